@@ -1,0 +1,30 @@
+"""A hands-on laboratory for high-performance and distributed deep learning.
+
+A gradient leaves a notebook cell, goes down through the rooms to the wire, and its measurements come back up as events:
+
+    notebook cell -> engines -> parallel -> collectives -> comm -> csrc (MPI / shared memory)
+         ^                                                  |
+         +---- plots <---- events, rows <---- trace <-------+
+
+Every distributed function is `f(comm, x, ...)`: communicator first, tensor second. The same function runs on simulated
+ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and under `mpiexec` (`hpdl_lab.comm.world()`).
+
+    lab          the attendee's verbs: start, run, check, hint, solution, measure, train, timeline, scaling, doctor
+    engines      the ipyparallel cluster under the notebook: start, run, interrupt, restart, stop
+    checks       one file per notebook; `exercises.py` is the table of exercises
+    plots        pure functions of rows and events
+    bench        sweeps: correctness first, time second
+    parallel     training strategies
+    collectives  ring, cost model, the library's own
+    models, optim, data    small torch modules, optimisers, real data
+    comm         the communicator on simulated ranks, on MPI ranks, and its errors
+    trace        the one event log and the only clock
+    features     what this machine and build can do, with the reason for each "no"
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("hpdl_lab")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+source"

@@ -1,0 +1,79 @@
+"""All-reduce around a ring: naive, then the one that is used.
+
+Rank r talks only to its neighbours: it sends to r+1 and receives from r-1 (mod p). Cut the vector into p chunks.
+"""
+
+from ..comm.buffers import copy_of, new_like
+from .chunks import bounds, chunk
+
+
+def all_reduce_naive(comm, x):
+    """Add every rank's `x`, by passing whole vectors around the ring.
+
+        0 --x0--> 1 --x1--> 2 --x2--> 0      step i: pass on what arrived in step i-1, add it to the total
+
+    Args:    x: (N,) float tensor, different per rank, overwritten with the sum.
+    Returns: x.
+    Steps: p - 1.   Bytes per rank: (p - 1) * N * itemsize.   Ref: what MPI tutorials call the "naive ring".
+    """
+    p, r = comm.size, comm.rank
+    passing, arriving = copy_of(x), new_like(x, x.shape)
+    for _ in range(p - 1):
+        comm.sendrecv(passing, (r + 1) % p, arriving, (r - 1) % p)
+        x += arriving
+        passing, arriving = arriving, passing
+    return x
+
+
+def reduce_scatter(comm, x):
+    """Leave on rank r the sum over ranks of chunk r of `x`, by passing partial sums around the ring.
+
+        p = 3           rank 0      rank 1      rank 2        step i: send chunk r-i-1 to rank r+1,
+        step 0 sends    chunk 2     chunk 0     chunk 1               add what rank r-1 sends to chunk r-i-2
+        step 1 sends    chunk 1     chunk 2     chunk 0
+        owns the sum    chunk 0     chunk 1     chunk 2
+
+    Args:    x: (N,) tensor, different per rank, overwritten: only chunk r holds a result.
+    Returns: view of chunk r of x, (ceil(N/p),) at most.
+    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbour does not answer.
+    Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009.
+    """
+    p, r = comm.size, comm.rank
+    arriving = new_like(x, bounds(len(x), p, 0)[1])
+    for i in range(p - 1):
+        mine, theirs = chunk(x, p, r - i - 1), chunk(x, p, r - i - 2)
+        comm.sendrecv(mine, (r + 1) % p, arriving[: len(theirs)], (r - 1) % p)
+        theirs += arriving[: len(theirs)]
+    return chunk(x, p, r)
+
+
+def all_gather(comm, x):
+    """Give every rank every chunk of `x`, of which rank r holds only chunk r at the start.
+
+        p = 3           rank 0      rank 1      rank 2        step i: send chunk r-i to rank r+1,
+        step 0 sends    chunk 0     chunk 1     chunk 2               receive chunk r-i-1 from rank r-1
+        step 1 sends    chunk 2     chunk 0     chunk 1
+
+    Args:    x: (N,) tensor; on rank r chunk r is read and all the others are overwritten.
+    Returns: x, the same on every rank.
+    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbour does not answer.
+    Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009.
+    """
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        comm.sendrecv(chunk(x, p, r - i), (r + 1) % p, chunk(x, p, r - i - 1), (r - 1) % p)
+    return x
+
+
+def all_reduce(comm, x):
+    """Add every rank's `x`, leaving the sum on every rank: reduce_scatter, then all_gather.
+
+    Every rank sends each chunk but one twice, whatever the number of ranks: 2(p-1)/p vectors, never more than two.
+
+    Args:    x: (N,) tensor, different per rank, overwritten with the sum.
+    Returns: x, bitwise the same on every rank.
+    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbour does not answer.
+    Steps: 2(p - 1).   Bytes per rank: 2(p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009; Gibiansky 2017.
+    """
+    reduce_scatter(comm, x)
+    return all_gather(comm, x)

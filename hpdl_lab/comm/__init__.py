@@ -1,0 +1,24 @@
+"""Communicators: `sim.run` for simulated ranks, `world()` for the MPI ranks of this job, one interface (`base.Comm`)."""
+
+from .base import Comm, PerRank, Results, Work
+from .errors import CommError, CommTimeout, Deadlock, RankFailed, Wait
+
+__all__ = [
+    "Comm",
+    "CommError",
+    "CommTimeout",
+    "Deadlock",
+    "PerRank",
+    "RankFailed",
+    "Results",
+    "Wait",
+    "Work",
+    "world",
+]
+
+
+def world(deadline=10.0):
+    """The communicator of all ranks of this MPI job; `deadline` bounds every single wait, in seconds."""
+    from .mpi import world
+
+    return world(deadline)

@@ -1,0 +1,192 @@
+"""The one interface that every back end keeps: what a distributed function may ask of its communicator."""
+
+from abc import ABC, abstractmethod
+
+from .buffers import buffer_of, copy_into, copy_of, is_tensor, new_like
+
+
+class PerRank(list):
+    """An argument of which rank i gets item i: `sim.run(3, f, PerRank([a, b, c]))`, and likewise for `lab.run`."""
+
+
+class Results(list):
+    """What each rank returned, in rank order, with the record of the run.
+
+    events: list[trace.Event] of all ranks; rows: list of dicts that ranks reported; seconds: makespan (virtual on
+    simulated ranks).
+    """
+
+    def __init__(self, values=(), events=(), rows=(), seconds=0.0):
+        super().__init__(values)
+        self.events = list(events)
+        self.rows = list(rows)
+        self.seconds = seconds
+
+
+class Work(ABC):
+    """A message under way."""
+
+    @abstractmethod
+    def wait(self):
+        """Block until the message has been sent or received. Until then its tensor must not be touched."""
+
+    @abstractmethod
+    def test(self):
+        """True when `wait` would return at once."""
+
+
+class Comm(ABC):
+    """A group of ranks, seen from one of them.
+
+    Messages between two ranks arrive in the order in which they were sent. Tensors and arrays are contiguous; a message
+    carries its dtype and count, and both ends must agree. The collectives below are the plainest that are right, built on
+    messages: rank 0 is the hub. A back end replaces them with its best.
+    """
+
+    rank: int
+    size: int
+    node_rank = 0  # rank among the ranks of the same host
+    node_size = 1
+    device = "cpu"
+
+    def __init__(self, rank, size, trace, on_row=None):
+        self.rank = rank
+        self.size = size
+        self.trace = trace
+        self.rows = []
+        self.on_row = on_row  # called with each row as it is reported; None keeps rows for the end of the run
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def isend(self, x, to):
+        """Start sending `x` to rank `to`; returns Work."""
+
+    @abstractmethod
+    def irecv(self, x, source):
+        """Start receiving into `x` from rank `source`; returns Work."""
+
+    def send(self, x, to):
+        """Send `x` to rank `to`; returns when `x` may be changed."""
+        self.isend(x, to).wait()
+
+    def recv(self, x, source):
+        """Receive into `x` from rank `source`; returns `x`."""
+        self.irecv(x, source).wait()
+        return x
+
+    def sendrecv(self, x, to, y, source):
+        """Send `x` to rank `to` while receiving into `y` from rank `source`; returns `y`. Cannot deadlock with itself."""
+        received = self.irecv(y, source)
+        sent = self.isend(x, to)
+        received.wait()
+        sent.wait()
+        return y
+
+    # -- ranks ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def barrier(self):
+        """Return when every rank has called it."""
+
+    @abstractmethod
+    def split(self, color, key=0):
+        """The communicator of the ranks that gave the same `color`, ordered by (key, rank). Collective."""
+
+    @abstractmethod
+    def allocate(self, shape, dtype="float32"):
+        """A zeroed tensor in memory that the ranks of a node share, where they do: all_reduce on it needs no copies. Collective."""
+
+    def compute(self, seconds=0.0, flops=0.0):
+        """Spend virtual time on simulated ranks, where arithmetic is free; nothing on real ranks."""
+        return None
+
+    def report(self, **row):
+        """Stream one row (loss, samples/s, ...) to whoever watches this run; rows also end up in `Results.rows`."""
+        row = {"rank": self.rank, **row}
+        self.rows.append(row)
+        if self.on_row is not None:
+            self.on_row(row)
+
+    def check_peer(self, peer, word):
+        """Raise ValueError unless `peer` is another rank of this communicator."""
+        if not isinstance(peer, int) or not 0 <= peer < self.size:
+            raise ValueError(f"rank {self.rank} {word} rank {peer}: ranks here are 0 to {self.size - 1}")
+        if peer == self.rank:
+            raise ValueError(f"rank {self.rank} {word} itself: copy the tensor instead")
+
+    # -- collectives: naive and right ---------------------------------------------------------------------------------
+
+    def broadcast(self, x, root=0):
+        """Copy `x` of rank `root` into `x` of every rank; returns `x`."""
+        if self.rank == root:
+            for work in [self.isend(x, to) for to in range(self.size) if to != root]:
+                work.wait()
+        else:
+            self.recv(x, root)
+        return x
+
+    def gather(self, x, root=0):
+        """On `root` the (size, *x.shape) stack of every rank's `x`; None elsewhere."""
+        if self.rank != root:
+            return self.send(x, root)
+        out = new_like(x, (self.size, *x.shape))
+        copy_into(out[root], x)
+        for work in [self.irecv(out[source], source) for source in range(self.size) if source != root]:
+            work.wait()
+        return out
+
+    def scatter(self, x, out, root=0):
+        """Copy `x[r]` of rank `root` into `out` of rank r; returns `out`. `x` may be None elsewhere."""
+        if self.rank != root:
+            return self.recv(out, root)
+        copy_into(out, x[root])
+        for work in [self.isend(x[to], to) for to in range(self.size) if to != root]:
+            work.wait()
+        return out
+
+    def all_gather(self, x):
+        """The (size, *x.shape) stack of every rank's `x`, on every rank."""
+        out = self.gather(x)
+        return self.broadcast(new_like(x, (self.size, *x.shape)) if out is None else out)
+
+    def reduce(self, x, root=0):
+        """On `root` the sum of every rank's `x`, added in rank order; None elsewhere."""
+        stack = self.gather(x, root)
+        return None if stack is None else sum_in_rank_order(stack)
+
+    def all_reduce(self, x):
+        """Replace `x` by its sum over ranks, bitwise the same on every rank; returns `x`."""
+        total = self.reduce(x)
+        if total is not None:
+            copy_into(x, total)
+        return self.broadcast(x)
+
+    def reduce_scatter(self, x):
+        """Row r, on rank r, of the sum over ranks of `x`, whose first dimension is the number of ranks."""
+        if len(x) != self.size:
+            raise ValueError(f"reduce_scatter on {self.size} ranks needs {self.size} rows, got {len(x)}")
+        total = self.reduce(x)
+        return self.scatter(total, new_like(x, x.shape[1:]))
+
+    def all_to_all(self, x):
+        """Row s of the result is row `rank` of rank s's `x`, whose first dimension is the number of ranks."""
+        if len(x) != self.size:
+            raise ValueError(f"all_to_all on {self.size} ranks needs {self.size} rows, got {len(x)}")
+        out = new_like(x, x.shape)
+        copy_into(out[self.rank], x[self.rank])
+        others = [r for r in range(self.size) if r != self.rank]
+        works = [self.irecv(out[r], r) for r in others] + [self.isend(x[r], r) for r in others]
+        for work in works:
+            work.wait()
+        return out
+
+
+def sum_in_rank_order(stack):
+    """Sum over the first dimension, always in the same order; 16-bit floats add in float32 and round once."""
+    if buffer_of(stack).dtype in ("bfloat16", "float16"):
+        stack = stack.float() if is_tensor(stack) else stack.astype("float32")
+    total = copy_of(stack[0])
+    for part in stack[1:]:
+        total += part
+    return total

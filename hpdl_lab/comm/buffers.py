@@ -1,0 +1,67 @@
+"""Tensors and arrays as plain memory: address, count, dtype, and the sentence for each that cannot be sent.
+
+torch is looked at only where it is already loaded, so that engines can answer before their import of torch has ended.
+"""
+
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+# The order is part of the wire format: a message's tag carries the index of its dtype (comm/mpi.py).
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
+ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8, "uint8": 1}
+
+
+class Buffer(NamedTuple):
+    address: int
+    count: int
+    dtype: str
+    nbytes: int
+
+
+def is_tensor(x):
+    """True for a torch tensor, without importing torch."""
+    Tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return Tensor is not None and isinstance(x, Tensor)
+
+
+def buffer_of(x, verb="send"):
+    """Describe the memory of `x`, a contiguous CPU torch tensor or NumPy array. Raises ValueError/TypeError saying what to do."""
+    if isinstance(x, np.ndarray):
+        dtype = x.dtype.name
+        if not x.flags.c_contiguous:
+            raise ValueError(f"cannot {verb} a non-contiguous array of shape {x.shape}: use np.ascontiguousarray(x)")
+        address, count = x.ctypes.data, x.size
+    elif is_tensor(x):
+        if x.device.type != "cpu":
+            raise ValueError(f"cannot {verb} a tensor on {x.device}: this communicator moves CPU memory: use x.cpu()")
+        if not x.is_contiguous():
+            raise ValueError(
+                f"cannot {verb} a non-contiguous tensor of shape {tuple(x.shape)}, strides {x.stride()}: use x.contiguous()"
+            )
+        dtype, address, count = str(x.dtype)[6:], x.data_ptr(), x.numel()
+    else:
+        raise TypeError(f"cannot {verb} a {type(x).__name__}: a message is a torch tensor or a NumPy array")
+    if dtype not in ITEMSIZE:
+        raise ValueError(f"cannot {verb} dtype {dtype}: one of {', '.join(DTYPES)} is needed")
+    return Buffer(address, count, dtype, count * ITEMSIZE[dtype])
+
+
+def copy_of(x):
+    """A copy of the values of `x` that no gradient flows through."""
+    return x.detach().clone() if is_tensor(x) else x.copy()
+
+
+def copy_into(y, x):
+    """y[...] = x for the same count and dtype, whatever the shapes; a tensor and an array may be mixed."""
+    if is_tensor(y):
+        source = x if is_tensor(x) else sys.modules["torch"].from_numpy(x)
+        y.detach().reshape(-1).copy_(source.reshape(-1))
+    else:
+        y.reshape(-1)[...] = x.numpy().reshape(-1) if is_tensor(x) else x.reshape(-1)
+
+
+def new_like(x, shape):
+    """An uninitialised tensor or array of `shape`, same kind and dtype as `x`."""
+    return x.new_empty(shape) if is_tensor(x) else np.empty(shape, x.dtype)

@@ -1,0 +1,97 @@
+"""What a communicator raises, and the wait-for edges that its errors carry."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What one rank is doing: an edge of the wait-for graph when `state` is "waiting".
+
+    state:   "waiting", "running" (in code, not in a communication), "finished", "failed" (raised), "dead", "idle".
+    op:      "send", "recv", "barrier", "split", "all_reduce", ...; `peers` are the ranks that it waits for.
+    nbytes:  size of the message; seconds: how long it has waited; line: the attendee's line, such as "cell:7".
+    """
+
+    rank: int
+    state: str
+    op: str = ""
+    peers: tuple = ()
+    nbytes: int = 0
+    seconds: float = 0.0
+    line: str = ""
+
+    def __str__(self):
+        at = f"  ({self.line})" if self.line else ""
+        if self.state != "waiting":
+            return f"rank {self.rank} {self.state}{at}"
+        word = {"send": "to", "recv": "from"}.get(self.op, "with")
+        size = f" of {self.nbytes:,} bytes" if self.nbytes else ""
+        whom = f" {word} {name_ranks(self.peers)}" if self.peers else ""
+        return f"rank {self.rank} waits in {self.op}{size}{whom} since {self.seconds:.3g} s{at}"
+
+
+class CommError(RuntimeError):
+    """A communication that cannot end well. `waits` says what every rank was doing, in rank order."""
+
+    def __init__(self, message, waits=()):
+        super().__init__(message, tuple(waits))
+        self.waits = tuple(waits)
+
+    def __str__(self):
+        return "\n".join([self.args[0], *describe_waits(self.waits)])
+
+    def renumbered(self, lines):
+        """The same error with other source lines: {rank: line}."""
+        waits = [replace(w, line=lines.get(w.rank, w.line)) for w in self.waits]
+        return type(self)(self.args[0], waits)
+
+
+class CommTimeout(CommError):
+    """A peer did not answer before the deadline."""
+
+
+class Deadlock(CommError):
+    """No rank can ever go on: proved by the scheduler of simulated ranks."""
+
+
+class RankFailed(CommError):
+    """A peer has died, so that what it owed will never arrive."""
+
+
+def name_ranks(ranks):
+    """"rank 3", "ranks 0-2, 5": a list of ranks as a person would say it."""
+    ranks = sorted(set(ranks))
+    spans = []
+    for r in ranks:
+        if spans and r == spans[-1][1] + 1:
+            spans[-1][1] = r
+        else:
+            spans.append([r, r])
+    text = ", ".join(f"{a}" if a == b else (f"{a}, {b}" if b == a + 1 else f"{a}-{b}") for a, b in spans)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def wait_cycle(waits):
+    """The ranks of one cycle of the wait-for graph, in order, or () where there is none: 0 waits for 1 waits for 0 -> (0, 1)."""
+    edges = {w.rank: w.peers for w in waits if w.state == "waiting"}
+    visited = set()
+    for start in edges:
+        path, on_path = [], {}
+        node = start
+        while node in edges and node not in visited:
+            if node in on_path:
+                return tuple(path[on_path[node] :])
+            on_path[node] = len(path)
+            path.append(node)
+            node = next((p for p in edges[node] if p in edges), None)
+        visited.update(path)
+    return ()
+
+
+def describe_waits(waits):
+    """The table of who waits for whom, one line per rank, then the cycle where there is one."""
+    lines = [f"  {w}" for w in waits]
+    cycle = wait_cycle(waits)
+    if cycle:
+        lines.append("  cycle: " + " -> ".join(str(r) for r in (*cycle, cycle[0])))
+    return lines

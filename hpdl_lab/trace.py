@@ -1,0 +1,130 @@
+"""The one event log: who sent what to whom, how many bytes, from when to when, in which line of the exercise.
+
+Checks count these events, the cost model is compared with them, timelines and live plots draw them, the report of a stuck
+run quotes them, and they export as Chrome/Perfetto trace JSON. `now_ns` is the only clock of real ranks.
+"""
+
+import functools
+import json
+import os
+import re
+import sys
+import time
+from contextlib import contextmanager
+from typing import NamedTuple
+
+now_ns = time.monotonic_ns
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class Event(NamedTuple):
+    """One thing that one rank did.
+
+    `step` counts the events of a rank in the order in which they were posted; (rank, step) is the key of an event.
+    `peer` is -1 and `nbytes` 0 where the operation has none. `line` is the attendee's line, such as "cell:7".
+    """
+
+    rank: int
+    step: int
+    op: str
+    t0_ns: int
+    t1_ns: int
+    peer: int = -1
+    nbytes: int = 0
+    line: str = ""
+
+
+class Trace:
+    """The events of one rank. `clock` is the rank's time in ns: monotonic on real ranks, virtual on simulated ones."""
+
+    def __init__(self, rank, clock=now_ns, enabled=True, limit=200_000):
+        self.rank = rank
+        self.clock = clock
+        self.enabled = enabled
+        self.limit = limit
+        self.events = []
+        self.dropped = 0  # events after `limit`, which bounds the memory of a long run
+        self._steps = 0
+
+    def step(self):
+        """The next step number of this rank: taken when an operation is posted."""
+        self._steps += 1
+        return self._steps - 1
+
+    def add(self, step, op, t0_ns, t1_ns, peer=-1, nbytes=0, line=""):
+        """Record one finished operation."""
+        if not self.enabled:
+            return
+        if len(self.events) >= self.limit:
+            self.dropped += 1
+            return
+        self.events.append(Event(self.rank, step, op, t0_ns, t1_ns, peer, nbytes, line))
+
+    @contextmanager
+    def span(self, op):
+        """Record the time between entry and exit as one event: `with comm.trace.span("forward"): ...`."""
+        step, t0 = self.step(), self.clock()
+        try:
+            yield
+        finally:
+            self.add(step, op, t0, self.clock(), line=caller_line())
+
+
+def caller_line():
+    """The innermost line outside this package that led here: "cell:7" in a notebook, "script.py:7" in a file."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(PACKAGE):
+            return source_line(name, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def source_line(filename, lineno):
+    """How a line is named to people: the cells of a notebook have no file name worth showing."""
+    if re.search(r"ipykernel_|ipython-input|<cell", filename):
+        return f"cell:{lineno}"
+    return f"{os.path.basename(filename)}:{lineno}"
+
+
+def bytes_sent(events):
+    """Bytes sent by each rank: {rank: bytes}."""
+    total = {}
+    for e in events:
+        if e.op == "send":
+            total[e.rank] = total.get(e.rank, 0) + e.nbytes
+    return total
+
+
+def to_chrome(events):
+    """Events as Chrome trace JSON (a dict): one process per rank, times in microseconds. Opens in Perfetto."""
+    origin = min((e.t0_ns for e in events), default=0)
+    rows = [
+        {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
+        for rank in sorted({e.rank for e in events})
+    ]
+    for e in events:
+        args = {"step": e.step, "line": e.line}
+        if e.peer >= 0:
+            args |= {"peer": e.peer, "nbytes": e.nbytes}
+        rows.append(
+            {
+                "name": e.op,
+                "ph": "X",
+                "pid": e.rank,
+                "tid": 0,
+                "ts": (e.t0_ns - origin) / 1e3,
+                "dur": (e.t1_ns - e.t0_ns) / 1e3,
+                "args": args,
+            }
+        )
+    return {"traceEvents": rows, "displayTimeUnit": "ns"}
+
+
+def save_chrome(events, path):
+    """Write `to_chrome(events)` to `path`."""
+    with open(path, "w") as file:
+        json.dump(to_chrome(events), file)
