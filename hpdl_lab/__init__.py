@@ -7,7 +7,8 @@ A gradient leaves a notebook cell, goes down through the rooms to the wire, and 
          +---- plots <---- events, rows <---- trace <-------+
 
 Every distributed function is `f(comm, x, ...)`: communicator first, tensor second. The same function runs on simulated
-ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and under `mpiexec` (`hpdl_lab.comm.world()`).
+ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and under `mpiexec`
+(`hpdl_lab.comm.world()`).
 
     lab          the attendee's verbs: start, run, check, hint, solution, measure, train, timeline, scaling, doctor
     engines      the ipyparallel cluster under the notebook: start, run, interrupt, restart, stop

@@ -1,7 +1,7 @@
 """The one event log: who sent what to whom, how many bytes, from when to when, in which line of the exercise.
 
-Checks count these events, the cost model is compared with them, timelines and live plots draw them, the report of a stuck
-run quotes them, and they export as Chrome/Perfetto trace JSON. `now_ns` is the only clock of real ranks.
+Checks count these events, the cost model is compared with them, timelines and live plots draw them, the report of a
+stuck run quotes them, and they export as Chrome/Perfetto trace JSON. `now_ns` is the only clock of real ranks.
 """
 
 import functools
@@ -75,11 +75,16 @@ def caller_line():
     """The innermost line outside this package that led here: "cell:7" in a notebook, "script.py:7" in a file."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(PACKAGE):
-            return source_line(name, frame.f_lineno)
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return source_line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def line_of(frame, lineno):
+    """The same name for line `lineno` of one frame; "" for a frame inside this package."""
+    name = frame.f_code.co_filename
+    return "" if name.startswith(PACKAGE) else source_line(name, lineno)
 
 
 @functools.lru_cache(maxsize=4096)

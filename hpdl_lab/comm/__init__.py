@@ -1,4 +1,4 @@
-"""Communicators: `sim.run` for simulated ranks, `world()` for the MPI ranks of this job, one interface (`base.Comm`)."""
+"""Communicators with one interface (`base.Comm`): `sim.run` for simulated ranks, `world()` for MPI ranks."""
 
 from .base import Comm, PerRank, Results, Work
 from .errors import CommError, CommTimeout, Deadlock, RankFailed, Wait

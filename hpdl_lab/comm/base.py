@@ -39,8 +39,8 @@ class Comm(ABC):
     """A group of ranks, seen from one of them.
 
     Messages between two ranks arrive in the order in which they were sent. Tensors and arrays are contiguous; a message
-    carries its dtype and count, and both ends must agree. The collectives below are the plainest that are right, built on
-    messages: rank 0 is the hub. A back end replaces them with its best.
+    carries its dtype and count, and both ends must agree. The collectives below are the plainest that are right, with
+    rank 0 as the hub. A back end replaces them with its best.
     """
 
     rank: int
@@ -76,7 +76,7 @@ class Comm(ABC):
         return x
 
     def sendrecv(self, x, to, y, source):
-        """Send `x` to rank `to` while receiving into `y` from rank `source`; returns `y`. Cannot deadlock with itself."""
+        """Send `x` to rank `to` while receiving into `y` from rank `source`; returns `y`."""
         received = self.irecv(y, source)
         sent = self.isend(x, to)
         received.wait()
@@ -95,7 +95,10 @@ class Comm(ABC):
 
     @abstractmethod
     def allocate(self, shape, dtype="float32"):
-        """A zeroed tensor in memory that the ranks of a node share, where they do: all_reduce on it needs no copies. Collective."""
+        """A zeroed tensor in memory that the ranks of a node share, where they do: all_reduce on it copies nothing.
+
+        Collective: every rank calls it with the same shape and dtype.
+        """
 
     def compute(self, seconds=0.0, flops=0.0):
         """Spend virtual time on simulated ranks, where arithmetic is free; nothing on real ranks."""

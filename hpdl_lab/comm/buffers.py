@@ -27,7 +27,7 @@ def is_tensor(x):
 
 
 def buffer_of(x, verb="send"):
-    """Describe the memory of `x`, a contiguous CPU torch tensor or NumPy array. Raises ValueError/TypeError saying what to do."""
+    """The memory of `x`, a contiguous CPU tensor or array. Raises ValueError or TypeError that says what to do."""
     if isinstance(x, np.ndarray):
         dtype = x.dtype.name
         if not x.flags.c_contiguous:
@@ -38,7 +38,8 @@ def buffer_of(x, verb="send"):
             raise ValueError(f"cannot {verb} a tensor on {x.device}: this communicator moves CPU memory: use x.cpu()")
         if not x.is_contiguous():
             raise ValueError(
-                f"cannot {verb} a non-contiguous tensor of shape {tuple(x.shape)}, strides {x.stride()}: use x.contiguous()"
+                f"cannot {verb} a non-contiguous tensor of shape {tuple(x.shape)}, strides {x.stride()}: "
+                "use x.contiguous()"
             )
         dtype, address, count = str(x.dtype)[6:], x.data_ptr(), x.numel()
     else:

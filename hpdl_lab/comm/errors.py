@@ -59,7 +59,7 @@ class RankFailed(CommError):
 
 
 def name_ranks(ranks):
-    """"rank 3", "ranks 0-2, 5": a list of ranks as a person would say it."""
+    """A list of ranks as a person would say it: "rank 3", "ranks 0-2, 5"."""
     ranks = sorted(set(ranks))
     spans = []
     for r in ranks:
@@ -72,7 +72,9 @@ def name_ranks(ranks):
 
 
 def wait_cycle(waits):
-    """The ranks of one cycle of the wait-for graph, in order, or () where there is none: 0 waits for 1 waits for 0 -> (0, 1)."""
+    """The ranks of one cycle of the wait-for graph, in order, or () where there is none: 0 waits for 1 waits for 0 ->
+    (0, 1).
+    """
     edges = {w.rank: w.peers for w in waits if w.state == "waiting"}
     visited = set()
     for start in edges:
@@ -95,3 +97,33 @@ def describe_waits(waits):
     if cycle:
         lines.append("  cycle: " + " -> ".join(str(r) for r in (*cycle, cycle[0])))
     return lines
+
+
+def likely_reason(waits):
+    """One sentence for the commonest ways in which ranks get stuck."""
+    stuck = {w.rank: w for w in waits if w.state == "waiting"}
+    failed = [w for w in waits if w.state in ("failed", "dead")]
+    if failed:
+        verb = "raised an error" if failed[0].state == "failed" else "died"
+        return f"{name_ranks(w.rank for w in failed)} {verb} and never arrived"
+    cycle = [stuck[r] for r in wait_cycle(waits)]
+    ops = {w.op for w in cycle}
+    who = name_ranks(w.rank for w in cycle) if cycle else ""
+    if ops == {"recv"}:
+        return f"{who} all receive first and nobody has sent"
+    if ops == {"send"}:
+        return f"{who} all send first and nobody has posted a receive: use comm.sendrecv"
+    gone = {w.rank for w in waits if w.state == "finished"}
+    left = [w for w in stuck.values() if gone & set(w.peers)]
+    if left:
+        w = left[0]
+        peers = name_ranks(gone & set(w.peers))
+        return (
+            f"rank {w.rank} waits in {w.op} for {peers}, which has already finished: "
+            "do all ranks make the same number of steps?"
+        )
+    if cycle:
+        return "each waits for the next: " + ", ".join(
+            f"rank {w.rank} in {w.op} for {name_ranks(w.peers)}" for w in cycle
+        )
+    return "the ranks do not call the same operations in the same order"

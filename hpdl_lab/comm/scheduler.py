@@ -1,0 +1,286 @@
+"""The discrete-event scheduler under simulated ranks: whose turn it is, and how two ends of a message meet."""
+
+import heapq
+import itertools
+import math
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from ..trace import Trace, line_of
+from .buffers import copy_of
+from .errors import CommTimeout, Deadlock, Wait, likely_reason, name_ranks
+
+
+class Scheduler:
+    """Runs ranks in the order of virtual time."""
+
+    def __init__(self, size, network, trace=True):
+        self.network = network
+        self.ports = network.ports(size)
+        self.ranks = [SimRank(self, i, trace) for i in range(size)]
+        self.ready = []  # heap of (virtual s, tie-breaker, rank)
+        self.order = itertools.count()
+        self.channels = {}  # (communicator, source, dest) -> Channel
+        self.meetings = {}  # (communicator, n) -> Meeting, until its last rank has arrived
+        self.stopping = False
+
+    @property
+    def seconds(self):
+        """The makespan: the virtual time of the last rank to end."""
+        return max(rank.clock for rank in self.ranks)
+
+    def channel(self, key, source, dest):
+        channel = self.channels.get((key, source, dest))
+        if channel is None:
+            channel = self.channels[key, source, dest] = Channel(self, source, dest)
+        return channel
+
+    def resume_at(self, seconds, rank):
+        heapq.heappush(self.ready, (seconds, next(self.order), rank))
+
+    def run(self, body, deadline):
+        """Run `body(rank)` on every rank; returns the values in rank order."""
+        hub = getcurrent()
+        for rank in self.ranks:
+            rank.start(body, hub)
+            self.resume_at(0.0, rank)
+        try:
+            with real_time_limit(deadline, self):
+                while self.ready:
+                    seconds, _, rank = heapq.heappop(self.ready)
+                    rank.clock = seconds
+                    rank.resume()
+        finally:
+            self._stop_unfinished()
+        self._raise_first_error()
+        if any(rank.state == "waiting" for rank in self.ranks):
+            waits = self.waits()
+            stuck = name_ranks(w.rank for w in waits if w.state == "waiting")
+            raise Deadlock(f"deadlock: {stuck} can never go on: {likely_reason(waits)}", waits)
+        return [rank.value for rank in self.ranks]
+
+    def waits(self):
+        """What every rank is doing, in rank order."""
+        return [rank.wait_state() for rank in self.ranks]
+
+    def _stop_unfinished(self):
+        """Unwind the ranks that are still inside their function, so that their `finally` clauses run."""
+        self.stopping = True
+        for rank in self.ranks:
+            rank.stop()
+
+    def _raise_first_error(self):
+        failed = [rank for rank in self.ranks if rank.error is not None]
+        if not failed:
+            return
+        first = failed[0].error
+        same = [r.index for r in failed if type(r.error) is type(first) and str(r.error) == str(first)]
+        waits = self.waits()
+        first.rank = failed[0].index
+        first.add_note(f"on simulated {name_ranks(same)} of {len(self.ranks)}, at {failed[0].error_line}")
+        stuck = [w for w in waits if w.state == "waiting"]
+        if stuck:
+            first.add_note("meanwhile:\n" + "\n".join(f"  {w}" for w in stuck))
+        raise first
+
+
+class SimRank:
+    """One simulated rank: its coroutine, its virtual clock (s), its events."""
+
+    def __init__(self, scheduler, index, trace):
+        self.scheduler, self.index = scheduler, index
+        self.clock = 0.0
+        self.trace = Trace(index, self.clock_ns, enabled=trace)
+        self.state = "running"
+        self.pending = None  # the work or meeting that this rank waits for
+        self.since = 0.0
+        self.value = self.error = None
+        self.error_line = ""
+
+    def clock_ns(self):
+        return round(self.clock * 1e9)
+
+    def start(self, body, hub):
+        def main():
+            try:
+                self.value = body(self)
+                self.state = "finished"
+            except GreenletExit:
+                pass  # stopped by the scheduler: `state` says in what
+            except Exception as error:
+                self.error, self.state = error, "failed"
+                self.error_line = raised_line(error)
+
+        self.coroutine = greenlet(main, hub)
+
+    def resume(self):
+        """Let this rank go on until it waits or ends. Grad mode belongs to the thread, so it is kept per rank here."""
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "is_grad_enabled"):
+            self.coroutine.switch()
+            return
+        outside = torch.is_grad_enabled()
+        torch.set_grad_enabled(getattr(self, "grad_mode", outside))
+        try:
+            self.coroutine.switch()
+        finally:
+            self.grad_mode = torch.is_grad_enabled()
+            torch.set_grad_enabled(outside)
+
+    def stop(self):
+        for _ in range(3):  # code that catches everything may go on to wait again; it is then abandoned
+            if self.coroutine.dead or not self.coroutine:
+                return
+            self.coroutine.throw(GreenletExit)
+
+    def block(self, pending):
+        """Wait until somebody resumes this rank, which happens at the time when `pending` is done."""
+        if self.scheduler.stopping:
+            raise GreenletExit
+        self.state, self.pending, self.since = "waiting", pending, self.clock
+        pending.waiter = self
+        self.coroutine.parent.switch()
+        self.state, self.pending = "running", None
+
+    def sleep_until(self, seconds):
+        """Let virtual time pass; other ranks whose time comes first go on meanwhile."""
+        if self.scheduler.stopping:
+            raise GreenletExit
+        ready = self.scheduler.ready
+        if ready and ready[0][0] <= seconds:
+            self.scheduler.resume_at(seconds, self)
+            self.coroutine.parent.switch()
+        else:
+            self.clock = seconds
+
+    def meet(self, op, key, members, line, answer):
+        """Wait for `members` to meet in the operation `key`; returns {index: answer}."""
+        meeting = self.scheduler.meetings.setdefault(key, Meeting(op, members))
+        if meeting.op != op:
+            where = "; ".join(f"rank {i} called {meeting.op} ({at})" for i, at in meeting.lines.items())
+            raise ValueError(f"rank {self.index} called {op} ({line}), but {where}: every rank must call the same")
+        meeting.answers[self.index], meeting.lines[self.index] = answer, line
+        if len(meeting.answers) < len(members):
+            meeting.waiters.append(self)
+            self.block(MeetingSeat(meeting, self.index))
+            return meeting.answers
+        del self.scheduler.meetings[key]
+        end = self.clock + self.scheduler.network.alpha * math.ceil(math.log2(len(members)))
+        for rank in meeting.waiters:
+            self.scheduler.resume_at(end, rank)
+        self.sleep_until(end)
+        return meeting.answers
+
+    def wait_state(self):
+        """This rank's row in the report of a stuck run."""
+        if self.state != "waiting":
+            return Wait(self.index, self.state, line=self.error_line)
+        op, peers, nbytes, line = self.pending.waits_for()
+        return Wait(self.index, "waiting", op, peers, nbytes, self.scheduler.seconds - self.since, line)
+
+
+class Channel:
+    """Messages from one rank to another: sends and receives meet first come, first served."""
+
+    def __init__(self, scheduler, source, dest):
+        self.scheduler, self.source, self.dest = scheduler, source, dest
+        self.sends, self.receives = deque(), deque()
+
+    def post(self, work, now):
+        """Add one end of a message at virtual time `now` (s) and match it where the other end is there."""
+        mine, others = (self.sends, self.receives) if work.op == "send" else (self.receives, self.sends)
+        if not others:
+            mine.append(work)
+            return
+        other = others.popleft()
+        self._match(*((work, other) if work.op == "send" else (other, work)), now)
+
+    def _match(self, send, receive, now):
+        ends = [work for work in (send, receive) if work.end is None]
+        if (send.buffer.count, send.buffer.dtype) != (receive.buffer.count, receive.buffer.dtype):
+            end = now
+            error = (
+                f"rank {self.dest} expects {receive.buffer.count:,} {receive.buffer.dtype} from rank {self.source} "
+                f"({receive.line}), which sends {send.buffer.count:,} {send.buffer.dtype} ({send.line})"
+            )
+            for work in ends:
+                work.error = ValueError(error)
+        else:
+            end = self.scheduler.ports.transfer(self.source, self.dest, send.buffer.nbytes, now)
+            receive.payload = copy_of(send.x) if send.payload is None else send.payload
+        for work in ends:
+            work.end = end
+            if work.waiter is not None:
+                self.scheduler.resume_at(end, work.waiter)
+
+
+class Meeting:
+    """Ranks that come together in one collective operation (barrier, split)."""
+
+    def __init__(self, op, members):
+        self.op, self.members = op, members
+        self.answers, self.lines, self.waiters = {}, {}, []
+
+
+class MeetingSeat:
+    """What one rank waits for in a meeting: the ranks that have not come."""
+
+    def __init__(self, meeting, index):
+        self.meeting, self.index = meeting, index
+        self.waiter = None
+
+    def waits_for(self):
+        missing = tuple(m for m in self.meeting.members if m not in self.meeting.answers)
+        return self.meeting.op, missing, 0, self.meeting.lines[self.index]
+
+
+def raised_line(error):
+    """The attendee's innermost line in the traceback of `error`."""
+    line, entry = "", error.__traceback__
+    while entry is not None:
+        line = line_of(entry.tb_frame, entry.tb_lineno) or line
+        entry = entry.tb_next
+    return line
+
+
+@contextmanager
+def real_time_limit(seconds, scheduler):
+    """Raise CommTimeout in whatever code runs once `seconds` of real time have passed, also in a loop without messages.
+
+    Only the main thread can be interrupted so (it is where notebooks and scripts run); elsewhere there is no limit.
+    A timer that was set before is restored with what is left of it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum, frame):
+        if scheduler.stopping:
+            return
+        running = next((f for f in frames_up(frame) if line_of(f, f.f_lineno)), None)
+        at = f", in {line_of(running, running.f_lineno)}" if running else ""
+        raise CommTimeout(f"the simulated run did not end within {seconds:g} s of real time{at}", scheduler.waits())
+
+    started = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, stop)
+    # Repeats, because code that catches every exception may swallow the first.
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 0.001), interval)
+
+
+def frames_up(frame):
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

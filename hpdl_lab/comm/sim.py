@@ -1,0 +1,156 @@
+"""Simulated ranks: coroutines in this process with a virtual clock, on any network, in any number.
+
+`run(8, f, x)` calls `f(comm, x)` on eight ranks. The scheduler always resumes the rank whose virtual time is least,
+so a run is deterministic and messages meet in the order of time. Arithmetic is free unless a rank says
+`comm.compute(...)`. When no rank can go on, that is a deadlock, proved and not timed out.
+"""
+
+import copy
+
+from ..trace import caller_line
+from .base import Comm, PerRank, Results, Work
+from .buffers import buffer_of, copy_into, copy_of
+from .network import Switch
+from .scheduler import Scheduler
+
+
+def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True):
+    """Call `fn(comm, *args)` on `size` simulated ranks; returns Results: what each rank returned, in rank order.
+
+    Args:    args: copied for every rank; a PerRank gives rank i its item i.
+             network: a network of comm/network.py; default Switch().
+             deadline: seconds of real time after which the run is stopped, wherever it is.
+             on_row: called with every row that a rank reports; trace: record events.
+    Raises:  Deadlock when no rank can go on; CommTimeout at the deadline; ValueError for messages whose ends disagree;
+             else what the lowest failing rank raised, with `.rank` set and a note that names rank and line.
+    """
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"sim.run needs at least 1 rank, got {size!r}")
+    for arg in args:
+        if isinstance(arg, PerRank) and len(arg) != size:
+            raise ValueError(f"PerRank has {len(arg)} items for {size} ranks")
+    scheduler = Scheduler(size, network or Switch(), trace)
+    rows = []
+
+    def keep(row):
+        rows.append(row)
+        if on_row is not None:
+            on_row(row)
+
+    def body(rank):
+        mine = [a[rank.index] if isinstance(a, PerRank) else a for a in args]
+        return fn(SimComm(scheduler, rank, range(size), keep), *(copy.deepcopy(a) for a in mine))
+
+    values = scheduler.run(body, deadline)
+    events = [e for rank in scheduler.ranks for e in rank.trace.events]
+    return Results(values, events, rows, seconds=scheduler.seconds)
+
+
+class SimComm(Comm):
+    """A communicator of simulated ranks. `members[i]` is the index, in the scheduler, of this communicator's rank i."""
+
+    def __init__(self, scheduler, state, members, on_row, key=()):
+        super().__init__(members.index(state.index), len(members), state.trace, on_row)
+        self.scheduler, self.state, self.members = scheduler, state, members
+        self.key = key  # tells communicators apart: the path of splits that led here
+        self.meetings = 0
+
+    def isend(self, x, to):
+        self.check_peer(to, "sends to")
+        return SimWork(self, "send", x, to)
+
+    def irecv(self, x, source):
+        self.check_peer(source, "receives from")
+        return SimWork(self, "recv", x, source)
+
+    def barrier(self):
+        self._meet("barrier")
+
+    def split(self, color, key=0):
+        answers = self._meet("split", (color, key))
+        chosen = [r for _, r in sorted((k, r) for r, (c, k) in answers.items() if c == color)]
+        path = (*self.key, self.meetings, repr(color))
+        return SimComm(self.scheduler, self.state, [self.members[r] for r in chosen], self.on_row, path)
+
+    def allocate(self, shape, dtype="float32"):
+        import torch
+
+        return torch.zeros(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+
+    def compute(self, seconds=0.0, flops=0.0):
+        state = self.state
+        step, t0 = state.trace.step(), state.clock_ns()
+        state.sleep_until(state.clock + seconds + flops / self.scheduler.network.flops_per_s)
+        state.trace.add(step, "compute", t0, state.clock_ns(), line=caller_line())
+
+    def _meet(self, op, answer=None):
+        """Wait for every rank of this communicator to call the same operation; returns {rank: answer}."""
+        self.meetings += 1
+        state = self.state
+        step, t0, line = state.trace.step(), state.clock_ns(), caller_line()
+        answers = state.meet(op, (self.key, self.meetings), self.members, line, answer)
+        state.trace.add(step, op, t0, state.clock_ns(), line=line)
+        return {r: answers[m] for r, m in enumerate(self.members)}
+
+
+class SimWork(Work):
+    """One end of a message. `end` is when, in virtual s, it will have been transferred; None until both ends are
+    posted.
+    """
+
+    __slots__ = (
+        "buffer",
+        "comm",
+        "done",
+        "end",
+        "error",
+        "line",
+        "op",
+        "payload",
+        "peer",
+        "step",
+        "t0_ns",
+        "waiter",
+        "x",
+    )
+
+    def __init__(self, comm, op, x, peer):
+        self.buffer = buffer_of(x, op)
+        self.comm, self.op, self.x, self.peer = comm, op, x, peer
+        state = comm.state
+        self.step, self.t0_ns, self.line = state.trace.step(), state.clock_ns(), caller_line()
+        self.done = False
+        self.end = self.error = self.payload = self.waiter = None
+        me, other = comm.members[comm.rank], comm.members[peer]
+        source, dest = (me, other) if op == "send" else (other, me)
+        if op == "send" and self.buffer.nbytes <= comm.scheduler.network.eager_nbytes:
+            self.payload = copy_of(x)
+            self.end = state.clock
+        comm.scheduler.channel(comm.key, source, dest).post(self, state.clock)
+
+    def wait(self):
+        if self.done:
+            return
+        state = self.comm.state
+        if self.end is None:
+            state.block(self)
+        elif self.end > state.clock:
+            state.sleep_until(self.end)
+        self.done = True
+        if self.error is not None:
+            raise self.error
+        if self.op == "recv":
+            copy_into(self.x, self.payload)
+        self.payload = None
+        peer = self.comm.members[self.peer]
+        state.trace.add(self.step, self.op, self.t0_ns, state.clock_ns(), peer, self.buffer.nbytes, self.line)
+
+    def test(self):
+        state = self.comm.state
+        if self.end is None or self.end > state.clock:
+            state.sleep_until(state.clock + self.comm.scheduler.network.alpha)
+        return self.end is not None and self.end <= state.clock
+
+    def waits_for(self):
+        """(op, peers, nbytes, line) for the report of a stuck run; peers are scheduler indices."""
+        return self.op, (self.comm.members[self.peer],), self.buffer.nbytes, self.line

@@ -1,0 +1,57 @@
+"""The event log: its keys, its lines, its limit, its export."""
+
+import json
+
+import numpy as np
+
+from hpdl_lab.collectives import ring
+from hpdl_lab.comm import sim
+from hpdl_lab.trace import Trace, bytes_sent, save_chrome, source_line, to_chrome
+
+
+def test_events_are_keyed_by_rank_and_step_and_name_the_line():
+    results = sim.run(3, lambda comm: ring.all_reduce(comm, np.zeros(9)))
+    keys = [(e.rank, e.step) for e in results.events]
+    assert len(set(keys)) == len(keys) == 3 * 2 * 4
+    assert {e.line.split(":")[0] for e in results.events} == {"test_trace.py"}
+    assert all(e.t1_ns >= e.t0_ns for e in results.events)
+
+
+def test_spans_and_bytes():
+    def work(comm):
+        with comm.trace.span("forward"):
+            comm.compute(seconds=1e-3)
+        comm.all_reduce(np.zeros(2))
+
+    results = sim.run(2, work)
+    forward = [e for e in results.events if e.op == "forward"]
+    assert [e.t1_ns - e.t0_ns for e in forward] == [1_000_000, 1_000_000]
+    assert bytes_sent(results.events) == {0: 16, 1: 16}
+
+
+def test_the_log_is_bounded_and_says_what_it_dropped():
+    trace = Trace(0, limit=2)
+    for _ in range(5):
+        trace.add(trace.step(), "send", 0, 1)
+    assert (len(trace.events), trace.dropped) == (2, 3)
+
+
+def test_chrome_json_can_be_read_back(tmp_path):
+    results = sim.run(2, ring.all_reduce, np.zeros(8))
+    path = tmp_path / "trace.json"
+    save_chrome(results.events, path)
+    rows = json.loads(path.read_text())["traceEvents"]
+    slices = [r for r in rows if r["ph"] == "X"]
+    assert len(slices) == len(results.events)
+    assert {r["pid"] for r in slices} == {0, 1}
+    assert all(r["dur"] >= 0 and r["ts"] >= 0 and r["args"]["nbytes"] == 32 for r in slices)
+    assert [r["args"]["name"] for r in rows if r["ph"] == "M"] == ["rank 0", "rank 1"]
+
+
+def test_an_empty_trace_exports():
+    assert to_chrome([])["traceEvents"] == []
+
+
+def test_cells_have_no_file_name_worth_showing():
+    assert source_line("/tmp/ipykernel_42/1234.py", 7) == "cell:7"
+    assert source_line("/home/ann/ring.py", 7) == "ring.py:7"
