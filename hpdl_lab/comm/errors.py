@@ -72,9 +72,7 @@ def name_ranks(ranks):
 
 
 def wait_cycle(waits):
-    """The ranks of one cycle of the wait-for graph, in order, or () where there is none: 0 waits for 1 waits for 0 ->
-    (0, 1).
-    """
+    """One cycle of the wait-for graph as ranks in order, or (): 0 waits for 1 waits for 0 gives (0, 1)."""
     edges = {w.rank: w.peers for w in waits if w.state == "waiting"}
     visited = set()
     for start in edges:
