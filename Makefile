@@ -1,0 +1,62 @@
+# Every task of the laboratory; `make help` lists them. GNU make 3.81 and a POSIX shell are enough.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+PORT    ?=
+BROWSER ?=
+RANKS   ?= 2
+SIZES   ?= 4,1KiB,256KiB,4MiB,64MiB
+
+BUILD_TOOLS   := scikit-build-core nanobind cmake ninja
+INSTALLED     := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+SOURCES       := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -c constraints.txt
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help lab install test bench lint clean
+
+help: ## show this list
+	@echo 'usage: make TARGET [VARIABLE=value ...]'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@echo 'variables:'
+	@echo '  PORT=8899     serve there (default: the first free port from 8888)'
+	@echo '  BROWSER=no    only print the address'
+	@echo '  PYTHON=...    the Python, 3.11 or newer, that $(VENV) is made from (default: python3)'
+	@echo '  VENV=...      the environment (default: .venv)'
+	@echo '  RANKS=4 SIZES=4,1MiB    for make bench'
+
+lab: $(INSTALLED) ## serve JupyterLab on notebooks/; installs first where needed
+	@$(VENV)/bin/python setup/lab.py --port='$(PORT)' --browser='$(BROWSER)'
+
+install: $(INSTALLED) ## make .venv with exact versions, build csrc/, say what works
+	@$(VENV)/bin/hpdl doctor
+
+test: $(INSTALLED_DEV) ## run every test; the last line counts them
+	@$(VENV)/bin/python tests/run_all.py
+
+bench: $(INSTALLED) ## race this package's all-reduce against MPI and gloo
+	@$(VENV)/bin/hpdl bench all_reduce --ranks $(RANKS) --sizes $(SIZES) --against mpi,gloo
+
+lint: $(INSTALLED_DEV) ## check style: ruff and clang-format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(filter %.cpp %.h,$(wildcard csrc/*))
+
+clean: ## remove .venv, builds and caches; notebooks stay as they are
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp holds the folder that was installed: a clone that was moved is installed again.
+ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(CURDIR))
+.PHONY: $(INSTALLED) $(INSTALLED_DEV)
+endif
+
+$(INSTALLED_DEV): EXTRAS := [dev]
+$(INSTALLED) $(INSTALLED_DEV): $(SOURCES)
+	@sh setup/needs.sh '$(PYTHON)'
+	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(BUILD_TOOLS)
+	$(PIP) --no-build-isolation -e '.$(EXTRAS)'
+	@for stamp in $(sort $(INSTALLED) $@); do echo '$(CURDIR)' > $$stamp; done
