@@ -54,10 +54,8 @@ def parse():
 
 def announce(url):
     """Runs first in the server's event loop, so that the address is said when it answers."""
-    print(
-        f"\n  JupyterLab is ready:  {url}\n  Open 00_engines.ipynb.  Ctrl-C here stops it, its kernels and their engines.\n"
-    )
-    sys.stdout.flush()
+    print(f"\n  JupyterLab is ready:  {url}")
+    print("  Open 00_engines.ipynb.  Ctrl-C here stops it, its kernels and their engines.\n", flush=True)
 
 
 def free_port(wanted):

@@ -1,0 +1,133 @@
+"""The command `hpdl`: `hpdl doctor`, `hpdl bench all_reduce`, `hpdl bench run`.
+
+Exit codes: 0 done, 1 could not be done (one sentence on stderr), 2 wrong usage, 130 interrupted.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+
+from . import __version__
+
+DEFAULT_SIZES = "4,1KiB,256KiB,4MiB,64MiB"
+RIVALS = ("mpi", "gloo")
+
+
+def main(argv=None):
+    """Run one command; returns the exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        return arguments.command(arguments)
+    except KeyboardInterrupt:
+        print("hpdl: interrupted", file=sys.stderr)
+        return 130
+    except (ImportError, OSError, RuntimeError, ValueError) as error:  # what a user can mend; a bug shows its traceback
+        print(f"hpdl: {error}", file=sys.stderr)
+        return 1
+
+
+def parser():
+    top = argparse.ArgumentParser(prog="hpdl", description="A laboratory for distributed deep learning: `make lab`.")
+    top.add_argument("--version", action="version", version=f"hpdl_lab {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("doctor", help="what this machine and build can do, with the reason for each no")
+    command.set_defaults(command=doctor)
+
+    benches = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="BENCH")
+    command = benches.add_parser("all_reduce", help="time and bandwidth of all-reduce: ours against others")
+    command.add_argument("--ranks", type=ranks, default=2, help="MPI ranks (2)")
+    command.add_argument("--sizes", default=DEFAULT_SIZES, help=f"bytes per rank ({DEFAULT_SIZES})")
+    command.add_argument("--against", type=rivals, default=RIVALS, help="of mpi, gloo; none for neither (mpi,gloo)")
+    command.add_argument("--json", type=file, metavar="FILE", help="write rows, machine and versions there")
+    command.set_defaults(command=bench_all_reduce)
+
+    command = benches.add_parser("run", help="start of the engines and time of an empty lab.run")
+    command.add_argument("--ranks", type=ranks, default=4, help="engines (4)")
+    command.add_argument("--repeats", type=ranks, default=200, help="empty calls (200)")
+    command.add_argument("--json", type=file, metavar="FILE", help="write the result there")
+    command.set_defaults(command=bench_run)
+    return top
+
+
+def ranks(text):
+    """A number of ranks or repeats, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return int(text)
+
+
+def rivals(text):
+    """ "mpi,gloo" -> ("mpi", "gloo"); "none" -> ()."""
+    names = () if text == "none" else tuple(text.split(","))
+    unknown = [name for name in names if name not in RIVALS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(RIVALS)}, none")
+    return names
+
+
+def file(path):
+    """A path that can be written: known before the measuring, not after it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written")
+    return path
+
+
+def doctor(arguments):
+    from . import features
+
+    report = features.doctor()
+    print(f"hpdl_lab {__version__}\n\n{report}")
+    return 0 if report.ok else 1
+
+
+def bench_all_reduce(arguments):
+    from . import bench
+
+    sizes = [bench.parse_size(text) for text in arguments.sizes.split(",")]
+    rows = bench.all_reduce(arguments.ranks, sizes, arguments.against, arguments.json)
+    wrong = sum(row["wrong"] for row in rows)
+    if wrong:
+        print(f"hpdl: {wrong:,} wrong elements: see the column wrong", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def bench_run(arguments):
+    """Start engines, call an empty function on all of them `repeats` times, and stop them."""
+    from . import lab
+
+    t0 = time.perf_counter()
+    with lab.start(arguments.ranks):
+        lab.run(nothing)
+        start_s = time.perf_counter() - t0
+        times_ms = []
+        for _ in range(arguments.repeats):
+            t0 = time.perf_counter()
+            lab.run(nothing)
+            times_ms.append((time.perf_counter() - t0) * 1e3)
+    times_ms.sort()
+    result = {
+        "ranks": arguments.ranks,
+        "start_s": round(start_s, 3),
+        "repeats": arguments.repeats,
+        "median_ms": round(statistics.median(times_ms), 3),
+        "p25_ms": round(times_ms[len(times_ms) // 4], 3),
+        "p75_ms": round(times_ms[3 * len(times_ms) // 4], 3),
+    }
+    print(f"start to first answer   {start_s:6.2f} s    {arguments.ranks} engines")
+    print(
+        f"empty lab.run, median   {result['median_ms']:6.2f} ms   p25 {result['p25_ms']:.2f}, "
+        f"p75 {result['p75_ms']:.2f}, {arguments.repeats} calls"
+    )
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(result, file, indent=1)
+    return 0
+
+
+def nothing(comm):
+    """The empty function of `hpdl bench run`."""
