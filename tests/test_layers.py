@@ -1,0 +1,121 @@
+"""The architecture: which room stands on which. A file imports only from lines below its own."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "hpdl_lab"
+
+# Top to bottom. Rooms of one line do not import each other; the files of one room may.
+LAYERS = [
+    ["__main__"],
+    ["cli"],
+    ["lab"],
+    ["engines", "checks", "plots", "bench"],
+    ["parallel"],
+    ["collectives", "models", "optim", "data"],
+    ["comm"],
+    ["trace", "features"],
+    ["_core"],  # the compiled module, csrc/
+    ["__init__"],  # the map: its docstring and the version
+]
+PLACE = {room: line for line, rooms in enumerate(LAYERS) for room in rooms}
+
+ONLY_IN = {  # what only one room may touch
+    "hpdl_lab._core": {"comm", "features", "trace"},
+    "ipyparallel": {"engines"},
+    "mpi4py": {"comm", "features"},
+    "matplotlib": {"plots"},
+    "nanobind": set(),
+}
+FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "core", "misc"}
+
+
+def room_of(path):
+    """ "ring.py" in hpdl_lab/collectives/ -> "collectives"; hpdl_lab/cli.py -> "cli"."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports(path, source=None):
+    """Every module that the file imports anywhere, also inside functions: (line, "hpdl_lab.comm.base")."""
+    package = ["hpdl_lab", *path.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(ast.parse(source if source is not None else path.read_text())):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield node.lineno, name.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for name in node.names:
+                yield node.lineno, f"{module}.{name.name}"
+
+
+def faults(path, source=None):
+    """What this file does against the list above, one sentence each."""
+    room = room_of(path)
+    where = path.relative_to(PACKAGE.parent)
+    if room not in PLACE:
+        return [f"{where}: {room} has no place in LAYERS of tests/test_layers.py"]
+    found = []
+    for line, name in imports(path, source):
+        for guarded, rooms in ONLY_IN.items():
+            if (name + ".").startswith(guarded + ".") and room not in rooms:
+                found.append(f"{where}:{line}: only {', '.join(sorted(rooms)) or 'csrc'} may import {guarded}")
+        parts = name.split(".")
+        if parts[0] != "hpdl_lab" or len(parts) == 1:
+            continue
+        other = parts[1] if parts[1] in PLACE else "__init__"
+        if other != room and PLACE[other] <= PLACE[room]:
+            side = "beside" if PLACE[other] == PLACE[room] else "above"
+            found.append(f"{where}:{line}: {room} imports {name}, which stands {side} it")
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_imports_only_from_lines_below(path):
+    assert faults(path) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_name_says_what_is_inside(path):
+    assert not FORBIDDEN_NAMES & set(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "fault"),
+    [
+        ("comm/mpi.py", "from ..engines import keeper", "comm imports hpdl_lab.engines.keeper, which stands above it"),
+        ("comm/mpi.py", "def f():\n    import hpdl_lab.lab", "hpdl_lab/comm/mpi.py:2: comm imports hpdl_lab.lab"),
+        ("plots/live.py", "from hpdl_lab.checks import record", "which stands beside it"),
+        ("models/mlp.py", "from .. import data", "models imports hpdl_lab.data, which stands beside it"),
+        ("lab/cluster.py", "from ipyparallel import Client", "only engines may import ipyparallel"),
+        ("lab/measure.py", "from hpdl_lab import _core", "only comm, features, trace may import hpdl_lab._core"),
+        ("parallel/data.py", "from .. import cli", "parallel imports hpdl_lab.cli, which stands above it"),
+        ("toolbox.py", "", "toolbox has no place in LAYERS"),
+        ("trace.py", "from . import features", "which stands beside it"),
+    ],
+)
+def test_a_wrong_import_is_found(file, source, fault):
+    assert fault in " | ".join(faults(PACKAGE / file, source))
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("lab/cluster.py", "from ..engines import keeper\nfrom . import exercises\nfrom .. import features"),
+        ("comm/mpi.py", "from .. import _core\nfrom .base import Comm\nimport numpy, mpi4py.MPI"),
+        ("cli.py", "from . import __version__\nfrom . import bench, lab"),
+    ],
+)
+def test_a_right_import_passes(file, source):
+    assert faults(PACKAGE / file, source) == []
+
+
+def test_no_room_of_the_list_is_missing():
+    """The list is the architecture document: it names what is there."""
+    there = {room_of(path) for path in FILES} | {"_core"}
+    assert set(PLACE) - there == set()
