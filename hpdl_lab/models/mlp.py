@@ -9,7 +9,7 @@ def mlp(sizes=(64, 128, 64, 10), seed=0, dtype="float32"):
 
         x (b, 64) -> linear, relu (b, 128) -> linear, relu (b, 64) -> linear (b, 10) = logits
 
-    Args:    sizes: features in, of each hidden layer, and out; seed: of the initial parameters; dtype: of the parameters.
+    Args:    sizes: features in, of each hidden layer, and out; seed, dtype: of the initial parameters.
     Returns: nn.Sequential with sum of (in + 1) * out parameters: 17,226 for (64, 128, 64, 10).
     """
     if len(sizes) < 2:

@@ -63,7 +63,7 @@ def best_all_reduce(comm, x):
 
 
 def gradient_of(param):
-    """The gradient of a parameter, zeros where this rank's shard did not reach it: every rank must send the same sizes."""
+    """The gradient of a parameter; zeros where it has none, because every rank must send the same sizes."""
     return torch.zeros_like(param.detach()) if param.grad is None else param.grad.detach()
 
 

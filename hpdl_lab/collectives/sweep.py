@@ -1,0 +1,171 @@
+"""Correct first, timed second: any number of all-reduces over sizes, side by side in one run, on every kind of rank.
+
+A sample is the time of a few calls in a row on the slowest rank, divided by the calls. The samples of one size and one
+function give the median and the quartiles. The time is the communicator's own: virtual on simulated ranks.
+"""
+
+import math
+
+import numpy as np
+
+from ..comm.buffers import ITEMSIZE, is_tensor
+from ..features import cores
+from .cost import busbw_factor, fit_alpha_beta
+
+SAMPLES = 9
+SAMPLE_NS = 2_000_000  # a sample is at least this long where the time is real, so that the clock's grain is nothing
+PING_SIZES = (8, 1024, 16 * 1024, 128 * 1024, 1024 * 1024)
+
+
+class WrongAnswer(ValueError):
+    """A function that is not an all-reduce is not timed."""
+
+
+def sweep(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS):
+    """Check and time all-reduces; rank 0 reports one row, with the columns of nccl-tests, per function and size.
+
+    Args:    functions: {name: f(comm, x)}; sizes: bytes, whole elements; dtype: "float32" or "float64".
+             samples: per row; sample_ns: least time of one, 0 for a single call.
+    Returns: None. Row: name, size (bytes), count, type, time_us (median), p25_us, p75_us, algbw_GBps, busbw_GBps,
+             wrong, ranks, cores.
+    Raises:  WrongAnswer, on every rank, naming function, rank, index, expected and got.
+    """
+    counts = [count_of(size, dtype) for size in sizes]
+    # One buffer for all of them, where possible in shared memory: good for kernels that use it, the same to the others.
+    buffer = comm.allocate((max(counts),), dtype)
+    for size, count in zip(sizes, counts, strict=True):
+        x = buffer[:count]
+        for name, function in functions.items():
+            require_right(comm, name, function, x)
+            times = sample_calls(comm, function, x, samples, sample_ns)
+            if comm.rank == 0:
+                comm.report(**row(name, size, count, dtype, times, comm))
+
+
+def count_of(size, dtype):
+    """Elements in `size` bytes. Raises ValueError where that is not a whole number, or none."""
+    if size < ITEMSIZE[dtype] or size % ITEMSIZE[dtype]:
+        raise ValueError(f"{size:,} bytes are not a whole number of {dtype}, which have {ITEMSIZE[dtype]} bytes each")
+    return size // ITEMSIZE[dtype]
+
+
+def row(name, size, count, dtype, times, comm):
+    """One row from (samples,) ns per call."""
+    p25, median, p75 = (float(q) for q in np.percentile(times, (25, 50, 75)))
+    algbw = size / median if median else 0.0  # bytes per ns are GB/s
+    return {
+        "name": name,
+        "size": size,
+        "count": count,
+        "type": dtype,
+        "time_us": median / 1e3,
+        "p25_us": p25 / 1e3,
+        "p75_us": p75 / 1e3,
+        "algbw_GBps": algbw,
+        "busbw_GBps": algbw * busbw_factor("all_reduce", comm.size),
+        "wrong": 0,
+        "ranks": comm.size,
+        "cores": cores() * math.ceil(comm.size / comm.node_size),
+    }
+
+
+def require_right(comm, name, function, x):
+    """Run `function` once on small whole numbers, whose sum is exact, and compare every element."""
+    index = np.arange(len(x))
+    values = index % 61 + comm.rank
+    fill(x, values)
+    result = function(comm, x)
+    got = np.asarray(x if result is None else result, dtype=np.float64).reshape(-1)
+    expected = comm.size * (index % 61) + comm.size * (comm.size - 1) / 2
+    if got.shape != expected.shape:
+        mine = [1.0, -1.0, len(x), len(got)]
+    else:
+        wrong = np.flatnonzero(got != expected)
+        first = wrong[0] if len(wrong) else 0
+        mine = [len(wrong), first, expected[first], got[first]]
+    reports = np.asarray(comm.all_gather(np.array(mine, dtype=np.float64)))  # so that every rank knows, and stops
+    for rank, (count, first, want, have) in enumerate(reports):
+        if count and first < 0:
+            raise WrongAnswer(f"{name} is not timed: rank {rank} gave {want:,.0f} elements and got {have:,.0f} back")
+        if count:
+            raise WrongAnswer(
+                f"{name} is not timed, because its sum is wrong: on rank {rank}, {count:,.0f} of {len(x):,} elements, "
+                f"first at index {first:,.0f}: expected {want:g}, got {have:g}"
+            )
+
+
+def fill(x, values):
+    """x[...] = values, for a tensor or an array."""
+    if is_tensor(x):
+        import torch
+
+        x.copy_(torch.as_tensor(values))
+    else:
+        x[...] = values
+
+
+def sample_calls(comm, function, x, samples, sample_ns):
+    """(samples,) ns per call, each of the slowest rank. Zeros are added: sums of sums would overflow."""
+    fill(x, np.zeros(len(x)))
+    clock, recording = comm.trace.clock, comm.trace.enabled
+    comm.trace.enabled = False  # a record of every message would be part of the time
+    try:
+        calls = 1
+        if sample_ns:
+            begin = clock()
+            function(comm, x)
+            slowest = float(np.max(np.asarray(comm.all_gather(np.array([clock() - begin], dtype=np.float64)))))
+            calls = max(1, math.ceil(sample_ns / max(slowest, 1.0)))
+        times = np.empty(samples)
+        for i in range(samples):
+            comm.barrier()
+            begin = clock()
+            for _ in range(calls):
+                function(comm, x)
+            times[i] = (clock() - begin) / calls
+        return np.asarray(comm.all_gather(times)).max(axis=0)
+    finally:
+        comm.trace.enabled = recording
+
+
+def ping_pong(comm, samples=SAMPLES, repeats=20):
+    """Fit the cost of a message between ranks 0 and 1, and of adding: the numbers of collectives/cost.py.
+
+        0 --x--> 1, 0 <--x-- 1      half a round trip is alpha + beta * bytes
+
+    Args:    repeats: round trips per sample, 1 where the time is virtual.
+    Returns: (alpha s, beta s/byte, gamma s/byte), the same on every rank; zeros on one rank alone.
+    """
+    fitted = np.zeros(3)
+    if comm.size > 1:
+        recording, comm.trace.enabled = comm.trace.enabled, False
+        if comm.rank < 2:
+            times = [one_way(comm, np.zeros(n, np.uint8), samples, repeats) for n in PING_SIZES]
+            if min(times) > 0:
+                fitted[:2] = fit_alpha_beta(PING_SIZES, times)
+            fitted[2] = time_of_adding(comm, samples)
+        comm.trace.enabled = recording
+        fitted = np.asarray(comm.broadcast(fitted))
+    return tuple(float(v) for v in fitted)
+
+
+def one_way(comm, x, samples, repeats):
+    """Seconds from rank 0 to rank 1, or back: the median."""
+    other, clock, times = 1 - comm.rank, comm.trace.clock, []
+    for _ in range(samples):
+        begin = clock()
+        for _ in range(repeats):
+            for sender in (0, 1):
+                comm.send(x, other) if comm.rank == sender else comm.recv(x, other)
+        times.append((clock() - begin) / repeats / 2e9)
+    return float(np.median(times))
+
+
+def time_of_adding(comm, samples):
+    """Seconds per byte of x += y for float32 that fit no first-level cache."""
+    x, y, clock, times = np.zeros(2**18, np.float32), np.ones(2**18, np.float32), comm.trace.clock, []
+    for _ in range(samples):
+        begin = clock()
+        x += y
+        times.append((clock() - begin) / 1e9 / x.nbytes)
+    return float(np.median(times))

@@ -1,0 +1,75 @@
+"""Gradient descent seen from above: contours of the loss, and the path of the weights for each learning rate."""
+
+import numpy as np
+
+from .style import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, number_text
+
+COLORS = {"too low": BLUE, "good": GREEN, "too high": ORANGE, "diverges": VERMILION}
+GOOD = 0.05  # of the loss above the least that may be left at the end
+
+
+def verdict(path, above):
+    """What one path looks like, in a word of COLORS.
+
+    Args:    path: (k + 1, 2) weights before the first step and after each one; above: (k + 1,) loss above the least.
+    """
+    if not np.isfinite(above).all() or above[-1] > above[0]:
+        return "diverges"
+    if above[-1] <= GOOD * above[0]:
+        return "good"
+    steps = np.diff(path, axis=0)
+    turns = (steps[1:] * steps[:-1]).sum(axis=1) < 0  # jumps back across the valley
+    return "too high" if len(turns) and turns.mean() > 0.5 else "too low"
+
+
+class Bowl:
+    """A loss of two weights, evaluated once on a grid around its lowest point.
+
+    loss: f(w) for w (2,); best: (2,) where it is least; reach: half the width of the picture, in weights.
+    """
+
+    def __init__(self, loss, best, reach):
+        self.loss, self.best, self.reach, self.least = loss, np.asarray(best), reach, loss(best)
+        offsets = np.linspace(-reach, reach, 61)
+        self.axes = best[0] + offsets, best[1] + offsets
+        self.grid = np.array([[loss(np.array((a, b))) for a in self.axes[0]] for b in self.axes[1]])
+        # Square spacing: rings of a bowl at even distances.
+        self.levels = self.least + (self.grid.max() - self.least) * np.linspace(0, 1, 14)[1:] ** 2
+
+    def above(self, path):
+        """(k + 1,) loss above the least along a path."""
+        with np.errstate(all="ignore"):  # a path that diverges overflows, and says so
+            return np.array([self.loss(w) - self.least for w in path])
+
+
+def draw(figure, bowl, paths, steps, title=""):
+    """Fill `figure` with one panel per learning rate, all of the same bowl.
+
+    Args:    paths: {rate: (k + 1, 2) weights so far}; steps: how many there will be; then the verdict is written.
+    """
+    axes = figure.subplots(1, len(paths), squeeze=False, sharey=True)[0]
+    figure.subplots_adjust(left=0.07, right=0.985, bottom=0.16, top=0.74, wspace=0.1)
+    for ax, (rate, path) in zip(axes, paths.items(), strict=True):
+        ax.contour(*bowl.axes, bowl.grid, levels=bowl.levels, colors=[GREY], linewidths=0.6, alpha=0.7)
+        ax.plot(*bowl.best, "*", color=INK, markersize=11, zorder=3)
+        walk(ax, bowl, rate, path, done=len(path) > steps)
+        ax.set_xlabel("weight 0")
+    axes[0].set_ylabel("weight 1")
+    figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
+
+
+def walk(ax, bowl, rate, path, done):
+    """The path so far in one panel, with its loss and, at the end, the verdict."""
+    above = bowl.above(path)
+    word = verdict(path, above)
+    color = COLORS[word] if done else BLUE
+    far = 50 * bowl.reach  # what has left the picture is drawn at a distance that the renderer can bear
+    near = np.clip(np.nan_to_num(path, nan=far, posinf=far, neginf=-far), -far, far)
+    ax.plot(near[:, 0], near[:, 1], "o-", color=color, markersize=3.2, linewidth=1.3, zorder=4)
+    ax.set_xlim(bowl.axes[0][[0, -1]])
+    ax.set_ylim(bowl.axes[1][[0, -1]])
+    ax.grid(False)
+    ax.set_title(f"rate {number_text(rate)}" + (f": {word}" if done else ""), pad=19, fontsize=10)
+    loss = above[-1] + bowl.least
+    text = f"loss {number_text(loss)}" if loss < 1e6 else "loss overflows"
+    ax.text(0, 1.025, f"step {len(path) - 1}: {text}", transform=ax.transAxes, fontsize=9, va="bottom")

@@ -1,0 +1,148 @@
+"""One look for all pictures: colours that colour-blind people tell apart, sizes, ticks in bytes and seconds.
+
+Figures are made without pyplot, so that importing this package chooses no backend and no picture is shown twice.
+"""
+
+import math
+from contextlib import contextmanager
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+# Okabe & Ito 2008, "Color universal design"
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, YELLOW = "#CC79A7", "#56B4E9", "#F0E442"
+INK, GREY, FAINT = "#222222", "#8A8A8A", "#DDDDDD"
+SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
+YOURS = BLUE  # the attendee's own curve, always
+
+OVERSUBSCRIBED = "oversubscribed: time-slicing, not scaling"
+
+WIDTH, HEIGHT = 8.4, 3.9  # inches; 840 x 390 pixels at DPI: fits JupyterLab's notebook column without scaling
+DPI = 100
+
+LOOK = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "figure.facecolor": "white",  # readable in JupyterLab's dark theme, too
+    "savefig.facecolor": "white",
+    "path.simplify": True,
+}
+
+
+@contextmanager
+def look():
+    """Inside, new matplotlib objects have this package's look; the caller's settings come back at the end."""
+    with matplotlib.rc_context(LOOK):
+        yield
+
+
+def new_figure(width=WIDTH, height=HEIGHT):
+    """An empty figure of `width` x `height` inches, known to no backend but Agg."""
+    with look():
+        figure = Figure(figsize=(width, height), dpi=DPI)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def bytes_text(nbytes):
+    """1024 -> "1 KiB", 1000 -> "1,000 B"."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= scale and nbytes % scale == 0:
+            return f"{int(nbytes // scale):,} {unit}"
+    return f"{nbytes:,.0f} B"
+
+
+def seconds_text(seconds):
+    """0.0021 -> "2.1 ms": three digits and the unit that suits."""
+    for unit, scale in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * scale:
+            return f"{number_text(seconds / scale)} {unit}"
+    return f"{number_text(seconds * 1e9)} ns" if seconds > 0 else "0 s"
+
+
+def number_text(value):
+    """Three digits, never an exponent: 0.123, 12.3, 123, 12,300."""
+    return f"{value:.3g}" if 1e-4 <= abs(value) < 999.5 or value == 0 else f"{value:,.0f}" if value else "0"
+
+
+def size_axis(ax, sizes):
+    """Logarithmic x axis, labelled at measured sizes: the first, the last, and as many between as fit."""
+    sizes = sorted(set(sizes))
+    ax.set_xscale("log", base=2)
+    room = math.log2(sizes[-1] / sizes[0]) / 4.2  # between two labels
+    ticks = [sizes[-1]]
+    for n in reversed(sizes[:-1]):
+        if math.log2(ticks[-1] / n) >= room and (n == sizes[0] or math.log2(n / sizes[0]) >= room):
+            ticks.append(n)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: bytes_text(n)))
+    ax.set_xlim(sizes[0] / 1.6, sizes[-1] * 1.6)
+    ax.set_xlabel("message size")
+
+
+def log_axis(ax, values, formatter):
+    """Logarithmic y axis over the positive `values`, with at most nine labelled powers of ten."""
+    values = [v for v in values if v > 0]
+    low, high = (min(values), max(values)) if values else (1.0, 10.0)
+    ax.set_yscale("log")
+    ax.set_ylim(low / 1.7, high * 1.7)
+    first, last = math.floor(math.log10(low / 1.7)), math.ceil(math.log10(high * 1.7))
+    powers = range(first, last + 1, max(1, math.ceil((last - first) / 8)))
+    steps = (1,) if last - first > 2 else (1, 2, 5)
+    ax.yaxis.set_major_locator(FixedLocator([m * 10.0**k for k in powers for m in steps]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: formatter(v)))
+
+
+def label_ends(ax, labels, gap=14.0):
+    """Write names in a column to the right of `ax`, each at the height where its curve ends, moved apart to be readable.
+
+    Args:    labels: list of (y, text, color, bold), y in data coordinates; gap: least distance, in pixels.
+    """
+    ends = sorted((ax.transData.transform((1, y))[1], text, color, bold) for y, text, color, bold in labels)
+    heights = spread([end[0] for end in ends], gap, ax.bbox.y0, ax.bbox.y1)
+    for height, (_, text, color, bold) in zip(heights, ends, strict=True):
+        y = (height - ax.bbox.y0) / ax.bbox.height
+        weight = "bold" if bold else "normal"
+        ax.text(1.02, y, text, color=color, va="center", fontweight=weight, transform=ax.transAxes)
+
+
+def spread(heights, gap, bottom, top):
+    """Ascending `heights` moved as little as needed to be `gap` apart, and into [bottom, top] where there is room."""
+    out = []
+    for h in heights:
+        out.append(max(h, bottom, out[-1] + gap if out else bottom))
+    ceiling = top
+    for i in reversed(range(len(out))):
+        out[i] = min(out[i], ceiling)
+        ceiling = out[i] - gap
+    return out
+
+
+def note(figure, text):
+    """A line of small print at the foot of the figure."""
+    figure.text(0.012, 0.016, text, fontsize=8.5, color="#555555", ha="left", va="bottom")
