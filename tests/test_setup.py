@@ -1,0 +1,272 @@
+"""`make lab` and its bad input: every missing thing is named with its remedy, and Ctrl-C stops everything."""
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDS = ROOT / "setup" / "needs.sh"
+
+
+def load(path):
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+lab = load(ROOT / "setup" / "lab.py")
+
+
+# -- system needs: setup/needs.sh on machines made of stand-ins -------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A PATH with nothing on it but what `machine(name=script)` puts there."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "id", "sed", "tr", "uname"):
+        (tools / name).symlink_to(shutil.which(name))
+
+    def make(**scripts):
+        for name, script in scripts.items():
+            file = tools / name.replace("_", "-")
+            file.write_text(f"#!/bin/sh\n{script}\n")
+            file.chmod(0o755)
+
+        def needs(python="python3"):
+            environment = {"PATH": str(tools), "HOME": str(tmp_path)}
+            return subprocess.run(["sh", NEEDS, python], env=environment, capture_output=True, text=True, timeout=20)
+
+        return needs
+
+    return make
+
+
+GOOD = f'exec {sys.executable} "$@"'
+NO_VENV = f'case "$2" in *ensurepip*) exit 1 ;; esac; exec {sys.executable} "$@"'
+NO_HEADERS = f'case "$2" in *Python.h*) exit 1 ;; esac; exec {sys.executable} "$@"'
+OLD = 'case "$1" in --version) echo Python 3.9.2 ;; *) exit 1 ;; esac'
+SUDO = "" if os.geteuid() == 0 else "sudo "
+
+
+def test_nothing_is_said_where_nothing_is_missing(machine):
+    done = machine(python3=GOOD, **{"g++": "exit 0"})()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_no_compiler(machine):
+    done = machine(python3=GOOD, apt_get="exit 1")()
+    assert done.returncode == 1
+    assert "Missing: a C++ compiler." in done.stderr
+    assert f"Install with: {SUDO}apt-get update && {SUDO}apt-get install -y g++" in done.stderr
+
+
+def test_a_compiler_that_does_not_run_is_none(machine):
+    """macOS ships a c++ that only asks for the command line tools."""
+    done = machine(python3=GOOD, uname="echo Darwin", **{"c++": "exit 1"})()
+    assert "Install with: xcode-select --install" in done.stderr
+
+
+def test_no_venv_no_headers_no_compiler_are_named_at_once(machine):
+    script = NO_VENV.replace("*ensurepip*", "*ensurepip*|*Python.h*")
+    done = machine(python3=script, dnf="exit 1")()
+    assert done.stderr.count("Missing:") == 3
+    assert f"Install with: {SUDO}dnf install -y python3 python3-devel gcc-c++" in done.stderr
+
+
+@pytest.mark.parametrize(("python", "package"), [(NO_VENV, "python3-venv"), (NO_HEADERS, "python3-dev")])
+def test_what_debian_splits_from_python(machine, python, package):
+    done = machine(python3=python, apt_get="exit 1", **{"c++": "exit 0"})()
+    assert done.returncode == 1
+    assert re.search(rf"apt-get install -y {package} *$", done.stderr, re.MULTILINE)
+
+
+def test_no_python_or_an_old_one(machine):
+    assert 'there is no "python3" on PATH' in machine()().stderr
+    assert "make lab PYTHON=python3.12" in machine(**{"python3.12": GOOD})().stderr
+    done = machine(python3=OLD)()
+    assert done.returncode == 1
+    assert '"python3" is Python 3.9.2' in done.stderr and "make lab PYTHON=python3.12" in done.stderr
+
+
+# -- serving ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy_port():
+    with socket.socket() as server:
+        server.bind((lab.HOST, 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_a_port_in_use_is_named(busy_port):
+    with pytest.raises(
+        SystemExit, match=rf"Port {busy_port} cannot be used \(address already in use\): make lab PORT="
+    ):
+        lab.free_port(str(busy_port))
+
+
+@pytest.mark.parametrize("wanted", ["abc", "0", "70000", "-1"])
+def test_a_port_that_is_none(wanted):
+    with pytest.raises(SystemExit, match=rf"PORT={wanted} is not a port: a number from 1024 to 65535"):
+        lab.free_port(wanted)
+
+
+def test_no_free_port(monkeypatch):
+    monkeypatch.setattr(lab, "why_not", lambda port: "address already in use")
+    with pytest.raises(SystemExit, match="No free port from 8888 to 8987: .* make lab PORT=9999"):
+        lab.free_port("")
+
+
+def test_the_first_free_port_is_taken(monkeypatch):
+    monkeypatch.setattr(lab, "why_not", lambda port: None if port == 8890 else "address already in use")
+    assert lab.free_port("") == 8890
+
+
+def start_lab(**variables):
+    command = ["make", "lab", "BROWSER=no"] if variables.pop("make", False) else [sys.executable, "setup/lab.py"]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def address(server):
+    """The printed address; every line until then."""
+    lines = []
+    for line in server.stdout:
+        lines.append(line)
+        found = re.search(r"http://127\.0\.0\.1:\d+/lab\?token=\w+", line)
+        if found:
+            return found.group(), "".join(lines)
+    raise AssertionError(f"no address was printed: {''.join(lines)}")
+
+
+@pytest.fixture
+def stop():
+    servers = []
+    yield servers.append
+    for server in servers:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
+        server.stdout.close()
+
+
+def test_lab_answers_on_loopback_only_and_ctrl_c_stops_it(stop, tmp_path):
+    server = start_lab(HOME=str(tmp_path))
+    stop(server)
+    url, _ = address(server)
+    with urllib.request.urlopen(url, timeout=20) as page:
+        assert b"JupyterLab" in page.read()
+    port = int(re.search(r":(\d+)/", url).group(1))
+    listening = Path("/proc/net/tcp")
+    if listening.exists():
+        addresses = [line.split()[1] for line in listening.read_text().splitlines()[1:] if line.split()[3] == "0A"]
+        assert {a.split(":")[0] for a in addresses if int(a.split(":")[1], 16) == port} == {"0100007F"}
+    os.killpg(server.pid, signal.SIGINT)
+    assert server.wait(20) == 0
+
+
+def test_a_home_that_cannot_be_written_is_replaced(stop):
+    server = start_lab(HOME="/proc/none")
+    stop(server)
+    _, said = address(server)
+    assert f"/proc/none cannot be written (No such file or directory): settings and progress go to {sys.prefix}" in said
+    os.killpg(server.pid, signal.SIGTERM)
+    server.wait(20)
+
+
+def test_a_kernel_dies_with_its_server(stop, tmp_path):
+    """Also where the terminal is closed (SIGHUP), which would leave kernels and their engines behind."""
+    server = start_lab(HOME=str(tmp_path))
+    stop(server)
+    url, _ = address(server)
+    base, token = url.split("/lab?token=")
+    post = urllib.request.Request(f"{base}/api/kernels", b"{}", {"Authorization": f"token {token}"})
+    urllib.request.urlopen(post, timeout=20).close()
+    import psutil
+
+    kernels = []
+    until = time.monotonic() + 20
+    while not kernels and time.monotonic() < until:
+        kernels = [
+            p for p in psutil.Process(server.pid).children(recursive=True) if "ipykernel" in " ".join(p.cmdline())
+        ]
+        time.sleep(0.1)
+    assert kernels and kernels[0].exe() == os.path.realpath(sys.executable)
+    os.killpg(server.pid, signal.SIGHUP)
+    server.wait(20)
+    assert psutil.wait_procs(kernels, timeout=10)[1] == []
+
+
+# -- the Makefile, a source tree that was not installed, the counting of tests ----------------------------------------
+
+
+def test_make_help_lists_every_target():
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("lab", "install", "test", "bench", "lint", "clean", "help"):
+        assert re.search(rf"^  {target}  +\w", said, re.MULTILINE)
+
+
+def test_a_source_tree_without_the_compiled_module_says_so(tmp_path):
+    """A flat layout imports the source tree: a copy of it has no compiled module."""
+    shutil.copytree(ROOT / "hpdl_lab", tmp_path / "hpdl_lab", ignore=shutil.ignore_patterns("*.so"))
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from hpdl_lab import features; features.compiled_module()"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=30)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        f"ImportError: hpdl_lab is imported from {tmp_path}/hpdl_lab, which has no compiled module: "
+    )
+    assert f"run `make install` in {tmp_path}" in last
+
+
+@pytest.mark.parametrize(
+    ("xml", "ending", "counts", "fault"),
+    [
+        (['<testsuite><testcase classname="a" name="b"/></testsuite>'], 0, (1, 0), ""),
+        (['<testsuite><testcase name="b"><failure/></testcase></testsuite>'], 1, (0, 1), ""),
+        (['<testsuite><testcase name="b"/></testsuite>'] * 2, 0, (1, 0), ""),
+        (['<testsuite><testcase name="b"/></testsuite>', None], 1, (1, 1), "1 of 2 wrote no result, exit code 1"),
+        (
+            [
+                '<testsuite><testcase name="b"/></testsuite>',
+                '<testsuite><testcase name="b"><error/></testcase></testsuite>',
+            ],
+            1,
+            (0, 1),
+            "",
+        ),
+        (["<testsuite/>"], 5, (0, 1), "ran no test, exit code 5"),
+        (['<testsuite><testcase name="b"/></testsuite>'], None, (1, 1), "killed at its time limit"),
+        (['<testsuite><testcase name="b"/></testsuite>'], -11, (1, 1), "exit code -11 although no test failed"),
+    ],
+)
+def test_steps_are_counted(tmp_path, xml, ending, counts, fault):
+    run_all = load(ROOT / "tests" / "run_all.py")
+    for rank, text in enumerate(xml):
+        if text is not None:
+            (tmp_path / ("x.xml" if len(xml) == 1 else f"x.xml-{rank}")).write_text(text)
+    counted, said = run_all.count(tmp_path / "x.xml", len(xml), ending)
+    assert ((counted["passed"], counted["failed"]), said) == (counts, fault)
