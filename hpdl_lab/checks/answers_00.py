@@ -1,0 +1,89 @@
+"""Answers to the exercises of notebook 00 that a check must reject or accept; CI proves both."""
+
+import os
+import socket
+
+import numpy as np
+
+# -- hello: wrong ---------------------------------------------------------------------------------------------------------
+
+
+def prints_only(comm):
+    print(f"hello from rank {comm.rank} of {comm.size}")
+
+
+def always_rank_0(comm):
+    return f"hello from rank 0 of {comm.size}"
+
+
+def counts_from_one(comm):
+    return f"hello from rank {comm.rank + 1} of {comm.size}"
+
+
+def last_rank_as_size(comm):
+    return f"hello from rank {comm.rank} of {comm.size - 1}"
+
+
+def four_ranks_for_ever(comm):
+    return f"hello from rank {comm.rank} of 4"
+
+
+def returns_a_number(comm):
+    return comm.rank
+
+
+def misspells_rank(comm):
+    return f"hello from rank {comm.Rank} of {comm.size}"
+
+
+def waits_for_an_answer(comm):
+    if comm.size > 1:
+        comm.recv(np.zeros(1), (comm.rank + 1) % comm.size)
+    return f"hello from rank {comm.rank} of {comm.size}"
+
+
+# -- hello: right ---------------------------------------------------------------------------------------------------------
+
+
+def in_other_words(comm):
+    return "I am number " + str(comm.rank) + ", and we are " + str(comm.size)
+
+
+def formatted_and_printed(comm):
+    text = "Hello from rank %d/%d!" % (comm.rank, comm.size)  # noqa: UP031  an attendee may write it so
+    print(text)
+    return text
+
+
+# -- who_runs_where: wrong ------------------------------------------------------------------------------------------------
+
+
+def host_first(comm):
+    return socket.gethostname(), comm.rank, os.getpid()
+
+
+def parent_process(comm):
+    return comm.rank, socket.gethostname(), os.getppid()
+
+
+def without_the_rank(comm):
+    return socket.gethostname(), os.getpid()
+
+
+def localhost(comm):
+    return comm.rank, "localhost", os.getpid()
+
+
+def everybody_is_rank_0(comm):
+    return 0, socket.gethostname(), os.getpid()
+
+
+def prints_the_place(comm):
+    print(comm.rank, socket.gethostname(), os.getpid())
+
+
+# -- who_runs_where: right ------------------------------------------------------------------------------------------------
+
+
+def as_a_list(comm):
+    return [comm.rank, socket.gethostname(), os.getpid()]

@@ -1,0 +1,350 @@
+"""Answers to the exercises of notebook 04 that a check must reject or accept; CI proves both.
+
+Each wrong one is a mistake that people make. None of them is imported by a lesson.
+"""
+
+import numpy as np
+import torch
+
+from ..collectives import ring
+from ..collectives.chunks import chunk
+from ..comm.buffers import copy_of, new_like
+
+# -- reduce_scatter: wrong ------------------------------------------------------------------------------------------------
+
+
+def off_by_one_chunk(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r - i - 1)
+        theirs += comm.sendrecv(chunk(x, p, r - i), (r + 1) % p, new_like(x, theirs.shape), (r - 1) % p)
+    return chunk(x, p, r)
+
+
+def divides_by_p(comm, x):
+    mine = ring.reduce_scatter(comm, x)
+    mine /= comm.size
+    return mine
+
+
+def only_divisible_sizes(comm, x):
+    p, r = comm.size, comm.rank
+    n = len(x) // p
+    for i in range(p - 1):
+        mine, theirs = (r - i - 1) % p, (r - i - 2) % p
+        arriving = torch.empty_like(x[:n])
+        comm.sendrecv(x[mine * n : (mine + 1) * n], (r + 1) % p, arriving, (r - 1) % p)
+        x[theirs * n : (theirs + 1) * n] += arriving
+    return x[r * n : (r + 1) * n]
+
+
+def whole_vector_every_hop(comm, x):
+    return chunk(ring.all_reduce_naive(comm, x), comm.size, comm.rank)
+
+
+def data_of_rank_0(comm, x):
+    return chunk(comm.broadcast(x), comm.size, comm.rank)
+
+
+def sends_first(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r - i - 2)
+        arriving = torch.empty_like(theirs)
+        comm.send(chunk(x, p, r - i - 1), (r + 1) % p)
+        comm.recv(arriving, (r - 1) % p)
+        theirs += arriving
+    return chunk(x, p, r)
+
+
+def forgets_the_last_step(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 2):
+        theirs = chunk(x, p, r - i - 2)
+        theirs += comm.sendrecv(chunk(x, p, r - i - 1), (r + 1) % p, new_like(x, theirs.shape), (r - 1) % p)
+    return chunk(x, p, r)
+
+
+def one_step_too_many(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p):
+        theirs = chunk(x, p, r - i - 2)
+        theirs += comm.sendrecv(chunk(x, p, r - i - 1), (r + 1) % p, new_like(x, theirs.shape), (r - 1) % p)
+    return chunk(x, p, r)
+
+
+def returns_nothing(comm, x):
+    ring.reduce_scatter(comm, x)
+
+
+def returns_all_of_x(comm, x):
+    ring.reduce_scatter(comm, x)
+    return x
+
+
+def raises_an_error(comm, x):
+    chunks = [chunk(x, comm.size, c) for c in range(comm.size)]
+    return chunks[comm.rank + 1]
+
+
+def never_ends(comm, x):
+    i = 0
+    while i < comm.size - 1:
+        comm.sendrecv(chunk(x, comm.size, 0), (comm.rank + 1) % comm.size, copy_of(chunk(x, comm.size, 0)), (comm.rank - 1) % comm.size)
+    return chunk(x, comm.size, comm.rank)
+
+
+def writes_past_the_end(comm, x):
+    """Every chunk as long as the longest: the last one ends behind x."""
+    p, r = comm.size, comm.rank
+    n = -(-len(x) // p)
+
+    def padded(c):
+        return x.as_strided((n,), (1,), x.storage_offset() + c % p * n)
+
+    for i in range(p - 1):
+        theirs = padded(r - i - 2)
+        theirs += comm.sendrecv(padded(r - i - 1).clone(), (r + 1) % p, torch.empty_like(theirs), (r - 1) % p)
+    return chunk(x, p, r)
+
+
+def rank_0_sends_first(comm, x):
+    """No deadlock any more, but each rank waits until the wave has come around to it."""
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        mine, theirs = chunk(x, p, r - i - 1), chunk(x, p, r - i - 2)
+        arriving = torch.empty_like(theirs)
+        if r == 0:
+            comm.send(mine, (r + 1) % p)
+            comm.recv(arriving, (r - 1) % p)
+        elif p > 1:
+            comm.recv(arriving, (r - 1) % p)
+            comm.send(mine, (r + 1) % p)
+        theirs += arriving
+    return chunk(x, p, r)
+
+
+def buffer_is_always_float32(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r - i - 2)
+        arriving = torch.empty(len(theirs))
+        comm.sendrecv(chunk(x, p, r - i - 1), (r + 1) % p, arriving, (r - 1) % p)
+        theirs += arriving
+    return chunk(x, p, r)
+
+
+def straight_to_the_owner(comm, x):
+    """The bytes of a ring, without the ring: every chunk goes to the rank that owns it."""
+    p, r = comm.size, comm.rank
+    mine = chunk(x, p, r)
+    for d in range(1, p):
+        arriving = torch.empty_like(mine)
+        comm.sendrecv(chunk(x, p, r + d), (r + d) % p, arriving, (r - d) % p)
+        mine += arriving
+    return mine
+
+
+# -- reduce_scatter: right, each in another way ---------------------------------------------------------------------------
+
+
+def other_direction(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r + i + 2)
+        theirs += comm.sendrecv(chunk(x, p, r + i + 1), (r - 1) % p, new_like(x, theirs.shape), (r + 1) % p)
+    return chunk(x, p, r)
+
+
+def numpy_style(comm, x):
+    p, r = comm.size, comm.rank
+    parts = np.array_split(x.numpy(), p)
+    for i in range(p - 1):
+        arriving = np.empty_like(parts[(r - i - 2) % p])
+        comm.sendrecv(parts[(r - i - 1) % p], (r + 1) % p, arriving, (r - 1) % p)
+        parts[(r - i - 2) % p] += arriving
+    return parts[r]
+
+
+def non_blocking(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r - i - 2)
+        arriving = torch.empty_like(theirs)
+        works = [comm.isend(chunk(x, p, r - i - 1), (r + 1) % p), comm.irecv(arriving, (r - 1) % p)]
+        for work in works:
+            work.wait()
+        theirs += arriving
+    return chunk(x, p, r).clone()
+
+
+def skips_empty_chunks_and_prints(comm, x):
+    p, r = comm.size, comm.rank
+    parts = x.tensor_split(p)
+    for i in range(p - 1):
+        mine, theirs = parts[(r - i - 1) % p], parts[(r - i - 2) % p]
+        print("step", i)
+        works = [comm.isend(mine, (r + 1) % p)] if len(mine) else []
+        if len(theirs):
+            theirs += comm.recv(torch.empty_like(theirs), (r - 1) % p)
+        for work in works:
+            work.wait()
+    return parts[r]
+
+
+# -- all_gather: wrong ----------------------------------------------------------------------------------------------------
+
+
+def gathers_the_wrong_chunk(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        comm.sendrecv(chunk(x, p, r - i - 1), (r + 1) % p, chunk(x, p, r - i - 2), (r - 1) % p)
+    return x
+
+
+def adds_what_arrives(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r - i - 1)
+        theirs += comm.sendrecv(chunk(x, p, r - i), (r + 1) % p, new_like(x, theirs.shape), (r - 1) % p)
+    return x
+
+
+def stores_in_the_wrong_place(comm, x):
+    p, r = comm.size, comm.rank
+    parts = [copy_of(chunk(x, p, r))]
+    for i in range(p - 1):
+        arriving = new_like(x, chunk(x, p, r - i - 1).shape)
+        parts.append(comm.sendrecv(parts[-1], (r + 1) % p, arriving, (r - 1) % p))
+    x[...] = torch.cat(parts)
+    return x
+
+
+def gathers_divisible_sizes_only(comm, x):
+    p, r = comm.size, comm.rank
+    n = len(x) // p
+    parts = x[: n * p].view(p, n)
+    for i in range(p - 1):
+        comm.sendrecv(parts[(r - i) % p], (r + 1) % p, parts[(r - i - 1) % p], (r - 1) % p)
+    return x
+
+
+def gathers_whole_vectors(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        arriving = comm.sendrecv(x, (r + 1) % p, copy_of(x), (r - 1) % p)
+        chunk(x, p, r - i - 1)[...] = chunk(arriving, p, r - i - 1)
+    return x
+
+
+def gathers_on_rank_0(comm, x):
+    p = comm.size
+    for r in range(1, p):
+        if comm.rank == 0:
+            comm.recv(chunk(x, p, r), r)
+        elif comm.rank == r:
+            comm.send(chunk(x, p, r), 0)
+    return comm.broadcast(x)
+
+
+def gathers_receiving_first(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        comm.recv(chunk(x, p, r - i - 1), (r - 1) % p)
+        comm.send(chunk(x, p, r - i), (r + 1) % p)
+    return x
+
+
+def gathers_one_step_short(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 2):
+        comm.sendrecv(chunk(x, p, r - i), (r + 1) % p, chunk(x, p, r - i - 1), (r - 1) % p)
+    return x
+
+
+def gathers_and_returns_its_chunk(comm, x):
+    return chunk(ring.all_gather(comm, x), comm.size, comm.rank)
+
+
+def gathers_and_returns_nothing(comm, x):
+    ring.all_gather(comm, x)
+
+
+# -- all_gather: right ----------------------------------------------------------------------------------------------------
+
+
+def gathers_the_other_way(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        comm.sendrecv(chunk(x, p, r + i), (r - 1) % p, chunk(x, p, r + i + 1), (r + 1) % p)
+    return x
+
+
+def gathers_both_ways(comm, x):
+    """Half of the chunks come from the left, the other half from the right."""
+    p, r = comm.size, comm.rank
+    for i in range(p // 2):
+        comm.sendrecv(chunk(x, p, r - i), (r + 1) % p, chunk(x, p, r - i - 1), (r - 1) % p)
+    for i in range(p - 1 - p // 2):
+        comm.sendrecv(chunk(x, p, r + i), (r - 1) % p, chunk(x, p, r + i + 1), (r + 1) % p)
+    return x
+
+
+# -- all_reduce: wrong ----------------------------------------------------------------------------------------------------
+
+
+def asks_the_communicator(comm, x):
+    return comm.all_reduce(x)
+
+
+def takes_the_average(comm, x):
+    x /= comm.size
+    return ring.all_reduce(comm, x)
+
+
+def forgets_the_all_gather(comm, x):
+    ring.reduce_scatter(comm, x)
+    return x
+
+
+def gathers_before_it_scatters(comm, x):
+    ring.all_gather(comm, x)
+    ring.reduce_scatter(comm, x)
+    return x
+
+
+def leaves_x_as_it_was(comm, x):
+    return ring.all_reduce(comm, copy_of(x))
+
+
+def reduces_and_returns_nothing(comm, x):
+    ring.all_reduce(comm, x)
+
+
+def reduces_twice(comm, x):
+    return ring.all_reduce(comm, ring.all_reduce(comm, x))
+
+
+def only_even_ranks_gather(comm, x):
+    ring.reduce_scatter(comm, x)
+    return ring.all_gather(comm, x) if comm.rank % 2 == 0 else x
+
+
+# -- all_reduce: right ----------------------------------------------------------------------------------------------------
+
+
+def in_one_loop(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(2 * (p - 1)):
+        mine, theirs = chunk(x, p, r - i), chunk(x, p, r - i - 1)
+        arriving = comm.sendrecv(mine, (r + 1) % p, torch.empty_like(theirs), (r - 1) % p)
+        if i < p - 1:
+            theirs += arriving
+        else:
+            theirs.copy_(arriving)
+    return x
+
+
+def the_other_way_around(comm, x):
+    other_direction(comm, x)
+    return gathers_the_other_way(comm, x)

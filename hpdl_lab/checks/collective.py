@@ -1,0 +1,242 @@
+"""Check a collective: the result in every case, the guard elements, the bytes, the peers, the steps; then on the engines."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..comm import CommError, PerRank
+from ..comm.network import Switch
+from .diagnose import explain
+from .ranks import SENTINEL, capital, case, count, describe_error, number, simulate
+from .record import Broken, Passed
+from .traffic import check_bytes, check_peers
+
+GUARD = 16  # elements before and after every buffer that nobody may touch
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What a collective promises.
+
+    start:    start(values, r) -> (n,) what x holds on rank r before the call; values: (p, n), row r belongs to rank r.
+    whole:    whole(values) -> (n,) the vector of results.
+    promised: promised(n, p, r) -> (first, last + 1): which elements of it rank r holds and returns.
+    cost:     cost(p, nbytes) -> collectives.cost.Cost: what the best answer sends; share: the same in words.
+    adds:     whether contributions are added (or only moved).
+    """
+
+    name: str
+    start: Callable
+    whole: Callable
+    promised: Callable
+    cost: Callable
+    share: str
+    adds: bool = True
+
+
+class Left(NamedTuple):
+    """What a call left on one rank: x and the returned value as arrays (None where it is neither tensor nor array)."""
+
+    x: np.ndarray
+    out: np.ndarray | None
+    kind: str  # type of what was returned
+    broken_guard: int | None  # index relative to x of the first guard element that was overwritten
+
+
+def call(comm, fn, start, dtype="float32"):
+    """Call fn(comm, x) on a tensor x of the given values, between guard elements; returns Left."""
+    import torch
+
+    store = torch.full((len(start) + 2 * GUARD,), SENTINEL, dtype=getattr(torch, dtype))
+    x = store[GUARD : GUARD + len(start)]
+    x.copy_(torch.from_numpy(start))
+    out = fn(comm, x)
+    kind = type(out).__name__
+    if isinstance(out, torch.Tensor):
+        out = out.detach().numpy().copy()
+    elif not isinstance(out, np.ndarray):
+        out = None
+    outside = [i for i in range(-GUARD, 0)] + [len(start) + i for i in range(GUARD)]
+    broken = next((i for i in outside if store[GUARD + i] != SENTINEL), None)
+    return Left(x.numpy().copy(), out, kind, broken)
+
+
+def call_many(comm, fn, collective, sizes):
+    """On an engine: `call` for every size in turn; returns the list of Left."""
+    return [call(comm, fn, collective.start(inputs(comm.size, n), comm.rank)) for n in sizes]
+
+
+def inputs(p, n):
+    """(p, n) whole numbers, different on every rank, whose sums float32 holds exactly in any order."""
+    return np.random.default_rng([p, n]).integers(-999, 1000, (p, n)).astype(float)
+
+
+def cases():
+    """(ranks, elements) of every case, the plain ones first, so that a message can say what works; p = 3 is the one drawn."""
+    grid = {(p, n) for p in (1, 2, 3, 5, 8) for n in (0, 1, p - 1, 1000, 1001)}
+    return [(3, 999)] + sorted(grid, key=lambda c: (c[0] == 1, c[1] < c[0], c[1] % c[0] != 0, c))
+
+
+def check_collective(collective, fn, runner=None):
+    """Passed, or Broken for the first invariant that `fn` breaks. `runner(fn, *args)` runs on the engines."""
+    for p, n in cases():
+        values = inputs(p, n)
+        try:
+            check_result(collective, fn, p, values, simulate_case(collective, fn, values))
+        except Broken as broken:
+            raise by_size(broken, p, n) from None
+    check_float64(collective, fn)
+    values = inputs(8, 1000)
+    run = simulate_case(collective, fn, values)
+    best = collective.cost(8, 4 * 1000)
+    check_bytes(run.events, 8, 4 * 1000, best)
+    check_peers(run.events, 8)
+    check_rounding(collective, fn)
+    facts = [
+        f"sums, odd sizes and guard elements: right in {len(cases())} cases on 1, 2, 3, 5 and 8 simulated ranks",
+        f"bytes: with 8 ranks none sends more than {best.nbytes:,.0f} for a vector of 4,000: {collective.share} of it",
+        check_steps(collective, fn, best.steps),
+    ]
+    if runner is not None:
+        facts.append(check_on_engines(collective, fn, runner))
+    return Passed(tuple(facts), run.events, 8)
+
+
+def simulate_case(collective, fn, values, dtype="float32", network=None):
+    p, n = values.shape
+    starts = PerRank([collective.start(values, r) for r in range(p)])
+    return simulate(p, call, fn, starts, dtype, network=network, where=case(p, n))
+
+
+def by_size(broken, p, n):
+    """The same failure, named "sizes" or "one rank" where everything plainer than (p, n) has been found right."""
+    plain = p > 1 and n >= p and n % p == 0
+    if plain or broken.failed not in ("sum", "chunk", "steps", "returns", "in place", "raises", "deadlock"):
+        return broken
+    if p == 1:
+        message = f"With 2 and more ranks all is right, but not on 1 rank, which has no neighbor. {broken.message}"
+        return Broken("one rank", message, broken.detail, broken.events, broken.size)
+    right = "every size that the number of ranks divides" if n >= p else "every size from the number of ranks up"
+    message = f"{capital(right)} is right, but not {n:,} on {p}. {broken.message}"
+    return Broken("sizes", message, broken.detail, broken.events, broken.size)
+
+
+def check_result(collective, fn, p, values, run):
+    """Raise Broken unless every rank holds and returns what was promised, and no guard element has changed."""
+    n = values.shape[1]
+    whole = collective.whole(values)
+    for r, left in enumerate(run):
+        first, last = collective.promised(n, p, r)
+        expected, where = whole[first:last], case(p, n)
+        if left.broken_guard is not None:
+            at = f"x[{left.broken_guard}]" if left.broken_guard >= 0 else f"{-left.broken_guard} before its first element"
+            message = f"{capital(where)}, rank {r} wrote outside x, at {at}: x has the elements 0 to {n - 1}."
+            raise Broken("bounds", message, events=run.events, size=p)
+        held = left.x[first:last]
+        if not np.array_equal(held, expected):
+            if left.out is not None and np.array_equal(left.out, expected):
+                message = f"{capital(where)}, what rank {r} returns is right, but x was not overwritten with it."
+                raise Broken("in place", message, events=run.events, size=p)
+            i = first + int(np.argmax(held != expected))
+            failed, why = explain(collective, lambda v: simulate_case(collective, fn, v), values, run, r, i)
+            message = f"{capital(where)}, {place(i, n, p, r)} should be {number(whole[i])} and is {number(left.x[i])}. {why}"
+            raise Broken(failed, message.rstrip(), events=run.events, size=p)
+        check_returned(collective, left, expected, r, where, run)
+
+
+def check_returned(collective, left, expected, r, where, run):
+    promise = "x" if len(expected) == len(left.x) else f"chunk {r} of x"
+    if left.out is None:
+        message = f"{capital(where)}, x is right on rank {r}, but your function returned {left.kind}: return {promise}."
+    elif left.out.shape != expected.shape:
+        message = (
+            f"{capital(where)}, rank {r} returned {count(left.out.size, 'element')}: "
+            f"return {promise}, {count(len(expected), 'element')}."
+        )
+    elif not np.array_equal(left.out, expected):
+        message = f"{capital(where)}, x is right on rank {r}, but what is returned differs from it: return {promise}."
+    else:
+        return
+    raise Broken("returns", message.replace("returned NoneType", "returned nothing"), events=run.events, size=len(run))
+
+
+def place(i, n, p, r):
+    from ..collectives.chunks import bounds
+
+    c = next(c for c in range(p) if bounds(n, p, c)[0] <= i < bounds(n, p, c)[1])
+    return f"x[{i}] on rank {r} (chunk {c})"
+
+
+def check_float64(collective, fn):
+    """A buffer of a fixed dtype, or a result that is rounded on the way, shows here."""
+    values = inputs(3, 999)
+    try:
+        check_result(collective, fn, 3, values, simulate_case(collective, fn, values, "float64"))
+    except Broken as broken:
+        message = f"float32 is right, float64 is not: a buffer of your own must have the dtype of x. {broken.message}"
+        raise Broken("dtype", message, broken.detail, broken.events, broken.size) from None
+
+
+def check_rounding(collective, fn):
+    """Sums of real numbers: within the bound of float32 addition, and bitwise the same wherever two ranks hold them."""
+    p, n = 5, 1001
+    values = np.random.default_rng(0).standard_normal((p, n)).astype("f4").astype(float)
+    whole, allowed = collective.whole(values), (p - 1) * 2.0**-24 * np.abs(values).sum(0)
+    run = simulate_case(collective, fn, values)
+    first_holder = {}
+    for r, left in enumerate(run):
+        first, last = collective.promised(n, p, r)
+        off = np.abs(left.x - whole)[first:last]
+        if (off > allowed[first:last]).any():
+            i = first + int(np.argmax(off))
+            message = f"Whole numbers are added exactly, but on rank {r} x[{i}] is {left.x[i]:.9g} and should be {whole[i]:.9g}."
+            raise Broken("sum", message, events=run.events, size=p)
+        for i in range(first, last):
+            s, bits = first_holder.setdefault(i, (r, left.x[i]))
+            if bits != left.x[i]:
+                message = (
+                    f"x[{i}] is {bits:.9g} on rank {s} and {left.x[i]:.9g} on rank {r}: they added in different orders. "
+                    "Replicas that round differently drift apart: add once, then pass the sum on."
+                )
+                raise Broken("bitwise", message, events=run.events, size=p)
+
+
+def check_steps(collective, fn, steps):
+    """Count messages in sequence: on a network where a message takes 1 s, whatever its size. Returns a fact."""
+    run = simulate_case(collective, fn, inputs(8, 1000), network=Switch(alpha=1.0, beta=0.0))
+    took = round(run.seconds)
+    if took > 2 * steps:
+        message = (
+            f"Result and bytes are right, but with 8 ranks it takes the time of {took} messages one after another, where "
+            f"{steps} are enough: the ranks wait for each other in a row. Let all of them send and receive at once: comm.sendrecv."
+        )
+        raise Broken("steps", message, events=run.events, size=8)
+    if took > steps:
+        return f"steps: {took} message times with 8 ranks, where {steps} are enough: comm.sendrecv sends and receives at once"
+    return f"steps: {took} message times with 8 ranks: the least possible for a ring"
+
+
+def check_on_engines(collective, fn, runner):
+    """The same on real ranks, as many as the cluster has. Returns a fact."""
+    try:
+        run = runner(call_many, fn, collective, (1000, 1001, 1, 0))
+    except CommError as error:
+        first, *table = str(error).split("\n")
+        raise Broken("engines", f"Right on simulated ranks, but on the engines: {first}", "\n".join(table)) from None
+    except Exception as error:
+        message = f"Right on simulated ranks. {describe_error(error, 'on the engines')}"
+        raise Broken("engines", message) from None
+    p = len(run)
+    for k, n in enumerate((1000, 1001, 1, 0)):
+        whole = collective.whole(inputs(p, n))
+        for r, lefts in enumerate(run):
+            first, last = collective.promised(n, p, r)
+            if not np.array_equal(lefts[k].x[first:last], whole[first:last]):
+                message = (
+                    f"Right on simulated ranks, but wrong on the engines, {case(p, n)}, on rank {r}: "
+                    "does your function read a buffer before it has arrived, or change one before it has left?"
+                )
+                raise Broken("engines", message, events=run.events, size=p)
+    return f"engines: right on {count(p, 'MPI rank')}"

@@ -1,0 +1,148 @@
+"""Notebook 00: functions that run on every rank."""
+
+import os
+import re
+import socket
+
+from ..comm import CommError
+from ..parallel import hello as reference
+from . import answers_00 as answers
+from .ranks import capital, count, describe_error, simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+
+
+def check_hello(fn, runner=None):
+    """Every rank says its own number and the number of ranks, in whatever words."""
+    for p in (4, 1, 3):
+        check_sentences(simulate(p, fn, where=f"with {count(p, 'rank')}"), p)
+    facts = ["every rank says who it is, on 1, 3 and 4 simulated ranks"]
+    if runner is not None:
+        results = on_engines(fn, runner)
+        check_sentences(results, len(results))
+        facts.append(f"engines: {count(len(results), 'MPI rank')} said hello")
+    return Passed(tuple(facts))
+
+
+def check_sentences(results, p):
+    where = f"with {count(p, 'rank')}"
+    for r, said in enumerate(results):
+        if said is None:
+            raise Broken("returns", f"{capital(where)}, rank {r} returned nothing: print shows a text, `return` hands it back.")
+        if not isinstance(said, str):
+            raise Broken("returns", f"{capital(where)}, rank {r} returned {said!r}: a str was asked for, not {type(said).__name__}.")
+    for r, said in enumerate(results):
+        numbers = [int(digits) for digits in re.findall(r"\d+", said)]
+        if numbers == [r, p]:
+            continue
+        if p > 1 and len(set(results)) == 1:
+            raise Broken("rank", f"{capital(where)}, all of them said {said!r}: comm.rank is different on every rank.")
+        if numbers[:1] == [r] and numbers[1:]:
+            raise Broken("size", f"{capital(where)}, rank {r} said {said!r}: there are {p} of them, which is comm.size.")
+        raise Broken("rank", f"{capital(where)}, rank {r} said {said!r}: its number is {r}, out of {p}, and ranks count from 0.")
+
+
+def check_who_runs_where(fn, runner=None):
+    """(rank, host, process id), of the process that runs the rank."""
+    results = simulate(4, fn, where="with 4 ranks")
+    check_places(results, hosts={socket.gethostname()}, pids={os.getpid()})
+    facts = [f"4 simulated ranks, all in this process, {os.getpid()}"]
+    if runner is not None:
+        truth, results = on_engines(reference.who_runs_where, runner), on_engines(fn, runner)
+        check_places(results, {host for _, host, _ in truth}, {pid for _, _, pid in truth})
+        pids = [pid for _, _, pid in results]
+        if len(set(pids)) < len(pids):
+            raise Broken("process", f"The engines are {len(pids)} processes, but the process ids are {pids}.")
+        facts.append(f"{len(pids)} engines, each a process of its own: {', '.join(map(str, pids))}")
+    return Passed(tuple(facts))
+
+
+def check_places(results, hosts, pids):
+    for r, place in enumerate(results):
+        if place is None:
+            raise Broken("returns", f"Rank {r} returned nothing: return a tuple of rank, host and process id.")
+        if not isinstance(place, tuple | list) or len(place) != 3:
+            raise Broken("returns", f"Rank {r} returned {place!r}: a tuple of three was asked for, (rank, host, process id).")
+        rank, host, pid = place
+        if not isinstance(rank, int) or not isinstance(host, str) or not isinstance(pid, int):
+            kinds = ", ".join(type(part).__name__ for part in place)
+            raise Broken("order", f"Rank {r} returned ({kinds}): in this order an int, a str and an int were asked for.")
+        if rank != r:
+            raise Broken("rank", f"Rank {r} said that it is rank {rank}.")
+        if host not in hosts:
+            raise Broken("host", f"Rank {r} said that it runs on {host!r}, but the host is {' or '.join(sorted(hosts))}.")
+        if pid not in pids:
+            raise Broken("process", f"Rank {r} gave {pid} as its process id, which is not the process that runs it.")
+
+
+def on_engines(fn, runner):
+    try:
+        return runner(fn)
+    except CommError as error:
+        raise Broken("engines", f"Right on simulated ranks, but on the engines: {error}") from None
+    except Exception as error:
+        raise Broken("engines", f"Right on simulated ranks. {describe_error(error, 'on the engines')}") from None
+
+
+EXERCISES = (
+    Exercise(
+        id="0.1",
+        title="hello from every rank",
+        reference=reference.hello,
+        stars=1,
+        check=check_hello,
+        hints={
+            "": (
+                "The same function runs on every rank. What differs is the communicator that it gets: ask it.",
+                "comm.rank is the number of this rank, counted from 0, and comm.size is how many there are.",
+                'return f"hello from rank {comm.rank} of {comm.size}"',
+            ),
+            "returns": (
+                "What your function returns travels back to the notebook. What it prints is only shown.",
+                "Build a text with an f-string and return it.",
+                'return f"hello from rank {comm.rank} of {comm.size}"',
+            ),
+        },
+        wrong_answers=(
+            WrongAnswer(answers.prints_only, "returns", "print shows a text, `return` hands it back"),
+            WrongAnswer(answers.always_rank_0, "rank", "comm.rank is different on every rank"),
+            WrongAnswer(answers.counts_from_one, "rank", "ranks count from 0"),
+            WrongAnswer(answers.last_rank_as_size, "size", "there are 4 of them, which is comm.size"),
+            WrongAnswer(answers.four_ranks_for_ever, "size", "there are 1 of them"),
+            WrongAnswer(answers.returns_a_number, "returns", "a str was asked for, not int"),
+            WrongAnswer(answers.misspells_rank, "raises", "has no attribute 'Rank'"),
+            WrongAnswer(answers.waits_for_an_answer, "deadlock", "all receive first"),
+        ),
+        right_answers=(answers.in_other_words, answers.formatted_and_printed),
+        explanation=(
+            "One function, many processes. Nobody tells a rank what to do: it reads its own number and acts on it. That is the "
+            "whole programming model, called SPMD: single program, multiple data."
+        ),
+    ),
+    Exercise(
+        id="0.2",
+        title="who runs where",
+        reference=reference.who_runs_where,
+        stars=1,
+        check=check_who_runs_where,
+        hints={
+            "": (
+                "Three things in one tuple: the rank, the host, the process id. Two of them the operating system knows.",
+                "socket.gethostname() is the host, os.getpid() the process id; both modules are imported in the cell.",
+                "return comm.rank, socket.gethostname(), os.getpid()",
+            ),
+        },
+        wrong_answers=(
+            WrongAnswer(answers.host_first, "order", "in this order an int, a str and an int"),
+            WrongAnswer(answers.parent_process, "process", "which is not the process that runs it"),
+            WrongAnswer(answers.without_the_rank, "returns", "a tuple of three was asked for"),
+            WrongAnswer(answers.localhost, "host", "said that it runs on 'localhost'"),
+            WrongAnswer(answers.everybody_is_rank_0, "rank", "Rank 1 said that it is rank 0"),
+            WrongAnswer(answers.prints_the_place, "returns", "returned nothing"),
+        ),
+        right_answers=(answers.as_a_list,),
+        explanation=(
+            "On simulated ranks all process ids are the same: they take turns inside the notebook's own process. The engines are "
+            "processes of their own, perhaps on other hosts, and share nothing: what one knows, another learns by a message."
+        ),
+    ),
+)

@@ -1,0 +1,74 @@
+"""Run an attendee's function on simulated ranks and turn whatever goes wrong into one clear sentence."""
+
+import contextlib
+import io
+
+from ..comm import CommTimeout, Deadlock, sim
+from .record import Broken
+
+DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of a right answer takes about 0.05 s
+SENTINEL = -777.0  # what memory holds that an answer must not touch, or must not read
+PRINTED_LINES = 10  # of the attendee's own prints that are shown beside a failure
+
+
+def simulate(p, fn, *args, network=None, where=""):
+    """sim.run for a check: returns Results; raises Broken where `fn` fails, NotImplementedError where it is still a stub.
+
+    `where` says in which case this is, such as "with 3 ranks and 1,000 elements".
+    """
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            return sim.run(p, fn, *args, network=network, deadline=DEADLINE)
+    except NotImplementedError:
+        raise  # not wrong: not written yet
+    except Deadlock as error:
+        first, *table = str(error).split("\n")
+        message = f"{capital(where)} there is a deadlock: {full_stop(first.removeprefix('deadlock: '))}"
+        raise Broken("deadlock", message, "\n".join(table) + tail(printed)) from None
+    except CommTimeout as error:
+        first, *table = str(error).split("\n")
+        message = f"{capital(where)} your function was still running after {DEADLINE:g} s. {capital(full_stop(first))} Is there a loop that never ends?"
+        raise Broken("timeout", message, "\n".join(table) + tail(printed)) from None
+    except (Exception, SystemExit) as error:
+        raise Broken("raises", describe_error(error, where), tail(printed)) from None
+
+
+def describe_error(error, where):
+    """One sentence for an exception out of the attendee's function, with the rank and the line where they are known."""
+    notes = getattr(error, "__notes__", [])
+    place = f" ({notes[0].removesuffix(', at ')})" if notes else ""
+    return f"{capital(where)} your function raised {type(error).__name__}: {error}{place}"
+
+
+def tail(printed):
+    """The last lines that the attendee's function printed, for the detail of a message."""
+    lines = printed.getvalue().splitlines()
+    if not lines:
+        return ""
+    left_out = len(lines) - PRINTED_LINES
+    head = f"\nyour function printed (the last {PRINTED_LINES} of {len(lines):,} lines):" if left_out > 0 else "\nyour function printed:"
+    return "\n".join([head, *(f"  {line}" for line in lines[-PRINTED_LINES:])])
+
+
+def full_stop(sentence):
+    return sentence if sentence[-1:] in ".?!" else sentence + "."
+
+
+def capital(sentence):
+    return sentence[:1].upper() + sentence[1:]
+
+
+def case(p, n):
+    """How a case is named in messages."""
+    return f"with {count(p, 'rank')} and {count(n, 'element')}"
+
+
+def count(n, noun):
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def number(value):
+    """A number as people write it: 1234.0 -> "1,234", 0.25 -> "0.25"."""
+    value = float(value)
+    return f"{int(value):,}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"

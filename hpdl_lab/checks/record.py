@@ -1,0 +1,70 @@
+"""What an exercise is: a record. The check, the hints and the wrong answers are its fields."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+class Broken(Exception):
+    """An answer breaks an invariant.
+
+    failed:  the invariant, such as "sum", "bytes", "deadlock"; it chooses the hints.
+    message: what is wrong, where, and why, in sentences with numbers.
+    detail:  lines to show below it as they are (who waits for whom); events, size: of the run to draw.
+    """
+
+    def __init__(self, failed, message, detail="", events=(), size=0):
+        super().__init__(failed, message)
+        self.failed, self.message, self.detail = failed, message, detail
+        self.events, self.size = list(events), size
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a check found in a right answer: facts are sentences with the number against its target."""
+
+    facts: tuple = ()
+    events: list = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """An answer that the check must reject: `failed` is the invariant, `says` is a part of the message meant for it."""
+
+    fn: Callable
+    failed: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise.
+
+    id:        "4.1": notebook 4, first exercise; `title` is one line for lists of exercises.
+    reference: the library function that solves it; its name is the name of the exercise.
+    stars:     1 beginner, 2 intermediate, 3 advanced; also nbgrader's points.
+    check:     check(fn, runner) -> Passed, or raises Broken. `runner(fn, *args)` runs on the engines, or is None.
+    hints:     {invariant: (first, second, third)}; "" serves every invariant that is not named.
+    """
+
+    id: str
+    title: str
+    reference: Callable
+    stars: int
+    check: Callable
+    hints: dict
+    wrong_answers: tuple
+    right_answers: tuple
+    explanation: str
+
+    @property
+    def name(self):
+        return self.reference.__name__
+
+    @property
+    def path(self):
+        """How notebook sources name it: "package.module:function"."""
+        return f"{self.reference.__module__}:{self.reference.__qualname__}"
+
+    def hints_for(self, failed):
+        return self.hints.get(failed or "", self.hints[""])

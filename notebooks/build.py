@@ -1,0 +1,138 @@
+"""Write both forms of every notebook from notebooks/source/NN_name.py (jupytext py:percent).
+
+    python notebooks/build.py            write what has changed
+    python notebooks/build.py --check    write nothing; exit 1 and name what is out of date
+
+Source cells that are more than text or code:
+
+    # %% exercise="hpdl_lab.collectives.ring:reduce_scatter"     the library function itself: the solution
+    # %% check="hpdl_lab.collectives.ring:reduce_scatter"        the cell that checks it
+
+The solution form (solutions/NN_name.ipynb) holds the function; the exercise form (NN_name.ipynb) holds its signature, its
+docstring, the lines outside BEGIN/END SOLUTION and a NotImplementedError. Both carry nbgrader's metadata and markers, so that
+nbgrader takes the solution form as its source as it is.
+"""
+
+import argparse
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+
+from stubs import import_lines, solution_source, stub_source
+
+from hpdl_lab.checks import exercises
+
+HERE = Path(__file__).parent
+FORMS = {"exercise": HERE, "solution": HERE / "solutions"}
+HIDDEN = re.compile(r"^[ \t]*### BEGIN HIDDEN TESTS\n.*?^[ \t]*### END HIDDEN TESTS\n", re.DOTALL | re.MULTILINE)
+NBGRADER_SCHEMA = 3
+
+
+def build(source, form):
+    """The notebook of `form` ("exercise" or "solution") as text, from the path of its source."""
+    cells, seen, defined = [], {}, set()
+    for cell in jupytext.read(source, fmt="py:percent").cells:
+        cells.append(build_cell(cell, form, defined))
+        cells[-1]["id"] = cell_id(cells[-1], source.stem, seen)
+    metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+        "hpdl_lab": {"form": form, "source": source.name, "digest": digest(cells)},
+    }
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+    nbformat.validate(notebook)
+    return nbformat.writes(notebook, indent=1, sort_keys=True) + "\n"
+
+
+def build_cell(cell, form, defined):
+    """One notebook cell. `defined` holds the library functions that earlier exercise cells have defined; it grows."""
+    if cell.cell_type == "markdown":
+        return nbformat.v4.new_markdown_cell(cell.source)
+    if "exercise" in cell.metadata:
+        exercise = exercises.find(cell.metadata["exercise"])
+        return exercise_cell(exercise, form, defined)
+    if "check" in cell.metadata:
+        return check_cell(exercises.find(cell.metadata["check"]), form)
+    tags = cell.metadata.get("tags")
+    return nbformat.v4.new_code_cell(cell.source, metadata={"tags": list(tags)} if tags else {})
+
+
+def exercise_cell(exercise, form, defined):
+    imports = import_lines(exercise.reference, defined)
+    defined.add(exercise.reference.__qualname__)
+    body = solution_source if form == "solution" else stub_source
+    text = body(exercise.reference, f"exercise {exercise.id}: write {exercise.name}")
+    nbgrader = {"grade": False, "grade_id": f"exercise-{exercise.id}", "locked": False, "solution": True}
+    return graded_cell("\n".join(imports) + "\n\n\n" + text if imports else text, nbgrader)
+
+
+def check_cell(exercise, form):
+    text = (
+        f"result = lab.check({exercise.name})\n"
+        "### BEGIN HIDDEN TESTS\nassert result, result.message\n### END HIDDEN TESTS\n"
+        "result"
+    )
+    nbgrader = {
+        "grade": True,
+        "grade_id": f"check-{exercise.id}",
+        "locked": True,
+        "points": exercise.stars,
+        "solution": False,
+    }
+    return graded_cell(text if form == "solution" else HIDDEN.sub("", text), nbgrader)
+
+
+def graded_cell(text, nbgrader):
+    return nbformat.v4.new_code_cell(text, metadata={"nbgrader": nbgrader | {"schema_version": NBGRADER_SCHEMA, "task": False}})
+
+
+def cell_id(cell, stem, seen):
+    """An id that depends on what the cell is, not on when it was built or how many stand before it."""
+    if "nbgrader" in cell.metadata:
+        return cell.metadata["nbgrader"]["grade_id"].replace(".", "-")
+    name = hashlib.sha256(f"{stem}\n{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
+    seen[name] = seen.get(name, 0) + 1
+    return name if seen[name] == 1 else f"{name}-{seen[name]}"
+
+
+def digest(cells):
+    """What the cells say, in 16 hex digits: tells a notebook as built from one that somebody worked in."""
+    text = "\0".join(f"{cell['cell_type']}\n{cell['source']}" for cell in cells)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def worked_in(path):
+    """True for a notebook that differs from what was once built here: somebody's answers or results are in it."""
+    notebook = nbformat.read(path, as_version=4)
+    ran = any(cell.get("execution_count") for cell in notebook.cells)
+    return ran or digest(notebook.cells) != notebook.metadata.get("hpdl_lab", {}).get("digest")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Write both forms of every notebook from notebooks/source.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a notebook is out of date")
+    args = parser.parse_args(argv)
+    stale = []
+    for source in sorted((HERE / "source").glob("[0-9][0-9]_*.py")):
+        for form, folder in FORMS.items():
+            path, text = folder / f"{source.stem}.ipynb", build(source, form)
+            if path.exists() and path.read_text() == text:
+                continue
+            stale.append(path)
+            if args.check:
+                print(f"{path.relative_to(HERE.parent)} is out of date: run python notebooks/build.py")
+            elif path.exists() and worked_in(path):
+                print(f"{path.relative_to(HERE.parent)} has been worked in and is kept: move it away, then run this again")
+            else:
+                folder.mkdir(exist_ok=True)
+                path.write_text(text)
+                print(f"wrote {path.relative_to(HERE.parent)}")
+    return 1 if args.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
