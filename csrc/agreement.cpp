@@ -1,0 +1,79 @@
+#include "agreement.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hpdl {
+
+Call Call::of(const char* name, std::size_t count, DType dtype, int root) {
+    Call call{};
+    std::strncpy(call.name, name, sizeof call.name - 1);
+    call.count = static_cast<std::int64_t>(count);
+    call.root = root;
+    call.dtype = dtype;
+    return call;
+}
+
+std::string Call::text() const {
+    std::string text = name;
+    if (count > 0) text += " of " + describe(static_cast<std::size_t>(count), dtype);
+    if (root >= 0) text += " from rank " + std::to_string(root);
+    return text;
+}
+
+void require_agreement(const std::vector<Call>& calls) {
+    if (std::all_of(calls.begin(), calls.end(), [&](const Call& call) { return call == calls[0]; })) return;
+    std::string text = "the ranks disagree: ";
+    for (std::size_t first = 0; first < calls.size();) {
+        std::size_t last = first;
+        while (last + 1 < calls.size() && calls[last + 1] == calls[first]) last++;
+        text += first ? "; rank" : "rank";
+        text += first == last ? " " + std::to_string(first) + " calls "
+                              : "s " + std::to_string(first) + "-" + std::to_string(last) + " call ";
+        text += calls[first].text();
+        first = last + 1;
+    }
+    throw std::invalid_argument(text);
+}
+
+Agreement::Agreement(const Group& group, const Call& call, const std::string& note)
+    : group_(group), all_(group.size), request_(group.mpi->constants.request_null) {
+    if (note.size() > kNote) throw std::invalid_argument("a note of " + std::to_string(note.size()) + " bytes is too long");
+    mine_.call = call;
+    mine_.note_nbytes = static_cast<std::uint32_t>(note.size());
+    std::memcpy(mine_.note, note.data(), note.size());
+    const Handle byte = group.mpi->constants.byte;
+    group.mpi->check(
+        group.mpi->Iallgather(&mine_, sizeof mine_, byte, all_.data(), sizeof mine_, byte, group.comm, &request_),
+        "MPI_Iallgather");
+}
+
+bool Agreement::advance() {
+    Status status{};
+    int done = 0;
+    group_.mpi->check(group_.mpi->Test(&request_, &done, &status), "MPI_Iallgather");
+    if (!done) return false;
+    std::vector<Call> calls;
+    for (const Entry& entry : all_) calls.push_back(entry.call);
+    require_agreement(calls);
+    return true;
+}
+
+std::vector<std::string> Agreement::notes() const {
+    std::vector<std::string> notes;
+    for (const Entry& entry : all_) notes.emplace_back(entry.note, entry.note_nbytes);
+    return notes;
+}
+
+Duplicate::Duplicate(const Group& group) : group_(group), request_(group.mpi->constants.request_null) {
+    group.mpi->check(group.mpi->Comm_idup(group.comm, &comm_, &request_), "MPI_Comm_idup");
+}
+
+bool Duplicate::advance() {
+    Status status{};
+    int done = 0;
+    group_.mpi->check(group_.mpi->Test(&request_, &done, &status), "MPI_Comm_idup");
+    return done;
+}
+
+}  // namespace hpdl

@@ -1,0 +1,70 @@
+// Before a collective: do all ranks mean the same one? What they say is compared on every rank, so all raise or none.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "dtype.h"
+#include "message.h"
+#include "operation.h"
+
+namespace hpdl {
+
+// What one rank is about to do. Plain bytes: it travels through MPI and lies in shared memory.
+struct Call {
+    char name[16];  // "all_reduce"
+    std::int64_t count;
+    std::int32_t root;  // -1 where there is none
+    DType dtype;
+    char zero[3];  // no padding: calls are compared byte by byte
+
+    static Call of(const char* name, std::size_t count, DType dtype, int root = -1);
+    bool operator==(const Call& other) const { return std::memcmp(this, &other, sizeof other) == 0; }
+    std::string text() const;
+};
+
+// Throw std::invalid_argument with the numbers of all ranks unless all calls are equal.
+void require_agreement(const std::vector<Call>& calls);
+
+// All ranks exchange their calls, and a few bytes besides, through MPI. Completes when every rank has come.
+class Agreement : public Operation {
+  public:
+    static constexpr std::size_t kNote = 120;  // bytes
+
+    // note: at most kNote bytes for the other ranks.
+    Agreement(const Group& group, const Call& call, const std::string& note);
+
+    bool advance() override;
+
+    // What every rank had to tell, in rank order; after completion.
+    std::vector<std::string> notes() const;
+
+  private:
+    struct Entry {
+        Call call;
+        std::uint32_t note_nbytes;
+        char note[kNote];
+    };
+
+    Group group_;
+    Entry mine_{};
+    std::vector<Entry> all_;
+    Handle request_;
+};
+
+// A duplicate of a communicator, in which no message of the first can be received. All ranks must come.
+class Duplicate : public Operation {
+  public:
+    explicit Duplicate(const Group& group);
+
+    bool advance() override;
+    Handle comm() const { return comm_; }
+
+  private:
+    Group group_;
+    Handle comm_ = 0, request_;
+};
+
+}  // namespace hpdl

@@ -1,0 +1,23 @@
+// What the binding files share: one function for each header below, which module.cpp calls, and tensors as Buffers.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "dtype.h"
+
+namespace hpdl {
+
+// The memory of a contiguous CPU torch tensor or NumPy array, in some 30 ns, without linking to either. Anything else
+// raises the ValueError or TypeError of hpdl_lab.comm.buffers.buffer_of, which says what to do.
+// verb: "send", "receive into", ... for its text. writable: the memory will be written.
+Buffer buffer_of(nanobind::handle x, const char* verb, bool writable);
+
+void bind_mpi_api(nanobind::module_& m);
+void bind_operation(nanobind::module_& m);
+void bind_message(nanobind::module_& m);
+void bind_agreement(nanobind::module_& m);
+void bind_shm_memory(nanobind::module_& m);
+void bind_shm_group(nanobind::module_& m);
+void bind_reduce(nanobind::module_& m);
+
+}  // namespace hpdl

@@ -1,0 +1,66 @@
+#include <nanobind/stl/string.h>
+
+#include "bind.h"
+#include "message.h"
+#include "mpi_api.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hpdl {
+
+namespace {
+
+Constants constants_of(const nb::dict& told) {
+    const auto integer = [&](const char* name) { return nb::cast<std::intptr_t>(told[name]); };
+    Constants c{};
+    c.any_tag = static_cast<int>(integer("any_tag"));
+    c.error_truncate = static_cast<int>(integer("error_truncate"));
+    c.in_place = integer("in_place");
+    c.request_null = integer("request_null");
+    c.byte = integer("byte");
+    c.sum = integer("sum");
+    c.status_nbytes = static_cast<std::size_t>(integer("status_nbytes"));
+    c.tag_offset = static_cast<std::size_t>(integer("tag_offset"));
+    for (int i = 0; i < kDTypes; i++) c.dtypes[i] = told.contains(kDTypeNames[i]) ? integer(kDTypeNames[i]) : 0;
+    return c;
+}
+
+// The library's own blocking all-reduce, for the race. All ranks must be on their way into it.
+void all_reduce(const Group& group, nb::handle x, nb::handle out) {
+    const Buffer from = buffer_of(x, "all_reduce", true), to = buffer_of(out, "all_reduce", true);
+    const Handle dtype = group.mpi->constants.dtypes[static_cast<int>(from.dtype)];
+    if (!dtype) throw std::invalid_argument(std::string("MPI_Allreduce does not know ") + name_of(from.dtype));
+    if (from.count != to.count || from.dtype != to.dtype) {
+        throw std::invalid_argument("all_reduce of " + describe(from.count, from.dtype) + " into " +
+                                    describe(to.count, to.dtype));
+    }
+    const void* source = from.data == to.data ? reinterpret_cast<void*>(group.mpi->constants.in_place) : from.data;
+    nb::gil_scoped_release release;
+    group.mpi->check(group.mpi->Allreduce(source, to.data, static_cast<int>(from.count), dtype,
+                                          group.mpi->constants.sum, group.comm),
+                     "MPI_Allreduce");
+}
+
+}  // namespace
+
+void bind_mpi_api(nb::module_& m) {
+    nb::exception<MpiError>(m, "MpiError", PyExc_RuntimeError);
+    nb::class_<Mpi>(m, "Mpi", "The MPI library that mpi4py has loaded.")
+        .def("__init__",
+             [](Mpi* self, const std::string& loaded_by, int rank, const nb::dict& constants) {
+                 new (self) Mpi(loaded_by, rank, constants_of(constants));
+             },
+             "loaded_by"_a, "rank"_a, "constants"_a);
+    nb::class_<Group>(m, "Group", "One communicator, by its handle.")
+        .def("__init__",
+             [](Group* self, const Mpi& mpi, Handle comm, int rank, int size) {
+                 new (self) Group{&mpi, comm, rank, size};
+             },
+             "mpi"_a, "comm"_a, "rank"_a, "size"_a, nb::keep_alive<1, 2>())
+        .def_ro("comm", &Group::comm)
+        .def("all_reduce", &all_reduce, "x"_a, "out"_a,
+             "MPI_Allreduce of `x` into `out`, in place where they are the same. Blocks: no signal reaches it.");
+}
+
+}  // namespace hpdl

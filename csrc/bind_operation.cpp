@@ -1,0 +1,16 @@
+#include "bind.h"
+#include "operation.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hpdl {
+
+void bind_operation(nb::module_& m) {
+    nb::class_<Operation>(m, "Operation", "Something under way that depends on other ranks.")
+        .def("wait", &wait, "seconds"_a, "nap_s"_a, "crowded"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Advance for `seconds` at most; true when done. nap_s: 0 spins, else sleep so long between two looks.")
+        .def_prop_ro("progress", &Operation::progress, "Grows whenever a part has been done.");
+}
+
+}  // namespace hpdl

@@ -1,0 +1,65 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind.h"
+#include "shm_group.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hpdl {
+
+namespace {
+
+// Each starts a collective and waits for it in the same call, because a small one takes less than a second call.
+
+bool all_reduce(ShmGroup& group, nb::handle x, double seconds, bool crowded) {
+    const Buffer buffer = buffer_of(x, "all_reduce", true);
+    nb::gil_scoped_release release;
+    group.start_all_reduce(buffer);
+    return wait(group, seconds, 0, crowded);
+}
+
+bool broadcast(ShmGroup& group, nb::handle x, int root, double seconds, bool crowded) {
+    const Buffer buffer = buffer_of(x, "broadcast", true);
+    nb::gil_scoped_release release;
+    group.start_broadcast(buffer, root);
+    return wait(group, seconds, 0, crowded);
+}
+
+bool all_gather(ShmGroup& group, nb::handle x, nb::handle out, double seconds, bool crowded) {
+    const Buffer from = buffer_of(x, "all_gather", false), to = buffer_of(out, "all_gather into", true);
+    nb::gil_scoped_release release;
+    group.start_all_gather(from, to);
+    return wait(group, seconds, 0, crowded);
+}
+
+bool reduce_scatter(ShmGroup& group, nb::handle x, nb::handle out, double seconds, bool crowded) {
+    const Buffer from = buffer_of(x, "reduce_scatter", false), to = buffer_of(out, "reduce_scatter into", true);
+    nb::gil_scoped_release release;
+    group.start_reduce_scatter(from, to);
+    return wait(group, seconds, 0, crowded);
+}
+
+bool meet(ShmGroup& group, const Call& call, double seconds, bool crowded) {
+    nb::gil_scoped_release release;
+    group.start_meeting(call);
+    return wait(group, seconds, 0, crowded);
+}
+
+}  // namespace
+
+void bind_shm_group(nb::module_& m) {
+    nb::class_<ShmGroup, Operation>(m, "ShmGroup", "Ranks that share memory. Every collective returns true when done.")
+        .def(nb::init<std::shared_ptr<SharedMemory>, int, int>(), "memory"_a, "rank"_a, "size"_a)
+        .def_static("nbytes_for", &ShmGroup::nbytes_for, "size"_a)
+        .def("add", &ShmGroup::add, "memory"_a, "part"_a)
+        .def("all_reduce", &all_reduce, "x"_a, "seconds"_a, "crowded"_a)
+        .def("broadcast", &broadcast, "x"_a, "root"_a, "seconds"_a, "crowded"_a)
+        .def("all_gather", &all_gather, "x"_a, "out"_a, "seconds"_a, "crowded"_a)
+        .def("reduce_scatter", &reduce_scatter, "x"_a, "out"_a, "seconds"_a, "crowded"_a)
+        .def("meet", &meet, "call"_a, "seconds"_a, "crowded"_a)
+        .def("missing", &ShmGroup::missing, "The ranks that have not come to the meeting at which this one waits.");
+}
+
+}  // namespace hpdl

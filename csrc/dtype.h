@@ -1,0 +1,31 @@
+// Element types and plain descriptions of memory, shared by every algorithm.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace hpdl {
+
+// In the order of hpdl_lab.comm.buffers.DTYPES, which is part of the wire format.
+enum class DType : unsigned char { float32, float64, bfloat16, float16, int32, int64, uint8 };
+constexpr int kDTypes = 7;
+
+constexpr const char* kDTypeNames[kDTypes] = {"float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8"};
+constexpr std::size_t kItemSizes[kDTypes] = {4, 8, 2, 2, 4, 8, 1};
+
+constexpr const char* name_of(DType dtype) { return kDTypeNames[static_cast<int>(dtype)]; }
+constexpr std::size_t item_size(DType dtype) { return kItemSizes[static_cast<int>(dtype)]; }
+
+// Contiguous memory of somebody who keeps it alive.
+struct Buffer {
+    char* data;
+    std::size_t count;
+    DType dtype;
+
+    std::size_t nbytes() const { return count * item_size(dtype); }
+};
+
+// 1001, float32 -> "1,001 float32"
+std::string describe(std::size_t count, DType dtype);
+
+}  // namespace hpdl

@@ -1,0 +1,28 @@
+// Waiting without ever blocking: everything that depends on another rank is an Operation that somebody advances.
+#pragma once
+
+#include <cstdint>
+
+namespace hpdl {
+
+class Operation {
+  public:
+    virtual ~Operation() = default;
+
+    // Do what can be done now; true when all is done. Never blocks. Throws std::invalid_argument where ranks disagree.
+    virtual bool advance() = 0;
+
+    // Grows whenever a part has been done: a transfer that is slow is not one that is stuck.
+    std::uint64_t progress() const { return progress_; }
+
+  protected:
+    std::uint64_t progress_ = 0;
+};
+
+// Advance until done, for `seconds` at most; true when done.
+//
+// nap_s: 0 spins, which answers soonest; otherwise sleep so long between two looks, which leaves the core to others.
+// crowded: more ranks than cores: a spinning rank gives up the core at every look, since its peer may need it.
+bool wait(Operation& operation, double seconds, double nap_s, bool crowded);
+
+}  // namespace hpdl

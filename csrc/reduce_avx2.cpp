@@ -1,0 +1,2 @@
+#define HPDL_VARIANT avx2
+#include "reduce_kernels.inc"

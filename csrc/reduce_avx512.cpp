@@ -1,0 +1,2 @@
+#define HPDL_VARIANT avx512
+#include "reduce_kernels.inc"

@@ -1,0 +1,2 @@
+#define HPDL_VARIANT portable
+#include "reduce_kernels.inc"
