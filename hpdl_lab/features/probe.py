@@ -1,0 +1,58 @@
+"""What MPI and torch say of themselves: run as a script, it prints one line of JSON.
+
+It is a process of its own because a broken MPI library can end the process that loads it, and because importing torch
+takes seconds that a notebook must not spend on a question.
+"""
+
+import json
+
+
+def answers():
+    """Import MPI, without starting it, and torch: {"mpi": "MPICH 5.0.2", "torch": "2.13.0", ...}, or an "..._error"."""
+    return {**mpi_answers(), **torch_answers()}
+
+
+def mpi_answers():
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return {"mpi_error": first_line(error)}
+    name, version = MPI.get_vendor()
+    return {"mpi": f"{name} {'.'.join(map(str, version))}", "mpi_path": loaded_library("libmpi") or MPI.__file__}
+
+
+def torch_answers():
+    try:
+        import torch
+        import torch.distributed as dist
+    except (ImportError, OSError) as error:  # OSError: a shared library of the wheel is missing
+        return {"torch_error": first_line(error)}
+    nccl = dist.is_available() and dist.is_nccl_available()
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "gloo": dist.is_available() and dist.is_gloo_available(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
+    }
+
+
+def first_line(error):
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def loaded_library(name):
+    """Path of the loaded shared library whose file name starts with `name`; None where the system does not tell."""
+    try:
+        with open("/proc/self/maps") as file:
+            paths = [line.split(maxsplit=5)[-1].strip() for line in file if f"/{name}" in line]
+    except OSError:
+        return None
+    return paths[0] if paths else None
+
+
+if __name__ == "__main__":
+    print(json.dumps(answers()))

@@ -1,0 +1,196 @@
+"""The table of `hpdl doctor`: one function per row."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from . import Missing, ask, compiled_module, cores, installed_mpi_wheels, mpiexec, require_one_mpi
+
+SHM_NEEDED = 64 << 20  # bytes: four ranks with a few MiB each
+SHM_WANTED = 1 << 30  # bytes: four ranks with 64 MiB buffers, results and staging areas
+
+
+class Feature(NamedTuple):
+    """One row: `text` is the version or number where `ok`, else the reason and the remedy."""
+
+    name: str
+    ok: bool
+    text: str
+    needed: bool = True  # False: the laboratory works without it
+
+
+class Report(list):
+    """Features as a table. `ok` is true when nothing that is needed is missing."""
+
+    @property
+    def ok(self):
+        return all(feature.ok for feature in self if feature.needed)
+
+    def __str__(self):
+        width = max(60, shutil.get_terminal_size((120, 24)).columns)
+        rows = [self.row(feature, width) for feature in self]
+        end = "Ready." if self.ok else "Not ready: a NO is needed and says how to get it."
+        return "\n".join([*rows, "", end])
+
+    __repr__ = __str__
+
+    @staticmethod
+    def row(feature, width):
+        word = "yes" if feature.ok else "NO" if feature.needed else "no"
+        text = f"{feature.name:<16} {word:<4} {feature.text}"
+        return textwrap.fill(text, width, subsequent_indent=" " * 22, break_long_words=False, break_on_hyphens=False)
+
+
+def report():
+    """Every row, in the order in which a person would mend them."""
+    answers = ask()
+    return Report(
+        [
+            python(),
+            module(),
+            one_mpi(),
+            mpi_library(answers),
+            launcher(answers),
+            shared_memory(),
+            simd(),
+            Feature("cores", True, f"{cores()} usable of {os.cpu_count()}; more ranks than cores take turns"),
+            torch(answers),
+            gloo(answers),
+            cuda(answers),
+            nccl(answers),
+            jupyter(),
+            compiler(),
+            home(),
+        ]
+    )
+
+
+def short(path):
+    """A path as seen from here, where that is shorter."""
+    return min(path, os.path.relpath(path), key=len)
+
+
+def python():
+    what = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
+    return Feature("Python", True, what)
+
+
+def module():
+    try:
+        return Feature("compiled module", True, short(compiled_module().__file__))
+    except ImportError as error:
+        return Feature("compiled module", False, str(error))
+
+
+def one_mpi():
+    try:
+        require_one_mpi()
+    except Missing as error:
+        return Feature("one MPI only", False, str(error))
+    wheels = [f"wheel {name} {number}" for name, number in installed_mpi_wheels().items()]
+    return Feature("one MPI only", True, wheels[0] if wheels else "no wheel: the system's MPI is used")
+
+
+def mpi_library(answers):
+    if "mpi" not in answers:
+        return Feature("MPI library", False, f"{answers['mpi_error']}: pip install mpich mpi4py")
+    return Feature("MPI library", True, f"{answers['mpi']} at {short(answers['mpi_path'])}")
+
+
+def launcher(answers):
+    """Does the launcher belong to the library? A mismatch starts n jobs of one rank each, which puzzles everybody.
+
+    There are two families: Open MPI, and MPICH with Intel MPI, MVAPICH and Cray MPICH.
+    """
+    try:
+        path = mpiexec()
+        says = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20).stdout
+    except (Missing, OSError, subprocess.TimeoutExpired) as error:
+        return Feature("mpiexec", False, str(error))
+    library = answers.get("mpi", "an unknown MPI")
+    if "mpi" in answers and ("Open MPI" in says) != ("Open MPI" in library):
+        kind = "Open MPI" if "Open MPI" in says else "MPICH"
+        remedy = "put the launcher of the same MPI first on PATH, or pip install mpich"
+        return Feature("mpiexec", False, f"{path} starts ranks of {kind}, but mpi4py loads {library}: {remedy}")
+    return Feature("mpiexec", True, f"{short(path)} starts ranks of {library}")
+
+
+def shared_memory():
+    """Ranks of one machine share buffers in /dev/shm, of which a container may have only 64 MiB."""
+    path = "/dev/shm"
+    if not os.path.isdir(path):
+        return Feature("shared memory", platform.system() == "Darwin", "POSIX shared memory without /dev/shm")
+    free = shutil.disk_usage(path).free
+    text = f"{free / 2**20:,.0f} MiB free in {path}"
+    if free < SHM_WANTED:
+        text += f", {SHM_WANTED / 2**20:,.0f} MiB wanted: large tensors may fail (a container: --shm-size=2g)"
+    return Feature("shared memory", free >= SHM_NEEDED, text)
+
+
+def simd():
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return Feature("SIMD kernels", False, f"{platform.machine()}: the portable kernel is used", needed=False)
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = next((line for line in file if line.startswith("flags")), "").split()
+    except OSError:
+        flags = []
+    kinds = [name for flag, name in (("avx2", "AVX2"), ("avx512f", "AVX-512")) if flag in flags]
+    text = ", ".join(kinds) or "this processor shows neither AVX2 nor AVX-512: the portable kernel is used"
+    return Feature("SIMD kernels", bool(kinds), text, needed=False)
+
+
+def torch(answers):
+    if "torch" not in answers:
+        return Feature("torch", False, f"{answers['torch_error']}: make install")
+    return Feature("torch", True, answers["torch"])
+
+
+def gloo(answers):
+    has = answers.get("gloo", False)
+    return Feature("gloo", has, "in torch" if has else "not in this torch", needed=False)
+
+
+def cuda(answers):
+    gpus = answers.get("gpus")
+    if gpus:
+        return Feature("CUDA", True, f"{answers['cuda']}, {len(gpus)} GPU(s): {', '.join(gpus)}", needed=False)
+    if answers.get("cuda"):
+        text = f"torch has CUDA {answers['cuda']}, but finds no GPU or no driver: ranks use CPU cores"
+    else:
+        text = "this torch was built without CUDA: ranks use CPU cores"
+    return Feature("CUDA", False, text, needed=False)
+
+
+def nccl(answers):
+    number = answers.get("nccl")
+    return Feature("NCCL", bool(number), number or "not in this torch; of use with GPUs only", needed=False)
+
+
+def jupyter():
+    try:
+        text = ", ".join(f"{name} {version(name)}" for name in ("jupyterlab", "ipyparallel", "ipykernel"))
+    except PackageNotFoundError as error:
+        return Feature("JupyterLab", False, f"{error.name} is not installed: make install")
+    return Feature("JupyterLab", True, text)
+
+
+def compiler():
+    path = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
+    return Feature("C++ compiler", path is not None, path or "needed only to build csrc/: make install says how", False)
+
+
+def home():
+    path = os.path.expanduser("~")
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            return Feature("home", True, f"{path} can be written")
+    except OSError as error:
+        remedy = "make lab uses .venv/home instead; elsewhere set HOME to a folder of yours"
+        return Feature("home", False, f"{path} cannot be written ({error.strerror}): {remedy}", needed=False)
