@@ -48,8 +48,9 @@ clean: ## remove .venv, builds and caches; notebooks stay as they are
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp holds the folder that was installed: a clone that was moved is installed again.
-ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(CURDIR))
+# The stamp holds what was installed: a clone that was moved, or whose files were renamed, is installed again.
+STATE := $(CURDIR) $(shell find hpdl_lab -name '*.py' | LC_ALL=C sort | cksum)
+ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(STATE))
 .PHONY: $(INSTALLED) $(INSTALLED_DEV)
 endif
 
@@ -59,4 +60,4 @@ $(INSTALLED) $(INSTALLED_DEV): $(SOURCES)
 	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(BUILD_TOOLS)
 	$(PIP) --no-build-isolation -e '.$(EXTRAS)'
-	@for stamp in $(sort $(INSTALLED) $@); do echo '$(CURDIR)' > $$stamp; done
+	@for stamp in $(sort $(INSTALLED) $@); do echo '$(STATE)' > $$stamp; done

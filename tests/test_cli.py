@@ -1,0 +1,95 @@
+"""The command `hpdl`: what it prints, its exit codes, and one sentence for each mistake."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from hpdl_lab import __version__, cli, features
+from hpdl_lab.features import table
+
+
+def hpdl(*arguments):
+    command = [sys.executable, "-m", "hpdl_lab", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, stdin=subprocess.DEVNULL)
+
+
+def test_doctor_prints_the_table():
+    done = hpdl("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"hpdl_lab {__version__}\n")
+    assert "MPI library" in done.stdout and done.stdout.endswith("Ready.\n")
+
+
+def test_doctor_fails_when_something_needed_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(
+        features, "doctor", lambda: table.Report([table.Feature("MPI library", False, "none: do this")])
+    )
+    assert cli.main(["doctor"]) == 1
+    assert "MPI library      NO   none: do this" in capsys.readouterr().out
+
+
+def test_help_and_version_are_quick_and_need_nothing():
+    code = "import sys, hpdl_lab.cli; print([m for m in ('numpy', 'torch', 'ipyparallel') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "[]"
+    assert hpdl("--version").stdout == f"hpdl_lab {__version__}\n"
+    assert "doctor" in hpdl("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["bench"], "the following arguments are required: BENCH"),
+        (["bench", "all_reduce", "--ranks", "0"], "0 is not a number from 1 on"),
+        (["bench", "all_reduce", "--ranks", "two"], "two is not a number from 1 on"),
+        (["bench", "all_reduce", "--against", "mpi,nccl"], "unknown: nccl; known: mpi, gloo, none"),
+        (["bench", "run", "--json", "/proc/none/x.json"], "/proc/none/x.json cannot be written"),
+    ],
+)
+def test_wrong_usage_is_code_2_with_one_sentence(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_what_cannot_be_done_is_one_sentence_and_code_1(monkeypatch, capsys):
+    def missing():
+        raise features.Missing("no mpiexec: pip install mpich")
+
+    monkeypatch.setattr(features, "doctor", missing)
+    assert cli.main(["doctor"]) == 1
+    assert capsys.readouterr().err == "hpdl: no mpiexec: pip install mpich\n"
+
+
+def test_ctrl_c_is_code_130(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(features, "doctor", interrupted)
+    assert cli.main(["doctor"]) == 130
+
+
+def test_bench_all_reduce_passes_what_was_asked(monkeypatch):
+    bench = importlib.import_module("hpdl_lab.bench")
+    asked = []
+    monkeypatch.setattr(bench, "all_reduce", lambda *given: asked.append(given) or [{"wrong": 0}])
+    assert cli.main(["bench", "all_reduce", "--ranks", "3", "--sizes", "4,1KiB,2MiB", "--against", "mpi"]) == 0
+    assert asked == [(3, [4, 1024, 2 << 20], ("mpi",), None)]
+
+
+def test_wrong_elements_fail_the_bench(monkeypatch, capsys):
+    bench = importlib.import_module("hpdl_lab.bench")
+    monkeypatch.setattr(bench, "all_reduce", lambda *given: [{"wrong": 0}, {"wrong": 1024}])
+    assert cli.main(["bench", "all_reduce"]) == 1
+    assert "1,024 wrong elements" in capsys.readouterr().err
+
+
+def test_bench_run_measures_real_engines(tmp_path):
+    done = hpdl("bench", "run", "--ranks", "2", "--repeats", "5", "--json", str(tmp_path / "run.json"))
+    assert done.returncode == 0, done.stderr
+    assert "empty lab.run, median" in done.stdout
+    assert '"ranks": 2' in (tmp_path / "run.json").read_text()
