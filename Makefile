@@ -42,7 +42,7 @@ bench: $(INSTALLED) ## race this package's all-reduce against MPI and gloo
 lint: $(INSTALLED_DEV) ## check style: ruff and clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/clang-format --dry-run -Werror $(filter %.cpp %.h,$(wildcard csrc/*))
+	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*)
 
 clean: ## remove .venv, builds and caches; notebooks stay as they are
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
