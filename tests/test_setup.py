@@ -37,14 +37,18 @@ def machine(tmp_path):
     """A PATH with nothing on it but what `machine(name=script)` puts there."""
     tools = tmp_path / "bin"
     tools.mkdir()
+
+    def script(name, text):
+        file = tools / name
+        file.write_text(f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+
     for name in ("sh", "id", "sed", "tr", "uname"):
-        (tools / name).symlink_to(shutil.which(name))
+        script(name, f'exec {shutil.which(name)} "$@"')  # no link: a stand-in must never be written into a real tool
 
     def make(**scripts):
-        for name, script in scripts.items():
-            file = tools / name.replace("_", "-")
-            file.write_text(f"#!/bin/sh\n{script}\n")
-            file.chmod(0o755)
+        for name, text in scripts.items():
+            script(name.replace("_", "-"), text)
 
         def needs(python="python3"):
             environment = {"PATH": str(tools), "HOME": str(tmp_path)}
