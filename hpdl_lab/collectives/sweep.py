@@ -5,6 +5,7 @@ function give the median and the quartiles. The time is the communicator's own: 
 """
 
 import math
+import re
 
 import numpy as np
 
@@ -19,6 +20,22 @@ PING_SIZES = (8, 1024, 16 * 1024, 128 * 1024, 1024 * 1024)
 
 class WrongAnswer(ValueError):
     """A function that is not an all-reduce is not timed."""
+
+
+def parse_size(text):
+    """Bytes as people write them: 4, "4", "1KiB", "4 MiB", "1GiB". Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d+)\s*(KiB|MiB|GiB|B)?", str(text).strip())
+    if not match or int(match[1]) < 1:
+        raise ValueError(f'a message size is a number of bytes such as 4, "1KiB" or "64MiB", got {text!r}')
+    return int(match[1]) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(match[2], 1)
+
+
+def race(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS):
+    """`ping_pong`, reported by rank 0 as {alpha, beta, gamma}, and then `sweep`."""
+    alpha, beta, gamma = ping_pong(comm, samples, repeats=20 if sample_ns else 1)
+    if comm.rank == 0:
+        comm.report(alpha=alpha, beta=beta, gamma=gamma)
+    sweep(comm, functions, sizes, dtype, samples, sample_ns)
 
 
 def sweep(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS):
@@ -90,7 +107,7 @@ def require_right(comm, name, function, x):
         if count:
             raise WrongAnswer(
                 f"{name} is not timed, because its sum is wrong: on rank {rank}, {count:,.0f} of {len(x):,} elements, "
-                f"first at index {first:,.0f}: expected {want:g}, got {have:g}"
+                f"first at index {first:,.0f}: expected {want:g}, got {have:g}; lab.check says why"
             )
 
 
@@ -126,6 +143,11 @@ def sample_calls(comm, function, x, samples, sample_ns):
         return np.asarray(comm.all_gather(times)).max(axis=0)
     finally:
         comm.trace.enabled = recording
+
+
+def time_work(comm, work, n, samples=SAMPLES, sample_ns=SAMPLE_NS):
+    """(samples,) ns per call of `work(comm, n)`, each of the slowest rank; the same on every rank."""
+    return sample_calls(comm, lambda comm, _: work(comm, n), np.zeros(0), samples, sample_ns)
 
 
 def ping_pong(comm, samples=SAMPLES, repeats=20):

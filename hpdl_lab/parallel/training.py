@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ..data.sharding import batches, shard
+from ..models.mlp import mlp
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,19 @@ def train_step(comm, model, strategy, optimizer, x, y, batch):
 def accuracy(model, x, y):
     """Share of the images x (n, features) whose greatest logit is the label y (n,)."""
     return (model(x).argmax(1) == y).double().mean().item()
+
+
+class TrainingStep:
+    """f(comm, n): one step of training on a global batch of n digits, shared by the ranks; what lab.scaling times."""
+
+    def __init__(self, strategy, data, sizes=(64, 512, 256, 10)):
+        self.strategy, self.data, self.sizes = strategy, data, sizes
+        self.model = None  # built at the first call, on the rank that steps
+
+    def __call__(self, comm, n):
+        if self.model is None:
+            self.model = mlp(self.sizes)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        mine = shard(torch.arange(n) % len(self.data.train_y), comm.rank, comm.size)
+        x, y = self.data.train_x[mine], self.data.train_y[mine]
+        train_step(comm, self.model, self.strategy, self.optimizer, x, y, n)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .style import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, number_text
+from .style import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, heading, number_text
 
 COLORS = {"too low": BLUE, "good": GREEN, "too high": ORANGE, "diverges": VERMILION}
 GOOD = 0.05  # of the loss above the least that may be left at the end
@@ -13,7 +13,8 @@ def verdict(path, above):
 
     Args:    path: (k + 1, 2) weights before the first step and after each one; above: (k + 1,) loss above the least.
     """
-    if not np.isfinite(above).all() or above[-1] > above[0]:
+    late = above[-1 - max(1, len(above) // 4)]
+    if not np.isfinite(above).all() or above[-1] > late > 1e-9 * above[0]:  # uphill at the end, not by rounding
         return "diverges"
     if above[-1] <= GOOD * above[0]:
         return "good"
@@ -55,7 +56,7 @@ def draw(figure, bowl, paths, steps, title=""):
         walk(ax, bowl, rate, path, done=len(path) > steps)
         ax.set_xlabel("weight 0")
     axes[0].set_ylabel("weight 1")
-    figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
+    heading(figure, title)
 
 
 def walk(ax, bowl, rate, path, done):

@@ -1,6 +1,6 @@
 """Training as it goes: loss and samples per second against steps."""
 
-from .style import BLUE, GREEN, GREY, INK, note, number_text
+from .style import BLUE, GREEN, GREY, heading, note, number_text
 
 SMOOTH = 20  # steps over which samples/s are averaged: single steps show the operating system more than the training
 
@@ -12,7 +12,7 @@ def draw(figure, rows, steps, title="", foot="", reference=None):
              reference: losses to draw behind the curve, such as those of one rank; or None.
     """
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
-    figure.subplots_adjust(left=0.075, right=0.975, bottom=0.19, top=0.83, wspace=0.24)
+    figure.subplots_adjust(left=0.075, right=0.975, bottom=0.19, top=0.78, wspace=0.24)
     x = [r["step"] for r in rows]
     losses = [r["loss"] for r in rows]
     if reference is not None:
@@ -27,17 +27,17 @@ def draw(figure, rows, steps, title="", foot="", reference=None):
     rates = smoothed([r["samples_per_s"] for r in rows])
     right.plot(x, rates, color=GREEN)
     right.set_ylim(0, max([*rates, 1.0]) * 1.25)
-    right.yaxis.set_major_formatter(lambda v, _: f"{v / 1000:,.3g}k" if v else "0")
+    right.yaxis.set_major_formatter(lambda v, _: rate_text(v))
     right.set_title("samples per second")
     for ax in (left, right):
         ax.set_xlim(0, max(steps - 1, 1))
         ax.set_xlabel("step")
+    now = "waiting for the first step"
     if rows:
         left.plot(x[-1:], losses[-1:], "o", color=BLUE)
         right.plot(x[-1:], rates[-1:], "o", color=GREEN)
         now = f"step {x[-1] + 1} of {steps}   loss {number_text(losses[-1])}   {rates[-1]:,.0f} samples/s"
-        figure.text(0.988, 0.975, now, ha="right", va="top", color=INK)
-    figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
+    heading(figure, title, now)
     if foot:
         note(figure, foot)
 
@@ -49,3 +49,8 @@ def smoothed(rates):
         window = [r for r in rates[max(0, i - SMOOTH + 1) : i + 1] if r > 0]
         out.append(len(window) / sum(1 / r for r in window) if window else 0.0)
     return out
+
+
+def rate_text(rate):
+    """45000 -> "45k"."""
+    return f"{rate / 1000:,.0f}k" if rate >= 10_000 else number_text(rate)

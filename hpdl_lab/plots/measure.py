@@ -6,9 +6,10 @@ from .style import (
     FAINT,
     GREY,
     INK,
-    OVERSUBSCRIBED,
     SERIES,
     YOURS,
+    crowding,
+    heading,
     label_ends,
     log_axis,
     note,
@@ -34,11 +35,10 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
              model, prediction: a Reference or None; title, foot: text above and below.
     """
     left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.085, right=0.835, bottom=0.2, top=0.86, wspace=0.27)
+    figure.subplots_adjust(left=0.085, right=0.835, bottom=0.2, top=0.785, wspace=0.27)
     names = [yours] + [n for n in dict.fromkeys(r["name"] for r in rows) if n != yours]
     colors = dict(zip(names, (YOURS, *(c for c in SERIES if c != YOURS)), strict=False))
     curves = {n: sorted((r for r in rows if r["name"] == n), key=lambda r: r["size"]) for n in names}
-    crowded = any(r["ranks"] > r["cores"] for r in rows)
     lines = [
         (ref, dash, shade)
         for ref, dash, shade in ((model, (0, (1, 1.2)), GREY), (prediction, (0, (5, 2)), INK))
@@ -72,23 +72,13 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
         own = name == yours
         x = [r["size"] for r in curve]
         style = {"color": colors[name], "linewidth": 2.6 if own else 1.5, "zorder": 4 if own else 3, "marker": "o"}
-        style |= {"markerfacecolor": FAINT, "markeredgecolor": GREY} if crowded else {}
+        style |= {"markerfacecolor": FAINT, "markeredgecolor": GREY} if crowding(rows) else {}
         left.plot(x, [r["time_us"] / 1e6 for r in curve], **style)
-        left.fill_between(
-            x,
-            [r["p25_us"] / 1e6 for r in curve],
-            [r["p75_us"] / 1e6 for r in curve],
-            color=colors[name],
-            alpha=0.18,
-            lw=0,
-        )
+        low, high = ([r[key] / 1e6 for r in curve] for key in ("p25_us", "p75_us"))
+        left.fill_between(x, low, high, color=colors[name], alpha=0.18, linewidth=0)
         right.plot(x, [r["busbw_GBps"] for r in curve], **style)
         ends.append((curve[-1]["busbw_GBps"], name, colors[name], own))
     label_ends(right, ends)
-    if title:
-        figure.text(0.012, 0.985, title, fontsize=11, fontweight="bold", va="top")
-    if crowded:
-        row = rows[0]
-        foot = f"{row['ranks']} ranks on {row['cores']} cores, grey points: {OVERSUBSCRIBED}.  {foot}"
+    heading(figure, title, crowding(rows))
     if foot:
         note(figure, foot)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from .style import FAINT, GREEN, GREY, INK, VERMILION
+from .style import FAINT, GREEN, GREY, INK, VERMILION, heading
 
 SHADES = ("#FFFFFF", "#DCEBF5", "#A9CFE8", "#6BAED6", "#3182BD", "#0B559F")
 
@@ -62,7 +62,7 @@ def draw(figure, p, upto=None):
             ax.set_yticks(range(p), [f"chunk {c}" for c in range(p)])
             ax.annotate("rank", (0, 0), (-4, -3.5), "axes fraction", "offset points", fontsize=8, ha="right", va="top")
     text = f"Ring all-reduce on {p} ranks: each cell says from how many ranks it holds the sum"
-    figure.text(0.012, 0.975, text, fontsize=11, fontweight="bold", va="top")
+    heading(figure, text)
 
 
 def panel(ax, table, step, done):

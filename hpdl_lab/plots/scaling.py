@@ -1,6 +1,6 @@
 """How the rate grows with ranks: strong and weak scaling, the ideal line, efficiency, spread; honest about crowding."""
 
-from .style import BLUE, GREEN, GREY, INK, OVERSUBSCRIBED, note, number_text
+from .style import BLUE, GREEN, GREY, INK, crowding, heading, note, number_text
 
 PANELS = {"strong": "strong: the same work on more ranks", "weak": "weak: the same work per rank"}
 
@@ -18,10 +18,7 @@ def draw(figure, rows, simulated=(), unit="calls/s", title="", foot=""):
     for ax, kind in zip(axes, kinds, strict=False):
         ax.set_title(PANELS[kind])
         panel(ax, *([r for r in source if r["kind"] == kind] for source in (rows, simulated)), unit)
-    crowded = [r for r in rows if r["ranks"] > r["cores"]]
-    if crowded:
-        foot = f"Grey points, more ranks than the {crowded[0]['cores']} cores: {OVERSUBSCRIBED}.  {foot}"
-    figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
+    heading(figure, title, crowding(rows))
     if foot:
         note(figure, foot)
 
@@ -33,34 +30,38 @@ def panel(ax, rows, simulated, unit):
     ax.plot(every, [n / every[0] for n in every], color=INK, linewidth=1.1, linestyle=(0, (5, 3)))
     ax.text(every[-1], every[-1] / every[0], "ideal ", ha="right", va="bottom", fontsize=9)
     highest = [every[-1] / every[0]]
+    sides = ("bottom", "top")  # of its point on which a label stands: not both on one
     if simulated:
         speedup = [r["rate"] / simulated[0]["rate"] for r in simulated]
         ax.plot([r["ranks"] for r in simulated], speedup, "s-", color=GREEN, markersize=4, linewidth=1.4)
-        write(ax, f"simulated\n{speedup[-1] * every[0] / every[-1]:.0%}", every[-1], speedup[-1], GREEN, va="center")
         highest += speedup
+        if rows and speedup[-1] < rows[-1]["rate"] / rows[0]["rate"]:
+            sides = sides[::-1]
+        text = f"{speedup[-1] * every[0] / every[-1]:.0%} simulated"
+        write(ax, text, every[-1], speedup[-1], GREEN, sides[0])
     if rows:
         base = rows[0]["rate"]
         ax.plot([r["ranks"] for r in rows], [r["rate"] / base for r in rows], color=GREY, linewidth=1, zorder=2)
         for r in rows:
-            highest.append(point(ax, r, base, rows[0]["ranks"]))
-        of = f"{number_text(base)} {unit}"
-        ax.set_ylabel(f"speedup   (1 is {of})")
+            highest.append(point(ax, r, base, rows[0]["ranks"], sides[1]))
+        ax.set_ylabel(f"speedup   (1 is {number_text(base)} {unit})")
     ax.set_xticks(every)
-    ax.set_xlim(every[0] - 0.06 * every[-1], every[-1] * 1.24)
+    ax.set_xlim(every[0] - 0.06 * every[-1], every[-1] * 1.36)
     ax.set_ylim(0, max(highest) * 1.12)
     ax.set_xlabel("ranks   (percent: efficiency)")
 
 
-def point(ax, row, base, fewest):
+def point(ax, row, base, fewest, side):
     """One measurement with its spread and efficiency; returns the upper end of its bar."""
     y, low, high = (row[key] / base for key in ("rate", "p25", "p75"))
     color = GREY if row["ranks"] > row["cores"] else BLUE
     bars = [[max(0, y - low)], [max(0, high - y)]]
     ax.errorbar([row["ranks"]], [y], yerr=bars, fmt="o", color=color, capsize=4, markersize=7, zorder=4)
-    write(ax, f"{y * fewest / row['ranks']:.0%}", row["ranks"], y, color, va="top")
+    write(ax, f"{y * fewest / row['ranks']:.0%}", row["ranks"], y, color, side)
     return high
 
 
-def write(ax, text, x, y, color, va):
-    """Bold text to the right of a point."""
-    ax.annotate(text, (x, y), (9, -3), textcoords="offset points", va=va, color=color, fontsize=9, fontweight="bold")
+def write(ax, text, x, y, color, side):
+    """Bold text to the right of a point, above it (side "bottom": of the text) or below."""
+    offset = (9, 1 if side == "bottom" else -2)
+    ax.annotate(text, (x, y), offset, textcoords="offset points", va=side, color=color, fontsize=9, fontweight="bold")

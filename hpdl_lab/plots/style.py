@@ -119,7 +119,7 @@ def log_axis(ax, values, formatter):
 
 
 def label_ends(ax, labels, gap=14.0):
-    """Write names in a column to the right of `ax`, each at the height where its curve ends, moved apart to be readable.
+    """Write names in a column to the right of `ax`, at the heights where curves end, moved apart.
 
     Args:    labels: list of (y, text, color, bold), y in data coordinates; gap: least distance, in pixels.
     """
@@ -141,6 +141,21 @@ def spread(heights, gap, bottom, top):
         out[i] = min(out[i], ceiling)
         ceiling = out[i] - gap
     return out
+
+
+def heading(figure, title, subtitle=""):
+    """The title of a picture, and a line below it in plain type."""
+    figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
+    figure.text(0.012, 0.905, subtitle, va="top")
+
+
+def crowding(rows):
+    """The line that belongs on every picture with points of more ranks than cores; empty where there are none."""
+    crowded = [r for r in rows if r["ranks"] > r["cores"]]
+    if not crowded:
+        return ""
+    row = max(crowded, key=lambda r: r["ranks"])
+    return f"{row['ranks']} ranks on {row['cores']} cores, grey points: {OVERSUBSCRIBED}"
 
 
 def note(figure, text):

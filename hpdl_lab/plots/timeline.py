@@ -1,6 +1,6 @@
 """Who did what, when: one lane per rank, one bar per event."""
 
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SERIES, SKY, YELLOW, note, seconds_text
+from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SERIES, SKY, YELLOW, heading, note, seconds_text
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
 ROWS = {"send": 1, "recv": 2}
@@ -14,19 +14,20 @@ COLORS = {
     "all_reduce": PURPLE,
     "barrier": "#BBBBBB",
 }
-MOST_BARS = 4000  # per picture: beyond that a bar is thinner than a pixel and drawing is slow
+MOST_EVENTS = 150  # per rank: what can be told apart on the width of a page
 
 
 def draw(figure, events, title="", foot=""):
     """Fill `figure` with the bars of `events`, a list of trace.Event of any number of ranks."""
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
-    shown = sorted(events, key=lambda e: e.t0_ns)[:MOST_BARS]
-    if len(shown) < len(events):
-        foot = f"The first {MOST_BARS:,} of {len(events):,} events are drawn.  {foot}"
+    shown = last_events(events)
     ranks = sorted({e.rank for e in shown})
     origin = min((e.t0_ns for e in shown), default=0)
     span = max((e.t1_ns for e in shown), default=1) - origin or 1
+    if len(shown) < len(events):
+        whole = max(e.t1_ns for e in events) - min(e.t0_ns for e in events)
+        foot = f"The last {seconds_text(span / 1e9)} of {seconds_text(whole / 1e9)} are drawn.  {foot}"
     unit, scale = next((u, s) for u, s in (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1)) if span >= s)
     colors = colors_of(shown)
     least = span / scale / 1200  # a bar is never thinner than about a pixel
@@ -48,9 +49,9 @@ def draw(figure, events, title="", foot=""):
     ax.set_xlabel(f"time, {unit}")
     if len(ranks) <= 16:
         write_peers(ax, shown, ranks, origin, scale, span, row_height)
-    figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
+    heading(figure, title)
     totals = {
-        op: sum(busy_ns([e for e in events if e.rank == r and e.op == op]) for r in ranks) / 1e9 / len(ranks)
+        op: sum(busy_ns([e for e in shown if e.rank == r and e.op == op]) for r in ranks) / 1e9 / len(ranks)
         for op in colors
     }
     legend(figure, colors, totals)
@@ -58,11 +59,20 @@ def draw(figure, events, title="", foot=""):
         note(figure, foot)
 
 
+def last_events(events):
+    """The events since the moment at which no rank has more than MOST_EVENTS left, in order of time."""
+    by_rank = {}
+    for e in sorted(events, key=lambda e: e.t0_ns):
+        by_rank.setdefault(e.rank, []).append(e)
+    start = max((row[-MOST_EVENTS:][0].t0_ns for row in by_rank.values()), default=0)
+    return sorted((e for e in events if e.t0_ns >= start), key=lambda e: e.t0_ns)
+
+
 def colors_of(events):
     """{op: color} in the order of the rows of a lane; operations that COLORS does not know get what is left."""
-    ops = sorted(
-        {e.op for e in events}, key=lambda op: (ROWS.get(op, 0), list(COLORS).index(op) if op in COLORS else 99, op)
-    )
+    known = list(COLORS)
+    place = {op: known.index(op) if op in COLORS else len(known) for op in {e.op for e in events}}
+    ops = sorted(place, key=lambda op: (ROWS.get(op, 0), place[op], op))
     spare = iter([c for c in SERIES if c not in COLORS.values()] * (len(ops) + 1))
     return {op: COLORS.get(op) or next(spare) for op in ops}
 

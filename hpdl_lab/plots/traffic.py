@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
-from .style import BLUE, FAINT, INK, VERMILION, number_text
+from .style import BLUE, FAINT, INK, VERMILION, heading, number_text
 
 SHADES = LinearSegmentedColormap.from_list("traffic", ["#FFFFFF", "#9CC8E3", BLUE, "#00324F"])
 MOST_NUMBERS = 8  # ranks up to which every cell says its number
@@ -30,11 +30,11 @@ def draw(figure, got, expected=None, title=""):
     most = max(1, *(int(m.max()) for _, m in panels))
     for ax, (name, values) in zip(axes, panels, strict=True):
         heat_map(ax, values, most)
-        ax.set_title(f"{name}: up to {cell_text(int(values.sum(axis=1).max()))} bytes per rank")
+        ax.set_title(f"{name}: up to {cell_text(int(values.sum(axis=1).max()))} per rank")
     if expected is not None:
         for row, column in np.argwhere(got != expected):
             axes[0].add_patch(frame(row, column))
-    figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
+    heading(figure, title)
 
 
 def heat_map(ax, values, most):
@@ -64,8 +64,8 @@ def frame(row, column):
 
 
 def cell_text(nbytes):
-    """Bytes as short as a cell needs them: 12000 -> "12,000", 4194304 -> "4 Mi"."""
-    for unit, scale in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+    """Bytes as short as a cell needs them: 12000 -> "12,000 B", 4194304 -> "4 MiB"."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= max(scale, 100_000):
             return f"{number_text(nbytes / scale)} {unit}"
-    return f"{nbytes:,}"
+    return f"{nbytes:,} B"

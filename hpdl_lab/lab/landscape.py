@@ -1,0 +1,66 @@
+"""`lab.landscape`: gradient descent on the bowl of a loss, one panel per learning rate, drawn step by step."""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..optim.gradient_descent import descend, loss
+from ..plots import landscape as bowls
+from ..plots import live
+
+FRAME_SECONDS = 0.2
+MOST_RATES = 5  # panels that are still readable side by side
+
+
+@dataclass(frozen=True)
+class LandscapeResult:
+    """verdicts: {rate: "too low", "good", "too high" or "diverges"}; losses: {rate: (steps + 1,)}; paths: weights."""
+
+    verdicts: dict
+    losses: dict = field(repr=False)
+    paths: dict = field(repr=False)
+    figure: object = field(repr=False)
+
+    def __repr__(self):
+        return "\n".join(f"rate {r:g}: loss {self.losses[r][-1]:.3g}, {word}" for r, word in self.verdicts.items())
+
+
+def landscape(step, x, y, rates, steps=20):
+    """Walk down the loss of a linear model with two weights, once per learning rate, and say how each walk went.
+
+    Args:    step: f(w, x, y, rate), returns the weights after one step, such as optim.gradient_descent.gradient_step.
+             x: (n, 2), y: (n,): the examples; rates: up to five numbers above 0; steps: of every walk, at least 2.
+    Returns: LandscapeResult.
+    Raises:  ValueError for another number of weights, no or too many rates, or a step of another shape.
+    """
+    rates = [float(r) for r in np.atleast_1d(rates)]
+    if not 1 <= len(rates) <= MOST_RATES or min(rates) <= 0 or len(set(rates)) < len(rates):
+        raise ValueError(f"rates must be 1 to {MOST_RATES} different numbers above 0, got {rates}")
+    if x.ndim != 2 or x.shape[1] != 2:
+        raise ValueError(f"a landscape has two weights, so x must have shape (n, 2), got {x.shape}")
+    with np.errstate(all="ignore"):  # diverging is part of the lesson
+        paths = {rate: walk(step, x, y, rate, steps) for rate in rates}
+    best = np.linalg.lstsq(x, y, rcond=None)[0]
+    reach = 1.6 * max(np.abs(path[0] - best).max() for path in paths.values())
+    bowl = bowls.Bowl(lambda w: loss(w, x, y), best, reach)
+    title = f"{steps} steps of gradient descent; the star is the least loss"
+    plot = live.Live(bowls.draw, alt="paths of gradient descent on contours of the loss")
+    if plot.shown:
+        for k in range(1, steps + 1):
+            plot.update(bowl, {rate: path[:k] for rate, path in paths.items()}, steps, title)
+            time.sleep(FRAME_SECONDS)
+    figure = plot.finish(bowl, paths, steps, title)
+    above = {rate: bowl.above(path) for rate, path in paths.items()}
+    verdicts = {rate: bowls.verdict(paths[rate], above[rate]) for rate in rates}
+    return LandscapeResult(verdicts, {rate: a + bowl.least for rate, a in above.items()}, paths, figure)
+
+
+def walk(step, x, y, rate, steps):
+    """(steps + 1, 2) weights, from zero."""
+    path = []
+    for w in descend(x, y, rate, steps, step):
+        if np.shape(w) != (2,):
+            raise ValueError(f"a step must return the 2 weights, got shape {np.shape(w)}")
+        path.append(np.asarray(w, dtype=float))
+    return np.array(path)

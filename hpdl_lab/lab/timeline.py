@@ -1,0 +1,90 @@
+"""`lab.timeline`: who did what, when, in the last run; and the pictures of who sent what to whom."""
+
+import time
+from dataclasses import dataclass, field
+
+from .. import trace
+from ..plots import live
+from ..plots import ring as ring_picture
+from ..plots import timeline as bars
+from ..plots import traffic as heat
+from ..plots.style import look, new_figure
+from . import cluster
+
+STEP_SECONDS = 0.8  # between two steps of the animated ring
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished figure, with a sentence about it. `save("name.png")` writes it."""
+
+    text: str
+    figure: object = field(repr=False)
+
+    def __repr__(self):
+        return self.text
+
+    def save(self, path):
+        live.save(self.figure, path)
+
+
+def timeline(results=None, save=None):
+    """Draw the events of a run, one lane per rank: computing above, sends and receives below (its end, if long).
+
+    Args:    results: what lab.run, lab.train or sim.run returned, or a list of events; default the last lab.run.
+             save: path of a Chrome trace JSON to write as well; ui.perfetto.dev opens it.
+    Returns: Picture.
+    Raises:  ValueError where there is nothing to draw.
+    """
+    events = events_of(results)
+    ranks = len({e.rank for e in events})
+    text = f"{len(events):,} events of {ranks} rank{'s' if ranks > 1 else ''}"
+    title = f"Timeline: {text}"
+    if save is not None:
+        trace.save_chrome(events, save)
+        text += f", also in {save}: open it in ui.perfetto.dev"
+    return picture(bars.draw, events, title, text=text)
+
+
+def traffic(results=None, title=""):
+    """Draw how many bytes every rank sent to every other in a run; see `timeline` for `results`. Returns Picture."""
+    events = events_of(results)
+    size = 1 + max(max(e.rank, e.peer) for e in events)
+    matrix = heat.matrix(events, size)
+    text = f"{int(matrix.sum()):,} bytes in {sum(e.op == 'send' for e in events):,} messages"
+    return picture(heat.draw, matrix, None, title or f"Traffic: {text}", text=text, width=5.2)
+
+
+def ring(p=4):
+    """Play the steps of a ring all-reduce on `p` ranks. Returns Picture."""
+    if not isinstance(p, int) or not 2 <= p <= 8:
+        raise ValueError(f"the picture of a ring has 2 to 8 ranks, got {p!r}")
+    steps = ring_picture.schedule(p)
+    plot = live.Live(ring_picture.draw, height=2.3 if len(steps) < 5 else None, alt=f"ring all-reduce on {p} ranks")
+    if plot.shown:
+        for done in range(len(steps)):
+            plot.update(p, done)
+            time.sleep(STEP_SECONDS)
+    return Picture(f"{len(steps)} steps, 2(p-1) for p = {p}", plot.finish(p))
+
+
+def picture(draw, *args, text, width=None):
+    """Draw once, show, and return it as a Picture."""
+    figure = new_figure() if width is None else new_figure(width)
+    with look():
+        draw(figure, *args)
+    live.show(figure, alt=text)
+    return Picture(text, figure)
+
+
+def events_of(results):
+    """The events of Results, of a list, or of the last run on the engines."""
+    if results is None:
+        engines = cluster.running()
+        results = None if engines is None else engines.last
+    if results is None:
+        raise ValueError("no run to draw yet: lab.run(...) first, or give lab.timeline what sim.run returned")
+    events = list(getattr(results, "events", results))
+    if not events or not isinstance(events[0], trace.Event):
+        raise ValueError("the run recorded no events: was there a message in it?")
+    return events

@@ -1,0 +1,280 @@
+"""Plots: pure functions of rows and events, readable, drawn in place, and without side effects on matplotlib."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from hpdl_lab.collectives import chunks, cost
+from hpdl_lab.collectives import ring as ring_collective
+from hpdl_lab.comm import sim
+from hpdl_lab.optim import gradient_descent
+from hpdl_lab.plots import landscape, live, loss, measure, ring, scaling, style, timeline, traffic
+from hpdl_lab.trace import Event, bytes_sent
+
+SIZES = (4, 1024, 2**14, 2**17, 2**20, 2**22)
+NAMES = ("your all_reduce", "compiled ring", "shared memory", "MPI", "gloo")
+
+
+def bench_rows(names=NAMES, sizes=SIZES, ranks=4, cores=2):
+    rows = []
+    for i, (name, size) in enumerate(itertools.product(names, sizes)):
+        t = 20 + 10 * (i % 5) + size / 1e3
+        busbw = 1.5 * size / t / 1e3
+        rows.append({"name": name, "size": size, "time_us": t, "p25_us": 0.9 * t, "p75_us": 1.2 * t})
+        rows[-1] |= {"busbw_GBps": busbw, "ranks": ranks, "cores": cores}
+    return rows
+
+
+def train_rows(n):
+    return [{"step": i, "loss": 2.3 * 0.98**i, "samples_per_s": 30_000 + i} for i in range(n)]
+
+
+def scaling_rows(kinds=("strong", "weak"), cores=2):
+    return [
+        {"kind": k, "ranks": p, "cores": cores, "rate": 1e4 * p**0.7, "p25": 0.9e4 * p**0.7, "p75": 1.1e4 * p**0.7}
+        for k in kinds
+        for p in (1, 2, 4)
+    ]
+
+
+def ring_events(p=4, n=1000):
+    return sim.run(p, ring_collective.all_reduce, np.ones(n, np.float32)).events
+
+
+@pytest.fixture(scope="module")
+def bowl():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 2)) * (1.5, 0.8)
+    y = x @ (1.0, -2.0)
+    return landscape.Bowl(lambda w: gradient_descent.loss(w, x, y), np.array((1.0, -2.0)), 3.0), x, y
+
+
+def paths(bowl, shares, steps=20):
+    _, x, y = bowl
+    top = gradient_descent.largest_stable_rate(x)
+    return {s * top: np.array(list(gradient_descent.descend(x, y, s * top, steps))) for s in shares}
+
+
+def filled(draw, *args, **kwargs):
+    figure = style.new_figure()
+    with style.look():
+        draw(figure, *args, **kwargs)
+    return figure
+
+
+def texts_of(figure):
+    return [t.get_text() for t in figure.findobj(Text) if t.get_text() and t.get_visible()]
+
+
+def drawn_texts(figure):
+    """Every text that is really drawn: tick labels outside the limits exist, too, and are not."""
+    texts = list(figure.texts)
+    for ax in figure.axes:
+        texts += [*ax.texts, ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label] if ax.axison else []
+        for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
+            low, high = sorted(axis.get_view_interval())
+            ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+            texts += [tick.label1 for tick in ticks if low <= tick.get_loc() <= high]
+    return [t for t in texts if t.get_text().strip() and t.get_visible()]
+
+
+def assert_readable(figure):
+    """Every text is on the page, and no two of them cover each other."""
+    figure.canvas.draw()
+    boxes = {text: text.get_window_extent() for text in drawn_texts(figure)}
+    for text, box in boxes.items():
+        inside = -1 < box.x0 and box.x1 < figure.bbox.x1 + 1 and -1 < box.y0 and box.y1 < figure.bbox.y1 + 1
+        assert inside, f"{text.get_text()!r} leaves the page: {box}"
+    for (a, box_a), (b, box_b) in itertools.combinations(boxes.items(), 2):
+        width = min(box_a.x1, box_b.x1) - max(box_a.x0, box_b.x0)
+        height = min(box_a.y1, box_b.y1) - max(box_a.y0, box_b.y0)
+        assert width < 3 or height < 4, f"{a.get_text()!r} covers {b.get_text()!r}"
+
+
+FIGURES = {
+    "measure": lambda b: filled(
+        measure.draw,
+        bench_rows(),
+        NAMES[0],
+        1.5,
+        measure.Reference("ring model", {n: cost.all_reduce(4, n).seconds(1e-5, 1e-9) for n in SIZES}),
+        measure.Reference("your prediction", {4: 2e-5, 2**22: 5e-3}),
+        "all-reduce on 4 engines",
+        "Model from ping-pong: α = 12 µs per message, 1/β = 3.0 GB/s.",
+    ),
+    "measure, one point": lambda b: filled(measure.draw, bench_rows(NAMES[:1], (4,)), NAMES[0], 1.5),
+    "measure, nothing yet": lambda b: filled(measure.draw, [], NAMES[0], 1.5),
+    "loss": lambda b: filled(loss.draw, train_rows(300), 300, "Digits on 4 engines: 98.1% of the images read"),
+    "loss, nothing yet": lambda b: filled(loss.draw, [], 300, "Digits on 4 engines"),
+    "loss, one step": lambda b: filled(loss.draw, train_rows(1), 1),
+    "timeline": lambda b: filled(timeline.draw, ring_events(), "Timeline: 48 events of 4 ranks"),
+    "timeline, 16 ranks": lambda b: filled(timeline.draw, ring_events(16), "Timeline"),
+    "scaling": lambda b: filled(scaling.draw, scaling_rows(), scaling_rows(cores=4), "samples/s", "Scaling"),
+    "scaling, one kind": lambda b: filled(scaling.draw, scaling_rows(("strong",)), (), "samples/s", "Scaling"),
+    "scaling, nothing yet": lambda b: filled(scaling.draw, []),
+    "ring": lambda b: filled(ring.draw, 4),
+    "ring, third step": lambda b: filled(ring.draw, 3, 3),
+    "traffic": lambda b: filled(traffic.draw, *[traffic.matrix(ring_events(), 4)] * 2, "Traffic"),
+    "landscape": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps"),
+    "landscape, overflowing": lambda b: filled(landscape.draw, b[0], paths(b, (1e3,), 200), 200, "200 steps"),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_text_is_on_the_page_and_covers_no_other(name, bowl):
+    with np.errstate(all="ignore"):
+        assert_readable(FIGURES[name](bowl))
+
+
+def test_importing_plots_chooses_no_backend_and_drawing_leaves_settings_alone():
+    code = (
+        "import sys, matplotlib; before = matplotlib.rcParams.copy()\n"
+        "from hpdl_lab.plots import landscape, live, loss, measure, ring, scaling, style, timeline, traffic\n"
+        "live.png(style.new_figure()); assert 'matplotlib.pyplot' not in sys.modules\n"
+        "assert matplotlib.rcParams.copy() == before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_png_has_the_size_of_the_page_times_the_scale():
+    figure = style.new_figure(4, 2)
+    for scale in (1, 2):
+        data = live.png(figure, scale)
+        assert data.startswith(b"\x89PNG")
+        assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (400 * scale, 200 * scale)
+    assert live.page_size(figure) == (400, 200)
+
+
+class Page:
+    """Stands for a notebook: counts what is published."""
+
+    def __init__(self, monkeypatch):
+        self.frames = []
+        monkeypatch.setattr(live, "in_notebook", lambda: True)
+        monkeypatch.setattr(live, "publish", self.publish)
+
+    def publish(self, figure, alt, scale, handle=None):
+        self.frames.append((texts_of(figure), scale, handle))
+        return "the handle"
+
+
+def test_live_updates_one_display_in_place_and_always_draws_the_last_state(monkeypatch):
+    page = Page(monkeypatch)
+    plot = live.Live(loss.draw)
+    for n in range(1, 200):
+        plot.update(train_rows(n), 200, "training")
+    plot.finish(train_rows(200), 200, "done")
+    assert len(page.frames) < 30  # throttled
+    assert [handle for _, _, handle in page.frames] == [None] + ["the handle"] * (len(page.frames) - 1)
+    texts, scale, _ = page.frames[-1]
+    assert "done" in texts and any("step 200 of 200" in t for t in texts) and scale == live.CRISP
+
+
+def test_live_draws_nothing_before_the_end_in_a_plain_script():
+    plot = live.Live(loss.draw)
+    plot.update(train_rows(3), 10)
+    assert plot.frames == 0
+    assert "step 10 of 10" in "".join(texts_of(plot.finish(train_rows(10), 10)))
+    assert plot.frames == 1 and plot.handle is None
+
+
+def test_a_frame_leaves_five_a_second_possible(monkeypatch):
+    Page(monkeypatch)
+    plot = live.Live(loss.draw)
+    plot.update(train_rows(3), 10)
+    assert plot.frames == 1 and live.PERIOD < 0.2
+
+
+def test_more_ranks_than_cores_is_said_in_the_picture():
+    for cores, said in ((2, True), (4, False)):
+        for figure in (
+            filled(measure.draw, bench_rows(cores=cores), NAMES[0], 1.5),
+            filled(scaling.draw, scaling_rows(cores=cores), []),
+        ):
+            assert any(style.OVERSUBSCRIBED in t for t in texts_of(figure)) is said
+
+
+def test_oversubscribed_points_are_grey():
+    figure = filled(scaling.draw, scaling_rows(("strong",)), [])
+    colors = {t.get_text(): t.get_color() for t in figure.axes[0].texts}
+    assert colors["100%"] == style.BLUE and style.GREY in colors.values()
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 5, 8])
+def test_the_ring_of_the_picture_is_the_ring_that_runs(p):
+    n = 10 * p + p // 2  # chunks of two sizes, which tell the schedule's order in the events
+    events = ring_events(p, n)
+    for r in range(p):
+        sent = [e.nbytes for e in events if e.rank == r and e.op == "send"]
+        sizes = [4 * int(np.subtract(*chunks.bounds(n, p, step.chunks[r])[::-1])) for step in ring.schedule(p)]
+        assert sent == sizes
+    assert all(held == set(range(p)) for row in ring.holdings(p, ring.schedule(p))[-1] for held in row)
+
+
+def test_after_reduce_scatter_every_rank_owns_its_chunk():
+    p = 5
+    table = ring.holdings(p, ring.schedule(p))[p - 1]
+    assert all((len(table[r][c]) == p) == (r == c) for r in range(p) for c in range(p))
+
+
+def test_traffic_counts_what_the_trace_counts():
+    events = ring_events(5, 1001)
+    matrix = traffic.matrix(events, 5)
+    assert dict(enumerate(matrix.sum(axis=1))) == bytes_sent(events)
+    assert all(matrix[r, (r + 1) % 5] == matrix[r].sum() for r in range(5))
+
+
+def test_traffic_frames_the_cells_that_differ():
+    got, expected = np.zeros((2, 2, 2), int)
+    got[0, 1] = 8
+    figure = filled(traffic.draw, got, expected)
+    assert len(figure.axes[0].patches) == 1 and not figure.axes[1].patches
+
+
+def test_timeline_shows_the_end_of_a_long_run_and_says_so():
+    events = [Event(r, i, "send", 1000 * i, 1000 * i + 900, 1 - r, 8) for r in range(2) for i in range(5000)]
+    assert len(timeline.last_events(events)) == 2 * timeline.MOST_EVENTS
+    assert any("The last 150 µs of 5 ms" in t for t in texts_of(filled(timeline.draw, events)))
+
+
+def test_time_is_counted_once_where_events_overlap():
+    events = [Event(0, 0, "send", 0, 10), Event(0, 1, "send", 5, 12), Event(0, 2, "send", 20, 25)]
+    assert timeline.busy_ns(events) == 17
+
+
+@pytest.mark.parametrize("share, word", [(0.01, "too low"), (0.5, "good"), (0.999, "too high"), (1.1, "diverges")])
+def test_verdicts_on_learning_rates(share, word, bowl):
+    (path,) = paths(bowl, (share,), 40).values()
+    assert landscape.verdict(path, bowl[0].above(path)) == word
+
+
+def test_overflow_is_divergence(bowl):
+    with np.errstate(all="ignore"):
+        (path,) = paths(bowl, (1e3,), 400).values()
+        assert landscape.verdict(path, bowl[0].above(path)) == "diverges"
+
+
+def test_texts():
+    assert [style.bytes_text(n) for n in (4, 1000, 1024, 2**22, 3 * 2**30)] == [
+        "4 B", "1,000 B", "1 KiB", "4 MiB", "3 GiB"
+    ]  # fmt: skip
+    assert [style.seconds_text(s) for s in (0, 3e-9, 1.5e-6, 0.0021, 0.9999, 12.34, 5000)] == [
+        "0 s", "3 ns", "1.5 µs", "2.1 ms", "1 s", "12.3 s", "5,000 s"
+    ]  # fmt: skip
+
+
+def test_labels_are_spread_and_stay_inside():
+    assert style.spread([5, 5, 5], 10, 0, 100) == [5, 15, 25]
+    assert style.spread([95, 96, 97], 10, 0, 100) == [80, 90, 100]
+    assert style.spread([], 10, 0, 100) == []
+
+
+def test_html_and_files_hold_the_picture(tmp_path):
+    figure = filled(ring.draw, 3)
+    assert live.html(figure, "a ring").startswith('<img width="840"')
+    live.save(figure, tmp_path / "ring.png")
+    assert (tmp_path / "ring.png").read_bytes() == live.png(figure)
