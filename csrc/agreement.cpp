@@ -65,15 +65,19 @@ std::vector<std::string> Agreement::notes() const {
     return notes;
 }
 
-Duplicate::Duplicate(const Group& group) : group_(group), request_(group.mpi->constants.request_null) {
-    group.mpi->check(group.mpi->Comm_idup(group.comm, &comm_, &request_), "MPI_Comm_idup");
+Duplicates::Duplicates(const Mpi& mpi, Handle comm)
+    : mpi_(&mpi), comms_{comm, 0, 0}, request_(mpi.constants.request_null) {
+    mpi.check(mpi.Comm_idup(comms_[0], &comms_[1], &request_), "MPI_Comm_idup");
 }
 
-bool Duplicate::advance() {
+bool Duplicates::advance() {
     Status status{};
     int done = 0;
-    group_.mpi->check(group_.mpi->Test(&request_, &done, &status), "MPI_Comm_idup");
-    return done;
+    mpi_->check(mpi_->Test(&request_, &done, &status), "MPI_Comm_idup");
+    if (!done) return false;
+    if (++made_ == 2) return true;
+    mpi_->check(mpi_->Comm_idup(comms_[1], &comms_[2], &request_), "MPI_Comm_idup");
+    return false;
 }
 
 }  // namespace hpdl

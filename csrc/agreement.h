@@ -54,17 +54,20 @@ class Agreement : public Operation {
     Handle request_;
 };
 
-// A duplicate of a communicator, in which no message of the first can be received. All ranks must come.
-class Duplicate : public Operation {
+// Two duplicates of a communicator, in which no message of the first can be received. All ranks must come.
+class Duplicates : public Operation {
   public:
-    explicit Duplicate(const Group& group);
+    Duplicates(const Mpi& mpi, Handle comm);
 
     bool advance() override;
-    Handle comm() const { return comm_; }
+    Handle first() const { return comms_[1]; }
+    Handle second() const { return comms_[2]; }
 
   private:
-    Group group_;
-    Handle comm_ = 0, request_;
+    const Mpi* mpi_;
+    Handle comms_[3];  // each is a duplicate of the one before
+    int made_ = 0;
+    Handle request_;
 };
 
 }  // namespace hpdl

@@ -26,9 +26,10 @@ void bind_agreement(nb::module_& m) {
             for (const std::string& note : self.notes()) notes.append(nb::bytes(note.data(), note.size()));
             return notes;
         });
-    nb::class_<Duplicate, Operation>(m, "Duplicate", "A duplicate of a communicator in the making.")
-        .def(nb::init<const Group&>(), "group"_a, nb::keep_alive<1, 2>())
-        .def_prop_ro("comm", &Duplicate::comm);
+    nb::class_<Duplicates, Operation>(m, "Duplicates", "Two duplicates of a communicator in the making.")
+        .def(nb::init<const Mpi&, Handle>(), "mpi"_a, "comm"_a, nb::keep_alive<1, 2>())
+        .def_prop_ro("first", &Duplicates::first)
+        .def_prop_ro("second", &Duplicates::second);
 }
 
 }  // namespace hpdl

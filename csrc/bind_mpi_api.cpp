@@ -11,8 +11,9 @@ namespace hpdl {
 
 namespace {
 
+// All numbers are told as 64-bit words: negative ones as two's complement, as mpi4py does it with handles.
 Constants constants_of(const nb::dict& told) {
-    const auto integer = [&](const char* name) { return nb::cast<std::intptr_t>(told[name]); };
+    const auto integer = [&](const char* name) { return nb::cast<std::uintptr_t>(told[name]); };
     Constants c{};
     c.any_tag = static_cast<int>(integer("any_tag"));
     c.error_truncate = static_cast<int>(integer("error_truncate"));
@@ -20,8 +21,8 @@ Constants constants_of(const nb::dict& told) {
     c.request_null = integer("request_null");
     c.byte = integer("byte");
     c.sum = integer("sum");
-    c.status_nbytes = static_cast<std::size_t>(integer("status_nbytes"));
-    c.tag_offset = static_cast<std::size_t>(integer("tag_offset"));
+    c.status_nbytes = integer("status_nbytes");
+    c.tag_offset = integer("tag_offset");
     for (int i = 0; i < kDTypes; i++) c.dtypes[i] = told.contains(kDTypeNames[i]) ? integer(kDTypeNames[i]) : 0;
     return c;
 }
@@ -52,13 +53,14 @@ void bind_mpi_api(nb::module_& m) {
                  new (self) Mpi(loaded_by, rank, constants_of(constants));
              },
              "loaded_by"_a, "rank"_a, "constants"_a);
-    nb::class_<Group>(m, "Group", "One communicator, by its handle.")
+    nb::class_<Group>(m, "Group", "A communicator and its inner duplicate, by their handles.")
         .def("__init__",
-             [](Group* self, const Mpi& mpi, Handle comm, int rank, int size) {
-                 new (self) Group{&mpi, comm, rank, size};
+             [](Group* self, const Mpi& mpi, Handle comm, Handle inner, int rank, int size) {
+                 new (self) Group{&mpi, comm, inner, rank, size};
              },
-             "mpi"_a, "comm"_a, "rank"_a, "size"_a, nb::keep_alive<1, 2>())
+             "mpi"_a, "comm"_a, "inner"_a, "rank"_a, "size"_a, nb::keep_alive<1, 2>())
         .def_ro("comm", &Group::comm)
+        .def_ro("inner", &Group::inner)
         .def("all_reduce", &all_reduce, "x"_a, "out"_a,
              "MPI_Allreduce of `x` into `out`, in place where they are the same. Blocks: no signal reaches it.");
 }

@@ -1,87 +1,113 @@
 #include "message.h"
 
 #include <algorithm>
+#include <cstring>
+#include <stdexcept>
 
 namespace hpdl {
 
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{1} << 30;  // bytes
-constexpr std::size_t kTagCounts = std::size_t{1} << 25;
+constexpr std::size_t kSmall = 2048;                  // bytes, below every MPI's limit for sending without asking
+constexpr std::size_t kPiece = std::size_t{1} << 30;  // bytes, because MPI counts them with an int
+constexpr int kLarge = 1 << 28;                       // in a tag: the message is announced
 
-std::size_t piece_count(const Buffer& buffer) { return std::max<std::size_t>(1, (buffer.nbytes() + kPiece - 1) / kPiece); }
-
-std::size_t piece_nbytes(const Buffer& buffer, std::size_t i) { return std::min(kPiece, buffer.nbytes() - i * kPiece); }
+// dtype in the low 3 bits, count modulo 2^25 above them, kLarge. 2^29 - 1 is allowed by every MPI.
+int tag_of(const Buffer& buffer) {
+    const int count = static_cast<int>(buffer.count & ((1 << 25) - 1));
+    return static_cast<int>(buffer.dtype) | count << 3 | (buffer.nbytes() > kSmall ? kLarge : 0);
+}
 
 }  // namespace
 
-int tag_of(std::size_t count, DType dtype) {
-    return static_cast<int>(dtype) | static_cast<int>(count % kTagCounts) << 3;
+Message::Message(const Group& group, const Buffer& buffer, int peer, bool receives)
+    : group_(group), buffer_(buffer), peer_(peer), receives_(receives) {
+    if (buffer.nbytes() > kSmall) announcement_.reset(new char[kSmall]);  // a small message may come instead
 }
 
-Message Message::send(const Group& group, const Buffer& buffer, int to) {
-    Message message(group, buffer, to);
-    const int tag = tag_of(buffer.count, buffer.dtype);
-    for (std::size_t i = 0; i < piece_count(buffer); i++) {
-        message.pieces_.push_back(group.mpi->constants.request_null);
-        group.mpi->check(group.mpi->Isend(buffer.data + i * kPiece, static_cast<int>(piece_nbytes(buffer, i)),
-                                          group.mpi->constants.byte, to, tag, group.comm, &message.pieces_.back()),
-                         "MPI_Isend");
+Message Message::send(Group& group, const Buffer& buffer, int to) {
+    Message message(group, buffer, to, false);
+    if (!message.announcement_) {
+        message.post(buffer.data, buffer.nbytes(), group.comm, tag_of(buffer));
+    } else {
+        const Announcement announcement{buffer.count, group.announced++ % kReservedTag};
+        std::memcpy(message.announcement_.get(), &announcement, sizeof announcement);
+        message.post(message.announcement_.get(), sizeof announcement, group.comm, tag_of(buffer));
+        message.post_elements();
     }
     return message;
 }
 
 Message Message::receive(const Group& group, const Buffer& buffer, int source) {
-    Message message(group, buffer, source);
-    message.receives_ = true;
-    for (std::size_t i = 0; i < piece_count(buffer); i++) {
-        message.pieces_.push_back(group.mpi->constants.request_null);
-        // Any tag, so that a message of another dtype or count arrives here and is named, instead of waiting for ever.
-        group.mpi->check(group.mpi->Irecv(buffer.data + i * kPiece, static_cast<int>(piece_nbytes(buffer, i)),
-                                          group.mpi->constants.byte, source, group.mpi->constants.any_tag, group.comm,
-                                          &message.pieces_.back()),
-                         "MPI_Irecv");
+    Message message(group, buffer, source, true);
+    // Any tag, so that a message of another dtype or count arrives and is named, instead of waiting for ever.
+    const int any = group.mpi->constants.any_tag;
+    if (!message.announcement_) {
+        message.post(buffer.data, buffer.nbytes(), group.comm, any);
+    } else {
+        message.post(message.announcement_.get(), kSmall, group.comm, any);
     }
     return message;
 }
 
+void Message::post_elements() {
+    Announcement announcement;
+    std::memcpy(&announcement, announcement_.get(), sizeof announcement);
+    for (std::size_t at = 0; at < buffer_.nbytes(); at += kPiece) {
+        post(buffer_.data + at, std::min(kPiece, buffer_.nbytes() - at), group_.inner, announcement.tag);
+    }
+}
+
+void Message::post(void* data, std::size_t nbytes, Handle comm, int tag) {
+    const Mpi& mpi = *group_.mpi;
+    const int count = static_cast<int>(nbytes);
+    parts_.push_back(mpi.constants.request_null);
+    if (receives_) {
+        mpi.check(mpi.Irecv(data, count, mpi.constants.byte, peer_, tag, comm, &parts_.back()), "MPI_Irecv");
+    } else {
+        mpi.check(mpi.Isend(data, count, mpi.constants.byte, peer_, tag, comm, &parts_.back()), "MPI_Isend");
+    }
+}
+
 bool Message::advance() {
-    for (; done_ < pieces_.size(); done_++, progress_++) {
+    for (; done_ < parts_.size(); done_++, progress_++) {
         Status status{};
-        int arrived = 0;
-        const int code = group_.mpi->Test(&pieces_[done_], &arrived, &status);
-        if (code == 0 && !arrived) return false;
-        if (receives_) {
-            require_match(code, status, piece_nbytes(buffer_, done_));
+        int finished = 0;
+        const int code = group_.mpi->Test(&parts_[done_], &finished, &status);
+        if (code == 0 && !finished) return false;
+        if (receives_ && done_ == 0) {
+            require_match(code, status);
+            if (announcement_) post_elements();
         } else {
-            group_.mpi->check(code, "MPI_Isend");
+            group_.mpi->check(code, receives_ ? "MPI_Irecv" : "MPI_Isend");
         }
     }
     return true;
 }
 
-void Message::require_match(int code, const Status& status, std::size_t nbytes) const {
+void Message::require_match(int code, const Status& status) {
     const bool truncated = group_.mpi->is_truncation(code);
     if (!truncated) group_.mpi->check(code, "MPI_Irecv");
     const int tag = group_.mpi->tag(status);
-    const std::size_t received = group_.mpi->nbytes(status);
-    if (!truncated && tag == tag_of(buffer_.count, buffer_.dtype) && received == nbytes) return;
-    const DType dtype = static_cast<DType>(tag & 7);
-    std::size_t count = static_cast<std::size_t>(tag) >> 3;
-    // The tag knows the count modulo 2^25; a message too long for its receiver had more, a shorter one tells its bytes.
-    if (!truncated && pieces_.size() == 1) count = received / item_size(dtype);
+    Buffer sent{nullptr, static_cast<std::size_t>((tag & ~kLarge) >> 3), static_cast<DType>(tag & 7)};
+    if ((tag & kLarge) && announcement_) std::memcpy(&sent.count, announcement_.get(), sizeof sent.count);
+    if (!truncated && sent.count == buffer_.count && sent.dtype == buffer_.dtype) return;
+    done_ = parts_.size();
     throw std::invalid_argument("rank " + std::to_string(group_.rank) + " expects " +
                                 describe(buffer_.count, buffer_.dtype) + " from rank " + std::to_string(peer_) +
-                                ", which sent " + describe(count, dtype));
+                                ", which sent " + describe(sent.count, sent.dtype));
 }
 
 bool Message::cancel() {
-    for (; done_ < pieces_.size(); done_++) {
+    for (; done_ < parts_.size(); done_++) {
         Status status{};
         int finished = 0;
         // Only receives are cancelled: MPI has deprecated the cancelling of sends, which need the peer's help.
-        if (receives_ && cancelled_ <= done_) group_.mpi->Cancel(&pieces_[cancelled_++]);
-        if (group_.mpi->Test(&pieces_[done_], &finished, &status) == 0 && !finished) return false;
+        if (receives_ && cancelled_ <= done_) {
+            group_.mpi->Cancel(&parts_[done_]);
+            cancelled_ = done_ + 1;
+        }
+        if (group_.mpi->Test(&parts_[done_], &finished, &status) == 0 && !finished) return false;
     }
     return true;
 }

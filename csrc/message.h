@@ -1,6 +1,11 @@
 // One message between two ranks, which carries its dtype and count so that the ends can disagree politely.
+//
+// A small message travels alone. A large one is announced: its count and a tag of its own go ahead, its elements follow
+// with that tag in the inner communicator, where only a rank that expects exactly these receives them. So no large message
+// ever meets a receive that is too small for it: Open MPI 5 would write beyond the end of that memory.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "dtype.h"
@@ -9,20 +14,21 @@
 
 namespace hpdl {
 
-// A communicator as the algorithms see it.
+// A communicator as the algorithms see it, with a duplicate for what its users never receive themselves.
 struct Group {
     const Mpi* mpi;
-    Handle comm;
+    Handle comm, inner;
     int rank, size;
+    int announced = 0;  // large messages sent
 };
 
-// The tag of a message: dtype in the low 3 bits, count modulo 2^25 above them. 2^28 is below every MPI's largest tag.
-int tag_of(std::size_t count, DType dtype);
+// Tags in the inner communicator that announcements never give away.
+constexpr int kReservedTag = 1 << 28;
 
 class Message : public Operation {
   public:
     // Post the send or the receive. The memory must stay until `advance` returns true or `cancel` does.
-    static Message send(const Group& group, const Buffer& buffer, int to);
+    static Message send(Group& group, const Buffer& buffer, int to);
     static Message receive(const Group& group, const Buffer& buffer, int source);
 
     // Throws: std::invalid_argument naming both counts and dtypes where the sender meant something else; MpiError.
@@ -34,16 +40,23 @@ class Message : public Operation {
     bool cancel();
 
   private:
-    Message(const Group& group, const Buffer& buffer, int peer) : group_(group), buffer_(buffer), peer_(peer) {}
-    void require_match(int code, const Status& status, std::size_t nbytes) const;
+    struct Announcement {
+        std::size_t count;
+        int tag;
+    };
+
+    Message(const Group& group, const Buffer& buffer, int peer, bool receives);
+    void post(void* data, std::size_t nbytes, Handle comm, int tag);
+    void post_elements();
+    void require_match(int code, const Status& status);
 
     Group group_;
     Buffer buffer_;
     int peer_;
-    bool receives_ = false;
-    std::vector<Handle> pieces_;  // of 1 GiB at most, because MPI counts bytes with an int
-    std::size_t done_ = 0;        // pieces
-    std::size_t cancelled_ = 0;   // pieces
+    bool receives_;
+    std::unique_ptr<char[]> announcement_;  // of a large message
+    std::vector<Handle> parts_;
+    std::size_t done_ = 0, cancelled_ = 0;  // parts
 };
 
 }  // namespace hpdl

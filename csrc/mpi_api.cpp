@@ -31,7 +31,6 @@ Mpi::Mpi(const std::string& loaded_by, int rank, const Constants& told) : consta
     find(library, Allreduce, "MPI_Allreduce");
     find(library, Error_string, "MPI_Error_string");
     find(library, Error_class, "MPI_Error_class");
-    find(library, Get_elements, "MPI_Get_elements");
 }
 
 void Mpi::check(int code, const char* call) const {
@@ -51,12 +50,6 @@ int Mpi::tag(const Status& status) const {
     int tag;
     std::memcpy(&tag, status.bytes + constants.tag_offset, sizeof tag);
     return tag;
-}
-
-std::size_t Mpi::nbytes(const Status& status) const {
-    int count = 0;
-    check(Get_elements(&status, constants.byte, &count), "MPI_Get_elements");
-    return static_cast<std::size_t>(count);
 }
 
 }  // namespace hpdl

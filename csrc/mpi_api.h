@@ -13,7 +13,7 @@ namespace hpdl {
 
 // MPI_Comm, MPI_Request, MPI_Datatype, MPI_Op: an int for MPICH and its kin, a pointer for Open MPI. An int handle lives
 // in the low half, which is the half that a callee reads and writes on a little-endian machine.
-using Handle = std::intptr_t;
+using Handle = std::uintptr_t;
 static_assert(sizeof(void*) == 8, "handles travel in 64 bits");
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "handles are narrowed to their low half");
 
@@ -46,7 +46,6 @@ class Mpi {
     void check(int code, const char* call) const;
     bool is_truncation(int code) const;
     int tag(const Status& status) const;
-    std::size_t nbytes(const Status& status) const;
 
     const Constants constants;
 
@@ -61,7 +60,6 @@ class Mpi {
   private:
     int (*Error_string)(int, char*, int*);
     int (*Error_class)(int, int*);
-    int (*Get_elements)(const Status*, Handle, int*);
     int rank_;
 };
 
