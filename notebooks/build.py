@@ -8,9 +8,9 @@ Source cells that are more than text or code:
     # %% exercise="hpdl_lab.collectives.ring:reduce_scatter"     the library function itself: the solution
     # %% check="hpdl_lab.collectives.ring:reduce_scatter"        the cell that checks it
 
-The solution form (solutions/NN_name.ipynb) holds the function; the exercise form (NN_name.ipynb) holds its signature, its
-docstring, the lines outside BEGIN/END SOLUTION and a NotImplementedError. Both carry nbgrader's metadata and markers, so that
-nbgrader takes the solution form as its source as it is.
+The solution form (solutions/NN_name.ipynb) holds the function; the exercise form (NN_name.ipynb) holds its signature,
+its docstring, the lines outside BEGIN/END SOLUTION and a NotImplementedError. Both carry nbgrader's metadata and
+markers, so that nbgrader takes the solution form as its source as it is.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from pathlib import Path
 
 import jupytext
 import nbformat
-
 from stubs import import_lines, solution_source, stub_source
 
 from hpdl_lab.checks import exercises
@@ -64,8 +63,10 @@ def build_cell(cell, form, defined):
 def exercise_cell(exercise, form, defined):
     imports = import_lines(exercise.reference, defined)
     defined.add(exercise.reference.__qualname__)
-    body = solution_source if form == "solution" else stub_source
-    text = body(exercise.reference, f"exercise {exercise.id}: write {exercise.name}")
+    if form == "solution":
+        text = solution_source(exercise.reference)
+    else:
+        text = stub_source(exercise.reference, f"exercise {exercise.id}: write {exercise.name}")
     nbgrader = {"grade": False, "grade_id": f"exercise-{exercise.id}", "locked": False, "solution": True}
     return graded_cell("\n".join(imports) + "\n\n\n" + text if imports else text, nbgrader)
 
@@ -87,7 +88,9 @@ def check_cell(exercise, form):
 
 
 def graded_cell(text, nbgrader):
-    return nbformat.v4.new_code_cell(text, metadata={"nbgrader": nbgrader | {"schema_version": NBGRADER_SCHEMA, "task": False}})
+    return nbformat.v4.new_code_cell(
+        text, metadata={"nbgrader": nbgrader | {"schema_version": NBGRADER_SCHEMA, "task": False}}
+    )
 
 
 def cell_id(cell, stem, seen):
@@ -126,7 +129,9 @@ def main(argv=None):
             if args.check:
                 print(f"{path.relative_to(HERE.parent)} is out of date: run python notebooks/build.py")
             elif path.exists() and worked_in(path):
-                print(f"{path.relative_to(HERE.parent)} has been worked in and is kept: move it away, then run this again")
+                print(
+                    f"{path.relative_to(HERE.parent)} has been worked in and is kept: move it away, then run this again"
+                )
             else:
                 folder.mkdir(exist_ok=True)
                 path.write_text(text)

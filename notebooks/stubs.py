@@ -1,4 +1,4 @@
-"""A library function as notebook text: whole, between nbgrader's markers, or cut down to what an attendee starts from."""
+"""A library function as notebook text: whole, with nbgrader's markers, or cut down to what an attendee starts from."""
 
 import ast
 import inspect
@@ -10,8 +10,8 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 PAIR = re.compile(rf"^([ \t]*){BEGIN}\n.*?^[ \t]*{END}\n?", re.DOTALL | re.MULTILINE)
 
 
-def solution_source(function, title):
-    """The source of `function` with its solution between BEGIN and END SOLUTION: as marked, or all below the docstring."""
+def solution_source(function):
+    """The source of `function` with its solution between the markers: where they stand, or around the body."""
     head, body = split_source(function)
     if BEGIN not in body:
         body = f"    {BEGIN}\n{body}\n    {END}"
@@ -19,8 +19,8 @@ def solution_source(function, title):
 
 
 def stub_source(function, title):
-    """Signature, docstring, the lines outside the markers, and `raise NotImplementedError(title)` for each pair of markers."""
-    text = solution_source(function, title) + "\n"
+    """What is outside the markers, with `raise NotImplementedError(title)` in the place of each solution."""
+    text = solution_source(function) + "\n"
     return PAIR.sub(lambda pair: f'{pair[1]}raise NotImplementedError("{title}")\n', text).rstrip("\n")
 
 

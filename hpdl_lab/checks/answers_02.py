@@ -2,7 +2,7 @@
 
 import numpy as np
 
-# -- average_gradients: wrong ---------------------------------------------------------------------------------------------
+# -- average_gradients: wrong ------------------------------------------------------------------------------------------
 
 
 def forgets_to_divide(comm, g):
@@ -56,7 +56,7 @@ def averages_to_a_number(comm, g):
     return comm.all_reduce(g).mean()
 
 
-# -- average_gradients: right ---------------------------------------------------------------------------------------------
+# -- average_gradients: right ------------------------------------------------------------------------------------------
 
 
 def divides_first(comm, g):

@@ -10,7 +10,7 @@ from ..collectives import ring
 from ..collectives.chunks import chunk
 from ..comm.buffers import copy_of, new_like
 
-# -- reduce_scatter: wrong ------------------------------------------------------------------------------------------------
+# -- reduce_scatter: wrong ---------------------------------------------------------------------------------------------
 
 
 def off_by_one_chunk(comm, x):
@@ -88,10 +88,11 @@ def raises_an_error(comm, x):
 
 
 def never_ends(comm, x):
+    p, r = comm.size, comm.rank
     i = 0
-    while i < comm.size - 1:
-        comm.sendrecv(chunk(x, comm.size, 0), (comm.rank + 1) % comm.size, copy_of(chunk(x, comm.size, 0)), (comm.rank - 1) % comm.size)
-    return chunk(x, comm.size, comm.rank)
+    while i < p - 1:
+        comm.sendrecv(chunk(x, p, 0), (r + 1) % p, new_like(x, chunk(x, p, 0).shape), (r - 1) % p)
+    return chunk(x, p, r)
 
 
 def writes_past_the_end(comm, x):
@@ -145,7 +146,7 @@ def straight_to_the_owner(comm, x):
     return mine
 
 
-# -- reduce_scatter: right, each in another way ---------------------------------------------------------------------------
+# -- reduce_scatter: right, each in another way ------------------------------------------------------------------------
 
 
 def other_direction(comm, x):
@@ -192,7 +193,7 @@ def skips_empty_chunks_and_prints(comm, x):
     return parts[r]
 
 
-# -- all_gather: wrong ----------------------------------------------------------------------------------------------------
+# -- all_gather: wrong -------------------------------------------------------------------------------------------------
 
 
 def gathers_the_wrong_chunk(comm, x):
@@ -270,7 +271,7 @@ def gathers_and_returns_nothing(comm, x):
     ring.all_gather(comm, x)
 
 
-# -- all_gather: right ----------------------------------------------------------------------------------------------------
+# -- all_gather: right -------------------------------------------------------------------------------------------------
 
 
 def gathers_the_other_way(comm, x):
@@ -290,7 +291,7 @@ def gathers_both_ways(comm, x):
     return x
 
 
-# -- all_reduce: wrong ----------------------------------------------------------------------------------------------------
+# -- all_reduce: wrong -------------------------------------------------------------------------------------------------
 
 
 def asks_the_communicator(comm, x):
@@ -330,7 +331,7 @@ def only_even_ranks_gather(comm, x):
     return ring.all_gather(comm, x) if comm.rank % 2 == 0 else x
 
 
-# -- all_reduce: right ----------------------------------------------------------------------------------------------------
+# -- all_reduce: right -------------------------------------------------------------------------------------------------
 
 
 def in_one_loop(comm, x):

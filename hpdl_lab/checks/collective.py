@@ -1,4 +1,4 @@
-"""Check a collective: the result in every case, the guard elements, the bytes, the peers, the steps; then on the engines."""
+"""Check a collective: results, guard elements, bytes, peers, steps on simulated ranks; then results on the engines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ class Collective:
     start:    start(values, r) -> (n,) what x holds on rank r before the call; values: (p, n), row r belongs to rank r.
     whole:    whole(values) -> (n,) the vector of results.
     promised: promised(n, p, r) -> (first, last + 1): which elements of it rank r holds and returns.
+    best:     best(comm, x): an answer that is right, to draw beside one that is not.
     cost:     cost(p, nbytes) -> collectives.cost.Cost: what the best answer sends; share: the same in words.
     adds:     whether contributions are added (or only moved).
     """
@@ -31,6 +32,7 @@ class Collective:
     start: Callable
     whole: Callable
     promised: Callable
+    best: Callable
     cost: Callable
     share: str
     adds: bool = True
@@ -74,7 +76,8 @@ def inputs(p, n):
 
 
 def cases():
-    """(ranks, elements) of every case, the plain ones first, so that a message can say what works; p = 3 is the one drawn."""
+    """(ranks, elements) of every case, the plain ones first, so that a message can say what works."""
+    # p = 3 is the case that the docstrings draw.
     grid = {(p, n) for p in (1, 2, 3, 5, 8) for n in (0, 1, p - 1, 1000, 1001)}
     return [(3, 999)] + sorted(grid, key=lambda c: (c[0] == 1, c[1] < c[0], c[1] % c[0] != 0, c))
 
@@ -86,18 +89,22 @@ def check_collective(collective, fn, runner=None):
         try:
             check_result(collective, fn, p, values, simulate_case(collective, fn, values))
         except Broken as broken:
-            raise by_size(broken, p, n) from None
+            raise by_size(with_expected(broken, collective, values), p, n) from None
     check_float64(collective, fn)
     values = inputs(8, 1000)
     run = simulate_case(collective, fn, values)
-    best = collective.cost(8, 4 * 1000)
-    check_bytes(run.events, 8, 4 * 1000, best)
-    check_peers(run.events, 8)
+    cost = collective.cost(8, 4 * 1000)
+    try:
+        check_bytes(run.events, 8, 4 * 1000, cost)
+        check_peers(run.events, 8)
+        steps = check_steps(collective, fn, cost.steps)
+    except Broken as broken:
+        raise with_expected(broken, collective, values) from None
     check_rounding(collective, fn)
     facts = [
         f"sums, odd sizes and guard elements: right in {len(cases())} cases on 1, 2, 3, 5 and 8 simulated ranks",
-        f"bytes: with 8 ranks none sends more than {best.nbytes:,.0f} for a vector of 4,000: {collective.share} of it",
-        check_steps(collective, fn, best.steps),
+        f"bytes: with 8 ranks none sends more than {cost.nbytes:,.0f} for a vector of 4,000: {collective.share} of it",
+        steps,
     ]
     if runner is not None:
         facts.append(check_on_engines(collective, fn, runner))
@@ -110,17 +117,28 @@ def simulate_case(collective, fn, values, dtype="float32", network=None):
     return simulate(p, call, fn, starts, dtype, network=network, where=case(p, n))
 
 
+def with_expected(broken, collective, values):
+    """The same failure, with the events of a right answer in the same run."""
+    if broken.events:
+        broken.expected = simulate_case(collective, collective.best, values).events
+    return broken
+
+
 def by_size(broken, p, n):
     """The same failure, named "sizes" or "one rank" where everything plainer than (p, n) has been found right."""
     plain = p > 1 and n >= p and n % p == 0
     if plain or broken.failed not in ("sum", "chunk", "steps", "returns", "in place", "raises", "deadlock"):
         return broken
     if p == 1:
-        message = f"With 2 and more ranks all is right, but not on 1 rank, which has no neighbor. {broken.message}"
-        return Broken("one rank", message, broken.detail, broken.events, broken.size)
+        broken.failed = "one rank"
+        broken.message = (
+            f"With 2 and more ranks all is right, but not on 1 rank, which has no neighbor. {broken.message}"
+        )
+        return broken
     right = "every size that the number of ranks divides" if n >= p else "every size from the number of ranks up"
-    message = f"{capital(right)} is right, but not {n:,} on {p}. {broken.message}"
-    return Broken("sizes", message, broken.detail, broken.events, broken.size)
+    broken.failed = "sizes"
+    broken.message = f"{capital(right)} is right, but not {n:,} on {p}. {broken.message}"
+    return broken
 
 
 def check_result(collective, fn, p, values, run):
@@ -131,7 +149,11 @@ def check_result(collective, fn, p, values, run):
         first, last = collective.promised(n, p, r)
         expected, where = whole[first:last], case(p, n)
         if left.broken_guard is not None:
-            at = f"x[{left.broken_guard}]" if left.broken_guard >= 0 else f"{-left.broken_guard} before its first element"
+            at = (
+                f"x[{left.broken_guard}]"
+                if left.broken_guard >= 0
+                else f"{-left.broken_guard} before its first element"
+            )
             message = f"{capital(where)}, rank {r} wrote outside x, at {at}: x has the elements 0 to {n - 1}."
             raise Broken("bounds", message, events=run.events, size=p)
         held = left.x[first:last]
@@ -141,7 +163,9 @@ def check_result(collective, fn, p, values, run):
                 raise Broken("in place", message, events=run.events, size=p)
             i = first + int(np.argmax(held != expected))
             failed, why = explain(collective, lambda v: simulate_case(collective, fn, v), values, run, r, i)
-            message = f"{capital(where)}, {place(i, n, p, r)} should be {number(whole[i])} and is {number(left.x[i])}. {why}"
+            message = (
+                f"{capital(where)}, {place(i, n, p, r)} should be {number(whole[i])} and is {number(left.x[i])}. {why}"
+            )
             raise Broken(failed, message.rstrip(), events=run.events, size=p)
         check_returned(collective, left, expected, r, where, run)
 
@@ -191,13 +215,17 @@ def check_rounding(collective, fn):
         off = np.abs(left.x - whole)[first:last]
         if (off > allowed[first:last]).any():
             i = first + int(np.argmax(off))
-            message = f"Whole numbers are added exactly, but on rank {r} x[{i}] is {left.x[i]:.9g} and should be {whole[i]:.9g}."
+            message = (
+                f"Whole numbers are added exactly, but on rank {r} x[{i}] is {left.x[i]:.9g} and should be "
+                f"{whole[i]:.9g}."
+            )
             raise Broken("sum", message, events=run.events, size=p)
         for i in range(first, last):
             s, bits = first_holder.setdefault(i, (r, left.x[i]))
             if bits != left.x[i]:
                 message = (
-                    f"x[{i}] is {bits:.9g} on rank {s} and {left.x[i]:.9g} on rank {r}: they added in different orders. "
+                    f"x[{i}] is {bits:.9g} on rank {s} and {left.x[i]:.9g} on rank {r}: they added in different "
+                    "orders. "
                     "Replicas that round differently drift apart: add once, then pass the sum on."
                 )
                 raise Broken("bitwise", message, events=run.events, size=p)
@@ -209,12 +237,14 @@ def check_steps(collective, fn, steps):
     took = round(run.seconds)
     if took > 2 * steps:
         message = (
-            f"Result and bytes are right, but with 8 ranks it takes the time of {took} messages one after another, where "
-            f"{steps} are enough: the ranks wait for each other in a row. Let all of them send and receive at once: comm.sendrecv."
+            f"Result and bytes are right, but with 8 ranks it takes the time of {took} messages one after another, "
+            "where "
+            f"{steps} are enough: the ranks wait for each other in a row. Let all of them send and receive at once: "
+            "comm.sendrecv."
         )
         raise Broken("steps", message, events=run.events, size=8)
     if took > steps:
-        return f"steps: {took} message times with 8 ranks, where {steps} are enough: comm.sendrecv sends and receives at once"
+        return f"steps: {took} message times with 8 ranks, where {steps} are enough: see comm.sendrecv"
     return f"steps: {took} message times with 8 ranks: the least possible for a ring"
 
 

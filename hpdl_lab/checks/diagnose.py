@@ -26,7 +26,9 @@ def took_the_average(collective, rerun, values, run, r, i):
     whole, held = collective.whole(values), run[r].x
     first, last = collective.promised(n, p, r)
     if collective.adds and np.allclose(held[first:last] * p, whole[first:last], rtol=1e-5):
-        return "sum", f"It is the average: the sum divided by {p}. {collective.name} adds, and leaves dividing to its caller."
+        return "sum", (
+            f"It is the average: the sum divided by {p}. {collective.name} adds, and leaves dividing to its caller."
+        )
 
 
 def holds_one_ranks_data(collective, rerun, values, run, r, i):
@@ -94,9 +96,14 @@ def counted_wrongly(collective, rerun, values, run, r, i):
     held = run[r].x[i]
     if not collective.adds:
         if held == SENTINEL:
-            return "chunk", f"The chunk to which x[{i}] belongs never arrived on rank {r}: {number(held)} is what was there before."
+            return "chunk", (
+                f"The chunk to which x[{i}] belongs never arrived on rank {r}: {number(held)} is what was there before."
+            )
         if (held - collective.whole(values)[i]) % SENTINEL == 0:
-            return "chunk", f"What arrived was added to the {number(SENTINEL)} that was there: all_gather replaces, it does not add."
+            return "chunk", (
+                f"What arrived was added to the {number(SENTINEL)} that was there: all_gather replaces, it does "
+                "not add."
+            )
         return None
     told = again(rerun, np.tile(8.0 ** np.arange(p)[:, None], n))
     if told is None or not 0 <= told[r].x[i] < 8.0**p or not float(told[r].x[i]).is_integer():

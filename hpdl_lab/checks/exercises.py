@@ -15,17 +15,17 @@ EXERCISES = (
 def find(name):
     """The exercise with this id ("4.1"), function name, or path ("hpdl_lab.collectives.ring:reduce_scatter").
 
-    Raises: KeyError that lists what is known.
+    Raises: LookupError that lists what is known.
     """
     for exercise in EXERCISES:
         if name in (exercise.id, exercise.name, exercise.path):
             return exercise
     known = ", ".join(f"{e.name} ({e.id})" for e in EXERCISES)
-    raise KeyError(f"no exercise is called {name!r}. Known: {known}")
+    raise LookupError(f"no exercise is called {name!r}. Known: {known}")
 
 
 def check(exercise, fn, runner=None):
-    """Check `fn` as an answer to `exercise`: on simulated ranks, then with `runner(fn, *args)` on the engines if there is one.
+    """Check `fn` as an answer to `exercise`: on simulated ranks, then, with `runner(fn, *args)`, on the engines.
 
     Returns: CheckResult. Raises: NotImplementedError, in one line, where `fn` is still a stub.
     """
@@ -33,7 +33,15 @@ def check(exercise, fn, runner=None):
     try:
         passed = exercise.check(fn, runner)
     except Broken as broken:
-        return CheckResult(label, broken.failed, broken.message, broken.detail.strip("\n"), (), broken.events, broken.size)
+        return CheckResult(
+            exercise=label,
+            failed=broken.failed,
+            message=broken.message,
+            detail=broken.detail.strip("\n"),
+            events=broken.events,
+            expected=broken.expected,
+            size=broken.size,
+        )
     except NotImplementedError as error:
         raise NotImplementedError(str(error) or f"exercise {exercise.id}: write {exercise.name}") from None
-    return CheckResult(label, None, "correct", "", passed.facts, passed.events, passed.size)
+    return CheckResult(label, None, "correct", facts=passed.facts, events=passed.events, size=passed.size)

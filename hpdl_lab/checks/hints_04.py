@@ -2,16 +2,19 @@
 
 COMMON = {
     "deadlock": (
-        "Read the table: who waits for whom, and in what? On a ring where everybody waits in the same call, nobody is in the "
+        "Read the table: who waits for whom, and in what? On a ring where everybody waits in the same call, nobody "
+        "is in the "
         "other one.",
         "Every rank has to send and to receive in the same step. comm.sendrecv starts both before it waits for either.",
         "In place of send and recv:\n\n    comm.sendrecv(mine, (r + 1) % p, arriving, (r - 1) % p)",
     ),
     "sizes": (
         "Where p does not divide N, the chunks are not equally long. Which lines of yours assume that they are?",
-        "chunk(x, p, i) cuts unevenly for you, and bounds(n, p, i) says where. Send and receive exactly as many elements as the "
+        "chunk(x, p, i) cuts unevenly for you, and bounds(n, p, i) says where. Send and receive exactly as many "
+        "elements as the "
         "chunk of that step has. A chunk may be empty.",
-        "Never compute N // p yourself. Take theirs = chunk(x, p, ...) first, then receive into something of len(theirs).",
+        "Never compute N // p yourself. Take theirs = chunk(x, p, ...) first, then receive into something of "
+        "len(theirs).",
     ),
     "one rank": (
         "With p = 1 there is nobody to talk to. How many steps does your loop make then?",
@@ -57,9 +60,11 @@ COMMON = {
 
 REDUCE_SCATTER_HINTS = COMMON | {
     "": (
-        "Take p = 3 and follow one chunk through the table in the docstring. At which rank is it after each step, and how "
+        "Take p = 3 and follow one chunk through the table in the docstring. At which rank is it after each step, "
+        "and how "
         "many contributions does it hold?",
-        "p - 1 steps. In step i: send chunk r-i-1 to the right, receive the left neighbor's chunk r-i-2 into a buffer, and add "
+        "p - 1 steps. In step i: send chunk r-i-1 to the right, receive the left neighbor's chunk r-i-2 into a "
+        "buffer, and add "
         "the buffer to your own chunk r-i-2.",
         "    for i in range(p - 1):\n"
         "        mine, theirs = chunk(x, p, r - i - 1), chunk(x, p, r - i - 2)\n"
@@ -113,7 +118,8 @@ ALL_REDUCE_HINTS = COMMON | {
         "    reduce_scatter(comm, x)\n    return all_gather(comm, x)",
     ),
     "bytes": (
-        "A rank sends (p-1)/p of the vector in reduce_scatter and as much again in all_gather. Where does more come from?",
+        "A rank sends (p-1)/p of the vector in reduce_scatter and as much again in all_gather. Where does more come "
+        "from?",
         "Use your two functions. comm.all_reduce and comm.broadcast of simulated ranks send everything through rank 0.",
         "    reduce_scatter(comm, x)\n    return all_gather(comm, x)",
     ),

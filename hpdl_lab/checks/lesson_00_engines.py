@@ -27,9 +27,11 @@ def check_sentences(results, p):
     where = f"with {count(p, 'rank')}"
     for r, said in enumerate(results):
         if said is None:
-            raise Broken("returns", f"{capital(where)}, rank {r} returned nothing: print shows a text, `return` hands it back.")
+            message = f"{capital(where)}, rank {r} returned nothing: print shows a text, `return` hands it back."
+            raise Broken("returns", message)
         if not isinstance(said, str):
-            raise Broken("returns", f"{capital(where)}, rank {r} returned {said!r}: a str was asked for, not {type(said).__name__}.")
+            message = f"{capital(where)}, rank {r} returned {said!r}: a str was asked for, not {type(said).__name__}."
+            raise Broken("returns", message)
     for r, said in enumerate(results):
         numbers = [int(digits) for digits in re.findall(r"\d+", said)]
         if numbers == [r, p]:
@@ -37,8 +39,10 @@ def check_sentences(results, p):
         if p > 1 and len(set(results)) == 1:
             raise Broken("rank", f"{capital(where)}, all of them said {said!r}: comm.rank is different on every rank.")
         if numbers[:1] == [r] and numbers[1:]:
-            raise Broken("size", f"{capital(where)}, rank {r} said {said!r}: there are {p} of them, which is comm.size.")
-        raise Broken("rank", f"{capital(where)}, rank {r} said {said!r}: its number is {r}, out of {p}, and ranks count from 0.")
+            message = f"{capital(where)}, rank {r} said {said!r}: the number of ranks is {p}, which is comm.size."
+            raise Broken("size", message)
+        message = f"{capital(where)}, rank {r} said {said!r}: its number is {r}, out of {p}, and ranks count from 0."
+        raise Broken("rank", message)
 
 
 def check_who_runs_where(fn, runner=None):
@@ -50,8 +54,9 @@ def check_who_runs_where(fn, runner=None):
         truth, results = on_engines(reference.who_runs_where, runner), on_engines(fn, runner)
         check_places(results, {host for _, host, _ in truth}, {pid for _, _, pid in truth})
         pids = [pid for _, _, pid in results]
-        if len(set(pids)) < len(pids):
-            raise Broken("process", f"The engines are {len(pids)} processes, but the process ids are {pids}.")
+        if pids != [pid for _, _, pid in truth]:
+            message = f"The engines are the processes {[pid for _, _, pid in truth]}, and you say {pids}."
+            raise Broken("process", message)
         facts.append(f"{len(pids)} engines, each a process of its own: {', '.join(map(str, pids))}")
     return Passed(tuple(facts))
 
@@ -61,15 +66,18 @@ def check_places(results, hosts, pids):
         if place is None:
             raise Broken("returns", f"Rank {r} returned nothing: return a tuple of rank, host and process id.")
         if not isinstance(place, tuple | list) or len(place) != 3:
-            raise Broken("returns", f"Rank {r} returned {place!r}: a tuple of three was asked for, (rank, host, process id).")
+            message = f"Rank {r} returned {place!r}: a tuple of three was asked for, (rank, host, process id)."
+            raise Broken("returns", message)
         rank, host, pid = place
         if not isinstance(rank, int) or not isinstance(host, str) or not isinstance(pid, int):
             kinds = ", ".join(type(part).__name__ for part in place)
-            raise Broken("order", f"Rank {r} returned ({kinds}): in this order an int, a str and an int were asked for.")
+            message = f"Rank {r} returned ({kinds}): in this order an int, a str and an int were asked for."
+            raise Broken("order", message)
         if rank != r:
             raise Broken("rank", f"Rank {r} said that it is rank {rank}.")
         if host not in hosts:
-            raise Broken("host", f"Rank {r} said that it runs on {host!r}, but the host is {' or '.join(sorted(hosts))}.")
+            message = f"Rank {r} said that it runs on {host!r}, but the host is {' or '.join(sorted(hosts))}."
+            raise Broken("host", message)
         if pid not in pids:
             raise Broken("process", f"Rank {r} gave {pid} as its process id, which is not the process that runs it.")
 
@@ -106,15 +114,16 @@ EXERCISES = (
             WrongAnswer(answers.prints_only, "returns", "print shows a text, `return` hands it back"),
             WrongAnswer(answers.always_rank_0, "rank", "comm.rank is different on every rank"),
             WrongAnswer(answers.counts_from_one, "rank", "ranks count from 0"),
-            WrongAnswer(answers.last_rank_as_size, "size", "there are 4 of them, which is comm.size"),
-            WrongAnswer(answers.four_ranks_for_ever, "size", "there are 1 of them"),
+            WrongAnswer(answers.last_rank_as_size, "size", "the number of ranks is 4, which is comm.size"),
+            WrongAnswer(answers.four_ranks_for_ever, "size", "the number of ranks is 1"),
             WrongAnswer(answers.returns_a_number, "returns", "a str was asked for, not int"),
             WrongAnswer(answers.misspells_rank, "raises", "has no attribute 'Rank'"),
             WrongAnswer(answers.waits_for_an_answer, "deadlock", "all receive first"),
         ),
         right_answers=(answers.in_other_words, answers.formatted_and_printed),
         explanation=(
-            "One function, many processes. Nobody tells a rank what to do: it reads its own number and acts on it. That is the "
+            "One function, many processes. Nobody tells a rank what to do: it reads its own number and acts on it. "
+            "That is the "
             "whole programming model, called SPMD: single program, multiple data."
         ),
     ),
@@ -126,7 +135,8 @@ EXERCISES = (
         check=check_who_runs_where,
         hints={
             "": (
-                "Three things in one tuple: the rank, the host, the process id. Two of them the operating system knows.",
+                "Three things in one tuple: the rank, the host, the process id. Two of them the operating system "
+                "knows.",
                 "socket.gethostname() is the host, os.getpid() the process id; both modules are imported in the cell.",
                 "return comm.rank, socket.gethostname(), os.getpid()",
             ),
@@ -141,8 +151,10 @@ EXERCISES = (
         ),
         right_answers=(answers.as_a_list,),
         explanation=(
-            "On simulated ranks all process ids are the same: they take turns inside the notebook's own process. The engines are "
-            "processes of their own, perhaps on other hosts, and share nothing: what one knows, another learns by a message."
+            "On simulated ranks all process ids are the same: they take turns inside the notebook's own process. The "
+            "engines are "
+            "processes of their own, perhaps on other hosts, and share nothing: what one knows, another learns by a "
+            "message."
         ),
     ),
 )

@@ -17,12 +17,15 @@ def problem(n, d):
 
 
 def call(fn, *args, unchanged):
-    """fn(*args), guarded as on ranks: the deadline, prints, errors. `unchanged` names the arguments that fn must not change."""
+    """fn(*args), with deadline and errors as on ranks; `unchanged` names the arguments that fn must not change."""
     before = [np.copy(a) for a in args]
-    (out, after), *_ = simulate(1, lambda comm, *copies: (fn(*copies), copies), *args, where=f"for x of shape {shape_of(args)}")
+    (out, after), *_ = simulate(
+        1, lambda comm, *copies: (fn(*copies), copies), *args, where=f"for x of shape {shape_of(args)}"
+    )
     for name, old, new in zip(unchanged, before, after, strict=False):
         if name and not np.array_equal(old, new):
-            raise Broken("input", f"Your function changed its argument {name}: make a new array, and leave {name} as it was.")
+            message = f"Your function changed its argument {name}: make a new array, and leave {name} as it was."
+            raise Broken("input", message)
     if out is None:
         raise Broken("returns", "Your function returned nothing: is there a `return`?")
     return out
@@ -36,7 +39,8 @@ def check_vector(got, expected, n, d, explain):
     """`explain(got, expected)` returns (invariant, sentence) or None for a vector of the right shape."""
     where = f"For {n} examples and {d} weights"
     if np.shape(got) != expected.shape:
-        raise Broken("shape", f"{where} the result has shape {np.shape(got)}: it should be {expected.shape}, one number per weight.")
+        message = f"{where} the result has shape {np.shape(got)}: it should be {expected.shape}, one number per weight."
+        raise Broken("shape", message)
     if not np.allclose(got, expected, rtol=1e-6, atol=1e-12):
         j = int(np.argmax(~np.isclose(got, expected, rtol=1e-6, atol=1e-12)))
         failed, why = explain(np.asarray(got), expected) or ("value", "")
@@ -67,7 +71,8 @@ def check_gradient(fn, runner=None):
     here = f"at w = ({w[0]:.3f}, {w[1]:.3f})"
     facts = (
         f"the right slope for {len(SHAPES)} shapes of data",
-        f"{here} the first number is {fn(w, x, y)[0]:.6f}; the loss, measured left and right of it, rises by {slope:.6f} per unit",
+        f"{here} the first number is {fn(w, x, y)[0]:.6f}; the loss, measured left and right of it, rises by "
+        f"{slope:.6f} per unit",
     )
     return Passed(facts)
 
@@ -92,7 +97,12 @@ def check_gradient_step(fn, runner=None):
             check_vector(got, w - rate * slope, n, d, explain)
     w, x, y = problem(50, 2)
     before, after = reference.loss(w, x, y), reference.loss(fn(w, x, y, 0.1), x, y)
-    return Passed((f"the right step for {len(SHAPES)} shapes of data", f"one step of rate 0.1 takes the loss from {before:.4f} to {after:.4f}"))
+    return Passed(
+        (
+            f"the right step for {len(SHAPES)} shapes of data",
+            f"one step of rate 0.1 takes the loss from {before:.4f} to {after:.4f}",
+        )
+    )
 
 
 def check_largest_stable_rate(fn, runner=None):
@@ -104,19 +114,35 @@ def check_largest_stable_rate(fn, runner=None):
             raise Broken("shape", f"The rate is one number; your function returned {got!r}.")
         if not abs(got - expected) <= 0.01 * expected:
             raise Broken(*why_rate(float(got), expected, x))
-    return Passed((f"within 1% for 4 sets of data; for the last of them {got:.4f}", "just below it descent converges, just above it diverges"))
+    return Passed(
+        (
+            f"within 1% for 4 sets of data; for the last of them {got:.4f}",
+            "just below it descent converges, just above it diverges",
+        )
+    )
 
 
 def why_rate(got, expected, x):
     """(invariant, sentence) for a rate that is not the largest stable one."""
     curvatures = np.linalg.eigvalsh(x.T @ x / len(x))
-    start = f"For {len(x)} examples and {x.shape[1]} weights the largest stable rate is {number(expected)}, and you say {number(got)}. "
+    start = (
+        f"For {len(x)} examples and {x.shape[1]} weights the largest stable rate is {number(expected)}, and you say "
+        f"{number(got)}. "
+    )
     known = (
-        (1 / curvatures.max(), "value", "1 / curvature jumps straight to the bottom of that axis. How far may it overshoot?"),
+        (
+            1 / curvatures.max(),
+            "value",
+            "1 / curvature jumps straight to the bottom of that axis. How far may it overshoot?",
+        ),
         (2 / curvatures.min(), "axis", "That is the rate of the flattest axis: the steepest one diverges first."),
         (curvatures.max(), "value", "That is the largest curvature itself."),
         (2 / curvatures.sum(), "axis", "That is 2 / (sum of the curvatures): safe, but smaller than it need be."),
-        (2 / (curvatures.max() * len(x)), "mean", "The loss is a mean over the examples, so the curvature is x.T @ x / n."),
+        (
+            2 / (curvatures.max() * len(x)),
+            "mean",
+            "The loss is a mean over the examples, so the curvature is x.T @ x / n.",
+        ),
     )
     for value, failed, why in known:
         if np.isclose(got, value, rtol=1e-6):
@@ -160,8 +186,10 @@ EXERCISES = (
         ),
         right_answers=(answers.with_a_loop, answers.as_a_mean_of_rows),
         explanation=(
-            "Each example pulls every weight by error times input: far-off predictions pull hard, and an input of zero cannot "
-            "have been the culprit. The mean of these pulls is the slope. Because it is a mean over examples, several ranks can "
+            "Each example pulls every weight by error times input: far-off predictions pull hard, and an input of "
+            "zero cannot "
+            "have been the culprit. The mean of these pulls is the slope. Because it is a mean over examples, "
+            "several ranks can "
             "share the examples and average: that is notebook 02."
         ),
     ),
@@ -192,7 +220,11 @@ EXERCISES = (
             WrongAnswer(answers.steps_and_forgets, "returns", "returned nothing"),
         ),
         right_answers=(answers.steps_on_a_copy,),
-        explanation="Downhill is against the gradient. The learning rate turns a slope into a distance, and has no natural size: next exercise.",
+        explanation=(
+            "Downhill is against the gradient. The learning rate turns a slope into a distance, and has no natural "
+            "size: "
+            "that is the next exercise."
+        ),
     ),
     Exercise(
         id="1.3",
@@ -202,7 +234,8 @@ EXERCISES = (
         check=check_largest_stable_rate,
         hints={
             "": (
-                "On one axis with curvature c a step multiplies the distance to the bottom by 1 - rate * c. When does it shrink?",
+                "On one axis with curvature c a step multiplies the distance to the bottom by 1 - rate * c. When "
+                "does it shrink?",
                 "|1 - rate * c| < 1 holds while rate * c < 2. It must hold for every axis, so for the largest c.",
                 "np.linalg.eigvalsh(curvature) gives the curvatures of all axes: return 2 / the largest of them.",
             ),
@@ -217,8 +250,10 @@ EXERCISES = (
         ),
         right_answers=(answers.by_bisection, answers.by_norm),
         explanation=(
-            "At 2 / curvature every step overshoots the bottom by exactly the distance it came from, for ever. The steepest axis "
-            "gets there first, while the flattest is still crawling: the ratio of the two, the condition number, says how many "
+            "At 2 / curvature every step overshoots the bottom by exactly the distance it came from, for ever. The "
+            "steepest axis "
+            "gets there first, while the flattest is still crawling: the ratio of the two, the condition number, "
+            "says how many "
             "steps the whole descent takes."
         ),
     ),

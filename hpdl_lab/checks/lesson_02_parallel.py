@@ -35,9 +35,13 @@ def check_mean(run, values, where):
     mean = values.mean(axis=0)
     for r, (out, left) in enumerate(run):
         if out is None:
-            raise Broken("returns", f"{where}, rank {r} returned nothing: return the gradient.", events=run.events, size=p)
+            raise Broken(
+                "returns", f"{where}, rank {r} returned nothing: return the gradient.", events=run.events, size=p
+            )
         if np.shape(out) != mean.shape:
-            message = f"{where}, rank {r} returned something of shape {np.shape(out)}: the gradient has shape {mean.shape}."
+            message = (
+                f"{where}, rank {r} returned something of shape {np.shape(out)}: the gradient has shape {mean.shape}."
+            )
             raise Broken("returns", message, events=run.events, size=p)
         out = np.asarray(out)
         if not np.allclose(out, mean, rtol=1e-5):
@@ -98,7 +102,8 @@ EXERCISES = (
         check=check_average_gradients,
         hints={
             "": (
-                "Two things: bring the gradients of all ranks together, and make a mean of them. Every rank must end with it.",
+                "Two things: bring the gradients of all ranks together, and make a mean of them. Every rank must end "
+                "with it.",
                 "comm.all_reduce(g) replaces g, on every rank, by the sum over all ranks.",
                 "comm.all_reduce(g)\ng /= comm.size\nreturn g",
             ),
@@ -114,7 +119,8 @@ EXERCISES = (
             ),
             "deadlock": (
                 "The table says which rank waits, and for whom. Is some line of yours run by one rank only?",
-                "A collective such as comm.all_reduce must be called by every rank: the others wait for the one that does not.",
+                "A collective such as comm.all_reduce must be called by every rank: the others wait for the one that "
+                "does not.",
                 "Call comm.all_reduce(g) outside of any `if comm.rank == ...`.",
             ),
         },
@@ -132,7 +138,8 @@ EXERCISES = (
         ),
         right_answers=(answers.divides_first, answers.by_gathering, answers.by_messages),
         explanation=(
-            "Every rank ends with the same mean, so every rank takes the same step, and the copies of the model stay equal "
+            "Every rank ends with the same mean, so every rank takes the same step, and the copies of the model stay "
+            "equal "
             "without ever being compared. Nothing else passes between the ranks: this one line is data parallelism."
         ),
     ),

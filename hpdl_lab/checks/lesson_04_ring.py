@@ -44,9 +44,13 @@ def chunks_of_owners(values):
     return np.concatenate([values[r, slice(*bounds(n, p, r))] for r in range(p)])
 
 
-REDUCE_SCATTER = Collective("reduce_scatter", own_row, sum_of_rows, own_chunk_of, cost.reduce_scatter, "(p-1)/p")
-ALL_GATHER = Collective("all_gather", only_own_chunk, chunks_of_owners, everything, cost.all_gather, "(p-1)/p", adds=False)
-ALL_REDUCE = Collective("all_reduce", own_row, sum_of_rows, everything, cost.all_reduce, "2(p-1)/p")
+REDUCE_SCATTER = Collective(
+    "reduce_scatter", own_row, sum_of_rows, own_chunk_of, ring.reduce_scatter, cost.reduce_scatter, "(p-1)/p"
+)
+ALL_GATHER = Collective(
+    "all_gather", only_own_chunk, chunks_of_owners, everything, ring.all_gather, cost.all_gather, "(p-1)/p", adds=False
+)
+ALL_REDUCE = Collective("all_reduce", own_row, sum_of_rows, everything, ring.all_reduce, cost.all_reduce, "2(p-1)/p")
 
 EXERCISES = (
     Exercise(
@@ -66,7 +70,9 @@ EXERCISES = (
             WrongAnswer(answers.forgets_the_last_step, "steps", "the last step is missing"),
             WrongAnswer(answers.one_step_too_many, "one rank", "1 rank, which has no neighbor"),
             WrongAnswer(answers.returns_nothing, "returns", "returned nothing: return chunk 0 of x"),
-            WrongAnswer(answers.returns_all_of_x, "returns", "returned 999 elements: return chunk 0 of x, 333 elements"),
+            WrongAnswer(
+                answers.returns_all_of_x, "returns", "returned 999 elements: return chunk 0 of x, 333 elements"
+            ),
             WrongAnswer(answers.raises_an_error, "raises", "raised IndexError: list index out of range"),
             WrongAnswer(answers.never_ends, "timeout", "Is there a loop that never ends?"),
             WrongAnswer(answers.writes_past_the_end, "bounds", "wrote outside x, at x[1001]"),
@@ -81,8 +87,10 @@ EXERCISES = (
             answers.skips_empty_chunks_and_prints,
         ),
         explanation=(
-            "Follow chunk c. It leaves rank c+1 in step 0 with one contribution, picks up one more at every rank that it "
-            "visits, and reaches rank c in step p-2 with all p of them. All p chunks travel at the same time, one behind the "
+            "Follow chunk c. It leaves rank c+1 in step 0 with one contribution, picks up one more at every rank "
+            "that it "
+            "visits, and reaches rank c in step p-2 with all p of them. All p chunks travel at the same time, one "
+            "behind the "
             "other, so every link carries one chunk in every step: each rank sends p-1 chunks of 1/p of the vector."
         ),
     ),
@@ -97,18 +105,24 @@ EXERCISES = (
             WrongAnswer(answers.gathers_the_wrong_chunk, "chunk", "never arrived on rank 0"),
             WrongAnswer(answers.adds_what_arrives, "chunk", "all_gather replaces, it does not add"),
             WrongAnswer(answers.stores_in_the_wrong_place, "chunk", "got another chunk there"),
-            WrongAnswer(answers.gathers_divisible_sizes_only, "sizes", "Every size that the number of ranks divides is right"),
+            WrongAnswer(
+                answers.gathers_divisible_sizes_only, "sizes", "Every size that the number of ranks divides is right"
+            ),
             WrongAnswer(answers.gathers_whole_vectors, "bytes", "you pass the whole vector at every hop"),
             WrongAnswer(answers.gathers_on_rank_0, "bytes", "everything passes through rank 0"),
             WrongAnswer(answers.gathers_receiving_first, "deadlock", "all receive first"),
             WrongAnswer(answers.gathers_one_step_short, "steps", "the last step is missing"),
-            WrongAnswer(answers.gathers_and_returns_its_chunk, "returns", "returned 333 elements: return x, 999 elements"),
+            WrongAnswer(
+                answers.gathers_and_returns_its_chunk, "returns", "returned 333 elements: return x, 999 elements"
+            ),
             WrongAnswer(answers.gathers_and_returns_nothing, "returns", "returned nothing: return x"),
         ),
         right_answers=(answers.gathers_the_other_way, answers.gathers_both_ways),
         explanation=(
-            "The same walk, without the addition. In step i every rank passes on the chunk that it got in step i-1, first its "
-            "own. After p-1 steps each chunk has visited every rank. What arrives goes straight into its place in x, so no "
+            "The same walk, without the addition. In step i every rank passes on the chunk that it got in step i-1, "
+            "first its "
+            "own. After p-1 steps each chunk has visited every rank. What arrives goes straight into its place in x, "
+            "so no "
             "buffer is needed."
         ),
     ),
@@ -132,8 +146,10 @@ EXERCISES = (
         ),
         right_answers=(answers.in_one_loop, answers.the_other_way_around),
         explanation=(
-            "After reduce_scatter every chunk of the sum exists once, on its own rank; all_gather hands the chunks round. "
-            "Each of the two sends (p-1)/p of the vector per rank. Together 2(p-1)/p: less than two vectors for any number of "
+            "After reduce_scatter every chunk of the sum exists once, on its own rank; all_gather hands the chunks "
+            "round. "
+            "Each of the two sends (p-1)/p of the vector per rank. Together 2(p-1)/p: less than two vectors for any "
+            "number of "
             "ranks, which is why the ring scales. Its price is latency: 2(p-1) messages one after another."
         ),
     ),

@@ -12,7 +12,7 @@ PRINTED_LINES = 10  # of the attendee's own prints that are shown beside a failu
 
 
 def simulate(p, fn, *args, network=None, where=""):
-    """sim.run for a check: returns Results; raises Broken where `fn` fails, NotImplementedError where it is still a stub.
+    """sim.run for a check: returns Results, or raises Broken; NotImplementedError where `fn` is still a stub.
 
     `where` says in which case this is, such as "with 3 ranks and 1,000 elements".
     """
@@ -28,7 +28,10 @@ def simulate(p, fn, *args, network=None, where=""):
         raise Broken("deadlock", message, "\n".join(table) + tail(printed)) from None
     except CommTimeout as error:
         first, *table = str(error).split("\n")
-        message = f"{capital(where)} your function was still running after {DEADLINE:g} s. {capital(full_stop(first))} Is there a loop that never ends?"
+        message = (
+            f"{capital(where)} your function was still running after {DEADLINE:g} s. {capital(full_stop(first))} Is "
+            "there a loop that never ends?"
+        )
         raise Broken("timeout", message, "\n".join(table) + tail(printed)) from None
     except (Exception, SystemExit) as error:
         raise Broken("raises", describe_error(error, where), tail(printed)) from None
@@ -37,7 +40,7 @@ def simulate(p, fn, *args, network=None, where=""):
 def describe_error(error, where):
     """One sentence for an exception out of the attendee's function, with the rank and the line where they are known."""
     notes = getattr(error, "__notes__", [])
-    place = f" ({notes[0].removesuffix(', at ')})" if notes else ""
+    place = f" ({notes[0].replace('on simulated rank 0 of 1, ', '').removesuffix(', at ')})" if notes else ""
     return f"{capital(where)} your function raised {type(error).__name__}: {error}{place}"
 
 
@@ -47,7 +50,11 @@ def tail(printed):
     if not lines:
         return ""
     left_out = len(lines) - PRINTED_LINES
-    head = f"\nyour function printed (the last {PRINTED_LINES} of {len(lines):,} lines):" if left_out > 0 else "\nyour function printed:"
+    head = (
+        f"\nyour function printed (the last {PRINTED_LINES} of {len(lines):,} lines):"
+        if left_out > 0
+        else "\nyour function printed:"
+    )
     return "\n".join([head, *(f"  {line}" for line in lines[-PRINTED_LINES:])])
 
 

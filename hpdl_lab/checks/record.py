@@ -9,13 +9,15 @@ class Broken(Exception):
 
     failed:  the invariant, such as "sum", "bytes", "deadlock"; it chooses the hints.
     message: what is wrong, where, and why, in sentences with numbers.
-    detail:  lines to show below it as they are (who waits for whom); events, size: of the run to draw.
+    detail:  lines to show below it as they are (who waits for whom).
+    events:  of the failing run, on `size` ranks; expected: those of a right answer in the same run. Either may be
+    empty.
     """
 
     def __init__(self, failed, message, detail="", events=(), size=0):
         super().__init__(failed, message)
         self.failed, self.message, self.detail = failed, message, detail
-        self.events, self.size = list(events), size
+        self.events, self.expected, self.size = list(events), [], size
 
 
 @dataclass(frozen=True)

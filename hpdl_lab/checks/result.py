@@ -34,10 +34,12 @@ class Card:
     def _repr_html_(self):
         styles = {
             "text": "<div style='margin:.4em 0;max-width:60em;line-height:1.45'>{}</div>",
-            "lines": "<pre style='margin:.5em 0;padding:0;background:none;line-height:1.35;white-space:pre-wrap'>{}</pre>",
+            "lines": "<pre style='margin:.5em 0;padding:0;background:none;line-height:1.35;"
+            "white-space:pre-wrap'>{}</pre>",
         }
         body = "".join(
-            text if kind == "html" else styles[kind].format(html.escape(text.strip("\n"))) for kind, text in self.sections()
+            text if kind == "html" else styles[kind].format(html.escape(text.strip("\n")))
+            for kind, text in self.sections()
         )
         return (
             f"<div style='border-left:5px solid {self.color};padding:.3em 0 .3em 1em;margin:.3em 0'>"
@@ -55,7 +57,8 @@ class CheckResult(Card):
     failed:  the invariant that broke, such as "sum", "bytes", "deadlock"; None when passed.
     message: what is wrong, where, and why; or that it is correct.
     detail:  lines under it: who waits for whom, what the function printed.
-    facts:   what was found in a right answer; events, size: of the run that the picture shows.
+    facts:   what was found in a right answer.
+    events:  of the run that a picture can show, on `size` ranks; expected: those of a right answer in the same run.
     picture: HTML of the picture; next_step: the sentence about hints, or about what comes next.
     """
 
@@ -65,6 +68,7 @@ class CheckResult(Card):
     detail: str = ""
     facts: tuple = ()
     events: list = field(default_factory=list)
+    expected: list = field(default_factory=list)
     size: int = 0
     picture: str = ""
     next_step: str = ""

@@ -27,7 +27,9 @@ def why_so_much(sent, worst, nbytes, best):
         return "you pass the whole vector at every hop. Cut it into chunks, and send one chunk per step."
     if sent[worst] % nbytes == 0:
         return f"that is {sent[worst] // nbytes} whole vectors. Cut x into chunks, and send one chunk per step."
-    return f"that is {sent[worst] / best.nbytes:.2g} times as much. Which chunk is sent that its receiver does not need?"
+    return (
+        f"that is {sent[worst] / best.nbytes:.2g} times as much. Which chunk is sent that its receiver does not need?"
+    )
 
 
 def messages_sent(events, p):

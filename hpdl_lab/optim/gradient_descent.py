@@ -1,6 +1,6 @@
 """Gradient descent on a linear model: the smallest training there is, with the largest learning rate that it bears.
 
-    prediction = x @ w        loss(w) = mean((x @ w - y)^2) / 2        step: w <- w - rate * gradient
+prediction = x @ w        loss(w) = mean((x @ w - y)^2) / 2        step: w <- w - rate * gradient
 """
 
 import numpy as np

@@ -1,14 +1,27 @@
 """Gradient descent by several ranks, each with its share of the examples: average the gradients, take one common step.
 
-    rank 0: its examples -> g0 --+                            +--> the same step
-    rank 1: its examples -> g1 --+--> (g0 + g1 + g2 + g3) / 4 +--> the same step
-    rank 2: its examples -> g2 --+                            +--> the same step
-    rank 3: its examples -> g3 --+                            +--> the same step
+rank 0: its examples -> g0 --+                            +--> the same step
+rank 1: its examples -> g1 --+--> (g0 + g1 + g2 + g3) / 4 +--> the same step
+rank 2: its examples -> g2 --+                            +--> the same step
+rank 3: its examples -> g3 --+                            +--> the same step
 """
 
-import numpy as np
-
 from ..optim.gradient_descent import gradient
+
+
+def own_gradient(comm, w, x, y):
+    """The gradient of the loss on this rank's share of the examples: the rank-th of comm.size equal parts.
+
+    Args:    w: (d,), x: (n, d), y: (n,): the same on every rank.
+    Returns: (d,) array, different per rank.
+    Raises:  ValueError where comm.size does not divide n, because then the mean over ranks is not the mean over
+    examples.
+    """
+    n, rest = divmod(len(y), comm.size)
+    if rest:
+        raise ValueError(f"{len(y)} examples cannot be shared equally by {comm.size} ranks: {rest} would be left over")
+    mine = slice(comm.rank * n, (comm.rank + 1) * n)
+    return gradient(w, x[mine], y[mine])
 
 
 def average_gradients(comm, g):
@@ -24,19 +37,10 @@ def average_gradients(comm, g):
     return g
 
 
-def descend_together(comm, x, y, rate, steps, average=average_gradients):
-    """Descend with every rank's gradient taken on its own share of the examples.
+def step_together(comm, w, x, y, rate, average=average_gradients):
+    """The weights after one step along the mean of the ranks' gradients.
 
-    The mean of the ranks' gradients is the gradient over all the examples, because every share has the same size.
-
-    Args:    x: (n, d), y: (n,): all examples, the same on every rank; n is cut down to a multiple of comm.size.
-             average: average_gradients(comm, g), yours or the library's.
-    Returns: (steps + 1, d) the weights before the first step and after each one, the same on every rank.
+    Args:    w: (d,), x: (n, d), y: (n,): the same on every rank; average: average_gradients(comm, g).
+    Returns: (d,) new array, the same on every rank.
     """
-    n = len(y) // comm.size
-    mine = slice(comm.rank * n, (comm.rank + 1) * n)
-    path = [np.zeros(x.shape[1])]
-    for _ in range(steps):
-        w = path[-1]
-        path.append(w - rate * average(comm, gradient(w, x[mine], y[mine])))
-    return np.stack(path)
+    return w - rate * average(comm, own_gradient(comm, w, x, y))

@@ -1,0 +1,107 @@
+"""The verbs of exercises: check an answer, ask for a hint, look at the solution."""
+
+import functools
+import inspect
+from dataclasses import replace
+
+import numpy as np
+
+from ..checks import exercises
+from ..checks.result import Note
+from ..plots import live, ring, style, timeline, traffic
+from . import cluster
+from .progress import progress
+
+ENGINE_DEADLINE = 5.0  # s that a rank may wait for another during a check
+ORDINALS = ("first", "second", "third")
+RING_RANKS = 4  # of the picture for a right answer: its 7 states fit one width
+RING_STEPS = {
+    "reduce_scatter": RING_RANKS - 1,
+    "all_reduce": 2 * (RING_RANKS - 1),
+}  # steps that the picture shows as done
+RING_ALT = "the ring, step by step"
+
+
+def check(fn):
+    """Check your answer: on simulated ranks, then on the engines where they run. Returns a CheckResult: true if right.
+
+    The exercise is found by the name of the function. `.failed` names the invariant that broke, `.message` says it all.
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"lab.check needs your function itself, not {type(fn).__name__}: lab.check(reduce_scatter), nothing called"
+        )
+    exercise, engines = exercise_of(fn), cluster.running() is not None
+    runner = functools.partial(cluster.run, deadline=ENGINE_DEADLINE) if engines else None
+    result = exercises.check(exercise, fn, runner)
+    progress().add("check", exercise=exercise.id, name=exercise.name, passed=bool(result), failed=result.failed)
+    return replace(result, picture=picture(exercise, result), next_step=next_step(exercise, result, engines))
+
+
+def hint(fn=None):
+    """The next hint for your last check, or for the exercise of this function: three for each kind of mistake."""
+    last = progress().last_check(None if fn is None else exercise_of(fn).id)
+    if fn is None and last is None:
+        raise LookupError("no exercise has been checked yet: lab.hint(reduce_scatter) asks for one by its function")
+    exercise = exercises.find(last["exercise"]) if fn is None else exercise_of(fn)
+    failed = last["failed"] if last else None
+    opened, hints = progress().hints_opened(exercise.id, failed), exercise.hints_for(failed)
+    label = f"{exercise.id} {exercise.name}"
+    if opened >= len(hints):
+        return Note(
+            f"{label}: no more hints", f"All {len(hints)} are open. lab.solution({exercise.name}) shows one answer."
+        )
+    progress().add("hint", exercise=exercise.id, name=exercise.name, failed=failed, level=opened + 1)
+    about = f" on {failed!r}" if failed in exercise.hints else ""
+    shown = [f"{i + 1}. {text}" for i, text in enumerate(hints[: opened + 1])]
+    left = len(hints) - opened - 1
+    more = f"\n\n{left} more: lab.hint()" if left else f"\n\nlab.solution({exercise.name}) shows one answer."
+    return Note(f"{label}: {ORDINALS[opened]} hint{about}", lines="\n".join(shown) + more)
+
+
+def solution(fn):
+    """One right answer, the library's own function, with what there is to understand about it."""
+    exercise = exercise_of(fn)
+    progress().add("solution", exercise=exercise.id, name=exercise.name)
+    path = inspect.getsourcefile(exercise.reference).rpartition("hpdl_lab/")[2]
+    code = inspect.getsource(exercise.reference)
+    return Note(f"{exercise.id} {exercise.name}: solution, from hpdl_lab/{path}", exercise.explanation, code)
+
+
+def exercise_of(fn):
+    """The exercise with the name of this function. Raises LookupError that lists what is known."""
+    return exercises.find(fn if isinstance(fn, str) else getattr(fn, "__name__", type(fn).__name__))
+
+
+def next_step(exercise, result, engines):
+    """The sentence that says what to do now."""
+    if result:
+        where = "" if engines else "Checked on simulated ranks only, because no engines run: lab.start() starts four. "
+        return (where + exercise.explanation).strip()
+    opened = progress().hints_opened(exercise.id, result.failed)
+    if opened >= len(ORDINALS):
+        return f"All hints are open. lab.solution({exercise.name}) shows one answer."
+    return f"For a {ORDINALS[opened]} hint: lab.hint()"
+
+
+def picture(exercise, result):
+    """HTML of the picture that explains the result, or ""."""
+    if result:
+        return (
+            drawn(ring.draw, RING_RANKS, RING_STEPS[exercise.name], alt=RING_ALT) if exercise.name in RING_STEPS else ""
+        )
+    if not result.events or not result.expected:
+        return ""
+    got, expected = (traffic.matrix(events, result.size) for events in (result.events, result.expected))
+    if not np.array_equal(got, expected):
+        return drawn(traffic.draw, got, expected, "Bytes from rank to rank", alt="who sent how much to whom")
+    if result.failed == "steps":
+        return drawn(timeline.draw, result.events, "Your messages, in virtual time", alt="who waited for whom")
+    return ""
+
+
+def drawn(draw, *args, alt):
+    figure = style.new_figure()
+    with style.look():
+        draw(figure, *args)
+    return live.html(figure, alt)

@@ -1,0 +1,48 @@
+"""What the attendee has done, appended to one JSON-lines file in the attendee's home. Nothing leaves the machine."""
+
+import functools
+import json
+import os
+import time
+from pathlib import Path
+
+
+class Progress:
+    """Rows of this session, each also appended to `path` where that can be written."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.rows = []
+        self.writable = True
+
+    def add(self, kind, **row):
+        """Keep one row: kind is "check", "hint", "solution" or "measurement". Says so once if it cannot be written."""
+        row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "kind": kind, **row}
+        self.rows.append(row)
+        if not self.writable:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            self.writable = False
+            print(f"Your progress is kept only until this kernel ends: cannot write {self.path} ({error.strerror}).")
+
+    def hints_opened(self, exercise, failed):
+        """How many hints of this exercise (its id) for this broken invariant have been shown in this session."""
+        return sum(
+            row["kind"] == "hint" and row["exercise"] == exercise and row["failed"] == failed for row in self.rows
+        )
+
+    def last_check(self, exercise=None):
+        """The row of the last check, of one exercise or of any; None where there was none."""
+        checks = (r for r in reversed(self.rows) if r["kind"] == "check" and exercise in (None, r["exercise"]))
+        return next(checks, None)
+
+
+@functools.cache
+def progress():
+    """The progress of this process: $HPDL_HOME/progress.jsonl, by default in ~/.hpdl."""
+    home = os.environ.get("HPDL_HOME") or os.path.join(os.path.expanduser("~"), ".hpdl")
+    return Progress(os.path.join(home, "progress.jsonl"))

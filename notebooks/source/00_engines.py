@@ -1,0 +1,125 @@
+# %% [markdown]
+# # 00 · Ranks are processes
+#
+# **The number to reach:** 4 ranks in 4 processes, and a stuck cell that gives you control back in less than 2
+# seconds.
+#
+# | minutes | tracks | you need |
+# |---|---|---|
+# | 15 | half day, full day | this notebook; two cores are enough |
+#
+# Run the cells from top to bottom with Shift+Enter. Nothing here can be broken: whatever you write, the laboratory
+# stops it and says why.
+
+# %%
+import numpy as np
+
+from hpdl_lab import lab
+
+lab.start(4)
+
+# %% [markdown]
+# ## The idea
+#
+# Behind this notebook four more Python processes are now running. They are called **engines**; as members of a
+# parallel program they are **ranks**, numbered from 0. They share no variables. What one knows, another learns only
+# by a message.
+#
+#     your notebook ──┬──> rank 0   ┐
+#                     ├──> rank 1   │  the same function on every rank,
+#                     ├──> rank 2   │  each with its own `comm`
+#                     └──> rank 3   ┘
+#
+# `lab.run(fn)` calls `fn(comm)` on every rank at the same time and hands back what each of them returned, in rank
+# order. The first argument is always the **communicator**: it knows who you are (`comm.rank`), how many you are
+# (`comm.size`), and how to reach the others.
+#
+# ## Predict
+#
+# How long does it take to call an empty function on four other processes and collect four answers? Write down a guess
+# before you measure. A wrong guess is worth more than none.
+
+# %%
+my_guess_ms = 100  # milliseconds, for one lab.run of a function that does nothing
+
+# %% [markdown]
+# ## Exercise 0.1 ★ Hello from every rank
+#
+# Write `hello`. Then let `lab.check` look at it. If it is not right yet, the answer says what is wrong, and
+# `lab.hint()` in a new cell opens one hint at a time.
+
+# %% exercise="hpdl_lab.parallel.hello:hello"
+
+# %% check="hpdl_lab.parallel.hello:hello"
+
+# %%
+lab.run(hello)
+
+# %% [markdown]
+# ## Exercise 0.2 ★ Who runs where
+#
+# The process id is the operating system's name for a process. Four ranks should have four different ones, none of
+# them that of this notebook.
+
+# %% exercise="hpdl_lab.parallel.hello:who_runs_where"
+
+# %% check="hpdl_lab.parallel.hello:who_runs_where"
+
+# %%
+places = lab.run(who_runs_where)
+assert len({pid for rank, host, pid in places}) == 4
+places
+
+# %% [markdown]
+# ## Measure
+#
+# The same call, many times. Compare with your guess: it is the price of leaving the notebook, paid once per
+# `lab.run`. Inside a run, ranks talk to each other a thousand times faster; notebook 04 measures that.
+
+# %%
+# %timeit -n 20 -r 5 lab.run(lambda comm: None)
+print(f"you guessed {my_guess_ms} ms")
+
+# %% [markdown]
+# ## A stuck cell
+#
+# The most common accident of parallel programming: everybody waits for everybody. Here each rank waits for a number
+# from the next one, and nobody sends any. Ordinarily such a program hangs until somebody kills it.
+#
+# Here every wait has a deadline. When it passes, you are told who waits for whom, and the ranks are free again.
+
+# %% tags=["raises-exception"]
+lab.run(lambda comm: comm.recv(np.zeros(1), (comm.rank + 1) % comm.size), deadline=3)
+
+# %% [markdown]
+# Read the last lines from right to left: `0 -> 1 -> 2 -> 3 -> 0` is the circle in which they waited.
+#
+# Now run the cell above again with `deadline=60`, and press ■ (interrupt) in the toolbar instead of waiting. You get
+# the same report at once. Then go on: the engines are the same as before.
+
+# %%
+assert lab.run(who_runs_where) == places
+print("the same four processes answer")
+
+# %% [markdown]
+# `%%px` of ipyparallel works on the same engines, for when you want to look at something on all of them.
+
+# %%
+# %%px
+import sys
+
+print("Python", sys.version.split()[0])
+
+# %% [markdown]
+# ## Question to discuss
+#
+# Rank 2 sets `x = 7`. What does rank 3 see in its `x`? What if both ran as threads of one process? Which of the two
+# would you rather debug?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/parallel/hello.py`: the two functions of this notebook.
+# - `hpdl_lab/engines/`: how the processes are started, called, interrupted and restarted.
+# - `hpdl_lab/comm/base.py`: all that a communicator can do, on one page.
+#
+# Next: [01 · Gradient descent](01_gradient_descent.ipynb)

@@ -1,0 +1,109 @@
+# %% [markdown]
+# # 01 · Gradient descent
+#
+# **The number to reach:** the largest learning rate that still converges on this data, to within 1%.
+#
+# | minutes | tracks | you need |
+# |---|---|---|
+# | 25 | half day, full day | nothing but this notebook: one process, no engines |
+#
+# Training a network of any size repeats one small step. This notebook is about that step, on a model with two
+# weights, so that all of it fits into one picture.
+
+# %%
+from hpdl_lab import lab
+from hpdl_lab.data import diabetes
+
+x, y = diabetes.load()
+print(x.shape, y.shape)
+
+# %% [markdown]
+# Each of the 442 rows of `x` holds two blood values of a patient; `y` says how far the disease had progressed a year
+# later. The model predicts `x @ w`, with two weights `w`.
+#
+# ## The idea
+#
+# The **loss** says how bad the predictions are: half the mean squared error. Over the plane of all pairs of weights
+# it is a bowl. Nobody sees the bowl from above; standing at `w`, we only feel the slope under our feet, the
+# **gradient**.
+#
+#     loss                          loss(w)  = mean((x @ w - y)²) / 2
+#      │ \              /           gradient = how fast the loss rises, for each weight
+#      │  ●             │
+#      │   \ step      /            w ← w - rate · gradient
+#      │    ●._     _./
+#      │       ‾‾‾‾‾
+#      └─────────────────── w
+#
+# The **learning rate** turns the slope into a distance. It has no natural size, and that is the trouble with it.
+#
+# ## Predict
+#
+# Too small a rate crawls. Too large a rate jumps across the valley and lands higher than it started. Where is the
+# limit for this data: near 0.01, 0.1, 1 or 10?
+
+# %%
+my_rate = 0.3  # your guess of the largest learning rate that still converges
+
+# %% [markdown]
+# ## Exercise 1.1 ★ The gradient
+
+# %% exercise="hpdl_lab.optim.gradient_descent:gradient"
+
+# %% check="hpdl_lab.optim.gradient_descent:gradient"
+
+# %% [markdown]
+# ## Exercise 1.2 ★ A gradient step
+
+# %% exercise="hpdl_lab.optim.gradient_descent:gradient_step"
+
+# %% check="hpdl_lab.optim.gradient_descent:gradient_step"
+
+# %% [markdown]
+# ## Watch it
+#
+# Your step, twenty times from w = (0, 0), for several learning rates. The star is the bottom of the bowl. The bowl is
+# a narrow valley, because the two blood values rise and fall together: steep across, flat along.
+
+# %%
+walks = lab.landscape(gradient_step, x, y, rates=(0.02, 0.5, 1.04, 1.1))
+assert list(walks.verdicts.values()) == ["too low", "good", "too high", "diverges"]
+walks
+
+# %%
+lab.landscape(gradient_step, x, y, rates=(my_rate,))
+
+# %% [markdown]
+# ## Exercise 1.3 ★ The largest stable learning rate
+#
+# Along an axis of the bowl with curvature `c`, a step multiplies the distance to the bottom by `1 - rate · c`. Try it
+# with numbers: c = 2 and a rate of 0.1, then 0.9, then 1.1. When does the distance shrink?
+
+# %% exercise="hpdl_lab.optim.gradient_descent:largest_stable_rate"
+
+# %% check="hpdl_lab.optim.gradient_descent:largest_stable_rate"
+
+# %% [markdown]
+# ## Measure
+#
+# Two percent below your limit, and two percent above it.
+
+# %%
+limit = largest_stable_rate(x)
+edge = lab.landscape(gradient_step, x, y, rates=(0.98 * limit, 1.02 * limit), steps=60)
+assert edge.verdicts[1.02 * limit] == "diverges" and edge.verdicts[0.98 * limit] != "diverges"
+print(f"the limit is {limit:.3f}; you guessed {my_rate}")
+
+# %% [markdown]
+# ## Question to discuss
+#
+# Across the valley the curvature is 1.9, along it 0.1. Which of the two sets the largest learning rate, and which the
+# number of steps that you need? What would you do to the data, or to the step, so that they no longer disagree?
+# (Momentum, Adam and batch normalization are three answers.)
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/optim/gradient_descent.py`: the functions of this notebook; they are the solution.
+# - `hpdl_lab/plots/landscape.py`: how the bowl is drawn.
+#
+# Next: [02 · Parallel gradient descent](02_parallel_gradient_descent.ipynb)

@@ -1,0 +1,145 @@
+# %% [markdown]
+# # 04 · Ring all-reduce
+#
+# **The number to reach:** 97% of unseen handwritten digits read rightly, by a network that four ranks trained with
+# *your* all-reduce.
+#
+# | minutes | tracks | you need |
+# |---|---|---|
+# | 60 | half day, full day | notebook [02](02_parallel_gradient_descent.ipynb); four engines |
+
+# %%
+import torch
+
+from hpdl_lab import lab, trace
+
+lab.start(4)
+
+# %% [markdown]
+# ## The idea
+#
+# Every rank holds a vector of N numbers, its gradient. Every rank needs the sum of all of them. The obvious way sends
+# all vectors to rank 0, which adds them and sends the sum back. Then rank 0 moves p vectors while the others wait:
+# twice the ranks, twice the time.
+#
+# On a **ring** nobody is special. Rank r talks only to its neighbors: it sends to r+1 and receives from r-1. Cut the
+# vector into p chunks, and let all of them travel at the same time:
+#
+# 1. **reduce-scatter**: each chunk goes around the ring once and collects every rank's contribution. After p-1 steps
+#    rank r holds the whole sum of chunk r.
+# 2. **all-gather**: each finished chunk goes around once more, and everybody keeps a copy. Another p-1 steps.
+
+# %%
+lab.ring(4)
+
+# %% [markdown]
+# Each cell says from how many ranks it holds the sum. Follow one chunk with your finger.
+#
+# ## Predict
+#
+# Four ranks reduce a vector of 4 MiB. How many bytes does each rank **send**, in all? And how long does it take, for
+# 4 bytes and for 4 MiB?
+
+# %%
+my_bytes = 16 * 2**20  # your guess: bytes that one rank sends
+my_times = lab.predict({"4": 20, "4MiB": 5000})  # your guess: size -> microseconds
+my_times
+
+# %% [markdown]
+# ## Exercise 4.1 ★★ Reduce-scatter
+#
+# `chunk(x, p, i)` is a view of chunk i mod p: what you write into it is written into `x`. `comm.sendrecv(out, to,
+# into, source)` sends and receives at the same time.
+
+# %% exercise="hpdl_lab.collectives.ring:reduce_scatter"
+
+# %% check="hpdl_lab.collectives.ring:reduce_scatter"
+
+# %% [markdown]
+# ## Exercise 4.2 ★★ All-gather
+#
+# The same walk with nothing to add.
+
+# %% exercise="hpdl_lab.collectives.ring:all_gather"
+
+# %% check="hpdl_lab.collectives.ring:all_gather"
+
+# %% [markdown]
+# ## Exercise 4.3 ★★ All-reduce
+#
+# One after the other: your two functions.
+
+# %% exercise="hpdl_lab.collectives.ring:all_reduce"
+
+# %% check="hpdl_lab.collectives.ring:all_reduce"
+
+# %% [markdown]
+# ## Run it on four processes
+#
+# A vector of 4 MiB on every rank, and what each of them sent.
+
+# %%
+results = lab.run(all_reduce, torch.ones(2**20))
+sent = trace.bytes_sent(results.events)[0]
+assert sent == 6 * 2**20 and all(bool((x == 4).all()) for x in results)
+print(f"rank 0 sent {sent:,} bytes; you predicted {my_bytes:,}")
+
+# %% [markdown]
+# 2(p-1)/p vectors: 1.5 for four ranks, and never more than 2, for any number of ranks.
+#
+# ## Measure: a race
+#
+# Yours against the same ring in C++, against memory that the ranks share, against the MPI library, and against gloo,
+# which PyTorch uses on CPUs. Wrong sums are not timed.
+#
+# Two numbers are used everywhere. **algbw** = bytes of the vector / time. **busbw** = algbw · 2(p-1)/p: the bytes
+# that a ring has to send / time. busbw can be compared with the speed of a link for any number of ranks; it is what
+# `nccl-tests` prints.
+#
+# The model is 2(p-1)·α + 2(p-1)/p·n·β, with the time α of an empty message and β per byte taken from a ping-pong
+# between two ranks.
+
+# %%
+race = lab.measure(all_reduce, prediction=my_times)
+race
+
+# %% [markdown]
+# On the left of the picture latency decides: the ring takes 2(p-1) messages one after another. On the right bandwidth
+# decides, and there it is hard to beat by anything that sends messages at all. Shared memory sends none.
+#
+# ## Train with it
+#
+# 1,437 real scans of handwritten digits, a network with 9,610 weights, four ranks. Every step adds the gradients of
+# all ranks with your function.
+
+# %%
+trained = lab.train(all_reduce=all_reduce)
+assert trained.test_accuracy >= 0.97
+trained
+
+# %% [markdown]
+# What the four ranks did meanwhile, one lane each:
+
+# %%
+lab.timeline(trained)
+
+# %% [markdown]
+# ## Does it scale?
+#
+# One, two, four ranks; the same work for all (strong), and the same work for each (weak). Grey points have more ranks
+# than this machine has cores: they take turns on a core, which is not scaling.
+
+# %%
+lab.scaling(all_reduce=all_reduce)
+
+# %% [markdown]
+# ## Question to discuss
+#
+# Your ring sends the fewest bytes possible. Why does shared memory win all the same? And why do NCCL and MPI not use
+# the ring for 4 bytes, or on 1,000 ranks?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/collectives/ring.py`: your three functions as the library has them.
+# - `csrc/`: the compiled ring and the shared-memory kernel.
+# - `hpdl_lab/parallel/data.py`: how the gradients are packed, reduced and handed back.

@@ -1,0 +1,216 @@
+"""Both forms of every notebook come from one source, reproducibly, and nobody's work is overwritten."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+from hpdl_lab.checks.exercises import EXERCISES
+from hpdl_lab.comm import sim
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a script of notebooks/, which is not a package."""
+    monkeypatch.syspath_prepend(str(NOTEBOOKS))
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"notebooks_{name}", NOTEBOOKS / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of notebooks/ that a test may change, and a function that runs its build.py."""
+    folder = tmp_path / "notebooks"
+    shutil.copytree(NOTEBOOKS, folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+
+    def build(*options):
+        command = [sys.executable, folder / "build.py", *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+
+    return folder, build
+
+
+def cell_with(path, grade_id):
+    notebook = nbformat.read(path, as_version=4)
+    return next(c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == grade_id)
+
+
+def test_the_committed_notebooks_are_up_to_date():
+    command = [sys.executable, NOTEBOOKS / "build.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("form", ["exercise", "solution"])
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
+def test_a_build_is_the_same_byte_for_byte(load, source, form):
+    build = load("build")
+    assert build.build(source, form) == build.build(source, form)
+
+
+def test_every_exercise_is_in_one_notebook_with_its_check_right_behind_it():
+    found = []
+    for source in SOURCES:
+        cells = nbformat.read(NOTEBOOKS / f"{source.stem}.ipynb", as_version=4).cells
+        code = [c for c in cells if c.cell_type == "code"]
+        for cell, after in zip(code, code[1:], strict=False):
+            grade_id = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+            if grade_id.startswith("exercise-"):
+                found.append(grade_id.removeprefix("exercise-"))
+                assert after.metadata["nbgrader"]["grade_id"] == grade_id.replace("exercise", "check")
+    assert found == [e.id for e in EXERCISES]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
+def test_the_two_forms_differ_only_in_the_solution(exercise):
+    stem = next(s.stem for s in SOURCES if s.stem.startswith(f"{int(exercise.id.split('.')[0]):02d}"))
+    stub = cell_with(NOTEBOOKS / f"{stem}.ipynb", f"exercise-{exercise.id}")
+    solved = cell_with(NOTEBOOKS / "solutions" / f"{stem}.ipynb", f"exercise-{exercise.id}")
+    title = f'raise NotImplementedError("exercise {exercise.id}: write {exercise.name}")'
+    before, _, rest = solved.source.partition("    ### BEGIN SOLUTION\n")
+    body, _, after = rest.partition("    ### END SOLUTION")
+    assert before and body.strip()
+    assert stub.source == f"{before}    {title}{after}"
+    assert stub.id == solved.id and stub.metadata == solved.metadata
+    first = exercise.reference.__doc__.split("\n")[0]
+    assert first in stub.source
+
+
+def test_solutions_are_the_library_functions_with_their_imports():
+    namespace = {}
+    for grade_id in ("exercise-4.1", "exercise-4.2", "exercise-4.3"):
+        cell = cell_with(NOTEBOOKS / "solutions" / "04_ring_all_reduce.ipynb", grade_id)
+        assert "ring import" not in cell.source, "a stub must not import its own solution"
+        exec(cell.source, namespace)
+    assert all(torch.equal(x, torch.full((7,), 3.0)) for x in sim.run(3, namespace["all_reduce"], torch.ones(7)))
+
+
+def test_metadata_is_nbgraders_schema_3():
+    for exercise in EXERCISES:
+        stem = next(s.stem for s in SOURCES if s.stem.startswith(f"{int(exercise.id.split('.')[0]):02d}"))
+        for folder in (NOTEBOOKS, NOTEBOOKS / "solutions"):
+            solution = cell_with(folder / f"{stem}.ipynb", f"exercise-{exercise.id}").metadata["nbgrader"]
+            check = cell_with(folder / f"{stem}.ipynb", f"check-{exercise.id}").metadata["nbgrader"]
+            assert solution == {
+                "grade": False,
+                "grade_id": f"exercise-{exercise.id}",
+                "locked": False,
+                "schema_version": 3,
+                "solution": True,
+                "task": False,
+            }
+            assert check == {
+                "grade": True,
+                "grade_id": f"check-{exercise.id}",
+                "locked": True,
+                "points": exercise.stars,
+                "schema_version": 3,
+                "solution": False,
+                "task": False,
+            }
+
+
+def test_only_the_solution_form_asserts_the_check():
+    name = "04_ring_all_reduce.ipynb"
+    assert cell_with(NOTEBOOKS / name, "check-4.1").source == "result = lab.check(reduce_scatter)\nresult"
+    assert "assert result" in cell_with(NOTEBOOKS / "solutions" / name, "check-4.1").source
+
+
+def test_a_scaffold_keeps_the_lines_outside_the_markers():
+    stub = cell_with(NOTEBOOKS / "01_gradient_descent.ipynb", "exercise-1.3").source
+    assert "curvature = x.T @ x / len(x)" in stub
+    assert "eigvalsh(curvature)" not in stub
+    assert stub.startswith("import numpy as np\n\n\ndef largest_stable_rate(x):")
+
+
+def test_notebooks_carry_no_outputs_and_unique_ids():
+    for path in [*NOTEBOOKS.glob("*.ipynb"), *(NOTEBOOKS / "solutions").glob("*.ipynb")]:
+        cells = nbformat.read(path, as_version=4).cells
+        assert all(c.outputs == [] and c.execution_count is None for c in cells if c.cell_type == "code")
+        assert len({c.id for c in cells}) == len(cells)
+
+
+def test_check_names_what_is_out_of_date_and_writes_nothing(copy):
+    folder, build = copy
+    source = folder / "source" / "00_engines.py"
+    source.write_text(source.read_text().replace("## The idea", "## An idea"))
+    before = (folder / "00_engines.ipynb").read_bytes()
+    done = build("--check")
+    assert done.returncode == 1
+    assert "notebooks/00_engines.ipynb is out of date: run python notebooks/build.py" in done.stdout
+    assert "notebooks/solutions/00_engines.ipynb is out of date" in done.stdout
+    assert "04_ring" not in done.stdout
+    assert (folder / "00_engines.ipynb").read_bytes() == before
+    assert build().returncode == 0
+    assert b"## An idea" in (folder / "00_engines.ipynb").read_bytes()
+    assert build("--check").returncode == 0
+
+
+@pytest.mark.parametrize("work", ["answer", "output"])
+def test_a_notebook_that_somebody_worked_in_is_kept(copy, work):
+    folder, build = copy
+    path = folder / "04_ring_all_reduce.ipynb"
+    notebook = json.loads(path.read_text())
+    cell = next(c for c in notebook["cells"] if c.get("id") == "exercise-4-1")
+    if work == "answer":
+        cell["source"] = ["def reduce_scatter(comm, x):\n", "    return my_answer"]
+    else:
+        cell["execution_count"] = 3
+    path.write_text(json.dumps(notebook))
+    done = build()
+    assert done.returncode == 0
+    assert "notebooks/04_ring_all_reduce.ipynb has been worked in and is kept" in done.stdout
+    assert json.loads(path.read_text()) == notebook
+
+
+def test_a_missing_notebook_is_written(copy):
+    folder, build = copy
+    shutil.rmtree(folder / "solutions")
+    (folder / "00_engines.ipynb").unlink()
+    assert build().returncode == 0
+    assert (folder / "00_engines.ipynb").read_bytes() == (NOTEBOOKS / "00_engines.ipynb").read_bytes()
+    name = "solutions/02_parallel_gradient_descent.ipynb"
+    assert (folder / name).read_bytes() == (NOTEBOOKS / name).read_bytes()
+
+
+def test_imports_are_found_wherever_they_come_from(load, tmp_path, monkeypatch):
+    (tmp_path / "sample_module.py").write_text(
+        "import numpy as np\nimport os.path\nfrom collections import OrderedDict as Ordered, deque\n\n"
+        "LIMIT = 3\n\n\ndef helper(a):\n    return a\n\n\n"
+        'def task(comm, n=LIMIT):\n    """Do it."""\n    b = helper(np.zeros(n))\n'
+        "    return Ordered(x=deque(b)), os.path.sep\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import sample_module
+
+    stubs = load("stubs")
+    assert stubs.import_lines(sample_module.task, set()) == [
+        "import numpy as np",
+        "import os.path",
+        "from collections import OrderedDict as Ordered, deque",
+        "from sample_module import LIMIT, helper",
+    ]
+    assert "from sample_module import LIMIT" in stubs.import_lines(sample_module.task, {"helper"})
+
+
+def test_an_exercise_needs_a_docstring(load):
+    def silent(comm):
+        return comm
+
+    with pytest.raises(ValueError, match="silent has no docstring: an exercise is explained by it"):
+        load("stubs").stub_source(silent, "exercise")

@@ -1,0 +1,247 @@
+"""Every check rejects every wrong answer with the message meant for it, and accepts every right one."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from hpdl_lab.checks import collective, exercises, ranks
+from hpdl_lab.checks.exercises import EXERCISES, check, find
+from hpdl_lab.checks.lesson_04_ring import ALL_REDUCE
+from hpdl_lab.checks.record import Broken
+from hpdl_lab.collectives import ring
+from hpdl_lab.comm import CommTimeout, Wait, sim
+
+WRONG = [(exercise, wrong) for exercise in EXERCISES for wrong in exercise.wrong_answers]
+RIGHT = [(exercise, fn) for exercise in EXERCISES for fn in (exercise.reference, *exercise.right_answers)]
+RING = [exercise for exercise in EXERCISES if exercise.id.startswith("4.")]
+
+
+def on_simulated_ranks(fn, *args):
+    """Stands in for the engines."""
+    return sim.run(4, fn, *args)
+
+
+def in_a_cell(source, name="reduce_scatter"):
+    """A function as a notebook defines it: its source has the file name of a cell."""
+    namespace = {}
+    exec(compile(source, "/tmp/ipykernel_1/1.py", "exec"), namespace)
+    return namespace[name]
+
+
+@pytest.mark.parametrize(("exercise", "wrong"), WRONG, ids=[f"{e.id}-{w.fn.__name__}" for e, w in WRONG])
+def test_a_wrong_answer_is_rejected_with_its_message_in_time(exercise, wrong):
+    started = time.monotonic()
+    result = check(exercise, wrong.fn)
+    assert not result
+    assert (result.failed, wrong.says in result.message) == (wrong.failed, True), result.message
+    assert time.monotonic() - started < ranks.DEADLINE + 3
+
+
+@pytest.mark.parametrize(("exercise", "fn"), RIGHT, ids=[f"{e.id}-{f.__name__}" for e, f in RIGHT])
+def test_a_right_answer_passes_on_simulated_ranks_and_then_on_the_engines(exercise, fn):
+    result = check(exercise, fn, on_simulated_ranks)
+    assert result, result.message
+    assert result.failed is None
+    assert "correct" in str(result)
+    if not exercise.id.startswith("1."):  # one process, no ranks
+        assert any("engine" in fact for fact in result.facts)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
+def test_a_record_is_complete(exercise):
+    assert len(exercise.wrong_answers) >= 4
+    messages = [wrong.says for wrong in exercise.wrong_answers]
+    assert len(set(messages)) >= 4
+    assert exercise.right_answers
+    assert exercise.explanation
+    assert "" in exercise.hints
+    assert all(len(levels) == 3 and len(set(levels)) == 3 for levels in exercise.hints.values())
+    assert {wrong.failed for wrong in exercise.wrong_answers} - {"sum", "value"}, "more than one kind of mistake"
+    assert find(exercise.id) is find(exercise.name) is find(exercise.path) is exercise
+
+
+def test_ids_and_names_are_unique():
+    assert len({e.id for e in EXERCISES}) == len({e.name for e in EXERCISES}) == len(EXERCISES)
+
+
+def test_an_unknown_exercise_lists_the_known():
+    with pytest.raises(
+        LookupError, match=r"no exercise is called 'ring_reduce'\. Known: hello \(0\.1\).*all_reduce \(4\.3\)"
+    ):
+        find("ring_reduce")
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
+def test_a_stub_is_not_wrong_but_unwritten(exercise):
+    def stub(*args):
+        raise NotImplementedError(f"exercise {exercise.id}: write {exercise.name}")
+
+    with pytest.raises(NotImplementedError, match=f"^exercise {exercise.id}: write {exercise.name}$"):
+        check(exercise, stub)
+
+
+def test_a_deadlock_names_the_line_in_the_cell_and_the_cycle():
+    fn = in_a_cell(
+        "def reduce_scatter(comm, x):\n"
+        "    p, r = comm.size, comm.rank\n"
+        "    comm.send(x[:len(x) // p].clone(), (r + 1) % p)\n"
+        "    return x\n"
+    )
+    result = check(find("4.1"), fn)
+    assert result.failed == "deadlock"
+    assert "rank 1 waits in send of 1,332 bytes to rank 2" in result.detail
+    assert "(cell:3)" in result.detail
+    assert "cycle: 0 -> 1 -> 2 -> 0" in result.detail
+
+
+def test_an_error_names_rank_and_line_in_the_cell():
+    fn = in_a_cell("def reduce_scatter(comm, x):\n    if comm.rank == 2:\n        return x[comm.sise]\n    return x\n")
+    result = check(find("4.1"), fn)
+    assert result.failed == "raises"
+    assert (
+        "AttributeError: 'SimComm' object has no attribute 'sise' (on simulated rank 2 of 3, at cell:3)"
+        in result.message
+    )
+
+
+def test_a_loop_without_messages_names_its_line(monkeypatch):
+    monkeypatch.setattr(ranks, "DEADLINE", 0.5)
+    fn = in_a_cell("def reduce_scatter(comm, x):\n    i = 0\n    while i < comm.size - 1:\n        pass\n")
+    result = check(find("4.1"), fn)
+    assert result.failed == "timeout"
+    assert "still running after 0.5 s" in result.message
+    assert "cell:" in result.message
+
+
+def test_what_an_answer_prints_is_shown_only_where_it_fails_and_only_the_end_of_it(capsys):
+    fn = in_a_cell(
+        "def reduce_scatter(comm, x):\n    for i in range(9):\n        print('rank', comm.rank, 'line', i)\n    1 / 0\n"
+    )
+    result = check(find("4.1"), fn)
+    assert capsys.readouterr().out == ""
+    assert "your function printed (the last 10 of 27 lines):" in result.detail
+    assert "rank 2 line 8" in result.detail and "rank 0 line 0" not in result.detail
+
+
+def test_ranks_that_round_differently_are_rejected():
+    def drifts(comm, x):
+        ring.all_reduce(comm, x)
+        if comm.rank == 3 and len(x) == 1001 and not bool((x == x.round()).all()):
+            x.mul_(1 + 1e-7)
+        return x
+
+    result = check(find("4.3"), drifts)
+    assert result.failed == "bitwise"
+    assert "rank 3" in result.message and "different orders" in result.message
+
+
+def test_right_on_simulated_ranks_but_wrong_on_the_engines_says_so():
+    def runner(fn, *args):
+        results = sim.run(4, fn, *args)
+        results[2][1].x[5] += 1
+        return results
+
+    result = check(find("4.3"), ring.all_reduce, runner)
+    assert result.failed == "engines"
+    assert (
+        "Right on simulated ranks, but wrong on the engines, with 4 ranks and 1,001 elements, on rank 2"
+        in result.message
+    )
+
+
+def test_a_wait_on_the_engines_shows_who_waits_for_whom():
+    def runner(fn, *args):
+        waits = [Wait(0, "waiting", "recv", (1,), 8, 5.0, "cell:4"), Wait(1, "finished")]
+        raise CommTimeout("rank 0 has waited 5 s", waits)
+
+    for exercise, fn in ((find("4.3"), ring.all_reduce), (find("2.1"), find("2.1").reference)):
+        result = check(exercise, fn, runner)
+        assert result.failed == "engines"
+        assert "rank 0 has waited 5 s" in result.message
+        assert "rank 0 waits in recv of 8 bytes from rank 1 since 5 s  (cell:4)" in result.detail
+
+
+def test_an_error_on_the_engines_is_one_sentence():
+    def runner(fn, *args):
+        raise MemoryError("no memory for 4 GiB")
+
+    for name in ("0.1", "0.2", "2.1", "4.2"):
+        result = check(find(name), find(name).reference, runner)
+        assert result.failed == "engines"
+        assert (
+            "Right on simulated ranks. On the engines your function raised MemoryError: no memory for 4 GiB"
+            in result.message
+        )
+
+
+def test_guard_elements_are_next_to_x_on_both_sides():
+    def writes_before(comm, x):
+        x.as_strided((1,), (1,), x.storage_offset() - 1).fill_(0)
+        return ring.all_reduce(comm, x)
+
+    result = check(find("4.3"), writes_before)
+    assert result.failed == "bounds"
+    assert "1 before its first element" in result.message
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
+def test_every_number_of_ranks_meets_every_size(p):
+    sizes = [n for ranks_, n in collective.cases() if ranks_ == p]
+    assert {0, 1, p - 1, 1000, 1001} <= set(sizes)
+    assert all(len({tuple(row) for row in collective.inputs(p, n)}) == p for n in sizes if n > 1)
+
+
+def test_a_failure_carries_the_events_of_a_right_answer_in_the_same_run():
+    result = check(find("4.3"), ring.all_reduce_naive)
+    assert result.size == 8
+    assert sum(e.nbytes for e in result.events if e.op == "send") == 8 * 28_000
+    assert sum(e.nbytes for e in result.expected if e.op == "send") == 8 * 7_000
+
+
+def test_a_result_shows_itself_in_a_notebook_and_in_a_terminal():
+    result = check(find("4.1"), ring.all_reduce_naive)
+    bundle = result._repr_mimebundle_()
+    assert bundle["text/plain"] == str(result) == repr(result)
+    assert str(result).startswith("4.1 reduce_scatter: not yet (returns)")
+    assert "<div" in bundle["text/html"] and "not yet" in bundle["text/html"]
+    assert bool(result) is False
+
+
+def test_what_a_function_says_cannot_become_html():
+    result = check(find("0.1"), lambda comm: "<script>alert(1)</script>")
+    assert "<script>" in result.message
+    assert "<script>" not in result._repr_html_()
+
+
+def test_broken_answers_leave_no_timer_and_no_redirected_output_behind(capsys):
+    check(find("4.1"), find("4.1").wrong_answers[5].fn)
+    print("still here")
+    assert capsys.readouterr().out == "still here\n"
+
+
+def test_float_results_within_rounding_pass_and_beyond_fail():
+    def sloppy(comm, x):
+        ring.all_reduce(comm, x)
+        if not bool((x == x.round()).all()):
+            x.mul_(1.001)
+        return x
+
+    with pytest.raises(Broken, match="Whole numbers are added exactly"):
+        collective.check_rounding(ALL_REDUCE, sloppy)
+
+
+def test_checks_import_neither_engines_nor_plots():
+    code = (
+        "import sys, hpdl_lab.checks.exercises; print([m for m in sys.modules if m in ('ipyparallel', 'matplotlib', "
+        "'mpi4py')])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_table_lists_every_exercise_of_the_four_notebooks():
+    assert [e.id for e in exercises.EXERCISES] == ["0.1", "0.2", "1.1", "1.2", "1.3", "2.1", "4.1", "4.2", "4.3"]
+    assert np.sum([len(e.wrong_answers) for e in exercises.EXERCISES]) >= 36

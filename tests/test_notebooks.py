@@ -1,0 +1,99 @@
+"""The notebooks as text: their rhythm, their limits; and the exercise forms run up to their first stub."""
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+EXERCISE_FORMS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+BOTH_FORMS = [*EXERCISE_FORMS, *sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))]
+HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS\n", re.DOTALL)
+MOST_CODE_CELLS = 15
+MOST_LINES = 6
+
+
+def cells_of(path, kind):
+    return [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == kind]
+
+
+def is_exercise(cell):
+    return cell.metadata.get("nbgrader", {}).get("solution", False)
+
+
+def named(path):
+    return f"{path.parent.name}/{path.stem}"
+
+
+@pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
+def test_cells_are_few_and_short(path):
+    code = cells_of(path, "code")
+    assert len(code) <= MOST_CODE_CELLS
+    for cell in code:
+        if not is_exercise(cell):
+            lines = HIDDEN.sub("", cell.source).strip().split("\n")
+            assert len(lines) <= MOST_LINES, cell.source
+
+
+@pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
+def test_notebooks_hold_no_plotting_no_pip_and_no_function_but_the_exercises(path):
+    for cell in cells_of(path, "code"):
+        assert not re.search(r"matplotlib|plt\.|plotly|pip install|%pip|conda", cell.source)
+        source = re.sub(r"^%.*$", "pass", cell.source, flags=re.MULTILINE)
+        kinds = [type(node) for node in ast.walk(ast.parse(source))]
+        definitions = [kind for kind in kinds if kind in (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)]
+        assert len(definitions) == (1 if is_exercise(cell) else 0), cell.source
+
+
+@pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)
+def test_the_rhythm_is_the_same_in_every_notebook(path):
+    text = "\n".join(c.source for c in cells_of(path, "markdown"))
+    order = ["**The number to reach:**", "| minutes | tracks |", "## The idea", "## Predict", "## Exercise", "## Measure"]
+    order += ["## Question to discuss", "## Where to read the real code"]
+    positions = [text.find(heading) for heading in order]
+    assert -1 not in positions and positions == sorted(positions), dict(zip(order, positions, strict=True))
+    minutes, tracks = re.search(r"\n\| (\d+) \| ([^|]+) \|", text).groups()
+    assert 10 <= int(minutes) <= 90
+    assert "full day" in tracks
+
+
+@pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)
+def test_what_a_notebook_points_at_exists(path):
+    text = "\n".join(c.source for c in cells_of(path, "markdown"))
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (NOTEBOOKS / link).exists(), link
+    for file in re.findall(r"`((?:hpdl_lab|csrc)/[^`]*)`", text):
+        assert (NOTEBOOKS.parent / file).exists(), file
+
+
+@pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
+def test_stars_and_numbers_of_the_headings_are_those_of_the_table(path):
+    from hpdl_lab.checks.exercises import find
+
+    text = "\n".join(c.source for c in cells_of(path, "markdown"))
+    headings = re.findall(r"^## Exercise (\d+\.\d+) (★+) ", text, flags=re.MULTILINE)
+    assert headings
+    for number, stars in headings:
+        assert find(number).stars == len(stars)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)
+def test_the_exercise_form_runs_up_to_its_first_stub_which_names_the_exercise(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("HPDL_HOME", str(tmp_path))
+    notebook = nbformat.read(path, as_version=4)
+    first = next(i for i, c in enumerate(notebook.cells) if c.metadata.get("nbgrader", {}).get("grade"))
+    number = notebook.cells[first].metadata["nbgrader"]["grade_id"].removeprefix("check-")
+    client = NotebookClient(
+        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    with pytest.raises(CellExecutionError) as stopped:
+        client.execute()
+    assert stopped.value.ename == "NotImplementedError"
+    assert re.fullmatch(rf"exercise {re.escape(number)}: write \w+", stopped.value.evalue)
+    ran = [i for i, c in enumerate(notebook.cells) if c.cell_type == "code" and c.execution_count]
+    assert max(ran) == first
