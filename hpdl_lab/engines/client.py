@@ -1,0 +1,106 @@
+"""The notebook's connections to the engines, and the lock that lets one run at a time use them."""
+
+import fcntl
+import os
+import socket
+import time
+from contextlib import contextmanager
+
+from . import frames, session_dir
+from .errors import EngineError
+
+
+class EngineConnection:
+    """The connection to one engine. `info` is what it said of itself: rank, pid, host, cores, gpu."""
+
+    def __init__(self, path, rank):
+        self.rank = rank
+        self.reader = frames.Reader()
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(session_dir.engine_socket(path, rank))
+        ((_, self.info),) = self._first()
+
+    def _first(self):
+        while True:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise ConnectionResetError(f"engine {self.rank} closed the connection")
+            if messages := list(self.reader.feed(data)):
+                return messages
+
+    def fileno(self):
+        return self.socket.fileno()
+
+    def send(self, kind, content):
+        """Send one message. Raises OSError when the engine is gone."""
+        self.socket.sendall(frames.pack(kind, content))
+
+    def receive(self):
+        """The messages that have arrived: [(kind, content)]; None when the engine is gone."""
+        try:
+            data = self.socket.recv(1 << 20)
+        except OSError:
+            return None
+        return list(self.reader.feed(data)) if data else None
+
+    def is_closed(self):
+        """True when the engine is gone, or this end was closed."""
+        if self.socket.fileno() < 0:
+            return True
+        try:
+            return self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self):
+        self.socket.close()
+
+
+class RunLock:
+    """One run at a time on the engines of a session, whatever notebooks are attached. Held, it gives the run's number."""
+
+    def __init__(self, path):
+        self._file = os.open(os.path.join(path, "run.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+
+    @contextmanager
+    def held(self):
+        """Wait for the engines to be free; yields the number of this run, never used before in this session."""
+        self._lock()
+        try:
+            number = int(os.pread(self._file, 20, 0) or b"0") + 1
+            os.pwrite(self._file, b"%020d" % number, 0)
+            yield number
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _lock(self):
+        started = time.monotonic()
+        told = False
+        while True:
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.02)
+            if not told and time.monotonic() - started > 1:
+                print(
+                    "Another notebook uses the engines: waiting for its run to end (interrupt to give up).", flush=True
+                )
+                told = True
+
+    def close(self):
+        os.close(self._file)
+
+
+def connect(path, n):
+    """Connections to the `n` engines of the session at `path`, in rank order. Raises EngineError when one is gone."""
+    connections = []
+    try:
+        for rank in range(n):
+            connections.append(EngineConnection(path, rank))
+    except OSError as error:
+        for connection in connections:
+            connection.close()
+        raise EngineError(f"engine {len(connections)} of {n} does not answer ({error}): call lab.restart()") from None
+    return connections

@@ -1,0 +1,82 @@
+"""Why engines did not start or how one ended, in one sentence with the remedy."""
+
+import errno
+import os
+import re
+import signal
+
+from ..comm.errors import name_ranks
+from . import launch
+
+PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+CONTROLLER_PORTS = 16  # that the controller binds on the loopback interface
+
+OFTEN = {
+    signal.SIGKILL: "kill -9, or the machine ran out of memory",
+    signal.SIGSEGV: "a crash in compiled code",
+    signal.SIGBUS: "a crash in compiled code, or /dev/shm is full",
+}
+
+
+def start_failure(path, n, running, late):
+    """The sentence for a start that failed: `running` are the processes that live, `late` the seconds it was given."""
+    controller, engines = tail(path, "controller"), tail(path, "engines")
+    if "controller" not in running and (
+        os.strerror(errno.EADDRINUSE) in controller or "select_random_ports" in controller
+    ):
+        low, high = port_range()
+        return (
+            f"no free port on 127.0.0.1: the controller of the engines needs {CONTROLLER_PORTS}, and the system hands out "
+            f"{high - low + 1:,} ({low}-{high}), all of which are in use. Close programs that hold connections, or widen {PORT_RANGE}"
+        )
+    for name, log in (("controller", controller), ("engines", engines)):
+        if name not in running:
+            return f"the {name} ended at the start: {last_line(log)}. Repair that, then call lab.start({n})"
+    started = sum(os.path.exists(os.path.join(path, f"rank-{rank}.sock")) for rank in range(n))
+    return (
+        f"{started} of {n} engines answered within {late} s. The machine may be overloaded: start fewer engines. "
+        f"The last thing they said: {last_line(engines) or 'nothing'}"
+    )
+
+
+def port_range():
+    """First and last port that the system hands out."""
+    with open(PORT_RANGE) as file:
+        low, high = file.read().split()
+    return int(low), int(high)
+
+
+def tail(path, name, nbytes=8000):
+    """The end of what process `name` printed."""
+    try:
+        with open(launch.log_file(path, name), errors="replace") as file:
+            return file.read()[-nbytes:]
+    except OSError:
+        return ""
+
+
+def last_line(log):
+    """The last line that says something."""
+    lines = [line.strip() for line in log.splitlines() if re.search(r"\w", line)]
+    return lines[-1] if lines else ""
+
+
+def ending(status):
+    """How an engine ended, from the exit status that the shell wrote, such as "137"."""
+    try:
+        code = int(status)
+    except ValueError:
+        return "ended"
+    if code <= 128:
+        return f"ended with exit status {code}"
+    number = signal.Signals(code - 128)
+    hint = f": {OFTEN[number]}" if number in OFTEN else ""
+    return f"was killed by signal {number.value} ({number.name}{hint})"
+
+
+def dead_text(dead):
+    """ "rank 2 was killed by signal 9 (SIGKILL: ...)" for {rank: how}."""
+    ways = {}
+    for rank, how in dead.items():
+        ways.setdefault(how, []).append(rank)
+    return "; ".join(f"{name_ranks(ranks)} {how}" for how, ranks in ways.items())

@@ -1,0 +1,84 @@
+"""The process of one engine: an MPI rank that is an ipyparallel engine and serves the tasks of `lab.run`.
+
+mpiexec starts it (launch.py). It registers with ipyparallel's controller under its rank, so that `%%px` and `lab.run` number
+the engines alike, and then opens the socket on which it takes tasks (server.py). It exits when the keeper dies.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+from ipyparallel.engine.app import IPEngine
+from traitlets.config import Config
+
+from . import launch, session_dir
+from .server import Server
+
+
+class Engine(IPEngine):
+    """ipyparallel's engine, with this laboratory's signal handling and a server of tasks beside it."""
+
+    server = None
+
+    def init_signal(self):
+        """SIGINT ends the task that runs, and nothing when none does; ipykernel puts its own handler around %px."""
+        signal.signal(signal.SIGINT, self.server.on_sigint)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    async def register(self):
+        await super().register()
+        rank = int(os.environ["PMI_RANK"])
+        if self.id != rank:
+            raise SystemExit(f"the controller numbers MPI rank {rank} as engine {self.id}: stop and start the cluster")
+        self.server.listen(self.loop)
+
+
+def main():
+    path, size = os.environ["HPDL_SESSION"], int(os.environ["HPDL_SIZE"])
+    rank = int(os.environ["PMI_RANK"])
+    from ..comm.mpi import Session
+
+    session = Session(launch.board_file(path))
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.size != size:
+        raise SystemExit(
+            f"mpiexec started {size} engines, but engine {rank} is in an MPI job of {MPI.COMM_WORLD.size}: "
+            f"mpi4py has loaded another MPI ({MPI.Get_library_version().splitlines()[0]}) than {launch.mpiexec()} belongs to"
+        )
+    server = Server(session, rank, session_dir.engine_socket(path, rank), int(os.environ["HPDL_KEEPER"]))
+    config = Config()
+    config.IPEngine.id = rank
+    config.IPEngine.url_file = launch.connection_file(path, "engine")
+    config.IPEngine.enable_nanny = False  # a second process per engine; the keeper and the sockets watch instead
+    config.IPEngine.max_heartbeat_misses = 0
+    wait_for(launch.connection_file(path, "engine"))
+    engine = Engine.instance(config=config, user_ns={"MPI": MPI, "mpi_rank": rank, "mpi_size": size})
+    engine.server = server
+    engine.initialize([])
+    threading.Thread(target=import_torch, args=(server,), daemon=True).start()
+    engine.start()
+
+
+def wait_for(path, seconds=60):
+    """Return when the file exists: the controller and the engines start at the same time."""
+    give_up = time.monotonic() + seconds
+    while not os.path.exists(path):
+        if time.monotonic() > give_up:
+            raise SystemExit(f"no connection file {path} after {seconds} s")
+        time.sleep(0.01)
+
+
+def import_torch(server):
+    """Import torch as soon as the first kernel has been answered, while the attendee reads; who needs it earlier waits for it."""
+    server.answered.wait()
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        pass  # an exercise that needs it says so itself
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""What the engines' room raises: each one is a clear text, in a notebook without a traceback through this package."""
+
+
+class EngineError(RuntimeError):
+    """The cluster cannot do what was asked: too many engines, no port, an engine that died before. Says what to do."""
+
+    def _render_traceback_(self):
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RunFailed(EngineError):
+    """The function raised on some ranks. The text shows each kind of error once, with its ranks and the line in the cell.
+
+    errors: {rank: RankError}, of the ranks on which it raised.
+    """
+
+    def __init__(self, message, errors=None):
+        super().__init__(message)
+        self.errors = errors or {}
+
+
+class RunStopped(KeyboardInterrupt):
+    """The run was interrupted from the notebook. `waits` says what every rank was doing, in rank order."""
+
+    def __init__(self, message, waits=()):
+        super().__init__(message)
+        self.waits = tuple(waits)
+
+    def _render_traceback_(self):
+        return [f"{type(self).__name__}: {self}"]
+
+
+def without_traceback(error):
+    """Make IPython show only the text of `error`, which says everything: who, what, and the line in the cell."""
+    error._render_traceback_ = lambda: [f"{type(error).__name__}: {error}"]
+    return error

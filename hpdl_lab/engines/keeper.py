@@ -1,0 +1,254 @@
+r"""The keeper: a small process that owns every process of an engine cluster, and ends them all when nobody needs them.
+
+    kernel A --\                    /-- controller
+                >-- keeper.sock -- K
+    kernel B --/                    \-- mpiexec -- ... -- engines
+
+Every attached kernel stays connected to the keeper's socket. When the last one is gone (stop, crash, kill -9), or on
+SIGTERM, the keeper kills its descendants, removes the shared memory that they had mapped and the session directory, and
+exits. It is the reaper of its descendants, so that none escapes by losing its parent. Should the keeper itself be killed,
+the kernel of the operating system kills its children, and engines exit (engine.py).
+
+This file runs by itself (`python -I -S keeper.py DIRECTORY FD`): it imports the standard library only, to start in
+milliseconds. Requests and replies are JSON, one per line:
+
+    {"do": "spawn", "name", "argv", "env", "cwd", "log"}   ->  {"pid"}
+    {"do": "status"}                                       ->  {"running": {name: pid}, "attached": [pid]}
+    {"do": "kill"}     end all processes, keep the session ->  {}
+    {"do": "stop"}     end the session                     ->  {}
+"""
+
+import ctypes
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+SHARED_MEMORY = "/dev/shm/"
+
+
+class Kernel:
+    """An attached kernel: its connection, what arrived of its next request, and a handle on its process."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.received = b""
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.pid = struct.unpack("3i", credentials)[0]
+        try:
+            # A process forked by the kernel may hold the connection open after the kernel is dead: watch both.
+            self.process = os.pidfd_open(self.pid)
+        except OSError:
+            self.process = None
+
+
+class Keeper:
+    """Serves the kernels attached to the session in `directory`; `first` is the connection of the one that started it."""
+
+    def __init__(self, directory, first):
+        self.directory = directory
+        self.closed = False
+        self.children = {}  # name -> Popen
+        self.kernels = []
+        self.selector = selectors.DefaultSelector()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(os.path.join(directory, "keeper.sock"))
+        self.listener.listen(64)
+        self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
+        self.attach(first)
+
+    def serve(self):
+        """Answer kernels until the last one is gone."""
+        while self.kernels:
+            for key, _ in self.selector.select(timeout=1.0):
+                if key.fileobj in self.selector.get_map():  # not dropped by an earlier event of this round
+                    key.data()
+            reap()
+
+    def accept(self):
+        self.attach(self.listener.accept()[0])
+
+    def attach(self, connection):
+        kernel = Kernel(connection)
+        self.kernels.append(kernel)
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self.receive(kernel))
+        if kernel.process is not None:
+            self.selector.register(kernel.process, selectors.EVENT_READ, lambda: self.detach(kernel))
+
+    def detach(self, kernel):
+        self.kernels.remove(kernel)
+        self.selector.unregister(kernel.connection)
+        kernel.connection.close()
+        if kernel.process is not None:
+            self.selector.unregister(kernel.process)
+            os.close(kernel.process)
+
+    def receive(self, kernel):
+        try:
+            data = kernel.connection.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        if not data:
+            return self.detach(kernel)
+        *requests, kernel.received = (kernel.received + data).split(b"\n")
+        for line in requests:
+            request = json.loads(line)
+            reply = getattr(self, "do_" + request.pop("do"))(**request)
+            try:
+                kernel.connection.sendall(json.dumps(reply).encode() + b"\n")
+            except OSError:
+                return None  # it has gone: the next event says so
+        return None
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def do_spawn(self, name, argv, env, cwd, log):
+        with open(log, "ab") as output:
+            try:
+                self.children[name] = subprocess.Popen(
+                    argv,
+                    env=env,
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C in a terminal is for the notebook server, not for engines
+                    preexec_fn=die_with_parent,
+                )
+            except OSError as error:
+                return {"error": f"{argv[0]}: {error.strerror}"}
+        return {"pid": self.children[name].pid}
+
+    def do_status(self):
+        running = {name: child.pid for name, child in self.children.items() if alive(child.pid)}
+        return {"running": running, "attached": [kernel.pid for kernel in self.kernels]}
+
+    def do_kill(self):
+        kill_descendants()
+        self.children.clear()
+        return {}
+
+    def do_stop(self):
+        self.close()
+        return {}
+
+    def close(self):
+        """End every process of the session and remove its files."""
+        if self.closed:
+            return
+        self.closed = True
+        kill_descendants()
+        # Moved away in one step: a kernel that starts a new cluster meanwhile makes a new directory, not half of this one.
+        ended = f"{self.directory}.{os.getpid()}"
+        try:
+            os.rename(self.directory, ended)
+        except OSError:
+            ended = self.directory
+        shutil.rmtree(ended, ignore_errors=True)
+        self.kernels.clear()
+
+
+def die_with_parent():
+    """In a new child: be killed when the keeper dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def alive(pid):
+    return process_state(pid) not in ("", "Z", "X")
+
+
+def process_state(pid):
+    """The state letter of process `pid`, "" when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def reap():
+    """Collect children that have ended, also those inherited from dead parents."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def descendants():
+    """Process ids of all living descendants of this process."""
+    children = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    state, parent = file.read().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(int(name))
+    found, todo = [], [os.getpid()]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def shared_memory(pids):
+    """Paths of the shared memory files that the processes have mapped."""
+    paths = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps") as file:
+                paths |= {line[line.index(SHARED_MEMORY) :].rstrip("\n") for line in file if SHARED_MEMORY in line}
+        except OSError:
+            continue
+    return {path for path in paths if not path.endswith(" (deleted)")}
+
+
+def kill_descendants():
+    """Kill all descendants, wait until they are gone, and remove the shared memory that only they had."""
+    mapped = set()
+    while pids := descendants():
+        mapped |= shared_memory(pids)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        reap()
+        time.sleep(0.002)
+    reap()
+    for path in mapped:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+
+
+def main():
+    directory, first = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
+    os.umask(0o077)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    keeper = Keeper(directory, first)
+
+    def on_signal(signum, frame):
+        keeper.close()
+        os._exit(0)
+
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, on_signal)
+    keeper.serve()
+    keeper.close()
+
+
+if __name__ == "__main__":
+    main()

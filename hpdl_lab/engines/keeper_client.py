@@ -1,0 +1,79 @@
+"""This kernel's connection to the keeper: starting one, attaching to one that runs, and asking it for things."""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+
+from . import keeper, session_dir
+from .errors import EngineError
+
+PATIENCE = 30.0  # seconds for an answer: the keeper answers at once unless it kills many processes
+
+
+class KeeperConnection:
+    """Requests to the keeper over `connection`. While it is open, the cluster lives."""
+
+    def __init__(self, connection):
+        connection.settimeout(PATIENCE)
+        self._connection = connection
+        self._replies = connection.makefile("rb")
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.pid = struct.unpack("3i", credentials)[0]
+
+    def ask(self, do, **content):
+        """The keeper's reply, a dict. Raises OSError when it is gone, EngineError when it could not do it."""
+        self._connection.sendall(json.dumps({"do": do, **content}).encode() + b"\n")
+        line = self._replies.readline()
+        if not line:
+            raise ConnectionResetError("the keeper has ended")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise EngineError(f"cannot start {reply['error']}")
+        return reply
+
+    def close(self):
+        self._replies.close()
+        self._connection.close()
+
+
+def start(path):
+    """Start a keeper of the session directory `path`; it is already connected to this kernel."""
+    mine, its = socket.socketpair(socket.AF_UNIX)
+    with its, open(os.path.join(path, "keeper.log"), "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, path, str(its.fileno())],
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+        )
+    connection = KeeperConnection(mine)
+    connection.pid = process.pid  # a socket pair knows only who made it
+    connection.ask("status")
+    return connection
+
+
+class KeeperEnding(Exception):
+    """The keeper is ending its cluster; in a moment its directory will be gone."""
+
+
+def attach(path):
+    """A connection to the keeper of the session directory `path`; None when none is alive. Raises KeeperEnding."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(session_dir.keeper_socket(path))
+    except OSError:
+        connection.close()
+        return None
+    attached = KeeperConnection(connection)
+    try:
+        attached.ask("status")
+    except OSError:
+        attached.close()
+        raise KeeperEnding from None
+    return attached

@@ -1,0 +1,101 @@
+"""From what each rank answered to what `lab.run` returns or raises: one text for all ranks."""
+
+import linecache
+import pickle
+from typing import NamedTuple
+
+from ..comm import errors as comm_errors
+from ..comm.base import Results
+from ..comm.errors import name_ranks
+from ..trace import Event, source_line
+from .errors import RunFailed, without_traceback
+
+
+class RankError(NamedTuple):
+    """What one rank raised: the exception's type and message, and [(file, line, function)], outermost first."""
+
+    type: str
+    message: str
+    frames: list
+
+    @property
+    def line(self):
+        """The attendee's line, such as "cell:7"."""
+        return source_line(*self.frames[-1][:2]) if self.frames else ""
+
+
+def results(outcomes, rows):
+    """Results in rank order of a run in which every rank returned."""
+    values = [pickle.loads(o["value"]) for o in outcomes]
+    events = [Event._make(e) for o in outcomes for e in o["events"]]
+    seconds = (max(o["t1_ns"] for o in outcomes) - min(o["t0_ns"] for o in outcomes)) / 1e9
+    return Results(values, events, rows, seconds)
+
+
+def failures(outcomes):
+    """{rank: failure} of the outcomes that are one."""
+    return {o["rank"]: o["failure"] for o in outcomes if "failure" in o}
+
+
+def error_of(outcomes):
+    """The exception of a run in which some rank failed by itself; None where ranks were only interrupted.
+
+    The attendee's own exceptions come first: that other ranks then waited in vain is a consequence.
+    """
+    failed = failures(outcomes)
+    own = {rank: f for rank, f in failed.items() if f["kind"] in ("error", "result")}
+    if own:
+        return run_failed(own, failed)
+    for rank, failure in failed.items():
+        if failure["kind"] == "comm":
+            name, message, waits = failure["comm"]
+            stopped = {r: f for r, f in failed.items() if f["kind"] == "interrupt"}
+            error = getattr(comm_errors, name)("\n".join([message, *describe_stopped(stopped)]), waits)
+            error.rank = rank
+            return without_traceback(error)
+    return None
+
+
+def run_failed(own, failed):
+    """RunFailed for the exceptions `own`, each kind once, then who was stopped because of them."""
+    errors = {rank: RankError(f["type"], f["message"], f["frames"]) for rank, f in own.items()}
+    kinds = {}
+    for rank, error in errors.items():
+        kinds.setdefault((error.type, error.line), []).append(rank)
+    text = []
+    for ranks in kinds.values():
+        text += describe_kind(ranks, [errors[r] for r in ranks])
+    others = {rank: f for rank, f in failed.items() if rank not in own}
+    text += describe_stopped(others)
+    return RunFailed("\n".join(text), errors)
+
+
+def describe_kind(ranks, errors):
+    """The lines about one kind of error: who, what, and the attendee's lines that led there."""
+    first = errors[0]
+    if first.type == "CannotReturn":
+        return [f"{name_ranks(ranks)}: {first.message}"]
+    text = [f"{name_ranks(ranks)}: {first.type}: {first.message}"]
+    others = sorted({e.message for e in errors[1:]} - {first.message})
+    text += [f"    and on other ranks: {message}" for message in others[:3]]
+    for filename, lineno, function in first.frames[-4:]:
+        source = linecache.getline(filename, lineno).strip()
+        text.append(
+            f"    {source_line(filename, lineno)} in {function}:  {source}"
+            if source
+            else f"    {source_line(filename, lineno)}"
+        )
+    return text
+
+
+def describe_stopped(stopped):
+    """One line for every place at which ranks were ended because others had failed."""
+    places = {}
+    for rank, failure in stopped.items():
+        if failure["kind"] == "comm":
+            what = failure["message"].splitlines()[0]
+        else:
+            line = source_line(*failure["frames"][-1][:2]) if failure["frames"] else ""
+            what = f"stopped while running{f' ({line})' if line else ''}"
+        places.setdefault(what, []).append(rank)
+    return [f"{name_ranks(ranks)}: {what}" for what, ranks in places.items()]

@@ -1,0 +1,148 @@
+"""The engine's side of `lab.run`: a thread that talks to kernels, so that the main thread, where tasks run, can be interrupted.
+
+The thread reads; the main thread answers. An interrupt (a message, or a kernel that has gone) becomes SIGINT in the main
+thread, which reaches Python code, a wait in `comm`, and a system call that can be interrupted.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import threading
+
+from . import frames
+from .task import execute, interrupted
+
+
+class Server:
+    """Serves tasks for one rank on the Unix socket at `path`. `session` makes a fresh communicator for each task."""
+
+    def __init__(self, session, rank, path, keeper_pid):
+        self.session = session
+        self.rank = rank
+        self.path = path
+        self.answered = threading.Event()  # set when a first kernel has been answered
+        self.current = None  # (kernel, run) of the task in the main thread
+        self.interruptible = False
+        self._keeper = os.pidfd_open(keeper_pid)
+        self._main = threading.main_thread().ident
+        self._selector = selectors.DefaultSelector()
+        self._tasks = set()  # (kernel, run) that have arrived and not ended
+        self._cancelled = set()  # those of them to be refused when their turn comes
+
+    def listen(self, loop):
+        """Open the socket; tasks will run in `loop`, the event loop of the main thread, between the cells of %px."""
+        self._loop = loop
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.path)
+        listener.listen(64)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        self._selector.register(self._keeper, selectors.EVENT_READ, lambda: os._exit(1))
+        threading.Thread(target=self._serve, daemon=True, name="tasks").start()
+
+    def on_sigint(self, signum, frame):
+        """The handler of SIGINT: end the task that runs."""
+        if self.interruptible:
+            raise KeyboardInterrupt
+
+    # -- thread -----------------------------------------------------------------------------------------------------
+
+    def _serve(self):
+        while True:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def _accept(self, listener):
+        kernel = KernelConnection(listener.accept()[0])
+        kernel.send(frames.HELLO, describe(self.rank))
+        self._selector.register(kernel.socket, selectors.EVENT_READ, lambda: self._receive(kernel))
+
+    def _receive(self, kernel):
+        try:
+            data = kernel.socket.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(kernel.socket)
+            kernel.gone = True
+            self._interrupt(kernel, None)
+            return
+        for kind, content in kernel.reader.feed(data):
+            if kind == frames.TASK:
+                self._tasks.add((kernel, content["run"]))
+                self._loop.add_callback(self._run, kernel, content)
+            else:
+                self._interrupt(kernel, content)
+
+    def _interrupt(self, kernel, run):
+        """End task `run` of `kernel` (any, when None), or refuse it when its turn comes and end what is in its way."""
+        if run is None:
+            if self.current is None or self.current[0] is not kernel:
+                return
+        elif (kernel, run) not in self._tasks:
+            return
+        elif self.current != (kernel, run):
+            self._cancelled.add((kernel, run))
+        signal.pthread_kill(self._main, signal.SIGINT)
+
+    # -- main thread --------------------------------------------------------------------------------------------------
+
+    def _run(self, kernel, task):
+        if kernel.gone:
+            return
+        key = self.current = (kernel, task["run"])
+        try:
+            outcome = execute(self, kernel, task, cancelled=key in self._cancelled)
+        except KeyboardInterrupt:  # a second one, while the first was being handled
+            outcome = interrupted(self.rank)
+        finally:
+            self.current = None
+            self._tasks.discard(key)
+            self._cancelled.discard(key)
+        kernel.send(frames.DONE, outcome)
+        self.answered.set()
+
+
+class KernelConnection:
+    """A kernel's connection to this engine."""
+
+    def __init__(self, connection):
+        self.socket = connection
+        self.reader = frames.Reader()
+        self.gone = False
+        self._lock = threading.Lock()  # a task may report from threads of its own
+
+    def send(self, kind, content):
+        """Send one message; nothing happens when the kernel has gone.
+
+        SIGINT waits until the message is out: half a message would end the connection.
+        """
+        message = frames.pack(kind, content)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with self._lock:
+                self.socket.sendall(message)
+        except OSError:
+            self.gone = True
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def describe(rank):
+    """Who runs where: what the table of engines shows."""
+    return {
+        "rank": rank,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "gpu": gpu_of(rank),
+    }
+
+
+def gpu_of(rank):
+    """The GPU that serves `rank`, by turns, such as "cuda:0"; "none" where the driver shows none."""
+    try:
+        count = len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        count = 0
+    return f"cuda:{rank % count}" if count else "none"

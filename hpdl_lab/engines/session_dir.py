@@ -1,0 +1,127 @@
+"""Where the sockets and files of a user's engine cluster live: one private directory that needs no writable home.
+
+The directory is the same for every notebook of this user and this Python environment, which is how a second notebook finds
+a running cluster. It is locked (flock) while a cluster starts, and the keeper removes it when the cluster ends.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from contextlib import contextmanager
+
+from .errors import EngineError
+
+SOCKET_PATH_LIMIT = 104  # bytes of a Unix socket's path where the system allows least (108 on Linux)
+LONGEST_NAME = len("/rank-9999.sock")
+
+
+def find():
+    """The path of the session directory (which need not exist), and why better places were passed over.
+
+    Returns: (path, reasons): reasons is a list of sentences, empty when the first choice is good.
+    Raises:  EngineError when no place is writable.
+    """
+    name = f"hpdl-{os.getuid()}-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]}"
+    reasons = []
+    for label, root in _candidates():
+        path = os.path.join(root, name)
+        why = _unfit(label, root, path)
+        if why is None:
+            return path, reasons
+        reasons.append(why)
+    raise EngineError(
+        f"no place for the sockets of the engines: {'; '.join(reasons)}. "
+        "Set XDG_RUNTIME_DIR to a short path of a directory that you can write."
+    )
+
+
+def _candidates():
+    """The places to try, best first: memory-backed and private, then the usual temporary directories."""
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        yield "XDG_RUNTIME_DIR", runtime
+    yield "the temporary directory", tempfile.gettempdir()
+    yield "the temporary directory", "/tmp"
+    yield "the temporary directory", "/var/tmp"
+
+
+def _unfit(label, root, path):
+    """Why the session directory cannot be at `path`; None when it can."""
+    if len(os.fsencode(path)) + LONGEST_NAME > SOCKET_PATH_LIMIT:
+        most = SOCKET_PATH_LIMIT - LONGEST_NAME - len(os.path.basename(path)) - 1
+        return f"{label} {root} is {len(os.fsencode(root))} bytes long, and a socket's path allows {most}"
+    if not os.path.isdir(root):
+        return f"{label} {root} does not exist"
+    if not os.access(root, os.W_OK | os.X_OK):
+        return f"{label} {root} is not writable"
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        return f"{path} belongs to someone else"
+    return None
+
+
+@contextmanager
+def locked(path):
+    """Create `path` as a directory that only this user may enter, and hold its lock: one kernel at a time starts or stops.
+
+    The keeper of a cluster that ends removes the directory; then whoever waited for the lock makes a new one.
+    """
+    while True:
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            os.chmod(path, 0o700)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if _is_at(path, handle):
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _is_at(path, handle):
+    """True when the open directory is still the one at `path`: the keeper of a cluster that ends moves it away."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def empty(path):
+    """Remove what a cluster that ended badly left in its session directory."""
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)
+
+
+def engine_socket(path, rank):
+    """Path of the socket on which engine `rank` takes tasks."""
+    return os.path.join(path, f"rank-{rank}.sock")
+
+
+def keeper_socket(path):
+    """Path of the socket to which every attached kernel stays connected."""
+    return os.path.join(path, "keeper.sock")
+
+
+def session_file(path):
+    """Path of the JSON file that tells a second notebook how many engines there are."""
+    return os.path.join(path, "session.json")
+
+
+def exit_file(path, rank):
+    """Path of the file that holds the exit status of an engine that has ended, as the shell writes it."""
+    return os.path.join(path, f"exit-{rank}")

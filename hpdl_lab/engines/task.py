@@ -1,0 +1,140 @@
+"""What an engine does with one task: take the function, run it on a fresh communicator, say what came of it.
+
+The outcome is a dict that holds only plain values, so that the notebook can always read it:
+
+    rank, t0_ns, t1_ns, events (as tuples), dropped
+    value        the pickled return value, or
+    failure      {"kind", "type", "message", "frames", "comm"}: see `describe_failure`
+"""
+
+import io
+import pickle
+import sys
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
+
+import cloudpickle
+
+from ..comm.errors import CommError
+from ..trace import PACKAGE, now_ns
+from . import frames
+from .package import INSTALLED
+
+
+def execute(server, kernel, task, cancelled):
+    """Run `task` in this thread and return its outcome; never raises."""
+    if cancelled:
+        return interrupted(server.rank)
+    outcome = {"rank": server.rank, "t0_ns": now_ns(), "events": [], "dropped": 0}
+    out, err = Writer(kernel, "stdout"), Writer(kernel, "stderr")
+    comm = None
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            server.interruptible = True
+            comm = server.session.comm(
+                task["run"],
+                ranks=task["ranks"],
+                deadline=task["deadline"],
+                on_row=lambda row: kernel.send(frames.ROW, row),
+            )
+            fn, args = load(task)
+            outcome["t0_ns"] = now_ns()
+            value = fn(comm, *args)
+            outcome["t1_ns"] = now_ns()
+            server.interruptible = False
+            outcome["value"] = dump(value)
+    except BaseException as error:
+        server.interruptible = False
+        outcome["failure"] = describe_failure(error)
+    finally:
+        server.interruptible = False
+    outcome.setdefault("t1_ns", now_ns())
+    if comm is not None:
+        outcome["events"] = [tuple(e) for e in comm.trace.events]
+        outcome["dropped"] = comm.trace.dropped
+        comm.close()
+    out.flush()
+    err.flush()
+    return outcome
+
+
+def interrupted(rank):
+    """The outcome of a task that never ran, or whose end was cut short."""
+    failure = {"kind": "interrupt", "type": "KeyboardInterrupt", "message": "", "frames": []}
+    return {"rank": rank, "t0_ns": now_ns(), "t1_ns": now_ns(), "events": [], "dropped": 0, "failure": failure}
+
+
+def load(task):
+    """The function and its arguments. Modules beside the notebook are importable here as they are there."""
+    for entry in task["sys_path"]:
+        if entry not in sys.path:
+            sys.path.append(entry)
+    fn, args = pickle.loads(task["task"])
+    if task["own"] is not None:
+        for position, value in pickle.loads(task["own"]).items():
+            args[position] = value
+    return fn, args
+
+
+class CannotReturn(Exception):
+    """The return value of a task does not travel."""
+
+
+def dump(value):
+    """The return value as bytes. Raises CannotReturn with the reason."""
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:
+        kind = type(value).__name__
+        raise CannotReturn(
+            f"it returned a {kind} that cannot travel to the notebook ({error}): return numbers, tensors, arrays, lists or dicts"
+        ) from None
+
+
+def describe_failure(error):
+    """Plain facts about an exception of the task.
+
+    kind:   "interrupt", "comm" (a CommError: what the communicator says), "result" (CannotReturn) or "error".
+    frames: [(file, line, function)] of the attendee's code, outermost first; of any code where the attendee has none.
+    comm:   (name of the class, message, waits) of a CommError.
+    """
+    kind = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
+    facts = {"type": type(error).__name__, "message": str(error), "frames": frames_of(error)}
+    if isinstance(error, CommError):
+        kind, facts["comm"] = "comm", (type(error).__name__, error.args[0], error.waits)
+    elif isinstance(error, CannotReturn):
+        kind, facts["frames"] = "result", []
+    return facts | {"kind": kind}
+
+
+def frames_of(error):
+    """[(file, line, function)] where `error` was raised, the attendee's own frames only where there are any."""
+    every = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        every.append((error.filename, error.lineno or 0, ""))
+    every = [f for f in every if f[0] != __file__]
+    return [f for f in every if not f[0].startswith((PACKAGE, *INSTALLED, "<frozen"))] or every[-1:]
+
+
+class Writer(io.TextIOBase):
+    """sys.stdout of a task: sends what is written to the notebook, line by line."""
+
+    def __init__(self, kernel, stream):
+        self.kernel = kernel
+        self.stream = stream
+        self.waiting = ""
+
+    def writable(self):
+        return True
+
+    def write(self, text):
+        self.waiting += text
+        if "\n" in text:
+            lines, _, self.waiting = self.waiting.rpartition("\n")
+            self.kernel.send(frames.TEXT, (self.stream, lines + "\n"))
+        return len(text)
+
+    def flush(self):
+        if self.waiting:
+            self.kernel.send(frames.TEXT, (self.stream, self.waiting))
+            self.waiting = ""

@@ -1,0 +1,106 @@
+"""The verbs of the engine cluster: start, run, restart, stop."""
+
+import atexit
+import sys
+
+from ..engines.cluster import Cluster
+from ..engines.errors import EngineError
+
+
+class _Notebook:
+    """What this kernel uses: one cluster at most. The verbs below are its methods."""
+
+    def __init__(self):
+        self._cluster = None
+
+    def cluster(self):
+        """The engine cluster that this notebook uses. Raises EngineError when there is none."""
+        if self._cluster is None or not self._cluster.alive():
+            raise EngineError("no engine cluster is running: call lab.start(4)")
+        return self._cluster
+
+    def start(self, n=4):
+        """Start `n` MPI engines, or attach to those that this user's other notebook has started.
+
+        Called again it changes nothing; with another `n` it replaces the engines, and says so.
+
+        Args:    n: number of engines, 1 at least; the MPI rank of an engine is its id.
+        Returns: the Cluster, which shows who runs where; `with lab.start(4):` stops it at the end.
+        Raises:  ValueError, EngineError: one sentence with the numbers and the remedy.
+        """
+        if self._cluster is not None and self._cluster.alive():
+            self._resize(n)
+        else:
+            self._cluster = Cluster.start(n)
+            if self._cluster.n != n:
+                self._resize(n)
+        if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+            self._cluster.activate_px()
+        return self._cluster
+
+    def _resize(self, n):
+        cluster = self._cluster
+        if cluster.n == n:
+            return
+        others = len(cluster.kernels()) - 1
+        if others:
+            raise EngineError(
+                f"{cluster.n} engines are running, and {others} other notebook{'s use' if others > 1 else ' uses'} them too: "
+                f"take them as they are, lab.start({cluster.n}), or end them first, lab.stop()"
+            )
+        print(f"{cluster.n} engines were running: replacing them by {n}.", flush=True)
+        cluster.restart(n)
+
+    def run(self, fn, *args, ranks=None, deadline=10, on_row=None):
+        """Call `fn(comm, *args)` on every engine, each with its own rank in one fresh communicator.
+
+        What the ranks print appears while they run, equal lines once. The stop button of the notebook ends the run within two
+        seconds and says who waited for whom.
+
+        Args:    fn: a function of the notebook, which travels with the globals that it uses, or of a module.
+                 args: the same on every rank; `PerRank([a, b, c, d])` gives rank i item i.
+                 ranks: a list of the ranks that take part; None means all.
+                 deadline: the longest that any single wait may block, in seconds.
+                 on_row: called here with each row of `comm.report(...)` as it arrives, while the ranks run.
+        Returns: Results: the return values in rank order, with `.events`, `.rows` and `.seconds`.
+        Raises:  RunFailed (what the function raised, once per kind), CommTimeout or RankFailed with who waits for whom,
+                 RunStopped (the stop button), EngineError (dead engines: call lab.restart()), TypeError (cannot travel).
+        """
+        return self._running().run(fn, *args, ranks=ranks, deadline=deadline, on_row=on_row)
+
+    def _running(self):
+        if self._cluster is None:
+            raise EngineError("no engine cluster is running: call lab.start(4)")
+        return self._cluster
+
+    def restart(self):
+        """Replace all engines by new ones; the notebook keeps its variables. Returns the Cluster."""
+        cluster = self._running()
+        cluster.restart()
+        if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+            cluster.activate_px()
+        return cluster
+
+    def stop(self):
+        """End the engines and remove their files; other notebooks that use them are told at their next run."""
+        if self._cluster is not None:
+            self._cluster.stop()
+            self._cluster = None
+
+    def leave(self):
+        """At exit: the cluster ends when no other kernel uses it."""
+        if self._cluster is not None:
+            self._cluster.detach()
+            self._cluster = None
+
+
+_notebook = _Notebook()
+atexit.register(_notebook.leave)
+
+start, run, restart, stop, cluster = (
+    _notebook.start,
+    _notebook.run,
+    _notebook.restart,
+    _notebook.stop,
+    _notebook.cluster,
+)
