@@ -1,6 +1,8 @@
 """`make lab` and its bad input: every missing thing is named with its remedy, and Ctrl-C stops everything."""
 
+import contextlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -8,11 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
+from jupyter_client import BlockingKernelClient, find_connection_file
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = ROOT / "setup" / "needs.sh"
@@ -142,9 +145,8 @@ def test_the_first_free_port_is_taken(monkeypatch):
 
 
 def start_lab(**variables):
-    command = ["make", "lab", "BROWSER=no"] if variables.pop("make", False) else [sys.executable, "setup/lab.py"]
     return subprocess.Popen(
-        command,
+        [sys.executable, "setup/lab.py", "--browser=no"],
         cwd=ROOT,
         env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
@@ -182,6 +184,10 @@ def test_lab_answers_on_loopback_only_and_ctrl_c_stops_it(stop, tmp_path):
     url, _ = address(server)
     with urllib.request.urlopen(url, timeout=20) as page:
         assert b"JupyterLab" in page.read()
+    notification = "lab/api/settings/@jupyterlab/apputils-extension:notification"
+    with urllib.request.urlopen(url.replace("lab?", f"{notification}?"), timeout=20) as answer:
+        properties = json.load(answer)["schema"]["properties"]
+    assert properties["fetchNews"]["default"] == "false"  # no question about news in front of the first notebook
     port = int(re.search(r":(\d+)/", url).group(1))
     listening = Path("/proc/net/tcp")
     if listening.exists():
@@ -200,27 +206,40 @@ def test_a_home_that_cannot_be_written_is_replaced(stop):
     server.wait(20)
 
 
-def test_a_kernel_dies_with_its_server(stop, tmp_path):
-    """Also where the terminal is closed (SIGHUP), which would leave kernels and their engines behind."""
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGHUP", "SIGTERM"])
+def test_kernels_and_engines_end_with_their_server(stop, tmp_path, signal_name):
+    """Ctrl-C, a closed terminal, a kill: nothing that the lab has started is left."""
     server = start_lab(HOME=str(tmp_path))
     stop(server)
     url, _ = address(server)
     base, token = url.split("/lab?token=")
     post = urllib.request.Request(f"{base}/api/kernels", b"{}", {"Authorization": f"token {token}"})
-    urllib.request.urlopen(post, timeout=20).close()
-    import psutil
-
-    kernels = []
-    until = time.monotonic() + 20
-    while not kernels and time.monotonic() < until:
-        kernels = [
-            p for p in psutil.Process(server.pid).children(recursive=True) if "ipykernel" in " ".join(p.cmdline())
-        ]
-        time.sleep(0.1)
-    assert kernels and kernels[0].exe() == os.path.realpath(sys.executable)
-    os.killpg(server.pid, signal.SIGHUP)
+    with urllib.request.urlopen(post, timeout=20) as answer:
+        kernel = json.load(answer)["id"]
+    client = BlockingKernelClient()
+    client.load_connection_file(find_connection_file(kernel, [f"{tmp_path}/.local/share/jupyter/runtime"]))
+    client.start_channels()
+    client.wait_for_ready(timeout=30)
+    reply = client.execute_interactive("from hpdl_lab import lab; lab.start(2)", timeout=60, output_hook=lambda _: None)
+    assert reply["content"]["status"] == "ok", reply["content"]
+    client.stop_channels()
+    started = processes_of(tmp_path)
+    assert len(started) >= 4  # server, kernel, two engines
+    os.killpg(server.pid, getattr(signal, signal_name))
     server.wait(20)
-    assert psutil.wait_procs(kernels, timeout=10)[1] == []
+    left = psutil.wait_procs(started, timeout=15)[1]
+    assert left == []
+
+
+def processes_of(home):
+    """Every process that was started with this home."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == str(home):
+                found.append(process)
+    return found
 
 
 # -- the Makefile, a source tree that was not installed, the counting of tests ----------------------------------------
