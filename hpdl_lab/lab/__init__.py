@@ -1,5 +1,29 @@
-"""The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.stop()`."""
+"""The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.check(fn)`, `lab.stop()`."""
 
-from .cluster import cluster, restart, run, start, stop
+from .cluster import cluster, restart, run, running, start, stop
+from .exercises import check, hint, solution
+from .landscape import landscape
+from .measure import measure, predict
+from .scaling import scaling
+from .timeline import ring, timeline, traffic
+from .train import train
 
-__all__ = ["cluster", "restart", "run", "start", "stop"]
+__all__ = [
+    "check",
+    "cluster",
+    "hint",
+    "landscape",
+    "measure",
+    "predict",
+    "restart",
+    "ring",
+    "run",
+    "running",
+    "scaling",
+    "solution",
+    "start",
+    "stop",
+    "timeline",
+    "traffic",
+    "train",
+]

@@ -12,12 +12,17 @@ class _Notebook:
 
     def __init__(self):
         self._cluster = None
+        self._last = None
 
     def cluster(self):
         """The engine cluster that this notebook uses. Raises EngineError when there is none."""
         if self._cluster is None or not self._cluster.alive():
             raise EngineError("no engine cluster is running: call lab.start(4)")
         return self._cluster
+
+    def running(self):
+        """The engine cluster that this notebook uses, or None when there is none."""
+        return self._cluster if self._cluster is not None and self._cluster.alive() else None
 
     def start(self, n=4):
         """Start `n` MPI engines, or attach to those that this user's other notebook has started.
@@ -66,7 +71,12 @@ class _Notebook:
         Raises:  RunFailed (what the function raised, once per kind), CommTimeout or RankFailed with who waits for whom,
                  RunStopped (the stop button), EngineError (dead engines: call lab.restart()), TypeError (cannot travel).
         """
-        return self._running().run(fn, *args, ranks=ranks, deadline=deadline, on_row=on_row)
+        self._last = self._running().run(fn, *args, ranks=ranks, deadline=deadline, on_row=on_row)
+        return self._last
+
+    def last_run(self):
+        """The Results of the last `run` that ended well, or None."""
+        return self._last
 
     def _running(self):
         if self._cluster is None:
@@ -97,10 +107,12 @@ class _Notebook:
 _notebook = _Notebook()
 atexit.register(_notebook.leave)
 
-start, run, restart, stop, cluster = (
+start, run, restart, stop, cluster, running, last_run = (
     _notebook.start,
     _notebook.run,
     _notebook.restart,
     _notebook.stop,
     _notebook.cluster,
+    _notebook.running,
+    _notebook.last_run,
 )

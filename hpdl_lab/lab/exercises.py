@@ -9,7 +9,7 @@ import numpy as np
 from ..checks import exercises
 from ..checks.result import Note
 from ..plots import live, ring, style, timeline, traffic
-from . import cluster
+from .cluster import run, running
 from .progress import progress
 
 ENGINE_DEADLINE = 5.0  # s that a rank may wait for another during a check
@@ -31,8 +31,8 @@ def check(fn):
         raise TypeError(
             f"lab.check needs your function itself, not {type(fn).__name__}: lab.check(reduce_scatter), nothing called"
         )
-    exercise, engines = exercise_of(fn), cluster.running() is not None
-    runner = functools.partial(cluster.run, deadline=ENGINE_DEADLINE) if engines else None
+    exercise, engines = exercise_of(fn), running() is not None
+    runner = functools.partial(run, deadline=ENGINE_DEADLINE) if engines else None
     result = exercises.check(exercise, fn, runner)
     progress().add("check", exercise=exercise.id, name=exercise.name, passed=bool(result), failed=result.failed)
     return replace(result, picture=picture(exercise, result), next_step=next_step(exercise, result, engines))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..comm import sim
-from . import cluster
+from .cluster import run, running
 
 SIMULATED_DEADLINE = 600.0  # s of real time: a deadlock is proved at once, this only ends loops that never end
 DEFAULT_RANKS = 4  # where no engines run and nothing is said
@@ -23,13 +23,17 @@ class Place:
     @property
     def remark(self):
         """What to say about times that were measured here; empty where they are real."""
-        return "Simulated ranks: virtual time, in which arithmetic is free. lab.start(4) makes real ones." if self.simulated else ""
+        return (
+            "Simulated ranks: virtual time, in which arithmetic is free. lab.start(4) makes real ones."
+            if self.simulated
+            else ""
+        )
 
     def run(self, fn, *args, deadline=10.0, on_row=None):
         """Call `fn(comm, *args)` on every rank; returns Results."""
         if self.simulated:
             return sim.run(self.ranks, fn, *args, deadline=SIMULATED_DEADLINE, on_row=on_row)
-        return cluster.run(fn, *args, ranks=self.ranks, deadline=deadline, on_row=on_row)
+        return run(fn, *args, ranks=range(self.ranks), deadline=deadline, on_row=on_row)
 
 
 def place(ranks=None):
@@ -39,9 +43,9 @@ def place(ranks=None):
     """
     if ranks is not None and (not isinstance(ranks, int) or ranks < 1):
         raise ValueError(f"ranks must be a whole number of at least 1, got {ranks!r}")
-    engines = cluster.running()
+    engines = running()
     if engines is None:
         return Place(ranks or DEFAULT_RANKS, simulated=True)
-    if ranks is not None and ranks > engines.size:
-        raise ValueError(f"{ranks} ranks were asked for and {engines.size} engines run: lab.stop(), lab.start({ranks})")
-    return Place(ranks or engines.size, simulated=False)
+    if ranks is not None and ranks > engines.n:
+        raise ValueError(f"{ranks} ranks were asked for and {engines.n} engines run: lab.stop(), lab.start({ranks})")
+    return Place(ranks or engines.n, simulated=False)

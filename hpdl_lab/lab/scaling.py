@@ -14,7 +14,7 @@ from ..parallel.training import TrainingStep
 from ..plots import live
 from ..plots.scaling import draw
 from ..trace import now_ns
-from . import cluster
+from .cluster import running
 from .ranks import place
 
 KINDS = ("strong", "weak")
@@ -79,8 +79,8 @@ def scaling(work=None, *, all_reduce=None, ranks=None, n=512, unit=None, deadlin
 
 def default_ranks():
     """1, 2, 4, ... up to the engines, or to 4 simulated ranks."""
-    engines = cluster.running()
-    most = 4 if engines is None else engines.size
+    engines = running()
+    most = 4 if engines is None else engines.n
     return [2**k for k in range(most.bit_length()) if 2**k <= most]
 
 

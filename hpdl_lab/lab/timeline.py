@@ -9,7 +9,7 @@ from ..plots import ring as ring_picture
 from ..plots import timeline as bars
 from ..plots import traffic as heat
 from ..plots.style import look, new_figure
-from . import cluster
+from .cluster import last_run
 
 STEP_SECONDS = 0.8  # between two steps of the animated ring
 
@@ -80,8 +80,7 @@ def picture(draw, *args, text, width=None):
 def events_of(results):
     """The events of Results, of a list, or of the last run on the engines."""
     if results is None:
-        engines = cluster.running()
-        results = None if engines is None else engines.last
+        results = last_run()
     if results is None:
         raise ValueError("no run to draw yet: lab.run(...) first, or give lab.timeline what sim.run returned")
     events = list(getattr(results, "events", results))

@@ -1,0 +1,149 @@
+"""The verbs check, hint and solution, and the file that remembers what was done."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hpdl_lab.collectives import ring
+from hpdl_lab.comm import sim
+from hpdl_lab.lab import exercises
+from hpdl_lab.lab.progress import Progress, progress
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A fresh home for every test, and no engines."""
+    monkeypatch.setenv("HPDL_HOME", str(tmp_path))
+    monkeypatch.setattr(exercises, "running", lambda: None)
+    progress.cache_clear()
+    yield tmp_path
+    progress.cache_clear()
+
+
+def named(fn, name):
+    """The same function under the name of an exercise."""
+
+    def wrapper(*args):
+        return fn(*args)
+
+    wrapper.__name__ = name
+    return wrapper
+
+
+def rows(home):
+    return [json.loads(line) for line in (home / "progress.jsonl").read_text().splitlines()]
+
+
+def test_a_right_answer_is_said_to_be_right_with_a_picture_and_what_it_was_checked_on():
+    result = exercises.check(ring.reduce_scatter)
+    assert result and result.failed is None
+    assert str(result).startswith("4.1 reduce_scatter: correct")
+    assert "simulated ranks only, because no engines run: lab.start() starts four" in result.next_step
+    assert "<img" in result._repr_html_() and "data:image/png" in result._repr_html_()
+
+
+def test_with_engines_the_check_goes_on_there(monkeypatch):
+    monkeypatch.setattr(exercises, "running", lambda: object())
+    monkeypatch.setattr(exercises, "run", lambda fn, *args, deadline: sim.run(4, fn, *args))
+    result = exercises.check(ring.all_reduce)
+    assert "engines: right on 4 MPI ranks" in result.facts
+    assert "simulated ranks only" not in result.next_step
+
+
+def test_too_many_bytes_are_shown_as_a_heat_map_and_a_row_of_waiting_ranks_as_a_timeline():
+    whole = exercises.check(named(ring.all_reduce_naive, "all_reduce"))
+    assert whole.failed == "bytes"
+    assert "who sent how much to whom" in whole._repr_html_()
+    serial = next(w.fn for w in exercises.exercises.find("4.1").wrong_answers if w.fn.__name__ == "rank_0_sends_first")
+    assert "who waited for whom" in exercises.check(named(serial, "reduce_scatter"))._repr_html_()
+
+
+def test_three_hints_are_chosen_by_what_failed_and_opened_one_by_one(home):
+    wrong = named(ring.all_reduce_naive, "reduce_scatter")  # returns all of x
+    result = exercises.check(wrong)
+    assert result.next_step == "For a first hint: lab.hint()"
+    first, second = exercises.hint(), exercises.hint()
+    assert "first hint on 'returns'" in first.title and "2 more: lab.hint()" in str(first)
+    assert "second hint" in second.title and "1. " in str(second) and "2. " in str(second)
+    assert exercises.check(wrong).next_step == "For a third hint: lab.hint()"
+    assert "lab.solution(reduce_scatter) shows one answer" in str(exercises.hint())
+    assert "no more hints" in exercises.hint().title
+    assert exercises.check(wrong).next_step == "All hints are open. lab.solution(reduce_scatter) shows one answer."
+    assert [r["level"] for r in rows(home) if r["kind"] == "hint"] == [1, 2, 3]
+
+
+def test_another_mistake_has_its_own_hints():
+    exercises.check(named(lambda comm, x: 1 / 0, "all_gather"))
+    assert "first hint on 'raises'" in exercises.hint().title
+    exercises.check(named(lambda comm, x: None, "all_gather"))
+    assert "first hint" in exercises.hint().title
+
+
+def test_a_hint_can_be_asked_before_any_check():
+    with pytest.raises(LookupError, match="no exercise has been checked yet"):
+        exercises.hint()
+    assert "4.2 all_gather: first hint" in exercises.hint(ring.all_gather).title
+    assert "4.2 all_gather: second hint" in exercises.hint("all_gather").title
+
+
+def test_a_solution_is_the_library_function_with_its_explanation(home):
+    text = str(exercises.solution(ring.all_gather))
+    assert "solution, from hpdl_lab/collectives/ring.py" in text
+    assert "def all_gather(comm, x):" in text
+    assert "What arrives goes straight into its place" in " ".join(text.split())
+    assert rows(home)[-1]["kind"] == "solution"
+
+
+def test_a_call_instead_of_a_function_is_explained():
+    with pytest.raises(TypeError, match=r"needs your function itself, not NoneType: lab\.check\(reduce_scatter\)"):
+        exercises.check(None)
+
+
+def test_an_unknown_function_lists_the_exercises():
+    with pytest.raises(LookupError, match=r"no exercise is called 'my_ring'\. Known: hello"):
+        exercises.check(named(ring.all_reduce, "my_ring"))
+    with pytest.raises(LookupError, match="no exercise is called 'partial'"):
+        import functools
+
+        exercises.check(functools.partial(ring.all_reduce))
+
+
+def test_progress_is_appended_as_json_lines(home):
+    exercises.check(ring.reduce_scatter)
+    exercises.check(named(ring.all_reduce_naive, "all_reduce"))
+    first, second = rows(home)
+    assert (first["kind"], first["exercise"], first["name"], first["passed"]) == (
+        "check",
+        "4.1",
+        "reduce_scatter",
+        True,
+    )
+    assert (second["passed"], second["failed"]) == (False, "bytes")
+
+
+def test_an_unwritable_home_is_said_once_and_nothing_else_changes(tmp_path, capsys):
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    memory = Progress(blocked / "progress.jsonl")
+    memory.add("check", exercise="4.1", failed="sum")
+    memory.add("hint", exercise="4.1", failed="sum")
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert "Your progress is kept only until this kernel ends: cannot write" in said
+    assert memory.hints_opened("4.1", "sum") == 1
+
+
+def test_a_plain_script_can_check_without_engines(tmp_path):
+    script = tmp_path / "answer.py"
+    script.write_text(
+        "from hpdl_lab import lab\n\n\n"
+        "def all_gather(comm, x):\n    comm.send(x, (comm.rank + 1) % comm.size)\n    return x\n\n\n"
+        "print(lab.check(all_gather))\nprint(lab.hint())\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4.2 all_gather: not yet (deadlock)" in done.stdout
+    assert "(answer.py:5)" in done.stdout
+    assert "first hint on 'deadlock'" in done.stdout
