@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from ..collectives import cost, native
-from ..collectives.sweep import SAMPLE_NS, SAMPLES, parse_size, race
+from ..collectives.sweep import SAMPLE_NS, SAMPLES, WrongAnswer, parse_size, race
+from ..engines.errors import RunFailed, without_traceback
 from ..plots import live
 from ..plots.measure import Reference, draw
 from ..plots.style import bytes_text, number_text, seconds_text
@@ -98,9 +99,19 @@ def measure(fn, sizes=SIZES, *, ranks=None, against=None, prediction=None, deadl
     timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)  # virtual time is the same every time
     try:
         where.run(race, functions, sizes, "float32", *timing, deadline=deadline, on_row=on_row)
+    except (WrongAnswer, RunFailed) as error:
+        raise without_traceback(refusal(error)) from None
     finally:
         figure = plot.finish(*state())
     return MeasureResult(str(where), rows, fit["alpha"], fit["beta"], fit["gamma"], figure)
+
+
+def refusal(error):
+    """WrongAnswer where that is what stopped the ranks, on engines as on simulated ranks; else the error itself."""
+    for rank_error in getattr(error, "errors", {}).values():
+        if rank_error.type == WrongAnswer.__name__:
+            return WrongAnswer(rank_error.message)
+    return error
 
 
 def peers(where, against):

@@ -38,8 +38,7 @@ def draw(figure, rows, steps, title="", foot="", reference=None):
         right.plot(x[-1:], rates[-1:], "o", color=GREEN)
         now = f"step {x[-1] + 1} of {steps}   loss {number_text(losses[-1])}   {rates[-1]:,.0f} samples/s"
     heading(figure, title, now)
-    if foot:
-        note(figure, foot)
+    note(figure, foot)
 
 
 def smoothed(rates):

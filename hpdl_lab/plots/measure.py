@@ -1,5 +1,6 @@
 """Time and bus bandwidth of a collective against message size: yours, the peers, the model, your prediction."""
 
+import itertools
 from dataclasses import dataclass
 
 from .style import (
@@ -18,6 +19,8 @@ from .style import (
     size_axis,
 )
 
+DOTS, DASHES = (0, (1, 1.2)), (0, (5, 2))  # the model, the prediction
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -25,6 +28,10 @@ class Reference:
 
     name: str
     seconds: dict
+
+    def points(self, factor):
+        """[(size, seconds, bus bandwidth in GB/s)] in order of size; `factor` is busbw over algbw."""
+        return [(n, t, factor * n / t / 1e9) for n, t in sorted(self.seconds.items()) if t > 0]
 
 
 def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foot=""):
@@ -36,49 +43,46 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
     """
     left, right = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.085, right=0.835, bottom=0.2, top=0.785, wspace=0.27)
-    names = [yours] + [n for n in dict.fromkeys(r["name"] for r in rows) if n != yours]
-    colors = dict(zip(names, (YOURS, *(c for c in SERIES if c != YOURS)), strict=False))
-    curves = {n: sorted((r for r in rows if r["name"] == n), key=lambda r: r["size"]) for n in names}
-    lines = [
-        (ref, dash, shade)
-        for ref, dash, shade in ((model, (0, (1, 1.2)), GREY), (prediction, (0, (5, 2)), INK))
-        if ref is not None
-    ]
-
-    sizes = [r["size"] for r in rows] + [n for ref, _, _ in lines for n in ref.seconds]
-    times = [r["time_us"] / 1e6 for r in rows] + [t for ref, _, _ in lines for t in ref.seconds.values()]
-    rates = [r["busbw_GBps"] for r in rows]
-    rates += [factor * n / t / 1e9 for ref, _, _ in lines for n, t in ref.seconds.items() if t > 0]
-    for ax, values, text in ((left, times, seconds_text), (right, rates, number_text)):
-        size_axis(ax, sizes or [4, 2**22])
-        log_axis(ax, values, text)
+    references = [(ref, dash, color) for ref, dash, color in ((model, DOTS, GREY), (prediction, DASHES, INK)) if ref]
+    points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]
+    points += [point for ref, _, _ in references for point in ref.points(factor)]
+    for ax, column, text in ((left, 1, seconds_text), (right, 2, number_text)):
+        size_axis(ax, [point[0] for point in points] or [4, 2**22])
+        log_axis(ax, [point[column] for point in points], text)
     left.set_title("time per call (less is better)")
     right.set_title("bus bandwidth, GB/s (more is better)")
 
-    ends = []
-    for ref, dash, shade in lines:
-        points = sorted(ref.seconds.items())
-        style = {"color": shade, "linestyle": dash, "linewidth": 1.6, "zorder": 2}
-        if len(points) == 1:
-            style |= {"marker": "*", "markersize": 11}
-        left.plot([n for n, _ in points], [t for _, t in points], **style)
-        bandwidth = [(n, factor * n / t / 1e9) for n, t in points if t > 0]
-        right.plot([n for n, _ in bandwidth], [b for _, b in bandwidth], **style)
-        if bandwidth:
-            ends.append((bandwidth[-1][1], ref.name, shade, False))
-    for name, curve in curves.items():
-        if not curve:
-            continue
-        own = name == yours
-        x = [r["size"] for r in curve]
-        style = {"color": colors[name], "linewidth": 2.6 if own else 1.5, "zorder": 4 if own else 3, "marker": "o"}
-        style |= {"markerfacecolor": FAINT, "markeredgecolor": GREY} if crowding(rows) else {}
-        left.plot(x, [r["time_us"] / 1e6 for r in curve], **style)
-        low, high = ([r[key] / 1e6 for r in curve] for key in ("p25_us", "p75_us"))
-        left.fill_between(x, low, high, color=colors[name], alpha=0.18, linewidth=0)
-        right.plot(x, [r["busbw_GBps"] for r in curve], **style)
-        ends.append((curve[-1]["busbw_GBps"], name, colors[name], own))
+    ends = []  # height, name, color, bold
+    for ref, dash, color in references:
+        sizes, seconds, bandwidths = zip(*ref.points(factor), strict=True)
+        look = {"color": color, "linestyle": dash, "linewidth": 1.6, "zorder": 2, "marker": "*" * (len(sizes) == 1)}
+        left.plot(sizes, seconds, **look)
+        right.plot(sizes, bandwidths, **look)
+        ends.append((bandwidths[-1], ref.name, color, False))
+    others = [name for name in dict.fromkeys(r["name"] for r in rows) if name != yours]
+    colors = dict(zip(others, itertools.cycle(SERIES[1:]), strict=False)) | {yours: YOURS}
+    for name, color in colors.items():
+        curve = sorted((r for r in rows if r["name"] == name), key=lambda r: r["size"])
+        if curve:
+            measured(left, right, curve, color, bold=name == yours)
+            ends.append((curve[-1]["busbw_GBps"], shortened(name), color, name == yours))
     label_ends(right, ends)
     heading(figure, title, crowding(rows))
-    if foot:
-        note(figure, foot)
+    note(figure, foot)
+
+
+def measured(left, right, curve, color, bold):
+    """One function's curve in both panels, with its quartiles as a band; grey points where ranks exceed cores."""
+    sizes = [r["size"] for r in curve]
+    look = {"color": color, "linewidth": 2.6 if bold else 1.5, "zorder": 4 if bold else 3, "marker": "o"}
+    if crowding(curve):
+        look |= {"markerfacecolor": FAINT, "markeredgecolor": GREY}
+    left.plot(sizes, [r["time_us"] / 1e6 for r in curve], **look)
+    low, high = ([r[key] / 1e6 for r in curve] for key in ("p25_us", "p75_us"))
+    left.fill_between(sizes, low, high, color=color, alpha=0.18, linewidth=0)
+    right.plot(sizes, [r["busbw_GBps"] for r in curve], **look)
+
+
+def shortened(name):
+    """A name that fits beside the panels."""
+    return name if len(name) <= 16 else name[:15] + "…"

@@ -19,8 +19,7 @@ def draw(figure, rows, simulated=(), unit="calls/s", title="", foot=""):
         ax.set_title(PANELS[kind])
         panel(ax, *([r for r in source if r["kind"] == kind] for source in (rows, simulated)), unit)
     heading(figure, title, crowding(rows))
-    if foot:
-        note(figure, foot)
+    note(figure, foot)
 
 
 def panel(ax, rows, simulated, unit):

@@ -55,8 +55,7 @@ def draw(figure, events, title="", foot=""):
         for op in colors
     }
     legend(figure, colors, totals)
-    if foot:
-        note(figure, foot)
+    note(figure, foot)
 
 
 def last_events(events):

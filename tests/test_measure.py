@@ -1,0 +1,144 @@
+"""lab.measure and its sweep: correct first, timed second, predicted before."""
+
+import numpy as np
+import pytest
+
+from hpdl_lab import lab
+from hpdl_lab.collectives import cost, ring, sweep
+from hpdl_lab.comm import sim
+from hpdl_lab.comm.network import Switch
+from hpdl_lab.plots import live
+
+FEW = ("4", "1KiB", "64KiB")
+
+
+@pytest.fixture(autouse=True)
+def no_engines(monkeypatch, tmp_path):
+    monkeypatch.setattr("hpdl_lab.lab.ranks.running", lambda: None)
+    monkeypatch.setenv("HPDL_HOME", str(tmp_path))
+
+
+def test_rows_have_the_columns_of_nccl_tests_and_the_model_meets_the_simulated_ring():
+    result = lab.measure(ring.all_reduce, FEW)
+    assert [r["size"] for r in result.rows] == [4, 1024, 65536]
+    row = result.rows[-1]
+    assert {"size", "count", "type", "time_us", "algbw_GBps", "busbw_GBps", "wrong", "name", "ranks", "cores"} <= set(
+        row
+    )
+    assert row["name"] == "your all_reduce" and row["wrong"] == 0 and row["count"] == 16384
+    assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 1.5)
+    for r in result.rows:
+        assert r["time_us"] == pytest.approx(cost.all_reduce(4, r["size"]).seconds(2e-6, 8e-11) * 1e6, rel=1e-3)
+    assert result.alpha == pytest.approx(2e-6, rel=1e-3) and result.beta == pytest.approx(8e-11, rel=1e-3)
+    assert "4 simulated ranks" in repr(result) and "64 KiB" in repr(result)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
+def test_any_number_of_ranks(p):
+    assert len(lab.measure(ring.all_reduce, FEW, ranks=p).rows) == 3
+
+
+def test_a_wrong_function_is_refused_with_rank_index_and_both_numbers():
+    def off_by_one(comm, x):
+        ring.all_reduce(comm, x)
+        if comm.rank == 2:
+            x[-1] += 1
+
+    with pytest.raises(
+        sweep.WrongAnswer, match="your off_by_one is not timed.*on rank 2, 1 of 256 .* index 255.*102.*103"
+    ):
+        lab.measure(off_by_one, ("1KiB",))
+
+
+def test_a_result_of_another_size_is_refused():
+    with pytest.raises(sweep.WrongAnswer, match="rank 0 gave 256 elements and got 2 back"):
+        lab.measure(lambda comm, x: x[:2], ("1KiB",))
+
+
+def test_an_average_is_not_a_sum():
+    def average(comm, x):
+        ring.all_reduce(comm, x)
+        x /= comm.size
+
+    with pytest.raises(sweep.WrongAnswer, match="its sum is wrong"):
+        lab.measure(average, ("1KiB",))
+
+
+def test_a_stub_stays_a_stub():
+    def all_reduce(comm, x):
+        raise NotImplementedError("exercise 4.3")
+
+    with pytest.raises(NotImplementedError, match="exercise 4.3"):
+        lab.measure(all_reduce, FEW)
+
+
+def test_functions_race_side_by_side():
+    result = lab.measure(ring.all_reduce, FEW, against=(ring.all_reduce_naive,))
+    assert {r["name"] for r in result.rows} == {"your all_reduce", "all_reduce_naive"}
+
+
+@pytest.mark.parametrize(
+    "against, sentence", [(("nccl",), "no peer is called 'nccl'"), (("mpi",), "needs engines: lab.start\\(4\\)")]
+)
+def test_peers_that_cannot_race_are_named(against, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        lab.measure(ring.all_reduce, FEW, against=against)
+
+
+def test_a_prediction_is_drawn_over_the_measurement():
+    guess = lab.predict({"4": 20, "64 KiB": 100})
+    assert guess == {4: pytest.approx(20e-6), 65536: pytest.approx(1e-4)}
+    assert "4 B in 20 µs, 64 KiB in 100 µs" in repr(guess)
+    figure = lab.measure(ring.all_reduce, FEW, prediction=guess).figure
+    assert any(t.get_text() == "your prediction" for t in figure.axes[1].texts)
+
+
+@pytest.mark.parametrize("guess", [{}, 20, {"4": -1}, {"4": "fast"}, {"4 apples": 20}])
+def test_predictions_that_are_none_are_refused(guess):
+    with pytest.raises(ValueError):
+        lab.predict(guess)
+
+
+@pytest.mark.parametrize(
+    "text, nbytes", [(4, 4), ("4", 4), ("16B", 16), ("1KiB", 1024), ("4 MiB", 2**22), ("1GiB", 2**30)]
+)
+def test_sizes_as_people_write_them(text, nbytes):
+    assert sweep.parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-4", "1kb", "1.5KiB", None])
+def test_sizes_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match="a message size is"):
+        sweep.parse_size(text)
+
+
+def test_sizes_are_whole_elements():
+    with pytest.raises(ValueError, match="6 bytes are not a whole number of float32"):
+        lab.measure(ring.all_reduce, (6,))
+
+
+def test_ping_pong_finds_the_network():
+    fitted = sim.run(3, sweep.ping_pong, 1, 1, network=Switch(alpha=5e-6, beta=1e-9))
+    assert fitted[2] == fitted[0] == pytest.approx((5e-6, 1e-9, 0), rel=1e-3)
+    assert sim.run(1, sweep.ping_pong)[0] == (0, 0, 0)
+
+
+def test_timing_records_no_events_and_recording_goes_on_afterwards():
+    def body(comm):
+        before = len(comm.trace.events)
+        times = sweep.time_work(comm, lambda comm, n: ring.all_reduce(comm, np.ones(n)), 100, 5, 10_000)
+        events = len(comm.trace.events)
+        comm.barrier()
+        return events - before, comm.trace.enabled, len(times), len(comm.trace.events) - events
+
+    for recorded, enabled, samples, after in sim.run(3, body):
+        assert (enabled, samples, after) == (True, 5, 1)
+        assert recorded <= 4  # of the agreement on the times, not of the 100 calls
+
+
+def test_the_picture_is_finished_when_the_run_breaks(monkeypatch):
+    frames = []
+    monkeypatch.setattr(live.Live, "finish", lambda self, *args: frames.append(args))
+    with pytest.raises(ZeroDivisionError):
+        lab.measure(lambda comm, x: 1 / 0, FEW)
+    assert len(frames) == 1

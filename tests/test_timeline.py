@@ -1,0 +1,85 @@
+"""The pictures of a run, and of gradient descent: timeline, traffic, ring, landscape."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hpdl_lab import lab
+from hpdl_lab.collectives import ring
+from hpdl_lab.comm import sim
+from hpdl_lab.optim import gradient_descent
+
+
+@pytest.fixture(autouse=True)
+def no_engines(monkeypatch):
+    monkeypatch.setattr("hpdl_lab.lab.ranks.running", lambda: None)
+
+
+@pytest.fixture
+def results():
+    return sim.run(3, ring.all_reduce, np.ones(10))
+
+
+def test_a_timeline_of_results_and_of_events(results):
+    assert repr(lab.timeline(results)) == repr(lab.timeline(results.events)) == "24 events of 3 ranks"
+
+
+def test_the_chrome_trace_holds_every_event(results, tmp_path):
+    path = tmp_path / "trace.json"
+    picture = lab.timeline(results, save=path)
+    rows = json.loads(path.read_text())["traceEvents"]
+    assert sum(row["ph"] == "X" for row in rows) == len(results.events) and str(path) in repr(picture)
+
+
+def test_nothing_to_draw_is_said():
+    with pytest.raises(ValueError, match="no run to draw yet"):
+        lab.timeline()
+    with pytest.raises(ValueError, match="recorded no events"):
+        lab.timeline(sim.run(2, lambda comm: comm.rank))
+
+
+def test_traffic_counts_bytes_and_messages(results):
+    # p = 3, 10 elements of 8 bytes: chunks of 4, 3, 3; everything is sent but one chunk, twice
+    assert repr(lab.traffic(results)) == "320 bytes in 12 messages"
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_the_ring(p, tmp_path):
+    picture = lab.ring(p)
+    picture.save(tmp_path / "ring.png")
+    assert repr(picture) == f"{2 * p - 2} steps, 2(p-1) for p = {p}" and (tmp_path / "ring.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("p", [1, 9, 4.0])
+def test_rings_that_cannot_be_drawn_are_refused(p):
+    with pytest.raises(ValueError, match="2 to 8 ranks"):
+        lab.ring(p)
+
+
+@pytest.fixture
+def data():
+    x = np.random.default_rng(1).normal(size=(60, 2)) * (1.4, 0.7)
+    return x, x @ (1.0, -2.0)
+
+
+def test_a_landscape_says_how_each_rate_went(data):
+    top = gradient_descent.largest_stable_rate(data[0])
+    walks = lab.landscape(gradient_descent.gradient_step, *data, rates=(0.01 * top, 0.5 * top, 1.1 * top), steps=40)
+    assert list(walks.verdicts.values()) == ["too low", "good", "diverges"]
+    assert walks.paths[0.5 * top].shape == (41, 2) and len(walks.losses[0.5 * top]) == 41
+    assert "diverges" in repr(walks)
+
+
+@pytest.mark.parametrize("rates", [(), (0.1, 0.1), (-1,), (1, 2, 3, 4, 5, 6)])
+def test_rates_that_make_no_picture_are_refused(rates, data):
+    with pytest.raises(ValueError, match="rates must be 1 to 5"):
+        lab.landscape(gradient_descent.gradient_step, *data, rates=rates)
+
+
+def test_a_landscape_has_two_weights(data):
+    x, y = data
+    with pytest.raises(ValueError, match=r"two weights.*\(60, 3\)"):
+        lab.landscape(gradient_descent.gradient_step, np.ones((60, 3)), y, rates=(0.1,))
+    with pytest.raises(ValueError, match="must return the 2 weights"):
+        lab.landscape(lambda w, x, y, rate: w[0], x, y, rates=(0.1,))
