@@ -22,9 +22,7 @@ def test_rows_have_the_columns_of_nccl_tests_and_the_model_meets_the_simulated_r
     result = lab.measure(ring.all_reduce, FEW)
     assert [r["size"] for r in result.rows] == [4, 1024, 65536]
     row = result.rows[-1]
-    assert {"size", "count", "type", "time_us", "algbw_GBps", "busbw_GBps", "wrong", "name", "ranks", "cores"} <= set(
-        row
-    )
+    assert {"size", "count", "type", "time_us", "algbw_GBps", "busbw_GBps", "wrong"} < set(row)
     assert row["name"] == "your all_reduce" and row["wrong"] == 0 and row["count"] == 16384
     assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 1.5)
     for r in result.rows:
@@ -44,9 +42,8 @@ def test_a_wrong_function_is_refused_with_rank_index_and_both_numbers():
         if comm.rank == 2:
             x[-1] += 1
 
-    with pytest.raises(
-        sweep.WrongAnswer, match="your off_by_one is not timed.*on rank 2, 1 of 256 .* index 255.*102.*103"
-    ):
+    sentence = "your off_by_one is not timed.*on rank 2, 1 of 256 elements, first at index 255: expected 50, got 51"
+    with pytest.raises(sweep.WrongAnswer, match=sentence):
         lab.measure(off_by_one, ("1KiB",))
 
 
@@ -99,11 +96,9 @@ def test_predictions_that_are_none_are_refused(guess):
         lab.predict(guess)
 
 
-@pytest.mark.parametrize(
-    "text, nbytes", [(4, 4), ("4", 4), ("16B", 16), ("1KiB", 1024), ("4 MiB", 2**22), ("1GiB", 2**30)]
-)
-def test_sizes_as_people_write_them(text, nbytes):
-    assert sweep.parse_size(text) == nbytes
+def test_sizes_as_people_write_them():
+    texts = {4: 4, "4": 4, "16B": 16, "1KiB": 1024, "4 MiB": 2**22, "1GiB": 2**30}
+    assert {text: sweep.parse_size(text) for text in texts} == texts
 
 
 @pytest.mark.parametrize("text", ["", "0", "-4", "1kb", "1.5KiB", None])

@@ -43,7 +43,8 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
     """
     left, right = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.085, right=0.835, bottom=0.2, top=0.785, wspace=0.27)
-    references = [(ref, dash, color) for ref, dash, color in ((model, DOTS, GREY), (prediction, DASHES, INK)) if ref]
+    references = ((model, DOTS, GREY), (prediction, DASHES, INK))
+    references = [(ref, dash, color) for ref, dash, color in references if ref and ref.points(factor)]
     points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]
     points += [point for ref, _, _ in references for point in ref.points(factor)]
     for ax, column, text in ((left, 1, seconds_text), (right, 2, number_text)):
