@@ -59,6 +59,7 @@ void bind_shm_group(nb::module_& m) {
         .def("all_gather", &all_gather, "x"_a, "out"_a, "seconds"_a, "crowded"_a)
         .def("reduce_scatter", &reduce_scatter, "x"_a, "out"_a, "seconds"_a, "crowded"_a)
         .def("meet", &meet, "call"_a, "seconds"_a, "crowded"_a)
+        .def_prop_ro("nbytes", &ShmGroup::nbytes, "Of the tensor of the last collective.")
         .def("missing", &ShmGroup::missing, "The ranks that have not come to the meeting at which this one waits.");
 }
 

@@ -46,6 +46,8 @@ class ShmGroup : public Operation {
 
     bool advance() override;
 
+    std::size_t nbytes() const { return x_.nbytes(); }
+
     // The ranks that have not come to the meeting at which this one waits.
     std::vector<int> missing() const;
 

@@ -1,0 +1,178 @@
+"""What every rank of this machine is doing, in a small file that all of them map: readable while ranks are stuck or dead.
+
+One slot per rank of MPI_COMM_WORLD. A rank writes only its own slot, and only when a wait has become long enough to be of
+interest; whoever opens the file (a rank, the notebook) reads all of them without anybody's help.
+"""
+
+import mmap
+import os
+import select
+import struct
+from typing import NamedTuple
+
+from ..trace import now_ns
+from .errors import Wait
+
+STATES = ("absent", "running", "waiting", "finished", "failed", "idle")
+MAX_PEERS = 32  # named in a slot; a wait for more ranks names the first of them
+
+# version, pid, run, state, number of peers, nbytes, since, until, op, line, peers
+SLOT = struct.Struct(f"<QqqBxHxxxxQqq24s96s{MAX_PEERS}H")
+VERSION = struct.Struct("<Q")
+HEADER = struct.Struct("<8sQ")  # magic, size
+MAGIC = b"hpdl-brd"
+
+
+class Slot(NamedTuple):
+    """What one rank has published. Times in ns of the monotonic clock; until_ns is 0 while the state lasts."""
+
+    pid: int
+    run: int
+    state: str
+    op: str
+    peers: tuple
+    nbytes: int
+    since_ns: int
+    until_ns: int
+    line: str
+
+
+class Board:
+    """The slots of `size` ranks in the file `path`."""
+
+    def __init__(self, path):
+        self.path = path
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+        magic, self.size = HEADER.unpack_from(self._memory)
+        if magic != MAGIC:
+            raise ValueError(f"{path} is not a board of ranks")
+        self._watched = {}  # pid: pidfd, which cannot be mistaken when the system gives the pid to another process
+
+    @classmethod
+    def create(cls, path, size):
+        """Write an empty board for `size` ranks to `path`, readable by this user only, and open it."""
+        if size < 1:
+            raise ValueError(f"a board needs at least 1 rank, got {size}")
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "wb") as file:
+            file.write(HEADER.pack(MAGIC, size) + bytes(size * SLOT.size))
+        return cls(path)
+
+    @classmethod
+    def open(cls, path):
+        """Open the board that somebody has created at `path`."""
+        return cls(path)
+
+    def close(self):
+        """Let go of the file and of the processes that were watched."""
+        for watch in self._watched.values():
+            os.close(watch)
+        self._watched = {}
+        self._memory.close()
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def publish(self, rank, state, run=0, op="", peers=(), nbytes=0, since_ns=0, until_ns=0, line=""):
+        """Replace slot `rank`, which must be this process's own. `peers` are ranks of MPI_COMM_WORLD."""
+        at = self._at(rank)
+        (version,) = VERSION.unpack_from(self._memory, at)
+        named = tuple(peers)[:MAX_PEERS]
+        body = SLOT.pack(
+            version + 2,
+            os.getpid(),
+            run,
+            STATES.index(state),
+            len(named),
+            nbytes,
+            since_ns or now_ns(),
+            until_ns,
+            op.encode()[:24],
+            line.encode()[-96:],
+            *named,
+            *(0,) * (MAX_PEERS - len(named)),
+        )
+        # An odd version says that the slot is being written: readers try again.
+        VERSION.pack_into(self._memory, at, version + 1)
+        self._memory[at + VERSION.size : at + SLOT.size] = body[VERSION.size :]
+        VERSION.pack_into(self._memory, at, version + 2)
+
+    def end_wait(self, rank, now=now_ns):
+        """Keep the wait in slot `rank` as it is, but stop its clock: the rank has given up."""
+        slot = self.slot(rank)
+        self.publish(rank, slot.state, slot.run, slot.op, slot.peers, slot.nbytes, slot.since_ns, now(), slot.line)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def slot(self, rank):
+        """The Slot of `rank`."""
+        at = self._at(rank)
+        for _ in range(100):
+            (before,) = VERSION.unpack_from(self._memory, at)
+            _, pid, run, state, count, nbytes, since, until, op, line, *peers = SLOT.unpack_from(self._memory, at)
+            (after,) = VERSION.unpack_from(self._memory, at)
+            if before == after and not before % 2:
+                break  # otherwise its writer was killed while writing, or has been at it a hundred times: take what is there
+        return Slot(pid, run, STATES[state], text(op), tuple(peers[:count]), nbytes, since, until, text(line))
+
+    def is_dead(self, rank):
+        """True when the process that published slot `rank` has ended; False also where nothing was published."""
+        pid = self.slot(rank).pid
+        if pid == 0 or pid == os.getpid():
+            return False
+        if not hasattr(os, "pidfd_open"):
+            return is_gone(pid)
+        if pid not in self._watched:
+            try:
+                self._watched[pid] = os.pidfd_open(pid)
+            except OSError:
+                return is_gone(pid)
+        ended = select.poll()
+        ended.register(self._watched[pid], select.POLLIN)
+        return bool(ended.poll(0))
+
+    def died(self, rank):
+        """True when the process of `rank` has ended in the middle of its work."""
+        return self.slot(rank).state in ("running", "waiting", "failed") and self.is_dead(rank)
+
+    def waits(self, ranks=None):
+        """What the ranks are doing, as list[errors.Wait].
+
+        ranks: ranks of MPI_COMM_WORLD; the answer numbers them, and their peers, 0, 1, ... in this order. None: all.
+        A rank that never published (it is on another machine, or has not begun) is left out.
+        """
+        ranks = range(self.size) if ranks is None else list(ranks)
+        number = {rank: i for i, rank in enumerate(ranks)}
+        waits = []
+        for rank in ranks:
+            slot = self.slot(rank)
+            if slot.state == "absent":
+                continue
+            if self.died(rank):
+                waits.append(Wait(number[rank], "dead", line=slot.line))
+            elif slot.state == "waiting":
+                peers = tuple(number[p] for p in slot.peers if p in number)
+                seconds = ((slot.until_ns or now_ns()) - slot.since_ns) / 1e9
+                waits.append(Wait(number[rank], "waiting", slot.op, peers, slot.nbytes, seconds, slot.line))
+            else:
+                waits.append(Wait(number[rank], slot.state, line=slot.line))
+        return waits
+
+    def _at(self, rank):
+        if not 0 <= rank < self.size:
+            raise ValueError(f"no rank {rank} on a board of {self.size}")
+        return HEADER.size + rank * SLOT.size
+
+
+def text(raw):
+    """A field of fixed length as a string."""
+    return raw.rstrip(b"\0").decode(errors="replace")
+
+
+def is_gone(pid):
+    """True when `pid` has ended, also while its parent has not yet noticed."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,43 @@
+"""What the compiled module must be told of the MPI library that mpi4py has loaded: what mpi.h would have said."""
+
+import ctypes
+
+from .buffers import DTYPES
+
+PROBE = 0x1234567  # a tag that no other field of a status holds
+
+
+def load(core):
+    """Start MPI where it has not been, and hand its functions to the compiled module: (mpi4py.MPI, core.Mpi)."""
+    import mpi4py
+
+    # A rank that failed must be able to end: MPI_Finalize would wait for it, or for its peers. See Session.leave.
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    return MPI, core.Mpi(MPI.__file__, MPI.COMM_WORLD.rank, constants(MPI))
+
+
+def constants(MPI):
+    """The numbers that differ from one MPI to the next, as 64-bit words."""
+    names = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE, "int32": MPI.INT32_T, "int64": MPI.INT64_T, "uint8": MPI.UINT8_T}
+    told = {
+        "any_tag": MPI.ANY_TAG,
+        "error_truncate": MPI.ERR_TRUNCATE,
+        "in_place": int(MPI.IN_PLACE),
+        "request_null": MPI.REQUEST_NULL.handle,
+        "byte": MPI.BYTE.handle,
+        "sum": MPI.SUM.handle,
+        "status_nbytes": MPI._sizeof(MPI.Status),
+        "tag_offset": tag_offset(MPI),
+        **{name: names[name].handle for name in DTYPES if name in names},
+    }
+    return {name: value & (1 << 64) - 1 for name, value in told.items()}
+
+
+def tag_offset(MPI):
+    """Where in an MPI_Status the tag lies, in bytes: every MPI has an order of its own, so one is marked and searched."""
+    status = MPI.Status()
+    status.Set_tag(PROBE)
+    raw = ctypes.string_at(MPI._addressof(status), MPI._sizeof(MPI.Status))
+    return raw.index(PROBE.to_bytes(4, "little"))

@@ -1,0 +1,216 @@
+"""Real ranks: processes that MPI has started, one communicator for each run."""
+
+import atexit
+import contextlib
+import functools
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+
+from ..features import compiled_module, cores
+from .board import Board
+from .errors import CommError, name_ranks
+from .library import load
+from .mpi_comm import MpiComm
+from .stale import drop_stale
+from .waiting import Waiting
+
+START = 30.0  # s: the longest that ranks wait for each other when MPI starts
+LEAVE = 2.0  # s: and when they end
+BOARD = "HPDL_BOARD"  # environment variable: the board that whoever started the ranks reads
+TAGS = 1 << 28  # of arrivals
+
+
+def world(deadline=10.0):
+    """The communicator of all ranks of this MPI job. Collective. deadline: the longest that one wait may last, in s."""
+    session = session_of_this_process()
+    session.worlds += 1
+    return session.comm(run=session.worlds, deadline=deadline)
+
+
+@functools.cache
+def session_of_this_process():
+    """MPI can be started once in a process, and so can its Session."""
+    return Session()
+
+
+class Session:
+    """This process's place in an MPI job, from which fresh communicators are made, one for each run."""
+
+    def __init__(self, board_path=None):
+        """Start MPI and open the board. Collective over all ranks of the job. Does not import torch."""
+        self.core = compiled_module()
+        self.MPI, self.mpi = load(self.core)
+        self.rank, self.size = self.MPI.COMM_WORLD.rank, self.MPI.COMM_WORLD.size
+        self.worlds = 0
+        self.parents = {}  # ranks: handle of the communicator that those of their runs are duplicates of
+        self.closed = {}  # ranks: communicators of runs that this rank has left
+        self.owed = []  # sends that nobody has received: their memory must stay
+        self.abandoned = []  # collectives that did not complete: likewise
+        self.open = []  # communicators
+        self.board = None
+        everybody = tuple(range(self.size))
+        duplicates = self.core.Duplicates(self.mpi, self.MPI.COMM_WORLD.handle)
+        finish_blindly(duplicates, "MPI_Comm_idup")
+        self.control = self.core.Group(self.mpi, duplicates.first, duplicates.second, self.rank, self.size)
+        self.parents[everybody] = duplicates.first
+        self.hosts = self._tell(host_id())
+        self.board = self._open_board(board_path or os.environ.get(BOARD))
+        self.board.publish(self.rank, "idle")
+        atexit.register(self.leave)
+
+    @property
+    def crowded(self):
+        """More ranks than cores here: a rank that spins keeps its peer from working."""
+        return self.hosts.count(self.hosts[self.rank]) > cores()
+
+    def comm(self, run, ranks=None, deadline=10.0, on_row=None, trace=True):
+        """A communicator that no message of another run can reach. Collective over `ranks`.
+
+        Args:    run: a number that no other run of these ranks has, the same everywhere.
+                 ranks: of MPI_COMM_WORLD, which become 0, 1, ... in this order; None: all.
+                 deadline, on_row, trace: see MpiComm.
+        Raises:  CommTimeout, RankFailed, KeyboardInterrupt: not all ranks have come; ValueError for wrong ranks.
+        """
+        members = tuple(range(self.size)) if ranks is None else tuple(ranks)
+        if len(set(members)) != len(members) or not all(0 <= r < self.size for r in members):
+            raise ValueError(f"ranks {list(members)}: each of them once, from 0 to {self.size - 1}")
+        if self.rank not in members:
+            raise ValueError(f"rank {self.rank} is not one of the ranks {list(members)} of this run")
+        self.board.publish(self.rank, "running", run)
+        waiting = Waiting(self.board, self.rank, members, run, deadline, self.crowded)
+        with DeferredInterrupt() as interrupt:
+            self._arrive(members, run, waiting, interrupt)
+            # All are here and will go on: an interrupt must wait, or the next run would find the ranks out of step.
+            duplicates = self.core.Duplicates(self.mpi, self._parent(members))
+            waiting.finish(duplicates, "start", others(members, self.rank))
+            self._free_closed(members)
+            self.open.append(MpiComm(self, (duplicates.first, duplicates.second), members, waiting, on_row, trace))
+        return self.open[-1]
+
+    def _arrive(self, members, run, waiting, interrupt):
+        arrival = self.core.Arrival(self.control, list(members), run % TAGS)
+
+        def stop():
+            # Have the others been told to go on, just now? Then this rank has to go on as well, for the moment.
+            if interrupt.came and not arrival.wait(0.05, 0.0, False):
+                raise KeyboardInterrupt
+
+        waiting.finish(arrival, "start", others(members, self.rank), stop=stop)
+
+    def _parent(self, members):
+        if members not in self.parents:
+            world = self.MPI.Comm.fromhandle(self.control.comm)
+            group = world.Get_group().Incl(list(members))
+            self.parents[members] = world.Create_group(group).handle
+        return self.parents[members]
+
+    def forget(self, comm):
+        """`comm` has been closed: it can be freed when all its ranks have left it."""
+        self.open.remove(comm)
+        self.closed.setdefault(comm.members, []).append((comm.group.comm, comm.group.inner))
+
+    def _free_closed(self, members):
+        """Free the communicators that all `members` have left, which is known when all have come to a later run.
+
+        MPI gives the number of a freed communicator to the next one, which would receive what the first has left
+        unreceived. So that is dropped, and where it cannot be, the communicator is never freed. The last one waits for
+        another turn, since a message may come later than the news that its sender has left.
+        """
+        closed = self.closed.get(members, [])
+        for handles in closed[:-1]:
+            comms = [self.MPI.Comm.fromhandle(handle) for handle in handles]
+            if all([drop_stale(self.MPI, comm) for comm in comms]):
+                for comm in comms:
+                    comm.Free()
+        del closed[:-1]
+        self.owed = [work for work in self.owed if not work.message.wait(0.0, 0.0, False)]
+
+    def _tell(self, note):
+        """What every rank of the job has to tell, in rank order; before there is a board."""
+        agreement = self.core.Agreement(self.control, self.core.Call("start", 0, 0, -1), note.encode())
+        finish_blindly(agreement, "MPI_Iallgather")
+        return [note.decode() for note in agreement.notes()]
+
+    def _open_board(self, path):
+        """One file for the ranks of each machine; of ours, it has no name any more when all have opened it."""
+        first = self.hosts.index(self.hosts[self.rank])
+        mine = ""
+        if self.rank == first and not (path and os.path.exists(path)):
+            mine = os.path.join(tempfile.gettempdir(), f"hpdl-{os.getpid()}-{secrets.token_hex(8)}")
+            Board.create(mine, self.size).close()
+        name = self._tell(mine)[first] or path
+        board = Board(name)
+        self._tell("opened")
+        if mine:
+            os.unlink(mine)
+        return board
+
+    def leave(self):
+        """End MPI together with the others, or without it where somebody cannot: MPI_Finalize would wait for ever."""
+        if self.MPI.Is_finalized():
+            return
+        for comm in list(self.open):
+            comm.close(getattr(sys, "last_value", None))  # set where Python ends because of an exception
+        clean = not self.owed and not self.abandoned
+        everybody = tuple(range(self.size))
+        waiting = Waiting(self.board, self.rank, everybody, -1, float("inf") if clean else LEAVE, self.crowded)
+        agreement = self.core.Agreement(self.control, self.core.Call("leave", 0, 0, -1), b"" if clean else b"no")
+
+        def stop():
+            # Ranks may work on for hours after this one has finished, but not after they have died or failed.
+            gone = [r for r in everybody if self.board.is_dead(r) or self.board.slot(r).state == "failed"]
+            if gone and not agreement.wait(0.05, 0.0, False):
+                raise CommError(f"{name_ranks(gone)} cannot leave together with the others")
+
+        with contextlib.suppress(CommError, RuntimeError, KeyboardInterrupt):
+            waiting.finish(agreement, "leave", (), stop=stop)
+            if not any(agreement.notes()):
+                self.MPI.Finalize()
+        self.abandoned.append(agreement)
+
+
+class DeferredInterrupt:
+    """Within it, Ctrl-C is only noted in `came`; KeyboardInterrupt is raised at the end. In the main thread."""
+
+    def __enter__(self):
+        self.came, self.handler = False, None
+        if threading.current_thread() is threading.main_thread():
+            self.handler = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, number, frame):
+        self.came = True
+
+    def __exit__(self, kind, error, traceback):
+        if self.handler is not None:
+            signal.signal(signal.SIGINT, self.handler)
+        if self.came and kind is None:
+            raise KeyboardInterrupt
+
+
+def others(ranks, rank):
+    """`ranks` without `rank`."""
+    return tuple(r for r in ranks if r != rank)
+
+
+def finish_blindly(operation, call):
+    """Wait for `operation` while there is no board that could tell who is missing."""
+    end = time.monotonic() + START
+    while not operation.wait(0.02, 0.0, True):
+        if time.monotonic() > end:
+            raise CommError(f"{call}: the ranks have not met within {START:g} s")
+
+
+def host_id():
+    """The same for ranks that may share memory, different for others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{socket.gethostname()[:60]} {file.read().strip()}"
+    except OSError:
+        return socket.gethostname()[:60]

@@ -1,0 +1,249 @@
+"""The communicator of one run on real ranks."""
+
+import pickle
+
+from ..trace import Trace, caller_line
+from .base import Comm, Work
+from .buffers import DTYPES, ITEMSIZE, new_like
+from .errors import CommError
+from .shm import SharedRanks
+from .waiting import NAP, SPIN
+
+FLUSH = 0.2  # s: for messages that were sent without waiting for them, when a communicator is closed
+
+
+class MpiComm(Comm):
+    """Messages through MPI; collectives in shared memory where all ranks are on one machine.
+
+    members[i]: rank in MPI_COMM_WORLD of this communicator's rank i. Use it as a context manager, or close it.
+    """
+
+    def __init__(self, session, handles, members, waiting, on_row=None, trace=True):
+        rank = members.index(session.rank)
+        log = trace if isinstance(trace, Trace) else Trace(rank, enabled=trace)
+        super().__init__(rank, len(members), log, on_row)
+        self.session, self.core, self.members, self.waiting = session, session.core, members, waiting
+        self.crowded = waiting.crowded
+        self.group = self.core.Group(session.mpi, *handles, self.rank, self.size)
+        self.others = tuple(r for r in members if r != session.rank)
+        self.names = [waiting.members.index(r) for r in members]  # how events and reports call our ranks
+        hosts = [session.hosts[r] for r in members]
+        self.node_rank, self.node_size = hosts[: self.rank].count(hosts[self.rank]), hosts.count(hosts[self.rank])
+        self.pending = {}  # id: MpiWork; MPI may touch their tensors at any time, whether or not somebody holds the Work
+        self.parts = []  # communicators split from this one
+        self.broken = ""  # the collective that did not complete
+        self.closed = False
+        self._shared = None  # SharedRanks; False where the ranks cannot share memory
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def isend(self, x, to):
+        self.check_peer(to, "sends to")
+        return MpiWork(self, "send", self.core.send(self.group, x, to), x, to)
+
+    def irecv(self, x, source):
+        self.check_peer(source, "receives from")
+        return MpiWork(self, "recv", self.core.receive(self.group, x, source), x, source)
+
+    # -- ranks ------------------------------------------------------------------------------------------------------
+
+    def barrier(self):
+        call = self.core.Call("barrier", 0, 0, -1)
+        if not self._in_memory("barrier", "meet", call):
+            step, t0, line = self._begin()
+            self.agree("barrier")
+            self.trace.add(step, "barrier", t0, self.trace.clock(), line=line)
+
+    def split(self, color, key=0):
+        """See Comm.split. color, key: anything that pickles to fewer than 100 bytes; keys can be compared."""
+        step, t0, line = self._begin()
+        answers = [pickle.loads(note) for note in self.agree("split", note=pickle.dumps((color, key)))]
+        chosen = [r for _, r in sorted((k, r) for r, (c, k) in enumerate(answers) if c == color)]
+        # MPI_Comm_split blocks, but everybody is on the way into it.
+        parent = self.session.MPI.Comm.fromhandle(self.group.comm)
+        handles = [parent.Split(min(chosen), chosen.index(self.rank)).handle for _ in range(2)]
+        members = tuple(self.members[r] for r in chosen)
+        part = MpiComm(self.session, handles, members, self.waiting, self.on_row, self.trace)
+        part.rows = self.rows
+        self.parts.append(part)
+        self.trace.add(step, "split", t0, self.trace.clock(), line=line)
+        return part
+
+    def allocate(self, shape, dtype="float32"):
+        """See Comm.allocate. Shared where all ranks are on one machine, until the communicator is closed."""
+        dtype = str(dtype).removeprefix("torch.")
+        if dtype not in ITEMSIZE:
+            raise ValueError(f"cannot allocate dtype {dtype}: one of {', '.join(DTYPES)} is needed")
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shared = self.shared()
+        if shared:
+            return shared.allocate(shape, dtype)
+        import torch
+
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+    def agree(self, op, count=0, dtype=0, root=-1, note=b""):
+        """Wait until all ranks are here and mean the same; returns the note of every rank, in rank order.
+
+        dtype: index in buffers.DTYPES. note: at most 120 bytes. Raises ValueError with all numbers on every rank.
+        """
+        self._require_whole()
+        agreement = self.core.Agreement(self.group, self.core.Call(op, count, dtype, root), note)
+        self.finish(agreement, op, self.others)
+        return agreement.notes()
+
+    def finish(self, operation, op, peers, nbytes=0):
+        """Wait for a collective operation, after whose failure the ranks are out of step."""
+        try:
+            self.waiting.finish(operation, op, peers, nbytes)
+        except ValueError:
+            raise  # on every rank alike
+        except BaseException:
+            self.broken = op
+            self.session.abandoned.append(operation)  # MPI may still write to its memory
+            raise
+
+    # -- collectives ------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x):
+        if not self._in_memory("all_reduce", "all_reduce", x):
+            super().all_reduce(x)
+        return x
+
+    def broadcast(self, x, root=0):
+        self._check_root(root)
+        if not self._in_memory("broadcast", "broadcast", x, root):
+            super().broadcast(x, root)
+        return x
+
+    def all_gather(self, x):
+        if not self.shared():
+            return super().all_gather(x)
+        out = new_like(x, (self.size, *x.shape))
+        self._in_memory("all_gather", "all_gather", x, out)
+        return out
+
+    def reduce_scatter(self, x):
+        if len(x) != self.size:
+            raise ValueError(f"reduce_scatter on {self.size} ranks needs {self.size} rows, got {len(x)}")
+        if not self.shared():
+            return super().reduce_scatter(x)
+        out = new_like(x, x.shape[1:])
+        self._in_memory("reduce_scatter", "reduce_scatter", x, out)
+        return out
+
+    def shared(self):
+        """SharedRanks where all ranks are on one machine and can share memory, else False. Collective at the first call."""
+        if self._shared is None:
+            self._require_whole()
+            self._shared = False
+            if self.node_size == self.size:
+                try:
+                    self._shared = SharedRanks(self, self.core)
+                except MemoryError:  # on every rank alike: messages will do
+                    pass
+        return self._shared
+
+    def _in_memory(self, op, name, *args):
+        """Do collective `name` of the ranks that share memory, as one event; False where they do not."""
+        shared = self._shared or self.shared()
+        if not shared:
+            return False
+        group, trace = shared.group, self.trace
+        if self.broken:
+            self._require_whole()
+        if not trace.enabled:  # the way of a few hundred ns
+            if not getattr(group, name)(*args, SPIN, self.crowded):
+                self._go_on(group, op)
+            return True
+        step, t0, line = self._begin()
+        if not getattr(group, name)(*args, SPIN, self.crowded):
+            self._go_on(group, op, line)
+        trace.add(step, op, t0, trace.clock(), nbytes=group.nbytes, line=line)
+        return True
+
+    def _go_on(self, group, op, line=""):
+        missing = lambda: tuple(self.members[r] for r in group.missing())  # noqa: E731
+        try:
+            self.waiting.go_on(group, op, missing, group.nbytes, line)
+        except ValueError:
+            raise
+        except BaseException:
+            self.broken = op
+            raise
+
+    def _begin(self):
+        trace = self.trace
+        return trace.step(), trace.clock(), caller_line() if trace.enabled else ""
+
+    def _require_whole(self):
+        if self.broken:
+            raise CommError(f"an earlier {self.broken} did not complete, so the ranks of this communicator are out of step")
+
+    def _check_root(self, root):
+        if not isinstance(root, int) or not 0 <= root < self.size:
+            raise ValueError(f"rank {self.rank} calls broadcast from rank {root}: ranks here are 0 to {self.size - 1}")
+
+    # -- end --------------------------------------------------------------------------------------------------------
+
+    def close(self, error=None, line=""):
+        """Leave the communicator; what is under way is cancelled or, where that cannot be, kept.
+
+        error, line: what this rank raised and where: other ranks then do not wait for it until their deadline.
+        """
+        if self.closed:
+            return
+        self._release()
+        board, rank = self.waiting.board, self.session.rank
+        if board.slot(rank).state != "waiting":  # what a rank waited for when it gave up stays to be read
+            board.publish(rank, "finished" if error is None else "failed", self.waiting.run, line=line)
+        self.session.forget(self)
+
+    def _release(self):
+        for part in self.parts:
+            part._release()
+        self.closed, self._shared, self.broken = True, None, "close"
+        for work in self.pending.values():
+            gone = work.message.wait(FLUSH, NAP, self.crowded) if work.op == "send" else work.message.cancel()
+            if not gone:
+                self.session.owed.append(work)
+        self.pending = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.close(error)
+
+
+class MpiWork(Work):
+    """One end of a message."""
+
+    __slots__ = ("comm", "line", "message", "op", "peer", "step", "t0_ns", "x")
+
+    def __init__(self, comm, op, message, x, peer):
+        self.comm, self.op, self.message, self.x, self.peer = comm, op, message, x, peer
+        self.step, self.t0_ns, self.line = comm._begin()
+        comm.pending[id(self)] = self
+
+    def wait(self):
+        if self.message is None:
+            return
+        comm, message = self.comm, self.message
+        try:
+            comm.waiting.finish(message, self.op, (comm.members[self.peer],), message.nbytes, self.line)
+        except ValueError:
+            self._done()
+            raise
+        self._done()
+
+    def test(self):
+        if self.message is not None and self.message.wait(0.0, 0.0, False):
+            self._done()
+        return self.message is None
+
+    def _done(self):
+        comm, trace = self.comm, self.comm.trace
+        del comm.pending[id(self)]
+        trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], self.message.nbytes, self.line)
+        self.message = self.x = None

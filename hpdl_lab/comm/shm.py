@@ -1,0 +1,61 @@
+"""Memory that all ranks of a communicator map, where they are on one machine."""
+
+from .buffers import DTYPES, ITEMSIZE
+
+PAGE = 4096  # bytes
+
+
+class SharedRanks:
+    """The compiled collectives of ranks that share memory, and the tensors that they have allocated there."""
+
+    def __init__(self, comm, core):
+        """Collective. Raises MemoryError on every rank where one of them cannot take part, with its reason."""
+        self.comm, self.core = comm, core
+        nbytes = core.ShmGroup.nbytes_for(comm.size)
+        self.group = core.ShmGroup(share(comm, core, nbytes, "share memory"), comm.rank, comm.size)
+
+    def allocate(self, shape, dtype):
+        """A zeroed torch tensor in shared memory. Collective; the memory stays until the communicator is closed."""
+        import torch
+
+        count = 1
+        for n in shape:
+            count *= n
+        nbytes = count * ITEMSIZE[dtype]
+        part = max(PAGE, -(-nbytes // PAGE) * PAGE)
+        memory = share(self.comm, self.core, part * self.comm.size, "allocate", count, dtype)
+        self.group.add(memory, part)
+        mine = memory.array(self.comm.rank * part, nbytes)
+        return torch.from_numpy(mine).view(getattr(torch, dtype)).reshape(shape)
+
+
+def share(comm, core, nbytes, op, count=0, dtype="uint8"):
+    """Memory of `nbytes` that all ranks map, one equal part of it taken by each: core.SharedMemory. Collective.
+
+    Raises: ValueError where the ranks mean different things; MemoryError with the first rank's reason where one cannot.
+    """
+    memory, reason = None, ""
+    if comm.rank == 0:
+        memory, reason = attempt(core.SharedMemory.create, nbytes)
+    names = comm.agree(op, count, DTYPES.index(dtype), note=memory.name.encode() if memory else b"")
+    if comm.rank != 0 and names[0]:
+        memory, reason = attempt(core.SharedMemory.open, names[0].decode(), nbytes)
+    if memory is not None:
+        part = nbytes // comm.size
+        _, reason = attempt(memory.reserve, comm.rank * part, part)
+    # Nobody can open it after this: rank 0 lets go of the name when all have told how it went.
+    reasons = comm.agree(op, note=reason.encode()[:100])
+    if memory is not None:
+        memory.seal()
+    for rank, reason in enumerate(reasons):
+        if reason:
+            raise MemoryError(f"{op} of {nbytes:,} bytes for {comm.size} ranks: rank {rank} {reason.decode()}")
+    return memory
+
+
+def attempt(function, *args):
+    """(what function(*args) returns, "") or (None, why it could not)."""
+    try:
+        return function(*args), ""
+    except RuntimeError as error:
+        return None, str(error)

@@ -1,0 +1,98 @@
+"""How a rank waits for others: never where neither an interrupt nor the deadline nor a peer's death could reach it."""
+
+import time
+
+from ..trace import caller_line, now_ns
+from .errors import CommTimeout, RankFailed, name_ranks
+
+SPIN = 0.001  # s: the first look at an operation spins, since most answers come at once
+SLICE = 0.02  # s: afterwards, the longest time without a look at signals
+NAP, LONG_NAP = 50e-6, 1e-3  # s: between two looks of the compiled code; the long one after PATIENCE
+PATIENCE = 0.2  # s: then also look for peers that have died
+GRACE = 1.0  # s: for what a peer sent just before it finished or failed
+
+
+class Waiting:
+    """The waits of one rank in one run.
+
+    rank: of MPI_COMM_WORLD, as all ranks here. members: of the run, in the order in which reports number them.
+    deadline: the longest that one wait may last without progress, in seconds.
+    """
+
+    def __init__(self, board, rank, members, run, deadline, crowded):
+        self.board, self.rank, self.members = board, rank, members
+        self.run, self.deadline, self.crowded = run, deadline, crowded
+
+    def finish(self, operation, op, peers, nbytes=0, line="", stop=None):
+        """Wait until `operation` is done.
+
+        Args:    op, nbytes, line: for the report. peers: the ranks that it waits for, or a function that says so.
+                 stop: called between two looks; it may raise.
+        Raises:  CommTimeout, RankFailed with the waits of all ranks; KeyboardInterrupt; ValueError where ranks disagree.
+        """
+        if not operation.wait(SPIN, 0.0, self.crowded):
+            self.go_on(operation, op, peers, nbytes, line, stop)
+
+    def go_on(self, operation, op, peers, nbytes=0, line="", stop=None):
+        """`finish`, for an operation that has not ended by itself."""
+        line, since = line or caller_line(), now_ns()
+        try:
+            self._look(operation, op, peers, nbytes, line, since, stop)
+        except ValueError:
+            self.board.publish(self.rank, "running", self.run)
+            raise
+        except BaseException:
+            self.board.end_wait(self.rank)  # what it waited for stays to be read, also by ranks that give up later
+            raise
+        self.board.publish(self.rank, "running", self.run)
+
+    def _look(self, operation, op, peers, nbytes, line, since, stop):
+        whom, progress, moved, next_search = None, None, since, since + PATIENCE * 1e9
+        nap = NAP
+        while True:
+            now = now_ns()
+            if operation.progress != progress:
+                progress, moved = operation.progress, now
+            now_whom = peers() if callable(peers) else peers
+            if now_whom != whom:
+                whom = now_whom
+                self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line)
+            if now >= next_search:
+                nap, next_search = LONG_NAP, now + PATIENCE * 1e9
+                self._search(operation, op, whom, moved, now)
+            if now - moved > self.deadline * 1e9:
+                raise CommTimeout(f"no answer within {self.deadline:g} s: {self._me(op, whom)}", self.waits())
+            if stop is not None:
+                stop()
+            try:
+                if operation.wait(SLICE, nap, self.crowded):
+                    return
+            except RuntimeError:  # of MPI, which may notice a death before we do
+                time.sleep(PATIENCE)
+                self._search(operation, op, whom, moved, now)
+                raise
+
+    def _search(self, operation, op, whom, moved, now):
+        """Raise RankFailed or CommTimeout where one of the ranks waited for will never answer."""
+        died = [r for r in self.members if self.board.died(r)]
+        if died and not operation.wait(0.05, NAP, self.crowded):
+            raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits())
+        for state, error in (("failed", RankFailed), ("finished", CommTimeout)):
+            gone = [r for r in whom if self._left(r, state, now)]
+            if gone and now - moved > GRACE * 1e9:
+                raise error(f"{self._names(gone)} {state} and will not answer: {self._me(op, whom)}", self.waits())
+
+    def _left(self, rank, state, now):
+        slot = self.board.slot(rank)
+        return slot.run == self.run and slot.state == state and now - slot.since_ns > GRACE * 1e9
+
+    def waits(self):
+        """What every rank of the run is doing: list[Wait]."""
+        return self.board.waits(self.members)
+
+    def _me(self, op, whom):
+        word = {"send": "to", "recv": "from"}.get(op, "with")
+        return f"{self._names([self.rank])} waits in {op} {word} {self._names(whom)}"
+
+    def _names(self, ranks):
+        return name_ranks(self.members.index(r) for r in ranks)

@@ -1,0 +1,125 @@
+"""The board: what a rank publishes, everybody reads; a dead rank is seen to be dead."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpdl_lab.comm.board import MAX_PEERS, Board
+from hpdl_lab.comm.errors import Wait
+from hpdl_lab.trace import now_ns
+
+
+@pytest.fixture
+def board(tmp_path):
+    board = Board.create(tmp_path / "board", 4)
+    yield board
+    board.close()
+
+
+def sleeper():
+    """A process that does nothing, for a minute."""
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def publish_as(board, process, rank, state, **fields):
+    """Publish from here what another process would publish."""
+    pid, os.getpid = os.getpid, lambda: process.pid
+    try:
+        board.publish(rank, state, **fields)
+    finally:
+        os.getpid = pid
+
+
+def test_all_fields_come_back(board):
+    board.publish(2, "waiting", 7, "recv", (1, 3), 4000, 10, 20, "cell:7")
+    slot = board.slot(2)
+    assert slot == (os.getpid(), 7, "waiting", "recv", (1, 3), 4000, 10, 20, "cell:7")
+
+
+def test_a_second_process_reads_the_same_file(board):
+    board.publish(0, "waiting", op="recv", peers=(1,), nbytes=4000, line="cell:7")
+    waits = Board.open(board.path).waits()
+    assert len(waits) == 1
+    assert str(waits[0]).startswith("rank 0 waits in recv of 4,000 bytes from rank 1 since ")
+
+
+def test_seconds_count_until_the_rank_gives_up(board):
+    since = now_ns() - 3_000_000_000
+    board.publish(0, "waiting", op="recv", peers=(1,), since_ns=since)
+    assert 3.0 <= board.waits()[0].seconds < 3.5
+    board.end_wait(0, now=lambda: since + 2_000_000_000)
+    assert board.waits()[0].seconds == 2.0
+
+
+def test_ranks_are_numbered_as_in_the_run(board):
+    board.publish(3, "waiting", op="recv", peers=(1,))
+    board.publish(1, "running")
+    waits = board.waits([3, 1])
+    assert [(w.rank, w.state, w.peers) for w in waits] == [(0, "waiting", (1,)), (1, "running", ())]
+
+
+def test_ranks_that_never_published_are_left_out(board):
+    assert board.waits() == []
+
+
+def test_long_texts_and_many_peers_are_cut(board):
+    board.publish(0, "waiting", op="x" * 99, peers=range(99), line="y" * 200 + ".py:7")
+    slot = board.slot(0)
+    assert (len(slot.op), len(slot.peers), len(slot.line)) == (24, MAX_PEERS, 96)
+    assert slot.line.endswith(".py:7")
+
+
+@pytest.mark.parametrize("reap", [False, True])  # a child that has died stays in the table until its parent looks
+def test_a_killed_process_is_dead(board, reap):
+    process = sleeper()
+    publish_as(board, process, 1, "waiting", op="recv", peers=(0,), line="cell:3")
+    assert not board.is_dead(1)
+    process.kill()
+    if reap:
+        process.wait()
+    end = time.monotonic() + 5
+    while not board.is_dead(1) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert board.died(1)
+    assert board.waits() == [Wait(1, "dead", line="cell:3")]
+    process.wait()
+
+
+def test_a_process_that_ended_before_anybody_looked_is_dead(board):
+    process = sleeper()
+    publish_as(board, process, 1, "running")
+    process.kill()
+    process.wait()
+    assert board.died(1)
+
+
+def test_a_rank_that_finished_has_not_died(board):
+    process = sleeper()
+    publish_as(board, process, 1, "finished")
+    process.kill()
+    process.wait()
+    assert board.is_dead(1) and not board.died(1)
+    assert board.waits() == [Wait(1, "finished")]
+
+
+def test_the_file_is_private(board):
+    assert os.stat(board.path).st_mode & 0o777 == 0o600
+
+
+def test_no_such_rank(board):
+    with pytest.raises(ValueError, match="no rank 4 on a board of 4"):
+        board.publish(4, "idle")
+
+
+def test_not_a_board(tmp_path):
+    (tmp_path / "other").write_bytes(b"something else entirely")
+    with pytest.raises(ValueError, match="is not a board"):
+        Board(tmp_path / "other")
+
+
+def test_no_ranks(tmp_path):
+    with pytest.raises(ValueError, match="at least 1 rank, got 0"):
+        Board.create(tmp_path / "board", 0)
