@@ -59,7 +59,7 @@ class EngineConnection:
 
 
 class RunLock:
-    """One run at a time on the engines of a session, whatever notebooks are attached. Held, it gives the run's number."""
+    """One run at a time on the engines of a session, however many notebooks use them. Held, it numbers the run."""
 
     def __init__(self, path):
         self._file = os.open(os.path.join(path, "run.lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -84,9 +84,7 @@ class RunLock:
             except BlockingIOError:
                 time.sleep(0.02)
             if not told and time.monotonic() - started > 1:
-                print(
-                    "Another notebook uses the engines: waiting for its run to end (interrupt to give up).", flush=True
-                )
+                print("Another notebook uses the engines: waiting for its run to end.", flush=True)
                 told = True
 
     def close(self):

@@ -6,10 +6,12 @@ import re
 import signal
 
 from ..comm.errors import name_ranks
-from . import launch
+from . import session_dir
 
 PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 CONTROLLER_PORTS = 16  # that the controller binds on the loopback interface
+
+NO_PORT = (os.strerror(errno.EADDRINUSE), "select_random_ports")  # in the controller's log
 
 OFTEN = {
     signal.SIGKILL: "kill -9, or the machine ran out of memory",
@@ -18,23 +20,21 @@ OFTEN = {
 }
 
 
-def start_failure(path, n, running, late):
-    """The sentence for a start that failed: `running` are the processes that live, `late` the seconds it was given."""
+def start_failure(path, n, running, seconds):
+    """The sentence for a start that failed: `running` are the processes that live, `seconds` what it was given."""
     controller, engines = tail(path, "controller"), tail(path, "engines")
-    if "controller" not in running and (
-        os.strerror(errno.EADDRINUSE) in controller or "select_random_ports" in controller
-    ):
+    if "controller" not in running and any(sign in controller for sign in NO_PORT):
         low, high = port_range()
         return (
-            f"no free port on 127.0.0.1: the controller of the engines needs {CONTROLLER_PORTS}, and the system hands out "
-            f"{high - low + 1:,} ({low}-{high}), all of which are in use. Close programs that hold connections, or widen {PORT_RANGE}"
+            f"no free port on 127.0.0.1: the engines' controller needs {CONTROLLER_PORTS}, and all {high - low + 1:,} "
+            f"of the system ({low}-{high}) are in use. Close programs that hold connections, or widen {PORT_RANGE}"
         )
     for name, log in (("controller", controller), ("engines", engines)):
         if name not in running:
             return f"the {name} ended at the start: {last_line(log)}. Repair that, then call lab.start({n})"
-    started = sum(os.path.exists(os.path.join(path, f"rank-{rank}.sock")) for rank in range(n))
+    started = sum(os.path.exists(session_dir.engine_socket(path, rank)) for rank in range(n))
     return (
-        f"{started} of {n} engines answered within {late} s. The machine may be overloaded: start fewer engines. "
+        f"{started} of {n} engines answered within {seconds} s. The machine may be overloaded: start fewer engines. "
         f"The last thing they said: {last_line(engines) or 'nothing'}"
     )
 
@@ -49,7 +49,7 @@ def port_range():
 def tail(path, name, nbytes=8000):
     """The end of what process `name` printed."""
     try:
-        with open(launch.log_file(path, name), errors="replace") as file:
+        with open(session_dir.log_file(path, name), errors="replace") as file:
             return file.read()[-nbytes:]
     except OSError:
         return ""

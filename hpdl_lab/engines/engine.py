@@ -1,7 +1,7 @@
 """The process of one engine: an MPI rank that is an ipyparallel engine and serves the tasks of `lab.run`.
 
-mpiexec starts it (launch.py). It registers with ipyparallel's controller under its rank, so that `%%px` and `lab.run` number
-the engines alike, and then opens the socket on which it takes tasks (server.py). It exits when the keeper dies.
+mpiexec starts it (launch.py). It registers with ipyparallel's controller under its rank, so that `%%px` and `lab.run`
+number the engines alike, and then opens the socket on which it takes tasks (server.py). It exits when the keeper dies.
 """
 
 import os
@@ -13,6 +13,7 @@ import time
 from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config
 
+from ..comm.mpi import Session
 from . import launch, session_dir
 from .server import Server
 
@@ -29,36 +30,30 @@ class Engine(IPEngine):
 
     async def register(self):
         await super().register()
-        rank = int(os.environ["PMI_RANK"])
-        if self.id != rank:
-            raise SystemExit(f"the controller numbers MPI rank {rank} as engine {self.id}: stop and start the cluster")
+        if self.id != self.server.rank:
+            raise SystemExit(f"the controller numbers MPI rank {self.server.rank} as engine {self.id}: lab.restart()")
         self.server.listen(self.loop)
 
 
 def main():
     path, size = os.environ["HPDL_SESSION"], int(os.environ["HPDL_SIZE"])
-    rank = int(os.environ["PMI_RANK"])
-    from ..comm.mpi import Session
-
-    session = Session(launch.board_file(path))
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.size != size:
+    session = Session(session_dir.board_file(path))
+    rank = session.rank
+    if session.size != size:
         raise SystemExit(
-            f"mpiexec started {size} engines, but engine {rank} is in an MPI job of {MPI.COMM_WORLD.size}: "
-            f"mpi4py has loaded another MPI ({MPI.Get_library_version().splitlines()[0]}) than {launch.mpiexec()} belongs to"
+            f"mpiexec started {size} engines, but this one is in an MPI job of {session.size}: "
+            f"mpi4py has loaded another MPI than {launch.mpiexec()} belongs to"
         )
-    server = Server(session, rank, session_dir.engine_socket(path, rank), int(os.environ["HPDL_KEEPER"]))
     config = Config()
     config.IPEngine.id = rank
-    config.IPEngine.url_file = launch.connection_file(path, "engine")
+    config.IPEngine.url_file = session_dir.connection_file(path, "engine")
     config.IPEngine.enable_nanny = False  # a second process per engine; the keeper and the sockets watch instead
     config.IPEngine.max_heartbeat_misses = 0
-    wait_for(launch.connection_file(path, "engine"))
-    engine = Engine.instance(config=config, user_ns={"MPI": MPI, "mpi_rank": rank, "mpi_size": size})
-    engine.server = server
+    wait_for(config.IPEngine.url_file)
+    engine = Engine.instance(config=config, user_ns={"mpi_rank": rank, "mpi_size": size})
+    engine.server = Server(session, rank, session_dir.engine_socket(path, rank), int(os.environ["HPDL_KEEPER"]))
     engine.initialize([])
-    threading.Thread(target=import_torch, args=(server,), daemon=True).start()
+    threading.Thread(target=import_torch, args=(engine.server,), daemon=True).start()
     engine.start()
 
 
@@ -72,7 +67,7 @@ def wait_for(path, seconds=60):
 
 
 def import_torch(server):
-    """Import torch as soon as the first kernel has been answered, while the attendee reads; who needs it earlier waits for it."""
+    """Import torch once the first kernel has been answered, while the attendee reads; a task that needs it sooner waits."""
     server.answered.wait()
     try:
         import torch  # noqa: F401

@@ -9,7 +9,7 @@ class EngineError(RuntimeError):
 
 
 class RunFailed(EngineError):
-    """The function raised on some ranks. The text shows each kind of error once, with its ranks and the line in the cell.
+    """The function raised on some ranks. The text shows each kind of error once, with ranks and the line in the cell.
 
     errors: {rank: RankError}, of the ranks on which it raised.
     """

@@ -6,8 +6,8 @@ r"""The keeper: a small process that owns every process of an engine cluster, an
 
 Every attached kernel stays connected to the keeper's socket. When the last one is gone (stop, crash, kill -9), or on
 SIGTERM, the keeper kills its descendants, removes the shared memory that they had mapped and the session directory, and
-exits. It is the reaper of its descendants, so that none escapes by losing its parent. Should the keeper itself be killed,
-the kernel of the operating system kills its children, and engines exit (engine.py).
+exits. It is the reaper of its descendants, so that none escapes by losing its parent. Should the keeper itself be
+killed, the system kills its children, and the engines exit by themselves (server.py).
 
 This file runs by itself (`python -I -S keeper.py DIRECTORY FD`): it imports the standard library only, to start in
 milliseconds. Requests and replies are JSON, one per line:
@@ -50,7 +50,7 @@ class Kernel:
 
 
 class Keeper:
-    """Serves the kernels attached to the session in `directory`; `first` is the connection of the one that started it."""
+    """Serves the kernels that use the session in `directory`; `first` is the connection of the one that started it."""
 
     def __init__(self, directory, first):
         self.directory = directory
@@ -145,7 +145,7 @@ class Keeper:
             return
         self.closed = True
         kill_descendants()
-        # Moved away in one step: a kernel that starts a new cluster meanwhile makes a new directory, not half of this one.
+        # Moved away in one step: a kernel that starts a new cluster meanwhile makes its own directory.
         ended = f"{self.directory}.{os.getpid()}"
         try:
             os.rename(self.directory, ended)

@@ -25,35 +25,31 @@ class RankError(NamedTuple):
 
 
 def results(outcomes, rows):
-    """Results in rank order of a run in which every rank returned."""
+    """Results in rank order of a run in which every rank returned; `outcomes` is {rank: outcome}."""
+    outcomes = [outcomes[rank] for rank in sorted(outcomes)]
     values = [pickle.loads(o["value"]) for o in outcomes]
     events = [Event._make(e) for o in outcomes for e in o["events"]]
     seconds = (max(o["t1_ns"] for o in outcomes) - min(o["t0_ns"] for o in outcomes)) / 1e9
     return Results(values, events, rows, seconds)
 
 
-def failures(outcomes):
-    """{rank: failure} of the outcomes that are one."""
-    return {o["rank"]: o["failure"] for o in outcomes if "failure" in o}
-
-
 def error_of(outcomes):
-    """The exception of a run in which some rank failed by itself; None where ranks were only interrupted.
+    """The exception of a run in which some rank failed by itself; None where every rank returned.
 
     The attendee's own exceptions come first: that other ranks then waited in vain is a consequence.
     """
-    failed = failures(outcomes)
+    failed = {rank: o["failure"] for rank, o in sorted(outcomes.items()) if "failure" in o}
     own = {rank: f for rank, f in failed.items() if f["kind"] in ("error", "result")}
     if own:
         return run_failed(own, failed)
+    stopped = {rank: f for rank, f in failed.items() if f["kind"] == "interrupt"}
     for rank, failure in failed.items():
         if failure["kind"] == "comm":
             name, message, waits = failure["comm"]
-            stopped = {r: f for r, f in failed.items() if f["kind"] == "interrupt"}
             error = getattr(comm_errors, name)("\n".join([message, *describe_stopped(stopped)]), waits)
             error.rank = rank
             return without_traceback(error)
-    return None
+    return RunFailed("\n".join(describe_stopped(stopped))) if stopped else None
 
 
 def run_failed(own, failed):
@@ -80,11 +76,8 @@ def describe_kind(ranks, errors):
     text += [f"    and on other ranks: {message}" for message in others[:3]]
     for filename, lineno, function in first.frames[-4:]:
         source = linecache.getline(filename, lineno).strip()
-        text.append(
-            f"    {source_line(filename, lineno)} in {function}:  {source}"
-            if source
-            else f"    {source_line(filename, lineno)}"
-        )
+        where = f"    {source_line(filename, lineno)} in {function}"
+        text.append(f"{where}:  {source}" if source else where)
     return text
 
 

@@ -16,7 +16,7 @@ PATIENCE = 0.3  # seconds that a line waits for the other ranks to say the same
 class Collapser:
     """Gathers the lines of `ranks` and prints those that agree together.
 
-    A line is printed when every rank that still runs has a line to compare it with, or when it has waited for `PATIENCE`.
+    A line is printed when every rank that still runs has one to compare it with, or when it has waited for `PATIENCE`.
     """
 
     def __init__(self, ranks, clock=time.monotonic):

@@ -17,8 +17,8 @@ INSTALLED = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name 
 def package(fn, args, size):
     """Pickle a call for `size` ranks.
 
-    Returns: (task, own): bytes of (fn, args) that are the same for all, and for each rank the bytes of its own arguments
-             ({position: value}, from `PerRank`) or None.
+    Returns: (task, own): bytes of (fn, args) that are the same for all, and for each rank the bytes of its own
+             arguments ({position: value}, from `PerRank`) or None.
     Raises:  TypeError naming what cannot travel; ValueError where a PerRank has not one item per rank.
     """
     if not callable(fn):
@@ -27,9 +27,7 @@ def package(fn, args, size):
     for position, value in enumerate(args):
         if isinstance(value, PerRank):
             if len(value) != size:
-                raise ValueError(
-                    f"argument {position + 1} has {len(value)} items for {size} ranks: PerRank needs one for each"
-                )
+                raise ValueError(f"argument {position + 1} is a PerRank of {len(value)} items for {size} ranks")
             own[position] = value
     shared = [None if position in own else value for position, value in enumerate(args)]
     carry_script(fn)
@@ -49,7 +47,7 @@ def dump(value):
 
 
 def carry_script(fn):
-    """Let the attendee's own modules travel by value, as the notebook does: the engines would keep an older version of a file."""
+    """Let the attendee's own modules travel by value, as the notebook does: engines would keep an older version."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
     path = os.path.realpath(getattr(module, "__file__", None) or "")
     if module is None or module.__name__ == "__main__" or not path.endswith(".py"):
@@ -67,8 +65,8 @@ def culprit(fn, args, error):
     for variable, value in variables(fn).items():
         if value is not fn and (why := trouble(value)) is not None:
             return (
-                f"{name} cannot travel to the engines: it uses the variable {variable}, a {type(value).__name__} ({why}). "
-                f"Make {variable} inside {name} instead"
+                f"{name} cannot travel to the engines: it uses the variable {variable}, "
+                f"a {type(value).__name__} ({why}). Make {variable} inside {name} instead"
             )
     return f"{name} cannot travel to the engines: {reason(error)}"
 

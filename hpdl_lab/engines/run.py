@@ -1,15 +1,15 @@
 """One run: send the task to every rank, stream what they say, and bring them all back, whatever happens.
 
-A run ends when every rank has answered. A rank that fails, or dies, leaves others waiting for it: after `GRACE` they are
-interrupted. So they are at once when the attendee interrupts. A rank that still has not answered `STUCK` seconds later is in
-compiled code that no interrupt reaches; the cluster replaces the engines then.
+A run ends when every rank has answered. A rank that fails or dies leaves others waiting for it: after `GRACE` they are
+interrupted. So they are at once when the attendee interrupts. A rank that still has not answered `STUCK` seconds later
+is in compiled code that no interrupt reaches; the cluster replaces the engines then.
 """
 
 import selectors
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from . import frames
 from .output import Collapser
@@ -20,42 +20,44 @@ STUCK = 1.5  # seconds from the first interrupt to giving a rank up
 
 
 class Run:
-    """A run on `engines` (connections, in the order of the run's ranks). `waits()` reads who waits for whom."""
+    """Run `number` on `engines` (connections: rank i of the run is engines[i]). `waits()` reads who waits for whom."""
 
     def __init__(self, number, engines, waits, on_row):
         self.number = number
-        self.engines = {engine.rank: engine for engine in engines}
-        self.pending = dict(self.engines)
+        self.engines = engines
+        self.pending = set(range(len(engines)))
         self.waits = waits
         self.on_row = on_row
         self.outcomes = {}  # rank -> outcome
         self.rows = []
         self.dead = []  # ranks whose connection closed
+        self.unsent = []  # ranks that got no task, because the attendee interrupted before
         self.picture = ()  # who waited for whom when the first rank failed or the attendee interrupted
         self.stopped = False  # by the attendee
         self.breakable = False  # an interrupt may raise here and now
-        self.unsent = []  # ranks that got no task, because the attendee interrupted before
         self.raised = None  # an exception of on_row
-        self.failed_at = self.interrupted_at = self.repeated_at = None
-        self.output = Collapser(self.engines)
+        self.seconds = 0.0  # from the start to the first interrupt
+        self.started_at = self.failed_at = self.interrupted_at = self.repeated_at = None
+        self.output = Collapser(self.pending)
 
     @property
     def stuck(self):
         """Ranks that answer nothing, not even an interrupt."""
         return sorted(self.pending)
 
-    def execute(self, messages):
-        """Send each rank its message, {rank: bytes-like content}, and return when all have answered, or are given up."""
+    def execute(self, tasks):
+        """Send rank i the task tasks[i] and return when all have answered, or are given up."""
+        self.started_at = time.monotonic()
         with selectors.DefaultSelector() as selector, self._sigint_noted():
-            for engine in self.engines.values():
-                selector.register(engine, selectors.EVENT_READ, engine)
-            self._send(messages)
+            for rank, engine in enumerate(self.engines):
+                selector.register(engine, selectors.EVENT_READ, rank)
+            self._send(tasks, selector)
             self._wait(selector)
         self.output.flush(everything=True)
 
     @contextmanager
     def _sigint_noted(self):
-        """Turn the attendee's interrupt into a note that the loop reads: a KeyboardInterrupt could strike amid a message."""
+        """Make of the attendee's interrupt a note for the loop: a KeyboardInterrupt could strike amid a message."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -71,52 +73,48 @@ class Run:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _send(self, messages):
+    def _send(self, tasks, selector):
         """Send the tasks. Interrupted meanwhile, the ranks that have no task yet are left out."""
-        for rank, message in messages.items():
-            engine = self.engines[rank]
+        for rank, task in enumerate(tasks):
             try:
                 self.breakable = True
                 if self.stopped:
                     raise KeyboardInterrupt
-                engine.send(frames.TASK, message)
+                self.engines[rank].send(frames.TASK, task)
             except OSError:
-                self._died(engine)
+                continue  # it has died: its connection says so next
             except KeyboardInterrupt:  # half a task may be on its way: the engine drops it with the connection
-                engine.close()
+                selector.unregister(self.engines[rank])
+                self.engines[rank].close()
                 self.unsent.append(rank)
-                self.pending.pop(rank)
+                self.pending.discard(rank)
             finally:
                 self.breakable = False
 
     def _wait(self, selector):
-        for rank in self.unsent:
-            selector.unregister(self.engines[rank])
         while self.pending:
-            if self.stopped and self.interrupted_at is None:
-                self._interrupt()
             for key, _ in selector.select(timeout=0.05):
-                engine = key.data
-                messages = engine.receive()
+                rank = key.data
+                messages = self.engines[rank].receive()
                 if messages is None:
-                    selector.unregister(engine)
-                    self._died(engine)
+                    selector.unregister(self.engines[rank])
+                    self._died(rank)
                     continue
                 for kind, content in messages:
-                    self._take(engine, kind, content)
+                    self._take(rank, kind, content)
             self.output.flush()
             if self._given_up():
                 return
 
-    def _take(self, engine, kind, content):
+    def _take(self, rank, kind, content):
         if kind == frames.TEXT:
-            self.output.add(engine.rank, *content)
+            self.output.add(rank, *content)
         elif kind == frames.ROW:
             self._row(content)
         elif kind == frames.DONE:
-            self.outcomes[engine.rank] = content
-            self.pending.pop(engine.rank, None)
-            self.output.finish(engine.rank)
+            self.outcomes[rank] = content
+            self.pending.discard(rank)
+            self.output.finish(rank)
             if "failure" in content:
                 self._failed()
 
@@ -130,14 +128,13 @@ class Run:
                 pass  # noted
             except Exception as error:  # a plot, say: stop the ranks, then raise it
                 self.raised = error
-                self._interrupt()
             finally:
                 self.breakable = False
 
-    def _died(self, engine):
-        self.pending.pop(engine.rank, None)
-        self.output.finish(engine.rank)
-        self.dead.append(engine.rank)
+    def _died(self, rank):
+        self.pending.discard(rank)
+        self.output.finish(rank)
+        self.dead.append(rank)
         self._failed()
 
     def _failed(self):
@@ -149,7 +146,7 @@ class Run:
         """Interrupt those who wait in vain; True when what is left answers nothing."""
         now = time.monotonic()
         if self.interrupted_at is None:
-            if self.failed_at is not None and now - self.failed_at > GRACE:
+            if self.stopped or self.raised or (self.failed_at is not None and now - self.failed_at > GRACE):
                 self._interrupt()
             return False
         if now - self.interrupted_at > STUCK:
@@ -162,8 +159,7 @@ class Run:
         self.picture = self.picture or self.waits()
         self.repeated_at = time.monotonic()
         self.interrupted_at = self.interrupted_at or self.repeated_at
-        for engine in list(self.pending.values()):
-            try:
-                engine.send(frames.INTERRUPT, self.number)
-            except OSError:
-                pass  # it has died: its connection says so next
+        self.seconds = self.seconds or self.repeated_at - self.started_at
+        for rank in self.pending:
+            with suppress(OSError):  # it has died: its connection says so next
+                self.engines[rank].send(frames.INTERRUPT, self.number)

@@ -1,7 +1,7 @@
-"""The engine's side of `lab.run`: a thread that talks to kernels, so that the main thread, where tasks run, can be interrupted.
+"""The engine's side of `lab.run`: a thread listens, so that the main thread, where tasks run, can be interrupted.
 
-The thread reads; the main thread answers. An interrupt (a message, or a kernel that has gone) becomes SIGINT in the main
-thread, which reaches Python code, a wait in `comm`, and a system call that can be interrupted.
+An interrupt (a message, or a kernel that has gone) becomes SIGINT in the main thread, which reaches Python code, a wait
+in `comm`, and a system call that can be interrupted. Answers are sent by the main thread itself.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Where the sockets and files of a user's engine cluster live: one private directory that needs no writable home.
 
-The directory is the same for every notebook of this user and this Python environment, which is how a second notebook finds
-a running cluster. It is locked (flock) while a cluster starts, and the keeper removes it when the cluster ends.
+The directory is the same for every notebook of this user and this Python environment, which is how a second notebook
+finds a running cluster. It is locked (flock) while a cluster starts, and the keeper removes it when the cluster ends.
 """
 
 import fcntl
@@ -68,7 +68,7 @@ def _unfit(label, root, path):
 
 @contextmanager
 def locked(path):
-    """Create `path` as a directory that only this user may enter, and hold its lock: one kernel at a time starts or stops.
+    """Create `path` as a directory that only this user may enter, and hold its lock: one kernel starts at a time.
 
     The keeper of a cluster that ends removes the directory; then whoever waited for the lock makes a new one.
     """
@@ -107,6 +107,15 @@ def empty(path):
             os.unlink(entry.path)
 
 
+def forget_engines(path):
+    """Remove what belongs to the engines of one start, before the next: sockets, statuses, board, connection files."""
+    for entry in os.scandir(path):
+        if entry.name.startswith(("rank-", "exit-")):
+            os.unlink(entry.path)
+    os.unlink(board_file(path))
+    shutil.rmtree(profile_dir(path), ignore_errors=True)
+
+
 def engine_socket(path, rank):
     """Path of the socket on which engine `rank` takes tasks."""
     return os.path.join(path, f"rank-{rank}.sock")
@@ -125,3 +134,23 @@ def session_file(path):
 def exit_file(path, rank):
     """Path of the file that holds the exit status of an engine that has ended, as the shell writes it."""
     return os.path.join(path, f"exit-{rank}")
+
+
+def board_file(path):
+    """Path of the board on which ranks write what they wait for."""
+    return os.path.join(path, "board")
+
+
+def profile_dir(path):
+    """ipyparallel's profile directory: its `security` folder holds the connection files."""
+    return os.path.join(path, "ipp")
+
+
+def connection_file(path, kind):
+    """Path of the connection file that the controller writes for kind "client" or "engine"."""
+    return os.path.join(profile_dir(path), "security", f"ipcontroller-{kind}.json")
+
+
+def log_file(path, name):
+    """Path of what the process `name` ("controller", "engines") prints."""
+    return os.path.join(path, f"{name}.log")

@@ -28,7 +28,7 @@ def notes(infos, reasons):
     found = [f"Note: {reason}." for reason in reasons]
     if len(infos) > len(cores):
         found.append(
-            f"{len(infos)} engines take turns on {len(cores)} cores: right results, but timings that show no scaling."
+            f"{len(infos)} engines take turns on {len(cores)} cores: results are right, timings show no scaling."
         )
     return found
 

@@ -16,7 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 import cloudpickle
 
 from ..comm.errors import CommError
-from ..trace import PACKAGE, now_ns
+from ..trace import PACKAGE, now_ns, source_line
 from . import frames
 from .package import INSTALLED
 
@@ -27,7 +27,7 @@ def execute(server, kernel, task, cancelled):
         return interrupted(server.rank)
     outcome = {"rank": server.rank, "t0_ns": now_ns(), "events": [], "dropped": 0}
     out, err = Writer(kernel, "stdout"), Writer(kernel, "stderr")
-    comm = None
+    comm = error = None
     try:
         with redirect_stdout(out), redirect_stderr(err):
             server.interruptible = True
@@ -43,16 +43,20 @@ def execute(server, kernel, task, cancelled):
             outcome["t1_ns"] = now_ns()
             server.interruptible = False
             outcome["value"] = dump(value)
-    except BaseException as error:
-        server.interruptible = False
-        outcome["failure"] = describe_failure(error)
+    except BaseException as raised:
+        error = raised
     finally:
         server.interruptible = False
     outcome.setdefault("t1_ns", now_ns())
+    line = ""
+    if error is not None:
+        outcome["failure"] = describe_failure(error)
+        if where := outcome["failure"]["frames"]:
+            line = source_line(*where[-1][:2])
     if comm is not None:
         outcome["events"] = [tuple(e) for e in comm.trace.events]
         outcome["dropped"] = comm.trace.dropped
-        comm.close()
+        comm.close(error, line)
     out.flush()
     err.flush()
     return outcome
@@ -87,7 +91,8 @@ def dump(value):
     except Exception as error:
         kind = type(value).__name__
         raise CannotReturn(
-            f"it returned a {kind} that cannot travel to the notebook ({error}): return numbers, tensors, arrays, lists or dicts"
+            f"it returned a {kind} that cannot travel to the notebook ({error}): "
+            "return numbers, tensors, arrays, lists or dicts"
         ) from None
 
 

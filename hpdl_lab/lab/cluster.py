@@ -50,7 +50,7 @@ class _Notebook:
         others = len(cluster.kernels()) - 1
         if others:
             raise EngineError(
-                f"{cluster.n} engines are running, and {others} other notebook{'s use' if others > 1 else ' uses'} them too: "
+                f"{cluster.n} engines are running, and {others} other notebook(s) use them: "
                 f"take them as they are, lab.start({cluster.n}), or end them first, lab.stop()"
             )
         print(f"{cluster.n} engines were running: replacing them by {n}.", flush=True)
@@ -59,8 +59,8 @@ class _Notebook:
     def run(self, fn, *args, ranks=None, deadline=10, on_row=None):
         """Call `fn(comm, *args)` on every engine, each with its own rank in one fresh communicator.
 
-        What the ranks print appears while they run, equal lines once. The stop button of the notebook ends the run within two
-        seconds and says who waited for whom.
+        What the ranks print appears while they run, equal lines once. The stop button of the notebook ends the run
+        within two seconds and says who waited for whom.
 
         Args:    fn: a function of the notebook, which travels with the globals that it uses, or of a module.
                  args: the same on every rank; `PerRank([a, b, c, d])` gives rank i item i.
@@ -69,7 +69,7 @@ class _Notebook:
                  on_row: called here with each row of `comm.report(...)` as it arrives, while the ranks run.
         Returns: Results: the return values in rank order, with `.events`, `.rows` and `.seconds`.
         Raises:  RunFailed (what the function raised, once per kind), CommTimeout or RankFailed with who waits for whom,
-                 RunStopped (the stop button), EngineError (dead engines: call lab.restart()), TypeError (cannot travel).
+                 RunStopped (the stop button), EngineError (dead engines), TypeError (what cannot travel).
         """
         self._last = self._running().run(fn, *args, ranks=ranks, deadline=deadline, on_row=on_row)
         return self._last

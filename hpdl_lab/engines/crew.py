@@ -1,0 +1,127 @@
+"""The engines of one start, seen from a notebook: connected to, given functions to run, asked how they ended."""
+
+import json
+import sys
+import time
+
+from ..comm.board import Board
+from ..comm.errors import RankFailed, describe_waits
+from . import client, diagnosis, outcome, package, session_dir
+from .errors import EngineError, RunStopped, without_traceback
+from .run import Run
+
+
+class Crew:
+    """The `n` engines of the session at `path`. One run at a time, also when several notebooks use them."""
+
+    def __init__(self, path, n):
+        self.path = path
+        self.n = n
+        self.engines = client.connect(path, n)
+        self._lock = client.RunLock(path)
+        self._board = Board(session_dir.board_file(path))
+        self._busy = False
+
+    @classmethod
+    def of_session(cls, path):
+        """The engines that the session at `path` has now."""
+        with open(session_dir.session_file(path)) as file:
+            return cls(path, json.load(file)["n"])
+
+    @property
+    def infos(self):
+        """What each engine said of itself: rank, pid, host, cores, gpu."""
+        return [engine.info for engine in self.engines]
+
+    def gone(self):
+        """Ranks of the engines that have closed their connection."""
+        return [engine.rank for engine in self.engines if engine.is_closed()]
+
+    def died(self, ranks):
+        """{rank: how its process ended} of those of `ranks` that have ended by themselves."""
+        found = {}
+        for rank in ranks:
+            try:
+                with open(session_dir.exit_file(self.path, rank)) as file:
+                    found[rank] = diagnosis.ending(file.read())
+            except OSError:
+                continue
+        return found
+
+    def close(self):
+        """Disconnect. A task of ours that still runs is interrupted by its engine."""
+        for engine in self.engines:
+            engine.close()
+        self._lock.close()
+        self._board.close()
+
+    def run(self, fn, args, ranks, deadline, on_row):
+        """Call `fn(comm, *args)` on `ranks` (None: all) and return the finished Run, whatever became of it."""
+        if self._busy:
+            raise EngineError(
+                "a run is under way in this notebook: start the next one when it has ended, not in on_row"
+            )
+        chosen = self._chosen(ranks)
+        task, own = package.package(fn, args, len(chosen))
+        content = {
+            "ranks": None if ranks is None else chosen,
+            "deadline": check_deadline(deadline),
+            "sys_path": package.own_paths(),
+            "task": task,
+        }
+        self._busy = True
+        try:
+            with self._lock.held() as number:
+                engines = [self.engines[rank] for rank in chosen]
+                run = Run(number, engines, lambda: tuple(self._board.waits(chosen)), on_row)
+                run.execute([content | {"run": number, "own": each} for each in own])
+        finally:
+            self._busy = False
+        for i in run.unsent:
+            self.engines[chosen[i]] = client.EngineConnection(self.path, chosen[i])
+        return run
+
+    def _chosen(self, ranks):
+        if ranks is None:
+            return list(range(self.n))
+        chosen = [ranks] if isinstance(ranks, int) else list(ranks)
+        if (
+            not chosen
+            or len(set(chosen)) < len(chosen)
+            or any(not isinstance(r, int) or not 0 <= r < self.n for r in chosen)
+        ):
+            raise ValueError(f"ranks={ranks!r}: choose one or more different ranks from 0 to {self.n - 1}")
+        return chosen
+
+    def verdict(self, run):
+        """The exception that says what became of `run`; None when every rank returned."""
+        if run.raised is not None:
+            return run.raised
+        if run.stopped:
+            lines = [f"stopped after {run.seconds:.3g} s, when", *describe_waits(run.picture)]
+            return RunStopped("\n".join(lines), run.picture)
+        if run.dead:
+            ranks = [run.engines[i].rank for i in run.dead]
+            dead = self.died(ranks) or self._died_soon(ranks)
+            text = f"{diagnosis.dead_text(dead)}. Call lab.restart() for new engines; your variables stay"
+            return without_traceback(RankFailed(text, run.picture))
+        return outcome.error_of(run.outcomes)
+
+    def _died_soon(self, ranks, seconds=0.5):
+        """`died`, once the shells that write the exit statuses have done so: they end a moment later than the engines."""
+        give_up = time.monotonic() + seconds
+        while len(dead := self.died(ranks)) < len(ranks) and time.monotonic() < give_up:
+            time.sleep(0.005)
+        return dead or dict.fromkeys(ranks, "has gone")
+
+
+def check_deadline(deadline):
+    """`deadline` as a float. Raises ValueError unless it is a positive number of seconds."""
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline < 1e9:
+        raise ValueError(f"deadline={deadline!r}: the longest that a wait may block is a number of seconds, such as 10")
+    return float(deadline)
+
+
+def warn(text):
+    """Tell the attendee, beside the output of the cell."""
+    print(text, file=sys.stderr, flush=True)
