@@ -6,6 +6,6 @@
         |                       |-- engine 0    one MPI rank each (engine.py), serving tasks (server.py, task.py)
         `--- one socket ------- `-- engine n-1
 
-`cluster.Cluster` starts, attaches, restarts and stops; `crew.Crew` is the engines of one start; `run.Run` has them run a
-function and streams what they say (output.py); `outcome.py` makes one text of what they raised.
+`cluster.Cluster` starts, attaches, restarts and stops; `crew.Crew` is the engines of one start; `run.Run` has them run
+a function and streams what they say (output.py); `outcome.py` makes one text of what they raised.
 """

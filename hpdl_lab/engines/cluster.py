@@ -59,6 +59,7 @@ class Cluster:
         with open(session_dir.session_file(self.path), "w") as file:
             json.dump({"n": n}, file)
         self._wait_for_engines(n)
+        self._keeper.ask("ready")
         self._crew = Crew(self.path, n)
 
     def _wait_for_engines(self, n):

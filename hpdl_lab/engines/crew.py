@@ -85,11 +85,7 @@ class Crew:
         if ranks is None:
             return list(range(self.n))
         chosen = [ranks] if isinstance(ranks, int) else list(ranks)
-        if (
-            not chosen
-            or len(set(chosen)) < len(chosen)
-            or any(not isinstance(r, int) or not 0 <= r < self.n for r in chosen)
-        ):
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.n)):
             raise ValueError(f"ranks={ranks!r}: choose one or more different ranks from 0 to {self.n - 1}")
         return chosen
 
@@ -98,17 +94,17 @@ class Crew:
         if run.raised is not None:
             return run.raised
         if run.stopped:
-            lines = [f"stopped after {run.seconds:.3g} s, when", *describe_waits(run.picture)]
-            return RunStopped("\n".join(lines), run.picture)
+            waits = outcome.annotate(run.picture, run.outcomes, run.dead)
+            return RunStopped("\n".join([f"stopped after {run.seconds:.3g} s, when", *describe_waits(waits)]), waits)
         if run.dead:
-            ranks = [run.engines[i].rank for i in run.dead]
-            dead = self.died(ranks) or self._died_soon(ranks)
-            text = f"{diagnosis.dead_text(dead)}. Call lab.restart() for new engines; your variables stay"
-            return without_traceback(RankFailed(text, run.picture))
+            waits = outcome.annotate(run.picture, run.outcomes, run.dead)
+            text = diagnosis.dead_text(self._died_now([run.engines[i].rank for i in run.dead]))
+            text += ". Call lab.restart() for new engines; your variables stay"
+            return without_traceback(RankFailed(text, waits))
         return outcome.error_of(run.outcomes)
 
-    def _died_soon(self, ranks, seconds=0.5):
-        """`died`, once the shells that write the exit statuses have done so: they end a moment later than the engines."""
+    def _died_now(self, ranks, seconds=0.5):
+        """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines."""
         give_up = time.monotonic() + seconds
         while len(dead := self.died(ranks)) < len(ranks) and time.monotonic() < give_up:
             time.sleep(0.005)

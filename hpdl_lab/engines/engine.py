@@ -67,7 +67,7 @@ def wait_for(path, seconds=60):
 
 
 def import_torch(server):
-    """Import torch once the first kernel has been answered, while the attendee reads; a task that needs it sooner waits."""
+    """Import torch once a first kernel has been answered, while the attendee reads; who needs it now waits for it."""
     server.answered.wait()
     try:
         import torch  # noqa: F401

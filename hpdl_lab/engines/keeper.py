@@ -14,6 +14,7 @@ milliseconds. Requests and replies are JSON, one per line:
 
     {"do": "spawn", "name", "argv", "env", "cwd", "log"}   ->  {"pid"}
     {"do": "status"}                                       ->  {"running": {name: pid}, "attached": [pid]}
+    {"do": "ready"}    the processes are all there         ->  {}
     {"do": "kill"}     end all processes, keep the session ->  {}
     {"do": "stop"}     end the session                     ->  {}
 """
@@ -56,6 +57,7 @@ class Keeper:
         self.directory = directory
         self.closed = False
         self.children = {}  # name -> Popen
+        self.mapped = set()  # shared memory files of our processes
         self.kernels = []
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX)
@@ -130,8 +132,13 @@ class Keeper:
         running = {name: child.pid for name, child in self.children.items() if alive(child.pid)}
         return {"running": running, "attached": [kernel.pid for kernel in self.kernels]}
 
+    def do_ready(self):
+        # A process that is killed later cannot be asked any more what it had mapped.
+        self.mapped |= shared_memory(descendants())
+        return {}
+
     def do_kill(self):
-        kill_descendants()
+        self.kill_all()
         self.children.clear()
         return {}
 
@@ -144,7 +151,7 @@ class Keeper:
         if self.closed:
             return
         self.closed = True
-        kill_descendants()
+        self.kill_all()
         # Moved away in one step: a kernel that starts a new cluster meanwhile makes its own directory.
         ended = f"{self.directory}.{os.getpid()}"
         try:
@@ -153,6 +160,25 @@ class Keeper:
             ended = self.directory
         shutil.rmtree(ended, ignore_errors=True)
         self.kernels.clear()
+
+    def kill_all(self):
+        """Kill all descendants, wait until they are gone, and remove the shared memory that they had mapped."""
+        while pids := descendants():
+            self.mapped |= shared_memory(pids)
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            reap()
+            time.sleep(0.002)
+        reap()
+        for path in self.mapped:
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # the processes have removed it themselves
+        self.mapped.clear()
 
 
 def die_with_parent():
@@ -212,26 +238,6 @@ def shared_memory(pids):
         except OSError:
             continue
     return {path for path in paths if not path.endswith(" (deleted)")}
-
-
-def kill_descendants():
-    """Kill all descendants, wait until they are gone, and remove the shared memory that only they had."""
-    mapped = set()
-    while pids := descendants():
-        mapped |= shared_memory(pids)
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        reap()
-        time.sleep(0.002)
-    reap()
-    for path in mapped:
-        try:
-            os.unlink(path)
-        except OSError:
-            pass
 
 
 def main():

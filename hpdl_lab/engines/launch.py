@@ -48,8 +48,8 @@ def check_count(n):
     most = max(1, min(int(free / ENGINE_NBYTES), MOST_PER_CORE * cores))
     if n > most:
         raise EngineError(
-            f"{n:,} engines need {n * ENGINE_NBYTES / 1e9:,.0f} GB of memory, and this machine has {free / 1e9:,.1f} GB "
-            f"free and {cores} cores: start {most:,} at most, or simulate the ranks: sim.run({n}, fn)"
+            f"{n:,} engines need {n * ENGINE_NBYTES / 1e9:,.0f} GB of memory, this machine has {free / 1e9:,.1f} GB "
+            f"free and {cores} cores: start {most:,} at most, or simulate: sim.run({n}, fn)"
         )
 
 

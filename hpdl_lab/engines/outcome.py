@@ -2,6 +2,7 @@
 
 import linecache
 import pickle
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..comm import errors as comm_errors
@@ -46,10 +47,23 @@ def error_of(outcomes):
     for rank, failure in failed.items():
         if failure["kind"] == "comm":
             name, message, waits = failure["comm"]
-            error = getattr(comm_errors, name)("\n".join([message, *describe_stopped(stopped)]), waits)
+            error = getattr(comm_errors, name)(message, annotate(waits, outcomes))
             error.rank = rank
             return without_traceback(error)
     return RunFailed("\n".join(describe_stopped(stopped))) if stopped else None
+
+
+def annotate(waits, outcomes, dead=()):
+    """`waits`, with what only the ranks' ends tell: that a rank is dead, and the line that a running rank was in."""
+    told = []
+    for wait in waits:
+        failure = outcomes.get(wait.rank, {}).get("failure")
+        if wait.rank in dead:
+            wait = replace(wait, state="dead")
+        elif wait.state == "running" and failure and failure["kind"] == "interrupt" and failure["frames"]:
+            wait = replace(wait, line=source_line(*failure["frames"][-1][:2]))
+        told.append(wait)
+    return tuple(told)
 
 
 def run_failed(own, failed):
