@@ -65,57 +65,6 @@ std::vector<std::string> Agreement::notes() const {
     return notes;
 }
 
-Arrival::Arrival(const Group& group, const std::vector<int>& ranks, int tag)
-    : group_(group), ranks_(ranks), tag_(tag), answered_(group.rank != ranks[0]) {
-    if (answered_) {
-        send(ranks_[0]);
-        receive(ranks_[0]);
-    } else {
-        for (std::size_t i = 1; i < ranks_.size(); i++) receive(ranks_[i]);
-    }
-}
-
-Arrival::~Arrival() {
-    for (Handle& request : receives_) {
-        Status status{};
-        int done = 0;
-        if (group_.mpi->Test(&request, &done, &status) != 0 || done) continue;
-        group_.mpi->Cancel(&request);
-        group_.mpi->Test(&request, &done, &status);
-    }
-}
-
-void Arrival::send(int to) {
-    sends_.push_back(group_.mpi->constants.request_null);
-    group_.mpi->check(
-        group_.mpi->Isend(nullptr, 0, group_.mpi->constants.byte, to, tag_, group_.comm, &sends_.back()), "MPI_Isend");
-}
-
-void Arrival::receive(int source) {
-    receives_.push_back(group_.mpi->constants.request_null);
-    group_.mpi->check(
-        group_.mpi->Irecv(nullptr, 0, group_.mpi->constants.byte, source, tag_, group_.comm, &receives_.back()),
-        "MPI_Irecv");
-}
-
-bool Arrival::advance() {
-    const auto all_done = [this](std::vector<Handle>& requests, const char* call) {
-        for (; !requests.empty(); requests.pop_back(), progress_++) {
-            Status status{};
-            int done = 0;
-            group_.mpi->check(group_.mpi->Test(&requests.back(), &done, &status), call);
-            if (!done) return false;
-        }
-        return true;
-    };
-    if (!all_done(receives_, "MPI_Irecv")) return false;
-    if (!answered_) {
-        answered_ = true;
-        for (std::size_t i = 1; i < ranks_.size(); i++) send(ranks_[i]);
-    }
-    return all_done(sends_, "MPI_Isend");
-}
-
 Duplicates::Duplicates(const Mpi& mpi, Handle comm)
     : mpi_(&mpi), comms_{comm, 0, 0}, request_(mpi.constants.request_null) {
     mpi.check(mpi.Comm_idup(comms_[0], &comms_[1], &request_), "MPI_Comm_idup");

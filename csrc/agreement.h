@@ -54,28 +54,6 @@ class Agreement : public Operation {
     Handle request_;
 };
 
-// Some ranks of a communicator wait for each other, by empty messages with a tag of their own. Whoever gives up spoils
-// nothing: another arrival has another tag. The first rank collects the others, then tells them to go on.
-class Arrival : public Operation {
-  public:
-    // ranks: of `group`, the caller's among them, in the same order everywhere. tag: new, the same everywhere.
-    Arrival(const Group& group, const std::vector<int>& ranks, int tag);
-    ~Arrival() override;
-    Arrival(const Arrival&) = delete;
-
-    bool advance() override;
-
-  private:
-    void send(int to);
-    void receive(int source);
-
-    Group group_;
-    std::vector<int> ranks_;
-    int tag_;
-    bool answered_;                                // the first rank has told the others to go on
-    std::vector<Handle> receives_, sends_;
-};
-
 // Two duplicates of a communicator, in which no message of the first can be received. All ranks must come.
 class Duplicates : public Operation {
   public:

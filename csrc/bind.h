@@ -16,6 +16,7 @@ void bind_mpi_api(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
 void bind_message(nanobind::module_& m);
 void bind_agreement(nanobind::module_& m);
+void bind_arrival(nanobind::module_& m);
 void bind_shm_memory(nanobind::module_& m);
 void bind_shm_group(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);

@@ -1,5 +1,4 @@
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "agreement.h"
 #include "bind.h"
@@ -27,8 +26,6 @@ void bind_agreement(nb::module_& m) {
             for (const std::string& note : self.notes()) notes.append(nb::bytes(note.data(), note.size()));
             return notes;
         });
-    nb::class_<Arrival, Operation>(m, "Arrival", "Some ranks wait for each other; who gives up spoils nothing.")
-        .def(nb::init<const Group&, const std::vector<int>&, int>(), "group"_a, "ranks"_a, "tag"_a, nb::keep_alive<1, 2>());
     nb::class_<Duplicates, Operation>(m, "Duplicates", "Two duplicates of a communicator in the making.")
         .def(nb::init<const Mpi&, Handle>(), "mpi"_a, "comm"_a, nb::keep_alive<1, 2>())
         .def_prop_ro("first", &Duplicates::first)

@@ -7,6 +7,7 @@ NB_MODULE(_core, m) {
     hpdl::bind_operation(m);
     hpdl::bind_message(m);
     hpdl::bind_agreement(m);
+    hpdl::bind_arrival(m);
     hpdl::bind_shm_memory(m);
     hpdl::bind_shm_group(m);
     hpdl::bind_reduce(m);

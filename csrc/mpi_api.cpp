@@ -24,6 +24,7 @@ Mpi::Mpi(const std::string& loaded_by, int rank, const Constants& told) : consta
     if (!library) throw std::runtime_error(loaded_by + " is not loaded");
     find(library, Isend, "MPI_Isend");
     find(library, Irecv, "MPI_Irecv");
+    find(library, Iprobe, "MPI_Iprobe");
     find(library, Test, "MPI_Test");
     find(library, Cancel, "MPI_Cancel");
     find(library, Iallgather, "MPI_Iallgather");

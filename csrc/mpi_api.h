@@ -51,6 +51,7 @@ class Mpi {
 
     int (*Isend)(const void*, int, Handle, int, int, Handle, Handle*);
     int (*Irecv)(void*, int, Handle, int, int, Handle, Handle*);
+    int (*Iprobe)(int, int, Handle, int*, Status*);
     int (*Test)(Handle*, int*, Status*);
     int (*Cancel)(Handle*);
     int (*Iallgather)(const void*, int, Handle, void*, int, Handle, Handle, Handle*);

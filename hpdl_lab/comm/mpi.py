@@ -23,7 +23,8 @@ from .waiting import Waiting
 START = 30.0  # s: the longest that ranks wait for each other when MPI starts
 LEAVE = 2.0  # s: and when they end
 BOARD = "HPDL_BOARD"  # environment variable: the board that whoever started the ranks reads
-TAGS = 1 << 28  # of arrivals
+LAST_LOOK = 0.1  # s: for a rank that gives up, to learn that it is too late for that
+ARRIVALS = 1 << 27  # numbers that tell them apart
 
 
 def world(deadline=10.0):
@@ -85,23 +86,34 @@ class Session:
         self.board.publish(self.rank, "running", run)
         waiting = Waiting(self.board, self.rank, members, run, deadline, self.crowded)
         with DeferredInterrupt() as interrupt:
-            self._arrive(members, run, waiting, interrupt)
+            too_late = self._arrive(members, run, waiting, interrupt)
             # All are here and will go on: an interrupt must wait, or the next run would find the ranks out of step.
             duplicates = self.core.Duplicates(self.mpi, self._parent(members))
-            waiting.finish(duplicates, "start", others(members, self.rank))
+            self.abandoned.append(duplicates)
+            waiting.finish(duplicates, "start", waiting.missing(members, "start"))
+            self.abandoned.remove(duplicates)
             self._free_closed(members)
-            self.open.append(MpiComm(self, (duplicates.first, duplicates.second), members, waiting, on_row, trace))
-        return self.open[-1]
+            comm = MpiComm(self, (duplicates.first, duplicates.second), members, waiting, on_row, trace)
+            self.open.append(comm)
+        if too_late is not None:
+            comm.close(too_late)
+            raise too_late
+        return comm
 
     def _arrive(self, members, run, waiting, interrupt):
-        arrival = self.core.Arrival(self.control, list(members), run % TAGS)
+        """Wait until all members are here. Returns what ended the wait too late: the others go on, this rank has to."""
+        arrival = self.core.Arrival(self.control, list(members), run % ARRIVALS)
 
         def stop():
-            # Have the others been told to go on, just now? Then this rank has to go on as well, for the moment.
-            if interrupt.came and not arrival.wait(0.05, 0.0, False):
+            if interrupt.came:
                 raise KeyboardInterrupt
 
-        waiting.finish(arrival, "start", others(members, self.rank), stop=stop)
+        try:
+            waiting.finish(arrival, "start", waiting.missing(members, "start"), stop=stop)
+        except (CommError, KeyboardInterrupt) as error:
+            if not arrival.give_up(LAST_LOOK):
+                raise
+            return error
 
     def _parent(self, members):
         if members not in self.parents:
@@ -169,7 +181,7 @@ class Session:
                 raise CommError(f"{name_ranks(gone)} cannot leave together with the others")
 
         with contextlib.suppress(CommError, RuntimeError, KeyboardInterrupt):
-            waiting.finish(agreement, "leave", (), stop=stop)
+            waiting.finish(agreement, "leave", waiting.missing(everybody, "leave"), stop=stop)
             if not any(agreement.notes()):
                 self.MPI.Finalize()
         self.abandoned.append(agreement)
@@ -192,11 +204,6 @@ class DeferredInterrupt:
             signal.signal(signal.SIGINT, self.handler)
         if self.came and kind is None:
             raise KeyboardInterrupt
-
-
-def others(ranks, rank):
-    """`ranks` without `rank`."""
-    return tuple(r for r in ranks if r != rank)
 
 
 def finish_blindly(operation, call):

@@ -25,7 +25,6 @@ class MpiComm(Comm):
         self.session, self.core, self.members, self.waiting = session, session.core, members, waiting
         self.crowded = waiting.crowded
         self.group = self.core.Group(session.mpi, *handles, self.rank, self.size)
-        self.others = tuple(r for r in members if r != session.rank)
         self.names = [waiting.members.index(r) for r in members]  # how events and reports call our ranks
         hosts = [session.hosts[r] for r in members]
         self.node_rank, self.node_size = hosts[: self.rank].count(hosts[self.rank]), hosts.count(hosts[self.rank])
@@ -75,7 +74,7 @@ class MpiComm(Comm):
         if dtype not in ITEMSIZE:
             raise ValueError(f"cannot allocate dtype {dtype}: one of {', '.join(DTYPES)} is needed")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        shared = self.shared()
+        shared = self.shared("allocate")
         if shared:
             return shared.allocate(shape, dtype)
         import torch
@@ -89,19 +88,15 @@ class MpiComm(Comm):
         """
         self._require_whole()
         agreement = self.core.Agreement(self.group, self.core.Call(op, count, dtype, root), note)
-        self.finish(agreement, op, self.others)
-        return agreement.notes()
-
-    def finish(self, operation, op, peers, nbytes=0):
-        """Wait for a collective operation, after whose failure the ranks are out of step."""
         try:
-            self.waiting.finish(operation, op, peers, nbytes)
+            self.waiting.finish(agreement, op, self.waiting.missing(self.members, op))
         except ValueError:
             raise  # on every rank alike
         except BaseException:
             self.broken = op
-            self.session.abandoned.append(operation)  # MPI may still write to its memory
+            self.session.abandoned.append(agreement)  # MPI may still write to its memory
             raise
+        return agreement.notes()
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
@@ -117,7 +112,7 @@ class MpiComm(Comm):
         return x
 
     def all_gather(self, x):
-        if not self.shared():
+        if not self.shared("all_gather"):
             return super().all_gather(x)
         out = new_like(x, (self.size, *x.shape))
         self._in_memory("all_gather", "all_gather", x, out)
@@ -126,27 +121,27 @@ class MpiComm(Comm):
     def reduce_scatter(self, x):
         if len(x) != self.size:
             raise ValueError(f"reduce_scatter on {self.size} ranks needs {self.size} rows, got {len(x)}")
-        if not self.shared():
+        if not self.shared("reduce_scatter"):
             return super().reduce_scatter(x)
         out = new_like(x, x.shape[1:])
         self._in_memory("reduce_scatter", "reduce_scatter", x, out)
         return out
 
-    def shared(self):
-        """SharedRanks where all ranks are on one machine and can share memory, else False. Collective at the first call."""
+    def shared(self, op):
+        """SharedRanks where all ranks are on one machine and can share memory, else False. Collective at its first call, for `op`."""
         if self._shared is None:
             self._require_whole()
             self._shared = False
             if self.node_size == self.size:
                 try:
-                    self._shared = SharedRanks(self, self.core)
+                    self._shared = SharedRanks(self, self.core, op)
                 except MemoryError:  # on every rank alike: messages will do
                     pass
         return self._shared
 
     def _in_memory(self, op, name, *args):
         """Do collective `name` of the ranks that share memory, as one event; False where they do not."""
-        shared = self._shared or self.shared()
+        shared = self._shared or self.shared(op)
         if not shared:
             return False
         group, trace = shared.group, self.trace

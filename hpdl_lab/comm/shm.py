@@ -8,11 +8,11 @@ PAGE = 4096  # bytes
 class SharedRanks:
     """The compiled collectives of ranks that share memory, and the tensors that they have allocated there."""
 
-    def __init__(self, comm, core):
-        """Collective. Raises MemoryError on every rank where one of them cannot take part, with its reason."""
+    def __init__(self, comm, core, op):
+        """Collective, on behalf of `op`. Raises MemoryError on every rank where one of them cannot take part, with its reason."""
         self.comm, self.core = comm, core
         nbytes = core.ShmGroup.nbytes_for(comm.size)
-        self.group = core.ShmGroup(share(comm, core, nbytes, "share memory"), comm.rank, comm.size)
+        self.group = core.ShmGroup(share(comm, core, nbytes, op), comm.rank, comm.size)
 
     def allocate(self, shape, dtype):
         """A zeroed torch tensor in shared memory. Collective; the memory stays until the communicator is closed."""

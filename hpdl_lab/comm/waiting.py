@@ -41,10 +41,21 @@ class Waiting:
         except ValueError:
             self.board.publish(self.rank, "running", self.run)
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                error.waits = tuple(self.waits())
             self.board.end_wait(self.rank)  # what it waited for stays to be read, also by ranks that give up later
             raise
         self.board.publish(self.rank, "running", self.run)
+
+    def missing(self, ranks, op):
+        """A function that says which of `ranks`, as the board shows, have not come to `op`."""
+
+        def look():
+            slots = {r: self.board.slot(r) for r in ranks if r != self.rank}
+            return tuple(r for r, slot in slots.items() if (slot.state, slot.op, slot.run) != ("waiting", op, self.run))
+
+        return look
 
     def _look(self, operation, op, peers, nbytes, line, since, stop):
         whom, progress, moved, next_search = None, None, since, since + PATIENCE * 1e9
@@ -77,14 +88,18 @@ class Waiting:
         died = [r for r in self.members if self.board.died(r)]
         if died and not operation.wait(0.05, NAP, self.crowded):
             raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits())
-        for state, error in (("failed", RankFailed), ("finished", CommTimeout)):
-            gone = [r for r in whom if self._left(r, state, now)]
-            if gone and now - moved > GRACE * 1e9:
-                raise error(f"{self._names(gone)} {state} and will not answer: {self._me(op, whom)}", self.waits())
+        gone = [r for r in whom if op != "start" and self._left(r, now)]
+        if gone and now - moved > GRACE * 1e9:
+            failed = any(self.board.slot(r).state == "failed" for r in gone)
+            raise (RankFailed if failed else CommTimeout)(
+                f"{self._names(gone)} {'failed' if failed else 'finished'} and will not answer: {self._me(op, whom)}",
+                self.waits(),
+            )
 
-    def _left(self, rank, state, now):
+    def _left(self, rank, now):
+        """Has `rank` left this run, and long enough ago for everything that it sent to have arrived?"""
         slot = self.board.slot(rank)
-        return slot.run == self.run and slot.state == state and now - slot.since_ns > GRACE * 1e9
+        return (slot.run != self.run or slot.state in ("failed", "finished")) and now - slot.since_ns > GRACE * 1e9
 
     def waits(self):
         """What every rank of the run is doing: list[Wait]."""
@@ -92,7 +107,7 @@ class Waiting:
 
     def _me(self, op, whom):
         word = {"send": "to", "recv": "from"}.get(op, "with")
-        return f"{self._names([self.rank])} waits in {op} {word} {self._names(whom)}"
+        return f"{self._names([self.rank])} waits in {op}" + (f" {word} {self._names(whom)}" if whom else "")
 
     def _names(self, ranks):
         return name_ranks(self.members.index(r) for r in ranks)
