@@ -45,6 +45,11 @@ def ring_events(p=4, n=1000):
     return sim.run(p, ring_collective.all_reduce, np.ones(n, np.float32)).events
 
 
+def busy_events():
+    ops = ("forward", "backward", "add gradients", "all_reduce", "barrier", "send", "recv")
+    return [Event(r, i, op, 777_000 * i, 777_000 * i + 765_432, 1) for r in range(4) for i, op in enumerate(ops)]
+
+
 @pytest.fixture(scope="module")
 def bowl():
     rng = np.random.default_rng(0)
@@ -112,6 +117,7 @@ FIGURES = {
     "loss, nothing yet": lambda b: filled(loss.draw, [], 300, "Digits on 4 engines"),
     "loss, one step": lambda b: filled(loss.draw, train_rows(1), 1),
     "timeline": lambda b: filled(timeline.draw, ring_events(), "Timeline: 48 events of 4 ranks"),
+    "timeline, many operations": lambda b: filled(timeline.draw, busy_events(), "Timeline"),
     "timeline, 16 ranks": lambda b: filled(timeline.draw, ring_events(16), "Timeline"),
     "scaling": lambda b: filled(scaling.draw, scaling_rows(), scaling_rows(cores=4), "samples/s", "Scaling"),
     "scaling, one kind": lambda b: filled(scaling.draw, scaling_rows(("strong",)), (), "samples/s", "Scaling"),
@@ -238,7 +244,7 @@ def test_traffic_frames_the_cells_that_differ():
 def test_timeline_shows_the_end_of_a_long_run_and_says_so():
     events = [Event(r, i, "send", 1000 * i, 1000 * i + 900, 1 - r, 8) for r in range(2) for i in range(5000)]
     assert len(timeline.last_events(events)) == 2 * timeline.MOST_EVENTS
-    assert any("The last 150 µs of 5 ms" in t for t in texts_of(filled(timeline.draw, events)))
+    assert any("Drawn: the last 150 µs of 5 ms" in t for t in texts_of(filled(timeline.draw, events)))
 
 
 def test_time_is_counted_once_where_events_overlap():

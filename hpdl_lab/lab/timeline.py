@@ -85,5 +85,5 @@ def events_of(results):
         raise ValueError("no run to draw yet: lab.run(...) first, or give lab.timeline what sim.run returned")
     events = list(getattr(results, "events", results))
     if not events or not isinstance(events[0], trace.Event):
-        raise ValueError("the run recorded no events: was there a message in it?")
+        raise ValueError("the run recorded no events: it had no message, or it was timed, which records none")
     return events

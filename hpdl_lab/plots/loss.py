@@ -27,15 +27,15 @@ def draw(figure, rows, steps, title="", foot="", reference=None):
     rates = smoothed([r["samples_per_s"] for r in rows])
     right.plot(x, rates, color=GREEN)
     right.set_ylim(0, max([*rates, 1.0]) * 1.25)
-    right.yaxis.set_major_formatter(lambda v, _: rate_text(v))
+    right.yaxis.set_major_formatter(thousands if max(rates, default=0) >= 10_000 else lambda v, _: number_text(v))
     right.set_title("samples per second")
     for ax in (left, right):
         ax.set_xlim(0, max(steps - 1, 1))
         ax.set_xlabel("step")
     now = "waiting for the first step"
     if rows:
-        left.plot(x[-1:], losses[-1:], "o", color=BLUE)
-        right.plot(x[-1:], rates[-1:], "o", color=GREEN)
+        left.plot(x[-1:], losses[-1:], "o", color=BLUE, clip_on=False)
+        right.plot(x[-1:], rates[-1:], "o", color=GREEN, clip_on=False)
         now = f"step {x[-1] + 1} of {steps}   loss {number_text(losses[-1])}   {rates[-1]:,.0f} samples/s"
     heading(figure, title, now)
     note(figure, foot)
@@ -50,6 +50,6 @@ def smoothed(rates):
     return out
 
 
-def rate_text(rate):
+def thousands(value, _):
     """45000 -> "45k"."""
-    return f"{rate / 1000:,.0f}k" if rate >= 10_000 else number_text(rate)
+    return f"{value / 1000:,.0f}k" if value else "0"

@@ -45,7 +45,7 @@ def panel(ax, rows, simulated, unit):
             highest.append(point(ax, r, base, rows[0]["ranks"], sides[1]))
         ax.set_ylabel(f"speedup   (1 is {number_text(base)} {unit})")
     ax.set_xticks(every)
-    ax.set_xlim(every[0] - 0.06 * every[-1], every[-1] * 1.36)
+    ax.set_xlim(every[0] - 0.06 * every[-1], every[-1] * 1.4)
     ax.set_ylim(0, max(highest) * 1.12)
     ax.set_xlabel("ranks   (percent: efficiency)")
 
@@ -63,4 +63,6 @@ def point(ax, row, base, fewest, side):
 def write(ax, text, x, y, color, side):
     """Bold text to the right of a point, above it (side "bottom": of the text) or below."""
     offset = (9, 1 if side == "bottom" else -2)
-    ax.annotate(text, (x, y), offset, textcoords="offset points", va=side, color=color, fontsize=9, fontweight="bold")
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
+    look = {"va": side, "color": color, "fontsize": 9, "fontweight": "bold", "bbox": paper}
+    ax.annotate(text, (x, y), offset, textcoords="offset points", **look)

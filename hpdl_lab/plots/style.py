@@ -112,7 +112,7 @@ def log_axis(ax, values, formatter):
     ax.set_ylim(low / 1.7, high * 1.7)
     first, last = math.floor(math.log10(low / 1.7)), math.ceil(math.log10(high * 1.7))
     powers = range(first, last + 1, max(1, math.ceil((last - first) / 8)))
-    steps = (1,) if last - first > 2 else (1, 2, 5)
+    steps = (1,) if last - first > 4 else (1, 3) if last - first > 1 else (1, 2, 5)
     ax.yaxis.set_major_locator(FixedLocator([m * 10.0**k for k in powers for m in steps]))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: formatter(v)))

@@ -1,6 +1,6 @@
 """Who did what, when: one lane per rank, one bar per event."""
 
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SERIES, SKY, YELLOW, heading, note, seconds_text
+from .style import BLUE, GREEN, INK, ORANGE, PURPLE, SERIES, SKY, YELLOW, heading, note, seconds_text
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
 ROWS = {"send": 1, "recv": 2}
@@ -14,6 +14,9 @@ COLORS = {
     "all_reduce": PURPLE,
     "barrier": "#BBBBBB",
 }
+ROW = 0.25  # height, where a lane has 1
+TOPS = (-0.405, -0.135, 0.135)
+MOST_LABELLED = 16  # ranks: with more, a row is too thin for text
 MOST_EVENTS = 150  # per rank: what can be told apart on the width of a page
 
 
@@ -23,39 +26,48 @@ def draw(figure, events, title="", foot=""):
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
     shown = last_events(events)
     ranks = sorted({e.rank for e in shown})
-    origin = min((e.t0_ns for e in shown), default=0)
-    span = max((e.t1_ns for e in shown), default=1) - origin or 1
-    if len(shown) < len(events):
-        whole = max(e.t1_ns for e in events) - min(e.t0_ns for e in events)
-        foot = f"The last {seconds_text(span / 1e9)} of {seconds_text(whole / 1e9)} are drawn.  {foot}"
-    unit, scale = next((u, s) for u, s in (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1)) if span >= s)
     colors = colors_of(shown)
-    least = span / scale / 1200  # a bar is never thinner than about a pixel
-    row_height = 0.27
-    for lane, rank in enumerate(ranks):
-        for op, color in colors.items():
-            bars = [
-                ((e.t0_ns - origin) / scale, max((e.t1_ns - e.t0_ns) / scale, least))
-                for e in shown
-                if e.rank == rank and e.op == op
-            ]
-            y = lane - 0.405 + row_height * ROWS.get(op, 0)
-            ax.broken_barh(bars, (y, row_height * 0.92), facecolors=color, edgecolors="white", linewidth=0.3)
+    axis = TimeAxis(shown)
+    foot = f"The times above are means per rank.  {foot}"
+    if len(shown) < len(events):
+        foot = (
+            f"Drawn: the last {seconds_text(axis.span / 1e9)} of {seconds_text(TimeAxis(events).span / 1e9)}.  {foot}"
+        )
+    totals = {}
+    for op, color in colors.items():
+        rows = [[e for e in shown if e.rank == rank and e.op == op] for rank in ranks]
+        for lane, row in enumerate(rows):
+            ax.broken_barh([axis.bar(e) for e in row], (lane + TOPS[ROWS.get(op, 0)], ROW), facecolors=color)
+            if op in ROWS and len(ranks) <= MOST_LABELLED:
+                write_peers(ax, axis, row, lane + TOPS[ROWS[op]] + ROW / 2, op)
+        totals[op] = sum(busy_ns(row) for row in rows) / 1e9 / len(ranks)
     ax.set_ylim(max(len(ranks), 1) - 0.5, -0.5)
     ax.set_yticks(range(len(ranks)), [f"rank {r}" for r in ranks])
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="y", visible=False)
-    ax.set_xlim(0, span / scale)
-    ax.set_xlabel(f"time, {unit}")
-    if len(ranks) <= 16:
-        write_peers(ax, shown, ranks, origin, scale, span, row_height)
+    ax.set_xlim(0, axis.span / axis.scale)
+    ax.set_xlabel(f"time, {axis.unit}")
     heading(figure, title)
-    totals = {
-        op: sum(busy_ns([e for e in shown if e.rank == r and e.op == op]) for r in ranks) / 1e9 / len(ranks)
-        for op in colors
-    }
     legend(figure, colors, totals)
     note(figure, foot)
+
+
+class TimeAxis:
+    """Where events lie in the picture: origin and span in ns, and `scale` ns per `unit` of the axis."""
+
+    def __init__(self, events):
+        self.origin = min((e.t0_ns for e in events), default=0)
+        self.span = max((e.t1_ns for e in events), default=1) - self.origin or 1
+        units = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1))
+        self.unit, self.scale = next((unit, scale) for unit, scale in units if self.span >= scale)
+
+    def at(self, t_ns):
+        return (t_ns - self.origin) / self.scale
+
+    def bar(self, event):
+        """(start, width): about a pixel narrower than the event, to part neighbors, and about a pixel wide at least."""
+        pixel = self.span / 900
+        return self.at(event.t0_ns), max(event.t1_ns - event.t0_ns - pixel, pixel) / self.scale
 
 
 def last_events(events):
@@ -76,18 +88,14 @@ def colors_of(events):
     return {op: COLORS.get(op) or next(spare) for op in ops}
 
 
-def write_peers(ax, events, ranks, origin, scale, span, row_height):
+def write_peers(ax, axis, row, y, op):
     """The peer's rank in every bar of a message that is wide enough for it and not covered by another."""
-    arrows = {"send": "→{}", "recv": "←{}"}
-    for rank, op in ((r, op) for r in ranks for op in arrows):
-        row = [e for e in events if e.rank == rank and e.op == op]
-        edges = [0, *(e.t1_ns for e in row)], [*(e.t0_ns for e in row), float("inf")]
-        for before, e, after in zip(edges[0], row, edges[1][1:], strict=False):
-            if e.t1_ns - e.t0_ns > span / 28 and e.t0_ns >= before and e.t1_ns <= after:
-                x = ((e.t0_ns + e.t1_ns) / 2 - origin) / scale
-                y = ranks.index(rank) - 0.405 + row_height * (ROWS[op] + 0.46)
-                color = "white" if op == "send" else INK
-                ax.text(x, y, arrows[op].format(e.peer), ha="center", va="center", fontsize=7.5, color=color)
+    arrow, color = ("→", "white") if op == "send" else ("←", INK)
+    ends, starts = [0, *(e.t1_ns for e in row)], [*(e.t0_ns for e in row[1:]), float("inf")]
+    for before, e, after in zip(ends, row, starts, strict=False):
+        if e.t1_ns - e.t0_ns > axis.span / 28 and before <= e.t0_ns and e.t1_ns <= after:
+            x = axis.at((e.t0_ns + e.t1_ns) / 2)
+            ax.text(x, y, f"{arrow}{e.peer}", ha="center", va="center", fontsize=7.5, color=color)
 
 
 def busy_ns(events):
@@ -100,11 +108,17 @@ def busy_ns(events):
 
 
 def legend(figure, colors, totals):
-    """One line above the lanes: each operation in its color, with the mean time that a rank spent in it."""
-    x = 0.087
+    """Above the lanes: each operation in its color, with the time of a rank in it; two lines if need be."""
+    entries, x, line = [], 0.087, 0
     for op, color in colors.items():
-        figure.text(x, 0.845, "■", color=color, fontsize=12, va="center")
         time = f" {seconds_text(totals[op])}" if totals[op] else ""
-        text = figure.text(x + 0.02, 0.845, op + time, fontsize=9, va="center")
-        x = text.get_window_extent().x1 / figure.bbox.width + 0.022
-    figure.text(x, 0.845, "(mean per rank)", fontsize=9, va="center", color=GREY)
+        text = figure.text(0, 0, op + time, fontsize=8.5, va="center")
+        width = text.get_window_extent().width / figure.bbox.width + 0.032
+        if x + width > 1:
+            x, line = 0.087, line + 1
+        entries.append((text, color, x, line))
+        x += width
+    for text, color, x, row in entries:
+        y = 0.84 + 0.053 * (line - row)
+        figure.text(x, y, "■", fontsize=11, va="center", color=color)
+        text.set_position((x + 0.018, y))
