@@ -10,6 +10,8 @@ namespace hpdl {
 namespace {
 
 constexpr int kSpinsPerYield = 1000;  // some 20 us: longer than a message in flight, shorter than a time slice
+constexpr int kSpinsPerLook = 16;     // at the clock, which costs as much as some looks at shared memory
+constexpr auto kIdleBeforeNap = std::chrono::microseconds(100);
 
 void pause_core() {
 #if defined(__x86_64__)
@@ -24,19 +26,28 @@ void pause_core() {
 bool wait(Operation& operation, double seconds, double nap_s, bool crowded) {
     using Clock = std::chrono::steady_clock;
     if (operation.advance()) return true;
-    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     const timespec nap = {0, static_cast<long>(nap_s * 1e9)};
+    auto moved = Clock::now();
+    const auto end = moved + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    bool napping = false;
     for (int spins = 1;; spins++) {
-        if (nap_s > 0) {
-            nanosleep(&nap, nullptr);  // a signal ends it early, which is welcome: the caller looks at signals
-        } else if (crowded || spins % kSpinsPerYield == 0) {
-            sched_yield();
-        } else {
-            pause_core();
-        }
+        const std::uint64_t before = operation.progress();
         if (operation.advance()) return true;
-        // Reading the clock costs as much as a look at shared memory, so not at every spin.
-        if ((nap_s > 0 || crowded || spins % 16 == 0) && Clock::now() >= end) return false;
+        const bool idle = operation.progress() == before;
+        if (idle) {
+            if (napping) {
+                nanosleep(&nap, nullptr);  // a signal ends it early, which is welcome: the caller looks at signals
+            } else if (crowded || spins % kSpinsPerYield == 0) {
+                sched_yield();
+            } else {
+                pause_core();
+            }
+        }
+        if (idle && !napping && !crowded && spins % kSpinsPerLook != 0) continue;
+        const auto now = Clock::now();
+        if (now >= end) return false;
+        if (!idle) moved = now;
+        napping = nap_s > 0 && now - moved > kIdleBeforeNap;
     }
 }
 
