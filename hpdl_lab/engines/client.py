@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from . import frames, session_dir
 from .errors import EngineError
 
+FIRST_RUN = 1 << 20  # `comm.world()` in a cell of %px numbers its runs from 1
+
 
 class EngineConnection:
     """The connection to one engine. `info` is what it said of itself: rank, pid, host, cores, gpu."""
@@ -69,7 +71,7 @@ class RunLock:
         """Wait for the engines to be free; yields the number of this run, never used before in this session."""
         self._lock()
         try:
-            number = int(os.pread(self._file, 20, 0) or b"0") + 1
+            number = int(os.pread(self._file, 20, 0) or FIRST_RUN) + 1
             os.pwrite(self._file, b"%020d" % number, 0)
             yield number
         finally:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sys
 import time
 
 from ..comm.board import Board
@@ -21,9 +22,11 @@ class Cluster:
         self.path = path
         self.attached = attached  # another kernel had started it
         self.reasons = list(reasons)  # why the session directory is not in the best place
+        self.n = 0  # engines
         self._keeper = keeper
         self._crew = None
         self._parallel = None
+        self._shown_in = None  # number of the cell that has shown the table
 
     # -- start and stop -----------------------------------------------------------------------------------------------
 
@@ -40,7 +43,8 @@ class Cluster:
             with contextlib.suppress(keeper_client.KeeperEnding), session_dir.locked(path):
                 if keeper := keeper_client.attach(path):
                     self = cls(path, keeper, reasons, attached=True)
-                    self._crew = Crew.of_session(path)
+                    with contextlib.suppress(EngineError):  # its engines are dead: `ailment` says so
+                        self._connect()
                     return self
                 session_dir.empty(path)
                 self = cls(path, keeper_client.start(path), reasons)
@@ -60,7 +64,12 @@ class Cluster:
             json.dump({"n": n}, file)
         self._wait_for_engines(n)
         self._keeper.ask("ready")
-        self._crew = Crew(self.path, n)
+        self._connect()
+
+    def _connect(self):
+        with open(session_dir.session_file(self.path)) as file:
+            self.n = json.load(file)["n"]
+        self._crew = Crew(self.path, self.n)
 
     def _wait_for_engines(self, n):
         give_up = time.monotonic() + START_SECONDS
@@ -119,11 +128,6 @@ class Cluster:
         else:
             self.stop()
 
-    @property
-    def n(self):
-        """How many engines there are."""
-        return self._crew.n if self._crew is not None else 0
-
     def alive(self):
         """False when the cluster has ended: stopped here or in another notebook, or its keeper was killed."""
         if self._keeper is None:
@@ -140,6 +144,14 @@ class Cluster:
 
     # -- run ----------------------------------------------------------------------------------------------------------
 
+    def ailment(self):
+        """What is wrong with the engines, in one sentence; None when they are well."""
+        try:
+            self._check_engines()
+        except EngineError as error:
+            return str(error)
+        return None
+
     def run(self, fn, *args, ranks=None, deadline=10, on_row=None):
         """`fn(comm, *args)` on every rank, or on `ranks`; see `lab.run`."""
         self._check_engines()
@@ -154,8 +166,10 @@ class Cluster:
 
     def _check_engines(self):
         """Raise EngineError when engines have died; connect again when another notebook has replaced them."""
-        if self._crew is None:
+        if self._keeper is None:
             raise EngineError("the engine cluster has ended: call lab.start()")
+        if self._crew is None:
+            raise EngineError("the engines are dead: call lab.restart() for new ones; your variables stay")
         if not (gone := self._crew.gone()):
             return
         if not self.alive():
@@ -166,7 +180,7 @@ class Cluster:
                 f"{diagnosis.dead_text(dead)}: call lab.restart() for {self.n} new engines; your variables stay"
             )
         self._disconnect()
-        self._crew = Crew.of_session(self.path)
+        self._connect()
 
     # -- ipyparallel --------------------------------------------------------------------------------------------------
 
@@ -182,15 +196,36 @@ class Cluster:
         return self._parallel
 
     def activate_px(self):
-        """Point the magics `%px` and `%%px` of this notebook at these engines."""
+        """Point the magics `%px` and `%%px` of this notebook at these engines; in a plain script there are none."""
+        if ipython() is None:
+            return
         view = self.client[:]
         view.block = True
         view.activate()
 
     # -- display ------------------------------------------------------------------------------------------------------
 
-    def __repr__(self):
-        return table.text(self._crew.infos if self._crew else [], self.reasons)
+    def show(self):
+        """Show who runs where, and the cheat sheet: as HTML in a notebook, as text elsewhere."""
+        infos = self._crew.infos if self._crew else []
+        shell = ipython()
+        if shell is None:
+            print(table.text(infos, self.reasons), flush=True)
+            return
+        from IPython.display import display
 
-    def _repr_html_(self):
-        return table.html(self._crew.infos if self._crew else [], self.reasons)
+        self._shown_in = shell.execution_count
+        both = {"text/html": table.html(infos, self.reasons), "text/plain": table.text(infos, self.reasons)}
+        display(both, raw=True)
+
+    def _ipython_display_(self):
+        if self._shown_in != ipython().execution_count:  # `lab.start(4)` at the end of a cell has shown it already
+            self.show()
+
+    def __repr__(self):
+        return f"<{self.n} engines in {self.path}>"
+
+
+def ipython():
+    """The IPython shell of this process; None in a plain script."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None

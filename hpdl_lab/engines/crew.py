@@ -1,6 +1,5 @@
 """The engines of one start, seen from a notebook: connected to, given functions to run, asked how they ended."""
 
-import json
 import sys
 import time
 
@@ -21,12 +20,6 @@ class Crew:
         self._lock = client.RunLock(path)
         self._board = Board(session_dir.board_file(path))
         self._busy = False
-
-    @classmethod
-    def of_session(cls, path):
-        """The engines that the session at `path` has now."""
-        with open(session_dir.session_file(path)) as file:
-            return cls(path, json.load(file)["n"])
 
     @property
     def infos(self):
@@ -73,7 +66,7 @@ class Crew:
         try:
             with self._lock.held() as number:
                 engines = [self.engines[rank] for rank in chosen]
-                run = Run(number, engines, lambda: tuple(self._board.waits(chosen)), on_row)
+                run = Run(number, engines, self._board, on_row)
                 run.execute([content | {"run": number, "own": each} for each in own])
         finally:
             self._busy = False

@@ -13,7 +13,7 @@ import time
 from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config
 
-from ..comm.mpi import Session
+from ..comm.mpi import session_of_this_process
 from . import launch, session_dir
 from .server import Server
 
@@ -28,8 +28,17 @@ class Engine(IPEngine):
         signal.signal(signal.SIGINT, self.server.on_sigint)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    def on_signal_request(self, stream, ident, parent):
+        """What ipyparallel's nanny would do: an interrupted `%px` cell asks its engines to interrupt it too."""
+        number = parent["content"]["sig"]
+        signal.pthread_kill(
+            threading.main_thread().ident, getattr(signal, number) if isinstance(number, str) else number
+        )
+        self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
+
     async def register(self):
         await super().register()
+        self.kernel.control_handlers["signal_request"] = self.on_signal_request
         if self.id != self.server.rank:
             raise SystemExit(f"the controller numbers MPI rank {self.server.rank} as engine {self.id}: lab.restart()")
         self.server.listen(self.loop)
@@ -37,7 +46,7 @@ class Engine(IPEngine):
 
 def main():
     path, size = os.environ["HPDL_SESSION"], int(os.environ["HPDL_SIZE"])
-    session = Session(session_dir.board_file(path))
+    session = session_of_this_process()  # `comm.world()` in a cell of %px uses the same
     rank = session.rank
     if session.size != size:
         raise SystemExit(

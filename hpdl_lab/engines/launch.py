@@ -70,7 +70,6 @@ def controller_argv():
         "ipyparallel.controller",
         "--IPController.ip=127.0.0.1",
         "--IPController.use_threads=True",  # schedulers as threads of one process, which forks less
-        "--TaskScheduler.scheme_name=pure",  # in libzmq, no Python process
         "--IPController.broadcast_scheduler_depth=0",
         "--IPController.db_class=NoDB",
         "--HeartMonitor.period=100",  # ms: the hub announces an engine at its second heartbeat; the default is 3,000

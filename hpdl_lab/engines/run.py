@@ -11,22 +11,24 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
+from ..comm.errors import name_ranks
 from . import frames
 from .output import Collapser
 
 GRACE = 1.0  # seconds for the others to fail in their own way, with the better message, once a rank has failed
 AGAIN = 0.3  # seconds between two interrupts: a bare `except:` in the attendee's loop may have swallowed the first
+BUSY = 2.0  # seconds after which a rank that has not begun is worth a word
 STUCK = 1.5  # seconds from the first interrupt to giving a rank up
 
 
 class Run:
-    """Run `number` on `engines` (connections: rank i of the run is engines[i]). `waits()` reads who waits for whom."""
+    """Run `number` on `engines` (connections: rank i of the run is engines[i]). `board` says who waits for whom."""
 
-    def __init__(self, number, engines, waits, on_row):
+    def __init__(self, number, engines, board, on_row):
         self.number = number
         self.engines = engines
         self.pending = set(range(len(engines)))
-        self.waits = waits
+        self.board = board
         self.on_row = on_row
         self.outcomes = {}  # rank -> outcome
         self.rows = []
@@ -37,6 +39,7 @@ class Run:
         self.breakable = False  # an interrupt may raise here and now
         self.raised = None  # an exception of on_row
         self.seconds = 0.0  # from the start to the first interrupt
+        self.told = False  # of ranks that have not begun
         self.started_at = self.failed_at = self.interrupted_at = self.repeated_at = None
         self.output = Collapser(self.pending)
 
@@ -103,6 +106,7 @@ class Run:
                 for kind, content in messages:
                     self._take(rank, kind, content)
             self.output.flush()
+            self._tell_who_is_busy()
             if self._given_up():
                 return
 
@@ -140,7 +144,20 @@ class Run:
     def _failed(self):
         if self.failed_at is None:
             self.failed_at = time.monotonic()
-            self.picture = self.picture or self.waits()
+            self.picture = self.picture or self._waits()
+
+    def _waits(self):
+        return tuple(self.board.waits([engine.rank for engine in self.engines]))
+
+    def _tell_who_is_busy(self):
+        """A rank that has not begun is in a cell of %px: the attendee may wonder why nothing happens."""
+        if self.told or time.monotonic() - self.started_at < BUSY:
+            return
+        self.told = True
+        busy = [rank for rank in self.pending if self.board.slot(self.engines[rank].rank).run != self.number]
+        if busy:
+            who = f"{name_ranks(busy)} {'is' if len(busy) == 1 else 'are'}"
+            print(f"{who} busy with an earlier cell of %px: waiting for its end. The stop button ends it.", flush=True)
 
     def _given_up(self):
         """Interrupt those who wait in vain; True when what is left answers nothing."""
@@ -156,7 +173,7 @@ class Run:
         return False
 
     def _interrupt(self):
-        self.picture = self.picture or self.waits()
+        self.picture = self.picture or self._waits()
         self.repeated_at = time.monotonic()
         self.interrupted_at = self.interrupted_at or self.repeated_at
         self.seconds = self.seconds or self.repeated_at - self.started_at

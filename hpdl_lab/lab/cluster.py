@@ -1,7 +1,7 @@
 """The verbs of the engine cluster: start, run, restart, stop."""
 
 import atexit
-import sys
+import os
 
 from ..engines.cluster import Cluster
 from ..engines.errors import EngineError
@@ -33,20 +33,19 @@ class _Notebook:
         Returns: the Cluster, which shows who runs where; `with lab.start(4):` stops it at the end.
         Raises:  ValueError, EngineError: one sentence with the numbers and the remedy.
         """
-        if self._cluster is not None and self._cluster.alive():
-            self._resize(n)
-        else:
+        if self.running() is None:
             self._cluster = Cluster.start(n)
-            if self._cluster.n != n:
-                self._resize(n)
-        if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
-            self._cluster.activate_px()
-        return self._cluster
-
-    def _resize(self, n):
         cluster = self._cluster
-        if cluster.n == n:
-            return
+        if ailment := cluster.ailment():
+            print(f"{ailment}. Doing that.", flush=True)
+            cluster.restart(n)
+        elif cluster.n != n:
+            self._resize(cluster, n)
+        cluster.activate_px()
+        cluster.show()
+        return cluster
+
+    def _resize(self, cluster, n):
         others = len(cluster.kernels()) - 1
         if others:
             raise EngineError(
@@ -87,8 +86,8 @@ class _Notebook:
         """Replace all engines by new ones; the notebook keeps its variables. Returns the Cluster."""
         cluster = self._running()
         cluster.restart()
-        if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
-            cluster.activate_px()
+        cluster.activate_px()
+        cluster.show()
         return cluster
 
     def stop(self):
@@ -99,9 +98,8 @@ class _Notebook:
 
     def leave(self):
         """At exit: the cluster ends when no other kernel uses it."""
-        if self._cluster is not None:
-            self._cluster.detach()
-            self._cluster = None
+        if self.running() is not None and self._cluster.kernels() == [os.getpid()]:
+            self._cluster.stop()
 
 
 _notebook = _Notebook()
