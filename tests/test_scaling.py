@@ -1,5 +1,7 @@
 """lab.scaling: efficiency is against the fewest ranks; without engines there are only simulated points."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,8 @@ from hpdl_lab.collectives import ring
 
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch):
-    monkeypatch.setattr("hpdl_lab.lab.ranks.running", lambda: None)
+    for module in ("ranks", "scaling"):  # by import_module, because the verb lab.scaling hides the module of its name
+        monkeypatch.setattr(import_module(f"hpdl_lab.lab.{module}"), "running", lambda: None)
 
 
 def busy(comm, n):

@@ -1,0 +1,90 @@
+"""train, measure, scaling and timeline on four real engines: right, labelled, drawn from rows that stream."""
+
+import tempfile
+
+import numpy as np
+import pytest
+
+from hpdl_lab import features, lab
+from hpdl_lab.collectives import ring
+from hpdl_lab.collectives.sweep import WrongAnswer
+from hpdl_lab.plots import live, style
+
+CROWDED = features.cores() < 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines():
+    """Four engines of this module's own: somebody's running cluster is not touched."""
+    with tempfile.TemporaryDirectory(prefix="hpdl-", dir="/tmp") as place, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", place)
+        patch.setenv("HPDL_HOME", place)
+        lab.start(4)
+        yield
+        lab.stop()
+
+
+def texts(figure):
+    return " ".join(t.get_text() for t in figure.texts)
+
+
+def test_four_engines_learn_the_digits_while_the_picture_grows(monkeypatch):
+    seen = []
+    monkeypatch.setattr(live.Live, "update", lambda self, rows, *args: seen.append(len(rows)))
+    trained = lab.train(all_reduce=ring.all_reduce)
+    assert trained.test_accuracy >= 0.97 and trained.seconds < 20
+    assert seen == list(range(1, 301)) and "4 engines" in repr(trained) and "virtual" not in repr(trained)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_any_number_of_engines_has_the_loss_curve_of_one_rank(ranks, monkeypatch):
+    kwargs = {"dtype": "float64", "steps": 30, "batch": 131}
+    many = lab.train(all_reduce=ring.all_reduce, ranks=ranks, **kwargs)
+    with monkeypatch.context() as patch:
+        patch.setattr("hpdl_lab.lab.ranks.running", lambda: None)
+        one = lab.train(ranks=1, **kwargs)
+    assert np.abs(np.array(many.losses) - one.losses).max() < 1e-10
+
+
+def test_the_race_has_a_row_for_every_function_and_size():
+    def all_reduce(comm, x):
+        return ring.all_reduce(comm, x)
+
+    result = lab.measure(all_reduce, ("4", "64KiB"), prediction=lab.predict({"4": 20}))
+    names = ["your all_reduce", "compiled ring", "shared memory", "MPI", "gloo"]
+    assert [(r["size"], r["name"]) for r in result.rows] == [(size, name) for size in (4, 65536) for name in names]
+    for r in result.rows:
+        assert 0 < r["p25_us"] <= r["time_us"] <= r["p75_us"] and r["ranks"] == 4 and r["cores"] == features.cores()
+    assert 0 < result.alpha < 0.1 and result.gamma > 0
+    assert (style.OVERSUBSCRIBED in texts(result.figure)) is CROWDED
+
+
+def test_a_wrong_function_is_refused_with_one_sentence():
+    def forgets_the_last(comm, x):
+        ring.all_reduce(comm, x[:-1])
+
+    sentence = "your forgets_the_last is not timed.*on rank 0, 1 of 256 elements, first at index 255"
+    with pytest.raises(WrongAnswer, match=sentence):
+        lab.measure(forgets_the_last, ("1KiB",), against=())
+    assert lab.run(lambda comm: comm.rank) == [0, 1, 2, 3]
+
+
+def test_scaling_measures_and_simulates():
+    result = lab.scaling(all_reduce=ring.all_reduce, n=64)
+    points = [(kind, p) for kind in ("strong", "weak") for p in (1, 2, 4)]
+    assert (
+        [(r["kind"], r["ranks"]) for r in result.rows] == [(r["kind"], r["ranks"]) for r in result.simulated] == points
+    )
+    assert result.rows[0]["efficiency"] == 1 and all(r["p25"] <= r["rate"] <= r["p75"] for r in result.rows)
+    assert (style.OVERSUBSCRIBED in texts(result.figure)) is CROWDED
+    assert ("more ranks than" in repr(result)) is CROWDED
+
+
+def test_more_ranks_than_engines_are_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"8 ranks were asked for and 4 engines run: lab.stop\(\), lab.start\(8\)"):
+        lab.train(ranks=8)
+
+
+def test_the_timeline_of_the_last_run():
+    lab.run(ring.all_reduce, np.ones(100))
+    assert repr(lab.timeline()) == "48 events of 4 ranks"
