@@ -20,5 +20,6 @@ void bind_arrival(nanobind::module_& m);
 void bind_shm_memory(nanobind::module_& m);
 void bind_shm_group(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);
+void bind_ring(nanobind::module_& m);
 
 }  // namespace hpdl

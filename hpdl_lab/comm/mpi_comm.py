@@ -1,14 +1,16 @@
 """The communicator of one run on real ranks."""
 
 import pickle
+from contextlib import contextmanager
 
 from ..trace import Trace, caller_line
 from .base import Comm, Work
-from .buffers import DTYPES, ITEMSIZE, new_like
+from .buffers import DTYPES, ITEMSIZE, buffer_of, new_like
 from .errors import CommError
 from .shm import SharedRanks
 from .waiting import NAP, SPIN
 
+SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
 FLUSH = 0.2  # s: for messages that were sent without waiting for them, when a communicator is closed
 
 
@@ -25,6 +27,7 @@ class MpiComm(Comm):
         self.session, self.core, self.members, self.waiting = session, session.core, members, waiting
         self.crowded = waiting.crowded
         self.group = self.core.Group(session.mpi, *handles, self.rank, self.size)
+        self.others = tuple(r for r in members if r != session.rank)
         self.names = [waiting.members.index(r) for r in members]  # how events and reports call our ranks
         hosts = [session.hosts[r] for r in members]
         self.node_rank, self.node_size = hosts[: self.rank].count(hosts[self.rank]), hosts.count(hosts[self.rank])
@@ -88,21 +91,27 @@ class MpiComm(Comm):
         """
         self._require_whole()
         agreement = self.core.Agreement(self.group, self.core.Call(op, count, dtype, root), note)
-        try:
-            self.waiting.finish(agreement, op, self.waiting.missing(self.members, op))
-        except ValueError:
-            raise  # on every rank alike
-        except BaseException:
-            self.broken = op
-            self.session.abandoned.append(agreement)  # MPI may still write to its memory
-            raise
+        self._finish(agreement, op, self.waiting.missing(self.members, op))
         return agreement.notes()
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x):
         if not self._in_memory("all_reduce", "all_reduce", x):
-            super().all_reduce(x)
+            self.ring_all_reduce(x)
+        return x
+
+    def ring_all_reduce(self, x):
+        """all_reduce by messages around a ring, in segments, compiled. The same sum, in another order of adding."""
+        with self.together("ring_all_reduce", x):
+            ring = self.core.Ring(self.group, x, SEGMENT)
+            self._finish(ring, "ring_all_reduce", self.others, ring.nbytes)
+        return x
+
+    def mpi_all_reduce(self, x):
+        """The MPI library's own all_reduce, of the dtypes that it knows."""
+        with self.together("mpi_all_reduce", x):
+            self.group.all_reduce(x, x)  # blocks, but everybody is on the way into it
         return x
 
     def broadcast(self, x, root=0):
@@ -157,14 +166,39 @@ class MpiComm(Comm):
         trace.add(step, op, t0, trace.clock(), nbytes=group.nbytes, line=line)
         return True
 
+    @contextmanager
+    def together(self, op, x):
+        """Agree on what all ranks are about to do with `x`, then record it as one event."""
+        buffer = buffer_of(x, op)
+        call = (op, buffer.count, DTYPES.index(buffer.dtype), -1)
+        step, t0, line = self._begin()
+        shared = self.shared(op)
+        self._require_whole()
+        if not shared:
+            self.agree(*call)
+        elif not shared.group.meet(self.core.Call(*call), SPIN, self.crowded):
+            self._go_on(shared.group, op, line)
+        yield
+        self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
+
+    def _finish(self, operation, op, peers, nbytes=0):
+        with self._breaking(op, operation):
+            self.waiting.finish(operation, op, peers, nbytes)
+
     def _go_on(self, group, op, line=""):
-        missing = lambda: tuple(self.members[r] for r in group.missing())  # noqa: E731
+        with self._breaking(op, group):
+            self.waiting.go_on(group, op, lambda: tuple(self.members[r] for r in group.missing()), group.nbytes, line)
+
+    @contextmanager
+    def _breaking(self, op, operation):
+        """A collective that does not complete leaves the ranks out of step, unless all of them see why."""
         try:
-            self.waiting.go_on(group, op, missing, group.nbytes, line)
+            yield
         except ValueError:
             raise
         except BaseException:
             self.broken = op
+            self.session.abandoned.append(operation)  # MPI, or another rank, may still write to its memory
             raise
 
     def _begin(self):

@@ -1,0 +1,114 @@
+#include "ring.h"
+
+#include <algorithm>
+
+#include "reduce.h"
+
+namespace hpdl {
+
+namespace {
+
+// Of `count` elements in p chunks as equal as can be, the longer ones first: as collectives/chunks.py cuts them.
+std::size_t chunk_begin(std::size_t count, int p, int i) {
+    return i * (count / p) + std::min<std::size_t>(i, count % p);
+}
+
+int modulo(long i, int p) { return static_cast<int>((i % p + p) % p); }
+
+}  // namespace
+
+Ring::Ring(const Group& group, const Buffer& x, std::size_t segment) : group_(group), x_(x), work_(x) {
+    if (x.dtype == DType::bfloat16 || x.dtype == DType::float16) {
+        wide_.resize(x.count);
+        widen(x.dtype, x.data, wide_.data(), x.count);
+        work_ = {reinterpret_cast<char*>(wide_.data()), x.count, DType::float32};
+    }
+    const std::size_t longest = (work_.count + group.size - 1) / group.size;
+    segment_ = std::max<std::size_t>(1, segment / item_size(work_.dtype));
+    segments_ = static_cast<int>((longest + segment_ - 1) / segment_);
+    messages_ = 2L * (group.size - 1) * segments_;
+    arriving_.resize(kAhead * std::min(segment_, longest) * item_size(work_.dtype));
+    std::fill_n(receives_, kAhead, group.mpi->constants.request_null);
+    std::fill_n(sends_, kAhead, group.mpi->constants.request_null);
+}
+
+// Segment `segment` of chunk `chunk`; the last ones of a shorter chunk are empty.
+Ring::Piece Ring::piece(int chunk, int segment) const {
+    const std::size_t begin = chunk_begin(work_.count, group_.size, chunk);
+    const std::size_t end = chunk_begin(work_.count, group_.size, chunk + 1);
+    const std::size_t from = std::min(end, begin + segment * segment_), to = std::min(end, from + segment_);
+    return {work_.data + from * item_size(work_.dtype), to - from};
+}
+
+// In step i, reduce-scatter and all-gather one after the other, rank r sends chunk r-i-1 and receives chunk r-i-2.
+Ring::Piece Ring::sent_piece(long message) const {
+    return piece(modulo(group_.rank - message / segments_ - 1, group_.size), message % segments_);
+}
+
+Ring::Piece Ring::received_piece(long message) const {
+    return piece(modulo(group_.rank - message / segments_ - 2, group_.size), message % segments_);
+}
+
+// All-gather message q overwrites what message q - (p-1) * segments has sent: that must be over. And not too far ahead.
+bool Ring::may_receive() const {
+    return posted_ < messages_ && posted_ < received_ + kAhead && posted_ - messages_ / 2 < sent_;
+}
+
+void Ring::post_receive() {
+    const Mpi& mpi = *group_.mpi;
+    const Piece piece = received_piece(posted_);
+    const std::size_t item = item_size(work_.dtype), slot = posted_ % kAhead;
+    char* to = posted_ < messages_ / 2 ? arriving_.data() + slot * (arriving_.size() / kAhead) : piece.data;
+    mpi.check(mpi.Irecv(to, static_cast<int>(piece.count * item), mpi.constants.byte,
+                        modulo(group_.rank - 1, group_.size), kReservedTag, group_.inner, &receives_[slot]),
+              "MPI_Irecv");
+    posted_++;
+}
+
+void Ring::post_send() {
+    const Mpi& mpi = *group_.mpi;
+    const Piece piece = sent_piece(sending_);
+    mpi.check(mpi.Isend(piece.data, static_cast<int>(piece.count * item_size(work_.dtype)), mpi.constants.byte,
+                        modulo(group_.rank + 1, group_.size), kReservedTag, group_.inner, &sends_[sending_ % kAhead]),
+              "MPI_Isend");
+    sending_++;
+}
+
+// What has arrived in the reduce-scatter is the sum of the ranks before this one.
+void Ring::take(long message) {
+    if (message >= messages_ / 2) return;
+    const Piece piece = received_piece(message);
+    char* const sources[2] = {arriving_.data() + message % kAhead * (arriving_.size() / kAhead), piece.data};
+    char* const total = piece.data;
+    sum(work_.dtype, sources, 2, &total, 1, piece.count);
+}
+
+bool Ring::advance() {
+    const Mpi& mpi = *group_.mpi;
+    while (may_receive()) post_receive();
+    // Of the messages of the first step nothing had to be received; the others are ready when their piece has come.
+    while (sending_ < messages_ && sending_ < received_ + segments_ && sending_ < sent_ + kAhead) post_send();
+    Status status{};
+    int done = 0;
+    if (received_ < posted_) {
+        mpi.check(mpi.Test(&receives_[received_ % kAhead], &done, &status), "MPI_Irecv");
+        if (done) take(received_++);
+        progress_ += done;
+    }
+    if (sent_ < sending_) {
+        mpi.check(mpi.Test(&sends_[sent_ % kAhead], &done, &status), "MPI_Isend");
+        sent_ += done;
+        progress_ += done;
+    }
+    if (received_ < messages_ || sent_ < messages_) return false;
+    finish();
+    return true;
+}
+
+void Ring::finish() {
+    if (done_) return;
+    done_ = true;
+    if (!wide_.empty()) narrow(x_.dtype, wide_.data(), x_.data, x_.count);
+}
+
+}  // namespace hpdl

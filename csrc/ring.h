@@ -1,0 +1,55 @@
+// The ring all-reduce of hpdl_lab/collectives/ring.py, compiled and cut finer: while one segment of a chunk is added, the
+// next one is on its way.
+//
+// Rank r sends to r+1 and receives from r-1, p-1 steps of reduce-scatter and p-1 of all-gather. A chunk is cut into
+// segments, and (step, segment) in this order numbers the messages of a rank: message q, once it has been received (and
+// added), makes message q + segments ready to be sent, which is the same piece of x one step later.
+#pragma once
+
+#include <vector>
+
+#include "dtype.h"
+#include "message.h"
+#include "operation.h"
+
+namespace hpdl {
+
+class Ring : public Operation {
+  public:
+    // Begin to replace x by its sum over the ranks. All ranks must mean the same x. Memory as for Message.
+    // segment: bytes of a message at most.
+    Ring(const Group& group, const Buffer& x, std::size_t segment);
+
+    bool advance() override;
+    std::size_t nbytes() const { return x_.nbytes(); }
+
+  private:
+    struct Piece {
+        char* data;
+        std::size_t count;
+    };
+    static constexpr int kAhead = 4;  // receives and sends under way at once
+
+    Piece piece(int chunk, int segment) const;
+    Piece received_piece(long message) const;
+    Piece sent_piece(long message) const;
+    bool may_receive() const;
+    void post_receive();
+    void post_send();
+    void take(long message);
+    void finish();
+
+    Group group_;
+    Buffer x_;
+    Buffer work_;               // x, or x as float32: 16-bit floats are added in float32 and rounded once
+    std::vector<float> wide_;
+    std::vector<char> arriving_;  // kAhead segments, of the reduce-scatter
+    std::size_t segment_;         // elements
+    int segments_;                // in the longest chunk
+    long messages_;               // that this rank sends, and receives
+    long posted_ = 0, received_ = 0, sending_ = 0, sent_ = 0;
+    Handle receives_[kAhead], sends_[kAhead];
+    bool done_ = false;
+};
+
+}  // namespace hpdl
