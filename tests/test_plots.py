@@ -126,6 +126,7 @@ FIGURES = {
     "ring, third step": lambda b: filled(ring.draw, 3, 3),
     "traffic": lambda b: filled(traffic.draw, *[traffic.matrix(ring_events(), 4)] * 2, "Traffic"),
     "landscape": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps"),
+    "landscape, first frame": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5), 0), 20, "20 steps"),
     "landscape, overflowing": lambda b: filled(landscape.draw, b[0], paths(b, (1e3,), 200), 200, "200 steps"),
 }
 
@@ -264,12 +265,25 @@ def test_overflow_is_divergence(bowl):
         assert landscape.verdict(path, bowl[0].above(path)) == "diverges"
 
 
+def test_rates_are_smoothed_as_work_over_time():
+    assert loss.smoothed([10.0, 30.0]).tolist() == pytest.approx([10, 2 / (1 / 10 + 1 / 30)])
+    assert loss.smoothed([0.0, 5.0]).tolist() == [0, 5]
+    assert loss.smoothed([1.0] * 20 + [2.0] * 20)[-1] == pytest.approx(2)
+    assert loss.smoothed([]).tolist() == []
+
+
 def test_texts():
     assert [style.bytes_text(n) for n in (4, 1000, 1024, 2**22, 3 * 2**30)] == [
         "4 B", "1,000 B", "1 KiB", "4 MiB", "3 GiB"
     ]  # fmt: skip
     assert [style.seconds_text(s) for s in (0, 3e-9, 1.5e-6, 0.0021, 0.9999, 12.34, 5000)] == [
         "0 s", "3 ns", "1.5 µs", "2.1 ms", "1 s", "12.3 s", "5,000 s"
+    ]  # fmt: skip
+
+
+def test_numbers():
+    assert [style.number_text(v) for v in (0, 1e-5, 0.1234, 12.34, 999.4, 12300, float("inf"))] == [
+        "0", "1e-5", "0.123", "12.3", "999", "12,300", "inf"
     ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from ..engines.errors import RunFailed, without_traceback
 from ..plots import live
 from ..plots.measure import Reference, draw
 from ..plots.style import bytes_text, number_text, seconds_text
+from .progress import progress
 from .ranks import place
 
 SIZES = ("4", "1KiB", "16KiB", "128KiB", "1MiB", "4MiB")
@@ -103,6 +104,9 @@ def measure(fn, sizes=SIZES, *, ranks=None, against=None, prediction=None, deadl
         raise without_traceback(refusal(error)) from None
     finally:
         figure = plot.finish(*state())
+    if not where.simulated:
+        best = max((r for r in rows if r["name"] == yours), key=lambda r: r["busbw_GBps"])
+        progress().add("measurement", **best)
     return MeasureResult(str(where), rows, fit["alpha"], fit["beta"], fit["gamma"], figure)
 
 

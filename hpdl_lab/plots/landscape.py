@@ -62,7 +62,7 @@ def draw(figure, bowl, paths, steps, title=""):
 def walk(ax, bowl, rate, path, done):
     """The path so far in one panel, with its loss and, at the end, the verdict."""
     above = bowl.above(path)
-    word = verdict(path, above)
+    word = verdict(path, above) if done else ""
     color = COLORS[word] if done else BLUE
     far = 50 * bowl.reach  # what has left the picture is drawn at a distance that the renderer can bear
     near = np.clip(np.nan_to_num(path, nan=far, posinf=far, neginf=-far), -far, far)

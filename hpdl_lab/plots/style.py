@@ -30,6 +30,7 @@ LOOK = {
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # fixed: to find a free place costs a quarter of the drawing
     "axes.labelsize": 9.5,
     "axes.labelcolor": INK,
     "axes.edgecolor": GREY,
@@ -84,8 +85,10 @@ def seconds_text(seconds):
 
 
 def number_text(value):
-    """Three digits, never an exponent: 0.123, 12.3, 123, 12,300."""
-    return f"{value:.3g}" if 1e-4 <= abs(value) < 999.5 or value == 0 else f"{value:,.0f}" if value else "0"
+    """Three digits: 0.123, 12.3, 123, 12,300; an exponent only below 0.0001."""
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}".replace("e-0", "e-")
 
 
 def size_axis(ax, sizes):
@@ -101,7 +104,13 @@ def size_axis(ax, sizes):
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: bytes_text(n)))
     ax.set_xlim(sizes[0] / 1.6, sizes[-1] * 1.6)
-    ax.set_xlabel("message size")
+    x_label(ax, "message size")
+
+
+def x_label(ax, text):
+    """Name the x axis, at a fixed distance: to find one costs time at every frame of a live picture."""
+    ax.set_xlabel(text)
+    ax.xaxis.set_label_coords(0.5, -26 / 72 / (ax.bbox.height / DPI), ax.transAxes)
 
 
 def log_axis(ax, values, formatter):
