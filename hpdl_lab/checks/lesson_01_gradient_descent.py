@@ -157,6 +157,7 @@ EXERCISES = (
         reference=reference.gradient,
         stars=1,
         check=check_gradient,
+        parallel=False,
         hints={
             "": (
                 "Two steps: first the error of every example, then, for every weight, the mean of error times input.",
@@ -199,6 +200,7 @@ EXERCISES = (
         reference=reference.gradient_step,
         stars=1,
         check=check_gradient_step,
+        parallel=False,
         hints={
             "": (
                 "The gradient points uphill. Where do you want to go, and how far?",
@@ -232,6 +234,7 @@ EXERCISES = (
         reference=reference.largest_stable_rate,
         stars=1,
         check=check_largest_stable_rate,
+        parallel=False,
         hints={
             "": (
                 "On one axis with curvature c a step multiplies the distance to the bottom by 1 - rate * c. When "

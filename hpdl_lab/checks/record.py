@@ -47,6 +47,7 @@ class Exercise:
     stars:     1 beginner, 2 intermediate, 3 advanced; also nbgrader's points.
     check:     check(fn, runner) -> Passed, or raises Broken. `runner(fn, *args)` runs on the engines, or is None.
     hints:     {invariant: (first, second, third)}; "" serves every invariant that is not named.
+    parallel:  whether ranks take part, so that the check goes on to the engines.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Exercise:
     wrong_answers: tuple
     right_answers: tuple
     explanation: str
+    parallel: bool = True
 
     @property
     def name(self):

@@ -1,0 +1,78 @@
+"""JupyterLab as `make lab` serves it, on a copy of the notebooks, and Debian's Chromium to look at it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+START_SECONDS = 60
+ARGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """(address with token, folder of the notebooks) of a JupyterLab that setup/lab.py has started."""
+    folder = tmp_path_factory.mktemp("clone")
+    ignore = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+    for part in ("setup", "notebooks"):
+        shutil.copytree(ROOT / part, folder / part, ignore=ignore)
+    for private in ("home", "run"):  # nothing of the user's, and no engines that already run
+        (folder / private).mkdir(mode=0o700)
+    environment = {**os.environ, "HOME": str(folder / "home"), "XDG_RUNTIME_DIR": str(folder / "run")}
+    command = [sys.executable, folder / "setup" / "lab.py", "--browser=no"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    lines, ready = [], threading.Event()
+
+    def read():
+        for line in server.stdout:
+            lines.append(line)
+            if "/lab?token=" in line:
+                ready.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        if not ready.wait(START_SECONDS):
+            pytest.fail(f"JupyterLab did not say its address within {START_SECONDS} s:\n{''.join(lines)}")
+        yield re.search(r"http://\S+", "".join(lines))[0], folder / "notebooks"
+    finally:
+        server.terminate()
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A headless browser."""
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.fail("no Chromium on this machine: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium):
+    """A page as large as JupyterLab on a laptop."""
+    page = chromium.new_page(viewport={"width": 1440, "height": 900})
+    yield page
+    page.close()

@@ -1,0 +1,91 @@
+"""What an attendee sees: notebook 04 run from top to bottom, and a wrong answer with the message meant for it."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from playwright.sync_api import expect
+
+SCREENSHOTS = Path(__file__).parent
+IDLE = "Python 3 (ipykernel) | Idle"  # in the status bar
+KERNEL_MS = 60_000  # to open a notebook with its kernel
+RUN_MS = 180_000  # for all cells
+PICTURES = {
+    "lab.ring(": "ring",
+    "lab.check(reduce_scatter)": "correct",
+    "lab.measure(": "measure",
+    "lab.train(": "train",
+    "lab.timeline(": "timeline",
+    "lab.scaling(": "scaling",
+}  # the call in a cell of notebook 04: what its screenshot is called
+WRONG = """
+from hpdl_lab.collectives.chunks import chunk
+
+def reduce_scatter(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r - i - 2)
+        arriving = theirs.clone()
+        comm.send(chunk(x, p, r - i - 1), (r + 1) % p)
+        comm.recv(arriving, (r - 1) % p)
+        theirs += arriving
+    return chunk(x, p, r)
+"""
+
+
+def open_notebook(page, served, path):
+    """Open one notebook and wait for its kernel."""
+    address, _ = served
+    page.goto(address.replace("/lab?", f"/lab/tree/{path}?"))
+    expect(page.locator(".jp-NotebookPanel-toolbar")).to_be_visible(timeout=KERNEL_MS)
+    expect(page.get_by_text(IDLE)).to_be_visible(timeout=KERNEL_MS)
+
+
+def menu(page, *names):
+    """Choose an item of the menu bar."""
+    page.get_by_role("menuitem", name=names[0], exact=True).click()
+    page.get_by_role("menuitem", name=re.compile(rf"^{names[1]}")).click()
+
+
+def screenshot(page, locator, name):
+    """What the window shows where this element is, as a picture to look at: tests/browser/NAME."""
+    for _ in range(3):  # cells get their height when they come into view, which moves what is below them
+        locator.evaluate("element => element.scrollIntoView({block: 'center'})")
+        page.wait_for_timeout(300)
+    page.screenshot(path=SCREENSHOTS / name)
+
+
+@pytest.mark.timeout(230)
+def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
+    open_notebook(page, served, "solutions/04_ring_all_reduce.ipynb")
+    menu(page, "Run", "Run All Cells")
+    outputs = page.locator(".jp-OutputArea-output")
+    for answer in ("4.1 reduce_scatter", "4.2 all_gather", "4.3 all_reduce"):
+        expect(outputs.get_by_text(f"{answer}: correct")).to_be_attached(timeout=RUN_MS)
+    expect(outputs.get_by_text("engines: right on 4 MPI ranks").first).to_be_attached()
+    expect(outputs.get_by_text(re.compile("test accuracy 9[789]"))).to_be_attached(timeout=RUN_MS)
+    expect(outputs.get_by_text(re.compile(r"^scaling +ranks"))).to_be_attached(timeout=RUN_MS)
+    expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
+    assert page.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+    for call, name in PICTURES.items():
+        picture = page.locator(".jp-CodeCell", has_text=call).locator(".jp-OutputArea-output img")
+        expect(picture).to_have_count(1)
+        screenshot(page, picture, f"04_{name}.png")
+        assert picture.evaluate("image => image.complete && image.naturalWidth > 800"), f"{call} left no picture"
+
+
+@pytest.mark.timeout(120)
+def test_a_wrong_answer_is_explained_in_the_notebook(page, served):
+    path = served[1] / "04_ring_all_reduce.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    next(c for c in notebook.cells if c.id == "exercise-4-1").source = WRONG.strip()
+    nbformat.write(notebook, path)
+    open_notebook(page, served, path.name)
+    menu(page, "Run", "Run All Cells")
+    outputs = page.locator(".jp-OutputArea-output")
+    expect(outputs.get_by_text("4.1 reduce_scatter: not yet (deadlock)")).to_be_attached(timeout=RUN_MS)
+    expect(outputs.get_by_text("ranks 0-2 all send first").first).to_be_attached()
+    expect(outputs.get_by_text("For a first hint: lab.hint()")).to_be_attached()
+    expect(outputs.get_by_text("NotImplementedError: exercise 4.2: write all_gather")).to_be_attached(timeout=RUN_MS)
+    screenshot(page, outputs.get_by_text("4.1 reduce_scatter: not yet"), "wrong_answer.png")
