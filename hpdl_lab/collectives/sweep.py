@@ -6,6 +6,7 @@ function give the median and the quartiles. The time is the communicator's own: 
 
 import math
 import re
+import time
 
 import numpy as np
 
@@ -30,19 +31,20 @@ def parse_size(text):
     return int(match[1]) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(match[2], 1)
 
 
-def race(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS):
+def race(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS, rest_s=0.0):
     """`ping_pong`, reported by rank 0 as {alpha, beta, gamma}, and then `sweep`."""
     alpha, beta, gamma = ping_pong(comm, samples, repeats=20 if sample_ns else 1)
     if comm.rank == 0:
         comm.report(alpha=alpha, beta=beta, gamma=gamma)
-    sweep(comm, functions, sizes, dtype, samples, sample_ns)
+    sweep(comm, functions, sizes, dtype, samples, sample_ns, rest_s)
 
 
-def sweep(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS):
+def sweep(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS, rest_s=0.0):
     """Check and time all-reduces; rank 0 reports one row, with the columns of nccl-tests, per function and size.
 
     Args:    functions: {name: f(comm, x)}; sizes: bytes, whole elements; dtype: "float32" or "float64".
              samples: per row; sample_ns: least time of one, 0 for a single call.
+             rest_s: sleep after each row, in which a notebook can draw it without taking a core from what is timed.
     Returns: None. Row: name, size (bytes), count, type, time_us (median), p25_us, p75_us, algbw_GBps, busbw_GBps,
              wrong, ranks, cores.
     Raises:  WrongAnswer, on every rank, naming function, rank, index, expected and got.
@@ -57,6 +59,7 @@ def sweep(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SA
             times = sample_calls(comm, function, x, samples, sample_ns)
             if comm.rank == 0:
                 comm.report(**row(name, size, count, dtype, times, comm))
+            time.sleep(rest_s)
 
 
 def count_of(size, dtype):

@@ -12,6 +12,7 @@ from .progress import progress
 from .ranks import place
 
 SIZES = ("4", "1KiB", "16KiB", "128KiB", "1MiB", "4MiB")
+REST_S = 0.1  # between two measurements: long enough to draw the last one
 PEERS = {  # name: what the picture calls it, the function in collectives/native.py
     "ring": ("compiled ring", "ring_all_reduce"),
     "shm": ("shared memory", "shm_all_reduce"),
@@ -97,7 +98,7 @@ def measure(fn, sizes=SIZES, *, ranks=None, against=None, prediction=None, deadl
         fit.update(row) if "alpha" in row else rows.append(row)
         plot.update(*state())
 
-    timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)  # virtual time is the same every time
+    timing = (1, 0, 0.0) if where.simulated else (SAMPLES, SAMPLE_NS, REST_S)  # virtual time is the same every time
     try:
         where.run(race, functions, sizes, "float32", *timing, deadline=deadline, on_row=on_row)
     except (WrongAnswer, RunFailed) as error:

@@ -9,8 +9,8 @@ from PIL import Image
 from .style import DPI, look, new_figure
 
 CRISP = 2  # pixels of a final picture per pixel of the page: sharp on high-density screens
-PERIOD = 0.12  # s from frame to frame: more than the eye needs, and most of a core is left to the ranks
-LEAST_PAUSE = 0.03  # s between two frames where drawing is slow
+PERIOD = 0.1  # s from frame to frame: smooth to the eye, and half a core at least is left to the ranks
+LEAST_PAUSE = 0.02  # s between two frames where drawing is slow
 
 
 def png(figure, scale=CRISP):
@@ -49,7 +49,7 @@ class Live:
     """A figure redrawn by a pure function of what is known so far.
 
         live = Live(loss.draw)
-        live.update(rows)      as often as you like: draws about eight times a second at most
+        live.update(rows)      as often as you like: draws about ten times a second at most
         live.finish(rows)      always draws
 
     `draw(figure, *args)` fills an empty figure. In a plain script nothing is shown, and only the last state is drawn.

@@ -1,6 +1,7 @@
 """Training as it goes: loss and samples per second against steps."""
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from .style import BLUE, GREEN, heading, log_axis, note, number_text, x_label
 
@@ -21,10 +22,12 @@ def draw(figure, rows, steps, title="", foot=""):
     highest = max(rates, default=0.0)
     right.plot(x, rates, color=GREEN)
     right.set_ylim(0, max(1.0, highest * 1.25))
+    right.yaxis.set_major_locator(MaxNLocator(4))
     right.yaxis.set_major_formatter(thousands if highest >= 10_000 else lambda v, _: number_text(v))
     right.set_title("samples per second")
     for ax in (left, right):
         ax.set_xlim(0, max(steps - 1, 1))
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         x_label(ax, "step")
     now = "waiting for the first step"
     if rows:

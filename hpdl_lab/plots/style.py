@@ -110,7 +110,7 @@ def size_axis(ax, sizes):
 def x_label(ax, text):
     """Name the x axis, at a fixed distance: to find one costs time at every frame of a live picture."""
     ax.set_xlabel(text)
-    ax.xaxis.set_label_coords(0.5, -26 / 72 / (ax.bbox.height / DPI), ax.transAxes)
+    ax.xaxis.set_label_coords(0.5, -20 / 72 / (ax.bbox.height / DPI), ax.transAxes)
 
 
 def log_axis(ax, values, formatter):
