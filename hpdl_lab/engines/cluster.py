@@ -48,15 +48,20 @@ class Cluster:
                     return self
                 session_dir.empty(path)
                 self = cls(path, keeper_client.start(path), reasons)
-                self._launch(n)
+                try:
+                    self._launch(n)
+                except BaseException:  # the stop button as well: half a cluster helps nobody
+                    self.stop()
+                    raise
                 return self
             time.sleep(0.02)
         raise EngineError(f"the cluster in {path} does not end: look for its keeper.py with ps, kill it, and try again")
 
     def _launch(self, n):
         """Start controller and engines at the same time, and connect to the engines."""
+        processes = {"controller": launch.controller_argv(), "engines": launch.engines_argv(n)}
         Board.create(session_dir.board_file(self.path), n).close()
-        for name, argv in (("controller", launch.controller_argv()), ("engines", launch.engines_argv(n))):
+        for name, argv in processes.items():
             env = launch.environment(self.path, n, self._keeper.pid)
             log = session_dir.log_file(self.path, name)
             self._keeper.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log)
@@ -81,9 +86,7 @@ class Cluster:
                 look = now + 0.25
                 running = self._keeper.ask("status")["running"]
                 if len(running) < 2 or now > give_up:
-                    message = diagnosis.start_failure(self.path, n, running, START_SECONDS)
-                    self.stop()
-                    raise EngineError(message)
+                    raise EngineError(diagnosis.start_failure(self.path, n, running, START_SECONDS))
 
     def restart(self, n=None):
         """New engines, `n` or as many as before, in place of the old ones; the notebook keeps its variables."""

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 
 from ..comm.board import Board
 from ..comm.errors import RankFailed, describe_waits
@@ -67,12 +68,21 @@ class Crew:
             with self._lock.held() as number:
                 engines = [self.engines[rank] for rank in chosen]
                 run = Run(number, engines, self._board, on_row)
-                run.execute([content | {"run": number, "own": each} for each in own])
+                try:
+                    run.execute([content | {"run": number, "own": each} for each in own])
+                except BaseException:  # a test's alarm, say: closing the connections ends the tasks
+                    self._reconnect(chosen)
+                    raise
         finally:
             self._busy = False
-        for i in run.unsent:
-            self.engines[chosen[i]] = client.EngineConnection(self.path, chosen[i])
+        self._reconnect([chosen[i] for i in run.unsent])
         return run
+
+    def _reconnect(self, ranks):
+        for rank in ranks:
+            self.engines[rank].close()
+            with suppress(OSError):  # it has died: the next run says so
+                self.engines[rank] = client.EngineConnection(self.path, rank)
 
     def _chosen(self, ranks):
         if ranks is None:

@@ -4,12 +4,18 @@ Under MPICH the ranks are started by its forker, not by hydra: the forker makes 
 over socket pairs, where hydra listens on every network interface, and what serves a notebook must stay on this machine.
 """
 
+import contextlib
 import os
+import socket
 import sys
 
 from .. import features
 from . import session_dir
 from .errors import EngineError
+
+LOCALHOST = "127.0.0.1"
+PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+CONTROLLER_PORTS = 15  # 8 for engines, 6 for clients, 1 for itself
 
 ENGINE_NBYTES = 300e6  # resident memory of an engine that has imported torch
 MOST_PER_CORE = 64  # beyond that a machine only switches between processes
@@ -62,13 +68,32 @@ def memory_available():
     return 0
 
 
+def free_ports(count):
+    """`count` ports of 127.0.0.1 that nobody uses. Raises EngineError when there are not as many."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        try:
+            for each in sockets:
+                each.bind((LOCALHOST, 0))
+        except OSError as error:
+            with open(PORT_RANGE) as file:
+                low, high = map(int, file.read().split())
+            raise EngineError(
+                f"no free port on {LOCALHOST} ({error.strerror}): the engines' controller needs {count}, and the "
+                f"{high - low + 1:,} of this system ({low}-{high}) are in use. Close programs, or widen {PORT_RANGE}"
+            ) from None
+        return [each.getsockname()[1] for each in sockets]
+
+
 def controller_argv():
     """ipyparallel's controller on the loopback interface, without what a laboratory on one machine does not need."""
+    ports = ",".join(map(str, free_ports(CONTROLLER_PORTS)))  # ipyparallel itself would search for ever
     return [
         sys.executable,
         "-m",
         "ipyparallel.controller",
-        "--IPController.ip=127.0.0.1",
+        f"--IPController.ip={LOCALHOST}",
+        f"--IPController.ports={ports}",
         "--IPController.use_threads=True",  # schedulers as threads of one process, which forks less
         "--IPController.broadcast_scheduler_depth=0",
         "--IPController.db_class=NoDB",

@@ -62,6 +62,8 @@ def annotate(waits, outcomes, dead=()):
             wait = replace(wait, state="dead")
         elif wait.state == "running" and failure and failure["kind"] == "interrupt" and failure["frames"]:
             wait = replace(wait, line=source_line(*failure["frames"][-1][:2]))
+        elif wait.op == "start":
+            wait = replace(wait, line="")  # the ranks still gather: no line of the attendee's has run
         told.append(wait)
     return tuple(told)
 

@@ -1,7 +1,8 @@
 """What the ranks print, streamed while they run; what several ranks print alike is printed once.
 
-ranks 0-2 say hello
-rank 3 says bye
+    ranks 0-3 say hello
+    ranks 0-2 say yes
+    rank 3 says bye
 """
 
 import sys
@@ -38,18 +39,34 @@ class Collapser:
         """Print what is ready."""
         if not any(self.lines.values()):
             return
-        waiting = [len(q) for rank, q in self.lines.items() if q or rank in self.running]
-        common = min(waiting, default=0)
-        limit = self.clock() - PATIENCE
-        said = {}
+        waiting = [len(queue) for rank, queue in self.lines.items() if queue or rank in self.running]
+        common, limit = min(waiting), self.clock() - PATIENCE
+        ready = {}
         for rank, queue in self.lines.items():
-            ready = len(queue) if everything else max(common, sum(t <= limit for t, _, _ in queue))
-            taken = [queue.popleft()[1:] for _ in range(min(ready, len(queue)))]
-            for stream in ("stdout", "stderr"):
-                if block := tuple(line for s, line in taken if s == stream):
-                    said.setdefault((stream, block), []).append(rank)
-        for (stream, block), ranks in said.items():
-            print(attributed(ranks, block), file=getattr(sys, stream), flush=True)
+            count = len(queue) if everything else max(common, sum(t <= limit for t, _, _ in queue))
+            ready[rank] = [queue.popleft()[1:] for _ in range(min(count, len(queue)))]
+        for stream, text in collapse(ready):
+            print(text, file=getattr(sys, stream), flush=True)
+
+
+def collapse(said):
+    """What to print for {rank: [(stream, line)]}: [(stream, text)].
+
+    Lines are compared by position. Neighboring lines that are shared by the same ranks stay together.
+    """
+    blocks = []  # {(ranks, stream): [lines]}, one for each stretch of lines with the same agreement
+    for position in range(max(map(len, said.values()))):
+        agreeing = {}
+        for rank, lines in said.items():
+            if position < len(lines):
+                agreeing.setdefault(lines[position], []).append(rank)
+        block = {(tuple(ranks), stream): [line] for (stream, line), ranks in agreeing.items()}
+        if blocks and blocks[-1].keys() == block.keys():
+            for who, lines in block.items():
+                blocks[-1][who] += lines
+        else:
+            blocks.append(block)
+    return [(stream, attributed(ranks, lines)) for block in blocks for (ranks, stream), lines in block.items()]
 
 
 def attributed(ranks, lines):

@@ -18,7 +18,8 @@ from .output import Collapser
 GRACE = 1.0  # seconds for the others to fail in their own way, with the better message, once a rank has failed
 AGAIN = 0.3  # seconds between two interrupts: a bare `except:` in the attendee's loop may have swallowed the first
 BUSY = 2.0  # seconds after which a rank that has not begun is worth a word
-STUCK = 1.5  # seconds from the first interrupt to giving a rank up
+SLOW = 1.5  # seconds from the first interrupt to a word about ranks that do not react
+STUCK = 5.0  # seconds from the first interrupt to giving them up: a busy machine, or an import, may take some
 
 
 class Run:
@@ -39,7 +40,7 @@ class Run:
         self.breakable = False  # an interrupt may raise here and now
         self.raised = None  # an exception of on_row
         self.seconds = 0.0  # from the start to the first interrupt
-        self.told = False  # of ranks that have not begun
+        self.told_busy = self.told_slow = False
         self.started_at = self.failed_at = self.interrupted_at = self.repeated_at = None
         self.output = Collapser(self.pending)
 
@@ -124,7 +125,7 @@ class Run:
 
     def _row(self, row):
         self.rows.append(row)
-        if self.on_row is not None and self.raised is None:
+        if self.on_row is not None and self.raised is None and not self.stopped:
             try:
                 self.breakable = True
                 self.on_row(row)
@@ -151,9 +152,9 @@ class Run:
 
     def _tell_who_is_busy(self):
         """A rank that has not begun is in a cell of %px: the attendee may wonder why nothing happens."""
-        if self.told or time.monotonic() - self.started_at < BUSY:
+        if self.told_busy or time.monotonic() - self.started_at < BUSY:
             return
-        self.told = True
+        self.told_busy = True
         busy = [rank for rank in self.pending if self.board.slot(self.engines[rank].rank).run != self.number]
         if busy:
             who = f"{name_ranks(busy)} {'is' if len(busy) == 1 else 'are'}"
@@ -168,6 +169,10 @@ class Run:
             return False
         if now - self.interrupted_at > STUCK:
             return True
+        if now - self.interrupted_at > SLOW and not self.told_slow:
+            self.told_slow = True
+            who = f"{name_ranks(self.pending)} {'does' if len(self.pending) == 1 else 'do'}"
+            print(f"{who} not react yet: waiting {STUCK - SLOW:g} s more.", flush=True)
         if now - self.repeated_at > AGAIN:
             self._interrupt()
         return False

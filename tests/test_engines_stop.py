@@ -1,0 +1,240 @@
+"""Stopping: the stop button, the deadline, ranks that compute on, compiled code that ignores interrupts, kill -9."""
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from hpdl_lab.comm.errors import CommTimeout, RankFailed
+from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def rank_of(comm):
+    return comm.rank
+
+
+def pid_of(comm):
+    return os.getpid()
+
+
+def receive_in_a_circle(comm):
+    comm.recv(np.zeros(1000, "float32"), (comm.rank + 1) % comm.size)
+
+
+def rank_1_computes_for_ever(comm):
+    while comm.rank == 1:
+        pass
+    if comm.rank != 1:
+        comm.recv(np.zeros(1), 1)
+
+
+@contextmanager
+def stop_button(seconds):
+    """Interrupt this process after `seconds`; yields a list that will hold the time of the interrupt."""
+    pressed = []
+
+    def press():
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(seconds, press)
+    timer.start()
+    yield pressed
+    timer.cancel()
+
+
+def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(cluster):
+    pids = cluster.run(pid_of)
+    with stop_button(1.0) as pressed, pytest.raises(RunStopped) as caught:
+        cluster.run(receive_in_a_circle)
+    assert time.monotonic() - pressed[0] < 2
+    text, line = str(caught.value), receive_in_a_circle.__code__.co_firstlineno + 1
+    assert "rank 2 waits in recv of 4,000 bytes from rank 3 since" in text
+    assert f"(test_engines_stop.py:{line})" in text and "cycle: 0 -> 1 -> 2 -> 3 -> 0" in text
+    assert [(w.rank, w.state, w.op, w.peers) for w in caught.value.waits] == [
+        (r, "waiting", "recv", ((r + 1) % 4,)) for r in range(4)
+    ]
+    assert isinstance(caught.value, KeyboardInterrupt)  # "run all cells" ends here
+    assert cluster.run(pid_of) == pids
+
+
+def test_the_stop_button_ends_a_loop_that_never_communicates(cluster):
+    pids = cluster.run(pid_of)
+    with stop_button(1.0) as pressed, pytest.raises(RunStopped) as caught:
+        cluster.run(rank_1_computes_for_ever)
+    assert time.monotonic() - pressed[0] < 2
+    line = rank_1_computes_for_ever.__code__.co_firstlineno + 1
+    assert caught.value.waits[1].state == "running"
+    assert caught.value.waits[1].line in (f"test_engines_stop.py:{line}", f"test_engines_stop.py:{line + 1}")
+    assert cluster.run(pid_of) == pids
+
+
+def test_the_stop_button_also_ends_a_loop_that_swallows_interrupts(cluster):
+    def stubborn(comm):
+        for _ in range(2):
+            try:
+                time.sleep(600)
+            except:  # noqa: E722
+                pass
+
+    with stop_button(0.5) as pressed, pytest.raises(RunStopped):
+        cluster.run(stubborn)
+    assert time.monotonic() - pressed[0] < 2.5
+    assert cluster.run(rank_of) == [0, 1, 2, 3]
+
+
+def test_the_stop_button_is_free_again_after_a_run(cluster):
+    before = signal.getsignal(signal.SIGINT)
+    cluster.run(rank_of)
+    assert signal.getsignal(signal.SIGINT) is before
+    with stop_button(0.2), pytest.raises(KeyboardInterrupt):
+        time.sleep(5)
+    assert cluster.run(rank_of) == [0, 1, 2, 3]
+
+
+def test_stopping_during_a_slow_on_row_ends_the_run(cluster):
+    def report(comm):
+        while True:
+            comm.report(x=1)
+            time.sleep(0.1)
+
+    with stop_button(0.7) as pressed, pytest.raises(RunStopped):
+        cluster.run(report, on_row=lambda row: time.sleep(30))
+    assert time.monotonic() - pressed[0] < 2
+    assert cluster.run(rank_of) == [0, 1, 2, 3]
+
+
+def test_ten_stopped_runs_leave_nothing_for_the_next(cluster):
+    def unmatched(comm, k):
+        comm.isend(np.full(10, k, "float64"), (comm.rank + 1) % comm.size)
+        comm.recv(np.zeros(10), (comm.rank + 2) % comm.size)
+
+    def matched(comm):
+        x = np.full(10, -1.0)
+        return float(comm.sendrecv(x, (comm.rank + 1) % comm.size, np.zeros(10), (comm.rank - 1) % comm.size)[0])
+
+    for k in range(10):
+        with pytest.raises(CommTimeout):
+            cluster.run(unmatched, k, deadline=0.1)
+        assert cluster.run(matched) == [-1.0] * 4
+
+
+def test_the_deadline_ends_a_deadlock_with_the_same_report(cluster):
+    pids = cluster.run(pid_of)
+    began = time.monotonic()
+    with pytest.raises(CommTimeout) as caught:
+        cluster.run(receive_in_a_circle, deadline=1)
+    assert 1 <= time.monotonic() - began < 4
+    assert "no answer within 1 s" in str(caught.value) and "cycle: 0 -> 1 -> 2 -> 3 -> 0" in str(caught.value)
+    assert [w.peers for w in caught.value.waits] == [(1,), (2,), (3,), (0,)]
+    assert cluster.run(pid_of) == pids
+
+
+def test_a_run_that_makes_progress_outlives_its_deadline(cluster):
+    def slow(comm):
+        for _ in range(8):
+            time.sleep(0.2)
+            comm.barrier()
+
+    cluster.run(slow, deadline=1)
+
+
+def test_a_rank_that_computes_on_when_the_others_timed_out_is_interrupted_and_named(cluster):
+    pids = cluster.run(pid_of)
+    began = time.monotonic()
+    with pytest.raises(CommTimeout) as caught:
+        cluster.run(rank_1_computes_for_ever, deadline=1)
+    assert time.monotonic() - began < 5
+    line = rank_1_computes_for_ever.__code__.co_firstlineno + 1
+    assert f"rank 1 running  (test_engines_stop.py:{line}" in str(caught.value) or f":{line + 1})" in str(caught.value)
+    assert cluster.run(pid_of) == pids
+
+
+def test_engines_stuck_in_compiled_code_are_replaced(cluster, capsys):
+    def stuck(comm):
+        if comm.rank == 2:
+            ctypes.PyDLL(None).sleep(
+                600
+            )  # with the interpreter's lock: no Python code runs, no signal handler
+        comm.barrier()
+
+    pids = cluster.run(pid_of)
+    with pytest.raises(CommTimeout):
+        cluster.run(stuck, deadline=0.5)
+    assert "rank 2 ignored the interrupt, as compiled code can: replacing the engines." in capsys.readouterr().err
+    assert cluster.run(rank_of) == [0, 1, 2, 3]
+    assert not set(pids) & set(cluster.run(pid_of))
+
+
+def test_an_engine_killed_amid_a_collective(cluster):
+    def die(comm):
+        if comm.rank == 2:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+
+    treasure = object()  # what the notebook has made meanwhile
+    pids = cluster.run(pid_of)
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=r"rank 2 was killed by signal 9 \(SIGKILL.*lab.restart\(\)") as caught:
+        cluster.run(die)
+    assert time.monotonic() - began < 5
+    assert [w.rank for w in caught.value.waits if w.state == "dead"] == [2]
+    with pytest.raises(EngineError, match=r"^rank 2 was killed by signal 9 .* lab.restart\(\) for 4 new engines"):
+        cluster.run(rank_of)
+    began = time.monotonic()
+    cluster.restart()
+    assert cluster.run(rank_of) == [0, 1, 2, 3]
+    assert time.monotonic() - began < 5
+    assert not set(pids) & set(cluster.run(pid_of)) and treasure is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGTERM])
+def test_the_signal_that_ended_an_engine_is_named(cluster, number):
+    def die(comm, number):
+        if comm.rank == 0:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+
+    with pytest.raises(RankFailed, match=rf"rank 0 was killed by signal {number.value} \({number.name}"):
+        cluster.run(die, number)
+
+
+def test_an_engine_that_exits_by_itself_is_named(cluster):
+    with pytest.raises(RankFailed, match="rank 3 ended with exit status 7"):
+        cluster.run(lambda comm: os._exit(7) if comm.rank == 3 else None)
+
+
+def test_an_engine_that_died_between_runs_is_named(cluster):
+    os.kill(cluster.run(pid_of)[1], signal.SIGKILL)
+    time.sleep(0.3)
+    with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
+        cluster.run(rank_of)
+
+
+def test_all_engines_killed_at_once(cluster):
+    for pid in cluster.run(pid_of):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.3)
+    with pytest.raises(EngineError, match=r"lab.restart\(\)"):
+        cluster.run(rank_of)
+    cluster.restart()
+    assert cluster.run(rank_of) == [0, 1, 2, 3]
+
+
+def test_an_error_wins_over_the_timeouts_that_it_causes(cluster):
+    def wrong(comm):
+        if comm.rank == 0:
+            time.sleep(0.2)
+            raise ValueError("the cause")
+        comm.recv(np.zeros(1), 0)
+
+    with pytest.raises(RunFailed, match=r"rank 0: ValueError: the cause"):
+        cluster.run(wrong, deadline=0.5)
