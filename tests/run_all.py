@@ -61,9 +61,13 @@ def main():
     prepare()
     totals, lines = dict.fromkeys(WORST, 0), []
     with tempfile.TemporaryDirectory(prefix="hpdl-tests-") as folder:
-        home = Path(folder) / "home"  # nothing of the user's home decides a test, and no test writes there
-        home.mkdir()
-        environment = {**os.environ, **features.launch_environment(), "HOME": str(home)}
+        private = {
+            "HOME": f"{folder}/home",
+            "XDG_RUNTIME_DIR": f"{folder}/run",
+        }  # the user's files and engines stay out
+        for path in private.values():
+            Path(path).mkdir(mode=0o700)
+        environment = {**os.environ, **features.launch_environment(), **private}
         for i, step in enumerate(steps()):
             print(f"\n== {step.name} ==", flush=True)
             xml = Path(folder) / f"step{i}.xml"
