@@ -61,10 +61,8 @@ def main():
     prepare()
     totals, lines = dict.fromkeys(WORST, 0), []
     with tempfile.TemporaryDirectory(prefix="hpdl-tests-") as folder:
-        private = {
-            "HOME": f"{folder}/home",
-            "XDG_RUNTIME_DIR": f"{folder}/run",
-        }  # the user's files and engines stay out
+        # The user's settings decide no test, and the user's engines are not attached to.
+        private = {"HOME": f"{folder}/home", "XDG_RUNTIME_DIR": f"{folder}/run"}
         for path in private.values():
             Path(path).mkdir(mode=0o700)
         environment = {**os.environ, **features.launch_environment(), **private}
