@@ -57,12 +57,12 @@ class MeasureResult:
     def __repr__(self):
         names = list(dict.fromkeys(r["name"] for r in self.rows))
         cells = {(r["name"], r["size"]): r for r in self.rows}
-        width = max(14, *(len(n) + 2 for n in names))
+        width = max(20, *(len(n) + 2 for n in names))  # five columns fit a notebook
         lines = [f"all-reduce on {self.where}: median time per call (bus bandwidth, GB/s)"]
-        lines.append(f"{'size':>10}" + "".join(f"{n:>{width + 8}}" for n in names))
+        lines.append(f"{'size':>10}" + "".join(f"{n:>{width}}" for n in names))
         for size in dict.fromkeys(r["size"] for r in self.rows):
             texts = (time_text(cells.get((n, size))) for n in names)
-            lines.append(f"{bytes_text(size):>10}" + "".join(f"{t:>{width + 8}}" for t in texts))
+            lines.append(f"{bytes_text(size):>10}" + "".join(f"{t:>{width}}" for t in texts))
         return "\n".join(lines)
 
 

@@ -90,7 +90,7 @@ lab.landscape(gradient_step, x, y, rates=(my_rate,))
 
 # %%
 limit = largest_stable_rate(x)
-edge = lab.landscape(gradient_step, x, y, rates=(0.98 * limit, 1.02 * limit), steps=60)
+edge = lab.landscape(gradient_step, x, y, rates=(0.98 * limit, 1.02 * limit))
 assert edge.verdicts[1.02 * limit] == "diverges" and edge.verdicts[0.98 * limit] != "diverges"
 print(f"the limit is {limit:.3f}; you guessed {my_rate}")
 
