@@ -4,7 +4,13 @@ import base64
 
 import nbclient
 import nbformat
+import numpy as np
 import pytest
+from matplotlib.text import Text
+
+from hpdl_lab import lab
+from hpdl_lab.optim.gradient_descent import gradient_step
+from hpdl_lab.plots import live, loss, ring, style
 
 CELL = """
 %matplotlib inline
@@ -38,3 +44,87 @@ def test_one_output_holds_the_last_state(outputs):
     width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
     assert (width, height) == (1680, 780)  # the final state, in the resolution of sharp screens
     assert output.metadata["image/png"] == {"width": 840, "height": 390}  # the page does not move between frames
+
+
+def test_png_has_the_size_of_the_page_times_the_scale():
+    figure = style.new_figure(4, 2)
+    for scale in (1, 2):
+        data = live.png(figure, scale)
+        assert data.startswith(b"\x89PNG")
+        assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (400 * scale, 200 * scale)
+    assert live.page_size(figure) == (400, 200)
+
+
+class Page:
+    """Stands for a notebook: counts what is published."""
+
+    def __init__(self, monkeypatch):
+        self.frames = []
+        monkeypatch.setattr(live, "in_notebook", lambda: True)
+        monkeypatch.setattr(live, "publish", self.publish)
+
+    def publish(self, figure, alt, scale, handle=None):
+        self.frames.append((texts_of(figure), scale, handle))
+        return "the handle"
+
+
+def train_rows(n):
+    return [{"step": i, "loss": 2.3 * 0.98**i, "samples_per_s": 30_000 + i} for i in range(n)]
+
+
+def texts_of(figure):
+    return [t.get_text() for t in figure.findobj(Text) if t.get_text() and t.get_visible()]
+
+
+def test_live_updates_one_display_in_place_and_always_draws_the_last_state(monkeypatch):
+    page = Page(monkeypatch)
+    plot = live.Live(loss.draw)
+    for n in range(1, 200):
+        plot.update(train_rows(n), 200, "training")
+    plot.finish(train_rows(200), 200, "done")
+    assert len(page.frames) < 30  # throttled
+    assert [handle for _, _, handle in page.frames] == [None] + ["the handle"] * (len(page.frames) - 1)
+    texts, scale, _ = page.frames[-1]
+    assert "done" in texts and any("step 200 of 200" in t for t in texts) and scale == live.CRISP
+
+
+def test_live_draws_nothing_before_the_end_in_a_plain_script():
+    plot = live.Live(loss.draw)
+    plot.update(train_rows(3), 10)
+    assert plot.frames == 0
+    assert "step 10 of 10" in "".join(texts_of(plot.finish(train_rows(10), 10)))
+    assert plot.frames == 1 and plot.handle is None
+
+
+def test_a_frame_leaves_five_a_second_possible(monkeypatch):
+    Page(monkeypatch)
+    plot = live.Live(loss.draw)
+    plot.update(train_rows(3), 10)
+    assert plot.frames == 1 and live.PERIOD < 0.2
+
+
+def test_the_ring_plays_step_by_step(monkeypatch):
+    page = Page(monkeypatch)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(live, "PERIOD", 0)
+    monkeypatch.setattr(live, "LEAST_PAUSE", 0)
+    lab.ring(3)
+    assert len(page.frames) == 5 and "3. all-gather" in page.frames[-1][0]
+
+
+def test_a_landscape_plays_step_by_step_and_gives_its_verdict_at_the_end(monkeypatch):
+    page = Page(monkeypatch)
+    monkeypatch.setattr(live, "PERIOD", 0)
+    monkeypatch.setattr(live, "LEAST_PAUSE", 0)
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    lab.landscape(gradient_step, x, x @ (1.0, 2.0), rates=(0.5,), steps=4)
+    first, last = page.frames[0][0], page.frames[-1][0]
+    assert len(page.frames) == 5 and "rate 0.5" in first and any(t.startswith("rate 0.5: ") for t in last)
+
+
+def test_html_and_files_hold_the_picture(tmp_path):
+    figure = style.new_figure()
+    ring.draw(figure, 3)
+    assert live.html(figure, "a ring").startswith('<img width="840"')
+    live.save(figure, tmp_path / "ring.png")
+    assert (tmp_path / "ring.png").read_bytes() == live.png(figure)

@@ -12,7 +12,7 @@ from hpdl_lab.collectives import chunks, cost
 from hpdl_lab.collectives import ring as ring_collective
 from hpdl_lab.comm import sim
 from hpdl_lab.optim import gradient_descent
-from hpdl_lab.plots import landscape, live, loss, measure, ring, scaling, style, timeline, traffic
+from hpdl_lab.plots import landscape, loss, measure, ring, scaling, style, timeline, traffic
 from hpdl_lab.trace import Event, bytes_sent
 
 SIZES = (4, 1024, 2**14, 2**17, 2**20, 2**22)
@@ -126,6 +126,9 @@ FIGURES = {
     "ring, third step": lambda b: filled(ring.draw, 3, 3),
     "traffic": lambda b: filled(traffic.draw, *[traffic.matrix(ring_events(), 4)] * 2, "Traffic"),
     "landscape": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps"),
+    "landscape, digits before and after the point": lambda b: filled(
+        landscape.draw, landscape.Bowl(b[0].loss, b[0].best, 0.4), paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps"
+    ),
     "landscape, first frame": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5), 0), 20, "20 steps"),
     "landscape, overflowing": lambda b: filled(landscape.draw, b[0], paths(b, (1e3,), 200), 200, "200 steps"),
 }
@@ -145,55 +148,6 @@ def test_importing_plots_chooses_no_backend_and_drawing_leaves_settings_alone():
         "assert matplotlib.rcParams.copy() == before"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
-
-
-def test_png_has_the_size_of_the_page_times_the_scale():
-    figure = style.new_figure(4, 2)
-    for scale in (1, 2):
-        data = live.png(figure, scale)
-        assert data.startswith(b"\x89PNG")
-        assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (400 * scale, 200 * scale)
-    assert live.page_size(figure) == (400, 200)
-
-
-class Page:
-    """Stands for a notebook: counts what is published."""
-
-    def __init__(self, monkeypatch):
-        self.frames = []
-        monkeypatch.setattr(live, "in_notebook", lambda: True)
-        monkeypatch.setattr(live, "publish", self.publish)
-
-    def publish(self, figure, alt, scale, handle=None):
-        self.frames.append((texts_of(figure), scale, handle))
-        return "the handle"
-
-
-def test_live_updates_one_display_in_place_and_always_draws_the_last_state(monkeypatch):
-    page = Page(monkeypatch)
-    plot = live.Live(loss.draw)
-    for n in range(1, 200):
-        plot.update(train_rows(n), 200, "training")
-    plot.finish(train_rows(200), 200, "done")
-    assert len(page.frames) < 30  # throttled
-    assert [handle for _, _, handle in page.frames] == [None] + ["the handle"] * (len(page.frames) - 1)
-    texts, scale, _ = page.frames[-1]
-    assert "done" in texts and any("step 200 of 200" in t for t in texts) and scale == live.CRISP
-
-
-def test_live_draws_nothing_before_the_end_in_a_plain_script():
-    plot = live.Live(loss.draw)
-    plot.update(train_rows(3), 10)
-    assert plot.frames == 0
-    assert "step 10 of 10" in "".join(texts_of(plot.finish(train_rows(10), 10)))
-    assert plot.frames == 1 and plot.handle is None
-
-
-def test_a_frame_leaves_five_a_second_possible(monkeypatch):
-    Page(monkeypatch)
-    plot = live.Live(loss.draw)
-    plot.update(train_rows(3), 10)
-    assert plot.frames == 1 and live.PERIOD < 0.2
 
 
 def test_more_ranks_than_cores_is_said_in_the_picture():
@@ -291,10 +245,3 @@ def test_labels_are_spread_and_stay_inside():
     assert style.spread([5, 5, 5], 10, 0, 100) == [5, 15, 25]
     assert style.spread([95, 96, 97], 10, 0, 100) == [80, 90, 100]
     assert style.spread([], 10, 0, 100) == []
-
-
-def test_html_and_files_hold_the_picture(tmp_path):
-    figure = filled(ring.draw, 3)
-    assert live.html(figure, "a ring").startswith('<img width="840"')
-    live.save(figure, tmp_path / "ring.png")
-    assert (tmp_path / "ring.png").read_bytes() == live.png(figure)

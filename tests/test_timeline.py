@@ -79,9 +79,22 @@ def test_rates_that_make_no_picture_are_refused(rates, data):
         lab.landscape(gradient_descent.gradient_step, *data, rates=rates)
 
 
+def test_a_step_may_change_the_weights_in_place(data):
+    def in_place(w, x, y, rate):
+        w -= rate * gradient_descent.gradient(w, x, y)
+        return w
+
+    mine, reference = (
+        lab.landscape(f, *data, rates=(0.1,)).paths[0.1] for f in (in_place, gradient_descent.gradient_step)
+    )
+    assert np.array_equal(mine, reference)
+
+
 def test_a_landscape_has_two_weights(data):
     x, y = data
     with pytest.raises(ValueError, match=r"two weights.*\(60, 3\)"):
         lab.landscape(gradient_descent.gradient_step, np.ones((60, 3)), y, rates=(0.1,))
+    with pytest.raises(ValueError, match="at least 2, got 1"):
+        lab.landscape(gradient_descent.gradient_step, x, y, rates=(0.1,), steps=1)
     with pytest.raises(ValueError, match="must return the 2 weights"):
         lab.landscape(lambda w, x, y, rate: w[0], x, y, rates=(0.1,))

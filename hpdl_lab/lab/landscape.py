@@ -9,7 +9,7 @@ from ..optim.gradient_descent import descend, loss
 from ..plots import landscape as bowls
 from ..plots import live
 
-FRAME_SECONDS = 0.2
+FRAME_SECONDS = 0.18  # from step to step
 MOST_RATES = 5  # panels that are still readable side by side
 
 
@@ -39,17 +39,19 @@ def landscape(step, x, y, rates, steps=20):
         raise ValueError(f"rates must be 1 to {MOST_RATES} different numbers above 0, got {rates}")
     if x.ndim != 2 or x.shape[1] != 2:
         raise ValueError(f"a landscape has two weights, so x must have shape (n, 2), got {x.shape}")
+    if not isinstance(steps, int) or steps < 2:
+        raise ValueError(f"steps must be a whole number of at least 2, got {steps!r}")
     with np.errstate(all="ignore"):  # diverging is part of the lesson
         paths = {rate: walk(step, x, y, rate, steps) for rate in rates}
     best = np.linalg.lstsq(x, y, rcond=None)[0]
     reach = 1.6 * max(np.abs(path[0] - best).max() for path in paths.values())
     bowl = bowls.Bowl(lambda w: loss(w, x, y), best, reach)
-    title = f"{steps} steps of gradient descent; the star is the least loss"
+    title = f"{steps} steps of gradient descent"
     plot = live.Live(bowls.draw, alt="paths of gradient descent on contours of the loss")
     if plot.shown:
         for k in range(1, steps + 1):
             plot.update(bowl, {rate: path[:k] for rate, path in paths.items()}, steps, title)
-            time.sleep(FRAME_SECONDS)
+            time.sleep(max(0.0, FRAME_SECONDS - plot.cost))
     figure = plot.finish(bowl, paths, steps, title)
     above = {rate: bowl.above(path) for rate, path in paths.items()}
     verdicts = {rate: bowls.verdict(paths[rate], above[rate]) for rate in rates}
@@ -62,5 +64,5 @@ def walk(step, x, y, rate, steps):
     for w in descend(x, y, rate, steps, step):
         if np.shape(w) != (2,):
             raise ValueError(f"a step must return the 2 weights, got shape {np.shape(w)}")
-        path.append(np.asarray(w, dtype=float))
+        path.append(np.array(w, dtype=float))  # a copy: a step may change w in place
     return np.array(path)

@@ -49,14 +49,14 @@ def draw(figure, bowl, paths, steps, title=""):
     Args:    paths: {rate: (k + 1, 2) weights so far}; steps: how many there will be; then the verdict is written.
     """
     axes = figure.subplots(1, len(paths), squeeze=False, sharey=True)[0]
-    figure.subplots_adjust(left=0.07, right=0.985, bottom=0.16, top=0.74, wspace=0.1)
+    figure.subplots_adjust(left=0.088, right=0.985, bottom=0.16, top=0.74, wspace=0.1)
     for ax, (rate, path) in zip(axes, paths.items(), strict=True):
         ax.contour(*bowl.axes, bowl.grid, levels=bowl.levels, colors=[GREY], linewidths=0.6, alpha=0.7)
         ax.plot(*bowl.best, "*", color=INK, markersize=11, zorder=3)
         walk(ax, bowl, rate, path, done=len(path) > steps)
         ax.set_xlabel("weight 0")
     axes[0].set_ylabel("weight 1")
-    heading(figure, title)
+    heading(figure, title, "Each dot is a step. The lines join weights of equal loss; the star is where it is least.")
 
 
 def walk(ax, bowl, rate, path, done):
