@@ -131,9 +131,17 @@ def test_timing_records_no_events_and_recording_goes_on_afterwards():
         assert recorded <= 4  # of the agreement on the times, not of the 100 calls
 
 
-def test_the_picture_is_finished_when_the_run_breaks(monkeypatch):
+def test_the_picture_is_finished_when_the_run_breaks_in_the_middle(monkeypatch):
     frames = []
-    monkeypatch.setattr(live.Live, "finish", lambda self, *args: frames.append(args))
+    monkeypatch.setattr(live.Live, "finish", lambda self, rows, *args: frames.append(len(rows)))
+
+    def small_only(comm, x):
+        if len(x) > 1000:
+            raise MemoryError("too large")
+        return ring.all_reduce(comm, x)
+
+    with pytest.raises(MemoryError, match="too large"):
+        lab.measure(small_only, FEW)
     with pytest.raises(ZeroDivisionError):
         lab.measure(lambda comm, x: 1 / 0, FEW)
-    assert len(frames) == 1
+    assert frames == [2]  # a run without any row leaves no empty picture

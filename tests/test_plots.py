@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
+from hpdl_lab import lab
 from hpdl_lab.collectives import chunks, cost
 from hpdl_lab.collectives import ring as ring_collective
 from hpdl_lab.comm import sim
@@ -122,8 +123,10 @@ FIGURES = {
     "scaling": lambda b: filled(scaling.draw, scaling_rows(), scaling_rows(cores=4), "samples/s", "Scaling"),
     "scaling, one kind": lambda b: filled(scaling.draw, scaling_rows(("strong",)), (), "samples/s", "Scaling"),
     "scaling, nothing yet": lambda b: filled(scaling.draw, []),
-    "ring": lambda b: filled(ring.draw, 4),
-    "ring, third step": lambda b: filled(ring.draw, 3, 3),
+    "ring of 2": lambda b: lab.ring(2).figure,
+    "ring of 4": lambda b: filled(ring.draw, 4),
+    "ring of 3, third step": lambda b: filled(ring.draw, 3, 3),
+    "ring of 6": lambda b: lab.ring(6).figure,
     "traffic": lambda b: filled(traffic.draw, *[traffic.matrix(ring_events(), 4)] * 2, "Traffic"),
     "landscape": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps"),
     "landscape, digits before and after the point": lambda b: filled(

@@ -55,13 +55,20 @@ def test_a_number_of_ranks_that_is_none_is_refused(ranks):
         lab.train(ranks=ranks)
 
 
-def test_an_error_on_a_rank_comes_back_and_the_plot_is_finished(monkeypatch):
+def test_an_error_on_a_rank_comes_back_and_the_picture_is_finished(monkeypatch):
     drawn = []
-    monkeypatch.setattr(live.Live, "finish", lambda self, rows, steps, title, foot: drawn.append(title))
+    monkeypatch.setattr(live.Live, "finish", lambda self, rows, steps, title, foot: drawn.append((len(rows), title)))
+    calls = []
 
-    def breaks(comm, x):
-        raise RuntimeError("not today")
+    def breaks_later(comm, x):
+        calls.append(comm.rank)
+        if len(calls) > 40:
+            raise RuntimeError("not today")
+        return ring.all_reduce(comm, x)
 
     with pytest.raises(RuntimeError, match="not today"):
-        lab.train(all_reduce=breaks, steps=5)
-    assert drawn == ["Digits on 4 simulated ranks: stopped"]
+        lab.train(all_reduce=breaks_later, steps=50)
+    assert drawn == [(10, "Digits on 4 simulated ranks: stopped")]
+    with pytest.raises(RuntimeError, match="not today"):
+        lab.train(all_reduce=breaks_later, steps=50)
+    assert len(drawn) == 1  # a run without any step leaves no empty picture

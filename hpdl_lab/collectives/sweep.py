@@ -85,7 +85,8 @@ def row(name, size, count, dtype, times, comm):
         "busbw_GBps": algbw * busbw_factor("all_reduce", comm.size),
         "wrong": 0,
         "ranks": comm.size,
-        "cores": cores() * math.ceil(comm.size / comm.node_size),
+        "cores": cores()  # of this node; a simulated rank is a node of its own
+        * math.ceil(comm.size / comm.node_size),
     }
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from ..collectives import cost
-from ..collectives.sweep import SAMPLE_NS, SAMPLES, WrongAnswer, parse_size, race
-from ..engines.errors import RunFailed, without_traceback
+from ..collectives.sweep import SAMPLE_NS, SAMPLES, WrongAnswer, count_of, parse_size, race
+from ..engines.errors import without_traceback
 from ..plots import live
 from ..plots.measure import Reference, draw
 from ..plots.style import bytes_text, number_text, seconds_text
@@ -82,6 +82,8 @@ def measure(fn, sizes=SIZES, *, ranks=None, against=None, prediction=None, deadl
     """
     where = place(ranks)
     sizes = sorted({parse_size(size) for size in sizes})
+    for size in sizes:
+        count_of(size, "float32")  # raises before any rank has started
     yours = f"your {fn.__name__}" if hasattr(fn, "__name__") else "yours"
     functions = {yours: fn, **peers(where, against)}
     title = f"all-reduce on {where}"
@@ -101,10 +103,11 @@ def measure(fn, sizes=SIZES, *, ranks=None, against=None, prediction=None, deadl
     timing = (1, 0, 0.0) if where.simulated else (SAMPLES, SAMPLE_NS, REST_S)  # virtual time is the same every time
     try:
         where.run(race, functions, sizes, "float32", *timing, deadline=deadline, on_row=on_row)
-    except (WrongAnswer, RunFailed) as error:
-        raise without_traceback(refusal(error)) from None
-    finally:
-        figure = plot.finish(*state())
+    except BaseException as error:
+        if rows:
+            plot.finish(*state())
+        raise refusal(error) from None
+    figure = plot.finish(*state())
     if not where.simulated:
         best = max((r for r in rows if r["name"] == yours), key=lambda r: r["busbw_GBps"])
         progress().add("measurement", **best)
@@ -115,8 +118,8 @@ def refusal(error):
     """WrongAnswer where that is what stopped the ranks, on engines as on simulated ranks; else the error itself."""
     for rank_error in getattr(error, "errors", {}).values():
         if rank_error.type == WrongAnswer.__name__:
-            return WrongAnswer(rank_error.message)
-    return error
+            error = WrongAnswer(rank_error.message)
+    return without_traceback(error) if isinstance(error, WrongAnswer) else error
 
 
 def peers(where, against):

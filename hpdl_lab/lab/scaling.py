@@ -63,6 +63,7 @@ def scaling(work=None, *, all_reduce=None, ranks=None, n=512, unit=None, deadlin
     rows, simulated = [], []
     plot = live.Live(draw, alt="strong and weak scaling")
     foot = f"Simulated: {NETWORK_TEXT}, a core per rank."
+    foot += "" if running() else "  No engines run: lab.start(4) adds measured points."
 
     pace = pace_of_one_rank(work, n, deadline)
     for kind, p in ((kind, p) for kind in KINDS for p in counts):

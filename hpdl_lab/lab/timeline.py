@@ -57,10 +57,10 @@ def traffic(results=None, title=""):
 
 def ring(p=4):
     """Play the steps of a ring all-reduce on `p` ranks. Returns Picture."""
-    if not isinstance(p, int) or not 2 <= p <= 8:
-        raise ValueError(f"the picture of a ring has 2 to 8 ranks, got {p!r}")
+    if not isinstance(p, int) or not 2 <= p <= ring_picture.MOST_RANKS:
+        raise ValueError(f"the picture of a ring has 2 to {ring_picture.MOST_RANKS} ranks, got {p!r}")
     steps = ring_picture.schedule(p)
-    plot = live.Live(ring_picture.draw, height=2.3 if len(steps) < 5 else None, alt=f"ring all-reduce on {p} ranks")
+    plot = live.Live(ring_picture.draw, ring_picture.height(p), f"ring all-reduce on {p} ranks")
     if plot.shown:
         for done in range(len(steps)):
             plot.update(p, done)

@@ -73,21 +73,21 @@ def train(model=None, strategy=None, *, all_reduce=None, ranks=None, dtype="floa
     try:
         results = where.run(train_on_rank, model, strategy, data, recipe, deadline=deadline, on_row=on_row)
     except BaseException:
-        plot.finish(rows, recipe.steps, f"{title}: stopped", where.remark)
+        if rows:
+            plot.finish(rows, recipe.steps, f"{title}: stopped", where.remark)
         raise
     first = results[0]
     accuracy = f"{title}: {first.test_accuracy:.1%} of the test images read rightly"
     figure = plot.finish(rows, recipe.steps, accuracy, where.remark)
     scale = max(float(first.parameters.abs().max()), 1e-30)
     drift = max(float((trained.parameters - first.parameters).abs().max()) for trained in results) / scale
-    rate = sum(1 / r["samples_per_s"] for r in rows if r["samples_per_s"])
     return TrainResult(
         where=str(where),
         simulated=where.simulated,
         losses=first.losses,
         test_accuracy=first.test_accuracy,
         seconds=first.seconds,
-        samples_per_s=len(rows) / rate if rate else 0.0,
+        samples_per_s=first.samples / first.seconds if first.seconds else 0.0,
         drift=drift,
         events=results.events,
         figure=figure,

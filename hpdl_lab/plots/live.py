@@ -2,11 +2,12 @@
 
 import base64
 import io
+import sys
 import time
 
 from PIL import Image
 
-from .style import DPI, look, new_figure
+from .style import DPI, HEIGHT, look, new_figure
 
 CRISP = 2  # pixels of a final picture per pixel of the page: sharp on high-density screens
 PERIOD = 0.1  # s from frame to frame: smooth to the eye, and half a core at least is left to the ranks
@@ -55,9 +56,9 @@ class Live:
     `draw(figure, *args)` fills an empty figure. In a plain script nothing is shown, and only the last state is drawn.
     """
 
-    def __init__(self, draw, width=None, height=None, alt="live plot"):
+    def __init__(self, draw, height=HEIGHT, alt="live plot"):
         self.draw, self.alt = draw, alt
-        self.figure = new_figure(*(v for v in (width, height) if v is not None))
+        self.figure = new_figure(height=height)
         self.shown = in_notebook()
         self.handle = None
         self.frames = 0
@@ -88,9 +89,8 @@ class Live:
 
 def in_notebook():
     """True where a front end shows what is displayed."""
-    from IPython import get_ipython
-
-    return hasattr(get_ipython(), "kernel")
+    ipython = sys.modules.get("IPython")  # a kernel has imported it; a script need not
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def page_size(figure):

@@ -9,6 +9,10 @@ from .style import FAINT, GREEN, GREY, INK, VERMILION, heading
 SHADES = ("#FFFFFF", "#DCEBF5", "#A9CFE8", "#6BAED6", "#3182BD", "#0B559F")
 
 
+GAP, HEAD = 0.55, 0.5  # inches: between rows of panels, above all of them
+MOST_RANKS = 6  # with more, the cells are too small to read
+
+
 class Step(NamedTuple):
     """One step of all ranks at once: rank r sends chunk `chunks[r]` to r + 1, which adds it or, later, copies it."""
 
@@ -37,6 +41,16 @@ def holdings(p, steps):
     return out
 
 
+def height(p):
+    """Inches of a figure for `p` ranks in which cells are about square."""
+    return rows_of(p) * (0.27 * p + GAP) + HEAD
+
+
+def rows_of(p):
+    """Reduce-scatter and all-gather get a row each, unless all of it fits into one."""
+    return 1 if p < 4 else 2
+
+
 def draw(figure, p, upto=None):
     """Fill `figure` with one panel per step; `upto` steps have been done (None: all), the others are empty frames.
 
@@ -45,24 +59,24 @@ def draw(figure, p, upto=None):
     steps = schedule(p)
     tables = holdings(p, steps)
     upto = len(steps) if upto is None else upto
-    columns = len(tables) if len(tables) <= 5 else -(-len(tables) // 2)
-    rows = -(-len(tables) // columns)
+    rows, inches = rows_of(p), figure.get_figheight()
+    columns = -(-len(tables) // rows)
     axes = figure.subplots(rows, columns, squeeze=False).flat
-    figure.subplots_adjust(left=0.075, right=0.99, bottom=0.075, top=0.83, wspace=0.14, hspace=0.5)
+    panel_height = (inches - HEAD) / rows - GAP
+    bottom, top = (GAP - 0.25) / inches, 1 - (HEAD + 0.25) / inches
+    figure.subplots_adjust(left=0.08, right=0.985, bottom=bottom, top=top, wspace=0.14, hspace=GAP / panel_height)
     for i, ax in enumerate(axes):
         if i >= len(tables):
             ax.axis("off")
             continue
         panel(ax, tables[i], steps[i - 1] if i else None, i <= upto)
+        weight, color = "bold" if i == upto else "normal", INK if i <= upto else GREY
         title = "start" if i == 0 else f"{i}. {steps[i - 1].phase}"
-        ax.set_title(
-            title, fontsize=9.5, fontweight="bold" if i == upto else "normal", color=INK if i <= upto else GREY
-        )
+        ax.set_title(title, fontsize=9 if p < 6 else 8, fontweight=weight, color=color)
         if i % columns == 0:
             ax.set_yticks(range(p), [f"chunk {c}" for c in range(p)])
             ax.annotate("rank", (0, 0), (-4, -3.5), "axes fraction", "offset points", fontsize=8, ha="right", va="top")
-    text = f"Ring all-reduce on {p} ranks: each cell says from how many ranks it holds the sum"
-    heading(figure, text)
+    heading(figure, f"Ring all-reduce on {p} ranks: each cell says from how many ranks it holds the sum")
 
 
 def panel(ax, table, step, done):
@@ -88,12 +102,12 @@ def panel(ax, table, step, done):
         for r, c in enumerate(step.chunks):
             wraps = r == p - 1
             start, stop = ((r + 0.2, c), (p - 0.42, c)) if wraps else ((r + 0.2, c), (r + 0.8, c))
-            ax.add_patch(arrow(start, stop))
+            ax.add_patch(arrow(start, stop, p))
             if wraps:  # and comes in again from the left
-                ax.add_patch(arrow((-0.58, c), (-0.2, c)))
+                ax.add_patch(arrow((-0.58, c), (-0.2, c), p))
 
 
-def arrow(start, stop):
-    """A short arrow between two cells."""
-    look = {"arrowstyle": "-|>", "mutation_scale": 8, "color": VERMILION, "linewidth": 1.4}
+def arrow(start, stop, p):
+    """A short arrow between two cells, smaller where the cells are."""
+    look = {"arrowstyle": "-|>", "mutation_scale": 8 if p < 5 else 5, "color": VERMILION, "linewidth": 1.4}
     return FancyArrowPatch(start, stop, clip_on=False, **look)
