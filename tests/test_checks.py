@@ -1,5 +1,6 @@
 """Every check rejects every wrong answer with the message meant for it, and accepts every right one."""
 
+import re
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 from hpdl_lab.checks import collective, exercises, ranks
 from hpdl_lab.checks.exercises import EXERCISES, check, find
 from hpdl_lab.checks.lesson_04_ring import ALL_REDUCE
-from hpdl_lab.checks.record import Broken
+from hpdl_lab.checks.record import AnswerFailed, Broken
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import CommTimeout, Wait, sim
 
@@ -166,15 +167,43 @@ def test_a_wait_on_the_engines_shows_who_waits_for_whom():
 
 def test_an_error_on_the_engines_is_one_sentence():
     def runner(fn, *args):
-        raise MemoryError("no memory for 4 GiB")
+        raise AnswerFailed("rank 2: MemoryError: no memory for 4 GiB\n    cell:3 in work")
 
     for name in ("0.1", "0.2", "2.1", "4.2"):
         result = check(find(name), find(name).reference, runner)
         assert result.failed == "engines"
-        assert (
-            "Right on simulated ranks. On the engines your function raised MemoryError: no memory for 4 GiB"
-            in result.message
-        )
+        said = "Right on simulated ranks, but on the engines: rank 2: MemoryError: no memory for 4 GiB."
+        assert result.message == said
+        assert "cell:3 in work" in result.detail
+
+
+def test_trouble_with_the_engines_is_not_blamed_on_the_answer():
+    def runner(fn, *args):
+        raise RuntimeError("no engine cluster is running")
+
+    for name in ("0.1", "2.1", "4.2"):
+        with pytest.raises(RuntimeError, match="no engine cluster is running"):
+            check(find(name), find(name).reference, runner)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "says"),
+    [
+        ("4.1", lambda comm, x: x.resize_(0), r"x had shape \(999,\) and now has \(0,\)"),
+        ("4.3", lambda comm, x: ring.all_reduce(comm, x).double(), "returned float64, but x is float32"),
+        ("4.3", lambda comm, x: list(ring.all_reduce(comm, x)), "returned list: return x"),
+        ("4.3", lambda comm: comm, r"raised TypeError: .*takes 1 positional argument but 2 were given"),
+        ("2.1", lambda comm, g: list(comm.all_reduce(g) / comm.size), r"of type list: the gradient has shape \(2,\)"),
+        ("1.1", lambda w, x, y: "downhill", "returned 'downhill', a str: numbers were asked for"),
+        ("1.1", lambda w, x, y: [[1, 2], [3]], "numbers were asked for"),
+        ("1.2", lambda w, x, y, rate: 0.0, r"the result has shape \(\): it should be \(2,\)"),
+        ("1.3", lambda x: float("nan"), "you say nan"),
+    ],
+)
+def test_odd_things_that_answers_do_are_said_plainly(name, answer, says):
+    result = check(find(name), answer)
+    assert not result
+    assert re.search(says, result.message), result.message
 
 
 def test_guard_elements_are_next_to_x_on_both_sides():

@@ -8,6 +8,7 @@ import pytest
 
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
+from hpdl_lab.engines.errors import EngineError, RunFailed
 from hpdl_lab.lab import exercises
 from hpdl_lab.lab.progress import Progress, progress
 
@@ -50,6 +51,21 @@ def test_with_engines_the_check_goes_on_there(monkeypatch):
     result = exercises.check(ring.all_reduce)
     assert "engines: right on 4 MPI ranks" in result.facts
     assert "simulated ranks only" not in result.next_step
+
+
+def test_an_exception_on_the_engines_is_the_answers_and_no_engines_is_not(monkeypatch):
+    def failing(error):
+        def run(fn, *args, deadline):
+            raise error
+
+        return run
+
+    monkeypatch.setattr(exercises, "running", lambda: object())
+    monkeypatch.setattr(exercises, "run", failing(RunFailed("ranks 0-3: KeyError: 'lost'")))
+    assert "but on the engines: ranks 0-3: KeyError: 'lost'" in exercises.check(ring.all_reduce).message
+    monkeypatch.setattr(exercises, "run", failing(EngineError("rank 2 is dead: call lab.restart()")))
+    with pytest.raises(EngineError, match="rank 2 is dead"):
+        exercises.check(ring.all_reduce)
 
 
 def test_too_many_bytes_are_shown_as_a_heat_map_and_a_row_of_waiting_ranks_as_a_timeline():

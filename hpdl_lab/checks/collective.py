@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..comm import CommError, PerRank
+from ..comm import PerRank
 from ..comm.network import Switch
 from .diagnose import explain
-from .ranks import SENTINEL, capital, case, count, describe_error, number, simulate
+from .ranks import SENTINEL, capital, case, count, number, on_engines, simulate
 from .record import Broken, Passed
 from .traffic import check_bytes, check_peers
 
+ENGINE_SIZES = (1000, 1001, 1, 0)
 GUARD = 16  # elements before and after every buffer that nobody may touch
 
 
@@ -51,18 +52,21 @@ def call(comm, fn, start, dtype="float32"):
     """Call fn(comm, x) on a tensor x of the given values, between guard elements; returns Left."""
     import torch
 
-    store = torch.full((len(start) + 2 * GUARD,), SENTINEL, dtype=getattr(torch, dtype))
-    x = store[GUARD : GUARD + len(start)]
+    n = len(start)
+    store = torch.full((n + 2 * GUARD,), SENTINEL, dtype=getattr(torch, dtype))
+    x = store[GUARD : GUARD + n]
     x.copy_(torch.from_numpy(start))
     out = fn(comm, x)
+    if x.shape != (n,):
+        raise ValueError(f"x had shape ({n},) and now has {tuple(x.shape)}: change its elements, not its shape")
     kind = type(out).__name__
     if isinstance(out, torch.Tensor):
         out = out.detach().numpy().copy()
     elif not isinstance(out, np.ndarray):
         out = None
-    outside = [i for i in range(-GUARD, 0)] + [len(start) + i for i in range(GUARD)]
+    outside = [*range(-GUARD, 0), *range(n, n + GUARD)]
     broken = next((i for i in outside if store[GUARD + i] != SENTINEL), None)
-    return Left(x.numpy().copy(), out, kind, broken)
+    return Left(x.detach().numpy().copy(), out, kind, broken)
 
 
 def call_many(comm, fn, collective, sizes):
@@ -179,6 +183,8 @@ def check_returned(collective, left, expected, r, where, run):
             f"{capital(where)}, rank {r} returned {count(left.out.size, 'element')}: "
             f"return {promise}, {count(len(expected), 'element')}."
         )
+    elif left.out.dtype != left.x.dtype:
+        message = f"{capital(where)}, rank {r} returned {left.out.dtype}, but x is {left.x.dtype}: return {promise}."
     elif not np.array_equal(left.out, expected):
         message = f"{capital(where)}, x is right on rank {r}, but what is returned differs from it: return {promise}."
     else:
@@ -250,16 +256,9 @@ def check_steps(collective, fn, steps):
 
 def check_on_engines(collective, fn, runner):
     """The same on real ranks, as many as the cluster has. Returns a fact."""
-    try:
-        run = runner(call_many, fn, collective, (1000, 1001, 1, 0))
-    except CommError as error:
-        first, *table = str(error).split("\n")
-        raise Broken("engines", f"Right on simulated ranks, but on the engines: {first}", "\n".join(table)) from None
-    except Exception as error:
-        message = f"Right on simulated ranks. {describe_error(error, 'on the engines')}"
-        raise Broken("engines", message) from None
+    run = on_engines(runner, call_many, fn, collective, ENGINE_SIZES)
     p = len(run)
-    for k, n in enumerate((1000, 1001, 1, 0)):
+    for k, n in enumerate(ENGINE_SIZES):
         whole = collective.whole(inputs(p, n))
         for r, lefts in enumerate(run):
             first, last = collective.promised(n, p, r)

@@ -28,7 +28,12 @@ def call(fn, *args, unchanged):
             raise Broken("input", message)
     if out is None:
         raise Broken("returns", "Your function returned nothing: is there a `return`?")
-    return out
+    try:
+        return np.asarray(out, dtype=float)
+    except (TypeError, ValueError):
+        raise Broken(
+            "returns", f"Your function returned {out!r}, a {type(out).__name__}: numbers were asked for."
+        ) from None
 
 
 def shape_of(args):
@@ -110,8 +115,8 @@ def check_largest_stable_rate(fn, runner=None):
         _, x, _ = problem(n, d)
         x = x * np.linspace(1, 3, d)
         got, expected = call(fn, x, unchanged=("x",)), reference.largest_stable_rate(x)
-        if np.ndim(got) or isinstance(got, str | bool):
-            raise Broken("shape", f"The rate is one number; your function returned {got!r}.")
+        if got.ndim:
+            raise Broken("shape", f"The rate is one number; your function returned {got.size}: {got}.")
         if not abs(got - expected) <= 0.01 * expected:
             raise Broken(*why_rate(float(got), expected, x))
     return Passed(

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ..comm import CommError, PerRank
+from ..comm import PerRank
 from ..parallel import averaging as reference
 from . import answers_02 as answers
-from .ranks import capital, count, describe_error, number, simulate
+from .ranks import capital, count, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 
@@ -38,12 +38,11 @@ def check_mean(run, values, where):
             raise Broken(
                 "returns", f"{where}, rank {r} returned nothing: return the gradient.", events=run.events, size=p
             )
-        if np.shape(out) != mean.shape:
-            message = (
-                f"{where}, rank {r} returned something of shape {np.shape(out)}: the gradient has shape {mean.shape}."
-            )
+        if getattr(out, "shape", None) != mean.shape:
+            got = f"shape {out.shape}" if hasattr(out, "shape") else f"type {type(out).__name__}"
+            message = f"{where}, rank {r} returned something of {got}: the gradient has shape {mean.shape}."
             raise Broken("returns", message, events=run.events, size=p)
-        out = np.asarray(out)
+        out = np.asarray(out, dtype=float)
         if not np.allclose(out, mean, rtol=1e-5):
             j = int(np.argmax(~np.isclose(out, mean, rtol=1e-5)))
             failed, why = explain(out, values, r, np.asarray(run[-1][0]))
@@ -78,13 +77,7 @@ def explain(out, values, r, last):
 
 def check_on_engines(fn, runner):
     """The same on real ranks. Returns a fact."""
-    try:
-        run = runner(call_own_gradient, fn)
-    except CommError as error:
-        first, *table = str(error).split("\n")
-        raise Broken("engines", f"Right on simulated ranks, but on the engines: {first}", "\n".join(table)) from None
-    except Exception as error:
-        raise Broken("engines", f"Right on simulated ranks. {describe_error(error, 'on the engines')}") from None
+    run = on_engines(runner, call_own_gradient, fn)
     check_mean(run, gradients(len(run), 1001), f"on {count(len(run), 'engine')}")
     return f"engines: right on {count(len(run), 'MPI rank')}"
 

@@ -3,8 +3,8 @@
 import contextlib
 import io
 
-from ..comm import CommTimeout, Deadlock, sim
-from .record import Broken
+from ..comm import CommError, CommTimeout, Deadlock, sim
+from .record import AnswerFailed, Broken
 
 DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of a right answer takes about 0.05 s
 SENTINEL = -777.0  # what memory holds that an answer must not touch, or must not read
@@ -35,6 +35,16 @@ def simulate(p, fn, *args, network=None, where=""):
         raise Broken("timeout", message, "\n".join(table) + tail(printed)) from None
     except (Exception, SystemExit) as error:
         raise Broken("raises", describe_error(error, where), tail(printed)) from None
+
+
+def on_engines(runner, fn, *args):
+    """runner(fn, *args), with the answer's faults there as Broken. Trouble with the engines themselves passes."""
+    try:
+        return runner(fn, *args)
+    except (CommError, AnswerFailed) as error:
+        first, *table = str(error).split("\n")
+        message = f"Right on simulated ranks, but on the engines: {full_stop(first)}"
+        raise Broken("engines", message, "\n".join(table)) from None
 
 
 def describe_error(error, where):

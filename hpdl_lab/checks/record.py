@@ -20,6 +20,10 @@ class Broken(Exception):
         self.events, self.expected, self.size = list(events), [], size
 
 
+class AnswerFailed(Exception):
+    """What a runner raises where an answer raised on the engines: the text says what, on which rank, in which line."""
+
+
 @dataclass(frozen=True)
 class Passed:
     """What a check found in a right answer: facts are sentences with the number against its target."""
@@ -45,7 +49,8 @@ class Exercise:
     id:        "4.1": notebook 4, first exercise; `title` is one line for lists of exercises.
     reference: the library function that solves it; its name is the name of the exercise.
     stars:     1 beginner, 2 intermediate, 3 advanced; also nbgrader's points.
-    check:     check(fn, runner) -> Passed, or raises Broken. `runner(fn, *args)` runs on the engines, or is None.
+    check:     check(fn, runner) -> Passed, or raises Broken. `runner(fn, *args)` runs on the engines, or is None;
+               it raises AnswerFailed or CommError for the answer's faults, and anything else for other trouble.
     hints:     {invariant: (first, second, third)}; "" serves every invariant that is not named.
     parallel:  whether ranks take part, so that the check goes on to the engines.
     """

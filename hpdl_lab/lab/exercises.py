@@ -1,14 +1,14 @@
 """The verbs of exercises: check an answer, ask for a hint, look at the solution."""
 
-import functools
 import inspect
 from dataclasses import replace
 
 import numpy as np
 
 from ..checks import exercises
+from ..checks.record import AnswerFailed
 from ..checks.result import Note
-from ..engines.errors import without_traceback
+from ..engines.errors import RunFailed, without_traceback
 from ..plots import live, ring, style, timeline, traffic
 from .cluster import run, running
 from .progress import progress
@@ -33,13 +33,20 @@ def check(fn):
             f"lab.check needs your function itself, not {type(fn).__name__}: lab.check(reduce_scatter), nothing called"
         )
     exercise, engines = exercise_of(fn), running() is not None
-    runner = functools.partial(run, deadline=ENGINE_DEADLINE) if engines else None
     try:
-        result = exercises.check(exercise, fn, runner)
+        result = exercises.check(exercise, fn, run_answer if engines else None)
     except NotImplementedError as error:  # a stub: its text says it all
         raise without_traceback(error) from None
     progress().add("check", exercise=exercise.id, name=exercise.name, passed=bool(result), failed=result.failed)
     return replace(result, picture=picture(exercise, result), next_step=next_step(exercise, result, engines))
+
+
+def run_answer(fn, *args):
+    """Run a part of a check on the engines; what the answer raises is told apart from trouble with the engines."""
+    try:
+        return run(fn, *args, deadline=ENGINE_DEADLINE)
+    except RunFailed as error:
+        raise AnswerFailed(str(error)) from None
 
 
 def hint(fn=None):
