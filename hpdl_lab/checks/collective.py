@@ -11,7 +11,7 @@ from ..comm.network import Switch
 from .diagnose import explain
 from .ranks import SENTINEL, capital, case, count, number, on_engines, simulate
 from .record import Broken, Passed
-from .traffic import check_bytes, check_peers
+from .traffic import check_bytes, check_peers, check_waits
 
 ENGINE_SIZES = (1000, 1001, 1, 0)
 GUARD = 16  # elements before and after every buffer that nobody may touch
@@ -99,6 +99,7 @@ def check_collective(collective, fn, runner=None):
     run = simulate_case(collective, fn, values)
     cost = collective.cost(8, 4 * 1000)
     try:
+        check_waits(run.events, 8)
         check_bytes(run.events, 8, 4 * 1000, cost)
         check_peers(run.events, 8)
         steps = check_steps(collective, fn, cost.steps)

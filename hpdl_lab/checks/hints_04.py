@@ -31,6 +31,11 @@ COMMON = {
         "The number of steps is known before the first one: for i in range(p - 1).",
         "Replace `while` by `for i in range(p - 1):`.",
     ),
+    "wait": (
+        "isend and irecv only start a message, and return a Work. What has to be done with it?",
+        "work.wait() returns when the message has left. Before that its tensor must not be touched.",
+        "Keep every Work, and call wait() on it before its tensor changes; or use comm.sendrecv, which waits for both.",
+    ),
     "dtype": (
         "Which buffer do you make yourself, and of which dtype is it?",
         "torch.empty(n) is float32, whatever x is.",

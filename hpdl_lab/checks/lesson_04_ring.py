@@ -77,6 +77,7 @@ EXERCISES = (
             WrongAnswer(answers.never_ends, "timeout", "Is there a loop that never ends?"),
             WrongAnswer(answers.writes_past_the_end, "bounds", "wrote outside x, at x[1001]"),
             WrongAnswer(answers.rank_0_sends_first, "steps", "the ranks wait for each other in a row"),
+            WrongAnswer(answers.never_waits_for_its_sends, "wait", "did not wait for 7 of its sends to rank 1"),
             WrongAnswer(answers.buffer_is_always_float32, "dtype", "a buffer of your own must have the dtype of x"),
             WrongAnswer(answers.straight_to_the_owner, "peers", "it knows only its neighbors"),
         ),

@@ -1,12 +1,25 @@
 """What an answer sent, read from its events: how many bytes, and to whom."""
 
-from ..trace import bytes_sent
+from collections import Counter
+
 from .record import Broken
+
+
+def check_waits(events, p):
+    """Raise Broken where a rank started a send and never waited for it: only what was waited for leaves an event."""
+    sent = Counter((e.rank, e.peer) for e in events if e.op == "send")
+    received = Counter((e.peer, e.rank) for e in events if e.op == "recv")
+    for (source, dest), n in sorted((received - sent).items()):
+        message = (
+            f"The result is right, but with {p} ranks rank {source} did not wait for {n} of its sends to rank {dest}: "
+            "until wait() returns, its tensor must not change, and on real ranks the message may still be under way."
+        )
+        raise Broken("wait", message, events=events, size=p)
 
 
 def check_bytes(events, p, nbytes, best):
     """Raise Broken where a rank sent more than the best answer does (`best`: a Cost for vectors of `nbytes`)."""
-    sent = {r: bytes_sent(events).get(r, 0) for r in range(p)}
+    sent = {r: sum(e.nbytes for e in events if e.op == "send" and e.rank == r) for r in range(p)}
     worst = max(sent, key=sent.get)
     if sent[worst] <= best.nbytes:
         return
