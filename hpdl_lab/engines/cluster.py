@@ -65,7 +65,7 @@ class Cluster:
             env = launch.environment(self.path, n, self._keeper.pid)
             log = session_dir.log_file(self.path, name)
             self._keeper.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log)
-        with open(session_dir.session_file(self.path), "w") as file:
+        with open(session_dir.session_file(self.path), "w", opener=session_dir.readable_by_me) as file:
             json.dump({"n": n}, file)
         self._wait_for_engines(n)
         self._keeper.ask("ready")

@@ -1,7 +1,6 @@
 """This kernel's connection to the keeper: starting one, attaching to one that runs, and asking it for things."""
 
 import json
-import os
 import socket
 import struct
 import subprocess
@@ -42,7 +41,7 @@ class KeeperConnection:
 def start(path):
     """Start a keeper of the session directory `path`; it is already connected to this kernel."""
     mine, its = socket.socketpair(socket.AF_UNIX)
-    with its, open(os.path.join(path, "keeper.log"), "ab") as log:
+    with its, open(session_dir.log_file(path, "keeper"), "ab", opener=session_dir.readable_by_me) as log:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", keeper.__file__, path, str(its.fileno())],
             pass_fds=[its.fileno()],

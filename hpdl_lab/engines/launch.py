@@ -86,20 +86,8 @@ def free_ports(count):
 
 
 def controller_argv():
-    """ipyparallel's controller on the loopback interface, without what a laboratory on one machine does not need."""
-    ports = ",".join(map(str, free_ports(CONTROLLER_PORTS)))  # ipyparallel itself would search for ever
-    return [
-        sys.executable,
-        "-m",
-        "ipyparallel.controller",
-        f"--IPController.ip={LOCALHOST}",
-        f"--IPController.ports={ports}",
-        "--IPController.use_threads=True",  # schedulers as threads of one process, which forks less
-        "--IPController.broadcast_scheduler_depth=0",
-        "--IPController.db_class=NoDB",
-        "--HeartMonitor.period=100",  # ms: the hub announces an engine at its second heartbeat; the default is 3,000
-        "--HeartMonitor.max_heartmonitor_misses=600",  # a minute: sockets, not heartbeats, tell of dead engines
-    ]
+    """ipyparallel's controller, with ports that are free: it would itself search for ever where there are none."""
+    return [sys.executable, "-m", "hpdl_lab.engines.controller", *map(str, free_ports(CONTROLLER_PORTS))]
 
 
 def engines_argv(n):

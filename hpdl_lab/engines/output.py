@@ -1,8 +1,8 @@
 """What the ranks print, streamed while they run; what several ranks print alike is printed once.
 
-    ranks 0-3 say hello
-    ranks 0-2 say yes
-    rank 3 says bye
+ranks 0-3 say hello
+ranks 0-2 say yes
+rank 3 says bye
 """
 
 import sys

@@ -107,6 +107,11 @@ def empty(path):
             os.unlink(entry.path)
 
 
+def readable_by_me(path, flags):
+    """Opener for `open`: what it creates, no other user can read."""
+    return os.open(path, flags, 0o600)
+
+
 def forget_engines(path):
     """Remove what belongs to the engines of one start, before the next: sockets, statuses, board, connection files."""
     for entry in os.scandir(path):

@@ -1,0 +1,305 @@
+"""From the first start to the last trace: attach, resize, stop, die; nothing is left behind, nobody else looks in."""
+
+import contextlib
+import glob
+import itertools
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from hpdl_lab.engines import keeper, session_dir
+from hpdl_lab.engines.cluster import Cluster
+from hpdl_lab.engines.errors import EngineError
+
+pytestmark = pytest.mark.timeout(60)
+
+# A notebook's kernel, as far as engines are concerned: it starts two and then does what the test has asked for.
+KERNEL = """
+import os, signal, sys, time
+from hpdl_lab.engines.cluster import Cluster
+cluster = Cluster.start(2)
+pids = cluster.run(lambda comm: os.getpid())
+print("READY", cluster._keeper.pid, *pids, flush=True)
+{then}
+"""
+WAIT = "time.sleep(600)"
+COMPUTE = "cluster.run(lambda comm: time.sleep(600))"
+BARRIER = "cluster.run(lambda comm: comm.barrier() if comm.rank else time.sleep(600), deadline=600)"
+
+
+class Kernel:
+    """A process that has started two engines in the session directory below `root`."""
+
+    def __init__(self, root, then):
+        self.path = session_dir_below(root)
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(root)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", KERNEL.format(then=then)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for line in self.process.stdout:
+            if line.startswith("READY"):
+                break
+        else:
+            raise AssertionError(self.process.communicate()[1])
+        self.keeper, *self.engines = map(int, line.split()[1:])
+        self.shared = keeper.shared_memory(self.engines)
+
+    def end(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+def session_dir_below(root):
+    before = os.environ["XDG_RUNTIME_DIR"]
+    os.environ["XDG_RUNTIME_DIR"] = str(root)
+    try:
+        return session_dir.find()[0]
+    finally:
+        os.environ["XDG_RUNTIME_DIR"] = before
+
+
+def processes_of(path):
+    """Process ids of everything that belongs to the session at `path`: keeper, controller, mpiexec, shells, engines."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as env, open(f"/proc/{name}/cmdline", "rb") as command:
+                ours = (
+                    f"HPDL_SESSION={path}\0".encode() in env.read() or f"keeper.py\0{path}\0".encode() in command.read()
+                )
+        except OSError:
+            continue
+        if ours and keeper.alive(int(name)):
+            found.append(int(name))
+    return found
+
+
+def wait_until_gone(path, seconds=10):
+    """Return when no process and no file of the session is left; the test fails after `seconds`."""
+    give_up = time.monotonic() + seconds
+    while (processes := processes_of(path)) or glob.glob(f"{path}*"):
+        assert time.monotonic() < give_up, f"left behind: processes {processes}, files {glob.glob(f'{path}*/**')}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def root(tmp_path_factory):
+    """A runtime directory of this test's own, with a short path."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="hpdl-l-", dir="/tmp") as path:
+        yield path
+
+
+@pytest.fixture
+def own_session(root, monkeypatch):
+    """Engines started in this process go to a session of this test's own."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", root)
+    yield session_dir.find()[0]
+    wait_until_gone(session_dir.find()[0])
+
+
+# -- nothing left behind ----------------------------------------------------------------------------------------------
+
+ENDS = {
+    "stop": ("cluster.stop()", None),
+    "end of the script": ("pass", None),
+    "exception": ("1 / 0", None),
+    "detach": ("cluster.detach(); time.sleep(600)", None),
+    "kill -9": (WAIT, lambda k: k.process.kill()),
+    "kill -9 amid a run": (COMPUTE, lambda k: k.process.kill()),
+    "kill -9 amid a barrier": (BARRIER, lambda k: k.process.kill()),
+    "SIGTERM": (WAIT, lambda k: k.process.terminate()),
+    "Ctrl-C": (WAIT, lambda k: k.process.send_signal(signal.SIGINT)),
+    "Ctrl-C amid a run": (COMPUTE, lambda k: k.process.send_signal(signal.SIGINT)),
+    "SIGHUP": (WAIT, lambda k: k.process.send_signal(signal.SIGHUP)),
+    "engines killed, then stop": ("[os.kill(p, signal.SIGKILL) for p in pids]; cluster.stop()", None),
+    "an engine killed, then kill -9": (WAIT, lambda k: (os.kill(k.engines[1], signal.SIGKILL), k.process.kill())),
+    "keeper told to end": (WAIT, lambda k: os.kill(k.keeper, signal.SIGTERM)),
+    "restart, then stop": ("cluster.restart(); cluster.stop()", None),
+    "restart, then kill -9": ("cluster.restart(); os.kill(os.getpid(), signal.SIGKILL)", None),
+    "a daemon of the attendee's": (
+        "cluster.run(lambda comm: os.posix_spawn('/bin/sleep', ['sleep', '600'], os.environ, setsid=True)); "
+        "cluster.stop()",
+        None,
+    ),
+    "a forked child that lives on": ("os.fork() or time.sleep(600); os._exit(0)", None),
+    "shared memory of the attendee's": (
+        "cluster.run(lambda comm: exec('from multiprocessing import shared_memory as s; import builtins;'"
+        "'builtins.keep = s.SharedMemory(create=True, size=4096)')); cluster.stop()",
+        None,
+    ),
+    "a deadlock, then the end": ("cluster.run(lambda comm: comm.barrier() if comm.rank else 0, deadline=1)", None),
+}
+
+
+def test_twenty_ways_to_end_are_tried():
+    assert len(ENDS) == 20
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_left_behind(root, end):
+    then, act = ENDS[end]
+    kernel = Kernel(root, then)
+    try:
+        assert kernel.shared  # MPICH's own, which a killed engine cannot remove
+        if act is not None:
+            assert len(processes_of(kernel.path)) >= 5
+            act(kernel)
+        if end == "a forked child that lives on":  # it holds every connection of the kernel that it was forked from
+            kernel.process.kill()
+        wait_until_gone(kernel.path)
+        assert not [path for path in kernel.shared if os.path.exists(path)]
+        assert not os.listdir(root)
+    finally:
+        kernel.end()
+
+
+def test_a_killed_keeper_takes_everything_with_it_and_the_next_start_sweeps_up(root, monkeypatch):
+    kernel = Kernel(root, WAIT)
+    try:
+        os.kill(kernel.keeper, signal.SIGKILL)
+        give_up = time.monotonic() + 10
+        while processes_of(kernel.path):
+            assert time.monotonic() < give_up, processes_of(kernel.path)
+            time.sleep(0.02)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", root)
+        with Cluster.start(1) as cluster:
+            assert not cluster.attached
+            assert cluster.run(lambda comm: comm.size) == [1]
+    finally:
+        kernel.end()
+    wait_until_gone(kernel.path)
+
+
+# -- privacy ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_user_can_read_the_files(cluster):
+    assert stat.S_IMODE(os.stat(cluster.path).st_mode) == 0o700
+    assert os.stat(cluster.path).st_uid == os.getuid()
+    for entry in os.scandir(cluster.path):
+        assert stat.S_IMODE(entry.stat().st_mode) & 0o077 == 0, entry.path
+    for kind in ("client", "engine"):
+        assert stat.S_IMODE(os.stat(session_dir.connection_file(cluster.path, kind)).st_mode) == 0o600
+
+
+def test_connections_stay_on_the_loopback_interface(cluster):
+    listening = []
+    for pid in processes_of(cluster.path):
+        for connection in psutil.Process(pid).net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM:
+                listening.append(connection.laddr.ip)
+    assert listening and set(listening) == {"127.0.0.1"}
+
+
+def test_a_directory_that_others_could_enter_is_closed(own_session):
+    os.mkdir(own_session, 0o777)
+    os.chmod(own_session, 0o777)
+    with Cluster.start(1):
+        assert stat.S_IMODE(os.stat(own_session).st_mode) == 0o700
+
+
+# -- start, attach, resize --------------------------------------------------------------------------------------------
+
+
+def test_with_stops_what_it_has_started(own_session):
+    with Cluster.start(2) as cluster:
+        assert cluster.run(lambda comm: comm.size) == [2, 2]
+        assert len(processes_of(own_session)) >= 5
+    with pytest.raises(EngineError, match=r"has ended: call lab.start\(\)"):
+        cluster.run(lambda comm: comm.size)
+
+
+def test_a_second_notebook_attaches_and_leaves_the_engines_to_the_first(own_session):
+    with Cluster.start(2) as first:
+        pids = first.run(lambda comm: os.getpid())
+        with Cluster.start(2) as second:
+            assert second.attached and second.run(lambda comm: os.getpid()) == pids
+        assert first.run(lambda comm: os.getpid()) == pids
+
+
+def test_a_notebook_learns_that_another_has_restarted_or_stopped_the_engines(own_session):
+    first, second = Cluster.start(2), Cluster.start(2)
+    second.restart(3)
+    assert first.run(lambda comm: comm.size) == [3, 3, 3]
+    second.stop()
+    with pytest.raises(EngineError, match="stopped in another notebook"):
+        first.run(lambda comm: comm.size)
+    with pytest.raises(EngineError, match=r"call lab.start\(\)"):
+        first.restart()
+    first.detach()
+
+
+def test_two_notebooks_that_start_at_once_share_one_cluster(root):
+    kernels = [
+        subprocess.Popen(
+            [sys.executable, "-c", KERNEL.format(then="time.sleep(2)")],
+            env=os.environ | {"XDG_RUNTIME_DIR": root},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [next(line for line in k.communicate()[0].splitlines() if line.startswith("READY")) for k in kernels]
+    assert said[0] == said[1]
+    wait_until_gone(session_dir_below(root))
+
+
+def test_the_verbs(own_session, capsys):
+    from hpdl_lab import lab
+
+    with pytest.raises(EngineError, match=r"no engine cluster is running: call lab.start\(4\)"):
+        lab.run(lambda comm: comm.rank)
+    with pytest.raises(EngineError, match=r"call lab.start\(4\)"):
+        lab.cluster()
+    cluster = lab.start(2)
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["rank", "host", "cores", "GPU", "pid"]
+    pids = lab.run(lambda comm: os.getpid())
+    for rank, pid in enumerate(pids):
+        row = out.splitlines()[1 + rank].split()
+        assert row[0] == str(rank) and row[1] == socket.gethostname() and row[-1] == str(pid)
+    assert sum(line.startswith(("lab.", "%%px", "stop button")) for line in out.splitlines()) == 5
+    assert lab.start(2) is cluster and lab.cluster() is cluster and lab.run(lambda comm: os.getpid()) == pids
+    capsys.readouterr()
+    lab.start(1)
+    assert capsys.readouterr().out.startswith("2 engines were running: replacing them by 1.")
+    assert lab.run(lambda comm: comm.size) == [1]
+    other = Cluster.start(1)
+    with pytest.raises(EngineError, match=r"1 engines are running, and 1 other notebook\(s\) use them"):
+        lab.start(2)
+    other.detach()
+    os.kill(lab.run(lambda comm: os.getpid())[0], signal.SIGKILL)
+    time.sleep(0.3)
+    lab.start(1)
+    assert "rank 0 was killed by signal 9" in capsys.readouterr().out
+    assert lab.run(lambda comm: comm.size) == [1]
+    lab.restart()
+    assert lab.run(lambda comm: comm.size) == [1]
+    lab.stop()
+    lab.stop()
+    with pytest.raises(EngineError, match=r"call lab.start\(4\)"):
+        lab.run(lambda comm: comm.rank)
+
+
+def test_run_numbers_are_never_used_twice(own_session):
+    with Cluster.start(1) as first, Cluster.start(1) as second:
+        numbers = []
+        for crew in itertools.islice(itertools.cycle((first._crew, second._crew)), 6):
+            with crew._lock.held() as number:
+                numbers.append(number)
+    assert numbers == list(range(numbers[0], numbers[0] + 6))
