@@ -18,12 +18,12 @@ from .errors import CommError, name_ranks
 from .library import load
 from .mpi_comm import MpiComm
 from .stale import drop_stale
-from .waiting import Waiting
+from .waiting import NAP, SLICE, Waiting
 
 START = 30.0  # s: the longest that ranks wait for each other when MPI starts
-LEAVE = 2.0  # s: and when they end
 BOARD = "HPDL_BOARD"  # environment variable: the board that whoever started the ranks reads
 LAST_LOOK = 0.1  # s: for a rank that gives up, to learn that it is too late for that
+LAST_HELP = 1.0  # s: for what nobody has received, when ranks leave
 ARRIVALS = 1 << 27  # numbers that tell them apart
 
 
@@ -53,6 +53,7 @@ class Session:
         self.closed = {}  # ranks: communicators of runs that this rank has left
         self.owed = []  # sends that nobody has received: their memory must stay
         self.abandoned = []  # collectives that did not complete: likewise
+        self.unfree = []  # communicators in which something is left
         self.open = []  # communicators
         self.board = None
         everybody = tuple(range(self.size))
@@ -134,14 +135,21 @@ class Session:
         unreceived. So that is dropped, and where it cannot be, the communicator is never freed. The last one waits for
         another turn, since a message may come later than the news that its sender has left.
         """
+        self._forgive()
+        owing = [work.comm.group.comm for work in self.owed]
         closed = self.closed.get(members, [])
         for handles in closed[:-1]:
             comms = [self.MPI.Comm.fromhandle(handle) for handle in handles]
-            if all([drop_stale(self.MPI, comm) for comm in comms]):
+            if handles[0] not in owing and all([drop_stale(self.MPI, comm, self.abandoned) for comm in comms]):
                 for comm in comms:
                     comm.Free()
+            else:
+                self.unfree.append(handles)
         del closed[:-1]
-        self.owed = [work for work in self.owed if not work.message.wait(0.0, 0.0, False)]
+
+    def _forgive(self, seconds=0.0):
+        """Forget the sends that somebody has received after all; wait up to `seconds` for each."""
+        self.owed = [work for work in self.owed if not work.message.wait(seconds, NAP, False)]
 
     def _tell(self, note):
         """What every rank of the job has to tell, in rank order; before there is a board."""
@@ -169,22 +177,31 @@ class Session:
             return
         for comm in list(self.open):
             comm.close(getattr(sys, "last_value", None))  # set where Python ends because of an exception
-        clean = not self.owed and not self.abandoned
-        everybody = tuple(range(self.size))
-        waiting = Waiting(self.board, self.rank, everybody, -1, float("inf") if clean else LEAVE, self.crowded)
-        agreement = self.core.Agreement(self.control, self.core.Call("leave", 0, 0, -1), b"" if clean else b"no")
-
-        def stop():
-            # Ranks may work on for hours after this one has finished, but not after they have died or failed.
-            gone = [r for r in everybody if self.board.is_dead(r) or self.board.slot(r).state == "failed"]
-            if gone and not agreement.wait(0.05, 0.0, False):
-                raise CommError(f"{name_ranks(gone)} cannot leave together with the others")
-
         with contextlib.suppress(CommError, RuntimeError, KeyboardInterrupt):
-            waiting.finish(agreement, "leave", waiting.missing(everybody, "leave"), stop=stop)
-            if not any(agreement.notes()):
+            self._meet_to_leave(b"")
+            # All are here and help: what nobody has received can be received now.
+            for handles in [*self.unfree, *(handles for closed in self.closed.values() for handles in closed)]:
+                for handle in handles:
+                    drop_stale(self.MPI, self.MPI.Comm.fromhandle(handle), self.abandoned, whatever=True)
+            self._forgive(LAST_HELP)
+            through_mpi = (self.core.Agreement, self.core.Duplicates, self.core.Ring)
+            stuck = self.owed or any(isinstance(op, through_mpi) for op in self.abandoned)
+            if not any(self._meet_to_leave(b"stuck" if stuck else b"")):
                 self.MPI.Finalize()
+
+    def _meet_to_leave(self, note):
+        """Wait for all ranks, for hours if they work that long, but not for dead ones; returns their notes.
+
+        Nothing is published meanwhile: whether this rank has finished or failed is what others want to read.
+        """
+        agreement = self.core.Agreement(self.control, self.core.Call("leave", 0, 0, -1), note)
         self.abandoned.append(agreement)
+        while not agreement.wait(SLICE, NAP, self.crowded):
+            gone = [r for r in range(self.size) if self.board.is_dead(r)]
+            if gone and not agreement.wait(SLICE, NAP, self.crowded):
+                raise CommError(f"{name_ranks(gone)} cannot leave together with the others")
+        self.abandoned.remove(agreement)
+        return agreement.notes()
 
 
 class DeferredInterrupt:

@@ -40,10 +40,12 @@ class MpiComm(Comm):
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def isend(self, x, to):
+        self._require_open()
         self.check_peer(to, "sends to")
         return MpiWork(self, "send", self.core.send(self.group, x, to), x, to)
 
     def irecv(self, x, source):
+        self._require_open()
         self.check_peer(source, "receives from")
         return MpiWork(self, "recv", self.core.receive(self.group, x, source), x, source)
 
@@ -205,7 +207,12 @@ class MpiComm(Comm):
         trace = self.trace
         return trace.step(), trace.clock(), caller_line() if trace.enabled else ""
 
+    def _require_open(self):
+        if self.closed:
+            raise CommError("this communicator is closed: its run has ended")
+
     def _require_whole(self):
+        self._require_open()
         if self.broken:
             raise CommError(f"an earlier {self.broken} did not complete, so the ranks of this communicator are out of step")
 
@@ -231,7 +238,7 @@ class MpiComm(Comm):
     def _release(self):
         for part in self.parts:
             part._release()
-        self.closed, self._shared, self.broken = True, None, "close"
+        self.closed, self._shared = True, None
         for work in self.pending.values():
             gone = work.message.wait(FLUSH, NAP, self.crowded) if work.op == "send" else work.message.cancel()
             if not gone:
@@ -256,20 +263,28 @@ class MpiWork(Work):
         comm.pending[id(self)] = self
 
     def wait(self):
-        if self.message is None:
-            return
-        comm, message = self.comm, self.message
+        if self.message is not None:
+            comm, nbytes = self.comm, self.message.nbytes
+            with self._matching():
+                comm.waiting.finish(self.message, self.op, (comm.members[self.peer],), nbytes, self.line)
+            self._done()
+
+    def test(self):
+        if self.message is not None:
+            with self._matching():
+                arrived = self.message.wait(0.0, 0.0, False)
+            if arrived:
+                self._done()
+        return self.message is None
+
+    @contextmanager
+    def _matching(self):
+        """A message that is not what was expected has been received, and MPI has done with its tensor."""
         try:
-            comm.waiting.finish(message, self.op, (comm.members[self.peer],), message.nbytes, self.line)
+            yield
         except ValueError:
             self._done()
             raise
-        self._done()
-
-    def test(self):
-        if self.message is not None and self.message.wait(0.0, 0.0, False):
-            self._done()
-        return self.message is None
 
     def _done(self):
         comm, trace = self.comm, self.comm.trace

@@ -6,19 +6,21 @@ WORTH_DROPPING = 1 << 20  # bytes
 PATIENCE = 0.1  # s
 
 
-def drop_stale(MPI, comm):
+def drop_stale(MPI, comm, abandoned, whatever=False):
     """Receive and forget what has arrived in `comm`; True when nothing is left there.
 
     False where a message cannot be received: a large one needs the help of its sender, which has left.
+    Args:    abandoned: list that keeps alive what MPI may still write to. whatever: try also the large ones.
     """
     status = MPI.Status()
-    while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+    while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
         nbytes = status.Get_count(MPI.BYTE)
-        if nbytes > WORTH_DROPPING:
+        if nbytes > WORTH_DROPPING and not whatever:
             return False
-        request = message.Irecv([bytearray(nbytes), MPI.BYTE])
+        request = comm.Irecv([bytearray(nbytes), MPI.BYTE], status.Get_source(), status.Get_tag())
         end = time.monotonic() + PATIENCE
         while not request.Test():
             if time.monotonic() > end:
+                abandoned.append(request)
                 return False
     return True

@@ -90,9 +90,9 @@ class Waiting:
             raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits())
         gone = [r for r in whom if op != "start" and self._left(r, now)]
         if gone and now - moved > GRACE * 1e9:
-            failed = any(self.board.slot(r).state == "failed" for r in gone)
+            failed = any(self.board.slot(r)[1:3] == (self.run, "failed") for r in gone)
             raise (RankFailed if failed else CommTimeout)(
-                f"{self._names(gone)} {'failed' if failed else 'finished'} and will not answer: {self._me(op, whom)}",
+                f"{self._names(gone)} {'failed' if failed else 'left the run'} and will not answer: {self._me(op, whom)}",
                 self.waits(),
             )
 

@@ -1,0 +1,205 @@
+"""Collectives on real ranks, over a grid of sizes and types as gloo tests its own: every result exact, on every rank."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpdl_lab.collectives import native, ring
+from hpdl_lab.comm.buffers import DTYPES
+
+COUNTS = (0, 1, 7, 1000, 1001)
+LARGE = 700_001  # more than a chunk of the staging area in every dtype
+ALGORITHMS = (ring.all_reduce, ring.all_reduce_naive, native.ring_all_reduce, native.shm_all_reduce)
+
+
+def values(count, dtype, rank):
+    """(count,) small whole numbers, different per rank; sums over some ranks are exact in every dtype."""
+    return (torch.arange(count) % 13 + 3 * rank).to(getattr(torch, dtype))
+
+
+def total(comm, count, dtype):
+    return (comm.size * (torch.arange(count) % 13) + 3 * comm.size * (comm.size - 1) // 2).to(getattr(torch, dtype))
+
+
+def groups(run):
+    """Communicators of 1, 2, ... of the ranks, for those that are in them."""
+    world = run()
+    for size in range(1, world.size + 1):
+        part = world.split(world.rank < size)
+        if world.rank < size:
+            yield part
+
+
+@pytest.mark.parametrize("function", ALGORITHMS, ids=lambda f: f"{f.__module__.rsplit('.')[-1]}.{f.__name__}")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_reduce(run, function, dtype):
+    for comm in groups(run):
+        for count in COUNTS:
+            x = values(count, dtype, comm.rank)
+            assert function(comm, x) is x
+            assert torch.equal(x, total(comm, count, dtype)), (comm.size, count)
+
+
+@pytest.mark.parametrize("function", [native.mpi_all_reduce, native.gloo_all_reduce], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
+def test_the_rivals_are_right_too(comm, function, dtype):
+    for count in COUNTS[1:]:
+        assert torch.equal(function(comm, values(count, dtype, comm.rank)), total(comm, count, dtype))
+
+
+def test_mpi_does_not_know_16_bit_floats(comm):
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(ValueError, match="MPI_Allreduce does not know"):
+            native.mpi_all_reduce(comm, torch.zeros(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1001, LARGE])
+@pytest.mark.parametrize("where", ["shared", "shared, from an offset", "anywhere", "mixed", "at different offsets"])
+def test_all_reduce_of_memory_from_everywhere(comm, where, count, dtype):
+    """Shared tensors, views of them, others, and ranks of which each does something else."""
+    shared = comm.allocate((count + 100,), dtype)
+    offset = {"shared": 0, "at different offsets": 7 * comm.rank}.get(where, 3)
+    if where == "anywhere" or (where == "mixed" and comm.rank % 2):
+        x = torch.zeros(count, dtype=shared.dtype)
+    else:
+        x = shared[offset : offset + count]
+    x.copy_(values(count, dtype, comm.rank))
+    comm.all_reduce(x)
+    assert torch.equal(x, total(comm, count, dtype))
+    outside = shared.sum(dtype=torch.float64) - (0 if x.data_ptr() < shared.data_ptr() else x.sum(dtype=torch.float64))
+    if where != "anywhere" and not (where == "mixed" and comm.rank % 2):
+        assert outside == 0  # nothing beside x was written
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_bits_are_the_same_on_every_rank_and_in_every_run(comm, dtype, shared):
+    for count in (1000, LARGE):
+        x = torch.randn(count, generator=torch.Generator().manual_seed(comm.rank)).to(getattr(torch, dtype))
+        sums = []
+        for _ in range(2):
+            y = comm.allocate((count,), dtype) if shared else torch.empty_like(x)
+            y.copy_(x)
+            comm.all_reduce(y)
+            sums.append(y.view(torch.uint8).numpy())
+        assert (sums[0] == sums[1]).all()
+        assert (comm.all_gather(sums[0]) == sums[0]).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("function", [native.shm_all_reduce, native.ring_all_reduce])
+def test_16_bit_floats_are_rounded_once(comm, function, dtype):
+    """In 16 bits, 1 + tiny + tiny stays 1 when every step is rounded."""
+    kind = getattr(torch, dtype)
+    tiny = torch.finfo(kind).eps * 0.4
+    x = torch.full((5,), 1.0 if comm.rank == 0 else tiny).to(kind)
+    exact = 1.0 + (comm.size - 1) * float(torch.tensor(tiny).to(kind))
+    function(comm, x)
+    assert torch.equal(x, torch.full((5,), exact).to(kind))
+
+
+def test_numbers_that_are_none(comm):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.tensor([float("inf"), float("nan"), -float("inf"), 65504.0, 1e-7, -0.0]).to(dtype)
+        want = x.float() * comm.size
+        got = comm.all_reduce(x.clone())
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.allclose(got.float()[~want.isnan()], want.to(dtype).float()[~want.isnan()])
+
+
+def test_integers_wrap_around(comm):
+    x = torch.full((5,), 2**31 - 1, dtype=torch.int32)
+    want = (torch.full((5,), 2**31 - 1, dtype=torch.int64) * comm.size).to(torch.int32)
+    assert torch.equal(comm.all_reduce(x), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [*COUNTS, LARGE])
+def test_the_others(comm, count, dtype):
+    p, r = comm.size, comm.rank
+    for root in range(p):
+        assert torch.equal(comm.broadcast(values(count, dtype, r), root), values(count, dtype, root))
+    stack = torch.stack([values(count, dtype, s) for s in range(p)])
+    assert torch.equal(comm.all_gather(values(count, dtype, r)), stack)
+    rows = torch.stack([values(count, dtype, r + s) for s in range(p)])
+    want = sum(values(count, dtype, s + r).to(torch.int64) for s in range(p)).to(rows.dtype)
+    assert torch.equal(comm.reduce_scatter(rows), want)
+    if count <= 1001:
+        assert torch.equal(comm.all_to_all(rows), torch.stack([values(count, dtype, s + r) for s in range(p)]))
+        gathered, reduced = comm.gather(values(count, dtype, r)), comm.reduce(values(count, dtype, r))
+        assert torch.equal(gathered, stack) if r == 0 else gathered is None
+        assert torch.equal(reduced, total(comm, count, dtype)) if r == 0 else reduced is None
+        got = comm.scatter(rows if r == 0 else None, torch.zeros(count, dtype=rows.dtype))
+        assert torch.equal(got, values(count, dtype, r))
+
+
+def test_one_after_the_other_without_a_pause(comm):
+    """Every kind after every other, so that no buffer is written before everybody has read it."""
+    shared = comm.allocate((70_000,), "float32")
+    for i in range(40):
+        count = (3, 70_000, 1500, 70_000)[i % 4]
+        x = torch.full((count,), float(comm.rank + i))
+        want = sum(r + i for r in range(comm.size))
+        assert (comm.all_reduce(x.clone()) == want).all()
+        shared.fill_(comm.rank + i)
+        assert (comm.all_reduce(shared) == want).all()
+        assert (comm.broadcast(x.clone(), i % comm.size) == i % comm.size + i).all()
+        assert (comm.all_gather(x)[:, 0] == torch.arange(comm.size) + i).all()
+
+
+def test_an_event_for_each(comm):
+    comm.all_reduce(torch.zeros(1000))
+    native.ring_all_reduce(comm, torch.zeros(1000))
+    comm.barrier()
+    assert [(e.op, e.nbytes) for e in comm.trace.events] == [("all_reduce", 4000), ("all_reduce", 4000), ("barrier", 0)]
+
+
+# -- mistakes: the numbers, on every rank -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [10, 5000, 500_000])
+@pytest.mark.parametrize("function", [native.shm_all_reduce, native.ring_all_reduce, native.mpi_all_reduce])
+def test_another_count_on_one_rank(comm, function, count):
+    if comm.size == 1:
+        return
+    with pytest.raises(ValueError, match=rf"the ranks disagree: rank.* of {count:,} float32.* of {count + 1:,} float32"):
+        function(comm, torch.zeros(count + (comm.rank == comm.size - 1)))
+    assert (comm.all_reduce(torch.ones(5)) == comm.size).all()  # and on we go
+
+
+def test_another_collective_on_one_rank(comm):
+    if comm.size == 1:
+        return
+    comm.barrier()
+    with pytest.raises(ValueError, match="rank 0 calls broadcast of 5 float32 from rank 0; rank.* all_reduce of 5 float32"):
+        comm.broadcast(torch.zeros(5)) if comm.rank == 0 else comm.all_reduce(torch.zeros(5))
+
+
+def test_another_dtype_and_shape_in_allocate(comm):
+    if comm.size == 1:
+        return
+    with pytest.raises(ValueError, match="allocate of 10 float32.*allocate of 12 int32"):
+        comm.allocate(12 if comm.rank else (2, 5), "int32" if comm.rank else "float32")
+    with pytest.raises(ValueError, match="cannot allocate dtype complex64"):
+        comm.allocate(5, torch.complex64)
+
+
+def test_rows_that_are_not_ranks(comm):
+    for function in (comm.reduce_scatter, comm.all_to_all):
+        with pytest.raises(ValueError, match=rf"on {comm.size} ranks needs {comm.size} rows, got {comm.size + 1}"):
+            function(torch.zeros(comm.size + 1, 3))
+
+
+def test_no_such_root(comm):
+    with pytest.raises(ValueError, match=rf"rank {comm.size}: ranks here are 0 to {comm.size - 1}"):
+        comm.broadcast(torch.zeros(3), comm.size)
+
+
+def test_what_cannot_be_added(comm):
+    with pytest.raises(ValueError, match="cannot all_reduce a non-contiguous tensor"):
+        comm.all_reduce(torch.zeros(4, 4).t()[:2])
+    read_only = np.zeros(3)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        comm.all_reduce(read_only)

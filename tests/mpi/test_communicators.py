@@ -1,0 +1,205 @@
+"""Communicators of real ranks: parts, fresh ones, shared memory, and what a broken run leaves for the next."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from hpdl_lab import comm as package
+from hpdl_lab.comm.errors import CommError, CommTimeout, RankFailed
+
+
+def test_who_is_here(comm, ranks):
+    assert (comm.rank, comm.size, comm.device) == (ranks.rank, ranks.size, "cpu")
+    assert (comm.node_rank, comm.node_size) == (comm.rank, comm.size)
+
+
+def test_world_is_always_fresh(ranks):
+    a, b = package.world(), package.world(deadline=3)
+    assert (a.rank, a.size) == (b.rank, b.size)
+    assert a.group.comm != b.group.comm
+    assert b.waiting.deadline == 3
+    a.close()
+    b.close()
+
+
+def test_split_by_color_and_key(comm):
+    part = comm.split(comm.rank % 2, key=-comm.rank)
+    mine = [r for r in reversed(range(comm.size)) if r % 2 == comm.rank % 2]
+    assert (part.size, part.rank) == (len(mine), mine.index(comm.rank))
+    assert part.all_gather(np.array([comm.rank])).reshape(-1).tolist() == mine
+    assert part.trace is comm.trace
+    named = part.split("all of us")
+    assert (named.all_reduce(torch.ones(3)) == part.size).all()
+
+
+def test_events_of_parts_name_peers_as_the_run_does(comm):
+    if comm.size < 3:
+        return
+    part = comm.split(comm.rank > 0)
+    if comm.rank == 1:
+        part.send(np.zeros(3), 1)
+    elif comm.rank == 2:
+        part.recv(np.zeros(3), 0)
+    peers = [e.peer for e in comm.trace.events if e.op in ("send", "recv")]
+    assert peers == {1: [2], 2: [1]}.get(comm.rank, [])
+
+
+def test_some_of_the_ranks(run, ranks):
+    if ranks.size < 3:
+        return
+    if ranks.rank == 1:
+        with pytest.raises(ValueError, match="rank 1 is not one of the ranks"):
+            ranks.comm(5_000, [2, 0])
+        return
+    comm = run(members=[2, 0])
+    assert (comm.rank, comm.size) == ((ranks.rank == 0) + 0, 2)
+    assert (comm.all_reduce(torch.ones(4)) == 2).all()
+
+
+def test_wrong_ranks(ranks):
+    for wrong in ([0, 0], [0, 99], [-1]):
+        with pytest.raises(ValueError, match="each of them once"):
+            ranks.comm(6_000, wrong)
+
+
+def test_shared_tensors(comm):
+    x = comm.allocate((3, 4), torch.float64)
+    assert (x.shape, x.dtype, x.sum()) == ((3, 4), torch.float64, 0)
+    assert comm.allocate(0).shape == (0,)
+    assert comm.allocate(5, "bfloat16").dtype == torch.bfloat16
+    comm.barrier()
+    x.fill_(comm.rank)  # one's own
+    comm.barrier()
+    assert (x == comm.rank).all()
+
+
+def test_a_shared_tensor_outlives_its_communicator(run):
+    comm = run()
+    x = comm.allocate((1000,)).fill_(comm.rank)
+    comm.close()
+    assert (x == comm.rank).all()
+
+
+def test_too_much_memory_is_refused_on_every_rank(comm):
+    with pytest.raises(MemoryError, match=r"allocate of [0-9,]+ bytes for .* ranks: rank 0 cannot"):
+        comm.allocate((1 << 58,), "uint8")
+    assert (comm.all_reduce(torch.ones(3)) == comm.size).all()
+
+
+def test_shared_memory_never_has_a_name(comm):
+    before = set(os.listdir("/dev/shm"))
+    comm.allocate((100_000,))
+    comm.all_reduce(torch.zeros(100_000))
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "hpdl" in name]
+
+
+def test_a_closed_communicator_says_so(run):
+    comm = run()
+    comm.close()
+    comm.close()
+    with pytest.raises(CommError, match="closed"):
+        comm.barrier()
+
+
+# -- the next run -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_stale_messages_do_not_reach_the_next_runs(run, count):
+    for i in range(5):
+        comm = run(deadline=5)
+        if comm.size == 1:
+            return
+        comm.isend(np.full(count, -1), (comm.rank + 1) % comm.size)
+        comm.close()
+        comm = run(deadline=5)
+        y = np.zeros(count)
+        comm.sendrecv(np.full(count, float(i)), (comm.rank + 1) % comm.size, y, (comm.rank - 1) % comm.size)
+        assert (y == i).all()
+        comm.close()
+
+
+def test_many_runs(run):
+    """More than an MPI library has numbers for communicators, which it would notice if they were not given back."""
+    for _ in range(1500):
+        run().close()
+
+
+def test_deadline(run):
+    comm = run(deadline=0.4)
+    if comm.size == 1:
+        return
+    begin = time.monotonic()
+    with pytest.raises(CommTimeout, match=r"no answer within 0.4 s: rank . waits in recv from rank") as caught:
+        comm.recv(np.zeros(10, np.float32), (comm.rank + 1) % comm.size)
+    assert 0.4 <= time.monotonic() - begin < 0.8
+    mine = caught.value.waits[comm.rank]
+    assert (mine.state, mine.op, mine.peers, mine.nbytes) == ("waiting", "recv", ((comm.rank + 1) % comm.size,), 40)
+    assert mine.line.startswith("test_communicators.py:")
+    assert 0.4 <= mine.seconds < 0.8
+    run().barrier()
+
+
+def test_a_collective_names_who_is_missing(run):
+    comm = run(deadline=0.5)
+    if comm.size == 1:
+        return
+    comm.barrier()
+    if comm.rank == comm.size - 1:
+        time.sleep(0.9)
+    else:
+        with pytest.raises(CommTimeout, match=f"waits in all_reduce with rank {comm.size - 1}"):
+            comm.all_reduce(torch.zeros(100))
+        with pytest.raises(CommError, match="an earlier all_reduce did not complete"):
+            comm.all_reduce(torch.zeros(100))
+    comm.close()
+    assert (run().all_reduce(torch.ones(3)) == comm.size).all()
+
+
+def test_a_slow_rank_is_waited_for(run):
+    """The deadline is of one wait, not of the run."""
+    comm = run(deadline=0.5)
+    for _ in range(3):
+        time.sleep(0.3 * (comm.rank == 0))
+        comm.barrier()
+
+
+def test_a_rank_that_failed_is_not_waited_for_until_the_deadline(run):
+    comm = run(deadline=15)
+    if comm.size == 1:
+        return
+    begin = time.monotonic()
+    if comm.rank == comm.size - 1:
+        comm.close(ZeroDivisionError(), line="cell:7")
+        time.sleep(2)
+    else:
+        with pytest.raises(RankFailed, match=f"rank {comm.size - 1} failed and will not answer") as caught:
+            comm.recv(np.zeros(3), comm.size - 1)
+        assert caught.value.waits[-1].state == "failed"
+        assert caught.value.waits[-1].line == "cell:7"
+        assert time.monotonic() - begin < 4
+
+
+def test_nor_is_one_that_has_finished(run):
+    comm = run(deadline=15)
+    if comm.size == 1:
+        return
+    if comm.rank == comm.size - 1:
+        comm.close()
+    else:
+        with pytest.raises(CommTimeout, match=f"rank {comm.size - 1} left the run and will not answer"):
+            comm.recv(np.zeros(3), comm.size - 1)
+
+
+def test_a_run_for_which_not_all_come(run, ranks):
+    if ranks.size == 1:
+        return
+    if ranks.rank == ranks.size - 1:
+        time.sleep(1.0)
+    else:
+        with pytest.raises(CommTimeout, match="waits in start with rank"):
+            ranks.comm(7_000, deadline=0.5)
+    run().barrier()

@@ -1,0 +1,156 @@
+"""Messages between real ranks: what arrives, in which order, of which type; and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpdl_lab.comm.buffers import DTYPES
+
+SIZES = (0, 1, 7, 1000, 1001, 300_001)  # the last ones are announced
+
+
+def tensor(count, dtype, seed):
+    """(count,) small whole numbers, which every dtype holds exactly."""
+    return (torch.arange(count) % 7 + seed).to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", SIZES)
+def test_tensors_go_round(comm, count, dtype):
+    p, r = comm.size, comm.rank
+    if p == 1:
+        return
+    y = torch.zeros(count, dtype=getattr(torch, dtype))
+    assert comm.sendrecv(tensor(count, dtype, r), (r + 1) % p, y, (r - 1) % p) is y
+    assert torch.equal(y, tensor(count, dtype, (r - 1) % p))
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != "bfloat16"])
+def test_arrays_go_round(comm, dtype):
+    p, r = comm.size, comm.rank
+    if p == 1:
+        return
+    y = np.zeros((7, 11), dtype)
+    comm.sendrecv(np.full((7, 11), r + 1, dtype), (r + 1) % p, y, (r - 1) % p)
+    assert (y == (r - 1) % p + 1).all()
+
+
+def test_a_tensor_arrives_in_an_array(comm):
+    if comm.rank == 0 and comm.size > 1:
+        comm.send(torch.arange(5.0), 1)
+    elif comm.rank == 1:
+        assert comm.recv(np.zeros(5, np.float32), 0).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_parameter_and_its_gradient_can_be_sent(comm):
+    p, r = comm.size, comm.rank
+    if p == 1:
+        return
+    weight = torch.nn.Parameter(torch.full((3, 2), float(r)))
+    y = torch.zeros(3, 2)
+    comm.sendrecv(weight, (r + 1) % p, y, (r - 1) % p)
+    assert (y == (r - 1) % p).all()
+
+
+def test_messages_arrive_in_order(comm):
+    """Small and large ones mixed, received in the order in which they were sent, whatever is waited for first."""
+    counts = (3, 100_000, 1, 70_000, 100_000)
+    if comm.rank == 0 and comm.size > 1:
+        for work in [comm.isend(np.full(n, i, np.int32), 1) for i, n in enumerate(counts)]:
+            work.wait()
+    elif comm.rank == 1:
+        arrays = [np.zeros(n, np.int32) for n in counts]
+        works = [comm.irecv(x, 0) for x in arrays]
+        for work in reversed(works):
+            work.wait()
+        assert [set(x.tolist()) for x in arrays] == [{i} for i in range(len(counts))]
+
+
+def test_test_is_true_in_the_end_and_wait_may_be_repeated(comm):
+    p, r = comm.size, comm.rank
+    if p == 1:
+        return
+    y = np.zeros(5)
+    received, sent = comm.irecv(y, (r - 1) % p), comm.isend(np.full(5, float(r)), (r + 1) % p)
+    while not (received.test() and sent.test()):
+        pass
+    received.wait()
+    assert (y == (r - 1) % p).all()
+    assert not comm.pending
+
+
+def test_every_message_is_an_event(comm):
+    p, r = comm.size, comm.rank
+    if p == 1:
+        return
+    comm.sendrecv(np.zeros(1000, np.float32), (r + 1) % p, np.zeros(1000, np.float32), (r - 1) % p)
+    events = {e.op: e for e in comm.trace.events}
+    assert (events["send"].peer, events["send"].nbytes) == ((r + 1) % p, 4000)
+    assert (events["recv"].peer, events["recv"].nbytes) == ((r - 1) % p, 4000)
+    assert events["recv"].step < events["send"].step  # steps are taken when posted
+    assert all(e.t0_ns <= e.t1_ns and e.line.startswith("test_messages.py:") for e in events.values())
+
+
+def test_without_a_trace_nothing_is_recorded(run):
+    comm = run(trace=False)
+    comm.all_reduce(np.ones(3))
+    assert comm.trace.events == []
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"), [(1000, 1001), (1001, 1000), (3, 300_000), (300_000, 3), (300_000, 300_001), (300_001, 1)]
+)
+def test_another_count_is_named_with_both_numbers(run, sent, expected):
+    comm = run(deadline=0.3)
+    if comm.rank == 0 and comm.size > 1:
+        comm.isend(np.zeros(sent, np.float32), 1)  # a large one is never taken, so it is not waited for
+    elif comm.rank == 1:
+        text = f"rank 1 expects {expected:,} float32 from rank 0, which sent {sent:,} float32"
+        with pytest.raises(ValueError, match=text):
+            comm.recv(np.zeros(expected, np.float32), 0)
+
+
+def test_another_dtype_is_named(comm):
+    if comm.rank == 0 and comm.size > 1:
+        comm.send(torch.zeros(8, dtype=torch.int32), 1)
+        comm.send(torch.ones(8), 1)
+    elif comm.rank == 1:
+        with pytest.raises(ValueError, match="rank 1 expects 8 float32 from rank 0, which sent 8 int32"):
+            comm.recv(torch.zeros(8), 0)
+        assert comm.recv(torch.zeros(8), 0).sum() == 8  # the next message is the next message
+
+
+@pytest.mark.parametrize("peer", [-1, 99, 1.0, "1"])
+def test_no_such_peer(comm, peer):
+    with pytest.raises(ValueError, match=rf"rank {comm.rank} sends to rank .*: ranks here are 0 to {comm.size - 1}"):
+        comm.send(np.zeros(1), peer)
+    with pytest.raises(ValueError, match="receives from rank"):
+        comm.recv(np.zeros(1), peer)
+
+
+def test_nobody_sends_to_himself(comm):
+    with pytest.raises(ValueError, match="itself"):
+        comm.send(np.zeros(1), comm.rank)
+
+
+def test_what_cannot_be_sent_says_what_to_do(comm):
+    if comm.size == 1:
+        return
+    peer = (comm.rank + 1) % comm.size
+    for x, text in (
+        (torch.zeros(4, 4).t()[:2], "non-contiguous tensor .* use x.contiguous"),
+        (np.zeros((4, 4)).T[:2], "non-contiguous array .* use np.ascontiguousarray"),
+        (torch.zeros(2, dtype=torch.complex64), "cannot send dtype complex64"),
+        (torch.empty(3, device="meta"), "cannot send a tensor on meta"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            comm.send(x, peer)
+    with pytest.raises(TypeError, match="cannot send a list: a message is a torch tensor or a NumPy array"):
+        comm.send([1, 2], peer)
+    read_only = np.zeros(3)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        comm.recv(read_only, peer)
