@@ -27,7 +27,7 @@ def draw(figure, rows, steps, title="", foot=""):
     right.set_title("samples per second")
     for ax in (left, right):
         ax.set_xlim(0, max(steps - 1, 1))
-        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=(1, 2, 5, 10)))
         x_label(ax, "step")
     now = "waiting for the first step"
     if rows:
