@@ -87,8 +87,9 @@ def doctor(arguments):
 
 def bench_all_reduce(arguments):
     from . import bench
+    from .collectives.sweep import parse_size
 
-    sizes = [bench.parse_size(text) for text in arguments.sizes.split(",")]
+    sizes = [parse_size(text) for text in arguments.sizes.split(",")]
     rows = bench.all_reduce(arguments.ranks, sizes, arguments.against, arguments.json)
     wrong = sum(row["wrong"] for row in rows)
     if wrong:
