@@ -22,11 +22,16 @@ class SharedRanks:
         for n in shape:
             count *= n
         nbytes = count * ITEMSIZE[dtype]
-        part = max(PAGE, -(-nbytes // PAGE) * PAGE)
+        part = part_nbytes(nbytes)
         memory = share(self.comm, self.core, part * self.comm.size, "allocate", count, dtype)
         self.group.add(memory, part)
         mine = memory.array(self.comm.rank * part, nbytes)
         return torch.from_numpy(mine).view(getattr(torch, dtype)).reshape(shape)
+
+
+def part_nbytes(nbytes):
+    """Bytes from one rank's part to the next, where each has `nbytes`: whole pages, at least one."""
+    return max(PAGE, -(-nbytes // PAGE) * PAGE)
 
 
 def share(comm, core, nbytes, op, count=0, dtype="uint8"):
