@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import sysconfig
 import time
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -16,6 +17,9 @@ from typing import NamedTuple
 now_ns = time.monotonic_ns
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+INSTALLED = tuple({folder + os.sep for path in _LIBRARIES for folder in (path, os.path.realpath(path))})
+NOT_THE_ATTENDEES = (PACKAGE, *INSTALLED, "<frozen")  # how the names of files begin whose lines nobody wrote here
 
 
 class Event(NamedTuple):
@@ -72,19 +76,19 @@ class Trace:
 
 
 def caller_line():
-    """The innermost line outside this package that led here: "cell:7" in a notebook, "script.py:7" in a file."""
+    """The attendee's innermost line that led here: "cell:7" in a notebook, "script.py:7" in a file, "" where none did."""
     frame = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        if not frame.f_code.co_filename.startswith(NOT_THE_ATTENDEES):
             return source_line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ""
 
 
 def line_of(frame, lineno):
-    """The same name for line `lineno` of one frame; "" for a frame inside this package."""
+    """The same name for line `lineno` of one frame; "" for a frame that is not the attendee's."""
     name = frame.f_code.co_filename
-    return "" if name.startswith(PACKAGE) else source_line(name, lineno)
+    return "" if name.startswith(NOT_THE_ATTENDEES) else source_line(name, lineno)
 
 
 @functools.lru_cache(maxsize=4096)

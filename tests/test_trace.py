@@ -55,3 +55,8 @@ def test_an_empty_trace_exports():
 def test_cells_have_no_file_name_worth_showing():
     assert source_line("/tmp/ipykernel_42/1234.py", 7) == "cell:7"
     assert source_line("/home/ann/ring.py", 7) == "ring.py:7"
+
+
+def test_a_line_is_the_attendees_or_none():
+    results = sim.run(2, ring.all_reduce, np.zeros(4))  # no line of this file runs on a rank
+    assert {e.line for e in results.events} == {""}

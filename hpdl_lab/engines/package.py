@@ -3,15 +3,11 @@
 import os
 import pickle
 import sys
-import sysconfig
 
 import cloudpickle
 
 from ..comm.base import PerRank
-from ..trace import PACKAGE
-
-LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-INSTALLED = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in LIBRARIES})
+from ..trace import INSTALLED, PACKAGE
 
 
 def package(fn, args, size):

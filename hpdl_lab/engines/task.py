@@ -16,9 +16,8 @@ from contextlib import redirect_stderr, redirect_stdout
 import cloudpickle
 
 from ..comm.errors import CommError
-from ..trace import PACKAGE, now_ns, source_line
+from ..trace import NOT_THE_ATTENDEES, now_ns, source_line
 from . import frames
-from .package import INSTALLED
 
 
 def execute(server, kernel, task, cancelled):
@@ -118,7 +117,7 @@ def frames_of(error):
     if isinstance(error, SyntaxError) and error.filename:
         every.append((error.filename, error.lineno or 0, ""))
     every = [f for f in every if f[0] != __file__]
-    return [f for f in every if not f[0].startswith((PACKAGE, *INSTALLED, "<frozen"))] or every[-1:]
+    return [f for f in every if not f[0].startswith(NOT_THE_ATTENDEES)] or every[-1:]
 
 
 class Writer(io.TextIOBase):
