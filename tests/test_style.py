@@ -1,0 +1,21 @@
+"""`make lint` passes: ruff on Python, clang-format on C++."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = Path(sys.executable).parent
+SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").iterdir())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["ruff", "check"], ["ruff", "format", "--check"], ["clang-format", "--dry-run", "-Werror", *SOURCES]],
+    ids=["ruff check", "ruff format", "clang-format"],
+)
+def test_style(command):
+    done = subprocess.run([TOOLS / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
