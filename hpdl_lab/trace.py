@@ -76,7 +76,7 @@ class Trace:
 
 
 def caller_line():
-    """The attendee's innermost line that led here: "cell:7" in a notebook, "script.py:7" in a file, "" where none did."""
+    """The attendee's innermost line that led here: "cell:7" in a notebook, "script.py:7" in a file, "" if none."""
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(NOT_THE_ATTENDEES):
