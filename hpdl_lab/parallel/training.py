@@ -26,10 +26,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a rank returns: losses of every step, seconds in steps, test accuracy, and the flat parameters (N,)."""
+    """What a rank returns: losses of every step; seconds and samples of all steps; the flat parameters (N,)."""
 
     losses: list
     seconds: float
+    samples: int
     test_accuracy: float
     parameters: torch.Tensor
 
@@ -45,7 +46,7 @@ def train(comm, model, strategy, data, recipe):
     strategy.start(comm, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=recipe.momentum)
     schedule = batches(len(data.train_y), recipe.batch, recipe.seed)
-    losses, clock = [], comm.trace.clock
+    losses, samples, clock = [], 0, comm.trace.clock
     begin = before = clock()
     for step in range(recipe.steps):
         indices = next(schedule)
@@ -53,13 +54,14 @@ def train(comm, model, strategy, data, recipe):
         part = train_step(comm, model, strategy, optimizer, data.train_x[mine], data.train_y[mine], len(indices))
         # Through the communicator's own all-reduce, so that a wrong one in the exercise cannot hide in the loss.
         losses.append(float(comm.all_reduce(torch.tensor([part], dtype=torch.float64))))
+        samples += len(indices)
         now = clock()
         if comm.rank == 0:
             rate = len(indices) * 1e9 / (now - before) if now > before else 0.0
             comm.report(step=step, loss=losses[-1], samples_per_s=rate)
         before = now
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    return Trained(losses, (before - begin) / 1e9, accuracy(model, data.test_x, data.test_y), flat)
+    return Trained(losses, (before - begin) / 1e9, samples, accuracy(model, data.test_x, data.test_y), flat)
 
 
 def train_step(comm, model, strategy, optimizer, x, y, batch):
