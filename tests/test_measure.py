@@ -107,6 +107,18 @@ def test_sizes_that_are_none_are_refused(text):
         sweep.parse_size(text)
 
 
+def test_one_size_need_not_be_a_list():
+    assert [r["size"] for r in lab.measure(ring.all_reduce, "1KiB").rows] == [1024]
+    assert [r["name"] for r in lab.measure(lambda comm, x: ring.all_reduce(comm, x), 4).rows] == ["your function"]
+
+
+def test_what_cannot_be_measured_is_said():
+    with pytest.raises(ValueError, match="no message size"):
+        lab.measure(ring.all_reduce, ())
+    with pytest.raises(TypeError, match="got ndarray: lab.measure"):
+        lab.measure(np.ones(3))
+
+
 def test_sizes_are_whole_elements():
     with pytest.raises(ValueError, match="6 bytes are not a whole number of float32"):
         lab.measure(ring.all_reduce, (6,))

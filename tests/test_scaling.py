@@ -56,3 +56,9 @@ def test_what_does_not_fit_together_is_refused():
         lab.scaling(busy, n=0)
     with pytest.raises(ValueError, match="at least 1"):
         lab.scaling(busy, ranks=(0, 1))
+    with pytest.raises(ValueError, match="no number of ranks"):
+        lab.scaling(busy, ranks=())
+
+
+def test_one_number_of_ranks_need_not_be_a_list():
+    assert [r["ranks"] for r in lab.scaling(busy, ranks=2, n=10).simulated] == [2, 2]

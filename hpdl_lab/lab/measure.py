@@ -81,10 +81,15 @@ def measure(fn, sizes=SIZES, *, ranks=None, against=None, prediction=None, deadl
     Raises:  collectives.sweep.WrongAnswer where fn is wrong, with the rank, the index, and both values.
     """
     where = place(ranks)
-    sizes = sorted({parse_size(size) for size in sizes})
+    sizes = sorted({parse_size(size) for size in ((sizes,) if isinstance(sizes, (int, str)) else sizes)})
+    if not sizes:
+        raise ValueError(f"no message size to measure: give some, such as {SIZES}")
     for size in sizes:
         count_of(size, "float32")  # raises before any rank has started
-    yours = f"your {fn.__name__}" if hasattr(fn, "__name__") else "yours"
+    if not callable(fn):
+        raise TypeError(f"lab.measure needs a function f(comm, x), got {type(fn).__name__}: lab.measure(all_reduce)")
+    name = getattr(fn, "__name__", "<object>")
+    yours = "your function" if name.startswith("<") else f"your {name}"
     functions = {yours: fn, **peers(where, against)}
     title = f"all-reduce on {where}"
     factor = cost.busbw_factor("all_reduce", where.ranks)

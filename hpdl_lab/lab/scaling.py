@@ -59,7 +59,9 @@ def scaling(work=None, *, all_reduce=None, ranks=None, n=512, unit=None, deadlin
         "Scaling of a training step on digits" if work is None else f"Scaling of {getattr(work, '__name__', 'work')}"
     )
     work = TrainingStep(DataParallel(all_reduce), digits.load()) if work is None else work
-    counts = sorted(set(ranks)) if ranks is not None else default_ranks()
+    counts = default_ranks() if ranks is None else sorted({ranks} if isinstance(ranks, int) else set(ranks))
+    if not counts:
+        raise ValueError("no number of ranks to measure: give some, such as (1, 2, 4)")
     rows, simulated = [], []
     plot = live.Live(draw, alt="strong and weak scaling")
     foot = f"Simulated: {NETWORK_TEXT}, a core per rank."
