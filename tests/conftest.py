@@ -1,8 +1,10 @@
-"""What tests share: a place of their own for the engines' sockets, and four engines for those that need them."""
+"""What tests share: a place of their own for the engines' sockets, four engines, and what a session leaves behind."""
 
+import glob
 import os
 import shutil
 import tempfile
+import time
 
 import pytest
 
@@ -37,3 +39,43 @@ def cluster(engine_cluster):
     if engine_cluster.ailment():
         engine_cluster.restart(4)
     return engine_cluster
+
+
+class Traces:
+    """What the engines of the runtime directory `root` leave: processes and files."""
+
+    def __init__(self, root):
+        from hpdl_lab.engines import session_dir
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_RUNTIME_DIR", str(root))
+            self.path = session_dir.find()[0]
+
+    def processes(self):
+        """Process ids of all that belongs to the session: keeper, controller, mpiexec, shells, engines."""
+        from hpdl_lab.engines import keeper
+
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/environ", "rb") as env, open(f"/proc/{name}/cmdline", "rb") as command:
+                    theirs = f"HPDL_SESSION={self.path}\0".encode() in env.read()
+                    theirs = theirs or f"keeper.py\0{self.path}\0".encode() in command.read()
+            except OSError:
+                continue
+            if theirs and keeper.alive(int(name)):
+                found.append(int(name))
+        return found
+
+    def wait_until_gone(self, files=True, seconds=10):
+        """Return when no process, and no file, is left; the test fails after `seconds`."""
+        give_up = time.monotonic() + seconds
+        while (processes := self.processes()) or (files and glob.glob(f"{self.path}*")):
+            assert time.monotonic() < give_up, f"left behind: processes {processes}, {glob.glob(f'{self.path}*/**')}"
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def traces():
+    """`traces(root)` looks for what the engines of the runtime directory `root` leave behind."""
+    return Traces

@@ -1,7 +1,6 @@
 """From the first start to the last trace: attach, resize, stop, die; nothing is left behind, nobody else looks in."""
 
 import contextlib
-import glob
 import itertools
 import os
 import signal
@@ -9,12 +8,13 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 
 import psutil
 import pytest
 
-from hpdl_lab.engines import keeper, session_dir
+from hpdl_lab.engines import session_dir
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 
@@ -24,9 +24,10 @@ pytestmark = pytest.mark.timeout(60)
 KERNEL = """
 import os, signal, sys, time
 from hpdl_lab.engines.cluster import Cluster
+from hpdl_lab.engines.keeper import shared_memory
 cluster = Cluster.start(2)
 pids = cluster.run(lambda comm: os.getpid())
-print("READY", cluster._keeper.pid, *pids, flush=True)
+print("READY", cluster._keeper.pid, *pids, *shared_memory(pids), flush=True)
 {then}
 """
 WAIT = "time.sleep(600)"
@@ -35,10 +36,9 @@ BARRIER = "cluster.run(lambda comm: comm.barrier() if comm.rank else time.sleep(
 
 
 class Kernel:
-    """A process that has started two engines in the session directory below `root`."""
+    """A process that has started two engines in the runtime directory `root`, and does `then`."""
 
     def __init__(self, root, then):
-        self.path = session_dir_below(root)
         environment = os.environ | {"XDG_RUNTIME_DIR": str(root)}
         self.process = subprocess.Popen(
             [sys.executable, "-c", KERNEL.format(then=then)],
@@ -53,8 +53,8 @@ class Kernel:
                 break
         else:
             raise AssertionError(self.process.communicate()[1])
-        self.keeper, *self.engines = map(int, line.split()[1:])
-        self.shared = keeper.shared_memory(self.engines)
+        _, pid, first, second, *self.shared = line.split()  # what MPICH shares: a killed engine cannot remove it
+        self.keeper, self.engines = int(pid), [int(first), int(second)]
 
     def end(self):
         with contextlib.suppress(ProcessLookupError):
@@ -62,54 +62,19 @@ class Kernel:
         self.process.communicate()
 
 
-def session_dir_below(root):
-    before = os.environ["XDG_RUNTIME_DIR"]
-    os.environ["XDG_RUNTIME_DIR"] = str(root)
-    try:
-        return session_dir.find()[0]
-    finally:
-        os.environ["XDG_RUNTIME_DIR"] = before
-
-
-def processes_of(path):
-    """Process ids of everything that belongs to the session at `path`: keeper, controller, mpiexec, shells, engines."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/environ", "rb") as env, open(f"/proc/{name}/cmdline", "rb") as command:
-                ours = (
-                    f"HPDL_SESSION={path}\0".encode() in env.read() or f"keeper.py\0{path}\0".encode() in command.read()
-                )
-        except OSError:
-            continue
-        if ours and keeper.alive(int(name)):
-            found.append(int(name))
-    return found
-
-
-def wait_until_gone(path, seconds=10):
-    """Return when no process and no file of the session is left; the test fails after `seconds`."""
-    give_up = time.monotonic() + seconds
-    while (processes := processes_of(path)) or glob.glob(f"{path}*"):
-        assert time.monotonic() < give_up, f"left behind: processes {processes}, files {glob.glob(f'{path}*/**')}"
-        time.sleep(0.02)
-
-
 @pytest.fixture
-def root(tmp_path_factory):
+def root():
     """A runtime directory of this test's own, with a short path."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="hpdl-l-", dir="/tmp") as path:
         yield path
 
 
 @pytest.fixture
-def own_session(root, monkeypatch):
+def own_session(root, traces, monkeypatch):
     """Engines started in this process go to a session of this test's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", root)
-    yield session_dir.find()[0]
-    wait_until_gone(session_dir.find()[0])
+    yield traces(root)
+    traces(root).wait_until_gone()
 
 
 # -- nothing left behind ----------------------------------------------------------------------------------------------
@@ -151,38 +116,35 @@ def test_twenty_ways_to_end_are_tried():
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_left_behind(root, end):
+def test_nothing_is_left_behind(root, traces, end):
     then, act = ENDS[end]
     kernel = Kernel(root, then)
     try:
-        assert kernel.shared  # MPICH's own, which a killed engine cannot remove
+        assert kernel.shared
         if act is not None:
-            assert len(processes_of(kernel.path)) >= 5
+            assert len(traces(root).processes()) >= 5
             act(kernel)
         if end == "a forked child that lives on":  # it holds every connection of the kernel that it was forked from
             kernel.process.kill()
-        wait_until_gone(kernel.path)
+        traces(root).wait_until_gone()
         assert not [path for path in kernel.shared if os.path.exists(path)]
         assert not os.listdir(root)
     finally:
         kernel.end()
 
 
-def test_a_killed_keeper_takes_everything_with_it_and_the_next_start_sweeps_up(root, monkeypatch):
+def test_a_killed_keeper_takes_everything_with_it_and_the_next_start_sweeps_up(root, traces, monkeypatch):
     kernel = Kernel(root, WAIT)
     try:
         os.kill(kernel.keeper, signal.SIGKILL)
-        give_up = time.monotonic() + 10
-        while processes_of(kernel.path):
-            assert time.monotonic() < give_up, processes_of(kernel.path)
-            time.sleep(0.02)
+        traces(root).wait_until_gone(files=False)
         monkeypatch.setenv("XDG_RUNTIME_DIR", root)
         with Cluster.start(1) as cluster:
             assert not cluster.attached
             assert cluster.run(lambda comm: comm.size) == [1]
     finally:
         kernel.end()
-    wait_until_gone(kernel.path)
+    traces(root).wait_until_gone()
 
 
 # -- privacy ----------------------------------------------------------------------------------------------------------
@@ -197,9 +159,9 @@ def test_only_the_user_can_read_the_files(cluster):
         assert stat.S_IMODE(os.stat(session_dir.connection_file(cluster.path, kind)).st_mode) == 0o600
 
 
-def test_connections_stay_on_the_loopback_interface(cluster):
+def test_connections_stay_on_the_loopback_interface(cluster, private_runtime_dir, traces):
     listening = []
-    for pid in processes_of(cluster.path):
+    for pid in traces(private_runtime_dir).processes():
         for connection in psutil.Process(pid).net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM:
                 listening.append(connection.laddr.ip)
@@ -207,10 +169,10 @@ def test_connections_stay_on_the_loopback_interface(cluster):
 
 
 def test_a_directory_that_others_could_enter_is_closed(own_session):
-    os.mkdir(own_session, 0o777)
-    os.chmod(own_session, 0o777)
+    os.mkdir(own_session.path)
+    os.chmod(own_session.path, 0o777)
     with Cluster.start(1):
-        assert stat.S_IMODE(os.stat(own_session).st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(own_session.path).st_mode) == 0o700
 
 
 # -- start, attach, resize --------------------------------------------------------------------------------------------
@@ -219,7 +181,7 @@ def test_a_directory_that_others_could_enter_is_closed(own_session):
 def test_with_stops_what_it_has_started(own_session):
     with Cluster.start(2) as cluster:
         assert cluster.run(lambda comm: comm.size) == [2, 2]
-        assert len(processes_of(own_session)) >= 5
+        assert len(own_session.processes()) >= 5
     with pytest.raises(EngineError, match=r"has ended: call lab.start\(\)"):
         cluster.run(lambda comm: comm.size)
 
@@ -244,7 +206,7 @@ def test_a_notebook_learns_that_another_has_restarted_or_stopped_the_engines(own
     first.detach()
 
 
-def test_two_notebooks_that_start_at_once_share_one_cluster(root):
+def test_two_notebooks_that_start_at_once_share_one_cluster(root, traces):
     kernels = [
         subprocess.Popen(
             [sys.executable, "-c", KERNEL.format(then="time.sleep(2)")],
@@ -256,7 +218,7 @@ def test_two_notebooks_that_start_at_once_share_one_cluster(root):
     ]
     said = [next(line for line in k.communicate()[0].splitlines() if line.startswith("READY")) for k in kernels]
     assert said[0] == said[1]
-    wait_until_gone(session_dir_below(root))
+    traces(root).wait_until_gone()
 
 
 def test_the_verbs(own_session, capsys):

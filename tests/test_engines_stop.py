@@ -160,9 +160,7 @@ def test_a_rank_that_computes_on_when_the_others_timed_out_is_interrupted_and_na
 def test_engines_stuck_in_compiled_code_are_replaced(cluster, capsys):
     def stuck(comm):
         if comm.rank == 2:
-            ctypes.PyDLL(None).sleep(
-                600
-            )  # with the interpreter's lock: no Python code runs, no signal handler
+            ctypes.PyDLL(None).sleep(600)  # with the interpreter's lock: no Python code runs, no signal handler
         comm.barrier()
 
     pids = cluster.run(pid_of)

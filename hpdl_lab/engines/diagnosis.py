@@ -48,7 +48,7 @@ def ending(status):
         code = int(status)
     except ValueError:
         return "ended"
-    if code <= 128:
+    if code - 128 not in set(signal.Signals):
         return f"ended with exit status {code}"
     number = signal.Signals(code - 128)
     hint = f": {OFTEN[number]}" if number in OFTEN else ""

@@ -1,0 +1,259 @@
+"""Bad input and bad machines: one clear sentence with the numbers and the remedy each."""
+
+import errno
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from hpdl_lab import features
+from hpdl_lab.engines import diagnosis, launch, session_dir, table
+from hpdl_lab.engines.cluster import Cluster
+from hpdl_lab.engines.errors import EngineError
+from hpdl_lab.engines.output import Collapser
+
+pytestmark = pytest.mark.timeout(60)
+
+START = """
+from hpdl_lab.engines.cluster import Cluster
+with Cluster.start(2) as cluster:
+    cluster.show()
+    print(cluster.run(lambda comm: comm.rank))
+"""
+
+
+# -- counts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_engines(n):
+    with pytest.raises(ValueError, match=rf"^{n} engines cannot do anything: start at least 1, as in lab.start\(4\)"):
+        Cluster.start(n)
+
+
+@pytest.mark.parametrize("n", [2.5, "4", None, True])
+def test_a_count_that_is_none(n):
+    with pytest.raises(ValueError, match=rf"is a whole number, got {n!r}"):
+        Cluster.start(n)
+
+
+def test_ten_thousand_engines():
+    expected = (
+        r"^10,000 engines need 3,000 GB of memory, this machine has [\d,.]+ GB free and \d+ cores: start [\d,]+ at"
+    )
+    with pytest.raises(EngineError, match=expected + r" most, or simulate: sim.run\(10000, fn\)$"):
+        Cluster.start(10_000)
+
+
+def test_as_many_as_the_message_allows_are_allowed(monkeypatch):
+    monkeypatch.setattr(launch, "memory_available", lambda: 10 * launch.ENGINE_NBYTES + 1)
+    launch.check_count(10)
+    with pytest.raises(EngineError, match="start 10 at most"):
+        launch.check_count(11)
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short():
+    """A directory with a short path."""
+    with tempfile.TemporaryDirectory(prefix="hpdl-i-", dir="/tmp") as path:
+        yield path
+
+
+def test_an_unwritable_home_is_not_needed(short):
+    environment = os.environ | {"HOME": "/proc/1/nowhere", "XDG_RUNTIME_DIR": short}
+    done = subprocess.run([sys.executable, "-c", START], env=environment, capture_output=True, text=True, timeout=50)
+    assert done.stdout.endswith("[0, 1]\n") and done.stderr == ""
+    assert not os.listdir(short)
+
+
+def test_a_runtime_directory_that_is_not_there_is_passed_over_with_the_reason(monkeypatch, short):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"{short}/missing")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: short)
+    path, reasons = session_dir.find()
+    assert os.path.dirname(path) == short
+    assert reasons == [f"XDG_RUNTIME_DIR {short}/missing does not exist"]
+    assert f"Note: {reasons[0]}." in table.text([info(0)], reasons)
+    assert reasons[0] in table.html([info(0)], reasons)
+
+
+def test_a_runtime_directory_with_a_long_path_is_passed_over_with_the_numbers(monkeypatch, short):
+    deep = os.path.join(short, "d" * 90)
+    os.mkdir(deep)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", deep)
+    reasons = session_dir.find()[1]
+    assert len(reasons) == 1 and f"is {len(deep)} bytes long, and a socket's path allows" in reasons[0]
+
+
+def test_a_directory_of_someone_else_is_never_used(monkeypatch, short):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+    path = session_dir.find()[0]
+    os.symlink("/etc", path)
+    elsewhere, reasons = session_dir.find()
+    assert elsewhere != path and reasons == [f"{path} belongs to someone else"]
+    os.unlink(path)
+    os.mkdir(path)
+    if os.getuid() == 0:
+        os.chown(path, 65534, 65534)
+        assert session_dir.find()[1] == [f"{path} belongs to someone else"]
+
+
+def test_no_place_at_all(monkeypatch, short):
+    monkeypatch.setattr(session_dir, "_candidates", lambda: [("XDG_RUNTIME_DIR", f"{short}/missing")])
+    with pytest.raises(EngineError, match="no place for the sockets .* does not exist. Set XDG_RUNTIME_DIR to a short"):
+        Cluster.start(1)
+
+
+# -- ports, MPI, processes --------------------------------------------------------------------------------------------
+
+
+def test_no_free_port(monkeypatch, short):
+    def bind(self, address):
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+    monkeypatch.setattr(launch.socket, "socket", type("Full", (socket.socket,), {"bind": bind}))
+    with pytest.raises(EngineError, match=r"^no free port on 127.0.0.1 .* controller needs 15, and the [\d,]+ of this"):
+        launch.controller_argv()
+
+
+def test_no_free_port_on_a_machine_that_has_none(short):
+    unshare = shutil.which("unshare")
+    narrow = "ip link set lo up && echo '61000 61003' > /proc/sys/net/ipv4/ip_local_port_range"
+    if not unshare or subprocess.run([unshare, "-rn", "sh", "-c", narrow], capture_output=True).returncode:
+        pytest.skip("this machine allows no network namespace in which ports could run out")
+    done = subprocess.run(
+        [unshare, "-rn", "sh", "-c", f'{narrow} && exec "$0" -c "$1"', sys.executable, START],
+        env=os.environ | {"XDG_RUNTIME_DIR": short},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert "no free port on 127.0.0.1" in last and "needs 15, and the 4 of this system (61000-61003) are in use" in last
+    assert not os.listdir(short)
+
+
+def test_no_mpi(monkeypatch, short):
+    def missing():
+        raise features.Missing("no mpiexec in /x nor on PATH: pip install mpich")
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+    monkeypatch.setattr(features, "mpiexec", missing)
+    with pytest.raises(EngineError, match="no mpiexec in /x nor on PATH: pip install mpich"):
+        Cluster.start(1)
+
+
+def test_engines_that_end_at_once_are_explained_by_what_they_said(monkeypatch, short):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+    monkeypatch.setattr(
+        launch, "engines_argv", lambda n: ["/bin/sh", "-c", "echo cannot open libmpi.so.12 >&2; exit 1"]
+    )
+    with pytest.raises(
+        EngineError, match=r"^the engines ended at the start: cannot open libmpi.so.12. .* lab.start\(2\)"
+    ):
+        Cluster.start(2)
+
+
+def test_a_program_that_cannot_be_started_is_named(monkeypatch, short):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+    monkeypatch.setattr(launch, "engines_argv", lambda n: ["/no/such/mpiexec"])
+    with pytest.raises(EngineError, match="^cannot start /no/such/mpiexec: No such file or directory"):
+        Cluster.start(2)
+
+
+def test_engines_that_do_not_answer_are_counted(monkeypatch, short):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+    monkeypatch.setattr("hpdl_lab.engines.cluster.START_SECONDS", 0.5)
+    monkeypatch.setattr(launch, "engines_argv", lambda n: ["/bin/sleep", "600"])
+    with pytest.raises(EngineError, match=r"^0 of 2 engines answered within 0.5 s. The machine may be overloaded"):
+        Cluster.start(2)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ("0\n", "ended with exit status 0"),
+        ("3\n", "ended with exit status 3"),
+        ("137\n", "was killed by signal 9 (SIGKILL: kill -9, or the machine ran out of memory)"),
+        ("139\n", "was killed by signal 11 (SIGSEGV: a crash in compiled code)"),
+        (f"{128 + signal.SIGTERM}\n", "was killed by signal 15 (SIGTERM)"),
+        ("", "ended"),
+        ("255\n", "ended with exit status 255"),
+    ],
+)
+def test_how_an_engine_ended(status, text):
+    assert diagnosis.ending(status) == text
+
+
+def test_variables_of_an_outer_mpi_job_do_not_mislead_the_ranks(monkeypatch):
+    for name in ("PMI_RANK", "PMIX_RANK", "HYDRA_HOST_FILE", "OMPI_COMM_WORLD_RANK", "JPY_PARENT_PID"):
+        monkeypatch.setenv(name, "7")
+    environment = launch.environment("/session", 2, 1)
+    assert "7" not in {environment.get(n) for n in ("PMI_RANK", "PMIX_RANK", "HYDRA_HOST_FILE", "JPY_PARENT_PID")}
+
+
+def test_the_attendees_own_number_of_threads_is_kept(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    environment = launch.environment("/session", 10_000, 1)
+    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("3", "1")
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def info(rank, cores=(0, 1), gpu="none"):
+    return {"rank": rank, "pid": 100 + rank, "host": "here", "cores": list(cores), "gpu": gpu}
+
+
+def test_the_table():
+    lines = table.text([info(0), info(1, cores=(0, 2, 3), gpu="cuda:1"), info(2)]).splitlines()
+    assert [line.split("  ") for line in lines[:4]][2:3] != []
+    assert lines[2].split() == ["1", "here", "0,", "2,", "3", "cuda:1", "101"]
+    assert "3 engines take turns" not in table.text([info(0), info(1)])
+    assert "3 engines take turns on 2 cores" in table.text([info(r) for r in range(3)])
+    assert "<td>cuda:1</td>" in table.html([info(1, gpu="cuda:1")])
+    assert "&lt;here&gt;" in table.html([info(0) | {"host": "<here>"}])
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_lines_wait_for_the_other_ranks_but_not_for_ever(capsys):
+    clock = Clock()
+    output = Collapser([0, 1, 2], clock)
+    output.add(0, "stdout", "a\nb\n")
+    output.add(1, "stdout", "a\n")
+    output.flush()
+    assert capsys.readouterr().out == ""
+    clock.now = 0.4
+    output.flush()
+    assert capsys.readouterr().out == "ranks 0, 1 say a\nrank 0 says b\n"
+    output.finish(2)
+    output.add(0, "stdout", "c\n")
+    output.add(1, "stdout", "c\n")
+    output.flush()
+    assert capsys.readouterr().out == "ranks 0, 1 say c\n"
+
+
+def test_lines_that_the_same_ranks_share_stay_together(capsys):
+    output = Collapser([0, 1, 2])
+    for rank in range(3):
+        output.add(rank, "stdout", "title\n1 2\n3 4\n" if rank < 2 else "title\n5 6\n7 8\n")
+        output.add(rank, "stderr", "careful\n")
+    output.flush(everything=True)
+    out, err = capsys.readouterr()
+    assert out == "ranks 0-2 say title\nranks 0, 1 say:\n    1 2\n    3 4\nrank 2 says:\n    5 6\n    7 8\n"
+    assert err == "ranks 0-2 say careful\n"

@@ -1,0 +1,199 @@
+"""Engines under a real Jupyter kernel: what an attendee sees, the stop button, `%%px`, a kernel that is killed."""
+
+import os
+import re
+import signal
+import tempfile
+import time
+from typing import NamedTuple
+
+import pytest
+
+manager = pytest.importorskip("jupyter_client.manager")
+
+pytestmark = pytest.mark.timeout(120)
+
+IMPORTS = """
+import os, time
+import numpy as np
+from hpdl_lab import lab
+"""
+
+
+class Said(NamedTuple):
+    """What a cell has shown: text, HTML, the name and text of its error, and the seconds that it took."""
+
+    text: str
+    html: str
+    error: str
+    seconds: float
+
+
+class Notebook:
+    """A Jupyter kernel whose engines live below `root`."""
+
+    def __init__(self, root):
+        self.manager, self.client = manager.start_new_kernel(env=os.environ | {"XDG_RUNTIME_DIR": root})
+        self.pid = self.manager.provisioner.pid
+
+    def cell(self, code, stop_after=None):
+        """Run `code`, press the stop button after `stop_after` seconds, and return Said; `seconds` from the button."""
+        request, began, stopped = self.client.execute(code), time.monotonic(), None
+        text, html, error = [], [], ""
+        while True:
+            if stop_after is not None and stopped is None and time.monotonic() - began > stop_after:
+                self.manager.interrupt_kernel()
+                stopped = time.monotonic()
+            try:
+                message = self.client.get_iopub_msg(timeout=0.05)
+            except Exception:
+                assert time.monotonic() - began < 60, f"{code} hangs"
+                continue
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                text.append(content["text"])
+            elif kind in ("display_data", "execute_result"):
+                text.append(content["data"].get("text/plain", ""))
+                html.append(content["data"].get("text/html", ""))
+            elif kind == "error":
+                error = "\n".join(content["traceback"])
+            elif kind == "status" and content["execution_state"] == "idle":
+                return Said("\n".join(text), "\n".join(html), error, time.monotonic() - (stopped or began))
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def root(private_runtime_dir):
+    with tempfile.TemporaryDirectory(prefix="hpdl-n-", dir="/tmp") as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def notebook(root, traces):
+    """A notebook with four engines; the tests below are its cells, in order."""
+    notebook = Notebook(root)
+    assert notebook.cell(IMPORTS).error == ""
+    said = notebook.cell("treasure = 42\ncluster = lab.start(4)")
+    assert said.error == "" and said.html.count("<table>") == 2, said
+    yield notebook
+    notebook.close()
+    traces(root).wait_until_gone()
+
+
+def test_the_table_is_shown_once_also_as_the_value_of_a_cell(notebook):
+    assert notebook.cell("lab.start(4)").html.count("<th>rank</th>") == 1
+    assert notebook.cell("cluster").html.count("<th>rank</th>") == 1
+    assert notebook.cell("other = cluster").html == ""
+
+
+def test_a_function_of_a_cell_and_its_globals(notebook):
+    notebook.cell("offset = 10\ndef add(comm, x):\n    return x + offset + comm.rank")
+    assert notebook.cell("lab.run(add, 1)").text == "[11, 12, 13, 14]"
+    notebook.cell("offset = 20")
+    assert notebook.cell("lab.run(add, 1)").text == "[21, 22, 23, 24]"
+    assert notebook.cell("lab.run(lambda comm: print('hello', comm.size)); 0").text.startswith(
+        "ranks 0-3 say hello 4\n"
+    )
+
+
+def test_an_error_is_one_text_with_the_line_of_the_cell(notebook):
+    said = notebook.cell("def wrong(comm):\n    y = comm.rank\n    return y / (y - 2)\n\nlab.run(wrong)")
+    assert said.error == (
+        "RunFailed: rank 2: ZeroDivisionError: division by zero\n    cell:3 in wrong:  return y / (y - 2)"
+    )
+
+
+STUCK = """def stuck(comm):
+    print("I wait")
+    comm.recv(np.zeros(10), (comm.rank + 1) % comm.size)
+
+lab.run(stuck, deadline=600)"""
+
+
+def test_the_stop_button(notebook):
+    pids = notebook.cell("lab.run(lambda comm: os.getpid())").text
+    said = notebook.cell(STUCK, stop_after=1.5)
+    assert said.seconds < 2
+    assert "ranks 0-3 say I wait" in said.text
+    assert re.match(
+        r"RunStopped: stopped after [\d.]+ s, when\n  rank 0 waits in recv of 80 bytes from rank 1", said.error
+    )
+    assert "(cell:3)" in said.error and "cycle: 0 -> 1 -> 2 -> 3 -> 0" in said.error and "Traceback" not in said.error
+    assert notebook.cell("lab.run(lambda comm: os.getpid())").text == pids
+
+
+def test_the_stop_button_in_an_endless_loop(notebook):
+    said = notebook.cell("def loop(comm):\n    while True:\n        pass\nlab.run(loop)", stop_after=1)
+    assert said.seconds < 2 and said.error.count("running  (cell:") == 4
+    assert notebook.cell("lab.run(lambda comm: comm.rank)").text == "[0, 1, 2, 3]"
+
+
+MEET = """%%px
+from hpdl_lab.comm import world
+comm = world()
+comm.barrier()
+print("met", comm.rank)"""
+
+
+def test_px_works_and_its_stop_button_too(notebook):
+    said = notebook.cell("%%px\nx = mpi_rank * 10\nprint(x, mpi_size)")
+    assert said.error == "" and all(f"{10 * r} 4" in said.text for r in range(4))
+    assert notebook.cell("cluster.client[:]['x']").text == "[0, 10, 20, 30]"
+    assert notebook.cell("%%px\nimport time\ntime.sleep(50)", stop_after=1).seconds < 5
+    time.sleep(0.5)  # ipykernel drops cells that come right after one that failed
+    said = notebook.cell(MEET)
+    assert said.error == "" and all(f"met {r}" in said.text for r in range(4))
+    assert notebook.cell("lab.run(lambda comm: comm.rank)").text == "[0, 1, 2, 3]"
+
+
+def test_a_run_behind_a_busy_px_says_so(notebook):
+    notebook.cell("view = cluster.client[:]\nview.block = False")
+    notebook.cell("busy = view.execute('import time; time.sleep(4)')\ntime.sleep(0.5)")
+    said = notebook.cell("lab.run(lambda comm: comm.rank)")
+    assert "ranks 0-3 are busy with an earlier cell of %px" in said.text and said.text.endswith("[0, 1, 2, 3]")
+
+
+def test_a_second_notebook_shares_the_engines(notebook, root):
+    second = Notebook(root)
+    try:
+        second.cell(IMPORTS)
+        said = second.cell("lab.start(2)")
+        assert "4 engines are running, and 1 other notebook(s) use them" in said.error
+        assert second.cell("lab.start(4); 0").error == ""
+        mine, theirs = (n.cell("lab.run(lambda comm: os.getpid())").text for n in (notebook, second))
+        assert mine == theirs
+        os.kill(second.pid, signal.SIGKILL)
+    finally:
+        second.close()
+    assert notebook.cell("lab.run(lambda comm: os.getpid())").text == mine
+
+
+DIE = """import signal
+def die(comm):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
+lab.run(die)"""
+
+
+def test_a_killed_engine_and_restart(notebook):
+    said = notebook.cell(DIE)
+    assert said.error.startswith("RankFailed: rank 1 was killed by signal 9") and said.seconds < 5
+    said = notebook.cell("lab.run(lambda comm: comm.rank)")
+    assert said.error.startswith("EngineError: rank 1 was killed by signal 9") and "lab.restart()" in said.error
+    said = notebook.cell("lab.restart(); 0")
+    assert said.error == "" and said.seconds < 5
+    assert notebook.cell("lab.run(lambda comm: comm.rank + treasure)").text == "[42, 43, 44, 45]"
+    assert "3" in notebook.cell("%px print(mpi_rank)").text
+
+
+def test_a_kernel_that_is_killed_amid_a_run_leaves_nothing(notebook, root, traces):
+    notebook.client.execute(STUCK)
+    time.sleep(1)
+    os.kill(notebook.pid, signal.SIGKILL)
+    traces(root).wait_until_gone()
