@@ -67,7 +67,7 @@ def exercise_cell(exercise, form, defined):
         text = solution_source(exercise.reference)
     else:
         text = stub_source(exercise.reference, f"exercise {exercise.id}: write {exercise.name}")
-    nbgrader = {"grade": False, "grade_id": f"exercise-{exercise.id}", "locked": False, "solution": True}
+    nbgrader = {"grade": False, "grade_id": f"exercise-{number(exercise)}", "locked": False, "solution": True}
     return graded_cell("\n".join(imports) + "\n\n\n" + text if imports else text, nbgrader)
 
 
@@ -79,12 +79,17 @@ def check_cell(exercise, form):
     )
     nbgrader = {
         "grade": True,
-        "grade_id": f"check-{exercise.id}",
+        "grade_id": f"check-{number(exercise)}",
         "locked": True,
         "points": exercise.stars,
         "solution": False,
     }
     return graded_cell(text if form == "solution" else HIDDEN.sub("", text), nbgrader)
+
+
+def number(exercise):
+    """Its id as nbgrader allows it, without a dot: "4-1"."""
+    return exercise.id.replace(".", "-")
 
 
 def graded_cell(text, nbgrader):
@@ -96,7 +101,7 @@ def graded_cell(text, nbgrader):
 def cell_id(cell, stem, seen):
     """An id that depends on what the cell is, not on when it was built or how many stand before it."""
     if "nbgrader" in cell.metadata:
-        return cell.metadata["nbgrader"]["grade_id"].replace(".", "-")
+        return cell.metadata["nbgrader"]["grade_id"]
     name = hashlib.sha256(f"{stem}\n{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
     seen[name] = seen.get(name, 0) + 1
     return name if seen[name] == 1 else f"{name}-{seen[name]}"

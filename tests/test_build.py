@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,34 +19,39 @@ NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))
 
 
+def imported(folder, name):
+    """A script of `folder`, which is not a package, as a module."""
+    spec = importlib.util.spec_from_file_location(f"notebooks_{name}", folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
 def load(monkeypatch):
-    """Import a script of notebooks/, which is not a package."""
+    """Import a script of notebooks/."""
     monkeypatch.syspath_prepend(str(NOTEBOOKS))
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(f"notebooks_{name}", NOTEBOOKS / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    return lambda name: imported(NOTEBOOKS, name)
 
 
 @pytest.fixture
-def copy(tmp_path):
-    """A copy of notebooks/ that a test may change, and a function that runs its build.py."""
+def copy(tmp_path, monkeypatch, capsys):
+    """A copy of notebooks/ that a test may change, and a function that runs its build.py: (exit code, what it said)."""
     folder = tmp_path / "notebooks"
     shutil.copytree(NOTEBOOKS, folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+    monkeypatch.syspath_prepend(str(folder))
+    script = imported(folder, "build")
 
     def build(*options):
-        command = [sys.executable, folder / "build.py", *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        capsys.readouterr()
+        return script.main(options), capsys.readouterr().out
 
     return folder, build
 
 
 def cell_with(path, grade_id):
+    """The cell with this nbgrader id; a dot stands for the dash that nbgrader wants in its place."""
+    grade_id = grade_id.replace(".", "-")
     notebook = nbformat.read(path, as_version=4)
     return next(c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == grade_id)
 
@@ -71,7 +77,7 @@ def test_every_exercise_is_in_one_notebook_with_its_check_right_behind_it():
         for cell, after in zip(code, code[1:], strict=False):
             grade_id = cell.metadata.get("nbgrader", {}).get("grade_id", "")
             if grade_id.startswith("exercise-"):
-                found.append(grade_id.removeprefix("exercise-"))
+                found.append(grade_id.removeprefix("exercise-").replace("-", "."))
                 assert after.metadata["nbgrader"]["grade_id"] == grade_id.replace("exercise", "check")
     assert found == [e.id for e in EXERCISES]
 
@@ -106,9 +112,10 @@ def test_metadata_is_nbgraders_schema_3():
         for folder in (NOTEBOOKS, NOTEBOOKS / "solutions"):
             solution = cell_with(folder / f"{stem}.ipynb", f"exercise-{exercise.id}").metadata["nbgrader"]
             check = cell_with(folder / f"{stem}.ipynb", f"check-{exercise.id}").metadata["nbgrader"]
+            assert all(re.fullmatch(r"[a-zA-Z0-9_-]+", m["grade_id"]) for m in (solution, check)), "nbgrader's rule"
             assert solution == {
                 "grade": False,
-                "grade_id": f"exercise-{exercise.id}",
+                "grade_id": f"exercise-{exercise.id}".replace(".", "-"),
                 "locked": False,
                 "schema_version": 3,
                 "solution": True,
@@ -116,7 +123,7 @@ def test_metadata_is_nbgraders_schema_3():
             }
             assert check == {
                 "grade": True,
-                "grade_id": f"check-{exercise.id}",
+                "grade_id": f"check-{exercise.id}".replace(".", "-"),
                 "locked": True,
                 "points": exercise.stars,
                 "schema_version": 3,
@@ -150,15 +157,15 @@ def test_check_names_what_is_out_of_date_and_writes_nothing(copy):
     source = folder / "source" / "00_engines.py"
     source.write_text(source.read_text().replace("## The idea", "## An idea"))
     before = (folder / "00_engines.ipynb").read_bytes()
-    done = build("--check")
-    assert done.returncode == 1
-    assert "notebooks/00_engines.ipynb is out of date: run python notebooks/build.py" in done.stdout
-    assert "notebooks/solutions/00_engines.ipynb is out of date" in done.stdout
-    assert "04_ring" not in done.stdout
+    code, said = build("--check")
+    assert code == 1
+    assert "notebooks/00_engines.ipynb is out of date: run python notebooks/build.py" in said
+    assert "notebooks/solutions/00_engines.ipynb is out of date" in said
+    assert "04_ring" not in said
     assert (folder / "00_engines.ipynb").read_bytes() == before
-    assert build().returncode == 0
+    assert build()[0] == 0
     assert b"## An idea" in (folder / "00_engines.ipynb").read_bytes()
-    assert build("--check").returncode == 0
+    assert build("--check") == (0, "")
 
 
 @pytest.mark.parametrize("work", ["answer", "output"])
@@ -172,9 +179,9 @@ def test_a_notebook_that_somebody_worked_in_is_kept(copy, work):
     else:
         cell["execution_count"] = 3
     path.write_text(json.dumps(notebook))
-    done = build()
-    assert done.returncode == 0
-    assert "notebooks/04_ring_all_reduce.ipynb has been worked in and is kept" in done.stdout
+    code, said = build()
+    assert code == 0
+    assert "notebooks/04_ring_all_reduce.ipynb has been worked in and is kept" in said
     assert json.loads(path.read_text()) == notebook
 
 
@@ -182,7 +189,7 @@ def test_a_missing_notebook_is_written(copy):
     folder, build = copy
     shutil.rmtree(folder / "solutions")
     (folder / "00_engines.ipynb").unlink()
-    assert build().returncode == 0
+    assert build()[0] == 0
     assert (folder / "00_engines.ipynb").read_bytes() == (NOTEBOOKS / "00_engines.ipynb").read_bytes()
     name = "solutions/02_parallel_gradient_descent.ipynb"
     assert (folder / name).read_bytes() == (NOTEBOOKS / name).read_bytes()

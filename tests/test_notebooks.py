@@ -95,7 +95,7 @@ def test_the_exercise_form_runs_up_to_its_first_stub_which_names_the_exercise(pa
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # engines of its own, not those that may be running
     notebook = nbformat.read(path, as_version=4)
     first = next(i for i, c in enumerate(notebook.cells) if c.metadata.get("nbgrader", {}).get("grade"))
-    number = notebook.cells[first].metadata["nbgrader"]["grade_id"].removeprefix("check-")
+    number = notebook.cells[first].metadata["nbgrader"]["grade_id"].removeprefix("check-").replace("-", ".")
     client = NotebookClient(
         notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
