@@ -38,7 +38,8 @@ void require_agreement(const std::vector<Call>& calls) {
 
 Agreement::Agreement(const Group& group, const Call& call, const std::string& note)
     : group_(group), all_(group.size), request_(group.mpi->constants.request_null) {
-    if (note.size() > kNote) throw std::invalid_argument("a note of " + std::to_string(note.size()) + " bytes is too long");
+    if (note.size() > kNote)
+        throw std::invalid_argument("a note of " + std::to_string(note.size()) + " bytes is too long");
     mine_.call = call;
     mine_.note_nbytes = static_cast<std::uint32_t>(note.size());
     std::memcpy(mine_.note, note.data(), note.size());

@@ -10,17 +10,19 @@ namespace hpdl {
 
 void bind_agreement(nb::module_& m) {
     nb::class_<Call>(m, "Call", "What a rank is about to do; all ranks must mean the same.")
-        .def("__init__",
-             [](Call* self, const char* name, std::size_t count, int dtype, int root) {
-                 new (self) Call(Call::of(name, count, static_cast<DType>(dtype), root));
-             },
-             "name"_a, "count"_a, "dtype"_a, "root"_a, "dtype: index in buffers.DTYPES. root: -1 where there is none.");
+        .def(
+            "__init__",
+            [](Call* self, const char* name, std::size_t count, int dtype, int root) {
+                new (self) Call(Call::of(name, count, static_cast<DType>(dtype), root));
+            },
+            "name"_a, "count"_a, "dtype"_a, "root"_a, "dtype: index in buffers.DTYPES. root: -1 where there is none.");
     nb::class_<Agreement, Operation>(m, "Agreement", "All ranks exchange their calls, and a few bytes, through MPI.")
-        .def("__init__",
-             [](Agreement* self, const Group& group, const Call& call, const nb::bytes& note) {
-                 new (self) Agreement(group, call, std::string(note.c_str(), note.size()));
-             },
-             "group"_a, "call"_a, "note"_a, nb::keep_alive<1, 2>())
+        .def(
+            "__init__",
+            [](Agreement* self, const Group& group, const Call& call, const nb::bytes& note) {
+                new (self) Agreement(group, call, std::string(note.c_str(), note.size()));
+            },
+            "group"_a, "call"_a, "note"_a, nb::keep_alive<1, 2>())
         .def("notes", [](const Agreement& self) {
             nb::list notes;
             for (const std::string& note : self.notes()) notes.append(nb::bytes(note.data(), note.size()));

@@ -99,7 +99,8 @@ std::optional<Buffer> from_array(nb::handle x, bool writable) {
 
 Buffer from_python(nb::handle x, const char* verb, bool writable) {
     nb::object described = nb::module_::import_("hpdl_lab.comm.buffers").attr("buffer_of")(x, verb);
-    if (writable && PyObject_CheckBuffer(x.ptr())) throw std::invalid_argument(std::string("cannot ") + verb + " a read-only array");
+    if (writable && PyObject_CheckBuffer(x.ptr()))
+        throw std::invalid_argument(std::string("cannot ") + verb + " a read-only array");
     const std::string name = nb::cast<std::string>(described.attr("dtype"));
     for (int i = 0; i < kDTypes; i++) {
         if (name != kDTypeNames[i]) continue;

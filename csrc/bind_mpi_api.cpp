@@ -48,17 +48,19 @@ void all_reduce(const Group& group, nb::handle x, nb::handle out) {
 void bind_mpi_api(nb::module_& m) {
     nb::exception<MpiError>(m, "MpiError", PyExc_RuntimeError);
     nb::class_<Mpi>(m, "Mpi", "The MPI library that mpi4py has loaded.")
-        .def("__init__",
-             [](Mpi* self, const std::string& loaded_by, int rank, const nb::dict& constants) {
-                 new (self) Mpi(loaded_by, rank, constants_of(constants));
-             },
-             "loaded_by"_a, "rank"_a, "constants"_a);
+        .def(
+            "__init__",
+            [](Mpi* self, const std::string& loaded_by, int rank, const nb::dict& constants) {
+                new (self) Mpi(loaded_by, rank, constants_of(constants));
+            },
+            "loaded_by"_a, "rank"_a, "constants"_a);
     nb::class_<Group>(m, "Group", "A communicator and its inner duplicate, by their handles.")
-        .def("__init__",
-             [](Group* self, const Mpi& mpi, Handle comm, Handle inner, int rank, int size) {
-                 new (self) Group{&mpi, comm, inner, rank, size};
-             },
-             "mpi"_a, "comm"_a, "inner"_a, "rank"_a, "size"_a, nb::keep_alive<1, 2>())
+        .def(
+            "__init__",
+            [](Group* self, const Mpi& mpi, Handle comm, Handle inner, int rank, int size) {
+                new (self) Group{&mpi, comm, inner, rank, size};
+            },
+            "mpi"_a, "comm"_a, "inner"_a, "rank"_a, "size"_a, nb::keep_alive<1, 2>())
         .def_ro("comm", &Group::comm)
         .def_ro("inner", &Group::inner)
         .def("all_reduce", &all_reduce, "x"_a, "out"_a,

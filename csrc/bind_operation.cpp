@@ -9,7 +9,8 @@ namespace hpdl {
 void bind_operation(nb::module_& m) {
     nb::class_<Operation>(m, "Operation", "Something under way that depends on other ranks.")
         .def("wait", &wait, "seconds"_a, "nap_s"_a, "crowded"_a, nb::call_guard<nb::gil_scoped_release>(),
-             "Advance for `seconds` at most; true when done. nap_s: 0 spins, else sleep so long between looks at nothing new.")
+             "Advance for `seconds` at most; true when done. nap_s: 0 spins, else sleep so long between looks at "
+             "nothing new.")
         .def_prop_ro("progress", &Operation::progress, "Grows whenever a part has been done.");
 }
 

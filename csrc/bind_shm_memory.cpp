@@ -25,13 +25,15 @@ Bytes bytes_of(const std::shared_ptr<SharedMemory>& memory, std::size_t offset, 
 
 void bind_shm_memory(nb::module_& m) {
     nb::class_<SharedMemory>(m, "SharedMemory", "Memory of all ranks of a machine, which ends with the last of them.")
-        .def_static("create", [](std::size_t nbytes) { return std::make_shared<SharedMemory>(SharedMemory::create(nbytes)); },
-                    "nbytes"_a)
-        .def_static("open",
-                    [](const std::string& name, std::size_t nbytes) {
-                        return std::make_shared<SharedMemory>(SharedMemory::open(name, nbytes));
-                    },
-                    "name"_a, "nbytes"_a)
+        .def_static(
+            "create", [](std::size_t nbytes) { return std::make_shared<SharedMemory>(SharedMemory::create(nbytes)); },
+            "nbytes"_a)
+        .def_static(
+            "open",
+            [](const std::string& name, std::size_t nbytes) {
+                return std::make_shared<SharedMemory>(SharedMemory::open(name, nbytes));
+            },
+            "name"_a, "nbytes"_a)
         .def("reserve", &SharedMemory::reserve, "offset"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("seal", &SharedMemory::seal)
         .def_prop_ro("name", &SharedMemory::name)

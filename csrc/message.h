@@ -1,8 +1,8 @@
 // One message between two ranks, which carries its dtype and count so that the ends can disagree politely.
 //
 // A small message travels alone. A large one is announced: its count and a tag of its own go ahead, its elements follow
-// with that tag in the inner communicator, where only a rank that expects exactly these receives them. So no large message
-// ever meets a receive that is too small for it: Open MPI 5 would write beyond the end of that memory.
+// with that tag in the inner communicator, where only a rank that expects exactly these receives them. So no large
+// message ever meets a receive that is too small for it: Open MPI 5 would write beyond the end of that memory.
 #pragma once
 
 #include <memory>

@@ -11,8 +11,8 @@
 
 namespace hpdl {
 
-// MPI_Comm, MPI_Request, MPI_Datatype, MPI_Op: an int for MPICH and its kin, a pointer for Open MPI. An int handle lives
-// in the low half, which is the half that a callee reads and writes on a little-endian machine.
+// MPI_Comm, MPI_Request, MPI_Datatype, MPI_Op: an int for MPICH and its kin, a pointer for Open MPI. An int handle
+// lives in the low half, which is the half that a callee reads and writes on a little-endian machine.
 using Handle = std::uintptr_t;
 static_assert(sizeof(void*) == 8, "handles travel in 64 bits");
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "handles are narrowed to their low half");
@@ -37,7 +37,8 @@ struct MpiError : std::runtime_error {
 
 class Mpi {
   public:
-    // Args:   loaded_by: path of a shared library that is linked with MPI and already loaded: mpi4py's extension module.
+    // Args:   loaded_by: path of a shared library that is linked with MPI and already loaded: mpi4py's extension
+    // module.
     //         rank: of this process in MPI_COMM_WORLD, for the texts of errors.
     // Throws: std::runtime_error where the library is not loaded or a function is missing.
     Mpi(const std::string& loaded_by, int rank, const Constants& constants);

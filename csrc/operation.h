@@ -21,8 +21,8 @@ class Operation {
 
 // Advance until done, for `seconds` at most; true when done.
 //
-// nap_s: 0 spins, which answers soonest; otherwise, when nothing has moved for a while, sleep so long between two looks.
-// crowded: more ranks than cores: a spinning rank gives up the core at every look, since its peer may need it.
+// nap_s: 0 spins, which answers soonest; otherwise, when nothing has moved for a while, sleep so long between two
+// looks. crowded: more ranks than cores: a spinning rank gives up the core at every look, since its peer may need it.
 bool wait(Operation& operation, double seconds, double nap_s, bool crowded);
 
 }  // namespace hpdl

@@ -20,7 +20,7 @@ int modulo(long i, int p) { return static_cast<int>((i % p + p) % p); }
 Ring::Ring(const Group& group, const Buffer& x, std::size_t segment) : group_(group), x_(x), work_(x) {
     if (x.dtype == DType::bfloat16 || x.dtype == DType::float16) {
         wide_.resize(x.count);
-        widen(x.dtype, x.data, wide_.data(), x.count);
+        loops().widen(x.dtype, x.data, wide_.data(), x.count);
         work_ = {reinterpret_cast<char*>(wide_.data()), x.count, DType::float32};
     }
     const std::size_t longest = (work_.count + group.size - 1) / group.size;
@@ -80,7 +80,7 @@ void Ring::take(long message) {
     const Piece piece = received_piece(message);
     char* const sources[2] = {arriving_.data() + message % kAhead * (arriving_.size() / kAhead), piece.data};
     char* const total = piece.data;
-    sum(work_.dtype, sources, 2, &total, 1, piece.count);
+    loops().sum(work_.dtype, sources, 2, &total, 1, piece.count);
 }
 
 bool Ring::advance() {
@@ -108,7 +108,7 @@ bool Ring::advance() {
 void Ring::finish() {
     if (done_) return;
     done_ = true;
-    if (!wide_.empty()) narrow(x_.dtype, wide_.data(), x_.data, x_.count);
+    if (!wide_.empty()) loops().narrow(x_.dtype, wide_.data(), x_.data, x_.count);
 }
 
 }  // namespace hpdl

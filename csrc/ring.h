@@ -1,5 +1,5 @@
-// The ring all-reduce of hpdl_lab/collectives/ring.py, compiled and cut finer: while one segment of a chunk is added, the
-// next one is on its way.
+// The ring all-reduce of hpdl_lab/collectives/ring.py, compiled and cut finer: while one segment of a chunk is added,
+// the next one is on its way.
 //
 // Rank r sends to r+1 and receives from r-1, p-1 steps of reduce-scatter and p-1 of all-gather. A chunk is cut into
 // segments, and (step, segment) in this order numbers the messages of a rank: message q, once it has been received (and
@@ -41,7 +41,7 @@ class Ring : public Operation {
 
     Group group_;
     Buffer x_;
-    Buffer work_;               // x, or x as float32: 16-bit floats are added in float32 and rounded once
+    Buffer work_;  // x, or x as float32: 16-bit floats are added in float32 and rounded once
     std::vector<float> wide_;
     std::vector<char> arriving_;  // kAhead segments, of the reduce-scatter
     std::size_t segment_;         // elements

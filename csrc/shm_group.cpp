@@ -60,7 +60,8 @@ void ShmGroup::start(const char* name, const Buffer& x, const Buffer& out, int r
 }
 
 void ShmGroup::start_meeting(const Call& call) {
-    start(call.name, Buffer{nullptr, static_cast<std::size_t>(call.count), call.dtype}, {}, call.root, &ShmGroup::rest, 2);
+    start(call.name, Buffer{nullptr, static_cast<std::size_t>(call.count), call.dtype}, {}, call.root, &ShmGroup::rest,
+          2);
 }
 
 bool ShmGroup::rest(int) { return true; }

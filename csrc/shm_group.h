@@ -101,10 +101,10 @@ class ShmGroup : public Operation {
     Buffer x_{}, out_{};
     int root_ = -1, step_ = 0, steps_ = 0;
     std::uint64_t meetings_ = 0, first_meeting_ = 0;
-    int present_ = 0;             // ranks 0 .. present_ - 1 have come to the current meeting
-    std::uint64_t chunks_ = 0;    // staged in all collectives before this one
-    std::size_t reduced_ = 0;     // elements of this rank's slice of shared tensors
-    int staged_from_ = 0;         // the step that stages the first chunk
+    int present_ = 0;           // ranks 0 .. present_ - 1 have come to the current meeting
+    std::uint64_t chunks_ = 0;  // staged in all collectives before this one
+    std::size_t reduced_ = 0;   // elements of this rank's slice of shared tensors
+    int staged_from_ = 0;       // the step that stages the first chunk
 };
 
 }  // namespace hpdl

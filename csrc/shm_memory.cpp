@@ -30,7 +30,8 @@ SharedMemory SharedMemory::create(std::size_t nbytes) {
 #endif
     if (file < 0) fail("create shared memory", errno);
     SharedMemory memory(file, nbytes, name, true);
-    if (ftruncate(file, static_cast<off_t>(nbytes)) != 0) fail("size shared memory to " + std::to_string(nbytes) + " bytes", errno);
+    if (ftruncate(file, static_cast<off_t>(nbytes)) != 0)
+        fail("size shared memory to " + std::to_string(nbytes) + " bytes", errno);
     memory.map();
     return memory;
 }
@@ -51,7 +52,11 @@ SharedMemory::SharedMemory(int file, std::size_t nbytes, std::string name, bool 
     : nbytes_(nbytes), name_(std::move(name)), file_(file), created_(created) {}
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : data_(other.data_), nbytes_(other.nbytes_), name_(std::move(other.name_)), file_(other.file_), created_(other.created_) {
+    : data_(other.data_),
+      nbytes_(other.nbytes_),
+      name_(std::move(other.name_)),
+      file_(other.file_),
+      created_(other.created_) {
     other.data_ = nullptr;
     other.file_ = -1;
 }

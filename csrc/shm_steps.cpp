@@ -13,10 +13,12 @@ constexpr std::size_t kReduceAtOnce = std::size_t{4} << 20;  // bytes, some 1 ms
 
 }  // namespace
 
-// -- all_reduce: small, in shared memory, or anywhere -------------------------------------------------------------------
+// -- all_reduce: small, in shared memory, or anywhere
+// -------------------------------------------------------------------
 
 void ShmGroup::start_all_reduce(const Buffer& x) {
-    start("all_reduce", x, {}, -1, x.nbytes() <= sizeof(Cell::note) ? &ShmGroup::reduce_notes : &ShmGroup::all_reduce, 2);
+    start("all_reduce", x, {}, -1, x.nbytes() <= sizeof(Cell::note) ? &ShmGroup::reduce_notes : &ShmGroup::all_reduce,
+          2);
 }
 
 // Small: everybody adds everything. One meeting.
@@ -27,7 +29,7 @@ bool ShmGroup::reduce_notes(int step) {
     }
     char* notes[kMaxRanks];
     for (int r = 0; r < size_; r++) notes[r] = seats_[r].cells[first_meeting_ & 1].note;
-    sum(x_.dtype, notes, size_, &x_.data, 1, x_.count);
+    loops().sum(x_.dtype, notes, size_, &x_.data, 1, x_.count);
     return true;
 }
 
@@ -55,7 +57,7 @@ bool ShmGroup::reduce_shared(int step) {
     const std::size_t count = std::min(slice.count() - reduced_, kReduceAtOnce / item);
     char* tensors[kMaxRanks];
     for (int r = 0; r < size_; r++) tensors[r] = shared_tensor_of(r) + (slice.begin + reduced_) * item;
-    sum(x_.dtype, tensors, size_, tensors, size_, count);
+    loops().sum(x_.dtype, tensors, size_, tensors, size_, count);
     reduced_ += count;
     return reduced_ == slice.count();
 }
@@ -83,7 +85,7 @@ bool ShmGroup::reduce_staged(int step) {
         char* sources[kMaxRanks];
         for (int r = 0; r < size_; r++) sources[r] = r == rank_ ? here : inbox(r, now - 1) + slice.begin * item;
         char* sums[2] = {here, outbox(now - 1) + slice.begin * item};
-        sum(x_.dtype, sources, size_, sums, 2, slice.count());
+        loops().sum(x_.dtype, sources, size_, sums, 2, slice.count());
     }
     if (now >= 2) {
         const Range chunk = chunk_of(x_.count, each, now - 2);
@@ -98,7 +100,8 @@ bool ShmGroup::reduce_staged(int step) {
     return true;
 }
 
-// -- the others: copy chunk k to the inbox, use chunk k-1 of the others' inboxes ------------------------------------------
+// -- the others: copy chunk k to the inbox, use chunk k-1 of the others' inboxes
+// ------------------------------------------
 
 void ShmGroup::start_broadcast(const Buffer& x, int root) {
     const int chunks = chunks_in(x.count, kChunk / item_size(x.dtype));
@@ -159,7 +162,7 @@ bool ShmGroup::reduce_scatter(int step) {
         char* rows[kMaxRanks];
         for (int r = 0; r < size_; r++) rows[r] = inbox(r, step - 1) + rank_ * each * item;
         char* sums = out_.data + chunk.begin * item;
-        sum(x_.dtype, rows, size_, &sums, 1, chunk.count());
+        loops().sum(x_.dtype, rows, size_, &sums, 1, chunk.count());
     }
     if (step + 1 == steps_) chunks_ += step;
     return true;

@@ -192,8 +192,8 @@ def light(comm, z):
     each = -(-len(z) // comm.size // line) * line if len(z) else 0
     begin, end = min(len(z), each * comm.rank), min(len(z), each * (comm.rank + 1))
     slices = [z.data_ptr() + (r - comm.rank) * part + begin * item for r in range(comm.size)]
-    add, dtype = comm.core.sum, DTYPES.index(DTYPE)
-    return lambda: add(dtype, slices, slices, end - begin)
+    add, best, dtype = comm.core.sum, comm.core.instructions()[0], DTYPES.index(DTYPE)
+    return lambda: add(best, dtype, slices, slices, end - begin)
 
 
 def check(comm, contender, count):
@@ -243,7 +243,7 @@ def about(session):
     return {
         "machine": f"{processor()}, {features.cores()} cores",
         "system": f"{platform.system()} {platform.release()}",
-        "instructions": session.core.instructions(),
+        "instructions": session.core.instructions()[0],
         "mpi": session.MPI.Get_library_version().splitlines()[0].strip("\0 "),
         "versions": {"python": platform.python_version(), **versions},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

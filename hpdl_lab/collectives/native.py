@@ -1,7 +1,6 @@
 """All-reduces that somebody else has written, as `f(comm, x)`: what an attendee's own is raced against.
 
-Each replaces `x` by its sum over ranks and returns it. On simulated ranks only `all_reduce` of the communicator itself is
-to be had; these need real ones.
+Each replaces `x` by its sum over ranks and returns it. They need real ranks.
 """
 
 import contextlib
@@ -48,7 +47,7 @@ def gloo_all_reduce(comm, x):
 
 
 def gloo_group(comm):
-    """The gloo group of this communicator's ranks, made at the first call and kept with the communicator. Collective."""
+    """The gloo group of this communicator's ranks, made at the first call and kept with it. Collective."""
     if not hasattr(comm, "gloo"):
         import torch.distributed as dist
 

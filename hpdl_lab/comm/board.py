@@ -1,7 +1,7 @@
-"""What every rank of this machine is doing, in a small file that all of them map: readable while ranks are stuck or dead.
+"""What every rank of this machine is doing, in a small file that all of them map, readable while ranks are stuck or dead.
 
-One slot per rank of MPI_COMM_WORLD. A rank writes only its own slot, and only when a wait has become long enough to be of
-interest; whoever opens the file (a rank, the notebook) reads all of them without anybody's help.
+One slot per rank of MPI_COMM_WORLD. A rank writes only its own slot, and only when a wait has become long enough to be
+of interest; whoever opens the file (a rank, the notebook) reads all of them without anybody's help.
 """
 
 import mmap
@@ -111,7 +111,7 @@ class Board:
             _, pid, run, state, count, nbytes, since, until, op, line, *peers = SLOT.unpack_from(self._memory, at)
             (after,) = VERSION.unpack_from(self._memory, at)
             if before == after and not before % 2:
-                break  # otherwise its writer was killed while writing, or has been at it a hundred times: take what is there
+                break  # otherwise its writer was killed while writing: take what is there
         return Slot(pid, run, STATES[state], text(op), tuple(peers[:count]), nbytes, since, until, text(line))
 
     def is_dead(self, rank):

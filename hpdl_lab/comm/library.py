@@ -20,7 +20,13 @@ def load(core):
 
 def constants(MPI):
     """The numbers that differ from one MPI to the next, as 64-bit words."""
-    names = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE, "int32": MPI.INT32_T, "int64": MPI.INT64_T, "uint8": MPI.UINT8_T}
+    names = {
+        "float32": MPI.FLOAT,
+        "float64": MPI.DOUBLE,
+        "int32": MPI.INT32_T,
+        "int64": MPI.INT64_T,
+        "uint8": MPI.UINT8_T,
+    }
     told = {
         "any_tag": MPI.ANY_TAG,
         "error_truncate": MPI.ERR_TRUNCATE,
@@ -36,7 +42,7 @@ def constants(MPI):
 
 
 def tag_offset(MPI):
-    """Where in an MPI_Status the tag lies, in bytes: every MPI has an order of its own, so one is marked and searched."""
+    """Where in an MPI_Status the tag lies, in bytes: every MPI has an order of its own, so a marked tag is searched."""
     status = MPI.Status()
     status.Set_tag(PROBE)
     raw = ctypes.string_at(MPI._addressof(status), MPI._sizeof(MPI.Status))

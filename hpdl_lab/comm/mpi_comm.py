@@ -31,7 +31,7 @@ class MpiComm(Comm):
         self.names = [waiting.members.index(r) for r in members]  # how events and reports call our ranks
         hosts = [session.hosts[r] for r in members]
         self.node_rank, self.node_size = hosts[: self.rank].count(hosts[self.rank]), hosts.count(hosts[self.rank])
-        self.pending = {}  # id: MpiWork; MPI may touch their tensors at any time, whether or not somebody holds the Work
+        self.pending = {}  # id: MpiWork, whose tensors MPI may touch, whether or not somebody holds the Work
         self.parts = []  # communicators split from this one
         self.broken = ""  # the collective that did not complete
         self.closed = False
@@ -139,7 +139,10 @@ class MpiComm(Comm):
         return out
 
     def shared(self, op):
-        """SharedRanks where all ranks are on one machine and can share memory, else False. Collective at its first call, for `op`."""
+        """SharedRanks where all ranks are on one machine and can share memory, else False.
+
+        Collective at its first call, which is made on behalf of `op`.
+        """
         if self._shared is None:
             self._require_whole()
             self._shared = False
@@ -214,7 +217,9 @@ class MpiComm(Comm):
     def _require_whole(self):
         self._require_open()
         if self.broken:
-            raise CommError(f"an earlier {self.broken} did not complete, so the ranks of this communicator are out of step")
+            raise CommError(
+                f"an earlier {self.broken} did not complete: the ranks of this communicator are out of step"
+            )
 
     def _check_root(self, root):
         if not isinstance(root, int) or not 0 <= root < self.size:

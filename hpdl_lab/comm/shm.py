@@ -9,7 +9,7 @@ class SharedRanks:
     """The compiled collectives of ranks that share memory, and the tensors that they have allocated there."""
 
     def __init__(self, comm, core, op):
-        """Collective, on behalf of `op`. Raises MemoryError on every rank where one of them cannot take part, with its reason."""
+        """Collective, on behalf of `op`. Raises MemoryError on every rank where one of them cannot take part."""
         self.comm, self.core = comm, core
         nbytes = core.ShmGroup.nbytes_for(comm.size)
         self.group = core.ShmGroup(share(comm, core, nbytes, op), comm.rank, comm.size)

@@ -28,7 +28,7 @@ class Waiting:
 
         Args:    op, nbytes, line: for the report. peers: the ranks that it waits for, or a function that says so.
                  stop: called between two looks; it may raise.
-        Raises:  CommTimeout, RankFailed with the waits of all ranks; KeyboardInterrupt; ValueError where ranks disagree.
+        Raises:  CommTimeout, RankFailed with the waits of all ranks; KeyboardInterrupt; ValueError: ranks disagree.
         """
         if not operation.wait(SPIN, 0.0, self.crowded):
             self.go_on(operation, op, peers, nbytes, line, stop)
@@ -91,10 +91,8 @@ class Waiting:
         gone = [r for r in whom if op != "start" and self._left(r, now)]
         if gone and now - moved > GRACE * 1e9:
             failed = any(self.board.slot(r)[1:3] == (self.run, "failed") for r in gone)
-            raise (RankFailed if failed else CommTimeout)(
-                f"{self._names(gone)} {'failed' if failed else 'left the run'} and will not answer: {self._me(op, whom)}",
-                self.waits(),
-            )
+            why = f"{self._names(gone)} {'failed' if failed else 'left the run'} and will not answer"
+            raise (RankFailed if failed else CommTimeout)(f"{why}: {self._me(op, whom)}", self.waits())
 
     def _left(self, rank, now):
         """Has `rank` left this run, and long enough ago for everything that it sent to have arrived?"""

@@ -1,7 +1,7 @@
 """pytest on every rank of `mpiexec -n 3 python -m pytest tests/mpi`: the same tests in the same order, in step.
 
-Every test gets a communicator of its own, so that one that fails on one rank does not put the others out of step for the
-rest. Rank 0 speaks; the others say something only when a test fails there.
+Every test gets a communicator of its own, so that one that fails on one rank does not put the others out of step for
+the rest. Rank 0 speaks; the others say something only when a test fails there.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Collectives on real ranks, over a grid of sizes and types as gloo tests its own: every result exact, on every rank."""
+"""Collectives on real ranks, over a grid of sizes and types as gloo tests its own: every result exact, everywhere."""
 
 import numpy as np
 import pytest
@@ -155,7 +155,7 @@ def test_an_event_for_each(comm):
     assert [(e.op, e.nbytes) for e in comm.trace.events] == [("all_reduce", 4000), ("all_reduce", 4000), ("barrier", 0)]
 
 
-# -- mistakes: the numbers, on every rank -------------------------------------------------------------------------------
+# -- mistakes: the numbers, on every rank ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [10, 5000, 500_000])
@@ -163,7 +163,9 @@ def test_an_event_for_each(comm):
 def test_another_count_on_one_rank(comm, function, count):
     if comm.size == 1:
         return
-    with pytest.raises(ValueError, match=rf"the ranks disagree: rank.* of {count:,} float32.* of {count + 1:,} float32"):
+    with pytest.raises(
+        ValueError, match=rf"the ranks disagree: rank.* of {count:,} float32.* of {count + 1:,} float32"
+    ):
         function(comm, torch.zeros(count + (comm.rank == comm.size - 1)))
     assert (comm.all_reduce(torch.ones(5)) == comm.size).all()  # and on we go
 
@@ -172,7 +174,9 @@ def test_another_collective_on_one_rank(comm):
     if comm.size == 1:
         return
     comm.barrier()
-    with pytest.raises(ValueError, match="rank 0 calls broadcast of 5 float32 from rank 0; rank.* all_reduce of 5 float32"):
+    with pytest.raises(
+        ValueError, match="rank 0 calls broadcast of 5 float32 from rank 0; rank.* all_reduce of 5 float32"
+    ):
         comm.broadcast(torch.zeros(5)) if comm.rank == 0 else comm.all_reduce(torch.zeros(5))
 
 

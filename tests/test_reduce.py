@@ -1,0 +1,84 @@
+"""The compiled sums: right, and the same bits with every set of instructions that this processor has."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpdl_lab import features
+from hpdl_lab.comm.buffers import DTYPES, buffer_of
+
+core = features.compiled_module()
+COUNTS = (0, 1, 7, 15, 16, 17, 511, 512, 513, 5000)
+
+
+def add(instructions, sources, destinations):
+    """core.sum of tensors."""
+    addresses = [[buffer_of(x).address for x in tensors] for tensors in (sources, destinations)]
+    dtype = DTYPES.index(buffer_of(sources[0]).dtype)
+    core.sum(instructions, dtype, *addresses, len(sources[0]))
+
+
+def tensors(number, count, dtype, seed=0):
+    """`number` tensors of (count,) random values of every magnitude, which overflow now and then."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        exponents = torch.randint(-30, 17, (number, count), generator=generator)
+        return list((torch.randn(number, count, generator=generator) * 2.0**exponents).to(dtype))
+    low = 0 if dtype == torch.uint8 else torch.iinfo(dtype).min
+    return list(torch.randint(low, torch.iinfo(dtype).max, (number, count), generator=generator, dtype=dtype))
+
+
+def in_order(sources):
+    """The sum as torch takes it, one after the other; 16-bit floats in float32, rounded once."""
+    wide = [x.float() if x.dtype.itemsize == 2 else x for x in sources]
+    total = wide[0].clone()
+    for x in wide[1:]:
+        total += x
+    return total.to(sources[0].dtype)
+
+
+@pytest.mark.parametrize("instructions", core.instructions())
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in DTYPES], ids=DTYPES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 9])
+def test_every_loop(instructions, dtype, ranks):
+    for count in COUNTS:
+        sources = tensors(ranks, count, dtype)
+        expected = in_order(sources)
+        apart = [torch.zeros(count + 1, dtype=dtype) for _ in range(2)]
+        add(instructions, sources, [x[:count] for x in apart])
+        add(instructions, sources, sources)  # in place
+        for got in [*(x[:count] for x in apart), *sources]:
+            assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8)) or same(got, expected)
+        assert all(x[count] == 0 for x in apart)
+
+
+def same(got, expected):
+    """Equal but for the bits of a NaN, of which there are many."""
+    return torch.equal(got.nan_to_num(nan=0.125), expected.nan_to_num(nan=0.125))
+
+
+@pytest.mark.parametrize("instructions", core.instructions())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_all_65536_values_of_16_bits(instructions, dtype):
+    """x + 0 is x, for every x: subnormal numbers, both zeros, infinities; and NaN is NaN."""
+    values = torch.from_numpy(np.arange(65536, dtype=np.uint16).view(np.int16)).view(dtype)
+    zero, got = torch.full_like(values, -0.0), torch.zeros_like(values)
+    add(instructions, [values, zero], [got])
+    assert torch.equal(got.isnan(), values.isnan())
+    numbers = ~values.isnan()
+    assert torch.equal(got[numbers].view(torch.int16), values[numbers].view(torch.int16))
+
+
+@pytest.mark.parametrize("instructions", core.instructions())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_to_16_bits(instructions, dtype):
+    """Sums that lie anywhere between two 16-bit numbers round as torch rounds."""
+    x, y = tensors(2, 20_000, dtype, seed=1)
+    got = torch.zeros_like(x)
+    add(instructions, [x, y], [got])
+    assert same(got, (x.float() + y.float()).to(dtype))
+
+
+def test_unknown_instructions():
+    with pytest.raises(ValueError, match="no instructions AVX-1024"):
+        core.sum("AVX-1024", 0, [], [], 0)
