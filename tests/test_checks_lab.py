@@ -1,10 +1,14 @@
 """The verbs check, hint and solution, and the file that remembers what was done."""
 
+import base64
+import io
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
@@ -43,6 +47,12 @@ def test_a_right_answer_is_said_to_be_right_with_a_picture_and_what_it_was_check
     assert str(result).startswith("4.1 reduce_scatter: correct")
     assert "simulated ranks only, because no engines run: lab.start() starts four" in result.next_step
     assert "<img" in result._repr_html_() and "data:image/png" in result._repr_html_()
+
+
+def test_the_ring_moves_once_it_is_whole():
+    data = re.search(r"base64,([^\"]+)", exercises.check(ring.all_reduce)._repr_html_())[1]
+    image = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert image.n_frames == 7
 
 
 def test_with_engines_the_check_goes_on_there(monkeypatch):

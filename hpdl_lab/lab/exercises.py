@@ -9,17 +9,13 @@ from ..checks import exercises
 from ..checks.record import AnswerFailed
 from ..checks.result import Note
 from ..engines.errors import RunFailed, without_traceback
-from ..plots import live, ring, style, timeline, traffic
+from ..plots import animation, live, ring, style, timeline, traffic
 from .cluster import run, running
 from .progress import progress
 
 ENGINE_DEADLINE = 5.0  # s that a rank may wait for another during a check
 ORDINALS = ("first", "second", "third")
-RING_RANKS = 4  # of the picture for a right answer: its 7 states fit one width
-RING_STEPS = {
-    "reduce_scatter": RING_RANKS - 1,
-    "all_reduce": 2 * (RING_RANKS - 1),
-}  # steps that the picture shows as done
+RING_RANKS = 4  # of the picture for a right answer, as in the notebook
 RING_ALT = "the ring, step by step"
 
 
@@ -101,9 +97,7 @@ def next_step(exercise, result, engines):
 def picture(exercise, result):
     """HTML of the picture that explains the result, or ""."""
     if result:
-        return (
-            drawn(ring.draw, RING_RANKS, RING_STEPS[exercise.name], alt=RING_ALT) if exercise.name in RING_STEPS else ""
-        )
+        return ring_picture(exercise.name)
     if not result.events or not result.expected:
         return ""
     got, expected = (traffic.matrix(events, result.size) for events in (result.events, result.expected))
@@ -114,8 +108,18 @@ def picture(exercise, result):
     return ""
 
 
-def drawn(draw, *args, alt):
-    figure = style.new_figure()
+def ring_picture(name):
+    """What the right answer does, as far as the attendee has come; the whole of it moves."""
+    p, height = RING_RANKS, ring.height(RING_RANKS)
+    if name == "reduce_scatter":
+        return drawn(ring.draw, p, p - 1, alt=RING_ALT, height=height)
+    if name == "all_reduce":
+        return animation.html(ring.draw, [(p, done) for done in range(2 * p - 1)], RING_ALT, height)
+    return ""
+
+
+def drawn(draw, *args, alt, height=style.HEIGHT):
+    figure = style.new_figure(height=height)
     with style.look():
         draw(figure, *args)
     return live.html(figure, alt)
