@@ -137,6 +137,13 @@ def test_the_deadline_ends_a_deadlock_with_the_same_report(cluster):
     assert cluster.run(pid_of) == pids
 
 
+def test_the_deadline_counts_from_the_moment_when_all_ranks_have_come(cluster):
+    view = cluster.client[1]
+    view.execute("import time; time.sleep(1.5)", block=False)
+    time.sleep(0.3)
+    assert cluster.run(rank_of, deadline=0.5) == [0, 1, 2, 3]
+
+
 def test_a_run_that_makes_progress_outlives_its_deadline(cluster):
     def slow(comm):
         for _ in range(8):

@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
-from ..comm.errors import name_ranks
+from ..comm.errors import Wait, name_ranks
 from . import frames
 from .output import Collapser
 
@@ -148,14 +148,20 @@ class Run:
             self.picture = self.picture or self._waits()
 
     def _waits(self):
-        return tuple(self.board.waits([engine.rank for engine in self.engines]))
+        """Who waits for whom; what the board still says of an earlier run is not told."""
+        ranks = [engine.rank for engine in self.engines]
+        waits = self.board.waits(ranks)
+        return tuple(w if self._has_begun(w.rank) or w.state == "dead" else Wait(w.rank, "idle") for w in waits)
+
+    def _has_begun(self, rank):
+        return self.board.slot(self.engines[rank].rank).run == self.number
 
     def _tell_who_is_busy(self):
         """A rank that has not begun is in a cell of %px: the attendee may wonder why nothing happens."""
         if self.told_busy or time.monotonic() - self.started_at < BUSY:
             return
         self.told_busy = True
-        busy = [rank for rank in self.pending if self.board.slot(self.engines[rank].rank).run != self.number]
+        busy = [rank for rank in self.pending if not self._has_begun(rank)]
         if busy:
             who = f"{name_ranks(busy)} {'is' if len(busy) == 1 else 'are'}"
             print(f"{who} busy with an earlier cell of %px: waiting for its end. The stop button ends it.", flush=True)

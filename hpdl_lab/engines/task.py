@@ -19,6 +19,8 @@ from ..comm.errors import CommError
 from ..trace import NOT_THE_ATTENDEES, now_ns, source_line
 from . import frames
 
+GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
+
 
 def execute(server, kernel, task, cancelled):
     """Run `task` in this thread and return its outcome; never raises."""
@@ -33,9 +35,10 @@ def execute(server, kernel, task, cancelled):
             comm = server.session.comm(
                 task["run"],
                 ranks=task["ranks"],
-                deadline=task["deadline"],
+                deadline=max(GATHER, task["deadline"]),
                 on_row=lambda row: kernel.send(frames.ROW, row),
             )
+            comm.waiting.deadline = task["deadline"]
             fn, args = load(task)
             outcome["t0_ns"] = now_ns()
             value = fn(comm, *args)
