@@ -265,6 +265,15 @@ def test_a_source_tree_without_the_compiled_module_says_so(tmp_path):
     assert f"run `make install` in {tmp_path}" in last
 
 
+def test_a_step_that_hangs_is_stopped_with_all_that_it_started(tmp_path, monkeypatch):
+    run_all = load(ROOT / "tests" / "run_all.py")
+    monkeypatch.setattr(run_all, "REPORT_SECONDS", 0.5)
+    script = "trap '' INT; sleep 600 & echo $! > pid; wait; wait"
+    assert run_all.run(["sh", "-c", f"cd {tmp_path}; {script}"], 0.5, os.environ) is None
+    child = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
 @pytest.mark.parametrize(
     ("xml", "ending", "counts", "fault"),
     [
@@ -282,7 +291,7 @@ def test_a_source_tree_without_the_compiled_module_says_so(tmp_path):
             "",
         ),
         (["<testsuite/>"], 5, (0, 1), "ran no test, exit code 5"),
-        (['<testsuite><testcase name="b"/></testsuite>'], None, (1, 1), "killed at its time limit"),
+        (['<testsuite><testcase name="b"/></testsuite>'], None, (1, 1), "stopped at its time limit"),
         (['<testsuite><testcase name="b"/></testsuite>'], -11, (1, 1), "exit code -11 although no test failed"),
     ],
 )
