@@ -86,8 +86,11 @@ def main():
 
 
 def run(command, seconds, environment):
-    """The exit code of the command, or None when it had to be stopped: by an interrupt, so that it can still report what
-    it has found, and where that does not help by killing all that it started."""
+    """The exit code of the command, or None when it had to be stopped.
+
+    It is interrupted first, so that it can still report what it has found; where that does not help, it is killed with
+    all that it started.
+    """
     process = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL)
     try:
         return process.wait(seconds)
