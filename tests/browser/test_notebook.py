@@ -14,6 +14,7 @@ RUN_MS = 180_000  # for all cells
 PICTURES = {
     "lab.ring(": "ring",
     "lab.check(reduce_scatter)": "correct",
+    "lab.check(all_reduce)": "all_correct",
     "lab.measure(": "measure",
     "lab.train(": "train",
     "lab.timeline(": "timeline",
@@ -37,7 +38,7 @@ def reduce_scatter(comm, x):
 def open_notebook(page, served, path):
     """Open one notebook and wait for its kernel."""
     address, _ = served
-    page.goto(address.replace("/lab?", f"/lab/tree/{path}?"))
+    page.goto(address.replace("/lab?", f"/lab/tree/{path}?reset&"))  # without the tabs of the test before
     expect(page.locator(".jp-NotebookPanel-toolbar")).to_be_visible(timeout=KERNEL_MS)
     expect(page.get_by_text(IDLE)).to_be_visible(timeout=KERNEL_MS)
 
@@ -89,3 +90,18 @@ def test_a_wrong_answer_is_explained_in_the_notebook(page, served):
     expect(outputs.get_by_text("For a first hint: lab.hint()")).to_be_attached()
     expect(outputs.get_by_text("NotImplementedError: exercise 4.2: write all_gather")).to_be_attached(timeout=RUN_MS)
     screenshot(page, outputs.get_by_text("4.1 reduce_scatter: not yet"), "wrong_answer.png")
+
+
+@pytest.mark.timeout(120)
+def test_the_stop_button_ends_a_stuck_cell_and_the_engines_go_on(page, served):
+    path = served[1] / "solutions" / "00_engines.ipynb"
+    path.write_text(path.read_text().replace("deadline=3", "deadline=100"))
+    open_notebook(page, served, f"solutions/{path.name}")
+    menu(page, "Run", "Run All Cells")
+    outputs = page.locator(".jp-OutputArea-output")
+    expect(outputs.get_by_text("you guessed 100 ms")).to_be_attached(timeout=60_000)
+    page.wait_for_timeout(3000)  # now all ranks wait
+    page.get_by_title("Interrupt the kernel").click()
+    expect(outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0")).to_be_attached(timeout=10_000)
+    expect(outputs.get_by_text("the same four processes answer")).to_be_attached(timeout=10_000)
+    screenshot(page, outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0"), "stopped.png")
