@@ -13,7 +13,7 @@ from ..plots import animation, live, ring, style, timeline, traffic
 from .cluster import run, running
 from .progress import progress
 
-ENGINE_DEADLINE = 5.0  # s that a rank may wait for another during a check
+ENGINE_DEADLINE = 20.0  # s that a rank may wait for another: the first check may find ranks still importing torch
 ORDINALS = ("first", "second", "third")
 RING_RANKS = 4  # of the picture for a right answer, as in the notebook
 RING_ALT = "the ring, step by step"

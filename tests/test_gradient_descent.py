@@ -1,0 +1,46 @@
+"""The functions behind notebooks 01 and 02: gradient, step, stable rate, and the same step taken by several ranks."""
+
+import numpy as np
+import pytest
+
+from hpdl_lab.comm import sim
+from hpdl_lab.data import diabetes
+from hpdl_lab.optim.gradient_descent import descend, gradient, largest_stable_rate, loss
+from hpdl_lab.parallel.averaging import own_gradient, step_together
+
+X, Y = diabetes.load()
+
+
+def test_the_data_is_standardized_and_its_columns_rise_together():
+    assert X.shape == (442, 2) and Y.shape == (442,)
+    for column in (*X.T, Y):
+        assert column.mean() == pytest.approx(0, abs=1e-12)
+        assert column.var() == pytest.approx(1)
+    assert np.corrcoef(X.T)[0, 1] == pytest.approx(0.9, abs=0.01)
+
+
+def test_the_gradient_is_the_slope_of_the_loss():
+    w, h = np.array([0.3, -0.2]), 1e-6
+    slope = [(loss(w + h * e, X, Y) - loss(w - h * e, X, Y)) / (2 * h) for e in np.eye(2)]
+    assert gradient(w, X, Y) == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize(("share", "converges"), [(0.5, True), (0.99, True), (1.01, False), (1.5, False)])
+def test_descent_converges_below_the_largest_stable_rate_and_not_above(share, converges):
+    path = list(descend(X, Y, share * largest_stable_rate(X), 2000))
+    best = np.linalg.lstsq(X, Y, rcond=None)[0]
+    assert len(path) == 2001
+    assert (np.abs(path[-1] - best).max() < 1e-6) == converges
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_ranks_that_average_take_the_step_of_one(p):
+    x, y, w = X[:440], Y[:440], np.array([0.1, 0.2])
+    together = sim.run(p, step_together, w, x, y, 0.5)
+    assert np.abs(np.array(together) - (w - 0.5 * gradient(w, x, y))).max() < 1e-15
+    assert all(np.array_equal(together[0], other) for other in together)
+
+
+def test_examples_that_cannot_be_shared_equally_are_refused():
+    with pytest.raises(ValueError, match="442 examples cannot be shared equally by 4 ranks: 2 would be left over"):
+        sim.run(4, own_gradient, np.zeros(2), X, Y)
