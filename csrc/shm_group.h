@@ -84,6 +84,7 @@ class ShmGroup : public Operation {
     bool all_reduce(int step);
     bool reduce_notes(int step);
     bool reduce_shared(int step);
+    bool reduce_in_pair(int step);
     bool reduce_staged(int step);
     bool broadcast(int step);
     bool all_gather(int step);

@@ -7,8 +7,8 @@
 namespace hpdl {
 
 // Bytes of a chunk: small enough that what one rank has copied in is still in the cache when the others read it, large
-// enough that meetings cost little. 64 KiB to 1 MiB were tried.
-constexpr std::size_t kChunk = std::size_t{1} << 19;
+// enough that meetings cost little. 32 KiB to 1 MiB were tried.
+constexpr std::size_t kChunk = std::size_t{1} << 18;
 constexpr std::size_t kLine = 64;  // bytes of a cache line, which two ranks should not write at once
 
 // Elements [begin, end) of something.

@@ -35,16 +35,17 @@ bool ShmGroup::reduce_notes(int step) {
 
 // Large: where the tensors are is known after the first meeting, and decides how to go on.
 bool ShmGroup::all_reduce(int step) {
-    if (step == 0) return proposal_of(rank_).segment >= 0 || reduce_staged(0);
+    const Step staged = size_ == 2 ? &ShmGroup::reduce_in_pair : &ShmGroup::reduce_staged;
+    if (step == 0) return proposal_of(rank_).segment >= 0 || (this->*staged)(0);
     int shared = 0;
     for (int r = 0; r < size_; r++) shared += proposal_of(r).segment >= 0;
     if (shared == size_) {
         step_function_ = &ShmGroup::reduce_shared;
         steps_ = 3;
     } else {
-        step_function_ = &ShmGroup::reduce_staged;
+        step_function_ = staged;
         staged_from_ = shared > 0;  // those whose tensors are shared have not staged anything yet: all begin again
-        steps_ = staged_from_ + chunks_in(x_.count, kChunk / item_size(x_.dtype)) + 2;
+        steps_ = staged_from_ + chunks_in(x_.count, kChunk / item_size(x_.dtype)) + (size_ == 2 ? 1 : 2);
     }
     return (this->*step_function_)(step);
 }
@@ -62,7 +63,27 @@ bool ShmGroup::reduce_shared(int step) {
     return reduced_ == slice.count();
 }
 
-// Anywhere, chunk by chunk, three chunks under way at once; slice s of a chunk is added by rank s:
+// Anywhere, two ranks: each copies its chunk for the other and adds the other's. One meeting per chunk, while the way
+// below needs one more and moves as much.
+bool ShmGroup::reduce_in_pair(int step) {
+    const int now = step - staged_from_;
+    const std::size_t item = item_size(x_.dtype), each = kChunk / item;
+    const int chunks = chunks_in(x_.count, each);
+    if (now < chunks) {
+        const Range chunk = chunk_of(x_.count, each, now);
+        std::memcpy(inbox(rank_, now), x_.data + chunk.begin * item, chunk.count() * item);
+    }
+    if (now >= 1) {
+        const Range chunk = chunk_of(x_.count, each, now - 1);
+        char* here = x_.data + chunk.begin * item;
+        char* const sources[2] = {rank_ == 0 ? here : inbox(0, now - 1), rank_ == 1 ? here : inbox(1, now - 1)};
+        loops().sum(x_.dtype, sources, 2, &here, 1, chunk.count());
+    }
+    if (step + 1 == steps_ && step > 0) chunks_ += chunks;
+    return true;
+}
+
+// Anywhere, any number of ranks, three chunks under way at once; slice s of a chunk is added by rank s:
 //
 //     step k    copy chunk k to my inbox | add my slice of chunk k-1 to the outbox | copy chunk k-2 from the outbox
 bool ShmGroup::reduce_staged(int step) {

@@ -50,8 +50,8 @@ def test_events_of_parts_name_peers_as_the_run_does(comm):
 def test_some_of_the_ranks(run, ranks):
     if ranks.size < 3:
         return
-    if ranks.rank == 1:
-        with pytest.raises(ValueError, match="rank 1 is not one of the ranks"):
+    if ranks.rank not in (0, 2):
+        with pytest.raises(ValueError, match=f"rank {ranks.rank} is not one of the ranks"):
             ranks.comm(5_000, [2, 0])
         return
     comm = run(members=[2, 0])
