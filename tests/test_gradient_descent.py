@@ -27,10 +27,10 @@ def test_the_gradient_is_the_slope_of_the_loss():
 
 @pytest.mark.parametrize(("share", "converges"), [(0.5, True), (0.99, True), (1.01, False), (1.5, False)])
 def test_descent_converges_below_the_largest_stable_rate_and_not_above(share, converges):
-    path = list(descend(X, Y, share * largest_stable_rate(X), 2000))
+    path = list(descend(X, Y, share * largest_stable_rate(X), 300))
     best = np.linalg.lstsq(X, Y, rcond=None)[0]
-    assert len(path) == 2001
-    assert (np.abs(path[-1] - best).max() < 1e-6) == converges
+    assert len(path) == 301
+    assert (np.abs(path[-1] - best).max() < 0.01) == converges
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])

@@ -1,4 +1,4 @@
-"""The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.check(fn)`, `lab.stop()`."""
+"""The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.check(fn)` ..."""
 
 from .cluster import cluster, restart, run, running, start, stop
 from .exercises import check, hint, solution
