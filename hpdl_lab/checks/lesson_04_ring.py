@@ -6,7 +6,7 @@ import numpy as np
 
 from ..collectives import cost, ring
 from ..collectives.chunks import bounds
-from . import answers_04 as answers
+from . import answers_all_reduce, answers_reduce_scatter
 from .collective import Collective, check_collective
 from .hints_04 import ALL_GATHER_HINTS, ALL_REDUCE_HINTS, REDUCE_SCATTER_HINTS
 from .ranks import SENTINEL
@@ -61,31 +61,45 @@ EXERCISES = (
         check=partial(check_collective, REDUCE_SCATTER),
         hints=REDUCE_SCATTER_HINTS,
         wrong_answers=(
-            WrongAnswer(answers.off_by_one_chunk, "chunk", "you are off by one chunk"),
-            WrongAnswer(answers.divides_by_p, "sum", "It is the average: the sum divided by 3"),
-            WrongAnswer(answers.only_divisible_sizes, "sizes", "Every size that the number of ranks divides is right"),
-            WrongAnswer(answers.whole_vector_every_hop, "bytes", "you pass the whole vector at every hop"),
-            WrongAnswer(answers.data_of_rank_0, "sum", "the data of rank 0, not the sum over ranks"),
-            WrongAnswer(answers.sends_first, "deadlock", "all send first"),
-            WrongAnswer(answers.forgets_the_last_step, "steps", "the last step is missing"),
-            WrongAnswer(answers.one_step_too_many, "one rank", "1 rank, which has no neighbor"),
-            WrongAnswer(answers.returns_nothing, "returns", "returned nothing: return chunk 0 of x"),
+            WrongAnswer(answers_reduce_scatter.off_by_one_chunk, "chunk", "you are off by one chunk"),
+            WrongAnswer(answers_reduce_scatter.divides_by_p, "sum", "It is the average: the sum divided by 3"),
             WrongAnswer(
-                answers.returns_all_of_x, "returns", "returned 999 elements: return chunk 0 of x, 333 elements"
+                answers_reduce_scatter.only_divisible_sizes,
+                "sizes",
+                "Every size that the number of ranks divides is right",
             ),
-            WrongAnswer(answers.raises_an_error, "raises", "raised IndexError: list index out of range"),
-            WrongAnswer(answers.never_ends, "timeout", "Is there a loop that never ends?"),
-            WrongAnswer(answers.writes_past_the_end, "bounds", "wrote outside x, at x[1001]"),
-            WrongAnswer(answers.rank_0_sends_first, "steps", "the ranks wait for each other in a row"),
-            WrongAnswer(answers.never_waits_for_its_sends, "wait", "did not wait for 7 of its sends to rank 1"),
-            WrongAnswer(answers.buffer_is_always_float32, "dtype", "a buffer of your own must have the dtype of x"),
-            WrongAnswer(answers.straight_to_the_owner, "peers", "it knows only its neighbors"),
+            WrongAnswer(
+                answers_reduce_scatter.whole_vector_every_hop, "bytes", "you pass the whole vector at every hop"
+            ),
+            WrongAnswer(answers_reduce_scatter.data_of_rank_0, "sum", "the data of rank 0, not the sum over ranks"),
+            WrongAnswer(answers_reduce_scatter.sends_first, "deadlock", "all send first"),
+            WrongAnswer(answers_reduce_scatter.forgets_the_last_step, "steps", "the last step is missing"),
+            WrongAnswer(answers_reduce_scatter.one_step_too_many, "one rank", "1 rank, which has no neighbor"),
+            WrongAnswer(answers_reduce_scatter.returns_nothing, "returns", "returned nothing: return chunk 0 of x"),
+            WrongAnswer(
+                answers_reduce_scatter.returns_all_of_x,
+                "returns",
+                "returned 999 elements: return chunk 0 of x, 333 elements",
+            ),
+            WrongAnswer(answers_reduce_scatter.raises_an_error, "raises", "raised IndexError: list index out of range"),
+            WrongAnswer(answers_reduce_scatter.never_ends, "timeout", "Is there a loop that never ends?"),
+            WrongAnswer(answers_reduce_scatter.writes_past_the_end, "bounds", "wrote outside x, at x[1001]"),
+            WrongAnswer(answers_reduce_scatter.rank_0_sends_first, "steps", "the ranks wait for each other in a row"),
+            WrongAnswer(
+                answers_reduce_scatter.never_waits_for_its_sends, "wait", "did not wait for 7 of its sends to rank 1"
+            ),
+            WrongAnswer(
+                answers_reduce_scatter.buffer_is_always_float32,
+                "dtype",
+                "a buffer of your own must have the dtype of x",
+            ),
+            WrongAnswer(answers_reduce_scatter.straight_to_the_owner, "peers", "it knows only its neighbors"),
         ),
         right_answers=(
-            answers.other_direction,
-            answers.numpy_style,
-            answers.non_blocking,
-            answers.skips_empty_chunks_and_prints,
+            answers_reduce_scatter.other_direction,
+            answers_reduce_scatter.numpy_style,
+            answers_reduce_scatter.non_blocking,
+            answers_reduce_scatter.skips_empty_chunks_and_prints,
         ),
         explanation=(
             "Follow chunk c. It leaves rank c+1 in step 0 with one contribution, picks up one more at every rank "
@@ -103,22 +117,26 @@ EXERCISES = (
         check=partial(check_collective, ALL_GATHER),
         hints=ALL_GATHER_HINTS,
         wrong_answers=(
-            WrongAnswer(answers.gathers_the_wrong_chunk, "chunk", "never arrived on rank 0"),
-            WrongAnswer(answers.adds_what_arrives, "chunk", "all_gather replaces, it does not add"),
-            WrongAnswer(answers.stores_in_the_wrong_place, "chunk", "got another chunk there"),
+            WrongAnswer(answers_all_reduce.gathers_the_wrong_chunk, "chunk", "never arrived on rank 0"),
+            WrongAnswer(answers_all_reduce.adds_what_arrives, "chunk", "all_gather replaces, it does not add"),
+            WrongAnswer(answers_all_reduce.stores_in_the_wrong_place, "chunk", "got another chunk there"),
             WrongAnswer(
-                answers.gathers_divisible_sizes_only, "sizes", "Every size that the number of ranks divides is right"
+                answers_all_reduce.gathers_divisible_sizes_only,
+                "sizes",
+                "Every size that the number of ranks divides is right",
             ),
-            WrongAnswer(answers.gathers_whole_vectors, "bytes", "you pass the whole vector at every hop"),
-            WrongAnswer(answers.gathers_on_rank_0, "bytes", "everything passes through rank 0"),
-            WrongAnswer(answers.gathers_receiving_first, "deadlock", "all receive first"),
-            WrongAnswer(answers.gathers_one_step_short, "steps", "the last step is missing"),
+            WrongAnswer(answers_all_reduce.gathers_whole_vectors, "bytes", "you pass the whole vector at every hop"),
+            WrongAnswer(answers_all_reduce.gathers_on_rank_0, "bytes", "everything passes through rank 0"),
+            WrongAnswer(answers_all_reduce.gathers_receiving_first, "deadlock", "all receive first"),
+            WrongAnswer(answers_all_reduce.gathers_one_step_short, "steps", "the last step is missing"),
             WrongAnswer(
-                answers.gathers_and_returns_its_chunk, "returns", "returned 333 elements: return x, 999 elements"
+                answers_all_reduce.gathers_and_returns_its_chunk,
+                "returns",
+                "returned 333 elements: return x, 999 elements",
             ),
-            WrongAnswer(answers.gathers_and_returns_nothing, "returns", "returned nothing: return x"),
+            WrongAnswer(answers_all_reduce.gathers_and_returns_nothing, "returns", "returned nothing: return x"),
         ),
-        right_answers=(answers.gathers_the_other_way, answers.gathers_both_ways),
+        right_answers=(answers_all_reduce.gathers_the_other_way, answers_all_reduce.gathers_both_ways),
         explanation=(
             "The same walk, without the addition. In step i every rank passes on the chunk that it got in step i-1, "
             "first its "
@@ -136,16 +154,16 @@ EXERCISES = (
         hints=ALL_REDUCE_HINTS,
         wrong_answers=(
             WrongAnswer(ring.all_reduce_naive, "bytes", "Cut x into chunks"),
-            WrongAnswer(answers.asks_the_communicator, "bytes", "everything passes through rank 0"),
-            WrongAnswer(answers.takes_the_average, "sum", "It is the average"),
-            WrongAnswer(answers.forgets_the_all_gather, "steps", "only one of the two halves is done"),
-            WrongAnswer(answers.gathers_before_it_scatters, "sum", "is missing"),
-            WrongAnswer(answers.leaves_x_as_it_was, "in place", "x was not overwritten"),
-            WrongAnswer(answers.reduces_and_returns_nothing, "returns", "returned nothing: return x"),
-            WrongAnswer(answers.reduces_twice, "steps", "all is done twice"),
-            WrongAnswer(answers.only_even_ranks_gather, "deadlock", "already finished"),
+            WrongAnswer(answers_all_reduce.asks_the_communicator, "bytes", "everything passes through rank 0"),
+            WrongAnswer(answers_all_reduce.takes_the_average, "sum", "It is the average"),
+            WrongAnswer(answers_all_reduce.forgets_the_all_gather, "steps", "only one of the two halves is done"),
+            WrongAnswer(answers_all_reduce.gathers_before_it_scatters, "sum", "is missing"),
+            WrongAnswer(answers_all_reduce.leaves_x_as_it_was, "in place", "x was not overwritten"),
+            WrongAnswer(answers_all_reduce.reduces_and_returns_nothing, "returns", "returned nothing: return x"),
+            WrongAnswer(answers_all_reduce.reduces_twice, "steps", "all is done twice"),
+            WrongAnswer(answers_all_reduce.only_even_ranks_gather, "deadlock", "already finished"),
         ),
-        right_answers=(answers.in_one_loop, answers.the_other_way_around),
+        right_answers=(answers_all_reduce.in_one_loop, answers_all_reduce.the_other_way_around),
         explanation=(
             "After reduce_scatter every chunk of the sum exists once, on its own rank; all_gather hands the chunks "
             "round. "

@@ -1,0 +1,165 @@
+"""Answers to all_gather and all_reduce of notebook 04 that a check must reject or accept; CI proves both."""
+
+import torch
+
+from ..collectives import ring
+from ..collectives.chunks import chunk
+from ..comm.buffers import copy_of, new_like
+from .answers_reduce_scatter import other_direction
+
+# -- all_gather: wrong -------------------------------------------------------------------------------------------------
+
+
+def gathers_the_wrong_chunk(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        comm.sendrecv(chunk(x, p, r - i - 1), (r + 1) % p, chunk(x, p, r - i - 2), (r - 1) % p)
+    return x
+
+
+def adds_what_arrives(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r - i - 1)
+        theirs += comm.sendrecv(chunk(x, p, r - i), (r + 1) % p, new_like(x, theirs.shape), (r - 1) % p)
+    return x
+
+
+def stores_in_the_wrong_place(comm, x):
+    p, r = comm.size, comm.rank
+    parts = [copy_of(chunk(x, p, r))]
+    for i in range(p - 1):
+        arriving = new_like(x, chunk(x, p, r - i - 1).shape)
+        parts.append(comm.sendrecv(parts[-1], (r + 1) % p, arriving, (r - 1) % p))
+    x[...] = torch.cat(parts)
+    return x
+
+
+def gathers_divisible_sizes_only(comm, x):
+    p, r = comm.size, comm.rank
+    n = len(x) // p
+    parts = x[: n * p].view(p, n)
+    for i in range(p - 1):
+        comm.sendrecv(parts[(r - i) % p], (r + 1) % p, parts[(r - i - 1) % p], (r - 1) % p)
+    return x
+
+
+def gathers_whole_vectors(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        arriving = comm.sendrecv(x, (r + 1) % p, copy_of(x), (r - 1) % p)
+        chunk(x, p, r - i - 1)[...] = chunk(arriving, p, r - i - 1)
+    return x
+
+
+def gathers_on_rank_0(comm, x):
+    p = comm.size
+    for r in range(1, p):
+        if comm.rank == 0:
+            comm.recv(chunk(x, p, r), r)
+        elif comm.rank == r:
+            comm.send(chunk(x, p, r), 0)
+    return comm.broadcast(x)
+
+
+def gathers_receiving_first(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        comm.recv(chunk(x, p, r - i - 1), (r - 1) % p)
+        comm.send(chunk(x, p, r - i), (r + 1) % p)
+    return x
+
+
+def gathers_one_step_short(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 2):
+        comm.sendrecv(chunk(x, p, r - i), (r + 1) % p, chunk(x, p, r - i - 1), (r - 1) % p)
+    return x
+
+
+def gathers_and_returns_its_chunk(comm, x):
+    return chunk(ring.all_gather(comm, x), comm.size, comm.rank)
+
+
+def gathers_and_returns_nothing(comm, x):
+    ring.all_gather(comm, x)
+
+
+# -- all_gather: right -------------------------------------------------------------------------------------------------
+
+
+def gathers_the_other_way(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        comm.sendrecv(chunk(x, p, r + i), (r - 1) % p, chunk(x, p, r + i + 1), (r + 1) % p)
+    return x
+
+
+def gathers_both_ways(comm, x):
+    """Half of the chunks come from the left, the other half from the right."""
+    p, r = comm.size, comm.rank
+    for i in range(p // 2):
+        comm.sendrecv(chunk(x, p, r - i), (r + 1) % p, chunk(x, p, r - i - 1), (r - 1) % p)
+    for i in range(p - 1 - p // 2):
+        comm.sendrecv(chunk(x, p, r + i), (r - 1) % p, chunk(x, p, r + i + 1), (r + 1) % p)
+    return x
+
+
+# -- all_reduce: wrong -------------------------------------------------------------------------------------------------
+
+
+def asks_the_communicator(comm, x):
+    return comm.all_reduce(x)
+
+
+def takes_the_average(comm, x):
+    x /= comm.size
+    return ring.all_reduce(comm, x)
+
+
+def forgets_the_all_gather(comm, x):
+    ring.reduce_scatter(comm, x)
+    return x
+
+
+def gathers_before_it_scatters(comm, x):
+    ring.all_gather(comm, x)
+    ring.reduce_scatter(comm, x)
+    return x
+
+
+def leaves_x_as_it_was(comm, x):
+    return ring.all_reduce(comm, copy_of(x))
+
+
+def reduces_and_returns_nothing(comm, x):
+    ring.all_reduce(comm, x)
+
+
+def reduces_twice(comm, x):
+    return ring.all_reduce(comm, ring.all_reduce(comm, x))
+
+
+def only_even_ranks_gather(comm, x):
+    ring.reduce_scatter(comm, x)
+    return ring.all_gather(comm, x) if comm.rank % 2 == 0 else x
+
+
+# -- all_reduce: right -------------------------------------------------------------------------------------------------
+
+
+def in_one_loop(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(2 * (p - 1)):
+        mine, theirs = chunk(x, p, r - i), chunk(x, p, r - i - 1)
+        arriving = comm.sendrecv(mine, (r + 1) % p, torch.empty_like(theirs), (r - 1) % p)
+        if i < p - 1:
+            theirs += arriving
+        else:
+            theirs.copy_(arriving)
+    return x
+
+
+def the_other_way_around(comm, x):
+    other_direction(comm, x)
+    return gathers_the_other_way(comm, x)
