@@ -29,7 +29,6 @@ FOREIGN_PREFIXES = ("PMI_", "PMIX_", "HYDRA_", "MPIEXEC_", "OMPI_", "PRTE_", "JP
 LOOPBACK = {  # the MPI libraries would listen on every network interface
     "UCX_TLS": "self,sm",
     "OMPI_MCA_btl": "self,sm",
-    "PMIX_MCA_ptl_tcp_if_include": "lo",
 }
 
 
