@@ -30,7 +30,7 @@ Message Message::send(Group& group, const Buffer& buffer, int to) {
     if (!message.announcement_) {
         message.post(buffer.data, buffer.nbytes(), group.comm, tag_of(buffer));
     } else {
-        const Announcement announcement{buffer.count, group.announced++ % kReservedTag};
+        const Announcement announcement{buffer.count, static_cast<int>(group.announced++ % kReservedTag)};
         std::memcpy(message.announcement_.get(), &announcement, sizeof announcement);
         message.post(message.announcement_.get(), sizeof announcement, group.comm, tag_of(buffer));
         message.post_elements();

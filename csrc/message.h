@@ -19,7 +19,7 @@ struct Group {
     const Mpi* mpi;
     Handle comm, inner;
     int rank, size;
-    int announced = 0;  // large messages sent
+    unsigned announced = 0;  // large messages sent
 };
 
 // Tags in the inner communicator that announcements never give away.

@@ -45,6 +45,7 @@ char* ShmGroup::shared_tensor_of(int rank) const {
 }
 
 void ShmGroup::start(const char* name, const Buffer& x, const Buffer& out, int root, Step step, int steps) {
+    if (step_ != steps_) throw std::runtime_error("an earlier collective did not complete: the ranks are out of step");
     x_ = x;
     out_ = out;
     root_ = root;
@@ -88,11 +89,12 @@ std::vector<int> ShmGroup::missing() const {
     return ranks;
 }
 
-void ShmGroup::require_same_calls() const {
+void ShmGroup::require_same_calls() {
     const Call& mine = proposal_of(rank_).call;
     bool same = true;
     for (int r = 0; r < size_; r++) same = same && proposal_of(r).call == mine;
     if (same) return;
+    steps_ = step_;  // this collective is over, on every rank alike
     std::vector<Call> calls;
     for (int r = 0; r < size_; r++) calls.push_back(proposal_of(r).call);
     require_agreement(calls);

@@ -75,7 +75,7 @@ class ShmGroup : public Operation {
     void start(const char* name, const Buffer& x, const Buffer& out, int root, Step step, int steps);
     void come_to_meeting();
     bool everyone_came();
-    void require_same_calls() const;
+    void require_same_calls();
     Proposal propose(const Call& call, const Buffer& x) const;
     const Proposal& proposal_of(int rank) const { return seats_[rank].cells[first_meeting_ & 1].proposal; }
     char* shared_tensor_of(int rank) const;

@@ -97,6 +97,8 @@ class Waiting:
     def _left(self, rank, now):
         """Has `rank` left this run, and long enough ago for everything that it sent to have arrived?"""
         slot = self.board.slot(rank)
+        if slot.state == "absent":  # on another machine, whose board nobody here can read
+            return False
         return (slot.run != self.run or slot.state in ("failed", "finished")) and now - slot.since_ns > GRACE * 1e9
 
     def waits(self):

@@ -47,6 +47,25 @@ def test_events_of_parts_name_peers_as_the_run_does(comm):
     assert peers == {1: [2], 2: [1]}.get(comm.rank, [])
 
 
+def test_ranks_of_different_machines_exchange_messages(run, ranks, monkeypatch):
+    monkeypatch.setattr(ranks, "hosts", [f"machine {r // 2}" for r in range(ranks.size)])
+    comm = run()
+    last = comm.size - 1 if comm.size % 2 else -1  # alone on its machine
+    assert (comm.node_rank, comm.node_size) == ((0, 1) if comm.rank == last else (comm.rank % 2, 2))
+    comm.barrier()
+    z = comm.allocate((1000,)).fill_(comm.rank)
+    assert (comm.all_reduce(z) == sum(range(comm.size))).all()
+    assert comm.all_gather(np.array([comm.rank])).reshape(-1).tolist() == list(range(comm.size))
+    assert (comm.broadcast(np.full(3, comm.rank), comm.size - 1) == comm.size - 1).all()
+    assert (comm.reduce_scatter(np.ones((comm.size, 5))) == comm.size).all()
+    here = comm.split(ranks.hosts[ranks.rank])
+    assert here.size == comm.node_size
+    assert (here.all_reduce(torch.ones(3)) == here.size).all()
+    if comm.size > 2:
+        with pytest.raises(ValueError, match="the ranks disagree: rank"):
+            comm.all_reduce(torch.zeros(10 + (comm.rank == 0)))
+
+
 def test_some_of_the_ranks(run, ranks):
     if ranks.size < 3:
         return
