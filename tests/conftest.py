@@ -23,6 +23,15 @@ def private_runtime_dir():
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture
+def no_engines_yet(monkeypatch):
+    """A place for sockets where no engines run, for tests of what starts engines of its own in another process."""
+    path = tempfile.mkdtemp(prefix="hpdl-t-", dir="/tmp")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def engine_cluster(private_runtime_dir):
     """Four engines for the whole session; a test asks for `cluster`, which repairs what an earlier one has broken."""

@@ -88,7 +88,7 @@ def test_wrong_elements_fail_the_bench(monkeypatch, capsys):
     assert "1,024 wrong elements" in capsys.readouterr().err
 
 
-def test_bench_run_measures_real_engines(tmp_path):
+def test_bench_run_measures_real_engines_of_its_own(tmp_path):
     done = hpdl("bench", "run", "--ranks", "2", "--repeats", "5", "--json", str(tmp_path / "run.json"))
     assert done.returncode == 0, done.stderr
     assert "empty lab.run, median" in done.stdout

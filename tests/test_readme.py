@@ -56,7 +56,7 @@ def test_the_screenshot_is_a_real_one():
 
 
 @pytest.mark.timeout(120)
-def test_the_example_runs(tmp_path):
+def test_the_example_runs(tmp_path, no_engines_yet):
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     script = tmp_path / "example.py"
     script.write_text(example)

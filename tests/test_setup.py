@@ -208,7 +208,7 @@ def test_a_home_that_cannot_be_written_is_replaced(stop):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGHUP", "SIGTERM"])
-def test_kernels_and_engines_end_with_their_server(stop, tmp_path, signal_name):
+def test_kernels_and_engines_end_with_their_server(stop, tmp_path, no_engines_yet, signal_name):
     """Ctrl-C, a closed terminal, a kill: nothing that the lab has started is left."""
     server = start_lab(HOME=str(tmp_path))
     stop(server)
