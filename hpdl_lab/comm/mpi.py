@@ -96,6 +96,8 @@ class Session:
             self._free_closed(members)
             comm = MpiComm(self, (duplicates.first, duplicates.second), members, waiting, on_row, trace)
             self.open.append(comm)
+        if too_late is None and interrupt.came:
+            too_late = KeyboardInterrupt()
         if too_late is not None:
             comm.close(too_late)
             raise too_late
@@ -205,11 +207,12 @@ class Session:
 
 
 class DeferredInterrupt:
-    """Within it, Ctrl-C is only noted in `came`; KeyboardInterrupt is raised at the end. In the main thread."""
+    """Within it, Ctrl-C in the main thread is only noted, in `came`."""
 
     def __enter__(self):
         self.came, self.handler = False, None
-        if threading.current_thread() is threading.main_thread():
+        mine = threading.current_thread() is threading.main_thread()
+        if mine and signal.getsignal(signal.SIGINT) is not None:  # None: not Python's to replace, nor to restore
             self.handler = signal.signal(signal.SIGINT, self._note)
         return self
 
@@ -219,8 +222,6 @@ class DeferredInterrupt:
     def __exit__(self, kind, error, traceback):
         if self.handler is not None:
             signal.signal(signal.SIGINT, self.handler)
-        if self.came and kind is None:
-            raise KeyboardInterrupt
 
 
 def finish_blindly(operation, call):

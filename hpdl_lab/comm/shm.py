@@ -3,6 +3,7 @@
 from .buffers import DTYPES, ITEMSIZE
 
 PAGE = 4096  # bytes
+WORTH_ASKING = 1 << 26  # bytes
 
 
 class SharedRanks:
@@ -41,7 +42,9 @@ def share(comm, core, nbytes, op, count=0, dtype="uint8"):
     """
     memory, reason = None, ""
     if comm.rank == 0:
-        memory, reason = attempt(core.SharedMemory.create, nbytes)
+        reason = too_large(nbytes)
+        if not reason:
+            memory, reason = attempt(core.SharedMemory.create, nbytes)
     names = comm.agree(op, count, DTYPES.index(dtype), note=memory.name.encode() if memory else b"")
     if comm.rank != 0 and names[0]:
         memory, reason = attempt(core.SharedMemory.open, names[0].decode(), nbytes)
@@ -56,6 +59,16 @@ def share(comm, core, nbytes, op, count=0, dtype="uint8"):
         if reason:
             raise MemoryError(f"{op} of {nbytes:,} bytes for {comm.size} ranks: rank {rank} {reason.decode()}")
     return memory
+
+
+def too_large(nbytes):
+    """Why `nbytes` cannot be had, or "": the system would kill a rank that takes pages which are not there."""
+    if nbytes < WORTH_ASKING:
+        return ""
+    import psutil
+
+    available = psutil.virtual_memory().available
+    return "" if nbytes < available else f"cannot take it: {available:,} bytes of memory are available"
 
 
 def attempt(function, *args):
