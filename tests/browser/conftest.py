@@ -70,9 +70,21 @@ def chromium():
         browser.close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Leave on the test what became of it, for the fixture below."""
+    report = yield
+    item.failed_in_call = call.when == "call" and report.failed
+    return report
+
+
 @pytest.fixture
-def page(chromium):
-    """A page as large as JupyterLab on a laptop."""
+def page(chromium, request):
+    """A page as large as JupyterLab on a laptop. A test that fails leaves failed.png and prints what the cells said."""
     page = chromium.new_page(viewport={"width": 1440, "height": 900})
+    page.set_default_timeout(30_000)
     yield page
+    if request.node.failed_in_call:
+        page.screenshot(path=Path(__file__).parent / "failed.png")
+        print(*page.locator(".jp-OutputArea-output").all_text_contents(), sep="\n---\n")
     page.close()
