@@ -16,9 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from . import features
-from .collectives.sweep import count_of, parse_size
-
-__all__ = ["all_reduce", "parse_size"]
+from .collectives.sweep import count_of
 
 DTYPE = "float32"
 SAMPLES = 21  # per row; each lasts
