@@ -51,6 +51,13 @@ def cluster(engine_cluster):
     return engine_cluster
 
 
+@pytest.fixture(scope="session")
+def within():
+    """`within(5)`: the seconds that 5 s of a quiet machine may last on this one, which may have other work to do."""
+    cores = len(os.sched_getaffinity(0))
+    return lambda seconds: seconds * max(1.0, os.getloadavg()[0] / cores)
+
+
 def import_torch(comm):
     """Wait for the import that engines begin by themselves: it would blur what a test measures."""
     import torch  # noqa: F401

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
@@ -160,6 +161,17 @@ def test_engines_that_end_at_once_are_explained_by_what_they_said(monkeypatch, s
         EngineError, match=r"^the engines ended at the start: cannot open libmpi.so.12. .* lab.start\(2\)"
     ):
         Cluster.start(2)
+
+
+def test_one_engine_that_ends_at_once_is_named_without_waiting_for_the_others(monkeypatch, short, within):
+    script = "import os, sys, time\nif os.environ['PMI_RANK'] == '1': sys.exit('no numpy here')\ntime.sleep(600)"
+    argv = launch.engines_argv(2)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+    monkeypatch.setattr(launch, "engines_argv", lambda n: [*argv[:-2], "-c", script])
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"ended at the start: no numpy here\."):
+        Cluster.start(2)
+    assert time.monotonic() - began < within(10)
 
 
 def test_a_program_that_cannot_be_started_is_named(monkeypatch, short):

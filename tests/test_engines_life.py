@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import psutil
@@ -256,6 +257,19 @@ def test_the_verbs(own_session, capsys):
     lab.stop()
     with pytest.raises(EngineError, match=r"call lab.start\(4\)"):
         lab.run(lambda comm: comm.rank)
+
+
+def test_the_stop_button_during_a_restart(own_session):
+    with Cluster.start(2) as cluster:
+        for seconds in (0.05, 0.3, 0.6):
+            timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with contextlib.suppress(KeyboardInterrupt):
+                cluster.restart()
+                timer.join()
+                time.sleep(1)
+            cluster.restart()
+            assert cluster.run(lambda comm: comm.size) == [2, 2]
 
 
 def test_run_numbers_are_never_used_twice(own_session):

@@ -50,11 +50,11 @@ def stop_button(seconds):
     timer.cancel()
 
 
-def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(cluster):
+def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(cluster, within):
     pids = cluster.run(pid_of)
     with stop_button(1.0) as pressed, pytest.raises(RunStopped) as caught:
         cluster.run(receive_in_a_circle)
-    assert time.monotonic() - pressed[0] < 2
+    assert time.monotonic() - pressed[0] < within(2)
     text, line = str(caught.value), receive_in_a_circle.__code__.co_firstlineno + 1
     assert "rank 2 waits in recv of 4,000 bytes from rank 3 since" in text
     assert f"(test_engines_stop.py:{line})" in text and "cycle: 0 -> 1 -> 2 -> 3 -> 0" in text
@@ -65,18 +65,18 @@ def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(clus
     assert cluster.run(pid_of) == pids
 
 
-def test_the_stop_button_ends_a_loop_that_never_communicates(cluster):
+def test_the_stop_button_ends_a_loop_that_never_communicates(cluster, within):
     pids = cluster.run(pid_of)
     with stop_button(1.0) as pressed, pytest.raises(RunStopped) as caught:
         cluster.run(rank_1_computes_for_ever)
-    assert time.monotonic() - pressed[0] < 2
+    assert time.monotonic() - pressed[0] < within(2)
     line = rank_1_computes_for_ever.__code__.co_firstlineno + 1
     assert caught.value.waits[1].state == "running"
     assert caught.value.waits[1].line in (f"test_engines_stop.py:{line}", f"test_engines_stop.py:{line + 1}")
     assert cluster.run(pid_of) == pids
 
 
-def test_the_stop_button_also_ends_a_loop_that_swallows_interrupts(cluster):
+def test_the_stop_button_also_ends_a_loop_that_swallows_interrupts(cluster, within):
     def stubborn(comm):
         for _ in range(2):
             try:
@@ -86,7 +86,7 @@ def test_the_stop_button_also_ends_a_loop_that_swallows_interrupts(cluster):
 
     with stop_button(0.5) as pressed, pytest.raises(RunStopped):
         cluster.run(stubborn)
-    assert time.monotonic() - pressed[0] < 2.5
+    assert time.monotonic() - pressed[0] < within(2.5)
     assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
@@ -99,7 +99,7 @@ def test_the_stop_button_is_free_again_after_a_run(cluster):
     assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
-def test_stopping_during_a_slow_on_row_ends_the_run(cluster):
+def test_stopping_during_a_slow_on_row_ends_the_run(cluster, within):
     def report(comm):
         while True:
             comm.report(x=1)
@@ -107,7 +107,7 @@ def test_stopping_during_a_slow_on_row_ends_the_run(cluster):
 
     with stop_button(0.7) as pressed, pytest.raises(RunStopped):
         cluster.run(report, on_row=lambda row: time.sleep(30))
-    assert time.monotonic() - pressed[0] < 2
+    assert time.monotonic() - pressed[0] < within(2)
     assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
@@ -126,12 +126,12 @@ def test_ten_stopped_runs_leave_nothing_for_the_next(cluster):
         assert cluster.run(matched) == [-1.0] * 4
 
 
-def test_the_deadline_ends_a_deadlock_with_the_same_report(cluster):
+def test_the_deadline_ends_a_deadlock_with_the_same_report(cluster, within):
     pids = cluster.run(pid_of)
     began = time.monotonic()
     with pytest.raises(CommTimeout) as caught:
         cluster.run(receive_in_a_circle, deadline=1)
-    assert 1 <= time.monotonic() - began < 4
+    assert 1 <= time.monotonic() - began < within(4)
     assert "no answer within 1 s" in str(caught.value) and "cycle: 0 -> 1 -> 2 -> 3 -> 0" in str(caught.value)
     assert [w.peers for w in caught.value.waits] == [(1,), (2,), (3,), (0,)]
     assert cluster.run(pid_of) == pids
@@ -153,12 +153,12 @@ def test_a_run_that_makes_progress_outlives_its_deadline(cluster):
     cluster.run(slow, deadline=1)
 
 
-def test_a_rank_that_computes_on_when_the_others_timed_out_is_interrupted_and_named(cluster):
+def test_a_rank_that_computes_on_when_the_others_timed_out_is_interrupted_and_named(cluster, within):
     pids = cluster.run(pid_of)
     began = time.monotonic()
     with pytest.raises(CommTimeout) as caught:
         cluster.run(rank_1_computes_for_ever, deadline=1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < within(5)
     line = rank_1_computes_for_ever.__code__.co_firstlineno + 1
     assert f"rank 1 running  (test_engines_stop.py:{line}" in str(caught.value) or f":{line + 1})" in str(caught.value)
     assert cluster.run(pid_of) == pids
@@ -178,7 +178,7 @@ def test_engines_stuck_in_compiled_code_are_replaced(cluster, capsys):
     assert not set(pids) & set(cluster.run(pid_of))
 
 
-def test_an_engine_killed_amid_a_collective(cluster):
+def test_an_engine_killed_amid_a_collective(cluster, within):
     def die(comm):
         if comm.rank == 2:
             time.sleep(0.3)
@@ -190,14 +190,14 @@ def test_an_engine_killed_amid_a_collective(cluster):
     began = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank 2 was killed by signal 9 \(SIGKILL.*lab.restart\(\)") as caught:
         cluster.run(die)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < within(5)
     assert [w.rank for w in caught.value.waits if w.state == "dead"] == [2]
     with pytest.raises(EngineError, match=r"^rank 2 was killed by signal 9 .* lab.restart\(\) for 4 new engines"):
         cluster.run(rank_of)
     began = time.monotonic()
     cluster.restart()
     assert cluster.run(rank_of) == [0, 1, 2, 3]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < within(5)
     assert not set(pids) & set(cluster.run(pid_of)) and treasure is not None
 
 

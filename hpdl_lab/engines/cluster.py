@@ -85,7 +85,8 @@ class Cluster:
             if now > look:
                 look = now + 0.25
                 running = self._keeper.ask("status")["running"]
-                if len(running) < 2 or now > give_up:
+                ended = [rank for rank in range(n) if os.path.exists(session_dir.exit_file(self.path, rank))]
+                if len(running) < 2 or ended or now > give_up:
                     raise EngineError(diagnosis.start_failure(self.path, n, running, START_SECONDS))
 
     def restart(self, n=None):

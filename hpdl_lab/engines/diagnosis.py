@@ -20,6 +20,9 @@ def start_failure(path, n, running, seconds):
     for name, log in (("controller", controller), ("engines", engines)):
         if name not in running:
             return f"the {name} ended at the start: {last_line(log)}. Repair that, then call lab.start({n})"
+    ended = [rank for rank in range(n) if os.path.exists(session_dir.exit_file(path, rank))]
+    if ended:
+        return f"{name_ranks(ended)} ended at the start: {last_line(engines)}. Repair that, then call lab.start({n})"
     started = sum(os.path.exists(session_dir.engine_socket(path, rank)) for rank in range(n))
     return (
         f"{started} of {n} engines answered within {seconds} s. The machine may be overloaded: start fewer engines. "

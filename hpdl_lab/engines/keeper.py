@@ -10,7 +10,7 @@ exits. It is the reaper of its descendants, so that none escapes by losing its p
 killed, the system kills its children, and the engines exit by themselves (server.py).
 
 This file runs by itself (`python -I -S keeper.py DIRECTORY FD`): it imports the standard library only, to start in
-milliseconds. Requests and replies are JSON, one per line:
+milliseconds. Requests and replies are JSON, one per line, each with the "id" of its request:
 
     {"do": "spawn", "name", "argv", "env", "cwd", "log"}   ->  {"pid"}
     {"do": "status"}                                       ->  {"running": {name: pid}, "attached": [pid]}
@@ -102,7 +102,8 @@ class Keeper:
         *requests, kernel.received = (kernel.received + data).split(b"\n")
         for line in requests:
             request = json.loads(line)
-            reply = getattr(self, "do_" + request.pop("do"))(**request)
+            number = request.pop("id")
+            reply = {"id": number, **getattr(self, "do_" + request.pop("do"))(**request)}
             try:
                 kernel.connection.sendall(json.dumps(reply).encode() + b"\n")
             except OSError:

@@ -1,5 +1,6 @@
 """This kernel's connection to the keeper: starting one, attaching to one that runs, and asking it for things."""
 
+import itertools
 import json
 import socket
 import struct
@@ -19,16 +20,20 @@ class KeeperConnection:
         connection.settimeout(PATIENCE)
         self._connection = connection
         self._replies = connection.makefile("rb")
+        self._numbers = itertools.count()
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid = struct.unpack("3i", credentials)[0]
 
     def ask(self, do, **content):
         """The keeper's reply, a dict. Raises OSError when it is gone, EngineError when it could not do it."""
-        self._connection.sendall(json.dumps({"do": do, **content}).encode() + b"\n")
-        line = self._replies.readline()
-        if not line:
-            raise ConnectionResetError("the keeper has ended")
-        reply = json.loads(line)
+        number = next(self._numbers)
+        self._connection.sendall(json.dumps({"id": number, "do": do, **content}).encode() + b"\n")
+        reply = {}
+        while reply.get("id") != number:  # an earlier reply may lie there: the stop button broke off its request
+            line = self._replies.readline()
+            if not line:
+                raise ConnectionResetError("the keeper has ended")
+            reply = json.loads(line)
         if "error" in reply:
             raise EngineError(f"cannot start {reply['error']}")
         return reply

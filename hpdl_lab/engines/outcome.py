@@ -92,7 +92,7 @@ def describe_kind(ranks, errors):
     text += [f"    and on other ranks: {message}" for message in others[:3]]
     for filename, lineno, function in first.frames[-4:]:
         source = linecache.getline(filename, lineno).strip()
-        where = f"    {source_line(filename, lineno)} in {function}"
+        where = f"    {source_line(filename, lineno)}{f' in {function}' if function else ''}"
         text.append(f"{where}:  {source}" if source else where)
     return text
 

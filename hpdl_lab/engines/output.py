@@ -28,7 +28,7 @@ class Collapser:
     def add(self, rank, stream, text):
         """Take `text` of `rank`, one or more lines for `stream`, "stdout" or "stderr"."""
         now = self.clock()
-        for line in text.splitlines():
+        for line in text.rstrip("\n").split("\n"):
             self.lines[rank].append((now, stream, line))
 
     def finish(self, rank):
@@ -66,7 +66,8 @@ def collapse(said):
                 blocks[-1][who] += lines
         else:
             blocks.append(block)
-    return [(stream, attributed(ranks, lines)) for block in blocks for (ranks, stream), lines in block.items()]
+    said = [(stream, ranks, lines) for block in blocks for (ranks, stream), lines in block.items()]
+    return [(stream, attributed(ranks, lines)) for stream, ranks, lines in said if any(map(str.strip, lines))]
 
 
 def attributed(ranks, lines):

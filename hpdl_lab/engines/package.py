@@ -1,5 +1,6 @@
 """How a function leaves the notebook: by value, with the notebook globals that it uses, pickled once for all ranks."""
 
+import inspect
 import os
 import pickle
 import sys
@@ -18,7 +19,8 @@ def package(fn, args, size):
     Raises:  TypeError naming what cannot travel; ValueError where a PerRank has not one item per rank.
     """
     if not callable(fn):
-        raise TypeError(f"lab.run needs a function fn(comm, ...), got a {type(fn).__name__}: {fn!r:.80}")
+        raise TypeError(f"lab.run needs a function fn(comm, ...), got a {type(fn).__name__}: {repr(fn)[:80]}")
+    check_signature(fn, args)
     own = {}
     for position, value in enumerate(args):
         if isinstance(value, PerRank):
@@ -32,6 +34,22 @@ def package(fn, args, size):
     except Exception as error:
         raise TypeError(culprit(fn, shared, error)) from None
     return task, [dump({i: v[rank] for i, v in own.items()}) if own else None for rank in range(size)]
+
+
+def check_signature(fn, args):
+    """Raise TypeError unless `fn(comm, *args)` is a call that `fn` can take."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # a compiled function tells nothing; it will say so itself
+    try:
+        signature.bind(None, *args)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(
+            f"{name}{signature} cannot be called with the communicator and {len(args)} arguments ({error}): "
+            f"the first parameter is comm, as in def {name}(comm, ...)"
+        ) from None
 
 
 def dump(value):

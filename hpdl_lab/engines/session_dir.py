@@ -113,11 +113,10 @@ def readable_by_me(path, flags):
 
 
 def forget_engines(path):
-    """Remove what belongs to the engines of one start, before the next: sockets, statuses, board, connection files."""
+    """Remove what belongs to the engines of one start, before the next: sockets, statuses, logs, connection files."""
     for entry in os.scandir(path):
-        if entry.name.startswith(("rank-", "exit-")):
+        if entry.name.startswith(("rank-", "exit-", "board", "engines.", "controller.")):
             os.unlink(entry.path)
-    os.unlink(board_file(path))
     shutil.rmtree(profile_dir(path), ignore_errors=True)
 
 

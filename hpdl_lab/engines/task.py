@@ -59,8 +59,8 @@ def execute(server, kernel, task, cancelled):
         outcome["events"] = [tuple(e) for e in comm.trace.events]
         outcome["dropped"] = comm.trace.dropped
         comm.close(error, line)
-    out.flush()
-    err.flush()
+    out.end()
+    err.end()
     return outcome
 
 
@@ -138,10 +138,24 @@ class Writer(io.TextIOBase):
         self.waiting += text
         if "\n" in text:
             lines, _, self.waiting = self.waiting.rpartition("\n")
-            self.kernel.send(frames.TEXT, (self.stream, lines + "\n"))
+            self._send("\n".join(map(last_state, lines.split("\n"))))
         return len(text)
 
     def flush(self):
+        """Send a line that has not ended, unless it is a progress bar, which will write itself anew."""
+        if "\r" not in self.waiting:
+            self.end()
+
+    def end(self):
+        """Send what has not been sent."""
         if self.waiting:
-            self.kernel.send(frames.TEXT, (self.stream, self.waiting))
+            self._send(last_state(self.waiting))
             self.waiting = ""
+
+    def _send(self, text):
+        self.kernel.send(frames.TEXT, (self.stream, text))
+
+
+def last_state(line):
+    """What a terminal shows of a line that returns to its beginning: the last of its texts."""
+    return line.rstrip("\r").rpartition("\r")[2]

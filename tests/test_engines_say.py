@@ -1,0 +1,228 @@
+"""What the ranks say on real engines: errors, output, rows; and two notebooks that share the engines."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hpdl_lab.engines.errors import EngineError, RunFailed
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def rank_of(comm):
+    return comm.rank
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_shown_once_per_kind_with_ranks_and_line(cluster):
+    def wrong(comm):
+        if comm.rank < 3:
+            raise KeyError("weights")
+        return 1 / 0
+
+    with pytest.raises(RunFailed) as caught:
+        cluster.run(wrong)
+    first = wrong.__code__.co_firstlineno
+    text = str(caught.value)
+    assert "ranks 0-2: KeyError: 'weights'" in text
+    assert f'test_engines_say.py:{first + 2} in wrong:  raise KeyError("weights")' in text
+    assert "rank 3: ZeroDivisionError: division by zero" in text
+    assert text.count("KeyError:") == 1
+    assert caught.value.errors[3].line == f"test_engines_say.py:{first + 3}"
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_an_error_inside_a_library_shows_the_attendees_line(cluster):
+    def wrong(comm):
+        return np.zeros(3).reshape(2, 2)
+
+    with pytest.raises(RunFailed, match=f"test_engines_say.py:{wrong.__code__.co_firstlineno + 1} in wrong"):
+        cluster.run(wrong)
+
+
+def test_other_messages_of_one_kind_are_shown_too(cluster):
+    def wrong(comm):
+        raise ValueError(f"rank {comm.rank} has 3 rows")
+
+    with pytest.raises(
+        RunFailed, match=r"ranks 0-3: ValueError: rank 0 has 3 rows\n    and on other ranks: rank 1 has"
+    ):
+        cluster.run(wrong)
+
+
+def test_ranks_that_wait_for_one_that_failed_are_told_of_soon(cluster, within):
+    def wrong(comm):
+        if comm.rank == 2:
+            raise ValueError("no data")
+        comm.recv(np.zeros(1), 2)
+
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"rank 2: ValueError: no data") as caught:
+        cluster.run(wrong, deadline=30)
+    assert time.monotonic() - began < within(10)
+    assert list(caught.value.errors) == [2]
+    assert cluster.run(rank_of) == [0, 1, 2, 3]
+
+
+def test_sys_exit_and_a_raised_keyboard_interrupt_do_not_end_the_engine(cluster):
+    with pytest.raises(RunFailed, match="SystemExit: 3"):
+        cluster.run(lambda comm: sys.exit(3))
+    pids = cluster.run(lambda comm: os.getpid())
+
+    def interrupts_itself(comm):
+        raise KeyboardInterrupt
+
+    with pytest.raises(RunFailed, match="ranks 0-3: stopped while running"):
+        cluster.run(interrupts_itself)
+    assert cluster.run(lambda comm: os.getpid()) == pids
+
+
+# -- output and rows ----------------------------------------------------------------------------------------------
+
+
+def test_equal_output_is_said_once(cluster, capsys):
+    def speak(comm):
+        print("hello")
+        print("bye" if comm.rank == 3 else "yes")
+
+    cluster.run(speak)
+    out = capsys.readouterr().out
+    assert out == "ranks 0-3 say hello\nranks 0-2 say yes\nrank 3 says bye\n"
+
+
+def test_output_without_newline_and_errors_are_not_lost(cluster, capsys):
+    def speak(comm):
+        print("no newline", end="")
+        print("oh", file=sys.stderr)
+        os.write(1, b"from compiled code\n")  # goes to the log, not into the protocol
+
+    cluster.run(speak)
+    out, err = capsys.readouterr()
+    assert out == "ranks 0-3 say no newline\n" and err == "ranks 0-3 say oh\n"
+
+
+def test_a_progress_bar_is_shown_when_it_has_ended(cluster, capsys):
+    def progress(comm):
+        for done in range(5):
+            print(f"\r{done} of 4", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+        print()
+
+    cluster.run(progress)
+    assert capsys.readouterr() == ("", "ranks 0-3 say 4 of 4\n")
+
+
+def test_output_streams_while_the_ranks_run(cluster, monkeypatch):
+    heard = []
+    monkeypatch.setattr(sys, "stdout", Listener(heard))
+
+    def speak(comm):
+        print("first")
+        time.sleep(1.5)
+        print("second")
+
+    began = time.monotonic()
+    cluster.run(speak)
+    monkeypatch.undo()
+    when = {line.split()[-1]: t - began for t, line in heard if line.strip()}
+    assert when["first"] < 1.2 < when["second"]
+
+
+class Listener:
+    """A stand-in for sys.stdout that notes when it heard what."""
+
+    def __init__(self, heard):
+        self.heard = heard
+
+    def write(self, text):
+        self.heard.append((time.monotonic(), text))
+
+    def flush(self):
+        pass
+
+
+def test_rows_stream_into_this_thread_while_the_ranks_run(cluster):
+    def report(comm):
+        for step in range(20):
+            comm.report(step=step, loss=1 / (step + 1))
+            time.sleep(0.05)
+
+    arrived = []
+    began = time.monotonic()
+    results = cluster.run(
+        report, on_row=lambda row: arrived.append((time.monotonic() - began, threading.get_ident(), row))
+    )
+    took = time.monotonic() - began
+    assert {thread for _, thread, _ in arrived} == {threading.get_ident()}
+    assert [row for _, _, row in arrived] == results.rows
+    assert len(results.rows) == 80 and results.rows[0].keys() == {"rank", "step", "loss"}
+    times = [t for t, _, _ in arrived]
+    assert times[0] < took - 0.5
+    assert max(b - a for a, b in zip(times, times[1:], strict=False)) < 0.5
+
+
+def test_an_error_in_on_row_stops_the_ranks_and_is_raised(cluster):
+    def report(comm):
+        comm.report(step=0)
+        while True:
+            time.sleep(0.01)
+
+    def plot(row):
+        raise ZeroDivisionError("in the plot")
+
+    with pytest.raises(ZeroDivisionError, match="in the plot"):
+        cluster.run(report, on_row=plot)
+    assert cluster.run(rank_of) == [0, 1, 2, 3]
+
+
+def test_a_run_inside_on_row_is_refused(cluster):
+    def report(comm):
+        comm.report(step=0)
+
+    with pytest.raises(EngineError, match="a run is under way"):
+        cluster.run(report, on_row=lambda row: cluster.run(rank_of))
+    assert cluster.run(rank_of) == [0, 1, 2, 3]
+
+
+# -- two notebooks ------------------------------------------------------------------------------------------------
+
+OTHER_NOTEBOOK = """
+import time
+from hpdl_lab.engines.cluster import Cluster
+cluster = Cluster.start(4)
+assert cluster.attached
+def hold(comm):
+    time.sleep(1.5)
+    return comm.rank
+print("running", flush=True)
+print(cluster.run(hold), flush=True)
+"""
+
+
+def test_two_notebooks_take_turns(cluster, capsys):
+    with subprocess.Popen([sys.executable, "-c", OTHER_NOTEBOOK], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "running\n"
+        time.sleep(0.2)
+        assert cluster.run(rank_of) == [0, 1, 2, 3]
+        assert "Another notebook uses the engines" in capsys.readouterr().out
+        assert other.stdout.readline() == "[0, 1, 2, 3]\n"
+
+
+def test_a_notebook_that_is_killed_while_it_runs_frees_the_engines(cluster, within):
+    pids = cluster.run(lambda comm: os.getpid())
+    code = OTHER_NOTEBOOK.replace("time.sleep(1.5)", "time.sleep(600)")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "running\n"
+        time.sleep(0.5)
+        other.send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    assert cluster.run(lambda comm: os.getpid()) == pids
+    assert time.monotonic() - began < within(5)
