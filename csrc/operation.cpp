@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kSpinsPerYield = 1000;  // some 20 us: longer than a message in flight, shorter than a time slice
 constexpr int kSpinsPerLook = 16;     // at the clock, which costs as much as some looks at shared memory
-constexpr auto kIdleBeforeNap = std::chrono::microseconds(100);
+constexpr auto kIdleBeforeNap = std::chrono::microseconds(500);
 
 void pause_core() {
 #if defined(__x86_64__)

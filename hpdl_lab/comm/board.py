@@ -1,4 +1,4 @@
-"""What every rank of this machine is doing, in a small file that all of them map, readable while ranks are stuck or dead.
+"""What every rank of this machine is doing, in a small file that all of them map: readable when ranks are stuck.
 
 One slot per rank of MPI_COMM_WORLD. A rank writes only its own slot, and only when a wait has become long enough to be
 of interest; whoever opens the file (a rank, the notebook) reads all of them without anybody's help.
