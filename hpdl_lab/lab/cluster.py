@@ -35,6 +35,8 @@ class _Notebook:
         """
         if self.running() is None:
             self._cluster = Cluster.start(n)
+            if self._cluster.attached:
+                print("Using the engines that another notebook has started.", flush=True)
         cluster = self._cluster
         if ailment := cluster.ailment():
             print(f"{ailment}. Doing that.", flush=True)
