@@ -9,8 +9,7 @@ namespace hpdl {
 
 namespace {
 
-constexpr int kSpinsPerYield = 1000;  // some 20 us: longer than a message in flight, shorter than a time slice
-constexpr int kSpinsPerLook = 16;     // at the clock, which costs as much as some looks at shared memory
+constexpr int kSpinsPerLook = 16;  // at the clock, which costs as much as some looks at shared memory
 constexpr auto kIdleBeforeNap = std::chrono::microseconds(500);
 
 void pause_core() {
@@ -37,7 +36,7 @@ bool wait(Operation& operation, double seconds, double nap_s, bool crowded) {
         if (idle) {
             if (napping) {
                 nanosleep(&nap, nullptr);  // a signal ends it early, which is welcome: the caller looks at signals
-            } else if (crowded || spins % kSpinsPerYield == 0) {
+            } else if (crowded) {
                 sched_yield();
             } else {
                 pause_core();
