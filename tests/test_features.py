@@ -114,7 +114,7 @@ def test_a_small_shared_memory_says_how_a_container_gets_more(monkeypatch):
     monkeypatch.setattr(table.shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(table.os.path, "isdir", lambda path: True)
     row = table.shared_memory()
-    assert row.ok and "64 MiB free in /dev/shm, 1,024 MiB wanted" in row.text and "--shm-size=2g" in row.text
+    assert row.ok and "64 MiB free in /dev/shm, 256 MiB wanted" in row.text and "--shm-size=1g" in row.text
 
 
 def test_an_unwritable_home_is_named(monkeypatch):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from . import Missing, ask, compiled_module, cores, installed_mpi_wheels, mpiexec, require_one_mpi
 
-SHM_NEEDED = 64 << 20  # bytes: four ranks with a few MiB each
-SHM_WANTED = 1 << 30  # bytes: four ranks with 64 MiB buffers, results and staging areas
+SHM_NEEDED = 32 << 20  # bytes: the MPI library's own segments for a few ranks
+SHM_WANTED = 256 << 20  # bytes: the same for as many ranks as a laptop starts
 
 
 class Feature(NamedTuple):
@@ -122,14 +122,17 @@ def launcher(answers):
 
 
 def shared_memory():
-    """Ranks of one machine share buffers in /dev/shm, of which a container may have only 64 MiB."""
+    """The MPI library's ranks meet in /dev/shm, of which a container may have only 64 MiB.
+
+    Tensors of `comm.allocate` are not there: they take memory without a name.
+    """
     path = "/dev/shm"
     if not os.path.isdir(path):
         return Feature("shared memory", platform.system() == "Darwin", "POSIX shared memory without /dev/shm")
     free = shutil.disk_usage(path).free
     text = f"{free / 2**20:,.0f} MiB free in {path}"
     if free < SHM_WANTED:
-        text += f", {SHM_WANTED / 2**20:,.0f} MiB wanted: large tensors may fail (a container: --shm-size=2g)"
+        text += f", {SHM_WANTED / 2**20:,.0f} MiB wanted: many ranks may not start (a container: --shm-size=1g)"
     return Feature("shared memory", free >= SHM_NEEDED, text)
 
 
