@@ -232,8 +232,7 @@ def check_rounding(collective, fn):
             if bits != left.x[i]:
                 message = (
                     f"x[{i}] is {bits:.9g} on rank {s} and {left.x[i]:.9g} on rank {r}: they added in different "
-                    "orders. "
-                    "Replicas that round differently drift apart: add once, then pass the sum on."
+                    "orders. Replicas that round differently drift apart: add once, then pass the sum on."
                 )
                 raise Broken("bitwise", message, events=run.events, size=p)
 
@@ -245,9 +244,8 @@ def check_steps(collective, fn, steps):
     if took > 2 * steps:
         message = (
             f"Result and bytes are right, but with 8 ranks it takes the time of {took} messages one after another, "
-            "where "
-            f"{steps} are enough: the ranks wait for each other in a row. Let all of them send and receive at once: "
-            "comm.sendrecv."
+            f"where {steps} are enough: the ranks wait for each other in a row. Let all of them send and receive at "
+            "once: comm.sendrecv."
         )
         raise Broken("steps", message, events=run.events, size=8)
     if took > steps:

@@ -3,8 +3,7 @@
 COMMON = {
     "deadlock": (
         "Read the table: who waits for whom, and in what? On a ring where everybody waits in the same call, nobody "
-        "is in the "
-        "other one.",
+        "is in the other one.",
         "Every rank has to send and to receive in the same step. comm.sendrecv starts both before it waits for either.",
         "In place of send and recv:\n\n    comm.sendrecv(mine, (r + 1) % p, arriving, (r - 1) % p)",
     ),
@@ -66,8 +65,7 @@ COMMON = {
 REDUCE_SCATTER_HINTS = COMMON | {
     "": (
         "Take p = 3 and follow one chunk through the table in the docstring. At which rank is it after each step, "
-        "and how "
-        "many contributions does it hold?",
+        "and how many contributions does it hold?",
         "p - 1 steps. In step i: send chunk r-i-1 to the right, receive the left neighbor's chunk r-i-2 into a "
         "buffer, and add "
         "the buffer to your own chunk r-i-2.",

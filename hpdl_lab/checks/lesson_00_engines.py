@@ -114,8 +114,7 @@ EXERCISES = (
         right_answers=(answers.in_other_words, answers.formatted_and_printed),
         explanation=(
             "One function, many processes. Nobody tells a rank what to do: it reads its own number and acts on it. "
-            "That is the "
-            "whole programming model, called SPMD: single program, multiple data."
+            "That is the whole programming model, called SPMD: single program, multiple data."
         ),
     ),
     Exercise(
@@ -143,9 +142,8 @@ EXERCISES = (
         right_answers=(answers.as_a_list,),
         explanation=(
             "On simulated ranks all process ids are the same: they take turns inside the notebook's own process. The "
-            "engines are "
-            "processes of their own, perhaps on other hosts, and share nothing: what one knows, another learns by a "
-            "message."
+            "engines are processes of their own, perhaps on other hosts, and share nothing: what one knows, another "
+            "learns by a message."
         ),
     ),
 )

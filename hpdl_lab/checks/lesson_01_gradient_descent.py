@@ -202,10 +202,8 @@ EXERCISES = (
         right_answers=(answers.with_a_loop, answers.as_a_mean_of_rows),
         explanation=(
             "Each example pulls every weight by error times input: far-off predictions pull hard, and an input of "
-            "zero cannot "
-            "have been the culprit. The mean of these pulls is the slope. Because it is a mean over examples, "
-            "several ranks can "
-            "share the examples and average: that is notebook 02."
+            "zero cannot have been the culprit. The mean of these pulls is the slope. Because it is a mean over "
+            "examples, several ranks can share the examples and average: that is notebook 02."
         ),
     ),
     Exercise(
@@ -238,8 +236,7 @@ EXERCISES = (
         right_answers=(answers.steps_on_a_copy,),
         explanation=(
             "Downhill is against the gradient. The learning rate turns a slope into a distance, and has no natural "
-            "size: "
-            "that is the next exercise."
+            "size: that is the next exercise."
         ),
     ),
     Exercise(
@@ -268,10 +265,8 @@ EXERCISES = (
         right_answers=(answers.by_bisection, answers.by_norm),
         explanation=(
             "At 2 / curvature every step overshoots the bottom by exactly the distance it came from, for ever. The "
-            "steepest axis "
-            "gets there first, while the flattest is still crawling: the ratio of the two, the condition number, "
-            "says how many "
-            "steps the whole descent takes."
+            "steepest axis gets there first, while the flattest is still crawling: the ratio of the two, the "
+            "condition number, says how many steps the whole descent takes."
         ),
     ),
 )

@@ -132,8 +132,8 @@ EXERCISES = (
         right_answers=(answers.divides_first, answers.by_gathering, answers.by_messages),
         explanation=(
             "Every rank ends with the same mean, so every rank takes the same step, and the copies of the model stay "
-            "equal "
-            "without ever being compared. Nothing else passes between the ranks: this one line is data parallelism."
+            "equal without ever being compared. Nothing else passes between the ranks: this one line is data "
+            "parallelism."
         ),
     ),
 )

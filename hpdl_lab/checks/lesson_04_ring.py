@@ -102,11 +102,10 @@ EXERCISES = (
             answers_reduce_scatter.skips_empty_chunks_and_prints,
         ),
         explanation=(
-            "Follow chunk c. It leaves rank c+1 in step 0 with one contribution, picks up one more at every rank "
-            "that it "
-            "visits, and reaches rank c in step p-2 with all p of them. All p chunks travel at the same time, one "
-            "behind the "
-            "other, so every link carries one chunk in every step: each rank sends p-1 chunks of 1/p of the vector."
+            "Follow chunk c. It leaves rank c+1 in step 0 with one contribution, picks up one more at every rank that "
+            "it visits, and reaches rank c in step p-2 with all p of them. All p chunks travel at the same time, one "
+            "behind the other, so every link carries one chunk in every step: each rank sends p-1 chunks of 1/p of "
+            "the vector."
         ),
     ),
     Exercise(
@@ -139,10 +138,8 @@ EXERCISES = (
         right_answers=(answers_all_reduce.gathers_the_other_way, answers_all_reduce.gathers_both_ways),
         explanation=(
             "The same walk, without the addition. In step i every rank passes on the chunk that it got in step i-1, "
-            "first its "
-            "own. After p-1 steps each chunk has visited every rank. What arrives goes straight into its place in x, "
-            "so no "
-            "buffer is needed."
+            "first its own. After p-1 steps each chunk has visited every rank. What arrives goes straight into its "
+            "place in x, so no buffer is needed."
         ),
     ),
     Exercise(
@@ -166,10 +163,9 @@ EXERCISES = (
         right_answers=(answers_all_reduce.in_one_loop, answers_all_reduce.the_other_way_around),
         explanation=(
             "After reduce_scatter every chunk of the sum exists once, on its own rank; all_gather hands the chunks "
-            "round. "
-            "Each of the two sends (p-1)/p of the vector per rank. Together 2(p-1)/p: less than two vectors for any "
-            "number of "
-            "ranks, which is why the ring scales. Its price is latency: 2(p-1) messages one after another."
+            "round. Each of the two sends (p-1)/p of the vector per rank. Together 2(p-1)/p: less than two vectors "
+            "for any number of ranks, which is why the ring scales. Its price is latency: 2(p-1) messages one after "
+            "another."
         ),
     ),
 )
