@@ -118,7 +118,9 @@ def to_chrome(events):
     for e in events:
         args = {"step": e.step, "line": e.line}
         if e.peer >= 0:
-            args |= {"peer": e.peer, "nbytes": e.nbytes}
+            args["peer"] = e.peer
+        if e.peer >= 0 or e.nbytes:  # collectives have bytes, but no single peer
+            args["nbytes"] = e.nbytes
         rows.append(
             {
                 "name": e.op,

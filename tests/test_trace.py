@@ -6,7 +6,7 @@ import numpy as np
 
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
-from hpdl_lab.trace import Trace, bytes_sent, save_chrome, source_line, to_chrome
+from hpdl_lab.trace import Event, Trace, bytes_sent, save_chrome, source_line, to_chrome
 
 
 def test_events_are_keyed_by_rank_and_step_and_name_the_line():
@@ -46,6 +46,11 @@ def test_chrome_json_can_be_read_back(tmp_path):
     assert {r["pid"] for r in slices} == {0, 1}
     assert all(r["dur"] >= 0 and r["ts"] >= 0 and r["args"]["nbytes"] == 32 for r in slices)
     assert [r["args"]["name"] for r in rows if r["ph"] == "M"] == ["rank 0", "rank 1"]
+
+
+def test_a_collective_keeps_its_bytes_in_the_export():
+    row = to_chrome([Event(0, 0, "all_reduce", 0, 10, nbytes=4096)])["traceEvents"][-1]
+    assert row["args"] == {"step": 0, "line": "", "nbytes": 4096}
 
 
 def test_an_empty_trace_exports():

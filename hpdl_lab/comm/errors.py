@@ -1,6 +1,6 @@
 """What a communicator raises, and the wait-for edges that its errors carry."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,6 @@ class CommError(RuntimeError):
 
     def __str__(self):
         return "\n".join([self.args[0], *describe_waits(self.waits)])
-
-    def renumbered(self, lines):
-        """The same error with other source lines: {rank: line}."""
-        waits = [replace(w, line=lines.get(w.rank, w.line)) for w in self.waits]
-        return type(self)(self.args[0], waits)
 
 
 class CommTimeout(CommError):
