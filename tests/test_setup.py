@@ -291,6 +291,7 @@ def test_a_step_that_hangs_is_stopped_with_all_that_it_started(tmp_path, monkeyp
             "",
         ),
         (["<testsuite/>"], 5, (0, 1), "ran no test, exit code 5"),
+        (["<testsuite><testcase"], None, (0, 1), "stopped at its time limit"),
         (['<testsuite><testcase name="b"/></testsuite>'], None, (1, 1), "stopped at its time limit"),
         (['<testsuite><testcase name="b"/></testsuite>'], -11, (1, 1), "exit code -11 although no test failed"),
     ],
