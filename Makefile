@@ -28,7 +28,7 @@ help: ## show this list
 	@echo '  RANKS=4 SIZES=4,1MiB    for make bench'
 
 lab: $(INSTALLED) ## serve JupyterLab on notebooks/; installs first where needed
-	@$(VENV)/bin/python setup/lab.py --port='$(PORT)' --browser='$(BROWSER)'
+	@$(VENV)/bin/python cluster/laptop/lab.py --port='$(PORT)' --browser='$(BROWSER)'
 
 install: $(INSTALLED) ## make .venv with exact versions, build csrc/, say what works
 	@$(VENV)/bin/hpdl doctor
@@ -56,7 +56,7 @@ endif
 
 $(INSTALLED_DEV): EXTRAS := [dev]
 $(INSTALLED) $(INSTALLED_DEV): $(SOURCES)
-	@sh setup/needs.sh '$(PYTHON)'
+	@sh cluster/laptop/needs.sh '$(PYTHON)'
 	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(BUILD_TOOLS)
 	$(PIP) --no-build-isolation -e '.$(EXTRAS)'

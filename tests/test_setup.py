@@ -18,7 +18,7 @@ import pytest
 from jupyter_client import BlockingKernelClient, find_connection_file
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDS = ROOT / "setup" / "needs.sh"
+NEEDS = ROOT / "cluster" / "laptop" / "needs.sh"
 
 
 def load(path):
@@ -29,10 +29,10 @@ def load(path):
     return module
 
 
-lab = load(ROOT / "setup" / "lab.py")
+lab = load(ROOT / "cluster" / "laptop" / "lab.py")
 
 
-# -- system needs: setup/needs.sh on machines made of stand-ins -------------------------------------------------------
+# -- system needs: cluster/laptop/needs.sh on machines made of stand-ins -----------------------------------------------
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_the_first_free_port_is_taken(monkeypatch):
 
 def start_lab(**variables):
     return subprocess.Popen(
-        [sys.executable, "setup/lab.py", "--browser=no"],
+        [sys.executable, "cluster/laptop/lab.py", "--browser=no"],
         cwd=ROOT,
         env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,

@@ -104,7 +104,7 @@ class Crew:
             text = diagnosis.dead_text(self._died_now([run.engines[i].rank for i in run.dead]))
             text += ". Call lab.restart() for new engines; your variables stay"
             return without_traceback(RankFailed(text, waits))
-        return outcome.error_of(run.outcomes)
+        return outcome.error_of(run.outcomes, run.picture)
 
     def _died_now(self, ranks, seconds=0.5):
         """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines."""

@@ -34,15 +34,17 @@ def results(outcomes, rows):
     return Results(values, events, rows, seconds)
 
 
-def error_of(outcomes):
+def error_of(outcomes, picture=()):
     """The exception of a run in which some rank failed by itself; None where every rank returned.
 
-    The attendee's own exceptions come first: that other ranks then waited in vain is a consequence.
+    The attendee's own exceptions come first: that other ranks then waited in vain, as `picture` (list of Wait) shows,
+    is a consequence.
     """
+    waiting = {w.rank: w for w in annotate(picture, outcomes) if w.state == "waiting"}
     failed = {rank: o["failure"] for rank, o in sorted(outcomes.items()) if "failure" in o}
     own = {rank: f for rank, f in failed.items() if f["kind"] in ("error", "result")}
     if own:
-        return run_failed(own, failed)
+        return run_failed(own, failed, waiting)
     stopped = {rank: f for rank, f in failed.items() if f["kind"] == "interrupt"}
     for rank, failure in failed.items():
         if failure["kind"] == "comm":
@@ -50,7 +52,7 @@ def error_of(outcomes):
             error = getattr(comm_errors, name)(message, annotate(waits, outcomes))
             error.rank = rank
             return without_traceback(error)
-    return RunFailed("\n".join(describe_stopped(stopped))) if stopped else None
+    return RunFailed("\n".join(describe_stopped(stopped, waiting))) if stopped else None
 
 
 def annotate(waits, outcomes, dead=()):
@@ -68,7 +70,7 @@ def annotate(waits, outcomes, dead=()):
     return tuple(told)
 
 
-def run_failed(own, failed):
+def run_failed(own, failed, waiting):
     """RunFailed for the exceptions `own`, each kind once, then who was stopped because of them."""
     errors = {rank: RankError(f["type"], f["message"], f["frames"]) for rank, f in own.items()}
     kinds = {}
@@ -78,7 +80,7 @@ def run_failed(own, failed):
     for ranks in kinds.values():
         text += describe_kind(ranks, [errors[r] for r in ranks])
     others = {rank: f for rank, f in failed.items() if rank not in own}
-    text += describe_stopped(others)
+    text += describe_stopped(others, waiting)
     return RunFailed("\n".join(text), errors)
 
 
@@ -97,11 +99,15 @@ def describe_kind(ranks, errors):
     return text
 
 
-def describe_stopped(stopped):
-    """One line for every place at which ranks were ended because others had failed."""
+def describe_stopped(stopped, waiting):
+    """One line for every place at which ranks were ended because others had failed; `waiting` is {rank: Wait}."""
     places = {}
     for rank, failure in stopped.items():
-        if failure["kind"] == "comm":
+        if rank in waiting:
+            wait = waiting[rank]
+            whom = str(wait).partition(" waits ")[2].partition(" since ")[0]  # the seconds differ from rank to rank
+            what = f"stopped while waiting {whom}{f' ({wait.line})' if wait.line else ''}"
+        elif failure["kind"] == "comm":
             what = failure["message"].splitlines()[0]
         else:
             line = source_line(*failure["frames"][-1][:2]) if failure["frames"] else ""

@@ -35,7 +35,7 @@ class Run:
         self.rows = []
         self.dead = []  # ranks whose connection closed
         self.unsent = []  # ranks that got no task, because the attendee interrupted before
-        self.picture = ()  # who waited for whom when the first rank failed or the attendee interrupted
+        self.picture = ()  # who waited for whom just before the first interrupt, or when a run that failed had ended
         self.stopped = False  # by the attendee
         self.breakable = False  # an interrupt may raise here and now
         self.raised = None  # an exception of on_row
@@ -57,6 +57,8 @@ class Run:
                 selector.register(engine, selectors.EVENT_READ, rank)
             self._send(tasks, selector)
             self._wait(selector)
+        if self.failed_at is not None:
+            self.picture = self.picture or self._waits()
         self.output.flush(everything=True)
 
     @contextmanager
@@ -143,9 +145,8 @@ class Run:
         self._failed()
 
     def _failed(self):
-        if self.failed_at is None:
+        if self.failed_at is None:  # no picture yet: the others may be about to wait
             self.failed_at = time.monotonic()
-            self.picture = self.picture or self._waits()
 
     def _waits(self):
         """Who waits for whom; what the board still says of an earlier run is not told."""

@@ -26,15 +26,15 @@ ARGS = (
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """(address with token, folder of the notebooks) of a JupyterLab that setup/lab.py has started."""
+    """(address with token, folder of the notebooks) of a JupyterLab that cluster/laptop/lab.py has started."""
     folder = tmp_path_factory.mktemp("clone")
     ignore = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
-    for part in ("setup", "notebooks"):
+    for part in ("cluster", "notebooks"):
         shutil.copytree(ROOT / part, folder / part, ignore=ignore)
     for private in ("home", "run"):  # nothing of the user's, and no engines that already run
         (folder / private).mkdir(mode=0o700)
     environment = {**os.environ, "HOME": str(folder / "home"), "XDG_RUNTIME_DIR": str(folder / "run")}
-    command = [sys.executable, folder / "setup" / "lab.py", "--browser=no"]
+    command = [sys.executable, folder / "cluster" / "laptop" / "lab.py", "--browser=no"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     lines, ready = [], threading.Event()
 

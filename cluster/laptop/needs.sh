@@ -1,7 +1,7 @@
 #!/bin/sh
 # Names every missing system need, with the command that installs it, before anything is installed or built.
 #
-#     sh setup/needs.sh PYTHON      exit code 1 when something is missing
+#     sh cluster/laptop/needs.sh PYTHON      exit code 1 when something is missing
 #
 # Needs: Python 3.11 or newer with venv and its header files, and a C++ compiler. The rest comes from pip.
 

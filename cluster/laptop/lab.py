@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 FIRST_PORT, PORTS = 8888, 100
 
@@ -34,7 +34,7 @@ def main():
             "--ServerApp.answer_yes=True",  # Ctrl-C stops at once, without a question
             "--Application.log_level=ERROR",
             f"--IdentityProvider.token={token}",
-            f"--LabApp.app_settings_dir={ROOT / 'setup' / 'jupyterlab'}",
+            f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
             "--LabApp.news_url=None",
             "--ContentsManager.hide_globs=['__pycache__', '*.pyc', 'build.py', 'stubs.py', '.*']",
         ]
