@@ -1,6 +1,7 @@
 """What the ranks say on real engines: errors, output, rows; and two notebooks that share the engines."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,20 @@ def test_ranks_that_wait_for_one_that_failed_are_told_of_soon(cluster, within):
     assert time.monotonic() - began < within(10)
     assert list(caught.value.errors) == [2]
     assert cluster.run(rank_of) == [0, 1, 2, 3]
+
+
+def test_what_the_others_wait_for_is_told_also_when_a_rank_fails_at_once(cluster):
+    def wrong(comm):
+        if comm.rank == 2:
+            raise KeyError("x")
+        comm.barrier()
+
+    where = rf"\(test_engines_say.py:{wrong.__code__.co_firstlineno + 3}\)"
+    for _ in range(3):
+        with pytest.raises(RunFailed, match=r"^rank 2: KeyError: 'x'") as caught:
+            cluster.run(wrong, deadline=30)
+        text = str(caught.value)
+        assert re.search(rf"^ranks 0, 1, 3: stopped while waiting in barrier with rank 2 {where}$", text, re.M), text
 
 
 def test_sys_exit_and_a_raised_keyboard_interrupt_do_not_end_the_engine(cluster):

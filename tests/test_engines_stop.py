@@ -201,6 +201,18 @@ def test_an_engine_killed_amid_a_collective(cluster, within):
     assert not set(pids) & set(cluster.run(pid_of)) and treasure is not None
 
 
+def test_what_the_others_wait_for_is_told_also_when_an_engine_dies_at_once(cluster):
+    def die(comm):
+        if comm.rank == 2:
+            os._exit(7)
+        comm.barrier()
+
+    with pytest.raises(RankFailed, match="rank 2 ended with exit status 7") as caught:
+        cluster.run(die)
+    others = [w for w in caught.value.waits if w.rank != 2]
+    assert [(w.state, w.op, 2 in w.peers) for w in others] == [("waiting", "barrier", True)] * 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGTERM])
 def test_the_signal_that_ended_an_engine_is_named(cluster, number):
     def die(comm, number):
