@@ -43,7 +43,8 @@ class Cluster:
             with contextlib.suppress(keeper_client.KeeperEnding), session_dir.locked(path):
                 if keeper := keeper_client.attach(path):
                     self = cls(path, keeper, reasons, attached=True)
-                    with contextlib.suppress(EngineError):  # its engines are dead: `ailment` says so
+                    self.n = n  # what `restart` starts where the other kernel has not come so far
+                    with contextlib.suppress(EngineError):  # no engines, or dead ones: `ailment` says so
                         self._connect()
                     return self
                 session_dir.empty(path)
@@ -72,8 +73,11 @@ class Cluster:
         self._connect()
 
     def _connect(self):
-        with open(session_dir.session_file(self.path)) as file:
-            self.n = json.load(file)["n"]
+        try:
+            with open(session_dir.session_file(self.path)) as file:
+                self.n = json.load(file)["n"]
+        except (OSError, ValueError):
+            raise EngineError("the start of the engines was broken off: call lab.restart()") from None
         self._crew = Crew(self.path, self.n)
 
     def _wait_for_engines(self, n):

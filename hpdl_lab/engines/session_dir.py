@@ -11,7 +11,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from .errors import EngineError
 
@@ -73,15 +73,14 @@ def locked(path):
     The keeper of a cluster that ends removes the directory; then whoever waited for the lock makes a new one.
     """
     while True:
-        try:
+        with suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        except FileExistsError:
-            os.chmod(path, 0o700)
         try:
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue
         try:
+            os.fchmod(handle, 0o700)
             fcntl.flock(handle, fcntl.LOCK_EX)
             if _is_at(path, handle):
                 yield
