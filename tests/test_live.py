@@ -1,6 +1,8 @@
 """A live picture in a real kernel: one output, changed in place, its last state drawn, matplotlib left alone."""
 
 import base64
+import statistics
+import time
 
 import nbclient
 import nbformat
@@ -96,11 +98,15 @@ def test_live_draws_nothing_before_the_end_in_a_plain_script():
     assert plot.frames == 1 and plot.handle is None
 
 
-def test_a_frame_leaves_five_a_second_possible(monkeypatch):
-    Page(monkeypatch)
-    plot = live.Live(loss.draw)
-    plot.update(train_rows(3), 10)
-    assert plot.frames == 1 and live.PERIOD < 0.2
+def test_frames_are_cheap_enough_for_five_a_second():
+    figure, costs = style.new_figure(), []
+    for n in range(100, 110):
+        begin = time.process_time()  # of this process alone, whatever else the machine does
+        figure.clear()
+        loss.draw(figure, train_rows(n), 200, "training")
+        live.png(figure, scale=1)
+        costs.append(time.process_time() - begin)
+    assert max(live.PERIOD, statistics.median(costs) + live.LEAST_PAUSE) < 0.2
 
 
 def test_the_ring_plays_step_by_step(monkeypatch):
