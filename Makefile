@@ -45,7 +45,7 @@ lint: $(INSTALLED_DEV) ## check style: ruff and clang-format
 	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*)
 
 clean: ## remove .venv, builds and caches; notebooks stay as they are
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-openmpi build dist .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp holds what was installed: a clone that was moved, or whose files were renamed, is installed again.

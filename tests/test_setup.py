@@ -69,6 +69,11 @@ OLD = 'case "$1" in --version) echo Python 3.9.2 ;; *) exit 1 ;; esac'
 SUDO = "" if os.geteuid() == 0 else "sudo "
 
 
+def test_another_python_than_debians_needs_packages_of_its_own_version(machine):
+    needs = machine(**{"python3.12": NO_VENV, "g++": "exit 0", "apt-get": "exit 0"})
+    assert f"{SUDO}apt-get install -y python3.12-venv" in needs("python3.12").stderr
+
+
 def test_nothing_is_said_where_nothing_is_missing(machine):
     done = machine(python3=GOOD, **{"g++": "exit 0"})()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

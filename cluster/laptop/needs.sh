@@ -56,7 +56,9 @@ packages() { # venv-package headers-package compiler-package -> those that are m
 
 [ "$(id -u)" = 0 ] && sudo="" || sudo="sudo "
 if command -v apt-get >/dev/null 2>&1; then
-    command="${sudo}apt-get update && ${sudo}apt-get install -y $(packages python3-venv python3-dev g++)"
+    # Debian names the packages of its default Python python3-..., those of another python3.12-...
+    case ${python##*/} in python3.*) name=${python##*/} ;; *) name=python3 ;; esac
+    command="${sudo}apt-get update && ${sudo}apt-get install -y $(packages "$name-venv" "$name-dev" g++)"
 elif command -v dnf >/dev/null 2>&1; then
     command="${sudo}dnf install -y $(packages python3 python3-devel gcc-c++)"
 elif command -v zypper >/dev/null 2>&1; then
