@@ -1,12 +1,14 @@
-"""Accidents on the way to the engines: a start broken off, a directory that goes, a keeper or an engine that is mute."""
+"""Accidents around the engines: a start broken off, a directory that goes, a keeper that fails, one that is mute."""
 
 import os
+import signal
 import stat
 
 import pytest
 
-from hpdl_lab.engines import keeper_client, session_dir
+from hpdl_lab.engines import keeper, keeper_client, session_dir
 from hpdl_lab.engines.cluster import Cluster
+from hpdl_lab.engines.errors import EngineError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -51,3 +53,42 @@ def test_a_directory_that_the_keeper_moves_away_while_it_is_entered_is_made_anew
     monkeypatch.setattr(os, "mkdir", is_moved_away_meanwhile)
     with session_dir.locked(path):
         assert len(calls) == 2 and stat.S_IMODE(os.stat(path).st_mode) == 0o700
+
+
+# -- the keeper -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def to_keeper(own_session):
+    """A connection to the keeper of a session in which one process runs."""
+    with session_dir.locked(own_session.path):
+        connection = keeper_client.start(own_session.path)
+    spawn(connection, own_session.path)
+    yield connection
+    connection.close()
+
+
+def spawn(connection, path, log="sleep.log"):
+    env = {"HPDL_SESSION": path}
+    connection.ask("spawn", name="sleep", argv=["/bin/sleep", "600"], env=env, cwd="/", log=f"{path}/{log}")
+
+
+def test_a_keeper_that_fails_leaves_nothing_behind(own_session, to_keeper):
+    assert len(own_session.processes()) == 2
+    to_keeper._connection.sendall(b"this is no request\n")
+    own_session.wait_until_gone()
+
+
+@pytest.mark.parametrize("begin", ["stop", "signal"])
+def test_more_signals_while_the_keeper_ends_change_nothing(own_session, to_keeper, begin):
+    if begin == "stop":
+        to_keeper._connection.sendall(b'{"id": 99, "do": "stop"}\n')
+    while keeper.alive(to_keeper.pid):
+        os.kill(to_keeper.pid, signal.SIGTERM)
+    own_session.wait_until_gone(seconds=0.1)
+
+
+def test_a_log_that_cannot_be_written_is_named_and_the_session_goes_on(own_session, to_keeper):
+    with pytest.raises(EngineError, match=r"^cannot start /bin/sleep: No such file or directory \(.*/no/such.log\)$"):
+        spawn(to_keeper, own_session.path, "no/such.log")
+    assert list(to_keeper.ask("status")["running"]) == ["sleep"]

@@ -33,6 +33,7 @@ import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 SHARED_MEMORY = "/dev/shm/"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # each ends the session
 
 
 class Kernel:
@@ -113,8 +114,8 @@ class Keeper:
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def do_spawn(self, name, argv, env, cwd, log):
-        with open(log, "ab") as output:
-            try:
+        try:
+            with open(log, "ab") as output:
                 self.children[name] = subprocess.Popen(
                     argv,
                     env=env,
@@ -125,8 +126,9 @@ class Keeper:
                     start_new_session=True,  # Ctrl-C in a terminal is for the notebook server, not for engines
                     preexec_fn=die_with_parent,
                 )
-            except OSError as error:
-                return {"error": f"{argv[0]}: {error.strerror}"}
+        except OSError as error:
+            where = "" if error.filename == argv[0] else f" ({error.filename})"
+            return {"error": f"{argv[0]}: {error.strerror}{where}"}
         return {"pid": self.children[name].pid}
 
     def do_status(self):
@@ -151,6 +153,8 @@ class Keeper:
         """End every process of the session and remove its files."""
         if self.closed:
             return
+        for signum in SIGNALS:  # one more of them would end this process half way
+            signal.signal(signum, signal.SIG_IGN)
         self.closed = True
         self.kill_all()
         # Moved away in one step: a kernel that starts a new cluster meanwhile makes its own directory.
@@ -251,10 +255,12 @@ def main():
         keeper.close()
         os._exit(0)
 
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in SIGNALS:
         signal.signal(signum, on_signal)
-    keeper.serve()
-    keeper.close()
+    try:
+        keeper.serve()
+    finally:  # also where it fails: nothing may be left behind
+        keeper.close()
 
 
 if __name__ == "__main__":
