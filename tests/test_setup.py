@@ -247,7 +247,7 @@ def processes_of(home):
     return found
 
 
-# -- the Makefile, a source tree that was not installed, the counting of tests ----------------------------------------
+# -- the Makefile, and a source tree that was not installed ------------------------------------------------------------
 
 
 def test_make_help_lists_every_target():
@@ -268,43 +268,3 @@ def test_a_source_tree_without_the_compiled_module_says_so(tmp_path):
         f"ImportError: hpdl_lab is imported from {tmp_path}/hpdl_lab, which has no compiled module: "
     )
     assert f"run `make install` in {tmp_path}" in last
-
-
-def test_a_step_that_hangs_is_stopped_with_all_that_it_started(tmp_path, monkeypatch):
-    run_all = load(ROOT / "tests" / "run_all.py")
-    monkeypatch.setattr(run_all, "REPORT_SECONDS", 0.5)
-    script = "trap '' INT; sleep 600 & echo $! > pid; wait; wait"
-    assert run_all.run(["sh", "-c", f"cd {tmp_path}; {script}"], 0.5, os.environ) is None
-    child = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
-
-
-@pytest.mark.parametrize(
-    ("xml", "ending", "counts", "fault"),
-    [
-        (['<testsuite><testcase classname="a" name="b"/></testsuite>'], 0, (1, 0), ""),
-        (['<testsuite><testcase name="b"><failure/></testcase></testsuite>'], 1, (0, 1), ""),
-        (['<testsuite><testcase name="b"/></testsuite>'] * 2, 0, (1, 0), ""),
-        (['<testsuite><testcase name="b"/></testsuite>', None], 1, (1, 1), "1 of 2 wrote no result, exit code 1"),
-        (
-            [
-                '<testsuite><testcase name="b"/></testsuite>',
-                '<testsuite><testcase name="b"><error/></testcase></testsuite>',
-            ],
-            1,
-            (0, 1),
-            "",
-        ),
-        (["<testsuite/>"], 5, (0, 1), "ran no test, exit code 5"),
-        (["<testsuite><testcase"], None, (0, 1), "stopped at its time limit"),
-        (['<testsuite><testcase name="b"/></testsuite>'], None, (1, 1), "stopped at its time limit"),
-        (['<testsuite><testcase name="b"/></testsuite>'], -11, (1, 1), "exit code -11 although no test failed"),
-    ],
-)
-def test_steps_are_counted(tmp_path, xml, ending, counts, fault):
-    run_all = load(ROOT / "tests" / "run_all.py")
-    for rank, text in enumerate(xml):
-        if text is not None:
-            (tmp_path / ("x.xml" if len(xml) == 1 else f"x.xml-{rank}")).write_text(text)
-    counted, said = run_all.count(tmp_path / "x.xml", len(xml), ending)
-    assert ((counted["passed"], counted["failed"]), said) == (counts, fault)
