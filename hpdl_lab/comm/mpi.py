@@ -5,16 +5,15 @@ import contextlib
 import functools
 import os
 import secrets
-import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 
 from ..features import compiled_module, cores
 from .board import Board
 from .errors import CommError, name_ranks
+from .interrupts import DeferredInterrupt
 from .library import load
 from .mpi_comm import MpiComm
 from .stale import drop_stale
@@ -204,24 +203,6 @@ class Session:
                 raise CommError(f"{name_ranks(gone)} cannot leave together with the others")
         self.abandoned.remove(agreement)
         return agreement.notes()
-
-
-class DeferredInterrupt:
-    """Within it, Ctrl-C in the main thread is only noted, in `came`."""
-
-    def __enter__(self):
-        self.came, self.handler = False, None
-        mine = threading.current_thread() is threading.main_thread()
-        if mine and signal.getsignal(signal.SIGINT) is not None:  # None: not Python's to replace, nor to restore
-            self.handler = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def _note(self, number, frame):
-        self.came = True
-
-    def __exit__(self, kind, error, traceback):
-        if self.handler is not None:
-            signal.signal(signal.SIGINT, self.handler)
 
 
 def finish_blindly(operation, call):

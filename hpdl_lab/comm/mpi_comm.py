@@ -4,11 +4,14 @@ import pickle
 from contextlib import contextmanager
 
 from ..trace import Trace, caller_line
-from .base import Comm, Work
+from .base import Comm
 from .buffers import DTYPES, ITEMSIZE, buffer_of, new_like
 from .errors import CommError
+from .interrupts import DeferredInterrupt
+from .parts import part_of
 from .shm import SharedRanks
 from .waiting import NAP, SPIN
+from .work import MpiWork
 
 SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
 FLUSH = 0.2  # s: for messages that were sent without waiting for them, when a communicator is closed
@@ -61,15 +64,24 @@ class MpiComm(Comm):
     def split(self, color, key=0):
         """See Comm.split. color, key: anything that pickles to fewer than 100 bytes; keys can be compared."""
         step, t0, line = self._begin()
-        answers = [pickle.loads(note) for note in self.agree("split", note=pickle.dumps((color, key)))]
-        chosen = [r for _, r in sorted((k, r) for r, (c, k) in enumerate(answers) if c == color)]
-        # MPI_Comm_split blocks, but everybody is on the way into it.
-        parent = self.session.MPI.Comm.fromhandle(self.group.comm)
-        handles = [parent.Split(min(chosen), chosen.index(self.rank)).handle for _ in range(2)]
+        notes = self.agree("split", note=pickle.dumps((color, key)))
+        with DeferredInterrupt() as interrupt:
+            try:
+                chosen, reason = part_of(notes, self.rank), ""
+            except Exception as error:
+                chosen, reason = (), str(error) or type(error).__name__
+            # MPI_Comm_split blocks: nobody enters it before all are on their way, with nothing that could stop them.
+            for rank, why in enumerate(self.agree("split", note=reason.encode()[:120])):
+                if why:
+                    raise ValueError(f"rank {rank} cannot split: {why.decode(errors='replace')}")
+            parent = self.session.MPI.Comm.fromhandle(self.group.comm)
+            handles = [parent.Split(min(chosen), chosen.index(self.rank)).handle for _ in range(2)]
         members = tuple(self.members[r] for r in chosen)
         part = MpiComm(self.session, handles, members, self.waiting, self.on_row, self.trace)
         part.rows = self.rows
         self.parts.append(part)
+        if interrupt.came:
+            raise KeyboardInterrupt
         self.trace.add(step, "split", t0, self.trace.clock(), line=line)
         return part
 
@@ -255,44 +267,3 @@ class MpiComm(Comm):
 
     def __exit__(self, kind, error, traceback):
         self.close(error)
-
-
-class MpiWork(Work):
-    """One end of a message."""
-
-    __slots__ = ("comm", "line", "message", "op", "peer", "step", "t0_ns", "x")
-
-    def __init__(self, comm, op, message, x, peer):
-        self.comm, self.op, self.message, self.x, self.peer = comm, op, message, x, peer
-        self.step, self.t0_ns, self.line = comm._begin()
-        comm.pending[id(self)] = self
-
-    def wait(self):
-        if self.message is not None:
-            comm, nbytes = self.comm, self.message.nbytes
-            with self._matching():
-                comm.waiting.finish(self.message, self.op, (comm.members[self.peer],), nbytes, self.line)
-            self._done()
-
-    def test(self):
-        if self.message is not None:
-            with self._matching():
-                arrived = self.message.wait(0.0, 0.0, False)
-            if arrived:
-                self._done()
-        return self.message is None
-
-    @contextmanager
-    def _matching(self):
-        """A message that is not what was expected has been received, and MPI has done with its tensor."""
-        try:
-            yield
-        except ValueError:
-            self._done()
-            raise
-
-    def _done(self):
-        comm, trace = self.comm, self.comm.trace
-        del comm.pending[id(self)]
-        trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], self.message.nbytes, self.line)
-        self.message = self.x = None

@@ -35,6 +35,22 @@ def test_split_by_color_and_key(comm):
     assert (named.all_reduce(torch.ones(3)) == part.size).all()
 
 
+@pytest.mark.parametrize(
+    ("color", "key", "why"),
+    [
+        (lambda rank: rank > 0, lambda rank: rank % 2 or None, "keys of one color that cannot be compared: .*None"),
+        (lambda rank: float("nan") if rank == 1 else 0, lambda rank: 0, "color nan of rank 1 does not equal itself"),
+    ],
+)
+def test_a_split_that_one_part_cannot_make_is_refused_on_every_rank(comm, color, key, why):
+    """No rank may go on alone into MPI_Comm_split, where neither a deadline nor an interrupt would reach it."""
+    if comm.size < 3:
+        return
+    with pytest.raises(ValueError, match=f"rank 0 cannot split: {why}"):
+        comm.split(color(comm.rank), key(comm.rank))
+    assert comm.split(0).size == comm.size  # the ranks are still in step
+
+
 def test_events_of_parts_name_peers_as_the_run_does(comm):
     if comm.size < 3:
         return

@@ -1,0 +1,31 @@
+"""Who belongs together after a split: decided by every rank for all of them, so that all raise or none."""
+
+import pickle
+
+
+def part_of(notes, rank):
+    """The ranks whose color is that of `rank`, ordered by (key, rank), after a look at every other part as well.
+
+    notes: pickled (color, key) of every rank, in rank order. Raises ValueError, the same for every `rank`.
+    """
+    answers = [pickle.loads(note) for note in notes]
+    parts = []
+    for r, (color, _) in enumerate(answers):
+        if not color == color:  # as nan, which would belong to no part
+            raise ValueError(f"color {color!r} of rank {r} does not equal itself")
+        part = next((part for part in parts if answers[part[0]][0] == color), None)
+        if part is None:
+            parts.append([r])
+        else:
+            part.append(r)
+    return next(part for part in [in_order(part, answers) for part in parts] if rank in part)
+
+
+def in_order(part, answers):
+    """`part` sorted by (key, rank)."""
+    keys = [(answers[r][1], r) for r in part]
+    try:
+        return [r for _, r in sorted(keys)]
+    except TypeError:
+        told = ", ".join(f"{key!r} of rank {r}" for key, r in keys)
+        raise ValueError(f"keys of one color that cannot be compared: {told}") from None
