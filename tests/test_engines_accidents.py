@@ -6,9 +6,10 @@ import stat
 
 import pytest
 
-from hpdl_lab.engines import keeper, keeper_client, session_dir
+from hpdl_lab import lab
+from hpdl_lab.engines import client, keeper, keeper_client, session_dir
 from hpdl_lab.engines.cluster import Cluster
-from hpdl_lab.engines.errors import EngineError
+from hpdl_lab.engines.errors import EngineError, EngineMute
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -92,3 +93,44 @@ def test_a_log_that_cannot_be_written_is_named_and_the_session_goes_on(own_sessi
     with pytest.raises(EngineError, match=r"^cannot start /bin/sleep: No such file or directory \(.*/no/such.log\)$"):
         spawn(to_keeper, own_session.path, "no/such.log")
     assert list(to_keeper.ask("status")["running"]) == ["sleep"]
+
+
+def test_a_keeper_that_does_not_answer_is_named_each_time_and_heard_again(to_keeper, monkeypatch):
+    monkeypatch.setattr(keeper_client, "PATIENCE", 0.2)
+    to_keeper._connection.settimeout(0.2)
+    os.kill(to_keeper.pid, signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            with pytest.raises(
+                EngineError, match=rf"process {to_keeper.pid}, does not answer within 0.2 s: .* kill -9"
+            ):
+                to_keeper.ask("status")
+    finally:
+        os.kill(to_keeper.pid, signal.SIGCONT)
+    to_keeper._connection.settimeout(10)
+    assert list(to_keeper.ask("status")["running"]) == ["sleep"]
+
+
+# -- an engine that is mute -------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_does_not_answer_is_named_and_left_alone_until_a_restart(own_session, monkeypatch):
+    monkeypatch.setattr(client, "HELLO_SECONDS", 0.5)
+    mute = r"^engine 1 of 2 lives and does not answer within 0.5 s.* lab.restart\(\) for new engines$"
+    with Cluster.start(2) as other:
+        pids = other.run(lambda comm: os.getpid())
+        os.kill(pids[1], signal.SIGSTOP)
+        for _ in range(2):
+            with pytest.raises(EngineMute, match=mute):
+                lab.start(2)
+        os.kill(pids[1], signal.SIGCONT)
+        lab.start(2)
+        assert lab.run(lambda comm: os.getpid()) == pids
+        lab.cluster().detach()
+        os.kill(pids[1], signal.SIGSTOP)
+        with pytest.raises(EngineMute, match=mute):
+            lab.start(2)
+        monkeypatch.setattr(client, "HELLO_SECONDS", 10)
+        lab.restart()
+        assert not set(lab.run(lambda comm: os.getpid())) & set(pids)
+        lab.stop()

@@ -7,8 +7,9 @@ import time
 from contextlib import contextmanager
 
 from . import frames, session_dir
-from .errors import EngineError
+from .errors import EngineError, EngineMute
 
+HELLO_SECONDS = 10.0  # an engine that imports may be slow to answer
 FIRST_RUN = 1 << 20  # `comm.world()` in a cell of %px numbers its runs from 1
 
 
@@ -19,8 +20,14 @@ class EngineConnection:
         self.rank = rank
         self.reader = frames.Reader()
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(session_dir.engine_socket(path, rank))
-        ((_, self.info),) = self._first()
+        self.socket.settimeout(HELLO_SECONDS)
+        try:
+            self.socket.connect(session_dir.engine_socket(path, rank))
+            ((_, self.info),) = self._first()
+        except BaseException:
+            self.socket.close()
+            raise
+        self.socket.settimeout(None)
 
     def _first(self):
         while True:
@@ -94,7 +101,10 @@ class RunLock:
 
 
 def connect(path, n):
-    """Connections to the `n` engines of the session at `path`, in rank order. Raises EngineError when one is gone."""
+    """Connections to the `n` engines of the session at `path`, in rank order.
+
+    Raises: EngineError when one is gone, EngineMute when it does not answer.
+    """
     connections = []
     try:
         for rank in range(n):
@@ -102,5 +112,11 @@ def connect(path, n):
     except OSError as error:
         for connection in connections:
             connection.close()
-        raise EngineError(f"engine {len(connections)} of {n} does not answer ({error}): call lab.restart()") from None
+        who = f"engine {len(connections)} of {n}"
+        if isinstance(error, TimeoutError):
+            raise EngineMute(
+                f"{who} lives and does not answer within {HELLO_SECONDS:g} s, as in compiled code that blocks Python: "
+                "wait for its end, or call lab.restart() for new engines"
+            ) from None
+        raise EngineError(f"{who} does not answer ({error}): call lab.restart()") from None
     return connections

@@ -10,7 +10,7 @@ from ..comm.board import Board
 from ..comm.errors import name_ranks
 from . import diagnosis, keeper_client, launch, outcome, session_dir, table
 from .crew import Crew, warn
-from .errors import EngineError
+from .errors import EngineError, EngineMute
 
 START_SECONDS = 60  # a cold disk and a busy machine included
 
@@ -25,6 +25,7 @@ class Cluster:
         self.n = 0  # engines
         self._keeper = keeper
         self._crew = None
+        self._unwell = None  # EngineError that `start` found and nobody has been told
         self._parallel = None
         self._shown_in = None  # number of the cell that has shown the table
 
@@ -44,8 +45,10 @@ class Cluster:
                 if keeper := keeper_client.attach(path):
                     self = cls(path, keeper, reasons, attached=True)
                     self.n = n  # what `restart` starts where the other kernel has not come so far
-                    with contextlib.suppress(EngineError):  # no engines, or dead ones: `ailment` says so
+                    try:
                         self._connect()
+                    except EngineError as error:  # this cluster can still be restarted: `ailment` says what is wrong
+                        self._unwell = error
                     return self
                 session_dir.empty(path)
                 self = cls(path, keeper_client.start(path), reasons)
@@ -107,10 +110,12 @@ class Cluster:
 
     def stop(self):
         """End every process of the cluster and remove its files, for all kernels that use it."""
-        if self._keeper is not None:
-            with contextlib.suppress(OSError):
-                self._keeper.ask("stop")
-        self.detach()
+        try:
+            if self._keeper is not None:
+                with contextlib.suppress(OSError):
+                    self._keeper.ask("stop")
+        finally:
+            self.detach()
 
     def detach(self):
         """Leave the cluster to the other kernels that use it; it ends when there are none."""
@@ -153,9 +158,14 @@ class Cluster:
     # -- run ----------------------------------------------------------------------------------------------------------
 
     def ailment(self):
-        """What is wrong with the engines, in one sentence; None when they are well."""
+        """What is wrong with the engines, in one sentence; None when they are well.
+
+        Raises: EngineMute when they may only be busy, perhaps for another notebook: whether to end that is not for us.
+        """
         try:
             self._check_engines()
+        except EngineMute:
+            raise
         except EngineError as error:
             return str(error)
         return None
@@ -177,7 +187,10 @@ class Cluster:
         if self._keeper is None:
             raise EngineError("the engine cluster has ended: call lab.start()")
         if self._crew is None:
-            raise EngineError("the engines are dead: call lab.restart() for new ones; your variables stay")
+            if self._unwell is not None:
+                error, self._unwell = self._unwell, None
+                raise error
+            self._connect()
         if not (gone := self._crew.gone()):
             return
         if not self.alive():

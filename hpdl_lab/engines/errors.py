@@ -8,6 +8,10 @@ class EngineError(RuntimeError):
         return [f"{type(self).__name__}: {self}"]
 
 
+class EngineMute(EngineError):
+    """An engine is alive but answers nothing: compiled code holds its interpreter, or it was suspended."""
+
+
 class RunFailed(EngineError):
     """The function raised on some ranks. The text shows each kind of error once, with ranks and the line in the cell.
 

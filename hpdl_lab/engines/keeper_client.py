@@ -19,27 +19,38 @@ class KeeperConnection:
     def __init__(self, connection):
         connection.settimeout(PATIENCE)
         self._connection = connection
-        self._replies = connection.makefile("rb")
+        self._received = b""
         self._numbers = itertools.count()
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid = struct.unpack("3i", credentials)[0]
 
     def ask(self, do, **content):
-        """The keeper's reply, a dict. Raises OSError when it is gone, EngineError when it could not do it."""
+        """The keeper's reply (dict). Raises OSError when it is gone, EngineError when it is mute or could not do it."""
         number = next(self._numbers)
-        self._connection.sendall(json.dumps({"id": number, "do": do, **content}).encode() + b"\n")
         reply = {}
-        while reply.get("id") != number:  # an earlier reply may lie there: the stop button broke off its request
-            line = self._replies.readline()
-            if not line:
-                raise ConnectionResetError("the keeper has ended")
-            reply = json.loads(line)
+        try:
+            self._connection.sendall(json.dumps({"id": number, "do": do, **content}).encode() + b"\n")
+            while reply.get("id") != number:  # an earlier reply may lie there: the stop button broke off its request
+                reply = json.loads(self._line())
+        except TimeoutError:
+            raise EngineError(
+                f"the keeper of the engines, process {self.pid}, does not answer within {PATIENCE:g} s: "
+                f"end it and the engines with kill -9 {self.pid}, then call lab.start()"
+            ) from None
         if "error" in reply:
             raise EngineError(f"cannot start {reply['error']}")
         return reply
 
+    def _line(self):
+        while b"\n" not in self._received:
+            data = self._connection.recv(1 << 16)
+            if not data:
+                raise ConnectionResetError("the keeper has ended")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
     def close(self):
-        self._replies.close()
         self._connection.close()
 
 
@@ -77,7 +88,9 @@ def attach(path):
     attached = KeeperConnection(connection)
     try:
         attached.ask("status")
-    except OSError:
+    except BaseException as error:
         attached.close()
-        raise KeeperEnding from None
+        if isinstance(error, OSError):
+            raise KeeperEnding from None
+        raise
     return attached
