@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from hpdl_lab.comm.errors import CommTimeout, RankFailed
+from hpdl_lab.comm.errors import CommError, CommTimeout, RankFailed
 from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
 
 pytestmark = pytest.mark.timeout(60)
@@ -124,6 +124,36 @@ def test_ten_stopped_runs_leave_nothing_for_the_next(cluster):
         with pytest.raises(CommTimeout):
             cluster.run(unmatched, k, deadline=0.1)
         assert cluster.run(matched) == [-1.0] * 4
+
+
+def engine_session():
+    """The comm.mpi.Session of the engine in which this runs."""
+    from ipyparallel.engine.app import IPEngine
+
+    return IPEngine.instance().server.session
+
+
+def test_an_interrupt_amid_the_start_of_a_run_leaves_nothing_open(cluster):
+    def arrange(comm, when):
+        session = engine_session()
+
+        def interrupted(*args, **options):
+            del session.comm
+            if when == "after":
+                type(session).comm(session, *args, **options)
+            else:
+                session.board.publish(session.rank, "running", *args)
+            raise KeyboardInterrupt
+
+        if comm.rank == 2:
+            session.comm = interrupted
+
+    for when in ("after", "before"):
+        cluster.run(arrange, when)
+        with pytest.raises((RunFailed, CommError)):
+            cluster.run(lambda comm: comm.barrier(), deadline=30)
+        assert cluster._crew._board.slot(2).state == "failed"
+        assert cluster.run(lambda comm: len(engine_session().open)) == [1] * 4  # that of this very run
 
 
 def test_the_deadline_ends_a_deadlock_with_the_same_report(cluster, within):

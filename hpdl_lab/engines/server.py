@@ -96,11 +96,21 @@ class Server:
         except KeyboardInterrupt:  # a second one, while the first was being handled
             outcome = interrupted(self.rank)
         finally:
+            self.interruptible = False
             self.current = None
             self._tasks.discard(key)
             self._cancelled.discard(key)
+            self._leave(task["run"])
         kernel.send(frames.DONE, outcome)
         self.answered.set()
+
+    def _leave(self, run):
+        """Close what task `run` has left open, because an interrupt struck amid its start or its end."""
+        for comm in [comm for comm in self.session.open if comm.waiting.run == run]:
+            comm.close(KeyboardInterrupt())
+        slot = self.session.board.slot(self.rank)
+        if (slot.run, slot.state) == (run, "running"):
+            self.session.board.publish(self.rank, "failed", run)
 
 
 class KernelConnection:
