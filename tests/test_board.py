@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hpdl_lab.comm.board import MAX_PEERS, Board
+from hpdl_lab.comm.board import MAX_PEERS, VERSION, Board
 from hpdl_lab.comm.errors import Wait
 from hpdl_lab.trace import now_ns
 
@@ -63,6 +63,13 @@ def test_ranks_are_numbered_as_in_the_run(board):
 
 def test_ranks_that_never_published_are_left_out(board):
     assert board.waits() == []
+
+
+def test_a_publishing_that_was_interrupted_is_mended_by_the_next(board):
+    board.publish(1, "running")
+    VERSION.pack_into(board._memory, board._at(1), 3)  # where an interrupt between its lines leaves it
+    board.publish(1, "finished")
+    assert VERSION.unpack_from(board._memory, board._at(1))[0] % 2 == 0
 
 
 def test_long_texts_and_many_peers_are_cut(board):

@@ -76,6 +76,7 @@ class Board:
         """Replace slot `rank`, which must be this process's own. `peers` are ranks of MPI_COMM_WORLD."""
         at = self._at(rank)
         (version,) = VERSION.unpack_from(self._memory, at)
+        version += version % 2  # odd where an interrupt ended the last publishing half way
         named = tuple(peers)[:MAX_PEERS]
         body = SLOT.pack(
             version + 2,
