@@ -60,8 +60,9 @@ class _Notebook:
     def run(self, fn, *args, ranks=None, deadline=10, on_row=None):
         """Call `fn(comm, *args)` on every engine, each with its own rank in one fresh communicator.
 
-        What the ranks print appears while they run, equal lines once. The stop button of the notebook ends the run
-        within two seconds and says who waited for whom.
+        What the ranks print appears while they run, equal lines once. The stop button of the notebook interrupts the
+        ranks and says who waited for whom; Python code and waits in `comm` end within two seconds. Compiled code may
+        ignore the interrupt: after 5 seconds the engines are replaced then.
 
         Args:    fn: a function of the notebook, which travels with the globals that it uses, or of a module.
                  args: the same on every rank; `PerRank([a, b, c, d])` gives rank i item i.
