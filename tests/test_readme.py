@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hpdl_lab import lab
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -33,6 +35,14 @@ def test_the_map_names_every_room():
     for room in (ROOT / "hpdl_lab").iterdir():
         if room.is_dir() and not room.name.startswith("_"):
             assert f"{room.name}/" in named, f"the map does not name hpdl_lab/{room.name}/"
+
+
+def test_every_verb_that_the_map_names_is_there():
+    ((_, verbs),) = [row for row in table("The map") if row[0] == "`hpdl_lab/lab/`"]
+    names = re.findall(r"`(\w+)`", verbs)
+    assert "doctor" in names and "run" in names
+    for name in names:
+        assert name in lab.__all__ and callable(getattr(lab, name)), f"the map names lab.{name}, which is not there"
 
 
 def test_notebooks_and_minutes_are_those_of_the_sources():

@@ -1,5 +1,6 @@
 """The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.check(fn)` ..."""
 
+from ..features import doctor
 from .cluster import cluster, restart, run, running, start, stop
 from .exercises import check, hint, solution
 from .landscape import landscape
@@ -11,6 +12,7 @@ from .train import train
 __all__ = [
     "check",
     "cluster",
+    "doctor",
     "hint",
     "landscape",
     "measure",
