@@ -43,13 +43,18 @@ Agreement::Agreement(const Group& group, const Call& call, const std::string& no
     mine_.call = call;
     mine_.note_nbytes = static_cast<std::uint32_t>(note.size());
     std::memcpy(mine_.note, note.data(), note.size());
-    const Handle byte = group.mpi->constants.byte;
-    group.mpi->check(
-        group.mpi->Iallgather(&mine_, sizeof mine_, byte, all_.data(), sizeof mine_, byte, group.comm, &request_),
+}
+
+void Agreement::post() {
+    const Handle byte = group_.mpi->constants.byte;
+    group_.mpi->check(
+        group_.mpi->Iallgather(&mine_, sizeof mine_, byte, all_.data(), sizeof mine_, byte, group_.comm, &request_),
         "MPI_Iallgather");
+    posted_ = true;
 }
 
 bool Agreement::advance() {
+    if (!posted_) post();
     Status status{};
     int done = 0;
     group_.mpi->check(group_.mpi->Test(&request_, &done, &status), "MPI_Iallgather");

@@ -33,7 +33,8 @@ class Agreement : public Operation {
   public:
     static constexpr std::size_t kNote = 120;  // bytes
 
-    // note: at most kNote bytes for the other ranks.
+    // note: at most kNote bytes for the other ranks. MPI hears of it at the first `advance`, when the caller is ready
+    // to keep the memory if it does not complete.
     Agreement(const Group& group, const Call& call, const std::string& note);
 
     bool advance() override;
@@ -48,7 +49,10 @@ class Agreement : public Operation {
         char note[kNote];
     };
 
+    void post();
+
     Group group_;
+    bool posted_ = false;
     Entry mine_{};
     std::vector<Entry> all_;
     Handle request_;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 
 #include "dlpack.h"
 
@@ -90,11 +91,11 @@ std::optional<Buffer> from_array(nb::handle x, bool writable) {
         return std::nullopt;
     }
     const std::optional<DType> dtype = dtype_of_format(view.format);
-    const Buffer buffer{static_cast<char*>(view.buf), static_cast<std::size_t>(view.len / view.itemsize),
-                        dtype.value_or(DType::uint8)};
-    const bool known = dtype && static_cast<Py_ssize_t>(item_size(*dtype)) == view.itemsize;
+    const auto [memory, nbytes, itemsize] = std::tuple(view.buf, view.len, view.itemsize);
     PyBuffer_Release(&view);  // the memory stays: the caller holds `x`
-    return known ? std::optional(buffer) : std::nullopt;
+    // An item may have no bytes at all, as of dtype "S0".
+    if (!dtype || static_cast<Py_ssize_t>(item_size(*dtype)) != itemsize) return std::nullopt;
+    return Buffer{static_cast<char*>(memory), static_cast<std::size_t>(nbytes / itemsize), *dtype};
 }
 
 Buffer from_python(nb::handle x, const char* verb, bool writable) {

@@ -6,20 +6,30 @@ using namespace nb::literals;
 
 namespace hpdl {
 
+namespace {
+
+// Python looks at signals when a call returns, and may then forget what it returned: so it is kept before that.
+void hold(nb::handle work, Message&& message) { nb::setattr(work, "message", nb::cast(std::move(message))); }
+
+}  // namespace
+
 void bind_message(nb::module_& m) {
     nb::class_<Message, Operation>(m, "Message", "One message under way. Its tensor must be kept until it is done.")
         .def_prop_ro("nbytes", &Message::nbytes)
         .def("cancel", &Message::cancel, "Give up; true when MPI will not touch the tensor again.");
     m.def(
         "send",
-        [](Group& group, nb::handle x, int to) { return Message::send(group, buffer_of(x, "send", false), to); },
-        "group"_a, "x"_a, "to"_a, nb::keep_alive<0, 1>());
+        [](nb::handle work, Group& group, nb::handle x, int to) {
+            hold(work, Message::send(group, buffer_of(x, "send", false), to));
+        },
+        "work"_a, "group"_a, "x"_a, "to"_a, "Begin to send `x`, as `work.message`. `work` keeps `x` and `group`.");
     m.def(
         "receive",
-        [](const Group& group, nb::handle x, int source) {
-            return Message::receive(group, buffer_of(x, "receive into", true), source);
+        [](nb::handle work, const Group& group, nb::handle x, int source) {
+            hold(work, Message::receive(group, buffer_of(x, "receive into", true), source));
         },
-        "group"_a, "x"_a, "source"_a, nb::keep_alive<0, 1>());
+        "work"_a, "group"_a, "x"_a, "source"_a,
+        "Begin to receive into `x`, as `work.message`. `work` keeps `x` and `group`.");
 }
 
 }  // namespace hpdl

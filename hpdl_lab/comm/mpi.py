@@ -18,6 +18,7 @@ from .library import load
 from .mpi_comm import MpiComm
 from .stale import drop_stale
 from .waiting import NAP, SLICE, Waiting
+from .work import unsettled
 
 START = 30.0  # s: the longest that ranks wait for each other when MPI starts
 BOARD = "HPDL_BOARD"  # environment variable: the board that whoever started the ranks reads
@@ -50,7 +51,7 @@ class Session:
         self.worlds = 0
         self.parents = {}  # ranks: handle of the communicator that those of their runs are duplicates of
         self.closed = {}  # ranks: communicators of runs that this rank has left
-        self.owed = []  # sends that nobody has received: their memory must stay
+        self.owed = []  # messages of closed communicators that MPI has not done with: their memory must stay
         self.abandoned = []  # collectives that did not complete: likewise
         self.unfree = []  # communicators in which something is left
         self.open = []  # communicators
@@ -129,6 +130,11 @@ class Session:
         self.open.remove(comm)
         self.closed.setdefault(comm.members, []).append((comm.group.comm, comm.group.inner))
 
+    def keep(self, works, seconds):
+        """Keep the messages `works` of a communicator that is closed, but for those that end within `seconds`."""
+        earlier, self.owed = self.owed, [*self.owed, *works]  # all of them first: an interrupt may come now
+        self.owed = [*earlier, *unsettled(works, seconds)]
+
     def _free_closed(self, members):
         """Free the communicators that all `members` have left, which is known when all have come to a later run.
 
@@ -149,8 +155,8 @@ class Session:
         del closed[:-1]
 
     def _forgive(self, seconds=0.0):
-        """Forget the sends that somebody has received after all; wait up to `seconds` for each."""
-        self.owed = [work for work in self.owed if not work.message.wait(seconds, NAP, False)]
+        """Forget the messages that MPI has done with after all; wait up to `seconds` for all of them."""
+        self.owed = unsettled(self.owed, seconds)
 
     def _tell(self, note):
         """What every rank of the job has to tell, in rank order; before there is a board."""

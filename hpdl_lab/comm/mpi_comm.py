@@ -10,11 +10,11 @@ from .errors import CommError
 from .interrupts import DeferredInterrupt
 from .parts import part_of
 from .shm import SharedRanks
-from .waiting import NAP, SPIN
+from .waiting import SPIN
 from .work import MpiWork
 
 SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
-FLUSH = 0.2  # s: for messages that were sent without waiting for them, when a communicator is closed
+FLUSH = 0.2  # s: for all messages that were sent without waiting for them, when a communicator is closed
 
 
 class MpiComm(Comm):
@@ -45,12 +45,12 @@ class MpiComm(Comm):
     def isend(self, x, to):
         self._require_open()
         self.check_peer(to, "sends to")
-        return MpiWork(self, "send", self.core.send(self.group, x, to), x, to)
+        return MpiWork(self, "send", self.core.send, x, to)
 
     def irecv(self, x, source):
         self._require_open()
         self.check_peer(source, "receives from")
-        return MpiWork(self, "recv", self.core.receive(self.group, x, source), x, source)
+        return MpiWork(self, "recv", self.core.receive, x, source)
 
     # -- ranks ------------------------------------------------------------------------------------------------------
 
@@ -246,21 +246,16 @@ class MpiComm(Comm):
         """
         if self.closed:
             return
-        self._release()
+        self.session.keep(self._release(), FLUSH)
         board, rank = self.waiting.board, self.session.rank
         if board.slot(rank).state != "waiting":  # what a rank waited for when it gave up stays to be read
             board.publish(rank, "finished" if error is None else "failed", self.waiting.run, line=line)
         self.session.forget(self)
 
     def _release(self):
-        for part in self.parts:
-            part._release()
+        """Close this communicator and its parts; returns the messages that are under way there."""
         self.closed, self._shared = True, None
-        for work in self.pending.values():
-            gone = work.message.wait(FLUSH, NAP, self.crowded) if work.op == "send" else work.message.cancel()
-            if not gone:
-                self.session.owed.append(work)
-        self.pending = {}
+        return [*self.pending.values(), *(work for part in self.parts for work in part._release())]
 
     def __enter__(self):
         return self

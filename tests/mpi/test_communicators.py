@@ -145,6 +145,17 @@ def test_a_closed_communicator_says_so(run):
 # -- the next run --------------------------------------------------------------------------------------------------
 
 
+def test_what_nobody_received_delays_closing_once(run):
+    comm = run()
+    if comm.size == 1:
+        return
+    works = [comm.isend(np.zeros(100_000), (comm.rank + 1) % comm.size) for _ in range(10)]
+    begin = time.monotonic()
+    comm.close()
+    assert time.monotonic() - begin < 1.0  # 0.2 s for all ten
+    assert all(work in comm.session.owed for work in works)
+
+
 @pytest.mark.parametrize("count", [3, 100_000])
 def test_stale_messages_do_not_reach_the_next_runs(run, count):
     for i in range(5):

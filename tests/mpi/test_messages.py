@@ -1,5 +1,7 @@
 """Messages between real ranks: what arrives, in which order, of which type; and what is refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -91,6 +93,37 @@ def test_every_message_is_an_event(comm):
     assert all(e.t0_ns <= e.t1_ns and e.line.startswith("test_messages.py:") for e in events.values())
 
 
+def test_a_message_whose_posting_is_interrupted_is_known_to_the_communicator(comm, monkeypatch):
+    """MPI still writes to its memory, which must not be freed before the communicator is closed."""
+    p, r = comm.size, comm.rank
+    if p == 1:
+        return
+    core = comm.core
+
+    def receive(*args):
+        core.receive(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(comm, "core", SimpleNamespace(receive=receive, send=core.send))
+        with pytest.raises(KeyboardInterrupt):
+            comm.irecv(np.zeros(100_000), (r - 1) % p)
+    (work,) = comm.pending.values()
+    sent = comm.isend(np.full(100_000, float(r)), (r + 1) % p)
+    x = work.x
+    work.wait()
+    sent.wait()
+    assert (x == (r - 1) % p).all() and not comm.pending
+
+
+def test_a_message_that_was_refused_is_not_kept(comm):
+    if comm.size == 1:
+        return
+    with pytest.raises(TypeError):
+        comm.isend("text", (comm.rank + 1) % comm.size)
+    assert not comm.pending
+
+
 def test_without_a_trace_nothing_is_recorded(run):
     comm = run(trace=False)
     comm.all_reduce(np.ones(3))
@@ -148,6 +181,9 @@ def test_what_cannot_be_sent_says_what_to_do(comm):
     ):
         with pytest.raises(ValueError, match=text):
             comm.send(x, peer)
+    for empty in (np.zeros(3, "V0"), np.zeros(3, [])):  # items of 0 bytes, by which nothing can be divided
+        with pytest.raises((ValueError, TypeError), match="cannot send"):
+            comm.send(empty, peer)
     with pytest.raises(TypeError, match="cannot send a list: a message is a torch tensor or a NumPy array"):
         comm.send([1, 2], peer)
     read_only = np.zeros(3)
