@@ -12,7 +12,7 @@ constexpr std::size_t kSmall = 2048;                  // bytes, below every MPI'
 constexpr std::size_t kPiece = std::size_t{1} << 30;  // bytes, because MPI counts them with an int
 constexpr int kLarge = 1 << 28;                       // in a tag: the message is announced
 
-// dtype in the low 3 bits, count modulo 2^25 above them, kLarge. 2^29 - 1 is allowed by every MPI.
+// dtype in the low 3 bits, count modulo 2^25 above them, kLarge. comm/library.py asks whether 2^29 - 1 is allowed.
 int tag_of(const Buffer& buffer) {
     const int count = static_cast<int>(buffer.count & ((1 << 25) - 1));
     return static_cast<int>(buffer.dtype) | count << 3 | (buffer.nbytes() > kSmall ? kLarge : 0);

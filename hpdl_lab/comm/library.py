@@ -3,7 +3,9 @@
 import ctypes
 
 from .buffers import DTYPES
+from .errors import CommError
 
+LARGEST_TAG = (1 << 29) - 1  # of csrc/message.cpp
 PROBE = 0x1234567  # a tag that no other field of a status holds
 
 
@@ -15,7 +17,15 @@ def load(core):
     mpi4py.rc.finalize = False
     from mpi4py import MPI
 
+    require_tags(MPI)
     return MPI, core.Mpi(MPI.__file__, MPI.COMM_WORLD.rank, constants(MPI))
+
+
+def require_tags(MPI):
+    """Raise CommError where this MPI has too few tags for the dtype and the count that a message's tag carries."""
+    allowed = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    if allowed < LARGEST_TAG:
+        raise CommError(f"messages need tags up to {LARGEST_TAG:,}, this MPI allows up to {allowed:,}: use another MPI")
 
 
 def constants(MPI):

@@ -2,6 +2,7 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +10,18 @@ import torch
 
 from hpdl_lab import comm as package
 from hpdl_lab.comm.errors import CommError, CommTimeout, RankFailed
+from hpdl_lab.comm.library import require_tags
 
 
 def test_who_is_here(comm, ranks):
     assert (comm.rank, comm.size, comm.device) == (ranks.rank, ranks.size, "cpu")
     assert (comm.node_rank, comm.node_size) == (comm.rank, comm.size)
+
+
+def test_an_mpi_with_too_few_tags_is_refused():
+    small = SimpleNamespace(TAG_UB=0, COMM_WORLD=SimpleNamespace(Get_attr=lambda key: 32_767))
+    with pytest.raises(CommError, match="messages need tags up to 536,870,911, this MPI allows up to 32,767"):
+        require_tags(small)
 
 
 def test_world_is_always_fresh(ranks):
