@@ -11,12 +11,23 @@ void bind_ring(nb::module_& m) {
                                 "A ring all-reduce under way, in segments. Its tensor must be kept until it is done.")
         .def(
             "__init__",
-            [](Ring* self, const Group& group, nb::handle x, std::size_t segment) {
-                new (self) Ring(group, buffer_of(x, "all_reduce", true), segment);
+            [](Ring* self, const Group& group, nb::handle x, std::size_t segment, bool traced) {
+                new (self) Ring(group, buffer_of(x, "all_reduce", true), segment, traced);
             },
-            "group"_a, "x"_a, "segment"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-            "segment: bytes of a message at most.")
-        .def_prop_ro("nbytes", &Ring::nbytes);
+            "group"_a, "x"_a, "segment"_a, "traced"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+            "segment: bytes of a message at most. traced: keep `transfers`.")
+        .def_prop_ro("nbytes", &Ring::nbytes)
+        .def(
+            "transfers",
+            [](const Ring& self) {
+                nb::list all;
+                for (const Ring::Transfer& t : self.transfers()) {
+                    all.append(nb::make_tuple(t.sends ? "send" : "recv", t.sends ? self.to() : self.from(), t.nbytes,
+                                              t.t0_ns, t.t1_ns));
+                }
+                return all;
+            },
+            "(op, peer, nbytes, t0_ns, t1_ns) of each step's chunk sent and received; after completion, if traced.");
 }
 
 }  // namespace hpdl

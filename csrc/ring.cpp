@@ -1,5 +1,7 @@
 #include "ring.h"
 
+#include <time.h>
+
 #include <algorithm>
 
 #include "reduce.h"
@@ -13,11 +15,17 @@ std::size_t chunk_begin(std::size_t count, int p, int i) {
     return i * (count / p) + std::min<std::size_t>(i, count % p);
 }
 
+std::int64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
+
 int modulo(long i, int p) { return static_cast<int>((i % p + p) % p); }
 
 }  // namespace
 
-Ring::Ring(const Group& group, const Buffer& x, std::size_t segment) : group_(group), x_(x), work_(x) {
+Ring::Ring(const Group& group, const Buffer& x, std::size_t segment, bool traced) : group_(group), x_(x), work_(x) {
     if (x.dtype == DType::bfloat16 || x.dtype == DType::float16) {
         wide_.resize(x.count);
         loops().widen(x.dtype, x.data, wide_.data(), x.count);
@@ -30,6 +38,9 @@ Ring::Ring(const Group& group, const Buffer& x, std::size_t segment) : group_(gr
     arriving_.resize(kAhead * std::min(segment_, longest) * item_size(work_.dtype));
     std::fill_n(receives_, kAhead, group.mpi->constants.request_null);
     std::fill_n(sends_, kAhead, group.mpi->constants.request_null);
+    if (!traced || messages_ == 0) return;
+    sent_steps_.assign(2 * (group.size - 1), {true, 0, 0, 0});
+    received_steps_.assign(2 * (group.size - 1), {false, 0, 0, 0});
 }
 
 // Segment `segment` of chunk `chunk`; the last ones of a shorter chunk are empty.
@@ -59,18 +70,20 @@ void Ring::post_receive() {
     const Piece piece = received_piece(posted_);
     const std::size_t item = item_size(work_.dtype), slot = posted_ % kAhead;
     char* to = posted_ < messages_ / 2 ? arriving_.data() + slot * (arriving_.size() / kAhead) : piece.data;
-    mpi.check(mpi.Irecv(to, static_cast<int>(piece.count * item), mpi.constants.byte,
-                        modulo(group_.rank - 1, group_.size), kReservedTag, group_.inner, &receives_[slot]),
+    mpi.check(mpi.Irecv(to, static_cast<int>(piece.count * item), mpi.constants.byte, from(), kReservedTag,
+                        group_.inner, &receives_[slot]),
               "MPI_Irecv");
+    begun(received_steps_, posted_, piece.count * item);
     posted_++;
 }
 
 void Ring::post_send() {
     const Mpi& mpi = *group_.mpi;
     const Piece piece = sent_piece(sending_);
-    mpi.check(mpi.Isend(piece.data, static_cast<int>(piece.count * item_size(work_.dtype)), mpi.constants.byte,
-                        modulo(group_.rank + 1, group_.size), kReservedTag, group_.inner, &sends_[sending_ % kAhead]),
+    mpi.check(mpi.Isend(piece.data, static_cast<int>(piece.count * item_size(work_.dtype)), mpi.constants.byte, to(),
+                        kReservedTag, group_.inner, &sends_[sending_ % kAhead]),
               "MPI_Isend");
+    begun(sent_steps_, sending_, piece.count * item_size(work_.dtype));
     sending_++;
 }
 
@@ -92,17 +105,38 @@ bool Ring::advance() {
     int done = 0;
     if (received_ < posted_) {
         mpi.check(mpi.Test(&receives_[received_ % kAhead], &done, &status), "MPI_Irecv");
-        if (done) take(received_++);
+        if (done) {
+            ended(received_steps_, received_);
+            take(received_++);
+        }
         progress_ += done;
     }
     if (sent_ < sending_) {
         mpi.check(mpi.Test(&sends_[sent_ % kAhead], &done, &status), "MPI_Isend");
-        sent_ += done;
+        if (done) ended(sent_steps_, sent_++);
         progress_ += done;
     }
     if (received_ < messages_ || sent_ < messages_) return false;
     finish();
     return true;
+}
+
+void Ring::begun(std::vector<Transfer>& steps, long message, std::size_t nbytes) {
+    if (steps.empty()) return;
+    Transfer& step = steps[message / segments_];
+    if (message % segments_ == 0) step.t0_ns = now_ns();
+    step.nbytes += nbytes;
+}
+
+void Ring::ended(std::vector<Transfer>& steps, long message) {
+    if (!steps.empty()) steps[message / segments_].t1_ns = now_ns();
+}
+
+std::vector<Ring::Transfer> Ring::transfers() const {
+    std::vector<Transfer> all(sent_steps_);
+    all.insert(all.end(), received_steps_.begin(), received_steps_.end());
+    std::stable_sort(all.begin(), all.end(), [](const Transfer& a, const Transfer& b) { return a.t0_ns < b.t0_ns; });
+    return all;
 }
 
 void Ring::finish() {

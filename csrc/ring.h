@@ -6,6 +6,7 @@
 // added), makes message q + segments ready to be sent, which is the same piece of x one step later.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "dtype.h"
@@ -18,10 +19,22 @@ class Ring : public Operation {
   public:
     // Begin to replace x by its sum over the ranks. All ranks must mean the same x. Memory as for Message.
     // segment: bytes of a message at most.
-    Ring(const Group& group, const Buffer& x, std::size_t segment);
+    // traced: keep `transfers`.
+    Ring(const Group& group, const Buffer& x, std::size_t segment, bool traced);
 
     bool advance() override;
     std::size_t nbytes() const { return x_.nbytes(); }
+
+    // What went to rank `to()`, or came from rank `from()`, in one step. Times of CLOCK_MONOTONIC, as Python's.
+    struct Transfer {
+        bool sends;
+        std::size_t nbytes;
+        std::int64_t t0_ns, t1_ns;
+    };
+    // One sent and one received chunk for each step, in the order of their beginnings; empty unless traced.
+    std::vector<Transfer> transfers() const;
+    int to() const { return (group_.rank + 1) % group_.size; }
+    int from() const { return (group_.rank + group_.size - 1) % group_.size; }
 
   private:
     struct Piece {
@@ -37,6 +50,8 @@ class Ring : public Operation {
     void post_receive();
     void post_send();
     void take(long message);
+    void begun(std::vector<Transfer>& steps, long message, std::size_t nbytes);
+    void ended(std::vector<Transfer>& steps, long message);
     void finish();
 
     Group group_;
@@ -49,6 +64,7 @@ class Ring : public Operation {
     long messages_;               // that this rank sends, and receives
     long posted_ = 0, received_ = 0, sending_ = 0, sent_ = 0;
     Handle receives_[kAhead], sends_[kAhead];
+    std::vector<Transfer> sent_steps_, received_steps_;  // by step; empty unless traced
     bool done_ = false;
 };
 

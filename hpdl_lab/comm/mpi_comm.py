@@ -117,9 +117,12 @@ class MpiComm(Comm):
 
     def ring_all_reduce(self, x):
         """all_reduce by messages around a ring, in segments, compiled. The same sum, in another order of adding."""
-        with self.together("ring_all_reduce", x):
-            ring = self.core.Ring(self.group, x, SEGMENT)
+        trace = self.trace
+        with self.together("ring_all_reduce", x) as line:
+            ring = self.core.Ring(self.group, x, SEGMENT, trace.enabled)
             self._finish(ring, "ring_all_reduce", self.others, ring.nbytes)
+            for op, peer, nbytes, t0, t1 in ring.transfers():
+                trace.add(trace.step(), op, t0, t1, self.names[peer], nbytes, line)
         return x
 
     def mpi_all_reduce(self, x):
@@ -185,7 +188,7 @@ class MpiComm(Comm):
 
     @contextmanager
     def together(self, op, x):
-        """Agree on what all ranks are about to do with `x`, then record it as one event."""
+        """Agree on what all ranks are about to do with `x`, then record it as one event; gives its line."""
         buffer = buffer_of(x, op)
         call = (op, buffer.count, DTYPES.index(buffer.dtype), -1)
         step, t0, line = self._begin()
@@ -195,7 +198,7 @@ class MpiComm(Comm):
             self.agree(*call)
         elif not shared.group.meet(self.core.Call(*call), SPIN, self.crowded):
             self._go_on(shared.group, op, line)
-        yield
+        yield line
         self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
 
     def _finish(self, operation, op, peers, nbytes=0):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpdl_lab.collectives import native, ring
+from hpdl_lab.collectives import cost, native, ring
 from hpdl_lab.comm.buffers import DTYPES
+from hpdl_lab.trace import bytes_sent
 
 COUNTS = (0, 1, 7, 1000, 1001)
 LARGE = 700_001  # more than a chunk of the staging area in every dtype
@@ -150,9 +151,24 @@ def test_one_after_the_other_without_a_pause(comm):
 
 def test_an_event_for_each(comm):
     comm.all_reduce(torch.zeros(1000))
-    native.ring_all_reduce(comm, torch.zeros(1000))
+    native.mpi_all_reduce(comm, torch.zeros(1000))
     comm.barrier()
     assert [(e.op, e.nbytes) for e in comm.trace.events] == [("all_reduce", 4000), ("all_reduce", 4000), ("barrier", 0)]
+
+
+@pytest.mark.parametrize("count", [120, 1_200_000])  # divided by most numbers of ranks; the last one in segments
+def test_the_compiled_ring_shows_what_it_sends(comm, count):
+    native.ring_all_reduce(comm, torch.zeros(count))
+    *transfers, whole = comm.trace.events
+    want = cost.all_reduce(comm.size, whole.nbytes)
+    assert (whole.op, whole.nbytes) == ("all_reduce", 4 * count)
+    assert bytes_sent(transfers).get(comm.rank, 0) == want.nbytes
+    for op, peer in (("send", (comm.rank + 1) % comm.size), ("recv", (comm.rank - 1) % comm.size)):
+        events = [e for e in transfers if e.op == op]
+        assert len(events) == want.steps and {e.peer for e in events} <= {peer}
+        assert sum(e.nbytes for e in events) == want.nbytes
+    assert all(whole.t0_ns <= e.t0_ns <= e.t1_ns <= whole.t1_ns and e.line == whole.line for e in transfers)
+    assert [e.step for e in transfers] == list(range(whole.step + 1, whole.step + 1 + len(transfers)))
 
 
 # -- mistakes: the numbers, on every rank ----------------------------------------------------------------------------
