@@ -122,6 +122,7 @@ try:
     comm.recv(y, 2)
 except Exception as error:
     say(type(error).__name__, time.monotonic() - begin < 2.2, error)
+time.sleep(1)  # or the other rank may see the end of this one first
 """,
         [launcher, "-n", "3", "sh", "-c", 'trap : INT; "$0" "$@"; true'],
     )
