@@ -1,5 +1,7 @@
 """Models: the same seed is the same network, in every dtype and on every rank."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -29,3 +31,9 @@ def test_shapes_and_the_count_in_the_docstring():
 def test_too_few_sizes_are_refused():
     with pytest.raises(ValueError, match="input and an output"):
         mlp((64,))
+
+
+def test_notebook_04_states_the_number_of_weights():
+    weights = sum(p.numel() for p in mlp().parameters())
+    source = Path(__file__).resolve().parent.parent / "notebooks" / "source" / "04_ring_all_reduce.py"
+    assert f"{weights:,} weights" in source.read_text()

@@ -110,7 +110,7 @@ race
 #
 # ## Train with it
 #
-# 1,437 real scans of handwritten digits, a network with 9,610 weights, four ranks. Every step adds the gradients of
+# 1,437 real scans of handwritten digits, a network with 17,226 weights, four ranks. Every step adds the gradients of
 # all ranks with your function.
 
 # %%
