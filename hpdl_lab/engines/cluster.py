@@ -8,7 +8,7 @@ import time
 
 from ..comm.board import Board
 from ..comm.errors import name_ranks
-from . import diagnosis, keeper_client, launch, outcome, session_dir, table
+from . import diagnosis, keeper_client, launch, outcome, px_client, session_dir, table
 from .crew import Crew, warn
 from .errors import EngineError, EngineMute
 
@@ -209,11 +209,7 @@ class Cluster:
     def client(self):
         """ipyparallel's Client of these engines: `cluster.client[:]` is the view that `%px` uses."""
         if self._parallel is None:
-            from ipyparallel import Client
-
-            profile = session_dir.profile_dir(self.path)
-            self._parallel = Client(session_dir.connection_file(self.path, "client"), profile_dir=profile)
-            self._parallel.wait_for_engines(self.n, timeout=START_SECONDS, interactive=False)
+            self._parallel = px_client.connect(self.path, self.n, START_SECONDS)
         return self._parallel
 
     def activate_px(self):

@@ -1,0 +1,32 @@
+"""The connection to ipyparallel's controller, over which `%px` runs."""
+
+import time
+
+from . import session_dir
+from .errors import EngineError
+
+PATIENCE = 1.0  # s: engines are announced within two heartbeats, 0.2 s
+
+
+def connect(path, n, seconds):
+    """ipyparallel's Client of the session at `path`, which knows all `n` engines.
+
+    A Client asks who is there, and listens for news only afterwards: an engine that is announced in between is unknown
+    to it for ever. So where engines are missing after a while, another Client asks again.
+    Raises: EngineError when they are still missing after `seconds`.
+    """
+    from ipyparallel import Client
+
+    give_up = time.monotonic() + seconds
+    while True:
+        client = Client(session_dir.connection_file(path, "client"), profile_dir=session_dir.profile_dir(path))
+        try:
+            client.wait_for_engines(n, timeout=PATIENCE, interactive=False)
+            return client
+        except BaseException as error:  # the stop button as well: nothing may be left connected
+            known = len(client.ids)
+            client.close()
+            if not isinstance(error, TimeoutError):
+                raise
+        if time.monotonic() > give_up:
+            raise EngineError(f"%px knows {known} of {n} engines after {seconds:g} s: call lab.restart()")
