@@ -205,6 +205,26 @@ def test_timeline_shows_the_end_of_a_long_run_and_says_so():
     assert any("Drawn: the last 150 µs of 5 ms" in t for t in texts_of(filled(timeline.draw, events)))
 
 
+def test_a_run_with_one_event_per_rank_draws_every_rank():
+    """Each rank's barrier begins when that rank comes: the last to come must not be the only one drawn."""
+    events = [Event(r, 0, "barrier", 1000 * r, 5000) for r in range(4)]
+    assert timeline.last_events(events) == events
+    bars = [c for c in filled(timeline.draw, events).axes[0].collections if len(c.get_paths())]
+    assert len(bars) == 4
+
+
+def test_a_rank_that_ended_early_keeps_its_lane():
+    long = [Event(0, i, "send", 1000 * i, 1000 * i + 900, 1, 8) for i in range(500)]
+    figure = filled(timeline.draw, [*long, Event(1, 0, "recv", 0, 900, 0, 8)])
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["rank 0", "rank 1"]
+
+
+def test_injected_delays_have_a_color_of_their_own():
+    ops = ("delay", "send", "recv", "compute", "barrier", "my own span", "another")
+    colors = timeline.colors_of([Event(0, i, op, i, i + 1) for i, op in enumerate(ops)])
+    assert len(set(colors.values())) == len(ops) and colors["delay"] == style.VERMILION
+
+
 def test_time_is_counted_once_where_events_overlap():
     events = [Event(0, 0, "send", 0, 10), Event(0, 1, "send", 5, 12), Event(0, 2, "send", 20, 25)]
     assert timeline.busy_ns(events) == 17

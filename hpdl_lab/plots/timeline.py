@@ -1,6 +1,6 @@
 """Who did what, when: one lane per rank, one bar per event."""
 
-from .style import BLUE, GREEN, INK, ORANGE, PURPLE, SERIES, SKY, YELLOW, heading, note, seconds_text
+from .style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, heading, note, seconds_text
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
 ROWS = {"send": 1, "recv": 2}
@@ -13,7 +13,9 @@ COLORS = {
     "add gradients": ORANGE,
     "all_reduce": PURPLE,
     "barrier": "#BBBBBB",
+    "delay": VERMILION,
 }
+SPARE = (INK, "#8C6D31", "#7A5195")  # of operations that somebody else has named
 ROW = 0.25  # height, where a lane has 1
 TOPS = (-0.405, -0.135, 0.135)
 MOST_LABELLED = 16  # ranks: with more, a row is too thin for text
@@ -25,7 +27,7 @@ def draw(figure, events, title="", foot=""):
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
     shown = last_events(events)
-    ranks = sorted({e.rank for e in shown})
+    ranks = sorted({e.rank for e in events})  # a rank that ended early keeps its lane
     colors = colors_of(shown)
     axis = TimeAxis(shown)
     foot = f"The times above are means per rank.  {foot}"
@@ -75,7 +77,8 @@ def last_events(events):
     by_rank = {}
     for e in sorted(events, key=lambda e: e.t0_ns):
         by_rank.setdefault(e.rank, []).append(e)
-    start = max((row[-MOST_EVENTS:][0].t0_ns for row in by_rank.values()), default=0)
+    long = [row for row in by_rank.values() if len(row) > MOST_EVENTS]  # the others are drawn from their beginning
+    start = max((row[-MOST_EVENTS].t0_ns for row in long), default=0)
     return sorted((e for e in events if e.t0_ns >= start), key=lambda e: e.t0_ns)
 
 
@@ -84,7 +87,7 @@ def colors_of(events):
     known = list(COLORS)
     place = {op: known.index(op) if op in COLORS else len(known) for op in {e.op for e in events}}
     ops = sorted(place, key=lambda op: (ROWS.get(op, 0), place[op], op))
-    spare = iter([c for c in SERIES if c not in COLORS.values()] * (len(ops) + 1))
+    spare = iter(SPARE * len(ops))
     return {op: COLORS.get(op) or next(spare) for op in ops}
 
 
