@@ -220,9 +220,9 @@ def test_a_rank_that_ended_early_keeps_its_lane():
 
 
 def test_injected_delays_have_a_color_of_their_own():
-    ops = ("delay", "send", "recv", "compute", "barrier", "my own span", "another")
+    ops = ("injected delay", "send", "recv", "compute", "barrier", "my own span", "another")
     colors = timeline.colors_of([Event(0, i, op, i, i + 1) for i, op in enumerate(ops)])
-    assert len(set(colors.values())) == len(ops) and colors["delay"] == style.VERMILION
+    assert len(set(colors.values())) == len(ops) and colors["injected delay"] == style.VERMILION
 
 
 def test_time_is_counted_once_where_events_overlap():

@@ -13,7 +13,7 @@ COLORS = {
     "add gradients": ORANGE,
     "all_reduce": PURPLE,
     "barrier": "#BBBBBB",
-    "delay": VERMILION,
+    "injected delay": VERMILION,
 }
 SPARE = (INK, "#8C6D31", "#7A5195")  # of operations that somebody else has named
 ROW = 0.25  # height, where a lane has 1
