@@ -1,7 +1,6 @@
 """The discrete-event scheduler under simulated ranks: whose turn it is, and how two ends of a message meet."""
 
 import heapq
-import itertools
 import math
 import signal
 import sys
@@ -18,14 +17,20 @@ from .errors import CommTimeout, Deadlock, Wait, likely_reason, name_ranks
 
 
 class Scheduler:
-    """Runs ranks in the order of virtual time."""
+    """Runs ranks in the order of virtual time, and books messages in the order in which they become ready.
+
+    No message is booked while a rank can still run at the same virtual time, so that the order of booking is that of
+    comm/network: by time, by the rank of the later end, by that rank's own order. Nothing depends on which of two ranks
+    runs first.
+    """
 
     def __init__(self, size, network, trace=True):
         self.network = network
-        self.ports = network.ports(size)
+        self.timetable = network.timetable(size)
         self.ranks = [SimRank(self, i, trace) for i in range(size)]
-        self.ready = []  # heap of (virtual s, tie-breaker, rank)
-        self.order = itertools.count()
+        self.now = 0.0  # virtual s
+        self.ready = []  # heap of (virtual s, rank number)
+        self.bookings = []  # (rank, step) of the later end, then channel, send, receive: what is ready now
         self.channels = {}  # (communicator, source, dest) -> Channel
         self.meetings = {}  # (communicator, n) -> Meeting, until its last rank has arrived
         self.stopping = False
@@ -42,7 +47,7 @@ class Scheduler:
         return channel
 
     def resume_at(self, seconds, rank):
-        heapq.heappush(self.ready, (seconds, next(self.order), rank))
+        heapq.heappush(self.ready, (seconds, rank.index))
 
     def run(self, body, deadline):
         """Run `body(rank)` on every rank; returns the values in rank order."""
@@ -52,10 +57,7 @@ class Scheduler:
             self.resume_at(0.0, rank)
         try:
             with real_time_limit(deadline, self):
-                while self.ready:
-                    seconds, _, rank = heapq.heappop(self.ready)
-                    rank.clock = seconds
-                    rank.resume()
+                self._run_in_order()
         finally:
             self._stop_unfinished()
         self._raise_first_error()
@@ -64,6 +66,26 @@ class Scheduler:
             stuck = name_ranks(w.rank for w in waits if w.state == "waiting")
             raise Deadlock(f"deadlock: {stuck} can never go on: {likely_reason(waits)}", waits)
         return [rank.value for rank in self.ranks]
+
+    def _run_in_order(self):
+        """Let ranks run until none is ready and nothing is to be booked."""
+        ready, ranks = self.ready, self.ranks
+        while ready or self.bookings:
+            if self.bookings and not (ready and ready[0][0] <= self.now):
+                self._book()
+            else:
+                self.now, index = heapq.heappop(ready)
+                rank = ranks[index]
+                rank.clock = self.now
+                rank.resume()
+
+    def _book(self):
+        """Book every message that has become ready at this virtual time."""
+        bookings, self.bookings = self.bookings, []
+        bookings.sort()
+        for _, _, channel, send, receive in bookings:
+            end = self.timetable.book(channel.route, send.buffer.nbytes, self.now)
+            channel.transferred(send, receive, end)
 
     def waits(self):
         """What every rank is doing, in rank order."""
@@ -102,6 +124,7 @@ class SimRank:
         self.since = 0.0
         self.value = self.error = None
         self.error_line = ""
+        self.grad_mode = None  # of torch, where this rank has run since its import
 
     def clock_ns(self):
         return round(self.clock * 1e9)
@@ -126,12 +149,14 @@ class SimRank:
             self.coroutine.switch()
             return
         outside = torch.is_grad_enabled()
-        torch.set_grad_enabled(getattr(self, "grad_mode", outside))
+        if self.grad_mode not in (None, outside):
+            torch.set_grad_enabled(self.grad_mode)
         try:
             self.coroutine.switch()
         finally:
             self.grad_mode = torch.is_grad_enabled()
-            torch.set_grad_enabled(outside)
+            if self.grad_mode != outside:
+                torch.set_grad_enabled(outside)
 
     def stop(self):
         for _ in range(3):  # code that catches everything may go on to wait again; it is then abandoned
@@ -152,12 +177,12 @@ class SimRank:
         """Let virtual time pass; other ranks whose time comes first go on meanwhile."""
         if self.scheduler.stopping:
             raise GreenletExit
-        ready = self.scheduler.ready
-        if ready and ready[0][0] <= seconds:
-            self.scheduler.resume_at(seconds, self)
+        scheduler = self.scheduler
+        if scheduler.bookings or (scheduler.ready and scheduler.ready[0][0] <= seconds):
+            scheduler.resume_at(seconds, self)
             self.coroutine.parent.switch()
         else:
-            self.clock = seconds
+            self.clock = scheduler.now = seconds
 
     def meet(self, op, key, members, line, answer):
         """Wait for `members` to meet in the operation `key`; returns {index: answer}."""
@@ -190,34 +215,64 @@ class Channel:
 
     def __init__(self, scheduler, source, dest):
         self.scheduler, self.source, self.dest = scheduler, source, dest
+        self.route = scheduler.timetable.route(source, dest)
         self.sends, self.receives = deque(), deque()
 
-    def post(self, work, now):
-        """Add one end of a message at virtual time `now` (s) and match it where the other end is there."""
-        mine, others = (self.sends, self.receives) if work.op == "send" else (self.receives, self.sends)
-        if not others:
-            mine.append(work)
-            return
-        other = others.popleft()
-        self._match(*((work, other) if work.op == "send" else (other, work)), now)
-
-    def _match(self, send, receive, now):
-        ends = [work for work in (send, receive) if work.end is None]
-        if (send.buffer.count, send.buffer.dtype) != (receive.buffer.count, receive.buffer.dtype):
-            end = now
-            error = (
-                f"rank {self.dest} expects {receive.buffer.count:,} {receive.buffer.dtype} from rank {self.source} "
-                f"({receive.line}), which sends {send.buffer.count:,} {send.buffer.dtype} ({send.line})"
-            )
-            for work in ends:
-                work.error = ValueError(error)
+    def post_send(self, send):
+        """Add the sender's end of a message and match it where a receive is there. An eager one leaves at once."""
+        if send.end is not None:
+            self.scheduler.bookings.append((self.source, send.step, self, send, None))
+        if self.receives:
+            self._match(send, self.receives.popleft())
         else:
-            end = self.scheduler.ports.transfer(self.source, self.dest, send.buffer.nbytes, now)
-            receive.payload = copy_of(send.x) if send.payload is None else send.payload
-        for work in ends:
-            work.end = end
-            if work.waiter is not None:
-                self.scheduler.resume_at(end, work.waiter)
+            self.sends.append(send)
+
+    def post_receive(self, receive):
+        """Add the receiver's end of a message and match it where a send is there."""
+        if self.sends:
+            self._match(self.sends.popleft(), receive)
+        else:
+            self.receives.append(receive)
+
+    def _match(self, send, receive):
+        ours, theirs = send.buffer, receive.buffer
+        if ours.count != theirs.count or ours.dtype != theirs.dtype:
+            self._refuse(send, receive)
+        elif send.end is None:
+            receive.payload = copy_of(send.x)
+            # A step is a rank's own count, so the two ends of one message are told apart by time and rank.
+            later = max(send, receive, key=lambda work: (work.posted, work.comm.state.index))
+            self.scheduler.bookings.append((later.comm.state.index, later.step, self, send, receive))
+        else:  # eager
+            receive.payload = send.payload
+            send.partner = receive
+            if send.arrival is not None:
+                self._finish(receive, max(send.arrival, self.scheduler.now))
+
+    def transferred(self, send, receive, end):
+        """A message has been booked and arrives at `end` (s)."""
+        if send.end is None:
+            self._finish(send, end)
+            self._finish(receive, end)
+            return
+        send.arrival = end  # of an eager message, whose receive may come later or not at all
+        if send.partner is not None:
+            self._finish(send.partner, end)
+
+    def _finish(self, work, end):
+        work.end = end
+        if work.waiter is not None:
+            self.scheduler.resume_at(end, work.waiter)
+
+    def _refuse(self, send, receive):
+        error = (
+            f"rank {self.dest} expects {receive.buffer.count:,} {receive.buffer.dtype} from rank {self.source} "
+            f"({receive.line}), which sends {send.buffer.count:,} {send.buffer.dtype} ({send.line})"
+        )
+        for work in (send, receive):
+            if work.end is None:
+                work.error = ValueError(error)
+                self._finish(work, self.scheduler.now)
 
 
 class Meeting:

@@ -1,7 +1,7 @@
 """Simulated ranks: coroutines in this process with a virtual clock, on any network, in any number.
 
 `run(8, f, x)` calls `f(comm, x)` on eight ranks. The scheduler always resumes the rank whose virtual time is least,
-so a run is deterministic and messages meet in the order of time. Arithmetic is free unless a rank says
+so a run is deterministic and messages are booked in the order of time. Arithmetic is free unless a rank says
 `comm.compute(...)`. When no rank can go on, that is a deadlock, proved and not timed out.
 """
 
@@ -54,6 +54,7 @@ class SimComm(Comm):
         self.scheduler, self.state, self.members = scheduler, state, members
         self.key = key  # tells communicators apart: the path of splits that led here
         self.meetings = 0
+        self._channels_to, self._channels_from = {}, {}  # peer -> Channel
 
     def isend(self, x, to):
         self.check_peer(to, "sends to")
@@ -62,6 +63,22 @@ class SimComm(Comm):
     def irecv(self, x, source):
         self.check_peer(source, "receives from")
         return SimWork(self, "recv", x, source)
+
+    def channel_to(self, peer):
+        """The messages from this rank to rank `peer` of this communicator."""
+        channel = self._channels_to.get(peer)
+        if channel is None:
+            channel = self.scheduler.channel(self.key, self.state.index, self.members[peer])
+            self._channels_to[peer] = channel
+        return channel
+
+    def channel_from(self, peer):
+        """The messages from rank `peer` of this communicator to this rank."""
+        channel = self._channels_from.get(peer)
+        if channel is None:
+            channel = self.scheduler.channel(self.key, self.members[peer], self.state.index)
+            self._channels_from[peer] = channel
+        return channel
 
     def barrier(self):
         self._meet("barrier")
@@ -94,11 +111,14 @@ class SimComm(Comm):
 
 
 class SimWork(Work):
-    """One end of a message. `end` is when, in virtual s, it will have been transferred; None until both ends are
-    posted.
+    """One end of a message.
+
+    end: when this end may go on, in virtual s; None until the message is booked. An eager send may go on at once.
+    arrival: when the bytes of an eager send are at its receiver; partner: the receive that it was matched with.
     """
 
     __slots__ = (
+        "arrival",
         "buffer",
         "comm",
         "done",
@@ -106,8 +126,10 @@ class SimWork(Work):
         "error",
         "line",
         "op",
+        "partner",
         "payload",
         "peer",
+        "posted",
         "step",
         "t0_ns",
         "waiter",
@@ -118,15 +140,17 @@ class SimWork(Work):
         self.buffer = buffer_of(x, op)
         self.comm, self.op, self.x, self.peer = comm, op, x, peer
         state = comm.state
+        self.posted = state.clock
         self.step, self.t0_ns, self.line = state.trace.step(), state.clock_ns(), caller_line()
         self.done = False
-        self.end = self.error = self.payload = self.waiter = None
-        me, other = comm.members[comm.rank], comm.members[peer]
-        source, dest = (me, other) if op == "send" else (other, me)
-        if op == "send" and self.buffer.nbytes <= comm.scheduler.network.eager_nbytes:
+        self.end = self.arrival = self.partner = self.error = self.payload = self.waiter = None
+        if op == "recv":
+            comm.channel_from(peer).post_receive(self)
+            return
+        if self.buffer.nbytes <= comm.scheduler.network.eager_nbytes:
             self.payload = copy_of(x)
             self.end = state.clock
-        comm.scheduler.channel(comm.key, source, dest).post(self, state.clock)
+        comm.channel_to(peer).post_send(self)
 
     def wait(self):
         if self.done:
@@ -141,7 +165,7 @@ class SimWork(Work):
             raise self.error
         if self.op == "recv":
             copy_into(self.x, self.payload)
-        self.payload = None
+            self.payload = None
         peer = self.comm.members[self.peer]
         state.trace.add(self.step, self.op, self.t0_ns, state.clock_ns(), peer, self.buffer.nbytes, self.line)
 

@@ -1,0 +1,50 @@
+"""A network in words: what joins what, how fast, and which links are shared."""
+
+import numpy as np
+
+
+def describe(network, size):
+    """The network among `size` ranks as lines of text: its record, its links by kind, what a far message costs."""
+    kinds = {}
+    for link in network.links(size):
+        ends = sorted((link.source, link.dest), key=lambda name: name.startswith("rank"), reverse=True)
+        kind = tuple(name.split()[0] for name in ends)
+        kinds.setdefault((kind, link.beta), []).append(link)
+    lines = [f"{network}", f"{size} ranks, {network.link_count(size)} links (both directions of a cable count):"]
+    shared = shared_links(network, size)
+    numbers = {link: i for i, link in enumerate(network.links(size))}
+    for ((low, high), beta), links in kinds.items():
+        most = max(shared[numbers[link]] for link in links)
+        note = f", shared by up to {most} ranks" if most > 1 else ""
+        lines.append(f"  {low} - {high}: {len(links)} links of {1e-9 / beta if beta else float('inf'):,.4g} GB/s{note}")
+    if size > 1:
+        far = network.routes(0, size - 1, size)
+        lines.append(f"  rank 0 to rank {size - 1}: {float(far.alpha) * 1e6:.3g} us + n / {bandwidth(far.beta)}")
+    return "\n".join(lines)
+
+
+def bandwidth(beta):
+    """Seconds per byte as people say it: "12.5 GB/s"."""
+    return f"{1e-9 / float(beta):.4g} GB/s" if beta else "no limit"
+
+
+def shared_links(network, size):
+    """(links,) numbers: of how many different senders, or for ways down of how many receivers, each link carries messages.
+
+    1 is a link of one rank alone, such as a port; 0 a link that nothing uses.
+    """
+    count = network.link_count(size)
+    senders = [np.zeros(0, np.int64)]
+    receivers = [np.zeros(0, np.int64)]
+    ranks = np.arange(size)
+    for source in range(size):
+        dest = ranks[ranks != source]
+        if not len(dest):
+            break
+        for link in network.routes(np.full(len(dest), source), dest, size).links:
+            used = link >= 0
+            senders.append(np.unique(link[used]) * size + source)
+            receivers.append(link[used] * size + dest[used])
+    by_sender = np.bincount(np.unique(np.concatenate(senders)) // size, minlength=count)
+    by_receiver = np.bincount(np.unique(np.concatenate(receivers)) // size, minlength=count)
+    return np.minimum(by_sender, by_receiver)

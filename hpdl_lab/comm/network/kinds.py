@@ -1,0 +1,258 @@
+"""The kinds of networks. Each is a frozen record: print it, compare it, keep it beside a result."""
+
+from dataclasses import dataclass
+from operator import index
+
+import numpy as np
+
+from .links import Link, Route, Timetable
+from .presets import PRESETS, Interconnect, interconnect
+
+
+class Network:
+    """What every kind has.
+
+    alpha:         latency, s per message; also of one step of a barrier.
+    beta:          inverse bandwidth, s per byte.
+    flops_per_s:   speed of `comm.compute(flops=...)`.
+    eager_nbytes:  a send up to this size ends before its receive is posted, as MPI's eager protocol does: its bytes travel
+                   at once and wait at the receiver. 0 (the default) makes every send wait for its receive: a program
+                   that is right under it never relies on buffering (MPI standard 3.5, "safe" programs).
+    """
+
+    @classmethod
+    def of(cls, name, **more):
+        """This kind with the published latency and bandwidth of the interconnect `name`, a key of PRESETS."""
+        published = interconnect(name)
+        return cls(alpha=published.alpha, beta=published.beta, **more)
+
+    def timetable(self, size):
+        """The state of this network for one run of `size` ranks."""
+        return Timetable(self, size)
+
+    def link_count(self, size):
+        """Links among `size` ranks, numbered from 0."""
+        raise NotImplementedError
+
+    def links(self, size):
+        """Every Link among `size` ranks, in the order of their numbers."""
+        raise NotImplementedError
+
+    def routes(self, source, dest, size):
+        """The Route from rank `source` to rank `dest`, both numbers or both arrays of ranks, among `size` ranks."""
+        raise NotImplementedError
+
+    def require_costs(self):
+        """Raise ValueError for a negative cost."""
+        for name in ("alpha", "beta", "eager_nbytes"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} of a {type(self).__name__} is at least 0, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class Switch(Network):
+    """Every rank has one full-duplex port to a switch that never blocks.
+
+    A message of n bytes takes alpha + n * beta seconds, in which it holds its sender's way out and its receiver's way
+    in. Default: 2 us, and the 12.5 GB/s of a 100 Gbit/s port.
+    """
+
+    alpha: float = 2e-6
+    beta: float = 1 / 12.5e9
+    flops_per_s: float = 1e12
+    eager_nbytes: int = 0
+
+    def __post_init__(self):
+        self.require_costs()
+
+    def link_count(self, size):
+        return 2 * size
+
+    def links(self, size):
+        out = [Link(f"rank {r}", "switch", self.beta) for r in range(size)]
+        return out + [Link("switch", f"rank {r}", self.beta) for r in range(size)]
+
+    def routes(self, source, dest, size):
+        return Route(self.alpha + 0 * source, self.beta + 0 * source, (source, size + dest))
+
+
+@dataclass(frozen=True)
+class Ring(Network):
+    """Every rank is wired to its two neighbors, by a cable that carries both directions at once.
+
+    A message takes the shorter way, or the way up where both are equal, and the ranks between pass it on without
+    storing it: over h cables it takes h * alpha + n * beta. Messages of neighbors meet nobody; all others share cables.
+    """
+
+    alpha: float = 2e-6
+    beta: float = 1 / 12.5e9
+    flops_per_s: float = 1e12
+    eager_nbytes: int = 0
+
+    def __post_init__(self):
+        self.require_costs()
+
+    def link_count(self, size):
+        return 2 * size
+
+    def links(self, size):
+        up = [Link(f"rank {r}", f"rank {(r + 1) % size}", self.beta) for r in range(size)]
+        return up + [Link(f"rank {r}", f"rank {(r - 1) % size}", self.beta) for r in range(size)]
+
+    def routes(self, source, dest, size):
+        up, down = (dest - source) % size, (source - dest) % size
+        hops = np.minimum(up, down)
+        step = np.where(up <= down, 1, -1)
+        first = np.where(up <= down, 0, size)  # the number of rank 0's cable in that direction
+        between = [
+            np.where(h < hops - 1, first + (source + h * step) % size, -1) for h in range(1, int(np.max(hops)) - 1)
+        ]
+        last = np.where(hops > 1, first + (dest - step) % size, -1)
+        return Route(self.alpha * hops, self.beta + 0 * hops, (first + source, *between, last))
+
+
+@dataclass(frozen=True)
+class FatTree(Network):
+    """Two levels of switches: hosts on leaf switches, every leaf joined by a cable to each spine switch.
+
+        spine 0   spine 1          hosts_per_leaf = 4, oversubscription = 2: four hosts share two cables upwards
+          |  \\    /  |
+         leaf 0   leaf 1           a message to rank d goes by spine d mod 2
+        / | | \\  / | | \\
+        0 1 2 3  4 5 6 7
+
+    All cables have the same speed. Which spine a message takes depends on its receiver alone, as with the static routes of
+    InfiniBand: two messages of one leaf to receivers with the same spine share a cable, one after the other.
+
+    oversubscription: hosts per leaf over cables from a leaf to the spines; 1 has a cable for every host.
+    hop: s more for each further switch: a message to another leaf crosses three instead of one. Default: 110 ns, of an
+         Omni-Path edge switch (Dell, "Dell HPC Omni-Path Fabric", 2016).
+    Ref: Leiserson 1985, "Fat-Trees"; Zahavi 2010, "D-Mod-K Routing"; Hoefler et al. 2008, "Multistage Switches are not
+    Crossbars".
+    """
+
+    hosts_per_leaf: int = 16
+    oversubscription: int = 1
+    alpha: float = 2e-6
+    beta: float = 1 / 12.5e9
+    hop: float = 110e-9
+    flops_per_s: float = 1e12
+    eager_nbytes: int = 0
+
+    def __post_init__(self):
+        self.require_costs()
+        hosts, over = whole(self.hosts_per_leaf, "hosts_per_leaf"), whole(self.oversubscription, "oversubscription")
+        if hosts % over:
+            raise ValueError(
+                f"{hosts} hosts cannot share {hosts}/{over} cables: oversubscription divides hosts_per_leaf"
+            )
+
+    @property
+    def spines(self):
+        return self.hosts_per_leaf // self.oversubscription
+
+    def leaves(self, size):
+        return -(-size // self.hosts_per_leaf)
+
+    def link_count(self, size):
+        return 2 * size + 2 * self.leaves(size) * self.spines
+
+    def links(self, size):
+        hosts = [(f"rank {r}", f"leaf {r // self.hosts_per_leaf}") for r in range(size)]
+        cables = [(f"leaf {leaf}", f"spine {s}") for leaf in range(self.leaves(size)) for s in range(self.spines)]
+        out = []
+        for wires in (hosts, cables):
+            out += [Link(low, high, self.beta) for low, high in wires]
+            out += [Link(high, low, self.beta) for low, high in wires]
+        return out
+
+    def routes(self, source, dest, size):
+        leaf, their_leaf = source // self.hosts_per_leaf, dest // self.hosts_per_leaf
+        far, spine = leaf != their_leaf, dest % self.spines
+        cables = self.leaves(size) * self.spines
+        up = far * (2 * size + leaf * self.spines + spine + 1) - 1
+        down = far * (2 * size + cables + their_leaf * self.spines + spine + 1) - 1
+        alpha = self.alpha + 2 * far * self.hop
+        return Route(alpha, self.beta + 0 * source, (source, up, down, size + dest))
+
+
+@dataclass(frozen=True)
+class Islands(Network):
+    """Islands of `size` ranks with a fast switch inside (a node of GPUs), joined by network adapters to one switch.
+
+    Every rank has a port to its island's switch and another one to an adapter. With fewer adapters than ranks, the
+    messages that leave an island share them: rank i of an island uses adapter i * nics // size.
+
+    inside, between: Interconnect records or keys of PRESETS. alpha and beta of the whole are those of `between`.
+    nics: network adapters per island.
+    """
+
+    size: int = 8
+    inside: Interconnect = PRESETS["nvlink_4"]
+    between: Interconnect = PRESETS["infiniband_ndr"]
+    nics: int = 1
+    flops_per_s: float = 1e12
+    eager_nbytes: int = 0
+
+    def __post_init__(self):
+        for name in ("inside", "between"):
+            object.__setattr__(self, name, interconnect(getattr(self, name)))
+        self.require_costs()
+        size, nics = whole(self.size, "size"), whole(self.nics, "nics")
+        if size % nics:
+            raise ValueError(f"{size} ranks cannot share {nics} adapters evenly: nics divides size")
+
+    @property
+    def alpha(self):
+        return self.between.alpha
+
+    @property
+    def beta(self):
+        return self.between.beta
+
+    def adapters(self, size):
+        return -(-size // self.size) * self.nics
+
+    def adapter(self, rank):
+        """The adapter of `rank`, numbered over all islands."""
+        return rank // self.size * self.nics + rank % self.size * self.nics // self.size
+
+    def link_count(self, size):
+        return 4 * size + 2 * self.adapters(size)
+
+    def links(self, size):
+        fast = [(f"rank {r}", f"island {r // self.size}", self.inside.beta) for r in range(size)]
+        slow = [(f"rank {r}", f"adapter {self.adapter(r)}", self.between.beta) for r in range(size)]
+        shared = [(f"adapter {a}", "switch", self.between.beta) for a in range(self.adapters(size))]
+        out = []
+        for wires in (fast, slow, shared):
+            out += [Link(low, high, beta) for low, high, beta in wires]
+            out += [Link(high, low, beta) for low, high, beta in wires]
+        return out
+
+    def routes(self, source, dest, size):
+        far = source // self.size != dest // self.size
+        adapters = self.adapters(size)
+        near, far = 1 - 1 * far, 1 * far
+        alpha = near * self.inside.alpha + far * self.between.alpha
+        beta = near * self.inside.beta + far * self.between.beta
+        first = source + far * 2 * size
+        up = far * (4 * size + self.adapter(source) + 1) - 1
+        down = far * (4 * size + adapters + self.adapter(dest) + 1) - 1
+        return Route(alpha, beta, (first, up, down, size + dest + far * 2 * size))
+
+    @classmethod
+    def of(cls, name, **more):
+        """Islands joined by the interconnect `name`, a key of PRESETS."""
+        return cls(between=name, **more)
+
+
+def whole(value, name):
+    """`value` as a whole number of at least 1; ValueError otherwise."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name} is a whole number of at least 1, got {value!r}")
+    return number

@@ -1,0 +1,53 @@
+"""Links, routes over them, and the timetable in which messages book them."""
+
+from typing import NamedTuple
+
+
+class Link(NamedTuple):
+    """One direction of a cable or a bus. `source` and `dest` are "rank 3", "switch", "leaf 0", ...; beta: s per byte."""
+
+    source: str
+    dest: str
+    beta: float
+
+
+class Route(NamedTuple):
+    """What a message meets on its way: alpha (s), beta (s per byte), and the numbers of the links that it crosses.
+
+    `links` holds the sender's port first and the receiver's port last. A place without a link has -1. All values may be
+    numbers, for one message, or arrays of one shape, for many.
+    """
+
+    alpha: float
+    beta: float
+    links: tuple
+
+
+class Timetable:
+    """When each link becomes free, in s, for one run of `size` ranks on `network`."""
+
+    def __init__(self, network, size):
+        self.network, self.size = network, size
+        self.free = [0.0] * network.link_count(size)
+
+    def route(self, source, dest):
+        """The route of every message from `source` to `dest`, without places that have no link."""
+        alpha, beta, links = self.network.routes(source, dest, self.size)
+        return Route(float(alpha), float(beta), tuple(int(link) for link in links if link >= 0))
+
+    def book(self, route, nbytes, ready):
+        """Book a message that is ready at `ready` (s); returns when it has arrived.
+
+        The evaluator (collectives/evaluate.py) makes the same additions in the same order, so that both agree bitwise.
+        """
+        free, links = self.free, route.links
+        start = ready
+        for link in links:
+            if free[link] > start:
+                start = free[link]
+        seconds = nbytes * route.beta
+        end = start + route.alpha + seconds
+        for link in links[1:-1]:
+            free[link] = start + seconds
+        free[links[0]] = free[links[-1]] = end
+        return end
