@@ -3,14 +3,21 @@
 Rank r talks only to its neighbours: it sends to r+1 and receives from r-1 (mod p). Cut the vector into p chunks.
 """
 
+import numpy as np
+
 from ..comm.buffers import copy_of, new_like
 from .chunks import bounds, chunk
+from .steps import Round, edges
+from .widen import adds_in_float32
 
 
+@adds_in_float32
 def all_reduce_naive(comm, x):
     """Add every rank's `x`, by passing whole vectors around the ring.
 
         0 --x0--> 1 --x1--> 2 --x2--> 0      step i: pass on what arrived in step i-1, add it to the total
+
+    Every rank adds in another order, so that sums of floats may differ in their last bits from rank to rank.
 
     Args:    x: (N,) float tensor, different per rank, overwritten with the sum.
     Returns: x.
@@ -25,6 +32,7 @@ def all_reduce_naive(comm, x):
     return x
 
 
+@adds_in_float32
 def reduce_scatter(comm, x):
     """Leave on rank r the sum over ranks of chunk r of `x`, by passing partial sums around the ring.
 
@@ -65,6 +73,7 @@ def all_gather(comm, x):
     return x
 
 
+@adds_in_float32
 def all_reduce(comm, x):
     """Add every rank's `x`, leaving the sum on every rank: reduce_scatter, then all_gather.
 
@@ -77,3 +86,36 @@ def all_reduce(comm, x):
     """
     reduce_scatter(comm, x)
     return all_gather(comm, x)
+
+
+def all_reduce_naive_steps(p, n):
+    """The schedule of all_reduce_naive for n elements on p ranks: an iterator of steps.Round."""
+    r = np.arange(p)
+    whole = np.zeros(p, np.int64), np.full(p, n)
+    for i in range(p - 1):
+        yield Round(r, (r + 1) % p, *whole, add=True, relay=i > 0)
+
+
+def reduce_scatter_steps(p, n):
+    """The schedule of reduce_scatter: rank r sends chunk r-i-1 in step i."""
+    yield from around(p, n, [-i - 1 for i in range(p - 1)], add=True)
+
+
+def all_gather_steps(p, n):
+    """The schedule of all_gather: rank r sends chunk r-i in step i."""
+    yield from around(p, n, [-i for i in range(p - 1)], add=False)
+
+
+def all_reduce_steps(p, n):
+    """The schedule of all_reduce."""
+    yield from reduce_scatter_steps(p, n)
+    yield from all_gather_steps(p, n)
+
+
+def around(p, n, shifts, add):
+    """One Round for each shift s, in which rank r sends chunk r+s (mod p) to rank r+1. No copy: views of two laps."""
+    r, cut = np.arange(p), edges(n, p)
+    right = (r + 1) % p
+    first, last = np.tile(cut[:-1], 2), np.tile(cut[1:], 2)
+    for s in shifts:
+        yield Round(r, right, first[s % p : s % p + p], last[s % p : s % p + p], add)

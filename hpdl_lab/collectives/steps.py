@@ -1,0 +1,124 @@
+"""A collective as data: who sends which elements to whom, round by round. It is drawn, counted, timed and executed.
+
+A schedule is an iterator of Rounds, made as it is asked for, so that one of 16,384 ranks fits into memory.
+
+    p = 3, ring        Round 0                     Round 1
+    rank 0 -> 1        chunk 2, which 1 adds       chunk 1, which 1 adds
+    rank 1 -> 2        chunk 0, which 2 adds       chunk 2, which 2 adds        ... two more, which are stored
+    rank 2 -> 0        chunk 1, which 0 adds       chunk 0, which 0 adds
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..comm.buffers import new_like
+from .widen import adds_in_float32
+
+
+class Round(NamedTuple):
+    """Messages that may be under way at the same time: row t is one of them. int64 arrays, (T,) each.
+
+    Rank source[t] sends elements first[t]:last[t] of its x to rank dest[t], which adds them to the same elements of its
+    own x, or stores them there. What is sent is the value before the round. Every rank posts its receives, then its
+    sends, each in the order of the rows, waits for all of them, and goes on with its own next round: ranks without a
+    message in a round do not wait in it.
+
+    add:   whether what arrives is added or stored. Rows are added in their order.
+    into:  (T,) first element of x where the receiver puts what arrives, where that is not `first`; None: it is.
+    relay: send on what this rank received in its last round, not what its x holds now.
+    """
+
+    source: np.ndarray
+    dest: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    add: bool
+    into: np.ndarray | None = None
+    relay: bool = False
+
+
+def edges(n, p):
+    """(p + 1,) int64: chunk i of n elements in p chunks is edges[i]:edges[i + 1]. The same cut as chunks.bounds."""
+    i = np.arange(p + 1, dtype=np.int64)
+    small, extra = divmod(n, p)
+    return i * small + np.minimum(i, extra)
+
+
+def execute(comm, x, rounds):
+    """Do on this rank what the schedule says. Every rank calls it with the same schedule.
+
+    Args:    x: (N,) contiguous tensor or array, different per rank, overwritten; 16-bit floats are added in float32 and
+             rounded once, and travel as float32 in schedules that add.
+             rounds: iterable of Round, which is used up.
+    Returns: x.
+    Raises:  what comm raises: CommTimeout, Deadlock, ValueError.
+    Steps, Bytes per rank: those of the schedule.
+    """
+    rounds = iter(rounds)
+    begin = next(rounds, None)
+    if begin is None:
+        return x
+    follow = adds_in_float32(follow_rounds) if begin.add else follow_rounds
+    return follow(comm, x, begin, rounds)
+
+
+def follow_rounds(comm, x, begin, rounds):
+    """`execute`, from the round `begin` on."""
+    arrived = {}  # first element: what this rank received in its last round
+    follow_round(comm, x, begin, arrived)
+    for round_ in rounds:
+        follow_round(comm, x, round_, arrived)
+    return x
+
+
+def follow_round(comm, x, round_, arrived):
+    """One round. `arrived` is what the last one brought, and becomes what this one brings."""
+    receives, sends = np.flatnonzero(round_.dest == comm.rank), np.flatnonzero(round_.source == comm.rank)
+    works, buffers = [], []
+    for t in receives:
+        first, last = int(round_.first[t]), int(round_.last[t])
+        buffers.append(new_like(x, last - first))  # of its own: x may be on its way out
+        works.append(comm.irecv(buffers[-1], int(round_.source[t])))
+    for t in sends:
+        first, last = int(round_.first[t]), int(round_.last[t])
+        works.append(comm.isend(arrived[first] if round_.relay else x[first:last], int(round_.dest[t])))
+    for work in works:
+        work.wait()
+    if len(receives):
+        arrived.clear()
+    for t, buffer in zip(receives, buffers, strict=True):
+        first = int(round_.first[t] if round_.into is None else round_.into[t])
+        arrived[int(round_.first[t])] = buffer
+        if round_.add:
+            x[first : first + len(buffer)] += buffer
+        else:
+            x[first : first + len(buffer)] = buffer
+
+
+def calls(rounds, p, itemsize):
+    """What every rank posts, in its order: p lists of ("send" or "recv", peer, bytes). `posted` says what it did."""
+    lists = [[] for _ in range(p)]
+    for round_ in rounds:
+        nbytes = (round_.last - round_.first) * itemsize
+        for op, mine, peers in (("recv", round_.dest, round_.source), ("send", round_.source, round_.dest)):
+            for rank, peer, size in zip(mine.tolist(), peers.tolist(), nbytes.tolist(), strict=True):
+                lists[rank].append((op, peer, size))
+    return lists
+
+
+def posted(events, p):
+    """What every rank posted, from its events: the same lists as `calls`."""
+    lists = [[] for _ in range(p)]
+    for e in sorted(events, key=lambda e: (e.rank, e.step)):
+        if e.op in ("send", "recv"):
+            lists[e.rank].append((e.op, e.peer, e.nbytes))
+    return lists
+
+
+def bytes_of(rounds, p, itemsize):
+    """(p,) int64: bytes that each rank sends."""
+    total = np.zeros(p, np.int64)
+    for round_ in rounds:
+        np.add.at(total, round_.source, (round_.last - round_.first) * itemsize)
+    return total
