@@ -17,7 +17,8 @@ Call Call::of(const char* name, std::size_t count, DType dtype, int root) {
 std::string Call::text() const {
     std::string text = name;
     if (count > 0) text += " of " + describe(static_cast<std::size_t>(count), dtype);
-    if (root >= 0) text += " from rank " + std::to_string(root);
+    const bool gathers = !std::strcmp(name, "gather") || !std::strcmp(name, "reduce");
+    if (root >= 0) text += (gathers ? " to rank " : " from rank ") + std::to_string(root);
     return text;
 }
 
@@ -59,9 +60,9 @@ bool Agreement::advance() {
     int done = 0;
     group_.mpi->check(group_.mpi->Test(&request_, &done, &status), "MPI_Iallgather");
     if (!done) return false;
-    std::vector<Call> calls;
-    for (const Entry& entry : all_) calls.push_back(entry.call);
-    require_agreement(calls);
+    calls_.clear();
+    for (const Entry& entry : all_) calls_.push_back(entry.call);
+    require_agreement(calls_);
     return true;
 }
 

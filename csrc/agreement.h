@@ -41,6 +41,8 @@ class Agreement : public Operation {
 
     // What every rank had to tell, in rank order; after completion.
     std::vector<std::string> notes() const;
+    // What every rank meant, once all have come, also where they disagree.
+    const std::vector<Call>& calls() const { return calls_; }
 
   private:
     struct Entry {
@@ -55,6 +57,7 @@ class Agreement : public Operation {
     bool posted_ = false;
     Entry mine_{};
     std::vector<Entry> all_;
+    std::vector<Call> calls_;
     Handle request_;
 };
 

@@ -1,9 +1,30 @@
 #include "arrival.h"
 
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 namespace hpdl {
 
-Arrival::Arrival(const Group& group, const std::vector<int>& ranks, int number)
-    : group_(group), first_(ranks[0] == group.rank), here_(2 * number), gone_(2 * number + 1) {
+namespace {
+
+constexpr int kNumbers = 1 << 28;  // two tags each, below 2^29
+
+void require_members(const Group& group, const std::vector<int>& ranks) {
+    const bool known = std::all_of(ranks.begin(), ranks.end(), [&](int r) { return r >= 0 && r < group.size; });
+    if (known && std::count(ranks.begin(), ranks.end(), group.rank) == 1) return;
+    throw std::invalid_argument("an arrival of rank " + std::to_string(group.rank) + " of " +
+                                std::to_string(group.size) + " needs ranks of these, itself once");
+}
+
+}  // namespace
+
+Arrival::Arrival(const Group& group, const std::vector<int>& ranks, int number) : group_(group) {
+    require_members(group, ranks);
+    if (number < 0 || number >= kNumbers) throw std::invalid_argument("no arrival " + std::to_string(number));
+    first_ = ranks[0] == group.rank;
+    here_ = 2 * number;
+    gone_ = here_ + 1;
     if (first_) {
         others_.assign(ranks.begin() + 1, ranks.end());
     } else {
@@ -11,6 +32,7 @@ Arrival::Arrival(const Group& group, const std::vector<int>& ranks, int number)
         send(ranks[0], here_);
     }
     heard_.resize(others_.size(), group.mpi->constants.request_null);
+    taken_back_.resize(others_.size(), false);
     for (std::size_t i = 0; i < others_.size(); i++) receive(others_[i], here_, &heard_[i]);
 }
 
@@ -43,30 +65,28 @@ bool Arrival::is_done(Handle* request, const char* call) {
     return done;
 }
 
-// Has `rank` said "gone" since it said "here"? The message is received, as it must not meet a later arrival.
-bool Arrival::took_it_back(int rank) {
+// Other rank i has said "here", and not "gone" since: that message is received, as it must not meet a later arrival.
+bool Arrival::is_here(std::size_t i) {
+    if (!is_done(&heard_[i], "MPI_Irecv")) return false;
+    if (!first_) return true;
+    if (taken_back_[i]) {  // and once more from the beginning
+        taken_back_[i] = false;
+        receive(others_[i], here_, &heard_[i]);
+        return false;
+    }
     Status status{};
     int found = 0;
-    group_.mpi->check(group_.mpi->Iprobe(rank, gone_, group_.comm, &found, &status), "MPI_Iprobe");
-    if (!found) return false;
-    Handle request = group_.mpi->constants.request_null;
-    receive(rank, gone_, &request);
-    while (!is_done(&request, "MPI_Irecv")) {
-    }
-    return true;
+    group_.mpi->check(group_.mpi->Iprobe(others_[i], gone_, group_.comm, &found, &status), "MPI_Iprobe");
+    if (!found) return true;
+    taken_back_[i] = true;
+    receive(others_[i], gone_, &heard_[i]);
+    return false;
 }
 
 bool Arrival::advance() {
     if (!told_) {
-        for (Handle& request : heard_) {
-            if (!is_done(&request, "MPI_Irecv")) return false;
-        }
         bool all_here = true;
-        for (std::size_t i = 0; first_ && i < others_.size(); i++) {
-            if (!took_it_back(others_[i])) continue;
-            receive(others_[i], here_, &heard_[i]);
-            all_here = false;
-        }
+        for (std::size_t i = 0; i < others_.size(); i++) all_here = is_here(i) && all_here;
         if (!all_here) return false;
         for (std::size_t i = 0; first_ && i < others_.size(); i++) send(others_[i], here_);
         told_ = true;

@@ -16,6 +16,7 @@ namespace hpdl {
 class Arrival : public Operation {
   public:
     // ranks: of `group`, the caller's among them, in the same order everywhere. number: no other arrival has it.
+    // Throws std::invalid_argument.
     Arrival(const Group& group, const std::vector<int>& ranks, int number);
     ~Arrival() override;
     Arrival(const Arrival&) = delete;
@@ -29,13 +30,14 @@ class Arrival : public Operation {
     void send(int to, int tag);
     void receive(int source, int tag, Handle* request);
     bool is_done(Handle* request, const char* call);
-    bool took_it_back(int rank);
+    bool is_here(std::size_t i);
 
     Group group_;
     std::vector<int> others_;
-    bool first_, told_ = false;  // told: this rank has said, or heard, "go"
-    int here_, gone_;            // tags
-    std::vector<Handle> heard_;  // "here" from each other rank, or "go" from the first
+    bool first_, told_ = false;     // told: this rank has said, or heard, "go"
+    int here_, gone_;               // tags
+    std::vector<Handle> heard_;     // "here" from each other rank, or "go" from the first
+    std::vector<bool> taken_back_;  // by each other rank: its "gone" is being received
     std::vector<Handle> sent_;
 };
 

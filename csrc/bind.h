@@ -3,9 +3,15 @@
 
 #include <nanobind/nanobind.h>
 
+#include <vector>
+
+#include "agreement.h"
 #include "dtype.h"
 
 namespace hpdl {
+
+// What a rank means to do, as Python compares it: (name, count, index in buffers.DTYPES, root or -1) for each.
+nanobind::list told(const std::vector<Call>& calls);
 
 // The memory of a contiguous CPU torch tensor or NumPy array, in some 30 ns, without linking to either. Anything else
 // raises the ValueError or TypeError of hpdl_lab.comm.buffers.buffer_of, which says what to do.
@@ -13,6 +19,7 @@ namespace hpdl {
 Buffer buffer_of(nanobind::handle x, const char* verb, bool writable);
 
 void bind_mpi_api(nanobind::module_& m);
+void bind_mpi_collectives(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
 void bind_message(nanobind::module_& m);
 void bind_agreement(nanobind::module_& m);

@@ -66,6 +66,9 @@ std::optional<Buffer> from_tensor(nb::handle x) {
         count *= tensor.shape[i];
     }
     if (!contiguous && count != 0) return std::nullopt;
+    // One element may be a view that negates it, which only Python tells; more of them would not be contiguous.
+    if (count == 1 && (tensor.ndim == 0 || (tensor.strides && tensor.strides[tensor.ndim - 1] != 1)))
+        return std::nullopt;
     return Buffer{static_cast<char*>(tensor.data) + tensor.byte_offset, static_cast<std::size_t>(count), *dtype};
 }
 
@@ -81,6 +84,12 @@ std::optional<DType> dtype_of_format(const char* format) {
         case 'B': return DType::uint8;
     }
     return std::nullopt;
+}
+
+// Other objects with memory may be resized while they are under way: a bytearray.
+bool is_array(nb::handle x) {
+    static PyObject* ndarray = nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+    return PyObject_TypeCheck(x.ptr(), reinterpret_cast<PyTypeObject*>(ndarray));
 }
 
 std::optional<Buffer> from_array(nb::handle x, bool writable) {
@@ -100,7 +109,7 @@ std::optional<Buffer> from_array(nb::handle x, bool writable) {
 
 Buffer from_python(nb::handle x, const char* verb, bool writable) {
     nb::object described = nb::module_::import_("hpdl_lab.comm.buffers").attr("buffer_of")(x, verb);
-    if (writable && PyObject_CheckBuffer(x.ptr()))
+    if (writable && is_array(x) && !nb::cast<bool>(x.attr("flags").attr("writeable")))
         throw std::invalid_argument(std::string("cannot ") + verb + " a read-only array");
     const std::string name = nb::cast<std::string>(described.attr("dtype"));
     for (int i = 0; i < kDTypes; i++) {
@@ -115,7 +124,7 @@ Buffer from_python(nb::handle x, const char* verb, bool writable) {
 
 Buffer buffer_of(nb::handle x, const char* verb, bool writable) {
     if (std::optional<Buffer> buffer = from_tensor(x)) return *buffer;
-    if (PyObject_CheckBuffer(x.ptr())) {
+    if (is_array(x)) {
         if (std::optional<Buffer> buffer = from_array(x, writable)) return *buffer;
     }
     return from_python(x, verb, writable);

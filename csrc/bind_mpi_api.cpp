@@ -27,22 +27,6 @@ Constants constants_of(const nb::dict& told) {
     return c;
 }
 
-// The library's own blocking all-reduce, for the race. All ranks must be on their way into it.
-void all_reduce(const Group& group, nb::handle x, nb::handle out) {
-    const Buffer from = buffer_of(x, "all_reduce", true), to = buffer_of(out, "all_reduce", true);
-    const Handle dtype = group.mpi->constants.dtypes[static_cast<int>(from.dtype)];
-    if (!dtype) throw std::invalid_argument(std::string("MPI_Allreduce does not know ") + name_of(from.dtype));
-    if (from.count != to.count || from.dtype != to.dtype) {
-        throw std::invalid_argument("all_reduce of " + describe(from.count, from.dtype) + " into " +
-                                    describe(to.count, to.dtype));
-    }
-    const void* source = from.data == to.data ? reinterpret_cast<void*>(group.mpi->constants.in_place) : from.data;
-    nb::gil_scoped_release release;
-    group.mpi->check(group.mpi->Allreduce(source, to.data, static_cast<int>(from.count), dtype,
-                                          group.mpi->constants.sum, group.comm),
-                     "MPI_Allreduce");
-}
-
 }  // namespace
 
 void bind_mpi_api(nb::module_& m) {
@@ -58,13 +42,13 @@ void bind_mpi_api(nb::module_& m) {
         .def(
             "__init__",
             [](Group* self, const Mpi& mpi, Handle comm, Handle inner, int rank, int size) {
+                if (size < 1 || rank < 0 || rank >= size)
+                    throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size));
                 new (self) Group{&mpi, comm, inner, rank, size};
             },
             "mpi"_a, "comm"_a, "inner"_a, "rank"_a, "size"_a, nb::keep_alive<1, 2>())
         .def_ro("comm", &Group::comm)
-        .def_ro("inner", &Group::inner)
-        .def("all_reduce", &all_reduce, "x"_a, "out"_a,
-             "MPI_Allreduce of `x` into `out`, in place where they are the same. Blocks: no signal reaches it.");
+        .def_ro("inner", &Group::inner);
 }
 
 }  // namespace hpdl

@@ -15,7 +15,7 @@ namespace {
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
 Bytes bytes_of(const std::shared_ptr<SharedMemory>& memory, std::size_t offset, std::size_t nbytes) {
-    if (offset + nbytes > memory->nbytes()) throw std::invalid_argument("beyond the end of the shared memory");
+    memory->require_inside(offset, nbytes);
     auto* owner = new std::shared_ptr<SharedMemory>(memory);  // mapped for as long as the array lives
     nb::capsule keep(owner, [](void* p) noexcept { delete static_cast<std::shared_ptr<SharedMemory>*>(p); });
     return Bytes(memory->data() + offset, {nbytes}, keep);

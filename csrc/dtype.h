@@ -16,6 +16,9 @@ constexpr std::size_t kItemSizes[kDTypes] = {4, 8, 2, 2, 4, 8, 1};
 constexpr const char* name_of(DType dtype) { return kDTypeNames[static_cast<int>(dtype)]; }
 constexpr std::size_t item_size(DType dtype) { return kItemSizes[static_cast<int>(dtype)]; }
 
+// The dtype of this number. Throws std::invalid_argument where there is none.
+DType dtype_at(int index);
+
 // Contiguous memory of somebody who keeps it alive.
 struct Buffer {
     char* data;
@@ -27,5 +30,13 @@ struct Buffer {
 
 // 1001, float32 -> "1,001 float32"
 std::string describe(std::size_t count, DType dtype);
+
+// Throw std::invalid_argument with the numbers; verb: "all_reduce", for the text.
+// Sums read whole elements: their memory begins at a multiple of the element's size.
+void require_aligned(const Buffer& buffer, const char* verb);
+// Two memories are one and the same, or have nothing in common.
+void require_apart(const Buffer& a, const Buffer& b, const char* verb);
+// `whole` has the elements of `parts` times `part`, of the same dtype.
+void require_rows(const Buffer& whole, const Buffer& part, int parts, const char* verb);
 
 }  // namespace hpdl

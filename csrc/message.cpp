@@ -22,6 +22,8 @@ int tag_of(const Buffer& buffer) {
 
 Message::Message(const Group& group, const Buffer& buffer, int peer, bool receives)
     : group_(group), buffer_(buffer), peer_(peer), receives_(receives) {
+    if (peer < 0 || peer >= group.size)  // MPI would take some numbers for "any rank" or for "nobody"
+        throw std::invalid_argument("no rank " + std::to_string(peer) + " among " + std::to_string(group.size));
     if (buffer.nbytes() > kSmall) announcement_.reset(new char[kSmall]);  // a small message may come instead
 }
 
@@ -89,10 +91,14 @@ void Message::require_match(int code, const Status& status) {
     const bool truncated = group_.mpi->is_truncation(code);
     if (!truncated) group_.mpi->check(code, "MPI_Irecv");
     const int tag = group_.mpi->tag(status);
+    const bool large = tag & kLarge;  // then what has come is its announcement, also where a small one was expected
     Buffer sent{nullptr, static_cast<std::size_t>((tag & ~kLarge) >> 3), static_cast<DType>(tag & 7)};
-    if ((tag & kLarge) && announcement_) std::memcpy(&sent.count, announcement_.get(), sizeof sent.count);
-    if (!truncated && sent.count == buffer_.count && sent.dtype == buffer_.dtype) return;
+    const char* came = announcement_ ? announcement_.get() : buffer_.data;
+    if (large && !truncated) std::memcpy(&sent.count, came, sizeof sent.count);
+    if (large == (announcement_ != nullptr) && !truncated && sent.count == buffer_.count && sent.dtype == buffer_.dtype)
+        return;
     done_ = parts_.size();
+    sent_ = sent;
     throw std::invalid_argument("rank " + std::to_string(group_.rank) + " expects " +
                                 describe(buffer_.count, buffer_.dtype) + " from rank " + std::to_string(peer_) +
                                 ", which sent " + describe(sent.count, sent.dtype));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dtype.h"
@@ -36,6 +37,9 @@ class Message : public Operation {
 
     std::size_t nbytes() const { return buffer_.nbytes(); }
 
+    // What had been sent, without its memory, where it was not what was expected.
+    const std::optional<Buffer>& sent() const { return sent_; }
+
     // Give up: cancel what has not begun. True when MPI will not touch the memory again.
     bool cancel();
 
@@ -56,6 +60,7 @@ class Message : public Operation {
     bool receives_;
     std::unique_ptr<char[]> announcement_;  // of a large message
     std::vector<Handle> parts_;
+    std::optional<Buffer> sent_;
     std::size_t done_ = 0, cancelled_ = 0;  // parts
 };
 

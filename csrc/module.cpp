@@ -4,6 +4,7 @@ NB_MODULE(_core, m) {
     m.doc() = "Messages over whichever MPI is loaded, and collectives in shared memory. Nothing here blocks for long.";
     nanobind::set_leak_warnings(false);  // what a notebook still holds when it ends is no leak
     hpdl::bind_mpi_api(m);
+    hpdl::bind_mpi_collectives(m);
     hpdl::bind_operation(m);
     hpdl::bind_message(m);
     hpdl::bind_agreement(m);

@@ -18,6 +18,8 @@ void find(void* library, Function*& function, const char* name) {
 
 Mpi::Mpi(const std::string& loaded_by, int rank, const Constants& told) : constants(told), rank_(rank) {
     if (constants.status_nbytes > sizeof(Status)) throw std::runtime_error("MPI_Status is larger than expected");
+    if (constants.tag_offset > sizeof(Status) - sizeof(int))
+        throw std::runtime_error("the tag lies beyond the end of MPI_Status");
     // dlsym on this handle also searches the libraries that it is linked with: exactly the MPI that mpi4py calls. The
     // handle is never closed, as mpi4py never unloads it.
     void* library = dlopen(loaded_by.c_str(), RTLD_NOW | RTLD_NOLOAD);
@@ -30,6 +32,13 @@ Mpi::Mpi(const std::string& loaded_by, int rank, const Constants& told) : consta
     find(library, Iallgather, "MPI_Iallgather");
     find(library, Comm_idup, "MPI_Comm_idup");
     find(library, Allreduce, "MPI_Allreduce");
+    find(library, Reduce_scatter_block, "MPI_Reduce_scatter_block");
+    find(library, Reduce, "MPI_Reduce");
+    find(library, Bcast, "MPI_Bcast");
+    find(library, Allgather, "MPI_Allgather");
+    find(library, Alltoall, "MPI_Alltoall");
+    find(library, Gather, "MPI_Gather");
+    find(library, Scatter, "MPI_Scatter");
     find(library, Error_string, "MPI_Error_string");
     find(library, Error_class, "MPI_Error_class");
 }

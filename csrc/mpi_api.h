@@ -58,6 +58,13 @@ class Mpi {
     int (*Iallgather)(const void*, int, Handle, void*, int, Handle, Handle, Handle*);
     int (*Comm_idup)(Handle, Handle*, Handle*);
     int (*Allreduce)(const void*, void*, int, Handle, Handle, Handle);
+    int (*Reduce_scatter_block)(const void*, void*, int, Handle, Handle, Handle);
+    int (*Reduce)(const void*, void*, int, Handle, Handle, int, Handle);
+    int (*Bcast)(void*, int, Handle, int, Handle);
+    int (*Allgather)(const void*, int, Handle, void*, int, Handle, Handle);
+    int (*Alltoall)(const void*, int, Handle, void*, int, Handle, Handle);
+    int (*Gather)(const void*, int, Handle, void*, int, Handle, int, Handle);
+    int (*Scatter)(const void*, int, Handle, void*, int, Handle, int, Handle);
 
   private:
     int (*Error_string)(int, char*, int*);

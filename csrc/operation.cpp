@@ -3,13 +3,17 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <stdexcept>
 
 namespace hpdl {
 
 namespace {
 
-constexpr int kSpinsPerLook = 16;  // at the clock, which costs as much as some looks at shared memory
+constexpr int kSpinsPerLook = 16;                    // at the clock, which costs as much as some looks at shared memory
+constexpr double kLongest = 1e6, kLongestNap = 0.5;  // s
 constexpr auto kIdleBeforeNap = std::chrono::microseconds(500);
 
 void pause_core() {
@@ -24,8 +28,10 @@ void pause_core() {
 
 bool wait(Operation& operation, double seconds, double nap_s, bool crowded) {
     using Clock = std::chrono::steady_clock;
+    if (std::isnan(seconds) || std::isnan(nap_s)) throw std::invalid_argument("a time to wait that is not a number");
+    seconds = std::clamp(seconds, 0.0, kLongest);
     if (operation.advance()) return true;
-    const timespec nap = {0, static_cast<long>(nap_s * 1e9)};
+    const timespec nap = {0, static_cast<long>(std::clamp(nap_s, 0.0, kLongestNap) * 1e9)};
     auto moved = Clock::now();
     const auto end = moved + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     bool napping = false;

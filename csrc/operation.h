@@ -19,7 +19,7 @@ class Operation {
     std::uint64_t progress_ = 0;
 };
 
-// Advance until done, for `seconds` at most; true when done.
+// Advance until done, for `seconds` at most; true when done. Throws std::invalid_argument where a time is not a number.
 //
 // nap_s: 0 spins, which answers soonest; otherwise, when nothing has moved for a while, sleep so long between two
 // looks. crowded: more ranks than cores: a spinning rank gives up the core at every look, since its peer may need it.

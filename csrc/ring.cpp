@@ -10,6 +10,8 @@ namespace hpdl {
 
 namespace {
 
+constexpr std::size_t kLongestSegment = std::size_t{1} << 30;  // bytes
+
 // Of `count` elements in p chunks as equal as can be, the longer ones first: as collectives/chunks.py cuts them.
 std::size_t chunk_begin(std::size_t count, int p, int i) {
     return i * (count / p) + std::min<std::size_t>(i, count % p);
@@ -26,14 +28,15 @@ int modulo(long i, int p) { return static_cast<int>((i % p + p) % p); }
 }  // namespace
 
 Ring::Ring(const Group& group, const Buffer& x, std::size_t segment, bool traced) : group_(group), x_(x), work_(x) {
+    require_aligned(x, "all_reduce");
     if (x.dtype == DType::bfloat16 || x.dtype == DType::float16) {
         wide_.resize(x.count);
         loops().widen(x.dtype, x.data, wide_.data(), x.count);
         work_ = {reinterpret_cast<char*>(wide_.data()), x.count, DType::float32};
     }
     const std::size_t longest = (work_.count + group.size - 1) / group.size;
-    segment_ = std::max<std::size_t>(1, segment / item_size(work_.dtype));
-    segments_ = static_cast<int>((longest + segment_ - 1) / segment_);
+    segment_ = std::max<std::size_t>(1, std::min(segment, kLongestSegment) / item_size(work_.dtype));
+    segments_ = static_cast<long>((longest + segment_ - 1) / segment_);
     messages_ = 2L * (group.size - 1) * segments_;
     arriving_.resize(kAhead * std::min(segment_, longest) * item_size(work_.dtype));
     std::fill_n(receives_, kAhead, group.mpi->constants.request_null);
@@ -44,7 +47,7 @@ Ring::Ring(const Group& group, const Buffer& x, std::size_t segment, bool traced
 }
 
 // Segment `segment` of chunk `chunk`; the last ones of a shorter chunk are empty.
-Ring::Piece Ring::piece(int chunk, int segment) const {
+Ring::Piece Ring::piece(int chunk, long segment) const {
     const std::size_t begin = chunk_begin(work_.count, group_.size, chunk);
     const std::size_t end = chunk_begin(work_.count, group_.size, chunk + 1);
     const std::size_t from = std::min(end, begin + segment * segment_), to = std::min(end, from + segment_);

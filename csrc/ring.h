@@ -18,8 +18,8 @@ namespace hpdl {
 class Ring : public Operation {
   public:
     // Begin to replace x by its sum over the ranks. All ranks must mean the same x. Memory as for Message.
-    // segment: bytes of a message at most.
-    // traced: keep `transfers`.
+    // segment: bytes of a message at most, of which MPI can count 2^30. traced: keep `transfers`.
+    // Throws std::invalid_argument for memory that cannot be added.
     Ring(const Group& group, const Buffer& x, std::size_t segment, bool traced);
 
     bool advance() override;
@@ -43,7 +43,7 @@ class Ring : public Operation {
     };
     static constexpr int kAhead = 4;  // receives and sends under way at once
 
-    Piece piece(int chunk, int segment) const;
+    Piece piece(int chunk, long segment) const;
     Piece received_piece(long message) const;
     Piece sent_piece(long message) const;
     bool may_receive() const;
@@ -60,7 +60,7 @@ class Ring : public Operation {
     std::vector<float> wide_;
     std::vector<char> arriving_;  // kAhead segments, of the reduce-scatter
     std::size_t segment_;         // elements
-    int segments_;                // in the longest chunk
+    long segments_;               // in the longest chunk
     long messages_;               // that this rank sends, and receives
     long posted_ = 0, received_ = 0, sending_ = 0, sent_ = 0;
     Handle receives_[kAhead], sends_[kAhead];

@@ -8,17 +8,27 @@
 namespace hpdl {
 
 std::size_t ShmGroup::nbytes_for(int size) {
+    if (size < 1 || size > kMaxRanks)
+        throw std::invalid_argument(std::to_string(size) + " ranks on one machine: from 1 to 1,024 can share memory");
     // An outbox beside the inboxes of all ranks, everything twice.
     return size * sizeof(Seat) + 2 * (static_cast<std::size_t>(size) + 1) * kChunk;
 }
 
 ShmGroup::ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size)
-    : memory_(std::move(memory)), seats_(reinterpret_cast<Seat*>(memory_->data())), rank_(rank), size_(size) {
+    : memory_(std::move(memory)), seats_(nullptr), rank_(rank), size_(size) {
     static_assert(sizeof(Cell) == 4096, "a cell is a page");
-    if (size > kMaxRanks) throw std::invalid_argument("more than 1,024 ranks on one machine");
+    if (rank < 0 || rank >= size)
+        throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size));
+    if (!memory_ || memory_->nbytes() < nbytes_for(size))
+        throw std::invalid_argument(std::to_string(size) + " ranks need " + std::to_string(nbytes_for(size)) +
+                                    " bytes of shared memory");
+    seats_ = reinterpret_cast<Seat*>(memory_->data());
 }
 
 void ShmGroup::add(std::shared_ptr<SharedMemory> memory, std::size_t part) {
+    if (!memory || memory->nbytes() / size_ < part)
+        throw std::invalid_argument(std::to_string(size_) + " parts of " + std::to_string(part) +
+                                    " bytes need shared memory of that size");
     segments_.push_back({std::move(memory), part});
 }
 
@@ -32,8 +42,10 @@ char* ShmGroup::outbox(int chunk) const { return inbox(size_, chunk); }
 ShmGroup::Proposal ShmGroup::propose(const Call& call, const Buffer& x) const {
     for (std::size_t i = 0; i < segments_.size(); i++) {
         const Segment& segment = segments_[i];
-        const std::ptrdiff_t offset = x.data - (segment.memory->data() + rank_ * segment.part);
-        if (offset >= 0 && offset + x.nbytes() <= segment.part) return {call, offset, static_cast<std::int32_t>(i)};
+        const auto begin = reinterpret_cast<std::uintptr_t>(segment.memory->data() + rank_ * segment.part);
+        const auto at = reinterpret_cast<std::uintptr_t>(x.data);
+        if (at >= begin && at - begin <= segment.part && x.nbytes() <= segment.part - (at - begin))
+            return {call, static_cast<std::int64_t>(at - begin), static_cast<std::int32_t>(i)};
     }
     return {call, 0, -1};
 }
@@ -44,25 +56,25 @@ char* ShmGroup::shared_tensor_of(int rank) const {
     return segment.memory->data() + rank * segment.part + proposal.offset;
 }
 
-void ShmGroup::start(const char* name, const Buffer& x, const Buffer& out, int root, Step step, int steps) {
+void ShmGroup::start(const Call& call, const Buffer& x, const Buffer& out, Step step, int steps) {
     if (step_ != steps_) throw std::runtime_error("an earlier collective did not complete: the ranks are out of step");
     x_ = x;
     out_ = out;
-    root_ = root;
+    root_ = call.root;
     step_function_ = step;
     steps_ = steps;
+    calls_.clear();
     reduced_ = 0;
     staged_from_ = 0;
     first_meeting_ = meetings_ + 1;
-    seats_[rank_].cells[first_meeting_ & 1].proposal = propose(Call::of(name, x.count, x.dtype, root), x);
+    seats_[rank_].cells[first_meeting_ & 1].proposal = propose(call, x);
     step_ = 0;
     (this->*step_function_)(step_++);
     come_to_meeting();
 }
 
 void ShmGroup::start_meeting(const Call& call) {
-    start(call.name, Buffer{nullptr, static_cast<std::size_t>(call.count), call.dtype}, {}, call.root, &ShmGroup::rest,
-          2);
+    start(call, Buffer{nullptr, static_cast<std::size_t>(call.count), call.dtype}, {}, &ShmGroup::rest, 2);
 }
 
 bool ShmGroup::rest(int) { return true; }
@@ -95,9 +107,8 @@ void ShmGroup::require_same_calls() {
     for (int r = 0; r < size_; r++) same = same && proposal_of(r).call == mine;
     if (same) return;
     steps_ = step_;  // this collective is over, on every rank alike
-    std::vector<Call> calls;
-    for (int r = 0; r < size_; r++) calls.push_back(proposal_of(r).call);
-    require_agreement(calls);
+    for (int r = 0; r < size_; r++) calls_.push_back(proposal_of(r).call);
+    require_agreement(calls_);
 }
 
 bool ShmGroup::advance() {

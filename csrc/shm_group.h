@@ -28,13 +28,17 @@ class ShmGroup : public Operation {
     // Bytes of shared memory that `size` ranks need to meet and to exchange tensors that are not shared.
     static std::size_t nbytes_for(int size);
 
-    // memory: zeroed, nbytes_for(size) bytes, the same on every rank.
+    // memory: zeroed, nbytes_for(size) bytes, the same on every rank. Throws std::invalid_argument.
     ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size);
 
     // Tell of memory in which rank r has the bytes [r * part, (r + 1) * part). In the same order on every rank.
+    // Throws std::invalid_argument.
     void add(std::shared_ptr<SharedMemory> memory, std::size_t part);
 
-    // Each begins a collective, which `advance` finishes. The tensors must stay until then.
+    // Each begins a collective, which `advance` finishes. The tensors must stay until then. Each throws, before the
+    // first meeting, std::invalid_argument for tensors that do not fit, overlap or are not aligned where they are
+    // added. What exists on the root alone is {} elsewhere. `out` may be x's row of this rank, or x its row of out, or
+    // both the same.
     void start_meeting(const Call& call);
     // x becomes the sum over ranks, added in the order of ranks.
     void start_all_reduce(const Buffer& x);
@@ -43,10 +47,20 @@ class ShmGroup : public Operation {
     void start_all_gather(const Buffer& x, const Buffer& out);
     // x: size * out.count elements; out becomes the sum over ranks of row `rank` of x.
     void start_reduce_scatter(const Buffer& x, const Buffer& out);
+    // x, out: size rows; row s of out becomes row `rank` of rank s's x.
+    void start_all_to_all(const Buffer& x, const Buffer& out);
+    // out, on the root: as of all_reduce, all_gather.
+    void start_reduce(const Buffer& x, const Buffer& out, int root);
+    void start_gather(const Buffer& x, const Buffer& out, int root);
+    // x, on the root: size * out.count elements; out becomes row `rank` of it.
+    void start_scatter(const Buffer& x, const Buffer& out, int root);
 
     bool advance() override;
 
     std::size_t nbytes() const { return x_.nbytes(); }
+
+    // What every rank meant, where they disagreed in the last collective; else nothing.
+    const std::vector<Call>& calls() const { return calls_; }
 
     // The ranks that have not come to the meeting at which this one waits.
     std::vector<int> missing() const;
@@ -72,7 +86,7 @@ class ShmGroup : public Operation {
     // One step of a collective; false where it must be called again before the next meeting.
     using Step = bool (ShmGroup::*)(int step);
 
-    void start(const char* name, const Buffer& x, const Buffer& out, int root, Step step, int steps);
+    void start(const Call& call, const Buffer& x, const Buffer& out, Step step, int steps);
     void come_to_meeting();
     bool everyone_came();
     void require_same_calls();
@@ -87,9 +101,17 @@ class ShmGroup : public Operation {
     bool reduce_in_pair(int step);
     bool reduce_staged(int step);
     bool broadcast(int step);
-    bool all_gather(int step);
+    bool gather(int step);
+    bool reduce(int step);
     bool reduce_scatter(int step);
+    bool all_to_all(int step);
+    bool scatter(int step);
 
+    void require_root(int root) const;
+    void start_rows(const Call& call, const Buffer& x, const Buffer& out, std::size_t row, Step step);
+    void copy_rows(int step);  // chunk `step` of each row of x to this rank's inbox
+    bool is_receiver() const { return root_ < 0 || rank_ == root_; }
+    char* row_from(int from, int step) const;
     char* inbox(int rank, int chunk) const;  // what `rank` has copied of its chunk
     char* outbox(int chunk) const;           // sums of a chunk, each slice written by one rank
 
@@ -98,8 +120,10 @@ class ShmGroup : public Operation {
     int rank_, size_;
     std::vector<Segment> segments_;
 
+    std::vector<Call> calls_;
     Step step_function_ = nullptr;
     Buffer x_{}, out_{};
+    std::size_t row_ = 0;  // elements of x for each rank, where x has rows
     int root_ = -1, step_ = 0, steps_ = 0;
     std::uint64_t meetings_ = 0, first_meeting_ = 0;
     int present_ = 0;           // ranks 0 .. present_ - 1 have come to the current meeting

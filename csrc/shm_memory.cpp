@@ -44,6 +44,12 @@ SharedMemory SharedMemory::open(const std::string& name, std::size_t nbytes) {
 #endif
     if (file < 0) fail("open the shared memory " + name, errno);
     SharedMemory memory(file, nbytes, name, false);
+    struct stat found;
+    if (fstat(file, &found) != 0) fail("look at the shared memory " + name, errno);
+    // Pages beyond the end could be mapped, but not touched: a SIGBUS.
+    if (static_cast<std::size_t>(found.st_size) < nbytes)
+        throw std::runtime_error("cannot open the shared memory " + name + ": it has " + std::to_string(found.st_size) +
+                                 " bytes, expected " + std::to_string(nbytes));
     memory.map();
     return memory;
 }
@@ -72,7 +78,15 @@ void SharedMemory::map() {
     data_ = static_cast<char*>(data);
 }
 
+void SharedMemory::require_inside(std::size_t offset, std::size_t nbytes) const {
+    if (offset <= nbytes_ && nbytes <= nbytes_ - offset) return;
+    throw std::invalid_argument(std::to_string(nbytes) + " bytes from " + std::to_string(offset) +
+                                " on reach beyond the end of " + std::to_string(nbytes_) + " bytes of shared memory");
+}
+
 void SharedMemory::reserve(std::size_t offset, std::size_t nbytes) {
+    require_inside(offset, nbytes);
+    if (file_ < 0) throw std::runtime_error("cannot reserve shared memory that is sealed");
 #if defined(__linux__)
     if (nbytes > 0 && fallocate(file_, 0, static_cast<off_t>(offset), static_cast<off_t>(nbytes)) != 0)
         fail("reserve " + std::to_string(nbytes) + " bytes of shared memory", errno);

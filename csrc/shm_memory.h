@@ -11,7 +11,8 @@ class SharedMemory {
   public:
     // New zeroed memory of `nbytes` > 0. Throws std::runtime_error with the system's reason.
     static SharedMemory create(std::size_t nbytes);
-    // The memory that another rank has created. `name` is what its name() says.
+    // The memory that another rank has created. `name` is what its name() says. Throws std::runtime_error where that is
+    // not there, or smaller.
     static SharedMemory open(const std::string& name, std::size_t nbytes);
 
     SharedMemory(SharedMemory&& other) noexcept;
@@ -19,7 +20,7 @@ class SharedMemory {
     ~SharedMemory();
 
     // Take the pages of [offset, offset + nbytes) now, on this rank's memory node. Throws std::runtime_error where
-    // there are none, instead of a SIGBUS later.
+    // there are none, instead of a SIGBUS later; std::invalid_argument beyond the end.
     void reserve(std::size_t offset, std::size_t nbytes);
     // Every rank has opened it: nobody can open it any more, and it ends with the last rank.
     void seal();
@@ -27,6 +28,9 @@ class SharedMemory {
     char* data() const { return data_; }
     std::size_t nbytes() const { return nbytes_; }
     const std::string& name() const { return name_; }
+
+    // Throw std::invalid_argument unless all of [offset, offset + nbytes) is in the memory.
+    void require_inside(std::size_t offset, std::size_t nbytes) const;
 
   private:
     SharedMemory(int file, std::size_t nbytes, std::string name, bool created);

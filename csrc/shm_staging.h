@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 namespace hpdl {
 
@@ -10,6 +11,11 @@ namespace hpdl {
 // enough that meetings cost little. 32 KiB to 1 MiB were tried.
 constexpr std::size_t kChunk = std::size_t{1} << 18;
 constexpr std::size_t kLine = 64;  // bytes of a cache line, which two ranks should not write at once
+
+// Nothing is copied from or to a tensor without elements, which may have no address.
+inline void copy(char* to, const char* from, std::size_t nbytes) {
+    if (nbytes > 0) std::memcpy(to, from, nbytes);
+}
 
 // Elements [begin, end) of something.
 struct Range {

@@ -1,4 +1,5 @@
-// The steps of the collectives. Step 0 comes before the first meeting: it may write to this rank's cell and inbox only.
+// The steps of all_reduce: small, in shared memory, or anywhere. Step 0 comes before the first meeting: it may write to
+// this rank's cell and inbox only.
 #include <cstring>
 
 #include "reduce.h"
@@ -13,18 +14,16 @@ constexpr std::size_t kReduceAtOnce = std::size_t{4} << 20;  // bytes, some 1 ms
 
 }  // namespace
 
-// -- all_reduce: small, in shared memory, or anywhere
-// -------------------------------------------------------------------
-
 void ShmGroup::start_all_reduce(const Buffer& x) {
-    start("all_reduce", x, {}, -1, x.nbytes() <= sizeof(Cell::note) ? &ShmGroup::reduce_notes : &ShmGroup::all_reduce,
-          2);
+    require_aligned(x, "all_reduce");
+    start(Call::of("all_reduce", x.count, x.dtype), x, {},
+          x.nbytes() <= sizeof(Cell::note) ? &ShmGroup::reduce_notes : &ShmGroup::all_reduce, 2);
 }
 
 // Small: everybody adds everything. One meeting.
 bool ShmGroup::reduce_notes(int step) {
     if (step == 0) {
-        std::memcpy(seats_[rank_].cells[first_meeting_ & 1].note, x_.data, x_.nbytes());
+        copy(seats_[rank_].cells[first_meeting_ & 1].note, x_.data, x_.nbytes());
         return true;
     }
     char* notes[kMaxRanks];
@@ -71,7 +70,7 @@ bool ShmGroup::reduce_in_pair(int step) {
     const int chunks = chunks_in(x_.count, each);
     if (now < chunks) {
         const Range chunk = chunk_of(x_.count, each, now);
-        std::memcpy(inbox(rank_, now), x_.data + chunk.begin * item, chunk.count() * item);
+        copy(inbox(rank_, now), x_.data + chunk.begin * item, chunk.count() * item);
     }
     if (now >= 1) {
         const Range chunk = chunk_of(x_.count, each, now - 1);
@@ -95,8 +94,8 @@ bool ShmGroup::reduce_staged(int step) {
         for (int s = 0; s < size_; s++) {
             const Range slice = part_of(chunk.count(), size_, s, item);
             if (s == rank_) continue;  // it is read where it is
-            std::memcpy(inbox(rank_, now) + slice.begin * item, x_.data + (chunk.begin + slice.begin) * item,
-                        slice.count() * item);
+            copy(inbox(rank_, now) + slice.begin * item, x_.data + (chunk.begin + slice.begin) * item,
+                 slice.count() * item);
         }
     }
     if (now >= 1 && now <= chunks) {
@@ -113,79 +112,11 @@ bool ShmGroup::reduce_staged(int step) {
         for (int s = 0; s < size_; s++) {
             const Range slice = part_of(chunk.count(), size_, s, item);
             if (s == rank_) continue;
-            std::memcpy(x_.data + (chunk.begin + slice.begin) * item, outbox(now - 2) + slice.begin * item,
-                        slice.count() * item);
+            copy(x_.data + (chunk.begin + slice.begin) * item, outbox(now - 2) + slice.begin * item,
+                 slice.count() * item);
         }
     }
     if (step + 1 == steps_ && step > 0) chunks_ += chunks;
-    return true;
-}
-
-// -- the others: copy chunk k to the inbox, use chunk k-1 of the others' inboxes
-// ------------------------------------------
-
-void ShmGroup::start_broadcast(const Buffer& x, int root) {
-    const int chunks = chunks_in(x.count, kChunk / item_size(x.dtype));
-    start("broadcast", x, {}, root, &ShmGroup::broadcast, chunks + 1);
-}
-
-bool ShmGroup::broadcast(int step) {
-    const std::size_t item = item_size(x_.dtype), each = kChunk / item;
-    if (rank_ == root_ && step + 1 < steps_) {
-        const Range chunk = chunk_of(x_.count, each, step);
-        std::memcpy(inbox(root_, step), x_.data + chunk.begin * item, chunk.count() * item);
-    }
-    if (rank_ != root_ && step > 0) {
-        const Range chunk = chunk_of(x_.count, each, step - 1);
-        std::memcpy(x_.data + chunk.begin * item, inbox(root_, step - 1), chunk.count() * item);
-    }
-    if (step + 1 == steps_) chunks_ += step;
-    return true;
-}
-
-void ShmGroup::start_all_gather(const Buffer& x, const Buffer& out) {
-    const int chunks = chunks_in(x.count, kChunk / item_size(x.dtype));
-    start("all_gather", x, out, -1, &ShmGroup::all_gather, chunks + 1);
-}
-
-bool ShmGroup::all_gather(int step) {
-    const std::size_t item = item_size(x_.dtype), each = kChunk / item;
-    if (step + 1 < steps_) {
-        const Range chunk = chunk_of(x_.count, each, step);
-        std::memcpy(inbox(rank_, step), x_.data + chunk.begin * item, chunk.count() * item);
-    }
-    if (step > 0) {
-        const Range chunk = chunk_of(x_.count, each, step - 1);
-        for (int r = 0; r < size_; r++) {
-            std::memcpy(out_.data + (r * x_.count + chunk.begin) * item, inbox(r, step - 1), chunk.count() * item);
-        }
-    }
-    if (step + 1 == steps_) chunks_ += step;
-    return true;
-}
-
-void ShmGroup::start_reduce_scatter(const Buffer& x, const Buffer& out) {
-    const int chunks = chunks_in(out.count, kChunk / item_size(x.dtype) / size_);
-    start("reduce_scatter", x, out, -1, &ShmGroup::reduce_scatter, chunks + 1);
-}
-
-bool ShmGroup::reduce_scatter(int step) {
-    const std::size_t item = item_size(x_.dtype), each = kChunk / item / size_;
-    if (step + 1 < steps_) {
-        const Range chunk = chunk_of(out_.count, each, step);
-        for (int row = 0; row < size_; row++) {
-            std::memcpy(inbox(rank_, step) + row * each * item, x_.data + (row * out_.count + chunk.begin) * item,
-                        chunk.count() * item);
-        }
-    }
-    if (step > 0) {
-        const Range chunk = chunk_of(out_.count, each, step - 1);
-        char* rows[kMaxRanks];
-        for (int r = 0; r < size_; r++) rows[r] = inbox(r, step - 1) + rank_ * each * item;
-        char* sums = out_.data + chunk.begin * item;
-        loops().sum(x_.dtype, rows, size_, &sums, 1, chunk.count());
-    }
-    if (step + 1 == steps_) chunks_ += step;
     return true;
 }
 

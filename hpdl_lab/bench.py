@@ -168,8 +168,8 @@ def line_up(comm, count, against):
     if "mpi" in against:
         # Without the meeting by which mpi_all_reduce makes sure that nobody hangs: it would be part of the time.
         contenders += [
-            Contender("MPI in place", lambda: comm.group.all_reduce(x, x), x, x),
-            Contender("MPI out of place", lambda: comm.group.all_reduce(x, y), x, y),
+            Contender("MPI in place", lambda: comm.core.mpi.all_reduce(comm.group, x, x), x, x),
+            Contender("MPI out of place", lambda: comm.core.mpi.all_reduce(comm.group, x, y), x, y),
         ]
     if "gloo" in against:
         from .collectives.native import gloo_group
@@ -181,16 +181,10 @@ def line_up(comm, count, against):
 
 def light(comm, z):
     """The registered path without meetings: this rank's slice of every rank's `z`, added and stored to all of them."""
-    from .comm.buffers import DTYPES
-    from .comm.shm import part_nbytes
-
-    item, part = z.element_size(), part_nbytes(z.nbytes)
-    line = 64 // item
-    each = -(-len(z) // comm.size // line) * line if len(z) else 0
-    begin, end = min(len(z), each * comm.rank), min(len(z), each * (comm.rank + 1))
-    slices = [z.data_ptr() + (r - comm.rank) * part + begin * item for r in range(comm.size)]
-    add, best, dtype = comm.core.sum, comm.core.instructions()[0], DTYPES.index(DTYPE)
-    return lambda: add(best, dtype, slices, slices, end - begin)
+    line = 64 // z.element_size()
+    each = -(-len(z) // comm.size // line) * line
+    slices = [of_rank[each * comm.rank : each * (comm.rank + 1)] for of_rank in comm.shared("allocate").everybodys(z)]
+    return comm.core.Sum(comm.core.instructions()[0], slices, slices)
 
 
 def check(comm, contender, count):

@@ -5,17 +5,15 @@ import pytest
 import torch
 
 from hpdl_lab import features
-from hpdl_lab.comm.buffers import DTYPES, buffer_of
+from hpdl_lab.comm.buffers import DTYPES
 
 core = features.compiled_module()
 COUNTS = (0, 1, 7, 15, 16, 17, 511, 512, 513, 5000)
 
 
 def add(instructions, sources, destinations):
-    """core.sum of tensors."""
-    addresses = [[buffer_of(x).address for x in tensors] for tensors in (sources, destinations)]
-    dtype = DTYPES.index(buffer_of(sources[0]).dtype)
-    core.sum(instructions, dtype, *addresses, len(sources[0]))
+    """The sum of all sources, stored to all destinations."""
+    core.Sum(instructions, sources, destinations)()
 
 
 def tensors(number, count, dtype, seed=0):
@@ -81,4 +79,27 @@ def test_rounding_to_16_bits(instructions, dtype):
 
 def test_unknown_instructions():
     with pytest.raises(ValueError, match="no instructions AVX-1024"):
-        core.sum("AVX-1024", 0, [], [], 0)
+        core.Sum("AVX-1024", [], [])
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda x: ([], [x]), "needs a source and a destination"),
+        (lambda x: ([x], []), "needs a source and a destination"),
+        (lambda x: ([x, x[1:]], [x]), "cannot add 8 float32 and 7 float32"),
+        (lambda x: ([x, x.double()], [x]), "cannot add 8 float32 and 8 float64"),
+        (lambda x: ([x[:7]], [x[1:]]), "memory that overlaps: 7 float32 and 7 float32 begin 4 bytes apart"),
+        (lambda x: ([x.clone()], [x, x[:8].view(8)[:8]]), None),
+        (lambda x: ([x[::2]], [x[::2]]), "cannot add a non-contiguous tensor"),
+        (lambda x: ([x.view(torch.uint8)[1:29].numpy().view(np.float32)], [x]), "1 bytes beyond a multiple of 4"),
+    ],
+)
+def test_what_cannot_be_added(make, why):
+    """Refused before a loop could read or write what it must not."""
+    arguments = make(torch.arange(8, dtype=torch.float32))
+    if why is None:
+        core.Sum(core.instructions()[0], *arguments)()
+        return
+    with pytest.raises(ValueError, match=why):
+        core.Sum(core.instructions()[0], *arguments)

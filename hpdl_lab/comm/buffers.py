@@ -26,27 +26,40 @@ def is_tensor(x):
     return Tensor is not None and isinstance(x, Tensor)
 
 
-def buffer_of(x, verb="send"):
-    """The memory of `x`, a contiguous CPU tensor or array. Raises ValueError or TypeError that says what to do."""
+def buffer_of(x, verb="send", device="cpu"):
+    """The memory of `x`, a contiguous tensor on `device` or, for the CPU, an array.
+
+    Raises ValueError or TypeError that says what to do.
+    """
     if isinstance(x, np.ndarray):
         dtype = x.dtype.name
         if not x.flags.c_contiguous:
             raise ValueError(f"cannot {verb} a non-contiguous array of shape {x.shape}: use np.ascontiguousarray(x)")
+        if not x.dtype.isnative:
+            raise ValueError(f"cannot {verb} {dtype} in the byte order of other machines: use x.astype({dtype!r})")
         address, count = x.ctypes.data, x.size
     elif is_tensor(x):
-        if x.device.type != "cpu":
-            raise ValueError(f"cannot {verb} a tensor on {x.device}: this communicator moves CPU memory: use x.cpu()")
+        if str(x.device) != device:
+            moves = "this communicator moves CPU memory: use x.cpu()" if device == "cpu" else f"use x.to({device!r})"
+            raise ValueError(f"cannot {verb} a tensor on {x.device}: {moves}")
         if not x.is_contiguous():
             raise ValueError(
                 f"cannot {verb} a non-contiguous tensor of shape {tuple(x.shape)}, strides {x.stride()}: "
                 "use x.contiguous()"
             )
+        if x.is_neg():  # its memory holds the values with the other sign
+            raise ValueError(f"cannot {verb} a tensor that is a negated view: use x.resolve_neg()")
         dtype, address, count = str(x.dtype)[6:], x.data_ptr(), x.numel()
     else:
         raise TypeError(f"cannot {verb} a {type(x).__name__}: a message is a torch tensor or a NumPy array")
     if dtype not in ITEMSIZE:
         raise ValueError(f"cannot {verb} dtype {dtype}: one of {', '.join(DTYPES)} is needed")
     return Buffer(address, count, dtype, count * ITEMSIZE[dtype])
+
+
+def to_numpy(x):
+    """The values of a tensor, wherever it is, or array as an array; of a CPU tensor the same memory."""
+    return x.detach().cpu().numpy() if is_tensor(x) else x
 
 
 def copy_of(x):

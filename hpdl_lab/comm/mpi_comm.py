@@ -77,13 +77,21 @@ class MpiComm(Comm):
             parent = self.session.MPI.Comm.fromhandle(self.group.comm)
             handles = [parent.Split(min(chosen), chosen.index(self.rank)).handle for _ in range(2)]
         members = tuple(self.members[r] for r in chosen)
-        part = MpiComm(self.session, handles, members, self.waiting, self.on_row, self.trace)
+        part = self._part(handles, members)
         part.rows = self.rows
         self.parts.append(part)
         if interrupt.came:
             raise KeyboardInterrupt
+        part.connect()
         self.trace.add(step, "split", t0, self.trace.clock(), line=line)
         return part
+
+    def _part(self, handles, members):
+        """The communicator of `members`, of the same kind as this one."""
+        return MpiComm(self.session, handles, members, self.waiting, self.on_row, self.trace)
+
+    def connect(self):
+        """Whatever else all ranks have to do before the first message: nothing. Collective."""
 
     def allocate(self, shape, dtype="float32"):
         """See Comm.allocate. Shared where all ranks are on one machine, until the communicator is closed."""
@@ -128,11 +136,11 @@ class MpiComm(Comm):
     def mpi_all_reduce(self, x):
         """The MPI library's own all_reduce, of the dtypes that it knows."""
         with self.together("mpi_all_reduce", x):
-            self.group.all_reduce(x, x)  # blocks, but everybody is on the way into it
+            self.core.mpi.all_reduce(self.group, x, x)  # blocks, but everybody is on the way into it
         return x
 
     def broadcast(self, x, root=0):
-        self._check_root(root)
+        self._check_root("broadcast", root)
         if not self._in_memory("broadcast", "broadcast", x, root):
             super().broadcast(x, root)
         return x
@@ -151,6 +159,39 @@ class MpiComm(Comm):
             return super().reduce_scatter(x)
         out = new_like(x, x.shape[1:])
         self._in_memory("reduce_scatter", "reduce_scatter", x, out)
+        return out
+
+    def all_to_all(self, x):
+        if len(x) != self.size:
+            raise ValueError(f"all_to_all on {self.size} ranks needs {self.size} rows, got {len(x)}")
+        if not self.shared("all_to_all"):
+            return super().all_to_all(x)
+        out = new_like(x, x.shape)
+        self._in_memory("all_to_all", "all_to_all", x, out)
+        return out
+
+    def reduce(self, x, root=0):
+        self._check_root("reduce", root)
+        if not self.shared("reduce"):
+            return super().reduce(x, root)
+        out = new_like(x, x.shape) if self.rank == root else None
+        self._in_memory("reduce", "reduce", x, out, root)
+        return out
+
+    def gather(self, x, root=0):
+        self._check_root("gather", root)
+        if not self.shared("gather"):
+            return super().gather(x, root)
+        out = new_like(x, (self.size, *x.shape)) if self.rank == root else None
+        self._in_memory("gather", "gather", x, out, root)
+        return out
+
+    def scatter(self, x, out, root=0):
+        self._check_root("scatter", root)
+        if self.rank == root and (x is None or len(x) != self.size):
+            raise ValueError(f"scatter needs {self.size} rows on its root, got {'none' if x is None else len(x)}")
+        if not self._in_memory("scatter", "scatter", x if self.rank == root else None, out, root):
+            super().scatter(x, out, root)
         return out
 
     def shared(self, op):
@@ -190,16 +231,19 @@ class MpiComm(Comm):
     def together(self, op, x):
         """Agree on what all ranks are about to do with `x`, then record it as one event; gives its line."""
         buffer = buffer_of(x, op)
-        call = (op, buffer.count, DTYPES.index(buffer.dtype), -1)
         step, t0, line = self._begin()
-        shared = self.shared(op)
+        self._meet((op, buffer.count, DTYPES.index(buffer.dtype), -1), line)
+        yield line
+        self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
+
+    def _meet(self, call, line=""):
+        """Wait until all ranks are here and mean the same. call: op, count, index of the dtype, root or -1."""
+        shared = self.shared(call[0])
         self._require_whole()
         if not shared:
             self.agree(*call)
         elif not shared.group.meet(self.core.Call(*call), SPIN, self.crowded):
-            self._go_on(shared.group, op, line)
-        yield line
-        self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
+            self._go_on(shared.group, call[0], line)
 
     def _finish(self, operation, op, peers, nbytes=0):
         with self._breaking(op, operation):
@@ -236,9 +280,9 @@ class MpiComm(Comm):
                 f"an earlier {self.broken} did not complete: the ranks of this communicator are out of step"
             )
 
-    def _check_root(self, root):
+    def _check_root(self, op, root):
         if not isinstance(root, int) or not 0 <= root < self.size:
-            raise ValueError(f"rank {self.rank} calls broadcast from rank {root}: ranks here are 0 to {self.size - 1}")
+            raise ValueError(f"rank {self.rank} calls {op} with root rank {root}: ranks here are 0 to {self.size - 1}")
 
     # -- end --------------------------------------------------------------------------------------------------------
 

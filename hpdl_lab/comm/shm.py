@@ -14,6 +14,7 @@ class SharedRanks:
         self.comm, self.core = comm, core
         nbytes = core.ShmGroup.nbytes_for(comm.size)
         self.group = core.ShmGroup(share(comm, core, nbytes, op), comm.rank, comm.size)
+        self.segments = []  # (SharedMemory, bytes from one rank's part to the next)
 
     def allocate(self, shape, dtype):
         """A zeroed torch tensor in shared memory. Collective; the memory stays until the communicator is closed."""
@@ -26,8 +27,20 @@ class SharedRanks:
         part = part_nbytes(nbytes)
         memory = share(self.comm, self.core, part * self.comm.size, "allocate", count, dtype)
         self.group.add(memory, part)
+        self.segments.append((memory, part))
         mine = memory.array(self.comm.rank * part, nbytes)
         return torch.from_numpy(mine).view(getattr(torch, dtype)).reshape(shape)
+
+    def everybodys(self, x):
+        """The tensors of all ranks, in rank order, of which `x` is this rank's: it lies in memory of `allocate`."""
+        import torch
+
+        for memory, part in self.segments:
+            offset = x.data_ptr() - memory.address - self.comm.rank * part
+            if 0 <= offset <= part - x.nbytes:
+                arrays = [memory.array(r * part + offset, x.nbytes) for r in range(self.comm.size)]
+                return [torch.from_numpy(a).view(x.dtype).reshape(x.shape) for a in arrays]
+        raise ValueError("this tensor is not in memory that the ranks share: make it with comm.allocate")
 
 
 def part_nbytes(nbytes):

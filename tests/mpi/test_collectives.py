@@ -126,13 +126,42 @@ def test_the_others(comm, count, dtype):
     rows = torch.stack([values(count, dtype, r + s) for s in range(p)])
     want = sum(values(count, dtype, s + r).to(torch.int64) for s in range(p)).to(rows.dtype)
     assert torch.equal(comm.reduce_scatter(rows), want)
-    if count <= 1001:
-        assert torch.equal(comm.all_to_all(rows), torch.stack([values(count, dtype, s + r) for s in range(p)]))
-        gathered, reduced = comm.gather(values(count, dtype, r)), comm.reduce(values(count, dtype, r))
-        assert torch.equal(gathered, stack) if r == 0 else gathered is None
-        assert torch.equal(reduced, total(comm, count, dtype)) if r == 0 else reduced is None
-        got = comm.scatter(rows if r == 0 else None, torch.zeros(count, dtype=rows.dtype))
-        assert torch.equal(got, values(count, dtype, r))
+    assert torch.equal(comm.all_to_all(rows), torch.stack([values(count, dtype, s + r) for s in range(p)]))
+    for root in {0, p - 1}:
+        gathered, reduced = comm.gather(values(count, dtype, r), root), comm.reduce(values(count, dtype, r), root)
+        assert torch.equal(gathered, stack) if r == root else gathered is None
+        assert torch.equal(reduced, total(comm, count, dtype)) if r == root else reduced is None
+        got = comm.scatter(rows if r == root else None, torch.zeros(count, dtype=rows.dtype), root)
+        assert torch.equal(got, values(count, dtype, root + r))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_floats_are_rounded_once_wherever_they_are_added(comm, dtype):
+    kind, p = getattr(torch, dtype), comm.size
+    tiny = torch.finfo(kind).eps * 0.4
+    x = torch.full((p, 5), 1.0 if comm.rank == 0 else tiny).to(kind)
+    want = torch.full((5,), 1.0 + (p - 1) * float(torch.tensor(tiny).to(kind))).to(kind)
+    assert torch.equal(comm.reduce_scatter(x), want)
+    total = comm.reduce(x[0], p - 1)
+    assert total is None if comm.rank != p - 1 else torch.equal(total, want)
+
+
+def test_in_place_as_nccl_has_it(comm):
+    """x may be its row of the result, or the result the row of x."""
+    group, p, r = comm.shared("barrier").group, comm.size, comm.rank
+    whole = torch.full((p, 70_000), -1.0)
+    whole[r] = r
+    group.all_gather(whole[r], whole, 10.0, comm.crowded)
+    assert (whole == torch.arange(p)[:, None]).all()
+    rows = torch.arange(p, dtype=torch.float32)[:, None].repeat(1, 70_000) + r
+    group.all_to_all(rows, rows, 10.0, comm.crowded)
+    assert (rows == torch.arange(p)[:, None] + r).all()
+    group.reduce_scatter(rows, rows[r], 10.0, comm.crowded)
+    assert (rows[r] == p * r + p * (p - 1) / 2).all()
+    comm.barrier()
+    with pytest.raises(ValueError, match="memory that overlaps"):
+        group.all_gather(whole[0, 1:], whole.reshape(-1)[: p * 69_999], 10.0, comm.crowded)
+    assert (comm.all_reduce(torch.ones(5)) == p).all()  # and on we go
 
 
 def test_one_after_the_other_without_a_pause(comm):
@@ -212,8 +241,23 @@ def test_rows_that_are_not_ranks(comm):
 
 
 def test_no_such_root(comm):
-    with pytest.raises(ValueError, match=rf"rank {comm.size}: ranks here are 0 to {comm.size - 1}"):
-        comm.broadcast(torch.zeros(3), comm.size)
+    for collective in (comm.broadcast, comm.reduce, comm.gather):
+        with pytest.raises(ValueError, match=rf"rank {comm.size}: ranks here are 0 to {comm.size - 1}"):
+            collective(torch.zeros(3), comm.size)
+    with pytest.raises(ValueError, match=rf"rank -1: ranks here are 0 to {comm.size - 1}"):
+        comm.scatter(torch.zeros(comm.size, 3), torch.zeros(3), -1)
+
+
+def test_another_root_on_one_rank(comm):
+    if comm.size == 1:
+        return
+    with pytest.raises(ValueError, match="rank 0 calls gather of 5 float32 to rank 0; rank.* gather .* to rank 1"):
+        comm.gather(torch.zeros(5), min(comm.rank, 1))
+
+
+def test_rows_of_a_scatter(comm):
+    with pytest.raises(ValueError, match=f"scatter needs {comm.size} rows on its root, got {comm.size + 1}"):
+        comm.scatter(torch.zeros(comm.size + 1, 3), torch.zeros(3), comm.rank)
 
 
 def test_what_cannot_be_added(comm):
