@@ -1,0 +1,55 @@
+"""Gradient descent around a parameter server: one rank holds the weights, all others compute gradients for it.
+
+rank 1: its examples -> g1 --+                                  +--> w
+rank 2: its examples -> g2 --+--> rank 0: w -= rate * mean(g) --+--> w
+rank 3: its examples -> g3 --+                                  +--> w
+
+All that the workers say passes through one rank: with p - 1 workers it receives and sends p - 1 vectors per step.
+"""
+
+import numpy as np
+
+from ..comm.buffers import new_like
+from ..optim.gradient_descent import gradient
+
+
+def server_step(comm, w, g, rate):
+    """Take one step: rank 0, the server, collects the workers' gradients, updates the weights and sends them out.
+
+    Args:    w: (d,) float array or tensor: on rank 0 the weights, on the workers overwritten with the new ones.
+             g: (d,) like w, the gradient of a worker, left as it is. That of rank 0 does not count: it has no examples.
+             rate: the learning rate.
+    Returns: w, the new weights, bitwise the same on every rank.
+    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
+    Steps: 2(p - 1) at the server.   Bytes: (p - 1) * d * itemsize into the server and as many out of it; d * itemsize
+    in and out of each of the p - 1 workers.   Ref: Li et al. 2014, "Parameter Server".
+    """
+    if comm.rank == 0:
+        total = 0 * w
+        arriving = new_like(w, w.shape)
+        for worker in range(1, comm.size):
+            total += comm.recv(arriving, worker)
+        w -= rate * total / (comm.size - 1)
+        for worker in range(1, comm.size):
+            comm.send(w, worker)
+    else:
+        comm.send(g, 0)
+        comm.recv(w, 0)
+    return w
+
+
+def step_with_server(comm, w, x, y, rate, step=server_step):
+    """The weights after one step in which rank 0 serves and each of the others has its share of the examples.
+
+    Args:    w: (d,), x: (n, d), y: (n,): the same on every rank; step: server_step(comm, w, g, rate).
+    Returns: (d,) new array, the same on every rank.
+    Raises:  ValueError where comm.size - 1 workers cannot share n examples equally, or there is no worker.
+    """
+    workers = comm.size - 1
+    if workers < 1 or len(y) % workers:
+        raise ValueError(f"{len(y)} examples cannot be shared equally by {workers} workers and a server")
+    if comm.rank == 0:
+        return step(comm, w.copy(), np.zeros_like(w), rate)
+    n = len(y) // workers
+    mine = slice((comm.rank - 1) * n, comm.rank * n)
+    return step(comm, w.copy(), gradient(w, x[mine], y[mine]), rate)
