@@ -6,6 +6,7 @@ so a run is deterministic and messages are booked in the order of time. Arithmet
 """
 
 import copy
+import itertools
 
 from ..trace import caller_line
 from .base import Comm, PerRank, Results, Work
@@ -42,7 +43,7 @@ def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True):
         return fn(SimComm(scheduler, rank, range(size), keep), *(copy.deepcopy(a) for a in mine))
 
     values = scheduler.run(body, deadline)
-    events = [e for rank in scheduler.ranks for e in rank.trace.events]
+    events = itertools.chain.from_iterable(rank.trace.log for rank in scheduler.ranks)
     return Results(values, events, rows, seconds=scheduler.seconds)
 
 

@@ -10,8 +10,8 @@ The one rule of contention: a message starts when both its ends are ready and ev
 alpha + n * beta seconds. Until it has arrived it holds the first and the last link of its route, which are the ports of
 its ends; the links between carry other messages as soon as its bytes have passed, after n * beta. Links are booked in
 the order in which messages become ready; at equal times the message goes first whose later end has the lower rank, and
-among those of one rank, the one that it posted first. So a message that waits for a busy link also blocks what is booked
-behind it, as in networks that lose nothing (InfiniBand; Ethernet with priority flow control).
+among those of one rank, the one that it posted first. So a message that waits for a busy link also blocks what is
+booked behind it, as in networks that lose nothing (InfiniBand; Ethernet with priority flow control).
 """
 
 from .describe import describe

@@ -29,7 +29,7 @@ def bandwidth(beta):
 
 
 def shared_links(network, size):
-    """(links,) numbers: of how many different senders, or for ways down of how many receivers, each link carries messages.
+    """(links,) numbers: how many ranks share each link: its senders or its receivers, whichever are fewer.
 
     1 is a link of one rank alone, such as a port; 0 a link that nothing uses.
     """

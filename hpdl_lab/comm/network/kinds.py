@@ -15,9 +15,9 @@ class Network:
     alpha:         latency, s per message; also of one step of a barrier.
     beta:          inverse bandwidth, s per byte.
     flops_per_s:   speed of `comm.compute(flops=...)`.
-    eager_nbytes:  a send up to this size ends before its receive is posted, as MPI's eager protocol does: its bytes travel
-                   at once and wait at the receiver. 0 (the default) makes every send wait for its receive: a program
-                   that is right under it never relies on buffering (MPI standard 3.5, "safe" programs).
+    eager_nbytes:  a send up to this size ends before its receive is posted, as MPI's eager protocol does: its bytes
+                   travel at once and wait at the receiver. 0 (the default) makes every send wait for its receive: a
+                   program that is right under it never relies on buffering (MPI standard 3.5, "safe" programs).
     """
 
     @classmethod
@@ -121,8 +121,8 @@ class FatTree(Network):
         / | | \\  / | | \\
         0 1 2 3  4 5 6 7
 
-    All cables have the same speed. Which spine a message takes depends on its receiver alone, as with the static routes of
-    InfiniBand: two messages of one leaf to receivers with the same spine share a cable, one after the other.
+    All cables have the same speed. Which spine a message takes depends on its receiver alone, as with the static routes
+    of InfiniBand: two messages of one leaf to receivers with the same spine share a cable, one after the other.
 
     oversubscription: hosts per leaf over cables from a leaf to the spines; 1 has a cable for every host.
     hop: s more for each further switch: a message to another leaf crosses three instead of one. Default: 110 ns, of an
@@ -144,7 +144,7 @@ class FatTree(Network):
         hosts, over = whole(self.hosts_per_leaf, "hosts_per_leaf"), whole(self.oversubscription, "oversubscription")
         if hosts % over:
             raise ValueError(
-                f"{hosts} hosts cannot share {hosts}/{over} cables: oversubscription divides hosts_per_leaf"
+                f"oversubscription must divide the hosts of a leaf: {hosts} hosts, oversubscription {over}"
             )
 
     @property

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """One direction of a cable or a bus. `source` and `dest` are "rank 3", "switch", "leaf 0", ...; beta: s per byte."""
+    """One direction of a cable or a bus, from "rank 3" to "switch" or "leaf 0" to "spine 1"; beta: s per byte."""
 
     source: str
     dest: str

@@ -3,16 +3,14 @@
 Bandwidths are those of one direction of one port, as the standard or the vendor states them; software reaches less.
 Latencies are of a small message between two ranks, as software sees it: for links between GPUs and for networks with
 remote direct memory access (InfiniBand, RoCE, Omni-Path) the ones by which NCCL chooses its algorithms, which knows one
-latency for all such networks; for Ethernet the one measured through the TCP of Linux on 10 Gbit/s, where the software and
-not the wire sets it. An adapter alone is faster: below 0.6 us for HDR (Lenovo Press LP1195, 2024).
+latency for all such networks; for Ethernet the one measured through the TCP of Linux on 10 Gbit/s, where the software
+and not the wire sets it. An adapter alone is faster: below 0.6 us for HDR (Lenovo Press LP1195, 2024).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 NCCL = "NVIDIA, NCCL 2.30, src/graph/tuning.cc: hwLatencies, ring, LL, {}; 2026"
-TCP = (
-    "Larsen et al., Architectural Breakdown of End-to-End Latency in a TCP/IP Network, Int. J. Parallel Prog. 37, 2009"
-)
+TCP = "Larsen et al., Architectural Breakdown of End-to-End Latency in a TCP/IP Network; 2009"
 
 
 @dataclass(frozen=True)
@@ -22,8 +20,8 @@ class Interconnect:
     name: str
     alpha: float
     GBps: float
-    alpha_source: str
-    GBps_source: str
+    alpha_source: str = field(repr=False)
+    GBps_source: str = field(repr=False)
 
     @property
     def beta(self):
@@ -45,9 +43,7 @@ PRESETS = {
         _nccl("pcie_4", "PCI", 31.5, "PCI-SIG, PCI Express Base Specification 4.0: 16 lanes of 16 GT/s; 2017"),
         _nccl("pcie_5", "PCI", 63.0, "PCI-SIG, PCI Express Base Specification 5.0: 16 lanes of 32 GT/s; 2019"),
         _nccl("infiniband_hdr", "network", 25.0, "Lenovo Press LP1195, ConnectX-6 HDR/200GbE: 200 Gbit/s; 2024"),
-        _nccl(
-            "infiniband_ndr", "network", 50.0, "FS, An In-Depth Look at NVIDIA NDR 400G InfiniBand: 400 Gbit/s; 2024"
-        ),
+        _nccl("infiniband_ndr", "network", 50.0, "FS, An In-Depth Look at NVIDIA NDR 400G InfiniBand; 2024"),
         _nccl("roce_100", "network", 12.5, "IEEE 802.3ba: 100 Gbit/s Ethernet; 2010"),
         _nccl("roce_200", "network", 25.0, "IEEE 802.3bs: 200 Gbit/s Ethernet; 2017"),
         _nccl("omni_path_100", "network", 12.5, "Cherlopalle and Weage, Dell HPC Omni-Path Fabric: 100 Gbit/s; 2016"),
