@@ -71,12 +71,12 @@ class Session:
         """More ranks than cores here: a rank that spins keeps its peer from working."""
         return self.hosts.count(self.hosts[self.rank]) > cores()
 
-    def comm(self, run, ranks=None, deadline=10.0, on_row=None, trace=True):
+    def comm(self, run, ranks=None, deadline=10.0, on_row=None, trace=True, make=MpiComm):
         """A communicator that no message of another run can reach. Collective over `ranks`.
 
         Args:    run: a number that no other run of these ranks has, the same everywhere.
                  ranks: of MPI_COMM_WORLD, which become 0, 1, ... in this order; None: all.
-                 deadline, on_row, trace: see MpiComm.
+                 deadline, on_row, trace: see MpiComm. make: what kind of communicator, called as MpiComm is.
         Raises:  CommTimeout, RankFailed, KeyboardInterrupt: not all ranks have come; ValueError for wrong ranks.
         """
         members = tuple(range(self.size)) if ranks is None else tuple(ranks)
@@ -94,13 +94,17 @@ class Session:
             waiting.finish(duplicates, "start", waiting.missing(members, "start"))
             self.abandoned.remove(duplicates)
             self._free_closed(members)
-            comm = MpiComm(self, (duplicates.first, duplicates.second), members, waiting, on_row, trace)
+            comm = make(self, (duplicates.first, duplicates.second), members, waiting, on_row, trace)
             self.open.append(comm)
         if too_late is None and interrupt.came:
             too_late = KeyboardInterrupt()
-        if too_late is not None:
-            comm.close(too_late)
-            raise too_late
+        try:
+            if too_late is not None:
+                raise too_late
+            comm.connect()
+        except BaseException as error:
+            comm.close(error)
+            raise
         return comm
 
     def _arrive(self, members, run, waiting, interrupt):

@@ -6,6 +6,7 @@ light: neither NumPy nor torch nor MPI is loaded.
 
 import functools
 import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -48,6 +49,15 @@ def compiled_module():
         ) from error
 
 
+def folders(package):
+    """Where the files of an installed package are, which is not imported; [] where there is none."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return list(spec.submodule_search_locations or []) if spec else []
+
+
 def installed_mpi_wheels():
     """The MPI wheels of this environment: {"mpich": "5.0.2"}; more than one is a fault."""
     here = distributions(path=[get_path("platlib")])
@@ -74,6 +84,17 @@ def mpiexec():
     if path is None:
         raise Missing(f"no mpiexec in {os.path.dirname(beside)} nor on PATH: pip install mpich")
     return path
+
+
+def network_commands():
+    """Paths of `ip` and `tc`, which make emulated hosts. Raises Missing with the remedy."""
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where Debian has tc, but not a user's PATH
+    found = [shutil.which(name, path=path) for name in ("ip", "tc")]
+    if None in found:
+        raise Missing(
+            "emulated hosts are made with the commands ip and tc of Linux, which are not here: apt-get install iproute2"
+        )
+    return found
 
 
 def launch_environment():

@@ -1,0 +1,52 @@
+"""Is there a GPU that ranks can use? With the reason for each no; nothing heavy is imported."""
+
+import glob
+import importlib
+import os
+import re
+import shutil
+
+from . import Missing, folders
+
+
+def why_no_gpu():
+    """The first thing that is missing for tensors on a GPU, in one sentence; "" where nothing is."""
+    return no_driver() or no_torch_with_cuda() or no_visible_device()
+
+
+def no_driver():
+    """Why the driver shows no GPU, or ""."""
+    if glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg"):  # dxg: the driver of Windows, seen from WSL
+        return ""
+    return "no NVIDIA driver: /dev/nvidia0 does not exist"
+
+
+def no_torch_with_cuda():
+    """Why torch cannot use a GPU, or "", read from its files."""
+    for folder in folders("torch"):
+        with open(os.path.join(folder, "version.py")) as file:
+            built_for = re.search(r"^cuda\b.*=\s*(\S+)", file.read(), re.MULTILINE)
+        if built_for is None or built_for[1] == "None":
+            return "this torch was built without CUDA: install torch from PyTorch's index of CUDA wheels"
+        return ""
+    return "torch is not installed: make install"
+
+
+def no_visible_device():
+    """Why the environment hides all GPUs, or ""."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
+        return f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU: unset it"
+    return ""
+
+
+def cuda_module():
+    """The compiled module hpdl_lab._cuda. Raises Missing with the reason where csrc/cuda was not compiled."""
+    try:
+        return importlib.import_module("hpdl_lab._cuda")
+    except ModuleNotFoundError:
+        nvcc = shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
+        remedy = f"nvcc is at {nvcc}: make install" if nvcc else "put nvcc on PATH, then make install"
+        raise Missing(f"csrc/cuda was not compiled, because the build found no working nvcc: {remedy}") from None
+    except ImportError as error:
+        raise Missing(f"the compiled CUDA module does not load: {error}") from None
