@@ -9,8 +9,9 @@ Source cells that are more than text or code:
     # %% check="hpdl_lab.collectives.ring:reduce_scatter"        the cell that checks it
 
 The solution form (solutions/NN_name.ipynb) holds the function; the exercise form (NN_name.ipynb) holds its signature,
-its docstring, the lines outside BEGIN/END SOLUTION and a NotImplementedError. Both carry nbgrader's metadata and
-markers, so that nbgrader takes the solution form as its source as it is.
+its docstring, the lines outside BEGIN/END SOLUTION and a NotImplementedError; or, in an exercise of repair, the broken
+program. Both carry nbgrader's metadata and markers, so that nbgrader takes the solution form as its source as it is
+(but where there is something to repair, nbgrader clears it and leaves its own stub).
 """
 
 import argparse
@@ -61,12 +62,16 @@ def build_cell(cell, form, defined):
 
 
 def exercise_cell(exercise, form, defined):
-    imports = import_lines(exercise.reference, defined)
+    needed = import_lines(exercise.reference, defined)
+    if exercise.scaffold is not None:
+        needed += [line for line in import_lines(exercise.scaffold, defined) if line not in needed]
+    imports = sorted(needed, key=lambda line: (line.startswith("from "), line))
     defined.add(exercise.reference.__qualname__)
     if form == "solution":
         text = solution_source(exercise.reference)
     else:
-        text = stub_source(exercise.reference, f"exercise {exercise.id}: write {exercise.name}")
+        title = f"exercise {exercise.id}: write {exercise.name}"
+        text = stub_source(exercise.reference, title, exercise.scaffold)
     nbgrader = {"grade": False, "grade_id": f"exercise-{number(exercise)}", "locked": False, "solution": True}
     return graded_cell("\n".join(imports) + "\n\n\n" + text if imports else text, nbgrader)
 

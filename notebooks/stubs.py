@@ -18,20 +18,31 @@ def solution_source(function):
     return f"{head}\n{body}"
 
 
-def stub_source(function, title):
-    """What is outside the markers, with `raise NotImplementedError(title)` in the place of each solution."""
+def stub_source(function, title, scaffold=None):
+    """What is outside the markers, with `raise NotImplementedError(title)` in the place of each solution.
+
+    With a scaffold: signature and docstring of `function`, and below them what the scaffold does, to be repaired.
+    """
+    if scaffold is not None:
+        return f"{split_source(function)[0]}\n{split_source(scaffold)[1]}"
     text = solution_source(function) + "\n"
     return PAIR.sub(lambda pair: f'{pair[1]}raise NotImplementedError("{title}")\n', text).rstrip("\n")
 
 
 def split_source(function):
-    """(signature and docstring, the rest) of a function, dedented."""
-    text = textwrap.dedent(inspect.getsource(function)).rstrip("\n")
+    """(signature and docstring, the rest) of a function."""
+    text = plain_source(function)
     body = ast.parse(text).body[0].body
     if not ast.get_docstring(ast.parse(text).body[0]):
         raise ValueError(f"{function.__qualname__} has no docstring: an exercise is explained by it")
     lines = text.split("\n")
     return "\n".join(lines[: body[0].end_lineno]), "\n".join(lines[body[0].end_lineno :])
+
+
+def plain_source(function):
+    """The source of a function, dedented, without its decorators, which are the library's business."""
+    text = textwrap.dedent(inspect.getsource(function)).rstrip("\n")
+    return "\n".join(text.split("\n")[ast.parse(text).body[0].lineno - 1 :])
 
 
 def import_lines(function, defined):
@@ -41,7 +52,7 @@ def import_lines(function, defined):
     the names in `defined`, which the notebook already has.
     """
     module = sys.modules[function.__module__]
-    needed = names_read(ast.parse(textwrap.dedent(inspect.getsource(function)))) - set(defined) - {function.__name__}
+    needed = names_read(ast.parse(plain_source(function))) - set(defined) - {function.__name__}
     lines, imported = {}, set()
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.Import):

@@ -1,6 +1,7 @@
 """Both forms of every notebook come from one source, reproducibly, and nobody's work is overwritten."""
 
 import importlib.util
+import inspect
 import json
 import re
 import shutil
@@ -87,6 +88,8 @@ def test_the_two_forms_differ_only_in_the_solution(exercise):
     stem = next(s.stem for s in SOURCES if s.stem.startswith(f"{int(exercise.id.split('.')[0]):02d}"))
     stub = cell_with(NOTEBOOKS / f"{stem}.ipynb", f"exercise-{exercise.id}")
     solved = cell_with(NOTEBOOKS / "solutions" / f"{stem}.ipynb", f"exercise-{exercise.id}")
+    if exercise.scaffold is not None:
+        return the_scaffold_stands_in_the_place_of_the_solution(exercise, stub.source, solved.source)
     title = f'raise NotImplementedError("exercise {exercise.id}: write {exercise.name}")'
     before, _, rest = solved.source.partition("    ### BEGIN SOLUTION\n")
     body, _, after = rest.partition("    ### END SOLUTION")
@@ -95,6 +98,13 @@ def test_the_two_forms_differ_only_in_the_solution(exercise):
     assert stub.id == solved.id and stub.metadata == solved.metadata
     first = exercise.reference.__doc__.split("\n")[0]
     assert first in stub.source
+
+
+def the_scaffold_stands_in_the_place_of_the_solution(exercise, stub, solved):
+    head, _, body = solved.partition("    ### BEGIN SOLUTION\n")
+    assert stub.startswith(head) and body
+    broken = inspect.getsource(exercise.scaffold).rstrip("\n")
+    assert broken.endswith(stub.removeprefix(head)) and stub.removeprefix(head) != body.partition("    ### END")[0]
 
 
 def test_solutions_are_the_library_functions_with_their_imports():

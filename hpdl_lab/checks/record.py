@@ -53,6 +53,7 @@ class Exercise:
                it raises AnswerFailed or CommError for the answer's faults, and anything else for other trouble.
     hints:     {invariant: (first, second, third)}; "" serves every invariant that is not named.
     parallel:  whether ranks take part, so that the check goes on to the engines.
+    scaffold:  a broken function; what it does stands in the attendee's cell, to be repaired, in the place of a stub.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Exercise:
     right_answers: tuple
     explanation: str
     parallel: bool = True
+    scaffold: Callable | None = None
 
     @property
     def name(self):

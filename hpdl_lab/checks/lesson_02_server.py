@@ -1,0 +1,227 @@
+"""Notebook 02, parameter server: one rank holds the weights, and everything passes through it."""
+
+import numpy as np
+
+from ..comm import PerRank
+from ..parallel import parameter_server as reference
+from . import answers_parameter_server as answers
+from .lesson_02_parallel import gradients
+from .ranks import capital, count, number, on_engines, simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import check_waits
+
+RATE = 0.5
+STALE = -3.0  # what a worker's weights hold before the server has sent new ones
+CASES = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (4, 0))  # (ranks, weights)
+
+
+def inputs(p, d):
+    """w: one (d,) array per rank, of which that of rank 0 counts; g: (p, d), one gradient per rank."""
+    weights = np.random.default_rng([p, d, 2]).integers(1, 1000, d) * 840.0
+    return [weights.copy()] + [np.full(d, STALE) for _ in range(p - 1)], gradients(p, d)
+
+
+def expected_weights(weights, g):
+    return weights[0] - RATE * g[1:].mean(axis=0)
+
+
+def call(comm, fn, w, g):
+    """fn(comm, w, g, RATE); returns (what it returned, what it left in w, what it left in g)."""
+    return fn(comm, w, g, RATE), w, g
+
+
+def check_server_step(fn, runner=None):
+    for p, d in CASES:
+        weights, g = inputs(p, d)
+        where = f"with a server and {count(p - 1, 'worker')}"
+        run = simulate(p, call, fn, PerRank(weights), PerRank(list(g)), where=where)
+        check_weights(run, weights, g, capital(where))
+    weights, g = inputs(8, 1000)
+    run = simulate(8, call, fn, PerRank(weights), PerRank(list(g)), where="with a server and 7 workers")
+    moved = check_server_traffic(run, 8, g[0].nbytes)
+    facts = [
+        "the step along the mean of the workers' gradients, for 1, 2, 3, 4 and 7 workers",
+        f"with 7 workers and weights of 8,000 bytes, {moved:,} bytes go into the server, and {moved:,} out of it",
+    ]
+    if runner is not None:
+        run = on_engines(runner, call_on_engine, fn)
+        check_weights(run, *inputs(len(run), 1001), f"on {count(len(run), 'engine')}")
+        facts.append(f"engines: right on {count(len(run), 'MPI rank')}, one of them the server")
+    return Passed(tuple(facts), run.events)
+
+
+def call_on_engine(comm, fn):
+    weights, g = inputs(comm.size, 1001)
+    return call(comm, fn, weights[comm.rank], g[comm.rank])
+
+
+def check_weights(run, weights, g, where):
+    """Raise Broken unless every rank returns and holds the new weights, and every worker its gradient as it was."""
+    p, expected = len(run), expected_weights(weights, g)
+    for r, (out, held, left) in enumerate(run):
+        who = "the server" if r == 0 else f"rank {r}"
+        if out is None:
+            message = f"{where}, {who} returned nothing: every rank returns w, the server too."
+            raise Broken("returns", message, events=run.events, size=p)
+        if getattr(out, "shape", None) != expected.shape:
+            got = f"of shape {out.shape}" if hasattr(out, "shape") else f"of type {type(out).__name__}"
+            message = f"{where}, {who} returned something {got}: return w, of shape {expected.shape}."
+            raise Broken("returns", message, events=run.events, size=p)
+        out = np.asarray(out, dtype=float)
+        if not np.allclose(out, expected):
+            j = int(np.argmax(~np.isclose(out, expected)))
+            failed, why = explain(out, expected, weights, g, r)
+            message = f"{where}, w[{j}] on {who} should be {number(expected[j])} and is {number(out[j])}. {why}"
+            raise Broken(failed, message.rstrip(), events=run.events, size=p)
+        if not np.allclose(held, expected):
+            message = f"{where}, what {who} returns is right, but w was not overwritten with it."
+            raise Broken("in place", message, events=run.events, size=p)
+        if not np.array_equal(out, run[0][0]):
+            message = f"{where}, rank {r} and the server hold different bits: send the weights, not the way to them."
+            raise Broken("bitwise", message, events=run.events, size=p)
+        if r > 0 and not np.array_equal(left, g[r]):
+            message = f"{where}, rank {r} changed its gradient g: the caller may still need it."
+            raise Broken("input", message, events=run.events, size=p)
+
+
+def explain(out, expected, weights, g, r):
+    """(invariant, sentence) for weights of rank r that are not the expected ones."""
+    p, workers, w = len(g), len(g) - 1, weights[0]
+    total, everybody = g[1:].sum(axis=0), g.sum(axis=0)
+    for value, failed, why in (
+        (w - RATE * total, "mean", f"That is a step along the sum of {workers} gradients: divide by {workers}."),
+        (
+            w - RATE * total / p,
+            "workers",
+            f"You divided by {p}, the number of ranks. The server has no examples: there are {workers} workers.",
+        ),
+        (
+            w - RATE * everybody / p,
+            "workers",
+            "The gradient of rank 0 is in it, which has no examples: it does not count.",
+        ),
+        (w - RATE * everybody / workers, "workers", "The gradient of rank 0 is in it: only the workers' count."),
+        (w + RATE * total / workers, "sign", "That is a step uphill: go against the gradient."),
+        (w - total / workers, "rate", f"The rate is {RATE}, and was not used."),
+        (
+            w - RATE * total / 3,
+            "size",
+            f"You divided by 3, but here there is {count(workers, 'worker')}: comm.size - 1.",
+        ),
+    ):
+        if np.allclose(out, value):
+            return failed, why
+    for s in range(1, p):
+        if np.allclose(out, w - RATE * g[s]):
+            return "sum", f"Only the gradient of rank {s} is in it: add those of all workers before the step."
+    if r > 0 and np.allclose(out, STALE):
+        return "send back", f"Those are the weights that rank {r} had before: the server's never arrived."
+    if r > 0 and any(np.allclose(out, w - RATE * g[1 : s + 1].sum(axis=0) / workers) for s in range(p)):
+        return "order", "The server sent weights before it had all gradients: first collect from all, then send to all."
+    return "sum", ""
+
+
+def check_server_traffic(run, p, nbytes):
+    """Bytes into the server, which are as many as out of it. Raises Broken for detours and repetitions."""
+    check_waits(run.events, p)
+    for e in run.events:
+        if e.op == "send" and 0 not in (e.rank, e.peer):
+            message = (
+                f"The result is right, but rank {e.rank} sends to rank {e.peer}: around a parameter server the workers "
+                "talk to rank 0 only. (That spares the server work; in notebook 04 you go further that way.)"
+            )
+            raise Broken("peers", message, events=run.events, size=p)
+    bound = (p - 1) * nbytes
+    into = sum(e.nbytes for e in run.events if e.op == "send" and e.peer == 0)
+    out = sum(e.nbytes for e in run.events if e.op == "send" and e.rank == 0)
+    for moved, way, what in ((into, "into", "one gradient from"), (out, "out of", "the weights once to")):
+        if moved > bound:
+            message = (
+                f"The result is right, but with {p - 1} workers {moved:,} bytes went {way} the server, where "
+                f"{bound:,} are enough: {what} each worker."
+            )
+            raise Broken("bytes", message, events=run.events, size=p)
+    return into
+
+
+LAST_HINT = (
+    "if comm.rank == 0:\n"
+    "    total = 0 * w\n"
+    "    arriving = new_like(w, w.shape)\n"
+    "    for worker in range(1, comm.size):\n"
+    "        total += comm.recv(arriving, worker)\n"
+    "    ...   # the step, then comm.send(w, worker) to each of them\n"
+    "else:\n"
+    "    comm.send(g, 0)\n"
+    "    comm.recv(w, 0)\n"
+    "return w"
+)
+
+EXERCISES = (
+    Exercise(
+        id="2.2",
+        title="a parameter server",
+        reference=reference.server_step,
+        stars=2,
+        check=check_server_step,
+        hints={
+            "": (
+                "Two programs in one function: what does rank 0 do, and what do the others? Write them on paper, side "
+                "by side: every send of one is a receive of the other.",
+                "A worker sends g and receives w. The server receives from 1, 2, ..., p-1, takes the step, and sends w "
+                "to 1, 2, ..., p-1.",
+                LAST_HINT,
+            ),
+            "workers": (
+                "Who has examples, and who has none?",
+                "The mean is over the workers: comm.size - 1 gradients, those of ranks 1, 2, ...",
+                "w -= rate * total / (comm.size - 1)",
+            ),
+            "mean": (
+                "The server has the sum of the gradients. What makes a mean of it?",
+                "There are comm.size - 1 workers.",
+                "w -= rate * total / (comm.size - 1)",
+            ),
+            "deadlock": (
+                "Look at the table: whom does the server wait for, and whom do the workers wait for?",
+                "If the server receives first, a worker has to send first.",
+                "A worker: comm.send(g, 0), and then comm.recv(w, 0).",
+            ),
+            "bytes": (
+                "Count the messages of one worker: how many of them does the server need?",
+                "Each worker sends one vector, its gradient, and gets one back, the weights.",
+                LAST_HINT,
+            ),
+            "in place": (
+                "The caller looks at w too. Which line makes a new array?",
+                "`w = w - ...` makes a new array, `w -= ...` changes w; comm.recv(w, 0) receives into w itself.",
+                LAST_HINT,
+            ),
+        },
+        wrong_answers=(
+            WrongAnswer(answers.adds_and_forgets_to_divide, "mean", "the sum of 3 gradients: divide by 3"),
+            WrongAnswer(answers.counts_the_server_as_a_worker, "workers", "You divided by 4, the number of ranks"),
+            WrongAnswer(answers.adds_the_gradient_of_the_server, "workers", "The gradient of rank 0 is in it"),
+            WrongAnswer(answers.walks_uphill, "sign", "a step uphill"),
+            WrongAnswer(answers.forgets_the_rate, "rate", "was not used"),
+            WrongAnswer(answers.keeps_the_last_gradient, "sum", "Only the gradient of rank 3 is in it"),
+            WrongAnswer(answers.steps_after_every_gradient, "order", "before it had all gradients"),
+            WrongAnswer(answers.sends_no_weights_back, "send back", "the server's never arrived"),
+            WrongAnswer(answers.waits_for_the_server_first, "deadlock", "receive first"),
+            WrongAnswer(answers.sends_everything_twice, "bytes", "bytes went out of the server"),
+            WrongAnswer(answers.pushes_its_weights_too, "bytes", "bytes went into the server"),
+            WrongAnswer(answers.everybody_averages, "bytes", "bytes went out of the server"),
+            WrongAnswer(answers.passes_the_weights_along, "peers", "the workers talk to rank 0 only"),
+            WrongAnswer(answers.makes_new_weights, "in place", "w was not overwritten"),
+            WrongAnswer(answers.steps_without_return, "returns", "the server returned nothing"),
+            WrongAnswer(answers.adds_into_its_gradient, "input", "changed its gradient g"),
+            WrongAnswer(answers.for_three_workers, "size", "here there is 1 worker: comm.size - 1"),
+        ),
+        right_answers=(answers.with_collectives, answers.all_at_once),
+        explanation=(
+            "The workers hold nothing but a copy: whoever asks the server has the model. That is simple, and one "
+            "worker more or less changes little. But all gradients meet at one door: p - 1 vectors in and p - 1 out "
+            "per step, while every worker's own link carries one each way and waits."
+        ),
+    ),
+)

@@ -1,0 +1,94 @@
+"""Notebook 03, collectives: which of the eight does the job?"""
+
+from ..collectives import jobs as reference
+from . import answers_03 as answers
+from .ranks import capital, simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+
+RIGHT = reference.which_collective()
+TOO_MUCH = {  # (right, named): what the named one does beyond the job
+    ("reduce", "all_reduce"): "all_reduce would do it, and send the sum to ranks that do not need it",
+    ("gather", "all_gather"): "all_gather would do it, and send the lists to ranks that do not need them",
+    ("scatter", "broadcast"): "broadcast would do it, but every rank would get the rows of all the others too",
+    ("reduce_scatter", "all_reduce"): "all_reduce would do it, but every rank would get the other rows of the sum too",
+    ("all_to_all", "all_gather"): "all_gather would do it, but every rank would get what is meant for others too",
+    ("all_reduce", "all_gather"): "all_gather would do, if every rank then added: p vectors to receive, not two",
+}
+
+
+def check_which_collective(fn, runner=None):
+    (named,) = simulate(1, lambda comm: fn(), where="here")
+    if named is None:
+        raise Broken("returns", "Your function returned nothing: return a dict, letter to name.")
+    if not isinstance(named, dict):
+        raise Broken("returns", f"Your function returned a {type(named).__name__}: return a dict, letter to name.")
+    for job in reference.JOBS:
+        check_job(job, named)
+    unknown = [key for key in named if key not in RIGHT]
+    if unknown:
+        raise Broken("missing", f"There is no job {unknown[0]!r}: they are called A to H.")
+    return Passed(("8 of 8 jobs, each with the collective that sends no more than is needed",))
+
+
+def check_job(job, named):
+    """Raise Broken unless this job is done by the collective that is named for it, and not by a larger one."""
+    right = RIGHT[job.letter]
+    if job.letter not in named:
+        raise Broken("missing", f"Job {job.letter} has no answer. {job.text}")
+    said = str(named[job.letter]).lower()
+    if said not in reference.DOES:
+        known = ", ".join(reference.DOES)
+        message = f"Job {job.letter}: no collective is called {named[job.letter]!r}. The eight are {known}."
+        raise Broken("name", message)
+    if said == right:
+        return
+    if (right, said) in TOO_MUCH:
+        message = f"Job {job.letter}: {TOO_MUCH[right, said]}. Here {job.needs}."
+        raise Broken("too much", message)
+    message = f"Job {job.letter}: {said} {reference.DOES[said]}. {capital(job.needs)}."
+    raise Broken("job", message)
+
+
+EXERCISES = (
+    Exercise(
+        id="3.3",
+        title="which collective is it",
+        reference=reference.which_collective,
+        stars=1,
+        check=check_which_collective,
+        parallel=False,
+        hints={
+            "": (
+                "Three questions are enough. Who has the data: one rank or all? Who needs it? Is anything added?",
+                "Added: reduce, all_reduce, reduce_scatter. From one rank: broadcast, scatter. The name says the rest: "
+                "all_ means that every rank gets everything, scatter that each gets a part.",
+                "Seen from the end: A copies, B, C and G add, D hands out rows, E and F make lists, and only H goes "
+                "from everybody to everybody, each row to another rank.",
+            ),
+            "too much": (
+                "The result would be there, and more than that. Who does not need it?",
+                "Where one rank needs it, no all_ is needed. Where each needs a part, something scatters.",
+                "reduce and gather end on one rank. scatter, reduce_scatter and all_to_all leave a part on each.",
+            ),
+        },
+        wrong_answers=(
+            WrongAnswer(answers.scatters_the_weights, "job", "Job A: scatter hands row r of what rank 0 has"),
+            WrongAnswer(answers.adds_for_everybody, "too much", "Job C: all_reduce would do it"),
+            WrongAnswer(answers.sums_the_mistakes, "job", "Job E: reduce adds what every rank has"),
+            WrongAnswer(answers.forgets_the_layers, "missing", "Job F has no answer"),
+            WrongAnswer(answers.spells_as_mpi_does, "name", "no collective is called 'MPI_Allreduce'"),
+            WrongAnswer(answers.gathers_gradients, "too much", "p vectors to receive, not two"),
+            WrongAnswer(answers.adds_every_row, "too much", "the other rows of the sum"),
+            WrongAnswer(answers.gives_everybody_all_words, "too much", "what is meant for others"),
+            WrongAnswer(answers.broadcasts_the_images, "too much", "the rows of all the others"),
+            WrongAnswer(answers.as_a_list, "returns", "returned a list: return a dict"),
+            WrongAnswer(answers.prints_the_names, "returns", "returned nothing: return a dict"),
+        ),
+        right_answers=(answers.sorted_by_name, answers.in_capital_letters),
+        explanation=(
+            "Training uses all eight: B is data parallelism, G and F are the two halves of B and of sharded training "
+            "(ZeRO), H sends words to experts, D and A start a run, C and E end it. Whoever asks for more than is "
+            "needed pays for it in bytes."
+        ),
+    ),
+)

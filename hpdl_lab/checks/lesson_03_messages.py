@@ -1,0 +1,237 @@
+"""Notebook 03, messages: a ping-pong between two ranks, and the line through its times."""
+
+import numpy as np
+
+from ..collectives import cost
+from ..comm import PerRank
+from ..comm.network import Switch
+from ..parallel import messages
+from . import answers_03 as answers
+from .ranks import capital, case, count, number, on_engines, simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import check_waits
+
+CASES = ((2, 1000), (4, 1000), (3, 1), (8, 1001), (5, 0))  # (ranks, elements)
+ALPHA = Switch(alpha=1.0, beta=0.0)  # on which a message takes 1 s, whatever its size
+
+
+def inputs(p, n):
+    """(p, n) numbers, different on every rank."""
+    return np.random.default_rng([p, n]).integers(-999, 1000, (p, n)).astype(float)
+
+
+def call(comm, fn, x):
+    """fn(comm, x); returns (what it returned, what it left in x)."""
+    return fn(comm, x), x
+
+
+def check_ping_pong(fn, runner=None):
+    for p, n in CASES:
+        values = inputs(p, n)
+        run = simulate(p, call, fn, PerRank(list(values)), where=case(p, n), network=ALPHA)
+        check_balls(run, values, capital(case(p, n)))
+        check_round(run, values, capital(case(p, n)))
+    facts = [f"one round is 2 messages one after another, in {len(CASES)} cases on 2, 3, 4, 5 and 8 simulated ranks"]
+    if runner is not None:
+        run = on_engines(runner, call_on_engine, fn)
+        check_balls(run, inputs(len(run), 1001), f"On {count(len(run), 'engine')}")
+        facts.append(f"engines: right on {count(len(run), 'MPI rank')}")
+    return Passed(tuple(facts), run.events)
+
+
+def call_on_engine(comm, fn):
+    return call(comm, fn, inputs(comm.size, 1001)[comm.rank])
+
+
+def check_balls(run, values, where):
+    """Raise Broken unless ranks 0 and 1 hold x of rank 0, the others their own, and all return x."""
+    p = len(values)
+    for r, (out, held) in enumerate(run):
+        expected = values[0] if r < 2 else values[r]
+        if not np.array_equal(held, expected):
+            if r == 0:
+                why = "What comes back to rank 0 is not what it sent: rank 1 sends back what it got."
+            elif r == 1:
+                why = "Rank 1 does not hold what rank 0 sent: receive into x itself."
+            else:
+                why = f"x changed on rank {r}, which only looks on."
+            i = int(np.argmax(held != expected))
+            message = f"{where}, x[{i}] on rank {r} should be {number(expected[i])} and is {number(held[i])}. {why}"
+            raise Broken("ball", message, events=run.events, size=p)
+        if not isinstance(out, np.ndarray) or not np.array_equal(out, held):
+            what = "nothing" if out is None else f"something else ({type(out).__name__})"
+            message = f"{where}, x is right on rank {r}, but your function returned {what}: return x, on every rank."
+            raise Broken("returns", message, events=run.events, size=p)
+
+
+def check_round(run, values, where):
+    """Raise Broken unless the whole ball went from 0 to 1 and back, once, one way after the other."""
+    p, nbytes = len(values), values[0].nbytes
+    check_waits(run.events, p)
+    sent = [(e.rank, e.peer) for e in run.events if e.op == "send"]
+    strangers = [pair for pair in sent if set(pair) != {0, 1}]
+    if strangers:
+        a, b = strangers[0]
+        message = f"{where}, rank {a} sends to rank {b}: only ranks 0 and 1 play, the others look on."
+        raise Broken("peers", message, events=run.events, size=p)
+    if sent.count((0, 1)) != 1 or sent.count((1, 0)) != 1:
+        message = (
+            f"{where}, rank 0 sent {count(sent.count((0, 1)), 'message')} to rank 1, and rank 1 sent "
+            f"{count(sent.count((1, 0)), 'message')} back: one round is one each way."
+        )
+        raise Broken("round", message, events=run.events, size=p)
+    small = [e.nbytes for e in run.events if e.op == "send" and e.nbytes != nbytes]
+    if small:
+        message = f"{where}, a message has {small[0]:,} bytes, but x has {nbytes:,}: the whole of x is the ball."
+        raise Broken("bytes", message, events=run.events, size=p)
+    if run.seconds < 1.5:
+        message = (
+            f"{where}, both messages are under way at the same time: rank 1 sends back what it got, so it can send "
+            "only after it has received."
+        )
+        raise Broken("round", message, events=run.events, size=p)
+
+
+LINES = ((1e-6, 1e-10), (2e-5, 8e-9), (5e-5, 1e-9), (3e-7, 2e-11))  # (alpha s, beta s/byte)
+SIZES = (8, 64, 1024, 16 * 1024, 128 * 1024, 2**20, 2**23)
+WITHIN = 0.15  # of alpha and beta, where the times are exact to 3%
+
+
+def check_fit(fn, runner=None):
+    for k, (alpha, beta) in enumerate(LINES):
+        exact = [alpha + beta * n for n in SIZES]
+        check_line(fn, exact, alpha, beta, 0.03, "For exact times")
+        noise = np.random.default_rng(k).uniform(0.97, 1.03, len(SIZES))
+        check_line(fn, [float(t) for t in exact * noise], alpha, beta, WITHIN, "For times measured to 3%")
+    facts = (f"within 3% for exact times, within {WITHIN:.0%} for times with an error of 3%, on {len(LINES)} networks",)
+    return Passed(facts)
+
+
+def check_line(fn, seconds, alpha, beta, within, where):
+    ((out, given),) = simulate(
+        1, lambda comm, n, t: (fn(n, t), (n, t)), list(SIZES), list(seconds), where=where.lower()
+    )
+    if given != (list(SIZES), list(seconds)):
+        raise Broken("input", "Your function changed its arguments: work on copies.")
+    if out is None:
+        raise Broken("returns", "Your function returned nothing: return alpha, beta.")
+    try:
+        got_alpha, got_beta = (float(v) for v in out)
+    except (TypeError, ValueError):
+        raise Broken("returns", f"Your function returned {out!r}: return two numbers, alpha and beta.") from None
+    for name, got, true, unit in (("alpha", got_alpha, alpha, "s"), ("beta", got_beta, beta, "s/byte")):
+        if not abs(got - true) <= within * true:
+            failed, why = explain_line(got_alpha, got_beta, alpha, beta, name)
+            message = f"{where} of alpha = {alpha:.3g} s, beta = {beta:.3g} s/byte, you say {name} = {got:.3g} {unit}."
+            raise Broken(failed, f"{message} {why}".rstrip())
+
+
+def explain_line(a, b, alpha, beta, name):
+    """(invariant, sentence) for a line (a, b) that is not (alpha, beta)."""
+
+    def near(x, y):
+        return abs(x - y) <= 0.2 * abs(y)
+
+    if near(a, beta) and near(b, alpha):
+        return "order", "You return beta first: alpha, beta is the order."
+    if near(a, alpha) and near(b, 1 / beta):
+        return "unit", "That is a bandwidth in bytes/s: beta is 1 / bandwidth, the seconds that one more byte costs."
+    for factor, unit in ((1e3, "milliseconds"), (1e6, "microseconds"), (1e9, "nanoseconds")):
+        if near(a, factor * alpha):
+            return "unit", f"Those are {unit}: the times are in s, and so are alpha and beta."
+    if near(a, 2 * alpha) and near(b, 2 * beta):
+        return "factor", "Both are twice as large: the times are those of one way already."
+    if a == 0:
+        return "alpha", "Without alpha an empty message would cost nothing. What does the smallest message take?"
+    if name == "alpha" and abs(a - alpha) > alpha:
+        return "alpha", f"The message of {SIZES[0]} bytes took {alpha + SIZES[0] * beta:.3g} s: nearly all alpha."
+    if name == "alpha":
+        return "alpha", (
+            "Where all seconds count alike, a small error in the time of the largest message outweighs all that the "
+            "small ones say, and they alone know alpha. Look at them, or give them weight: 1 / seconds."
+        )
+    return "beta", "Which messages know what one more byte costs? The large ones, where alpha hardly counts."
+
+
+EXERCISES = (
+    Exercise(
+        id="3.1",
+        title="ping-pong",
+        reference=messages.ping_pong,
+        stars=1,
+        check=check_ping_pong,
+        hints={
+            "": (
+                "Three kinds of ranks, three short programs: what do rank 0, rank 1, and all the others do?",
+                "`if comm.rank == 0:` sends, then receives. `elif comm.rank == 1:` receives, then sends.",
+                "if comm.rank == 0:\n    comm.send(x, 1)\n    comm.recv(x, 1)\nelif comm.rank == 1:\n    ...\nreturn x",
+            ),
+            "deadlock": (
+                "Read the table aloud: who waits in what, for whom? Which of them could have been the first to move?",
+                "A send ends when its receive has begun. If both do the same thing first, neither of them goes on.",
+                "Rank 0 sends first, rank 1 receives first; the other ranks do neither.",
+            ),
+            "returns": (
+                "Look at the line `Returns:` of the docstring: who returns what?",
+                "Every rank returns x, those that only look on as well.",
+                "`return x` is the last line, outside of the if.",
+            ),
+        },
+        wrong_answers=(
+            WrongAnswer(answers.both_serve, "deadlock", "both send first"),
+            WrongAnswer(answers.both_wait, "deadlock", "both receive first"),
+            WrongAnswer(answers.never_comes_back, "round", "rank 1 sent 0 messages back"),
+            WrongAnswer(answers.two_balls, "round", "both messages are under way at the same time"),
+            WrongAnswer(answers.everybody_plays_with_rank_0, "deadlock", "finished"),
+            WrongAnswer(answers.sends_its_own_ball_back, "ball", "rank 1 sends back what it got"),
+            WrongAnswer(answers.two_rounds, "round", "rank 0 sent 2 messages to rank 1"),
+            WrongAnswer(answers.plays_and_returns_nothing, "returns", "returned nothing: return x"),
+            WrongAnswer(answers.around_the_ring, "ball", "which only looks on"),
+            WrongAnswer(answers.one_element, "ball", "receive into x itself"),
+        ),
+        right_answers=(answers.with_works, answers.returns_what_arrived),
+        explanation=(
+            "Two ranks, two opposite programs: what one sends the other receives, in the same order. Half the time of "
+            "a round is the time of one message, and nobody needed two clocks that agree: both readings are rank 0's."
+        ),
+    ),
+    Exercise(
+        id="3.2",
+        title="fit alpha and beta",
+        reference=cost.fit_alpha_beta,
+        stars=1,
+        check=check_fit,
+        parallel=False,
+        hints={
+            "": (
+                "seconds = alpha + beta * size is a straight line. Where does it start, and how steep is it?",
+                "np.polyfit(sizes, seconds, 1) returns (slope, start). But small messages hardly count in it: give "
+                "each point the weight 1 / seconds.",
+                "beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / np.array(seconds))\nreturn alpha, beta",
+            ),
+            "alpha": (
+                "What takes the time of a message of 8 bytes: its bytes, or being a message?",
+                "The smallest message is nearly all alpha. A fit in which relative errors count sees that: weights of "
+                "1 / seconds.",
+                "beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / np.array(seconds))\nreturn alpha, beta",
+            ),
+        },
+        wrong_answers=(
+            WrongAnswer(answers.other_order, "order", "alpha, beta is the order"),
+            WrongAnswer(answers.bandwidth_for_beta, "unit", "beta is 1 / bandwidth"),
+            WrongAnswer(answers.in_microseconds, "unit", "Those are microseconds"),
+            WrongAnswer(answers.line_through_the_origin, "alpha", "an empty message would cost nothing"),
+            WrongAnswer(answers.all_seconds_count_alike, "alpha", "Where all seconds count alike"),
+            WrongAnswer(answers.round_trip_for_one_way, "factor", "those of one way already"),
+            WrongAnswer(answers.mean_time_for_alpha, "alpha", "The message of 8 bytes took 1e-06 s"),
+            WrongAnswer(answers.only_alpha, "returns", "return two numbers"),
+            WrongAnswer(answers.by_the_small_ones, "beta", "The large ones, where alpha hardly counts"),
+        ),
+        right_answers=(answers.with_weights, answers.by_two_ends),
+        explanation=(
+            "Two numbers describe a link surprisingly well: alpha, what it costs to send anything, and beta, what one "
+            "more byte costs. They cross at alpha / beta bytes: below that a message is all latency, above it all "
+            "bandwidth. Every cost model of notebook 04 is made of these two."
+        ),
+    ),
+)

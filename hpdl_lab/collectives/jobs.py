@@ -1,0 +1,81 @@
+"""Eight jobs of a training program, one for each collective: which is it?"""
+
+from typing import NamedTuple
+
+
+class Job(NamedTuple):
+    """letter: how the exercise calls it; text: what is to be done; needs: the same as "every rank needs ..."."""
+
+    letter: str
+    text: str
+    needs: str
+
+
+DOES = {  # what each collective does, in words that continue its name
+    "broadcast": "copies what rank 0 has to every rank",
+    "scatter": "hands row r of what rank 0 has to rank r",
+    "gather": "puts what every rank has in a list on rank 0",
+    "all_gather": "puts what every rank has in a list on every rank",
+    "reduce": "adds what every rank has, on rank 0",
+    "all_reduce": "adds what every rank has, and leaves the sum on every rank",
+    "reduce_scatter": "adds what every rank has, and leaves row r of the sum on rank r",
+    "all_to_all": "hands row s of what rank r has to rank s, for every pair of ranks",
+}
+
+JOBS = (
+    Job("A", "Rank 0 has read the weights from a file. Every rank needs them.", "every rank needs what rank 0 has"),
+    Job("B", "Every rank has a gradient. Every rank needs their sum.", "every rank needs the sum"),
+    Job("C", "Every rank has a loss. Rank 0 prints their sum.", "rank 0 alone needs the sum"),
+    Job(
+        "D",
+        "Rank 0 has all the images, one row per rank. Each rank needs its row.",
+        "each rank needs another row of what rank 0 has",
+    ),
+    Job(
+        "E",
+        "Every rank has a list of its mistakes. Rank 0 shows all lists.",
+        "rank 0 alone needs what every rank has, unadded",
+    ),
+    Job(
+        "F",
+        "Every rank has trained one layer. Every rank needs all layers.",
+        "every rank needs what every rank has, unadded",
+    ),
+    Job(
+        "G",
+        "Every rank has a gradient. Rank r needs only row r of the sum.",
+        "each rank needs another row of the sum, and no more",
+    ),
+    Job(
+        "H",
+        "Every rank has a row of words for every other rank's expert.",
+        "every rank needs one row from every rank, unadded",
+    ),
+)
+
+
+def which_collective():
+    """Name the collective that does each job and no more.
+
+        A  Rank 0 has read the weights from a file. Every rank needs them.
+        B  Every rank has a gradient. Every rank needs their sum.
+        C  Every rank has a loss. Rank 0 prints their sum.
+        D  Rank 0 has all the images, one row per rank. Each rank needs its row.
+        E  Every rank has a list of its mistakes. Rank 0 shows all lists.
+        F  Every rank has trained one layer. Every rank needs all layers.
+        G  Every rank has a gradient. Rank r needs only row r of the sum.
+        H  Every rank has a row of words for every other rank's expert.
+
+    Returns: dict, such as {"A": "all_to_all", "B": ...}, whose values are "broadcast", "scatter", "gather",
+             "all_gather", "reduce", "all_reduce", "reduce_scatter" or "all_to_all".
+    """
+    return {
+        "A": "broadcast",
+        "B": "all_reduce",
+        "C": "reduce",
+        "D": "scatter",
+        "E": "gather",
+        "F": "all_gather",
+        "G": "reduce_scatter",
+        "H": "all_to_all",
+    }
