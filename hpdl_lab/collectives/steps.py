@@ -45,6 +45,26 @@ def edges(n, p):
     return i * small + np.minimum(i, extra)
 
 
+def segment(first, last, segments, s):
+    """Elements of segment s where first:last is cut into `segments`, for ints or arrays: the cut of chunks.bounds."""
+    small, extra = np.divmod(last - first, segments)
+    begin = first + s * small + np.minimum(s, extra)
+    return begin, begin + small + (s < extra)
+
+
+def among(rounds, groups):
+    """The same schedule in several groups of ranks at a time: groups[g, i] is who plays rank i in group g."""
+    for round_ in rounds:
+        columns = [np.tile(column, len(groups)) for column in (round_.first, round_.last)]
+        yield round_._replace(
+            source=groups[:, round_.source].reshape(-1),
+            dest=groups[:, round_.dest].reshape(-1),
+            first=columns[0],
+            last=columns[1],
+            into=None if round_.into is None else np.tile(round_.into, len(groups)),
+        )
+
+
 def execute(comm, x, rounds):
     """Do on this rank what the schedule says. Every rank calls it with the same schedule.
 

@@ -1,0 +1,97 @@
+"""Collectives along a chain of ranks, cut into segments that follow each other like wagons of a train."""
+
+import numpy as np
+
+from ..comm.buffers import new_like
+from .chunks import bounds, chunk
+from .steps import Round, segment
+from .widen import adds_in_float32
+
+
+def broadcast(comm, x, root=0, segments=4):
+    """Copy `x` of rank `root` to every rank: each passes a segment on while it receives the next.
+
+        p = 3      0 -> 1       1 -> 2          a whole vector would take p - 1 times the time of one hop;
+        step 0     segment 0                    in `segments` pieces the hops overlap, and each is shorter
+        step 1     segment 1    segment 0
+        step 2     segment 2    segment 1
+        step 3                  segment 2
+
+    Args:    x: (N,) tensor, read on the root, overwritten elsewhere; root, segments: the same on every rank;
+             cost.best_segments says how many.
+    Returns: x, the same on every rank.
+    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
+    Steps: segments + p - 2.   Bytes per rank: N * itemsize, the last one none.   Ref: Awan et al. 2017 (S-Caffe).
+    """
+    require_segments(segments)
+    p, v = comm.size, (comm.rank - root) % comm.size  # v: how far behind the root
+    for step in range(segments + p - 2):
+        works, comes, goes = [], step - (v - 1), step - v  # which segments, if there are such
+        if v > 0 and 0 <= comes < segments:
+            works.append(comm.irecv(chunk(x, segments, comes), (comm.rank - 1) % p))
+        if v < p - 1 and 0 <= goes < segments:
+            works.append(comm.isend(chunk(x, segments, goes), (comm.rank + 1) % p))
+        for work in works:
+            work.wait()
+    return x
+
+
+@adds_in_float32
+def reduce(comm, x, root=0, segments=4):
+    """Leave on rank `root` the sum of every rank's `x`: broadcast backwards, each adds its own before it passes on.
+
+        p = 3      2 -> 1       1 -> 0
+        step 0     segment 0
+        step 1     segment 1    segment 0
+        step 2     segment 2    segment 1
+        step 3                  segment 2
+
+    Args:    x: (N,) tensor, different per rank, overwritten: on the root with the sum, elsewhere with a partial one.
+             root, segments: as in broadcast.
+    Returns: x.
+    Raises:  as broadcast.
+    Steps: segments + p - 2.   Bytes per rank: N * itemsize, the root none.   Ref: Awan et al. 2017 (S-Caffe's chunked
+    chain).
+    """
+    require_segments(segments)
+    p, v = comm.size, (comm.rank - root) % comm.size  # v: how far behind the root
+    spare = new_like(x, bounds(len(x), segments, 0)[1])
+    for step in range(segments + p - 2):
+        works, comes, goes = [], step - (p - 2 - v), step - (p - 1 - v)
+        theirs = x[:0]
+        if v < p - 1 and 0 <= comes < segments:
+            theirs = chunk(x, segments, comes)
+            works.append(comm.irecv(spare[: len(theirs)], (comm.rank + 1) % p))
+        if v > 0 and 0 <= goes < segments:
+            works.append(comm.isend(chunk(x, segments, goes), (comm.rank - 1) % p))
+        for work in works:
+            work.wait()
+        theirs += spare[: len(theirs)]
+    return x
+
+
+def require_segments(segments):
+    if segments < 1:
+        raise ValueError(f"a vector is cut into at least 1 segment, got {segments}")
+
+
+def broadcast_steps(p, n, root=0, segments=4):
+    """The schedule of broadcast for n elements on p ranks: an iterator of steps.Round."""
+    for v, first, last in along(np.arange(p - 1), 0, p, n, segments):
+        yield Round((v + root) % p, (v + 1 + root) % p, first, last, add=False)
+
+
+def reduce_steps(p, n, root=0, segments=4):
+    """The schedule of reduce."""
+    for v, first, last in along(p - 1 - np.arange(1, p), p - 1, p, n, segments):
+        yield Round((v + root) % p, (v - 1 + root) % p, first, last, add=True)
+
+
+def along(hops, begin, p, n, segments):
+    """In each step, who sends and which elements first:last. The sender `hops` away from `begin` starts so much later."""
+    require_segments(segments)
+    for step in range(segments + p - 2):
+        s = step - hops
+        sends = hops[(s >= 0) & (s < segments)]
+        first, last = segment(np.zeros_like(sends), n, segments, step - sends)
+        yield np.abs(begin - sends), first, last

@@ -1,0 +1,69 @@
+"""Any number of ranks for algorithms that need a power of two: the surplus ranks hand over their vectors first.
+
+p = 5, power = 4, surplus = 1       ranks 0 1 | 2  3  4
+fold: 1 adds its vector to 0's      left  0     1  2  3   (their new numbers)
+"""
+
+import numpy as np
+
+from ..comm.buffers import new_like
+from .chunks import chunk
+from .steps import Round
+
+
+def power_and_surplus(p):
+    """The largest power of two up to p, and how many ranks are too many."""
+    power = 1 << (p.bit_length() - 1)
+    return power, p - power
+
+
+def number(i, surplus):
+    """The rank that plays number i after folding; for ints and arrays."""
+    return i + np.minimum(i, surplus)
+
+
+def fold(comm, x):
+    """Leave the sum of all vectors spread over a power of two of ranks; returns this rank's number, None: it is out.
+
+    Of each of the first pairs (0, 1), (2, 3), ... both add one half, so that the adding takes half the time; then the
+    even rank gets the other half from the odd one, which is out.
+
+    Steps: 2 where there are surplus ranks.   Bytes per rank: at most N * itemsize.   Ref: Rabenseifner & Traeff 2004.
+    """
+    r, surplus = comm.rank, power_and_surplus(comm.size)[1]
+    if r >= 2 * surplus:
+        return r - surplus
+    lower, upper = chunk(x, 2, 0), chunk(x, 2, 1)
+    if r % 2 == 0:
+        lower += comm.sendrecv(upper, r + 1, new_like(x, len(lower)), r + 1)
+        comm.recv(upper, r + 1)
+        return r // 2
+    upper += comm.sendrecv(lower, r - 1, new_like(x, len(upper)), r - 1)
+    comm.send(upper, r - 1)
+    return None
+
+
+def unfold(comm, x):
+    """Give the result to the ranks that were out. Steps: 1 where there are any.   Bytes per rank: N * itemsize."""
+    r, surplus = comm.rank, power_and_surplus(comm.size)[1]
+    if r < 2 * surplus:
+        comm.send(x, r + 1) if r % 2 == 0 else comm.recv(x, r - 1)
+
+
+def fold_steps(p, n):
+    """The schedule of fold for n elements on p ranks: an iterator of steps.Round."""
+    surplus = power_and_surplus(p)[1]
+    if surplus:
+        r = np.arange(2 * surplus)
+        odd, half = r % 2, (n + 1) // 2  # the lower half is the longer one
+        yield Round(r, r ^ 1, np.where(odd, 0, half), np.where(odd, half, n), add=True)
+        odds = r[1::2]
+        yield Round(odds, odds - 1, np.full(surplus, half), np.full(surplus, n), add=False)
+
+
+def unfold_steps(p, n):
+    """The schedule of unfold."""
+    surplus = power_and_surplus(p)[1]
+    if surplus:
+        evens = np.arange(0, 2 * surplus, 2)
+        yield Round(evens, evens + 1, np.zeros(surplus, np.int64), np.full(surplus, n), add=False)
