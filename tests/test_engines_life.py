@@ -160,13 +160,10 @@ def test_only_the_user_can_read_the_files(cluster):
         assert stat.S_IMODE(os.stat(session_dir.connection_file(cluster.path, kind)).st_mode) == 0o600
 
 
-def test_connections_stay_on_the_loopback_interface(cluster, private_runtime_dir, traces):
-    listening = []
-    for pid in traces(private_runtime_dir).processes():
-        for connection in psutil.Process(pid).net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM:
-                listening.append(connection.laddr.ip)
-    assert listening and set(listening) == {"127.0.0.1"}
+def test_nothing_listens_on_a_network(cluster, private_runtime_dir, traces):
+    processes = [psutil.Process(pid) for pid in traces(private_runtime_dir).processes()]
+    assert len(processes) >= 5
+    assert [c for process in processes for c in process.net_connections("inet")] == []
 
 
 def test_a_directory_that_others_could_enter_is_closed(own_session):
@@ -240,10 +237,10 @@ def test_the_verbs(own_session, capsys):
     assert lab.start(2) is cluster and lab.cluster() is cluster and lab.run(lambda comm: os.getpid()) == pids
     capsys.readouterr()
     lab.start(1)
-    assert capsys.readouterr().out.startswith("2 engines were running: replacing them by 1.")
+    assert capsys.readouterr().out.startswith("2 engines were running: replacing them by 1 engine.\n")
     assert lab.run(lambda comm: comm.size) == [1]
     other = Cluster.start(1)
-    with pytest.raises(EngineError, match=r"1 engines are running, and 1 other notebook\(s\) use them"):
+    with pytest.raises(EngineError, match=r"^1 other notebook\(s\) use what is running, 1 engine: take it as it is"):
         lab.start(2)
     other.detach()
     os.kill(lab.run(lambda comm: os.getpid())[0], signal.SIGKILL)

@@ -68,8 +68,9 @@ class Session:
 
     @property
     def crowded(self):
-        """More ranks than cores here: a rank that spins keeps its peer from working."""
-        return self.hosts.count(self.hosts[self.rank]) > cores()
+        """More ranks than cores on this machine, which may play several hosts: who spins keeps a peer from working."""
+        machines = [host.split()[-1] for host in self.hosts]
+        return machines.count(machines[self.rank]) > cores()
 
     def comm(self, run, ranks=None, deadline=10.0, on_row=None, trace=True, make=MpiComm):
         """A communicator that no message of another run can reach. Collective over `ranks`.

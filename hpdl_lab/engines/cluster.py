@@ -8,7 +8,7 @@ import time
 
 from ..comm.board import Board
 from ..comm.errors import name_ranks
-from . import diagnosis, keeper_client, launch, outcome, px_client, session_dir, table
+from . import diagnosis, keeper_client, launch, layout, outcome, px_client, session_dir, table
 from .crew import Crew, warn
 from .errors import EngineError, EngineMute
 
@@ -22,29 +22,50 @@ class Cluster:
         self.path = path
         self.attached = attached  # another kernel had started it
         self.reasons = list(reasons)  # why the session directory is not in the best place
-        self.n = 0  # engines
+        self.layout = None  # layout.Layout
         self._keeper = keeper
         self._crew = None
         self._unwell = None  # EngineError that `start` found and nobody has been told
         self._parallel = None
         self._shown_in = None  # number of the cell that has shown the table
 
+    @property
+    def n(self):
+        """Engines."""
+        return self.layout.n
+
+    @property
+    def where(self):
+        """ "local" or "emulated"."""
+        return self.layout.where
+
+    @property
+    def link(self):
+        """The speed of the links between emulated hosts, such as "1gbit"; "" for engines on one host."""
+        return self.layout.link
+
+    @property
+    def device(self):
+        """ "cpu" or "cuda"."""
+        return self.layout.device
+
     # -- start and stop -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, n):
-        """Attach to this user's cluster, or start one of `n` engines.
+    def start(cls, n, **how):
+        """Attach to this user's cluster, or start one of `n` engines. how: see layout.wanted.
 
         Raises: ValueError, EngineError: one sentence with the numbers and the remedy.
         """
-        launch.check_count(n)
+        wanted = layout.wanted(n, **how)
+        launch.check(wanted)
         path, reasons = session_dir.find()
         give_up = time.monotonic() + keeper_client.PATIENCE
         while time.monotonic() < give_up:
             with contextlib.suppress(keeper_client.KeeperEnding), session_dir.locked(path):
                 if keeper := keeper_client.attach(path):
                     self = cls(path, keeper, reasons, attached=True)
-                    self.n = n  # what `restart` starts where the other kernel has not come so far
+                    self.layout = wanted  # what `restart` starts where the other kernel has not come so far
                     try:
                         self._connect()
                     except EngineError as error:  # this cluster can still be restarted: `ailment` says what is wrong
@@ -53,7 +74,7 @@ class Cluster:
                 session_dir.empty(path)
                 self = cls(path, keeper_client.start(path), reasons)
                 try:
-                    self._launch(n)
+                    self._launch(wanted)
                 except BaseException:  # the stop button as well: half a cluster helps nobody
                     self.stop()
                     raise
@@ -61,52 +82,61 @@ class Cluster:
             time.sleep(0.02)
         raise EngineError(f"the cluster in {path} does not end: look for its keeper.py with ps, kill it, and try again")
 
-    def _launch(self, n):
-        """Start controller and engines at the same time, and connect to the engines."""
-        processes = {"controller": launch.controller_argv(), "engines": launch.engines_argv(n)}
-        Board.create(session_dir.board_file(self.path), n).close()
-        for name, argv in processes.items():
-            env = launch.environment(self.path, n, self._keeper.pid)
-            log = session_dir.log_file(self.path, name)
-            self._keeper.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log)
+    def _launch(self, wanted):
+        """Start hosts, where some are wanted, then controller and engines at the same time; connect to the engines."""
+        self.layout = wanted
+        Board.create(session_dir.board_file(self.path), self.n).close()
+        started = {}
+        if wanted.hosts:
+            self._spawn("hosts", launch.hosts_argv(self.path, wanted), started)
+            self._wait_for([session_dir.hosts_file(self.path)], started)
+        self._spawn("controller", launch.controller_argv(), started)
+        self._spawn("engines", launch.engines_argv(wanted), started)
         with open(session_dir.session_file(self.path), "w", opener=session_dir.readable_by_me) as file:
-            json.dump({"n": n}, file)
-        self._wait_for_engines(n)
+            json.dump(wanted._asdict(), file)
+        self._wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.n)], started)
         self._keeper.ask("ready")
         self._connect()
+
+    def _spawn(self, name, argv, started):
+        env = launch.environment(self.path, self.layout, self._keeper.pid)
+        log = session_dir.log_file(self.path, name)
+        started[name] = self._keeper.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log)
 
     def _connect(self):
         try:
             with open(session_dir.session_file(self.path)) as file:
-                self.n = json.load(file)["n"]
-        except (OSError, ValueError):
+                self.layout = layout.Layout(**json.load(file))
+        except (OSError, ValueError, TypeError):
             raise EngineError("the start of the engines was broken off: call lab.restart()") from None
         self._crew = Crew(self.path, self.n)
 
-    def _wait_for_engines(self, n):
+    def _wait_for(self, files, started):
+        """Return when all `files` are there, which the processes `started` make. Raises EngineError when one ends."""
         give_up = time.monotonic() + START_SECONDS
         look = 0.0
-        while not all(os.path.exists(session_dir.engine_socket(self.path, rank)) for rank in range(n)):
+        while not all(map(os.path.exists, files)):
             time.sleep(0.01)
             now = time.monotonic()
             if now > look:
                 look = now + 0.25
                 running = self._keeper.ask("status")["running"]
-                ended = [rank for rank in range(n) if os.path.exists(session_dir.exit_file(self.path, rank))]
-                if len(running) < 2 or ended or now > give_up:
-                    raise EngineError(diagnosis.start_failure(self.path, n, running, START_SECONDS))
+                ended = [name for name in started if name not in running]
+                dead = [rank for rank in range(self.n) if os.path.exists(session_dir.exit_file(self.path, rank))]
+                if ended or dead or now > give_up:
+                    raise EngineError(diagnosis.start_failure(self.path, self.n, ended, START_SECONDS))
 
-    def restart(self, n=None):
-        """New engines, `n` or as many as before, in place of the old ones; the notebook keeps its variables."""
-        n = self.n if n is None else n
-        launch.check_count(n)
+    def restart(self, n=None, **how):
+        """New engines in place of the old ones, laid out as these were but for what is said; variables stay."""
+        wanted = layout.wanted(self.n if n is None else n, running=self.layout, **how)
+        launch.check(wanted)
         if not self.alive():
             raise EngineError("the engine cluster has ended: call lab.start()")
         self._disconnect()
         with session_dir.locked(self.path):
             self._keeper.ask("kill")
             session_dir.forget_engines(self.path)
-            self._launch(n)
+            self._launch(wanted)
 
     def stop(self):
         """End every process of the cluster and remove its files, for all kernels that use it."""
@@ -240,7 +270,7 @@ class Cluster:
             self.show()
 
     def __repr__(self):
-        return f"<{self.n} engines in {self.path}>"
+        return f"<{self.layout} in {self.path}>"
 
 
 def ipython():

@@ -14,12 +14,13 @@ OFTEN = {
 }
 
 
-def start_failure(path, n, running, seconds):
-    """The sentence for a start that failed: `running` are the processes that live, `seconds` what it was given."""
-    controller, engines = tail(path, "controller"), tail(path, "engines")
-    for name, log in (("controller", controller), ("engines", engines)):
-        if name not in running:
-            return f"the {name} ended at the start: {last_line(log)}. Repair that, then call lab.start({n})"
+def start_failure(path, n, gone, seconds):
+    """The sentence for a start that failed: `gone` are the processes that have ended, `seconds` what it was given."""
+    if "hosts" in gone:
+        return last_line(tail(path, "hosts")) or "the process that holds the emulated hosts was killed: lab.restart()"
+    for name in gone:
+        return f"the {name} ended at the start: {last_line(tail(path, name))}. Repair that, then call lab.start({n})"
+    engines = tail(path, "engines")
     ended = [rank for rank in range(n) if os.path.exists(session_dir.exit_file(path, rank))]
     if ended:
         return f"{name_ranks(ended)} ended at the start: {last_line(engines)}. Repair that, then call lab.start({n})"

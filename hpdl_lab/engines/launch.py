@@ -4,18 +4,14 @@ Under MPICH the ranks are started by its forker, not by hydra: the forker makes 
 over socket pairs, where hydra listens on every network interface, and what serves a notebook must stay on this machine.
 """
 
-import contextlib
 import os
-import socket
 import sys
 
 from .. import features
-from . import session_dir
+from . import link, session_dir
 from .errors import EngineError
 
-LOCALHOST = "127.0.0.1"
-PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
-CONTROLLER_PORTS = 15  # 8 for engines, 6 for clients, 1 for itself
+FORKER = ".gforker"  # of MPICH: "mpiexec.gforker"
 
 ENGINE_NBYTES = 300e6  # resident memory of an engine that has imported torch
 MOST_PER_CORE = 64  # beyond that a machine only switches between processes
@@ -30,6 +26,10 @@ LOOPBACK = {  # the MPI libraries would listen on every network interface
     "UCX_TLS": "self,sm",
     "OMPI_MCA_btl": "self,sm",
 }
+BETWEEN_HOSTS = {
+    "UCX_TLS": "self,tcp",
+    "UCX_NET_DEVICES": "net0",
+}
 
 
 def mpiexec():
@@ -38,23 +38,29 @@ def mpiexec():
         path = features.mpiexec()
     except features.Missing as error:
         raise EngineError(str(error)) from None
-    forker = f"{path}.gforker"
+    forker = f"{path}{FORKER}"
     return forker if os.access(forker, os.X_OK) else path
 
 
-def check_count(n):
-    """Raise ValueError or EngineError unless `n` engines can be started on this machine."""
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise ValueError(f"the number of engines is a whole number, got {n!r}: lab.start(4)")
-    if n < 1:
-        raise ValueError(f"{n} engines cannot do anything: start at least 1, as in lab.start(4)")
-    cores, free = features.cores(), memory_available()
+def check(layout):
+    """Raise EngineError unless this machine can hold the engines of `layout`, and make the hosts that it wants."""
+    n, cores, free = layout.n, features.cores(), memory_available()
     most = max(1, min(int(free / ENGINE_NBYTES), MOST_PER_CORE * cores))
     if n > most:
         raise EngineError(
             f"{n:,} engines need {n * ENGINE_NBYTES / 1e9:,.0f} GB of memory, this machine has {free / 1e9:,.1f} GB "
             f"free and {cores} cores: start {most:,} at most, or simulate: sim.run({n}, fn)"
         )
+    if layout.where == "emulated":
+        if not mpiexec().endswith(FORKER):
+            raise EngineError(
+                f"emulated hosts need MPICH: {mpiexec()} is of another MPI, which starts all ranks on one host: "
+                "pip install mpich in a new environment"
+            )
+        try:
+            features.network_commands()
+        except features.Missing as error:
+            raise EngineError(str(error)) from None
 
 
 def memory_available():
@@ -66,49 +72,48 @@ def memory_available():
     return 0
 
 
-def free_ports(count):
-    """`count` ports of 127.0.0.1 that nobody uses. Raises EngineError when there are not as many."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        try:
-            for each in sockets:
-                each.bind((LOCALHOST, 0))
-        except OSError as error:
-            with open(PORT_RANGE) as file:
-                low, high = map(int, file.read().split())
-            raise EngineError(
-                f"no free port on {LOCALHOST} ({error.strerror}): the engines' controller needs {count}, and the "
-                f"{high - low + 1:,} of this system ({low}-{high}) are in use. Close programs, or widen {PORT_RANGE}"
-            ) from None
-        return [each.getsockname()[1] for each in sockets]
-
-
 def controller_argv():
-    """ipyparallel's controller, with ports that are free: it would itself search for ever where there are none."""
-    return [sys.executable, "-m", "hpdl_lab.engines.controller", *map(str, free_ports(CONTROLLER_PORTS))]
+    """ipyparallel's controller."""
+    return [sys.executable, "-m", "hpdl_lab.engines.controller"]
 
 
-def engines_argv(n):
-    """`n` engines under mpiexec, each below a shell that writes its exit status where the notebook can read it."""
+def hosts_argv(path, layout):
+    """The process that makes and holds the emulated hosts."""
+    bits = link.parse(layout.link).bits
+    commands = features.network_commands()
+    return [sys.executable, "-m", "hpdl_lab.engines.hosts", path, str(layout.hosts), str(bits), *commands]
+
+
+def engines_argv(layout):
+    """Engines under mpiexec, each below a shell that writes its exit status where the notebook can read it."""
     status = session_dir.exit_file("$HPDL_SESSION", "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}")
     command = f'trap : INT QUIT TERM; "$0" "$@"; echo $? > "{status}"'
-    return [mpiexec(), "-n", str(n), "/bin/sh", "-c", command, sys.executable, "-m", "hpdl_lab.engines.engine"]
+    engine = "host_engine" if layout.hosts else "engine"
+    shell = ["/bin/sh", "-c", command]
+    return [mpiexec(), "-n", str(layout.n), *shell, sys.executable, "-m", f"hpdl_lab.engines.{engine}"]
 
 
-def environment(path, n, keeper_pid):
-    """The environment of controller and engines: this process's, less what would mislead them."""
+def environment(path, layout, keeper_pid):
+    """The environment of controller, hosts and engines: this process's, less what would mislead them."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES)}
-    threads = str(max(1, features.cores() // n))
+    threads = str(max(1, features.cores() // layout.n))
     for variable in THREAD_VARIABLES:
         env.setdefault(variable, threads)
     own = {
         "HPDL_SESSION": path,
         "HPDL_KEEPER": str(keeper_pid),
-        "HPDL_SIZE": str(n),
+        "HPDL_SIZE": str(layout.n),
+        "HPDL_HOSTS": str(layout.hosts),
+        "HPDL_DEVICE": layout.device,
         "HPDL_BOARD": session_dir.board_file(path),
         "IPP_PROFILE_DIR": session_dir.profile_dir(path),
         "IPYTHONDIR": os.path.join(path, "ipython"),  # the home directory may not be writable
         "PRTE_MCA_prte_tmpdir_base": path,  # Open MPI's own files
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    return env | features.launch_environment() | LOOPBACK | own
+    return env | features.launch_environment() | (between_hosts(layout) if layout.hosts else LOOPBACK) | own
+
+
+def between_hosts(layout):
+    """How MPICH talks between emulated hosts: by TCP only, also where it sees that they are one machine."""
+    return BETWEEN_HOSTS | {"MPIR_CVAR_NUM_CLIQUES": str(layout.hosts), "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}

@@ -114,7 +114,7 @@ def readable_by_me(path, flags):
 def forget_engines(path):
     """Remove what belongs to the engines of one start, before the next: sockets, statuses, logs, connection files."""
     for entry in os.scandir(path):
-        if entry.name.startswith(("rank-", "exit-", "board", "engines.", "controller.")):
+        if entry.name.startswith(("rank-", "exit-", "board", "engines.", "controller.", "hosts.", "px:")):
             os.unlink(entry.path)
     shutil.rmtree(profile_dir(path), ignore_errors=True)
 
@@ -144,6 +144,21 @@ def board_file(path):
     return os.path.join(path, "board")
 
 
+def hosts_file(path):
+    """Path of the JSON file by which an engine finds the namespaces of its emulated host (hosts.py)."""
+    return os.path.join(path, "hosts.json")
+
+
+def names_file(path):
+    """Path of what is /etc/hosts on emulated hosts."""
+    return os.path.join(path, "hosts.names")
+
+
+def px_sockets(path):
+    """Beginning of the paths of the controller's sockets; ":" and a number follow."""
+    return os.path.join(path, "px")
+
+
 def profile_dir(path):
     """ipyparallel's profile directory: its `security` folder holds the connection files."""
     return os.path.join(path, "ipp")
@@ -155,5 +170,5 @@ def connection_file(path, kind):
 
 
 def log_file(path, name):
-    """Path of what the process `name` ("controller", "engines") prints."""
+    """Path of what the process `name` ("controller", "hosts", "engines") prints."""
     return os.path.join(path, f"{name}.log")

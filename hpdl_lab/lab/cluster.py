@@ -3,6 +3,7 @@
 import atexit
 import os
 
+from ..engines import layout
 from ..engines.cluster import Cluster
 from ..engines.errors import EngineError
 
@@ -24,38 +25,45 @@ class _Notebook:
         """The engine cluster that this notebook uses, or None when there is none."""
         return self._cluster if self._cluster is not None and self._cluster.alive() else None
 
-    def start(self, n=4):
-        """Start `n` MPI engines, or attach to those that this user's other notebook has started.
+    def start(self, n=4, where=None, link=None, hosts=None, device=None):
+        """Start `n` MPI engines, or attach to those that run: another notebook's, or those of `hpdl cluster emulate`.
 
-        Called again it changes nothing; with another `n` it replaces the engines, and says so.
+        Called again it changes nothing; with another number, or place, it replaces the engines, and says so. What is
+        not given stays as it runs.
 
         Args:    n: number of engines, 1 at least; the MPI rank of an engine is its id.
+                 where: "local": all on this machine as it is; "emulated": on hosts that this machine emulates, each
+                 with a name and a network link of its own, between which messages go by TCP. Default "local".
+                 link: of each emulated host, in both directions, as `tc` spells it: "100mbit", "1gbit" (default).
+                 hosts: emulated hosts that share the engines; default one for each engine.
+                 device: "cpu" (default) or "cuda".
         Returns: the Cluster, which shows who runs where; `with lab.start(4):` stops it at the end.
         Raises:  ValueError, EngineError: one sentence with the numbers and the remedy.
         """
+        how = {"where": where, "link": link, "hosts": hosts, "device": device}
         if self.running() is None:
-            self._cluster = Cluster.start(n)
+            self._cluster = Cluster.start(n, **how)
             if self._cluster.attached:
                 print("Using the engines that another notebook has started.", flush=True)
         cluster = self._cluster
         if ailment := cluster.ailment():
             print(f"{ailment}. Doing that.", flush=True)
-            cluster.restart(n)
-        elif cluster.n != n:
-            self._resize(cluster, n)
+            cluster.restart(n, **how)
+        elif (wanted := layout.wanted(n, running=cluster.layout, **how)) != cluster.layout:
+            self._replace(cluster, wanted)
         cluster.activate_px()
         cluster.show()
         return cluster
 
-    def _resize(self, cluster, n):
+    def _replace(self, cluster, wanted):
         others = len(cluster.kernels()) - 1
         if others:
             raise EngineError(
-                f"{cluster.n} engines are running, and {others} other notebook(s) use them: "
-                f"take them as they are, lab.start({cluster.n}), or end them first, lab.stop()"
+                f"{others} other notebook(s) use what is running, {cluster.layout}: "
+                f"take it as it is, lab.start({cluster.n}), or end it first, lab.stop()"
             )
-        print(f"{cluster.n} engines were running: replacing them by {n}.", flush=True)
-        cluster.restart(n)
+        print(f"{cluster.layout} were running: replacing them by {wanted}.", flush=True)
+        cluster.restart(**wanted.asked())
 
     def run(self, fn, *args, ranks=None, deadline=10, on_row=None):
         """Call `fn(comm, *args)` on every engine, each with its own rank in one fresh communicator.
