@@ -88,7 +88,7 @@ def reduce_steps(p, n, root=0, segments=4):
 
 
 def along(hops, begin, p, n, segments):
-    """In each step, who sends and which elements first:last. The sender `hops` away from `begin` starts so much later."""
+    """In each step, who sends which elements first:last. The sender `hops` away from `begin` starts so much later."""
     require_segments(segments)
     for step in range(segments + p - 2):
         s = step - hops

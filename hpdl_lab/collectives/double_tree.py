@@ -6,20 +6,29 @@ from typing import NamedTuple
 import numpy as np
 
 from ..comm.buffers import new_like
-from .chunks import bounds, chunk
+from .chunks import chunk
 from .steps import Round, segment
 from .widen import adds_in_float32
 
 
 class Tree(NamedTuple):
-    """parent: (p,) int64, of each rank, -1 for the root; depth: (p,) int64, distance from the root."""
+    """Of each rank, (p,) int64: its parent, -1 for the root; its distance from the root; the color of its way up.
+
+    Colors are 0 and 1, so that in both trees together nobody has two ways down, or two ways up, of the same color.
+    """
 
     parent: np.ndarray
     depth: np.ndarray
+    color: np.ndarray
 
-    def children(self, rank):
-        """The ranks below `rank`: two at most."""
-        return np.flatnonzero(self.parent == rank).tolist()
+    def parents(self, rank, color):
+        """[the parent of `rank`], where the way there has this color; [] elsewhere."""
+        there = self.parent[rank] >= 0 and self.color[rank] == color
+        return [int(self.parent[rank])] if there else []
+
+    def children(self, rank, color):
+        """The ranks below `rank` whose way up has this color: one at most in both trees together."""
+        return np.flatnonzero((self.parent == rank) & (self.color == color)).tolist()
 
 
 @functools.lru_cache(maxsize=64)
@@ -42,7 +51,8 @@ def trees(p):
     else:
         shifted = first[(r - 1) % p]
         second = np.where(shifted < 0, -1, (shifted + 1) % p)
-    return Tree(first, depths(first)), Tree(second, depths(second))
+    color = colors(first, second)
+    return Tree(first, depths(first), color[0]), Tree(second, depths(second), color[1])
 
 
 def parents(p):
@@ -64,82 +74,110 @@ def depths(parent):
     return depth
 
 
+def colors(*trees):
+    """(2, p) a color for each rank's way up in each tree. Ways that must differ form paths and even circles."""
+    color = np.full((len(trees), len(trees[0])), -1)
+    ways = [(t, int(child)) for t, parent in enumerate(trees) for child in np.flatnonzero(parent >= 0)]
+    at = {}  # (whom, as receiver or sender): its ways
+    for t, child in ways:
+        at.setdefault((int(trees[t][child]), "receives"), []).append((t, child))
+        at.setdefault((child, "sends"), []).append((t, child))
+    for way in ways:
+        found = [(way, 0)] if color[way] < 0 else []
+        while found:
+            (t, child), c = found.pop()
+            color[t, child] = c
+            others = at[int(trees[t][child]), "receives"] + at[child, "sends"]
+            found += [(other, 1 - c) for other in others if color[other] < 0]
+    return color
+
+
 @adds_in_float32
 def all_reduce(comm, x, segments=4):
     """Add every rank's `x`, leaving the sum on every rank: one half of it along each tree of `trees`, in segments.
 
-    Up: a rank adds what its children send and passes the sum on, segment after segment; then down the same way. A rank
-    of one tree's middle sends a half up and receives two; as a leaf of the other it sends the other half. So every link
-    is used in both directions, which a single tree does not achieve.
+        turn t, up:     children --segment t--> rank, which adds and sends segment t-1 --> parent      then down again
+                        in each turn first the ways of color 0, then those of color 1
+
+    A rank in the middle of one tree receives its half twice and sends it up once; as a leaf of the other tree it sends
+    that half up. So in each turn a link carries two messages out and two in, one of each color: no single tree does.
 
     Args:    x: (N,) tensor, different per rank, overwritten with the sum.
              segments: of each half, the same on every rank; cost.best_segments says how many.
     Returns: x, bitwise the same on every rank.
     Raises:  ValueError for less than one segment; CommTimeout if a rank does not answer.
-    Steps: 2(segments + depth - 1) rounds of 2 messages, depth <= ceil(log2 p).   Bytes per rank: at most 2 N * itemsize
-    where p is even.   Ref: Sanders, Speck & Traeff 2009; NCCL 2.4.
+    Steps: 4(segments + depth - 1), depth <= ceil(log2 p).   Bytes per rank: 2 N * itemsize at most, 2(p - 1) vectors in
+    all.   Ref: Sanders, Speck & Traeff 2009; NCCL 2.4.
     """
-    halves = chunk(x, 2, 0), chunk(x, 2, 1)
-    pair = trees(comm.size)
-    rounds, depth = rounds_of(pair, segments)
-    arriving = [[new_like(x, bounds(len(half), segments, 0)[1]) for _ in range(2)] for half in halves]
-
-    for i in range(rounds):  # up
-        receives, sends, sums = [], [], []
-        for tree, half, spare in zip(pair, halves, arriving, strict=True):
-            below, mine = i - (depth - tree.depth[comm.rank] - 1), i - (depth - tree.depth[comm.rank])  # segments
-            for child, buffer in zip(tree.children(comm.rank), spare, strict=False):
-                if 0 <= below < segments:
-                    theirs = chunk(half, segments, int(below))
-                    receives.append(comm.irecv(buffer[: len(theirs)], child))
-                    sums.append((theirs, buffer))
-            if tree.parent[comm.rank] >= 0 and 0 <= mine < segments:
-                sends.append((chunk(half, segments, int(mine)), int(tree.parent[comm.rank])))
-        for work in receives + [comm.isend(part, to) for part, to in sends]:
-            work.wait()
-        for theirs, buffer in sums:
-            theirs += buffer[: len(theirs)]
-
-    for i in range(rounds):  # down
+    r = comm.rank
+    halves = list(zip(trees(comm.size), (chunk(x, 2, 0), chunk(x, 2, 1)), strict=True))
+    turns, depth = turns_of(trees(comm.size), segments)
+    for turn, color in ((t, c) for t in range(turns) for c in (0, 1)):
         receives, sends = [], []
-        for tree, half in zip(pair, halves, strict=True):
-            above, mine = i - (tree.depth[comm.rank] - 1), i - tree.depth[comm.rank]
-            if tree.parent[comm.rank] >= 0 and 0 <= above < segments:
-                receives.append(comm.irecv(chunk(half, segments, int(above)), int(tree.parent[comm.rank])))
-            if 0 <= mine < segments:
-                sends += [(chunk(half, segments, int(mine)), child) for child in tree.children(comm.rank)]
-        for work in receives + [comm.isend(part, to) for part, to in sends]:
-            work.wait()
+        for tree, half in halves:
+            late = depth - tree.depth[r]  # turns after the deepest rank
+            receives += [(q, piece(half, segments, turn - late + 1)) for q in tree.children(r, color)]
+            sends += [(q, piece(half, segments, turn - late)) for q in tree.parents(r, color)]
+        swap(comm, receives, sends, add=True)
+    for turn, color in ((t, c) for t in range(turns) for c in (0, 1)):
+        receives, sends = [], []
+        for tree, half in halves:
+            late = tree.depth[r]  # turns after the root
+            receives += [(q, piece(half, segments, turn - late + 1)) for q in tree.parents(r, color)]
+            sends += [(q, piece(half, segments, turn - late)) for q in tree.children(r, color)]
+        swap(comm, receives, sends, add=False)
     return x
 
 
-def rounds_of(pair, segments):
-    """(rounds up, and again down; depth of the deeper tree). Raises ValueError for less than one segment."""
+def turns_of(pair, segments):
+    """(turns up, and again down; depth of the deeper tree). Raises ValueError for less than one segment."""
     if segments < 1:
         raise ValueError(f"a half is cut into at least 1 segment, got {segments}")
     depth = int(max(tree.depth.max() for tree in pair))
     return segments + depth - 1 if depth else 0, depth
 
 
+def piece(half, segments, s):
+    """View of segment s; None where there is no such segment: before the first, after the last."""
+    return chunk(half, segments, int(s)) if 0 <= s < segments else None
+
+
+def swap(comm, receives, sends, add):
+    """Receive and send these (peer, view) at a time, but not where the view is None; add, or store, what arrives."""
+    receives = [(peer, view, new_like(view, len(view))) for peer, view in receives if view is not None]
+    works = [comm.irecv(arriving, peer) for peer, _, arriving in receives]
+    works += [comm.isend(view, peer) for peer, view in sends if view is not None]
+    for work in works:
+        work.wait()
+    for _, view, arriving in receives:
+        if add:
+            view += arriving
+        else:
+            view[:] = arriving
+
+
 def all_reduce_steps(p, n, segments=4):
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
-    pair = trees(p)
-    rounds, depth = rounds_of(pair, segments)
-    middle = (n + 1) // 2
+    pair, middle = trees(p), (n + 1) // 2
+    turns, depth = turns_of(pair, segments)
     for down in (False, True):
-        for i in range(rounds):
-            edges = [
-                tree_messages(tree, first, last, segments, i, depth, down)
+        for turn, color in ((t, c) for t in range(turns) for c in (0, 1)):
+            columns = [
+                tree_messages(
+                    tree, first, last, segments, turn - (tree.depth - 1 if down else depth - tree.depth), color
+                )
                 for tree, first, last in zip(pair, (0, middle), (middle, n), strict=True)
             ]
-            below, above, first, last = (np.concatenate(columns) for columns in zip(*edges, strict=True))
+            below, above, first, last = (np.concatenate(column) for column in zip(*columns, strict=True))
             source, dest = (above, below) if down else (below, above)
             yield Round(source, dest, first, last, add=not down)
 
 
-def tree_messages(tree, first, last, segments, i, depth, down):
-    """The messages of one tree in round i: lower ranks, upper ranks, and the elements first:last of their segments."""
-    s = i - (tree.depth - 1 if down else depth - tree.depth)
-    below = np.flatnonzero((tree.parent >= 0) & (s >= 0) & (s < segments))
+def tree_messages(tree, first, last, segments, s, color):
+    """The ways of one color on which a segment travels: lower ranks, upper ranks, elements first:last.
+
+    s: (p,) which segment of first:last each rank has on its way up, below 0 or above the last where it has none.
+    """
+    below = np.flatnonzero((tree.parent >= 0) & (tree.color == color) & (s >= 0) & (s < segments))
     begin, end = segment(np.full(len(below), first), last, segments, s[below])
     return below, tree.parent[below], begin, end

@@ -46,7 +46,7 @@ def all_reduce(comm, x):
 
 
 def blocks(x, cut, mine, bit):
-    """Views of x: the `bit` chunks that `mine` keeps when it parts from `mine ^ bit`, then those that the peer keeps."""
+    """Views of x: the `bit` chunks that `mine` keeps when it parts from `mine ^ bit`, and those of the other."""
     first, other = mine - mine % bit, (mine ^ bit) - mine % bit
     return x[cut[first] : cut[first + bit]], x[cut[other] : cut[other + bit]]
 
