@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hpdl_lab.comm.board import MAX_PEERS, VERSION, Board
+from hpdl_lab.comm.board import MAX_PEERS, MAX_TEXT, VERSION, Board
 from hpdl_lab.comm.errors import Wait
 from hpdl_lab.trace import now_ns
 
@@ -34,9 +34,27 @@ def publish_as(board, process, rank, state, **fields):
 
 
 def test_all_fields_come_back(board):
-    board.publish(2, "waiting", 7, "recv", (1, 3), 4000, 10, 20, "cell:7")
+    board.publish(2, "waiting", 7, "recv", (1, 3), 4000, 10, 20, "cell:7", {"count": 1000, "dtype": "float32"})
     slot = board.slot(2)
-    assert slot == (os.getpid(), 7, "waiting", "recv", (1, 3), 4000, 10, 20, "cell:7")
+    facts = {"count": 1000, "dtype": "float32"}
+    assert slot == (os.getpid(), 7, "waiting", "recv", (1, 3), 4000, 10, 20, "cell:7", facts)
+    board.end_wait(2, now=lambda: 30)
+    assert board.slot(2) == slot._replace(until_ns=30)
+
+
+def test_facts_reach_the_table_in_the_numbers_of_the_run(board):
+    counts = (("broadcast", "cell:7", 2),)
+    facts = {"call": "broadcast", "count": 9, "root": 0, "nth": 2, "counts": counts, "unreceived": (3, 0)}
+    board.publish(2, "waiting", op="recv", peers=(1,), facts=facts)
+    wait = board.waits([1, 2, 3])[0]
+    assert (wait.rank, wait.peers, wait.unreceived) == (1, (0,), (2,))
+    assert (wait.call, wait.count, wait.root, wait.nth, wait.counts) == ("broadcast", 9, 0, 2, counts)
+
+
+def test_facts_that_are_too_long_are_cut_or_left_out(board):
+    counts = tuple((f"op {i}", "a" * 60 + ".py:7", i) for i in range(30))
+    board.publish(0, "failed", facts={"message": "x" * 999, "error": "KeyError", "counts": counts, "count": -1})
+    assert board.slot(0).facts == {"message": "x" * MAX_TEXT, "error": "KeyError"}
 
 
 def test_a_second_process_reads_the_same_file(board):

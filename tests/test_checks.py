@@ -93,8 +93,8 @@ def test_a_deadlock_names_the_line_in_the_cell_and_the_cycle():
     )
     result = check(find("4.1"), fn)
     assert result.failed == "deadlock"
-    assert "rank 1 waits in send of 1,332 bytes to rank 2" in result.detail
-    assert "(cell:3)" in result.detail
+    assert re.search(r"1 +waiting +send +to rank 2 +1,332 ", result.detail)
+    assert "cell:3" in result.detail
     assert "cycle: 0 -> 1 -> 2 -> 0" in result.detail
 
 
@@ -162,7 +162,7 @@ def test_a_wait_on_the_engines_shows_who_waits_for_whom():
         result = check(exercise, fn, runner)
         assert result.failed == "engines"
         assert "rank 0 has waited 5 s" in result.message
-        assert "rank 0 waits in recv of 8 bytes from rank 1 since 5 s  (cell:4)" in result.detail
+        assert re.search(r"0 +waiting +recv +from rank 1 +8 +5 s +cell:4", result.detail)
 
 
 def test_an_error_on_the_engines_is_one_sentence():

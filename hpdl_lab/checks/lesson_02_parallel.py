@@ -124,7 +124,7 @@ EXERCISES = (
             WrongAnswer(answers.divides_twice, "mean", "It was divided by 4 twice"),
             WrongAnswer(answers.takes_rank_0, "sum", "the gradient of rank 0 alone"),
             WrongAnswer(answers.does_nothing, "sum", "nothing came from the others"),
-            WrongAnswer(answers.only_rank_0_calls, "deadlock", "already finished"),
+            WrongAnswer(answers.only_rank_0_calls, "deadlock", "never called all_reduce"),
             WrongAnswer(answers.divides_into_a_new_array, "in place", "g was not overwritten"),
             WrongAnswer(answers.averages_and_forgets, "returns", "returned nothing"),
             WrongAnswer(answers.averages_to_a_number, "returns", "the gradient has shape (2,)"),

@@ -158,7 +158,7 @@ EXERCISES = (
             WrongAnswer(answers_all_reduce.leaves_x_as_it_was, "in place", "x was not overwritten"),
             WrongAnswer(answers_all_reduce.reduces_and_returns_nothing, "returns", "returned nothing: return x"),
             WrongAnswer(answers_all_reduce.reduces_twice, "steps", "all is done twice"),
-            WrongAnswer(answers_all_reduce.only_even_ranks_gather, "deadlock", "already finished"),
+            WrongAnswer(answers_all_reduce.only_even_ranks_gather, "deadlock", "it finished"),
         ),
         right_answers=(answers_all_reduce.in_one_loop, answers_all_reduce.the_other_way_around),
         explanation=(

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 
 from .buffers import buffer_of, copy_into, copy_of, is_tensor, new_like
+from .calls import SENDRECV, Calls, PartOf
 
 
 class PerRank(list):
@@ -12,15 +13,24 @@ class PerRank(list):
 class Results(list):
     """What each rank returned, in rank order, with the record of the run.
 
-    events: list[trace.Event] of all ranks; rows: list of dicts that ranks reported; seconds: makespan (virtual on
-    simulated ranks).
+    events: list[trace.Event] of all ranks, made at first use; rows: list of dicts that ranks reported;
+    seconds: makespan (virtual on simulated ranks).
     """
 
     def __init__(self, values=(), events=(), rows=(), seconds=0.0):
         super().__init__(values)
-        self.events = list(events)
+        self._events = events
         self.rows = list(rows)
         self.seconds = seconds
+
+    @property
+    def events(self):
+        if not isinstance(self._events, list):
+            self._events = list(self._events)
+        return self._events
+
+    def __getstate__(self):
+        return {**self.__dict__, "_events": self.events}
 
 
 class Work(ABC):
@@ -48,11 +58,16 @@ class Comm(ABC):
     node_rank = 0  # rank among the ranks of the same host
     node_size = 1
     device = "cpu"
+    name = ""  # "" of the run's, "split 1 color 0" of a part: how the report of a stuck run calls it
 
-    def __init__(self, rank, size, trace, on_row=None):
+    def __init__(self, rank, size, trace, on_row=None, calls=None):
         self.rank = rank
         self.size = size
         self.trace = trace
+        self.calls = Calls() if calls is None else calls
+        self.collectives = 0  # called here so far: the nth of one rank meets the nth of the others
+        self.splits = 0
+        self.calling = None  # the Call that messages are now a part of
         self.rows = []
         self.on_row = on_row  # called with each row as it is reported; None keeps rows for the end of the run
 
@@ -77,10 +92,15 @@ class Comm(ABC):
 
     def sendrecv(self, x, to, y, source):
         """Send `x` to rank `to` while receiving into `y` from rank `source`; returns `y`."""
-        received = self.irecv(y, source)
-        sent = self.isend(x, to)
-        received.wait()
-        sent.wait()
+        outer = self.calling
+        self.calling = outer or SENDRECV
+        try:
+            received = self.irecv(y, source)
+            sent = self.isend(x, to)
+            received.wait()
+            sent.wait()
+        finally:
+            self.calling = outer
         return y
 
     # -- ranks ------------------------------------------------------------------------------------------------------
@@ -92,6 +112,11 @@ class Comm(ABC):
     @abstractmethod
     def split(self, color, key=0):
         """The communicator of the ranks that gave the same `color`, ordered by (key, rank). Collective."""
+
+    def name_of_part(self, color):
+        """How the next part that is split from this communicator is called."""
+        self.splits += 1
+        return f"{self.name}{' ' if self.name else ''}split {self.splits} color {color!r:.20}"
 
     @abstractmethod
     def allocate(self, shape, dtype="float32"):
@@ -122,67 +147,75 @@ class Comm(ABC):
 
     def broadcast(self, x, root=0):
         """Copy `x` of rank `root` into `x` of every rank; returns `x`."""
-        if self.rank == root:
-            for work in [self.isend(x, to) for to in range(self.size) if to != root]:
-                work.wait()
-        else:
-            self.recv(x, root)
+        with PartOf(self, "broadcast", x, root):
+            if self.rank == root:
+                for work in [self.isend(x, to) for to in range(self.size) if to != root]:
+                    work.wait()
+            else:
+                self.recv(x, root)
         return x
 
     def gather(self, x, root=0):
         """On `root` the (size, *x.shape) stack of every rank's `x`; None elsewhere."""
-        if self.rank != root:
-            return self.send(x, root)
-        out = new_like(x, (self.size, *x.shape))
-        copy_into(out[root], x)
-        for work in [self.irecv(out[source], source) for source in range(self.size) if source != root]:
-            work.wait()
-        return out
+        with PartOf(self, "gather", x, root):
+            if self.rank != root:
+                return self.send(x, root)
+            out = new_like(x, (self.size, *x.shape))
+            copy_into(out[root], x)
+            for work in [self.irecv(out[source], source) for source in range(self.size) if source != root]:
+                work.wait()
+            return out
 
     def scatter(self, x, out, root=0):
         """Copy `x[r]` of rank `root` into `out` of rank r; returns `out`. `x` may be None elsewhere."""
-        if self.rank != root:
-            return self.recv(out, root)
-        copy_into(out, x[root])
-        for work in [self.isend(x[to], to) for to in range(self.size) if to != root]:
-            work.wait()
-        return out
+        with PartOf(self, "scatter", out, root):
+            if self.rank != root:
+                return self.recv(out, root)
+            copy_into(out, x[root])
+            for work in [self.isend(x[to], to) for to in range(self.size) if to != root]:
+                work.wait()
+            return out
 
     def all_gather(self, x):
         """The (size, *x.shape) stack of every rank's `x`, on every rank."""
-        out = self.gather(x)
-        return self.broadcast(new_like(x, (self.size, *x.shape)) if out is None else out)
+        with PartOf(self, "all_gather", x):
+            out = self.gather(x)
+            return self.broadcast(new_like(x, (self.size, *x.shape)) if out is None else out)
 
     def reduce(self, x, root=0):
         """On `root` the sum of every rank's `x`, added in rank order; None elsewhere."""
-        stack = self.gather(x, root)
-        return None if stack is None else sum_in_rank_order(stack)
+        with PartOf(self, "reduce", x, root):
+            stack = self.gather(x, root)
+            return None if stack is None else sum_in_rank_order(stack)
 
     def all_reduce(self, x):
         """Replace `x` by its sum over ranks, bitwise the same on every rank; returns `x`."""
-        total = self.reduce(x)
-        if total is not None:
-            copy_into(x, total)
-        return self.broadcast(x)
+        with PartOf(self, "all_reduce", x):
+            total = self.reduce(x)
+            if total is not None:
+                copy_into(x, total)
+            return self.broadcast(x)
 
     def reduce_scatter(self, x):
         """Row r, on rank r, of the sum over ranks of `x`, whose first dimension is the number of ranks."""
         if len(x) != self.size:
             raise ValueError(f"reduce_scatter on {self.size} ranks needs {self.size} rows, got {len(x)}")
-        total = self.reduce(x)
-        return self.scatter(total, new_like(x, x.shape[1:]))
+        with PartOf(self, "reduce_scatter", x):
+            total = self.reduce(x)
+            return self.scatter(total, new_like(x, x.shape[1:]))
 
     def all_to_all(self, x):
         """Row s of the result is row `rank` of rank s's `x`, whose first dimension is the number of ranks."""
         if len(x) != self.size:
             raise ValueError(f"all_to_all on {self.size} ranks needs {self.size} rows, got {len(x)}")
-        out = new_like(x, x.shape)
-        copy_into(out[self.rank], x[self.rank])
-        others = [r for r in range(self.size) if r != self.rank]
-        works = [self.irecv(out[r], r) for r in others] + [self.isend(x[r], r) for r in others]
-        for work in works:
-            work.wait()
-        return out
+        with PartOf(self, "all_to_all", x):
+            out = new_like(x, x.shape)
+            copy_into(out[self.rank], x[self.rank])
+            others = [r for r in range(self.size) if r != self.rank]
+            works = [self.irecv(out[r], r) for r in others] + [self.isend(x[r], r) for r in others]
+            for work in works:
+                work.wait()
+            return out
 
 
 def sum_in_rank_order(stack):

@@ -1,9 +1,10 @@
 """What every rank of this machine is doing, in a small file that all of them map: readable when ranks are stuck.
 
 One slot per rank of MPI_COMM_WORLD. A rank writes only its own slot, and only when a wait has become long enough to be
-of interest; whoever opens the file (a rank, the notebook) reads all of them without anybody's help.
+of interest; whoever opens the file reads all of them without anybody's help.
 """
 
+import json
 import mmap
 import os
 import select
@@ -15,16 +16,21 @@ from .errors import Wait
 
 STATES = ("absent", "running", "waiting", "finished", "failed", "idle")
 MAX_PEERS = 32  # named in a slot; a wait for more ranks names the first of them
+MAX_FACTS = 1024  # bytes
+MAX_TEXT = 160  # characters of one fact
 
-# version, pid, run, state, number of peers, nbytes, since, until, op, line, peers
-SLOT = struct.Struct(f"<QqqBxHxxxxQqq24s96s{MAX_PEERS}H")
+# version, pid, run, state, number of peers, nbytes, since, until, op, line, peers, bytes of facts, facts as JSON
+SLOT = struct.Struct(f"<QqqBxHxxxxQqq24s96s{MAX_PEERS}HH{MAX_FACTS}s")
 VERSION = struct.Struct("<Q")
 HEADER = struct.Struct("<8sQ")  # magic, size
 MAGIC = b"hpdl-brd"
 
 
 class Slot(NamedTuple):
-    """What one rank has published. Times in ns of the monotonic clock; until_ns is 0 while the state lasts."""
+    """What one rank has published. Times in ns of the monotonic clock; until_ns is 0 while the state lasts.
+
+    facts: what else errors.Wait tells, by the names of its fields; in `unreceived` are ranks of MPI_COMM_WORLD.
+    """
 
     pid: int
     run: int
@@ -35,6 +41,21 @@ class Slot(NamedTuple):
     since_ns: int
     until_ns: int
     line: str
+    facts: dict
+
+    def died(self):
+        """The slot of a rank whose process has ended in this state."""
+        return self._replace(state="dead", op="", facts={})
+
+    def wait(self, rank, number):
+        """This slot as errors.Wait of rank `rank` of a run; number: {rank of MPI_COMM_WORLD: rank of the run}."""
+        facts = {**self.facts, "unreceived": [number[r] for r in self.facts.get("unreceived", ()) if r in number]}
+        facts = {name: tuple(map(as_tuple, fact)) if isinstance(fact, list) else fact for name, fact in facts.items()}
+        if self.state != "waiting":
+            return Wait(rank, self.state, self.op, line=self.line, **facts)
+        peers = tuple(number[p] for p in self.peers if p in number)
+        seconds = ((self.until_ns or now_ns()) - self.since_ns) / 1e9
+        return Wait(rank, "waiting", self.op, peers, self.nbytes, seconds, self.line, **facts)
 
 
 class Board:
@@ -72,8 +93,9 @@ class Board:
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
-    def publish(self, rank, state, run=0, op="", peers=(), nbytes=0, since_ns=0, until_ns=0, line=""):
+    def publish(self, rank, state, run=0, op="", peers=(), nbytes=0, since_ns=0, until_ns=0, line="", facts=None):
         """Replace slot `rank`, which must be this process's own. `peers` are ranks of MPI_COMM_WORLD."""
+        told = packed(facts or {})
         at = self._at(rank)
         (version,) = VERSION.unpack_from(self._memory, at)
         version += version % 2  # odd where an interrupt ended the last publishing half way
@@ -91,6 +113,8 @@ class Board:
             line.encode()[-96:],
             *named,
             *(0,) * (MAX_PEERS - len(named)),
+            len(told),
+            told,
         )
         # An odd version says that the slot is being written: readers try again.
         VERSION.pack_into(self._memory, at, version + 1)
@@ -100,7 +124,8 @@ class Board:
     def end_wait(self, rank, now=now_ns):
         """Keep the wait in slot `rank` as it is, but stop its clock: the rank has given up."""
         slot = self.slot(rank)
-        self.publish(rank, slot.state, slot.run, slot.op, slot.peers, slot.nbytes, slot.since_ns, now(), slot.line)
+        told = (slot.op, slot.peers, slot.nbytes, slot.since_ns, now(), slot.line, slot.facts)
+        self.publish(rank, slot.state, slot.run, *told)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -109,11 +134,12 @@ class Board:
         at = self._at(rank)
         for _ in range(100):
             (before,) = VERSION.unpack_from(self._memory, at)
-            _, pid, run, state, count, nbytes, since, until, op, line, *peers = SLOT.unpack_from(self._memory, at)
+            _, pid, run, state, count, nbytes, since, until, op, line, *more = SLOT.unpack_from(self._memory, at)
             (after,) = VERSION.unpack_from(self._memory, at)
             if before == after and not before % 2:
                 break  # otherwise its writer was killed while writing: take what is there
-        return Slot(pid, run, STATES[state], text(op), tuple(peers[:count]), nbytes, since, until, text(line))
+        peers, (size, facts) = tuple(more[:count]), more[-2:]
+        return Slot(pid, run, STATES[state], text(op), peers, nbytes, since, until, text(line), unpacked(facts[:size]))
 
     def is_dead(self, rank):
         """True when the process that published slot `rank` has ended; False also where nothing was published."""
@@ -143,25 +169,33 @@ class Board:
         """
         ranks = range(self.size) if ranks is None else list(ranks)
         number = {rank: i for i, rank in enumerate(ranks)}
-        waits = []
-        for rank in ranks:
-            slot = self.slot(rank)
-            if slot.state == "absent":
-                continue
-            if self.died(rank):
-                waits.append(Wait(number[rank], "dead", line=slot.line))
-            elif slot.state == "waiting":
-                peers = tuple(number[p] for p in slot.peers if p in number)
-                seconds = ((slot.until_ns or now_ns()) - slot.since_ns) / 1e9
-                waits.append(Wait(number[rank], "waiting", slot.op, peers, slot.nbytes, seconds, slot.line))
-            else:
-                waits.append(Wait(number[rank], slot.state, line=slot.line))
-        return waits
+        slots = {rank: self.slot(rank).died() if self.died(rank) else self.slot(rank) for rank in ranks}
+        return [slot.wait(number[rank], number) for rank, slot in slots.items() if slot.state != "absent"]
 
     def _at(self, rank):
         if not 0 <= rank < self.size:
             raise ValueError(f"no rank {rank} on a board of {self.size}")
         return HEADER.size + rank * SLOT.size
+
+
+def packed(facts):
+    """The facts as bytes, without those that are as they are where nothing is said; the longest are cut or left out."""
+    facts = {k: v[:MAX_TEXT] if isinstance(v, str) else v for k, v in facts.items() if v not in ("", (), -1)}
+    while len(raw := json.dumps(facts, separators=(",", ":")).encode()) > MAX_FACTS:
+        del facts[max(facts, key=lambda name: len(json.dumps(facts[name])))]
+    return raw
+
+
+def unpacked(raw):
+    """The facts from bytes; {} where their writer was killed while writing."""
+    try:
+        return json.loads(raw) if raw else {}
+    except ValueError:
+        return {}
+
+
+def as_tuple(fact):
+    return tuple(fact) if isinstance(fact, list) else fact
 
 
 def text(raw):

@@ -13,7 +13,10 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from ..trace import Trace, line_of
 from .buffers import copy_of
-from .errors import CommTimeout, Deadlock, Wait, likely_reason, name_ranks
+from .calls import Calls
+from .ending import raise_fault, raised_line, require_no_forgotten_wait, waits_of
+from .errors import CommTimeout, Mismatch
+from .reasons import disagreement, mismatch
 
 
 class Scheduler:
@@ -24,8 +27,8 @@ class Scheduler:
     runs first.
     """
 
-    def __init__(self, size, network, trace=True):
-        self.network = network
+    def __init__(self, size, network, trace=True, inject=None):
+        self.network, self.inject = network, inject
         self.timetable = network.timetable(size)
         self.ranks = [SimRank(self, i, trace) for i in range(size)]
         self.now = 0.0  # virtual s
@@ -60,11 +63,7 @@ class Scheduler:
                 self._run_in_order()
         finally:
             self._stop_unfinished()
-        self._raise_first_error()
-        if any(rank.state == "waiting" for rank in self.ranks):
-            waits = self.waits()
-            stuck = name_ranks(w.rank for w in waits if w.state == "waiting")
-            raise Deadlock(f"deadlock: {stuck} can never go on: {likely_reason(waits)}", waits)
+        raise_fault(self)
         return [rank.value for rank in self.ranks]
 
     def _run_in_order(self):
@@ -87,29 +86,11 @@ class Scheduler:
             end = self.timetable.book(channel.route, send.buffer.nbytes, self.now)
             channel.transferred(send, receive, end)
 
-    def waits(self):
-        """What every rank is doing, in rank order."""
-        return [rank.wait_state() for rank in self.ranks]
-
     def _stop_unfinished(self):
         """Unwind the ranks that are still inside their function, so that their `finally` clauses run."""
         self.stopping = True
         for rank in self.ranks:
             rank.stop()
-
-    def _raise_first_error(self):
-        failed = [rank for rank in self.ranks if rank.error is not None]
-        if not failed:
-            return
-        first = failed[0].error
-        same = [r.index for r in failed if type(r.error) is type(first) and str(r.error) == str(first)]
-        waits = self.waits()
-        first.rank = failed[0].index
-        first.add_note(f"on simulated {name_ranks(same)} of {len(self.ranks)}, at {failed[0].error_line}")
-        stuck = [w for w in waits if w.state == "waiting"]
-        if stuck:
-            first.add_note("meanwhile:\n" + "\n".join(f"  {w}" for w in stuck))
-        raise first
 
 
 class SimRank:
@@ -119,6 +100,9 @@ class SimRank:
         self.scheduler, self.index = scheduler, index
         self.clock = 0.0
         self.trace = Trace(index, self.clock_ns, enabled=trace)
+        self.calls = Calls()
+        self.delay = scheduler.inject.delay(index) if scheduler.inject else 0.0  # s, see comm/inject.py
+        self.unwaited = {}  # receives that this rank has not waited for
         self.state = "running"
         self.pending = None  # the work or meeting that this rank waits for
         self.since = 0.0
@@ -133,6 +117,7 @@ class SimRank:
         def main():
             try:
                 self.value = body(self)
+                require_no_forgotten_wait(self)
                 self.state = "finished"
             except GreenletExit:
                 pass  # stopped by the scheduler: `state` says in what
@@ -184,13 +169,11 @@ class SimRank:
         else:
             self.clock = scheduler.now = seconds
 
-    def meet(self, op, key, members, line, answer):
+    def meet(self, call, key, members, answer):
         """Wait for `members` to meet in the operation `key`; returns {index: answer}."""
-        meeting = self.scheduler.meetings.setdefault(key, Meeting(op, members))
-        if meeting.op != op:
-            where = "; ".join(f"rank {i} called {meeting.op} ({at})" for i, at in meeting.lines.items())
-            raise ValueError(f"rank {self.index} called {op} ({line}), but {where}: every rank must call the same")
-        meeting.answers[self.index], meeting.lines[self.index] = answer, line
+        meeting = self.scheduler.meetings.setdefault(key, Meeting(members))
+        meeting.require_same(self.index, call)
+        meeting.answers[self.index], meeting.calls[self.index] = answer, call
         if len(meeting.answers) < len(members):
             meeting.waiters.append(self)
             self.block(MeetingSeat(meeting, self.index))
@@ -202,13 +185,6 @@ class SimRank:
         self.sleep_until(end)
         return meeting.answers
 
-    def wait_state(self):
-        """This rank's row in the report of a stuck run."""
-        if self.state != "waiting":
-            return Wait(self.index, self.state, line=self.error_line)
-        op, peers, nbytes, line = self.pending.waits_for()
-        return Wait(self.index, "waiting", op, peers, nbytes, self.scheduler.seconds - self.since, line)
-
 
 class Channel:
     """Messages from one rank to another: sends and receives meet first come, first served."""
@@ -216,6 +192,10 @@ class Channel:
     def __init__(self, scheduler, source, dest):
         self.scheduler, self.source, self.dest = scheduler, source, dest
         self.route = scheduler.timetable.route(source, dest)
+        slow = scheduler.inject.seconds_per_byte(source, dest) if scheduler.inject else 0.0
+        self.lost = max(0.0, slow - self.route.beta)  # s per byte, to an injected slow link
+        if self.lost:
+            self.route = self.route._replace(beta=slow)
         self.sends, self.receives = deque(), deque()
 
     def post_send(self, send):
@@ -265,22 +245,26 @@ class Channel:
             self.scheduler.resume_at(end, work.waiter)
 
     def _refuse(self, send, receive):
-        error = (
-            f"rank {self.dest} expects {receive.buffer.count:,} {receive.buffer.dtype} from rank {self.source} "
-            f"({receive.line}), which sends {send.buffer.count:,} {send.buffer.dtype} ({send.line})"
-        )
+        what = mismatch(self.source, self.dest, send.buffer[1:3], receive.buffer[1:3])
+        error = f"{what} (sent at {send.line or '?'}, expected at {receive.line or '?'})"
         for work in (send, receive):
             if work.end is None:
-                work.error = ValueError(error)
+                work.error = Mismatch(error)
                 self._finish(work, self.scheduler.now)
 
 
 class Meeting:
     """Ranks that come together in one collective operation (barrier, split)."""
 
-    def __init__(self, op, members):
-        self.op, self.members = op, members
-        self.answers, self.lines, self.waiters = {}, {}, []
+    def __init__(self, members):
+        self.members = members
+        self.answers, self.calls, self.waiters = {}, {}, []
+
+    def require_same(self, index, call):
+        """Raise Mismatch unless rank `index` calls what the others have called."""
+        if any(other.op != call.op for other in self.calls.values()):
+            calls = {i: (c.op, c.count, c.dtype, c.root) for i, c in {**self.calls, index: call}.items()}
+            raise Mismatch(f"{disagreement(calls)}: every rank must call the same")
 
 
 class MeetingSeat:
@@ -291,17 +275,11 @@ class MeetingSeat:
         self.waiter = None
 
     def waits_for(self):
+        """The fields of errors.Wait for the report of a stuck run; peers are scheduler indices."""
+        call = self.meeting.calls[self.index]
         missing = tuple(m for m in self.meeting.members if m not in self.meeting.answers)
-        return self.meeting.op, missing, 0, self.meeting.lines[self.index]
-
-
-def raised_line(error):
-    """The attendee's innermost line in the traceback of `error`."""
-    line, entry = "", error.__traceback__
-    while entry is not None:
-        line = line_of(entry.tb_frame, entry.tb_lineno) or line
-        entry = entry.tb_next
-    return line
+        told = {"op": call.op, "peers": missing, "line": call.line, **call.facts()}
+        return {**told, "counts": self.waiter.calls.times(call.op, call.line)}
 
 
 @contextmanager
@@ -319,8 +297,10 @@ def real_time_limit(seconds, scheduler):
         if scheduler.stopping:
             return
         running = next((f for f in frames_up(frame) if line_of(f, f.f_lineno)), None)
-        at = f", in {line_of(running, running.f_lineno)}" if running else ""
-        raise CommTimeout(f"the simulated run did not end within {seconds:g} s of real time{at}", scheduler.waits())
+        line = line_of(running, running.f_lineno) if running else ""
+        at = f", in {line}" if line else ""
+        text = f"the simulated run did not end within {seconds:g} s of real time{at}"
+        raise CommTimeout(text, waits_of(scheduler, line))
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, stop)

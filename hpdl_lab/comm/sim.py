@@ -9,28 +9,34 @@ import copy
 import itertools
 
 from ..trace import caller_line
+from . import inject as injected
 from .base import Comm, PerRank, Results, Work
 from .buffers import buffer_of, copy_into, copy_of
+from .calls import begin
 from .network import Switch
 from .scheduler import Scheduler
 
 
-def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True):
+def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, inject=None):
     """Call `fn(comm, *args)` on `size` simulated ranks; returns Results: what each rank returned, in rank order.
 
     Args:    args: copied for every rank; a PerRank gives rank i its item i.
              network: a network of comm/network.py; default Switch().
              deadline: seconds of real time after which the run is stopped, wherever it is.
              on_row: called with every row that a rank reports; trace: record events.
-    Raises:  Deadlock when no rank can go on; CommTimeout at the deadline; ValueError for messages whose ends disagree;
-             else what the lowest failing rank raised, with `.rank` set and a note that names rank and line.
+             inject: an Injection of comm/inject.py: ranks and links that are slow.
+    Raises:  Deadlock when no rank can go on; CommTimeout at the deadline; Mismatch for ranks that contradict each
+             other; else what the lowest failing rank raised, with `.rank`, `.waits` and `.reason` set and notes that
+             name rank and line and say what the other ranks were doing.
     """
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"sim.run needs at least 1 rank, got {size!r}")
     for arg in args:
         if isinstance(arg, PerRank) and len(arg) != size:
             raise ValueError(f"PerRank has {len(arg)} items for {size} ranks")
-    scheduler = Scheduler(size, network or Switch(), trace)
+    if inject is not None:
+        inject.check(size)
+    scheduler = Scheduler(size, network or Switch(), trace, inject or None)
     rows = []
 
     def keep(row):
@@ -51,7 +57,7 @@ class SimComm(Comm):
     """A communicator of simulated ranks. `members[i]` is the index, in the scheduler, of this communicator's rank i."""
 
     def __init__(self, scheduler, state, members, on_row, key=()):
-        super().__init__(members.index(state.index), len(members), state.trace, on_row)
+        super().__init__(members.index(state.index), len(members), state.trace, on_row, state.calls)
         self.scheduler, self.state, self.members = scheduler, state, members
         self.key = key  # tells communicators apart: the path of splits that led here
         self.meetings = 0
@@ -59,6 +65,8 @@ class SimComm(Comm):
 
     def isend(self, x, to):
         self.check_peer(to, "sends to")
+        if self.state.delay:
+            self._lose_time()
         return SimWork(self, "send", x, to)
 
     def irecv(self, x, source):
@@ -88,7 +96,9 @@ class SimComm(Comm):
         answers = self._meet("split", (color, key))
         chosen = [r for _, r in sorted((k, r) for r, (c, k) in answers.items() if c == color)]
         path = (*self.key, self.meetings, repr(color))
-        return SimComm(self.scheduler, self.state, [self.members[r] for r in chosen], self.on_row, path)
+        part = SimComm(self.scheduler, self.state, [self.members[r] for r in chosen], self.on_row, path)
+        part.name = self.name_of_part(color)
+        return part
 
     def allocate(self, shape, dtype="float32"):
         import torch
@@ -105,10 +115,20 @@ class SimComm(Comm):
         """Wait for every rank of this communicator to call the same operation; returns {rank: answer}."""
         self.meetings += 1
         state = self.state
+        if state.delay:
+            self._lose_time()
         step, t0, line = state.trace.step(), state.clock_ns(), caller_line()
-        answers = state.meet(op, (self.key, self.meetings), self.members, line, answer)
+        call = begin(self, op, line=line)
+        answers = state.meet(call, (self.key, self.meetings), self.members, answer)
         state.trace.add(step, op, t0, state.clock_ns(), line=line)
         return {r: answers[m] for r, m in enumerate(self.members)}
+
+    def _lose_time(self):
+        """Spend the delay that was injected into this rank."""
+        state = self.state
+        step, t0 = state.trace.step(), state.clock_ns()
+        state.sleep_until(state.clock + state.delay)
+        state.trace.add(step, injected.OP, t0, state.clock_ns(), line=caller_line())
 
 
 class SimWork(Work):
@@ -121,6 +141,7 @@ class SimWork(Work):
     __slots__ = (
         "arrival",
         "buffer",
+        "call",
         "comm",
         "done",
         "end",
@@ -143,9 +164,13 @@ class SimWork(Work):
         state = comm.state
         self.posted = state.clock
         self.step, self.t0_ns, self.line = state.trace.step(), state.clock_ns(), caller_line()
+        self.call = comm.calling
+        if self.call is None or not self.call.nth:
+            state.calls.note((op, self.line))
         self.done = False
         self.end = self.arrival = self.partner = self.error = self.payload = self.waiter = None
         if op == "recv":
+            state.unwaited[id(self)] = self
             comm.channel_from(peer).post_receive(self)
             return
         if self.buffer.nbytes <= comm.scheduler.network.eager_nbytes:
@@ -157,6 +182,7 @@ class SimWork(Work):
         if self.done:
             return
         state = self.comm.state
+        state.unwaited.pop(id(self), None)
         if self.end is None:
             state.block(self)
         elif self.end > state.clock:
@@ -164,11 +190,20 @@ class SimWork(Work):
         self.done = True
         if self.error is not None:
             raise self.error
+        peer, now = self.comm.members[self.peer], state.clock_ns()
         if self.op == "recv":
             copy_into(self.x, self.payload)
             self.payload = None
-        peer = self.comm.members[self.peer]
-        state.trace.add(self.step, self.op, self.t0_ns, state.clock_ns(), peer, self.buffer.nbytes, self.line)
+        state.trace.add(self.step, self.op, self.t0_ns, now, peer, self.buffer.nbytes, self.line)
+        if state.scheduler.inject is not None:
+            self._tell_of_slow_link(peer, now)
+
+    def _tell_of_slow_link(self, peer, now):
+        """Record what this message has lost to an injected slow link."""
+        channel = self.comm.channel_to(self.peer) if self.op == "send" else self.comm.channel_from(self.peer)
+        lost, trace = round(channel.lost * self.buffer.nbytes * 1e9), self.comm.state.trace
+        if lost:
+            trace.add(trace.step(), injected.OP, now - lost, now, peer, line=self.line)
 
     def test(self):
         state = self.comm.state
@@ -177,5 +212,12 @@ class SimWork(Work):
         return self.end is not None and self.end <= state.clock
 
     def waits_for(self):
-        """(op, peers, nbytes, line) for the report of a stuck run; peers are scheduler indices."""
-        return self.op, (self.comm.members[self.peer],), self.buffer.nbytes, self.line
+        """The fields of errors.Wait for the report of a stuck run; peers are scheduler indices."""
+        call, buffer = self.call, self.buffer
+        told = {"op": self.op, "peers": (self.comm.members[self.peer],), "nbytes": buffer.nbytes, "line": self.line}
+        if call is None or not call.nth:
+            about = {"count": buffer.count, "dtype": buffer.dtype, "comm": self.comm.name}
+            counts = self.comm.calls.times(self.op, self.line)
+        else:
+            about, counts = call.facts(), self.comm.calls.times(call.op, call.line)
+        return {**told, **about, "call": call.op if call else "", "counts": counts}

@@ -3,6 +3,7 @@
 import time
 
 from ..trace import caller_line, now_ns
+from .calls import Calls
 from .errors import CommTimeout, RankFailed, name_ranks
 
 SPIN = 0.001  # s: the first look at an operation spins, since most answers come at once
@@ -17,27 +18,29 @@ class Waiting:
 
     rank: of MPI_COMM_WORLD, as all ranks here. members: of the run, in the order in which reports number them.
     deadline: the longest that one wait may last without progress, in seconds.
+    calls: what this rank has called in this run.
     """
 
     def __init__(self, board, rank, members, run, deadline, crowded):
         self.board, self.rank, self.members = board, rank, members
         self.run, self.deadline, self.crowded = run, deadline, crowded
+        self.calls = Calls()
 
-    def finish(self, operation, op, peers, nbytes=0, line="", stop=None):
+    def finish(self, operation, op, peers, nbytes=0, line="", stop=None, facts=dict):
         """Wait until `operation` is done.
 
         Args:    op, nbytes, line: for the report. peers: the ranks that it waits for, or a function that says so.
-                 stop: called between two looks; it may raise.
+                 stop: called between two looks; it may raise. facts: a function that tells more fields of errors.Wait.
         Raises:  CommTimeout, RankFailed with the waits of all ranks; KeyboardInterrupt; ValueError: ranks disagree.
         """
         if not operation.wait(SPIN, 0.0, self.crowded):
-            self.go_on(operation, op, peers, nbytes, line, stop)
+            self.go_on(operation, op, peers, nbytes, line, stop, facts)
 
-    def go_on(self, operation, op, peers, nbytes=0, line="", stop=None):
+    def go_on(self, operation, op, peers, nbytes=0, line="", stop=None, facts=dict):
         """`finish`, for an operation that has not ended by itself."""
         line, since = line or caller_line(), now_ns()
         try:
-            self._look(operation, op, peers, nbytes, line, since, stop)
+            self._look(operation, op, peers, nbytes, line, since, stop, facts)
         except ValueError:
             self.board.publish(self.rank, "running", self.run)
             raise
@@ -57,7 +60,7 @@ class Waiting:
 
         return look
 
-    def _look(self, operation, op, peers, nbytes, line, since, stop):
+    def _look(self, operation, op, peers, nbytes, line, since, stop, facts):
         whom, progress, moved, next_search = None, None, since, since + PATIENCE * 1e9
         nap = NAP
         while True:
@@ -67,7 +70,7 @@ class Waiting:
             now_whom = peers() if callable(peers) else peers
             if now_whom != whom:
                 whom = now_whom
-                self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line)
+                self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
             if now >= next_search:
                 nap, next_search = LONG_NAP, now + PATIENCE * 1e9
                 self._search(operation, op, whom, moved, now)

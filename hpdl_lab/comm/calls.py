@@ -1,0 +1,86 @@
+"""How far a rank has come: what it has called, where, how often. Noted as it happens, told when somebody is stuck."""
+
+from typing import NamedTuple
+
+from ..trace import caller_line
+from .buffers import buffer_of
+
+MOST_TOLD = 16  # lines, of those in which a rank has called something
+
+
+class Call(NamedTuple):
+    """One call of Comm: `count` elements of `dtype`, the `nth` collective on the communicator named `comm`.
+
+    count and root are -1, dtype is "" where there is none; nth is 0 where it is no collective (sendrecv).
+    """
+
+    op: str
+    line: str = ""
+    count: int = -1
+    dtype: str = ""
+    root: int = -1
+    comm: str = ""
+    nth: int = 0
+
+    def facts(self):
+        """The fields of errors.Wait that are about the call, whatever part of it the rank is in."""
+        return {name: getattr(self, name) for name in ("count", "dtype", "root", "comm", "nth")}
+
+
+SENDRECV = Call("sendrecv")
+
+
+class Calls:
+    """What one rank has called in a run, on all its communicators."""
+
+    __slots__ = ("counts", "last")
+
+    def __init__(self):
+        self.counts = {}  # (op, line) -> times
+        self.last = None  # Call, or (op, line) of a message
+
+    def note(self, call):
+        """A Call, or the (op, line) of a message, begins."""
+        self.last = call
+        key = call[:2]
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    def times(self, op, line):
+        """((op, line, times),): how often this has begun; for a rank that waits in it."""
+        return ((op, line, self.counts.get((op, line), 1)),)
+
+    def facts(self):
+        """The fields of errors.Wait that say how far this rank has come."""
+        counts = tuple((op, line, n) for (op, line), n in self.counts.items())[-MOST_TOLD:]
+        if self.last is None:
+            return {"counts": counts}
+        call = self.last.facts() if isinstance(self.last, Call) else {}
+        return {**call, "op": self.last[0], "line": self.last[1], "counts": counts}
+
+
+class PartOf:
+    """`with PartOf(comm, "broadcast", x, root):` what `comm` does meanwhile is a part of that collective."""
+
+    __slots__ = ("comm", "outer")
+
+    def __init__(self, comm, op, x=None, root=-1):
+        self.comm, self.outer = comm, comm.calling
+        if self.outer is None:  # otherwise it is itself a part of a collective
+            comm.calling = begin(comm, op, x, root)
+
+    def __enter__(self):
+        return self.comm.calling
+
+    def __exit__(self, *raised):
+        self.comm.calling = self.outer
+
+
+def begin(comm, op, x=None, root=-1, line=None):
+    """Count the collective `op` that `comm` begins, and return its Call."""
+    comm.collectives += 1
+    if line is None:
+        line = caller_line() if comm.trace.enabled else ""
+    count, dtype = (-1, "") if x is None else buffer_of(x, op)[1:3]
+    call = Call(op, line, count, dtype, root, comm.name, comm.collectives)
+    comm.calls.note(call)
+    return call

@@ -1,0 +1,59 @@
+"""Trouble on purpose: a rank that is slow, a link that is slow. Who then waits for whom is what the timeline shows."""
+
+from dataclasses import dataclass, field
+
+OP = "injected delay"  # how the trace calls the time that is spent so
+
+
+@dataclass(frozen=True)
+class Injection:
+    """What is slowed down in a run.
+
+    delays:  {rank: seconds} that a rank loses before each message that it sends, and before each collective.
+    links:   {(rank, rank): bytes per second}: messages between the two, in both directions, are not faster than this.
+             Real ranks lose the time nbytes / bandwidth at either end when the message has come.
+    """
+
+    delays: dict = field(default_factory=dict)
+    links: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        for rank, seconds in self.delays.items():
+            if not is_rank(rank):
+                raise ValueError(f"inject(rank={rank!r}): a rank is a whole number from 0")
+            if not is_number(seconds) or not 0 < seconds < 1e6:
+                raise ValueError(f"inject(delay={seconds!r}): seconds above 0, such as 0.005")
+        for link, bandwidth in self.links.items():
+            if not isinstance(link, tuple) or len(link) != 2 or not all(map(is_rank, link)) or link[0] == link[1]:
+                raise ValueError(f"inject(link={link!r}): a link is a pair of different ranks, such as (1, 2)")
+            if not is_number(bandwidth) or not 0 < bandwidth < float("inf"):
+                raise ValueError(f"inject(bandwidth={bandwidth!r}): bytes per second above 0, such as 1e8")
+
+    def __bool__(self):
+        return bool(self.delays or self.links)
+
+    def check(self, size):
+        """Raise ValueError unless all ranks that are named are there in a run of `size` ranks."""
+        for rank in self.delays:
+            if rank >= size:
+                raise ValueError(f"a delay is injected into rank {rank}: ranks here are 0 to {size - 1}")
+        for link in self.links:
+            if max(link) >= size:
+                raise ValueError(f"the link {link} is slowed down: ranks here are 0 to {size - 1}")
+
+    def delay(self, rank):
+        """Seconds that `rank` loses before each message that it sends."""
+        return self.delays.get(rank, 0.0)
+
+    def seconds_per_byte(self, a, b):
+        """How slow messages between ranks `a` and `b` are at least; 0 where that link was left alone."""
+        bandwidth = self.links.get((a, b)) or self.links.get((b, a))
+        return 1 / bandwidth if bandwidth else 0.0
+
+
+def is_rank(rank):
+    return isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0
+
+
+def is_number(value):
+    return isinstance(value, int | float) and not isinstance(value, bool)

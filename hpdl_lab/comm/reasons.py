@@ -1,0 +1,279 @@
+"""Why is this run stuck? Each rule looks at what every rank was doing and says one sentence, or passes.
+
+The rules are tried in order, the surest first: what ranks say that contradicts each other, who has ended before its
+time, who waits in a circle, who still works.
+"""
+
+from .waits import name_ranks, wait_cycle
+
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def likely_reason(waits):
+    """One sentence about why ranks got stuck or failed, from a list of Wait; "" where there is nothing to say."""
+    waits = list(waits)
+    return next((sentence for rule in RULES if (sentence := rule(waits))), "")
+
+
+# -- ranks that contradict each other ----------------------------------------------------------------------------------
+
+
+def collectives_differ(waits):
+    """The nth collective on one communicator is another on some ranks, or has another root, count or dtype there."""
+    same = {}
+    for w in waits:
+        if w.collective and w.nth:
+            same.setdefault((w.comm, w.nth), {})[w.rank] = (w.collective, w.count, w.dtype, w.root)
+    return next((disagreement(calls) for calls in same.values() if len(set(calls.values())) > 1), "")
+
+
+def disagreement(calls):
+    """How ranks contradict each other that should call the same: `calls` is {rank: (name, count, dtype, root)}.
+
+    count: elements, dtype: their name, root: a rank; -1, "", -1 where a call has none. The few are named first.
+    """
+    names, counts, dtypes, roots = ({rank: call[i] for rank, call in calls.items()} for i in range(4))
+    name = next(iter(names.values()))
+    if len(set(names.values())) == 2:
+        (few, ranks), (many, others) = groups(names)
+        return f"{calling(ranks)} {few} where {calling(others)} {many}"
+    if len(set(names.values())) > 2:
+        return ", ".join(f"{calling(ranks)} {one}" for one, ranks in groups(names))
+    if len(set(roots.values())) > 1:
+        return told(f"{name} with", {r: f"root {root}" for r, root in roots.items()})
+    if len(set(dtypes.values())) > 1:
+        return "dtypes differ: " + told(f"{name} of", dtypes, in_order=True)
+    return "counts differ: " + told(f"{name} of", {r: f"{n:,} elements" for r, n in counts.items()}, in_order=True)
+
+
+def groups(values, in_order=False):
+    """{rank: value} as [(value, ranks)]: the smallest group first, or that of the lowest rank."""
+    found = {}
+    for rank, value in sorted(values.items()):
+        found.setdefault(value, []).append(rank)
+    return list(found.items()) if in_order else sorted(found.items(), key=lambda group: len(group[1]))
+
+
+def told(what, values, in_order=False):
+    """ "rank 1 calls broadcast with root 1, ranks 0, 2, 3 with root 0" """
+    parts = [(name_ranks(ranks), value) for value, ranks in groups(values, in_order)]
+    first = f"{calling(groups(values, in_order)[0][1])} {what} {parts[0][1]}"
+    return ", ".join([first, *(f"{who} {what.split()[-1]} {value}" for who, value in parts[1:])])
+
+
+def calling(ranks):
+    return f"{name_ranks(ranks)} {'calls' if len(ranks) == 1 else 'call'}"
+
+
+def said_why(waits):
+    """Ranks contradict each other, or one has forgotten something, and the error says so with the numbers."""
+    return next((w.message for w in waits if w.state == "failed" and w.error in ("Mismatch", "ForgottenWait")), "")
+
+
+def mismatch(source, dest, sent, expected):
+    """The two ends of a message contradict each other: `sent` and `expected` are (count, name of the dtype)."""
+    if sent[1] == expected[1]:
+        return f"counts differ: rank {source} sends {sent[0]:,} elements, rank {dest} expects {expected[0]:,}"
+    if sent[0] == expected[0]:
+        return f"dtypes differ: rank {source} sends {sent[1]}, rank {dest} expects {expected[1]}"
+    return (
+        f"counts and dtypes differ: rank {source} sends {sent[0]:,} {sent[1]}, "
+        f"rank {dest} expects {expected[0]:,} {expected[1]}"
+    )
+
+
+# -- ranks that have ended ---------------------------------------------------------------------------------------------
+
+
+def raised(waits):
+    failed = [w for w in waits if w.state == "failed"]
+    if not failed:
+        return ""
+    first = failed[0]
+    same = [w.rank for w in failed if (w.error, w.line) == (first.error, first.line)]
+    never = " and never arrived" if any(w.state == "waiting" for w in waits) else ""
+    return f"{name_ranks(same)} raised {first.error or 'an error'}{at(first.line)}{never}"
+
+
+def died(waits):
+    dead = [w.rank for w in waits if w.state == "dead"]
+    return f"{name_ranks(dead)} died and never arrived" if dead else ""
+
+
+def left_early(waits):
+    """A rank has finished that came to the line of a wait less often than the rank that waits there."""
+    for w, gone in waits_for_finished(waits):
+        came = {f.rank: times_of(f, w.counted, w.line) for f in gone}
+        few = [rank for rank, times in came.items() if 0 < times < w.times]
+        if few and w.line:
+            missing = count(w.times - came[few[0]], "step")
+            it = "it" if len(few) == 1 else "they"
+            return (
+                f"{name_ranks(few)} left the loop {missing} early: {it} came to {place(w.line)} "
+                f"{count(came[few[0]], 'time')}, rank {w.rank} {count(w.times, 'time')}"
+            )
+    return ""
+
+
+def never_called(waits):
+    """A rank has finished without the operation in which another waits for it."""
+    for w, gone in waits_for_finished(waits):
+        owed = {"recv": "send", "send": "recv"}.get(w.counted, w.counted)
+        what = {"send": f"sent to rank {w.rank}", "recv": f"received from rank {w.rank}"}.get(owed, f"called {owed}")
+        if w.collective and not w.comm:  # of all ranks: who else has left?
+            gone = [f for f in waits if f.state == "finished" and not has_called(f, owed)] or gone
+        if any(has_called(f, owed) for f in gone):  # but not this one
+            what += " once more" if w.collective else f" what it waits for{at(w.line)}"
+        it = "it" if len(gone) == 1 else "they"
+        return f"{name_ranks(f.rank for f in gone)} never {what}: {it} finished{brackets(gone[0].line)}"
+    return ""
+
+
+def wrong_source(waits):
+    """A rank receives from one that has sent nothing and finished, while a message of another lies there."""
+    for w, gone in waits_for_finished(waits):
+        others = [rank for rank in w.unreceived if rank not in w.peers]
+        if w.op == "recv" and others and not any(has_called(f, "send") for f in gone):
+            return (
+                f"rank {w.rank} receives from {name_ranks(w.peers)}, but {name_ranks(others)} sent to it: "
+                "is the source right?"
+            )
+    return ""
+
+
+def has_called(w, op):
+    return any(o == op for o, _, _ in w.counts)
+
+
+def waits_for_finished(waits):
+    """(a rank that waits, those of its peers that have finished), where there are any."""
+    finished = {w.rank: w for w in waits if w.state == "finished"}
+    for w in waits:
+        if w.state == "waiting" and w.op != "start":
+            gone = [finished[p] for p in w.peers if p in finished]
+            if gone:
+                yield w, gone
+
+
+def times_of(w, op, line):
+    return next((n for o, at, n in w.counts if (o, at) == (op, line)), 0)
+
+
+# -- ranks that wait in a circle ---------------------------------------------------------------------------------------
+
+
+def opposite_communicators(waits):
+    cycle = cycle_of(waits)
+    if len({w.comm for w in cycle}) < 2 or not all(w.collective for w in cycle):
+        return ""
+    told = ", ".join(f"rank {w.rank} waits in {w.collective} on {w.comm or 'all ranks'}" for w in cycle)
+    return f"{count(len({w.comm for w in cycle}), 'communicator')} in opposite order: {told}"
+
+
+def all_exchange(waits):
+    """Everybody is in sendrecv with somebody who is in sendrecv with somebody else."""
+    cycle = cycle_of(waits)
+    if len(cycle) < 3 or {w.call for w in cycle} != {"sendrecv"}:
+        return ""
+    pairs = ", ".join(f"{w.rank} with {w.peers[0]}" for w in cycle[:4]) + (", ..." if len(cycle) > 4 else "")
+    return f"{everybody(cycle)} exchange with one who exchanges with another: {pairs}"
+
+
+def all_receive_first(waits):
+    cycle = cycle_of(waits)
+    return f"{everybody(cycle)} receive first and nobody has sent" if {w.op for w in cycle} == {"recv"} else ""
+
+
+def all_send_first(waits):
+    cycle = cycle_of(waits)
+    if {w.op for w in cycle} != {"send"}:
+        return ""
+    return f"{everybody(cycle)} send first and nobody has posted a receive: use comm.sendrecv"
+
+
+def waits_in_a_circle(waits):
+    cycle = cycle_of(waits)
+    each = ", ".join(f"rank {w.rank} in {w.what} for {name_ranks(w.peers)}" for w in cycle)
+    return f"each waits for the next: {each}" if cycle else ""
+
+
+def cycle_of(waits):
+    """The ranks of a cycle, as list[Wait]."""
+    by_rank = {w.rank: w for w in waits}
+    return [by_rank[rank] for rank in wait_cycle(waits)]
+
+
+def everybody(cycle):
+    """ "ranks 0 and 1 both", "ranks 0-3 all" """
+    ranks = sorted(w.rank for w in cycle)
+    return f"ranks {ranks[0]} and {ranks[1]} both" if len(ranks) == 2 else f"{name_ranks(ranks)} all"
+
+
+# -- ranks that nobody hears of ----------------------------------------------------------------------------------------
+
+
+def straggler(waits):
+    """Somebody still works, and the others wait for it."""
+    busy = {w.rank: w for w in waits if w.state == "running"}
+    late = sorted({p for w in waits if w.state == "waiting" for p in w.peers if p in busy})
+    if not late:
+        return ""
+    where = brackets(busy[late[0]].line)
+    return f"{name_ranks(late)} {is_are(late)} still computing{where}: not a deadlock, a deadline"
+
+
+def not_heard_of(waits):
+    silent = sorted({w.rank for w in waits if w.state == "silent"})
+    if not silent:
+        return ""
+    return f"{name_ranks(silent)} on another host {has_have(silent)} not been heard of: computing, or gone"
+
+
+def out_of_step(waits):
+    if not any(w.state == "waiting" and w.op != "start" for w in waits):
+        return ""
+    return "the ranks do not call the same operations in the same order"
+
+
+def place(line):
+    """ "cell:4" -> "line 4", as people say it of the cell that they look at; a file keeps its name."""
+    return f"line {line[5:]}" if line.startswith("cell:") else line
+
+
+def at(line):
+    return f" at {place(line)}" if line else ""
+
+
+def brackets(line):
+    return f" ({line})" if line else ""
+
+
+def count(n, noun):
+    return f"{WORDS[n] if n < len(WORDS) else f'{n:,}'} {noun}{'' if n == 1 else 's'}"
+
+
+def is_are(ranks):
+    return "is" if len(ranks) == 1 else "are"
+
+
+def has_have(ranks):
+    return "has" if len(ranks) == 1 else "have"
+
+
+RULES = (
+    collectives_differ,
+    said_why,
+    raised,
+    died,
+    opposite_communicators,
+    all_exchange,
+    all_receive_first,
+    all_send_first,
+    left_early,
+    wrong_source,
+    never_called,
+    waits_in_a_circle,
+    straggler,
+    not_heard_of,
+    out_of_step,
+)
