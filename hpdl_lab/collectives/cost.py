@@ -1,42 +1,198 @@
 """What a collective costs on paper: steps, bytes and seconds, as functions of p ranks and n bytes per rank.
 
-alpha: s per message; beta: s per byte sent; gamma: s per byte reduced. A test holds these numbers equal to what a
-traced run of the collective of the same name did.
+alpha: s per message; beta: s per byte sent; gamma: s per byte reduced. A test holds these numbers equal to what traced
+runs of the collectives of the same names did. Where chunks or segments cannot all have the same size, the longest one
+has up to one element more than its share, which is not counted here.
 """
 
+import math
 from dataclasses import dataclass
+
+from . import double_tree as double_trees
+from .folding import power_and_surplus
+from .grid import width
+from .hierarchical import GROUP
+from .pairwise import rounds_of
 
 
 @dataclass(frozen=True)
 class Cost:
-    """steps: messages in sequence; nbytes: bytes sent by each rank; nbytes_reduced: bytes added by each rank."""
+    """The price of one call. "In a row" is along the chain of messages that takes longest, which sets the time.
+
+    steps: messages in a row; nbytes: bytes sent in a row; nbytes_reduced: bytes added in a row; nbytes_sent: bytes that
+    the rank sends that sends most; nbytes_total: bytes sent by all ranks together.
+    """
 
     steps: int
     nbytes: float
     nbytes_reduced: float = 0.0
+    nbytes_sent: float = 0.0
+    nbytes_total: float = 0.0
 
     def seconds(self, alpha, beta, gamma=0.0):
         return self.steps * alpha + self.nbytes * beta + self.nbytes_reduced * gamma
 
 
+def alike(p, steps, nbytes, nbytes_reduced=0.0):
+    """The cost where every rank does the same, one message at a time."""
+    return Cost(steps, nbytes, nbytes_reduced, nbytes, p * nbytes)
+
+
 def all_reduce_naive(p, n):
     """Whole vectors around the ring."""
-    return Cost(p - 1, (p - 1) * n, (p - 1) * n)
+    return alike(p, p - 1, (p - 1) * n, (p - 1) * n)
 
 
 def reduce_scatter(p, n):
     """Ring."""
-    return Cost(p - 1, (p - 1) / p * n, (p - 1) / p * n)
+    return alike(p, p - 1, (p - 1) / p * n, (p - 1) / p * n)
 
 
 def all_gather(p, n):
     """Ring; n is the size of the gathered vector."""
-    return Cost(p - 1, (p - 1) / p * n)
+    return alike(p, p - 1, (p - 1) / p * n)
 
 
 def all_reduce(p, n):
     """Ring: reduce-scatter, then all-gather."""
-    return Cost(2 * (p - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
+    return alike(p, 2 * (p - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
+
+
+def segmented_ring(p, n, segments=4):
+    """The adding of all but the last segment hides behind messages, as long as gamma is not above beta."""
+    return alike(p, (p - 1) * (segments + 1), 2 * (p - 1) / p * n, n / (p * segments) if p > 1 else 0.0)
+
+
+def grid(p, n, inner=None):
+    """Rings along both dimensions: bytes over the slow one are 2(n/d1)(d2 - 1)/d2 of these."""
+    d1 = width(p, inner)
+    return alike(p, 2 * (d1 - 1) + 2 * (p // d1 - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
+
+
+def reduce(p, n):
+    """Binomial tree."""
+    depth = log2_up(p)
+    return Cost(depth, depth * n, depth * n, n if p > 1 else 0, (p - 1) * n)
+
+
+def broadcast(p, n):
+    """Binomial tree: the root sends in every step."""
+    depth = log2_up(p)
+    return Cost(depth, depth * n, 0.0, depth * n, (p - 1) * n)
+
+
+def tree(p, n):
+    """Binomial tree: reduce, then broadcast."""
+    depth = log2_up(p)
+    return Cost(2 * depth, 2 * depth * n, depth * n, depth * n, 2 * (p - 1) * n)
+
+
+def gather(p, n):
+    """Binomial tree; n is the size of the gathered vector. A chunk travels as many hops as its rank has binary ones."""
+    depth = log2_up(p)
+    most = max(p - 2 ** (depth - 1), 2 ** (depth - 2)) if p > 1 else 0
+    hops = sum(r.bit_count() for r in range(p))
+    return Cost(depth, (p - 1) / p * n, 0.0, most / p * n, hops / p * n)
+
+
+def scatter(p, n):
+    """Binomial tree; n is the size of the root's vector."""
+    backwards = gather(p, n)
+    return Cost(backwards.steps, backwards.nbytes, 0.0, backwards.nbytes, backwards.nbytes_total)
+
+
+def all_to_all(p, n):
+    """Pairwise; where p is odd a rank pauses once, and the others once wait for it."""
+    return Cost(rounds_of(p), rounds_of(p) / p * n, 0.0, (p - 1) / p * n, (p - 1) * n)
+
+
+def recursive_doubling(p, n):
+    """Folded where p is no power of two."""
+    power, _ = power_and_surplus(p)
+    steps = log2_up(power)
+    return folded(p, n, alike(power, steps, steps * n, steps * n))
+
+
+def halving_doubling(p, n):
+    """Folded where p is no power of two."""
+    power, _ = power_and_surplus(p)
+    return folded(p, n, alike(power, 2 * log2_up(power), 2 * (power - 1) / power * n, (power - 1) / power * n))
+
+
+def folded(p, n, inner):
+    """`inner`, the cost for a power of two, with fold before and unfold after it where p is none."""
+    _, surplus = power_and_surplus(p)
+    if not surplus:
+        return inner
+    # fold: halves are swapped and added, one goes back; unfold: the vector goes back
+    return Cost(
+        inner.steps + 3,
+        inner.nbytes + n / 2 + n / 2 + n,
+        inner.nbytes_reduced + n / 2,
+        inner.nbytes_sent + n / 2 + n,
+        inner.nbytes_total + surplus * (3 * n / 2 + n),
+    )
+
+
+def double_tree(p, n, segments=4):
+    """An upper bound: in the first and in the last turn, up and down, a message of one color may be missing."""
+    pair = double_trees.trees(p)
+    turns, _ = double_trees.turns_of(pair, segments)
+    colors = 1 if p == 2 else 2
+    steps, size = 2 * turns * colors, n / 2 / segments
+    halves = int(sum(tree.sends_of_each() for tree in pair).max())
+    return Cost(steps, steps * size, steps / 2 * size, halves * n / 2, 2 * (p - 1) * n)
+
+
+def chain_broadcast(p, n, segments=4):
+    """A train of segments."""
+    steps = segments + p - 2 if p > 1 else 0
+    return Cost(steps, steps * n / segments, 0.0, n if p > 1 else 0, (p - 1) * n)
+
+
+def chain_reduce(p, n, segments=4):
+    """A train of segments, each added at every stop."""
+    steps = segments + p - 2 if p > 1 else 0
+    return Cost(steps, steps * n / segments, steps * n / segments, n if p > 1 else 0, (p - 1) * n)
+
+
+def hierarchical(p, n, group=GROUP, segments=4):
+    """Chains inside nodes of `group` ranks, a binomial tree between them."""
+    group = min(group, p)
+    chain, up = chain_broadcast(group, n, segments), log2_up(-(-p // group))
+    most = max(up + (group > 1), 2 * (group > 2))  # vectors, of rank 0, or of a rank amid a chain
+    row = 2 * chain.nbytes + 2 * up * n
+    return Cost(2 * chain.steps + 2 * up, row, row / 2, most * n, 2 * (p - 1) * n)
+
+
+def parameter_server(p, n, servers=1):
+    """Exact for one server; for several a lower bound, since ranks must take turns at all of them."""
+    part = n / servers
+    most = (p - 1 + servers - 1) * part
+    return Cost(2 * (p - 1), 2 * (p - 1) * part, (p - 1) * part, most, 2 * (p - 1) * n)
+
+
+def log2_up(p):
+    """ceil(log2 p), for whole p above 0."""
+    return (p - 1).bit_length()
+
+
+def best_segments(hops, nbytes, alpha, beta, gamma=0.0):
+    """The number of segments c that makes (c + hops)(alpha + nbytes/c (beta + gamma)) least, at least 1.
+
+    Args:    hops: p - 2 for a chain; depth - 1, with nbytes of half a vector, for the double tree; alpha above 0.
+    """
+    best = math.sqrt(max(hops, 0) * nbytes * (beta + gamma) / alpha)
+    near = max(1, math.floor(best))
+    return min((near, near + 1), key=lambda c: (c + hops) * (alpha + nbytes / c * (beta + gamma)))
+
+
+def best_ring_segments(p, nbytes, alpha, gamma):
+    """The number of segments c, at least 2, that makes (p - 1) c alpha + nbytes/(p c) gamma least: see segmented_ring."""
+    if p < 2:
+        return 2
+    near = max(2, math.floor(math.sqrt(nbytes * gamma / (p * (p - 1) * alpha))))
+    return min((near, near + 1), key=lambda c: (p - 1) * c * alpha + nbytes / (p * c) * gamma)
 
 
 def busbw_factor(collective, p):
@@ -48,6 +204,8 @@ def busbw_factor(collective, p):
         "reduce_scatter": (p - 1) / p,
         "all_gather": (p - 1) / p,
         "all_to_all": (p - 1) / p,
+        "gather": (p - 1) / p,
+        "scatter": (p - 1) / p,
         "broadcast": 1.0,
         "reduce": 1.0,
     }

@@ -30,6 +30,10 @@ class Tree(NamedTuple):
         """The ranks below `rank` whose way up has this color: one at most in both trees together."""
         return np.flatnonzero((self.parent == rank) & (self.color == color)).tolist()
 
+    def sends_of_each(self):
+        """(p,) messages that each rank sends per segment: one up, where it has a parent, one down to each child."""
+        return (self.parent >= 0) + np.bincount(self.parent[self.parent >= 0], minlength=len(self.parent))
+
 
 @functools.lru_cache(maxsize=64)
 def trees(p):
