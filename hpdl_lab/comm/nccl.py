@@ -1,0 +1,253 @@
+"""The communicator of ranks with GPUs: tensors on the GPU travel through NCCL, everything else through MPI.
+
+MPI stays beside NCCL for what NCCL cannot do: before a collective the ranks agree on the host that all mean the same
+one, so that a wrong program waits there, where an interrupt, the deadline and the report of who waits for whom reach
+it, and nothing hangs on the GPU. What hangs there all the same is aborted at the deadline, and the next run connects
+anew.
+"""
+
+from contextlib import contextmanager, suppress
+
+from .buffers import DTYPES, ITEMSIZE, buffer_of, copy_into
+from .errors import CommError
+from .mpi_comm import MpiComm
+from .nccl_api import DTYPE, SUM
+from .nccl_clique import Issuing
+from .nccl_work import NcclWork
+
+WIDENED = ("bfloat16", "float16")  # added as float32 and rounded once
+
+
+class NcclComm(MpiComm):
+    """`device` is this rank's GPU. Operations have ended when they return: the host waits for the GPU."""
+
+    def __init__(self, ranks, *arguments):
+        """ranks: NcclRanks; arguments: of MpiComm."""
+        super().__init__(*arguments)
+        self.ranks, self.gpu, self.device = ranks, ranks.gpu, ranks.gpu.name
+        self.clique = None
+        self.posted = []  # NcclWorks that wait to start as one group
+
+    def connect(self):
+        self.clique = self.ranks.connect(self)
+
+    def _part(self, handles, members):
+        return NcclComm(self.ranks, self.session, handles, members, self.waiting, self.on_row, self.trace)
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def isend(self, x, to):
+        if not self.gpu.owns(x):
+            return super().isend(x, to)
+        self._require_open()
+        self.check_peer(to, "sends to")
+        return NcclWork(self, "send", self.core.send, x, to)
+
+    def irecv(self, x, source):
+        if not self.gpu.owns(x):
+            return super().irecv(x, source)
+        self._require_open()
+        self.check_peer(source, "receives from")
+        return NcclWork(self, "recv", self.core.receive, x, source)
+
+    def launch_posted(self):
+        """Let the messages that have been posted start, all of them as one group."""
+        if not self.posted:
+            return
+        self._require_open()
+        self._issue_last()
+        works, self.posted = self.posted, []
+        with self.aborting(works[0].op):
+            launch = self.clique.submit([c for work in works for c in work.calls], [work.x for work in works], works)
+        for work in works:
+            work.launch = launch
+
+    @property
+    def busy(self):
+        """True while NCCL cannot take another group."""
+        last = self.clique.last
+        return last is not None and not last.issued()
+
+    def _issue_last(self):
+        last = self.clique.last
+        if last is not None and last.event is None:
+            with self.aborting("launch"):
+                self.waiting.finish(Issuing(last), "launch", self.others)
+
+    # -- ranks ------------------------------------------------------------------------------------------------------
+
+    def barrier(self):
+        self.launch_posted()
+        super().barrier()
+
+    def split(self, color, key=0):
+        self.launch_posted()
+        return super().split(color, key)
+
+    def allocate(self, shape, dtype="float32"):
+        """See Comm.allocate: a tensor on this rank's GPU."""
+        dtype = str(dtype).removeprefix("torch.")
+        if dtype not in ITEMSIZE:
+            raise ValueError(f"cannot allocate dtype {dtype}: one of {', '.join(DTYPES)} is needed")
+        import torch
+
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
+
+    # -- collectives ------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x):
+        if self._elsewhere("all_reduce", x):
+            return super().all_reduce(x)
+        sums = x.float() if dtype_of(x) in WIDENED else x
+        self._collective("all_reduce", x, [("ncclAllReduce", *both(sums, sums), SUM)], [sums])
+        if sums is not x:
+            x.copy_(sums)
+        return x
+
+    def broadcast(self, x, root=0):
+        if self._elsewhere("broadcast", x):
+            return super().broadcast(x, root)
+        self._collective("broadcast", x, [("ncclBroadcast", *both(x, x), root)], root=root)
+        return x
+
+    def reduce(self, x, root=0):
+        if self._elsewhere("reduce", x):
+            return super().reduce(x, root)
+        source = x.float() if dtype_of(x) in WIDENED else x
+        out = source.new_empty(source.shape) if self.rank == root else source
+        self._collective("reduce", x, [("ncclReduce", *both(source, out), SUM, root)], [source, out], root)
+        return out.to(x.dtype) if self.rank == root else None
+
+    def all_gather(self, x):
+        if self._elsewhere("all_gather", x):
+            return super().all_gather(x)
+        out = x.new_empty((self.size, *x.shape))
+        self._collective("all_gather", x, [("ncclAllGather", *both(x, out))], [out])
+        return out
+
+    def reduce_scatter(self, x):
+        if self._elsewhere("reduce_scatter", x):
+            return super().reduce_scatter(x)
+        self._require_rows("reduce_scatter", x)
+        source = x.float() if dtype_of(x) in WIDENED else x
+        out = source.new_empty(source.shape[1:])
+        calls = [("ncclReduceScatter", *both(source, out, out.numel()), SUM)]
+        self._collective("reduce_scatter", x, calls, [source, out])
+        return out.to(x.dtype)
+
+    def gather(self, x, root=0):
+        if self._elsewhere("gather", x):
+            return super().gather(x, root)
+        out = x.new_empty((self.size, *x.shape)) if self.rank == root else None
+        others = [r for r in range(self.size) if r != root]
+        calls = [move("ncclRecv", out[r], r) for r in others] if out is not None else [move("ncclSend", x, root)]
+        if out is not None:
+            copy_into(out[root], x)
+        self._collective("gather", x, calls, [out], root)
+        return out
+
+    def scatter(self, x, out, root=0):
+        if self._elsewhere("scatter", out):
+            return super().scatter(x, out, root)
+        calls = [move("ncclRecv", out, root)]
+        if self.rank == root:
+            self._require_rows("scatter", x)
+            buffer_of(x, "scatter", self.device)
+            copy_into(out, x[root])
+            calls = [move("ncclSend", x[r], r) for r in range(self.size) if r != root]
+        self._collective("scatter", out, calls, [x], root)
+        return out
+
+    def all_to_all(self, x):
+        if self._elsewhere("all_to_all", x):
+            return super().all_to_all(x)
+        self._require_rows("all_to_all", x)
+        out = x.new_empty(x.shape)
+        copy_into(out[self.rank], x[self.rank])
+        others = [r for r in range(self.size) if r != self.rank]
+        calls = [move("ncclSend", x[r], r) for r in others] + [move("ncclRecv", out[r], r) for r in others]
+        self._collective("all_to_all", x, calls, [out])
+        return out
+
+    def ring_all_reduce(self, x):
+        return self._staged(super().ring_all_reduce, x)
+
+    def mpi_all_reduce(self, x):
+        return self._staged(super().mpi_all_reduce, x)
+
+    def _staged(self, all_reduce, x):
+        """all_reduce(x) of CPU memory: a tensor on the GPU goes through the host and back."""
+        if not self.gpu.owns(x):
+            return all_reduce(x)
+        x.copy_(all_reduce(x.cpu()))
+        return x
+
+    def _collective(self, op, x, calls, keep=(), root=-1):
+        """Agree on `op` of `x` with all ranks, then run `calls` as one group and one event."""
+        buffer = buffer_of(x, op, self.device)
+        if root != -1:
+            self._check_root(op, root)
+        step, t0, line = self._begin()
+        self.launch_posted()
+        self._meet((op, buffer.count, DTYPES.index(buffer.dtype), root), line)
+        self._issue_last()
+        with self.aborting(op):
+            launch = self.clique.submit(calls if buffer.count else [], [x, *keep])
+            self.waiting.finish(launch, op, self.others, buffer.nbytes, line)
+        self.trace.add(step, op, t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
+
+    @contextmanager
+    def aborting(self, op):
+        """What does not complete here is ended on the GPU: nothing of it may run on beside the next run."""
+        self._require_open()
+        try:
+            yield
+        except BaseException:
+            self.clique.abort(op)
+            raise
+
+    def _elsewhere(self, op, x):
+        """Is `x` not on a GPU, so that MPI takes it? Raises ValueError where it is there, but `op` cannot take it."""
+        if self.gpu.owns(x):
+            buffer_of(x, op, self.device)
+            return False
+        return True
+
+    def _require_rows(self, op, x):
+        rows = "none" if x is None else len(x)
+        if rows != self.size:
+            raise ValueError(f"{op} on {self.size} ranks needs {self.size} rows, got {rows}")
+
+    # -- end --------------------------------------------------------------------------------------------------------
+
+    def _release(self):
+        with suppress(CommError, ValueError):
+            if self.clique is not None:
+                self.launch_posted()
+        return super()._release()
+
+    def close(self, error=None, line=""):
+        if not self.closed:
+            super().close(error, line)
+            for comm in self._family():
+                if comm.clique is not None:
+                    self.ranks.keep(comm.members, comm.clique)
+                    comm.clique = None
+
+    def _family(self):
+        """This communicator and all that were split from it, or from those."""
+        return [self, *(comm for part in self.parts for comm in part._family())]
+
+
+def dtype_of(x):
+    return str(x.dtype).removeprefix("torch.")
+
+
+def both(source, out, count=None):
+    """The arguments of a collective: from where, to where, how many, of what."""
+    return source.data_ptr(), out.data_ptr(), source.numel() if count is None else count, DTYPE[dtype_of(source)]
+
+
+def move(name, x, peer):
+    """ncclSend or ncclRecv of all of `x`."""
+    return name, x.data_ptr(), x.numel(), DTYPE[dtype_of(x)], peer

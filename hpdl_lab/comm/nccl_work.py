@@ -1,0 +1,90 @@
+"""Messages between GPUs that are under way.
+
+NCCL's messages carry neither count nor dtype, and would hang where the ends disagree. So a note of both goes ahead of
+each through MPI, and the receiver compares. The elements wait until somebody waits: all messages that have been posted
+by then start as one group, in which none waits for another, as in the ncclGroup of a ring.
+"""
+
+import numpy as np
+
+from .buffers import DTYPES, buffer_of
+from .errors import CommError, Mismatch
+from .nccl_api import DTYPE
+from .work import MpiWork
+
+CALL = {"send": "ncclSend", "recv": "ncclRecv"}
+
+
+class NcclWork(MpiWork):
+    """One end of a message; its `message` is the note."""
+
+    __slots__ = ("buffer", "launch", "note")
+
+    def __init__(self, comm, op, post, x, peer):
+        """post: as of MpiWork."""
+        self.buffer, self.launch = buffer_of(x, op, comm.device), None
+        mine = (self.buffer.count, DTYPES.index(self.buffer.dtype))
+        self.note = np.array(mine if op == "send" else (-1, -1), np.int64)
+        super().__init__(comm, op, lambda work, group, x, to: post(work, group, self.note, to), x, peer)
+        comm.posted.append(self)
+
+    @property
+    def calls(self):
+        """What NCCL is to do: nothing for a message without elements."""
+        to = (self.buffer.address, self.buffer.count, DTYPE[self.buffer.dtype], self.peer)
+        return [(CALL[self.op], *to)] if self.buffer.count else []
+
+    def has_come(self):
+        """True when the note has left, or has come and says what this rank expects. Raises Mismatch otherwise."""
+        expected = f"rank {self.comm.rank} expects {text(self.buffer)} from rank {self.peer}, which sent"
+        try:
+            if not self.message.wait(0.0, 0.0, False):
+                return False
+        except ValueError as error:  # no note came, but a message of CPU memory
+            raise Mismatch(f"{expected} no GPU memory: {error}") from None
+        count, dtype = self.note.tolist()
+        if (count, DTYPES[dtype]) != (self.buffer.count, self.buffer.dtype):
+            raise Mismatch(f"{expected} {count:,} {DTYPES[dtype]}")
+        return True
+
+    def wait(self):
+        if self.message is not None:
+            comm = self.comm
+            comm.launch_posted()
+            with comm.aborting(self.op):
+                whom = (comm.members[self.peer],)
+                comm.waiting.finish(self.launch, self.op, whom, self.buffer.nbytes, self.line)
+            self._done()
+
+    def test(self):
+        if self.message is not None:
+            with self.comm.aborting(self.op):
+                if self.launch is None and self.comm.busy:
+                    return False
+                self.comm.launch_posted()
+                arrived = self.launch.wait(0.0, 0.0, False)
+            if arrived:
+                self._done()
+        return self.message is None
+
+    def let_go(self, seconds):
+        """See MpiWork.let_go: what is still on the GPU after `seconds` is aborted there."""
+        if self.message is not None and self.launch is not None:
+            try:
+                self.launch.wait(seconds, 1e-3, self.comm.crowded)
+            except (CommError, ValueError):
+                pass  # nobody waits for it any more
+            if not self.launch.done:
+                self.launch.clique.abort(self.op)
+        return super().let_go(0.0)
+
+    def _done(self):
+        comm, trace = self.comm, self.comm.trace
+        comm.pending.pop(id(self), None)
+        trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], self.buffer.nbytes, self.line)
+        self.message = self.x = None
+
+
+def text(buffer):
+    """As csrc/dtype.cpp describes a message: "1,001 float32"."""
+    return f"{buffer.count:,} {buffer.dtype}"

@@ -1,0 +1,26 @@
+"""Waiting in Python as csrc/operation.cpp waits: look, give the core away, look again, and never block."""
+
+import os
+import time
+
+IDLE_BEFORE_NAP = 500e-6  # s
+
+
+class Polled:
+    """Something under way. A subclass has `advance()`: do what can be done now, true when all is done."""
+
+    progress = 0  # grows whenever a part has been done
+
+    def wait(self, seconds, nap_s, crowded):
+        """Advance for `seconds` at most; true when done. nap_s: 0 spins; crowded: spinning gives the core away."""
+        if self.advance():
+            return True
+        begin = time.monotonic()
+        while (waited := time.monotonic() - begin) < seconds:
+            if nap_s and waited > IDLE_BEFORE_NAP:
+                time.sleep(nap_s)
+            elif crowded:
+                os.sched_yield()
+            if self.advance():
+                return True
+        return False
