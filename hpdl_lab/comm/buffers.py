@@ -3,6 +3,7 @@
 torch is looked at only where it is already loaded, so that engines can answer before their import of torch has ended.
 """
 
+import functools
 import sys
 from typing import NamedTuple
 
@@ -11,6 +12,12 @@ import numpy as np
 # The order is part of the wire format: a message's tag carries the index of its dtype (comm/mpi.py).
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8, "uint8": 1}
+
+
+class Extent(NamedTuple):
+    count: int
+    dtype: str
+    nbytes: int
 
 
 class Buffer(NamedTuple):
@@ -22,8 +29,22 @@ class Buffer(NamedTuple):
 
 def is_tensor(x):
     """True for a torch tensor, without importing torch."""
+    if type(x) is np.ndarray:
+        return False
     Tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return Tensor is not None and isinstance(x, Tensor)
+
+
+@functools.cache  # NumPy and torch put the name together each time
+def dtype_name(dtype):
+    """ "float32" for the dtype of an array or of a tensor."""
+    return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def device_name(device):
+    """ "cpu" or "cuda:0" for a torch.device."""
+    return str(device)
 
 
 def buffer_of(x, verb="send", device="cpu"):
@@ -31,17 +52,26 @@ def buffer_of(x, verb="send", device="cpu"):
 
     Raises ValueError or TypeError that says what to do.
     """
+    extent = extent_of(x, verb, device)
+    return Buffer(x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr(), *extent)
+
+
+def extent_of(x, verb="send", device="cpu"):
+    """(count, dtype, bytes) of `x`, which may be sent: what `buffer_of` says, without the address."""
     if isinstance(x, np.ndarray):
-        dtype = x.dtype.name
+        dtype = dtype_name(x.dtype)
         if not x.flags.c_contiguous:
             raise ValueError(f"cannot {verb} a non-contiguous array of shape {x.shape}: use np.ascontiguousarray(x)")
         if not x.dtype.isnative:
             raise ValueError(f"cannot {verb} {dtype} in the byte order of other machines: use x.astype({dtype!r})")
-        address, count = x.ctypes.data, x.size
+        count = x.size
     elif is_tensor(x):
-        if str(x.device) != device:
+        if device_name(x.device) != device:
             moves = "this communicator moves CPU memory: use x.cpu()" if device == "cpu" else f"use x.to({device!r})"
             raise ValueError(f"cannot {verb} a tensor on {x.device}: {moves}")
+        if x.is_nested or str(x.layout) != "torch.strided":
+            kind = "nested" if x.is_nested else str(x.layout)[6:]
+            raise ValueError(f"cannot {verb} a {kind} tensor, which is not one piece of memory")
         if not x.is_contiguous():
             raise ValueError(
                 f"cannot {verb} a non-contiguous tensor of shape {tuple(x.shape)}, strides {x.stride()}: "
@@ -49,12 +79,12 @@ def buffer_of(x, verb="send", device="cpu"):
             )
         if x.is_neg():  # its memory holds the values with the other sign
             raise ValueError(f"cannot {verb} a tensor that is a negated view: use x.resolve_neg()")
-        dtype, address, count = str(x.dtype)[6:], x.data_ptr(), x.numel()
+        dtype, count = dtype_name(x.dtype), x.numel()
     else:
         raise TypeError(f"cannot {verb} a {type(x).__name__}: a message is a torch tensor or a NumPy array")
     if dtype not in ITEMSIZE:
         raise ValueError(f"cannot {verb} dtype {dtype}: one of {', '.join(DTYPES)} is needed")
-    return Buffer(address, count, dtype, count * ITEMSIZE[dtype])
+    return Extent(count, dtype, count * ITEMSIZE[dtype])
 
 
 def to_numpy(x):

@@ -173,7 +173,7 @@ class SimWork(Work):
             state.unwaited[id(self)] = self
             comm.channel_from(peer).post_receive(self)
             return
-        if self.buffer.nbytes <= comm.scheduler.network.eager_nbytes:
+        if 0 < comm.scheduler.network.eager_nbytes >= self.buffer.nbytes:
             self.payload = copy_of(x)
             self.end = state.clock
         comm.channel_to(peer).post_send(self)

@@ -8,6 +8,8 @@ import numpy as np
 from .links import Link, Route, Timetable
 from .presets import PRESETS, Interconnect, interconnect
 
+MOST_CABLES = 2**25  # in the routes of the messages of one round on a Ring: 256 MiB
+
 
 class Network:
     """What every kind has.
@@ -19,6 +21,8 @@ class Network:
                    travel at once and wait at the receiver. 0 (the default) makes every send wait for its receive: a
                    program that is right under it never relies on buffering (MPI standard 3.5, "safe" programs).
     """
+
+    ports_are_own = True  # whether the first and the last link of a route carry messages of one rank alone
 
     @classmethod
     def of(cls, name, **more):
@@ -84,6 +88,8 @@ class Ring(Network):
     storing it: over h cables it takes h * alpha + n * beta. Messages of neighbors meet nobody; all others share cables.
     """
 
+    ports_are_own = False
+
     alpha: float = 2e-6
     beta: float = 1 / 12.5e9
     flops_per_s: float = 1e12
@@ -102,11 +108,15 @@ class Ring(Network):
     def routes(self, source, dest, size):
         up, down = (dest - source) % size, (source - dest) % size
         hops = np.minimum(up, down)
+        most = int(np.max(hops, initial=0))
+        if np.size(hops) * most > MOST_CABLES:
+            raise ValueError(
+                f"{np.size(hops):,} messages over up to {most:,} cables of a ring of {size:,} ranks are more than "
+                f"{MOST_CABLES:,} cables at a time: take fewer ranks"
+            )
         step = np.where(up <= down, 1, -1)
         first = np.where(up <= down, 0, size)  # the number of rank 0's cable in that direction
-        between = [
-            np.where(h < hops - 1, first + (source + h * step) % size, -1) for h in range(1, int(np.max(hops)) - 1)
-        ]
+        between = [np.where(h < hops - 1, first + (source + h * step) % size, -1) for h in range(1, most - 1)]
         last = np.where(hops > 1, first + (dest - step) % size, -1)
         return Route(self.alpha * hops, self.beta + 0 * hops, (first + source, *between, last))
 
