@@ -188,7 +188,7 @@ def best_segments(hops, nbytes, alpha, beta, gamma=0.0):
 
 
 def best_ring_segments(p, nbytes, alpha, gamma):
-    """The number of segments c, at least 2, that makes (p - 1) c alpha + nbytes/(p c) gamma least: see segmented_ring."""
+    """The number of segments c, 2 at least, that makes (p-1) c alpha + nbytes/(p c) gamma least: see segmented_ring."""
     if p < 2:
         return 2
     near = max(2, math.floor(math.sqrt(nbytes * gamma / (p * (p - 1) * alpha))))

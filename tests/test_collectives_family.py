@@ -1,0 +1,186 @@
+"""Every collective algorithm over the grid of ranks and sizes, on simulated ranks: results, messages, schedule."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from hpdl_lab.collectives import steps
+from hpdl_lab.collectives.chunks import bounds
+from hpdl_lab.collectives.table import ALGORITHMS, collectives, find, names
+from hpdl_lab.comm import PerRank, sim
+
+RANKS = [*range(1, 10), 13, 16, 32]
+OPTIONS = [  # (name, collective, options) beside the defaults, in which every other number is found too
+    *((name, "all_reduce", {"segments": s}) for name in ("double_tree", "hierarchical") for s in (1, 2, 7)),
+    *(("segmented_ring", "all_reduce", {"segments": s}) for s in (2, 7)),
+    *(("hierarchical", "all_reduce", {"group": g}) for g in (1, 2, 3, 5, 40)),
+    *(("parameter_server", "all_reduce", {"servers": k}) for k in (2, 3, "p")),
+    *(("grid", "all_reduce", {"inner": d}) for d in (1, "p")),
+    *(
+        ("tree", collective, {"root": root})
+        for collective in ("broadcast", "reduce", "gather", "scatter")
+        for root in (1, "p")
+    ),
+    *(("chain", collective, {"root": 1, "segments": s}) for collective in ("broadcast", "reduce") for s in (1, 5)),
+]
+
+
+def sizes(collective, p):
+    """0, 1, p - 1, 1000, 1001 elements, fewer on many ranks; all_to_all needs p equal chunks."""
+    chosen = (0, 1, p - 1, 1000, 1001) if p <= 9 else (p - 1, 101)
+    return [n * p if collective == "all_to_all" else n for n in chosen]
+
+
+def promised(collective, values, r, root=0):
+    """(first, last, what elements first:last of x must be) on rank r, where values[q] is rank q's x."""
+    p, n = values.shape
+    cut = [bounds(n, p, c) for c in range(p)]
+    if collective in ("reduce", "gather") and r != root:
+        return 0, 0, values[0, :0]
+    if collective in ("all_reduce", "reduce"):
+        return 0, n, values.sum(0)
+    if collective == "broadcast":
+        return 0, n, values[root]
+    if collective == "reduce_scatter":
+        return *cut[r], values.sum(0)[slice(*cut[r])]
+    if collective == "scatter":
+        return *cut[r], values[root, slice(*cut[r])]
+    if collective in ("all_gather", "gather"):
+        return 0, n, np.concatenate([values[c, slice(*cut[c])] for c in range(p)])
+    assert collective == "all_to_all"
+    return 0, n, np.concatenate([values[q, slice(*cut[r])] for q in range(p)])
+
+
+def check(algorithm, p, **options):
+    """Results, and the messages of the function, of its schedule and of the schedule executed, over all sizes."""
+    options = {name: p - (name == "root") if value == "p" else value for name, value in options.items()}
+    counts = sizes(algorithm.collective, p)
+    values = [np.random.default_rng([p, n]).integers(-99, 100, (p, n)).astype(float) for n in counts]
+
+    def by_function(comm):
+        mine = [rows[comm.rank].copy() for rows in values]
+        return mine, [algorithm.function(comm, x, **options) for x in mine]
+
+    def by_schedule(comm):
+        return [steps.execute(comm, v[comm.rank].copy(), algorithm.steps(p, v.shape[1], **options)) for v in values]
+
+    ran = sim.run(p, by_function)
+    executed = sim.run(p, by_schedule) if p <= 9 else ran
+    for r, (mine, returned) in enumerate(ran):
+        for n, rows, x, out, other in zip(counts, values, mine, returned, executed[r], strict=True):
+            first, last, expected = promised(algorithm.collective, rows, r, options.get("root", 0))
+            assert np.array_equal(x[first:last], expected), (n, r)
+            assert np.shares_memory(out, x) or not out.size, (n, r)
+            assert np.array_equal(out, x if algorithm.collective != "reduce_scatter" else expected), (n, r)
+            assert p > 9 or np.array_equal(x, other), (n, r)
+    schedule = itertools.chain.from_iterable(algorithm.steps(p, n, **options) for n in counts)
+    assert steps.posted(ran.events, p) == steps.calls(schedule, p, 8) == steps.posted(executed.events, p)
+    assert ran.seconds == executed.seconds
+
+
+@pytest.mark.parametrize("p", RANKS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_every_algorithm(algorithm, p):
+    check(algorithm, p)
+
+
+@pytest.mark.parametrize(("name", "collective", "options"), OPTIONS, ids=str)
+def test_every_option(name, collective, options):
+    for p in (3, 6):
+        check(find(name, collective), p, **options)
+
+
+ALL_REDUCES = [find(name) for name in names() if name != "naive"]
+
+
+@pytest.mark.parametrize("p", [3, 8])
+@pytest.mark.parametrize("algorithm", [find("naive"), *ALL_REDUCES], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "once"), [("float32", 0.0), ("float64", 0.0), ("bfloat16", 2**-8), ("float16", 2**-11)]
+)
+def test_sums_of_floats(algorithm, dtype, once, p):
+    """Within the bound of float32, for 16 bits plus one rounding; the same bits on every rank."""
+    values = torch.randn(p, 203, generator=torch.Generator().manual_seed(p)).to(getattr(torch, dtype))
+    ran = sim.run(p, lambda comm, x: (algorithm.function(comm, x), x), PerRank(values))
+    exact = values.double().sum(0)
+    bound = (p - 1) * 2**-24 * values.double().abs().sum(0)
+    bound = bound + once * (exact.abs() + bound)
+    for out, x in ran:
+        assert out is x and x.dtype == values.dtype
+        assert ((x.double() - exact).abs() <= bound).all()
+    if algorithm.name != "naive":  # whose ranks add in different orders
+        assert all(torch.equal(x, ran[0][1]) for _, x in ran)
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if "reduce" in a.collective], ids=str)
+@pytest.mark.parametrize("array", [False, True])
+def test_16_bits_do_not_stop_a_sum_from_growing(algorithm, array):
+    """In bfloat16 256 + 1 is 256, however often: only a wider sum comes to 272. Partial sums travel as 4 bytes."""
+    p = 17
+    x = np.ones(p, np.float16) * 2048 if array else torch.full((p,), 256.0, dtype=torch.bfloat16)
+    ones = x * 0 + 1
+    ran = sim.run(p, algorithm.function, PerRank([x, *[ones] * 16]))
+    assert all(total == (2064 if array else 272) for total in np.asarray(ran[0].tolist()))
+    assert type(ran[0]) is type(x) and ran[0].dtype == x.dtype
+    rounds = algorithm.steps(p, p)
+    assert steps.posted(ran.events, p) == steps.calls(rounds, p, 4)
+    again = sim.run(p, lambda comm, x: steps.execute(comm, x, algorithm.steps(p, p)), PerRank([x, *[ones] * 16]))
+    assert steps.posted(again.events, p) == steps.posted(ran.events, p)
+
+
+def test_what_only_moves_16_bits_moves_2_bytes():
+    for algorithm in (find("tree", "broadcast"), find("ring", "all_gather"), find("pairwise", "all_to_all")):
+        ran = sim.run(3, algorithm.function, torch.ones(9, dtype=torch.bfloat16))
+        assert steps.posted(ran.events, 3) == steps.calls(algorithm.steps(3, 9), 3, 2)
+
+
+def test_integers_stay_integers():
+    for algorithm in ALL_REDUCES:
+        (x, *_) = sim.run(5, algorithm.function, torch.full((7,), 2**31 - 1, dtype=torch.int32))
+        assert (x == (5 * (2**31 - 1) + 2**31) % 2**32 - 2**31).all()
+
+
+# -- schedules of many ranks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "double_tree", "hierarchical", "grid", "tree"])
+def test_a_schedule_of_many_ranks_begins_at_once_and_takes_one_round_of_memory(name):
+    rounds = find(name).steps(16_384, 10**9)
+    first = next(rounds)
+    assert first.source.dtype == first.first.dtype == np.int64
+    assert len(first.source) <= 2 * 16_384
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(LookupError, match="all_reduce has no algorithm 'rnig': ring, segmented_ring, tree"):
+        find("rnig")
+    with pytest.raises(LookupError, match="no collective is called 'reduce_all': all_reduce, reduce_scatter"):
+        find("ring", "reduce_all")
+
+
+def test_all_eight_collectives_are_there():
+    assert sorted(collectives()) == sorted(
+        ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "options", "message"),
+    [
+        ("segmented_ring", "all_reduce", {"segments": 1}, "2 segments or more, got 1"),
+        ("double_tree", "all_reduce", {"segments": 0}, "at least 1 segment, got 0"),
+        ("chain", "broadcast", {"segments": 0}, "at least 1 segment, got 0"),
+        ("hierarchical", "all_reduce", {"group": 0}, "at least 1 rank, got group=0"),
+        ("grid", "all_reduce", {"inner": 4}, "6 ranks make no grid with rows of 4"),
+        ("parameter_server", "all_reduce", {"servers": 7}, "6 ranks can have 1 to 6 servers, got 7"),
+        ("pairwise", "all_to_all", {}, "6 must divide the 10 elements"),
+    ],
+)
+def test_wrong_options_are_named_before_the_first_message(name, collective, options, message):
+    algorithm = find(name, collective)
+    with pytest.raises(ValueError, match=message):
+        sim.run(6, lambda comm, x: algorithm.function(comm, x, **options), np.zeros(10))
+    with pytest.raises(ValueError, match=message):
+        next(algorithm.steps(6, 10, **options))
