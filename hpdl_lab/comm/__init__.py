@@ -17,8 +17,11 @@ __all__ = [
 ]
 
 
-def world(deadline=10.0):
-    """The communicator of all ranks of this MPI job; `deadline` bounds every single wait, in seconds."""
+def world(deadline=10.0, device="cpu"):
+    """The communicator of all ranks of this MPI job; `deadline` bounds every single wait, in seconds.
+
+    device: "cpu", or "cuda" where every rank shall work on a GPU, `comm.device`, and send its tensors by NCCL.
+    """
     from .mpi import world
 
-    return world(deadline)
+    return world(deadline, device)

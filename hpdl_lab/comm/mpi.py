@@ -27,11 +27,28 @@ LAST_HELP = 1.0  # s: for what nobody has received, when ranks leave
 ARRIVALS = 1 << 27  # numbers that tell them apart
 
 
-def world(deadline=10.0):
+def world(deadline=10.0, device="cpu"):
     """The communicator of all ranks of this MPI job. Collective. deadline: the longest that one wait may last, in s."""
     session = session_of_this_process()
     session.worlds += 1
-    return session.comm(run=session.worlds, deadline=deadline)
+    return session.comm(run=session.worlds, deadline=deadline, make=kind(device))
+
+
+def kind(device):
+    """What makes communicators for Session.comm: "cpu" or "cuda". Raises RuntimeError where there is no GPU or NCCL."""
+    if device == "cpu":
+        return MpiComm
+    if device != "cuda":
+        raise ValueError(f'device={device!r}: "cpu" or "cuda" is needed')
+    return nccl_ranks().comm
+
+
+@functools.cache
+def nccl_ranks():
+    """This process's NcclRanks: they keep NCCL's communicators from one run to the next."""
+    from .nccl_ranks import NcclRanks
+
+    return NcclRanks(session_of_this_process())
 
 
 @functools.cache

@@ -5,11 +5,14 @@ over socket pairs, where hydra listens on every network interface, and what serv
 """
 
 import os
+import subprocess
 import sys
 
 from .. import features
+from ..features import gpu
 from . import link, session_dir
 from .errors import EngineError
+from .hosts import INTERFACE
 
 FORKER = ".gforker"  # of MPICH: "mpiexec.gforker"
 
@@ -26,9 +29,12 @@ LOOPBACK = {  # the MPI libraries would listen on every network interface
     "UCX_TLS": "self,sm",
     "OMPI_MCA_btl": "self,sm",
 }
+# TCP by libfabric: with UCX, MPICH's other way, ranks crash with the one that was killed amid a message to them.
 BETWEEN_HOSTS = {
-    "UCX_TLS": "self,tcp",
-    "UCX_NET_DEVICES": "net0",
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+    "FI_PROVIDER": "tcp",
+    "FI_TCP_IFACE": INTERFACE,
+    "GLOO_SOCKET_IFNAME": INTERFACE,
 }
 
 
@@ -51,16 +57,21 @@ def check(layout):
             f"{n:,} engines need {n * ENGINE_NBYTES / 1e9:,.0f} GB of memory, this machine has {free / 1e9:,.1f} GB "
             f"free and {cores} cores: start {most:,} at most, or simulate: sim.run({n}, fn)"
         )
+    if layout.device == "cuda":
+        try:
+            gpu.require()
+        except features.Missing as error:
+            raise EngineError(f"{layout} cannot start: {error}. Without a GPU: lab.start({n})") from None
     if layout.where == "emulated":
         if not mpiexec().endswith(FORKER):
             raise EngineError(
                 f"emulated hosts need MPICH: {mpiexec()} is of another MPI, which starts all ranks on one host: "
                 "pip install mpich in a new environment"
             )
-        try:
-            features.network_commands()
-        except features.Missing as error:
-            raise EngineError(str(error)) from None
+        argv = hosts_argv("-", layout)
+        tried = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if tried.returncode:
+            raise EngineError(tried.stderr.strip().rpartition("\n")[2])
 
 
 def memory_available():
@@ -78,9 +89,12 @@ def controller_argv():
 
 
 def hosts_argv(path, layout):
-    """The process that makes and holds the emulated hosts."""
+    """The process that makes and holds the emulated hosts. Raises EngineError where commands for that are missing."""
+    try:
+        commands = features.network_commands()
+    except features.Missing as error:
+        raise EngineError(str(error)) from None
     bits = link.parse(layout.link).bits
-    commands = features.network_commands()
     return [sys.executable, "-m", "hpdl_lab.engines.hosts", path, str(layout.hosts), str(bits), *commands]
 
 

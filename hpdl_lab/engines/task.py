@@ -8,16 +8,13 @@ The outcome is a dict that holds only plain values, so that the notebook can alw
 """
 
 import io
-import pickle
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
-import cloudpickle
-
 from ..comm.errors import CommError
 from ..trace import NOT_THE_ATTENDEES, now_ns, source_line
-from . import frames
+from . import device, frames
 
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
 
@@ -37,9 +34,10 @@ def execute(server, kernel, task, cancelled):
                 ranks=task["ranks"],
                 deadline=max(GATHER, task["deadline"]),
                 on_row=lambda row: kernel.send(frames.ROW, row),
+                make=device.kind_of_this_engine(),
             )
             comm.waiting.deadline = task["deadline"]
-            fn, args = load(task)
+            fn, args = load(task, comm.device)
             outcome["t0_ns"] = now_ns()
             value = fn(comm, *args)
             outcome["t1_ns"] = now_ns()
@@ -70,14 +68,17 @@ def interrupted(rank):
     return {"rank": rank, "t0_ns": now_ns(), "t1_ns": now_ns(), "events": [], "dropped": 0, "failure": failure}
 
 
-def load(task):
-    """The function and its arguments. Modules beside the notebook are importable here as they are there."""
+def load(task, where="cpu"):
+    """The function and its arguments, with all tensors on the device `where`.
+
+    Modules beside the notebook are importable here as they are there.
+    """
     for entry in task["sys_path"]:
         if entry not in sys.path:
             sys.path.append(entry)
-    fn, args = pickle.loads(task["task"])
+    fn, args = device.load(task["task"], where)
     if task["own"] is not None:
-        for position, value in pickle.loads(task["own"]).items():
+        for position, value in device.load(task["own"], where).items():
             args[position] = value
     return fn, args
 
@@ -89,7 +90,7 @@ class CannotReturn(Exception):
 def dump(value):
     """The return value as bytes. Raises CannotReturn with the reason."""
     try:
-        return cloudpickle.dumps(value)
+        return device.dump(value)
     except Exception as error:
         kind = type(value).__name__
         raise CannotReturn(

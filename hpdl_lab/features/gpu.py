@@ -6,12 +6,19 @@ import os
 import re
 import shutil
 
-from . import Missing, folders
+from . import Missing, folders, nccl
 
 
 def why_no_gpu():
     """The first thing that is missing for tensors on a GPU, in one sentence; "" where nothing is."""
     return no_driver() or no_torch_with_cuda() or no_visible_device()
+
+
+def require():
+    """Raise Missing, with the reason, unless tensors on a GPU can travel between ranks here."""
+    if reason := why_no_gpu():
+        raise Missing(reason)
+    nccl.find()
 
 
 def no_driver():

@@ -30,13 +30,11 @@ def torch_answers():
         import torch.distributed as dist
     except (ImportError, OSError) as error:  # OSError: a shared library of the wheel is missing
         return {"torch_error": first_line(error)}
-    nccl = dist.is_available() and dist.is_nccl_available()
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "gloo": dist.is_available() and dist.is_gloo_available(),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
     }
 
 

@@ -10,7 +10,7 @@ import textwrap
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from . import Missing, ask, compiled_module, cores, installed_mpi_wheels, mpiexec, require_one_mpi
+from . import Missing, ask, compiled_module, cores, gpu, installed_mpi_wheels, mpiexec, nccl, require_one_mpi
 
 SHM_NEEDED = 32 << 20  # bytes: the MPI library's own segments for a few ranks
 SHM_WANTED = 256 << 20  # bytes: the same for as many ranks as a laptop starts
@@ -63,7 +63,8 @@ def report():
             torch(answers),
             gloo(answers),
             cuda(answers),
-            nccl(answers),
+            nccl_library(),
+            cuda_kernels(),
             jupyter(),
             compiler(),
             home(),
@@ -164,16 +165,23 @@ def cuda(answers):
     gpus = answers.get("gpus")
     if gpus:
         return Feature("CUDA", True, f"{answers['cuda']}, {len(gpus)} GPU(s): {', '.join(gpus)}", needed=False)
-    if answers.get("cuda"):
-        text = f"torch has CUDA {answers['cuda']}, but finds no GPU or no driver: ranks use CPU cores"
-    else:
-        text = "this torch was built without CUDA: ranks use CPU cores"
-    return Feature("CUDA", False, text, needed=False)
+    why = gpu.why_no_gpu() or f"torch has CUDA {answers.get('cuda')}, but finds no GPU"
+    return Feature("CUDA", False, f"{why}: ranks use CPU cores", needed=False)
 
 
-def nccl(answers):
-    number = answers.get("nccl")
-    return Feature("NCCL", bool(number), number or "not in this torch; of use with GPUs only", needed=False)
+def nccl_library():
+    try:
+        found = nccl.find()
+    except Missing as error:
+        return Feature("NCCL", False, f"{error}; of use with GPUs only", needed=False)
+    return Feature("NCCL", True, f"{nccl.text_of(found.version)} of {found.where}, {short(found.path)}", needed=False)
+
+
+def cuda_kernels():
+    try:
+        return Feature("CUDA kernels", True, short(gpu.cuda_module().__file__), needed=False)
+    except Missing as error:
+        return Feature("CUDA kernels", False, str(error), needed=False)
 
 
 def jupyter():
