@@ -102,9 +102,7 @@ def test_the_best_number_of_segments_is_the_best_that_runs(p):
     n, network = 16_000, Switch(alpha=1e-6, beta=1e-9)
 
     def seconds(c):
-        return sim.run(
-            p, lambda comm: chain.broadcast(comm, np.zeros(n, np.uint8), segments=c), network=network
-        ).seconds
+        return traced(find("chain", "broadcast"), p, network, n, segments=c).seconds
 
     best = cost.best_segments(p - 2, n, network.alpha, network.beta)
     assert best > 1
