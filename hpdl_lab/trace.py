@@ -20,6 +20,7 @@ now_ns = time.monotonic_ns
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 INSTALLED = tuple({folder + os.sep for path in _LIBRARIES for folder in (path, os.path.realpath(path))})
+ZOO = os.path.join(PACKAGE, "zoo", "")  # broken programs to be diagnosed as if an attendee had written them
 NOT_THE_ATTENDEES = (PACKAGE, *INSTALLED, "<frozen")  # how the names of files begin whose lines nobody wrote here
 
 
@@ -52,8 +53,11 @@ class Log:
 
     def append(self, step, op, t0_ns, t1_ns, peer, nbytes, line):
         names = self._names
-        numbers = names.setdefault(op, len(names)), names.setdefault(line, len(names))
-        self._packed += self.LAYOUT.pack(step, t0_ns, t1_ns, nbytes, peer, *numbers)
+        if op not in names:
+            names[op] = len(names)
+        if line not in names:
+            names[line] = len(names)
+        self._packed += self.LAYOUT.pack(step, t0_ns, t1_ns, nbytes, peer, names[op], names[line])
 
     def __len__(self):
         return len(self._packed) // self.LAYOUT.size
@@ -124,8 +128,8 @@ def line_of(frame, lineno):
 
 @functools.lru_cache(maxsize=4096)
 def is_the_attendees(filename):
-    """True for code that neither this package nor an installed one has brought."""
-    return not filename.startswith(NOT_THE_ATTENDEES)
+    """True for code that neither this package nor an installed one has brought; true for the programs of the zoo."""
+    return filename.startswith(ZOO) or not filename.startswith(NOT_THE_ATTENDEES)
 
 
 @functools.lru_cache(maxsize=4096)

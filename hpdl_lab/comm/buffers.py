@@ -41,12 +41,6 @@ def dtype_name(dtype):
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
 
 
-@functools.cache
-def device_name(device):
-    """ "cpu" or "cuda:0" for a torch.device."""
-    return str(device)
-
-
 def buffer_of(x, verb="send", device="cpu"):
     """The memory of `x`, a contiguous tensor on `device` or, for the CPU, an array.
 
@@ -66,7 +60,7 @@ def extent_of(x, verb="send", device="cpu"):
             raise ValueError(f"cannot {verb} {dtype} in the byte order of other machines: use x.astype({dtype!r})")
         count = x.size
     elif is_tensor(x):
-        if device_name(x.device) != device:
+        if str(x.device) != device if device != "cpu" else not x.is_cpu:
             moves = "this communicator moves CPU memory: use x.cpu()" if device == "cpu" else f"use x.to({device!r})"
             raise ValueError(f"cannot {verb} a tensor on {x.device}: {moves}")
         if x.is_nested or str(x.layout) != "torch.strided":
@@ -94,14 +88,22 @@ def to_numpy(x):
 
 def copy_of(x):
     """A copy of the values of `x` that no gradient flows through."""
-    return x.detach().clone() if is_tensor(x) else x.copy()
+    if not is_tensor(x):
+        return x.copy()
+    return x.detach().clone() if x.requires_grad else x.clone()
 
 
 def copy_into(y, x):
     """y[...] = x for the same count and dtype, whatever the shapes; a tensor and an array may be mixed."""
     if is_tensor(y):
         source = x if is_tensor(x) else sys.modules["torch"].from_numpy(x)
-        y.detach().reshape(-1).copy_(source.reshape(-1))
+        y = y.detach() if y.requires_grad else y
+        if y.shape == source.shape:
+            y.copy_(source)
+        else:
+            y.reshape(-1).copy_(source.reshape(-1))
+    elif type(x) is np.ndarray and x.shape == y.shape:
+        y[...] = x
     else:
         y.reshape(-1)[...] = x.numpy().reshape(-1) if is_tensor(x) else x.reshape(-1)
 

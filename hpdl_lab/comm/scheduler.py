@@ -1,4 +1,4 @@
-"""The discrete-event scheduler under simulated ranks: whose turn it is, and how two ends of a message meet."""
+"""The discrete-event scheduler under simulated ranks: whose turn it is, and what is booked next."""
 
 import heapq
 import math
@@ -6,17 +6,15 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from contextlib import contextmanager
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from ..trace import Trace, line_of
-from .buffers import copy_of
 from .calls import Calls
+from .channel import Channel, Meeting, MeetingSeat
 from .ending import raise_fault, raised_line, require_no_forgotten_wait, waits_of
-from .errors import CommTimeout, Mismatch
-from .reasons import disagreement, mismatch
+from .errors import CommTimeout
 
 
 class Scheduler:
@@ -184,102 +182,6 @@ class SimRank:
             self.scheduler.resume_at(end, rank)
         self.sleep_until(end)
         return meeting.answers
-
-
-class Channel:
-    """Messages from one rank to another: sends and receives meet first come, first served."""
-
-    def __init__(self, scheduler, source, dest):
-        self.scheduler, self.source, self.dest = scheduler, source, dest
-        self.route = scheduler.timetable.route(source, dest)
-        slow = scheduler.inject.seconds_per_byte(source, dest) if scheduler.inject else 0.0
-        self.lost = max(0.0, slow - self.route.beta)  # s per byte, to an injected slow link
-        if self.lost:
-            self.route = self.route._replace(beta=slow)
-        self.sends, self.receives = deque(), deque()
-
-    def post_send(self, send):
-        """Add the sender's end of a message and match it where a receive is there. An eager one leaves at once."""
-        if send.end is not None:
-            self.scheduler.bookings.append((self.source, send.step, self, send, None))
-        if self.receives:
-            self._match(send, self.receives.popleft())
-        else:
-            self.sends.append(send)
-
-    def post_receive(self, receive):
-        """Add the receiver's end of a message and match it where a send is there."""
-        if self.sends:
-            self._match(self.sends.popleft(), receive)
-        else:
-            self.receives.append(receive)
-
-    def _match(self, send, receive):
-        ours, theirs = send.buffer, receive.buffer
-        if ours.count != theirs.count or ours.dtype != theirs.dtype:
-            self._refuse(send, receive)
-        elif send.end is None:
-            receive.payload = copy_of(send.x)
-            # A step is a rank's own count, so the two ends of one message are told apart by time and rank.
-            later = max(send, receive, key=lambda work: (work.posted, work.comm.state.index))
-            self.scheduler.bookings.append((later.comm.state.index, later.step, self, send, receive))
-        else:  # eager
-            receive.payload = send.payload
-            send.partner = receive
-            if send.arrival is not None:
-                self._finish(receive, max(send.arrival, self.scheduler.now))
-
-    def transferred(self, send, receive, end):
-        """A message has been booked and arrives at `end` (s)."""
-        if send.end is None:
-            self._finish(send, end)
-            self._finish(receive, end)
-            return
-        send.arrival = end  # of an eager message, whose receive may come later or not at all
-        if send.partner is not None:
-            self._finish(send.partner, end)
-
-    def _finish(self, work, end):
-        work.end = end
-        if work.waiter is not None:
-            self.scheduler.resume_at(end, work.waiter)
-
-    def _refuse(self, send, receive):
-        what = mismatch(self.source, self.dest, send.buffer[1:3], receive.buffer[1:3])
-        error = f"{what} (sent at {send.line or '?'}, expected at {receive.line or '?'})"
-        for work in (send, receive):
-            if work.end is None:
-                work.error = Mismatch(error)
-                self._finish(work, self.scheduler.now)
-
-
-class Meeting:
-    """Ranks that come together in one collective operation (barrier, split)."""
-
-    def __init__(self, members):
-        self.members = members
-        self.answers, self.calls, self.waiters = {}, {}, []
-
-    def require_same(self, index, call):
-        """Raise Mismatch unless rank `index` calls what the others have called."""
-        if any(other.op != call.op for other in self.calls.values()):
-            calls = {i: (c.op, c.count, c.dtype, c.root) for i, c in {**self.calls, index: call}.items()}
-            raise Mismatch(f"{disagreement(calls)}: every rank must call the same")
-
-
-class MeetingSeat:
-    """What one rank waits for in a meeting: the ranks that have not come."""
-
-    def __init__(self, meeting, index):
-        self.meeting, self.index = meeting, index
-        self.waiter = None
-
-    def waits_for(self):
-        """The fields of errors.Wait for the report of a stuck run; peers are scheduler indices."""
-        call = self.meeting.calls[self.index]
-        missing = tuple(m for m in self.meeting.members if m not in self.meeting.answers)
-        told = {"op": call.op, "peers": missing, "line": call.line, **call.facts()}
-        return {**told, "counts": self.waiter.calls.times(call.op, call.line)}
 
 
 @contextmanager

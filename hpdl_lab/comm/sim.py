@@ -11,7 +11,7 @@ import itertools
 from ..trace import caller_line
 from . import inject as injected
 from .base import Comm, PerRank, Results, Work
-from .buffers import buffer_of, copy_into, copy_of
+from .buffers import copy_into, copy_of, extent_of
 from .calls import begin
 from .network import Switch
 from .scheduler import Scheduler
@@ -138,37 +138,18 @@ class SimWork(Work):
     arrival: when the bytes of an eager send are at its receiver; partner: the receive that it was matched with.
     """
 
-    __slots__ = (
-        "arrival",
-        "buffer",
-        "call",
-        "comm",
-        "done",
-        "end",
-        "error",
-        "line",
-        "op",
-        "partner",
-        "payload",
-        "peer",
-        "posted",
-        "step",
-        "t0_ns",
-        "waiter",
-        "x",
-    )
+    done = False
+    end = arrival = partner = error = payload = waiter = None
 
     def __init__(self, comm, op, x, peer):
-        self.buffer = buffer_of(x, op)
+        self.buffer = extent_of(x, op)
         self.comm, self.op, self.x, self.peer = comm, op, x, peer
         state = comm.state
         self.posted = state.clock
-        self.step, self.t0_ns, self.line = state.trace.step(), state.clock_ns(), caller_line()
+        self.step, self.line = state.trace.step(), caller_line()
         self.call = comm.calling
         if self.call is None or not self.call.nth:
             state.calls.note((op, self.line))
-        self.done = False
-        self.end = self.arrival = self.partner = self.error = self.payload = self.waiter = None
         if op == "recv":
             state.unwaited[id(self)] = self
             comm.channel_from(peer).post_receive(self)
@@ -190,11 +171,11 @@ class SimWork(Work):
         self.done = True
         if self.error is not None:
             raise self.error
-        peer, now = self.comm.members[self.peer], state.clock_ns()
+        peer, begun, now = self.comm.members[self.peer], round(self.posted * 1e9), state.clock_ns()
         if self.op == "recv":
             copy_into(self.x, self.payload)
             self.payload = None
-        state.trace.add(self.step, self.op, self.t0_ns, now, peer, self.buffer.nbytes, self.line)
+        state.trace.add(self.step, self.op, begun, now, peer, self.buffer.nbytes, self.line)
         if state.scheduler.inject is not None:
             self._tell_of_slow_link(peer, now)
 
