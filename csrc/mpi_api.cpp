@@ -41,6 +41,7 @@ Mpi::Mpi(const std::string& loaded_by, int rank, const Constants& told) : consta
     find(library, Scatter, "MPI_Scatter");
     find(library, Error_string, "MPI_Error_string");
     find(library, Error_class, "MPI_Error_class");
+    find(library, Finalized, "MPI_Finalized");
 }
 
 void Mpi::check(int code, const char* call) const {
@@ -54,6 +55,11 @@ void Mpi::check(int code, const char* call) const {
 bool Mpi::is_truncation(int code) const {
     int kind = 0;
     return code != 0 && Error_class(code, &kind) == 0 && kind == constants.error_truncate;
+}
+
+bool Mpi::is_over() const {
+    int over = 0;
+    return Finalized(&over) != 0 || over;
 }
 
 int Mpi::tag(const Status& status) const {

@@ -47,6 +47,8 @@ class Mpi {
     void check(int code, const char* call) const;
     bool is_truncation(int code) const;
     int tag(const Status& status) const;
+    // MPI has ended: it ends the process that calls anything else.
+    bool is_over() const;
 
     const Constants constants;
 
@@ -69,6 +71,7 @@ class Mpi {
   private:
     int (*Error_string)(int, char*, int*);
     int (*Error_class)(int, int*);
+    int (*Finalized)(int*);
     int rank_;
 };
 

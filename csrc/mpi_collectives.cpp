@@ -94,7 +94,10 @@ void broadcast(const Group& group, const Buffer& x, int root) {
 void reduce(const Group& group, const Buffer& x, const Buffer& out, int root) {
     const Mpi& mpi = *group.mpi;
     const Elements e = added(group, x, "MPI_Reduce");
-    if (is_root(group, root)) require_pair(x, out, 1, "reduce");
+    if (is_root(group, root)) {
+        added(group, out, "MPI_Reduce");
+        require_pair(x, out, 1, "reduce");
+    }
     const void* from = group.rank == root ? in_place(group, x, out) : x.data;
     mpi.check(mpi.Reduce(from, out.data, e.count, e.dtype, mpi.constants.sum, root, group.comm), "MPI_Reduce");
 }

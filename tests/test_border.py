@@ -1,0 +1,49 @@
+"""Bad input at the border of Python and C++: a slice of what `make sanitize` does, with the installed module."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BORDER = Path(__file__).resolve().parent / "border"
+
+
+@pytest.fixture(scope="module")
+def runner():
+    spec = importlib.util.spec_from_file_location("border_run", BORDER / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_slice_of_the_cases():
+    done = subprocess.run([sys.executable, BORDER / "run.py"], capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1,000 cases without sanitizers" in done.stdout
+
+
+def test_a_part_that_fails_says_at_which_case(runner, tmp_path):
+    fault = runner.run(runner.Part("alone", 5, ("--torch", "--size", "x")), 3, None, tmp_path)
+    assert fault.startswith("exit code 2") and "invalid int value" in fault
+
+
+@pytest.mark.parametrize(
+    ("report", "found"),
+    [
+        ("==7==ERROR: AddressSanitizer: heap-use-after-free on address 0x6\n    #0 0x7 in MPI_Irecv", 1),
+        ("csrc/reduce.cpp:3:4: runtime error: load of misaligned address 0x1 for type 'const float'", 1),
+        ("==7==ERROR: LeakSanitizer: detected memory leaks\n\n"
+         "Direct leak of 8 byte(s) in 1 object(s) allocated from:\n"
+         "    #0 0x7f in operator new(unsigned long) new.cpp:99\n"
+         "    #1 0x7f in hpdl::SharedMemory::create(unsigned long) /x/csrc/shm_memory.cpp:3\n\n", 1),
+        ("==7==ERROR: LeakSanitizer: detected memory leaks\n\n"
+         "Direct leak of 8 byte(s) in 1 object(s) allocated from:\n"
+         "    #0 0x7f in malloc asan_malloc_linux.cpp:69\n    #1 0x7f in PyObject_Malloc Objects/obmalloc.c:1\n\n", 0),
+    ],
+)  # fmt: skip
+def test_what_a_sanitizer_reports(runner, report, found, tmp_path):
+    """Python's own leaks are not ours."""
+    (tmp_path / "report.7").write_text(report)
+    assert len(runner.reports(tmp_path)) == found
