@@ -1,11 +1,11 @@
-"""The C++ border under fire: generated cases through every bound function; each ends in a right result or a clear error.
+"""The C++ border under fire: generated cases through every bound function, each ends in a result or a clear error.
 
     python tests/border/run.py                  a short slice, with the installed module: part of `make test`
     python tests/border/run.py --sanitize       all of it, with a module built for it: `make sanitize`
 
 Parts: `alone` is one rank, who also writes to himself, without and with torch; `threads` are ranks that share memory;
-`ranks` are processes under mpiexec. A part that crashes, hangs, or of which a sanitizer reports something, fails, and the
-case that it was at is told. Leaks are looked for in parts without torch, and counted where _core has allocated.
+`ranks` are processes under mpiexec. A part fails that crashes, hangs, or of which a sanitizer reports something; the
+case that it was at is told then. Leaks are looked for in parts without torch, and counted where _core has allocated.
 """
 
 import argparse
