@@ -13,7 +13,7 @@ LAYERS = [
     ["cli"],
     ["lab"],
     ["engines", "checks", "plots", "bench"],
-    ["parallel"],
+    ["parallel", "zoo"],
     ["collectives", "models", "optim", "data"],
     ["comm"],
     ["trace", "features"],

@@ -4,7 +4,7 @@ from collections import deque
 
 from .buffers import copy_of
 from .errors import Mismatch
-from .reasons import disagreement, mismatch
+from .reasons import OTHER_ORDER, disagreement, mismatch
 
 
 class Channel:
@@ -67,8 +67,11 @@ class Channel:
             self.scheduler.resume_at(end, work.waiter)
 
     def _refuse(self, send, receive):
-        what = mismatch(self.source, self.dest, send.buffer[:2], receive.buffer[:2])
-        error = f"{what} (sent at {send.line or '?'}, expected at {receive.line or '?'})"
+        error = mismatch(self.source, self.dest, send.buffer[:2], receive.buffer[:2])
+        error += f" (sent at {send.line or '?'}, expected at {receive.line or '?'})"
+        later_sends, later_receives = self.sends or [send], self.receives or [receive]
+        if later_sends[0].buffer[:2] == receive.buffer[:2] or later_receives[0].buffer[:2] == send.buffer[:2]:
+            error += OTHER_ORDER
         for work in (send, receive):
             if work.end is None:
                 work.error = Mismatch(error)

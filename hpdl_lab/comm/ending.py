@@ -1,7 +1,9 @@
 """How a simulated run ended: what every rank was doing, and the error that says it."""
 
+from greenlet import getcurrent
+
 from ..trace import line_of
-from .errors import CommError, Deadlock, ForgottenWait, Wait, likely_reason, name_ranks, report
+from .errors import CommError, Deadlock, ForgottenWait, Mismatch, Wait, likely_reason, name_ranks, report
 
 
 def waits_of(scheduler, running_line=""):
@@ -10,13 +12,21 @@ def waits_of(scheduler, running_line=""):
     for channel in scheduler.channels.values():
         if channel.sends:
             lying.setdefault(channel.dest, []).append(channel.source)
-    return [wait_of(rank, tuple(lying.get(rank.index, ())), running_line) for rank in scheduler.ranks]
+    here = getcurrent()
+    running = tuple(rank.index for rank in scheduler.ranks if rank.coroutine is here)
+    moving = {id(work) for booking in scheduler.bookings for work in booking[3:]}
+    return [wait_of(rank, tuple(lying.get(rank.index, ())), running, running_line, moving) for rank in scheduler.ranks]
 
 
-def wait_of(rank, unreceived, running_line):
-    """The Wait of one SimRank."""
+def wait_of(rank, unreceived, running, running_line, moving):
+    """The Wait of one SimRank. running: the rank whose code runs, if any. moving: messages whose both ends are there.
+
+    These arrive when virtual time passes, which it does not while a rank runs: so that is whom they wait for.
+    """
     if rank.state == "waiting":
         told = rank.pending.waits_for()
+        if id(rank.pending) in moving:
+            told["peers"] = running
         seconds = rank.scheduler.seconds - rank.since
         return Wait(rank.index, "waiting", seconds=seconds, unreceived=unreceived, **told)
     told = rank.calls.facts()
@@ -24,7 +34,7 @@ def wait_of(rank, unreceived, running_line):
         first_line = str(rank.error).partition("\n")[0]
         told |= {"line": rank.error_line, "error": type(rank.error).__name__, "message": first_line}
     elif rank.state == "running":
-        told = {"line": running_line if rank.coroutine else ""}
+        told = {"line": running_line if rank.index in running else ""}
     return Wait(rank.index, rank.state, unreceived=unreceived, **told)
 
 
@@ -48,7 +58,7 @@ def explained(failed, scheduler):
     if not isinstance(first, CommError):  # which has its own
         first.waits = tuple(waits_of(scheduler))
         first.reason = likely_reason(first.waits)
-        if len(same) < size:
+        if len(same) < size or isinstance(first, Mismatch):
             first.add_note("\n".join(["meanwhile:", *report(first.waits)]))
     return first
 

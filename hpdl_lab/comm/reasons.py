@@ -6,6 +6,7 @@ time, who waits in a circle, who still works.
 
 from .waits import name_ranks, wait_cycle
 
+OTHER_ORDER = "; the next message is the expected one: are they received in the order in which they are sent?"
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -41,6 +42,9 @@ def disagreement(calls):
         return ", ".join(f"{calling(ranks)} {one}" for one, ranks in groups(names))
     if len(set(roots.values())) > 1:
         return told(f"{name} with", {r: f"root {root}" for r, root in roots.items()})
+    if len(set(dtypes.values())) > 1 and len(set(counts.values())) > 1:
+        both = {r: f"{counts[r]:,} {dtypes[r]}" for r in calls}
+        return "counts and dtypes differ: " + told(f"{name} of", both, in_order=True)
     if len(set(dtypes.values())) > 1:
         return "dtypes differ: " + told(f"{name} of", dtypes, in_order=True)
     return "counts differ: " + told(f"{name} of", {r: f"{n:,} elements" for r, n in counts.items()}, in_order=True)
