@@ -36,6 +36,11 @@ class Gpu:
         """Is `x` in the memory of a GPU, so that it does not travel through MPI?"""
         return is_tensor(x) and x.device.type == "cuda"
 
+    def tensor(self, memory):
+        """A uint8 tensor over `memory`, of the compiled module, which lives as long as the tensor."""
+        view = Memory(memory, (memory.nbytes,))
+        return self.torch.as_tensor(view, device=self.name)
+
     def current(self):
         """`with gpu.current():` libraries find this GPU as the current one."""
         return self.torch.cuda.device(self.index)
@@ -55,6 +60,20 @@ class Gpu:
         event = self.torch.cuda.Event()
         event.record(self.torch.cuda.current_stream(self.index))
         return event
+
+
+class Memory:
+    """GPU memory as other libraries take it. Ref: CUDA Array Interface, version 3."""
+
+    def __init__(self, memory, shape):
+        self.memory = memory
+        self.__cuda_array_interface__ = {
+            "data": (memory.address, False),
+            "shape": shape,
+            "typestr": "|u1",
+            "strides": None,
+            "version": 3,
+        }
 
 
 def gpu_of(session):

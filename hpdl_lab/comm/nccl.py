@@ -6,8 +6,10 @@ it, and nothing hangs on the GPU. What hangs there all the same is aborted at th
 anew.
 """
 
+import math
 from contextlib import contextmanager, suppress
 
+from . import gpu_memory
 from .buffers import DTYPES, ITEMSIZE, buffer_of, copy_into
 from .errors import CommError
 from .mpi_comm import MpiComm
@@ -15,6 +17,7 @@ from .nccl_api import DTYPE, SUM
 from .nccl_clique import Issuing
 from .nccl_work import NcclWork
 
+MOST_TENSORS = 16  # kMaxTensors of csrc/cuda/one_pass.h
 WIDENED = ("bfloat16", "float16")  # added as float32 and rounded once
 
 
@@ -27,6 +30,7 @@ class NcclComm(MpiComm):
         self.ranks, self.gpu, self.device = ranks, ranks.gpu, ranks.gpu.name
         self.clique = None
         self.posted = []  # NcclWorks that wait to start as one group
+        self.segments = []  # gpu_memory.Segments, in the order of `allocate`, the same on every rank
 
     def connect(self):
         self.clique = self.ranks.connect(self)
@@ -85,19 +89,30 @@ class NcclComm(MpiComm):
         return super().split(color, key)
 
     def allocate(self, shape, dtype="float32"):
-        """See Comm.allocate: a tensor on this rank's GPU."""
+        """See Comm.allocate: a tensor on this rank's GPU, which all ranks reach where they are on one machine."""
         dtype = str(dtype).removeprefix("torch.")
         if dtype not in ITEMSIZE:
             raise ValueError(f"cannot allocate dtype {dtype}: one of {', '.join(DTYPES)} is needed")
         import torch
 
-        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shared = None
+        if 1 < self.size == self.node_size and self.size <= MOST_TENSORS:
+            self.launch_posted()
+            shared = gpu_memory.allocate(self, self.ranks.cuda, math.prod(shape), dtype)
+        if shared is None:
+            return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
+        mine, segment = shared
+        self.segments.append(segment)
+        return mine[: math.prod(shape) * ITEMSIZE[dtype]].view(getattr(torch, dtype)).reshape(shape)
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x):
         if self._elsewhere("all_reduce", x):
             return super().all_reduce(x)
+        if self.segments and self._one_pass(x):
+            return x
         sums = x.float() if dtype_of(x) in WIDENED else x
         self._collective("all_reduce", x, [("ncclAllReduce", *both(sums, sums), SUM)], [sums])
         if sums is not x:
@@ -169,6 +184,25 @@ class NcclComm(MpiComm):
         self._collective("all_to_all", x, calls, [out])
         return out
 
+    def _one_pass(self, x):
+        """all_reduce of `x` where it lies in memory that all ranks reach, at one place on all of them; else False."""
+        count, dtype = x.numel(), DTYPES.index(dtype_of(x))
+        step, t0, line = self._begin()
+        self.launch_posted()
+        self.waiting.finish(gpu_memory.Computed(self.gpu.mark_computed()), "all_reduce", (), line=line)
+        number, offset = gpu_memory.place_of(self.segments, self.rank, x)
+        places = self.agree("all_reduce", count, dtype, note=f"{number},{offset}".encode())
+        if number < 0 or len(set(places)) > 1:
+            return False
+        first, mine = gpu_memory.slice_of(count, self.rank, self.size)
+        with self.gpu.current():
+            tensors = [address + offset for address in self.segments[number].addresses]
+            self.ranks.cuda.one_pass(tensors, first, mine, dtype, self.gpu.handle)
+        self.waiting.finish(gpu_memory.Computed(self.gpu.mark()), "all_reduce", (), line=line)
+        self._meet(("all_reduce", count, dtype, -1), line)
+        self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=x.numel() * x.element_size(), line=line)
+        return True
+
     def ring_all_reduce(self, x):
         return self._staged(super().ring_all_reduce, x)
 
@@ -230,6 +264,7 @@ class NcclComm(MpiComm):
         if not self.closed:
             super().close(error, line)
             for comm in self._family():
+                comm.segments = []
                 if comm.clique is not None:
                     self.ranks.keep(comm.members, comm.clique)
                     comm.clique = None

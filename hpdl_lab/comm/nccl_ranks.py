@@ -1,9 +1,11 @@
 """NCCL communicators of this process: made by all their ranks together, kept for the next run, dropped when broken."""
 
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
-from ..features import nccl
+from ..features import Missing, nccl
+from ..features.gpu import cuda_module
 from .errors import CommError, name_ranks
 from .gpu import gpu_of
 from .nccl import NcclComm
@@ -33,10 +35,17 @@ class Note(NamedTuple):
 class NcclRanks:
     """What `session` needs to make communicators: `session.comm(..., make=ranks.comm)`."""
 
-    def __init__(self, session, api=None, gpu=None):
-        """Raises RuntimeError without a GPU, features.Missing without NCCL; api, gpu: others than those found here."""
+    def __init__(self, session, api=None, gpu=None, cuda=None):
+        """Raises RuntimeError without a GPU, features.Missing without NCCL.
+
+        api, gpu, cuda (the compiled module): others than those found here.
+        """
         self.gpu = gpu or gpu_of(session)
         self.api = api or Nccl(nccl.find().path, session.rank)
+        self.cuda = cuda
+        if cuda is None:
+            with suppress(Missing):  # then nothing is shared between GPUs
+                self.cuda = cuda_module()
         self.kept = {}  # members: [Clique] that no communicator uses
         here = session.hosts.count(session.hosts[session.rank])
         if self.api.version >= nccl.SHARES_A_GPU and here > self.gpu.count:
