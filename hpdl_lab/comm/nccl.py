@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 from . import gpu_memory
 from .buffers import DTYPES, ITEMSIZE, buffer_of, copy_into
+from .calls import Call
 from .errors import CommError
 from .mpi_comm import MpiComm
 from .nccl_api import DTYPE, SUM
@@ -186,9 +187,9 @@ class NcclComm(MpiComm):
 
     def _one_pass(self, x):
         """all_reduce of `x` where it lies in memory that all ranks reach, at one place on all of them; else False."""
-        count, dtype = x.numel(), DTYPES.index(dtype_of(x))
-        step, t0, line = self._begin()
-        self.launch_posted()
+        buffer = buffer_of(x, "all_reduce", self.device)
+        count, dtype = buffer.count, DTYPES.index(buffer.dtype)
+        step, t0, line = self._begin_collective("all_reduce", buffer)
         self.waiting.finish(gpu_memory.Computed(self.gpu.mark_computed()), "all_reduce", (), line=line)
         number, offset = gpu_memory.place_of(self.segments, self.rank, x)
         places = self.agree("all_reduce", count, dtype, note=f"{number},{offset}".encode())
@@ -200,7 +201,7 @@ class NcclComm(MpiComm):
             self.ranks.cuda.one_pass(tensors, first, mine, dtype, self.gpu.handle)
         self.waiting.finish(gpu_memory.Computed(self.gpu.mark()), "all_reduce", (), line=line)
         self._meet(("all_reduce", count, dtype, -1), line)
-        self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=x.numel() * x.element_size(), line=line)
+        self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
         return True
 
     def ring_all_reduce(self, x):
@@ -221,14 +222,21 @@ class NcclComm(MpiComm):
         buffer = buffer_of(x, op, self.device)
         if root != -1:
             self._check_root(op, root)
-        step, t0, line = self._begin()
-        self.launch_posted()
+        step, t0, line = self._begin_collective(op, buffer, root)
         self._meet((op, buffer.count, DTYPES.index(buffer.dtype), root), line)
         self._issue_last()
         with self.aborting(op):
             launch = self.clique.submit(calls if buffer.count else [], [x, *keep])
             self.waiting.finish(launch, op, self.others, buffer.nbytes, line)
         self.trace.add(step, op, t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
+
+    def _begin_collective(self, op, buffer, root=-1):
+        """Let what has been posted start, and note that `op` begins; returns its step, time and line."""
+        self.launch_posted()
+        step, t0, line = self._begin()
+        self.collectives += 1
+        self.calls.note(Call(op, line, buffer.count, buffer.dtype, root, self.name, self.collectives))
+        return step, t0, line
 
     @contextmanager
     def aborting(self, op):
