@@ -1,0 +1,121 @@
+"""Which algorithm for which message size, in oneCCL's syntax: "recursive_doubling:0-8192;ring:8193-max"."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from .table import find, names
+
+NATIVE = "native"  # the communicator's own all_reduce, beside those of the table
+EXAMPLE = "tree:0-8192;ring:8193-max"
+
+
+class Range(NamedTuple):
+    """`name` is for messages of `first` to `last` bytes, both included; last None: of any size from `first` on."""
+
+    name: str
+    first: int
+    last: int | None
+
+    def __str__(self):
+        return f"{self.name}:{self.first}-{'max' if self.last is None else self.last}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """An all-reduce, `selection(comm, x)`, that does what suits the size of x. It travels to engines, and into files.
+
+    ranges: tuple of Range, which follow each other without a gap from 0 bytes to any number of them.
+    """
+
+    ranges: tuple
+
+    def __call__(self, comm, x):
+        """Replace x by its sum over ranks by the algorithm for x.nbytes; returns x."""
+        return function_of(self.name_for(x.nbytes))(comm, x)
+
+    def __str__(self):
+        return ";".join(str(part) for part in self.ranges)
+
+    def __repr__(self):
+        return f"Selection.parse({str(self)!r})"
+
+    @property
+    def __name__(self):
+        return str(self)
+
+    def name_for(self, nbytes):
+        """The algorithm for messages of this many bytes."""
+        return next(part.name for part in self.ranges if part.last is None or nbytes <= part.last)
+
+    @classmethod
+    def parse(cls, text):
+        """The Selection that `text` describes; a name alone is for all sizes. Raises ValueError that quotes the fault.
+
+        Names are those of collectives.table, and "native" for the communicator's own. Ranges are in bytes, may come in
+        any order, and must cover every size once.
+        """
+        parts = [part.strip() for part in text.split(";") if part.strip()]
+        if not parts:
+            raise ValueError(f"nothing is selected by {text!r}: write for example {EXAMPLE!r}")
+        if len(parts) == 1 and ":" not in parts[0]:
+            parts = [f"{parts[0]}:0-max"]
+        return cls(covering(sorted((parse_range(part) for part in parts), key=lambda part: part.first)))
+
+    def save(self, path, remark=""):
+        """Write the selection to a file, `remark` above it as a comment."""
+        comment = "".join(f"# {line}\n" for line in remark.splitlines())
+        Path(path).write_text(f"{comment}{self}\n")
+
+    @classmethod
+    def load(cls, path):
+        """The Selection in a file that `save` wrote. Raises OSError; ValueError that names file and fault."""
+        lines = [line for line in Path(path).read_text().splitlines() if not line.lstrip().startswith("#")]
+        try:
+            return cls.parse(";".join(lines))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def function_of(name):
+    """The all-reduce of this name. Raises LookupError that lists what there is."""
+    return native if name == NATIVE else find(name).function
+
+
+def native(comm, x):
+    """The communicator's own all_reduce."""
+    return comm.all_reduce(x)
+
+
+def parse_range(text):
+    """ "ring:0-8192" as a Range."""
+    name, _, sizes = (piece.strip() for piece in text.partition(":"))
+    if name != NATIVE and name not in names():
+        raise ValueError(f"{text!r}: no all-reduce is called {name!r}: {', '.join([*names(), NATIVE])}")
+    match = re.fullmatch(r"(\d+)\s*-\s*(\d+|max)", sizes)
+    if not match:
+        raise ValueError(f"{text!r}: a range is FIRST-LAST in bytes, such as 0-8192, or FIRST-max, got {sizes!r}")
+    first, last = int(match[1]), None if match[2] == "max" else int(match[2])
+    if last is not None and last < first:
+        raise ValueError(f"{text!r}: the range ends, at {last:,} bytes, before it begins, at {first:,}")
+    return Range(name, first, last)
+
+
+def covering(ranges):
+    """tuple(ranges), which are in rising order. Raises ValueError where a size is covered twice, or not at all."""
+    expected, before = 0, None  # the first size that the ranges so far do not cover
+    for part in ranges:
+        if expected is None or part.first < expected:
+            end = min((p.last for p in (before, part) if p.last is not None), default=None)
+            both = f"{part.first:,} to {end:,} bytes" if end is not None else f"{part.first:,} bytes and more"
+            raise ValueError(f"{str(before)!r} and {str(part)!r} overlap: both are for {both}")
+        if part.first > expected:
+            where = f"between {str(before)!r} and {str(part)!r}" if before else f"before {str(part)!r}"
+            raise ValueError(f"nothing is selected for {expected:,} to {part.first - 1:,} bytes, {where}")
+        expected, before = None if part.last is None else part.last + 1, part
+    if expected is not None:
+        raise ValueError(
+            f"nothing is selected for {expected:,} bytes and more: end with {before.name}:{before.first}-max"
+        )
+    return tuple(ranges)

@@ -1,0 +1,137 @@
+"""An algorithm for every message size: the syntax, its faults, the tuner, and the selection as an all-reduce."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from hpdl_lab import lab
+from hpdl_lab.collectives import steps
+from hpdl_lab.collectives.selector import Selection
+from hpdl_lab.collectives.table import find, names
+from hpdl_lab.collectives.tuner import fastest
+from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.comm.network import Switch
+from hpdl_lab.parallel.data import DataParallel
+
+TEXT = "recursive_doubling:0-8192;double_tree:8193-1048576;ring:1048577-max"
+
+
+def test_every_size_has_its_algorithm():
+    selection = Selection.parse(TEXT)
+    assert [selection.name_for(n) for n in (0, 8192, 8193, 1 << 20, (1 << 20) + 1, 1 << 40)] == [
+        *["recursive_doubling"] * 2,
+        *["double_tree"] * 2,
+        *["ring"] * 2,
+    ]
+    assert str(selection) == TEXT and eval(repr(selection)) == selection
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("ring", "ring:0-max"),
+        (" tree : 0 - 99 ; ring:100-max; ", "tree:0-99;ring:100-max"),
+        ("ring:100-max;tree:0-99", "tree:0-99;ring:100-max"),
+        ("native", "native:0-max"),
+    ],
+)
+def test_what_may_be_written_differently(text, same):
+    assert str(Selection.parse(text)) == same
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "nothing is selected by ''"),
+        ("rnig:0-max", "'rnig:0-max': no all-reduce is called 'rnig': ring, segmented_ring"),
+        ("ring:0-1;;tre:2-max", "'tre:2-max': no all-reduce is called 'tre'"),
+        ("ring:0..8192", "'ring:0..8192': a range is FIRST-LAST in bytes, such as 0-8192, or FIRST-max, got '0..8192'"),
+        ("ring:0-8KiB;tree:8193-max", "'ring:0-8KiB': a range is FIRST-LAST in bytes"),
+        ("ring;tree:8193-max", "'ring': a range is FIRST-LAST in bytes, such as 0-8192, or FIRST-max, got ''"),
+        ("ring:-5-max", "'ring:-5-max': a range is"),
+        ("ring:9-8;tree:10-max", "'ring:9-8': the range ends, at 8 bytes, before it begins, at 9"),
+        ("ring:0-8192;tree:9000-max", "selected for 8,193 to 8,999 bytes, between 'ring:0-8192' and 'tree:9000-max'"),
+        ("ring:5-max", "nothing is selected for 0 to 4 bytes, before 'ring:5-max'"),
+        ("tree:0-8;ring:9-8192", "nothing is selected for 8,193 bytes and more: end with ring:9-max"),
+        ("ring:0-8192;tree:8000-max", "'ring:0-8192' and 'tree:8000-max' overlap: both are for 8,000 to 8,192 bytes"),
+        ("ring:0-max;tree:8000-9000", "'ring:0-max' and 'tree:8000-9000' overlap: both are for 8,000 to 9,000 bytes"),
+        ("ring:0-max;tree:8-max", "'ring:0-max' and 'tree:8-max' overlap: both are for 8 bytes and more"),
+        ("ring:0-99;tree:7-8;tree:100-max", "'ring:0-99' and 'tree:7-8' overlap: both are for 7 to 8 bytes"),
+    ],
+)
+def test_a_fault_is_quoted(text, fault):
+    with pytest.raises(ValueError) as error:
+        Selection.parse(text)
+    assert fault in str(error.value)
+
+
+def test_it_is_an_all_reduce_that_chooses():
+    selection = Selection.parse("tree:0-80;ring:81-800;native:801-max")
+    for n, name in ((0, "tree"), (10, "tree"), (11, "ring"), (100, "ring")):
+        run = sim.run(3, selection, PerRank([np.full(n, float(r)) for r in range(3)]))
+        assert all((x == 3).all() for x in run)
+        assert steps.posted(run.events, 3) == steps.calls(find(name).steps(3, n), 3, 8)
+    run = sim.run(3, selection, PerRank([torch.full((101,), float(r), dtype=torch.float64) for r in range(3)]))
+    assert all((x == 3).all() for x in run)
+
+
+def test_it_travels_and_is_kept_in_a_file(tmp_path):
+    selection = Selection.parse(TEXT)
+    assert pickle.loads(pickle.dumps(selection)) == selection
+    selection.save(tmp_path / "chosen.txt", remark="4 ranks\nof a laptop")
+    assert (tmp_path / "chosen.txt").read_text() == f"# 4 ranks\n# of a laptop\n{TEXT}\n"
+    assert Selection.load(tmp_path / "chosen.txt") == selection
+    (tmp_path / "chosen.txt").write_text("ring:5-max\n")
+    with pytest.raises(ValueError, match="chosen.txt: nothing is selected for 0 to 4 bytes"):
+        Selection.load(tmp_path / "chosen.txt")
+    assert "ring:0-max" in repr(DataParallel(Selection.parse("ring")))
+
+
+def row(name, size, time_us, p75_us=None):
+    return {"name": name, "size": size, "time_us": time_us, "p75_us": p75_us or time_us}
+
+
+def test_the_tuner_takes_the_fastest_and_sets_borders_between():
+    rows = [row("tree", n, 1 + n) for n in (1, 100, 10_000)] + [row("ring", n, 20 + n / 10) for n in (1, 100, 10_000)]
+    assert str(fastest(rows)) == "tree:0-10;ring:11-max"
+    assert str(fastest(rows[:3])) == "tree:0-max"
+    with pytest.raises(ValueError, match="nothing was measured"):
+        fastest([])
+
+
+def test_noise_makes_no_borders():
+    rows = [row("tree", 1, 5), row("ring", 1, 9), row("tree", 100, 10), row("ring", 100, 9, p75_us=11)]
+    assert str(fastest(rows)) == "tree:0-max"
+    rows[-1]["p75_us"] = 9.5
+    assert str(fastest(rows)) == "tree:0-10;ring:11-max"
+
+
+def test_tuned_on_simulated_ranks(capsys):
+    """What the cost model says: few steps for few bytes, few bytes for many."""
+    network = Switch(alpha=1e-5, beta=1e-9)
+    algorithms = ["ring", "tree", "recursive_doubling", "halving_doubling"]
+    chosen = lab.tune(algorithms, ["4", "4KiB", "4MiB"], ranks=8, network=network)
+    for nbytes in (4, 4096, 4 << 20):
+        prices = {name: find(name).cost(8, nbytes).seconds(network.alpha, network.beta) for name in algorithms}
+        assert chosen.name_for(nbytes) == min(prices, key=prices.get)
+    assert len({part.name for part in chosen.ranges}) == 2
+    out = capsys.readouterr().out
+    assert "8 simulated ranks" in out and "4 MiB  halving_doubling" in out
+
+
+def test_wrong_requests_to_the_tuner_end_before_anything_runs():
+    with pytest.raises(LookupError, match="no algorithm 'rnig'"):
+        lab.tune(["rnig"], network=Switch())
+    with pytest.raises(ValueError, match="5 bytes are not a whole number of float32"):
+        lab.tune(["ring"], [5], network=Switch())
+    with pytest.raises(ValueError, match="nothing to measure: 0 algorithms"):
+        lab.tune([], network=Switch())
+
+
+def test_a_selection_on_engines(cluster):
+    """It travels, and every algorithm of the table sums rightly there."""
+    for name in names():
+        for x in cluster.run(Selection.parse(name), PerRank([torch.full((1001,), float(r)) for r in range(4)])):
+            assert (x == 6).all(), name
