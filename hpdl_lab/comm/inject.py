@@ -1,6 +1,9 @@
 """Trouble on purpose: a rank that is slow, a link that is slow. Who then waits for whom is what the timeline shows."""
 
+import time
 from dataclasses import dataclass, field
+
+from ..trace import caller_line
 
 OP = "injected delay"  # how the trace calls the time that is spent so
 
@@ -49,6 +52,25 @@ class Injection:
         """How slow messages between ranks `a` and `b` are at least; 0 where that link was left alone."""
         bandwidth = self.links.get((a, b)) or self.links.get((b, a))
         return 1 / bandwidth if bandwidth else 0.0
+
+    # -- on real ranks ------------------------------------------------------------------------------------------------
+
+    def before(self, comm):
+        """Lose the delay of this rank of `comm`, which is about to send or to begin a collective."""
+        lose(comm, self.delay(comm.names[comm.rank]))
+
+    def after(self, comm, peer, nbytes):
+        """Lose what a message of `nbytes` between this rank of `comm` and its rank `peer` takes on a slow link."""
+        slow = self.seconds_per_byte(comm.names[comm.rank], comm.names[peer])
+        lose(comm, nbytes * slow, comm.names[peer])
+
+
+def lose(comm, seconds, peer=-1):
+    """Sleep, as one event of the trace; an interrupt ends it."""
+    if seconds > 0:
+        step, t0 = comm.trace.step(), comm.trace.clock()
+        time.sleep(seconds)
+        comm.trace.add(step, OP, t0, comm.trace.clock(), peer, line=caller_line())
 
 
 def is_rank(rank):

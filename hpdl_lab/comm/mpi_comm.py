@@ -4,12 +4,13 @@ import pickle
 from contextlib import contextmanager
 
 from ..trace import Trace, caller_line
-from .base import Comm
-from .buffers import DTYPES, ITEMSIZE, buffer_of, new_like
-from .errors import CommError
+from .buffers import DTYPES, ITEMSIZE, buffer_of
+from .calls import begin
+from .errors import CommError, ForgottenWait, Mismatch
+from .in_memory import InMemory
 from .interrupts import DeferredInterrupt
 from .parts import part_of
-from .shm import SharedRanks
+from .reasons import disagreement
 from .waiting import SPIN
 from .work import MpiWork
 
@@ -17,7 +18,7 @@ SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
 FLUSH = 0.2  # s: for all messages that were sent without waiting for them, when a communicator is closed
 
 
-class MpiComm(Comm):
+class MpiComm(InMemory):
     """Messages through MPI; collectives in shared memory where all ranks are on one machine.
 
     members[i]: rank in MPI_COMM_WORLD of this communicator's rank i. Use it as a context manager, or close it.
@@ -26,7 +27,7 @@ class MpiComm(Comm):
     def __init__(self, session, handles, members, waiting, on_row=None, trace=True):
         rank = members.index(session.rank)
         log = trace if isinstance(trace, Trace) else Trace(rank, enabled=trace)
-        super().__init__(rank, len(members), log, on_row)
+        super().__init__(rank, len(members), log, on_row, waiting.calls)
         self.session, self.core, self.members, self.waiting = session, session.core, members, waiting
         self.crowded = waiting.crowded
         self.group = self.core.Group(session.mpi, *handles, self.rank, self.size)
@@ -38,13 +39,14 @@ class MpiComm(Comm):
         self.parts = []  # communicators split from this one
         self.broken = ""  # the collective that did not complete
         self.closed = False
-        self._shared = None  # SharedRanks; False where the ranks cannot share memory
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def isend(self, x, to):
         self._require_open()
         self.check_peer(to, "sends to")
+        if self.waiting.inject is not None:
+            self.waiting.inject.before(self)
         return MpiWork(self, "send", self.core.send, x, to)
 
     def irecv(self, x, source):
@@ -58,12 +60,14 @@ class MpiComm(Comm):
         call = self.core.Call("barrier", 0, 0, -1)
         if not self._in_memory("barrier", "meet", call):
             step, t0, line = self._begin()
+            begin(self, "barrier", line=line)
             self.agree("barrier")
             self.trace.add(step, "barrier", t0, self.trace.clock(), line=line)
 
     def split(self, color, key=0):
         """See Comm.split. color, key: anything that pickles to fewer than 100 bytes; keys can be compared."""
         step, t0, line = self._begin()
+        begin(self, "split", line=line)
         notes = self.agree("split", note=pickle.dumps((color, key)))
         with DeferredInterrupt() as interrupt:
             try:
@@ -74,17 +78,21 @@ class MpiComm(Comm):
             for rank, why in enumerate(self.agree("split", note=reason.encode()[:120])):
                 if why:
                     raise ValueError(f"rank {rank} cannot split: {why.decode(errors='replace')}")
-            parent = self.session.MPI.Comm.fromhandle(self.group.comm)
+            parent = self.handle()
             handles = [parent.Split(min(chosen), chosen.index(self.rank)).handle for _ in range(2)]
         members = tuple(self.members[r] for r in chosen)
         part = self._part(handles, members)
-        part.rows = self.rows
+        part.rows, part.name = self.rows, self.name_of_part(color)
         self.parts.append(part)
         if interrupt.came:
             raise KeyboardInterrupt
         part.connect()
         self.trace.add(step, "split", t0, self.trace.clock(), line=line)
         return part
+
+    def handle(self):
+        """This communicator as mpi4py's."""
+        return self.session.MPI.Comm.fromhandle(self.group.comm)
 
     def _part(self, handles, members):
         """The communicator of `members`, of the same kind as this one."""
@@ -99,6 +107,7 @@ class MpiComm(Comm):
         if dtype not in ITEMSIZE:
             raise ValueError(f"cannot allocate dtype {dtype}: one of {', '.join(DTYPES)} is needed")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        begin(self, "allocate")
         shared = self.shared("allocate")
         if shared:
             return shared.allocate(shape, dtype)
@@ -109,19 +118,15 @@ class MpiComm(Comm):
     def agree(self, op, count=0, dtype=0, root=-1, note=b""):
         """Wait until all ranks are here and mean the same; returns the note of every rank, in rank order.
 
-        dtype: index in buffers.DTYPES. note: at most 120 bytes. Raises ValueError with all numbers on every rank.
+        dtype: index in buffers.DTYPES. note: at most 120 bytes. Raises Mismatch with all numbers on every rank.
         """
         self._require_whole()
         agreement = self.core.Agreement(self.group, self.core.Call(op, count, dtype, root), note)
-        self._finish(agreement, op, self.waiting.missing(self.members, op))
+        peers = self.waiting.missing(self.members, op, self._place)
+        self._finish(agreement, op, peers, facts=lambda: self._facts(op, count, DTYPES[dtype], root))
         return agreement.notes()
 
     # -- collectives ------------------------------------------------------------------------------------------------
-
-    def all_reduce(self, x):
-        if not self._in_memory("all_reduce", "all_reduce", x):
-            self.ring_all_reduce(x)
-        return x
 
     def ring_all_reduce(self, x):
         """all_reduce by messages around a ring, in segments, compiled. The same sum, in another order of adding."""
@@ -139,119 +144,63 @@ class MpiComm(Comm):
             self.core.mpi.all_reduce(self.group, x, x)  # blocks, but everybody is on the way into it
         return x
 
-    def broadcast(self, x, root=0):
-        self._check_root("broadcast", root)
-        if not self._in_memory("broadcast", "broadcast", x, root):
-            super().broadcast(x, root)
-        return x
-
-    def all_gather(self, x):
-        if not self.shared("all_gather"):
-            return super().all_gather(x)
-        out = new_like(x, (self.size, *x.shape))
-        self._in_memory("all_gather", "all_gather", x, out)
-        return out
-
-    def reduce_scatter(self, x):
-        if len(x) != self.size:
-            raise ValueError(f"reduce_scatter on {self.size} ranks needs {self.size} rows, got {len(x)}")
-        if not self.shared("reduce_scatter"):
-            return super().reduce_scatter(x)
-        out = new_like(x, x.shape[1:])
-        self._in_memory("reduce_scatter", "reduce_scatter", x, out)
-        return out
-
-    def all_to_all(self, x):
-        if len(x) != self.size:
-            raise ValueError(f"all_to_all on {self.size} ranks needs {self.size} rows, got {len(x)}")
-        if not self.shared("all_to_all"):
-            return super().all_to_all(x)
-        out = new_like(x, x.shape)
-        self._in_memory("all_to_all", "all_to_all", x, out)
-        return out
-
-    def reduce(self, x, root=0):
-        self._check_root("reduce", root)
-        if not self.shared("reduce"):
-            return super().reduce(x, root)
-        out = new_like(x, x.shape) if self.rank == root else None
-        self._in_memory("reduce", "reduce", x, out, root)
-        return out
-
-    def gather(self, x, root=0):
-        self._check_root("gather", root)
-        if not self.shared("gather"):
-            return super().gather(x, root)
-        out = new_like(x, (self.size, *x.shape)) if self.rank == root else None
-        self._in_memory("gather", "gather", x, out, root)
-        return out
-
-    def scatter(self, x, out, root=0):
-        self._check_root("scatter", root)
-        if self.rank == root and (x is None or len(x) != self.size):
-            raise ValueError(f"scatter needs {self.size} rows on its root, got {'none' if x is None else len(x)}")
-        if not self._in_memory("scatter", "scatter", x if self.rank == root else None, out, root):
-            super().scatter(x, out, root)
-        return out
-
-    def shared(self, op):
-        """SharedRanks where all ranks are on one machine and can share memory, else False.
-
-        Collective at its first call, which is made on behalf of `op`.
-        """
-        if self._shared is None:
-            self._require_whole()
-            self._shared = False
-            if self.node_size == self.size:
-                try:
-                    self._shared = SharedRanks(self, self.core, op)
-                except MemoryError:  # on every rank alike: messages will do
-                    pass
-        return self._shared
-
-    def _in_memory(self, op, name, *args):
-        """Do collective `name` of the ranks that share memory, as one event; False where they do not."""
-        shared = self._shared or self.shared(op)
-        if not shared:
-            return False
-        group, trace = shared.group, self.trace
-        if self.broken:
-            self._require_whole()
-        if not trace.enabled:  # the way of a few hundred ns
-            if not getattr(group, name)(*args, SPIN, self.crowded):
-                self._go_on(group, op)
-            return True
-        step, t0, line = self._begin()
-        if not getattr(group, name)(*args, SPIN, self.crowded):
-            self._go_on(group, op, line)
-        trace.add(step, op, t0, trace.clock(), nbytes=group.nbytes, line=line)
-        return True
-
     @contextmanager
     def together(self, op, x):
         """Agree on what all ranks are about to do with `x`, then record it as one event; gives its line."""
         buffer = buffer_of(x, op)
+        if self.waiting.inject is not None:
+            self.waiting.inject.before(self)
         step, t0, line = self._begin()
+        begin(self, op, x, line=line)
         self._meet((op, buffer.count, DTYPES.index(buffer.dtype), -1), line)
         yield line
         self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
 
     def _meet(self, call, line=""):
         """Wait until all ranks are here and mean the same. call: op, count, index of the dtype, root or -1."""
-        shared = self.shared(call[0])
+        op, count, dtype, root = call
+        shared = self.shared(op)
         self._require_whole()
         if not shared:
             self.agree(*call)
-        elif not shared.group.meet(self.core.Call(*call), SPIN, self.crowded):
-            self._go_on(shared.group, call[0], line)
+            return
+        try:
+            if not shared.group.meet(self.core.Call(*call), SPIN, self.crowded):
+                self._go_on(shared.group, op, lambda: self._facts(op, count, DTYPES[dtype], root), line)
+        except ValueError:
+            self._require_same(shared.group)
+            raise
 
-    def _finish(self, operation, op, peers, nbytes=0):
+    def _finish(self, operation, op, peers, nbytes=0, facts=dict):
         with self._breaking(op, operation):
-            self.waiting.finish(operation, op, peers, nbytes)
+            try:
+                self.waiting.finish(operation, op, peers, nbytes, facts=facts)
+            except ValueError:
+                self._require_same(operation)
+                raise
 
-    def _go_on(self, group, op, line=""):
+    def _go_on(self, group, op, facts, line=""):
+        def missing():
+            return tuple(self.members[r] for r in group.missing())
+
         with self._breaking(op, group):
-            self.waiting.go_on(group, op, lambda: tuple(self.members[r] for r in group.missing()), group.nbytes, line)
+            self.waiting.go_on(group, op, missing, group.nbytes, line, facts=facts)
+
+    def _facts(self, op, count=-1, dtype="", root=-1):
+        """The fields of errors.Wait that say how far this rank has come, which waits in the collective `op`."""
+        line, numbers = caller_line(), {"count": count or -1, "dtype": dtype if count > 0 else "", "root": root}
+        return {**numbers, **self._place(), "counts": self.calls.times(op, line)}
+
+    def _place(self):
+        """Which collective this is: the nth on which communicator."""
+        return {"comm": self.name, "nth": self.collectives}
+
+    def _require_same(self, operation):
+        """Raise Mismatch where the ranks have told each other different calls."""
+        calls = getattr(operation, "calls", list)()
+        told = [(name, count, DTYPES[dtype] if count else "", root) for name, count, dtype, root in calls]
+        if len(set(told)) > 1:
+            raise Mismatch(disagreement({self.names[r]: call for r, call in enumerate(told)})) from None
 
     @contextmanager
     def _breaking(self, op, operation):
@@ -280,10 +229,6 @@ class MpiComm(Comm):
                 f"an earlier {self.broken} did not complete: the ranks of this communicator are out of step"
             )
 
-    def _check_root(self, op, root):
-        if not isinstance(root, int) or not 0 <= root < self.size:
-            raise ValueError(f"rank {self.rank} calls {op} with root rank {root}: ranks here are 0 to {self.size - 1}")
-
     # -- end --------------------------------------------------------------------------------------------------------
 
     def close(self, error=None, line=""):
@@ -294,10 +239,16 @@ class MpiComm(Comm):
         if self.closed:
             return
         self.session.keep(self._release(), FLUSH)
-        board, rank = self.waiting.board, self.session.rank
-        if board.slot(rank).state != "waiting":  # what a rank waited for when it gave up stays to be read
-            board.publish(rank, "finished" if error is None else "failed", self.waiting.run, line=line)
+        self.waiting.end(error, line)
         self.session.forget(self)
+
+    def require_no_forgotten_wait(self):
+        """Raise ForgottenWait where this rank has not waited for what it receives."""
+        for work in self.pending.values():
+            if work.op == "recv":
+                raise ForgottenWait.of(self.names[self.rank], self.names[work.peer], work.line)
+        for part in self.parts:
+            part.require_no_forgotten_wait()
 
     def _release(self):
         """Close this communicator and its parts; returns the messages that are under way there."""

@@ -25,6 +25,7 @@ class Waiting:
         self.board, self.rank, self.members = board, rank, members
         self.run, self.deadline, self.crowded = run, deadline, crowded
         self.calls = Calls()
+        self.inject = None  # an Injection for this rank
 
     def finish(self, operation, op, peers, nbytes=0, line="", stop=None, facts=dict):
         """Wait until `operation` is done.
@@ -51,12 +52,18 @@ class Waiting:
             raise
         self.board.publish(self.rank, "running", self.run)
 
-    def missing(self, ranks, op):
-        """A function that says which of `ranks`, as the board shows, have not come to `op`."""
+    def missing(self, ranks, op, place=dict):
+        """A function that says which of `ranks`, as the board shows, have not come to `op`.
+
+        place: a function that tells facts that a rank which has come shares, such as the communicator.
+        """
 
         def look():
+            told = {name: fact for name, fact in place().items() if fact != ""}  # as on the board
+            here = ("waiting", op, self.run)
             slots = {r: self.board.slot(r) for r in ranks if r != self.rank}
-            return tuple(r for r, slot in slots.items() if (slot.state, slot.op, slot.run) != ("waiting", op, self.run))
+            came = {r for r, s in slots.items() if (s.state, s.op, s.run) == here and told.items() <= s.facts.items()}
+            return tuple(r for r in slots if r not in came)
 
         return look
 
@@ -73,6 +80,7 @@ class Waiting:
                 self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
             if now >= next_search:
                 nap, next_search = LONG_NAP, now + PATIENCE * 1e9
+                self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
                 self._search(operation, op, whom, moved, now)
             if now - moved > self.deadline * 1e9:
                 raise CommTimeout(f"no answer within {self.deadline:g} s: {self._me(op, whom)}", self.waits())
@@ -103,6 +111,17 @@ class Waiting:
         if slot.state == "absent":  # on another machine, whose board nobody here can read
             return False
         return (slot.run != self.run or slot.state in ("failed", "finished")) and now - slot.since_ns > GRACE * 1e9
+
+    def end(self, error, line):
+        """Publish how this rank has left the run; but what it waited for when it gave up stays to be read."""
+        if self.board.slot(self.rank).state == "waiting":
+            return
+        facts = self.calls.facts()
+        op, last = facts.pop("op", ""), facts.pop("line", "")
+        if error is not None:
+            facts |= {"error": type(error).__name__, "message": str(error).partition("\n")[0]}
+        state = "finished" if error is None else "failed"
+        self.board.publish(self.rank, state, self.run, op, line=last if error is None else line, facts=facts)
 
     def waits(self):
         """What every rank of the run is doing: list[Wait]."""

@@ -4,13 +4,16 @@ import time
 from contextlib import contextmanager
 
 from .base import Work
+from .buffers import DTYPES, buffer_of
+from .errors import Mismatch
+from .reasons import OTHER_ORDER, mismatch
 from .waiting import NAP
 
 
 class MpiWork(Work):
     """One end of a message."""
 
-    __slots__ = ("comm", "line", "message", "op", "peer", "step", "t0_ns", "x")
+    __slots__ = ("call", "comm", "line", "message", "op", "peer", "step", "t0_ns", "x")
 
     def __init__(self, comm, op, post, x, peer):
         """post: core.send or core.receive, which sets `message` as it begins.
@@ -19,6 +22,9 @@ class MpiWork(Work):
         """
         self.comm, self.op, self.message, self.x, self.peer = comm, op, None, x, peer
         self.step, self.t0_ns, self.line = comm._begin()
+        self.call = comm.calling
+        if self.call is None or not self.call.nth:
+            comm.calls.note((op, self.line))
         comm.pending[id(self)] = self
         try:
             post(self, comm.group, x, peer)
@@ -31,15 +37,16 @@ class MpiWork(Work):
         if self.message is not None:
             comm, nbytes = self.comm, self.message.nbytes
             with self._matching():
-                comm.waiting.finish(self.message, self.op, (comm.members[self.peer],), nbytes, self.line)
-            self._done()
+                peers = (comm.members[self.peer],)
+                comm.waiting.finish(self.message, self.op, peers, nbytes, self.line, facts=self._facts)
+            self._arrived()
 
     def test(self):
         if self.message is not None:
             with self._matching():
                 arrived = self.message.wait(0.0, 0.0, False)
             if arrived:
-                self._done()
+                self._arrived()
         return self.message is None
 
     def let_go(self, seconds):
@@ -57,14 +64,50 @@ class MpiWork(Work):
         try:
             yield
         except ValueError:
+            text = self._contradiction()
             self._done()
-            raise
+            raise Mismatch(text) from None
+
+    def _contradiction(self):
+        """What the sender has sent, and what was expected instead."""
+        comm, wanted = self.comm, buffer_of(self.x, self.op)[1:3]
+        count, dtype = self.message.sent
+        text = mismatch(comm.names[self.peer], comm.names[comm.rank], (count, DTYPES[dtype]), wanted)
+        status = comm.session.MPI.Status()
+        if comm.handle().Iprobe(self.peer, comm.session.MPI.ANY_TAG, status) and announced(status) == wanted:
+            text += OTHER_ORDER
+        return text
+
+    def _facts(self):
+        """The fields of errors.Wait for a rank that waits for this message."""
+        comm, call = self.comm, self.call
+        if call is None or not call.nth:
+            count, dtype = buffer_of(self.x, self.op)[1:3]
+            about = {"count": count, "dtype": dtype, "comm": comm.name, "counts": comm.calls.times(self.op, self.line)}
+        else:
+            about = {**call.facts(), "counts": comm.calls.times(call.op, call.line)}
+        status = comm.session.MPI.Status()
+        if comm.handle().Iprobe(comm.session.MPI.ANY_SOURCE, comm.session.MPI.ANY_TAG, status):
+            about["unreceived"] = (comm.members[status.Get_source()],)
+        return {**about, "call": call.op if call else ""}
+
+    def _arrived(self):
+        inject, nbytes = self.comm.waiting.inject, self.message.nbytes
+        self._done()
+        if inject is not None:
+            inject.after(self.comm, self.peer, nbytes)
 
     def _done(self):
         comm, trace = self.comm, self.comm.trace
         comm.pending.pop(id(self), None)
         trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], self.message.nbytes, self.line)
         self.message = self.x = None
+
+
+def announced(status):
+    """(count, dtype) of a message that has arrived, from its tag (csrc/message.cpp); the count modulo 2**25."""
+    tag = status.Get_tag()
+    return tag >> 3 & (1 << 25) - 1, DTYPES[tag & 7]
 
 
 def unsettled(works, seconds):

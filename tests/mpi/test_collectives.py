@@ -208,9 +208,7 @@ def test_the_compiled_ring_shows_what_it_sends(comm, count):
 def test_another_count_on_one_rank(comm, function, count):
     if comm.size == 1:
         return
-    with pytest.raises(
-        ValueError, match=rf"the ranks disagree: rank.* of {count:,} float32.* of {count + 1:,} float32"
-    ):
+    with pytest.raises(ValueError, match=rf"counts differ: rank.*_reduce of {count:,} elements, .* of {count + 1:,}"):
         function(comm, torch.zeros(count + (comm.rank == comm.size - 1)))
     assert (comm.all_reduce(torch.ones(5)) == comm.size).all()  # and on we go
 
@@ -219,16 +217,16 @@ def test_another_collective_on_one_rank(comm):
     if comm.size == 1:
         return
     comm.barrier()
-    with pytest.raises(
-        ValueError, match="rank 0 calls broadcast of 5 float32 from rank 0; rank.* all_reduce of 5 float32"
-    ):
+    with pytest.raises(ValueError, match="rank.* calls? .* where rank.* calls? .*"):
         comm.broadcast(torch.zeros(5)) if comm.rank == 0 else comm.all_reduce(torch.zeros(5))
 
 
 def test_another_dtype_and_shape_in_allocate(comm):
     if comm.size == 1:
         return
-    with pytest.raises(ValueError, match="allocate of 10 float32.*allocate of 12 int32"):
+    with pytest.raises(
+        ValueError, match="counts and dtypes differ: rank 0 calls allocate of 10 float32, rank.* of 12 int32"
+    ):
         comm.allocate(12 if comm.rank else (2, 5), "int32" if comm.rank else "float32")
     with pytest.raises(ValueError, match="cannot allocate dtype complex64"):
         comm.allocate(5, torch.complex64)
@@ -251,7 +249,7 @@ def test_no_such_root(comm):
 def test_another_root_on_one_rank(comm):
     if comm.size == 1:
         return
-    with pytest.raises(ValueError, match="rank 0 calls gather of 5 float32 to rank 0; rank.* gather .* to rank 1"):
+    with pytest.raises(ValueError, match="rank 0 calls gather with root 0, rank.* with root 1"):
         comm.gather(torch.zeros(5), min(comm.rank, 1))
 
 
