@@ -1,0 +1,183 @@
+"""The evaluator of schedules against simulated ranks: the same clocks, bit by bit, wherever both can run."""
+
+import subprocess
+import sys
+from itertools import product
+
+import numpy as np
+import pytest
+
+from hpdl_lab.collectives import evaluate as evaluator
+from hpdl_lab.collectives import overtaking, steps
+from hpdl_lab.collectives.evaluate import evaluate
+from hpdl_lab.collectives.steps import Round
+from hpdl_lab.collectives.table import ALGORITHMS, find
+from hpdl_lab.comm import sim
+from hpdl_lab.comm.network import FatTree, Islands, Ring, Switch
+
+NETWORKS = {
+    "switch": Switch(3e-6, 2e-9),
+    "eager switch": Switch(3e-6, 2e-9, eager_nbytes=100),
+    "ring": Ring(3e-6, 2e-9),
+    "eager ring": Ring(3e-6, 2e-9, eager_nbytes=200),
+    "fat tree": FatTree(4, 2, 3e-6, 2e-9),
+    "eager fat tree": FatTree(4, 4, 3e-6, 2e-9, eager_nbytes=64),
+    "islands": Islands(4, "nvlink_4", "ethernet_10"),
+    "eager islands": Islands(2, "nvlink_4", "ethernet_10", eager_nbytes=333),
+    "islands, three adapters": Islands(3, "pcie_4", "roce_100", nics=3),
+}
+
+
+def simulated(rounds, p, n, network):
+    """(p,) clocks of coroutines that do the same schedule, which is a list."""
+
+    def body(comm):
+        steps.execute(comm, np.zeros(n), rounds)
+        return comm.state.clock
+
+    return np.array(sim.run(p, body, network=network, trace=False))
+
+
+def random_rounds(seed):
+    """(p, rounds): anybody sends any number of elements to anybody, any number of times."""
+    rng = np.random.default_rng(seed)
+    p = int(rng.integers(2, 13))
+    rounds = []
+    for _ in range(rng.integers(1, 7)):
+        count = rng.integers(0, 2 * p)
+        source = rng.integers(0, p, count)
+        dest = (source + rng.integers(1, p, count)) % p
+        first = rng.integers(0, 50, count)
+        rounds.append(Round(source, dest, first, first + rng.integers(0, 50, count), False))
+    return p, rounds
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_random_schedules_take_what_simulated_ranks_take(network):
+    for seed in range(60):
+        p, rounds = random_rounds(seed)
+        expected = simulated(rounds, p, 100, network)
+        got = evaluate(iter(rounds), p, 8, network)
+        assert got.clocks.tolist() == expected.tolist(), f"seed {seed}"
+        assert got.seconds == expected.max()
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective} {a.name}")
+def test_every_collective_takes_what_simulated_ranks_take(algorithm, network):
+    for p, n in ((1, 8), (2, 8), (3, 0), (5, 1000), (8, 64), (8, 1), (13, 130)):
+        try:
+            rounds = list(algorithm.steps(p, n))
+        except ValueError:  # an all_to_all of chunks that are not equal
+            continue
+        assert evaluate(rounds, p, 8, network).clocks.tolist() == simulated(rounds, p, 13 * n, network).tolist(), (p, n)
+
+
+@pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "double_tree", "parameter_server"])
+def test_the_readable_function_takes_as_long_as_its_schedule(name):
+    algorithm = find(name)
+    for p, network in product((2, 5, 8), (NETWORKS["switch"], NETWORKS["fat tree"], NETWORKS["islands"])):
+        run = sim.run(p, algorithm.function, np.zeros(240), network=network)
+        assert run.seconds == evaluate(algorithm.steps(p, 240), p, 8, network).seconds
+
+
+def follow_counted(monkeypatch):
+    """A list that grows by one for each schedule that is followed message by message."""
+    calls = []
+
+    def follow(*args):
+        calls.append(args)
+        return overtaking.follow(*args)
+
+    monkeypatch.setattr(evaluator, "follow", follow)
+    return calls
+
+
+def one(source, dest, count):
+    """A round of one message."""
+    return Round(*(np.array([v]) for v in (source, dest, 0, count)), False)
+
+
+def test_messages_of_later_rounds_that_come_first_are_followed_one_by_one(monkeypatch):
+    """Ranks 0 and 1 share a cable to ranks 3 and 4. Rank 1 is busy at first, so that its message is the later one."""
+    network = FatTree(3, 3, alpha=1.0, beta=1.0, hop=0.0)
+    busy, late, early = one(1, 2, 50), one(1, 3, 10), one(0, 4, 10)
+    calls = follow_counted(monkeypatch)
+    for rounds, count in (([busy, early, late], 0), ([busy, late, early], 1)):
+        clocks = evaluate(rounds, 6, 1, network).clocks.tolist()
+        assert clocks == [11, 62, 51, 62, 11, 0] == simulated_bytes(rounds, 6, network)
+        assert len(calls) == count
+
+
+def simulated_bytes(rounds, p, network):
+    def body(comm):
+        steps.execute(comm, np.zeros(100, "u1"), rounds)
+        return comm.state.clock
+
+    return list(sim.run(p, body, network=network))
+
+
+def test_a_schedule_too_long_to_be_followed_one_by_one_is_refused(monkeypatch):
+    monkeypatch.setattr(evaluator, "MOST_MESSAGES", 20)
+    network = NETWORKS["eager ring"]
+    refused = 0
+    for seed in range(30):
+        p, rounds = random_rounds(seed)
+        try:
+            clocks = evaluate(rounds, p, 8, network).clocks
+        except ValueError as error:
+            assert "overtake" in str(error) and "more than 20" in str(error)
+            refused += 1
+        else:
+            assert clocks.tolist() == simulated(rounds, p, 100, network).tolist()
+    assert refused > 5
+
+
+@pytest.mark.parametrize(("source", "dest"), [(0, 4), (-1, 0), (2, 2)])
+def test_ranks_that_are_not_there_are_refused(source, dest):
+    bad = Round(np.array([source]), np.array([dest]), np.array([0]), np.array([1]), False)
+    with pytest.raises(ValueError, match="a schedule for 4 ranks"):
+        evaluate([bad], 4, 8)
+
+
+def test_messages_that_take_no_time_and_share_a_link_are_refused():
+    free = Switch(alpha=0.0, beta=0.0)
+    with pytest.raises(ValueError, match="take no time"):
+        evaluate(find("parameter_server").steps(4, 8), 4, 8, free)
+    assert evaluate(find("ring").steps(4, 8), 4, 8, free).seconds == 0
+
+
+def test_a_schedule_without_messages_takes_no_time():
+    got = evaluate([], 3, 8)
+    assert got.seconds == 0 and got.clocks.tolist() == [0, 0, 0]
+
+
+BIG = """
+import resource, time
+from itertools import islice
+from hpdl_lab.collectives.evaluate import evaluate
+from hpdl_lab.collectives.table import find
+from hpdl_lab.comm.network import FatTree, Islands, Switch
+p = 16384
+for name, network in (
+    ("ring", Switch()), ("ring", FatTree(32, 4)), ("halving_doubling", Islands(8)), ("tree", FatTree(32, 4)),
+    ("double_tree", Switch()), ("hierarchical", Islands(8)), ("parameter_server", Switch()),
+):
+    begin = time.process_time()
+    done = 32766 / 1000 if name == "ring" else 1  # a thousand of the ring's rounds, which are alike
+    seconds = evaluate(islice(find(name).steps(p, 16 * p), 1000), p, 4, network).seconds * done
+    print(name, (time.process_time() - begin) * done, seconds)
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 0)
+"""
+
+
+def test_16384_ranks_take_less_than_a_minute_each_and_little_memory():
+    done = subprocess.run([sys.executable, "-c", BIG], capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr[-2000:]
+    *timed, (_, peak, _) = (line.split() for line in done.stdout.splitlines())
+    assert len(timed) == 7
+    for name, seconds, _ in timed:
+        assert float(seconds) < 60, f"{name} took {seconds} s"
+    ring = Switch()
+    assert float(timed[0][2]) == pytest.approx(2 * 16383 * (ring.alpha + 64 * ring.beta), rel=1e-9)
+    assert float(peak) < 1e9

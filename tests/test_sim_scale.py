@@ -1,0 +1,40 @@
+"""An attendee's own ring on 1,024 simulated ranks: time and memory."""
+
+import subprocess
+import sys
+
+import pytest
+
+OWN_RING = """
+import resource, time
+import numpy as np
+from hpdl_lab.comm import sim
+
+def my_all_reduce(comm, x):
+    p, r = comm.size, comm.rank
+    chunks = np.array_split(x, p)
+    arriving = np.empty_like(chunks[0])
+    for i in range(p - 1):
+        mine, theirs = chunks[(r - i) % p], chunks[(r - i - 1) % p]
+        comm.sendrecv(mine, (r + 1) % p, arriving, (r - 1) % p)
+        theirs += arriving
+    for i in range(p - 1):
+        comm.sendrecv(chunks[(r + 1 - i) % p], (r + 1) % p, chunks[(r - i) % p], (r - 1) % p)
+    return x[:1].copy()
+
+begin = time.monotonic()
+results = sim.run(1024, my_all_reduce, np.ones(16 * 1024, np.float32), deadline=500)
+assert all(x[0] == 1024 for x in results)
+print(time.monotonic() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, results.seconds)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_an_attendees_own_ring_on_1024_ranks(within):
+    limit = within(60)
+    done = subprocess.run([sys.executable, "-c", OWN_RING], capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stderr[-2000:]
+    seconds, peak, virtual = map(float, done.stdout.split())
+    assert virtual == pytest.approx(2 * 1023 * (2e-6 + 64 / 12.5e9), rel=1e-9)
+    assert peak < 1e9, f"{peak / 1e9:.2f} GB"
+    assert seconds < max(limit, within(60)), f"{seconds:.0f} s"
