@@ -1,4 +1,4 @@
-"""The command `hpdl`: `hpdl doctor`, `hpdl bench all_reduce`, `hpdl bench run`.
+"""The command `hpdl`: `hpdl doctor`, `hpdl bench all_reduce`, `hpdl bench reduction`, `hpdl bench run`.
 
 Exit codes: 0 done, 1 could not be done (one sentence on stderr), 2 wrong usage, 130 interrupted.
 """
@@ -45,6 +45,12 @@ def parser():
     command.add_argument("--against", type=rivals, default=RIVALS, help="of mpi, gloo; none for neither (mpi,gloo)")
     command.add_argument("--json", type=file, metavar="FILE", help="write rows, machine and versions there")
     command.set_defaults(command=bench_all_reduce)
+
+    command = benches.add_parser("reduction", help="the ladder of CUDA kernels that add a vector, on a GPU")
+    command.add_argument("--sizes", default="1MiB,256MiB", help="bytes (1MiB,256MiB)")
+    command.add_argument("--json", type=file, metavar="FILE", help="write rows, GPU and versions there")
+    command.add_argument("--markdown", type=file, metavar="FILE", help="write the table there")
+    command.set_defaults(command=bench_reduction)
 
     command = benches.add_parser("run", help="start of the engines and time of an empty lab.run")
     command.add_argument("--ranks", type=ranks, default=4, help="engines (4)")
@@ -96,6 +102,27 @@ def bench_all_reduce(arguments):
     if wrong:
         print(f"hpdl: {wrong:,} wrong elements: see the column wrong", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def bench_reduction(arguments):
+    """Climb the ladder; exit code 1 where a kernel is wrong."""
+    from .collectives.sweep import parse_size
+    from .kernels import reduction
+
+    sizes = [parse_size(text) for text in arguments.sizes.split(",")]
+    ladder, rows = reduction.Ladder(), []
+    about = ladder.about()
+    print(f"{about['gpu']}, {about['bandwidth_GBps']:,} GB/s\n\n{reduction.HEADER}")
+    for row in ladder.rows(sizes):
+        rows.append(row)
+        print(reduction.line_of(row), flush=True)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({**about, "rows": rows}, file, indent=1)
+    if arguments.markdown:
+        with open(arguments.markdown, "w") as file:
+            file.write(reduction.markdown(rows, about))
+    return int(any(row["wrong"] for row in rows))
 
 
 def bench_run(arguments):

@@ -14,16 +14,17 @@ LAYERS = [
     ["lab"],
     ["engines", "checks", "plots", "bench"],
     ["parallel", "zoo"],
-    ["collectives", "models", "optim", "data"],
+    ["collectives", "models", "optim", "data", "kernels"],
     ["comm"],
     ["trace", "features"],
-    ["_core"],  # the compiled module, csrc/
+    ["_core", "_cuda"],  # the compiled modules, csrc/ and, where there is nvcc, csrc/cuda/
     ["__init__"],  # the map: its docstring and the version
 ]
 PLACE = {room: line for line, rooms in enumerate(LAYERS) for room in rooms}
 
 ONLY_IN = {  # what only one room may touch
     "hpdl_lab._core": {"comm", "features", "trace"},
+    "hpdl_lab._cuda": {"comm", "features", "kernels"},
     "ipyparallel": {"engines"},
     "mpi4py": {"comm", "features"},
     "matplotlib": {"plots"},
@@ -117,5 +118,5 @@ def test_a_right_import_passes(file, source):
 
 def test_no_room_of_the_list_is_missing():
     """The list is the architecture document: it names what is there."""
-    there = {room_of(path) for path in FILES} | {"_core"}
+    there = {room_of(path) for path in FILES} | {"_core", "_cuda"}
     assert set(PLACE) - there == set()

@@ -1,0 +1,117 @@
+"""The reduction ladder of csrc/cuda/reduction.h on this GPU: each kernel against the CPU first, then against the clock."""
+
+import platform
+import statistics
+from datetime import UTC, datetime
+
+from ..comm.buffers import DTYPES, ITEMSIZE
+from ..features import Missing, gpu
+
+FLOATS = ("float32", "bfloat16", "float16")
+SIZES = (1 << 20, 256 << 20)  # bytes: within the caches of a GPU, and far beyond them
+REPEATS = 20  # timed calls of each kernel, after
+WARM_UP = 3
+LARGEST = 8  # of the whole numbers that are added: small, so that every order of adding gives the same sum
+TABLE = "{:>12} {:>9}  {:>4} {:<14} {:>10} {:>8} {:>13} {:>6}  {}"
+HEADER = TABLE.format("size (B)", "type", "rung", "kernel", "time (us)", "GB/s", "of bandwidth", "#wrong", "change")
+
+
+class Ladder:
+    """The kernels, the GPU `device` and its bandwidth. Raises Missing where there is no GPU or no csrc/cuda."""
+
+    def __init__(self, device=0, cuda=None):
+        """cuda: another module than hpdl_lab._cuda."""
+        if cuda is None:
+            if reason := gpu.why_no_gpu():
+                raise Missing(reason)
+            cuda = gpu.cuda_module()
+        import torch
+
+        self.cuda, self.torch, self.device = cuda, torch, device
+        self.rungs = cuda.rungs()  # (name, change) from the lowest
+        self.bandwidth = cuda.memory_bandwidth(device)
+
+    def sum(self, rung, x, repeats=1):
+        """(the sum of the flat GPU tensor x as rung `rung` adds it, microseconds of each of `repeats` calls)."""
+        torch, where = self.torch, x.device
+        partial = torch.empty(self.cuda.partials(rung, x.numel()), device=where)
+        out = torch.full((1,), float("nan"), device=where)
+        dtype = DTYPES.index(str(x.dtype).removeprefix("torch."))
+        stream = torch.cuda.current_stream(where).cuda_stream if where.type == "cuda" else 0
+        addresses = (x.data_ptr(), x.numel(), partial.data_ptr(), out.data_ptr())
+        times_us = self.cuda.time_reduce(rung, dtype, *addresses, stream, repeats)
+        return float(out), times_us
+
+    def rows(self, sizes=SIZES, dtypes=FLOATS):
+        """One row per size, dtype and rung, as it comes: correct first, timed second."""
+        for size in sizes:
+            for dtype in dtypes:
+                host = whole_numbers(size // ITEMSIZE[dtype], dtype)
+                x, expected = self.on_gpu(host), float(host.double().sum())
+                for rung, (name, change) in enumerate(self.rungs):
+                    self.sum(rung, x, WARM_UP)
+                    found, times_us = self.sum(rung, x, REPEATS)
+                    time_us = statistics.median(times_us)
+                    yield {
+                        "size": size,
+                        "count": x.numel(),
+                        "type": dtype,
+                        "rung": rung + 1,
+                        "name": name,
+                        "change": change,
+                        "time_us": time_us,
+                        "GBps": size / time_us / 1e3,
+                        "of_bandwidth": size / (time_us * 1e-6) / self.bandwidth,
+                        "wrong": int(found != expected),
+                    }
+
+    def on_gpu(self, host):
+        return host.to(f"cuda:{self.device}")
+
+    def about(self):
+        """What the numbers depend on."""
+        return {
+            "gpu": self.torch.cuda.get_device_name(self.device),
+            "bandwidth_GBps": round(self.bandwidth / 1e9),
+            "torch": self.torch.__version__,
+            "cuda": self.torch.version.cuda,
+            "system": f"{platform.system()} {platform.release()}",
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+
+def whole_numbers(n, dtype):
+    """(n,) CPU tensor of numbers from -LARGEST to LARGEST, whose partial sums float32 holds exactly."""
+    import torch
+
+    generator = torch.Generator().manual_seed(n)
+    return torch.randint(-LARGEST, LARGEST + 1, (n,), generator=generator).to(getattr(torch, dtype))
+
+
+def line_of(row):
+    """One line of the table under HEADER."""
+    return TABLE.format(
+        f"{row['size']:,}",
+        row["type"],
+        row["rung"],
+        row["name"],
+        f"{row['time_us']:,.1f}",
+        f"{row['GBps']:,.0f}",
+        f"{row['of_bandwidth']:.0%}",
+        row["wrong"],
+        row["change"],
+    )
+
+
+def markdown(rows, about):
+    """The table for docs/gpu.md."""
+    head = (
+        f"{about['gpu']}, {about['bandwidth_GBps']:,} GB/s, torch {about['torch']}, CUDA {about['cuda']}, {about['date']}"
+    )
+    lines = [head, "", "| size | type | rung | kernel | time | GB/s | of bandwidth | #wrong |", "|" + "---|" * 8]
+    for r in rows:
+        lines.append(
+            f"| {r['size'] / 2**20:g} MiB | {r['type']} | {r['rung']} | {r['name']} | {r['time_us']:,.1f} us "
+            f"| {r['GBps']:,.0f} | {r['of_bandwidth']:.0%} | {r['wrong']} |"
+        )
+    return "\n".join(lines) + "\n"
