@@ -1,6 +1,19 @@
 """The table of exercises, and `check`, which runs one of them."""
 
-from . import lesson_00_engines, lesson_01_gradient_descent, lesson_02_parallel, lesson_04_ring
+from . import (
+    lesson_00_engines,
+    lesson_01_gradient_descent,
+    lesson_02_gossip,
+    lesson_02_parallel,
+    lesson_02_server,
+    lesson_03_collectives,
+    lesson_03_diagnosis,
+    lesson_03_messages,
+    lesson_03_repair,
+    lesson_04_choose,
+    lesson_04_pipeline,
+    lesson_04_ring,
+)
 from .record import Broken
 from .result import CheckResult
 
@@ -8,7 +21,15 @@ EXERCISES = (
     *lesson_00_engines.EXERCISES,
     *lesson_01_gradient_descent.EXERCISES,
     *lesson_02_parallel.EXERCISES,
+    *lesson_02_server.EXERCISES,
+    *lesson_02_gossip.EXERCISES,
+    *lesson_03_messages.EXERCISES,
+    *lesson_03_collectives.EXERCISES,
+    *lesson_03_diagnosis.EXERCISES,
+    *lesson_03_repair.EXERCISES,
     *lesson_04_ring.EXERCISES,
+    *lesson_04_pipeline.EXERCISES,
+    *lesson_04_choose.EXERCISES,
 )
 
 

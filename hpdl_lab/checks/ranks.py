@@ -50,7 +50,8 @@ def on_engines(runner, fn, *args):
 def describe_error(error, where):
     """One sentence for an exception out of the attendee's function, with the rank and the line where they are known."""
     notes = getattr(error, "__notes__", [])
-    place = f" ({notes[0].replace('on simulated rank 0 of 1, ', '').removesuffix(', at ')})" if notes else ""
+    known = notes[0].replace("on simulated rank 0 of 1, ", "").removesuffix("at ").removesuffix(", ") if notes else ""
+    place = f" ({known})" if known else ""
     return f"{capital(where)} your function raised {type(error).__name__}: {error}{place}"
 
 

@@ -2,7 +2,7 @@
 
 
 def ping_pong(comm, x):
-    """Play one round: rank 0 sends `x` to rank 1, and rank 1 sends what it got back.
+    """Play one round: rank 0 sends `x` to rank 1, and rank 1 sends back what it got.
 
         rank 0 --x--> rank 1      half a round is the time of one message: alpha + beta * bytes
         rank 0 <--x-- rank 1      ranks 2, 3, ... only look on

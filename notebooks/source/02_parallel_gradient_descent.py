@@ -5,15 +5,18 @@
 #
 # | minutes | tracks | you need |
 # |---|---|---|
-# | 20 | half day, full day | notebooks [00](00_engines.ipynb) and [01](01_gradient_descent.ipynb); four engines |
+# | 45 | half day: the first 20; full day: all | [00](00_engines.ipynb), [01](01_gradient_descent.ipynb); four engines |
+#
+# Three ways to agree on a step: everybody with everybody, everybody with one server, everybody with its neighbors.
 
 # %%
 import numpy as np
 
-from hpdl_lab import lab
+from hpdl_lab import lab, trace
 from hpdl_lab.data import diabetes
 from hpdl_lab.optim.gradient_descent import gradient_step
 from hpdl_lab.parallel.averaging import own_gradient, step_together
+from hpdl_lab.parallel.parameter_server import step_with_server
 
 # %%
 lab.start(4)
@@ -90,6 +93,75 @@ print(f"four ranks and one differ by {difference:.1e} at most; you guessed {my_g
 # pays where a rank has more to compute than to say. That is why notebook 04 counts bytes, and trains inside one run.
 
 # %% [markdown]
+# ## A parameter server
+#
+# *Full day from here; half day: on to [03](03_messages.ipynb).*
+#
+# The first large systems were built differently: one process, the **server**, holds the weights. The others, the
+# **workers**, hold examples. A worker asks for nothing but the newest weights and sends nothing but its gradient.
+#
+#     rank 1 ── g1 ──┐                              ┌──> w
+#     rank 2 ── g2 ──┼──> rank 0: w -= rate · mean ─┼──> w
+#     rank 3 ── g3 ──┘                              └──> w
+#
+# ## Exercise 2.2 ★★ A parameter server
+#
+# Two programs in one function: what rank 0 does, and what all others do. `comm.send(x, to)` and
+# `comm.recv(into, source)` are all you need; `new_like(w, w.shape)` is an empty array like `w`.
+
+# %% exercise="hpdl_lab.parallel.parameter_server:server_step"
+
+# %% check="hpdl_lab.parallel.parameter_server:server_step"
+
+# %% [markdown]
+# One step on four engines: three workers with 147 patients each, and 16 bytes of weights. Look at rank 0.
+
+# %%
+x, y = (part[:441] for part in diabetes.load())
+step = lab.run(step_with_server, w, x, y, 0.5, server_step)
+assert np.allclose(step[3], gradient_step(w, x, y, 0.5))
+lab.traffic(step)
+
+# %% [markdown]
+# What enters and leaves the server grows with the number of workers, while each of them moves two vectors. With 100
+# workers and a network of 100 MB, how much passes through the server in one step?
+#
+# ## Gossip
+#
+# A third way needs neither a server nor a meeting of all: every rank averages with its **neighbors** on a graph, and
+# nobody else. After one step all disagree a little less. The mean over all ranks stays what it was, so in the end all
+# hold it.
+
+# %%
+lab.graph("wheel", 8)
+
+# %% [markdown]
+# Before you write it: on which graph do 16 ranks agree sooner, on a ring (two neighbors each) or on a star (one hub,
+# 15 others)? By how much does a step shrink their differences?
+
+# %%
+my_graph = "star"
+
+# %% [markdown]
+# ## Exercise 2.3 ★★ Gossip on a topology
+#
+# `graph.neighbors[r]` lists the neighbors of rank r, in ascending order. Their number is its degree.
+
+# %% exercise="hpdl_lab.parallel.gossip:gossip_step"
+
+# %% check="hpdl_lab.parallel.gossip:gossip_step"
+
+# %% [markdown]
+# How fast do they agree? The points are your steps on 16 simulated ranks, the lines the promise of the second
+# eigenvalue λ₂ of the weights: the differences shrink by λ₂ per step.
+
+# %%
+lab.gossip(("ring", "wheel", "star", "exponential"), n=16, step=gossip_step)
+
+# %% [markdown]
+# The star has fewer links than the ring, and is faster: its hub hears everybody. It also has to answer everybody, like
+# the server. The exponential graph gives every rank a few far neighbors, and wins: log₂ n of them are enough.
+#
 # ## Question to discuss
 #
 # 442 patients do not divide by four. If two ranks had 111 patients and two had 110, would the mean of the four
@@ -97,7 +169,9 @@ print(f"four ranks and one differ by {difference:.1e} at most; you guessed {my_g
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/averaging.py`: the functions of this notebook.
+# - `hpdl_lab/parallel/averaging.py`, `hpdl_lab/parallel/parameter_server.py`, `hpdl_lab/parallel/gossip.py`: the
+#   functions of this notebook.
+# - `hpdl_lab/parallel/graphs.py`: the graphs, their weights and spectral gaps.
 # - `hpdl_lab/parallel/data.py`: the same for real networks, with all gradients in one message.
 #
-# Next: [04 · Ring all-reduce](04_ring_all_reduce.ipynb)
+# Next: [03 · Messages](03_messages.ipynb)

@@ -6,16 +6,22 @@
 #
 # | minutes | tracks | you need |
 # |---|---|---|
-# | 60 | half day, full day | notebook [02](02_parallel_gradient_descent.ipynb); four engines |
+# | 90 | half day: part one, 60; full day: both parts | notebook [02](02_parallel_gradient_descent.ipynb); four engines |
+#
+# Part one: you write a ring all-reduce, race it, and train with it. Part two: its relatives, and slow networks.
 
 # %%
 import torch
 
 from hpdl_lab import lab, trace
+from hpdl_lab.collectives import cost
+from hpdl_lab.parallel.messages import ping_pong
 
 lab.start(4)
 
 # %% [markdown]
+# # Part one: a ring
+#
 # ## The idea
 #
 # Every rank holds a vector of N numbers, its gradient. Every rank needs the sum of all of them. The obvious way sends
@@ -134,13 +140,103 @@ lab.timeline(trained)
 lab.scaling(all_reduce=all_reduce)
 
 # %% [markdown]
+# # Part two: relatives, and real links
+#
+# *Full day from here.* Nobody uses one algorithm for everything. Each of these leaves the same sum on every rank:
+#
+# | name | steps in a row | bytes in a row | good for |
+# |---|---|---|---|
+# | ring | 2(p-1) | 2(p-1)/p · n | long vectors; any network, each rank needs one neighbor |
+# | tree | 2 log₂ p | 2 log₂ p · n | short vectors, many ranks |
+# | recursive doubling | log₂ p | log₂ p · n | very short vectors |
+# | halving-doubling | 2 log₂ p | 2(p-1)/p · n | both, where every pair of ranks has a fast path |
+# | double binary tree | about 2 log₂ p + segments | about 2n | long vectors on thousands of ranks (NCCL) |
+# | hierarchical | few between hosts | n/g between hosts | several ranks per host (S-Caffe) |
+
+# %%
+lab.steps("halving_doubling", 8)
+
+# %% [markdown]
+# What would they take on 64 ranks, each with a port of 100 Gbit/s? No such machine is needed: your ring and its
+# relatives run on 64 simulated ranks. Where do you expect the curves to cross?
+
+# %%
+lab.measure(
+    all_reduce, sizes=("64", "4KiB", "64KiB", "1MiB"), ranks=64, against=("tree", "halving_doubling", "double_tree")
+)
+
+# %% [markdown]
+# ## Exercise 4.4 ★★★ Segment pipelining
+#
+# Trees and chains pass whole vectors on, one rank after the other, and most of them wait. Cut the vector into
+# **segments**: a rank passes the first one on while it receives the second. A chain shows it best. Root 0 sends to 1,
+# 1 to 2, and so on; with another root everybody moves up by as many places.
+#
+# `comm.isend(x, to)` starts a send and returns at once; the Work that it returns has a `wait()`.
+
+# %% exercise="hpdl_lab.collectives.chain:broadcast"
+
+# %% check="hpdl_lab.collectives.chain:broadcast"
+
+# %% [markdown]
+# ## Exercise 4.5 ★★ Choose by size
+#
+# With α and β the time of every algorithm is known before it runs. So the choice can be left to a function.
+
+# %% exercise="hpdl_lab.collectives.choose:choose"
+
+# %% check="hpdl_lab.collectives.choose:choose"
+
+# %% [markdown]
+# ## Real links
+#
+# So far all ranks shared one memory. Now this machine plays four hosts, each with its own name and a link of 1 Gbit/s;
+# between them runs TCP, as in a real cluster. That needs network namespaces, which some machines refuse to ordinary
+# users. Then the next cell says so in one sentence, you keep the engines that you have, and all cells below run as
+# they are, on the links that there are: shared memory.
+
+# %% tags=["raises-exception"]
+lab.start(4, where="emulated", link="1gbit")
+
+# %%
+link = lab.ping_pong(ping_pong, sizes=("64KiB", "256KiB", "1MiB", "4MiB"))
+link
+
+# %% [markdown]
+# Predict: from which size on is the ring faster than the tree, on these four hosts? Your `choose` knows, now that α and
+# β are measured. Then measure.
+
+# %%
+costs = {"ring": cost.all_reduce, "tree": cost.tree, "parameter_server": cost.parameter_server}
+sizes = [2**k for k in range(10, 23, 2)]
+{size: choose(costs, 4, size, link.alpha, link.beta) for size in sizes}
+
+# %%
+real = lab.measure(all_reduce, sizes=sizes, against=("tree", "parameter_server", "mpi"))
+real
+
+# %% [markdown]
+# On these links your Python ring is as good as compiled code, because the link is what takes the time. A link of
+# 1 Gbit/s moves 0.125 GB/s: how much of that is the busbw of your ring, at 4 MiB? How much is left of the parameter
+# server, whose one link carries everything?
+
+# %%
+ring_GBps = max(row["busbw_GBps"] for row in real.rows if row["name"] == "your all_reduce")
+print(f"your ring: {ring_GBps:.3f} GB/s of the 0.125 GB/s of a 1 Gbit/s link")
+
+# %%
+lab.start(4, where="local")
+
+# %% [markdown]
 # ## Question to discuss
 #
-# Your ring sends the fewest bytes possible. Why does shared memory win all the same? And why do NCCL and MPI not use
-# the ring for 4 bytes, or on 1,000 ranks?
+# Your ring sends the fewest bytes possible. Why does shared memory win all the same? On which network does a chain with
+# segments beat a tree, and on which does it lose?
 #
 # ## Where to read the real code
 #
 # - `hpdl_lab/collectives/ring.py`: your three functions as the library has them.
+# - `hpdl_lab/collectives/table.py`: the whole family, as one table; `hpdl_lab/collectives/cost.py`: what each costs.
+# - `hpdl_lab/engines/hosts.py`: how one machine plays several hosts.
 # - `csrc/`: the compiled ring and the shared-memory kernel.
 # - `hpdl_lab/parallel/data.py`: how the gradients are packed, reduced and handed back.

@@ -1,0 +1,147 @@
+"""Answers to exercise 4.4 that the check must reject or accept; CI proves both."""
+
+import torch
+
+from ..collectives import chain
+from ..collectives.chunks import chunk
+
+# -- broadcast: wrong --------------------------------------------------------------------------------------------------
+
+
+def one_rank_after_the_other(comm, x, root=0, segments=4):
+    """Everything is there before anything is passed on."""
+    p, v = comm.size, (comm.rank - root) % comm.size
+    for k in range(segments if v > 0 else 0):
+        comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
+    for k in range(segments if v < p - 1 else 0):
+        comm.send(chunk(x, segments, k), (comm.rank + 1) % p)
+    return x
+
+
+def receives_or_sends(comm, x, root=0, segments=4):
+    """While a segment is passed on, nothing comes in."""
+    p, v = comm.size, (comm.rank - root) % comm.size
+    for k in range(segments):
+        if v > 0:
+            comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
+        if v < p - 1:
+            comm.send(chunk(x, segments, k), (comm.rank + 1) % p)
+    return x
+
+
+def whole_vector_per_segment(comm, x, root=0, segments=4):
+    p, v = comm.size, (comm.rank - root) % comm.size
+    for _ in range(segments):
+        if v > 0:
+            comm.recv(x, (comm.rank - 1) % p)
+        if v < p - 1:
+            comm.send(x, (comm.rank + 1) % p)
+    return x
+
+
+def root_sends_to_everybody(comm, x, root=0, segments=4):
+    if comm.rank == root:
+        for to in range(comm.size):
+            if to != root:
+                comm.send(x, to)
+    else:
+        comm.recv(x, root)
+    return x
+
+
+def root_is_always_0(comm, x, root=0, segments=4):
+    return chain.broadcast(comm, x, 0, segments)
+
+
+def sends_what_has_not_come(comm, x, root=0, segments=4):
+    """Starts its sends before the segments are there."""
+    p, v = comm.size, (comm.rank - root) % comm.size
+    works = []
+    for k in range(segments):
+        if v < p - 1:
+            works.append(comm.isend(chunk(x, segments, k).clone(), (comm.rank + 1) % p))
+        if v > 0:
+            works.append(comm.irecv(chunk(x, segments, k), (comm.rank - 1) % p))
+    for work in works:
+        work.wait()
+    return x
+
+
+def the_last_one_sends_too(comm, x, root=0, segments=4):
+    p, v = comm.size, (comm.rank - root) % comm.size
+    works = []
+    for k in range(segments):
+        if v > 0:
+            comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
+        works.append(comm.isend(chunk(x, segments, k), (comm.rank + 1) % p))
+    for work in works:
+        work.wait()
+    return x
+
+
+def one_segment_short(comm, x, root=0, segments=4):
+    p, v = comm.size, (comm.rank - root) % comm.size
+    for k in range(max(1, segments - 1)):
+        if v > 0:
+            comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
+        if v < p - 1:
+            comm.send(chunk(x, segments, k), (comm.rank + 1) % p)
+    return x
+
+
+def never_waits_for_its_segments(comm, x, root=0, segments=4):
+    p, v = comm.size, (comm.rank - root) % comm.size
+    for k in range(segments):
+        if v > 0:
+            comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
+        if v < p - 1:
+            comm.isend(chunk(x, segments, k), (comm.rank + 1) % p)
+    return x
+
+
+def broadcasts_and_forgets(comm, x, root=0, segments=4):
+    chain.broadcast(comm, x, root, segments)
+
+
+def cuts_without_the_rest(comm, x, root=0, segments=4):
+    size = len(x) // segments
+    chain.broadcast(comm, x[: size * segments], root, segments)
+    return x
+
+
+def into_a_new_tensor(comm, x, root=0, segments=4):
+    return chain.broadcast(comm, x.clone(), root, segments)
+
+
+# -- broadcast: right --------------------------------------------------------------------------------------------------
+
+
+def waits_at_the_end(comm, x, root=0, segments=4):
+    p, r = comm.size, comm.rank
+    behind, leaving = (r - root) % p, []
+    for k in range(segments):
+        piece = chunk(x, segments, k)
+        if behind > 0:
+            comm.recv(piece, (r - 1) % p)
+        if behind < p - 1:
+            leaving.append(comm.isend(piece, (r + 1) % p))
+    for work in leaving:
+        work.wait()
+    return x
+
+
+def receives_ahead(comm, x, root=0, segments=4):
+    """All receives are posted before the first is waited for; torch cuts where chunk cuts otherwise."""
+    p, r = comm.size, comm.rank
+    behind = (r - root) % p
+    pieces = torch.tensor_split(x, segments)
+    arriving = [comm.irecv(piece, (r - 1) % p) for piece in pieces] if behind > 0 else []
+    leaving = []
+    for k, piece in enumerate(pieces):
+        if arriving:
+            arriving[k].wait()
+        if behind < p - 1:
+            leaving.append(comm.isend(piece, (r + 1) % p))
+    for work in leaving:
+        work.wait()
+    return x

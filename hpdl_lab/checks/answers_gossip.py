@@ -1,0 +1,143 @@
+"""Answers to exercise 2.3 that the check must reject or accept; CI proves both."""
+
+import numpy as np
+
+# -- gossip_step: wrong ------------------------------------------------------------------------------------------------
+
+
+def heard(comm, x, graph):
+    """{neighbor: its x}, from all neighbors at the same time."""
+    mine, parts = x.copy(), {j: np.empty_like(x) for j in graph.neighbors[comm.rank]}
+    works = [comm.irecv(part, j) for j, part in parts.items()] + [comm.isend(mine, j) for j in parts]
+    for work in works:
+        work.wait()
+    return parts
+
+
+def plain_mean_of_neighbors(comm, x, graph):
+    parts = heard(comm, x, graph)
+    x[...] = np.mean([x, *parts.values()], axis=0)
+    return x
+
+
+def forgets_itself(comm, x, graph):
+    parts = heard(comm, x, graph)
+    if parts:
+        x[...] = np.mean(list(parts.values()), axis=0)
+    return x
+
+
+def smaller_degree(comm, x, graph):
+    degree = [len(who) for who in graph.neighbors]
+    change = sum((xj - x) / (1 + min(degree[comm.rank], degree[j])) for j, xj in heard(comm, x, graph).items())
+    x += change
+    return x
+
+
+def without_the_one(comm, x, graph):
+    degree = [len(who) for who in graph.neighbors]
+    change = sum((xj - x) / max(degree[comm.rank], degree[j]) for j, xj in heard(comm, x, graph).items())
+    x += change
+    return x
+
+
+def passes_on_what_it_just_heard(comm, x, graph):
+    degree = [len(who) for who in graph.neighbors]
+    arriving = np.empty_like(x)
+    for j in graph.neighbors[comm.rank]:
+        comm.sendrecv(x.copy(), j, arriving, j)
+        x += (arriving - x) / (1 + max(degree[comm.rank], degree[j]))
+    return x
+
+
+def subtracts_what_it_has_become(comm, x, graph):
+    degree = [len(who) for who in graph.neighbors]
+    before, arriving = x.copy(), np.empty_like(x)
+    for j in graph.neighbors[comm.rank]:
+        comm.sendrecv(before, j, arriving, j)
+        x += (arriving - x) / (1 + max(degree[comm.rank], degree[j]))
+    return x
+
+
+def adds_without_taking_off(comm, x, graph):
+    degree = [len(who) for who in graph.neighbors]
+    change = sum(xj / (1 + max(degree[comm.rank], degree[j])) for j, xj in heard(comm, x, graph).items())
+    x += change
+    return x
+
+
+def mean_of_all(comm, x, graph):
+    comm.all_reduce(x)
+    x /= comm.size
+    return x
+
+
+def always_on_a_ring(comm, x, graph):
+    p, r = comm.size, comm.rank
+    before, arriving, change = x.copy(), np.empty_like(x), np.zeros_like(x)
+    for shift in (1, -1) if p > 2 else (1,) * (p - 1):
+        comm.sendrecv(before, (r + shift) % p, arriving, (r - shift) % p)
+        change += (arriving - before) / 3
+    x += change
+    return x
+
+
+def only_the_first_neighbor(comm, x, graph):
+    arriving = np.empty_like(x)
+    for j in graph.neighbors[comm.rank][:1]:
+        comm.sendrecv(x.copy(), j, arriving, j)
+        x += (arriving - x) / 3
+    return x
+
+
+def receives_first(comm, x, graph):
+    degree = [len(who) for who in graph.neighbors]
+    before, arriving = x.copy(), np.empty_like(x)
+    for j in graph.neighbors[comm.rank]:
+        comm.recv(arriving, j)
+        comm.send(before, j)
+        x += (arriving - before) / (1 + max(degree[comm.rank], degree[j]))
+    return x
+
+
+def two_steps(comm, x, graph):
+    return metropolis(comm, metropolis(comm, x, graph), graph)
+
+
+def listens_twice(comm, x, graph):
+    heard(comm, x, graph)
+    return metropolis(comm, x, graph)
+
+
+def gossips_into_a_new_array(comm, x, graph):
+    return metropolis(comm, x.copy(), graph)
+
+
+def gossips_and_returns_nothing(comm, x, graph):
+    metropolis(comm, x, graph)
+
+
+def changes_nothing(comm, x, graph):
+    heard(comm, x, graph)
+    return x
+
+
+# -- gossip_step: right ------------------------------------------------------------------------------------------------
+
+
+def metropolis(comm, x, graph):
+    """All messages under way at the same time."""
+    degree = [len(who) for who in graph.neighbors]
+    change = sum((xj - x) / (1 + max(degree[comm.rank], degree[j])) for j, xj in heard(comm, x, graph).items())
+    x += change
+    return x
+
+
+def own_weight_last(comm, x, graph):
+    degree = [len(who) for who in graph.neighbors]
+    weights = {j: 1 / (1 + max(degree[comm.rank], degree[j])) for j in graph.neighbors[comm.rank]}
+    parts = heard(comm, x, graph)
+    x *= 1 - sum(weights.values())
+    for j, weight in weights.items():
+        x += weight * parts[j]
+    return x

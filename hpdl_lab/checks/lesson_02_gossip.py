@@ -1,0 +1,226 @@
+"""Notebook 02, gossip: no server and no all-reduce; every rank averages with its neighbors on a graph."""
+
+from collections import Counter
+
+import numpy as np
+
+from ..comm import PerRank
+from ..parallel import gossip as reference
+from ..parallel import graphs
+from . import answers_gossip as answers
+from .ranks import capital, count, number, on_engines, simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import check_waits
+
+CASES = (("ring", 4), ("ring", 8), ("star", 5), ("wheel", 8), ("random", 8), ("ring", 2), ("ring", 3), ("ring", 1))
+STEPS = 12  # of the run whose error is compared with the second eigenvalue
+
+
+def inputs(p, n=10):
+    """(p, n) numbers, different on every rank."""
+    return np.random.default_rng([p, n]).integers(1, 1000, (p, n)) * 1.0
+
+
+def call(comm, fn, x, graph, steps=1):
+    """fn(comm, x, graph), `steps` times; returns (what it returned the last time, what it left in x)."""
+    for _ in range(steps):
+        out = fn(comm, x, graph)
+    return out, x
+
+
+def check_gossip_step(fn, runner=None):
+    for name, p in CASES:
+        graph, values = graphs.graph(name, p), inputs(p)
+        where = f"on a {name} of {count(p, 'rank')}"
+        run = simulate(p, call, fn, PerRank(list(values)), graph, where=where)
+        check_peers(run, graph, capital(where))
+        check_step(run, values, graph, capital(where))
+        check_messages(run, graph, capital(where))
+    facts = [f"one step is right on {len(CASES)} graphs: ring, star, wheel and random, 1 to 8 ranks", check_rate(fn)]
+    if runner is not None:
+        run = on_engines(runner, call_on_engine, fn)
+        graph = graphs.graph("ring", len(run))
+        check_step(run, inputs(len(run)), graph, f"on {count(len(run), 'engine')}")
+        facts.append(f"engines: right on a ring of {count(len(run), 'MPI rank')}")
+    return Passed(tuple(facts), run.events)
+
+
+def call_on_engine(comm, fn):
+    return call(comm, fn, inputs(comm.size)[comm.rank], graphs.graph("ring", comm.size))
+
+
+def check_peers(run, graph, where):
+    """Raise Broken where a rank talks to one that is not its neighbor."""
+    for e in run.events:
+        if e.op == "send" and e.peer not in graph.neighbors[e.rank]:
+            known = ", ".join(map(str, graph.neighbors[e.rank])) or "none"
+            message = (
+                f"{where}, rank {e.rank} sends to rank {e.peer}, which is not its neighbor: graph.neighbors[{e.rank}] "
+                f"are {known}. Gossip knows nobody else."
+            )
+            raise Broken("peers", message, events=run.events, size=graph.n)
+
+
+def check_step(run, values, graph, where):
+    """Raise Broken unless every rank holds and returns its row of W x."""
+    p = graph.n
+    expected = graphs.metropolis(graph) @ values
+    after = np.array([held for _, held in run])
+    for r, (out, held) in enumerate(run):
+        if out is None:
+            message = f"{where}, rank {r} returned nothing: return x."
+            raise Broken("returns", message, events=run.events, size=p)
+        if np.shape(out) != held.shape:
+            message = f"{where}, rank {r} returned something of shape {np.shape(out)}: return x, {held.shape}."
+            raise Broken("returns", message, events=run.events, size=p)
+        if not np.allclose(held, expected[r], rtol=1e-9):
+            if np.allclose(out, expected[r], rtol=1e-9):
+                message = f"{where}, what rank {r} returns is right, but x was not overwritten with it."
+                raise Broken("in place", message, events=run.events, size=p)
+            i = int(np.argmax(~np.isclose(held, expected[r], rtol=1e-9)))
+            failed, why = explain(after, values, graph, r)
+            message = f"{where}, x[{i}] on rank {r} should be {number(expected[r, i])} and is {number(held[i])}. {why}"
+            raise Broken(failed, message.rstrip(), events=run.events, size=p)
+        if not np.allclose(out, held, rtol=1e-9):
+            message = f"{where}, x is right on rank {r}, but what is returned differs from it: return x."
+            raise Broken("returns", message, events=run.events, size=p)
+
+
+def explain(after, values, graph, r):
+    """(invariant, sentence) for values after a step that are not W x; `after` and `values` are (p, n)."""
+    p, near = graph.n, [list(who) for who in graph.neighbors]
+    degree = [len(who) for who in near]
+    w = graphs.metropolis(graph)
+
+    def weighted(weight):
+        """The values after a step with other weights: weight(i, j) for neighbors."""
+        change = [sum((weight(i, j) * (values[j] - values[i]) for j in near[i]), 0 * values[i]) for i in range(p)]
+        return values + np.array(change)
+
+    if np.allclose(after, values):
+        return "sum", "That is what it was before: nothing of the neighbors is in it."
+    if np.allclose(after, w @ w @ values):
+        return "steps", "Those are two steps: one was asked for, the caller repeats it."
+    if np.allclose(after, weighted(lambda i, j: 1 / (1 + degree[i]))):
+        return "weights", (
+            "That is the plain mean of a rank and its neighbors. " + moved(after, values, "Take the larger degree")
+        )
+    if np.allclose(after, [np.mean([values[j] for j in near[i]], axis=0) for i in range(p)]):
+        return "weights", (
+            "Those are the neighbors alone. A rank keeps a part of its own x, because the weight of a neighbor is "
+            "1 / (1 + the larger degree)."
+        )
+    if np.allclose(after, weighted(lambda i, j: 1 / (1 + min(degree[i], degree[j])))):
+        return "weights", "You took the smaller degree of the two: take the larger one, so that no rank gives too much."
+    if not np.allclose(after.sum(axis=0), values.sum(axis=0)):
+        return "mean", moved(after, values, "Add weight * (theirs - mine), both from before the step")
+    return "sum", (
+        "The mean over all ranks is what it was, but these are not the weights of the docstring. Is what you send, and "
+        "what you subtract, still the x from before the step?"
+    )
+
+
+def moved(after, values, advice):
+    return (
+        f"The mean over all ranks was {number(values.mean())} and is now {number(after.mean())}. {advice}: what rank i "
+        "takes from j must be what j takes from i."
+    )
+
+
+def check_messages(run, graph, where):
+    """Raise Broken unless each neighbor has been sent one message."""
+    check_waits(run.events, graph.n)
+    sent = Counter((e.rank, e.peer) for e in run.events if e.op == "send")
+    for (a, b), times in sent.items():
+        if times > 1:
+            message = f"{where}, the result is right, but rank {a} sent {times} messages to rank {b}: one is enough."
+            raise Broken("bytes", message, events=run.events, size=graph.n)
+
+
+def check_rate(fn):
+    """The error of many steps against the second eigenvalue: a fact."""
+    graph, values = graphs.graph("ring", 8), inputs(8)
+    run = simulate(8, call, fn, PerRank(list(values)), graph, STEPS, where=f"in {STEPS} steps on a ring of 8 ranks")
+    before, after = (np.linalg.norm(x - values.mean(axis=0)) for x in (values, np.array([held for _, held in run])))
+    bound = (1 - graphs.spectral_gap(graphs.metropolis(graph))) ** STEPS
+    if after > before * bound * 1.0001:
+        message = f"One step is right, but {STEPS} of them are not: what does your function keep from step to step?"
+        raise Broken("rate", message, events=run.events, size=8)
+    return (
+        f"after {STEPS} steps on a ring of 8 ranks {after / before:.3f} of the differences is left; the second "
+        f"eigenvalue allows {bound:.3f}"
+    )
+
+
+LAST_HINT = (
+    "before, arriving = copy_of(x), new_like(x, x.shape)\n"
+    "for j in graph.neighbors[comm.rank]:\n"
+    "    comm.sendrecv(before, j, arriving, j)\n"
+    "    x += ... * (arriving - before)\n"
+    "return x"
+)
+
+EXERCISES = (
+    Exercise(
+        id="2.3",
+        title="gossip on a topology",
+        reference=reference.gossip_step,
+        stars=2,
+        check=check_gossip_step,
+        hints={
+            "": (
+                "Exchange x with each neighbor; then move towards each of them by its weight: weight * (theirs - "
+                "mine).",
+                "The weight of neighbor j is 1 / (1 + the larger of the two degrees); the degree of rank j is "
+                "len(graph.neighbors[j]).",
+                LAST_HINT,
+            ),
+            "weights": (
+                "Rank i moves towards j by W[i, j], and j towards i by W[j, i]. Which property of W keeps the mean?",
+                "W must be the same seen from both sides: 1 / (1 + max(degree of i, degree of j)).",
+                LAST_HINT,
+            ),
+            "mean": (
+                "What did you send to the second neighbor: the x from before the step, or one that had changed?",
+                "Make a copy of x first, send that copy to every neighbor, and compute with it.",
+                LAST_HINT,
+            ),
+            "peers": (
+                "Who may talk to whom stands in the graph.",
+                "graph.neighbors[comm.rank] lists the ranks that this rank may send to and receive from.",
+                "for j in graph.neighbors[comm.rank]:\n    comm.sendrecv(before, j, arriving, j)",
+            ),
+            "deadlock": (
+                "Two neighbors that do the same thing first wait for each other.",
+                "comm.sendrecv starts both before it waits for either; and the neighbors stand in ascending order on "
+                "every rank.",
+                "comm.sendrecv(before, j, arriving, j)",
+            ),
+        },
+        wrong_answers=(
+            WrongAnswer(answers.plain_mean_of_neighbors, "weights", "the plain mean of a rank and its neighbors"),
+            WrongAnswer(answers.forgets_itself, "weights", "Those are the neighbors alone"),
+            WrongAnswer(answers.smaller_degree, "weights", "the smaller degree of the two"),
+            WrongAnswer(answers.without_the_one, "weights", "1 / (1 + the larger degree)"),
+            WrongAnswer(answers.passes_on_what_it_just_heard, "sum", "still the x from before the step?"),
+            WrongAnswer(answers.subtracts_what_it_has_become, "mean", "Add weight * (theirs - mine)"),
+            WrongAnswer(answers.adds_without_taking_off, "mean", "The mean over all ranks was"),
+            WrongAnswer(answers.mean_of_all, "peers", "which is not its neighbor"),
+            WrongAnswer(answers.always_on_a_ring, "peers", "On a star of 5 ranks"),
+            WrongAnswer(answers.only_the_first_neighbor, "deadlock", "there is a deadlock"),
+            WrongAnswer(answers.receives_first, "deadlock", "receive first"),
+            WrongAnswer(answers.two_steps, "steps", "Those are two steps"),
+            WrongAnswer(answers.listens_twice, "bytes", "one is enough"),
+            WrongAnswer(answers.gossips_into_a_new_array, "in place", "x was not overwritten"),
+            WrongAnswer(answers.gossips_and_returns_nothing, "returns", "returned nothing: return x"),
+            WrongAnswer(answers.changes_nothing, "sum", "nothing of the neighbors is in it"),
+        ),
+        right_answers=(answers.metropolis, answers.own_weight_last),
+        explanation=(
+            "No rank knows more than its neighbors, and yet all approach the mean of all: every step is a "
+            "multiplication by W, which keeps the mean and shrinks the rest, in each direction by an eigenvalue. The "
+            "slowest direction has the second largest, so 1 - lambda2, the spectral gap, is the speed of a graph. Few "
+            "links cost few bytes and many steps."
+        ),
+    ),
+)

@@ -1,0 +1,116 @@
+"""Notebook 03, the zoo: what ails these programs?"""
+
+from .. import zoo
+from ..comm import CommError, sim
+from ..zoo import ward as reference
+from . import answers_03_zoo as answers
+from .ranks import simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+
+RIGHT = reference.diagnose()
+DEADLINE = 1.0  # s of real time for a patient on simulated ranks
+
+
+def check_diagnose(fn, runner=None):
+    (named,) = simulate(1, lambda comm: fn(), where="here")
+    if not isinstance(named, dict):
+        what = "nothing" if named is None else f"a {type(named).__name__}"
+        raise Broken("returns", f"Your function returned {what}: return a dict, letter to diagnosis.")
+    for letter, right in RIGHT.items():
+        if letter not in named:
+            raise Broken("missing", f"Program {letter} has no diagnosis.")
+        said = named[letter]
+        if said not in reference.DIAGNOSES:
+            known = ", ".join(reference.DIAGNOSES)
+            raise Broken("name", f"Program {letter}: there is no diagnosis {said!r}. There are {known}.")
+        if said != right:
+            raise contradiction(letter, said, right)
+    unknown = [letter for letter in named if letter not in RIGHT]
+    if unknown:
+        raise Broken("missing", f"There is no program {unknown[0]!r}: they are called {', '.join(RIGHT)}.")
+    return Passed((f"{len(RIGHT)} of {len(RIGHT)} programs",))
+
+
+AGAINST = {  # (diagnosis, the right one): what in the table speaks against it; "" serves all others
+    ("circle", "absent"): "The table shows ranks that wait, but no circle: whom they wait for does not wait.",
+    ("circle", "order"): "They wait in a circle, but not in the same call.",
+    ("absent", "circle"): "Every rank is there, and waits.",
+    ("absent", "order"): "Every rank makes all its calls in the end: look in which order.",
+    ("absent", "error"): "A rank is absent, that is true: but why?",
+    ("slow", "circle"): "However long you wait, nothing changes: nobody computes.",
+    ("slow", "absent"): "However long you wait, nothing changes: who is missing has finished.",
+    ("order", "circle"): "With these calls no other order helps, as long as both ranks have the same.",
+    ("absent", "slow"): "It does come to the call, only late.",
+}
+QUESTION = {  # what to look at, by the right diagnosis
+    "circle": "What is the first call of each rank, and what does it need to end?",
+    "mismatch": "Compare the two ends of each message: how many elements, of which kind?",
+    "absent": "Count, for every rank, how often it comes to the call in which the others wait.",
+    "order": "Write the calls of two ranks side by side.",
+    "error": "Does every rank get through its own lines?",
+    "slow": "Is there a rank that waits for nothing?",
+}
+
+
+def contradiction(letter, said, right):
+    """Broken for a wrong diagnosis, with the table of a run."""
+    against = AGAINST.get((said, right), f"{said!r} means: {reference.DIAGNOSES[said]}. Not so here.")
+    message = f"Program {letter}: you say {said!r}. {against} {QUESTION[right]}"
+    return Broken("diagnosis", message, evidence(zoo.find(reference.PATIENTS[letter])))
+
+
+def evidence(specimen):
+    """What the ranks were doing when the program had been stopped, without the reason."""
+    try:
+        sim.run(specimen.ranks, specimen.broken, deadline=DEADLINE)
+    except CommError as error:
+        return "\n".join(str(error).split("\n")[1:])
+    except Exception as error:  # what the ranks themselves raised
+        return f"It ends with {type(error).__name__}: {error}"
+    return ""
+
+
+EXERCISES = (
+    Exercise(
+        id="3.4",
+        title="diagnose seven programs",
+        reference=reference.diagnose,
+        stars=2,
+        check=check_diagnose,
+        parallel=False,
+        hints={
+            "": (
+                "Play the ranks on paper: one column for each, one line for each call. Where a column cannot go on, "
+                "note what it needs.",
+                "First ask whether every rank comes to a call at all (absent, error), then whether it is the same call "
+                "(order, mismatch), then who of those in it could be the first to end (circle), and last whether you "
+                "have waited long enough (slow).",
+                "Two of the programs have the same diagnosis: a rank never calls what the others wait in.",
+            ),
+            "name": (
+                "The diagnoses are words of the docstring, in lower case.",
+                "There are six: circle, mismatch, absent, order, error, slow.",
+                'return {"A": "circle", "B": ...}, with one of the six for each letter.',
+            ),
+        },
+        wrong_answers=(
+            WrongAnswer(answers.calls_a_circle_slow, "diagnosis", "Program A: you say 'slow'. However long you wait"),
+            WrongAnswer(answers.calls_a_mismatch_a_circle, "diagnosis", "Program B: you say 'circle'"),
+            WrongAnswer(answers.calls_another_way_an_order, "diagnosis", "Program C: you say 'order'"),
+            WrongAnswer(answers.calls_an_order_absent, "diagnosis", "look in which order"),
+            WrongAnswer(answers.calls_unequal_loops_a_circle, "diagnosis", "ranks that wait, but no circle"),
+            WrongAnswer(answers.calls_a_straggler_absent, "diagnosis", "It does come to the call, only late"),
+            WrongAnswer(answers.calls_an_error_absent, "diagnosis", "A rank is absent, that is true: but why?"),
+            WrongAnswer(answers.forgets_the_straggler, "missing", "Program F has no diagnosis"),
+            WrongAnswer(answers.invents_a_diagnosis, "name", "there is no diagnosis 'deadlock'"),
+            WrongAnswer(answers.knows_another_patient, "missing", "There is no program 'X'"),
+            WrongAnswer(answers.as_text, "returns", "returned a str: return a dict"),
+            WrongAnswer(answers.prints_the_diagnoses, "returns", "returned nothing: return a dict"),
+        ),
+        right_answers=(answers.backwards,),
+        explanation=(
+            "Nobody sees a deadlock: one sees ranks that wait. Who waits for whom, in which call, and who is missing: "
+            "these three tell the diseases apart, and the doctor of this laboratory does nothing else."
+        ),
+    ),
+)

@@ -1,0 +1,174 @@
+# %% [markdown]
+# # 03 · Messages
+#
+# **The number to reach:** α, the time of an empty message between two of your ranks, to within a factor of 2 of your
+# guess; and no rank that waits for ever.
+#
+# | minutes | tracks | you need |
+# |---|---|---|
+# | 60 | half day: the first 35, to the zoo; full day: all | notebook [00](00_engines.ipynb); four engines |
+
+# %%
+from hpdl_lab import lab, zoo
+
+lab.start(4)
+
+# %% [markdown]
+# ## The idea
+#
+# Ranks share nothing. All that one knows of another came in a **message**: one rank calls `comm.send(x, to)`, the
+# other `comm.recv(into, source)`, and both ends must say the same: how many numbers, of which kind, in which order.
+#
+#     rank 0                     rank 1
+#     comm.send(x, 1)   ──x──>   comm.recv(y, 0)        y now holds what x held
+#
+# A send may have to wait for its receive: never rely on a message that is stored somewhere on the way. A message takes
+#
+#     time = α + β · bytes       α: latency, s per message       β: s per byte, one over the bandwidth
+#
+# ## Predict
+#
+# Two ranks on this machine. How long does a message of 8 bytes take, and one of 1 MiB? In microseconds.
+
+# %%
+my_times = lab.predict({"8": 10, "1MiB": 1000})
+my_times
+
+# %% [markdown]
+# ## Exercise 3.1 ★ Ping-pong
+#
+# Two clocks on two ranks never agree. So a message is timed on one clock, there and back.
+
+# %% exercise="hpdl_lab.parallel.messages:ping_pong"
+
+# %% check="hpdl_lab.parallel.messages:ping_pong"
+
+# %% [markdown]
+# ## Measure
+#
+# Your ping-pong, many rounds for each size. Both axes are logarithmic: a flat part on the left, where α decides, a
+# rising one on the right, where β does.
+
+# %%
+link = lab.ping_pong(ping_pong, prediction=my_times)
+link
+
+# %% [markdown]
+# ## Exercise 3.2 ★ Fit α and β
+#
+# Two numbers out of a dozen measured times. Times have errors: those of large messages are large numbers, and so are
+# their errors.
+
+# %% exercise="hpdl_lab.collectives.cost:fit_alpha_beta"
+
+# %% check="hpdl_lab.collectives.cost:fit_alpha_beta"
+
+# %%
+alpha, beta = fit_alpha_beta(link.nbytes, link.seconds)
+print(f"α = {1e6 * alpha:.1f} µs, 1/β = {1e-9 / beta:.2f} GB/s, equal at {alpha / beta:,.0f} bytes")
+
+# %% [markdown]
+# Below that size a message is all latency, above it all bandwidth. Ten messages of 100 bytes cost ten times as much as
+# one of 1,000.
+#
+# ## Eight patterns
+#
+# Programs rarely send single messages. Eight patterns, in which all ranks take part, are so common that they have
+# names: the **collectives**. Each row is a rank; each picture says what it has before and after.
+
+# %%
+lab.collectives(4)
+
+# %% [markdown]
+# ## Exercise 3.3 ★ Which collective is it?
+#
+# Eight jobs of a training program, one for each of them. Ask three questions: who has the data, who needs them, is
+# anything added?
+
+# %% exercise="hpdl_lab.collectives.jobs:which_collective"
+
+# %% check="hpdl_lab.collectives.jobs:which_collective"
+
+# %% [markdown]
+# ## The deadlock zoo
+#
+# *Full day from here; half day: on to [04](04_ring_all_reduce.ipynb).*
+#
+# Seven programs, each with one fault. Nearly all of them once kept somebody busy for days. Read them before you run
+# them: what does each rank call first, and what does that call need in order to end?
+
+# %%
+lab.zoo()
+
+# %% [markdown]
+# ## Exercise 3.4 ★★ Diagnose
+#
+# Commit yourself before you run anything. A wrong diagnosis is answered with the table of a real run: read it, that is
+# the skill.
+
+# %% exercise="hpdl_lab.zoo.ward:diagnose"
+
+# %% check="hpdl_lab.zoo.ward:diagnose"
+
+# %% [markdown]
+# Now on the engines. Two communicators, used by two ranks in opposite order; the deadline ends it, and the engines are
+# free again. Try others: `lab.zoo("wrong_root")` shows a program, and `zoo.SPECIMENS` lists all.
+
+# %% tags=["raises-exception"]
+lab.run(zoo.find("opposite_communicators").broken, ranks=[0, 1], deadline=2)
+
+# %% tags=["raises-exception"]
+lab.run(zoo.find("wrong_root").broken, deadline=2)
+
+# %% [markdown]
+# ## Exercise 3.5 ★★ Repair: a ring in which all are alike
+#
+# The cells of the next three exercises hold a broken program. Check it as it is, and read what the doctor says. Then
+# change as little as possible.
+
+# %% exercise="hpdl_lab.zoo.ring_even_odd:add_neighbors"
+
+# %% check="hpdl_lab.zoo.ring_even_odd:add_neighbors"
+
+# %% [markdown]
+# ## Exercise 3.6 ★★ Repair: a collective that only one rank calls
+
+# %% exercise="hpdl_lab.zoo.branch_around_collective:mean_loss"
+
+# %% check="hpdl_lab.zoo.branch_around_collective:mean_loss"
+
+# %% [markdown]
+# ## Exercise 3.7 ★★ Repair: loops of different length
+
+# %% exercise="hpdl_lab.zoo.unequal_loops:sum_of_steps"
+
+# %% check="hpdl_lab.zoo.unequal_loops:sum_of_steps"
+
+# %% [markdown]
+# ## Not stuck, only slow
+#
+# A straggler looks like a deadlock to those who wait for it. Here rank 2 gets 5 ms of delay before everything that it
+# does: a hot processor, a busy neighbor. Before you run it: how much longer do the *other* ranks take?
+
+# %%
+lab.inject(rank=2, delay=0.005)
+slow = lab.run(add_neighbors)
+lab.inject()
+lab.timeline(slow)
+
+# %% [markdown]
+# Everybody is as slow as the slowest, although three of four ranks have nothing to do but wait. Look at who waits for
+# whom: the delay travels around the ring.
+#
+# ## Question to discuss
+#
+# A send of 8 bytes often returns although nobody has received it yet: the library has stored it somewhere. Why is a
+# program wrong that relies on it, although it has always worked? What will happen on the day when the vectors grow?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/comm/base.py`: all that a communicator can do, with the plainest collectives that are right.
+# - `hpdl_lab/collectives/jobs.py`, `hpdl_lab/parallel/messages.py`: the functions of this notebook.
+# - `hpdl_lab/zoo/`: all broken programs, each with its repair; `hpdl_lab/comm/reasons.py`: how the doctor reasons.
+#
+# Next: [04 · Ring all-reduce](04_ring_all_reduce.ipynb)
