@@ -121,11 +121,28 @@ def test_tuned_on_simulated_ranks(capsys):
     assert "8 simulated ranks" in out and "4 MiB  halving_doubling" in out
 
 
+def test_tuned_for_a_cluster_that_nobody_has_here(capsys):
+    chosen = lab.tune(["tree", "ring", "double_tree"], ["4", "64MiB"], ranks=1024, network=Switch())
+    assert [part.name for part in chosen.ranges] == ["tree", "ring"]
+    assert "1,024 simulated ranks" in capsys.readouterr().out
+
+
+def test_tuned_without_engines_and_predicted_is_the_same(monkeypatch, capsys):
+    monkeypatch.setattr("hpdl_lab.lab.ranks.running", lambda: None)
+    algorithms, sizes = ["ring", "tree", "grid", "halving_doubling"], ["4", "64KiB", "4MiB"]
+    measured = lab.tune(algorithms, sizes, ranks=6)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert measured == lab.tune(algorithms, sizes, ranks=6, network=Switch())
+    assert lines == capsys.readouterr().out.splitlines()[1:]
+
+
 def test_wrong_requests_to_the_tuner_end_before_anything_runs():
     with pytest.raises(LookupError, match="no algorithm 'rnig'"):
         lab.tune(["rnig"], network=Switch())
     with pytest.raises(ValueError, match="5 bytes are not a whole number of float32"):
         lab.tune(["ring"], [5], network=Switch())
+    with pytest.raises(LookupError, match="no algorithm 'native'"):
+        lab.tune(["native"], network=Switch())
     with pytest.raises(ValueError, match="nothing to measure: 0 algorithms"):
         lab.tune([], network=Switch())
 

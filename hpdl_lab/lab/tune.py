@@ -3,10 +3,9 @@
 from ..collectives.selector import NATIVE, function_of
 from ..collectives.sweep import SAMPLE_NS, SAMPLES, count_of, parse_size, sweep
 from ..collectives.table import names
-from ..collectives.tuner import fastest
-from ..comm import sim
+from ..collectives.tuner import fastest, predict
 from ..plots.style import bytes_text, seconds_text
-from .ranks import DEFAULT_RANKS, SIMULATED_DEADLINE, place
+from .ranks import DEFAULT_RANKS, place
 
 SIZES = ("4", "256", "4KiB", "64KiB", "1MiB", "4MiB")
 SHOWN = 3  # of the fastest, per size
@@ -22,12 +21,15 @@ def tune(algorithms=None, sizes=SIZES, *, ranks=None, network=None, deadline=10.
     Args:    algorithms: names of collectives.table, and "native" for the communicator's own; default all of them.
              sizes: bytes per rank, as numbers or as "1KiB".
              ranks: default all engines, or 4 simulated ranks where none run.
-             network: of comm.network: simulated ranks joined by it, even where engines run.
+             network: of comm.network: the times on simulated ranks joined by it, even where engines run. They come from
+             the schedules, so that thousands of ranks are possible; "native" has none.
              deadline: s, the longest that a rank may wait.
     Returns: collectives.selector.Selection.
     Raises:  LookupError for an unknown name, ValueError for sizes that are no whole number of float32.
     """
-    functions = {name: function_of(name) for name in ([*names(), NATIVE] if algorithms is None else algorithms)}
+    if algorithms is None:
+        algorithms = names() if network is not None else [*names(), NATIVE]
+    functions = {name: function_of(name) for name in algorithms}
     sizes = sorted({parse_size(size) for size in ((sizes,) if isinstance(sizes, (int, str)) else sizes)})
     if not functions or not sizes:
         raise ValueError(f"nothing to measure: {len(functions)} algorithms, {len(sizes)} sizes")
@@ -42,9 +44,9 @@ def tune(algorithms=None, sizes=SIZES, *, ranks=None, network=None, deadline=10.
 
     if network is not None:
         ranks = ranks or DEFAULT_RANKS
-        print(f"all-reduce on {ranks} simulated ranks, {network}: the fastest of {len(functions)}")
-        timing = sizes, "float32", 1, 0
-        sim.run(ranks, sweep, functions, *timing, network=network, deadline=SIMULATED_DEADLINE, on_row=on_row)
+        print(f"all-reduce on {ranks:,} simulated ranks, {network}: the fastest of {len(functions)}")
+        for row in predict(functions, sizes, ranks, network):
+            on_row(row)
     else:
         where = place(ranks)
         print(f"all-reduce on {where}: the fastest of {len(functions)}")
