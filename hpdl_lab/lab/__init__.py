@@ -8,6 +8,8 @@ from .measure import measure, predict
 from .scaling import scaling
 from .timeline import ring, timeline, traffic
 from .train import train
+from .tune import tune
+from .zoo import zoo
 
 __all__ = [
     "check",
@@ -28,4 +30,6 @@ __all__ = [
     "timeline",
     "traffic",
     "train",
+    "tune",
+    "zoo",
 ]

@@ -12,7 +12,7 @@
 # %%
 import numpy as np
 
-from hpdl_lab import lab, trace
+from hpdl_lab import lab
 from hpdl_lab.data import diabetes
 from hpdl_lab.optim.gradient_descent import gradient_step
 from hpdl_lab.parallel.averaging import own_gradient, step_together

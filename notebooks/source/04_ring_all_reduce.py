@@ -6,7 +6,7 @@
 #
 # | minutes | tracks | you need |
 # |---|---|---|
-# | 90 | half day: part one, 60; full day: both parts | notebook [02](02_parallel_gradient_descent.ipynb); four engines |
+# | 90 | half day: part one, 60; full day: both parts | [02](02_parallel_gradient_descent.ipynb); four engines |
 #
 # Part one: you write a ring all-reduce, race it, and train with it. Part two: its relatives, and slow networks.
 
