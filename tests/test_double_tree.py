@@ -24,9 +24,11 @@ def test_both_trees_are_valid_and_share_the_work(p):
 @pytest.mark.parametrize("p", [2, 3, 4, 5, 8, 13, 16, 33, 100])
 def test_nobody_has_two_ways_of_one_color(p):
     for color in (0, 1):
-        pairs = [(r, q) for tree in trees(p) for r in range(p) for q in tree.parents(r, color)]
-        assert len({r for r, _ in pairs}) == len({q for _, q in pairs}) == len(pairs)
-        assert sorted(pairs) == sorted((q, r) for tree in trees(p) for r in range(p) for q in tree.children(r, color))
+        up = [(r, q) for tree in trees(p) for r in range(p) for q in tree.neighbors(r)[0][color]]
+        down = [(r, q) for tree in trees(p) for r in range(p) for q in tree.neighbors(r)[1][color]]
+        assert len({r for r, _ in up}) == len({q for _, q in up}) == len(up)
+        assert sorted(up) == sorted((q, r) for r, q in down)
+    assert sum(len(ways) for tree in trees(p) for r in range(p) for ways in tree.neighbors(r)[0]) == 2 * (p - 1)
 
 
 def test_the_first_tree_is_that_of_the_picture_in_the_docstring():

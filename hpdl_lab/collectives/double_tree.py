@@ -21,14 +21,17 @@ class Tree(NamedTuple):
     depth: np.ndarray
     color: np.ndarray
 
-    def parents(self, rank, color):
-        """[the parent of `rank`], where the way there has this color; [] elsewhere."""
-        there = self.parent[rank] >= 0 and self.color[rank] == color
-        return [int(self.parent[rank])] if there else []
+    def neighbors(self, rank):
+        """(parents, children) of `rank`, each a list for color 0 and one for color 1, of one rank at most.
 
-    def children(self, rank, color):
-        """The ranks below `rank` whose way up has this color: one at most in both trees together."""
-        return np.flatnonzero((self.parent == rank) & (self.color == color)).tolist()
+        In both trees together it has no more than one parent and one child of a color.
+        """
+        parents, children = ([], []), ([], [])
+        if self.parent[rank] >= 0:
+            parents[self.color[rank]].append(int(self.parent[rank]))
+        for child in np.flatnonzero(self.parent == rank).tolist():
+            children[self.color[child]].append(child)
+        return parents, children
 
     def sends_of_each(self):
         """(p,) messages that each rank sends per segment: one up, where it has a parent, one down to each child."""
@@ -113,22 +116,22 @@ def all_reduce(comm, x, segments=4):
     Steps: 4(segments + depth - 1), depth <= ceil(log2 p).   Bytes per rank: 2 N * itemsize at most, 2(p - 1) vectors in
     all.   Ref: Sanders, Speck & Traeff 2009; NCCL 2.4.
     """
-    r = comm.rank
-    halves = list(zip(trees(comm.size), (chunk(x, 2, 0), chunk(x, 2, 1)), strict=True))
-    turns, depth = turns_of(trees(comm.size), segments)
+    r, pair = comm.rank, trees(comm.size)
+    turns, depth = turns_of(pair, segments)
+    halves = zip(pair, (chunk(x, 2, 0), chunk(x, 2, 1)), strict=True)
+    mine = [(half, int(tree.depth[r]), *tree.neighbors(r)) for tree, half in halves]
     for turn, color in ((t, c) for t in range(turns) for c in (0, 1)):
         receives, sends = [], []
-        for tree, half in halves:
-            late = depth - tree.depth[r]  # turns after the deepest rank
-            receives += [(q, piece(half, segments, turn - late + 1)) for q in tree.children(r, color)]
-            sends += [(q, piece(half, segments, turn - late)) for q in tree.parents(r, color)]
+        for half, from_root, parents, children in mine:
+            late = depth - from_root  # turns after the deepest rank
+            receives += [(q, piece(half, segments, turn - late + 1)) for q in children[color]]
+            sends += [(q, piece(half, segments, turn - late)) for q in parents[color]]
         swap(comm, receives, sends, add=True)
     for turn, color in ((t, c) for t in range(turns) for c in (0, 1)):
         receives, sends = [], []
-        for tree, half in halves:
-            late = tree.depth[r]  # turns after the root
-            receives += [(q, piece(half, segments, turn - late + 1)) for q in tree.parents(r, color)]
-            sends += [(q, piece(half, segments, turn - late)) for q in tree.children(r, color)]
+        for half, late, parents, children in mine:  # turns after the root
+            receives += [(q, piece(half, segments, turn - late + 1)) for q in parents[color]]
+            sends += [(q, piece(half, segments, turn - late)) for q in children[color]]
         swap(comm, receives, sends, add=False)
     return x
 
@@ -143,7 +146,7 @@ def turns_of(pair, segments):
 
 def piece(half, segments, s):
     """View of segment s; None where there is no such segment: before the first, after the last."""
-    return chunk(half, segments, int(s)) if 0 <= s < segments else None
+    return chunk(half, segments, s) if 0 <= s < segments else None
 
 
 def swap(comm, receives, sends, add):
