@@ -16,7 +16,6 @@ from hpdl_lab import lab
 from hpdl_lab.data import diabetes
 from hpdl_lab.optim.gradient_descent import gradient_step
 from hpdl_lab.parallel.averaging import own_gradient, step_together
-from hpdl_lab.parallel.parameter_server import step_with_server
 
 # %%
 lab.start(4)
@@ -117,6 +116,8 @@ print(f"four ranks and one differ by {difference:.1e} at most; you guessed {my_g
 # One step on four engines: three workers with 147 patients each, and 16 bytes of weights. Look at rank 0.
 
 # %%
+from hpdl_lab.parallel.parameter_server import step_with_server
+
 x, y = (part[:441] for part in diabetes.load())
 step = lab.run(step_with_server, w, x, y, 0.5, server_step)
 assert np.allclose(step[3], gradient_step(w, x, y, 0.5))

@@ -14,8 +14,6 @@
 import torch
 
 from hpdl_lab import lab, trace
-from hpdl_lab.collectives import cost
-from hpdl_lab.parallel.messages import ping_pong
 
 lab.start(4)
 
@@ -199,6 +197,8 @@ lab.measure(
 lab.start(4, where="emulated", link="1gbit")
 
 # %%
+from hpdl_lab.parallel.messages import ping_pong
+
 link = lab.ping_pong(ping_pong, sizes=("64KiB", "256KiB", "1MiB", "4MiB"))
 link
 
@@ -207,22 +207,21 @@ link
 # β are measured. Then measure.
 
 # %%
+from hpdl_lab.collectives import cost
+
 costs = {"ring": cost.all_reduce, "tree": cost.tree, "parameter_server": cost.parameter_server}
 sizes = [2**k for k in range(10, 23, 2)]
 {size: choose(costs, 4, size, link.alpha, link.beta) for size in sizes}
 
 # %%
 real = lab.measure(all_reduce, sizes=sizes, against=("tree", "parameter_server", "mpi"))
+ring_GBps = max(row["busbw_GBps"] for row in real.rows if row["name"] == "your all_reduce")
+print(f"your ring: {ring_GBps:.3f} GB/s; a link of 1 Gbit/s carries 0.125 GB/s")
 real
 
 # %% [markdown]
-# On these links your Python ring is as good as compiled code, because the link is what takes the time. A link of
-# 1 Gbit/s moves 0.125 GB/s: how much of that is the busbw of your ring, at 4 MiB? How much is left of the parameter
-# server, whose one link carries everything?
-
-# %%
-ring_GBps = max(row["busbw_GBps"] for row in real.rows if row["name"] == "your all_reduce")
-print(f"your ring: {ring_GBps:.3f} GB/s of the 0.125 GB/s of a 1 Gbit/s link")
+# On slow links your Python ring is as good as compiled code, because the link is what takes the time. How much is left
+# of the parameter server, whose one link carries everything? And where did the curves of ring and tree cross?
 
 # %%
 lab.start(4, where="local")
