@@ -1,51 +1,12 @@
 #include "check.h"
-#include "element.cuh"
 #include "one_pass.h"
+#include "one_pass_kernels.cuh"
 
 namespace hpdl::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kBlocksPerProcessor = 8;  // enough to fill it: 2,048 threads
-
-template <typename T>
-struct Tensors {
-    T* of[kMaxTensors];
-    int ranks;
-};
-
-template <typename T>
-__device__ void add_element(const Tensors<T>& tensors, std::size_t i) {
-    auto sum = Element<T>::widen(tensors.of[0][i]);
-    for (int r = 1; r < tensors.ranks; r++) sum += Element<T>::widen(tensors.of[r][i]);
-    for (int r = 0; r < tensors.ranks; r++) tensors.of[r][i] = Element<T>::round(sum);
-}
-
-template <typename T>
-__device__ void add_packet(const Tensors<T>& tensors, std::size_t i) {
-    using Sum = typename Element<T>::Sum;
-    Sum sum[Packet<T>::kElements];
-    Packet<T> packet = load_packet(tensors.of[0] + i);
-    for (int k = 0; k < Packet<T>::kElements; k++) sum[k] = Element<T>::widen(packet.of[k]);
-    for (int r = 1; r < tensors.ranks; r++) {
-        packet = load_packet(tensors.of[r] + i);
-        for (int k = 0; k < Packet<T>::kElements; k++) sum[k] += Element<T>::widen(packet.of[k]);
-    }
-    for (int k = 0; k < Packet<T>::kElements; k++) packet.of[k] = Element<T>::round(sum[k]);
-    for (int r = 0; r < tensors.ranks; r++) store_packet(tensors.of[r] + i, packet);
-}
-
-// packets: of 16 bytes from element `lead` on, 0 where the tensors do not lie alike; the rest goes element by element.
-template <typename T>
-__global__ void add_slices(Tensors<T> tensors, std::size_t lead, std::size_t packets, std::size_t count) {
-    const std::size_t thread = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    const std::size_t threads = std::size_t{gridDim.x} * blockDim.x;
-    const std::size_t tail = lead + packets * Packet<T>::kElements;
-    for (std::size_t i = thread; i < packets; i += threads) add_packet(tensors, lead + i * Packet<T>::kElements);
-    for (std::size_t i = thread; i < lead; i += threads) add_element(tensors, i);
-    for (std::size_t i = tail + thread; i < count; i += threads) add_element(tensors, i);
-}
 
 template <typename T>
 void launch(void* const* addresses, int ranks, std::size_t first, std::size_t count, cudaStream_t stream) {
@@ -61,9 +22,10 @@ void launch(void* const* addresses, int ranks, std::size_t first, std::size_t co
     check(cudaGetDevice(&device), "cudaGetDevice");
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
     const std::size_t work = packets > count - packets * Packet<T>::kElements ? packets : count;
-    const std::size_t wanted = (work + kThreads - 1) / kThreads, most = std::size_t(processors) * kBlocksPerProcessor;
+    const std::size_t wanted = (work + kOnePassThreads - 1) / kOnePassThreads,
+                      most = std::size_t(processors) * kBlocksPerProcessor;
     const unsigned blocks = static_cast<unsigned>(wanted < most ? wanted : most);
-    add_slices<T><<<blocks, kThreads, 0, stream>>>(tensors, lead, packets, count);
+    add_slices<T><<<blocks, kOnePassThreads, 0, stream>>>(tensors, lead, packets, count);
     check(cudaGetLastError(), "add_slices");
 }
 

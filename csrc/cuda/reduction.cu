@@ -11,7 +11,6 @@ namespace hpdl::cuda {
 namespace {
 
 constexpr int kBlocksPerProcessor = 8;  // of kThreads threads: as many as a multiprocessor holds
-constexpr int kLastThreads = 1024;      // of the one block of the second pass
 
 // How many elements a block takes; 0 where the number of blocks is that of the GPU, whatever n.
 constexpr std::size_t kPerBlock[] = {kThreads, kThreads, kThreads, 2 * kThreads, 2 * kThreads, 0, 0, 0};
@@ -36,13 +35,6 @@ void first_pass(int rung, const void* data, std::size_t n, float* partial, unsig
         case 6: vectorized<T, 1><<<blocks, kThreads, 0, stream>>>(x, n, partial); break;
         case 7: vectorized<T, 4><<<blocks, kThreads, 0, stream>>>(x, n, partial); break;
     }
-}
-
-__global__ void second_pass(const float* partial, std::size_t n, float* out) {
-    float sum = 0.0f;
-    for (std::size_t i = threadIdx.x; i < n; i += kLastThreads) sum += partial[i];
-    sum = sum_of_block(sum);
-    if (threadIdx.x == 0) *out = sum;
 }
 
 // A CUDA event that is destroyed also where an exception passes.

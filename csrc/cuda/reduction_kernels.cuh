@@ -6,6 +6,7 @@
 namespace hpdl::cuda {
 
 constexpr int kThreads = 256;
+constexpr int kLastThreads = 1024;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -141,6 +142,14 @@ __global__ void vectorized(const T* x, std::size_t n, float* partial) {
     if (tail < n) sum += Element<T>::widen(x[tail]);
     sum = sum_of_block(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// The second pass, by one block of kLastThreads threads.
+__global__ void second_pass(const float* partial, std::size_t n, float* out) {
+    float sum = 0.0f;
+    for (std::size_t i = threadIdx.x; i < n; i += kLastThreads) sum += partial[i];
+    sum = sum_of_block(sum);
+    if (threadIdx.x == 0) *out = sum;
 }
 
 }  // namespace hpdl::cuda

@@ -105,9 +105,7 @@ def line_of(row):
 
 def markdown(rows, about):
     """The table for docs/gpu.md."""
-    head = (
-        f"{about['gpu']}, {about['bandwidth_GBps']:,} GB/s, torch {about['torch']}, CUDA {about['cuda']}, {about['date']}"
-    )
+    head = f"{about['gpu']}, {about['bandwidth_GBps']:,} GB/s, torch {about['torch']}, CUDA {about['cuda']}, {about['date']}"
     lines = [head, "", "| size | type | rung | kernel | time | GB/s | of bandwidth | #wrong |", "|" + "---|" * 8]
     for r in rows:
         lines.append(

@@ -20,8 +20,14 @@
 enum { kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kInProgress = 7 };
 enum { kRanks = 8, kChunk = 4096, kOps = 64, kPolls = 2 };
 
-typedef struct { char internal[128]; } UniqueId;
-typedef struct { size_t size; unsigned magic, version; int blocking, cluster, min_blocks, max_blocks; } Config;
+typedef struct {
+    char internal[128];
+} UniqueId;
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int blocking, cluster, min_blocks, max_blocks;
+} Config;
 
 typedef struct {
     _Atomic uint64_t written, taken;
@@ -38,8 +44,20 @@ typedef struct {
     int rank, size, state, polls, aborted;
 } Comm;
 
-typedef struct { Comm* comm; char* data; size_t nbytes, done; int peer, sends, last_taken; } Transfer;
-typedef struct { Comm* comm; const char* own; char* parts; void* out; size_t count; int dtype; } Sum;
+typedef struct {
+    Comm* comm;
+    char* data;
+    size_t nbytes, done;
+    int peer, sends, last_taken;
+} Transfer;
+typedef struct {
+    Comm* comm;
+    const char* own;
+    char* parts;
+    void* out;
+    size_t count;
+    int dtype;
+} Sum;
 typedef struct Group {
     Transfer transfers[kOps];
     Sum sums[8];
@@ -96,10 +114,13 @@ static int step(Transfer* t) { /* true when it has ended */
     return t->done == t->nbytes;
 }
 
-#define ADD(T) for (size_t i = 0; i < s->count; i++) { T sum = 0; \
-    for (int r = 0; r < s->comm->size; r++) \
-        sum += ((const T*)(r == s->comm->rank ? s->own : s->parts + r * s->count * sizeof(T)))[i]; \
-    ((T*)s->out)[i] = sum; }
+#define ADD(T)                                                                                         \
+    for (size_t i = 0; i < s->count; i++) {                                                            \
+        T sum = 0;                                                                                     \
+        for (int r = 0; r < s->comm->size; r++)                                                        \
+            sum += ((const T*)(r == s->comm->rank ? s->own : s->parts + r * s->count * sizeof(T)))[i]; \
+        ((T*)s->out)[i] = sum;                                                                         \
+    }
 
 static void add(Sum* s) {
     switch (s->dtype) {
@@ -127,8 +148,10 @@ static void progress_locked(void) {
         int left = 0;
         for (int k = 0; k < first->n; k++) {
             if (first->transfers[k].nbytes == (size_t)-1) continue;
-            if (!blocked(first, k) && step(&first->transfers[k])) first->transfers[k].nbytes = -1;
-            else left++;
+            if (!blocked(first, k) && step(&first->transfers[k]))
+                first->transfers[k].nbytes = -1;
+            else
+                left++;
         }
         if (left) return;
         for (int k = 0; k < first->n_sums; k++) add(&first->sums[k]);
@@ -160,12 +183,21 @@ int fake_done(long ticket) {
 }
 
 /* -- NCCL -- */
-int ncclGetVersion(int* v) { *v = version; return kSuccess; }
-const char* ncclGetErrorString(int code) {
-    return code == kSystemError ? "unhandled system error" : code == kInvalidArgument ? "invalid argument"
-         : code == 5 ? "invalid usage" : code == 6 ? "remote process exited or there was a network error" : "error";
+int ncclGetVersion(int* v) {
+    *v = version;
+    return kSuccess;
 }
-const char* ncclGetLastError(void* comm) { (void)comm; return last_error; }
+const char* ncclGetErrorString(int code) {
+    return code == kSystemError       ? "unhandled system error"
+           : code == kInvalidArgument ? "invalid argument"
+           : code == 5                ? "invalid usage"
+           : code == 6                ? "remote process exited or there was a network error"
+                                      : "error";
+}
+const char* ncclGetLastError(void* comm) {
+    (void)comm;
+    return last_error;
+}
 
 int ncclGetUniqueId(UniqueId* id) {
     static int made;
@@ -225,8 +257,10 @@ int ncclGroupEnd(void) {
     pthread_mutex_lock(&lock);
     building->ticket = ++tickets;
     for (int k = 0; k < building->n; k++) building->transfers[k].comm->polls = kPolls;
-    if (last) last->next = building;
-    else first = building;
+    if (last)
+        last->next = building;
+    else
+        first = building;
     last = building;
     pthread_mutex_unlock(&lock);
     return failing("ncclGroupEnd") ? kSystemError : kInProgress;
