@@ -4,7 +4,7 @@ from ..collectives.selector import NATIVE, function_of
 from ..collectives.sweep import SAMPLE_NS, SAMPLES, count_of, parse_size, sweep
 from ..collectives.table import names
 from ..collectives.tuner import fastest, predict
-from ..plots.style import bytes_text, seconds_text
+from ..plots.style import OVERSUBSCRIBED, bytes_text, seconds_text
 from .ranks import DEFAULT_RANKS, place
 
 SIZES = ("4", "256", "4KiB", "64KiB", "1MiB", "4MiB")
@@ -52,6 +52,8 @@ def tune(algorithms=None, sizes=SIZES, *, ranks=None, network=None, deadline=10.
         print(f"all-reduce on {where}: the fastest of {len(functions)}")
         timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)  # virtual time is the same every time
         where.run(sweep, functions, sizes, "float32", *timing, deadline=deadline, on_row=on_row)
+        if not where.simulated and rows[0]["ranks"] > rows[0]["cores"]:
+            print(f"{rows[0]['ranks']} ranks on {rows[0]['cores']} cores: {OVERSUBSCRIBED}")
     return fastest(rows)
 
 
