@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..comm import PerRank
+from ..comm.buffers import to_numpy
 from ..comm.network import Switch
 from .diagnose import explain
 from .ranks import SENTINEL, capital, case, count, number, on_engines, simulate
@@ -53,7 +54,7 @@ def call(comm, fn, start, dtype="float32"):
     import torch
 
     n = len(start)
-    store = torch.full((n + 2 * GUARD,), SENTINEL, dtype=getattr(torch, dtype))
+    store = torch.full((n + 2 * GUARD,), SENTINEL, dtype=getattr(torch, dtype), device=comm.device)
     x = store[GUARD : GUARD + n]
     x.copy_(torch.from_numpy(start))
     out = fn(comm, x)
@@ -61,12 +62,12 @@ def call(comm, fn, start, dtype="float32"):
         raise ValueError(f"x had shape ({n},) and now has {tuple(x.shape)}: change its elements, not its shape")
     kind = type(out).__name__
     if isinstance(out, torch.Tensor):
-        out = out.detach().numpy().copy()
+        out = to_numpy(out).copy()
     elif not isinstance(out, np.ndarray):
         out = None
     outside = [*range(-GUARD, 0), *range(n, n + GUARD)]
     broken = next((i for i in outside if store[GUARD + i] != SENTINEL), None)
-    return Left(x.detach().numpy().copy(), out, kind, broken)
+    return Left(to_numpy(x).copy(), out, kind, broken)
 
 
 def call_many(comm, fn, collective, sizes):

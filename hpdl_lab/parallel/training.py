@@ -95,7 +95,7 @@ class TrainingStep:
 
     def __call__(self, comm, n):
         if self.model is None:
-            self.model = mlp(self.sizes)
+            self.model = mlp(self.sizes).to(comm.device)
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         mine = shard(torch.arange(n) % len(self.data.train_y), comm.rank, comm.size)
         x, y = self.data.train_x[mine], self.data.train_y[mine]
