@@ -1,9 +1,10 @@
-"""The command `hpdl`: `hpdl doctor`, `hpdl bench all_reduce`, `hpdl bench reduction`, `hpdl bench run`.
+"""The command `hpdl`: `hpdl doctor`, `hpdl bench all_reduce`, `... collectives`, `... reduction`, `... run`.
 
 Exit codes: 0 done, 1 could not be done (one sentence on stderr), 2 wrong usage, 130 interrupted.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -14,6 +15,7 @@ import time
 from . import __version__
 
 DEFAULT_SIZES = "4,1KiB,256KiB,4MiB,64MiB"
+FAMILY_SIZES = "1KiB,256KiB,8MiB"
 RIVALS = ("mpi", "gloo")
 
 
@@ -45,6 +47,16 @@ def parser():
     command.add_argument("--against", type=rivals, default=RIVALS, help="of mpi, gloo; none for neither (mpi,gloo)")
     command.add_argument("--json", type=file, metavar="FILE", help="write rows, machine and versions there")
     command.set_defaults(command=bench_all_reduce)
+
+    command = benches.add_parser("collectives", help="the whole family of algorithms for each of the eight collectives")
+    command.add_argument("--ranks", type=ranks, default=4, help="MPI ranks (4)")
+    command.add_argument("--sizes", default=FAMILY_SIZES, help=f"bytes of the whole vector ({FAMILY_SIZES})")
+    command.add_argument("--collective", default="all", metavar="NAMES", help="such as all_reduce,broadcast (all)")
+    command.add_argument("--where", choices=("here", "emulated"), default="here", help="emulated: a host for each rank")
+    command.add_argument("--link", default="1gbit", help="of emulated hosts (1gbit)")
+    command.add_argument("--json", type=file, metavar="FILE", help="write rows, machine and versions there")
+    command.add_argument("--markdown", type=file, metavar="FILE", help="write the tables there, in place of the last")
+    command.set_defaults(command=bench_collectives)
 
     command = benches.add_parser("reduction", help="the ladder of CUDA kernels that add a vector, on a GPU")
     command.add_argument("--sizes", default="1MiB,256MiB", help="bytes (1MiB,256MiB)")
@@ -123,6 +135,38 @@ def bench_reduction(arguments):
         with open(arguments.markdown, "w") as file:
             file.write(reduction.markdown(rows, about))
     return int(any(row["wrong"] for row in rows))
+
+
+def bench_collectives(arguments):
+    from . import bench
+    from .collectives.expected import COLLECTIVES
+    from .collectives.sweep import parse_size
+
+    sizes = [parse_size(text) for text in arguments.sizes.split(",")]
+    names = COLLECTIVES if arguments.collective == "all" else arguments.collective.split(",")
+    emulated = arguments.where == "emulated"
+    command = f"hpdl bench collectives --ranks {arguments.ranks} --sizes {arguments.sizes}"
+    command += "" if names is COLLECTIVES else f" --collective {arguments.collective}"
+    command += f" --where emulated --link {arguments.link}" if emulated else ""
+    with emulated_hosts(arguments.ranks, arguments.link) if emulated else contextlib.nullcontext() as where:
+        rows = bench.collectives(
+            arguments.ranks, sizes, names, arguments.json, arguments.markdown, where=where, command=command
+        )
+    wrong = sum(row["wrong"] for row in rows)
+    if wrong:
+        print(f"hpdl: {wrong:,} wrong elements: see the column #wrong", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+@contextlib.contextmanager
+def emulated_hosts(ranks, link):
+    """Engines of their own on `ranks` emulated hosts, as bench.collectives takes them."""
+    from . import lab
+
+    with tempfile.TemporaryDirectory(prefix="hpdl-", dir="/tmp") as place:
+        os.environ["XDG_RUNTIME_DIR"] = place  # those of a notebook are left alone
+        with lab.start(ranks, where="emulated", link=link):
+            yield f"emulated hosts joined by {link} links", lambda f, *args: lab.run(f, *args, deadline=60).rows
 
 
 def bench_run(arguments):

@@ -3,8 +3,12 @@
 import json
 
 import pytest
+import torch
 
 from hpdl_lab import bench
+from hpdl_lab.bench import family
+from hpdl_lab.collectives import expected, table
+from hpdl_lab.comm import sim
 
 
 def test_a_race(tmp_path, capfd):
@@ -43,3 +47,61 @@ def test_ranks_that_end_with_an_error(capfd):
     with pytest.raises(RuntimeError, match="-n 1 ended with exit code .*: see above"):
         bench.all_reduce(1, [4 << 56])
     assert "Traceback" in capfd.readouterr().err
+
+
+def test_the_family(tmp_path, capfd):
+    path, page = tmp_path / "rows.json", tmp_path / "page.md"
+    page.write_text("# Mine\n\nText.\n")
+    for _ in range(2):  # the second time in place of the first
+        rows = bench.collectives(2, [4, 4096], ("all_reduce", "scatter"), str(path), str(page), command="hpdl ...")
+    found = {(row["collective"], row["size"], row["name"], row["place"]) for row in rows}
+    assert len(found) == len(rows)
+    for algorithm in table.ALGORITHMS:
+        if algorithm.collective in ("all_reduce", "scatter"):
+            assert {size for c, size, n, _ in found if (c, n) == (algorithm.collective, algorithm.name)} >= {4096}
+    for name in ("MPI", "gloo", "shared memory"):
+        assert ("scatter", 8, name, "out") in found  # 4 bytes are no element for each rank
+    for place in ("in", "out"):
+        assert ("all_reduce", 4, "MPI", place) in found
+    assert {(row["collective"], row["redop"], row["root"], row["wrong"]) for row in rows} == {
+        ("all_reduce", "sum", -1, 0),
+        ("scatter", "none", 0, 0),
+    }
+    for row in rows:
+        factor = 1.0 if row["collective"] == "all_reduce" else 0.5
+        assert row["busbw_GBps"] == pytest.approx(factor * row["size"] / row["time_us"] / 1e3)
+        assert 0 < row["p25_us"] <= row["time_us"] <= row["p75_us"]
+    assert json.loads(path.read_text())["rows"] == rows
+    text = page.read_text()
+    assert text.startswith("# Mine\n\nText.\n") and text.count("## 2 ranks on one machine") == 1
+    assert text.count("| float32 |") == len(rows) and "`hpdl ...`" in text
+    assert "| size (B) | count (elements) | type | redop | root | name |" in text
+    head = "size       count     type  redop  root  name                place        time         p25         p75"
+    assert head in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((0, [4]), "at least 1 rank, got 0"),
+        ((2, [6]), "6 bytes are not a whole number of float32"),
+        ((2, [4], ["all_sum"]), "unknown: all_sum; known: all_reduce, "),
+    ],
+)
+def test_what_makes_no_sense_of_the_family(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        bench.collectives(*arguments)
+
+
+def test_a_wrong_result_is_counted():
+    """On one rank of this process: the check is no formality."""
+
+    def check(comm, collective, change):
+        x = torch.zeros(12)
+        return family.check(comm, collective, family.Contender("mine", "in", lambda: change(x), x))
+
+    def alone(comm):
+        right = [check(comm, name, lambda x: x) for name in expected.COLLECTIVES]
+        return right, check(comm, "all_reduce", lambda x: x.mul_(2)), check(comm, "all_gather", lambda x: x[:5])
+
+    assert sim.run(1, alone)[0] == ([0] * 8, 11, 12)

@@ -1,4 +1,4 @@
-"""Correct first, timed second: any number of all-reduces over sizes, side by side in one run, on every kind of rank.
+"""Correct first, timed second: ways to do one collective over sizes, side by side in one run, on every kind of rank.
 
 A sample is the time of a few calls in a row on the slowest rank, divided by the calls. The samples of one size and one
 function give the median and the quartiles. The time is the communicator's own: virtual on simulated ranks.
@@ -10,8 +10,9 @@ import time
 
 import numpy as np
 
-from ..comm.buffers import ITEMSIZE, is_tensor
+from ..comm.buffers import ITEMSIZE, is_tensor, to_numpy
 from ..features import cores
+from . import expected
 from .cost import busbw_factor, fit_alpha_beta
 
 SAMPLES = 9
@@ -20,7 +21,7 @@ PING_SIZES = (8, 1024, 16 * 1024, 128 * 1024, 1024 * 1024)
 
 
 class WrongAnswer(ValueError):
-    """A function that is not an all-reduce is not timed."""
+    """A function that does not do what the collective does is not timed."""
 
 
 def parse_size(text):
@@ -31,34 +32,49 @@ def parse_size(text):
     return int(match[1]) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(match[2], 1)
 
 
-def race(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS, rest_s=0.0):
+def race(
+    comm,
+    functions,
+    sizes,
+    dtype="float32",
+    samples=SAMPLES,
+    sample_ns=SAMPLE_NS,
+    rest_s=0.0,
+    collective="all_reduce",
+    ping_sizes=PING_SIZES,
+):
     """`ping_pong`, reported by rank 0 as {alpha, beta, gamma}, and then `sweep`."""
-    alpha, beta, gamma = ping_pong(comm, samples, repeats=20 if sample_ns else 1)
+    alpha, beta, gamma = ping_pong(comm, samples, 20 if sample_ns else 1, ping_sizes)
     if comm.rank == 0:
         comm.report(alpha=alpha, beta=beta, gamma=gamma)
-    sweep(comm, functions, sizes, dtype, samples, sample_ns, rest_s)
+    sweep(comm, functions, sizes, dtype, samples, sample_ns, rest_s, collective)
 
 
-def sweep(comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS, rest_s=0.0):
-    """Check and time all-reduces; rank 0 reports one row, with the columns of nccl-tests, per function and size.
+def sweep(
+    comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS, rest_s=0.0, collective="all_reduce"
+):
+    """Check and time a collective; rank 0 reports one row, with the columns of nccl-tests, per function and size.
 
-    Args:    functions: {name: f(comm, x)}; sizes: bytes, whole elements; dtype: "float32" or "float64".
-             samples: per row; sample_ns: least time of one, 0 for a single call.
+    Args:    functions: {name: f(comm, x)}, as the functions of collectives/table.py: x is flat, the result is in x,
+             and what is returned is x or the part of it with the result. The root is rank 0.
+             sizes: bytes of x, whole elements; where every rank has a chunk, they are rounded up to equal chunks.
+             dtype: "float32" or "float64". samples: per row; sample_ns: least time of one, 0 for a single call.
              rest_s: sleep after each row, in which a notebook can draw it without taking a core from what is timed.
-    Returns: None. Row: name, size (bytes), count, type, time_us (median), p25_us, p75_us, algbw_GBps, busbw_GBps,
-             wrong, ranks, cores.
+             collective: one of expected.COLLECTIVES.
+    Returns: None. Row: name, collective, size (bytes), count, type, redop, root, time_us (median), p25_us, p75_us,
+             algbw_GBps, busbw_GBps, wrong, ranks, cores.
     Raises:  WrongAnswer, on every rank, naming function, rank, index, expected and got.
     """
-    counts = [count_of(size, dtype) for size in sizes]
+    counts = [whole_chunks(count_of(size, dtype), comm.size, collective) for size in sizes]
     # One buffer for all of them, where possible in shared memory: good for kernels that use it, the same to the others.
     buffer = comm.allocate((max(counts),), dtype)
-    for size, count in zip(sizes, counts, strict=True):
+    for count in dict.fromkeys(counts):
         x = buffer[:count]
         for name, function in functions.items():
-            require_right(comm, name, function, x)
+            require_right(comm, name, function, x, collective)
             times = sample_calls(comm, function, x, samples, sample_ns)
             if comm.rank == 0:
-                comm.report(**row(name, size, count, dtype, times, comm))
+                comm.report(**row(name, count, dtype, times, comm, collective))
             time.sleep(rest_s)
 
 
@@ -69,20 +85,29 @@ def count_of(size, dtype):
     return size // ITEMSIZE[dtype]
 
 
-def row(name, size, count, dtype, times, comm):
-    """One row from (samples,) ns per call."""
+def whole_chunks(count, p, collective):
+    """`count`, or the next number that p ranks can share in equal chunks, where the collective gives each rank one."""
+    return -(-count // p) * p if collective in expected.CHUNKED else count
+
+
+def row(name, count, dtype, times, comm, collective="all_reduce"):
+    """One row from (samples,) ns per call. redop, root: as nccl-tests has them: "none", -1 where there is none."""
     p25, median, p75 = (float(q) for q in np.percentile(times, (25, 50, 75)))
+    size = count * ITEMSIZE[dtype]
     algbw = size / median if median else 0.0  # bytes per ns are GB/s
     return {
         "name": name,
+        "collective": collective,
         "size": size,
         "count": count,
         "type": dtype,
+        "redop": "sum" if collective in expected.ADDS else "none",
+        "root": 0 if collective in expected.ROOTED else -1,
         "time_us": median / 1e3,
         "p25_us": p25 / 1e3,
         "p75_us": p75 / 1e3,
         "algbw_GBps": algbw,
-        "busbw_GBps": algbw * busbw_factor("all_reduce", comm.size),
+        "busbw_GBps": algbw * busbw_factor(collective, comm.size),
         "wrong": 0,
         "ranks": comm.size,
         "cores": cores()  # of this node; a simulated rank is a node of its own
@@ -90,28 +115,31 @@ def row(name, size, count, dtype, times, comm):
     }
 
 
-def require_right(comm, name, function, x):
-    """Run `function` once on small whole numbers, whose sum is exact, and compare every element."""
-    index = np.arange(len(x))
-    values = index % 61 + comm.rank
-    fill(x, values)
+def require_right(comm, name, function, x, collective="all_reduce"):
+    """Run `function` once on small whole numbers, whose sums are exact, and compare every element."""
+    fill(x, expected.brought(collective, len(x), comm.size, comm.rank))
+    begin, want = expected.left(collective, len(x), comm.size, comm.rank)
     result = function(comm, x)
-    got = np.asarray(x if result is None else result, dtype=np.float64).reshape(-1)
-    expected = comm.size * (index % 61) + comm.size * (comm.size - 1) / 2
-    if got.shape != expected.shape:
-        mine = [1.0, -1.0, len(x), len(got)]
+    got = np.asarray(to_numpy(x if result is None else result), dtype=np.float64).reshape(-1)
+    if len(want) != len(x) and len(got) == len(x):
+        got = got[begin : begin + len(want)]  # the whole x, of which only a part is the result
+    if len(want) == 0:
+        mine = [0.0, 0.0, 0.0, 0.0]
+    elif got.shape != want.shape:
+        mine = [1.0, -1.0, len(want), len(got)]
     else:
-        wrong = np.flatnonzero(got != expected)
+        wrong = np.flatnonzero(got != want)
         first = wrong[0] if len(wrong) else 0
-        mine = [len(wrong), first, expected[first], got[first]]
+        mine = [len(wrong), begin + first, want[first], got[first]]
     reports = np.asarray(comm.all_gather(np.array(mine, dtype=np.float64)))  # so that every rank knows, and stops
     for rank, (count, first, want, have) in enumerate(reports):
         if count and first < 0:
             raise WrongAnswer(f"{name} is not timed: rank {rank} gave {want:,.0f} elements and got {have:,.0f} back")
         if count:
+            word = "sum" if collective in expected.ADDS else "result"
             raise WrongAnswer(
-                f"{name} is not timed, because its sum is wrong: on rank {rank}, {count:,.0f} of {len(x):,} elements, "
-                f"first at index {first:,.0f}: expected {want:g}, got {have:g}; lab.check says why"
+                f"{name} is not timed, because its {word} is wrong: on rank {rank}, {count:,.0f} of {len(x):,} "
+                f"elements, first at index {first:,.0f}: expected {want:g}, got {have:g}; lab.check says why"
             )
 
 
@@ -154,21 +182,22 @@ def time_work(comm, work, n, samples=SAMPLES, sample_ns=SAMPLE_NS):
     return sample_calls(comm, lambda comm, _: work(comm, n), np.zeros(0), samples, sample_ns)
 
 
-def ping_pong(comm, samples=SAMPLES, repeats=20):
+def ping_pong(comm, samples=SAMPLES, repeats=20, sizes=PING_SIZES):
     """Fit the cost of a message between ranks 0 and 1, and of adding: the numbers of collectives/cost.py.
 
         0 --x--> 1, 0 <--x-- 1      half a round trip is alpha + beta * bytes
 
     Args:    repeats: round trips per sample, 1 where the time is virtual.
+             sizes: bytes; on links that let a burst pass at once, larger than it, but for one that is tiny.
     Returns: (alpha s, beta s/byte, gamma s/byte), the same on every rank; zeros on one rank alone.
     """
     fitted = np.zeros(3)
     if comm.size > 1:
         recording, comm.trace.enabled = comm.trace.enabled, False
         if comm.rank < 2:
-            times = [one_way(comm, np.zeros(n, np.uint8), samples, repeats) for n in PING_SIZES]
+            times = [one_way(comm, np.zeros(n, np.uint8), samples, repeats) for n in sizes]
             if min(times) > 0:
-                fitted[:2] = fit_alpha_beta(PING_SIZES, times)
+                fitted[:2] = fit_alpha_beta(sizes, times)
             fitted[2] = time_of_adding(comm, samples)
         comm.trace.enabled = recording
         fitted = np.asarray(comm.broadcast(fitted))

@@ -1,0 +1,9 @@
+"""Benchmarks on real ranks: correct first, timed second, as tables with the columns of nccl-tests.
+
+`all_reduce` races this package's all-reduces against MPI and gloo; `collectives` does the whole family.
+"""
+
+from .family import collectives
+from .race import all_reduce
+
+__all__ = ["all_reduce", "collectives"]

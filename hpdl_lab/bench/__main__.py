@@ -1,0 +1,26 @@
+"""On every rank: `mpiexec -n 2 python -m hpdl_lab.bench TASK`, as bench/launch.py starts it."""
+
+import json
+import sys
+
+from ..comm.mpi import session_of_this_process
+from . import family, race
+from .launch import DEADLINE, about
+
+KINDS = {"all_reduce": race.on_ranks, "collectives": family.on_ranks}
+
+
+def main():
+    """Do the task of the first argument; rank 0 prints what is reported, one JSON object a line."""
+    task = json.loads(sys.argv[1])
+    session = session_of_this_process()
+    tell = (lambda row: print(json.dumps(row), flush=True)) if session.rank == 0 else None
+    if tell:
+        tell({"about": about(session)})
+    for run, arguments in enumerate(task["runs"]):
+        with session.comm(run, deadline=DEADLINE, on_row=tell, trace=False) as comm:
+            KINDS[task["kind"]](comm, *arguments)
+
+
+if __name__ == "__main__":
+    main()
