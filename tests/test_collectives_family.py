@@ -142,6 +142,17 @@ def test_integers_stay_integers():
         assert (x == (5 * (2**31 - 1) + 2**31) % 2**32 - 2**31).all()
 
 
+def test_a_node_is_what_the_communicator_says():
+    algorithm = find("hierarchical")
+
+    def on_nodes(comm, x):
+        comm.node_size = 3
+        algorithm.function(comm, x)
+
+    run = sim.run(9, on_nodes, np.zeros(8))
+    assert steps.posted(run.events, 9) == steps.calls(algorithm.steps(9, 8, group=3), 9, 8)
+
+
 # -- schedules of many ranks ------------------------------------------------------------------------------------------
 
 
