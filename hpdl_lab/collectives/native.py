@@ -36,6 +36,13 @@ def mpi_all_reduce(comm, x):
     return comm.mpi_all_reduce(x)
 
 
+def nccl_all_reduce(comm, x):
+    """NCCL's all_reduce. Raises ValueError where the ranks have no GPUs."""
+    if comm.device == "cpu":
+        raise ValueError('NCCL adds tensors on GPUs, and these ranks have none: lab.start(2, device="cuda")')
+    return comm.nccl_all_reduce(x)
+
+
 def gloo_all_reduce(comm, x):
     """all_reduce of torch.distributed's gloo, over TCP. Raises ValueError for arrays."""
     if not is_tensor(x):

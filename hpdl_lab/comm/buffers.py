@@ -86,6 +86,12 @@ def to_numpy(x):
     return x.detach().cpu().numpy() if is_tensor(x) else x
 
 
+def settle(x):
+    """Return when what has been asked of tensor `x` is done: a GPU works on when its caller has gone on."""
+    if is_tensor(x) and x.device.type == "cuda":
+        sys.modules["torch"].cuda.current_stream(x.device).synchronize()
+
+
 def copy_of(x):
     """A copy of the values of `x` that no gradient flows through."""
     if not is_tensor(x):

@@ -10,19 +10,16 @@ import math
 from contextlib import contextmanager, suppress
 
 from . import gpu_memory
-from .buffers import DTYPES, ITEMSIZE, buffer_of, copy_into
-from .calls import Call
+from .buffers import DTYPES, ITEMSIZE
 from .errors import CommError
-from .mpi_comm import MpiComm
-from .nccl_api import DTYPE, SUM
 from .nccl_clique import Issuing
+from .nccl_collectives import NcclCollectives
 from .nccl_work import NcclWork
 
 MOST_TENSORS = 16  # kMaxTensors of csrc/cuda/one_pass.h
-WIDENED = ("bfloat16", "float16")  # added as float32 and rounded once
 
 
-class NcclComm(MpiComm):
+class NcclComm(NcclCollectives):
     """`device` is this rank's GPU. Operations have ended when they return: the host waits for the GPU."""
 
     def __init__(self, ranks, *arguments):
@@ -107,136 +104,7 @@ class NcclComm(MpiComm):
         self.segments.append(segment)
         return mine[: math.prod(shape) * ITEMSIZE[dtype]].view(getattr(torch, dtype)).reshape(shape)
 
-    # -- collectives ------------------------------------------------------------------------------------------------
-
-    def all_reduce(self, x):
-        if self._elsewhere("all_reduce", x):
-            return super().all_reduce(x)
-        if self.segments and self._one_pass(x):
-            return x
-        sums = x.float() if dtype_of(x) in WIDENED else x
-        self._collective("all_reduce", x, [("ncclAllReduce", *both(sums, sums), SUM)], [sums])
-        if sums is not x:
-            x.copy_(sums)
-        return x
-
-    def broadcast(self, x, root=0):
-        if self._elsewhere("broadcast", x):
-            return super().broadcast(x, root)
-        self._collective("broadcast", x, [("ncclBroadcast", *both(x, x), root)], root=root)
-        return x
-
-    def reduce(self, x, root=0):
-        if self._elsewhere("reduce", x):
-            return super().reduce(x, root)
-        source = x.float() if dtype_of(x) in WIDENED else x
-        out = source.new_empty(source.shape) if self.rank == root else source
-        self._collective("reduce", x, [("ncclReduce", *both(source, out), SUM, root)], [source, out], root)
-        return out.to(x.dtype) if self.rank == root else None
-
-    def all_gather(self, x):
-        if self._elsewhere("all_gather", x):
-            return super().all_gather(x)
-        out = x.new_empty((self.size, *x.shape))
-        self._collective("all_gather", x, [("ncclAllGather", *both(x, out))], [out])
-        return out
-
-    def reduce_scatter(self, x):
-        if self._elsewhere("reduce_scatter", x):
-            return super().reduce_scatter(x)
-        self._require_rows("reduce_scatter", x)
-        source = x.float() if dtype_of(x) in WIDENED else x
-        out = source.new_empty(source.shape[1:])
-        calls = [("ncclReduceScatter", *both(source, out, out.numel()), SUM)]
-        self._collective("reduce_scatter", x, calls, [source, out])
-        return out.to(x.dtype)
-
-    def gather(self, x, root=0):
-        if self._elsewhere("gather", x):
-            return super().gather(x, root)
-        out = x.new_empty((self.size, *x.shape)) if self.rank == root else None
-        others = [r for r in range(self.size) if r != root]
-        calls = [move("ncclRecv", out[r], r) for r in others] if out is not None else [move("ncclSend", x, root)]
-        if out is not None:
-            copy_into(out[root], x)
-        self._collective("gather", x, calls, [out], root)
-        return out
-
-    def scatter(self, x, out, root=0):
-        if self._elsewhere("scatter", out):
-            return super().scatter(x, out, root)
-        calls = [move("ncclRecv", out, root)]
-        if self.rank == root:
-            self._require_rows("scatter", x)
-            buffer_of(x, "scatter", self.device)
-            copy_into(out, x[root])
-            calls = [move("ncclSend", x[r], r) for r in range(self.size) if r != root]
-        self._collective("scatter", out, calls, [x], root)
-        return out
-
-    def all_to_all(self, x):
-        if self._elsewhere("all_to_all", x):
-            return super().all_to_all(x)
-        self._require_rows("all_to_all", x)
-        out = x.new_empty(x.shape)
-        copy_into(out[self.rank], x[self.rank])
-        others = [r for r in range(self.size) if r != self.rank]
-        calls = [move("ncclSend", x[r], r) for r in others] + [move("ncclRecv", out[r], r) for r in others]
-        self._collective("all_to_all", x, calls, [out])
-        return out
-
-    def _one_pass(self, x):
-        """all_reduce of `x` where it lies in memory that all ranks reach, at one place on all of them; else False."""
-        buffer = buffer_of(x, "all_reduce", self.device)
-        count, dtype = buffer.count, DTYPES.index(buffer.dtype)
-        step, t0, line = self._begin_collective("all_reduce", buffer)
-        self.waiting.finish(gpu_memory.Computed(self.gpu.mark_computed()), "all_reduce", (), line=line)
-        number, offset = gpu_memory.place_of(self.segments, self.rank, x)
-        places = self.agree("all_reduce", count, dtype, note=f"{number},{offset}".encode())
-        if number < 0 or len(set(places)) > 1:
-            return False
-        first, mine = gpu_memory.slice_of(count, self.rank, self.size)
-        with self.gpu.current():
-            tensors = [address + offset for address in self.segments[number].addresses]
-            self.ranks.cuda.one_pass(tensors, first, mine, dtype, self.gpu.handle)
-        self.waiting.finish(gpu_memory.Computed(self.gpu.mark()), "all_reduce", (), line=line)
-        self._meet(("all_reduce", count, dtype, -1), line)
-        self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
-        return True
-
-    def ring_all_reduce(self, x):
-        return self._staged(super().ring_all_reduce, x)
-
-    def mpi_all_reduce(self, x):
-        return self._staged(super().mpi_all_reduce, x)
-
-    def _staged(self, all_reduce, x):
-        """all_reduce(x) of CPU memory: a tensor on the GPU goes through the host and back."""
-        if not self.gpu.owns(x):
-            return all_reduce(x)
-        x.copy_(all_reduce(x.cpu()))
-        return x
-
-    def _collective(self, op, x, calls, keep=(), root=-1):
-        """Agree on `op` of `x` with all ranks, then run `calls` as one group and one event."""
-        buffer = buffer_of(x, op, self.device)
-        if root != -1:
-            self._check_root(op, root)
-        step, t0, line = self._begin_collective(op, buffer, root)
-        self._meet((op, buffer.count, DTYPES.index(buffer.dtype), root), line)
-        self._issue_last()
-        with self.aborting(op):
-            launch = self.clique.submit(calls if buffer.count else [], [x, *keep])
-            self.waiting.finish(launch, op, self.others, buffer.nbytes, line)
-        self.trace.add(step, op, t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
-
-    def _begin_collective(self, op, buffer, root=-1):
-        """Let what has been posted start, and note that `op` begins; returns its step, time and line."""
-        self.launch_posted()
-        step, t0, line = self._begin()
-        self.collectives += 1
-        self.calls.note(Call(op, line, buffer.count, buffer.dtype, root, self.name, self.collectives))
-        return step, t0, line
+    # -- what does not end well -------------------------------------------------------------------------------------
 
     @contextmanager
     def aborting(self, op):
@@ -247,18 +115,6 @@ class NcclComm(MpiComm):
         except BaseException:
             self.clique.abort(op)
             raise
-
-    def _elsewhere(self, op, x):
-        """Is `x` not on a GPU, so that MPI takes it? Raises ValueError where it is there, but `op` cannot take it."""
-        if self.gpu.owns(x):
-            buffer_of(x, op, self.device)
-            return False
-        return True
-
-    def _require_rows(self, op, x):
-        rows = "none" if x is None else len(x)
-        if rows != self.size:
-            raise ValueError(f"{op} on {self.size} ranks needs {self.size} rows, got {rows}")
 
     # -- end --------------------------------------------------------------------------------------------------------
 
@@ -280,17 +136,3 @@ class NcclComm(MpiComm):
     def _family(self):
         """This communicator and all that were split from it, or from those."""
         return [self, *(comm for part in self.parts for comm in part._family())]
-
-
-def dtype_of(x):
-    return str(x.dtype).removeprefix("torch.")
-
-
-def both(source, out, count=None):
-    """The arguments of a collective: from where, to where, how many, of what."""
-    return source.data_ptr(), out.data_ptr(), source.numel() if count is None else count, DTYPE[dtype_of(source)]
-
-
-def move(name, x, peer):
-    """ncclSend or ncclRecv of all of `x`."""
-    return name, x.data_ptr(), x.numel(), DTYPE[dtype_of(x)], peer
