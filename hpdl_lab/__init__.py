@@ -16,7 +16,7 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
     plots        pure functions of rows and events
     bench        sweeps: correctness first, time second
     parallel     training strategies
-    collectives  ring, cost model, the library's own
+    collectives  the family of collectives, each as code, as data and with its cost; selector and tuner
     models, optim, data    small torch modules, optimisers, real data
     comm         the communicator on simulated ranks, on MPI ranks, and its errors
     trace        the one event log and the only clock
