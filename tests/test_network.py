@@ -213,13 +213,13 @@ def test_a_network_is_described_with_its_shared_links():
     text = describe(FatTree(4, 2), 8)
     assert "FatTree(hosts_per_leaf=4, oversubscription=2" in text
     assert "rank - leaf: 16 links of 12.5 GB/s\n" in text
-    assert "leaf - spine: 4 links of 12.5 GB/s, shared by up to 2 ranks" in text
+    assert "leaf - spine: 4 links of 12.5 GB/s, shared by up to 2 messages" in text
     assert "rank 0 to rank 7: 2.22 us + n / 12.5 GB/s" in text
     assert "shared" not in describe(Switch(), 8)
-    assert "adapter - switch: 2 links of 50 GB/s, shared by up to 8 ranks" in describe(Islands(8), 16)
+    assert "adapter - switch: 2 links of 50 GB/s, shared by up to 8 messages" in describe(Islands(8), 16)
 
 
-def test_shared_links_are_those_that_several_ranks_need():
+def test_shared_links_are_those_that_several_messages_need():
     assert shared_links(Switch(), 4).tolist() == [1] * 8
     assert shared_links(Switch(), 1).tolist() == [0, 0]
     tree = shared_links(FatTree(2, 2), 4)

@@ -15,7 +15,7 @@ def describe(network, size):
     numbers = {link: i for i, link in enumerate(network.links(size))}
     for ((low, high), beta), links in kinds.items():
         most = max(shared[numbers[link]] for link in links)
-        note = f", shared by up to {most} ranks" if most > 1 else ""
+        note = f", shared by up to {most} messages" if most > 1 else ""
         lines.append(f"  {low} - {high}: {len(links)} links of {1e-9 / beta if beta else float('inf'):,.4g} GB/s{note}")
     if size > 1:
         far = network.routes(0, size - 1, size)
@@ -29,9 +29,9 @@ def bandwidth(beta):
 
 
 def shared_links(network, size):
-    """(links,) numbers: how many ranks share each link: its senders or its receivers, whichever are fewer.
+    """(links,) numbers: how many messages can need each link at once, where every rank sends one and receives one.
 
-    1 is a link of one rank alone, such as a port; 0 a link that nothing uses.
+    That is its senders or its receivers, whichever are fewer: 1 for a port, 0 for a link that nothing uses.
     """
     count = network.link_count(size)
     senders = [np.zeros(0, np.int64)]

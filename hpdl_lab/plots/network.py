@@ -1,0 +1,156 @@
+"""A network as a picture: ranks, switches, and the cables between them; cables that several ranks share stand out."""
+
+import math
+
+from matplotlib.patches import Circle, FancyBboxPatch
+
+from ..comm.network import Ring
+from ..comm.network.describe import bandwidth, shared_links
+from .style import BLUE, FAINT, GREY, INK, SKY, VERMILION, heading, note, seconds_text
+
+MOST_RANKS = 64  # of a larger network the first ones are drawn
+ROWS = {"island": 0, "rank": 1, "leaf": 2, "adapter": 2, "spine": 3, "switch": 3}  # from the bottom
+WORDS = {
+    "rank": "rank",
+    "island": "fast switch",
+    "leaf": "leaf",
+    "adapter": "NIC",
+    "spine": "spine",
+    "switch": "switch",
+}
+CENTER = 0.4  # of a circle of ranks, in widths: to the right stands what the cables are
+ROW_INCHES, EDGE_INCHES = 0.95, 1.35  # height of a row; of heading and foot together
+
+
+def height(network, size):
+    """Inches that a picture of this network needs."""
+    if isinstance(network, Ring):
+        return 4.6
+    return EDGE_INCHES + ROW_INCHES * len({ROWS[kind(name)] for name in nodes(network, min(size, MOST_RANKS))})
+
+
+def draw(figure, network, size):
+    """Fill `figure` with `network` among `size` ranks."""
+    shown = min(size, MOST_RANKS)
+    ax = figure.add_axes((0.01, 0.08, 0.98, 0.92 - 0.62 / figure.get_figheight()))
+    ax.axis("off")
+    width, tall = (
+        inches * share for inches, share in zip(figure.get_size_inches(), ax.get_position().size, strict=True)
+    )
+    ax.set_xlim(0, width)
+    ax.set_ylim(0, tall)
+    place = on_circle(shown, width, tall) if isinstance(network, Ring) else in_rows(network, shown, width, tall)
+    cables(ax, network, shown, place, width)
+    gap = min((math.dist(place[f"rank {r}"], place[f"rank {r + 1}"]) for r in range(shown - 1)), default=1.0)
+    for name, (x, y) in place.items():
+        if kind(name) == "rank":
+            away = (x - width * CENTER, y - tall / 2) if isinstance(network, Ring) else (0.0, -1.0)
+            rank(ax, int(name.split()[1]), (x, y), away, min(gap * 0.42, 0.17))
+        else:
+            box(ax, name, x, y, place)
+    subtitle = f"{shown} ranks" if shown == size else f"the first {shown} of {size:,} ranks"
+    if size > 1:
+        far = network.routes(0, size // 2 if isinstance(network, Ring) else size - 1, size)
+        subtitle += f"; the farthest message takes {seconds_text(float(far.alpha))} + bytes / {bandwidth(far.beta)}"
+    heading(figure, title(network), subtitle)
+    if (shared_links(network, shown) > 1).any():
+        note(figure, "orange: cables that messages share; one at a time passes, in each direction")
+
+
+def title(network):
+    """The kind of network, with what distinguishes it."""
+    fields = ("hosts_per_leaf", "oversubscription", "size", "nics")
+    told = [f"{name} {getattr(network, name)}" for name in fields if hasattr(network, name)]
+    return ", ".join([type(network).__name__, *told]).replace("_", " ")
+
+
+def kind(name):
+    """ "rank 3" -> "rank"."""
+    return name.split()[0]
+
+
+def nodes(network, size):
+    """The ends of all links, each once, ranks in order."""
+    return list(dict.fromkeys(end for link in network.links(size) for end in (link.source, link.dest)))
+
+
+def on_circle(size, width, tall):
+    """{name: (x, y)} inches: rank 0 on top, the others clockwise."""
+    radius = tall / 2 - 0.32
+    turns = [2 * math.pi * r / size for r in range(size)]
+    return {
+        f"rank {r}": (width * CENTER + radius * math.sin(t), tall / 2 + radius * math.cos(t))
+        for r, t in enumerate(turns)
+    }
+
+
+def in_rows(network, size, width, tall):
+    """{name: (x, y)} inches: ranks in a row, a switch over the middle of its ranks, spines spread evenly."""
+    names = nodes(network, size)
+    rows = sorted({ROWS[kind(name)] for name in names})
+    level = {row: (i + 0.5) / len(rows) * tall for i, row in enumerate(rows)}
+    span = width - 1.9  # to the right stands what the cables are
+    x = {f"rank {r}": 0.25 + (r + 0.5) * span / size for r in range(size)}
+    below = {}
+    for link in network.links(size):
+        if kind(link.source) == "rank":
+            below.setdefault(link.dest, []).append(x[link.source])
+    x.update((name, sum(over) / len(over)) for name, over in below.items())
+    top = [name for name in names if name not in x]
+    x.update((name, 0.25 + (i + 0.5) * span / len(top)) for i, name in enumerate(top))
+    return {name: (x[name], level[ROWS[kind(name)]]) for name in names}
+
+
+def cables(ax, network, size, place, width):
+    """Every cable once; to the right of each row what they join, how fast, and how many messages share one."""
+    seen = {}
+    for link, messages in zip(network.links(size), shared_links(network, size), strict=True):
+        ends = tuple(sorted((link.source, link.dest), key=lambda name: (ROWS[kind(name)], name)))
+        beta, most = seen.get(ends, (link.beta, 0))
+        seen[ends] = beta, max(most, int(messages))
+    labels = {}
+    for (low, high), (beta, most) in seen.items():
+        (x0, y0), (x1, y1) = place[low], place[high]
+        color = VERMILION if most > 1 else GREY
+        ax.plot([x0, x1], [y0, y1], color=color, linewidth=1.6 if most > 1 else 0.9, zorder=2 if most > 1 else 1)
+        middle = (y0 + y1) / 2 if kind(low) != kind(high) else ax.get_ylim()[1] / 2
+        known = labels.get((kind(low), kind(high)), (0, 0, 0))
+        labels[kind(low), kind(high)] = bandwidth(beta), max(known[1], most), middle
+    for ends, (speed, most, y) in labels.items():
+        text = f"{' - '.join(WORDS[end] for end in sorted(ends, key=lambda end: end != 'rank'))}\n{speed}"
+        text += f"\nshared by up to {most} messages" if most > 1 else ""
+        color = VERMILION if most > 1 else INK
+        ax.text(width - 0.05, y, text, ha="right", va="center", fontsize=9, color=color, linespacing=1.35)
+
+
+def rank(ax, number, center, away, radius):
+    """A disk with the number of its rank, or, where disks are small, a number beside every eighth of them.
+
+    away: (x, y) in which direction there is room for that number.
+    """
+    ax.add_patch(Circle(center, radius, facecolor=BLUE, edgecolor="white", linewidth=0.6, zorder=4))
+    look = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 5}
+    if radius > 0.09:
+        ax.text(*center, str(number), color="white", **look)
+    elif number % 8 == 0:
+        x, y = (c + a / math.hypot(*away) * (radius + 0.12) for c, a in zip(center, away, strict=True))
+        ax.text(x, y, str(number), color=INK, **look)
+
+
+def box(ax, name, x, y, place):
+    """A switch, as wide as its name, or as its neighbors in the row allow."""
+    near = [abs(x - other) for key, (other, level) in place.items() if level == y and key != name]
+    room = min(near, default=10.0)
+    wide = {"switch": 2.2, "spine": 0.75, "leaf": 0.75, "island": 1.1, "adapter": 0.6}[kind(name)]
+    wide = min(wide, room - 0.06)
+    style = "round,pad=0,rounding_size=0.05"
+    ax.add_patch(
+        FancyBboxPatch((x - wide / 2, y - 0.13), wide, 0.26, style, facecolor=SKY, edgecolor=FAINT, zorder=4, alpha=1.0)
+    )
+    most = sum(kind(other) == kind(name) for other in place)  # of its kind: all say as much as the longest has room for
+    number = name.split()[1] if " " in name else ""
+    text = f"{WORDS[kind(name)]} {number}".strip()
+    if wide < 0.08 * len(f"{WORDS[kind(name)]} {most - 1}"):
+        text = number
+    if wide >= 0.08 * len(str(most - 1)):
+        ax.text(x, y, text, ha="center", va="center", fontsize=8, color=INK, zorder=5)
