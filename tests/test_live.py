@@ -109,15 +109,6 @@ def test_frames_are_cheap_enough_for_five_a_second():
     assert max(live.PERIOD, statistics.median(costs) + live.LEAST_PAUSE) < 0.2
 
 
-def test_the_ring_plays_step_by_step(monkeypatch):
-    page = Page(monkeypatch)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr(live, "PERIOD", 0)
-    monkeypatch.setattr(live, "LEAST_PAUSE", 0)
-    lab.ring(3)
-    assert len(page.frames) == 5 and "3. all-gather" in page.frames[-1][0]
-
-
 def test_a_landscape_plays_step_by_step_and_gives_its_verdict_at_the_end(monkeypatch):
     page = Page(monkeypatch)
     monkeypatch.setattr(live, "PERIOD", 0)

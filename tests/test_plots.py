@@ -11,9 +11,11 @@ from matplotlib.text import Text
 from hpdl_lab import lab
 from hpdl_lab.collectives import chunks, cost
 from hpdl_lab.collectives import ring as ring_collective
+from hpdl_lab.collectives.table import find
 from hpdl_lab.comm import sim
+from hpdl_lab.lab.steps import of_table
 from hpdl_lab.optim import gradient_descent
-from hpdl_lab.plots import landscape, loss, measure, ring, scaling, style, timeline, traffic
+from hpdl_lab.plots import landscape, loss, measure, ring, scaling, steps, style, timeline, traffic
 from hpdl_lab.trace import Event, bytes_sent
 
 SIZES = (4, 1024, 2**14, 2**17, 2**20, 2**22)
@@ -72,6 +74,14 @@ def filled(draw, *args, **kwargs):
     return figure
 
 
+def one_step(name, p, i):
+    story = of_table(find(name), p, {})
+    figure = style.new_figure(height=steps.step_height(story))
+    with style.look():
+        steps.draw_step(figure, story, i)
+    return figure
+
+
 def texts_of(figure):
     return [t.get_text() for t in figure.findobj(Text) if t.get_text() and t.get_visible()]
 
@@ -123,10 +133,16 @@ FIGURES = {
     "scaling": lambda b: filled(scaling.draw, scaling_rows(), scaling_rows(cores=4), "samples/s", "Scaling"),
     "scaling, one kind": lambda b: filled(scaling.draw, scaling_rows(("strong",)), (), "samples/s", "Scaling"),
     "scaling, nothing yet": lambda b: filled(scaling.draw, []),
-    "ring of 2": lambda b: lab.ring(2).figure,
     "ring of 4": lambda b: filled(ring.draw, 4),
     "ring of 3, third step": lambda b: filled(ring.draw, 3, 3),
-    "ring of 6": lambda b: lab.ring(6).figure,
+    "steps of 2": lambda b: lab.steps("ring", 2).figure,
+    "steps of 4": lambda b: lab.steps("double_tree", 4).figure,
+    "steps of 8": lambda b: lab.steps("halving_doubling", 8).figure,
+    "steps of 16": lambda b: lab.steps("tree", 16, "gather").figure,
+    "one step of 16": lambda b: one_step("ring", 16, 3),
+    "one step of 8": lambda b: one_step("parameter_server", 8, 1),
+    "eight collectives": lambda b: lab.collectives(4).figure,
+    "eight collectives, 6 ranks": lambda b: lab.collectives(6).figure,
     "traffic": lambda b: filled(traffic.draw, *[traffic.matrix(ring_events(), 4)] * 2, "Traffic"),
     "landscape": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps"),
     "landscape, digits before and after the point": lambda b: filled(

@@ -1,4 +1,4 @@
-"""The pictures of a run, and of gradient descent: timeline, traffic, ring, landscape."""
+"""The pictures of a run, and of gradient descent: timeline, traffic, landscape."""
 
 import json
 from importlib import import_module
@@ -44,19 +44,6 @@ def test_nothing_to_draw_is_said():
 def test_traffic_counts_bytes_and_messages(results):
     # p = 3, 10 elements of 8 bytes: chunks of 4, 3, 3; everything is sent but one chunk, twice
     assert repr(lab.traffic(results)) == "320 bytes in 12 messages"
-
-
-@pytest.mark.parametrize("p", [2, 4, 6])
-def test_the_ring(p, tmp_path):
-    picture = lab.ring(p)
-    picture.save(tmp_path / "ring.png")
-    assert repr(picture) == f"{2 * p - 2} steps, 2(p-1) for p = {p}" and (tmp_path / "ring.png").stat().st_size > 5000
-
-
-@pytest.mark.parametrize("p", [1, 7, 4.0])
-def test_rings_that_cannot_be_drawn_are_refused(p):
-    with pytest.raises(ValueError, match="2 to 6 ranks"):
-        lab.ring(p)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from .exercises import check, hint, solution
 from .landscape import landscape
 from .measure import measure, predict
 from .scaling import scaling
-from .timeline import ring, timeline, traffic
+from .steps import collectives, steps
+from .timeline import timeline, traffic
 from .train import train
 from .tune import tune
 from .zoo import zoo
@@ -14,18 +15,19 @@ from .zoo import zoo
 __all__ = [
     "check",
     "cluster",
+    "collectives",
     "doctor",
     "hint",
     "landscape",
     "measure",
     "predict",
     "restart",
-    "ring",
     "run",
     "running",
     "scaling",
     "solution",
     "start",
+    "steps",
     "stop",
     "timeline",
     "traffic",

@@ -1,31 +1,10 @@
-"""`lab.timeline`: who did what, when, in the last run; and the pictures of who sent what to whom."""
-
-import time
-from dataclasses import dataclass, field
+"""`lab.timeline`: who did what, when, in the last run; `lab.traffic`: who sent how much to whom."""
 
 from .. import trace
-from ..plots import live
-from ..plots import ring as ring_picture
 from ..plots import timeline as bars
 from ..plots import traffic as heat
-from ..plots.style import look, new_figure
 from .cluster import last_run
-
-STEP_SECONDS = 0.8  # between two steps of the animated ring
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A finished figure, with a sentence about it. `save("name.png")` writes it."""
-
-    text: str
-    figure: object = field(repr=False)
-
-    def __repr__(self):
-        return self.text
-
-    def save(self, path):
-        live.save(self.figure, path)
+from .picture import picture
 
 
 def timeline(results=None, save=None):
@@ -53,28 +32,6 @@ def traffic(results=None, title=""):
     matrix = heat.matrix(events, size)
     text = f"{int(matrix.sum()):,} bytes in {sum(e.op == 'send' for e in events):,} messages"
     return picture(heat.draw, matrix, None, title or f"Traffic: {text}", text=text, width=5.2)
-
-
-def ring(p=4):
-    """Play the steps of a ring all-reduce on `p` ranks. Returns Picture."""
-    if not isinstance(p, int) or not 2 <= p <= ring_picture.MOST_RANKS:
-        raise ValueError(f"the picture of a ring has 2 to {ring_picture.MOST_RANKS} ranks, got {p!r}")
-    steps = ring_picture.schedule(p)
-    plot = live.Live(ring_picture.draw, ring_picture.height(p), f"ring all-reduce on {p} ranks")
-    if plot.shown:
-        for done in range(len(steps)):
-            plot.update(p, done)
-            time.sleep(STEP_SECONDS)
-    return Picture(f"{len(steps)} steps, 2(p-1) for p = {p}", plot.finish(p))
-
-
-def picture(draw, *args, text, width=None):
-    """Draw once, show, and return it as a Picture."""
-    figure = new_figure() if width is None else new_figure(width)
-    with look():
-        draw(figure, *args)
-    live.show(figure, alt=text)
-    return Picture(text, figure)
 
 
 def events_of(results):

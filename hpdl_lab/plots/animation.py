@@ -12,6 +12,13 @@ FRAME_MS = 900  # long enough to follow every arrow of a step
 LAST_MS = 3500  # then it starts again
 
 
+def show(draw, frames, alt, height):
+    """Display the animation in the notebook."""
+    from IPython.display import HTML, display
+
+    display(HTML(html(draw, frames, alt, height)))
+
+
 def html(draw, frames, alt="animation", height=HEIGHT):
     """`draw(figure, *frame)` for each of `frames`, one after the other for ever, as an <img> element."""
     images = []

@@ -152,6 +152,11 @@ def spread(heights, gap, bottom, top):
     return out
 
 
+def tile(x, y):
+    """The corners of a cell around (x, y) in a table whose cells are 1 apart."""
+    return [(x - 0.44, y - 0.42), (x + 0.44, y - 0.42), (x + 0.44, y + 0.42), (x - 0.44, y + 0.42)]
+
+
 def heading(figure, title, subtitle=""):
     """The title of a picture, and a line below it in plain type."""
     figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
