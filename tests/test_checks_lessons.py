@@ -1,0 +1,126 @@
+"""Lessons 02 to 04: the texts of the exercises agree with their checks, clumsy answers are told plainly what to do."""
+
+import re
+
+import numpy as np
+import pytest
+
+from hpdl_lab import lab, zoo
+from hpdl_lab.checks.exercises import check, find
+from hpdl_lab.collectives import jobs
+from hpdl_lab.comm import sim
+from hpdl_lab.zoo import ward
+
+
+def on_one_engine(fn, *args):
+    """Stands in for a cluster of one engine."""
+    return sim.run(1, fn, *args)
+
+
+def test_the_jobs_stand_in_the_text_of_the_exercise_and_have_one_collective_each():
+    for job in jobs.JOBS:
+        assert f"{job.letter}  {job.text}\n" in jobs.which_collective.__doc__
+    assert sorted(jobs.which_collective().values()) == sorted(jobs.DOES)
+    assert list(jobs.which_collective()) == [job.letter for job in jobs.JOBS]
+
+
+def test_the_diagnoses_stand_in_the_text_of_the_exercise_and_each_is_needed():
+    for name, meaning in ward.DIAGNOSES.items():
+        assert re.search(rf'"{name}" +{re.escape(meaning)}\n', ward.diagnose.__doc__)
+    assert set(ward.diagnose().values()) == set(ward.DIAGNOSES)
+    assert list(ward.diagnose()) == list(ward.PATIENTS)
+
+
+def test_the_doctor_gives_the_reasons_that_the_ward_asks_for():
+    signs = {"circle": "both receive first", "mismatch": "differ", "absent": "never called|one step early"}
+    signs |= {"order": "opposite order", "error": "raised", "slow": "still computing"}
+    for letter, name in ward.PATIENTS.items():
+        assert re.search(signs[ward.diagnose()[letter]], zoo.find(name).reason)
+
+
+def test_the_zoo_shows_programs_and_does_not_give_their_fault_away():
+    shown = str(lab.zoo())
+    assert shown.count("def program(comm):") == len(ward.PATIENTS) and '"""' not in shown
+    for name in ward.PATIENTS.values():
+        assert name not in shown and zoo.find(name).broken.__name__ not in shown
+    assert str(lab.zoo("wrong_root")).startswith("1 program with a fault\n  wrong_root: ")
+    with pytest.raises(ValueError, match="no specimen 'Q' in the zoo: both_receive_first, "):
+        lab.zoo("Q")
+
+
+@pytest.mark.parametrize("number", ["3.5", "3.6", "3.7"])
+def test_the_text_of_a_repair_does_not_hold_the_repair(number):
+    exercise = find(number)
+    assert exercise.scaffold in [wrong.fn for wrong in exercise.wrong_answers]
+    assert exercise.reference.__doc__.startswith(exercise.scaffold.__doc__.split("\n")[0])
+    assert "Returns: " in exercise.reference.__doc__
+
+
+@pytest.mark.parametrize("number", ["2.2", "2.3", "3.1", "3.5", "3.6", "3.7", "4.4"])
+def test_a_cluster_of_one_engine_is_no_fault_of_the_answer(number):
+    exercise = find(number)
+    result = check(exercise, exercise.reference, on_one_engine)
+    assert result, result.message
+    assert "engines: " in result.facts[-1]
+
+
+@pytest.mark.parametrize("number", ["2.2", "2.3", "3.1", "3.5"])
+def test_what_is_right_on_simulated_ranks_may_be_wrong_on_engines(number):
+    def runner(fn, *args):
+        results = sim.run(4, fn, *args)
+        results[2] = results[1] if not isinstance(results[1], tuple) else (None, *results[2][1:])
+        return results
+
+    result = check(find(number), find(number).reference, runner)
+    assert not result
+    assert "on 4 engines" in result.message.lower()
+
+
+def send_to_nobody(comm, w, g, rate):
+    comm.send(g, comm.size)
+
+
+def tensor_and_rank_swapped(comm, x):
+    return comm.recv(1, x) if comm.rank == 0 else x
+
+
+def never_waits(comm, x):
+    if comm.rank == 1:
+        comm.irecv(x, 0)
+    elif comm.rank == 0:
+        comm.send(x, 1)
+    return x
+
+
+def strided(comm, x, root=0, segments=4):
+    for k in range(segments if comm.rank == 0 else 0):
+        comm.send(x[k::segments], 1)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "says"),
+    [
+        ("2.2", lambda comm, w, g, rate: list(w), "something of type list: return w, of shape (2,)"),
+        ("2.2", lambda comm, w, g: w, "takes 3 positional arguments but 4 were given"),
+        ("2.2", send_to_nobody, "rank 0 sends to rank 4: ranks here are 0 to 3"),
+        ("2.3", lambda comm, x, graph: 3, "something of shape (): return x, (10,)"),
+        ("3.1", tensor_and_rank_swapped, "comm.send(x, to), comm.recv(x, source)"),
+        ("3.1", never_waits, "never waited for its receive from rank 0"),
+        ("3.1", lambda comm, x: x, "rank 1 does not hold what rank 0 sent"),
+        ("3.2", lambda sizes, seconds: ("a", "b"), "return two numbers, alpha and beta"),
+        ("3.2", lambda sizes, seconds: (np.nan, np.nan), "Is there a division by zero"),
+        ("3.2", lambda sizes, seconds: sizes.clear(), "changed its arguments: work on copies"),
+        ("3.3", lambda: {"A": 1}, "Job A: no collective is called 1"),
+        ("3.4", lambda: {"A": ["circle"]}, "Program A: there is no diagnosis ['circle']"),
+        ("3.5", lambda comm: [1, 2], "rank 0 returned [1, 2]: every rank returns a float, here 4"),
+        ("4.4", strided, "cannot send a non-contiguous tensor"),
+        ("4.4", lambda comm, x: x, "takes 2 positional arguments but 4 were given"),
+        ("4.5", lambda costs, p, nbytes, alpha, beta: costs["ring"].steps, "has no attribute 'steps'"),
+    ],
+)
+def test_clumsy_answers_are_told_plainly(number, answer, says):
+    result = check(find(number), answer)
+    assert not result
+    assert says.lower() in result.message.lower(), result.message
+    assert len(result.message) < 400
