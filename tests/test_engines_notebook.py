@@ -103,9 +103,9 @@ def test_a_function_of_a_cell_and_its_globals(notebook):
 
 def test_an_error_is_one_text_with_the_line_of_the_cell(notebook):
     said = notebook.cell("def wrong(comm):\n    y = comm.rank\n    return y / (y - 2)\n\nlab.run(wrong)")
-    assert said.error == (
-        "RunFailed: rank 2: ZeroDivisionError: division by zero\n    cell:3 in wrong:  return y / (y - 2)"
-    )
+    text, table = said.error.split("\n  rank  state ")
+    assert text == "RunFailed: rank 2: ZeroDivisionError: division by zero\n    cell:3 in wrong:  return y / (y - 2)"
+    assert table.count("finished") == 3 and table.endswith("likely: rank 2 raised ZeroDivisionError at line 3")
 
 
 STUCK = """def stuck(comm):
@@ -121,15 +121,15 @@ def test_the_stop_button(notebook, within):
     assert said.seconds < within(2)
     assert "ranks 0-3 say I wait" in said.text
     assert re.match(
-        r"RunStopped: stopped after [\d.]+ s, when\n  rank 0 waits in recv of 80 bytes from rank 1", said.error
+        r"RunStopped: stopped after [\d.]+ s, when\n  rank .*\n  0 +waiting +recv +from rank 1 +80 ", said.error
     )
-    assert "(cell:3)" in said.error and "cycle: 0 -> 1 -> 2 -> 3 -> 0" in said.error and "Traceback" not in said.error
+    assert "cell:3\n" in said.error and "cycle: 0 -> 1 -> 2 -> 3 -> 0" in said.error and "Traceback" not in said.error
     assert notebook.cell("lab.run(lambda comm: os.getpid())").text == pids
 
 
 def test_the_stop_button_in_an_endless_loop(notebook, within):
     said = notebook.cell("def loop(comm):\n    while True:\n        pass\nlab.run(loop)", stop_after=1)
-    assert said.seconds < within(2) and said.error.count("running  (cell:") == 4
+    assert said.seconds < within(2) and len(re.findall(r"running +cell:[23]", said.error)) == 4
     assert notebook.cell("lab.run(lambda comm: comm.rank)").text == "[0, 1, 2, 3]"
 
 

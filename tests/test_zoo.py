@@ -1,5 +1,7 @@
 """The zoo: every broken program is diagnosed, on simulated ranks and on engines; every repaired one is right."""
 
+import os
+
 import pytest
 
 from hpdl_lab.comm import sim
@@ -26,3 +28,18 @@ def test_the_repaired_program_is_right_on_simulated_ranks(specimen):
 def test_no_such_specimen():
     with pytest.raises(ValueError, match="no specimen 'lion' in the zoo: both_receive_first, head_to_head_sends"):
         find("lion")
+
+
+@pytest.mark.timeout(60)
+def test_the_doctor_finds_the_reason_on_engines_which_are_usable_afterwards(cluster):
+    pids = cluster.run(lambda comm: os.getpid())
+    for specimen in SPECIMENS:
+        ranks = range(specimen.ranks)
+        with pytest.raises(Exception) as caught:
+            cluster.run(specimen.broken, ranks=ranks, deadline=specimen.deadline)
+        text = str(caught.value)
+        assert specimen.reason in caught.value.reason, f"{specimen.name}: {text}"
+        assert [w.rank for w in caught.value.waits] == list(ranks), text
+        assert specimen.reason in text and "  rank  state" in text and f"{specimen.name}.py:" in text, text
+        assert cluster.run(specimen.repaired, ranks=ranks) == specimen.returns
+    assert cluster.run(lambda comm: os.getpid()) == pids

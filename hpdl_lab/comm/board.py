@@ -43,6 +43,10 @@ class Slot(NamedTuple):
     line: str
     facts: dict
 
+    def moved(self, ns):
+        """This slot, told by a clock that is `ns` behind."""
+        return self._replace(since_ns=self.since_ns + ns, until_ns=self.until_ns and self.until_ns + ns)
+
     def died(self):
         """The slot of a rank whose process has ended in this state."""
         return self._replace(state="dead", op="", facts={})

@@ -21,7 +21,6 @@ from .waiting import NAP, SLICE, Waiting
 from .work import unsettled
 
 START = 30.0  # s: the longest that ranks wait for each other when MPI starts
-BOARD = "HPDL_BOARD"  # environment variable: the board that whoever started the ranks reads
 LAST_LOOK = 0.1  # s: for a rank that gives up, to learn that it is too late for that
 LAST_HELP = 1.0  # s: for what nobody has received, when ranks leave
 ARRIVALS = 1 << 27  # numbers that tell them apart
@@ -60,7 +59,7 @@ def session_of_this_process():
 class Session:
     """This process's place in an MPI job, from which fresh communicators are made, one for each run."""
 
-    def __init__(self, board_path=None):
+    def __init__(self):
         """Start MPI and open the board. Collective over all ranks of the job. Does not import torch."""
         self.core = compiled_module()
         self.MPI, self.mpi = load(self.core)
@@ -79,7 +78,7 @@ class Session:
         self.control = self.core.Group(self.mpi, duplicates.first, duplicates.second, self.rank, self.size)
         self.parents[everybody] = duplicates.first
         self.hosts = self._tell(host_id())
-        self.board = self._open_board(board_path or os.environ.get(BOARD))
+        self.board = self._open_board()
         self.board.publish(self.rank, "idle")
         atexit.register(self.leave)
 
@@ -186,15 +185,14 @@ class Session:
         finish_blindly(agreement, "MPI_Iallgather")
         return [note.decode() for note in agreement.notes()]
 
-    def _open_board(self, path):
-        """One file for the ranks of each machine; of ours, it has no name any more when all have opened it."""
+    def _open_board(self):
+        """One file for the ranks of each host; it has no name any more when all have opened it."""
         first = self.hosts.index(self.hosts[self.rank])
         mine = ""
-        if self.rank == first and not (path and os.path.exists(path)):
+        if self.rank == first:
             mine = os.path.join(tempfile.gettempdir(), f"hpdl-{os.getpid()}-{secrets.token_hex(8)}")
             Board.create(mine, self.size).close()
-        name = self._tell(mine)[first] or path
-        board = Board(name)
+        board = Board(self._tell(mine)[first])
         self._tell("opened")
         if mine:
             os.unlink(mine)

@@ -71,12 +71,17 @@ class MpiWork(Work):
     def _contradiction(self):
         """What the sender has sent, and what was expected instead."""
         comm, wanted = self.comm, buffer_of(self.x, self.op)[1:3]
-        count, dtype = self.message.sent
-        text = mismatch(comm.names[self.peer], comm.names[comm.rank], (count, DTYPES[dtype]), wanted)
-        status = comm.session.MPI.Status()
-        if comm.handle().Iprobe(self.peer, comm.session.MPI.ANY_TAG, status) and announced(status) == wanted:
-            text += OTHER_ORDER
-        return text
+        sent = (self.message.sent[0], DTYPES[self.message.sent[1]])
+        text = mismatch(comm.names[self.peer], comm.names[comm.rank], sent, wanted)
+        return text + OTHER_ORDER if self._swapped(sent, wanted) else text
+
+    def _swapped(self, sent, wanted):
+        """Does another receive expect what has come, or is what was expected the next message?"""
+        comm, MPI, status = self.comm, self.comm.session.MPI, self.comm.session.MPI.Status()
+        others = [w for w in comm.pending.values() if (w.op, w.peer) == ("recv", self.peer) and w is not self]
+        if any(buffer_of(w.x, w.op)[1:3] == sent for w in others):
+            return True
+        return comm.handle().Iprobe(self.peer, MPI.ANY_TAG, status) and announced(status) == wanted
 
     def _facts(self):
         """The fields of errors.Wait for a rank that waits for this message."""

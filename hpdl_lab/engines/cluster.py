@@ -6,7 +6,6 @@ import os
 import sys
 import time
 
-from ..comm.board import Board
 from ..comm.errors import name_ranks
 from . import diagnosis, keeper_client, launch, layout, outcome, px_client, session_dir, table
 from .crew import Crew, warn
@@ -85,7 +84,6 @@ class Cluster:
     def _launch(self, wanted):
         """Start hosts, where some are wanted, then controller and engines at the same time; connect to the engines."""
         self.layout = wanted
-        Board.create(session_dir.board_file(self.path), self.n).close()
         started = {}
         if wanted.hosts:
             self._spawn("hosts", launch.hosts_argv(self.path, wanted), started)
@@ -200,10 +198,10 @@ class Cluster:
             return str(error)
         return None
 
-    def run(self, fn, *args, ranks=None, deadline=10, on_row=None):
+    def run(self, fn, *args, ranks=None, deadline=10, on_row=None, inject=None):
         """`fn(comm, *args)` on every rank, or on `ranks`; see `lab.run`."""
         self._check_engines()
-        run = self._crew.run(fn, args, ranks, deadline, on_row)
+        run = self._crew.run(fn, args, ranks, deadline, on_row, inject)
         error = self._crew.verdict(run)
         if run.stuck:
             warn(f"{name_ranks(run.stuck)} ignored the interrupt, as compiled code can: replacing the engines.")

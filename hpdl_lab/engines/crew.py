@@ -4,8 +4,7 @@ import sys
 import time
 from contextlib import suppress
 
-from ..comm.board import Board
-from ..comm.errors import RankFailed, describe_waits
+from ..comm.errors import RankFailed
 from . import client, diagnosis, outcome, package, session_dir
 from .errors import EngineError, RunStopped, without_traceback
 from .run import Run
@@ -19,7 +18,6 @@ class Crew:
         self.n = n
         self.engines = client.connect(path, n)
         self._lock = client.RunLock(path)
-        self._board = Board(session_dir.board_file(path))
         self._busy = False
 
     @property
@@ -47,19 +45,21 @@ class Crew:
         for engine in self.engines:
             engine.close()
         self._lock.close()
-        self._board.close()
 
-    def run(self, fn, args, ranks, deadline, on_row):
+    def run(self, fn, args, ranks, deadline, on_row, inject=None):
         """Call `fn(comm, *args)` on `ranks` (None: all) and return the finished Run, whatever became of it."""
         if self._busy:
             raise EngineError(
                 "a run is under way in this notebook: start the next one when it has ended, not in on_row"
             )
         chosen = self._chosen(ranks)
+        if inject is not None:
+            inject.check(len(chosen))
         task, own = package.package(fn, args, len(chosen))
         content = {
             "ranks": None if ranks is None else chosen,
             "deadline": check_deadline(deadline),
+            "inject": inject or None,
             "sys_path": package.own_paths(),
             "task": task,
         }
@@ -67,7 +67,7 @@ class Crew:
         try:
             with self._lock.held() as number:
                 engines = [self.engines[rank] for rank in chosen]
-                run = Run(number, engines, self._board, on_row)
+                run = Run(number, engines, on_row)
                 try:
                     run.execute([content | {"run": number, "own": each} for each in own])
                 except BaseException:  # a test's alarm, say: closing the connections ends the tasks
@@ -97,8 +97,9 @@ class Crew:
         if run.raised is not None:
             return run.raised
         if run.stopped:
-            waits = outcome.annotate(run.picture, run.outcomes, run.dead)
-            return RunStopped("\n".join([f"stopped after {run.seconds:.3g} s, when", *describe_waits(waits)]), waits)
+            return RunStopped(
+                f"stopped after {run.seconds:.3g} s, when", outcome.annotate(run.picture, run.outcomes, run.dead)
+            )
         if run.dead:
             waits = outcome.annotate(run.picture, run.outcomes, run.dead)
             text = diagnosis.dead_text(self._died_now([run.engines[i].rank for i in run.dead]))

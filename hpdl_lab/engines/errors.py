@@ -1,5 +1,7 @@
 """What the engines' room raises: each one is a clear text, in a notebook without a traceback through this package."""
 
+from ..comm.errors import likely_reason, report
+
 
 class EngineError(RuntimeError):
     """The cluster cannot do what was asked: too many engines, no port, an engine that died before. Says what to do."""
@@ -15,20 +17,22 @@ class EngineMute(EngineError):
 class RunFailed(EngineError):
     """The function raised on some ranks. The text shows each kind of error once, with ranks and the line in the cell.
 
-    errors: {rank: RankError}, of the ranks on which it raised.
+    errors: {rank: RankError}, of the ranks on which it raised. waits: what every rank was doing, in rank order;
+    reason: one sentence about it.
     """
 
-    def __init__(self, message, errors=None):
+    def __init__(self, message, errors=None, waits=()):
         super().__init__(message)
         self.errors = errors or {}
+        self.waits, self.reason = tuple(waits), likely_reason(waits)
 
 
 class RunStopped(KeyboardInterrupt):
-    """The run was interrupted from the notebook. `waits` says what every rank was doing, in rank order."""
+    """The run was interrupted from the notebook. `waits` says what every rank was doing; `reason`: see RunFailed."""
 
     def __init__(self, message, waits=()):
-        super().__init__(message)
-        self.waits = tuple(waits)
+        super().__init__("\n".join([message, *report(waits)]))
+        self.waits, self.reason = tuple(waits), likely_reason(waits)
 
     def _render_traceback_(self):
         return [f"{type(self).__name__}: {self}"]

@@ -1,13 +1,14 @@
 """The messages between a notebook's kernel and an engine: one byte of kind, eight of length, then a pickle.
 
-kernel -> engine   TASK {run, ranks, deadline, sys_path, task, own}     INTERRUPT run
+kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}     INTERRUPT run     STATE None
 engine -> kernel   HELLO {rank, pid, host, cores, gpu}    ROW row    TEXT (stream, text)    DONE outcome
+                   STATE {slot, now_ns}
 """
 
 import pickle
 import struct
 
-TASK, INTERRUPT, HELLO, ROW, TEXT, DONE = range(6)
+TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE = range(7)
 
 HEADER = struct.Struct("<BQ")
 

@@ -119,7 +119,6 @@ def environment(path, layout, keeper_pid):
         "HPDL_SIZE": str(layout.n),
         "HPDL_HOSTS": str(layout.hosts),
         "HPDL_DEVICE": layout.device,
-        "HPDL_BOARD": session_dir.board_file(path),
         "IPP_PROFILE_DIR": session_dir.profile_dir(path),
         "IPYTHONDIR": os.path.join(path, "ipython"),  # the home directory may not be writable
         "PRTE_MCA_prte_tmpdir_base": path,  # Open MPI's own files

@@ -38,40 +38,51 @@ def error_of(outcomes, picture=()):
     """The exception of a run in which some rank failed by itself; None where every rank returned.
 
     The attendee's own exceptions come first: that other ranks then waited in vain, as `picture` (list of Wait) shows,
-    is a consequence.
+    is a consequence. Of ranks that gave up waiting the first is believed: what others say later may be its consequence.
+
+    Args:    outcomes: {rank: outcome}, in the order in which they came.
     """
-    waiting = {w.rank: w for w in annotate(picture, outcomes) if w.state == "waiting"}
-    failed = {rank: o["failure"] for rank, o in sorted(outcomes.items()) if "failure" in o}
-    own = {rank: f for rank, f in failed.items() if f["kind"] in ("error", "result")}
+    failed = {rank: o["failure"] for rank, o in outcomes.items() if "failure" in o}
+    own = {rank: failed[rank] for rank in sorted(failed) if failed[rank]["kind"] in ("error", "result")}
+    picture = annotate(picture, outcomes)
     if own:
-        return run_failed(own, failed, waiting)
-    stopped = {rank: f for rank, f in failed.items() if f["kind"] == "interrupt"}
+        return run_failed(own, picture)
     for rank, failure in failed.items():
         if failure["kind"] == "comm":
             name, message, waits = failure["comm"]
-            error = getattr(comm_errors, name)(message, annotate(waits, outcomes))
+            error = getattr(comm_errors, name)(message, annotate(waits, outcomes, picture=picture))
             error.rank = rank
             return without_traceback(error)
-    return RunFailed("\n".join(describe_stopped(stopped, waiting))) if stopped else None
+    stopped = {rank: failed[rank] for rank in sorted(failed)}
+    return RunFailed("\n".join(describe_stopped(stopped)), waits=picture) if stopped else None
 
 
-def annotate(waits, outcomes, dead=()):
-    """`waits`, with what only the ranks' ends tell: that a rank is dead, and the line that a running rank was in."""
+def annotate(waits, outcomes, dead=(), picture=()):
+    """`waits`, with what only the ranks' ends tell: that a rank is dead, and the line that a running rank was in.
+
+    picture: what ranks have told the notebook; for those of which `waits` knows nothing.
+    """
+    known = {w.rank: w for w in picture} | {w.rank: w for w in waits if w.state != "silent"}
     told = []
-    for wait in waits:
+    for wait in (known[rank] for rank in sorted(known)):
         failure = outcomes.get(wait.rank, {}).get("failure")
         if wait.rank in dead:
             wait = replace(wait, state="dead")
-        elif wait.state == "running" and failure and failure["kind"] == "interrupt" and failure["frames"]:
-            wait = replace(wait, line=source_line(*failure["frames"][-1][:2]))
+        elif is_interrupted(failure) and (wait.state == "running" or wait.error == "KeyboardInterrupt"):
+            line = source_line(*failure["frames"][-1][:2]) if failure["frames"] else wait.line
+            wait = replace(wait, state="running", line=line)
         elif wait.op == "start":
             wait = replace(wait, line="")  # the ranks still gather: no line of the attendee's has run
         told.append(wait)
     return tuple(told)
 
 
-def run_failed(own, failed, waiting):
-    """RunFailed for the exceptions `own`, each kind once, then who was stopped because of them."""
+def is_interrupted(failure):
+    return failure is not None and failure["kind"] == "interrupt"
+
+
+def run_failed(own, waits):
+    """RunFailed for the exceptions `own`, each kind once, then what every rank was doing."""
     errors = {rank: RankError(f["type"], f["message"], f["frames"]) for rank, f in own.items()}
     kinds = {}
     for rank, error in errors.items():
@@ -79,9 +90,9 @@ def run_failed(own, failed, waiting):
     text = []
     for ranks in kinds.values():
         text += describe_kind(ranks, [errors[r] for r in ranks])
-    others = {rank: f for rank, f in failed.items() if rank not in own}
-    text += describe_stopped(others, waiting)
-    return RunFailed("\n".join(text), errors)
+    if len(errors) < len(waits) or any(error.type == "Mismatch" for error in errors.values()):
+        text += comm_errors.report(waits, said="\n".join(text))
+    return RunFailed("\n".join(text), errors, waits)
 
 
 def describe_kind(ranks, errors):
@@ -99,18 +110,10 @@ def describe_kind(ranks, errors):
     return text
 
 
-def describe_stopped(stopped, waiting):
-    """One line for every place at which ranks were ended because others had failed; `waiting` is {rank: Wait}."""
+def describe_stopped(stopped):
+    """One line for every place at which ranks were ended; `stopped` is {rank: failure}."""
     places = {}
     for rank, failure in stopped.items():
-        if rank in waiting:
-            wait = waiting[rank]
-            whom = str(wait).partition(" waits ")[2].partition(" since ")[0]  # the seconds differ from rank to rank
-            what = f"stopped while waiting {whom}{f' ({wait.line})' if wait.line else ''}"
-        elif failure["kind"] == "comm":
-            what = failure["message"].splitlines()[0]
-        else:
-            line = source_line(*failure["frames"][-1][:2]) if failure["frames"] else ""
-            what = f"stopped while running{f' ({line})' if line else ''}"
-        places.setdefault(what, []).append(rank)
+        line = source_line(*failure["frames"][-1][:2]) if failure["frames"] else ""
+        places.setdefault(f"stopped while running{f' ({line})' if line else ''}", []).append(rank)
     return [f"{name_ranks(ranks)}: {what}" for what, ranks in places.items()]

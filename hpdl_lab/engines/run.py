@@ -11,9 +11,10 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
-from ..comm.errors import Wait, name_ranks
+from ..comm.errors import name_ranks
 from . import frames
 from .output import Collapser
+from .states import States
 
 GRACE = 1.0  # seconds for the others to fail in their own way, with the better message, once a rank has failed
 AGAIN = 0.3  # seconds between two interrupts: a bare `except:` in the attendee's loop may have swallowed the first
@@ -23,15 +24,15 @@ STUCK = 5.0  # seconds from the first interrupt to giving them up: a busy machin
 
 
 class Run:
-    """Run `number` on `engines` (connections: rank i of the run is engines[i]). `board` says who waits for whom."""
+    """Run `number` on `engines` (connections: rank i of the run is engines[i])."""
 
-    def __init__(self, number, engines, board, on_row):
+    def __init__(self, number, engines, on_row):
         self.number = number
         self.engines = engines
         self.pending = set(range(len(engines)))
-        self.board = board
+        self.states = States(number, engines)
         self.on_row = on_row
-        self.outcomes = {}  # rank -> outcome
+        self.outcomes = {}  # rank -> outcome, in the order in which they came
         self.rows = []
         self.dead = []  # ranks whose connection closed
         self.unsent = []  # ranks that got no task, because the attendee interrupted before
@@ -40,7 +41,7 @@ class Run:
         self.breakable = False  # an interrupt may raise here and now
         self.raised = None  # an exception of on_row
         self.seconds = 0.0  # from the start to the first interrupt
-        self.told_busy = self.told_slow = False
+        self.told_busy = self.told_slow = self.looking = False
         self.started_at = self.failed_at = self.interrupted_at = self.repeated_at = None
         self.output = Collapser(self.pending)
 
@@ -58,7 +59,7 @@ class Run:
             self._send(tasks, selector)
             self._wait(selector)
         if self.failed_at is not None:
-            self.picture = self.picture or self._waits()
+            self.picture = self.picture or self.states.waits(self.dead)
         self.output.flush(everything=True)
 
     @contextmanager
@@ -99,7 +100,7 @@ class Run:
 
     def _wait(self, selector):
         while self.pending:
-            for key, _ in selector.select(timeout=0.05):
+            for key, _ in selector.select(timeout=0.01 if self.looking else 0.05):
                 rank = key.data
                 messages = self.engines[rank].receive()
                 if messages is None:
@@ -118,8 +119,11 @@ class Run:
             self.output.add(rank, *content)
         elif kind == frames.ROW:
             self._row(content)
+        elif kind == frames.STATE:
+            self.states.take(rank, content)
         elif kind == frames.DONE:
             self.outcomes[rank] = content
+            self.states.take(rank, content["state"])
             self.pending.discard(rank)
             self.output.finish(rank)
             if "failure" in content:
@@ -148,21 +152,16 @@ class Run:
         if self.failed_at is None:  # no picture yet: the others may be about to wait
             self.failed_at = time.monotonic()
 
-    def _waits(self):
-        """Who waits for whom; what the board still says of an earlier run is not told."""
-        ranks = [engine.rank for engine in self.engines]
-        waits = self.board.waits(ranks)
-        return tuple(w if self._has_begun(w.rank) or w.state == "dead" else Wait(w.rank, "idle") for w in waits)
-
-    def _has_begun(self, rank):
-        return self.board.slot(self.engines[rank].rank).run == self.number
-
     def _tell_who_is_busy(self):
         """A rank that has not begun is in a cell of %px: the attendee may wonder why nothing happens."""
         if self.told_busy or time.monotonic() - self.started_at < BUSY:
             return
+        if self.states.asked_at is None:
+            self.states.ask(self.pending)
+        if not self.states.settled(self.dead):
+            return
         self.told_busy = True
-        busy = [rank for rank in self.pending if not self._has_begun(rank)]
+        busy = [rank for rank in self.pending if not self.states.has_begun(rank)]
         if busy:
             who = f"{name_ranks(busy)} {'is' if len(busy) == 1 else 'are'}"
             print(f"{who} busy with an earlier cell of %px: waiting for its end. The stop button ends it.", flush=True)
@@ -172,7 +171,7 @@ class Run:
         now = time.monotonic()
         if self.interrupted_at is None:
             if self.stopped or self.raised or (self.failed_at is not None and now - self.failed_at > GRACE):
-                self._interrupt()
+                self._look_and_interrupt()
             return False
         if now - self.interrupted_at > STUCK:
             return True
@@ -184,8 +183,16 @@ class Run:
             self._interrupt()
         return False
 
+    def _look_and_interrupt(self):
+        """Ask what the ranks are doing, and interrupt them when they have said it."""
+        if not self.looking:
+            self.looking = True
+            self.states.ask(self.pending)
+        elif self.states.settled(self.dead):
+            self.picture = tuple(self.states.waits(self.dead))
+            self._interrupt()
+
     def _interrupt(self):
-        self.picture = self.picture or self._waits()
         self.repeated_at = time.monotonic()
         self.interrupted_at = self.interrupted_at or self.repeated_at
         self.seconds = self.seconds or self.repeated_at - self.started_at

@@ -11,6 +11,7 @@ import socket
 import threading
 
 from . import frames
+from .states import told_by
 from .task import execute, interrupted
 
 
@@ -71,6 +72,8 @@ class Server:
             if kind == frames.TASK:
                 self._tasks.add((kernel, content["run"]))
                 self._loop.add_callback(self._run, kernel, content)
+            elif kind == frames.STATE:
+                kernel.send(frames.STATE, told_by(self.session.board, self.rank))
             else:
                 self._interrupt(kernel, content)
 
@@ -101,7 +104,7 @@ class Server:
             self._tasks.discard(key)
             self._cancelled.discard(key)
             self._leave(task["run"])
-        kernel.send(frames.DONE, outcome)
+        kernel.send(frames.DONE, outcome | {"state": told_by(self.session.board, self.rank)})
         self.answered.set()
 
     def _leave(self, run):

@@ -114,7 +114,7 @@ def readable_by_me(path, flags):
 def forget_engines(path):
     """Remove what belongs to the engines of one start, before the next: sockets, statuses, logs, connection files."""
     for entry in os.scandir(path):
-        if entry.name.startswith(("rank-", "exit-", "board", "engines.", "controller.", "hosts.", "px:")):
+        if entry.name.startswith(("rank-", "exit-", "engines.", "controller.", "hosts.", "px:")):
             os.unlink(entry.path)
     shutil.rmtree(profile_dir(path), ignore_errors=True)
 
@@ -137,11 +137,6 @@ def session_file(path):
 def exit_file(path, rank):
     """Path of the file that holds the exit status of an engine that has ended, as the shell writes it."""
     return os.path.join(path, f"exit-{rank}")
-
-
-def board_file(path):
-    """Path of the board on which ranks write what they wait for."""
-    return os.path.join(path, "board")
 
 
 def hosts_file(path):

@@ -13,7 +13,7 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
 from ..comm.errors import CommError
-from ..trace import NOT_THE_ATTENDEES, now_ns, source_line
+from ..trace import is_the_attendees, now_ns, source_line
 from . import device, frames
 
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
@@ -36,10 +36,11 @@ def execute(server, kernel, task, cancelled):
                 on_row=lambda row: kernel.send(frames.ROW, row),
                 make=device.kind_of_this_engine(),
             )
-            comm.waiting.deadline = task["deadline"]
+            comm.waiting.deadline, comm.waiting.inject = task["deadline"], task["inject"]
             fn, args = load(task, comm.device)
             outcome["t0_ns"] = now_ns()
             value = fn(comm, *args)
+            comm.require_no_forgotten_wait()
             outcome["t1_ns"] = now_ns()
             server.interruptible = False
             outcome["value"] = dump(value)
@@ -121,7 +122,7 @@ def frames_of(error):
     if isinstance(error, SyntaxError) and error.filename:
         every.append((error.filename, error.lineno or 0, ""))
     every = [f for f in every if f[0] != __file__]
-    return [f for f in every if not f[0].startswith(NOT_THE_ATTENDEES)] or every[-1:]
+    return [f for f in every if is_the_attendees(f[0])] or every[-1:]
 
 
 class Writer(io.TextIOBase):

@@ -1,0 +1,64 @@
+"""What every rank of a run is doing, as the engines tell it themselves: no file is shared, and no host either.
+
+A thread of each engine answers while the main thread waits, computes or is stuck in compiled code; and every outcome
+carries what its rank was doing last.
+"""
+
+import time
+from contextlib import suppress
+
+from ..comm.board import Slot
+from ..comm.errors import Wait
+from . import frames
+
+ANSWER = 0.2  # s: an engine whose interpreter is held by compiled code does not answer
+
+
+class States:
+    """The slots (comm/board.py) of the ranks of run `number`; rank i of it is engines[i]."""
+
+    def __init__(self, number, engines):
+        self.number, self.engines = number, engines
+        self.slots = {}  # rank -> Slot
+        self.expected = set()  # ranks that have been asked and have not answered
+        self.asked_at = None
+
+    def ask(self, ranks):
+        """Ask `ranks` what they are doing."""
+        self.asked_at, self.expected = time.monotonic(), set(ranks)
+        for rank in ranks:
+            with suppress(OSError):  # it has died: its connection says so next
+                self.engines[rank].send(frames.STATE, None)
+
+    def take(self, rank, told):
+        """A rank has answered, or has ended. told: see `told_by`."""
+        self.expected.discard(rank)
+        self.slots[rank] = Slot(*told["slot"]).moved(time.monotonic_ns() - told["now_ns"])
+
+    def settled(self, gone=()):
+        """True when all that were asked have answered, or will not; `gone` will not."""
+        return not self.expected - set(gone) or time.monotonic() - self.asked_at > ANSWER
+
+    def has_begun(self, rank):
+        """False where a rank has said that it is doing something else than this run."""
+        return rank not in self.slots or self.slots[rank].run == self.number
+
+    def waits(self, dead=()):
+        """What the ranks are doing, as list[Wait] in rank order. dead: ranks that have closed their connection."""
+        number = {engine.rank: i for i, engine in enumerate(self.engines)}
+        waits = []
+        for rank in range(len(self.engines)):
+            if rank in dead:
+                waits.append(Wait(rank, "dead"))
+            elif rank not in self.slots:
+                waits.append(Wait(rank, "running"))  # it answers nothing
+            elif not self.has_begun(rank):
+                waits.append(Wait(rank, "idle"))
+            else:
+                waits.append(self.slots[rank].wait(rank, number))
+        return waits
+
+
+def told_by(board, rank):
+    """What an engine tells of its rank: plain values, with the time on its own clock."""
+    return {"slot": tuple(board.slot(rank)), "now_ns": time.monotonic_ns()}
