@@ -4,14 +4,15 @@ r"""The process that makes the emulated hosts of a cluster, and holds them until
          port0 |     port1 |     port2 |     port3 |      to a host: tc tbf at the port
           veth |      veth |      veth |      veth |      10.77.0.1, 10.77.0.2, ...
           net0 |      net0 |      net0 |      net0 |      from a host: tc tbf at net0
-            host0       host1       host2       host3     each with a network, a host name and mounts of its own
+            host0       host1       host2       host3     each with a network and a host name of its own
 
 No namespace has a name in the file system: this process and the engines hold them, so they vanish with these processes,
 whatever ends them, and the links with them. Hosts share files and process numbers with the machine: notebook, keeper
 and engines talk over Unix sockets as they do without hosts.
 
 Started by the keeper as `python -m hpdl_lab.engines.hosts DIRECTORY HOSTS BITS_PER_SECOND IP TC`. When all is there it
-writes hosts.json into the session directory: {"user": path or null, "hosts": [[paths of the namespaces], ...]}.
+writes hosts.json into the session directory: the paths of the namespaces of each host, in the order to enter them.
+With DIRECTORY "-" it only tries: it ends at once, and says what is in the way.
 """
 
 import json
@@ -27,15 +28,16 @@ from .link import Link
 SUBNET = "10.77.0"
 INTERFACE = "net0"  # of every host
 MTU = 9000  # bytes: jumbo frames, as cluster networks have: fewer packets for the processor, less lost to headers
+SETTINGS = {  # files in /proc/sys/net, which every network namespace has of its own
+    "ipv6/conf/default/disable_ipv6": "1",  # one address for each host
+    "ipv4/tcp_congestion_control": "reno",
+    "ipv4/tcp_limit_output_bytes": str(128 << 10),  # a long queue at the link would keep short answers waiting
+}
 REFUSED = (
-    "emulated hosts need root, or network namespaces for every user, which this system refuses ({why}): "
-    "run as root, or have root call sysctl -w kernel.unprivileged_userns_clone=1 (Debian) or "
+    "emulated hosts need root, or network namespaces for every user, which this system refuses ({why}): run as root, "
+    "or have root call sysctl -w kernel.unprivileged_userns_clone=1 (Debian) or "
     "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); a container needs --privileged"
 )
-TCP = {  # files in /proc/sys/net/ipv4, which every network namespace has of its own
-    "tcp_congestion_control": "reno",
-    "tcp_limit_output_bytes": str(128 << 10),  # a long queue at the link would keep short answers waiting
-}
 
 
 class Refused(Exception):
@@ -48,9 +50,9 @@ class Switch:
     def __init__(self, link, ip, tc):
         self.link, self.ip, self.tc = link, ip, tc
         self.held = []  # open files, each of which keeps a namespace
-        self.is_user = enter_new_namespaces()
+        self.users = [f"/proc/{os.getpid()}/ns/user"] if enter_new_namespaces() else []
         namespaces.mount("none", "/", flags=namespaces.PRIVATE | namespaces.RECURSIVE)
-        self.network, _ = [self.hold(kind) for kind in ("net", "mnt")]
+        self.mounts, self.network = self.hold("mnt"), self.hold("net")
         batch(ip, "link add switch type bridge", f"link set switch mtu {MTU} up")
 
     def hold(self, kind):
@@ -60,22 +62,24 @@ class Switch:
 
     def add_host(self, number):
         """Make host `number` and join it to the switch; returns the paths of its namespaces."""
-        namespaces.unshare(namespaces.NETWORK | namespaces.NAMES | namespaces.MOUNTS)
+        namespaces.unshare(namespaces.NETWORK | namespaces.NAMES)
         socket.sethostname(f"host{number}")
-        paths = [self.hold(kind) for kind in ("net", "uts", "mnt")]
-        namespaces.mount("sysfs", "/sys", "sysfs")  # MPI libraries look there for the network interfaces
+        paths = [*self.users, self.mounts, self.hold("net"), self.hold("uts")]
+        for name, value in (SETTINGS | self.link.windows()).items():
+            if os.path.exists(file := f"/proc/sys/net/{name}"):  # a system may be without IPv6
+                write(file, value)
         veth = f"name {INTERFACE} mtu {MTU} type veth peer name port{number} mtu {MTU} netns {self.network}"
-        address = f"addr add {SUBNET}.{number + 1}/24 dev {INTERFACE}"
-        batch(self.ip, "link set lo up", f"link add {veth}", address, f"link set {INTERFACE} up")
-        batch(self.tc, f"qdisc add dev {INTERFACE} root {self.link.tbf()}")
-        for name, value in TCP.items():
-            with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
-                file.write(value)
-        for handle in self.held[:2]:
-            namespaces.join(handle)
-        batch(self.ip, f"link set port{number} master switch up")
-        batch(self.tc, f"qdisc add dev port{number} root {self.link.tbf()}")
+        batch(self.ip, "link set lo up", f"link add {veth}", f"addr add {SUBNET}.{number + 1}/24 dev {INTERFACE}")
+        self.shape(INTERFACE)
+        namespaces.join_path(self.network)
+        batch(self.ip, f"link set port{number} master switch")
+        self.shape(f"port{number}")
         return paths
+
+    def shape(self, interface):
+        """Give what leaves by `interface` the speed of the link, and bring it up."""
+        batch(self.ip, f"link set {interface} gso_max_size {self.link.packet} up")
+        batch(self.tc, f"qdisc add dev {interface} root {self.link.tbf()}")
 
 
 def enter_new_namespaces():
@@ -89,9 +93,8 @@ def enter_new_namespaces():
     uid, gid = os.geteuid(), os.getegid()
     try:
         namespaces.unshare(namespaces.USERS)
-        for name, content in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(content)
+        for name, value in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            write(f"/proc/self/{name}", value)
         namespaces.unshare(kinds)
     except OSError as error:
         raise Refused(REFUSED.format(why=error.strerror)) from None
@@ -99,12 +102,16 @@ def enter_new_namespaces():
 
 
 def write_names(path, count):
-    """Let names be looked up: /etc/hosts of all hosts, for this mount namespace and those that come from it."""
-    file = session_dir.names_file(path)
-    with open(file, "w") as names:
-        names.write("127.0.0.1 localhost\n")
+    """Let hosts be looked up by name: what is /etc/hosts for them."""
+    write(file := session_dir.names_file(path), "127.0.0.1 localhost\n")
+    with open(file, "a") as names:
         names.writelines(f"{SUBNET}.{number + 1} host{number}\n" for number in range(count))
     namespaces.mount(file, "/etc/hosts", flags=namespaces.BIND)
+
+
+def write(file, text):
+    with open(file, "w") as opened:
+        opened.write(text)
 
 
 def batch(command, *lines):
@@ -119,14 +126,16 @@ def main():
     path, count, link = sys.argv[1], int(sys.argv[2]), Link(int(sys.argv[3]))
     try:
         switch = Switch(link, *sys.argv[4:])
+        if path == "-":
+            switch.add_host(0)
+            return
         write_names(path, count)
         hosts = [switch.add_host(number) for number in range(count)]
     except (Refused, OSError) as error:
-        raise SystemExit(f"no emulated hosts: {error}") from None
+        raise SystemExit(str(error)) from None
     namespaces.die_with_parent()  # a new user namespace has cleared what the keeper had set
     ready = session_dir.hosts_file(path)
-    with open(f"{ready}.new", "w") as file:
-        json.dump({"user": f"/proc/{os.getpid()}/ns/user" if switch.is_user else None, "hosts": hosts}, file)
+    write(f"{ready}.new", json.dumps(hosts))
     os.rename(f"{ready}.new", ready)
     signal.pause()
 

@@ -29,11 +29,13 @@ LOOPBACK = {  # the MPI libraries would listen on every network interface
     "UCX_TLS": "self,sm",
     "OMPI_MCA_btl": "self,sm",
 }
-# TCP by libfabric: with UCX, MPICH's other way, ranks crash with the one that was killed amid a message to them.
+# TCP by libfabric: with UCX, the other way of MPICH, ranks crash when one is killed amid a message to them.
 BETWEEN_HOSTS = {
     "MPIR_CVAR_CH4_NETMOD": "ofi",
     "FI_PROVIDER": "tcp",
     "FI_TCP_IFACE": INTERFACE,
+    "FI_TCP_MAX_SAVED": str(10**6),  # messages that nobody has received yet; beyond its 64, even a barrier would wait
+    "FI_TCP_MAX_SAVED_SIZE": "4096",  # bytes: a longer message waits at its sender until it is received
     "GLOO_SOCKET_IFNAME": INTERFACE,
 }
 

@@ -1,14 +1,20 @@
-"""The speed of an emulated link, "1gbit" as `tc` spells it, and how its queue is made."""
+"""The speed of an emulated link, "1gbit" as `tc` spells it, and what shapes a link of that speed.
+
+A token bucket lets a burst pass at once after a pause, and sends at the link's speed from then on. A small burst is the
+truer link; but the timers of a busy machine come late, and what the bucket could not hold meanwhile is lost speed.
+"""
 
 import re
 from typing import NamedTuple
 
-UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}  # bit/s; tc knows more spellings, attendees need no other
-SLOWEST, FASTEST = 10**6, 10**11  # bit/s: slower, an engine's start takes minutes; no processor moves more
+UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}  # bit/s
+SLOWEST, FASTEST = 10**6, 10**11  # bit/s: slower, engines do not start in time; no processor moves more
 
-LARGEST_PACKET = 68_000  # bytes: what TCP hands over at once, 64 KiB and the headers of its parts
-BURST_S = 0.5e-3  # s of the link that may pass at once after a pause: timers of a busy machine come that late
-QUEUE_NBYTES = 4 << 20  # bytes: nothing is lost, as on a network with flow control
+LATE_S = 0.5e-3  # s: timers may come that late
+LARGEST_PACKET, SMALLEST_PACKET = 65_536, 9_000  # bytes that TCP may hand over at once, to be cut by the interface
+HEADERS = 2_500  # bytes, of the parts of the largest packet
+WINDOW_S, SMALLEST_WINDOW = 2e-3, 256 << 10  # s, bytes: that may be under way between two hosts
+QUEUE_NBYTES = 64 << 20  # room for the windows of all senders to one host: nothing is lost, as under flow control
 
 
 class Link(NamedTuple):
@@ -22,22 +28,32 @@ class Link(NamedTuple):
         return self.bits / 8
 
     @property
+    def packet(self):
+        """Bytes of the largest packet that TCP hands over: a slow link would be one packet's for too long."""
+        return min(max(int(self.bandwidth * LATE_S), SMALLEST_PACKET), LARGEST_PACKET)
+
+    @property
     def burst(self):
         """Bytes that may pass at once after a pause."""
-        return max(LARGEST_PACKET, int(self.bandwidth * BURST_S))
+        return max(self.packet + HEADERS, int(self.bandwidth * LATE_S))
 
     def tbf(self):
         """Arguments of `tc qdisc`: the token bucket that shapes one direction."""
-        return f"tbf rate {self.bits}bit burst {self.burst} limit {max(QUEUE_NBYTES, 2 * self.burst)}"
+        return f"tbf rate {self.bits}bit burst {self.burst} limit {QUEUE_NBYTES}"
+
+    def windows(self):
+        """Files in /proc/sys/net and what they hold: how much TCP may have under way."""
+        most = max(SMALLEST_WINDOW, int(self.bandwidth * WINDOW_S))
+        return {"ipv4/tcp_rmem": f"4096 131072 {most}", "ipv4/tcp_wmem": f"4096 65536 {most}"}
 
     def __str__(self):
-        unit = next(u for u in reversed(UNITS) if self.bits % UNITS[u] == 0 or u == "kbit")
-        return f"{self.bits / UNITS[unit]:g}{unit}"
+        unit = next(unit for unit in reversed(UNITS) if self.bits >= UNITS[unit])
+        return f"{self.bits / UNITS[unit]:.12g}{unit}"
 
 
 def parse(text):
     """ "1gbit" -> Link(1000000000). Raises ValueError with the spelling that is wanted."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", text.strip().lower()) if isinstance(text, str) else None
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([kmg]bit)", text.strip().lower()) if isinstance(text, str) else None
     if found is None:
         raise ValueError(f'link={text!r}: a speed as tc spells it is needed, such as "100mbit", "1gbit" or "10gbit"')
     link = Link(round(float(found[1]) * UNITS[found[2]]))

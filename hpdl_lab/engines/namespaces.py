@@ -28,6 +28,15 @@ def join(handle):
     call("setns", handle, 0)
 
 
+def join_path(path):
+    """Enter the namespace at `path`."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        join(handle)
+    finally:
+        os.close(handle)
+
+
 def mount(source, target, kind=None, flags=0):
     """Mount `source` on `target`, for this mount namespace."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
