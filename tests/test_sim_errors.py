@@ -97,6 +97,10 @@ def test_mismatched_dtypes_are_named():
     ("bad", "message"),
     [
         (lambda comm: comm.send(np.zeros(1), 9), r"rank 0 sends to rank 9: ranks here are 0 to 1"),
+        (
+            lambda comm: comm.recv(1, np.zeros(1)),
+            r"rank 0 receives from something of type ndarray: first comes the tens",
+        ),
         (lambda comm: comm.recv(np.zeros(1), -1), r"receives from rank -1"),
         (lambda comm: comm.send(np.zeros(1), comm.rank), "sends to rank 0 itself|sends to itself"),
         (lambda comm: comm.send(np.zeros((4, 4)).T, 1 - comm.rank), "non-contiguous array of shape"),

@@ -22,6 +22,7 @@ def check_which_collective(fn, runner=None):
         raise Broken("returns", "Your function returned nothing: return a dict, letter to name.")
     if not isinstance(named, dict):
         raise Broken("returns", f"Your function returned a {type(named).__name__}: return a dict, letter to name.")
+    named = {str(letter).upper(): said for letter, said in named.items()}
     for job in reference.JOBS:
         check_job(job, named)
     unknown = [key for key in named if key not in RIGHT]

@@ -16,11 +16,12 @@ def check_diagnose(fn, runner=None):
     if not isinstance(named, dict):
         what = "nothing" if named is None else f"a {type(named).__name__}"
         raise Broken("returns", f"Your function returned {what}: return a dict, letter to diagnosis.")
+    named = {str(letter).upper(): said for letter, said in named.items()}
     for letter, right in RIGHT.items():
         if letter not in named:
             raise Broken("missing", f"Program {letter} has no diagnosis.")
         said = named[letter]
-        if said not in reference.DIAGNOSES:
+        if str(said) not in reference.DIAGNOSES:
             known = ", ".join(reference.DIAGNOSES)
             raise Broken("name", f"Program {letter}: there is no diagnosis {said!r}. There are {known}.")
         if said != right:

@@ -138,7 +138,10 @@ class Comm(ABC):
 
     def check_peer(self, peer, word):
         """Raise ValueError unless `peer` is another rank of this communicator."""
-        if not isinstance(peer, int) or not 0 <= peer < self.size:
+        if not isinstance(peer, int):
+            where = "first comes the tensor, then the rank, an int: comm.send(x, to), comm.recv(x, source)"
+            raise ValueError(f"rank {self.rank} {word} something of type {type(peer).__name__}: {where}")
+        if not 0 <= peer < self.size:
             raise ValueError(f"rank {self.rank} {word} rank {peer}: ranks here are 0 to {self.size - 1}")
         if peer == self.rank:
             raise ValueError(f"rank {self.rank} {word} itself: copy the tensor instead")
