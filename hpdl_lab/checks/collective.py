@@ -50,7 +50,7 @@ class Left(NamedTuple):
 
 
 def call(comm, fn, start, dtype="float32"):
-    """Call fn(comm, x) on a tensor x of the given values, on the rank's device, between guard elements; returns Left."""
+    """Call fn(comm, x) on a tensor x of the given values, on its device, between guard elements; returns Left."""
     import torch
 
     n = len(start)

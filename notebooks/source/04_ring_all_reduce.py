@@ -34,7 +34,7 @@ lab.start(4)
 # 2. **all-gather**: each finished chunk goes around once more, and everybody keeps a copy. Another p-1 steps.
 
 # %%
-lab.ring(4)
+lab.steps("ring", 4)
 
 # %% [markdown]
 # Each cell says from how many ranks it holds the sum. Follow one chunk with your finger.

@@ -12,7 +12,7 @@ IDLE = "Python 3 (ipykernel) | Idle"  # in the status bar
 KERNEL_MS = 60_000  # to open a notebook with its kernel
 RUN_MS = 90_000  # for any one thing to appear
 PICTURES = {
-    "lab.ring(": "ring",
+    'lab.steps("ring"': "ring",
     "lab.check(reduce_scatter)": "correct",
     "lab.check(all_reduce)": "all_correct",
     "lab.measure(": "measure",
