@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 from ..trace import caller_line
 
+END = "; lab.inject() ends it"
 OP = "injected delay"  # how the trace calls the time that is spent so
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Injection:
     """What is slowed down in a run.
 
@@ -32,6 +33,28 @@ class Injection:
             if not is_number(bandwidth) or not 0 < bandwidth < float("inf"):
                 raise ValueError(f"inject(bandwidth={bandwidth!r}): bytes per second above 0, such as 1e8")
 
+    @classmethod
+    def of(cls, rank=None, delay=None, link=None, bandwidth=None):
+        """A slow rank, a slow link, both or neither. Raises ValueError where half of a pair is missing."""
+        if (rank is None) != (delay is None):
+            raise ValueError(f"inject(rank={rank!r}, delay={delay!r}): a rank and its delay in s, such as (2, 0.005)")
+        if (link is None) != (bandwidth is None):
+            raise ValueError(f"inject(link={link!r}, bandwidth={bandwidth!r}): a link and its bytes per s")
+        pair = tuple(link) if isinstance(link, list) else link
+        return cls({} if rank is None else {rank: delay}, {} if link is None else {pair: bandwidth})
+
+    def beside(self, other):
+        """This and `other`, which comes first where both name the same rank or link."""
+        links = {link: b for link, b in self.links.items() if link[::-1] not in other.links}
+        return Injection(self.delays | other.delays, links | other.links)
+
+    def __str__(self):
+        slow = [f"rank {r} loses {1e3 * s:g} ms before each message and collective" for r, s in self.delays.items()]
+        slow += [f"ranks {a} and {b} are joined by {x / 1e9:g} GB/s" for (a, b), x in self.links.items()]
+        return "; ".join(slow) or "nothing is slowed down"
+
+    __repr__ = __str__
+
     def __bool__(self):
         return bool(self.delays or self.links)
 
@@ -39,10 +62,10 @@ class Injection:
         """Raise ValueError unless all ranks that are named are there in a run of `size` ranks."""
         for rank in self.delays:
             if rank >= size:
-                raise ValueError(f"a delay is injected into rank {rank}: ranks here are 0 to {size - 1}")
+                raise ValueError(f"a delay is injected into rank {rank}: ranks here are 0 to {size - 1}{END}")
         for link in self.links:
             if max(link) >= size:
-                raise ValueError(f"the link {link} is slowed down: ranks here are 0 to {size - 1}")
+                raise ValueError(f"the link {link} is slowed down: ranks here are 0 to {size - 1}{END}")
 
     def delay(self, rank):
         """Seconds that `rank` loses before each message that it sends."""

@@ -1,10 +1,13 @@
 """The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.check(fn)` ..."""
 
 from ..features import doctor
-from .cluster import cluster, restart, run, running, start, stop
+from .cluster import cluster, inject, restart, run, running, start, stop
 from .exercises import check, hint, solution
+from .graph import gossip, graph
 from .landscape import landscape
 from .measure import measure, predict
+from .network import network
+from .ping_pong import ping_pong
 from .scaling import scaling
 from .steps import collectives, steps
 from .timeline import timeline, traffic
@@ -17,9 +20,14 @@ __all__ = [
     "cluster",
     "collectives",
     "doctor",
+    "gossip",
+    "graph",
     "hint",
+    "inject",
     "landscape",
     "measure",
+    "network",
+    "ping_pong",
     "predict",
     "restart",
     "run",

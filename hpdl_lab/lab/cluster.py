@@ -3,6 +3,7 @@
 import atexit
 import os
 
+from ..comm.inject import Injection
 from ..engines import layout
 from ..engines.cluster import Cluster
 from ..engines.errors import EngineError
@@ -14,6 +15,7 @@ class _Notebook:
     def __init__(self):
         self._cluster = None
         self._last = None
+        self._injection = Injection()
 
     def cluster(self):
         """The engine cluster that this notebook uses. Raises EngineError when there is none."""
@@ -81,8 +83,30 @@ class _Notebook:
         Raises:  RunFailed (what the function raised, once per kind), CommTimeout or RankFailed with who waits for whom,
                  RunStopped (the stop button), EngineError (dead engines), TypeError (what cannot travel).
         """
-        self._last = self._running().run(fn, *args, ranks=ranks, deadline=deadline, on_row=on_row)
+        inject = self._injection
+        self._last = self._running().run(fn, *args, ranks=ranks, deadline=deadline, on_row=on_row, inject=inject)
         return self._last
+
+    def inject(self, rank=None, delay=None, link=None, bandwidth=None):
+        """Slow down one rank or one link in all runs to come, beside what was slowed down before; `inject()` ends it.
+
+        The slowest sets the pace: `lab.timeline()` shows the lost time, and who waits because of it.
+
+            lab.inject(rank=2, delay=0.005)              5 ms before each message and each collective of rank 2
+            lab.inject(link=(1, 2), bandwidth=1e8)       0.1 GB/s between ranks 1 and 2; collectives in shared memory
+                                                         use no link
+        Returns: Injection, also for sim.run(..., inject=...).
+        Raises:  ValueError with the numbers: no such rank, a delay or a bandwidth that is none, half of a pair.
+        """
+        wanted = Injection.of(rank, delay, link, bandwidth)
+        if wanted and self.running() is not None:
+            wanted.check(self._cluster.n)
+        self._injection = self._injection.beside(wanted) if wanted else wanted
+        return self._injection
+
+    def injected(self):
+        """The Injection that `inject` has made."""
+        return self._injection
 
     def last_run(self):
         """The Results of the last `run` that ended well, or None."""
@@ -116,7 +140,7 @@ class _Notebook:
 _notebook = _Notebook()
 atexit.register(_notebook.leave)
 
-start, run, restart, stop, cluster, running, last_run = (
+start, run, restart, stop, cluster, running, last_run, inject, injected = (
     _notebook.start,
     _notebook.run,
     _notebook.restart,
@@ -124,4 +148,6 @@ start, run, restart, stop, cluster, running, last_run = (
     _notebook.cluster,
     _notebook.running,
     _notebook.last_run,
+    _notebook.inject,
+    _notebook.injected,
 )
