@@ -13,6 +13,7 @@ from .record import Broken, Exercise, Passed, WrongAnswer
 from .traffic import check_waits
 
 CASES = (("ring", 4), ("ring", 8), ("star", 5), ("wheel", 8), ("random", 8), ("ring", 2), ("ring", 3), ("ring", 1))
+SHOWN = ("wheel", 8)
 STEPS = 12  # of the run whose error is compared with the second eigenvalue
 
 
@@ -36,13 +37,15 @@ def check_gossip_step(fn, runner=None):
         check_peers(run, graph, capital(where))
         check_step(run, values, graph, capital(where))
         check_messages(run, graph, capital(where))
+        if (name, p) == SHOWN:
+            shown = run.events
     facts = [f"one step is right on {len(CASES)} graphs: ring, star, wheel and random, 1 to 8 ranks", check_rate(fn)]
     if runner is not None:
         run = on_engines(runner, call_on_engine, fn)
         graph = graphs.graph("ring", len(run))
         check_step(run, inputs(len(run)), graph, f"on {count(len(run), 'engine')}")
         facts.append(f"engines: right on a ring of {count(len(run), 'MPI rank')}")
-    return Passed(tuple(facts), run.events)
+    return Passed(tuple(facts), shown, SHOWN[1])
 
 
 def call_on_engine(comm, fn):

@@ -45,7 +45,7 @@ def check_server_step(fn, runner=None):
     ]
     if runner is not None:
         facts.append(check_on_engines(fn, runner))
-    return Passed(tuple(facts), run.events)
+    return Passed(tuple(facts), run.events, 8)
 
 
 def check_on_engines(fn, runner):

@@ -17,6 +17,11 @@ ENGINE_DEADLINE = 20.0  # s that a rank may wait for another: the first check ma
 ORDINALS = ("first", "second", "third")
 RING_RANKS = 4  # of the picture for a right answer, as in the notebook
 RING_ALT = "the ring, step by step"
+TRAFFIC = {  # whose messages are shown: what the picture says
+    "server_step": "Everything passes through rank 0",
+    "gossip_step": "Your messages on a wheel: neighbors only",
+}
+NARROW = 5.2  # inches, of one heat map
 
 
 def check(fn):
@@ -97,7 +102,7 @@ def next_step(exercise, result, engines):
 def picture(exercise, result):
     """HTML of the picture that explains the result, or ""."""
     if result:
-        return ring_picture(exercise.name)
+        return reward(exercise.name, result)
     if not result.events or not result.expected:
         return ""
     got, expected = (traffic.matrix(events, result.size) for events in (result.events, result.expected))
@@ -108,9 +113,16 @@ def picture(exercise, result):
     return ""
 
 
-def ring_picture(name):
-    """What the right answer does, as far as the attendee has come; the whole of it moves."""
+def reward(name, result):
+    """What the right answer does: the ring, as far as the attendee has come (all of it moves), or its messages."""
     p, height = RING_RANKS, ring.height(RING_RANKS)
+    if name in TRAFFIC:
+        matrix = traffic.matrix(result.events, result.size)
+        return drawn(traffic.draw, matrix, None, TRAFFIC[name], alt=TRAFFIC[name], width=NARROW)
+    if name == "broadcast":
+        return drawn(
+            timeline.draw, result.events, "Your segments along the chain, in virtual time", alt="your segments"
+        )
     if name == "reduce_scatter":
         return drawn(ring.draw, p, p - 1, alt=RING_ALT, height=height)
     if name == "all_reduce":
@@ -118,8 +130,8 @@ def ring_picture(name):
     return ""
 
 
-def drawn(draw, *args, alt, height=style.HEIGHT):
-    figure = style.new_figure(height=height)
+def drawn(draw, *args, alt, height=style.HEIGHT, width=style.WIDTH):
+    figure = style.new_figure(width, height)
     with style.look():
         draw(figure, *args)
     return live.html(figure, alt)
