@@ -6,8 +6,10 @@ import pytest
 from hpdl_lab import lab
 from hpdl_lab.collectives import cost, ring, sweep
 from hpdl_lab.comm import sim
-from hpdl_lab.comm.network import Switch
-from hpdl_lab.plots import live
+from hpdl_lab.comm.network import FatTree, Switch
+from hpdl_lab.lab.crossing import crossing
+from hpdl_lab.plots import live, style
+from hpdl_lab.plots import measure as plot
 
 FEW = ("4", "1KiB", "64KiB")
 
@@ -157,3 +159,80 @@ def test_the_picture_is_finished_when_the_run_breaks_in_the_middle(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         lab.measure(lambda comm, x: 1 / 0, FEW)
     assert frames == [2]  # a run without any row leaves no empty picture
+
+
+def test_algorithms_race_by_name_on_any_network():
+    network = Switch(alpha=1e-5, beta=1e-9)
+    result = lab.measure("ring", ("64", "4KiB", "1MiB"), ranks=16, against=("tree", "double_tree"), network=network)
+    assert list(dict.fromkeys(r["name"] for r in result.rows)) == ["ring", "tree", "double_tree"]
+    for r in result.rows:
+        if r["name"] == "tree":
+            assert r["time_us"] == pytest.approx(cost.tree(16, r["size"]).seconds(1e-5, 1e-9) * 1e6, rel=1e-3)
+    assert "Virtual time on Switch(alpha=1e-05" in result.figure.texts[-1].get_text()
+    met, paper = result.crossover("tree", "ring"), result.modelled_crossover("tree", "ring")
+    assert 64 < met < 2**20 and paper == pytest.approx(2.2e5 * 22 / 6.125 / 16, rel=0.6)
+    assert 0.3 < met / paper < 3
+
+
+def test_a_fat_tree_may_stand_beside_running_engines(monkeypatch):
+    monkeypatch.setattr("hpdl_lab.lab.ranks.running", lambda: pytest.fail("the engines were asked for"))
+    assert "8 simulated ranks" in repr(lab.measure("ring", "1KiB", ranks=8, network=FatTree(4, 2)))
+    with pytest.raises(TypeError, match="network='fat tree': one of comm.network is needed"):
+        lab.measure("ring", network="fat tree")
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce_scatter", "all_gather", "reduce", "gather", "all_to_all"])
+def test_other_collectives(collective):
+    name = {"reduce_scatter": "ring", "all_gather": "ring", "all_to_all": "pairwise"}.get(collective, "tree")
+    result = lab.measure(name, ("1KiB", "64KiB"), ranks=3, collective=collective)
+    assert [r["collective"] for r in result.rows] == [collective] * 2 and result.rows[0]["wrong"] == 0
+    assert repr(result).startswith(f"{collective.replace('_', '-')} on 3 simulated ranks")
+
+
+def test_names_that_nobody_has():
+    with pytest.raises(LookupError, match="all_reduce has no algorithm 'rings': ring, segmented_ring"):
+        lab.measure("rings")
+    with pytest.raises(ValueError, match="collective='sum': one of 'all_reduce'"):
+        lab.measure("ring", collective="sum")
+    result = lab.measure("ring", "1KiB", against="tree")
+    with pytest.raises(ValueError, match="nothing called 'mpi' was measured: there are 'ring', 'tree'"):
+        result.crossover("ring", "mpi")
+    with pytest.raises(ValueError, match="the speed of the links is not known on 4 simulated ranks"):
+        result.share("ring")
+
+
+def test_where_two_curves_cross():
+    sizes = (1, 10, 100, 1000)
+    flat, rising = dict.fromkeys(sizes, 30.0), {n: float(n) for n in sizes}
+    assert crossing(flat, rising) == crossing(rising, flat) == pytest.approx(30)
+    assert crossing(flat, dict.fromkeys(sizes, 20.0)) is None
+    assert crossing({1: 1.0}, {1: 2.0}) is None
+    noisy = {1: 29.0, 10: 31.0, 100: 29.0, 1000: 31.0}  # the last crossing counts
+    assert 100 < crossing(flat, noisy) < 1000
+
+
+def test_simulated_curves_and_the_link_are_drawn_beside_the_measured_ones():
+    rows = [
+        {
+            "name": n,
+            "size": s,
+            "time_us": t,
+            "p25_us": t,
+            "p75_us": t,
+            "busbw_GBps": s / t / 1e3,
+            "ranks": 4,
+            "cores": 4,
+        }
+        for n, s, t in (("yours", 1024, 90.0), ("yours", 2048, 99.0), ("tree", 1024, 80.0), ("tree", 2048, 95.0))
+    ]
+    figure = style.new_figure()
+    plot.draw(figure, rows, "yours", 1.5, simulated={"tree": {1024: 7e-5, 2048: 9e-5}}, link_GBps=0.125)
+    left, right = figure.axes
+    assert {t.get_text() for t in right.texts} == {"yours", "tree", "the link"}
+    dashed = [line for line in left.lines if line.get_linestyle() == "--"]
+    assert [list(line.get_ydata()) for line in dashed] == [[7e-5, 9e-5]]
+    assert (
+        dashed[0].get_color()
+        == next(line for line in left.lines if list(line.get_ydata()) == [8e-5, 9.5e-5]).get_color()
+    )
+    assert right.get_ylim()[1] > 0.125

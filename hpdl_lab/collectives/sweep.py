@@ -18,6 +18,7 @@ from .cost import busbw_factor, fit_alpha_beta
 SAMPLES = 9
 SAMPLE_NS = 2_000_000  # a sample is at least this long where the time is real, so that the clock's grain is nothing
 PING_SIZES = (8, 1024, 16 * 1024, 128 * 1024, 1024 * 1024)
+PING_NBYTES = 2**21  # that a sample of round trips moves at most, unless one moves more: slow links take a while
 
 
 class WrongAnswer(ValueError):
@@ -195,7 +196,8 @@ def ping_pong(comm, samples=SAMPLES, repeats=20, sizes=PING_SIZES):
     if comm.size > 1:
         recording, comm.trace.enabled = comm.trace.enabled, False
         if comm.rank < 2:
-            times = [one_way(comm, np.zeros(n, np.uint8), samples, repeats) for n in sizes]
+            few = {n: max(1, min(repeats, PING_NBYTES // n)) for n in sizes}
+            times = [one_way(comm, np.zeros(n, np.uint8), samples, few[n]) for n in sizes]
             if min(times) > 0:
                 fitted[:2] = fit_alpha_beta(sizes, times)
             fitted[2] = time_of_adding(comm, samples)

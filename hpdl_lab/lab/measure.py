@@ -1,24 +1,24 @@
-"""`lab.measure`: your all-reduce against the compiled ones, the model and your own prediction, drawn as it goes."""
+"""`lab.measure`: your collective against others, simulation, model and your own prediction, drawn as it goes."""
 
 from dataclasses import dataclass, field
 
-from ..collectives import cost
-from ..collectives.sweep import SAMPLE_NS, SAMPLES, WrongAnswer, count_of, parse_size, race
+from ..collectives import cost, expected, table
+from ..collectives.sweep import PING_SIZES, SAMPLE_NS, SAMPLES, WrongAnswer, count_of, parse_size, race, sweep
+from ..comm import sim
+from ..comm.network import Switch
 from ..engines.errors import without_traceback
 from ..plots import live
 from ..plots.measure import Reference, draw
 from ..plots.style import bytes_text, number_text, seconds_text
+from .contenders import peers, simulable
+from .crossing import crossing
 from .progress import progress
-from .ranks import place
+from .ranks import SIMULATED_DEADLINE, place
 
 SIZES = ("4", "1KiB", "16KiB", "128KiB", "1MiB", "4MiB")
 REST_S = 0.1  # between two measurements: long enough to draw the last one
-PEERS = {  # name: what the picture calls it, the function in collectives/native.py
-    "ring": ("compiled ring", "ring_all_reduce"),
-    "shm": ("shared memory", "shm_all_reduce"),
-    "mpi": ("MPI", "mpi_all_reduce"),
-    "gloo": ("gloo", "gloo_all_reduce"),
-}
+LINK_PING_SIZES = (8, 2**20, 2**22)  # a shaped link lets some 64 KiB pass at once, which says nothing of its speed
+RING = {"all_reduce": cost.all_reduce, "reduce_scatter": cost.reduce_scatter, "all_gather": cost.all_gather}
 
 
 class Prediction(dict):
@@ -45,69 +45,140 @@ def predict(times_us):
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """rows: one per function and size, see collectives.sweep.sweep; alpha s, beta s/B, gamma s/B: from ping-pong."""
+    """rows: one per function and size, see collectives.sweep.sweep; alpha s, beta s/B, gamma s/B: from ping-pong.
+
+    simulated: {name: {size: seconds}} on simulated ranks with that alpha and beta, where they were asked for.
+    link_GBps: what a link carries, where that is known, else None.
+    """
 
     where: str
+    collective: str
     rows: list
     alpha: float
     beta: float
     gamma: float
+    simulated: dict
+    link_GBps: float | None
     figure: object = field(repr=False)
 
     def __repr__(self):
         names = list(dict.fromkeys(r["name"] for r in self.rows))
         cells = {(r["name"], r["size"]): r for r in self.rows}
         width = max(20, *(len(n) + 2 for n in names))  # five columns fit a notebook
-        lines = [f"all-reduce on {self.where}: median time per call (bus bandwidth, GB/s)"]
+        lines = [f"{spoken(self.collective)} on {self.where}: median time per call (bus bandwidth, GB/s)"]
         lines.append(f"{'size':>10}" + "".join(f"{n:>{width}}" for n in names))
         for size in dict.fromkeys(r["size"] for r in self.rows):
             texts = (time_text(cells.get((n, size))) for n in names)
             lines.append(f"{bytes_text(size):>10}" + "".join(f"{t:>{width}}" for t in texts))
+        if self.simulated:
+            lines.append("measured / simulated, with alpha and beta of the ping-pong")
+            for size in dict.fromkeys(r["size"] for r in self.rows):
+                texts = (self._against_simulation(cells.get((n, size))) for n in names)
+                lines.append(f"{bytes_text(size):>10}" + "".join(f"{t:>{width}}" for t in texts))
+        if self.link_GBps:
+            best = max(self.rows, key=lambda r: r["busbw_GBps"])
+            lines.append(
+                f"A link carries {self.link_GBps:.4g} GB/s: {best['name']} reaches "
+                f"{best['busbw_GBps'] / self.link_GBps:.0%} of it, at {bytes_text(best['size'])}."
+            )
         return "\n".join(lines)
+
+    def _against_simulation(self, row):
+        seconds = self.simulated.get(row["name"], {}).get(row["size"]) if row else None
+        return f"{row['time_us'] / 1e6 / seconds:.2f}" if seconds else ""
+
+    def share(self, name):
+        """The largest bus bandwidth of `name` over what a link carries; ValueError where that is not known."""
+        if not self.link_GBps:
+            raise ValueError(f"the speed of the links is not known on {self.where}: it is on emulated hosts")
+        return max(r["busbw_GBps"] for r in self.rows if r["name"] == name) / self.link_GBps
+
+    def crossover(self, one, other):
+        """The size in bytes at which the measured times of two contenders are equal; None where they do not cross.
+
+        Args:    one, other: names as in the table that this result prints. Raises: ValueError for other names.
+        """
+        times = {name: {r["size"]: r["time_us"] for r in self.rows if r["name"] == name} for name in (one, other)}
+        for name, measured in times.items():
+            if not measured:
+                known = ", ".join(dict.fromkeys(repr(r["name"]) for r in self.rows))
+                raise ValueError(f"nothing called {name!r} was measured: there are {known}")
+        return crossing(times[one], times[other])
+
+    def modelled_crossover(self, one, other):
+        """The same on paper: from the costs of two algorithms of the table, with alpha and beta of the ping-pong."""
+        p = self.rows[0]["ranks"]
+        sizes = [2**k for k in range(2, 34)]
+        one, other = (
+            {n: table.find(name, self.collective).cost(p, n).seconds(self.alpha, self.beta) for n in sizes}
+            for name in (one, other)
+        )
+        return crossing(one, other)
 
 
 def time_text(row):
     return f"{seconds_text(row['time_us'] / 1e6)} ({row['busbw_GBps']:.3g})" if row else ""
 
 
-def measure(fn, sizes=SIZES, *, ranks=None, against=None, prediction=None, deadline=10.0):
-    """Time your all-reduce over message sizes; time and bus bandwidth are drawn while it goes. Wrong ones are refused.
+def spoken(collective):
+    return collective.replace("_", "-")
 
-    Args:    fn: f(comm, x), which makes the float32 tensor x its sum over ranks.
+
+def measure(
+    fn,
+    sizes=SIZES,
+    *,
+    ranks=None,
+    against=None,
+    prediction=None,
+    collective="all_reduce",
+    simulated=False,
+    network=None,
+    deadline=10.0,
+):
+    """Time your collective over message sizes; time and bus bandwidth are drawn while it goes. Wrong ones are refused.
+
+    Args:    fn: f(comm, x), which makes the float32 tensor x its sum over ranks; or the name of an algorithm.
              sizes: bytes per rank, as numbers or as "1KiB"; ranks: default all engines, or 4 simulated ranks.
-             against: names out of "ring", "shm", "mpi", "gloo", and functions; default all four on engines.
+             against: functions, names of algorithms such as "ring", "tree", "double_tree" (collectives.table), and
+             "compiled_ring", "shm", "mpi", "gloo", on GPUs also "nccl"; default all of the compiled ones on engines.
              prediction: what lab.predict returned; deadline: s, the longest that a rank may wait.
+             collective: another one than "all_reduce": fn and `against` then do that, as collectives.table says.
+             simulated: draw beside each measured curve that of simulated ranks with alpha and beta of this run.
+             network: of comm.network: measure on simulated ranks joined by it, even where engines run.
     Returns: MeasureResult.
     Raises:  collectives.sweep.WrongAnswer where fn is wrong, with the rank, the index, and both values.
     """
-    where = place(ranks)
+    if collective not in expected.COLLECTIVES:
+        raise ValueError(f"collective={collective!r}: one of {', '.join(map(repr, expected.COLLECTIVES))} is needed")
+    where = place(ranks, network)
     sizes = sorted({parse_size(size) for size in ((sizes,) if isinstance(sizes, (int, str)) else sizes)})
     if not sizes:
         raise ValueError(f"no message size to measure: give some, such as {SIZES}")
     for size in sizes:
         count_of(size, "float32")  # raises before any rank has started
-    if not callable(fn):
-        raise TypeError(f"lab.measure needs a function f(comm, x), got {type(fn).__name__}: lab.measure(all_reduce)")
-    name = getattr(fn, "__name__", "<object>")
-    yours = "your function" if name.startswith("<") else f"your {name}"
-    functions = {yours: fn, **peers(where, against)}
-    title = f"all-reduce on {where}"
-    factor = cost.busbw_factor("all_reduce", where.ranks)
+    yours, fn = named(fn, collective)
+    functions = {yours: fn, **peers(where, against, collective)}
+    title = f"{spoken(collective)} on {where}"
+    factor = cost.busbw_factor(collective, where.ranks)
     guess = Reference("your prediction", dict(prediction)) if prediction else None
-    fit, rows = {}, []
+    fit, rows, virtual = {}, [], {}
     plot = live.Live(draw, alt="time and bus bandwidth against message size")
 
     def state():
-        model = modelled(where.ranks, sizes, fit) if fit else None
-        return rows, yours, factor, model, guess, title, foot(where, fit)
+        model = modelled(collective, where.ranks, sizes, fit) if fit else None
+        return rows, yours, factor, model, guess, title, foot(where, fit, virtual), virtual, where.link_GBps
 
     def on_row(row):
         fit.update(row) if "alpha" in row else rows.append(row)
         plot.update(*state())
 
     timing = (1, 0, 0.0) if where.simulated else (SAMPLES, SAMPLE_NS, REST_S)  # virtual time is the same every time
+    pings = LINK_PING_SIZES if where.link else PING_SIZES
     try:
-        where.run(race, functions, sizes, "float32", *timing, deadline=deadline, on_row=on_row)
+        where.run(race, functions, sizes, "float32", *timing, collective, pings, deadline=deadline, on_row=on_row)
+        if simulated and not where.simulated:
+            virtual.update(simulate(where.ranks, simulable(functions), sizes, collective, fit))
     except BaseException as error:
         if rows:
             plot.finish(*state())
@@ -116,7 +187,44 @@ def measure(fn, sizes=SIZES, *, ranks=None, against=None, prediction=None, deadl
     if not where.simulated:
         best = max((r for r in rows if r["name"] == yours), key=lambda r: r["busbw_GBps"])
         progress().add("measurement", **best)
-    return MeasureResult(str(where), rows, fit["alpha"], fit["beta"], fit["gamma"], figure)
+    return MeasureResult(
+        str(where), collective, rows, fit["alpha"], fit["beta"], fit["gamma"], virtual, where.link_GBps, figure
+    )
+
+
+def named(fn, collective):
+    """(what the picture calls it, the function) of an attendee's function, or of the name of an algorithm."""
+    if isinstance(fn, str):
+        return fn, table.find(fn, collective).function
+    if not callable(fn):
+        raise TypeError(f"lab.measure needs a function f(comm, x), got {type(fn).__name__}: lab.measure(all_reduce)")
+    name = getattr(fn, "__name__", "<object>")
+    return ("your function" if name.startswith("<") else f"your {name}"), fn
+
+
+def simulate(p, functions, sizes, collective, fit):
+    """{name: {size: seconds}} of the same functions on simulated ranks, joined by a switch as fast as the ping-pong."""
+    times = {}
+
+    def on_row(row):
+        times.setdefault(row["name"], {})[row["size"]] = row["time_us"] / 1e6
+
+    network = Switch(alpha=fit["alpha"], beta=fit["beta"])
+    sim.run(
+        p,
+        sweep,
+        functions,
+        sizes,
+        "float32",
+        1,
+        0,
+        0.0,
+        collective,
+        network=network,
+        deadline=SIMULATED_DEADLINE,
+        on_row=on_row,
+    )
+    return times
 
 
 def refusal(error):
@@ -127,38 +235,19 @@ def refusal(error):
     return without_traceback(error) if isinstance(error, WrongAnswer) else error
 
 
-def peers(where, against):
-    """{name: function} of what to race against. Raises ValueError for an unknown name."""
-    if against is None:
-        against = () if where.simulated else tuple(PEERS)
-    functions = {}
-    for peer in against:
-        if callable(peer):
-            functions[getattr(peer, "__name__", repr(peer))] = peer
-        elif peer not in PEERS:
-            raise ValueError(f"no peer is called {peer!r}: there are {', '.join(map(repr, PEERS))}, and any f(comm, x)")
-        elif where.simulated:
-            raise ValueError(f"{peer!r} is compiled code and needs engines: lab.start({where.ranks})")
-        else:
-            from ..collectives import native  # compiled: simulated ranks must not need it
-
-            name, function = PEERS[peer]
-            functions[name] = getattr(native, function)
-    return functions
-
-
-def modelled(p, sizes, fit):
-    """The ring's cost on paper, with what ping-pong found, at every power of two between the sizes."""
+def modelled(collective, p, sizes, fit):
+    """The ring's cost on paper, with what ping-pong found, at powers of two between the sizes; None without one."""
+    if collective not in RING:
+        return None
     points, n = set(sizes), sizes[0]
     while n < sizes[-1]:
         points.add(n)
         n *= 2
-    return Reference(
-        "ring model", {n: cost.all_reduce(p, n).seconds(fit["alpha"], fit["beta"], fit["gamma"]) for n in points}
-    )
+    price = RING[collective]
+    return Reference("ring model", {n: price(p, n).seconds(fit["alpha"], fit["beta"], fit["gamma"]) for n in points})
 
 
-def foot(where, fit):
+def foot(where, fit, virtual):
     """The small print: what the model rests on, and whether time is virtual."""
     parts = [where.remark]
     if fit and fit["beta"]:
@@ -166,4 +255,6 @@ def foot(where, fit):
             f"Model from ping-pong: α = {seconds_text(fit['alpha'])} per message, "
             f"1/β = {number_text(1 / fit['beta'] / 1e9)} GB/s."
         )
+    if virtual:
+        parts.append("Dashed: simulated ranks with the same α and β.")
     return "  ".join(part for part in parts if part)

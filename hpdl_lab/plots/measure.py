@@ -19,7 +19,7 @@ from .style import (
     size_axis,
 )
 
-DOTS, DASHES = (0, (1, 1.2)), (0, (5, 2))  # the model, the prediction
+DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,14 @@ class Reference:
         return [(n, t, factor * n / t / 1e9) for n, t in sorted(self.seconds.items()) if t > 0]
 
 
-def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foot=""):
+def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foot="", simulated=None, link_GBps=None):
     """Fill `figure` from the rows of a sweep; see `collectives.sweep.sweep`.
 
     Args:    rows: dicts with name, size (bytes), time_us (median), p25_us, p75_us, busbw_GBps, ranks, cores.
              yours: the name drawn in bold; factor: busbw over algbw, which turns times of references into bandwidths.
              model, prediction: a Reference or None; title, foot: text above and below.
+             simulated: {name: {size: seconds}}, drawn dashed beside the measured curves of these names.
+             link_GBps: what a link carries, which no bus bandwidth can exceed; None where that is not known.
     """
     left, right = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.085, right=0.835, bottom=0.2, top=0.785, wspace=0.27)
@@ -47,19 +49,25 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
     references = [(ref, dash, color) for ref, dash, color in references if ref and ref.points(factor)]
     points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]
     points += [point for ref, _, _ in references for point in ref.points(factor)]
-    for ax, column, text in ((left, 1, seconds_text), (right, 2, number_text)):
+    virtual = {name: Reference(name, seconds) for name, seconds in (simulated or {}).items()}
+    points += [point for ref in virtual.values() for point in ref.points(factor)]
+    bandwidths = [point[2] for point in points] + ([link_GBps] if link_GBps else [])
+    for ax, values, text in ((left, [point[1] for point in points], seconds_text), (right, bandwidths, number_text)):
         size_axis(ax, [point[0] for point in points] or [4, 2**22])
-        log_axis(ax, [point[column] for point in points], text)
+        log_axis(ax, values, text)
     left.set_title("time per call (less is better)")
     right.set_title("bus bandwidth, GB/s (more is better)")
 
     ends = []  # height, name, color, bold
     for ref, dash, color in references:
-        sizes, seconds, bandwidths = zip(*ref.points(factor), strict=True)
+        sizes, seconds, speeds = zip(*ref.points(factor), strict=True)
         look = {"color": color, "linestyle": dash, "linewidth": 1.6, "zorder": 2, "marker": "*" * (len(sizes) == 1)}
         left.plot(sizes, seconds, **look)
-        right.plot(sizes, bandwidths, **look)
-        ends.append((bandwidths[-1], ref.name, color, False))
+        right.plot(sizes, speeds, **look)
+        ends.append((speeds[-1], ref.name, color, False))
+    if link_GBps:
+        right.axhline(link_GBps, color=INK, linewidth=1.0, zorder=1)
+        ends.append((link_GBps, "the link", INK, False))
     others = [name for name in dict.fromkeys(r["name"] for r in rows) if name != yours]
     colors = dict(zip(others, itertools.cycle(SERIES[1:]), strict=False)) | {yours: YOURS}
     for name, color in colors.items():
@@ -67,6 +75,11 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
         if curve:
             measured(left, right, curve, color, bold=name == yours)
             ends.append((curve[-1]["busbw_GBps"], shortened(name), color, name == yours))
+        if name in virtual and (found := virtual[name].points(factor)):
+            sizes, seconds, speeds = zip(*found, strict=True)
+            look = {"color": color, "linestyle": DASHDOT, "linewidth": 1.2, "zorder": 2}
+            left.plot(sizes, seconds, **look)
+            right.plot(sizes, speeds, **look)
     label_ends(right, ends)
     heading(figure, title, crowding(rows))
     note(figure, foot)
