@@ -1,4 +1,4 @@
-"""The command `hpdl`: `hpdl doctor`, `hpdl bench all_reduce`, `... collectives`, `... reduction`, `... run`.
+"""The command `hpdl`: `hpdl doctor`, `hpdl tune`, `hpdl cluster emulate`, `hpdl bench all_reduce`, and other benches.
 
 Exit codes: 0 done, 1 could not be done (one sentence on stderr), 2 wrong usage, 130 interrupted.
 """
@@ -15,8 +15,13 @@ import time
 from . import __version__
 
 DEFAULT_SIZES = "4,1KiB,256KiB,4MiB,64MiB"
+TUNED_SIZES = "4,256,4KiB,64KiB,1MiB,4MiB"
 FAMILY_SIZES = "1KiB,256KiB,8MiB"
 RIVALS = ("mpi", "gloo")
+HOW_TO_USE = """
+In a notebook or a script, by the same user:   from hpdl_lab import lab; lab.start({n}); lab.run(fn, x)
+A shell on a host:                             hpdl cluster shell host1    (then: tc -s qdisc show dev net0)
+Ctrl-C ends engines and hosts."""
 
 
 def main(argv=None):
@@ -39,6 +44,18 @@ def parser():
 
     command = commands.add_parser("doctor", help="what this machine and build can do, with the reason for each no")
     command.set_defaults(command=doctor)
+
+    clusters = commands.add_parser("cluster", help="emulated hosts").add_subparsers(required=True, metavar="WHAT")
+    command = clusters.add_parser(
+        "emulate", help="keep engines on emulated hosts until Ctrl-C, for notebooks and shells"
+    )
+    command.add_argument("--hosts", type=ranks, default=4, help="hosts (4)")
+    command.add_argument("--link", default="1gbit", help="of each host, in both directions (1gbit)")
+    command.add_argument("--engines", type=ranks, help="engines on all hosts together (one on each)")
+    command.set_defaults(command=cluster_emulate)
+    command = clusters.add_parser("shell", help="a shell on one of the emulated hosts that are up")
+    command.add_argument("host", metavar="HOST", help="such as host2")
+    command.set_defaults(command=cluster_shell)
 
     benches = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="BENCH")
     command = benches.add_parser("all_reduce", help="time and bandwidth of all-reduce: ours against others")
@@ -69,6 +86,14 @@ def parser():
     command.add_argument("--repeats", type=ranks, default=200, help="empty calls (200)")
     command.add_argument("--json", type=file, metavar="FILE", help="write the result there")
     command.set_defaults(command=bench_run)
+
+    command = commands.add_parser("tune", help="measure every all-reduce here: which is best for which message size")
+    command.add_argument("--ranks", type=ranks, default=4, help="engines (4)")
+    command.add_argument("--sizes", default=TUNED_SIZES, help=f"bytes per rank ({TUNED_SIZES})")
+    command.add_argument("--where", choices=("local", "emulated"), default="local", help="emulated: a host each")
+    command.add_argument("--link", default="1gbit", help="of emulated hosts (1gbit)")
+    command.add_argument("--save", type=file, metavar="FILE", help="write the choice there, for Selection.load")
+    command.set_defaults(command=tune)
     return top
 
 
@@ -102,6 +127,40 @@ def doctor(arguments):
     report = features.doctor()
     print(f"hpdl_lab {__version__}\n\n{report}")
     return 0 if report.ok else 1
+
+
+def cluster_emulate(arguments):
+    """Keep engines on emulated hosts until Ctrl-C, or until a notebook ends or replaces them."""
+    from .engines.cluster import Cluster
+
+    n = arguments.engines or arguments.hosts
+    with Cluster.start(n, where="emulated", link=arguments.link, hosts=arguments.hosts) as cluster:
+        if cluster.attached:
+            raise RuntimeError(f"{cluster.layout} are up already: end them first, with lab.stop() in a notebook")
+        cluster.show()
+        print(HOW_TO_USE.format(n=n), flush=True)
+        try:
+            while cluster.alive():
+                time.sleep(0.5)
+            print("Ended by a notebook.")
+        except KeyboardInterrupt:
+            print("\nEnded.")
+    return 0
+
+
+def cluster_shell(arguments):
+    """Become a shell on an emulated host."""
+    from .engines import host_engine, session_dir
+
+    name = arguments.host.removeprefix("host")
+    try:
+        host_engine.enter(session_dir.find()[0], int(name))
+    except (FileNotFoundError, IndexError, ValueError):
+        raise RuntimeError(
+            f"no emulated host {arguments.host} is up: hpdl cluster emulate makes host0, host1, ..."
+        ) from None
+    shell = os.environ.get("SHELL", "/bin/sh")
+    os.execvp(shell, [shell])
 
 
 def bench_all_reduce(arguments):
@@ -201,6 +260,27 @@ def bench_run(arguments):
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(result, file, indent=1)
+    return 0
+
+
+def tune(arguments):
+    """Measure on engines of its own, print the choice, and keep it where that is asked for."""
+    from . import lab
+    from .collectives.sweep import count_of, parse_size
+
+    sizes = [parse_size(text) for text in arguments.sizes.split(",")]
+    for size in sizes:
+        count_of(size, "float32")  # raises before any engine has started
+    emulated = {"link": arguments.link} if arguments.where == "emulated" else {}
+    with tempfile.TemporaryDirectory(prefix="hpdl-", dir="/tmp") as place:
+        os.environ["XDG_RUNTIME_DIR"] = place  # engines of its own: those of a notebook are left alone
+        with lab.start(arguments.ranks, where=arguments.where, **emulated):
+            chosen = lab.tune(sizes=sizes, deadline=60)
+    print(chosen)
+    if arguments.save:
+        link = f" --link {arguments.link}" if emulated else ""
+        made_by = f"hpdl tune --ranks {arguments.ranks} --sizes {arguments.sizes} --where {arguments.where}{link}"
+        chosen.save(arguments.save, remark=f"{made_by}\nhpdl_lab {__version__}, {time.strftime('%Y-%m-%d')}")
     return 0
 
 

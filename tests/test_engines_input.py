@@ -210,7 +210,7 @@ def test_the_attendees_own_number_of_threads_is_kept(monkeypatch):
 
 
 def info(rank, cores=(0, 1), gpu="none"):
-    return {"rank": rank, "pid": 100 + rank, "host": "here", "cores": list(cores), "gpu": gpu}
+    return {"rank": rank, "pid": 100 + rank, "host": "here", "machine": "this", "cores": list(cores), "gpu": gpu}
 
 
 def test_the_table():

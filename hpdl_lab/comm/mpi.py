@@ -85,7 +85,7 @@ class Session:
     @property
     def crowded(self):
         """More ranks than cores on this machine, which may play several hosts: who spins keeps a peer from working."""
-        machines = [host.split()[-1] for host in self.hosts]
+        machines = [host.split()[-1] for host in self.hosts]  # see host_id
         return machines.count(machines[self.rank]) > cores()
 
     def comm(self, run, ranks=None, deadline=10.0, on_row=None, trace=True, make=MpiComm):
@@ -240,9 +240,14 @@ def finish_blindly(operation, call):
 
 
 def host_id():
-    """The same for ranks that may share memory, different for others."""
+    """The same for ranks that may share memory, different for others: the names of the host and of its machine."""
+    return f"{socket.gethostname()[:60]} {machine_id()}"
+
+
+def machine_id():
+    """The same for all hosts that share this machine's cores: containers, and those that it emulates."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{socket.gethostname()[:60]} {file.read().strip()}"
+            return file.read().strip()
     except OSError:
         return socket.gethostname()[:60]

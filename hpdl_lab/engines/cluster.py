@@ -252,15 +252,15 @@ class Cluster:
 
     def show(self):
         """Show who runs where, and the cheat sheet: as HTML in a notebook, as text elsewhere."""
-        infos = self._crew.infos if self._crew else []
+        infos, notes = self._crew.infos if self._crew else [], [*self.reasons, *self.layout.remarks]
         shell = ipython()
         if shell is None:
-            print(table.text(infos, self.reasons), flush=True)
+            print(table.text(infos, notes), flush=True)
             return
         from IPython.display import display
 
         self._shown_in = shell.execution_count
-        both = {"text/html": table.html(infos, self.reasons), "text/plain": table.text(infos, self.reasons)}
+        both = {"text/html": table.html(infos, notes), "text/plain": table.text(infos, notes)}
         display(both, raw=True)
 
     def _ipython_display_(self):

@@ -9,10 +9,10 @@ import os
 from . import namespaces, session_dir
 
 
-def enter(number):
-    """Move this process to emulated host `number`."""
+def enter(path, number):
+    """Move this process to emulated host `number` of the session at `path`; OSError or IndexError: there is none."""
     folder = os.getcwd()
-    with open(session_dir.hosts_file(os.environ["HPDL_SESSION"])) as file:
+    with open(session_dir.hosts_file(path)) as file:
         paths = json.load(file)[number]
     for handle in [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]:  # open all first: paths may change
         namespaces.join(handle)
@@ -22,7 +22,9 @@ def enter(number):
 
 def main():
     rank, size, hosts = (int(os.environ[name]) for name in ("PMI_RANK", "PMI_SIZE", "HPDL_HOSTS"))
-    enter(rank * hosts // size)  # neighbors share a host where there are more ranks than hosts
+    enter(
+        os.environ["HPDL_SESSION"], rank * hosts // size
+    )  # neighbors share a host where there are more ranks than hosts
     from . import engine
 
     engine.main()

@@ -25,6 +25,13 @@ class Layout(NamedTuple):
         hosts = f" on {self.hosts} emulated host{'s' * (self.hosts > 1)} at {self.link}" if self.hosts else ""
         return f"{engines}{gpu}{hosts}"
 
+    @property
+    def remarks(self):
+        """What to know of engines that are laid out so: sentences without their full stops."""
+        if not self.hosts:
+            return []
+        return [f"messages between hosts take their time on links of {self.link} each way, through one switch"]
+
     def asked(self):
         """As arguments of `wanted`."""
         said = self._asdict()

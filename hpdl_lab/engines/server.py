@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 
+from ..comm.mpi import machine_id
 from . import frames
 from .states import told_by
 from .task import execute, interrupted
@@ -147,6 +148,7 @@ def describe(rank):
         "rank": rank,
         "pid": os.getpid(),
         "host": socket.gethostname(),
+        "machine": machine_id(),
         "cores": sorted(os.sched_getaffinity(0)),
         "gpu": gpu_of(rank),
     }

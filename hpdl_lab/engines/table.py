@@ -23,8 +23,8 @@ def rows(infos):
 
 
 def notes(infos, reasons):
-    """Sentences below the table: too few cores, a session directory in the second-best place."""
-    cores = {(i["host"], c) for i in infos for c in i["cores"]}
+    """Sentences below the table: too few cores; `reasons`, such as a session directory in the second-best place."""
+    cores = {(i["machine"], c) for i in infos for c in i["cores"]}  # emulated hosts share those of the machine
     found = [f"Note: {reason}." for reason in reasons]
     if len(infos) > len(cores):
         found.append(
