@@ -1,12 +1,14 @@
 """The command `hpdl`: what it prints, its exit codes, and one sentence for each mistake."""
 
+import contextlib
 import importlib
 import subprocess
 import sys
 
 import pytest
 
-from hpdl_lab import __version__, cli, features
+from hpdl_lab import __version__, cli, features, lab
+from hpdl_lab.collectives.selector import Selection
 from hpdl_lab.features import table
 
 
@@ -93,3 +95,18 @@ def test_bench_run_measures_real_engines_of_its_own(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "empty lab.run, median" in done.stdout
     assert '"ranks": 2' in (tmp_path / "run.json").read_text()
+
+
+def test_tune_starts_engines_where_it_was_told_and_keeps_the_choice(monkeypatch, tmp_path, capsys):
+    chosen, asked = Selection.parse("tree:0-99;ring:100-max"), []
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # set back afterwards
+    monkeypatch.setattr(lab, "start", lambda *args, **kwargs: asked.append((args, kwargs)) or contextlib.nullcontext())
+    monkeypatch.setattr(lab, "tune", lambda sizes, deadline: asked.append(sizes) or chosen)
+    file = tmp_path / "chosen.txt"
+    assert cli.main(["tune", "--ranks", "3", "--sizes", "4,1KiB", "--save", str(file)]) == 0
+    assert asked == [((3,), {"where": "local"}), [4, 1024]] and f"{chosen}\n" in capsys.readouterr().out
+    assert Selection.load(file) == chosen and "# hpdl tune --ranks 3 --sizes 4,1KiB" in file.read_text()
+    assert cli.main(["tune", "--where", "emulated", "--link", "10gbit", "--save", str(file)]) == 0
+    assert asked[2] == ((4,), {"where": "emulated", "link": "10gbit"}) and "--link 10gbit" in file.read_text()
+    assert cli.main(["tune", "--sizes", "5"]) == 1 and len(asked) == 4
+    assert "5 bytes are not a whole number of float32" in capsys.readouterr().err
