@@ -10,16 +10,16 @@ SIZES   ?= 4,1KiB,256KiB,4MiB,64MiB
 BUILD_TOOLS   := scikit-build-core nanobind cmake ninja
 INSTALLED     := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
-SOURCES       := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+SOURCES       := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/cuda/*.*)
 PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help lab install test sanitize bench lint clean
+.PHONY: help lab install test test-gpu sanitize bench lint clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 	@echo 'variables:'
 	@echo '  PORT=8899     serve there (default: the first free port from 8888)'
 	@echo '  BROWSER=no    only print the address'
@@ -36,6 +36,9 @@ install: $(INSTALLED) ## make .venv with exact versions, build csrc/, say what w
 test: $(INSTALLED_DEV) ## run every test; the last line counts them
 	@$(VENV)/bin/python tests/run_all.py
 
+test-gpu: ## run what needs a GPU: wants nvcc, and a PYTHON whose torch has CUDA
+	@'$(PYTHON)' tests/gpu/run.py .venv-gpu build/gpu
+
 sanitize: $(INSTALLED_DEV) ## csrc/ under AddressSanitizer and UBSan: 12,000 cases of bad input
 	@$(VENV)/bin/python tests/border/run.py --sanitize
 
@@ -45,10 +48,10 @@ bench: $(INSTALLED) ## race this package's all-reduce against MPI and gloo
 lint: $(INSTALLED_DEV) ## check style: ruff and clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*)
+	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*.* csrc/cuda/*.*)
 
 clean: ## remove .venv, builds and caches; notebooks stay as they are
-	rm -rf $(VENV) .venv-openmpi build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-openmpi .venv-gpu build dist .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp holds what was installed: a clone that was moved, or whose files were renamed, is installed again.

@@ -1,0 +1,94 @@
+"""Everything that needs a GPU, in one command: `make test-gpu`. The last line counts the tests.
+
+Run by a Python that has a torch with CUDA; nothing else is expected. It makes an environment beside that Python's
+packages, builds csrc/ with nvcc, adds what is missing where a package index can be reached, runs tests/gpu on one GPU
+and tests/gpu/ranks on two ranks, climbs the reduction ladder, and leaves its table in the folder `report`. What cannot
+run is skipped with the reason. Exit code 0 also where there is no GPU: then nothing has been tested, and it says so.
+"""
+
+import glob
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUILD = ("scikit_build_core", "nanobind", "cmake", "ninja")
+NEEDED = ("numpy", "psutil", "cloudpickle", "greenlet", "pytest", "pytest_timeout")  # by csrc/, comm and the tests
+FOR_RANKS = ("mpi4py", "mpich")  # without them one rank can be tested, two cannot
+FOR_ENGINES = ("ipyparallel", "ipykernel", "matplotlib", "sklearn", "PIL")
+NAMES = {"sklearn": "scikit-learn", "PIL": "pillow"}  # what pip calls them, where it is not the name with dashes
+
+
+def why_not(python):
+    """Why nothing can be tested on this machine, or ""."""
+    if not glob.glob("/dev/nvidia[0-9]*") and not os.path.exists("/dev/dxg"):
+        return "no NVIDIA driver: /dev/nvidia0 does not exist"
+    asked = "import torch; print(torch.version.cuda, torch.cuda.is_available())"
+    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        return f"{python} cannot import torch: {last}"
+    version, available = done.stdout.split()[-2:]
+    if version == "None":
+        return f"the torch of {python} was built without CUDA"
+    return "" if available == "True" else f"the torch of {python} has CUDA {version}, but finds no GPU"
+
+
+def make_environment(folder):
+    """An environment that sees this Python's packages; returns its python."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        run([sys.executable, "-m", "venv", "--without-pip", folder])
+    here = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+    there = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in dict.fromkeys(here)]
+    (there / "packages_of_the_machine.pth").write_text("".join(lines))
+    return python
+
+
+def missing(python, modules):
+    """Those of `modules` that `python` does not find. mpich has no module, but a program."""
+    asked = "import importlib.util, sys; print(*[m for m in sys.argv[1:] if not importlib.util.find_spec(m)])"
+    found = subprocess.run([python, "-c", asked, *modules], capture_output=True, text=True, check=True, timeout=60)
+    absent = set(found.stdout.split())
+    if "mpich" in absent and (python.parent / "mpiexec").exists():
+        absent.discard("mpich")
+    return [m for m in modules if m in absent]
+
+
+def install(python, modules):
+    """Install what is missing, one by one: an index that lacks one, or no network, costs only what needs it."""
+    for module in missing(python, modules):
+        name = NAMES.get(module, module.replace("_", "-"))
+        # A program of the machine's own packages is not where this environment looks for it.
+        here = ["--ignore-installed", "--no-deps"] if module == "mpich" else []
+        if not run([python, "-m", "pip", "--disable-pip-version-check", "install", "-q", *here, name], check=False):
+            print(f"{name} could not be installed: what needs it is skipped", flush=True)
+
+
+def run(command, check=True):
+    """True when the command succeeds."""
+    print("+", *command, flush=True)
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, stdin=subprocess.DEVNULL)
+    if done.returncode and check:
+        raise SystemExit(f"make test-gpu: {command[0]} ended with exit code {done.returncode}: see above")
+    return done.returncode == 0
+
+
+def main(folder, report):
+    if reason := why_not(sys.executable):
+        print(f"make test-gpu: nothing was tested: {reason}")
+        return 0
+    python = make_environment(Path(folder).resolve())
+    install(python, BUILD + NEEDED + FOR_RANKS + FOR_ENGINES)
+    if absent := missing(python, BUILD + NEEDED):
+        raise SystemExit(f"make test-gpu: without {', '.join(absent)} nothing can be built or tested")
+    own_build = "build-dir=build/test-gpu"  # that of `make install` is for another Python
+    run([python, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "-C", own_build, "-e", "."])
+    return subprocess.run([python, "tests/gpu/steps.py", report], cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
