@@ -15,7 +15,7 @@ from hpdl_lab.collectives.table import find
 from hpdl_lab.comm import sim
 from hpdl_lab.lab.steps import of_table
 from hpdl_lab.optim import gradient_descent
-from hpdl_lab.plots import landscape, loss, measure, ring, scaling, steps, style, timeline, traffic
+from hpdl_lab.plots import graph, landscape, loss, measure, ping_pong, ring, scaling, steps, style, timeline, traffic
 from hpdl_lab.trace import Event, bytes_sent
 
 SIZES = (4, 1024, 2**14, 2**17, 2**20, 2**22)
@@ -143,6 +143,19 @@ FIGURES = {
     "one step of 8": lambda b: one_step("parameter_server", 8, 1),
     "eight collectives": lambda b: lab.collectives(4).figure,
     "eight collectives, 6 ranks": lambda b: lab.collectives(6).figure,
+    "graph, wheel": lambda b: lab.graph("wheel", 8).figure,
+    "graph, exponential": lambda b: lab.graph("exponential", 32).figure,
+    "gossip": lambda b: lab.gossip().figure,
+    "gossip, exact": lambda b: lab.gossip(("ring", "complete", "one_peer"), n=8, steps=3).figure,
+    "gossip, first frame": lambda b: filled(graph.draw_gossip, {"ring": [1.0]}, {"ring": 0.9}, 20, "Gossip"),
+    "ping-pong": lambda b: filled(
+        ping_pong.draw,
+        [{"size": n, "seconds": 2e-6 + 1e-9 * n, "p25": 2e-6, "p75": 3e-6} for n in SIZES],
+        (2e-6, 1e-9),
+        {4: 1e-5, 2**22: 1e-2},
+        "Ping-pong between two of 4 engines",
+    ),
+    "ping-pong, nothing yet": lambda b: filled(ping_pong.draw, []),
     "traffic": lambda b: filled(traffic.draw, *[traffic.matrix(ring_events(), 4)] * 2, "Traffic"),
     "landscape": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps"),
     "landscape, digits before and after the point": lambda b: filled(
