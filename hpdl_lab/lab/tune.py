@@ -5,7 +5,7 @@ from ..collectives.sweep import SAMPLE_NS, SAMPLES, count_of, parse_size, sweep
 from ..collectives.table import names
 from ..collectives.tuner import fastest, predict
 from ..plots.style import OVERSUBSCRIBED, bytes_text, seconds_text
-from .ranks import DEFAULT_RANKS, place
+from .ranks import place
 
 SIZES = ("4", "256", "4KiB", "64KiB", "1MiB", "4MiB")
 SHOWN = 3  # of the fastest, per size
@@ -35,6 +35,7 @@ def tune(algorithms=None, sizes=SIZES, *, ranks=None, network=None, deadline=10.
         raise ValueError(f"nothing to measure: {len(functions)} algorithms, {len(sizes)} sizes")
     for size in sizes:
         count_of(size, "float32")  # raises before any rank has started
+    where = place(ranks, network)
     rows = []
 
     def on_row(row):
@@ -42,17 +43,14 @@ def tune(algorithms=None, sizes=SIZES, *, ranks=None, network=None, deadline=10.
         if len(rows) % len(functions) == 0:
             print(line_of(rows[-len(functions) :]), flush=True)
 
+    print(f"all-reduce on {where}: the fastest of {len(functions)}. {where.remark}".rstrip())
     if network is not None:
-        ranks = ranks or DEFAULT_RANKS
-        print(f"all-reduce on {ranks:,} simulated ranks, {network}: the fastest of {len(functions)}")
-        for row in predict(functions, sizes, ranks, network):
+        for row in predict(functions, sizes, where.ranks, network):
             on_row(row)
     else:
-        where = place(ranks)
-        print(f"all-reduce on {where}: the fastest of {len(functions)}")
         timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)  # virtual time is the same every time
         where.run(sweep, functions, sizes, "float32", *timing, deadline=deadline, on_row=on_row)
-        if not where.simulated and rows[0]["ranks"] > rows[0]["cores"]:
+        if rows[0]["ranks"] > rows[0]["cores"] and not where.simulated:
             print(f"{rows[0]['ranks']} ranks on {rows[0]['cores']} cores: {OVERSUBSCRIBED}")
     return fastest(rows)
 
