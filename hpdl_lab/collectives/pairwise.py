@@ -10,9 +10,9 @@ from .steps import Round
 def all_to_all(comm, x):
     """Bring chunk s of rank r's `x` to chunk r of rank s, for all r and s: the transpose of a matrix of chunks.
 
-        p = 4     round 0         round 1         round 2
-                  0-3  1-2        1-3  0-2... all pairs meet once; in a meeting each gives the other its chunk, and puts
-                  what it gets in the place of what it gave
+        p = 4     round 0: 0 <-> 3, 1 <-> 2      round 1: 0 <-> 1, 2 <-> 3      round 2: 0 <-> 2, 1 <-> 3
+
+    In a meeting each gives the chunk that is the other's, and puts what it gets in the place of what it gave.
 
     Args:    x: (N,) tensor, different per rank, overwritten; p must divide N.
     Returns: x: chunk s is what rank s had in chunk r.
