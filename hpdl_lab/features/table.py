@@ -10,7 +10,18 @@ import textwrap
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from . import Missing, ask, compiled_module, cores, gpu, installed_mpi_wheels, mpiexec, nccl, require_one_mpi
+from . import (
+    Missing,
+    ask,
+    compiled_module,
+    cores,
+    gpu,
+    installed_mpi_wheels,
+    mpiexec,
+    nccl,
+    network_commands,
+    require_one_mpi,
+)
 
 SHM_NEEDED = 32 << 20  # bytes: the MPI library's own segments for a few ranks
 SHM_WANTED = 256 << 20  # bytes: the same for as many ranks as a laptop starts
@@ -58,6 +69,7 @@ def report():
             mpi_library(answers),
             launcher(answers),
             shared_memory(),
+            emulated_hosts(),
             simd(),
             Feature("cores", True, f"{cores()} usable of {os.cpu_count()}; more ranks than cores take turns"),
             torch(answers),
@@ -135,6 +147,19 @@ def shared_memory():
     if free < SHM_WANTED:
         text += f", {SHM_WANTED / 2**20:,.0f} MiB wanted: many ranks may not start (a container: --shm-size=1g)"
     return Feature("shared memory", free >= SHM_NEEDED, text)
+
+
+def emulated_hosts():
+    """One host is made, to see, and vanishes."""
+    try:
+        commands = network_commands()
+        command = [sys.executable, "-m", "hpdl_lab.engines.hosts", "-", "1", "1000000000", *commands]
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    except (Missing, subprocess.TimeoutExpired) as error:
+        return Feature("emulated hosts", False, str(error), needed=False)
+    if tried.returncode:
+        return Feature("emulated hosts", False, tried.stderr.strip().rpartition("\n")[2], needed=False)
+    return Feature("emulated hosts", True, f"made with {' and '.join(commands)}", needed=False)
 
 
 def simd():
