@@ -78,9 +78,8 @@ class Pattern:
         uses = sum(np.bincount(link, minlength=none + 1) for link in self.links)
         self.contended = bool((uses[:none] > 1).any())
         # A port that only its own rank uses is free when that rank is ready, unless sends end before their messages do.
-        own_ports = network.ports_are_own and not network.eager_nbytes
         between = [link for link in self.links[1:-1] if (link < none).any()]
-        self.watched = between if own_ports else [self.links[0], *between, self.links[-1]]
+        self.watched = [self.links[0], *between, self.links[-1]] if network.eager_nbytes else between
         self.one_out, self.one_in = (np.bincount(ranks).max() == 1 for ranks in (source, dest))
 
 
@@ -96,7 +95,7 @@ class Lockstep:
         self.ready, self.rank = np.zeros(links), np.full(links, -1)
         self.pattern = None
         two_ports = p < 2 or len(network.routes(0, 1, p).links) == 2
-        self.may_overtake = bool(network.eager_nbytes) or not (network.ports_are_own and two_ports)
+        self.may_overtake = bool(network.eager_nbytes) or not two_ports
 
     def book(self, source, dest, nbytes):
         """Book one round. False, and nothing useful, where a message would come before one of an earlier round."""

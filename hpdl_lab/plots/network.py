@@ -105,7 +105,10 @@ def cables(ax, network, size, place, width):
     """Every cable once; to the right of each row what they join, how fast, and how many messages share one."""
     seen = {}
     for link, messages in zip(network.links(size), shared_links(network, size), strict=True):
-        ends = tuple(sorted((link.source, link.dest), key=lambda name: (ROWS[kind(name)], name)))
+        ends = (name.replace("router", "rank") for name in (link.source, link.dest))  # a ring's: drawn as one
+        ends = tuple(sorted(ends, key=lambda name: (ROWS[kind(name)], name)))
+        if ends[0] == ends[1]:
+            continue
         beta, most = seen.get(ends, (link.beta, 0))
         seen[ends] = beta, max(most, int(messages))
     labels = {}

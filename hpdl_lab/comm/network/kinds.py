@@ -22,8 +22,6 @@ class Network:
                    program that is right under it never relies on buffering (MPI standard 3.5, "safe" programs).
     """
 
-    ports_are_own = True  # whether the first and the last link of a route carry messages of one rank alone
-
     @classmethod
     def of(cls, name, **more):
         """This kind with the published latency and bandwidth of the interconnect `name`, a key of PRESETS."""
@@ -82,13 +80,12 @@ class Switch(Network):
 
 @dataclass(frozen=True)
 class Ring(Network):
-    """Every rank is wired to its two neighbors, by a cable that carries both directions at once.
+    """Every rank has a router that is wired to its two neighbors, by cables that carry both directions at once.
 
-    A message takes the shorter way, or the way up where both are equal, and the ranks between pass it on without
-    storing it: over h cables it takes h * alpha + n * beta. Messages of neighbors meet nobody; all others share cables.
+    A message takes the shorter way, or the way up where both are equal, and the routers between pass it on without
+    storing it: over h cables it takes h * alpha + n * beta. A rank has a port to its router for each direction, so it
+    sends both ways at once. Messages to neighbors meet nobody; all others share cables.
     """
-
-    ports_are_own = False
 
     alpha: float = 2e-6
     beta: float = 1 / 12.5e9
@@ -99,11 +96,15 @@ class Ring(Network):
         self.require_costs()
 
     def link_count(self, size):
-        return 2 * size
+        return 6 * size
 
     def links(self, size):
-        up = [Link(f"rank {r}", f"rank {(r + 1) % size}", self.beta) for r in range(size)]
-        return up + [Link(f"rank {r}", f"rank {(r - 1) % size}", self.beta) for r in range(size)]
+        out = []
+        for source, dest in (("rank", "router"), ("router", "rank")):
+            out += 2 * [Link(f"{source} {r}", f"{dest} {r}", self.beta) for r in range(size)]  # up, then down
+        for step in (1, -1):
+            out += [Link(f"router {r}", f"router {(r + step) % size}", self.beta) for r in range(size)]
+        return out
 
     def routes(self, source, dest, size):
         up, down = (dest - source) % size, (source - dest) % size
@@ -114,11 +115,12 @@ class Ring(Network):
                 f"{np.size(hops):,} messages over up to {most:,} cables of a ring of {size:,} ranks are more than "
                 f"{MOST_CABLES:,} cables at a time: take fewer ranks"
             )
-        step = np.where(up <= down, 1, -1)
-        first = np.where(up <= down, 0, size)  # the number of rank 0's cable in that direction
-        between = [np.where(h < hops - 1, first + (source + h * step) % size, -1) for h in range(1, most - 1)]
-        last = np.where(hops > 1, first + (dest - step) % size, -1)
-        return Route(self.alpha * hops, self.beta + 0 * hops, (first + source, *between, last))
+        falls = 1 * (up > down)
+        cable = (4 + falls) * size  # the number of rank 0's cable in that direction
+        between = [np.where(h < hops, cable + (source + h * (1 - 2 * falls)) % size, -1) for h in range(most)]
+        return Route(
+            self.alpha * hops, self.beta + 0 * hops, (falls * size + source, *between, (2 + falls) * size + dest)
+        )
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ class Link(NamedTuple):
 class Route(NamedTuple):
     """What a message meets on its way: alpha (s), beta (s per byte), and the numbers of the links that it crosses.
 
-    `links` holds the sender's port first and the receiver's port last. A place without a link has -1. All values may be
-    numbers, for one message, or arrays of one shape, for many.
+    `links` holds the sender's port first and the receiver's port last, which carry no messages of other ranks. A place
+    without a link has -1. All values may be numbers, for one message, or arrays of one shape, for many.
     """
 
     alpha: float
