@@ -10,11 +10,11 @@ import math
 from contextlib import contextmanager, suppress
 
 from . import gpu_memory
-from .buffers import DTYPES, ITEMSIZE
+from .buffers import DTYPES, ITEMSIZE, buffer_of
 from .errors import CommError
 from .nccl_clique import Issuing
 from .nccl_collectives import NcclCollectives
-from .nccl_work import NcclWork
+from .nccl_work import NcclWork, StagedReceive
 
 MOST_TENSORS = 16  # kMaxTensors of csrc/cuda/one_pass.h
 
@@ -26,7 +26,7 @@ class NcclComm(NcclCollectives):
         """ranks: NcclRanks; arguments: of MpiComm."""
         super().__init__(*arguments)
         self.ranks, self.gpu, self.device = ranks, ranks.gpu, ranks.gpu.name
-        self.clique = None
+        self.clique = None  # also where NCCL refuses these ranks: then messages go through the host
         self.posted = []  # NcclWorks that wait to start as one group
         self.segments = []  # gpu_memory.Segments, in the order of `allocate`, the same on every rank
 
@@ -41,8 +41,13 @@ class NcclComm(NcclCollectives):
     def isend(self, x, to):
         if not self.gpu.owns(x):
             return super().isend(x, to)
+        if self.clique is None:
+            buffer_of(x, "send", self.device)
+            return super().isend(x.detach().cpu(), to)
         self._require_open()
         self.check_peer(to, "sends to")
+        if self.waiting.inject is not None:
+            self.waiting.inject.before(self)
         return NcclWork(self, "send", self.core.send, x, to)
 
     def irecv(self, x, source):
@@ -50,6 +55,8 @@ class NcclComm(NcclCollectives):
             return super().irecv(x, source)
         self._require_open()
         self.check_peer(source, "receives from")
+        if self.clique is None:
+            return StagedReceive(self, x, source)
         return NcclWork(self, "recv", self.core.receive, x, source)
 
     def launch_posted(self):

@@ -1,10 +1,14 @@
-"""The collectives of ranks with GPUs: through NCCL, in one pass over shared GPU memory, or staged through the host."""
+"""The collectives of ranks with GPUs: through NCCL, in one pass over shared GPU memory, or staged through the host.
+
+`clique` is None where NCCL refuses these ranks, because they share a GPU: then everything is staged.
+"""
 
 from contextlib import contextmanager
 
 from . import gpu_memory
 from .buffers import DTYPES, buffer_of, copy_into
 from .calls import Call
+from .errors import CommError
 from .mpi_comm import MpiComm
 from .nccl_api import DTYPE, SUM
 
@@ -15,34 +19,44 @@ class NcclCollectives(MpiComm):
     """The part of NcclComm (comm/nccl.py) that its collectives are. Tensors of the CPU go to MpiComm's own."""
 
     def all_reduce(self, x):
-        if self._elsewhere("all_reduce", x):
+        if not self._on_gpu("all_reduce", x):
             return super().all_reduce(x)
-        return x if self.segments and self._one_pass(x) else self.nccl_all_reduce(x)
+        if self.segments and self._one_pass(x):
+            return x
+        return self._staged(super().all_reduce, x) if self.clique is None else self.nccl_all_reduce(x)
 
     def broadcast(self, x, root=0):
-        if self._elsewhere("broadcast", x):
+        if not self._on_gpu("broadcast", x):
             return super().broadcast(x, root)
+        if self.clique is None:
+            return self._staged(super().broadcast, x, root)
         self._collective("broadcast", x, [("ncclBroadcast", *both(x, x), root)], root=root)
         return x
 
     def reduce(self, x, root=0):
-        if self._elsewhere("reduce", x):
+        if not self._on_gpu("reduce", x):
             return super().reduce(x, root)
+        if self.clique is None:
+            return self._fetched(super().reduce, x, root)
         source = x.float() if dtype_of(x) in WIDENED else x
         out = source.new_empty(source.shape) if self.rank == root else source
         self._collective("reduce", x, [("ncclReduce", *both(source, out), SUM, root)], [source, out], root)
         return out.to(x.dtype) if self.rank == root else None
 
     def all_gather(self, x):
-        if self._elsewhere("all_gather", x):
+        if not self._on_gpu("all_gather", x):
             return super().all_gather(x)
+        if self.clique is None:
+            return self._fetched(super().all_gather, x)
         out = x.new_empty((self.size, *x.shape))
         self._collective("all_gather", x, [("ncclAllGather", *both(x, out))], [out])
         return out
 
     def reduce_scatter(self, x):
-        if self._elsewhere("reduce_scatter", x):
+        if not self._on_gpu("reduce_scatter", x):
             return super().reduce_scatter(x)
+        if self.clique is None:
+            return self._fetched(super().reduce_scatter, x)
         self._require_rows("reduce_scatter", x)
         source = x.float() if dtype_of(x) in WIDENED else x
         out = source.new_empty(source.shape[1:])
@@ -51,8 +65,10 @@ class NcclCollectives(MpiComm):
         return out.to(x.dtype)
 
     def gather(self, x, root=0):
-        if self._elsewhere("gather", x):
+        if not self._on_gpu("gather", x):
             return super().gather(x, root)
+        if self.clique is None:
+            return self._fetched(super().gather, x, root)
         out = x.new_empty((self.size, *x.shape)) if self.rank == root else None
         others = [r for r in range(self.size) if r != root]
         calls = [move("ncclRecv", out[r], r) for r in others] if out is not None else [move("ncclSend", x, root)]
@@ -62,8 +78,10 @@ class NcclCollectives(MpiComm):
         return out
 
     def scatter(self, x, out, root=0):
-        if self._elsewhere("scatter", out):
+        if not self._on_gpu("scatter", out):
             return super().scatter(x, out, root)
+        if self.clique is None:
+            return copy_into(out, super().scatter(None if x is None else x.cpu(), out.cpu(), root)) or out
         calls = [move("ncclRecv", out, root)]
         if self.rank == root:
             self._require_rows("scatter", x)
@@ -74,8 +92,10 @@ class NcclCollectives(MpiComm):
         return out
 
     def all_to_all(self, x):
-        if self._elsewhere("all_to_all", x):
+        if not self._on_gpu("all_to_all", x):
             return super().all_to_all(x)
+        if self.clique is None:
+            return self._fetched(super().all_to_all, x)
         self._require_rows("all_to_all", x)
         out = x.new_empty(x.shape)
         copy_into(out[self.rank], x[self.rank])
@@ -104,7 +124,9 @@ class NcclCollectives(MpiComm):
         return True
 
     def nccl_all_reduce(self, x):
-        """all_reduce by NCCL alone, wherever `x` lies on the GPU."""
+        """all_reduce by NCCL alone, wherever `x` lies on the GPU. Raises CommError where NCCL refuses these ranks."""
+        if self.clique is None:
+            raise CommError(self.ranks.refusal)
         buffer_of(x, "all_reduce", self.device)
         sums = x.float() if dtype_of(x) in WIDENED else x
         self._collective("all_reduce", x, [("ncclAllReduce", *both(sums, sums), SUM)], [sums])
@@ -118,12 +140,17 @@ class NcclCollectives(MpiComm):
     def mpi_all_reduce(self, x):
         return self._staged(super().mpi_all_reduce, x)
 
-    def _staged(self, all_reduce, x):
-        """all_reduce(x) of CPU memory: a tensor on the GPU goes through the host and back."""
+    def _staged(self, function, x, *more):
+        """function(x), which works in place on CPU memory: a tensor on the GPU goes to the host and back."""
         if not self.gpu.owns(x):
-            return all_reduce(x)
-        x.copy_(all_reduce(x.cpu()))
+            return function(x, *more)
+        x.copy_(function(x.detach().cpu(), *more))
         return x
+
+    def _fetched(self, function, x, *more):
+        """What function(x) returns, which works on CPU memory, on the GPU."""
+        out = function(x.detach().cpu(), *more)
+        return None if out is None else out.to(x.device)
 
     @contextmanager
     def together(self, op, x):
@@ -158,12 +185,12 @@ class NcclCollectives(MpiComm):
         self.calls.note(Call(op, line, buffer.count, buffer.dtype, root, self.name, self.collectives))
         return step, t0, line
 
-    def _elsewhere(self, op, x):
-        """Is `x` not on a GPU, so that MPI takes it? Raises ValueError where it is there, but `op` cannot take it."""
+    def _on_gpu(self, op, x):
+        """Is `x` on a GPU? Raises ValueError where it is on another one than this rank's, or `op` cannot take it."""
         if self.gpu.owns(x):
             buffer_of(x, op, self.device)
-            return False
-        return True
+            return True
+        return False
 
     def _require_rows(self, op, x):
         rows = "none" if x is None else len(x)

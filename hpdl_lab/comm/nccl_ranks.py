@@ -46,6 +46,7 @@ class NcclRanks:
         if cuda is None:
             with suppress(Missing):  # then nothing is shared between GPUs
                 self.cuda = cuda_module()
+        self.refusal = ""  # why NCCL does not serve these ranks
         self.kept = {}  # members: [Clique] that no communicator uses
         here = session.hosts.count(session.hosts[session.rank])
         if self.api.version >= nccl.SHARES_A_GPU and here > self.gpu.count:
@@ -57,7 +58,10 @@ class NcclRanks:
         return NcclComm(self, *arguments)
 
     def connect(self, comm):
-        """A Clique of the ranks of `comm`: one that all of them have kept, or a new one. Collective."""
+        """A Clique of the ranks of `comm`: one that all of them have kept, or a new one. Collective.
+
+        None, and one sentence on the screen, where they share a GPU and this NCCL refuses that.
+        """
         kept = self.kept.get(comm.members, [])
         clique = kept.pop() if kept else None
         note = Note(clique.name if clique else "", str(self.api.version), self.gpu.identity)
@@ -69,7 +73,7 @@ class NcclRanks:
         require_one_version(notes)
         sharing = ranks_on_one_gpu(notes, [comm.session.hosts[r] for r in comm.members])
         if sharing and self.api.version < nccl.SHARES_A_GPU:
-            raise CommError(f"{name_ranks(sharing)} share a GPU. {one_gpu(self.api.version)}")
+            return self._refuse(comm, f"{name_ranks(sharing)} share a GPU. {one_gpu(self.api.version)}")
         clique = Clique(self.api, self.gpu, comm.rank, comm.size, self._unique_id(comm), config_for(sharing))
         try:
             comm.waiting.finish(Connecting(clique), "nccl", comm.others)
@@ -84,6 +88,11 @@ class NcclRanks:
             self.kept.setdefault(members, []).append(clique)
         else:
             clique.abort("run")
+
+    def _refuse(self, comm, refusal):
+        if comm.rank == 0 and not self.refusal:
+            print(f"{refusal}. Until then their tensors travel through the host.", flush=True)
+        self.refusal = refusal
 
     def _unique_id(self, comm):
         """128 bytes that rank 0 has made. Raises CommError on every rank where it cannot."""

@@ -10,6 +10,7 @@ import numpy as np
 from .buffers import DTYPES, buffer_of
 from .errors import CommError, Mismatch
 from .nccl_api import DTYPE
+from .reasons import mismatch
 from .work import MpiWork
 
 CALL = {"send": "ncclSend", "recv": "ncclRecv"}
@@ -36,15 +37,17 @@ class NcclWork(MpiWork):
 
     def has_come(self):
         """True when the note has left, or has come and says what this rank expects. Raises Mismatch otherwise."""
-        expected = f"rank {self.comm.rank} expects {text(self.buffer)} from rank {self.peer}, which sent"
+        expected = (self.buffer.count, self.buffer.dtype)
         try:
             if not self.message.wait(0.0, 0.0, False):
                 return False
-        except ValueError as error:  # no note came, but a message of CPU memory
-            raise Mismatch(f"{expected} no GPU memory: {error}") from None
-        count, dtype = self.note.tolist()
-        if (count, DTYPES[dtype]) != (self.buffer.count, self.buffer.dtype):
-            raise Mismatch(f"{expected} {count:,} {DTYPES[dtype]}")
+            sent = (int(self.note[0]), DTYPES[self.note[1]])
+        except ValueError:  # no note came, but a message of CPU memory
+            count, dtype = self.message.sent
+            sent = (count, f"{DTYPES[dtype]} of the CPU")
+        if sent != expected:
+            names = self.comm.names
+            raise Mismatch(mismatch(names[self.peer], names[self.comm.rank], sent, expected))
         return True
 
     def wait(self):
@@ -53,8 +56,8 @@ class NcclWork(MpiWork):
             comm.launch_posted()
             with comm.aborting(self.op):
                 whom = (comm.members[self.peer],)
-                comm.waiting.finish(self.launch, self.op, whom, self.buffer.nbytes, self.line)
-            self._done()
+                comm.waiting.finish(self.launch, self.op, whom, self.buffer.nbytes, self.line, facts=self._facts)
+            self._arrived()
 
     def test(self):
         if self.message is not None:
@@ -64,7 +67,7 @@ class NcclWork(MpiWork):
                 self.comm.launch_posted()
                 arrived = self.launch.wait(0.0, 0.0, False)
             if arrived:
-                self._done()
+                self._arrived()
         return self.message is None
 
     def let_go(self, seconds):
@@ -78,6 +81,17 @@ class NcclWork(MpiWork):
                 self.launch.clique.abort(self.op)
         return super().let_go(0.0)
 
+    def _facts(self):
+        """See MpiWork._facts."""
+        counts = self.comm.calls.times(self.op, self.line)
+        return {"count": self.buffer.count, "dtype": self.buffer.dtype, "comm": self.comm.name, "counts": counts}
+
+    def _arrived(self):
+        inject = self.comm.waiting.inject
+        self._done()
+        if inject is not None:
+            inject.after(self.comm, self.peer, self.buffer.nbytes)
+
     def _done(self):
         comm, trace = self.comm, self.comm.trace
         comm.pending.pop(id(self), None)
@@ -85,6 +99,16 @@ class NcclWork(MpiWork):
         self.message = self.x = None
 
 
-def text(buffer):
-    """As csrc/dtype.cpp describes a message: "1,001 float32"."""
-    return f"{buffer.count:,} {buffer.dtype}"
+class StagedReceive(MpiWork):
+    """A receive into CPU memory, from where it goes to the GPU."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, comm, x, source):
+        buffer_of(x, "receive into", comm.device)
+        self.target = x
+        super().__init__(comm, "recv", comm.core.receive, x.new_empty(x.shape, device="cpu"), source)
+
+    def _arrived(self):
+        self.target.copy_(self.x)
+        super()._arrived()

@@ -123,6 +123,21 @@ def nccl(ranks, library, fake):
     return NcclRanks(ranks, Nccl(library, ranks.rank), FakeGpu(fake, f"gpu-{ranks.rank}"), FakeCuda())
 
 
+@pytest.fixture(scope="module")
+def staged(ranks, library, fake):
+    """NcclRanks that share one GPU under an old NCCL, which refuses that: their tensors go through the host."""
+    fake.fake_version(22105)
+    old = Nccl(library, ranks.rank)
+    fake.fake_version(23203)
+    return NcclRanks(ranks, old, FakeGpu(fake, "gpu-0"), FakeCuda())
+
+
+@pytest.fixture(params=["NCCL", "staged"])
+def either(request, run, nccl, staged):
+    """A communicator whose tensors go through NCCL, or through the host where NCCL refuses."""
+    return run(make=(nccl if request.param == "NCCL" else staged).comm)
+
+
 @pytest.fixture
 def ranks_on(ranks, library, fake):
     """ranks_on("gpu-0", count=1): NcclRanks of which this one uses the GPU of that name, of `count` on this host."""
