@@ -9,6 +9,7 @@ import pytest
 from hpdl_lab import lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
+from hpdl_lab.comm.inject import Injection
 from hpdl_lab.optim import gradient_descent
 
 
@@ -25,6 +26,23 @@ def results():
 
 def test_a_timeline_of_results_and_of_events(results):
     assert repr(lab.timeline(results)) == repr(lab.timeline(results.events)) == "24 events of 3 ranks"
+
+
+def test_a_barrier_is_drawn_on_every_rank():
+    def body(comm):
+        comm.compute(seconds=1e-3 * comm.rank)
+        comm.barrier()
+
+    ax = lab.timeline(sim.run(4, body)).figure.axes[0]
+    assert sum(len(c.get_paths()) for c in ax.collections) == 3 + 4 + 1  # computing, barriers, rank 0's empty computing
+
+
+def test_an_injected_delay_is_seen_on_its_rank_only():
+    run = sim.run(3, ring.all_reduce, np.ones(3000), inject=Injection(delays={1: 1e-3}))
+    late = [e for e in run.events if e.op == "injected delay"]
+    assert {e.rank for e in late} == {1}
+    figure = lab.timeline(run).figure
+    assert any(t.get_text().startswith("injected delay") for t in figure.texts)
 
 
 def test_the_chrome_trace_holds_every_event(results, tmp_path):

@@ -14,16 +14,21 @@ PERIOD = 0.1  # s from frame to frame: smooth to the eye, and half a core at lea
 LEAST_PAUSE = 0.02  # s between two frames where drawing is slow
 
 
-def png(figure, scale=CRISP):
-    """The figure as PNG bytes, with `scale` pixels per pixel of the page."""
+def pixels(figure, scale=CRISP):
+    """The figure as an RGB image, with `scale` pixels per pixel of the page."""
     with look():
         figure.set_dpi(DPI * scale)
         figure.canvas.draw()
         size = figure.canvas.get_width_height(physical=True)
         image = Image.frombuffer("RGBA", size, figure.canvas.buffer_rgba(), "raw", "RGBA", 0, 1).convert("RGB")
         figure.set_dpi(DPI)
+    return image
+
+
+def png(figure, scale=CRISP):
+    """The figure as PNG bytes, with `scale` pixels per pixel of the page."""
     file = io.BytesIO()
-    image.save(file, "png", compress_level=3)
+    pixels(figure, scale).save(file, "png", compress_level=3)
     return file.getvalue()
 
 

@@ -4,12 +4,15 @@ Columns are ranks, rows are chunks. Arrows run above the columns; cells that wer
 received a frame. A number counts the ranks in a sum; where nothing is added it names the rank whose data it is.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path
+from matplotlib.textpath import TextPath
+from matplotlib.transforms import Affine2D
 
 from .style import FAINT, GREEN, INK, VERMILION, WIDTH, bytes_text, heading, note, number_text, tile
 
@@ -174,16 +177,26 @@ def panel(ax, story, i, grid, named):
 
 def cells(ax, story, i, grid):
     """Every chunk of every rank, shaded by how far its sum has come."""
-    p, held = story.p, story.state(i)
-    corners, faces = [], []
-    for r in range(p):
-        for c in range(story.k):
-            text, face, color = cell(held[r, c], story.wanted[r, c], story.adds)
-            corners.append(tile(r, c))
-            faces.append(face)
-            if text and story.k <= MOST_NUMBERED:
-                ax.text(r, c, text, ha="center", va="center_baseline", fontsize=grid.points, color=color)
+    held, corners, faces, numbers = story.state(i), [], [], {}
+    for r, c in itertools.product(range(story.p), range(story.k)):
+        text, face, color = cell(held[r, c], story.wanted[r, c], story.adds)
+        corners.append(tile(r, c))
+        faces.append(face)
+        numbers.setdefault((text, color), []).append((r, c))
     ax.add_collection(PolyCollection(corners, facecolors=faces, edgecolors=FAINT, linewidths=0.8, zorder=1))
+    for (text, color), places in numbers.items() if story.k <= MOST_NUMBERED else ():
+        if text:
+            write(ax, text, places, grid.points, color)
+
+
+def write(ax, text, places, points, color):
+    """The same short text at many (x, y), as one shape: hundreds of texts of their own would take a second."""
+    shape = TextPath((0, 0), text, size=points)
+    middle = shape.get_extents().get_points().mean(axis=0)
+    shape = Path(shape.vertices - middle, shape.codes)
+    inches = Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans
+    look = {"facecolors": color, "linewidths": 0, "transform": inches, "zorder": 2}
+    ax.add_collection(PathCollection([shape], offsets=places, offset_transform=ax.transData, **look), autolim=False)
 
 
 def cell(held, wanted, adds):
