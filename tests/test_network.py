@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpdl_lab.comm import sim
-from hpdl_lab.comm.network import PRESETS, FatTree, Interconnect, Islands, Ring, Switch, describe
+from hpdl_lab.comm.network import PRESETS, FatTree, Interconnect, Islands, Ring, Switch, describe, title
 from hpdl_lab.comm.network.describe import shared_links
 
 NETWORKS = [
@@ -217,6 +217,12 @@ def test_a_network_is_described_with_its_shared_links():
     assert "rank 0 to rank 7: 2.22 us + n / 12.5 GB/s" in text
     assert "shared" not in describe(Switch(), 8)
     assert "adapter - switch: 2 links of 50 GB/s, shared by up to 8 messages" in describe(Islands(8), 16)
+
+
+def test_a_network_has_a_title_of_a_few_words():
+    assert title(Switch()) == "Switch"
+    assert title(Islands(4, nics=2)) == "Islands, size 4, nics 2"
+    assert title(FatTree(16, 4)) == "FatTree, hosts per leaf 16, oversubscription 4"
 
 
 def test_shared_links_are_those_that_several_messages_need():

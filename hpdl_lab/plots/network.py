@@ -5,7 +5,7 @@ import math
 from matplotlib.patches import Circle, FancyBboxPatch
 
 from ..comm.network import Ring
-from ..comm.network.describe import bandwidth, shared_links
+from ..comm.network.describe import bandwidth, shared_links, title
 from .style import BLUE, FAINT, GREY, INK, SKY, VERMILION, heading, note, seconds_text
 
 MOST_RANKS = 64  # of a larger network the first ones are drawn
@@ -55,13 +55,6 @@ def draw(figure, network, size):
     heading(figure, title(network), subtitle)
     if (shared_links(network, shown) > 1).any():
         note(figure, "orange: cables that messages share; one at a time passes, in each direction")
-
-
-def title(network):
-    """The kind of network, with what distinguishes it."""
-    fields = ("hosts_per_leaf", "oversubscription", "size", "nics")
-    told = [f"{name} {getattr(network, name)}" for name in fields if hasattr(network, name)]
-    return ", ".join([type(network).__name__, *told]).replace("_", " ")
 
 
 def kind(name):

@@ -14,7 +14,7 @@ among those of one rank, the one that it posted first. So a message that waits f
 booked behind it, as in networks that lose nothing (InfiniBand; Ethernet with priority flow control).
 """
 
-from .describe import describe
+from .describe import describe, title
 from .kinds import FatTree, Islands, Network, Ring, Switch
 from .links import Link, Route, Timetable
 from .presets import PRESETS, Interconnect
@@ -31,4 +31,5 @@ __all__ = [
     "Switch",
     "Timetable",
     "describe",
+    "title",
 ]

@@ -23,6 +23,13 @@ def describe(network, size):
     return "\n".join(lines)
 
 
+def title(network):
+    """The kind of network and what distinguishes it: "FatTree, hosts per leaf 16, oversubscription 4"."""
+    fields = ("hosts_per_leaf", "oversubscription", "size", "nics")
+    told = [f"{name.replace('_', ' ')} {getattr(network, name)}" for name in fields if hasattr(network, name)]
+    return ", ".join([type(network).__name__, *told])
+
+
 def bandwidth(beta):
     """Seconds per byte as people say it: "12.5 GB/s"."""
     return f"{1e-9 / float(beta):.4g} GB/s" if beta else "no limit"
