@@ -147,6 +147,27 @@ def test_messages_that_take_no_time_and_share_a_link_are_refused():
     assert evaluate(find("ring").steps(4, 8), 4, 8, free).seconds == 0
 
 
+@pytest.mark.parametrize("network", [NETWORKS["switch"], NETWORKS["eager ring"], NETWORKS["fat tree"]], ids=str)
+def test_a_schedule_may_use_its_arrays_again(network):
+    def reusing(rounds):
+        arrays = [np.zeros(24, np.int64) for _ in range(4)]
+        for round_ in rounds:
+            views = [array[: len(values)] for array, values in zip(arrays, round_, strict=False)]
+            for view, values in zip(views, round_, strict=False):
+                view[:] = values
+            yield Round(*views, False)
+
+    for seed in range(20):
+        p, rounds = random_rounds(seed)
+        once = evaluate(rounds, p, 8, network).clocks.tolist()
+        assert evaluate(reusing(rounds), p, 8, network).clocks.tolist() == once
+
+
+def test_no_ranks_are_refused():
+    with pytest.raises(ValueError, match="at least 1 rank, got 0"):
+        evaluate([], 0, 8)
+
+
 def test_a_schedule_without_messages_takes_no_time():
     got = evaluate([], 3, 8)
     assert got.seconds == 0 and got.clocks.tolist() == [0, 0, 0]

@@ -34,13 +34,15 @@ def evaluate(rounds, p, itemsize, network=None):
     Raises:  ValueError for ranks that are not 0 to p - 1 or send to themselves; for messages that take no time but
              share links, whose order is not defined; for more than MOST_MESSAGES messages that overtake each other.
     """
+    if p < 1:
+        raise ValueError(f"a schedule needs at least 1 rank, got {p}")
     lockstep = Lockstep(network or Switch(), p)
     batches = ((r.source, r.dest, (r.last - r.first) * itemsize) for r in rounds)
     kept, messages = [], 0  # for the case that all must be done again
     for batch in batches:
         messages += len(batch[0])
         if lockstep.may_overtake and messages <= MOST_MESSAGES:
-            kept.append(batch)
+            kept.append(tuple(array.copy() for array in batch))  # a schedule may use its arrays again
         if len(batch[0]) and not lockstep.book(*batch):
             every = few_enough(itertools.chain(kept, batches), messages - sum(len(b[0]) for b in kept), lockstep)
             lockstep.clocks = follow(every, p, lockstep.network)
@@ -58,7 +60,7 @@ def few_enough(batches, forgotten, lockstep):
                 f"on {lockstep.p:,} ranks of {lockstep.network} messages of later rounds overtake earlier ones on "
                 f"shared links: they must be followed one by one, and are more than {MOST_MESSAGES:,}: take fewer ranks"
             )
-        every.append(batch)
+        every.append(tuple(array.copy() for array in batch))
     return every
 
 
@@ -66,11 +68,10 @@ class Pattern:
     """Who sends to whom in a round, and what that means for links: the same for many rounds in a row."""
 
     def __init__(self, network, p, source, dest):
-        self.source, self.dest = source, dest
-        if len(source):
-            low, high = min(source.min(), dest.min()), max(source.max(), dest.max())
-            if low < 0 or high >= p or (source == dest).any():
-                raise ValueError(f"a schedule for {p:,} ranks has ranks {low} to {high}, or one that sends to itself")
+        self.source, self.dest = source.copy(), dest.copy()
+        low, high = min(source.min(), dest.min()), max(source.max(), dest.max())
+        if low < 0 or high >= p or (source == dest).any():
+            raise ValueError(f"a schedule for {p:,} ranks has ranks {low} to {high}, or one that sends to itself")
         none = network.link_count(p)  # the number of the link that stands for "no link"
         route = network.routes(source, dest, p)
         self.alpha, self.beta = route.alpha, route.beta
