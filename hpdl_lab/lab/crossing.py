@@ -10,7 +10,7 @@ def crossing(one, other):
     counts: below it noise decides.
 
     Args:    one, other: {bytes: time > 0}, of the same unit.
-    Returns: bytes, a float.
+    Returns: bytes, a whole number.
     """
     sizes = sorted(set(one) & set(other))
     gaps = [math.log(one[n] / other[n]) for n in sizes]
@@ -18,7 +18,7 @@ def crossing(one, other):
         before, after = gaps[i - 1], gaps[i]
         if before * after < 0:
             part = before / (before - after)
-            return sizes[i - 1] * (sizes[i] / sizes[i - 1]) ** part
+            return round(sizes[i - 1] * (sizes[i] / sizes[i - 1]) ** part)
         if after == 0:
-            return float(sizes[i])
+            return sizes[i]
     return None

@@ -223,7 +223,8 @@ sizes = [2**k for k in range(10, 23, 2)]
 
 # %%
 real = lab.measure(all_reduce, sizes=sizes, against=("tree", "parameter_server", "mpi"), simulated=True)
-print(f"ring and tree cross at {real.crossover('your all_reduce', 'tree'):,.0f} bytes")
+print("ring and tree cross at", real.crossover("your all_reduce", "tree"), "bytes; None: they do not cross")
+print("on paper, with α and β of this run, at", real.modelled_crossover("ring", "tree"))
 real
 
 # %% [markdown]

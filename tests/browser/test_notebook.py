@@ -1,4 +1,4 @@
-"""What an attendee sees: notebook 04 run from top to bottom, and a wrong answer with the message meant for it."""
+"""What an attendee sees: notebooks 03 and 04 run from top to bottom, and a wrong answer with its message."""
 
 import re
 from pathlib import Path
@@ -11,15 +11,27 @@ SCREENSHOTS = Path(__file__).parent
 IDLE = "Python 3 (ipykernel) | Idle"  # in the status bar
 KERNEL_MS = 60_000  # to open a notebook with its kernel
 RUN_MS = 90_000  # for any one thing to appear
-PICTURES = {
-    'lab.steps("ring"': "ring",
-    "lab.check(reduce_scatter)": "correct",
-    "lab.check(all_reduce)": "all_correct",
-    "lab.measure(": "measure",
-    "lab.train(": "train",
-    "lab.timeline(": "timeline",
-    "lab.scaling(": "scaling",
-}  # the call in a cell of notebook 04: what its screenshot is called
+PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
+    "03": {
+        "lab.ping_pong(": "ping_pong",
+        "lab.collectives(": "collectives",
+        "opposite_communicators": "zoo",
+        "lab.timeline(": "straggler",
+    },
+    "04": {
+        'lab.steps("ring"': "ring",
+        "lab.check(reduce_scatter)": "correct",
+        "lab.check(all_reduce)": "all_correct",
+        "against=family": "family",
+        "lab.measure(all_reduce, prediction": "measure",
+        "lab.train(": "train",
+        "lab.timeline(": "timeline",
+        "lab.scaling(": "scaling",
+        "lab.network(": "network",
+        "lab.check(broadcast)": "segments",
+        "simulated=True": "real_links",
+    },
+}
 WRONG = """
 from hpdl_lab.collectives.chunks import chunk
 
@@ -65,7 +77,33 @@ def screenshot(page, locator, name):
     page.screenshot(path=SCREENSHOTS / name)
 
 
-@pytest.mark.timeout(230)
+def pictures(page, number):
+    """Leave a screenshot of each picture of a notebook, and see that it is one."""
+    for call, name in PICTURES[number].items():
+        cell = page.locator(".jp-CodeCell", has_text=call)
+        picture = cell.locator(".jp-OutputArea-output img, .jp-OutputArea-output pre").last
+        expect(picture).to_be_attached()
+        screenshot(page, picture, f"{number}_{name}.png")
+        if name != "zoo":
+            whole = "image => image.complete && image.naturalWidth > 500"
+            assert cell.locator("img").last.evaluate(whole), f"{call} left no picture"
+
+
+@pytest.mark.timeout(120)
+def test_notebook_03_shows_a_stuck_program_as_a_table_and_goes_on(page, served):
+    open_notebook(page, served, "solutions/03_messages.ipynb")
+    menu(page, "Run", "Run All Cells")
+    outputs = page.locator(".jp-OutputArea-output")
+    for answer in ("3.1 ping_pong", "3.3 which_collective", "3.4 diagnose", "3.7 sum_of_steps"):
+        expect(outputs.get_by_text(f"{answer}: correct")).to_be_attached(timeout=RUN_MS)
+    expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
+    stuck = page.locator(".jp-CodeCell", has_text="opposite_communicators").locator(".jp-OutputArea-output")
+    expect(stuck.get_by_text("two communicators in opposite order").first).to_be_attached()
+    expect(stuck.get_by_text(re.compile(r"rank +state +in")).first).to_be_attached()
+    pictures(page, "03")
+
+
+@pytest.mark.timeout(280)
 def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     open_notebook(page, served, "solutions/04_ring_all_reduce.ipynb")
     menu(page, "Run", "Run All Cells")
@@ -74,13 +112,12 @@ def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     wait_for(page, "engines: right on 4 MPI ranks")
     wait_for(page, re.compile("test accuracy 9[789]"))
     wait_for(page, re.compile(r"^scaling +ranks"))
+    for answer in ("4.4 broadcast", "4.5 choose"):
+        wait_for(page, f"{answer}: correct")
+    wait_for(page, re.compile("ring and tree cross at"))
     expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
     assert page.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
-    for call, name in PICTURES.items():
-        picture = page.locator(".jp-CodeCell", has_text=call).locator(".jp-OutputArea-output img")
-        expect(picture).to_have_count(1)
-        screenshot(page, picture, f"04_{name}.png")
-        assert picture.evaluate("image => image.complete && image.naturalWidth > 800"), f"{call} left no picture"
+    pictures(page, "04")
 
 
 @pytest.mark.timeout(120)
