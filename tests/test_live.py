@@ -14,7 +14,7 @@ from PIL import Image
 
 from hpdl_lab import lab
 from hpdl_lab.optim.gradient_descent import gradient_step
-from hpdl_lab.plots import live, loss, ring, style
+from hpdl_lab.plots import live, loss, style
 
 CELL = """
 %matplotlib inline
@@ -138,7 +138,7 @@ def test_a_landscape_plays_step_by_step_and_gives_its_verdict_at_the_end(monkeyp
 
 def test_html_and_files_hold_the_picture(tmp_path):
     figure = style.new_figure()
-    ring.draw(figure, 3)
-    assert live.html(figure, "a ring").startswith('<img width="840"')
-    live.save(figure, tmp_path / "ring.png")
-    assert (tmp_path / "ring.png").read_bytes() == live.png(figure)
+    loss.draw(figure, train_rows(3), 3)
+    assert live.html(figure, "a loss").startswith('<img width="840"')
+    live.save(figure, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes() == live.png(figure)

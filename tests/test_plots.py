@@ -9,13 +9,13 @@ import pytest
 from matplotlib.text import Text
 
 from hpdl_lab import lab
-from hpdl_lab.collectives import chunks, cost
+from hpdl_lab.collectives import cost
 from hpdl_lab.collectives import ring as ring_collective
 from hpdl_lab.collectives.table import find
 from hpdl_lab.comm import sim
 from hpdl_lab.lab.steps import of_table
 from hpdl_lab.optim import gradient_descent
-from hpdl_lab.plots import graph, landscape, loss, measure, ping_pong, ring, scaling, steps, style, timeline, traffic
+from hpdl_lab.plots import graph, landscape, loss, measure, ping_pong, scaling, steps, style, timeline, traffic
 from hpdl_lab.trace import Event, bytes_sent
 
 SIZES = (4, 1024, 2**14, 2**17, 2**20, 2**22)
@@ -133,8 +133,7 @@ FIGURES = {
     "scaling": lambda b: filled(scaling.draw, scaling_rows(), scaling_rows(cores=4), "samples/s", "Scaling"),
     "scaling, one kind": lambda b: filled(scaling.draw, scaling_rows(("strong",)), (), "samples/s", "Scaling"),
     "scaling, nothing yet": lambda b: filled(scaling.draw, []),
-    "ring of 4": lambda b: filled(ring.draw, 4),
-    "ring of 3, third step": lambda b: filled(ring.draw, 3, 3),
+    "steps of a function": lambda b: lab.steps(ring_collective.all_reduce, 3).figure,
     "steps of 2": lambda b: lab.steps("ring", 2).figure,
     "steps of 4": lambda b: lab.steps("double_tree", 4).figure,
     "steps of 8": lambda b: lab.steps("halving_doubling", 8).figure,
@@ -175,7 +174,7 @@ def test_every_text_is_on_the_page_and_covers_no_other(name, bowl):
 def test_importing_plots_chooses_no_backend_and_drawing_leaves_settings_alone():
     code = (
         "import sys, matplotlib; before = matplotlib.rcParams.copy()\n"
-        "from hpdl_lab.plots import landscape, live, loss, measure, ring, scaling, style, timeline, traffic\n"
+        "from hpdl_lab.plots import landscape, live, loss, measure, scaling, steps, style, timeline, traffic\n"
         "live.png(style.new_figure()); assert 'matplotlib.pyplot' not in sys.modules\n"
         "assert matplotlib.rcParams.copy() == before"
     )
@@ -195,23 +194,6 @@ def test_oversubscribed_points_are_grey():
     figure = filled(scaling.draw, scaling_rows(("strong",)), [])
     colors = {t.get_text(): t.get_color() for t in figure.axes[0].texts}
     assert colors["100%"] == style.BLUE and style.GREY in colors.values()
-
-
-@pytest.mark.parametrize("p", [2, 3, 4, 5, 8])
-def test_the_ring_of_the_picture_is_the_ring_that_runs(p):
-    n = 10 * p + p // 2  # chunks of two sizes, which tell the schedule's order in the events
-    events = ring_events(p, n)
-    for r in range(p):
-        sent = [e.nbytes for e in events if e.rank == r and e.op == "send"]
-        sizes = [4 * int(np.subtract(*chunks.bounds(n, p, step.chunks[r])[::-1])) for step in ring.schedule(p)]
-        assert sent == sizes
-    assert all(held == set(range(p)) for row in ring.holdings(p, ring.schedule(p))[-1] for held in row)
-
-
-def test_after_reduce_scatter_every_rank_owns_its_chunk():
-    p = 5
-    table = ring.holdings(p, ring.schedule(p))[p - 1]
-    assert all((len(table[r][c]) == p) == (r == c) for r in range(p) for c in range(p))
 
 
 def test_traffic_counts_what_the_trace_counts():

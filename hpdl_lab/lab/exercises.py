@@ -8,15 +8,17 @@ import numpy as np
 from ..checks import exercises
 from ..checks.record import AnswerFailed
 from ..checks.result import Note
+from ..collectives.table import find
 from ..engines.errors import RunFailed, without_traceback
-from ..plots import animation, live, ring, style, timeline, traffic
+from ..plots import animation, live, style, timeline, traffic
+from ..plots import steps as panels
 from .cluster import run, running
 from .progress import progress
+from .steps import of_table, played
 
 ENGINE_DEADLINE = 20.0  # s that a rank may wait for another: the first check may find ranks still importing torch
 ORDINALS = ("first", "second", "third")
 RING_RANKS = 4  # of the picture for a right answer, as in the notebook
-RING_ALT = "the ring, step by step"
 TRAFFIC = {  # whose messages are shown: what the picture says
     "server_step": "Everything passes through rank 0",
     "gossip_step": "Your messages on a wheel: neighbors only",
@@ -115,7 +117,6 @@ def picture(exercise, result):
 
 def reward(name, result):
     """What the right answer does: the ring, as far as the attendee has come (all of it moves), or its messages."""
-    p, height = RING_RANKS, ring.height(RING_RANKS)
     if name in TRAFFIC:
         matrix = traffic.matrix(result.events, result.size)
         return drawn(traffic.draw, matrix, None, TRAFFIC[name], alt=TRAFFIC[name], width=NARROW)
@@ -124,9 +125,10 @@ def reward(name, result):
             timeline.draw, result.events, "Your segments along the chain, in virtual time", alt="your segments"
         )
     if name == "reduce_scatter":
-        return drawn(ring.draw, p, p - 1, alt=RING_ALT, height=height)
+        story = of_table(find("ring", name), RING_RANKS, {})
+        return drawn(panels.draw, story, alt=panels.title_of(story), height=panels.Sheet(story).height)
     if name == "all_reduce":
-        return animation.html(ring.draw, [(p, done) for done in range(2 * p - 1)], RING_ALT, height)
+        return animation.html(*played(of_table(find("ring"), RING_RANKS, {})))
     return ""
 
 

@@ -10,7 +10,7 @@ from .picture import picture
 from .watch import PER_CHUNK, story_of
 
 SEGMENTS = 2  # in the picture of a pipelined algorithm: enough to see that one follows the other
-MOST_FRAMES = 48  # of an animation: 45 seconds
+MOST_FRAMES = 32  # of an animation: half a minute
 MOST_EIGHT = 6  # ranks in the picture of the eight
 
 
@@ -35,9 +35,14 @@ def steps(algorithm, ranks=8, collective="all_reduce", **options):
     if not story.steps:
         raise ValueError(f"{story.name} sent no message on {ranks} ranks: there is no step to draw")
     if live.in_notebook():
-        frames = [(story, i) for i in drawing.spared(len(story.steps) + 1, MOST_FRAMES)]
-        animation.show(drawing.draw_step, frames, f"{story.name}, step by step", drawing.step_height(story))
+        animation.show(*played(story))
     return picture(drawing.draw, story, text=drawing.title_of(story), height=drawing.Sheet(story).height)
+
+
+def played(story):
+    """The arguments of animation.html and animation.show that play a Story."""
+    frames = [(story, i) for i in drawing.spared(len(story.steps) + 1, MOST_FRAMES)]
+    return drawing.draw_step, frames, f"{story.name}, step by step", drawing.step_height(story)
 
 
 def of_table(algorithm, p, options):
