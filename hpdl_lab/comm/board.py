@@ -47,6 +47,12 @@ class Slot(NamedTuple):
         """This slot, told by a clock that is `ns` behind."""
         return self._replace(since_ns=self.since_ns + ns, until_ns=self.until_ns and self.until_ns + ns)
 
+    def in_run(self, run):
+        """This slot as seen from `run`: who is in a later one has finished it, who is in an earlier one is idle."""
+        if self.run == run or self.state in ("absent", "silent", "dead"):
+            return self
+        return self._replace(state="finished" if self.run > run else "idle", op="", line="", facts={})
+
     def died(self):
         """The slot of a rank whose process has ended in this state."""
         return self._replace(state="dead", op="", facts={})
@@ -64,6 +70,8 @@ class Slot(NamedTuple):
 
 class Board:
     """The slots of `size` ranks in the file `path`."""
+
+    now = staticmethod(now_ns)
 
     def __init__(self, path):
         self.path = path
@@ -131,6 +139,21 @@ class Board:
         told = (slot.op, slot.peers, slot.nbytes, slot.since_ns, now(), slot.line, slot.facts)
         self.publish(rank, slot.state, slot.run, *told)
 
+    # -- news of other hosts, of which a board that all ranks share has none (see bulletin.py) -----------------------
+
+    def turn_to(self, run):
+        """This rank begins `run`: what is heard of earlier ones is not told any more."""
+
+    def exchange(self, members):
+        """This rank waits for long: tell `members` on other hosts what they do here, and hear what they do there."""
+
+    def farewell(self, members):
+        """This rank ends the run, and tells `members` on other hosts."""
+
+    def settle(self):
+        """Hear the rest; true when all that was told has left."""
+        return True
+
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def slot(self, rank):
@@ -165,15 +188,17 @@ class Board:
         """True when the process of `rank` has ended in the middle of its work."""
         return self.slot(rank).state in ("running", "waiting", "failed") and self.is_dead(rank)
 
-    def waits(self, ranks=None):
+    def waits(self, ranks=None, run=None):
         """What the ranks are doing, as list[errors.Wait].
 
         ranks: ranks of MPI_COMM_WORLD; the answer numbers them, and their peers, 0, 1, ... in this order. None: all.
-        A rank that never published (it is on another machine, or has not begun) is left out.
+        run: what ranks do in other runs is not told; None tells all. A rank that never published is left out.
         """
         ranks = range(self.size) if ranks is None else list(ranks)
         number = {rank: i for i, rank in enumerate(ranks)}
         slots = {rank: self.slot(rank).died() if self.died(rank) else self.slot(rank) for rank in ranks}
+        if run is not None:
+            slots = {rank: slot.in_run(run) for rank, slot in slots.items()}
         return [slot.wait(number[rank], number) for rank, slot in slots.items() if slot.state != "absent"]
 
     def _at(self, rank):

@@ -2,6 +2,7 @@
 
 import ctypes
 
+from ..features import Missing, dev_shm
 from .buffers import DTYPES
 from .errors import CommError
 
@@ -13,6 +14,10 @@ def load(core):
     """Start MPI where it has not been, and hand its functions to the compiled module: (mpi4py.MPI, core.Mpi)."""
     import mpi4py
 
+    try:
+        dev_shm.require_room(1)  # whoever started the ranks may not have asked
+    except Missing as error:
+        raise CommError(str(error)) from None
     # A rank that failed must be able to end: MPI_Finalize would wait for it, or for its peers. See Session.leave.
     mpi4py.rc.finalize = False
     from mpi4py import MPI

@@ -12,7 +12,9 @@ import time
 
 from ..features import compiled_module, cores
 from .board import Board
+from .bulletin import Bulletin
 from .errors import CommError, name_ranks
+from .in_thread import InThread
 from .interrupts import DeferredInterrupt
 from .library import load
 from .mpi_comm import MpiComm
@@ -20,6 +22,7 @@ from .stale import drop_stale
 from .waiting import NAP, SLICE, Waiting
 from .work import unsettled
 
+HOST = "HPDL_HOST_ID"  # environment variable: ranks for which it differs share no memory, as if on different hosts
 START = 30.0  # s: the longest that ranks wait for each other when MPI starts
 LAST_LOOK = 0.1  # s: for a rank that gives up, to learn that it is too late for that
 LAST_HELP = 1.0  # s: for what nobody has received, when ranks leave
@@ -102,11 +105,12 @@ class Session:
         if self.rank not in members:
             raise ValueError(f"rank {self.rank} is not one of the ranks {list(members)} of this run")
         self.board.publish(self.rank, "running", run)
+        self.board.turn_to(run)
         waiting = Waiting(self.board, self.rank, members, run, deadline, self.crowded)
         with DeferredInterrupt() as interrupt:
             too_late = self._arrive(members, run, waiting, interrupt)
             # All are here and will go on: an interrupt must wait, or the next run would find the ranks out of step.
-            duplicates = self.core.Duplicates(self.mpi, self._parent(members))
+            duplicates = self.core.Duplicates(self.mpi, self._parent(members, waiting))
             self.abandoned.append(duplicates)
             waiting.finish(duplicates, "start", waiting.missing(members, "start"))
             self.abandoned.remove(duplicates)
@@ -139,11 +143,15 @@ class Session:
                 raise
             return error
 
-    def _parent(self, members):
+    def _parent(self, members, waiting):
         if members not in self.parents:
             world = self.MPI.Comm.fromhandle(self.control.comm)
             group = world.Get_group().Incl(list(members))
-            self.parents[members] = world.Create_group(group).handle
+            create = InThread(lambda: world.Create_group(group).handle)
+            self.abandoned.append(create)
+            waiting.finish(create, "start", waiting.missing(members, "start"))
+            self.abandoned.remove(create)
+            self.parents[members] = create.result
         return self.parents[members]
 
     def forget(self, comm):
@@ -192,7 +200,11 @@ class Session:
         if self.rank == first:
             mine = os.path.join(tempfile.gettempdir(), f"hpdl-{os.getpid()}-{secrets.token_hex(8)}")
             Board.create(mine, self.size).close()
-        board = Board(self._tell(mine)[first])
+        name = self._tell(mine)[first]
+        if len(set(self.hosts)) == 1:
+            board = Board(name)
+        else:
+            board = Bulletin(name, self.MPI, self.MPI.Comm.fromhandle(self.control.comm), self.hosts)
         self._tell("opened")
         if mine:
             os.unlink(mine)
@@ -211,8 +223,9 @@ class Session:
                 for handle in handles:
                     drop_stale(self.MPI, self.MPI.Comm.fromhandle(handle), self.abandoned, whatever=True)
             self._forgive(LAST_HELP)
-            through_mpi = (self.core.Agreement, self.core.Duplicates, self.core.Ring)
-            stuck = self.owed or any(isinstance(op, through_mpi) for op in self.abandoned)
+            told = self.board.settle()
+            through_mpi = (self.core.Agreement, self.core.Duplicates, self.core.Ring, InThread)
+            stuck = self.owed or not told or any(isinstance(op, through_mpi) for op in self.abandoned)
             if not any(self._meet_to_leave(b"stuck" if stuck else b"")):
                 self.MPI.Finalize()
 
@@ -241,7 +254,7 @@ def finish_blindly(operation, call):
 
 def host_id():
     """The same for ranks that may share memory, different for others: the names of the host and of its machine."""
-    return f"{socket.gethostname()[:60]} {machine_id()}"
+    return f"{(os.environ.get(HOST) or socket.gethostname())[:60]} {machine_id()}"
 
 
 def machine_id():

@@ -8,6 +8,7 @@ from .buffers import DTYPES, ITEMSIZE, buffer_of
 from .calls import begin
 from .errors import CommError, ForgottenWait, Mismatch
 from .in_memory import InMemory
+from .in_thread import InThread
 from .interrupts import DeferredInterrupt
 from .parts import part_of
 from .reasons import disagreement
@@ -74,14 +75,16 @@ class MpiComm(InMemory):
                 chosen, reason = part_of(notes, self.rank), ""
             except Exception as error:
                 chosen, reason = (), str(error) or type(error).__name__
-            # MPI_Comm_split blocks: nobody enters it before all are on their way, with nothing that could stop them.
+            # MPI_Comm_split blocks: nobody enters it before all are on their way, and only a death can stop them.
             for rank, why in enumerate(self.agree("split", note=reason.encode()[:120])):
                 if why:
                     raise ValueError(f"rank {rank} cannot split: {why.decode(errors='replace')}")
             parent = self.handle()
-            handles = [parent.Split(min(chosen), chosen.index(self.rank)).handle for _ in range(2)]
+            place = min(chosen), chosen.index(self.rank)
+            split = InThread(lambda: [parent.Split(*place).handle for _ in range(2)])
+            self._finish(split, "split", ())  # nobody in particular: who has left has done his part before
         members = tuple(self.members[r] for r in chosen)
-        part = self._part(handles, members)
+        part = self._part(split.result, members)
         part.rows, part.name = self.rows, self.name_of_part(color)
         self.parts.append(part)
         if interrupt.came:
@@ -130,12 +133,16 @@ class MpiComm(InMemory):
 
     def ring_all_reduce(self, x):
         """all_reduce by messages around a ring, in segments, compiled. The same sum, in another order of adding."""
+        return self._around_the_ring("ring_all_reduce", x)
+
+    def _around_the_ring(self, op, x):
+        """`ring_all_reduce`, called `op` in reports."""
         trace = self.trace
-        with self.together("ring_all_reduce", x) as line:
+        with self.together(op, x) as line:
             ring = self.core.Ring(self.group, x, SEGMENT, trace.enabled)
-            self._finish(ring, "ring_all_reduce", self.others, ring.nbytes)
-            for op, peer, nbytes, t0, t1 in ring.transfers():
-                trace.add(trace.step(), op, t0, t1, self.names[peer], nbytes, line)
+            self._finish(ring, op, self.others, ring.nbytes, lambda: self._facts_of(op, (x,)))
+            for end, peer, nbytes, t0, t1 in ring.transfers():
+                trace.add(trace.step(), end, t0, t1, self.names[peer], nbytes, line)
         return x
 
     def mpi_all_reduce(self, x):

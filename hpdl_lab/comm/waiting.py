@@ -34,7 +34,11 @@ class Waiting:
                  stop: called between two looks; it may raise. facts: a function that tells more fields of errors.Wait.
         Raises:  CommTimeout, RankFailed with the waits of all ranks; KeyboardInterrupt; ValueError: ranks disagree.
         """
-        if not operation.wait(SPIN, 0.0, self.crowded):
+        try:
+            done = operation.wait(SPIN, 0.0, self.crowded)
+        except RuntimeError as error:
+            self.explain(error, op, peers)
+        if not done:
             self.go_on(operation, op, peers, nbytes, line, stop, facts)
 
     def go_on(self, operation, op, peers, nbytes=0, line="", stop=None, facts=dict):
@@ -81,6 +85,7 @@ class Waiting:
             if now >= next_search:
                 nap, next_search = LONG_NAP, now + PATIENCE * 1e9
                 self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
+                self.board.exchange(self.members)
                 self._search(operation, op, whom, moved, now)
             if now - moved > self.deadline * 1e9:
                 raise CommTimeout(f"no answer within {self.deadline:g} s: {self._me(op, whom)}", self.waits())
@@ -89,16 +94,31 @@ class Waiting:
             try:
                 if operation.wait(SLICE, nap, self.crowded):
                     return
-            except RuntimeError:  # of MPI, which may notice a death before we do
-                time.sleep(PATIENCE)
-                self._search(operation, op, whom, moved, now)
-                raise
+            except RuntimeError as error:
+                self.explain(error, op, whom)
+
+    def explain(self, error, op, peers):
+        """Raise RankFailed where a rank has died, which MPI may notice before we do and tell in words of its own.
+
+        The operation is not asked again: MPI has forgotten the request that failed, and says of it that it is done.
+        """
+        time.sleep(PATIENCE)
+        self._require_alive(op, peers() if callable(peers) else peers, error)
+        raise error
+
+    def _require_alive(self, op, whom, error=None):
+        if died := [r for r in self.members if self.board.died(r)]:
+            raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits()) from error
 
     def _search(self, operation, op, whom, moved, now):
         """Raise RankFailed or CommTimeout where one of the ranks waited for will never answer."""
-        died = [r for r in self.members if self.board.died(r)]
-        if died and not operation.wait(0.05, NAP, self.crowded):
-            raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits())
+        if any(self.board.died(r) for r in self.members):
+            try:
+                if operation.wait(0.05, NAP, self.crowded):
+                    return
+            except RuntimeError as error:
+                self.explain(error, op, whom)
+            self._require_alive(op, whom)
         gone = [r for r in whom if op != "start" and self._left(r, now)]
         if gone and now - moved > GRACE * 1e9:
             failed = any(self.board.slot(r)[1:3] == (self.run, "failed") for r in gone)
@@ -108,7 +128,7 @@ class Waiting:
     def _left(self, rank, now):
         """Has `rank` left this run, and long enough ago for everything that it sent to have arrived?"""
         slot = self.board.slot(rank)
-        if slot.state == "absent":  # on another machine, whose board nobody here can read
+        if slot.state in ("absent", "silent"):  # on another host, and not heard of
             return False
         return (slot.run != self.run or slot.state in ("failed", "finished")) and now - slot.since_ns > GRACE * 1e9
 
@@ -122,10 +142,11 @@ class Waiting:
             facts |= {"error": type(error).__name__, "message": str(error).partition("\n")[0]}
         state = "finished" if error is None else "failed"
         self.board.publish(self.rank, state, self.run, op, line=last if error is None else line, facts=facts)
+        self.board.farewell(self.members)
 
     def waits(self):
         """What every rank of the run is doing: list[Wait]."""
-        return self.board.waits(self.members)
+        return self.board.waits(self.members, self.run)
 
     def _me(self, op, whom):
         word = {"send": "to", "recv": "from"}.get(op, "with")

@@ -28,9 +28,11 @@ class MpiWork(Work):
         comm.pending[id(self)] = self
         try:
             post(self, comm.group, x, peer)
-        except BaseException:
+        except BaseException as error:
             if self.message is None:
                 comm.pending.pop(id(self), None)
+            if isinstance(error, RuntimeError):
+                comm.waiting.explain(error, op, (comm.members[peer],))
             raise
 
     def wait(self):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from .. import features
-from ..features import gpu
+from ..features import dev_shm, gpu
 from . import link, session_dir
 from .errors import EngineError
 from .hosts import INTERFACE
@@ -28,6 +28,7 @@ FOREIGN_PREFIXES = ("PMI_", "PMIX_", "HYDRA_", "MPIEXEC_", "OMPI_", "PRTE_", "JP
 LOOPBACK = {  # the MPI libraries would listen on every network interface
     "UCX_TLS": "self,sm",
     "OMPI_MCA_btl": "self,sm",
+    "NCCL_SOCKET_IFNAME": "=lo",
 }
 # TCP by libfabric: with UCX, the other way of MPICH, ranks crash when one is killed amid a message to them.
 BETWEEN_HOSTS = {
@@ -52,6 +53,10 @@ def mpiexec():
 
 def check(layout):
     """Raise EngineError unless this machine can hold the engines of `layout`, and make the hosts that it wants."""
+    try:
+        dev_shm.require_room(layout.n)
+    except features.Missing as error:
+        raise EngineError(str(error)) from None
     n, cores, free = layout.n, features.cores(), memory_available()
     most = max(1, min(int(free / ENGINE_NBYTES), MOST_PER_CORE * cores))
     if n > most:

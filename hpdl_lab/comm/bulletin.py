@@ -1,0 +1,102 @@
+"""What ranks of several hosts are doing: a board on each host, and messages from one to the other.
+
+     host A   board  0 1 2 3          board  4 5 6 7   host B
+                     |                       |
+                     `--- slots of 0-3 --->  `--- whoever waits for long hears them
+              the lowest rank that waits for long tells them, when they have changed
+
+A rank that waits for long looks for such messages too. Who ends a run tells its own slot, as nobody may be waiting on
+its host. A rank of which nobody tells works, or its host is gone: it is "silent".
+"""
+
+import json
+
+from .board import Board, Slot
+from .interrupts import DeferredInterrupt
+
+NEWS = (1 << 28) + 1  # a tag of the session's own communicator that arrivals do not use (csrc/arrival.cpp)
+SILENT = Slot(0, -1, "silent", "", (), 0, 0, 0, "", {})
+
+
+class Bulletin(Board):
+    """The board of this host's ranks, and what has been heard of the others.
+
+    comm: mpi4py's communicator of all ranks, on which nothing else uses the tag NEWS. hosts: that of each rank.
+    """
+
+    def __init__(self, path, MPI, comm, hosts):
+        super().__init__(path)
+        self._MPI, self._comm, self._rank = MPI, comm, comm.rank
+        self._far = [host != hosts[self._rank] for host in hosts]
+        self._heard = {}  # rank -> {run: (time of its host's clock, Slot)}
+        self._told = None  # what was told last
+        self._sent = []  # (request, bytes) of messages that MPI may still read
+        self._run = 0
+
+    # -- as on a board ------------------------------------------------------------------------------------------------
+
+    def slot(self, rank):
+        if not self._far[rank]:
+            return super().slot(rank)
+        heard = self._heard.get(rank, {})
+        return heard[self._run if self._run in heard else max(heard)][1] if heard else SILENT
+
+    def is_dead(self, rank):
+        return self.slot(rank).state == "dead" if self._far[rank] else super().is_dead(rank)
+
+    def died(self, rank):
+        return self.is_dead(rank) if self._far[rank] else super().died(rank)
+
+    # -- news ---------------------------------------------------------------------------------------------------------
+
+    def turn_to(self, run):
+        self._run, self._told = run, None
+        self._hear()
+        for heard in self._heard.values():
+            for earlier in [number for number in heard if number < run]:
+                del heard[earlier]
+
+    def exchange(self, members):
+        with DeferredInterrupt() as interrupt:
+            self._hear()
+            here = [rank for rank in members if not self._far[rank]]
+            waiting = [rank for rank in here if (self.slot(rank).run, self.slot(rank).state) == (self._run, "waiting")]
+            if waiting and waiting[0] == self._rank:
+                told = {rank: self.slot(rank).died() if self.died(rank) else self.slot(rank) for rank in here}
+                if told != self._told:
+                    self._told = told
+                    self._tell(told, members)
+        if interrupt.came:
+            raise KeyboardInterrupt
+
+    def farewell(self, members):
+        with DeferredInterrupt() as interrupt:
+            self._tell({self._rank: self.slot(self._rank)}, members)
+        if interrupt.came:
+            raise KeyboardInterrupt
+
+    def settle(self):
+        self._hear()
+        self._sent = [(request, raw) for request, raw in self._sent if not request.Test()]
+        return not self._sent
+
+    def _tell(self, slots, members):
+        """Send the slots, one in each message, which is then short enough to leave at once, to `members` elsewhere."""
+        self.settle()
+        for rank, slot in slots.items():
+            raw = json.dumps([rank, self.now(), slot]).encode()
+            for to in members:
+                if self._far[to]:
+                    self._sent.append((self._comm.Isend([raw, self._MPI.BYTE], to, NEWS), raw))
+
+    def _hear(self):
+        """Take in what has come."""
+        status = self._MPI.Status()
+        while message := self._comm.Improbe(self._MPI.ANY_SOURCE, NEWS, status):
+            raw = bytearray(status.Get_count(self._MPI.BYTE))
+            message.Recv([raw, self._MPI.BYTE])
+            rank, then, fields = json.loads(raw)
+            slot = Slot(*fields)._replace(peers=tuple(fields[Slot._fields.index("peers")]))
+            heard = self._heard.setdefault(rank, {})
+            if then >= heard.get(slot.run, (0, None))[0]:  # two ranks of a host may tell of the same one
+                heard[slot.run] = then, slot.moved(self.now() - then)

@@ -1,0 +1,190 @@
+"""Ranks that are killed or stopped in the middle of every collective: an error or a right result, and nothing left.
+
+Each job has many ranks and one start: in the first, ranks 0 and 1 meet one victim after the other; in the second, pairs
+of ranks do different collectives at the same time, and one of each pair is stopped.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from hpdl_lab import features
+
+# Each does one collective of (n,) ones and returns whether this rank's result is right. n is large on purpose: the
+# victim is then most likely inside. The last but one sends many messages.
+OPERATIONS = """
+import os, sys, time
+import numpy as np
+from hpdl_lab.collectives import table
+from hpdl_lab.comm.mpi import session_of_this_process
+
+session = session_of_this_process()
+rank = session.rank
+n = 120_000
+
+def ones(comm): return np.ones(n)
+def rows(comm): return np.ones((comm.size, n))
+def is_all(x, value): return bool((x == value).all())
+def at_root(comm, x, value): return x is None if comm.rank else is_all(x, value)
+
+OPERATIONS = {
+    "barrier": lambda c: c.barrier() is None,
+    "all_reduce of little": lambda c: is_all(c.all_reduce(np.ones(3)), c.size),
+    "all_reduce": lambda c: is_all(c.all_reduce(ones(c)), c.size),
+    "ring_all_reduce": lambda c: is_all(c.ring_all_reduce(ones(c)), c.size),
+    "broadcast": lambda c: is_all(c.broadcast(np.full(n, c.rank)), 0),
+    "all_gather": lambda c: is_all(c.all_gather(ones(c)), 1),
+    "reduce_scatter": lambda c: is_all(c.reduce_scatter(rows(c)), c.size),
+    "reduce": lambda c: at_root(c, c.reduce(ones(c)), c.size),
+    "gather": lambda c: at_root(c, c.gather(ones(c)), 1),
+    "scatter": lambda c: is_all(c.scatter(rows(c) if c.rank == 0 else None, np.zeros(n)), 1),
+    "all_to_all": lambda c: is_all(c.all_to_all(rows(c)), 1),
+    "allocate": lambda c: c.allocate((1000,)).sum() == 0,
+    "split": lambda c: c.split(c.rank % 2).size >= 1,
+    "messages": lambda c: is_all(c.sendrecv(ones(c), (c.rank + 1) % c.size, np.zeros(n), (c.rank - 1) % c.size), 1),
+    "halving_doubling": lambda c: is_all(table.find("halving_doubling").function(c, ones(c)), c.size),
+}
+said = open(f"said-{rank}", "w")
+
+def say(*words):
+    print(*words, file=said, flush=True)
+"""
+NAMES = re.findall(r'^    "([a-z_ ]+)":', OPERATIONS, re.M)
+TORCH = ("allocate",)  # imports it
+
+
+@pytest.fixture
+def job(tmp_path):
+    """job(script, ranks): ranks whose launcher does not hear of a killed one; they end with the test."""
+    started = []
+
+    def start(script, ranks):
+        launcher = features.mpiexec() + ".gforker"
+        if not os.path.exists(launcher):
+            pytest.skip("this MPI has no mpiexec.gforker")
+        path = tmp_path / "script.py"
+        path.write_text(OPERATIONS + script)
+        environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+        shell = ["sh", "-c", 'trap : INT; "$0" "$@"; true']
+        command = [launcher, "-n", str(ranks), *shell, sys.executable, str(path)]
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=2))
+        return started[-1]
+
+    before = set(os.listdir("/dev/shm"))
+    yield start
+    for process in started:
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        for member in [*family, process]:
+            member.kill()
+        process.wait()
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "hpdl" in name]
+
+
+@pytest.fixture
+def said(tmp_path):
+    """said(rank): what it has said so far."""
+    return lambda rank: (tmp_path / f"said-{rank}").read_text() if (tmp_path / f"said-{rank}").exists() else ""
+
+
+def until(condition, limit, process=None):
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        assert process is None or process.poll() is None, "the ranks have ended"
+        time.sleep(0.005)
+
+
+def victim_of(said, rank):
+    return int(re.search(r"pid (\d+)", said(rank))[1])
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_killed_inside_each_collective(job, said, within):
+    process = job(
+        """
+say("pid", os.getpid())
+for number, (name, operation) in enumerate(OPERATIONS.items()):
+    victim = number + 2
+    if rank not in (0, 1, victim):
+        continue
+    comm = session.comm(number + 1, ranks=(0, 1, victim), deadline=200)
+    operation(comm)
+    say("begin", name)
+    try:
+        while operation(comm):
+            pass
+        say("wrong", name)
+    except Exception as error:
+        say("end", name, "|", type(error).__name__, "|", str(error).splitlines()[0])
+        comm.close(error)
+say("done")
+os._exit(0)
+""",
+        len(NAMES) + 2,
+    )
+    for number, name in enumerate(NAMES):
+        until(lambda n=name: all(f"begin {n}\n" in said(rank) for rank in (0, 1)), within(30), process)
+        time.sleep(0.05)
+        os.kill(victim_of(said, number + 2), signal.SIGKILL)
+        killed = time.monotonic()
+        until(lambda n=name: all(f"end {n} |" in said(rank) for rank in (0, 1)), within(15), process)
+        assert time.monotonic() - killed < within(5), name
+    until(lambda: all("done" in said(rank) for rank in (0, 1)), within(10))
+    process.wait(within(10))
+    for rank in (0, 1):
+        assert "wrong" not in said(rank)
+        for name in NAMES:
+            end = re.search(rf"end {name} \| (.*)", said(rank))[1]
+            assert end.startswith("RankFailed | rank 2 died: "), (name, end)
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_stopped_inside_each_collective(job, said, within, tmp_path):
+    """For 3 s: within a deadline of 60 s nothing is wrong or lost; within one of 2 s everybody is told."""
+    process = job(
+        """
+say("pid", os.getpid())
+name = list(OPERATIONS)[rank // 2]
+pair = (rank - rank % 2, rank - rank % 2 + 1)
+for deadline in (60, 2):
+    try:
+        with session.comm(deadline, ranks=pair, deadline=deadline) as comm:
+            assert OPERATIONS[name](comm)
+            comm.barrier()
+            say("begin", deadline)
+            while True:
+                assert OPERATIONS[name](comm), "a wrong result"
+                if comm.broadcast(np.array([os.path.exists(f"over-{deadline}")], np.uint8))[0]:
+                    break
+            say("right", deadline)
+    except Exception as error:
+        say("error", deadline, type(error).__name__, str(error).splitlines()[0])
+    session.comm(1000 + deadline, ranks=pair, deadline=100).close()
+say("done")
+os._exit(0)
+""",
+        2 * len(NAMES),
+    )
+    ranks, victims = range(2 * len(NAMES)), range(1, 2 * len(NAMES), 2)
+    for deadline in (60, 2):  # on a machine with much else to do the second may end before the stop
+        begun = re.compile(f"(begin|error) {deadline}[ \n]")
+        until(lambda b=begun: all(b.search(said(rank)) for rank in ranks), within(40), process)
+        for stop_or_go, seconds in ((signal.SIGSTOP, 3), (signal.SIGCONT, 0)):
+            for rank in victims:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim_of(said, rank), stop_or_go)
+            time.sleep(seconds)
+        (tmp_path / f"over-{deadline}").touch()
+    until(lambda: all("done" in said(rank) for rank in ranks), within(40))
+    for rank in ranks:
+        name = NAMES[rank // 2]
+        assert "right 60\n" in said(rank), (name, said(rank))
+        assert "a wrong result" not in said(rank), name
+        assert re.search(r"error 2 (CommTimeout|RankFailed) ", said(rank)), (name, said(rank))
