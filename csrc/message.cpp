@@ -72,6 +72,16 @@ void Message::post(void* data, std::size_t nbytes, Handle comm, int tag) {
 }
 
 bool Message::advance() {
+    if (failure_) std::rethrow_exception(failure_);
+    try {
+        return test_parts();
+    } catch (...) {
+        failure_ = std::current_exception();
+        throw;
+    }
+}
+
+bool Message::test_parts() {
     for (; done_ < parts_.size(); done_++, progress_++) {
         Status status{};
         int finished = 0;

@@ -5,6 +5,7 @@
 // message ever meets a receive that is too small for it: Open MPI 5 would write beyond the end of that memory.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -33,6 +34,7 @@ class Message : public Operation {
     static Message receive(const Group& group, const Buffer& buffer, int source);
 
     // Throws: std::invalid_argument naming both counts and dtypes where the sender meant something else; MpiError.
+    // Having failed once, it throws the same at every call.
     bool advance() override;
 
     std::size_t nbytes() const { return buffer_.nbytes(); }
@@ -52,6 +54,7 @@ class Message : public Operation {
     Message(const Group& group, const Buffer& buffer, int peer, bool receives);
     void post(void* data, std::size_t nbytes, Handle comm, int tag);
     void post_elements();
+    bool test_parts();
     void require_match(int code, const Status& status);
 
     Group group_;
@@ -61,6 +64,7 @@ class Message : public Operation {
     std::unique_ptr<char[]> announcement_;  // of a large message
     std::vector<Handle> parts_;
     std::optional<Buffer> sent_;
+    std::exception_ptr failure_;
     std::size_t done_ = 0, cancelled_ = 0;  // parts
 };
 

@@ -24,12 +24,22 @@ void pause_core() {
 #endif
 }
 
+void advance_all(const std::vector<Operation*>& operations) {
+    for (Operation* operation : operations) {
+        try {
+            operation->advance();
+        } catch (const std::exception&) {  // it throws again when it is asked for itself
+        }
+    }
+}
+
 }  // namespace
 
-bool wait(Operation& operation, double seconds, double nap_s, bool crowded) {
+bool wait(Operation& operation, double seconds, double nap_s, bool crowded, const std::vector<Operation*>& others) {
     using Clock = std::chrono::steady_clock;
     if (std::isnan(seconds) || std::isnan(nap_s)) throw std::invalid_argument("a time to wait that is not a number");
     seconds = std::clamp(seconds, 0.0, kLongest);
+    advance_all(others);
     if (operation.advance()) return true;
     const timespec nap = {0, static_cast<long>(std::clamp(nap_s, 0.0, kLongestNap) * 1e9)};
     auto moved = Clock::now();
@@ -37,6 +47,7 @@ bool wait(Operation& operation, double seconds, double nap_s, bool crowded) {
     bool napping = false;
     for (int spins = 1;; spins++) {
         const std::uint64_t before = operation.progress();
+        advance_all(others);
         if (operation.advance()) return true;
         const bool idle = operation.progress() == before;
         if (idle) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace hpdl {
 
@@ -23,6 +24,9 @@ class Operation {
 //
 // nap_s: 0 spins, which answers soonest; otherwise, when nothing has moved for a while, sleep so long between two
 // looks. crowded: more ranks than cores: a spinning rank gives up the core at every look, since its peer may need it.
-bool wait(Operation& operation, double seconds, double nap_s, bool crowded);
+//
+// others: advanced meanwhile, since somebody may wait for them who has to answer first. What they throw is left to
+// those who wait for them.
+bool wait(Operation& operation, double seconds, double nap_s, bool crowded, const std::vector<Operation*>& others = {});
 
 }  // namespace hpdl
