@@ -135,6 +135,7 @@ class NcclComm(NcclCollectives):
         if not self.closed:
             super().close(error, line)
             for comm in self._family():
+                self.ranks.retire(comm.members, [segment.keep[comm.rank] for segment in comm.segments])
                 comm.segments = []
                 if comm.clique is not None:
                     self.ranks.keep(comm.members, comm.clique)

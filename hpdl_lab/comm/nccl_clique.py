@@ -8,6 +8,7 @@ A group is submitted when the one before it has been issued: NCCL wants it so.
 
 import hashlib
 import threading
+from contextlib import suppress
 
 from .errors import CommError
 from .interrupts import DeferredInterrupt
@@ -51,9 +52,13 @@ class Clique:
             return
         self.broken = why
         # Not by our own thread: ncclCommAbort waits for kernels and threads that it can only ask to end.
-        ending = threading.Thread(target=self.api.call, args=("ncclCommAbort", self.handle), daemon=True)
+        ending = threading.Thread(target=self._end, daemon=True)
         ending.start()
         ending.join(ABORT_S)
+
+    def _end(self):
+        with suppress(CommError):  # what it was has been told already
+            self.api.call("ncclCommAbort", self.handle)
 
 
 class Connecting(Polled):

@@ -38,7 +38,7 @@ class NcclCollectives(MpiComm):
             return super().reduce(x, root)
         if self.clique is None:
             return self._fetched(super().reduce, x, root)
-        source = x.float() if dtype_of(x) in WIDENED else x
+        source = x.detach().float() if dtype_of(x) in WIDENED else x
         out = source.new_empty(source.shape) if self.rank == root else source
         self._collective("reduce", x, [("ncclReduce", *both(source, out), SUM, root)], [source, out], root)
         return out.to(x.dtype) if self.rank == root else None
@@ -58,7 +58,7 @@ class NcclCollectives(MpiComm):
         if self.clique is None:
             return self._fetched(super().reduce_scatter, x)
         self._require_rows("reduce_scatter", x)
-        source = x.float() if dtype_of(x) in WIDENED else x
+        source = x.detach().float() if dtype_of(x) in WIDENED else x
         out = source.new_empty(source.shape[1:])
         calls = [("ncclReduceScatter", *both(source, out, out.numel()), SUM)]
         self._collective("reduce_scatter", x, calls, [source, out])
@@ -81,7 +81,8 @@ class NcclCollectives(MpiComm):
         if not self._on_gpu("scatter", out):
             return super().scatter(x, out, root)
         if self.clique is None:
-            return copy_into(out, super().scatter(None if x is None else x.cpu(), out.cpu(), root)) or out
+            copy_into(out, super().scatter(None if x is None else x.detach().cpu(), out.detach().cpu(), root))
+            return out
         calls = [move("ncclRecv", out, root)]
         if self.rank == root:
             self._require_rows("scatter", x)
@@ -128,10 +129,10 @@ class NcclCollectives(MpiComm):
         if self.clique is None:
             raise CommError(self.ranks.refusal)
         buffer_of(x, "all_reduce", self.device)
-        sums = x.float() if dtype_of(x) in WIDENED else x
+        sums = x.detach().float() if dtype_of(x) in WIDENED else x
         self._collective("all_reduce", x, [("ncclAllReduce", *both(sums, sums), SUM)], [sums])
         if sums is not x:
-            x.copy_(sums)
+            copy_into(x, sums)
         return x
 
     def ring_all_reduce(self, x):
@@ -144,7 +145,7 @@ class NcclCollectives(MpiComm):
         """function(x), which works in place on CPU memory: a tensor on the GPU goes to the host and back."""
         if not self.gpu.owns(x):
             return function(x, *more)
-        x.copy_(function(x.detach().cpu(), *more))
+        copy_into(x, function(x.detach().cpu(), *more))
         return x
 
     def _fetched(self, function, x, *more):

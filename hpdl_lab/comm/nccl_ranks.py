@@ -46,6 +46,7 @@ class NcclRanks:
         if cuda is None:
             with suppress(Missing):  # then nothing is shared between GPUs
                 self.cuda = cuda_module()
+        self.retired = {}  # members: GPU memory that they have had open
         self.refusal = ""  # why NCCL does not serve these ranks
         self.kept = {}  # members: [Clique] that no communicator uses
         here = session.hosts.count(session.hosts[session.rank])
@@ -66,6 +67,7 @@ class NcclRanks:
         clique = kept.pop() if kept else None
         note = Note(clique.name if clique else "", str(self.api.version), self.gpu.identity)
         notes = [Note.of(told) for told in comm.agree("nccl", note=note.packed())]
+        self.retired.pop(comm.members, None)
         if clique is not None:
             if all(told.clique == clique.name for told in notes):
                 return clique
@@ -88,6 +90,13 @@ class NcclRanks:
             self.kept.setdefault(members, []).append(clique)
         else:
             clique.abort("run")
+
+    def retire(self, members, memory):
+        """Free `memory`, which others have opened, when all `members` have come to a later run: they have closed it.
+
+        CUDA leaves open what happens where memory is freed before.
+        """
+        self.retired.setdefault(members, []).extend(memory)
 
     def _refuse(self, comm, refusal):
         if comm.rank == 0 and not self.refusal:

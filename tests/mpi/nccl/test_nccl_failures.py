@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from hpdl_lab.comm import CommError, CommTimeout, RankFailed
+from hpdl_lab.comm import CommError, CommTimeout, RankFailed, mpi, nccl_ranks, world
 from hpdl_lab.comm.nccl_api import Nccl
 
 
@@ -149,3 +149,25 @@ def test_refused_before_anything_is_sent(comm):
         comm.reduce_scatter(torch.zeros(2, 4))
     with pytest.raises(ValueError, match="ranks here are 0 to 2"):
         comm.broadcast(torch.zeros(2), 3)
+
+
+def test_the_world_of_a_script_on_gpus(monkeypatch, nccl, library):
+    """`comm.world(device="cuda")`: what a script and an engine get where there are GPUs."""
+    monkeypatch.setattr(nccl_ranks, "gpu_of", lambda session: nccl.gpu)
+    monkeypatch.setattr(nccl_ranks.nccl, "find", lambda: nccl_ranks.nccl.Found(library, "here", 23203))
+    mpi.nccl_ranks.cache_clear()
+    try:
+        with world(20.0, device="cuda") as comm:
+            assert comm.device == nccl.gpu.name and comm.all_reduce(torch.ones(4)).tolist() == [3.0] * 4
+    finally:
+        mpi.nccl_ranks.cache_clear()
+
+
+def test_memory_is_freed_when_all_have_closed_it(run, nccl):
+    comm = run(make=nccl.comm)
+    comm.allocate(1000)
+    members = comm.members
+    comm.close()
+    assert len(nccl.retired[members]) == 1
+    run(make=nccl.comm)
+    assert members not in nccl.retired
