@@ -168,7 +168,7 @@ def test_algorithms_race_by_name_on_any_network():
     for r in result.rows:
         if r["name"] == "tree":
             assert r["time_us"] == pytest.approx(cost.tree(16, r["size"]).seconds(1e-5, 1e-9) * 1e6, rel=1e-3)
-    assert "Virtual time on Switch(alpha=1e-05" in result.figure.texts[-1].get_text()
+    assert "Switch: virtual time, in which" in result.figure.texts[-1].get_text()
     met, paper = result.crossover("tree", "ring"), result.modelled_crossover("tree", "ring")
     assert 64 < met < 2**20 and paper == pytest.approx(2.2e5 * 22 / 6.125 / 16, rel=0.6)
     assert 0.3 < met / paper < 3
@@ -176,7 +176,10 @@ def test_algorithms_race_by_name_on_any_network():
 
 def test_a_fat_tree_may_stand_beside_running_engines(monkeypatch):
     monkeypatch.setattr("hpdl_lab.lab.ranks.running", lambda: pytest.fail("the engines were asked for"))
-    assert "8 simulated ranks" in repr(lab.measure("ring", "1KiB", ranks=8, network=FatTree(4, 2)))
+    result = lab.measure("ring", "1KiB", ranks=8, network=FatTree(4, 2))
+    assert "8 simulated ranks" in repr(result)
+    assert "ring model" not in {t.get_text() for t in result.figure.axes[1].texts}  # ranks 0 and 1 share a leaf
+    assert result.figure.texts[-1].get_text().startswith("FatTree, hosts per leaf 4, oversubscription 2: virtual")
     with pytest.raises(TypeError, match="network='fat tree': one of comm.network is needed"):
         lab.measure("ring", network="fat tree")
 

@@ -166,7 +166,7 @@ def measure(
     plot = live.Live(draw, alt="time and bus bandwidth against message size")
 
     def state():
-        model = modelled(collective, where.ranks, sizes, fit) if fit else None
+        model = modelled(collective, where.ranks, sizes, fit) if fit and where.alike else None
         return rows, yours, factor, model, guess, title, foot(where, fit, virtual), virtual, where.link_GBps
 
     def on_row(row):
@@ -250,7 +250,7 @@ def modelled(collective, p, sizes, fit):
 def foot(where, fit, virtual):
     """The small print: what the model rests on, and whether time is virtual."""
     parts = [where.remark]
-    if fit and fit["beta"]:
+    if fit and fit["beta"] and where.alike:
         parts.append(
             f"Model from ping-pong: α = {seconds_text(fit['alpha'])} per message, "
             f"1/β = {number_text(1 / fit['beta'] / 1e9)} GB/s."

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..comm import sim
-from ..comm.network import Network
+from ..comm.network import Network, Ring, Switch, title
 from ..engines import link
 from .cluster import injected, run, running
 
@@ -36,12 +36,17 @@ class Place:
         return link.parse(self.link).bandwidth / 1e9 if self.link else None
 
     @property
+    def alike(self):
+        """Whether a message costs the same between all neighbors on a ring: what ranks 0 and 1 measure is then true."""
+        return self.network is None or isinstance(self.network, Switch | Ring)
+
+    @property
     def remark(self):
         """What to say about times that were measured here; empty where they are real."""
         if not self.simulated:
             return ""
         if self.network is not None:
-            return f"Virtual time on {self.network}, in which arithmetic is free."
+            return f"{title(self.network)}: virtual time, in which arithmetic is free."
         return "Simulated ranks: virtual time, in which arithmetic is free. lab.start(4) makes real ones."
 
     def run(self, fn, *args, deadline=10.0, on_row=None):
