@@ -152,15 +152,10 @@ def cluster_shell(arguments):
     """Become a shell on an emulated host."""
     from .engines import host_engine, session_dir
 
-    name = arguments.host.removeprefix("host")
-    try:
-        host_engine.enter(session_dir.find()[0], int(name))
-    except (FileNotFoundError, IndexError, ValueError):
-        raise RuntimeError(
-            f"no emulated host {arguments.host} is up: hpdl cluster emulate makes host0, host1, ..."
-        ) from None
-    shell = os.environ.get("SHELL", "/bin/sh")
-    os.execvp(shell, [shell])
+    path, number = session_dir.find()[0], arguments.host.removeprefix("host")
+    if number not in map(str, range(host_engine.count(path))):
+        raise RuntimeError(f"no emulated host {arguments.host} is up: hpdl cluster emulate makes host0, host1, ...")
+    os.execv(sys.executable, [sys.executable, "-m", "hpdl_lab.engines.host_shell", path, number])
 
 
 def bench_all_reduce(arguments):

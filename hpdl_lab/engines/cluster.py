@@ -7,7 +7,7 @@ import sys
 import time
 
 from ..comm.errors import name_ranks
-from . import diagnosis, keeper_client, launch, layout, outcome, px_client, session_dir, table
+from . import diagnosis, hosts, keeper_client, launch, layout, outcome, px_client, session_dir, table
 from .crew import Crew, warn
 from .errors import EngineError, EngineMute
 
@@ -87,7 +87,7 @@ class Cluster:
         started = {}
         if wanted.hosts:
             self._spawn("hosts", launch.hosts_argv(self.path, wanted), started)
-            self._wait_for([session_dir.hosts_file(self.path)], started)
+            self._wait_for([hosts.told_in(self.path)], started)
         self._spawn("controller", launch.controller_argv(), started)
         self._spawn("engines", launch.engines_argv(wanted), started)
         with open(session_dir.session_file(self.path), "w", opener=session_dir.readable_by_me) as file:

@@ -1,18 +1,28 @@
 """An engine on an emulated host: it enters the namespaces of its host, and is an engine then (engine.py).
 
-Nothing else may be imported before: a process that has more than one thread can enter no user namespace.
+Nothing that starts threads, as NumPy does, may be imported before: with threads, no user namespace can be entered.
 """
 
 import json
 import os
 
-from . import namespaces, session_dir
+from . import namespaces
+from .hosts import told_in
+
+
+def count(path):
+    """How many emulated hosts the session at `path` has."""
+    try:
+        with open(told_in(path)) as file:
+            return len(json.load(file))
+    except OSError:
+        return 0
 
 
 def enter(path, number):
-    """Move this process to emulated host `number` of the session at `path`; OSError or IndexError: there is none."""
+    """Move this process to emulated host `number` of the session at `path`."""
     folder = os.getcwd()
-    with open(session_dir.hosts_file(path)) as file:
+    with open(told_in(path)) as file:
         paths = json.load(file)[number]
     for handle in [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]:  # open all first: paths may change
         namespaces.join(handle)

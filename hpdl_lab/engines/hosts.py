@@ -13,6 +13,8 @@ and engines talk over Unix sockets as they do without hosts.
 Started by the keeper as `python -m hpdl_lab.engines.hosts DIRECTORY HOSTS BITS_PER_SECOND IP TC`. When all is there it
 writes hosts.json into the session directory: the paths of the namespaces of each host, in the order to enter them.
 With DIRECTORY "-" it only tries: it ends at once, and says what is in the way.
+
+Nothing that starts threads, as NumPy does, may be imported here: with threads, no user namespace can be entered.
 """
 
 import json
@@ -22,7 +24,7 @@ import socket
 import subprocess
 import sys
 
-from . import namespaces, session_dir
+from . import namespaces
 from .link import Link
 
 SUBNET = "10.77.0"
@@ -38,6 +40,11 @@ REFUSED = (
     "or have root call sysctl -w kernel.unprivileged_userns_clone=1 (Debian) or "
     "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); a container needs --privileged"
 )
+
+
+def told_in(path):
+    """The file by which an engine finds the namespaces of its host, in the session directory `path`."""
+    return os.path.join(path, "hosts.json")
 
 
 class Refused(Exception):
@@ -103,7 +110,7 @@ def enter_new_namespaces():
 
 def write_names(path, count):
     """Let hosts be looked up by name: what is /etc/hosts for them."""
-    write(file := session_dir.names_file(path), "127.0.0.1 localhost\n")
+    write(file := os.path.join(path, "hosts.names"), "127.0.0.1 localhost\n")
     with open(file, "a") as names:
         names.writelines(f"{SUBNET}.{number + 1} host{number}\n" for number in range(count))
     namespaces.mount(file, "/etc/hosts", flags=namespaces.BIND)
@@ -134,7 +141,7 @@ def main():
     except (Refused, OSError) as error:
         raise SystemExit(str(error)) from None
     namespaces.die_with_parent()  # a new user namespace has cleared what the keeper had set
-    ready = session_dir.hosts_file(path)
+    ready = told_in(path)
     write(f"{ready}.new", json.dumps(hosts))
     os.rename(f"{ready}.new", ready)
     signal.pause()

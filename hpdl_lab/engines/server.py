@@ -36,8 +36,9 @@ class Server:
         """Open the socket; tasks will run in `loop`, the event loop of the main thread, between the cells of %px."""
         self._loop = loop
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self.path)
+        listener.bind(f"{self.path}.new")
         listener.listen(64)
+        os.rename(f"{self.path}.new", self.path)  # who finds the socket can connect
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
         self._selector.register(self._keeper, selectors.EVENT_READ, lambda: os._exit(1))
         threading.Thread(target=self._serve, daemon=True, name="tasks").start()

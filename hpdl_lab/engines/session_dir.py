@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from .errors import EngineError
 
 SOCKET_PATH_LIMIT = 104  # bytes of a Unix socket's path where the system allows least (108 on Linux)
-LONGEST_NAME = len("/rank-9999.sock")
+LONGEST_NAME = len("/rank-9999.sock.new")
 
 
 def find():
@@ -137,16 +137,6 @@ def session_file(path):
 def exit_file(path, rank):
     """Path of the file that holds the exit status of an engine that has ended, as the shell writes it."""
     return os.path.join(path, f"exit-{rank}")
-
-
-def hosts_file(path):
-    """Path of the JSON file by which an engine finds the namespaces of its emulated host (hosts.py)."""
-    return os.path.join(path, "hosts.json")
-
-
-def names_file(path):
-    """Path of what is /etc/hosts on emulated hosts."""
-    return os.path.join(path, "hosts.names")
 
 
 def px_sockets(path):

@@ -1,0 +1,198 @@
+"""However emulated hosts end, nothing is left of them: no process, no file, no namespace, no link."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+from hpdl_lab.engines import hosts, launch, layout
+from hpdl_lab.engines.errors import EngineError
+
+pytestmark = pytest.mark.timeout(60)
+
+NOTEBOOK = """
+import os, signal, sys, time
+from hpdl_lab.engines.cluster import Cluster
+cluster = Cluster.start(2, where="emulated")
+assert [host for _, host in cluster.run(lambda comm: (comm.barrier(), os.uname().nodename))] == ["host0", "host1"]
+print("READY", cluster._keeper.pid, flush=True)
+sys.stdin.readline()
+{then}
+"""
+COMMAND = [sys.executable, "-m", "hpdl_lab", "cluster", "emulate", "--hosts", "2", "--link", "100mbit"]
+
+
+@pytest.fixture
+def root():
+    """A runtime directory of this test's own, with a short path; skips where hosts cannot be emulated."""
+    try:
+        launch.check(layout.wanted(2, where="emulated"))
+    except EngineError as refused:
+        pytest.skip(str(refused))
+    with tempfile.TemporaryDirectory(prefix="hpdl-e-", dir="/tmp") as path:
+        yield path
+
+
+class Started:
+    """A process that has started two emulated hosts in `root` when it prints a line that begins with `ready`."""
+
+    def __init__(self, root, traces, command, ready):
+        self.traces = traces(root)
+        self.process = subprocess.Popen(
+            command,
+            env=os.environ | {"XDG_RUNTIME_DIR": root},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.said = []
+        for line in self.process.stdout:
+            self.said.append(line)
+            if line.startswith(ready):
+                break
+        else:
+            raise AssertionError(self.process.communicate()[1])
+        with open(hosts.told_in(self.traces.path)) as file:
+            self.hosts = json.load(file)
+        self.networks = {os.stat(path).st_ino for host in self.hosts for path in host if "/fd/" in path}
+        assert len(self.networks) == 5 and self.networks & held_namespaces()  # two networks, two names, one for mounts
+
+    def pid(self, words):
+        """The process of the session whose command line holds `words`."""
+        for pid in self.traces.processes():
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as file:
+                if words in file.read().replace("\0", " "):
+                    return pid
+        raise AssertionError(f"no process {words}")
+
+    def go(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def wait_until_gone(self, files=True):
+        self.traces.wait_until_gone(files, seconds=20)
+        give_up = time.monotonic() + 10
+        while left := self.networks & held_namespaces():
+            assert time.monotonic() < give_up, f"left behind: namespaces {left}"
+            time.sleep(0.05)
+
+    def end(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+def held_namespaces():
+    """Numbers of all namespaces that a process is in, or holds open."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for folder in ("ns", "fd"):
+            with contextlib.suppress(OSError):
+                for name in os.listdir(f"/proc/{pid}/{folder}"):
+                    with contextlib.suppress(OSError):
+                        kind, _, number = os.readlink(f"/proc/{pid}/{folder}/{name}").partition(":[")
+                        if kind in ("net", "uts", "mnt"):
+                            found.add(int(number.rstrip("]")))
+    return found
+
+
+def notebook(then=""):
+    """The command of a notebook that does `then` when it is told to go, and what it says before."""
+    return [sys.executable, "-c", NOTEBOOK.format(then=then)], "READY"
+
+
+def holder_and_notebook_killed(started):
+    os.kill(started.pid("hpdl_lab.engines.hosts"), signal.SIGKILL)
+    time.sleep(0.1)
+    started.process.kill()
+
+
+ENDS = {
+    "stop": (*notebook("cluster.stop(); time.sleep(600)"), Started.go),
+    "notebook killed": (*notebook(), lambda started: started.process.kill()),
+    "holder and notebook killed": (*notebook(), holder_and_notebook_killed),
+    "command killed": (COMMAND, "Ctrl-C", lambda started: started.process.kill()),
+}
+
+
+@pytest.fixture
+def start(root, traces):
+    """`start(command, ready)`: a Started that is ended when the test is over."""
+    every = []
+
+    def start(command, ready):
+        every.append(Started(root, traces, command, ready))
+        return every[-1]
+
+    yield start
+    for started in every:
+        started.end()
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_left_of_the_hosts(root, start, end):
+    command, ready, act = ENDS[end]
+    started = start(command, ready)
+    act(started)
+    started.wait_until_gone()
+    assert not os.listdir(root)
+
+
+def test_a_killed_keeper_takes_the_hosts_with_it(start):
+    started = start(*notebook())
+    os.kill(int(started.said[-1].split()[1]), signal.SIGKILL)
+    started.wait_until_gone(files=False)  # nobody is left who could remove them: the next start does
+
+
+def test_local_engines_instead(start):
+    started = start(*notebook("cluster.restart(where='local'); print('LOCAL', flush=True); time.sleep(600)"))
+    started.go()
+    assert started.process.stdout.readline() == "LOCAL\n"
+    assert not started.networks & held_namespaces()
+
+
+def test_the_command_keeps_the_hosts_up_for_others_until_ctrl_c(root, start):
+    started = start(COMMAND, "Ctrl-C")
+    assert "".join(started.said).count("host1") >= 2 and "lab.start(2)" in "".join(started.said)
+    environment = os.environ | {"XDG_RUNTIME_DIR": root}
+    use = "from hpdl_lab import lab; lab.start(2); print(lab.run(lambda comm: comm.rank), lab.cluster().link)"
+    used = subprocess.run([sys.executable, "-c", use], env=environment, capture_output=True, text=True, timeout=50)
+    assert used.stdout.endswith("[0, 1] 100mbit\n"), used.stderr
+    shell = [*COMMAND[:4], "shell", "host1"]
+    commands = "hostname; cat /etc/hosts; pwd\n"
+    in_shell = {"env": environment | {"SHELL": "/bin/sh"}, "capture_output": True, "text": True, "timeout": 20}
+    said = subprocess.run(shell, input=commands, **in_shell)
+    assert said.stdout == f"host1\n127.0.0.1 localhost\n10.77.0.1 host0\n10.77.0.2 host1\n{os.getcwd()}\n", said.stderr
+    none = subprocess.run([*COMMAND[:4], "shell", "host2"], **in_shell)
+    assert none.returncode == 1 and none.stderr.startswith("hpdl: no emulated host host2 is up: hpdl cluster emulate")
+    again = subprocess.run(COMMAND, **in_shell)
+    assert again.returncode == 1 and "2 engines on 2 emulated hosts at 100mbit are up already" in again.stderr
+    started.process.send_signal(signal.SIGINT)
+    out, _ = started.process.communicate(timeout=20)
+    assert out.endswith("Ended.\n") and started.process.returncode == 0
+    started.wait_until_gone()
+
+
+def test_without_the_rights_of_root(root, start):
+    """In a user namespace. As root this gives up every right but that to be root there, which others have anyway."""
+    command, ready = notebook()
+    if os.geteuid() == 0:
+        setpriv = shutil.which("setpriv")
+        allowed = [setpriv, "--inh-caps=-all", "--bounding-set=-all,+setfcap"]
+        if not setpriv or subprocess.run([*allowed, "unshare", "-Urn", "true"], capture_output=True).returncode:
+            pytest.skip("this system has no setpriv, or allows user namespaces to nobody but root")
+        command = [*allowed, *command]
+    started = start(command, ready)
+    assert len({path for path in started.hosts[0] if path.endswith("/ns/user")}) == 1
+    started.process.kill()
+    started.wait_until_gone()
+    assert not os.listdir(root)
