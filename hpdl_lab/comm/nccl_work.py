@@ -7,7 +7,7 @@ by then start as one group, in which none waits for another, as in the ncclGroup
 
 import numpy as np
 
-from .buffers import DTYPES, buffer_of
+from .buffers import DTYPES, buffer_of, copy_into
 from .errors import CommError, Mismatch
 from .nccl_api import DTYPE
 from .reasons import mismatch
@@ -94,7 +94,7 @@ class NcclWork(MpiWork):
 
     def _done(self):
         comm, trace = self.comm, self.comm.trace
-        comm.pending.pop(id(self), None)
+        self._forget()
         trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], self.buffer.nbytes, self.line)
         self.message = self.x = None
 
@@ -110,5 +110,5 @@ class StagedReceive(MpiWork):
         super().__init__(comm, "recv", comm.core.receive, x.new_empty(x.shape, device="cpu"), source)
 
     def _arrived(self):
-        self.target.copy_(self.x)
+        copy_into(self.target, self.x)
         super()._arrived()

@@ -26,6 +26,7 @@ class Waiting:
         self.run, self.deadline, self.crowded = run, deadline, crowded
         self.calls = Calls()
         self.inject = None  # an Injection for this rank
+        self.receives = {}  # id of a work: its message, of receives that have been posted and have not ended
 
     def finish(self, operation, op, peers, nbytes=0, line="", stop=None, facts=dict):
         """Wait until `operation` is done.
@@ -35,11 +36,18 @@ class Waiting:
         Raises:  CommTimeout, RankFailed with the waits of all ranks; KeyboardInterrupt; ValueError: ranks disagree.
         """
         try:
-            done = operation.wait(SPIN, 0.0, self.crowded)
+            done = self._wait(operation, SPIN, 0.0)
         except RuntimeError as error:
             self.explain(error, op, peers)
         if not done:
             self.go_on(operation, op, peers, nbytes, line, stop, facts)
+
+    def _wait(self, operation, seconds, nap):
+        """Advance `operation`, and the receives beside it: large messages wait until their receiver asks for them."""
+        others = [message for message in self.receives.values() if message is not operation]
+        if not others:
+            return operation.wait(seconds, nap, self.crowded)
+        return operation.wait_among(seconds, nap, self.crowded, others)
 
     def go_on(self, operation, op, peers, nbytes=0, line="", stop=None, facts=dict):
         """`finish`, for an operation that has not ended by itself."""
@@ -92,7 +100,7 @@ class Waiting:
             if stop is not None:
                 stop()
             try:
-                if operation.wait(SLICE, nap, self.crowded):
+                if self._wait(operation, SLICE, nap):
                     return
             except RuntimeError as error:
                 self.explain(error, op, whom)
@@ -114,7 +122,7 @@ class Waiting:
         """Raise RankFailed or CommTimeout where one of the ranks waited for will never answer."""
         if any(self.board.died(r) for r in self.members):
             try:
-                if operation.wait(0.05, NAP, self.crowded):
+                if self._wait(operation, 0.05, NAP):
                     return
             except RuntimeError as error:
                 self.explain(error, op, whom)

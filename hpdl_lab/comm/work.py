@@ -34,6 +34,8 @@ class MpiWork(Work):
             if isinstance(error, RuntimeError):
                 comm.waiting.explain(error, op, (comm.members[peer],))
             raise
+        if op == "recv":
+            comm.waiting.receives[id(self)] = self.message
 
     def wait(self):
         if self.message is not None:
@@ -57,8 +59,12 @@ class MpiWork(Work):
             return True
         gone = self.message.wait(seconds, NAP, self.comm.crowded) if self.op == "send" else self.message.cancel()
         if gone:
-            self.comm.pending.pop(id(self), None)
+            self._forget()
         return gone
+
+    def _forget(self):
+        self.comm.pending.pop(id(self), None)
+        self.comm.waiting.receives.pop(id(self), None)
 
     @contextmanager
     def _matching(self):
@@ -106,7 +112,7 @@ class MpiWork(Work):
 
     def _done(self):
         comm, trace = self.comm, self.comm.trace
-        comm.pending.pop(id(self), None)
+        self._forget()
         trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], self.message.nbytes, self.line)
         self.message = self.x = None
 

@@ -1,5 +1,6 @@
 """Messages between real ranks: what arrives, in which order, of which type; and what is refused."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -156,11 +157,15 @@ def test_another_dtype_is_named(comm):
         assert comm.recv(torch.zeros(8), 0).sum() == 8  # the next message is the next message
 
 
-@pytest.mark.parametrize("peer", [-1, 99, 1.0, "1"])
-def test_no_such_peer(comm, peer):
-    with pytest.raises(ValueError, match=rf"rank {comm.rank} sends to rank .*: ranks here are 0 to {comm.size - 1}"):
+@pytest.mark.parametrize(
+    ("peer", "sentence"),
+    [(-1, "rank -1: ranks here are 0 to"), (99, "rank 99: ranks here are 0 to")]
+    + [(wrong, f"something of type {type(wrong).__name__}: first comes the tensor") for wrong in (1.0, "1")],
+)
+def test_no_such_peer(comm, peer, sentence):
+    with pytest.raises(ValueError, match=rf"rank {comm.rank} sends to {sentence}"):
         comm.send(np.zeros(1), peer)
-    with pytest.raises(ValueError, match="receives from rank"):
+    with pytest.raises(ValueError, match=f"receives from {sentence}"):
         comm.recv(np.zeros(1), peer)
 
 
@@ -190,3 +195,37 @@ def test_what_cannot_be_sent_says_what_to_do(comm):
     read_only.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         comm.recv(read_only, peer)
+
+
+AMID = {  # what a rank may be in when somebody waits for it to ask for a large message
+    "send": lambda comm, sent: sent.wait(),
+    "barrier": lambda comm, sent: comm.barrier(),
+    "all_reduce": lambda comm, sent: comm.all_reduce(np.ones(3)),
+    "agree": lambda comm, sent: comm.agree("agree"),
+    "recv": lambda comm, sent: comm.sendrecv(
+        np.ones(3), (comm.rank - 1) % comm.size, np.empty(3), (comm.rank + 1) % comm.size
+    ),
+}
+
+
+@pytest.mark.parametrize("amid", AMID)
+def test_a_receive_goes_on_while_its_rank_waits_for_something_else(comm, amid):
+    p, r = comm.size, comm.rank
+    x, y = np.full(50_000, float(r)), np.empty(50_000)
+    begin = time.monotonic()
+    received, sent = comm.irecv(y, (r - 1) % p), comm.isend(x, (r + 1) % p)
+    if r != 0:
+        sent.wait()  # ends only when the next rank asks for it: rank 0 does that amid something else
+    AMID[amid](comm, sent)
+    sent.wait()
+    received.wait()
+    assert (y == (r - 1) % p).all() and time.monotonic() - begin < 5
+
+
+def test_a_receive_that_failed_unseen_fails_when_it_is_waited_for(comm):
+    p, r = comm.size, comm.rank
+    received, sent = comm.irecv(np.empty(100), (r - 1) % p), comm.isend(np.empty(100, np.float32), (r + 1) % p)
+    sent.wait()
+    comm.barrier()
+    with pytest.raises(ValueError, match="dtypes differ: .*float32.*float64"):
+        received.wait()
