@@ -1,6 +1,7 @@
 """Who takes part in a measurement: names become functions."""
 
 from ..collectives import table
+from ..features import gpu
 
 PEERS = {  # of lab.measure: what the picture calls it, the all-reduce in collectives/native.py, who in rivals.py
     "compiled_ring": ("compiled ring", "ring_all_reduce", None),
@@ -42,9 +43,9 @@ def peers(where, against, collective="all_reduce"):
 
 
 def default_peers(where, collective):
-    """The peers that can do `collective` here: shared memory needs ranks on one host."""
+    """The peers that can do `collective` here: shared memory needs ranks on one host, NCCL a GPU for each rank."""
     able = [name for name, (_, _, rival) in known_peers(where).items() if rival or collective == "all_reduce"]
-    return [name for name in able if name != "shm" or not where.link]
+    return [name for name in able if name != "nccl" and (name != "shm" or not where.link)]
 
 
 def check_peer(peer, where, collective):
