@@ -1,5 +1,7 @@
 """Simulated ranks: time, order, deadlocks, errors, limits."""
 
+import copy
+import pickle
 import time
 
 import numpy as np
@@ -65,6 +67,14 @@ def test_a_run_is_deterministic():
     two = sim.run(5, ring.all_reduce, np.arange(7.0))
     assert one.events == two.events
     assert len(one.events) == 5 * 2 * 8
+
+
+def test_results_travel_with_their_events():
+    results = sim.run(3, ring.all_reduce, np.arange(7.0))
+    for again in (pickle.loads(pickle.dumps(results)), copy.deepcopy(results)):
+        assert [list(x) for x in again] == [list(x) for x in results]
+        assert again.events == results.events and len(again.events) == 3 * 2 * 4
+        assert again.seconds == results.seconds
 
 
 def test_a_receive_shows_nothing_before_wait():

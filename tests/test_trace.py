@@ -36,6 +36,17 @@ def test_the_log_is_bounded_and_says_what_it_dropped():
     assert (len(trace.events), trace.dropped) == (2, 3)
 
 
+def test_packed_events_are_the_events_that_were_added():
+    trace = Trace(3)
+    trace.add(0, "send", 5, 2**60, 1023, 2**40, "cell:7")
+    trace.add(trace.step(), "compute", -1, 0)
+    assert trace.events == [
+        Event(3, 0, "send", 5, 2**60, 1023, 2**40, "cell:7"),
+        Event(3, 0, "compute", -1, 0, -1, 0, ""),
+    ]
+    assert len(trace.log) == 2
+
+
 def test_chrome_json_can_be_read_back(tmp_path):
     results = sim.run(2, ring.all_reduce, np.zeros(8))
     path = tmp_path / "trace.json"

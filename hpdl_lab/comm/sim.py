@@ -21,7 +21,7 @@ def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, i
     """Call `fn(comm, *args)` on `size` simulated ranks; returns Results: what each rank returned, in rank order.
 
     Args:    args: copied for every rank; a PerRank gives rank i its item i.
-             network: a network of comm/network.py; default Switch().
+             network: a network of comm/network; default Switch().
              deadline: seconds of real time after which the run is stopped, wherever it is.
              on_row: called with every row that a rank reports; trace: record events.
              inject: an Injection of comm/inject.py: ranks and links that are slow.
