@@ -102,6 +102,27 @@ def test_with_a_driver(monkeypatch, tmp_path, version, visible, why):
     assert gpu.why_no_gpu().startswith(why) and bool(gpu.why_no_gpu()) == bool(why)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "visible", "version", "ranks", "serves"),
+    [
+        (2, None, 22105, 2, True),
+        (1, None, 22105, 2, False),
+        (1, None, 23000, 2, True),
+        (4, "3", 22105, 2, False),
+        (4, "0,1", 22105, 2, True),
+        (1, None, None, 2, False),
+    ],
+)
+def test_nccl_serves_ranks_that_share_a_gpu_from_2_30_on(monkeypatch, places, gpus, visible, version, ranks, serves):
+    monkeypatch.setattr(gpu.glob, "glob", lambda pattern: [f"/dev/nvidia{i}" for i in range(gpus)])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if version is not None:
+        make_library(places / "nvidia/nccl/lib/libnccl.so.2", version)
+    assert gpu.nccl_serves(ranks) == serves
+
+
 def test_a_build_without_nvcc_says_so(monkeypatch, tmp_path):
     def absent(name):
         raise ModuleNotFoundError(name)

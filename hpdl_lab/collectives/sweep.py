@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from ..comm.buffers import ITEMSIZE, is_tensor, to_numpy
+from ..comm.buffers import ITEMSIZE, is_tensor, settle, to_numpy
 from ..features import cores
 from . import expected
 from .cost import busbw_factor, fit_alpha_beta
@@ -164,6 +164,7 @@ def sample_calls(comm, function, x, samples, sample_ns):
         if sample_ns:
             begin = clock()
             function(comm, x)
+            settle(x)
             slowest = float(np.max(np.asarray(comm.all_gather(np.array([clock() - begin], dtype=np.float64)))))
             calls = max(1, math.ceil(sample_ns / max(slowest, 1.0)))
         times = np.empty(samples)
@@ -172,6 +173,7 @@ def sample_calls(comm, function, x, samples, sample_ns):
             begin = clock()
             for _ in range(calls):
                 function(comm, x)
+            settle(x)
             times[i] = (clock() - begin) / calls
         return np.asarray(comm.all_gather(times)).max(axis=0)
     finally:
@@ -197,13 +199,22 @@ def ping_pong(comm, samples=SAMPLES, repeats=20, sizes=PING_SIZES):
         recording, comm.trace.enabled = comm.trace.enabled, False
         if comm.rank < 2:
             few = {n: max(1, min(repeats, PING_NBYTES // n)) for n in sizes}
-            times = [one_way(comm, np.zeros(n, np.uint8), samples, few[n]) for n in sizes]
+            times = [one_way(comm, bytes_on(comm.device, n), samples, few[n]) for n in sizes]
             if min(times) > 0:
                 fitted[:2] = fit_alpha_beta(sizes, times)
             fitted[2] = time_of_adding(comm, samples)
         comm.trace.enabled = recording
         fitted = np.asarray(comm.broadcast(fitted))
     return tuple(float(v) for v in fitted)
+
+
+def bytes_on(device, n):
+    """n bytes to send, where the ranks' tensors are: an array, or a tensor on a GPU."""
+    if device == "cpu":
+        return np.zeros(n, np.uint8)
+    import torch
+
+    return torch.zeros(n, dtype=torch.uint8, device=device)
 
 
 def one_way(comm, x, samples, repeats):

@@ -21,6 +21,16 @@ def require():
     nccl.find()
 
 
+def nccl_serves(ranks):
+    """Can NCCL serve `ranks` ranks of this machine? Before 2.30 it refuses those that share a GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len(visible.split(","))
+    try:
+        return ranks <= gpus or nccl.find().version >= nccl.SHARES_A_GPU
+    except Missing:
+        return False
+
+
 def no_driver():
     """Why the driver shows no GPU, or ""."""
     if glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg"):  # dxg: the driver of Windows, seen from WSL

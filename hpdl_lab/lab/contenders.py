@@ -43,9 +43,10 @@ def peers(where, against, collective="all_reduce"):
 
 
 def default_peers(where, collective):
-    """The peers that can do `collective` here: shared memory needs ranks on one host, NCCL a GPU for each rank."""
+    """The peers that can do `collective` here: shared memory needs ranks on one host, an old NCCL a GPU for each."""
     able = [name for name, (_, _, rival) in known_peers(where).items() if rival or collective == "all_reduce"]
-    return [name for name in able if name != "nccl" and (name != "shm" or not where.link)]
+    absent = {"shm": bool(where.link), "nccl": "nccl" in able and not gpu.nccl_serves(where.ranks)}
+    return [name for name in able if not absent.get(name)]
 
 
 def check_peer(peer, where, collective):
