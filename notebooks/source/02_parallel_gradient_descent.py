@@ -137,8 +137,8 @@ lab.traffic(step)
 lab.graph("wheel", 8)
 
 # %% [markdown]
-# Before you write it: on which graph do 16 ranks agree sooner, on a ring (two neighbors each) or on a star (one hub,
-# 15 others)? By how much does a step shrink their differences?
+# Before you write it: on which graph are 16 ranks closer together after 20 steps, on a ring (two neighbors each) or on
+# a star (one hub, 15 others)? And by what factor does a step shrink their differences?
 
 # %%
 my_graph = "star"
@@ -160,8 +160,9 @@ my_graph = "star"
 lab.gossip(("ring", "wheel", "star", "exponential"), n=16, step=gossip_step)
 
 # %% [markdown]
-# The star has fewer links than the ring, and is faster: its hub hears everybody. It also has to answer everybody, like
-# the server. The exponential graph gives every rank a few far neighbors, and wins: log₂ n of them are enough.
+# λ₂ is a promise for the long run. In 20 steps the ring is still ahead of the star, although its λ₂ is larger: where
+# only neighbors disagree, a ring settles it soon. After a hundred steps the star is ahead. The exponential graph gives
+# every rank a few far neighbors, log₂ n to each side, and beats them all.
 #
 # ## Question to discuss
 #
