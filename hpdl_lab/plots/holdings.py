@@ -72,6 +72,11 @@ class Story:
         """Whether data of several ranks is added: then cells count contributions, else they name the rank."""
         return bool((self.wanted.sum(axis=2) > 1).any())
 
+    @property
+    def reach(self):
+        """How many columns the longest arrow crosses."""
+        return max((abs(move.dest - move.source) for step in self.steps for move in step.moves), default=1)
+
     def vectors_sent(self):
         """(p,) bytes sent by each rank, over the bytes of a vector."""
         sent = np.zeros(self.p)

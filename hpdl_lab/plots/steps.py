@@ -41,14 +41,14 @@ def small_grid(story):
     """The grid of one of many panels."""
     p, k = story.p, story.k
     cell = 0.31 if p <= 4 else 0.215 if p <= 8 else 0.15
-    return Grid(cell, min(cell, 2.9 / k), 0.28 + 0.035 * p, 9 if p <= 4 else 7.5 if p <= 8 else 6.2)
+    return Grid(cell, min(cell, 2.4 / k), 0.28 + 0.035 * story.reach, 9 if p <= 4 else 7.5 if p <= 8 else 6.2)
 
 
 def large_grid(story):
     """The grid of one step that has a page for itself."""
     p, k = story.p, story.k
     cell = min(0.62, 5.2 / p)
-    return Grid(cell, min(0.36, 3.8 / k), 0.45 + 0.045 * p, 9.5 if p <= 8 else 8.5)
+    return Grid(cell, min(0.36, 3.8 / k), 0.4 + 0.045 * story.reach, 9.5 if p <= 8 else 8.5)
 
 
 class Sheet:
@@ -162,7 +162,7 @@ def panel(ax, story, i, grid, named):
     every = max(1, round(0.16 / grid.cell_height))
     names = [(c, f"{story.noun} {c}") for c in range(0, k, every)] if k > 1 else [(0, "vector")]
     ax.set_yticks(*(zip(*names, strict=True) if named else ([],)))
-    ax.tick_params(length=0, labelsize=8, pad=1)
+    ax.tick_params(length=0, labelsize=8 if p <= 8 else 7.5, pad=1)
     ax.grid(False)
     ax.spines[:].set_visible(False)
     cells(ax, story, i, grid)
@@ -172,7 +172,7 @@ def panel(ax, story, i, grid, named):
         color = ADDS if move.add else COPIES
         if move.first >= 0:
             mark(ax, move, grid, color)
-        ax.add_patch(arrow(move, p, grid, color))
+        ax.add_patch(arrow(move, story.reach, grid, color))
 
 
 def cells(ax, story, i, grid):
@@ -228,13 +228,13 @@ def mark(ax, move, grid, color):
     ax.add_patch(box)
 
 
-def arrow(move, p, grid, color):
+def arrow(move, reach, grid, color):
     """From column to column above the cells: the farther, the higher; to the right inside, to the left outside."""
     right = move.dest > move.source
     inset = 0.22 if right else -0.05
     x0, x1 = move.source + inset, move.dest - inset
     rows = grid.strip / grid.cell_height  # the strip, in units of the y axis
-    far = abs(move.dest - move.source) / max(1, p - 1)
+    far = abs(move.dest - move.source) / reach
     bottom = -0.56
     peak = bottom - (rows - 0.1) * (0.3 + 0.7 * far) / 0.75 * (0.86 if right else 1.0)
     path = Path([(x0, bottom), (x0, peak), (x1, peak), (x1, bottom)], [Path.MOVETO, *[Path.CURVE4] * 3])
