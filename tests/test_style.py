@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = Path(sys.executable).parent
-SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").iterdir())
+SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*"))
 
 
 @pytest.mark.parametrize(
