@@ -1,7 +1,5 @@
 """Where simulated ranks meet: the two ends of a message in a channel, the ranks of a collective in a meeting."""
 
-from collections import deque
-
 from .buffers import copy_of
 from .errors import Mismatch
 from .reasons import OTHER_ORDER, disagreement, mismatch
@@ -17,21 +15,21 @@ class Channel:
         self.lost = max(0.0, slow - self.route.beta)  # s per byte, to an injected slow link
         if self.lost:
             self.route = self.route._replace(beta=slow)
-        self.sends, self.receives = deque(), deque()
+        self.sends, self.receives = [], []  # short as a rule, and there may be a million channels: no deques
 
     def post_send(self, send):
         """Add the sender's end of a message and match it where a receive is there. An eager one leaves at once."""
         if send.end is not None:
             self.scheduler.bookings.append((self.source, send.step, self, send, None))
         if self.receives:
-            self._match(send, self.receives.popleft())
+            self._match(send, self.receives.pop(0))
         else:
             self.sends.append(send)
 
     def post_receive(self, receive):
         """Add the receiver's end of a message and match it where a send is there."""
         if self.sends:
-            self._match(self.sends.popleft(), receive)
+            self._match(self.sends.pop(0), receive)
         else:
             self.receives.append(receive)
 
