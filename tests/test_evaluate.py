@@ -81,6 +81,13 @@ def test_the_readable_function_takes_as_long_as_its_schedule(name):
         assert run.seconds == evaluate(algorithm.steps(p, 240), p, 8, network).seconds
 
 
+@pytest.mark.parametrize("network", [FatTree(8, 4), Islands(8), Ring()], ids=str)
+@pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling", "hierarchical", "grid"])
+def test_64_ranks_that_contend_take_what_simulated_ranks_take(name, network):
+    rounds = list(find(name).steps(64, 640))
+    assert evaluate(rounds, 64, 8, network).clocks.tolist() == simulated(rounds, 64, 640, network).tolist()
+
+
 def follow_counted(monkeypatch):
     """A list that grows by one for each schedule that is followed message by message."""
     calls = []
