@@ -7,6 +7,7 @@ import numpy as np
 
 from ..collectives.cost import fit_alpha_beta
 from ..collectives.sweep import SAMPLE_NS, SAMPLES, WrongAnswer, parse_size
+from ..comm.buffers import settle
 from ..parallel import messages
 from ..plots import live
 from ..plots.ping_pong import draw, sentence
@@ -72,8 +73,9 @@ def ping_pong(fn=messages.ping_pong, sizes=SIZES, *, ranks=None, prediction=None
 
 def time_rounds(comm, fn, sizes, samples, sample_ns):
     """Check and time `fn` for each size; rank 0 reports {size, seconds (median, one way), p25, p75}."""
+    buffer = comm.allocate((max(sizes),), "uint8")
     for size in sizes:
-        x = comm.allocate((size,), "uint8")
+        x = buffer[:size]
         require_echo(comm, fn, x)
         times = one_way(comm, fn, x, samples, sample_ns)
         if comm.rank == 0:
@@ -102,6 +104,7 @@ def one_way(comm, fn, x, samples, sample_ns):
         if sample_ns:
             begin = clock()
             fn(comm, x)
+            settle(x)
             slowest = int(np.max(np.asarray(comm.all_gather(np.array([clock() - begin])))))
             rounds = min(MOST_ROUNDS, math.ceil(sample_ns / max(slowest, 1)))
         times = np.empty(samples)
@@ -110,6 +113,7 @@ def one_way(comm, fn, x, samples, sample_ns):
             begin = clock()
             for _ in range(rounds):
                 fn(comm, x)
+            settle(x)
             times[i] = (clock() - begin) / rounds / 2e9
         return times
     finally:
