@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum { kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kInProgress = 7 };
-enum { kRanks = 8, kChunk = 4096, kOps = 64, kPolls = 2 };
+enum { kRanks = 8, kChunk = 16384, kOps = 64, kPolls = 2 };
 
 typedef struct {
     char internal[128];

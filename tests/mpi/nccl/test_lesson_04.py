@@ -32,7 +32,7 @@ def test_the_race(comm, fake):
 
 
 def test_training(comm):
-    strategy, recipe = DataParallel(ring.all_reduce), Recipe(steps=8, batch=60)
+    strategy, recipe = DataParallel(ring.all_reduce), Recipe(steps=4, batch=240)
     trained = train(comm, mlp(), strategy, digits.load("float32"), recipe)
     assert trained.losses[-1] < trained.losses[0]
     everyone = comm.all_gather(trained.parameters)

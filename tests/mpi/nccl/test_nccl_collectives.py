@@ -8,7 +8,7 @@ import torch
 
 from hpdl_lab.comm.buffers import DTYPES
 
-COUNTS = (0, 1, 7, 5000)  # elements: 5,000 float32 are several of the fake's chunks
+COUNTS = (0, 1, 7, 5000)  # elements: 5,000 float32 are more than one of the chunks that the fake moves
 
 
 def values(rank, n, dtype):
