@@ -88,9 +88,9 @@ CASES = [
     (
         "another root on the other host",
         "comm.broadcast(np.zeros(100_000), 2 if rank == 2 else 0)",
-        (2,),
-        [r"0 +waiting +broadcast with root 0 \(send\) ", r"2 +waiting +broadcast with root 2 \(send\) "],
-        "likely: rank 2 calls broadcast with root 2, rank|likely: rank 0 calls broadcast with root 0, rank 2 ",
+        (0, 1, 2, 3),
+        [r"Mismatch"],
+        "rank 2 calls broadcast with root 2, ranks 0, 1, 3 with root 0",
     ),
     (
         "a rank that works on the other host",
@@ -125,7 +125,7 @@ def test_the_table_and_the_reason_cross_hosts(said, name, body, speakers, table,
     for rank in speakers:
         text = said(name, rank)
         for pattern in table:
-            assert re.search(rf"^  {pattern}", text, re.M), text
+            assert re.search(rf"^ *{pattern}", text, re.M), text
         assert re.search(reason, text), text
 
 

@@ -149,6 +149,11 @@ CASES = [
         [*(waiting(r, "barrier", 2, nth=1) for r in (0, 1)), Wait(2, "running", line="cell:5")],
         "rank 2 is still computing (cell:5): not a deadlock, a deadline",
     ),
+    (
+        "not_begun",
+        [waiting(0, "recv", 1), waiting(1, "start", 0)],
+        "rank 1 has not begun yet: not a deadlock, a deadline",
+    ),
     ("not_heard_of", [waiting(0, "recv", 1), Wait(1, "silent")], "rank 1 on another host has not been heard of"),
     ("out_of_step", [waiting(0, "recv", 1)], "the ranks do not call the same operations in the same order"),
 ]

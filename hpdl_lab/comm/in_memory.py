@@ -1,7 +1,10 @@
 """The collectives of ranks that share memory, each one compiled call and one event of the trace."""
 
+from contextlib import contextmanager
+
 from .base import Comm
-from .buffers import buffer_of, new_like
+from .buffers import DTYPES, buffer_of, new_like
+from .calls import PartOf
 from .shm import SharedRanks
 from .waiting import SPIN
 
@@ -22,12 +25,14 @@ class InMemory(Comm):
     def broadcast(self, x, root=0):
         self._check_root("broadcast", root)
         if not self._in_memory("broadcast", "broadcast", x, root):
-            super().broadcast(x, root)
+            with self._agreed("broadcast", x, root):
+                super().broadcast(x, root)
         return x
 
     def all_gather(self, x):
         if not self.shared("all_gather"):
-            return super().all_gather(x)
+            with self._agreed("all_gather", x):
+                return super().all_gather(x)
         out = new_like(x, (self.size, *x.shape))
         self._in_memory("all_gather", "all_gather", x, out)
         return out
@@ -36,7 +41,8 @@ class InMemory(Comm):
         if len(x) != self.size:
             raise ValueError(f"reduce_scatter on {self.size} ranks needs {self.size} rows, got {len(x)}")
         if not self.shared("reduce_scatter"):
-            return super().reduce_scatter(x)
+            with self._agreed("reduce_scatter", x):
+                return super().reduce_scatter(x)
         out = new_like(x, x.shape[1:])
         self._in_memory("reduce_scatter", "reduce_scatter", x, out)
         return out
@@ -45,7 +51,8 @@ class InMemory(Comm):
         if len(x) != self.size:
             raise ValueError(f"all_to_all on {self.size} ranks needs {self.size} rows, got {len(x)}")
         if not self.shared("all_to_all"):
-            return super().all_to_all(x)
+            with self._agreed("all_to_all", x):
+                return super().all_to_all(x)
         out = new_like(x, x.shape)
         self._in_memory("all_to_all", "all_to_all", x, out)
         return out
@@ -53,7 +60,8 @@ class InMemory(Comm):
     def reduce(self, x, root=0):
         self._check_root("reduce", root)
         if not self.shared("reduce"):
-            return super().reduce(x, root)
+            with self._agreed("reduce", x, root):
+                return super().reduce(x, root)
         out = new_like(x, x.shape) if self.rank == root else None
         self._in_memory("reduce", "reduce", x, out, root)
         return out
@@ -61,7 +69,8 @@ class InMemory(Comm):
     def gather(self, x, root=0):
         self._check_root("gather", root)
         if not self.shared("gather"):
-            return super().gather(x, root)
+            with self._agreed("gather", x, root):
+                return super().gather(x, root)
         out = new_like(x, (self.size, *x.shape)) if self.rank == root else None
         self._in_memory("gather", "gather", x, out, root)
         return out
@@ -71,7 +80,8 @@ class InMemory(Comm):
         if self.rank == root and (x is None or len(x) != self.size):
             raise ValueError(f"scatter needs {self.size} rows on its root, got {'none' if x is None else len(x)}")
         if not self._in_memory("scatter", "scatter", x if self.rank == root else None, out, root):
-            super().scatter(x, out, root)
+            with self._agreed("scatter", out, root):
+                super().scatter(x, out, root)
         return out
 
     def shared(self, op):
@@ -83,11 +93,23 @@ class InMemory(Comm):
             self._require_whole()
             self._shared = False
             if self.node_size == self.size:
+                self.collectives += 1  # what it is on behalf of is counted later
                 try:
                     self._shared = SharedRanks(self, self.core, op)
                 except MemoryError:  # on every rank alike: messages will do
                     pass
+                finally:
+                    self.collectives -= 1
         return self._shared
+
+    @contextmanager
+    def _agreed(self, op, x, root=-1):
+        """Within it, `op` is done by messages: all ranks have agreed on it first, as those in shared memory do."""
+        outermost = self.calling is None
+        with PartOf(self, op, x, root) as call:
+            if outermost:
+                self._meet((op, call.count, DTYPES.index(call.dtype), root), call.line)
+            yield
 
     def _in_memory(self, op, name, *args):
         """Do collective `name` of the ranks that share memory, as one event; False where they do not."""

@@ -216,6 +216,14 @@ def everybody(cycle):
 # -- ranks that nobody hears of ----------------------------------------------------------------------------------------
 
 
+def not_begun(waits):
+    """Somebody has not yet begun the run, for which the others wait."""
+    late = sorted(w.rank for w in waits if (w.state, w.op) == ("waiting", "start") or w.state == "idle")
+    if not late or not any(w.op != "start" and set(late) & set(w.peers) for w in waits if w.state == "waiting"):
+        return ""
+    return f"{name_ranks(late)} {has_have(late)} not begun yet: not a deadlock, a deadline"
+
+
 def straggler(waits):
     """Somebody still works, and the others wait for it."""
     busy = {w.rank: w for w in waits if w.state == "running"}
@@ -277,6 +285,7 @@ RULES = (
     wrong_source,
     never_called,
     waits_in_a_circle,
+    not_begun,
     straggler,
     not_heard_of,
     out_of_step,

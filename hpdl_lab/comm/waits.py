@@ -96,7 +96,7 @@ def name_ranks(ranks):
 
 def wait_cycle(waits):
     """One cycle of the wait-for graph as ranks in order, or (): 0 waits for 1 waits for 0 gives (0, 1)."""
-    edges = {w.rank: w.peers for w in waits if w.state == "waiting"}
+    edges = {w.rank: w.peers for w in waits if w.state == "waiting" and w.op != "start"}
     visited = set()
     for start in edges:
         path, on_path = [], {}
