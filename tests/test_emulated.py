@@ -14,7 +14,7 @@ from hpdl_lab.engines import launch, layout
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunStopped
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(120)
 
 LINK = 1e9 / 8  # bytes per second
 NBYTES = 8 << 20
@@ -147,32 +147,32 @@ def fastest(comm, names):
     return {name: min(each) for name, each in times.items()}
 
 
-def best_of(cluster, names, good_enough, tries=12):
-    """{name: s}, measured until `good_enough` of them, or `tries` times: other work may take the cores."""
-    best = dict.fromkeys(names, float("inf"))
-    for _ in range(tries):
-        found = cluster.run(fastest, names, deadline=60)[0]
+def race(cluster, names, good_enough, seconds=40):
+    """{name: s}, measured until `good_enough` of them, or for `seconds`: other work may take the cores."""
+    best, give_up = dict.fromkeys(names, float("inf")), time.monotonic() + seconds
+    while True:
+        found = cluster.run(fastest, names, deadline=30)[0]
         best = {name: min(best[name], found[name]) for name in names}
-        if good_enough(best):
-            break
-    return best
+        if good_enough(best) or time.monotonic() > give_up:
+            return best
 
 
-def test_the_ring_reaches_93_percent_of_its_bound_and_beats_a_parameter_server(hosts):
+def test_the_ring_reaches_93_percent_of_its_bound(hosts):
     bound = 2 * 3 / 4 * NBYTES / LINK  # 101 ms; headers are not counted in its favor
 
     def good(best):
         return best["ring"] <= bound / 0.93 and best["ring"] < best["MPI"] * 1.03
 
-    best = best_of(hosts, ("ring", "MPI", "parameter server"), good)
+    best = race(hosts, ("ring", "MPI"), good)
     assert 0.99 * bound < best["ring"] <= bound / 0.93, best
     assert best["ring"] < best["MPI"] * 1.03, "four is a power of two: MPICH's own reaches the bound as well"
-    assert best["ring"] < best["parameter server"] / 3.5, best  # which moves 6 vectors over one link, a ring 1.5
+    server = race(hosts, ("parameter server",), bool)
+    assert best["ring"] < server["parameter server"] / 3.5, "which moves 6 vectors over one link; a ring moves 1.5"
 
 
 def test_the_ring_beats_mpi_where_the_number_of_hosts_is_no_power_of_two(hosts):
     hosts.restart(3, hosts=3)
-    best = best_of(hosts, ("ring", "MPI"), lambda best: best["ring"] < 0.6 * best["MPI"], tries=4)
+    best = race(hosts, ("ring", "MPI"), lambda best: best["ring"] < 0.6 * best["MPI"])
     assert best["ring"] < 0.6 * best["MPI"], best
 
 
