@@ -176,8 +176,8 @@ def test_half_precision_sums_round_once():
     assert sim.run(3, add)[0] == 1 + 2**-7  # 1 + 2^-8 rounds to 1 in bfloat16, so rounding at each add would lose both
 
 
-def test_ring_all_reduce_on_256_ranks_is_quick():
-    started = time.monotonic()
-    results = sim.run(256, ring.all_reduce, torch.ones(4096))
-    assert time.monotonic() - started < 20  # 3 s on a quiet machine; the bound only catches another order of growth
+def test_ring_all_reduce_on_256_ranks_is_quick(within):
+    started = time.process_time()
+    results = sim.run(256, ring.all_reduce, torch.ones(4096), deadline=within(60))
+    assert time.process_time() - started < 20  # 3 s on a quiet machine; the bound only catches another order of growth
     assert torch.equal(results[255], torch.full((4096,), 256.0))
