@@ -117,7 +117,8 @@ def story_of(fn, p, collective):
     for end, state in zip(ends, states[1:], strict=True):
         moves = [move_of(*pair, starts, state) for pair in pairs if round(pair[0].work.end, 6) == end]
         steps.append(Step(tuple(moves), state[:, starts[:-1]]))
-    name = getattr(fn, "__name__", "your function")
+    name = getattr(fn, "__name__", "<object>")
+    name = "your function" if name.startswith("<") else name
     where = chunk_of[starts[:-1]]
     return Story(name, n * 8, starts, states[0][:, starts[:-1]], after[:, where], tuple(steps))
 
