@@ -1,4 +1,4 @@
-"""The reduction ladder of csrc/cuda/reduction.h on this GPU: each kernel against the CPU first, then against the clock."""
+"""The reduction ladder of csrc/cuda/reduction.h on this GPU: each kernel checked against the CPU, then timed."""
 
 import platform
 import statistics
@@ -105,7 +105,8 @@ def line_of(row):
 
 def markdown(rows, about):
     """The table for docs/gpu.md."""
-    head = f"{about['gpu']}, {about['bandwidth_GBps']:,} GB/s, torch {about['torch']}, CUDA {about['cuda']}, {about['date']}"
+    versions = f"torch {about['torch']}, CUDA {about['cuda']}, {about['date']}"
+    head = f"{about['gpu']}, {about['bandwidth_GBps']:,} GB/s, {versions}"
     lines = [head, "", "| size | type | rung | kernel | time | GB/s | of bandwidth | #wrong |", "|" + "---|" * 8]
     for r in rows:
         lines.append(
