@@ -39,7 +39,9 @@ class Bulletin(Board):
         if not self._far[rank]:
             return super().slot(rank)
         heard = self._heard.get(rank, {})
-        return heard[self._run if self._run in heard else max(heard)][1] if heard else SILENT
+        last = max(heard, default=-1)
+        # News of an earlier run that come late do not say that the rank has left this one.
+        return heard[self._run if self._run in heard else last][1] if last >= self._run else SILENT
 
     def is_dead(self, rank):
         return self.slot(rank).state == "dead" if self._far[rank] else super().is_dead(rank)
