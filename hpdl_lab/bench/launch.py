@@ -53,7 +53,7 @@ def about(session):
         "machine": f"{processor()}, {features.cores()} cores",
         "system": f"{platform.system()} {platform.release()}",
         "instructions": session.core.instructions()[0],
-        "mpi": session.MPI.Get_library_version().splitlines()[0].strip("\0 "),
+        "mpi": " ".join(session.MPI.Get_library_version().splitlines()[0].strip("\0").split()),
         "versions": {"python": platform.python_version(), **versions},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "ranks": session.size,
