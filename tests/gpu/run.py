@@ -15,9 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ("scikit_build_core", "nanobind", "cmake", "ninja")
-NEEDED = ("numpy", "psutil", "cloudpickle", "greenlet", "pytest", "pytest_timeout")  # by csrc/, comm and the tests
+NEEDED = ("numpy", "psutil", "cloudpickle", "pytest", "pytest_timeout")  # by csrc/, comm and the tests
 FOR_RANKS = ("mpi4py", "mpich")  # without them one rank can be tested, two cannot
-FOR_ENGINES = ("ipyparallel", "ipykernel", "matplotlib", "sklearn", "PIL")
+FOR_ENGINES = ("greenlet", "ipyparallel", "ipykernel", "matplotlib", "sklearn", "PIL")
 NAMES = {"sklearn": "scikit-learn", "PIL": "pillow"}  # what pip calls them, where it is not the name with dashes
 
 
@@ -64,7 +64,10 @@ def install(python, modules):
         name = NAMES.get(module, module.replace("_", "-"))
         # A program of the machine's own packages is not where this environment looks for it.
         here = ["--ignore-installed", "--no-deps"] if module == "mpich" else []
-        if not run([python, "-m", "pip", "--disable-pip-version-check", "install", "-q", *here, name], check=False):
+        if not run(
+            [python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--retries=1", *here, name],
+            check=False,
+        ):
             print(f"{name} could not be installed: what needs it is skipped", flush=True)
 
 
