@@ -198,8 +198,8 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 #
 # So far all ranks shared one memory. Now this machine plays four hosts, each with its own name and a link of 1 Gbit/s;
 # between them runs TCP, as in a real cluster. That needs network namespaces, which some machines refuse to ordinary
-# users. Then the next cell says so in one sentence, you keep the engines that you have, and all cells below run as
-# they are, on the links that there are: shared memory.
+# users; and engines that another open notebook uses are left to it. Then the next cell says so in one sentence, you
+# keep the engines that you have, and all cells below run as they are, on the links that there are: shared memory.
 
 # %% tags=["raises-exception"]
 lab.start(4, where="emulated", link="1gbit")

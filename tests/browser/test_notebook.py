@@ -89,22 +89,9 @@ def pictures(page, number):
             assert cell.locator("img").last.evaluate(whole), f"{call} left no picture"
 
 
-@pytest.mark.timeout(120)
-def test_notebook_03_shows_a_stuck_program_as_a_table_and_goes_on(page, served):
-    open_notebook(page, served, "solutions/03_messages.ipynb")
-    menu(page, "Run", "Run All Cells")
-    outputs = page.locator(".jp-OutputArea-output")
-    for answer in ("3.1 ping_pong", "3.3 which_collective", "3.4 diagnose", "3.7 sum_of_steps"):
-        expect(outputs.get_by_text(f"{answer}: correct")).to_be_attached(timeout=RUN_MS)
-    expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
-    stuck = page.locator(".jp-CodeCell", has_text="opposite_communicators").locator(".jp-OutputArea-output")
-    expect(stuck.get_by_text("two communicators in opposite order").first).to_be_attached()
-    expect(stuck.get_by_text(re.compile(r"rank +state +in")).first).to_be_attached()
-    pictures(page, "03")
-
-
 @pytest.mark.timeout(280)
 def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
+    """It stands first: while another notebook uses the engines, they are not replaced by emulated hosts."""
     open_notebook(page, served, "solutions/04_ring_all_reduce.ipynb")
     menu(page, "Run", "Run All Cells")
     for answer in ("4.1 reduce_scatter", "4.2 all_gather", "4.3 all_reduce"):
@@ -118,6 +105,20 @@ def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
     assert page.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
     pictures(page, "04")
+
+
+@pytest.mark.timeout(120)
+def test_notebook_03_shows_a_stuck_program_as_a_table_and_goes_on(page, served):
+    open_notebook(page, served, "solutions/03_messages.ipynb")
+    menu(page, "Run", "Run All Cells")
+    outputs = page.locator(".jp-OutputArea-output")
+    for answer in ("3.1 ping_pong", "3.3 which_collective", "3.4 diagnose", "3.7 sum_of_steps"):
+        expect(outputs.get_by_text(f"{answer}: correct")).to_be_attached(timeout=RUN_MS)
+    expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
+    stuck = page.locator(".jp-CodeCell", has_text="opposite_communicators").locator(".jp-OutputArea-output")
+    expect(stuck.get_by_text("two communicators in opposite order").first).to_be_attached()
+    expect(stuck.get_by_text(re.compile(r"rank +state +in")).first).to_be_attached()
+    pictures(page, "03")
 
 
 @pytest.mark.timeout(120)
