@@ -179,15 +179,15 @@ def test_the_ring_beats_mpi_where_the_number_of_hosts_is_no_power_of_two(hosts):
 # -- what goes wrong, as on one host ----------------------------------------------------------------------------------
 
 
-def test_sends_that_nobody_receives_deadlock_and_are_told(hosts):
-    """TCP would take them, into memory of a receiver who never asked: a rank that runs alone would not notice."""
+def test_a_deadlock_is_told(hosts):
+    def first_receive(comm):
+        comm.sendrecv(np.ones(1 << 16), (comm.rank + 1) % 4, np.empty(1 << 16), (comm.rank - 1) % 4)
+        comm.recv(np.empty(1 << 16), (comm.rank + 1) % 4)
 
-    def heads(comm):
-        comm.send(np.ones(1 << 16), (comm.rank + 1) % comm.size)
-
-    with pytest.raises(CommTimeout, match="rank 0 waits in send to rank 1") as caught:
-        hosts.run(heads, deadline=1)
+    with pytest.raises(CommTimeout, match=r"rank \d waits in recv from rank \d") as caught:
+        hosts.run(first_receive, deadline=1)
     assert [wait.state for wait in caught.value.waits] == ["waiting"] * 4
+    assert "ranks 0-3 all receive first" in str(caught.value)
     assert hosts.run(lambda comm: comm.rank) == [0, 1, 2, 3]
 
 

@@ -30,13 +30,13 @@ LOOPBACK = {  # the MPI libraries would listen on every network interface
     "OMPI_MCA_btl": "self,sm",
     "NCCL_SOCKET_IFNAME": "=lo",
 }
-# TCP by libfabric: with UCX, the other way of MPICH, ranks crash when one is killed amid a message to them.
+# TCP by libfabric: with UCX, the other way of MPICH, ranks crash when one is killed amid a message to them. Messages of
+# any length are taken before they are asked for: with a FI_TCP_MAX_SAVED_SIZE, two that exchange share half the link.
 BETWEEN_HOSTS = {
     "MPIR_CVAR_CH4_NETMOD": "ofi",
     "FI_PROVIDER": "tcp",
     "FI_TCP_IFACE": INTERFACE,
     "FI_TCP_MAX_SAVED": str(10**6),  # messages that nobody has received yet; beyond its 64, even a barrier would wait
-    "FI_TCP_MAX_SAVED_SIZE": "4096",  # bytes: a longer message waits at its sender until it is received
     "GLOO_SOCKET_IFNAME": INTERFACE,
 }
 
