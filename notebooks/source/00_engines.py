@@ -92,8 +92,8 @@ print(f"you guessed {my_guess_ms} ms")
 lab.run(lambda comm: comm.recv(np.zeros(1), (comm.rank + 1) % comm.size), deadline=3)
 
 # %% [markdown]
-# The table says what every rank waits for, and in which line of the cell. Below it is the circle: 0 waits for 1, 1 waits
-# for 2, and so on, back to 0. The last line says what that likely means.
+# The table says what every rank waits for, and in which line of the cell. Below it is the circle: 0 waits for 1, 1
+# waits for 2, and so on, back to 0. The last line says what that likely means.
 #
 # Now run the cell above again with `deadline=60`, and press ■ (interrupt) in the toolbar instead of waiting. You get
 # the same report at once. Then go on: the engines are the same as before.
