@@ -163,7 +163,7 @@ def test_a_second_notebook_shares_the_engines(notebook, root):
     try:
         second.cell(IMPORTS)
         said = second.cell("lab.start(2)")
-        assert "4 engines are running, and 1 other notebook(s) use them" in said.error
+        assert "1 other notebook(s) use what is running, 4 engines" in said.error
         assert "other notebook(s)" in said.error and "Using the engines that another notebook" in said.text
         assert second.cell("lab.start(4); 0").error == ""
         mine, theirs = (n.cell("lab.run(lambda comm: os.getpid())").text for n in (notebook, second))
