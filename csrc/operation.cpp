@@ -27,8 +27,8 @@ void pause_core() {
 void advance_all(const std::vector<Operation*>& operations) {
     for (Operation* operation : operations) {
         try {
-            operation->advance();
-        } catch (const std::exception&) {  // it throws again when it is asked for itself
+            if (operation) operation->advance();  // None comes as a null pointer
+        } catch (const std::exception&) {         // it throws again when it is asked for itself
         }
     }
 }

@@ -1,21 +1,15 @@
 """The C++ border with nobody on the other side: one rank, who also writes to himself. See run.py."""
 
 import numpy as np
+from oneself import Holder, ToOneself
 from things import CLEAR, COUNTS, DTYPES, array_of, attempt, flaw, refused, tensor_flaw, values
 
 NUMPY = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")
 NUMBERS = (0, 1, -1, 2, 7, 4096, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 70, 1.5,
            float("nan"), "3", None)  # fmt: skip
-SECONDS = (0, 0.0, -1, 1e-4, float("nan"), float("-inf"), -1e300, None, "1")
 
 
-class Holder:
-    """What a message is kept in, with its tensor, as MpiWork keeps it."""
-
-    message = x = None
-
-
-class Alone:
+class Alone(ToOneself):
     """Cases of one kind each, named case_*; each takes its random numbers from `rng`."""
 
     def __init__(self, core, session, rng, torch):
@@ -136,65 +130,7 @@ class Alone:
             assert done is True
             assert (np.asarray(args[-1]).reshape(-1) == before).all()
 
-    # -- messages to oneself ------------------------------------------------------------------------------------------
-
-    def case_message(self):
-        rng, core = self.rng, self.core
-        count, dtype = rng.choice(COUNTS), rng.choice(NUMPY)
-        (x, flaw_x), (y, flaw_y) = self.thing(count, dtype), self.thing(count, dtype)
-        sent, received = Holder(), Holder()
-        _, error = attempt(core.send, sent, self.group, x, 0)
-        assert (bool(flaw_x) and refused(flaw_x, False, False)) == (error is not None), (flaw_x, error)
-        _, error = attempt(core.receive, received, self.group, y, 0)
-        assert (bool(flaw_y) and refused(flaw_y, True, False)) == (error is not None), (flaw_y, error)
-        if sent.message and received.message:
-            assert received.message.wait(5.0, 0.0, True) and sent.message.wait(5.0, 0.0, True)
-            if not flaw_x:
-                assert (np.asarray(x).reshape(-1) == np.asarray(y).reshape(-1)).all()
-        elif received.message:
-            assert received.message.cancel()
-        elif sent.message:  # somebody has to receive it
-            received.x = np.zeros(np.shape(x), np.asarray(x).dtype)
-            core.receive(received, self.group, received.x, 0)
-            assert received.message.wait(5.0, 0.0, True) and sent.message.wait(5.0, 0.0, True)
-
-    def case_message_of_another_kind(self):
-        """Count or dtype differ: both numbers, on the receiving side, and the next message arrives."""
-        rng, core = self.rng, self.core
-        kinds = [(rng.choice((*COUNTS, (1 << 25) + 3)), rng.choice(("float32", "uint8", "int64"))) for _ in range(2)]
-        # 2^25 + 3 and 3 elements have the same tag but for one bit
-        x, y = (np.zeros(count, dtype) for count, dtype in kinds)
-        sent, received = Holder(), Holder()
-        core.send(sent, self.group, x, 0)
-        core.receive(received, self.group, y, 0)
-        done, error = attempt(received.message.wait, 5.0, 0.0, True)
-        assert (error is None) == (kinds[0] == kinds[1])
-        if error:
-            assert f"expects {kinds[1][0]:,} {kinds[1][1]}" in str(error) and kinds[0][1] in str(error), error
-            self.kept.append((sent, x))  # its elements are never received
-            return
-        assert done and sent.message.wait(5.0, 0.0, True)
-
-    def case_peer(self):
-        to = self.rng.choice((-2, -1, 1, 2, 1 << 30, -(1 << 31), 1 << 31, None, "0", 0.0))
-        holder = self.rng.choice((Holder(), Holder(), None, 3, object()))
-        for function in (self.core.send, self.core.receive):
-            assert attempt(function, holder, self.group, np.zeros(3), to)[1]
-        if not isinstance(holder, Holder):  # what cannot hold a message is found out before MPI has it
-            assert attempt(self.core.send, holder, self.group, np.zeros(3), 0)[1]
-
-    # -- what waits ---------------------------------------------------------------------------------------------------
-
-    def case_wait(self):
-        rng, core = self.rng, self.core
-        work = Holder()
-        work.x = np.zeros(rng.choice((1, 1000)))
-        core.receive(work, self.group, work.x, 0)
-        args = rng.choice(SECONDS), rng.choice((*SECONDS[:-2], 0.001)), rng.choice((True, False))
-        done, error = attempt(work.message.wait, *args)
-        numbers = all(isinstance(a, (int, float)) for a in args) and not any(a != a for a in args)
-        assert (error is None) == numbers and not done, (args, error)
-        assert work.message.cancel() and work.message.cancel() and work.message.wait(0.0, 0.0, False)
+    # -- what all ranks do ---------------------------------------------------------------------------------------------
 
     def case_call(self):
         name = self.rng.choice(("all_reduce", "", "x" * 300, "\0", None, 3))
