@@ -41,7 +41,7 @@ class Step(NamedTuple):
 def steps():
     python, other = sys.executable, OTHER / "bin" / "python"
     return [
-        Step("unit tests", pytest(python, "tests"), 480),
+        Step("unit tests", pytest(python, "tests"), 720),
         Step("tests on 3 ranks", on_ranks(features.mpiexec(), python), 180, RANKS),
         Step("notebooks", pytest(python, *CELLS, "notebooks/solutions"), 300),
         Step("browser", pytest(python, "tests/browser"), 240),
