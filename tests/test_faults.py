@@ -93,10 +93,11 @@ def said(tmp_path):
     return lambda rank: (tmp_path / f"said-{rank}").read_text() if (tmp_path / f"said-{rank}").exists() else ""
 
 
-def until(condition, limit, process=None):
+def until(condition, limit, process=None, told=str):
+    """Wait for the condition; told: a function that says what to read where it never comes."""
     end = time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < end, "it never happened"
+        assert time.monotonic() < end, f"it never happened: {told()}"
         assert process is None or process.poll() is None, "the ranks have ended"
         time.sleep(0.005)
 
@@ -130,7 +131,8 @@ os._exit(0)
         len(NAMES) + 2,
     )
     for number, name in enumerate(NAMES):
-        until(lambda n=name: all(f"begin {n}\n" in said(rank) for rank in (0, 1)), within(30), process)
+        told = lambda: [said(rank)[-300:] for rank in (0, 1, number + 2)]  # noqa: B023, E731
+        until(lambda n=name: all(f"begin {n}\n" in said(rank) for rank in (0, 1)), within(30), process, told)
         time.sleep(0.05)
         os.kill(victim_of(said, number + 2), signal.SIGKILL)
         killed = time.monotonic()

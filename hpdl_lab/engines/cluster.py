@@ -202,6 +202,8 @@ class Cluster:
         """`fn(comm, *args)` on every rank, or on `ranks`; see `lab.run`."""
         self._check_engines()
         run = self._crew.run(fn, args, ranks, deadline, on_row, inject)
+        if run.dead:  # all of them, perhaps, because another notebook has ended the cluster meanwhile
+            self._require_alive()
         error = self._crew.verdict(run)
         if run.stuck:
             warn(f"{name_ranks(run.stuck)} ignored the interrupt, as compiled code can: replacing the engines.")
@@ -209,6 +211,11 @@ class Cluster:
         if error is not None:
             raise error from None
         return outcome.results(run.outcomes, run.rows)
+
+    def _require_alive(self):
+        if not self.alive():
+            self.detach()
+            raise EngineError("the engine cluster was stopped in another notebook, or killed: call lab.start()")
 
     def _check_engines(self):
         """Raise EngineError when engines have died; connect again when another notebook has replaced them."""
@@ -221,9 +228,7 @@ class Cluster:
             self._connect()
         if not (gone := self._crew.gone()):
             return
-        if not self.alive():
-            self.detach()
-            raise EngineError("the engine cluster was stopped in another notebook, or killed: call lab.start()")
+        self._require_alive()
         if dead := self._crew.died(gone):
             raise EngineError(
                 f"{diagnosis.dead_text(dead)}: call lab.restart() for {self.n} new engines; your variables stay"

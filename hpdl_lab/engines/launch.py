@@ -53,10 +53,6 @@ def mpiexec():
 
 def check(layout):
     """Raise EngineError unless this machine can hold the engines of `layout`, and make the hosts that it wants."""
-    try:
-        dev_shm.require_room(layout.n)
-    except features.Missing as error:
-        raise EngineError(str(error)) from None
     n, cores, free = layout.n, features.cores(), memory_available()
     most = max(1, min(int(free / ENGINE_NBYTES), MOST_PER_CORE * cores))
     if n > most:
@@ -64,6 +60,10 @@ def check(layout):
             f"{n:,} engines need {n * ENGINE_NBYTES / 1e9:,.0f} GB of memory, this machine has {free / 1e9:,.1f} GB "
             f"free and {cores} cores: start {most:,} at most, or simulate: sim.run({n}, fn)"
         )
+    try:
+        dev_shm.require_room(n)
+    except features.Missing as error:
+        raise EngineError(str(error)) from None
     if layout.device == "cuda":
         try:
             gpu.require()
