@@ -8,6 +8,7 @@ from hpdl_lab.collectives import cost, ring, sweep
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Switch
 from hpdl_lab.lab.crossing import crossing
+from hpdl_lab.lab.measure import MeasureResult
 from hpdl_lab.plots import live, style
 from hpdl_lab.plots import measure as plot
 
@@ -239,3 +240,14 @@ def test_simulated_curves_and_the_link_are_drawn_beside_the_measured_ones():
         == next(line for line in left.lines if list(line.get_ydata()) == [8e-5, 9.5e-5]).get_color()
     )
     assert right.get_ylim()[1] > 0.125
+
+
+def test_the_share_of_a_link_is_that_of_the_largest_size():
+    rows = [
+        {"name": n, "size": s, "time_us": 1.0, "busbw_GBps": b, "ranks": 4, "cores": 4}
+        for n, s, b in (("yours", 64, 0.2), ("yours", 2**20, 0.1), ("MPI", 64, 0.3), ("MPI", 2**20, 0.05))
+    ]
+    result = MeasureResult("4 engines on emulated hosts at 1gbit", "all_reduce", rows, 1e-5, 8e-9, 0.0, {}, 0.125, None)
+    assert result.share("yours") == pytest.approx(0.8)
+    sentence = "Of the 0.125 GB/s that a link carries, at 1 MiB: yours reaches 80%, MPI reaches 40%."
+    assert repr(result).endswith(sentence)

@@ -76,11 +76,9 @@ class MeasureResult:
                 texts = (self._against_simulation(cells.get((n, size))) for n in names)
                 lines.append(f"{bytes_text(size):>10}" + "".join(f"{t:>{width}}" for t in texts))
         if self.link_GBps:
-            best = max(self.rows, key=lambda r: r["busbw_GBps"])
-            lines.append(
-                f"A link carries {self.link_GBps:.4g} GB/s: {best['name']} reaches "
-                f"{best['busbw_GBps'] / self.link_GBps:.0%} of it, at {bytes_text(best['size'])}."
-            )
+            size = bytes_text(max(r["size"] for r in self.rows))
+            shares = ", ".join(f"{name} reaches {self.share(name):.0%}" for name in names)
+            lines.append(f"Of the {self.link_GBps:.4g} GB/s that a link carries, at {size}: {shares}.")
         return "\n".join(lines)
 
     def _against_simulation(self, row):
@@ -88,10 +86,14 @@ class MeasureResult:
         return f"{row['time_us'] / 1e6 / seconds:.2f}" if seconds else ""
 
     def share(self, name):
-        """The largest bus bandwidth of `name` over what a link carries; ValueError where that is not known."""
+        """The bus bandwidth of `name` over what a link carries; ValueError where that is not known.
+
+        At the largest size: of short messages a good part passes in the burst that a link lets through after a pause.
+        """
         if not self.link_GBps:
             raise ValueError(f"the speed of the links is not known on {self.where}: it is on emulated hosts")
-        return max(r["busbw_GBps"] for r in self.rows if r["name"] == name) / self.link_GBps
+        largest = max((r for r in self.rows if r["name"] == name), key=lambda r: r["size"])
+        return largest["busbw_GBps"] / self.link_GBps
 
     def crossover(self, one, other):
         """The size in bytes at which the measured times of two contenders are equal; None where they do not cross.
