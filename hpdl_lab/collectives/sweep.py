@@ -157,6 +157,12 @@ def fill(x, values):
 def sample_calls(comm, function, x, samples, sample_ns):
     """(samples,) ns per call, each of the slowest rank. Zeros are added: sums of sums would overflow."""
     fill(x, np.zeros(len(x)))
+    times = own_times(comm, function, x, samples, sample_ns)
+    return np.asarray(comm.all_gather(times)).max(axis=0)
+
+
+def own_times(comm, function, x, samples, sample_ns, most=math.inf):
+    """(samples,) ns per call on this rank's clock; a sample is `most` calls at most."""
     clock, recording = comm.trace.clock, comm.trace.enabled
     comm.trace.enabled = False  # a record of every message would be part of the time
     try:
@@ -166,7 +172,7 @@ def sample_calls(comm, function, x, samples, sample_ns):
             function(comm, x)
             settle(x)
             slowest = float(np.max(np.asarray(comm.all_gather(np.array([clock() - begin], dtype=np.float64)))))
-            calls = max(1, math.ceil(sample_ns / max(slowest, 1.0)))
+            calls = min(most, max(1, math.ceil(sample_ns / max(slowest, 1.0))))
         times = np.empty(samples)
         for i in range(samples):
             comm.barrier()
@@ -175,7 +181,7 @@ def sample_calls(comm, function, x, samples, sample_ns):
                 function(comm, x)
             settle(x)
             times[i] = (clock() - begin) / calls
-        return np.asarray(comm.all_gather(times)).max(axis=0)
+        return times
     finally:
         comm.trace.enabled = recording
 

@@ -1,13 +1,11 @@
 """`lab.ping_pong`: what a message costs here, over sizes, with the line alpha + beta n fitted to it."""
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..collectives.cost import fit_alpha_beta
-from ..collectives.sweep import SAMPLE_NS, SAMPLES, WrongAnswer, parse_size
-from ..comm.buffers import settle
+from ..collectives.sweep import SAMPLE_NS, SAMPLES, WrongAnswer, own_times, parse_size
 from ..parallel import messages
 from ..plots import live
 from ..plots.ping_pong import draw, sentence
@@ -98,23 +96,4 @@ def require_echo(comm, fn, x):
 
 def one_way(comm, fn, x, samples, sample_ns):
     """(samples,) s of half a round on this rank's clock; each sample is many rounds where time is real."""
-    clock, recording, rounds = comm.trace.clock, comm.trace.enabled, 1
-    comm.trace.enabled = False  # a record of every message would be part of the time
-    try:
-        if sample_ns:
-            begin = clock()
-            fn(comm, x)
-            settle(x)
-            slowest = int(np.max(np.asarray(comm.all_gather(np.array([clock() - begin])))))
-            rounds = min(MOST_ROUNDS, math.ceil(sample_ns / max(slowest, 1)))
-        times = np.empty(samples)
-        for i in range(samples):
-            comm.barrier()
-            begin = clock()
-            for _ in range(rounds):
-                fn(comm, x)
-            settle(x)
-            times[i] = (clock() - begin) / rounds / 2e9
-        return times
-    finally:
-        comm.trace.enabled = recording
+    return own_times(comm, fn, x, samples, sample_ns, MOST_ROUNDS) / 2e9

@@ -1,5 +1,6 @@
 """The kinds of networks. Each is a frozen record: print it, compare it, keep it beside a result."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from operator import index
 
@@ -11,7 +12,7 @@ from .presets import PRESETS, Interconnect, interconnect
 MOST_CABLES = 2**25  # in the routes of the messages of one round on a Ring: 256 MiB
 
 
-class Network:
+class Network(ABC):
     """What every kind has.
 
     alpha:         latency, s per message; also of one step of a barrier.
@@ -32,17 +33,17 @@ class Network:
         """The state of this network for one run of `size` ranks."""
         return Timetable(self, size)
 
+    @abstractmethod
     def link_count(self, size):
         """Links among `size` ranks, numbered from 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def links(self, size):
         """Every Link among `size` ranks, in the order of their numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def routes(self, source, dest, size):
         """The Route from rank `source` to rank `dest`, both numbers or both arrays of ranks, among `size` ranks."""
-        raise NotImplementedError
 
     def require_costs(self):
         """Raise ValueError for a negative cost."""
