@@ -4,7 +4,9 @@ Checks count these events, the cost model is compared with them, timelines and l
 stuck run quotes them, and they export as Chrome/Perfetto trace JSON. `now_ns` is the only clock of real ranks.
 """
 
+import copy
 import functools
+import itertools
 import json
 import os
 import re
@@ -29,6 +31,7 @@ class Event(NamedTuple):
 
     `step` counts the events of a rank in the order in which they were posted; (rank, step) is the key of an event.
     `peer` is -1 and `nbytes` 0 where the operation has none. `line` is the attendee's line, such as "cell:7".
+    `lane` is "" for what the rank itself does, "background" for what runs beside it (Comm.background).
     """
 
     rank: int
@@ -39,33 +42,39 @@ class Event(NamedTuple):
     peer: int = -1
     nbytes: int = 0
     line: str = ""
+    lane: str = ""
 
 
 class Log:
-    """Events of one rank, packed into 44 bytes each: a run of 1,024 simulated ranks has millions. Iterating unpacks."""
+    """Events of one rank, packed into 48 bytes each: a run of 1,024 simulated ranks has millions. Iterating unpacks.
 
-    LAYOUT = struct.Struct("<qqqqiII")  # step, t0_ns, t1_ns, nbytes, peer, and the numbers of op and line
+    Several threads may append.
+    """
+
+    LAYOUT = struct.Struct("<qqqqiIII")  # step, t0_ns, t1_ns, nbytes, peer, and the numbers of op, line and lane
 
     def __init__(self, rank):
         self.rank = rank
         self._packed = bytearray()
-        self._names = {}  # op or line -> its number
+        self._numbers = itertools.count()
+        self._names = {}  # op, line or lane -> its number
 
-    def append(self, step, op, t0_ns, t1_ns, peer, nbytes, line):
+    def append(self, step, op, t0_ns, t1_ns, peer, nbytes, line, lane):
         names = self._names
-        if op not in names:
-            names[op] = len(names)
-        if line not in names:
-            names[line] = len(names)
-        self._packed += self.LAYOUT.pack(step, t0_ns, t1_ns, nbytes, peer, names[op], names[line])
+        try:
+            op, line, lane = names[op], names[line], names[lane]
+        except KeyError:
+            op, line, lane = (names.setdefault(name, next(self._numbers)) for name in (op, line, lane))
+        self._packed += self.LAYOUT.pack(step, t0_ns, t1_ns, nbytes, peer, op, line, lane)
 
     def __len__(self):
         return len(self._packed) // self.LAYOUT.size
 
     def __iter__(self):
-        names = list(self._names)
-        for step, t0_ns, t1_ns, nbytes, peer, op, line in self.LAYOUT.iter_unpack(bytes(self._packed)):
-            yield Event(self.rank, step, names[op], t0_ns, t1_ns, peer, nbytes, names[line])
+        packed = bytes(self._packed)
+        names = {number: name for name, number in self._names.items()}
+        for step, t0_ns, t1_ns, nbytes, peer, op, line, lane in self.LAYOUT.iter_unpack(packed):
+            yield Event(self.rank, step, names[op], t0_ns, t1_ns, peer, nbytes, names[line], names[lane])
 
 
 class Trace:
@@ -77,8 +86,15 @@ class Trace:
         self.enabled = enabled
         self.limit = limit
         self.dropped = 0  # events after `limit`, which bounds the memory of a long run
-        self._steps = 0
+        self.lane = ""  # of the events that are added here
+        self._steps = itertools.count()
         self.log = Log(rank)
+
+    def beside(self, lane, clock=None):
+        """The trace of what runs beside this rank: its events go to the same log, in `lane`, by its own `clock`."""
+        other = copy.copy(self)
+        other.lane, other.clock = lane, clock or self.clock
+        return other
 
     @property
     def events(self):
@@ -87,17 +103,16 @@ class Trace:
 
     def step(self):
         """The next step number of this rank: taken when an operation is posted."""
-        self._steps += 1
-        return self._steps - 1
+        return next(self._steps)
 
-    def add(self, step, op, t0_ns, t1_ns, peer=-1, nbytes=0, line=""):
+    def add(self, step, op, t0_ns, t1_ns, peer=-1, nbytes=0, line="", lane=""):
         """Record one finished operation."""
         if not self.enabled:
             return
         if len(self.log) >= self.limit:
             self.dropped += 1
             return
-        self.log.append(step, op, t0_ns, t1_ns, peer, nbytes, line)
+        self.log.append(step, op, t0_ns, t1_ns, peer, nbytes, line, lane or self.lane)
 
     @contextmanager
     def span(self, op):

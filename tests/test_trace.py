@@ -1,6 +1,7 @@
 """The event log: its keys, its lines, its limit, its export."""
 
 import json
+import threading
 
 import numpy as np
 
@@ -45,6 +46,35 @@ def test_packed_events_are_the_events_that_were_added():
         Event(3, 0, "compute", -1, 0, -1, 0, ""),
     ]
     assert len(trace.log) == 2
+
+
+def test_what_runs_beside_a_rank_is_in_the_same_log_in_its_own_lane():
+    trace = Trace(1, clock=lambda: 7)
+    beside = trace.beside("background", clock=lambda: 9)
+    trace.add(trace.step(), "compute", 0, trace.clock())
+    beside.add(beside.step(), "send", 0, beside.clock(), 2, 8, "cell:1")
+    trace.add(trace.step(), "all_reduce", 1, 2, lane="background")
+    assert trace.events == beside.events
+    assert [(e.step, e.op, e.t1_ns, e.lane) for e in trace.events] == [
+        (0, "compute", 7, ""),
+        (1, "send", 9, "background"),
+        (2, "all_reduce", 2, "background"),
+    ]
+
+
+def test_two_threads_share_a_log():
+    trace = Trace(0)
+
+    def fill(trace, op):
+        for i in range(2000):
+            trace.add(trace.step(), op, i, i, line=f"{op}:{i}")
+
+    beside = threading.Thread(target=fill, args=(trace.beside("background"), "send"))
+    beside.start()
+    fill(trace, "compute")
+    beside.join()
+    assert sorted(e.step for e in trace.events) == list(range(4000))
+    assert all((e.line, e.lane) == (f"{e.op}:{e.t0_ns}", "background" * (e.op == "send")) for e in trace.events)
 
 
 def test_chrome_json_can_be_read_back(tmp_path):

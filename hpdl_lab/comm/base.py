@@ -45,6 +45,29 @@ class Work(ABC):
         """True when `wait` would return at once."""
 
 
+class Done(Work):
+    """Work that has ended: `wait` returns the value, or raises the error, that it ended with."""
+
+    def __init__(self, value=None, error=None):
+        self.value, self.error = value, error
+
+    @classmethod
+    def of(cls, fn, *args):
+        """Call `fn(*args)` here and now; what it raises is kept for `wait`."""
+        try:
+            return cls(fn(*args))
+        except Exception as error:
+            return cls(error=error)
+
+    def wait(self):
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def test(self):
+        return True
+
+
 class Comm(ABC):
     """A group of ranks, seen from one of them.
 
@@ -124,6 +147,17 @@ class Comm(ABC):
 
         Collective: every rank calls it with the same shape and dtype.
         """
+
+    def background(self, fn, *args):
+        """Start `fn(comm, *args)` beside this rank and return at once; `comm` has the same ranks, but other messages.
+
+        What a communicator is given runs one after the other, in the order given, which is the same on every rank (as
+        in a CUDA stream). It may be called inside autograd's hooks, and the tensors in `args` are not to be touched
+        until `wait`. Here, where nothing runs beside a rank, `fn` runs at once, in the foreground.
+
+        Returns: Work, whose wait() returns what `fn` returned or raises what it raised.
+        """
+        return Done.of(fn, self, *args)
 
     def compute(self, seconds=0.0, flops=0.0):
         """Spend virtual time on simulated ranks, where arithmetic is free; nothing on real ranks."""
