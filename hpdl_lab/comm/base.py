@@ -81,6 +81,7 @@ class Comm(ABC):
     node_rank = 0  # rank among the ranks of the same host
     node_size = 1
     device = "cpu"
+    runs_beside = False  # whether `background` runs beside the rank; else it runs at once
     name = ""  # "" of the run's, "split 1 color 0" of a part: how the report of a stuck run calls it
 
     def __init__(self, rank, size, trace, on_row=None, calls=None):
