@@ -34,7 +34,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "core", "misc
 
 
 def room_of(path):
-    """ "ring.py" in hpdl_lab/collectives/ -> "collectives"; hpdl_lab/cli.py -> "cli"."""
+    """ "ring.py" in hpdl_lab/collectives/ -> "collectives"; hpdl_lab/trace.py -> "trace"."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
@@ -109,7 +109,7 @@ def test_a_wrong_import_is_found(file, source, fault):
     [
         ("lab/cluster.py", "from ..engines import keeper\nfrom . import exercises\nfrom .. import features"),
         ("comm/mpi.py", "from .. import _core\nfrom .base import Comm\nimport numpy, mpi4py.MPI"),
-        ("cli.py", "from . import __version__\nfrom . import bench, lab"),
+        ("cli/tune.py", "from .. import __version__\nfrom .. import bench, lab"),
     ],
 )
 def test_a_right_import_passes(file, source):

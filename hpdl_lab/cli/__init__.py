@@ -1,0 +1,35 @@
+"""The command `hpdl`: `hpdl doctor`, `hpdl tune`, `hpdl cluster emulate`, `hpdl bench all_reduce`, and other benches.
+
+Each family of commands is a file here with `add(commands)`, which declares the arguments and the function behind them.
+Exit codes: 0 done, 1 could not be done (one sentence on stderr), 2 wrong usage, 130 interrupted.
+"""
+
+import argparse
+import sys
+
+from .. import __version__
+from . import bench, cluster, doctor, tune
+
+FAMILIES = (doctor, cluster, bench, tune)
+
+
+def main(argv=None):
+    """Run one command; returns the exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        return arguments.command(arguments)
+    except KeyboardInterrupt:
+        print("hpdl: interrupted", file=sys.stderr)
+        return 130
+    except (ImportError, OSError, RuntimeError, ValueError) as error:  # what a user can mend; a bug shows its traceback
+        print(f"hpdl: {error}", file=sys.stderr)
+        return 1
+
+
+def parser():
+    top = argparse.ArgumentParser(prog="hpdl", description="A laboratory for distributed deep learning: `make lab`.")
+    top.add_argument("--version", action="version", version=f"hpdl_lab {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    for family in FAMILIES:
+        family.add(commands)
+    return top

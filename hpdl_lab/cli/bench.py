@@ -1,0 +1,11 @@
+"""`hpdl bench`: what can be measured, one file or more for each kind of bench."""
+
+from . import bench_collectives, bench_reduction, bench_run
+
+BENCHES = (bench_collectives, bench_reduction, bench_run)
+
+
+def add(commands):
+    benches = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="BENCH")
+    for kind in BENCHES:
+        kind.add(benches)
