@@ -1,0 +1,37 @@
+"""Data sets by name, each the same on every rank: `load`. Which example goes to which rank: sharding.py."""
+
+import importlib
+import inspect
+
+SETS = {  # name -> module and function, and what is said to the function
+    "digits": ("digits", "load", {}),
+    "digit_images": ("digits", "load", {"images": True}),
+    "text": ("text", "load", {}),
+    "synthetic": ("synthetic", "teacher", {}),
+    "copy": ("synthetic", "copy", {}),
+}
+
+
+def load(name, **options):
+    """The data set of this name.
+
+        load("digits")                          8 x 8 pixels in rows of 64; load("digit_images") as (n, 1, 8, 8)
+        load("text", block=128)                 1.2 million characters of Moby-Dick in windows
+        load("synthetic", n=512, shape=(32,))   of any size, with a best loss that is known; load("copy") of tokens
+
+    Args:    options: of the function that SETS names; dtype, "float32" or "float64", is ignored where x are tokens.
+    Returns: dataset.Dataset: train_x, train_y, test_x, test_y.
+    Raises:  LookupError for a name that is none; ValueError for options that the set does not have or cannot be;
+             dataset.DataError, with one sentence that says what to do, where the set is missing or damaged.
+    """
+    if name not in SETS:
+        raise LookupError(f"no data set is called {name!r}: {', '.join(SETS)}")
+    module, function, said = SETS[name]
+    make = getattr(importlib.import_module(f".{module}", __name__), function)  # here, because it takes torch along
+    known = [option for option in inspect.signature(make).parameters if option not in said]
+    if "dtype" not in known:
+        options.pop("dtype", None)
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise ValueError(f"{name} has no option {unknown[0]!r}: its options are {', '.join(known)}")
+    return make(**said, **options)

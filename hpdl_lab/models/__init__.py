@@ -1,0 +1,51 @@
+"""Small networks by name, readable torch: mlp, cnn, gpt and vit, each tiny (for 2 cores), small, or as in its paper."""
+
+import importlib
+
+MODELS = {  # name -> what it reads: the number of dimensions of an example, its kind, and data sets that are such
+    "mlp": (1, "rows of numbers, (n, features)", "digits, synthetic"),
+    "cnn": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
+    "gpt": (1, "windows of tokens, (n, block) int64", "text, copy"),
+    "vit": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
+}
+
+
+def build(name, size="tiny", seed=0, dtype="float32", **fields):
+    """The model of this name; the same parameters wherever it is built with the same seed, drawn in float64.
+
+        build("gpt", size="small", vocabulary=83, block=128)
+
+    Args:    name: "mlp", "cnn", "gpt" or "vit"; size: "tiny", "small" or "paper"; fields: what shall differ from that
+             size, see SIZES in the model's file.
+    Returns: nn.Module.
+    Raises:  LookupError for names that are none; ValueError for fields that the model does not have or cannot be.
+    """
+    module = module_of(name)
+    if size not in module.SIZES:
+        raise LookupError(f"{name} has no size {size!r}: {', '.join(module.SIZES)}")
+    settings = module.SIZES[size]
+    unknown = [field for field in fields if field not in settings]
+    if unknown:
+        raise ValueError(f"{name} has no field {unknown[0]!r}: its fields are {', '.join(settings)}")
+    return module.build(**{**settings, **fields}, seed=seed, dtype=dtype)
+
+
+def build_for(data, name, size="tiny", seed=0, dtype="float32", **fields):
+    """The model of this name, made for what `data` (a data set) holds: its shapes and its number of classes.
+
+    Raises:  ValueError where the model does not read such data; as build.
+    """
+    module = module_of(name)
+    n_dims, reads, fitting = MODELS[name]
+    x = data.train_x
+    if x.ndim - 1 != n_dims or x.is_floating_point() == (name == "gpt"):
+        kind = str(x.dtype).removeprefix("torch.")
+        raise ValueError(f"{name} reads {reads}; this data is {tuple(x.shape)} {kind}. For example: {fitting}")
+    return build(name, size, seed, dtype, **{**module.fields_of(data), **fields})
+
+
+def module_of(name):
+    """The module of a model: imported only here, because it takes torch along."""
+    if name not in MODELS:
+        raise LookupError(f"no model is called {name!r}: {', '.join(MODELS)}")
+    return importlib.import_module(f".{name}", __name__)

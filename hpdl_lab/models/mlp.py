@@ -3,6 +3,12 @@
 import torch
 from torch import nn
 
+SIZES = {  # 300 and 100 hidden units are "LeNet-300-100" of LeCun et al. 1998, for 28 x 28 pixels: 266,610 parameters
+    "tiny": {"features": 64, "hidden": (128, 64), "classes": 10},
+    "small": {"features": 64, "hidden": (512, 256), "classes": 10},
+    "paper": {"features": 784, "hidden": (300, 100), "classes": 10},
+}
+
 
 def mlp(sizes=(64, 128, 64, 10), seed=0, dtype="float32"):
     """Linear layers with ReLU between them; the same parameters wherever it is built with the same seed.
@@ -21,3 +27,13 @@ def mlp(sizes=(64, 128, 64, 10), seed=0, dtype="float32"):
             # Drawn in float64 and then rounded, so that every dtype starts from the same network.
             layers += [nn.Linear(n_in, n_out, dtype=torch.float64), nn.ReLU()]
     return nn.Sequential(*layers[:-1]).to(getattr(torch, dtype))
+
+
+def build(features, hidden, classes, seed=0, dtype="float32"):
+    """The same network by the names of its sizes: features in, units of each hidden layer, classes out."""
+    return mlp((features, *hidden, classes), seed, dtype)
+
+
+def fields_of(data):
+    """What a data set of rows, (n, features), says about the network that reads it."""
+    return {"features": data.train_x.shape[1], "classes": data.classes}

@@ -1,0 +1,32 @@
+"""What every data set is: four tensors, the same on every rank."""
+
+from typing import NamedTuple
+
+import torch
+
+
+class DataError(RuntimeError):
+    """A data set that is not there or is damaged: one sentence that says what to do."""
+
+
+class Dataset(NamedTuple):
+    """Examples and what is to be said about them; the training and the test set share none.
+
+    Rows (n, features) or images (n, c, h, w) of floats have one answer each, y (n,) int64; windows of tokens (n, block)
+    int64 have one at every position, y (n, block) int64: the token that follows.
+    """
+
+    train_x: torch.Tensor
+    train_y: torch.Tensor
+    test_x: torch.Tensor
+    test_y: torch.Tensor
+
+    @property
+    def classes(self):
+        """How many different answers there are: labels are 0 to classes - 1."""
+        return 1 + max(int(y.max()) for y in (self.train_y, self.test_y) if y.numel())
+
+    @property
+    def positions(self):
+        """Answers per example: 1, or block for windows of tokens."""
+        return self.train_y.shape[1:].numel()

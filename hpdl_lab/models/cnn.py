@@ -1,0 +1,92 @@
+"""A small residual network for images: stages of blocks, each of which adds a correction to what it was given.
+
+Ref: He et al. 2015, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2 (CIFAR-10).
+
+What to do about batch norm, which the paper uses: its statistics are those of the batch, and a rank sees only its shard
+of the batch. Left alone, four ranks with 32 images each compute another function than one rank with 128, and data
+parallelism is no longer one big batch. So the norm here is by default over groups of channels of one image (Wu & He
+2018, arXiv:1803.08494), which is the same on any number of ranks. norm="batch" is the paper's, with statistics of the
+global batch: see batch_norm.py, and what it costs.
+"""
+
+from torch import nn
+from torch.nn.functional import pad, relu
+
+from . import initial
+from .batch_norm import BatchNorm
+
+SIZES = {  # 3 blocks in each of 3 stages are "ResNet-20": 269,722 parameters, "0.27M" in the paper's table 6
+    "tiny": {"channels": 1, "classes": 10, "widths": (8, 16), "blocks": 1, "norm": "group"},
+    "small": {"channels": 3, "classes": 10, "widths": (16, 32, 64), "blocks": 1, "norm": "group"},
+    "paper": {"channels": 3, "classes": 10, "widths": (16, 32, 64), "blocks": 3, "norm": "group"},
+}
+GROUPS = 4
+NORMS = {"group": lambda width: nn.GroupNorm(GROUPS, width), "batch": BatchNorm}
+
+
+class Block(nn.Module):
+    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))): two 3 x 3 convolutions; `stride` 2 halves the image.
+
+    9 w_in w + 9 w^2 + 4 w parameters. The shortcut has none: it drops pixels and adds channels of zeros ("option A").
+    """
+
+    def __init__(self, width_in, width, stride, norm):
+        super().__init__()
+        self.stride, self.more = stride, width - width_in
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = norm(width)
+
+    def forward(self, x):
+        y = relu(self.norm1(self.conv1(x)))  # (b, w_in, h, h) -> (b, w, h/stride, h/stride)
+        y = self.norm2(self.conv2(y))  # (b, w, h/stride, h/stride)
+        x = x[:, :, :: self.stride, :: self.stride]  # (b, w_in, h/stride, h/stride)
+        return relu(pad(x, (0, 0, 0, 0, 0, self.more)) + y)  # zeros behind the last channel: (b, w, ...)
+
+
+class CNN(nn.Module):
+    """Images (b, channels, h, w) of any size -> logits (b, classes).
+
+    A convolution, then stages of `blocks` blocks; every stage but the first halves the image and has the next width.
+    """
+
+    def __init__(self, channels, classes, widths, blocks, norm):
+        super().__init__()
+        if norm not in NORMS:
+            raise ValueError(f"norm={norm!r}: one of {', '.join(NORMS)} is needed")
+        if norm == "group" and any(width % GROUPS for width in widths):
+            raise ValueError(f"widths of {widths} cannot be cut into {GROUPS} groups of channels: give multiples of it")
+        norm = NORMS[norm]
+        self.conv = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.norm = norm(widths[0])
+        stages, width_in = [], widths[0]
+        for i, width in enumerate(widths):
+            for j in range(blocks):
+                stages.append(Block(width_in, width, 2 if i and not j else 1, norm))
+                width_in = width
+        self.blocks = nn.Sequential(*stages)
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, images):
+        x = relu(self.norm(self.conv(images)))  # (b, c, h, w) -> (b, widths[0], h, w)
+        x = self.blocks(x)  # (b, widths[-1], h / 2^(stages - 1), ...)
+        return self.head(x.mean((2, 3)))  # (b, widths[-1]) @ (widths[-1], classes) = (b, classes)
+
+
+def build(channels, classes, widths, blocks, norm="group", seed=0, dtype="float32"):
+    """A CNN; the same parameters wherever it is built with the same seed.
+
+    Raises:  ValueError for a norm that is none, or widths that GroupNorm cannot cut.
+    """
+
+    def std(name, shape):
+        n_in = shape[1] * (shape[2] * shape[3] if len(shape) == 4 else 1)  # numbers that one output is a sum of
+        return (2 / n_in) ** 0.5 if len(shape) == 4 else (1 / n_in) ** 0.5  # He et al. 2015, arXiv:1502.01852
+
+    return initial.drawn(lambda: CNN(channels, classes, tuple(widths), blocks, norm), seed, dtype, std)
+
+
+def fields_of(data):
+    """What a data set of images, (n, c, h, w), says about the CNN that reads it."""
+    return {"channels": data.train_x.shape[1], "classes": data.classes}

@@ -1,0 +1,57 @@
+"""GPT-2: a decoder that says, at every position of a text, how probable each next token is.
+
+Ref: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners". Without dropout, so that one rank and
+many take the same steps.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from . import initial
+from .transformer import Block, check_heads, std_of
+
+SIZES = {  # 12 layers of width 768 are "GPT-2 small": 124,439,808 parameters
+    "tiny": {"vocabulary": 80, "block": 64, "layers": 2, "heads": 2, "width": 64},
+    "small": {"vocabulary": 80, "block": 128, "layers": 6, "heads": 6, "width": 192},
+    "paper": {"vocabulary": 50257, "block": 1024, "layers": 12, "heads": 12, "width": 768},
+}
+
+
+class GPT(nn.Module):
+    """Tokens (b, s) int64, s <= block -> logits (b, s, vocabulary) of the token that follows each of them.
+
+    V d + block d + layers (12 d^2 + 13 d) + 2 d parameters, for a vocabulary of V and width d. The table of tokens is
+    also the last layer (tied weights), so it has a gradient from both ends of the network.
+    """
+
+    def __init__(self, vocabulary, block, layers, heads, width):
+        super().__init__()
+        check_heads(width, heads)
+        self.block = block
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(block, width)
+        self.blocks = nn.Sequential(*[Block(width, heads, causal=True) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens):
+        b, s = tokens.shape
+        if s > self.block:
+            raise ValueError(f"this gpt reads {self.block} tokens at once, got {s}: build it with block={s}")
+        places = torch.arange(s, device=tokens.device)
+        x = self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
+        x = self.norm(self.blocks(x))  # (b, s, d)
+        return linear(x, self.tokens.weight)  # (b, s, d) @ (d, V) = (b, s, V)
+
+
+def build(vocabulary, block, layers, heads, width, seed=0, dtype="float32"):
+    """A GPT; the same parameters wherever it is built with the same seed.
+
+    Raises:  ValueError if the heads do not divide the width.
+    """
+    return initial.drawn(lambda: GPT(vocabulary, block, layers, heads, width), seed, dtype, std_of(layers))
+
+
+def fields_of(data):
+    """What a data set of token windows, (n, block) int64, says about the GPT that reads it."""
+    return {"vocabulary": data.classes, "block": data.train_x.shape[1]}

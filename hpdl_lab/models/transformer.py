@@ -1,0 +1,69 @@
+"""The block that GPT and ViT are stacked from: attention between positions, then two linear layers at each position.
+
+b sequences of s positions, d numbers wide; h heads of d / h numbers each.   Ref: Vaswani et al. 2017, arXiv:1706.03762.
+"""
+
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Attention(nn.Module):
+    """Every position takes a weighted mean of what all positions say; `causal`: of what those up to itself say.
+
+    softmax(q k^T / sqrt(d / h)) v     for each head; 4 d^2 + 4 d parameters
+    """
+
+    def __init__(self, width, heads, causal):
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv = nn.Linear(width, 3 * width)  # what each position asks, offers and says, in one product
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        b, s, d = x.shape
+        qkv = self.qkv(x)  # (b, s, d) -> (b, s, 3d)
+        q, k, v = qkv.view(b, s, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)  # each (b, h, s, d/h)
+        # (b, h, s, d/h) @ (b, h, d/h, s) = (b, h, s, s) weights; @ (b, h, s, d/h) = (b, h, s, d/h)
+        heard = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(heard.transpose(1, 2).reshape(b, s, d))  # (b, s, d)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)): norms first, so that the sum itself runs through from end to end.
+
+    12 d^2 + 13 d parameters.   Ref: Radford et al. 2019 (GPT-2), section 2.3.
+    """
+
+    def __init__(self, width, heads, causal):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, causal)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width),  # (b, s, d) -> (b, s, 4d)
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * width, width),  # (b, s, 4d) -> (b, s, d)
+        )
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))  # (b, s, d)
+        return x + self.mlp(self.norm2(x))  # (b, s, d)
+
+
+def check_heads(width, heads):
+    """Raise ValueError unless the heads share the width equally."""
+    if heads < 1 or width % heads:
+        raise ValueError(f"{heads} heads cannot share a width of {width}: it must be a multiple of the heads")
+
+
+def std_of(layers):
+    """How far the parameters of a transformer of this many blocks are spread at first, for initial.drawn.
+
+    0.02, and 0.02 / sqrt(2 layers) in the two layers of a block that add to x, so that x does not grow with depth.
+    """
+
+    def std(name, shape):
+        adds = name.endswith(("attention.out.weight", "mlp.2.weight"))
+        return 0.02 / (2 * layers) ** 0.5 if adds else 0.02
+
+    return std

@@ -1,0 +1,67 @@
+"""ViT: an image is cut into patches, and a transformer reads them as if they were words.
+
+Ref: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", arXiv:2010.11929. Without dropout, so that one rank and
+many take the same steps.
+"""
+
+import torch
+from torch import nn
+
+from . import initial
+from .transformer import Block, check_heads, std_of
+
+SIZES = {  # 12 layers of width 768 and patches of 16 x 16 are "ViT-B/16": 86,567,656 parameters for 1,000 classes
+    "tiny": {"image": 8, "patch": 2, "channels": 1, "classes": 10, "layers": 2, "heads": 2, "width": 32},
+    "small": {"image": 32, "patch": 4, "channels": 3, "classes": 10, "layers": 6, "heads": 3, "width": 192},
+    "paper": {"image": 224, "patch": 16, "channels": 3, "classes": 1000, "layers": 12, "heads": 12, "width": 768},
+}
+
+
+class ViT(nn.Module):
+    """Images (b, channels, image, image) -> logits (b, classes).
+
+    (image / patch)^2 patches and one more position, which sees them all and answers, make s positions of width d:
+    (c patch^2 + 1) d + (1 + s) d + layers (12 d^2 + 13 d) + 2 d + (d + 1) classes parameters, for c channels.
+    """
+
+    def __init__(self, image, patch, channels, classes, layers, heads, width):
+        super().__init__()
+        check_heads(width, heads)
+        if patch < 1 or image % patch:
+            raise ValueError(f"an image of {image} x {image} pixels cannot be cut into patches of {patch} x {patch}")
+        self.shape = (channels, image, image)
+        s = (image // patch) ** 2 + 1
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)  # one linear layer, applied to every patch
+        self.answer = nn.Parameter(torch.zeros(1, 1, width))  # what the position that answers starts with
+        self.positions = nn.Parameter(torch.zeros(1, s, width))
+        self.blocks = nn.Sequential(*[Block(width, heads, causal=False) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images):
+        if tuple(images.shape[1:]) != self.shape:
+            raise ValueError(f"this vit reads images of shape {self.shape}, got {tuple(images.shape[1:])}")
+        x = self.patches(images).flatten(2).transpose(1, 2)  # (b, c, i, i) -> (b, d, i/p, i/p) -> (b, s - 1, d)
+        x = torch.cat([self.answer.expand(len(x), -1, -1), x], dim=1)  # (b, s, d)
+        x = self.norm(self.blocks(x + self.positions))  # (b, s, d)
+        return self.head(x[:, 0])  # (b, d) @ (d, classes) = (b, classes)
+
+
+def build(image, patch, channels, classes, layers, heads, width, seed=0, dtype="float32"):
+    """A ViT; the same parameters wherever it is built with the same seed.
+
+    Raises:  ValueError if the patches do not tile the image, or the heads do not divide the width.
+    """
+
+    def make():
+        return ViT(image, patch, channels, classes, layers, heads, width)
+
+    return initial.drawn(make, seed, dtype, std_of(layers))
+
+
+def fields_of(data):
+    """What a data set of images, (n, c, h, h), says about the ViT that reads it. Raises ValueError: not square."""
+    _, channels, height, wide = data.train_x.shape
+    if height != wide:
+        raise ValueError(f"vit reads square images, got {height} x {wide} pixels: cnn reads any")
+    return {"image": height, "channels": channels, "classes": data.classes}
