@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 now_ns = time.monotonic_ns
+LANE_STEPS = 10**9  # the steps of a rank's nth lane are counted from n times this
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -88,12 +89,17 @@ class Trace:
         self.dropped = 0  # events after `limit`, which bounds the memory of a long run
         self.lane = ""  # of the events that are added here
         self._steps = itertools.count()
+        self._lanes = itertools.count(LANE_STEPS, LANE_STEPS)  # where the steps of the next lane begin
         self.log = Log(rank)
 
     def beside(self, lane, clock=None):
-        """The trace of what runs beside this rank: its events go to the same log, in `lane`, by its own `clock`."""
+        """The trace of what runs beside this rank: its events go to the same log, in `lane`, by its own `clock`.
+
+        Its steps are counted apart, so that they do not depend on who came first.
+        """
         other = copy.copy(self)
         other.lane, other.clock = lane, clock or self.clock
+        other._steps = itertools.count(next(self._lanes))
         return other
 
     @property
