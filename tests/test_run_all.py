@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -22,7 +24,10 @@ def test_a_step_that_hangs_is_stopped_with_all_that_it_started(tmp_path, monkeyp
     script = "trap '' INT; sleep 600 & echo $! > pid; wait; wait"
     assert run_all.run(["sh", "-c", f"cd {tmp_path}; {script}"], 0.5, os.environ) is None
     child = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    give_up = time.monotonic() + 10  # a busy machine ends a killed process when its turn comes
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < give_up, "the child outlives its step"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +58,24 @@ def test_steps_are_counted(tmp_path, xml, ending, counts, fault, run_all):
             (tmp_path / ("x.xml" if len(xml) == 1 else f"x.xml-{rank}")).write_text(text)
     counted, said = run_all.count(tmp_path / "x.xml", len(xml), ending)
     assert ((counted["passed"], counted["failed"]), said) == (counts, fault)
+
+
+TWO_FILES = {
+    "test_dies.py": "import os\ndef test_right(): pass\ndef test_dies(): os.kill(os.getpid(), 9)\n",
+    "test_hangs.py": "import pytest, time\n@pytest.mark.timeout(1)\ndef test_hangs(): time.sleep(60)\n",
+}
+
+
+def test_of_two_at_a_time_one_that_dies_and_one_that_hangs_count_as_failed(tmp_path, run_all):
+    for name, source in TWO_FILES.items():
+        (tmp_path / name).write_text(source)
+    command = run_all.pytest(sys.executable, *run_all.TWO_AT_A_TIME, "-p", "no:cacheprovider", tmp_path)
+    xml = tmp_path / "x.xml"
+    ending = run_all.run([str(part).replace("{xml}", str(xml)) for part in command], 50, os.environ)
+    assert {(name, outcome) for (_, name), outcome in run_all.read(xml)} == {
+        ("test_right", "passed"),
+        ("test_dies", "failed"),
+        ("test_hangs", "failed"),
+    }
+    counts, fault = run_all.count(xml, 1, ending)
+    assert (counts["failed"], fault) == (2, "")
