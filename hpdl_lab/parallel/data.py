@@ -5,56 +5,185 @@
     rank 2: model, shard 2 -> gradient g2 --+      (all_reduce)      +--> g --> the same update
 
 The loss on a rank is the sum over its shard divided by the *global* batch. So gradients add up to the gradient of the
-mean over the global batch, whatever the sizes of the shards; an average of ranks' means would be wrong for uneven ones.
+mean over the global batch, whatever the sizes of the shards. Where every rank takes the mean over its own shard, and
+all shards are of one size, the mean over ranks is the same: that is `average_all_gradients`, as Horovod and DDP do it.
 """
+
+import inspect
+from contextlib import contextmanager
 
 import torch
 
+from .agreement import require_same_model
+from .packing import Bucket, by_dtype
+from .verdict import Verdict
 
-class DataParallelNaive:
-    """One all-reduce per parameter: right, and slow where latency counts (a message per tensor, however small).
 
-    `all_reduce(comm, x)` replaces the flat tensor x by its sum over ranks; by default it is the communicator's own.
-    Steps: one all_reduce per parameter tensor.   Bytes per rank: those of all_reduce for N = number of parameters.
+def broadcast_parameters(comm, model):
+    """Give every rank the parameters and buffers of rank 0: replicas that start apart stay apart.
+
+    Gradients that are added over ranks keep equal replicas equal; they do not make them so. Buffers, such as the
+    running mean of a batch norm, are a part of the replica that no gradient reaches.
+
+    Args:    model: nn.Module, of the same structure on every rank, overwritten in place.
+    Returns: None.
+    Raises:  ValueError where the ranks' sizes differ; CommTimeout if a rank does not answer.
+    Steps: one broadcast per tensor.   Bytes: rank 0 sends every parameter and buffer, the others send what the
+    algorithm of the broadcast lets them pass on.
     """
+    for tensor in (*model.parameters(), *model.buffers()):
+        flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+        comm.broadcast(flat.view(torch.uint8))  # as bytes, so that a mask of bools travels, too
+        tensor.data.copy_(flat.view(tensor.shape))
+
+
+def average_all_gradients(comm, params, all_reduce):
+    """Replace every gradient by its mean over ranks, with a single all_reduce: one message per hop, not one per tensor.
+
+        w1.grad (64, 128)   b1.grad (128,)   w2.grad (128, 10)   ...     of this rank
+        [ w1 ........ | b1 | w2 .... | ... ]   (N,)                      packed, added over ranks, divided by comm.size
+        w1.grad (64, 128)   b1.grad (128,)   w2.grad (128, 10)   ...     the mean, in the same shapes
+
+    Args:    params: parameters of one dtype, in the same order on every rank. One without a gradient counts as zeros:
+             another rank may have one for it, and all must send the same N.
+             all_reduce: f(comm, x), which replaces the flat tensor x by its sum over ranks.
+    Returns: None; every p.grad is overwritten, bitwise the same on every rank where all_reduce is.
+    Raises:  ValueError where the ranks' sizes differ; CommTimeout if a rank does not answer.
+    Steps: one all_reduce.   Bytes per rank: those of all_reduce for N elements.
+    Ref: Sergeev & Del Balso 2018 (Horovod), section 3; Li et al. 2020 (PyTorch DDP), section 3.2.
+    """
+    params = list(params)
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    ### BEGIN SOLUTION
+    flat = torch.cat([grad.reshape(-1) for grad in grads])  # (N,)
+    flat = result_of(all_reduce, comm, flat) / comm.size
+    for param, mean in zip(params, flat.split([p.numel() for p in params]), strict=True):
+        param.grad = mean.view(param.shape)
+    ### END SOLUTION
+
+
+class Strategy:
+    """Adds the gradients of all ranks; a subclass says which parameters travel together.
+
+        strategy.start(comm, model)
+        for every step:
+            with strategy.accumulating():       # for all micro-batches but the last; not needed for a single one
+                loss(micro-batch).backward()
+            loss(last micro-batch).backward()
+            strategy.add_gradients(comm, model)
+            optimizer.step()
+        strategy.finish(comm, model)
+        strategy.stop()
+
+    all_reduce: f(comm, x), replaces the flat tensor x by its sum over ranks; by default the communicator's own.
+    A parameter that is used twice (tied weights) is one parameter, one that needs no gradient is left alone, and one
+    that no rank has a gradient for keeps none, as on a single rank.
+    Batch norm takes its statistics from the shard of its rank, so ranks do not equal one rank with the whole batch,
+    whatever the strategy: models/batch_norm.py makes it one batch.
+    """
+
+    synchronous = True  # every rank takes the same step at the same time
 
     def __init__(self, all_reduce=None):
         self.all_reduce = all_reduce or best_all_reduce
+        self.buckets = None  # [Bucket], between start and stop
+        self.adds_up = False  # inside accumulating()?
 
     def __repr__(self):
-        name = getattr(self.all_reduce, "__name__", repr(self.all_reduce))
-        return f"{type(self).__name__}(all_reduce={name})"
+        options = inspect.signature(type(self).__init__).parameters.values()
+        given = [(o.name, getattr(self, o.name)) for o in options if o.name != "self"]
+        defaults = {o.name: o.default for o in options} | {"all_reduce": best_all_reduce}
+        told = [f"{name}={name_of(value)}" for name, value in given if value != defaults[name]]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    def assign(self, params):
+        """Which parameters share a message: lists of indices into `params`, in the order in which they are sent."""
+        raise NotImplementedError
 
     def start(self, comm, model):
-        """Give every rank the parameters and buffers of rank 0."""
-        for tensor in (*model.parameters(), *model.buffers()):
-            flat = tensor.detach().clone().reshape(-1)
-            tensor.data.copy_(comm.broadcast(flat).view_as(tensor))
+        """Begin with equal replicas: rank 0's parameters and buffers. Collective, before the first step.
+
+        Raises:  ValueError on every rank where their models differ in more than values: which rank, what it has.
+        """
+        require_same_model(comm, model, repr(self))
+        broadcast_parameters(comm, model)
+        self.names, self.params = names_and_params(model)
+        self.verdict = Verdict(self.names)
+        self.buckets = [Bucket(comm, [self.params[i] for i in part], part) for part in self.assign(self.params)]
 
     def add_gradients(self, comm, model):
-        """Replace every parameter's gradient by its sum over ranks."""
-        for param in model.parameters():
-            flat = gradient_of(param).clone().reshape(-1)  # (N_param,)
-            param.grad = result_of(self.all_reduce, comm, flat).view_as(param)
+        """Replace every parameter's gradient by its sum over ranks. Collective, after the last backward of a step.
+
+        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer.
+        """
+        self.require_started(model)
+        for bucket in self.buckets:
+            for i in range(len(bucket.params)):
+                bucket.put(i)
+        totals = [result_of(self.all_reduce, comm, bucket.packed()) for bucket in self.buckets]
+        self.hand_back(comm, totals)
+
+    def hand_back(self, comm, totals):
+        """Make the sums of all buckets the parameters' gradients, unless something is wrong with them."""
+        unused = self.verdict.of(comm, self.params, self.buckets, totals)
+        for bucket, total in zip(self.buckets, totals, strict=True):
+            bucket.hand_back(total)
+        for index in unused:
+            self.params[index].grad = None
+
+    @contextmanager
+    def accumulating(self):
+        """Inside, backward only adds up on this rank: gradients travel once, after the last micro-batch."""
+        self.adds_up = True
+        try:
+            yield
+        finally:
+            self.adds_up = False
+
+    def require_started(self, model):
+        """Raise ValueError unless `model` is what this strategy was started with, and its gradients are complete."""
+        if self.buckets is None:
+            raise ValueError(
+                f"{type(self).__name__} was not started: strategy.start(comm, model) before the first step"
+            )
+        if self.adds_up:
+            raise ValueError("add_gradients inside accumulating(): the last backward, and this, come after it")
+        now = [p for p in model.parameters() if p.requires_grad]
+        if len(now) != len(self.params) or any(a is not b for a, b in zip(now, self.params, strict=True)):
+            raise ValueError(
+                f"{type(self).__name__} was started with {len(self.params)} trainable parameters and now there are "
+                f"{len(now)}, or others: call strategy.start(comm, model) again after a change"
+            )
+
+    def finish(self, comm, model):
+        """After the last step, before the model is used: nothing to do, since all replicas are equal. Collective."""
+
+    def stop(self):
+        """Forget the model. Not collective."""
+        self.buckets = None
 
 
-class DataParallel(DataParallelNaive):
+class DataParallelNaive(Strategy):
+    """One all-reduce per parameter: right, and slow where latency counts (a message per tensor, however small).
+
+    Steps: one all_reduce per parameter tensor.   Bytes per rank: those of all_reduce for N + 1 elements each.
+    """
+
+    def assign(self, params):
+        return [[index] for index in range(len(params))]
+
+
+class DataParallel(Strategy):
     """One all-reduce for all gradients together, packed into one flat vector.
 
-        [ w1 ........ | b1 | w2 .... | b2 ]  (N,)   one message per hop, so latency is paid once
+        [ w1 ........ | b1 | w2 .... | ... | flag ]  (N + 1,)   one message per hop, so latency is paid once
 
-    Steps: one all_reduce.   Bytes per rank: those of all_reduce for N = number of parameters, per dtype.
+    Steps: one all_reduce per dtype.   Bytes per rank: those of all_reduce for N + 1 elements.
     Ref: Sergeev & Del Balso 2018 (tensor fusion); Li et al. 2020.
     """
 
-    def add_gradients(self, comm, model):
-        """Replace every parameter's gradient by its sum over ranks."""
-        for dtype in dict.fromkeys(param.dtype for param in model.parameters()):
-            params = [param for param in model.parameters() if param.dtype == dtype]
-            flat = torch.cat([gradient_of(param).reshape(-1) for param in params])  # (N,)
-            flat = result_of(self.all_reduce, comm, flat)
-            for param, grad in zip(params, flat.split([p.numel() for p in params]), strict=True):
-                param.grad = grad.view_as(param)
+    def assign(self, params):
+        return list(by_dtype(params).values())
 
 
 def best_all_reduce(comm, x):
@@ -62,17 +191,31 @@ def best_all_reduce(comm, x):
     return comm.all_reduce(x)
 
 
-def gradient_of(param):
-    """The gradient of a parameter; zeros where it has none, because every rank must send the same sizes."""
-    return torch.zeros_like(param.detach()) if param.grad is None else param.grad.detach()
+def names_and_params(model):
+    """The names and the parameters that need a gradient, in the order of registration; tied ones once."""
+    pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return [name for name, _ in pairs], [p for _, p in pairs]
 
 
 def result_of(all_reduce, comm, flat):
     """`flat` after `all_reduce`: what it returned, or `flat` itself where it works in place and returns nothing."""
-    out = all_reduce(comm, flat)
+    return checked(all_reduce(comm, flat), comm, flat)
+
+
+def checked(out, comm, flat):
+    """`out`, which an all_reduce of `flat` has returned; ValueError where that is something else."""
     if out is None:
         return flat
     if getattr(out, "shape", None) != flat.shape:
         got = f"shape {tuple(out.shape)}" if hasattr(out, "shape") else type(out).__name__
         raise ValueError(f"rank {comm.rank}: all_reduce was given shape {tuple(flat.shape)} and returned {got}")
     return out
+
+
+def name_of(value):
+    """How an attendee writes `value`: "ring.all_reduce" for a function of a module of this package, else its name."""
+    name = getattr(value, "__qualname__", None)
+    if name is None:
+        return repr(value)
+    module = getattr(value, "__module__", "") or ""
+    return f"{module.rpartition('.')[2]}.{name}" if module.startswith("hpdl_lab.") else name

@@ -1,0 +1,59 @@
+"""Buckets of gradients: large enough that latency is paid seldom, small enough that the first can leave early.
+
+registration      w1   b1   w2   b2   w3   b3
+backward                    <------------------  the gradient of b3 is ready first
+buckets           [ w1   b1 ] [ w2   b2 ] [ w3 b3 ]
+sent                  third       second      first: small, so that something is under way soon
+"""
+
+from .data import Strategy
+from .packing import by_dtype
+
+MIB = 1 << 20
+
+
+def assign_buckets(nbytes, limit, first):
+    """Which parameters share a bucket: neighbors, in the order in which backward makes their gradients.
+
+    Backward goes through the layers from the last to the first. So does this: it fills a bucket until the next
+    gradient would not fit, and then begins another. A gradient larger than the limit gets a bucket of its own.
+
+        nbytes = [400, 40, 400, 40, 100, 10], limit = 450, first = 120   ->   [[5, 4], [3, 2], [1, 0]]
+
+    Args:    nbytes: [bytes of the gradient] of every parameter, in the order of registration.
+             limit: bytes that a bucket holds at most; first: the same of the first bucket, which is sent first.
+    Returns: list of buckets, each a list of indices into nbytes; every index once, in reverse order of registration.
+    Ref: Li et al. 2020 (PyTorch DDP), section 3.2.3: 25 MiB, of which the first bucket takes 1.
+    """
+    ### BEGIN SOLUTION
+    buckets, room = [], 0
+    for index in reversed(range(len(nbytes))):
+        if not buckets or nbytes[index] > room:
+            room = limit if buckets else first
+            buckets.append([])
+        buckets[-1].append(index)
+        room -= nbytes[index]
+    return buckets
+    ### END SOLUTION
+
+
+class DataParallelBucketed(Strategy):
+    """One all-reduce per bucket, after backward: the sizes of DataParallelOverlapped, without its overlap.
+
+    bucket_nbytes, first_nbytes: see assign_buckets. Parameters of different dtypes share no bucket.
+    Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
+    """
+
+    def __init__(self, all_reduce=None, bucket_nbytes=25 * MIB, first_nbytes=1 * MIB):
+        super().__init__(all_reduce)
+        if bucket_nbytes < 1 or first_nbytes < 1:
+            raise ValueError(f"a bucket holds at least 1 byte, got {bucket_nbytes} and {first_nbytes} for the first")
+        self.bucket_nbytes, self.first_nbytes = bucket_nbytes, first_nbytes
+
+    def assign(self, params):
+        buckets = []
+        for indices in by_dtype(params).values():
+            nbytes = [params[i].nbytes for i in indices]
+            for bucket in assign_buckets(nbytes, self.bucket_nbytes, self.first_nbytes):
+                buckets.append([indices[i] for i in bucket])
+        return sorted(buckets, key=min, reverse=True)  # complete when the first-registered gradient of it is ready
