@@ -88,6 +88,7 @@ class Trace:
         self.limit = limit
         self.dropped = 0  # events after `limit`, which bounds the memory of a long run
         self.lane = ""  # of the events that are added here
+        self.line_of_call = ""  # on behalf of which line this goes on, where no line of the attendee's has led here
         self._steps = itertools.count()
         self._lanes = itertools.count(LANE_STEPS, LANE_STEPS)  # where the steps of the next lane begin
         self.log = Log(rank)
@@ -106,6 +107,10 @@ class Trace:
     def events(self):
         """The events so far, in the order in which they ended: a new list."""
         return list(self.log)
+
+    def line(self):
+        """The attendee's line of what happens now."""
+        return caller_line() or self.line_of_call
 
     def step(self):
         """The next step number of this rank: taken when an operation is posted."""
@@ -127,7 +132,7 @@ class Trace:
         try:
             yield
         finally:
-            self.add(step, op, t0, self.clock(), line=caller_line())
+            self.add(step, op, t0, self.clock(), line=self.line())
 
 
 def caller_line():

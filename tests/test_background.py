@@ -1,8 +1,23 @@
-"""`Comm.background`: what runs beside a rank."""
+"""`Comm.background` on simulated ranks: time, order, errors, reports. On real ranks: tests/mpi."""
 
+import numpy as np
 import pytest
+import torch
 
+from hpdl_lab.collectives import ring
+from hpdl_lab.comm import CommTimeout, Deadlock, PerRank, sim
 from hpdl_lab.comm.base import Comm
+from hpdl_lab.comm.errors import ForgottenWait
+from hpdl_lab.comm.network import Switch
+
+ALPHA, BETA = 1e-3, 1e-6  # s, s per byte
+NETWORK = Switch(alpha=ALPHA, beta=BETA)
+N = 1200
+RING = 2 * 3 * (ALPHA + N / 4 * 8 * BETA)  # s: an all-reduce of N float64 on 4 ranks
+
+
+def default(comm, x):
+    return comm.all_reduce(x)
 
 
 class Alone(Comm):
@@ -34,3 +49,259 @@ def test_what_it_raises_comes_at_wait():
     work = Alone(0, 1, trace=None).background(fails)
     with pytest.raises(KeyError, match="lost"):
         work.wait()
+
+
+# -- time ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("share", [0.25, 1.0, 3.0])
+def test_computing_beside_an_all_reduce_takes_the_longer_of_the_two(share, threads):
+    def step(comm, x):
+        work = comm.background(ring.all_reduce, x)
+        comm.compute(seconds=share * RING)
+        work.wait()
+        return x
+
+    results = sim.run(4, step, np.ones(N), network=NETWORK, threads=threads)
+    assert results.seconds == pytest.approx(max(share, 1.0) * RING, rel=1e-12)
+    assert all((x == 4).all() for x in results)
+    waits = [e for e in results.events if e.op == "wait"]
+    assert [(e.rank, e.lane) for e in waits] == [(r, "") for r in range(4)]
+    for e in waits:
+        assert e.t1_ns - e.t0_ns == pytest.approx(max(0.0, 1 - share) * RING * 1e9, abs=2)
+
+
+def test_three_buckets_are_pipelined():
+    """Gradients of three layers become ready one after the other: only what is left of the last all-reduce shows."""
+
+    def step(comm, buckets, seconds):
+        works = []
+        for x in buckets:
+            comm.compute(seconds=seconds)
+            works.append(comm.background(ring.all_reduce, x))
+        for work in works:
+            work.wait()
+
+    buckets = [np.ones(N), np.ones(N), np.ones(N)]
+    for seconds, total in ((2 * RING, 7 * RING), (0.5 * RING, 3.5 * RING)):  # bound by computing, by the network
+        results = sim.run(4, step, buckets, seconds, network=NETWORK)
+        assert results.seconds == pytest.approx(total, rel=1e-12)
+    starts = sorted({e.t0_ns for e in results.events if e.op == "send" and e.rank == 0})
+    assert len(starts) == 3 * 6 and {e.lane for e in results.events if e.op == "send"} == {"background"}
+
+
+def test_the_background_starts_at_the_time_of_the_call_and_shares_the_ports_of_its_rank():
+    def both(comm, x):
+        comm.compute(seconds=1.0)
+        work = comm.background(exchange, x)
+        exchange(comm, x)
+        work.wait()
+
+    def exchange(comm, x):
+        comm.sendrecv(x, 1 - comm.rank, np.empty_like(x), 1 - comm.rank)
+
+    results = sim.run(2, both, np.ones(125), network=NETWORK)
+    assert results.seconds == pytest.approx(1.0 + 2 * (ALPHA + 1000 * BETA))  # one after the other through one port
+
+
+# -- order and separation --------------------------------------------------------------------------------------------
+
+
+def test_work_is_done_in_the_order_given_and_returns_its_value():
+    def many(comm):
+        order = []
+
+        def note(comm, i):
+            comm.barrier()
+            order.append(i)
+            return i * 10 + comm.rank
+
+        works = [comm.background(note, i) for i in range(5)]
+        values = [work.wait() for work in reversed(works)][::-1]
+        return values, order
+
+    assert sim.run(3, many) == [([r, 10 + r, 20 + r, 30 + r, 40 + r], [0, 1, 2, 3, 4]) for r in range(3)]
+
+
+def test_messages_of_the_background_never_meet_those_of_the_foreground():
+    def crossed(comm):
+        x, y = np.full(1, 1.0), np.full(1, 2.0)
+        if comm.rank == 0:
+            work = comm.background(lambda beside: beside.send(x, 1))
+            comm.send(y, 1)
+        else:
+            work = comm.background(lambda beside: beside.recv(x, 0))
+            comm.recv(y, 0)
+        work.wait()
+        return x[0], y[0]
+
+    assert sim.run(2, crossed) == [(1.0, 2.0)] * 2
+
+
+def test_parts_and_the_background_have_backgrounds_of_their_own():
+    def nested(comm):
+        row = comm.split(comm.rank // 2)
+        mine, rows = np.ones(4), np.ones(4)
+        works = [comm.background(default, mine), row.background(default, rows)]
+        deep = comm.background(lambda beside: beside.background(default, np.ones(2)).wait()[0])
+        for work in works:
+            work.wait()
+        return mine[0], rows[0], deep.wait()
+
+    results = sim.run(4, nested)
+    assert results == [(4, 2, 4)] * 4
+    keys = [(e.rank, e.step) for e in results.events]
+    assert len(set(keys)) == len(keys)
+
+
+def test_test_says_when_it_is_done():
+    def poll(comm):
+        work = comm.background(lambda beside: beside.compute(seconds=1.0))
+        looks = 0
+        while not work.test():
+            looks += 1
+            comm.compute(seconds=0.3)
+        work.wait()
+        return looks
+
+    assert sim.run(2, poll, network=NETWORK) == [4, 4]
+
+
+def test_a_line_of_the_library_stands_for_the_line_of_the_call():
+    results = sim.run(2, beside_the_library)
+    assert {e.line for e in results.events} == {f"test_background.py:{beside_the_library.__code__.co_firstlineno + 1}"}
+
+
+def beside_the_library(comm):
+    return comm.background(ring.all_reduce, np.ones(4)).wait()
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_the_background_reaches_its_rank_at_wait():
+    def fails(comm):
+        if comm.rank == 1:
+            raise KeyError("lost")
+        return comm.rank
+
+    def caught(comm):
+        first, second = comm.background(fails), comm.background(default, np.ones(1))
+        assert second.wait()[0] == 3
+        if comm.rank == 1:
+            with pytest.raises(KeyError, match="lost"):
+                first.wait()
+        else:
+            first.wait()
+
+    sim.run(3, caught)
+    with pytest.raises(KeyError, match="lost") as error:
+        sim.run(3, lambda comm: comm.background(fails).wait())
+    assert error.value.rank == 1 and "simulated rank 1 of 3, at test_background.py:" in error.value.__notes__[0]
+
+
+def test_a_rank_that_ends_without_waiting_is_told():
+    with pytest.raises(ForgottenWait, match=r"rank 0 never waited for default in the background \(test_background.py:"):
+        sim.run(2, lambda comm: comm.background(default, np.ones(3)) and None)
+
+
+def test_a_receive_that_a_function_in_the_background_forgets_is_told():
+    def forgets(comm):
+        if comm.rank:
+            comm.irecv(np.ones(1), 0)
+        else:
+            comm.send(np.ones(1), 1)
+
+    with pytest.raises(ForgottenWait, match="rank 1 never waited for its receive from rank 0"):
+        sim.run(2, lambda comm: comm.background(forgets).wait())
+
+
+def test_a_deadlock_in_the_background_is_told_with_the_wait_of_the_background():
+    def receives(comm):
+        comm.recv(np.empty(5), (comm.rank + 1) % comm.size)
+
+    with pytest.raises(Deadlock, match="ranks 0-2 all receive first and nobody has sent") as caught:
+        sim.run(3, lambda comm: comm.background(receives).wait())
+    waits = caught.value.waits
+    assert [(w.rank, w.op, w.peers, w.comm) for w in waits] == [
+        (r, "recv", ((r + 1) % 3,), "background") for r in range(3)
+    ]
+    assert "cycle: 0 -> 1 -> 2 -> 0" in str(caught.value) and "recv on background" in str(caught.value)
+
+
+def test_a_deadlock_tells_of_a_background_beside_a_rank_that_waits_elsewhere():
+    def crossed(comm):
+        work = comm.background(default, np.ones(7)) if comm.rank == 0 else None
+        comm.recv(np.empty(1), 1) if comm.rank == 0 else comm.barrier()
+        work.wait()
+
+    with pytest.raises(Deadlock) as caught:
+        sim.run(2, crossed)
+    zero = caught.value.waits[0]
+    assert (zero.op, zero.comm) == ("recv", "") and [(w.collective, w.comm) for w in zero.beside] == [
+        ("all_reduce", "background")
+    ]
+    assert "beside   all_reduce on background (recv)" in str(caught.value)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_work_in_another_order_on_another_rank_is_diagnosed(threads):
+    def swapped(comm, give):
+        for work in [comm.background(give[n], np.ones(n)) for n in (give if comm.rank else reversed(give))]:
+            work.wait()
+
+    with pytest.raises(ValueError) as caught:
+        sim.run(3, swapped, {10: ring.all_reduce, 20: ring.all_reduce}, threads=threads)
+    assert "counts differ: " in caught.value.reason and "same order on every rank?" in caught.value.reason
+    assert "sent at test_background.py:" in str(caught.value)
+
+    def broadcast(comm, x):
+        return comm.broadcast(x)
+
+    with pytest.raises(Deadlock) as caught:
+        sim.run(3, swapped, {10: default, 11: broadcast}, threads=threads)
+    assert "in the background: is it given the same work" in caught.value.reason
+
+
+def test_the_communicator_of_the_foreground_cannot_be_used_in_the_background():
+    def wrong(comm):
+        comm.background(lambda beside: comm.barrier()).wait()
+
+    with pytest.raises(ValueError, match=r"rank 0 uses the communicator of its foreground elsewhere \(test_backgr"):
+        sim.run(2, wrong)
+
+
+def test_an_endless_background_ends_at_the_deadline_and_is_located():
+    def spin(comm):
+        while True:
+            pass
+
+    with pytest.raises(CommTimeout, match=r"within 0\.3 s of real time, in test_background\.py:"):
+        sim.run(2, lambda comm: comm.background(spin).wait(), deadline=0.3)
+
+
+def test_nothing_is_left_of_a_background_that_nobody_ends():
+    closed = []
+
+    def stuck(comm):
+        try:
+            comm.recv(np.empty(1), 1)
+        finally:
+            closed.append(comm.rank)
+
+    with pytest.raises(Deadlock):
+        sim.run(2, lambda comm: comm.background(stuck).wait() if comm.rank == 0 else comm.recv(np.empty(1), 0))
+    assert closed == [0]
+
+
+def test_a_background_is_the_same_in_every_run():
+    def step(comm, x):
+        work = comm.background(ring.all_reduce, x)
+        comm.all_reduce(np.ones(3))
+        return work.wait()
+
+    xs = PerRank([torch.rand(100) for _ in range(5)])
+    one, two = sim.run(5, step, xs), sim.run(5, step, xs, threads=True)
+    assert one.events == two.events and one.seconds == two.seconds
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))

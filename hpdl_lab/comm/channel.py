@@ -2,7 +2,7 @@
 
 from .buffers import copy_of
 from .errors import Mismatch
-from .reasons import OTHER_ORDER, disagreement, mismatch
+from .reasons import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
 
 
 class Channel:
@@ -70,6 +70,8 @@ class Channel:
         later_sends, later_receives = self.sends or [send], self.receives or [receive]
         if later_sends[0].buffer[:2] == receive.buffer[:2] or later_receives[0].buffer[:2] == send.buffer[:2]:
             error += OTHER_ORDER
+        elif send.comm.state.trace.lane and receive.comm.state.trace.lane:
+            error += OTHER_BACKGROUND
         for work in (send, receive):
             if work.end is None:
                 work.error = Mismatch(error)

@@ -1,9 +1,7 @@
 """How a simulated run ended: what every rank was doing, and the error that says it."""
 
-from greenlet import getcurrent
-
 from ..trace import line_of
-from .errors import CommError, Deadlock, ForgottenWait, Mismatch, Wait, likely_reason, name_ranks, report
+from .errors import CommError, Deadlock, Mismatch, Wait, likely_reason, name_ranks, report
 
 
 def waits_of(scheduler, running_line=""):
@@ -12,30 +10,47 @@ def waits_of(scheduler, running_line=""):
     for channel in scheduler.channels.values():
         if channel.sends:
             lying.setdefault(channel.dest, []).append(channel.source)
-    here = getcurrent()
-    running = tuple(rank.index for rank in scheduler.ranks if rank.coroutine is here)
+    lanes = {}  # rank -> what runs beside it and waits
+    for lane in scheduler.lanes:
+        if lane.state == "waiting":
+            lanes.setdefault(lane.index, []).append(lane)
+    running = tuple(rank.index for rank in scheduler.scheduled if rank.code.running)
     moving = {id(work) for booking in scheduler.bookings for work in booking[3:]}
-    return [wait_of(rank, tuple(lying.get(rank.index, ())), running, running_line, moving) for rank in scheduler.ranks]
+
+    def told(rank):
+        chain = chain_of(rank)
+        others = tuple(told(lane) for lane in lanes.get(rank.index, ()) if lane not in chain)
+        return wait_of(chain[-1], tuple(lying.get(rank.index, ())), running, running_line, moving, others)
+
+    return [told(rank) for rank in scheduler.ranks]
 
 
-def wait_of(rank, unreceived, running, running_line, moving):
+def chain_of(rank):
+    """`rank`, and what it waits for in its own background, where it does: that is what keeps it waiting."""
+    chain = [rank]
+    while chain[-1].state == "waiting" and (lane := getattr(chain[-1].pending, "lane", None)):
+        chain.append(lane)
+    return chain
+
+
+def wait_of(rank, unreceived, running, running_line, moving, beside):
     """The Wait of one SimRank. running: the rank whose code runs, if any. moving: messages whose both ends are there.
 
     These arrive when virtual time passes, which it does not while a rank runs: so that is whom they wait for.
     """
+    more = {"unreceived": unreceived, "beside": beside}
     if rank.state == "waiting":
         told = rank.pending.waits_for()
         if id(rank.pending) in moving:
             told["peers"] = running
-        seconds = rank.scheduler.seconds - rank.since
-        return Wait(rank.index, "waiting", seconds=seconds, unreceived=unreceived, **told)
+        return Wait(rank.index, "waiting", seconds=rank.scheduler.seconds - rank.since, **more, **told)
     told = rank.calls.facts()
     if rank.state == "failed":
         first_line = str(rank.error).partition("\n")[0]
         told |= {"line": rank.error_line, "error": type(rank.error).__name__, "message": first_line}
     elif rank.state == "running":
         told = {"line": running_line if rank.index in running else ""}
-    return Wait(rank.index, rank.state, unreceived=unreceived, **told)
+    return Wait(rank.index, rank.state, **more, **told)
 
 
 def raise_fault(scheduler):
@@ -64,10 +79,9 @@ def explained(failed, scheduler):
 
 
 def require_no_forgotten_wait(rank):
-    """Raise ForgottenWait where a rank has finished without waiting for what it receives."""
+    """Raise ForgottenWait where a rank has finished without waiting for a receive, or for its background."""
     if rank.unwaited:
-        work = next(iter(rank.unwaited.values()))
-        raise ForgottenWait.of(rank.index, work.comm.members[work.peer], work.line)
+        raise next(iter(rank.unwaited.values())).forgotten()
 
 
 def raised_line(error):

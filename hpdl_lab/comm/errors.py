@@ -51,12 +51,22 @@ class Mismatch(ValueError):
 
 
 class ForgottenWait(ValueError):
-    """A rank has returned without waiting for what it receives, which may be in its tensor by now, or not."""
+    """A rank has returned without waiting for what it receives, or for what runs in the background.
+
+    Its tensor may hold the result by now, or not.
+    """
 
     @classmethod
     def of(cls, rank, source, line):
         at = f" ({line})" if line else ""
         return cls(f"rank {rank} never waited for its receive from rank {source}{at}: call wait() before x is read")
+
+    @classmethod
+    def of_background(cls, rank, what, line):
+        """what: the name of the function that runs, or has run, in the background."""
+        at = f" ({line})" if line else ""
+        how = "call wait(), which also says what went wrong there"
+        return cls(f"rank {rank} never waited for {what} in the background{at}: {how}")
 
 
 def report(waits, said=""):

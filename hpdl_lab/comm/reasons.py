@@ -7,6 +7,7 @@ time, who waits in a circle, who still works.
 from .waits import name_ranks, wait_cycle
 
 OTHER_ORDER = "; the next message is the expected one: are they received in the order in which they are sent?"
+OTHER_BACKGROUND = ", in the background: is it given the same work in the same order on every rank?"
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -22,10 +23,13 @@ def likely_reason(waits):
 def collectives_differ(waits):
     """The nth collective on one communicator is another on some ranks, or has another root, count or dtype there."""
     same = {}
-    for w in waits:
+    for w in [w for rank in waits for w in (rank, *rank.beside)]:
         if w.collective and w.nth:
             same.setdefault((w.comm, w.nth), {})[w.rank] = (w.collective, w.count, w.dtype, w.root)
-    return next((disagreement(calls) for calls in same.values() if len(set(calls.values())) > 1), "")
+    for (comm, _), calls in same.items():
+        if len(set(calls.values())) > 1:
+            return disagreement(calls) + (OTHER_BACKGROUND if comm.endswith("background") else "")
+    return ""
 
 
 def disagreement(calls):

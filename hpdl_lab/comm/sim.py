@@ -1,4 +1,4 @@
-"""Simulated ranks: coroutines in this process with a virtual clock, on any network, in any number.
+"""Simulated ranks: coroutines, or threads, in this process with a virtual clock, on any network, in any number.
 
 `run(8, f, x)` calls `f(comm, x)` on eight ranks. The scheduler always resumes the rank whose virtual time is least,
 so a run is deterministic and messages are booked in the order of time. Arithmetic is free unless a rank says
@@ -8,16 +8,17 @@ so a run is deterministic and messages are booked in the order of time. Arithmet
 import copy
 import itertools
 
-from ..trace import caller_line
 from . import inject as injected
 from .base import Comm, PerRank, Results, Work
 from .buffers import copy_into, copy_of, extent_of
 from .calls import begin
+from .errors import ForgottenWait
 from .network import Switch
 from .scheduler import Scheduler
+from .sim_background import Lane, SimBackground
 
 
-def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, inject=None):
+def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, inject=None, threads=False):
     """Call `fn(comm, *args)` on `size` simulated ranks; returns Results: what each rank returned, in rank order.
 
     Args:    args: copied for every rank; a PerRank gives rank i its item i.
@@ -25,6 +26,8 @@ def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, i
              deadline: seconds of real time after which the run is stopped, wherever it is.
              on_row: called with every row that a rank reports; trace: record events.
              inject: an Injection of comm/inject.py: ranks and links that are slow.
+             threads: each rank is a thread, one of which runs at a time, instead of a coroutine: slower, but a function
+             may wait for other ranks inside autograd's backward. Times, events and errors are the same.
     Raises:  Deadlock when no rank can go on; CommTimeout at the deadline; Mismatch for ranks that contradict each
              other; else what the lowest failing rank raised, with `.rank`, `.waits` and `.reason` set and notes that
              name rank and line and say what the other ranks were doing.
@@ -36,7 +39,7 @@ def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, i
             raise ValueError(f"PerRank has {len(arg)} items for {size} ranks")
     if inject is not None:
         inject.check(size)
-    scheduler = Scheduler(size, network or Switch(), trace, inject or None)
+    scheduler = Scheduler(size, network or Switch(), trace, inject or None, threads)
     rows = []
 
     def keep(row):
@@ -56,21 +59,26 @@ def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, i
 class SimComm(Comm):
     """A communicator of simulated ranks. `members[i]` is the index, in the scheduler, of this communicator's rank i."""
 
+    runs_beside = True
+
     def __init__(self, scheduler, state, members, on_row, key=()):
         super().__init__(members.index(state.index), len(members), state.trace, on_row, state.calls)
         self.scheduler, self.state, self.members = scheduler, state, members
         self.key = key  # tells communicators apart: the path of splits that led here
         self.meetings = 0
         self._channels_to, self._channels_from = {}, {}  # peer -> Channel
+        self._beside = None  # the communicator of what runs in the background
 
     def isend(self, x, to):
         self.check_peer(to, "sends to")
-        if self.state.delay:
-            self._lose_time()
+        if self.state.delay or self.state.ahead:
+            self._before_a_message()
         return SimWork(self, "send", x, to)
 
     def irecv(self, x, source):
         self.check_peer(source, "receives from")
+        if self.state.ahead:
+            self.state.settle()
         return SimWork(self, "recv", x, source)
 
     def channel_to(self, peer):
@@ -105,30 +113,40 @@ class SimComm(Comm):
 
         return torch.zeros(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
+    def background(self, fn, *args):
+        if self._beside is None:
+            self._beside = SimComm(
+                self.scheduler, Lane(self.state), self.members, self.on_row, (*self.key, "background")
+            )
+            self._beside.name = f"{self.name} background".lstrip()
+        return SimBackground(self, self._beside, fn, args)
+
     def compute(self, seconds=0.0, flops=0.0):
         state = self.state
         step, t0 = state.trace.step(), state.clock_ns()
-        state.sleep_until(state.clock + seconds + flops / self.scheduler.network.flops_per_s)
-        state.trace.add(step, "compute", t0, state.clock_ns(), line=caller_line())
+        state.spend(seconds + flops / self.scheduler.network.flops_per_s)
+        state.trace.add(step, "compute", t0, state.clock_ns(), line=state.trace.line())
 
     def _meet(self, op, answer=None):
         """Wait for every rank of this communicator to call the same operation; returns {rank: answer}."""
         self.meetings += 1
         state = self.state
-        if state.delay:
-            self._lose_time()
-        step, t0, line = state.trace.step(), state.clock_ns(), caller_line()
+        if state.delay or state.ahead:
+            self._before_a_message()
+        step, t0, line = state.trace.step(), state.clock_ns(), state.trace.line()
         call = begin(self, op, line=line)
         answers = state.meet(call, (self.key, self.meetings), self.members, answer)
         state.trace.add(step, op, t0, state.clock_ns(), line=line)
         return {r: answers[m] for r, m in enumerate(self.members)}
 
-    def _lose_time(self):
-        """Spend the delay that was injected into this rank."""
+    def _before_a_message(self):
+        """Spend the delay that was injected into this rank, and let the others catch up with it."""
         state = self.state
-        step, t0 = state.trace.step(), state.clock_ns()
-        state.sleep_until(state.clock + state.delay)
-        state.trace.add(step, injected.OP, t0, state.clock_ns(), line=caller_line())
+        if state.delay:
+            step, t0 = state.trace.step(), state.clock_ns()
+            state.spend(state.delay)
+            state.trace.add(step, injected.OP, t0, state.clock_ns(), line=state.trace.line())
+        state.settle()
 
 
 class SimWork(Work):
@@ -146,7 +164,7 @@ class SimWork(Work):
         self.comm, self.op, self.x, self.peer = comm, op, x, peer
         state = comm.state
         self.posted = state.clock
-        self.step, self.line = state.trace.step(), caller_line()
+        self.step, self.line = state.trace.step(), state.trace.line()
         self.call = comm.calling
         if self.call is None or not self.call.nth:
             state.calls.note((op, self.line))
@@ -164,6 +182,8 @@ class SimWork(Work):
             return
         state = self.comm.state
         state.unwaited.pop(id(self), None)
+        if state.ahead:
+            state.settle()
         if self.end is None:
             state.block(self)
         elif self.end > state.clock:
@@ -191,6 +211,10 @@ class SimWork(Work):
         if self.end is None or self.end > state.clock:
             state.sleep_until(state.clock + self.comm.scheduler.network.alpha)
         return self.end is not None and self.end <= state.clock
+
+    def forgotten(self):
+        """The error of a rank that ends without waiting for this."""
+        return ForgottenWait.of(self.comm.state.index, self.comm.members[self.peer], self.line)
 
     def waits_for(self):
         """The fields of errors.Wait for the report of a stuck run; peers are scheduler indices."""

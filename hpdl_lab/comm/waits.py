@@ -23,6 +23,8 @@ class Wait:
     counts:  ((op, line, times), ...): how often it has begun what where. Of waiting ranks: what it waits in.
     error, message: of a rank that failed: the type of its exception and the first line of its text.
     unreceived: ranks whose messages have arrived and are not received.
+    beside:  what runs in the background of this rank (Comm.background) and waits as well, each a Wait. Of a rank that
+             waits for its own background, the Wait is that of the background.
 
     Of a rank that does not wait, op, call, count, dtype, root, comm and nth are those of what it did last.
     """
@@ -44,6 +46,7 @@ class Wait:
     error: str = ""
     message: str = ""
     unreceived: tuple = ()
+    beside: tuple = ()
 
     @property
     def collective(self):
@@ -116,7 +119,7 @@ def describe_waits(waits):
     if not waits:
         return []
     rows, more = chosen(waits)
-    cells = [HEAD, *(row(w) for w in rows)]
+    cells = [HEAD, *(cells for w in rows for cells in (row(w), *(("", "beside", *row(b)[2:]) for b in w.beside)))]
     wanted = [i for i in range(len(HEAD)) if any(c[i] for c in cells[1:])]
     widths = {i: max(len(c[i]) for c in cells) for i in wanted}
     lines = ["  " + "  ".join(c[i].ljust(widths[i]) for i in wanted).rstrip() for c in cells]

@@ -1,0 +1,105 @@
+"""The code of a simulated rank as a thread that runs only while it holds the baton: slower, but free to pause anywhere.
+
+Autograd keeps its state in the thread while backward runs, so a function that communicates inside backward needs one.
+"""
+
+import ctypes
+import sys
+import threading
+import time
+
+from greenlet import GreenletExit
+
+LOOK = 0.2  # s: between two looks whether the thread that is to hand back the baton is still there
+PATIENCE = 2.0  # s: for a thread to end that is told so; it cannot be told while it waits for something outside Python
+
+
+class BatonThread:
+    """Calls `main()` piece by piece, as coroutine.Coroutine does. Of all threads of a run only one runs at any time."""
+
+    def __init__(self, main, outside, name):
+        """outside: torch_state.Outside of the run."""
+        self.main, self.outside, self.name = main, outside, name
+        self.turn, self.back = threading.Lock(), threading.Lock()  # released to hand the baton over, and back
+        self.turn.acquire()
+        self.back.acquire()
+        self.thread = None  # started by whoever resumes it first
+        self.running = self.stopping = self.ended = False
+        self.raised = None  # what ends the whole run, as SystemExit
+
+    def resume(self):
+        """Let it go on until it pauses or ends. Called by the scheduler."""
+        self._hand_over()
+        self._take_back()
+        if self.raised is not None:
+            raise self.raised
+
+    def pause(self):
+        """Let the scheduler go on. Called by the code itself."""
+        self.running = False
+        self.back.release()
+        self.turn.acquire()
+        if self.stopping:
+            raise GreenletExit
+
+    def may_pause(self):
+        """True where its own code asks: whatever the thread keeps stays in the thread."""
+        return threading.current_thread() is self.thread
+
+    def where(self, frame):
+        """The frame in which the running code is. frame: that of a signal's handler."""
+        return sys._current_frames().get(self.thread.ident, frame)
+
+    def give_up(self, error):
+        """Raise a copy of `error`, a CommError, in the running code. Called by a signal's handler."""
+        kind, args = type(error), error.args
+        self._raise_inside(type(kind.__name__, (kind,), {"__init__": lambda self: kind.__init__(self, *args)}))
+
+    def stop(self):
+        """Unwind it, so that its `finally` clauses run."""
+        self.stopping = True
+        for _ in range(3):  # code that catches everything may go on to pause again; it is then abandoned
+            if self.thread is None or self.ended:
+                return
+            if self.running:  # the scheduler was interrupted meanwhile
+                self._raise_inside(GreenletExit)
+            else:
+                self._hand_over()
+            self._take_back(PATIENCE)
+
+    def _run(self):
+        try:
+            self.outside.begin()
+            self.main()
+        except BaseException as error:
+            self.raised = error
+        finally:
+            self.ended, self.running = True, False
+            self.back.release()
+
+    def _hand_over(self):
+        self.running = True
+        if self.thread is not None:
+            self.turn.release()
+            return
+        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            self.thread, self.running = None, False
+            many = f"{threading.active_count():,} threads run in this process"
+            raise RuntimeError(f"no thread for {self.name}: {many}; try fewer ranks") from error
+
+    def _take_back(self, seconds=float("inf")):
+        """Wait until the baton is handed back, at most `seconds`."""
+        give_up = time.monotonic() + seconds
+        while not self.back.acquire(timeout=LOOK):
+            self.ended = self.ended or not self.thread.is_alive()
+            if self.ended or time.monotonic() > give_up:
+                break
+        if self.ended:
+            self.thread.join()
+
+    def _raise_inside(self, kind):
+        """Have `kind()` raised in the thread, before its next instruction of Python."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), ctypes.py_object(kind))

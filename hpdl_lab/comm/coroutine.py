@@ -1,0 +1,62 @@
+"""The code of a simulated rank as a coroutine of the scheduler's thread: it runs until it pauses, at little cost."""
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+
+class Coroutine:
+    """Calls `main()` piece by piece. What torch keeps per thread is kept here while the coroutine pauses.
+
+    baton.BatonThread is the same, in a thread of its own.
+    """
+
+    def __init__(self, main, outside, name=""):
+        """outside: torch_state.Outside of the run."""
+        self.main, self.outside = main, outside
+        self.state = None  # TorchState, where it differs from that outside
+        self.greenlet = None  # made by whoever resumes it first: the scheduler
+
+    def resume(self):
+        """Let it go on until it pauses or ends. Called by the scheduler."""
+        if self.greenlet is None:
+            self.greenlet = greenlet(self.main)
+        self._enter(self.greenlet.switch)
+
+    def pause(self):
+        """Let the scheduler go on. Called by the code itself."""
+        self.greenlet.parent.switch()
+
+    def may_pause(self):
+        """True where its own code asks, unless inside backward: nobody else may find autograd's state in the thread."""
+        return self.greenlet is getcurrent() and not self.outside.in_backward()
+
+    @property
+    def running(self):
+        return self.greenlet is getcurrent()
+
+    def where(self, frame):
+        """The frame in which the running code is. frame: that of a signal's handler."""
+        return frame
+
+    def give_up(self, error):
+        """Raise `error` in the running code. Called by a signal's handler."""
+        raise error
+
+    def stop(self):
+        """Unwind it, so that its `finally` clauses run."""
+        for _ in range(3):  # code that catches everything may go on to pause again; it is then abandoned
+            if not self.greenlet or self.greenlet.dead:  # not begun, or ended
+                return
+            self._enter(self.greenlet.throw, GreenletExit)
+
+    def _enter(self, switch, *args):
+        outside = self.outside
+        torch = outside.torch or outside.look()
+        if torch is None:
+            switch(*args)
+            return
+        if self.state is not None:
+            self.state.apply(torch)
+        try:
+            switch(*args)
+        finally:
+            self.state = outside.restore()

@@ -1,0 +1,104 @@
+"""What runs beside a simulated rank: a coroutine and a virtual clock of its own for each communicator that asks."""
+
+from collections import deque
+
+from greenlet import GreenletExit
+
+from ..trace import caller_line
+from .base import Work
+from .coroutine import Coroutine
+from .ending import raised_line, require_no_forgotten_wait
+from .errors import ForgottenWait
+from .sim_rank import SimRank
+
+
+class Lane(SimRank):
+    """Runs what `comm.background` was given, one after the other. It has the ports of its rank, and waits by itself."""
+
+    def __init__(self, rank):
+        """rank: the SimRank beside which it runs, which may be a Lane itself."""
+        super().__init__(rank.scheduler, rank.index, rank.trace.enabled)
+        self.trace = rank.trace.beside("background", self.clock_ns)
+        self.calls = rank.calls
+        self.state = "finished"
+        self.given = deque()
+        self.code = Coroutine(self._main, self.scheduler.outside)
+        self.number = self.scheduler.enroll(self)
+
+    def give(self, work):
+        """Run `work` after what has been given before, and not before the rank's own time."""
+        self.given.append(work)
+        if self.state == "finished":
+            self.state = "running"
+            self.code = Coroutine(self._main, self.scheduler.outside)
+            self.scheduler.resume_at(max(self.clock, work.posted), self)
+
+    def _main(self):
+        try:
+            while self.given:
+                work = self.given.popleft()
+                if work.posted > self.clock:
+                    self.sleep_until(work.posted)
+                self.trace.line_of_call = work.line
+                work.run(self)
+            self.state = "finished"
+        except GreenletExit:
+            pass  # stopped by the scheduler: `state` says in what
+
+
+class SimBackground(Work):
+    """One call of `comm.background`."""
+
+    ended = waited = False
+    value = error = waiter = None
+    error_line = ""
+
+    def __init__(self, comm, beside, fn, args):
+        """comm: that of the caller; beside: the communicator that `fn` is given."""
+        self.comm, self.beside, self.fn, self.args = comm, beside, fn, args
+        state = comm.state
+        self.posted, self.line = state.clock, caller_line()
+        state.unwaited[id(self)] = self
+        beside.state.give(self)
+
+    @property
+    def lane(self):
+        """What runs it, whose wait is that of a rank that waits for this."""
+        return self.beside.state
+
+    def run(self, lane):
+        """Call the function in `lane`, keep what it returns or raises, and tell the rank where it waits."""
+        try:
+            self.value = self.fn(self.beside, *self.args)
+            require_no_forgotten_wait(lane)
+        except Exception as error:
+            self.error, self.error_line = error, raised_line(error)
+        self.ended = True
+        lane.unwaited.clear()
+        if self.waiter is not None:
+            lane.scheduler.resume_at(lane.clock, self.waiter)
+
+    def wait(self):
+        if not self.waited:
+            state = self.comm.state
+            state.unwaited.pop(id(self), None)
+            state.settle()
+            step, t0, line = state.trace.step(), state.clock_ns(), caller_line()
+            if not self.ended:
+                state.block(self)
+            self.waited = True
+            state.trace.add(step, "wait", t0, state.clock_ns(), line=line)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def test(self):
+        if not self.ended:
+            state = self.comm.state
+            state.sleep_until(state.clock + state.scheduler.network.alpha)
+        return self.ended
+
+    def forgotten(self):
+        """The error of a rank that ends without waiting for this."""
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        return ForgottenWait.of_background(self.comm.state.index, name, self.line)

@@ -1,0 +1,123 @@
+"""One simulated rank: its code, its virtual clock, what it waits for."""
+
+import math
+
+from greenlet import GreenletExit
+
+from ..trace import Trace, caller_line
+from .calls import Calls
+from .channel import Meeting, MeetingSeat
+from .ending import raised_line, require_no_forgotten_wait
+
+
+class SimRank:
+    """One simulated rank. Whenever its code runs, its clock (virtual s) is the scheduler's, or ahead of it.
+
+    `sim_background.Lane` is what runs beside a rank, and is scheduled like one.
+    """
+
+    def __init__(self, scheduler, index, enabled):
+        self.scheduler, self.index = scheduler, index
+        self.number = index  # among all that is scheduled
+        self.trace = Trace(index, self.clock_ns, enabled=enabled)
+        self.clock = 0.0
+        self.ahead = False  # of the scheduler: see `spend`
+        self.calls = Calls()
+        self.delay = scheduler.inject.delay(index) if scheduler.inject else 0.0  # s, see comm/inject.py
+        self.unwaited = {}  # receives, and work in the background, that this rank has not waited for
+        self.state = "running"
+        self.pending = None  # the work or meeting that this rank waits for
+        self.since = 0.0
+        self.value = self.error = None
+        self.error_line = ""
+
+    def clock_ns(self):
+        return round(self.clock * 1e9)
+
+    def start(self, body):
+        def main():
+            try:
+                self.value = body(self)
+                require_no_forgotten_wait(self)
+                self.state = "finished"
+            except GreenletExit:
+                pass  # stopped by the scheduler: `state` says in what
+            except Exception as error:
+                self.error, self.state = error, "failed"
+                self.error_line = raised_line(error)
+
+        self.code = self.scheduler.code(main, self.scheduler.outside, f"simulated rank {self.index}")
+
+    def block(self, pending):
+        """Wait until somebody resumes this rank, which happens at the time when `pending` is done."""
+        self._require_pause()
+        self.state, self.pending, self.since = "waiting", pending, self.clock
+        pending.waiter = self
+        self.code.pause()
+        self.state, self.pending = "running", None
+
+    def sleep_until(self, seconds):
+        """Let virtual time pass; other ranks whose time comes first go on meanwhile."""
+        scheduler = self.scheduler
+        if scheduler.bookings or (scheduler.ready and scheduler.ready[0][0] <= seconds):
+            self._require_pause()
+            scheduler.resume_at(seconds, self)
+            self.code.pause()
+        else:
+            if scheduler.stopping:
+                raise GreenletExit
+            self.clock = scheduler.now = seconds
+        self.ahead = False
+
+    def spend(self, seconds):
+        """Let `seconds` of virtual time pass in which this rank needs nobody.
+
+        Where it cannot pause, inside autograd's backward, its clock runs ahead, and the others catch up before it meets
+        them again.
+        """
+        if self.code.running and not self.code.may_pause():
+            self.clock += seconds
+            self.ahead = True
+        else:
+            self.sleep_until(self.clock + seconds)
+
+    def settle(self):
+        """Let the others catch up with this rank."""
+        if self.ahead:
+            self.sleep_until(self.clock)
+
+    def meet(self, call, key, members, answer):
+        """Wait for `members` to meet in the operation `key`; returns {index: answer}."""
+        self.settle()
+        meeting = self.scheduler.meetings.setdefault(key, Meeting(members))
+        meeting.require_same(self.index, call)
+        meeting.answers[self.index], meeting.calls[self.index] = answer, call
+        if len(meeting.answers) < len(members):
+            meeting.waiters.append(self)
+            self.block(MeetingSeat(meeting, self.index))
+            return meeting.answers
+        del self.scheduler.meetings[key]
+        end = self.clock + self.scheduler.network.alpha * math.ceil(math.log2(len(members)))
+        for rank in meeting.waiters:
+            self.scheduler.resume_at(end, rank)
+        self.sleep_until(end)
+        return meeting.answers
+
+    def _require_pause(self):
+        """Raise unless this rank may pause here, so that others go on."""
+        if self.scheduler.stopping:
+            raise GreenletExit
+        if self.code.may_pause():
+            return
+        line = caller_line()
+        at = f" ({line})" if line else ""
+        if not self.code.running:
+            whose = "background" if self.trace.lane else "foreground"
+            raise ValueError(
+                f"rank {self.index} uses the communicator of its {whose} elsewhere{at}: "
+                "in the background use the one that the function is given"
+            )
+        raise ValueError(
+            f"rank {self.index} waits for other ranks inside autograd's backward{at}, "
+            f"where a coroutine cannot pause: use {'no background' if self.trace.lane else 'threads=True'}"
+        )

@@ -1,0 +1,83 @@
+"""What torch keeps per thread, kept per simulated rank. torch is looked at only where it is already loaded."""
+
+import sys
+from typing import NamedTuple
+
+DEVICES = ("cpu", "cuda")
+
+
+def loaded_torch():
+    """torch where it is loaded, None where it is not, or not completely."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "is_grad_enabled") else None
+
+
+class TorchState(NamedTuple):
+    """Grad mode; autocast: per device whether it is on and its dtype, how deep it is nested, whether casts are kept."""
+
+    grad_mode: bool
+    autocast: tuple
+    nesting: int
+    cache: bool
+
+    @classmethod
+    def read(cls, torch):
+        """That of this thread."""
+        autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES)
+        nesting = torch.autocast_increment_nesting() - 1
+        torch.autocast_decrement_nesting()
+        return cls(torch.is_grad_enabled(), autocast, nesting, torch.is_autocast_cache_enabled())
+
+    def apply(self, torch):
+        """Make it that of this thread."""
+        before = TorchState.read(torch)
+        if before.grad_mode != self.grad_mode:
+            torch.set_grad_enabled(self.grad_mode)
+        if before[1:] == self[1:]:
+            return
+        torch.clear_autocast_cache()  # torch itself does so only when the outermost autocast of a thread ends
+        torch.set_autocast_cache_enabled(self.cache)
+        for device, (enabled, dtype) in zip(DEVICES, self.autocast, strict=True):
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        for _ in range(before.nesting, self.nesting):
+            torch.autocast_increment_nesting()
+        for _ in range(self.nesting, before.nesting):
+            torch.autocast_decrement_nesting()
+
+
+class Outside:
+    """The state of torch around a run, to which it returns whenever a rank pauses."""
+
+    def __init__(self):
+        self.torch = self.state = None
+
+    def look(self):
+        """torch, as soon as it is loaded; None until then."""
+        torch = loaded_torch()
+        if torch is not None:
+            self.state, self.autocast = TorchState.read(torch), torch._C._is_any_autocast_enabled()
+            self.torch = torch
+        return torch
+
+    def begin(self):
+        """Make it the state of this thread, which is new."""
+        if self.torch or self.look():
+            self.state.apply(self.torch)
+
+    def restore(self):
+        """Return to it from that of a rank that pauses; returns the rank's, or None where that is the same."""
+        torch = self.torch
+        if torch.is_grad_enabled() is self.state.grad_mode and not torch._C._is_any_autocast_enabled():
+            if not self.autocast:
+                return None
+        state = TorchState.read(torch)
+        if state == self.state:
+            return None
+        self.state.apply(torch)
+        return state
+
+    def in_backward(self):
+        """True inside autograd's backward, as torch itself asks."""
+        torch = self.torch or self.look()
+        return torch is not None and torch._C._current_graph_task_id() != -1
