@@ -1,0 +1,147 @@
+"""Asynchronous training with bounded staleness: nobody waits for the others' latest gradients, only for old ones.
+
+    staleness 1     clock 0      clock 1      clock 2      clock 3
+    rank 0          [ step ]     [ step ]     [ step ]     . waits for clock 2 - 1 of rank 1 .
+    rank 1, slow    [     s t e p      ]   [     s t e p      ]   ...
+
+When a rank begins clock c it has every gradient of clocks 0 to c - 1 - staleness of all ranks, its own of all clocks,
+and those of others that happened to be there. Staleness 0 is synchronous training; without a bound it is Hogwild over
+messages. A slow rank is waited for only when it falls behind by more than the bound, so that jitter costs nothing;
+a rank that is always slower sets the pace in the end. The price is that gradients are of older weights.
+
+In the paper servers hold the weights, and clients cache them. Here every rank has a replica, which is its cache, and
+sends its gradients to all others, which saves the hop through a server and the question who may receive from whom.
+"""
+
+import torch
+
+from ..comm.buffers import copy_of, new_like
+from .data import DataParallel, broadcast_parameters
+
+END = -1.0  # a flag: no more gradients come from this rank
+
+
+class StaleSynchronous(DataParallel):
+    """Each step adds this rank's gradients and all those of others that have come, waiting only for too old ones.
+
+    staleness: how many steps a rank may be ahead of the gradients that it knows; the same on every rank.
+    Replicas differ while it runs; `finish` gives every rank their mean. The losses and the parameters depend on who was
+    how fast, except for staleness 0, which equals the synchronous strategies. A learning rate that is just stable
+    there may be too large here. A rank may make more steps than another.
+    A parameter without a gradient counts as zeros.
+    Steps: p - 1 messages per rank and step.   Bytes per rank: (p - 1) * (N + 1) * itemsize per step.
+    Ref: Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter server".
+    """
+
+    synchronous = False
+
+    def __init__(self, staleness=1):
+        if not isinstance(staleness, int) or staleness < 0:
+            raise ValueError(f"staleness={staleness!r}: a whole number of steps, 0 or more, is needed")
+        super().__init__()
+        self.staleness = staleness
+
+    def start(self, comm, model):
+        super().start(comm, model)
+        if len(self.buckets) != 1:
+            raise ValueError(f"{self} sends one message per step: gradients of one dtype, not of {len(self.buckets)}")
+        self.clock = 0
+        comm = self.comm = comm.split(0)  # gradients lie there until somebody looks, and meet no other message
+        self.sending = []  # (Work, the gradients that are under way)
+        self.inboxes = {rank: Inbox(comm, rank, self.buckets[0].flat) for rank in range(comm.size) if rank != comm.rank}
+
+    def add_gradients(self, comm, model):
+        """Send this rank's gradients; replace them by their sum with what has come. See the class.
+
+        Raises:  FloatingPointError on this rank only, before anything is sent, where a gradient has NaN or infinity.
+        """
+        self.require_started(model)
+        (bucket,) = self.buckets
+        for i in range(len(bucket.params)):
+            bucket.put(i)
+        mine = copy_of(bucket.packed())
+        self.require_finite(comm, bucket)
+        self.send(mine)
+        total = torch.zeros_like(mine)
+        for rank in range(comm.size):  # in the order of ranks, so that with staleness 0 all have the same sum
+            if rank == comm.rank:
+                total += mine
+            else:
+                self.inboxes[rank].add_to(total, self.clock - self.staleness)
+        bucket.flat.copy_(total)
+        bucket.hand_back(bucket.flat)
+        self.clock += 1
+
+    def send(self, flat):
+        """Begin to send `flat` to all other ranks, and let go of what has arrived."""
+        self.sending += [(self.comm.isend(flat, rank), flat) for rank in self.inboxes]
+        self.sending = [(work, flat) for work, flat in self.sending if not has_ended(work)]
+
+    def require_finite(self, comm, bucket):
+        if not torch.isfinite(bucket.flag):
+            bad = [name for name, p in zip(self.names, self.params, strict=True) if is_bad(p.grad)]
+            raise FloatingPointError(
+                f"rank {comm.rank} has NaN or infinity in the gradient of {bad[-1]} and of {len(bad) - 1} more"
+            )
+
+    def finish(self, comm, model):
+        """Take in what is under way, then give every rank the mean of all replicas, and rank 0's buffers."""
+        last = torch.zeros_like(self.buckets[0].flat)
+        last[-1] = END
+        self.send(last)
+        for inbox in self.inboxes.values():
+            inbox.drain()
+        for work, _ in self.sending:
+            work.wait()
+        with torch.no_grad():
+            for param in self.params:
+                param.copy_(comm.all_reduce(copy_of(param).reshape(-1)).view(param.shape) / comm.size)
+        broadcast_parameters(comm, model)
+
+
+class Inbox:
+    """The gradients that one other rank sends, in the order of its clocks."""
+
+    def __init__(self, comm, source, like):
+        self.comm, self.source = comm, source
+        self.arriving = new_like(like, like.shape)
+        self.known = 0  # clocks whose gradients have come
+        self.ended = False
+        self.work = comm.irecv(self.arriving, source)
+
+    def add_to(self, total, clock):
+        """Add to `total` whatever has come, and wait for what belongs to `clock` and earlier ones."""
+        while not self.ended and (self.known <= clock or self.work.test()):
+            if self.take():
+                total += self.arriving_then_next()
+
+    def take(self):
+        """Wait for the next gradients; false where there are none, because the other rank has ended."""
+        self.work.wait()
+        self.ended = float(self.arriving[-1]) == END
+        return not self.ended
+
+    def arriving_then_next(self):
+        """What has come; the next may come into other memory."""
+        arrived, self.arriving = self.arriving, new_like(self.arriving, self.arriving.shape)
+        self.known += 1
+        self.work = self.comm.irecv(self.arriving, self.source)
+        return arrived
+
+    def drain(self):
+        """Receive all that is left, for no use: the last step has been made."""
+        while not self.ended:
+            if self.take():
+                self.arriving_then_next()
+
+
+def has_ended(work):
+    """True where `work` would not have to be waited for; it is then over."""
+    ended = work.test()
+    if ended:
+        work.wait()
+    return ended
+
+
+def is_bad(grad):
+    return grad is not None and not torch.isfinite(grad).all()
