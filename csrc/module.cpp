@@ -13,4 +13,5 @@ NB_MODULE(_core, m) {
     hpdl::bind_shm_group(m);
     hpdl::bind_reduce(m);
     hpdl::bind_ring(m);
+    hpdl::bind_follower(m);
 }

@@ -1,4 +1,7 @@
-"""A schedule followed message by message, in the order in which messages become ready."""
+"""A schedule followed message by message, in the order in which messages become ready.
+
+The readable definition of what csrc/follower.cpp does 1,000 times faster: tests/test_evaluate.py holds them equal.
+"""
 
 import heapq
 from collections import deque
@@ -6,13 +9,15 @@ from collections import deque
 import numpy as np
 
 
-def follow(batches, p, network):
+def follow(batches, clocks, network):
     """(p,) s at which every rank ends.
 
-    Args: batches: list of (source, dest, nbytes), int64 (T,) each, one per round.
+    Args: batches: list of (source, dest, nbytes), int64 (T,) each, one per round. clocks: (p,) s at which they begin.
     """
-    run = _Run(batches, p, network)
-    for rank in range(p):
+    if not batches:
+        return clocks
+    run = _Run(batches, clocks, network)
+    for rank in range(len(clocks)):
         run.begin(rank)
     while run.ready:
         run.book(*heapq.heappop(run.ready))
@@ -22,8 +27,8 @@ def follow(batches, p, network):
 class _Run:
     """Messages are numbered over all rounds. What a rank still has to do is a queue of its rounds."""
 
-    def __init__(self, batches, p, network):
-        self.clocks = [0.0] * p
+    def __init__(self, batches, clocks, network):
+        self.clocks, p = clocks.tolist(), len(clocks)
         self.timetable = network.timetable(p)
         self.source, self.dest, self.nbytes = (
             np.concatenate([batch[i] for batch in batches]).tolist() for i in range(3)

@@ -15,6 +15,7 @@ booked behind it, as in networks that lose nothing (InfiniBand; Ethernet with pr
 """
 
 from .describe import describe, title
+from .follower import Follower
 from .kinds import FatTree, Islands, Network, Ring, Switch
 from .links import Link, Route, Timetable
 from .presets import PRESETS, Interconnect
@@ -22,6 +23,7 @@ from .presets import PRESETS, Interconnect
 __all__ = [
     "PRESETS",
     "FatTree",
+    "Follower",
     "Interconnect",
     "Islands",
     "Link",
