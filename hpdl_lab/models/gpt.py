@@ -49,7 +49,7 @@ def build(vocabulary, block, layers, heads, width, seed=0, dtype="float32"):
 
     Raises:  ValueError if the heads do not divide the width.
     """
-    return initial.drawn(lambda: GPT(vocabulary, block, layers, heads, width), seed, dtype, std_of(layers))
+    return initial.drawn(lambda: GPT(vocabulary, block, layers, heads, width), seed, dtype, std_of(layers, width))
 
 
 def fields_of(data):

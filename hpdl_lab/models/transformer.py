@@ -56,14 +56,15 @@ def check_heads(width, heads):
         raise ValueError(f"{heads} heads cannot share a width of {width}: it must be a multiple of the heads")
 
 
-def std_of(layers):
-    """How far the parameters of a transformer of this many blocks are spread at first, for initial.drawn.
+def std_of(layers, width):
+    """How far the parameters of a transformer are spread at first, for initial.drawn.
 
-    0.02, and 0.02 / sqrt(2 layers) in the two layers of a block that add to x, so that x does not grow with depth.
+    0.02 for the 768 of the papers and more for a smaller width, by its square root, so that a layer's output stays as
+    large; divided by sqrt(2 layers) in the two layers of a block that add to x, so that x does not grow with depth.
     """
 
     def std(name, shape):
         adds = name.endswith(("attention.out.weight", "mlp.2.weight"))
-        return 0.02 / (2 * layers) ** 0.5 if adds else 0.02
+        return 0.02 * (768 / width / (2 * layers if adds else 1)) ** 0.5
 
     return std

@@ -56,7 +56,7 @@ def build(image, patch, channels, classes, layers, heads, width, seed=0, dtype="
     def make():
         return ViT(image, patch, channels, classes, layers, heads, width)
 
-    return initial.drawn(make, seed, dtype, std_of(layers))
+    return initial.drawn(make, seed, dtype, std_of(layers, width))
 
 
 def fields_of(data):

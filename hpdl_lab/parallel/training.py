@@ -1,102 +1,167 @@
-"""The training loop of one rank: shard, forward, backward, add gradients, update; any strategy plugs in."""
+"""The training loop of one rank: input, forward, backward, add gradients, update; any model, data and strategy."""
 
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..data.sharding import batches, shard
+from ..data.loading import Reader
+from ..data.sharding import batches, check_batch, shard
+from ..models.batch_norm import synchronized
 from ..models.mlp import mlp
+from . import checkpoint
+from .agreement import require_same
+from .recipe import Recipe
 
+__all__ = ["Recipe", "Trained", "TrainingStep", "evaluate", "train", "train_step"]
 
-@dataclass(frozen=True)
-class Recipe:
-    """What decides the course of a training, apart from the number of ranks, which must not."""
-
-    steps: int = 300
-    batch: int = 128  # examples per step over all ranks
-    lr: float = 0.2
-    momentum: float = 0.9
-    seed: int = 0  # of the shuffling
-
-    def __post_init__(self):
-        if self.steps < 1 or self.batch < 1:
-            raise ValueError(f"training needs at least 1 step of 1 example, got {self.steps} steps of {self.batch}")
+CHUNK = 256  # examples that are evaluated at once, which bounds the memory for it
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a rank returns: losses of every step; seconds and samples of all steps; the flat parameters (N,)."""
+    """What a rank returns: losses of every step; seconds and samples of all steps; the flat parameters (N,).
+
+    test_loss: mean cross-entropy per answer on the test set; test_accuracy: share of its answers that are right.
+    """
 
     losses: list
     seconds: float
     samples: int
+    test_loss: float
     test_accuracy: float
     parameters: torch.Tensor
 
 
-def train(comm, model, strategy, data, recipe):
+def train(comm, model, strategy, data, recipe, reader=None):
     """Train `model` on this rank's shards and report {step, loss, samples_per_s} of every step from rank 0.
 
     Args:    model: nn.Module, overwritten; rank 0's parameters are where all ranks start.
-             strategy: start(comm, model) and add_gradients(comm, model), such as parallel.data.DataParallel.
-             data: a data.digits.Digits, the same on every rank.
+             strategy: a parallel.data.Strategy, which adds gradients over ranks.
+             data: a data.dataset.Dataset, recipe: a Recipe: the same on every rank.
+             reader: a data.loading.Reader; by default examples are there when they are asked for.
     Returns: Trained. The losses are of the global batch, the same on every rank.
+    Raises:  ValueError on every rank where ranks differ in recipe, data or model, or outnumber the examples of a batch.
     """
+    n = len(data.train_y)
+    require_same(comm, "recipe", f"{recipe} for {n:,} examples of shape {tuple(data.train_x.shape[1:])}")
+    check_batch(n, recipe.batch, comm.size)
+    reader = Reader() if reader is None else reader
+    optimizer = recipe.optimizer_for(model)
     strategy.start(comm, model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=recipe.momentum)
-    schedule = batches(len(data.train_y), recipe.batch, recipe.seed)
+    try:
+        first = steps_taken(comm, model, optimizer, recipe)
+        schedule = islice(batches(n, recipe.batch, recipe.seed, first), recipe.steps - first)
+        shards = reader.shards(comm, data.train_x, data.train_y, enumerate(schedule, first), recipe.seed)
+        with closing(shards), synchronized(model, comm):
+            losses, samples, seconds = take_steps(comm, model, strategy, optimizer, shards, recipe, first)
+        strategy.finish(comm, model)
+    finally:
+        strategy.stop()
+    if not strategy.synchronous:  # then each rank has its parts of the losses: to add them up earlier would be to wait
+        losses = comm.all_reduce(torch.tensor(losses, dtype=torch.float64)).tolist()
+    loss, accuracy = evaluate(comm, model, data.test_x, data.test_y)
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return Trained(losses, seconds, samples, loss, accuracy, flat)
+
+
+def steps_taken(comm, model, optimizer, recipe):
+    """How many steps have been taken before this run: those of the checkpoint that it goes on from, else none."""
+    if not recipe.resume:
+        return 0
+    first = checkpoint.restore(comm, recipe.checkpoint, model, optimizer, recipe.facts())
+    if first >= recipe.steps:
+        raise ValueError(f"{recipe.checkpoint} holds {first} steps already: ask for more than steps={recipe.steps}")
+    return first
+
+
+def take_steps(comm, model, strategy, optimizer, shards, recipe, first):
+    """A step for each of `shards`, from step number `first` on; returns losses, samples and seconds of all."""
     losses, samples, clock = [], 0, comm.trace.clock
     begin = before = clock()
-    for step in range(recipe.steps):
-        indices = next(schedule)
-        mine = shard(indices, comm.rank, comm.size)
-        part = train_step(comm, model, strategy, optimizer, data.train_x[mine], data.train_y[mine], len(indices))
-        # Through the communicator's own all-reduce, so that a wrong one in the exercise cannot hide in the loss.
-        losses.append(float(comm.all_reduce(torch.tensor([part], dtype=torch.float64))))
-        samples += len(indices)
+    for step in range(first, recipe.steps):
+        with comm.trace.span("input"):
+            x, y, batch = next(shards)
+        part = train_step(comm, model, strategy, optimizer, x, y, batch, recipe.micro_batches)
+        if strategy.synchronous:
+            # Through the communicator's own all-reduce, so that a wrong one in the exercise cannot hide in the loss.
+            losses.append(float(comm.all_reduce(torch.tensor([part], dtype=torch.float64))))
+        else:
+            losses.append(part)
+        samples += batch
         now = clock()
         if comm.rank == 0:
-            rate = len(indices) * 1e9 / (now - before) if now > before else 0.0
-            comm.report(step=step, loss=losses[-1], samples_per_s=rate)
+            told = losses[-1] if strategy.synchronous else part * batch / max(len(x), 1)
+            comm.report(step=step, loss=told, samples_per_s=batch * 1e9 / (now - before) if now > before else 0.0)
         before = now
-    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    return Trained(losses, (before - begin) / 1e9, samples, accuracy(model, data.test_x, data.test_y), flat)
+        if recipe.checkpoint_every and (step + 1) % recipe.checkpoint_every == 0:
+            checkpoint.save(comm, recipe.checkpoint, model, optimizer, step + 1, recipe.facts())
+    return losses, samples, (before - begin) / 1e9
 
 
-def train_step(comm, model, strategy, optimizer, x, y, batch):
+def train_step(comm, model, strategy, optimizer, x, y, batch, micro_batches=1):
     """One step on this rank's shard; returns this rank's part of the loss: added over ranks it is the mean loss.
 
-    Args:    x: (b, features), y: (b,) int64: this rank's shard, which may be empty; batch: examples over all ranks.
+    Args:    x: (b, ...): this rank's shard, which may be empty; y: (b,) or (b, positions) int64.
+             batch: examples over all ranks; micro_batches: parts of the shard that go through the model one by one.
     """
+    answers = batch * y.shape[1:].numel()  # of all ranks: the loss is the mean over these
     optimizer.zero_grad()
-    with comm.trace.span("forward"):
-        loss = cross_entropy(model(x), y, reduction="sum") / batch
-    with comm.trace.span("backward"):
-        loss.backward()
+    part = 0.0
+    pairs = list(zip(x.tensor_split(micro_batches), y.tensor_split(micro_batches), strict=True))
+    for i, (some_x, some_y) in enumerate(pairs):
+        last = i == micro_batches - 1  # only then do gradients travel, which backward itself may start
+        with nullcontext() if last else strategy.accumulating():
+            with comm.trace.span("forward"):
+                logits = model(some_x)  # (b, classes) or (b, positions, classes)
+                loss = cross_entropy(logits.flatten(0, -2), some_y.flatten(), reduction="sum") / answers
+            with comm.trace.span("backward"):
+                loss.backward()
+        part += loss.item()
     with comm.trace.span("add gradients"):
         strategy.add_gradients(comm, model)
-    optimizer.step()
-    return loss.item()
+    with comm.trace.span("update"):
+        optimizer.step()
+    return part
 
 
 @torch.no_grad()
-def accuracy(model, x, y):
-    """Share of the images x (n, features) whose greatest logit is the label y (n,)."""
-    return (model(x).argmax(1) == y).double().mean().item()
+def evaluate(comm, model, x, y):
+    """(mean cross-entropy per answer, share of right answers) of x (n, ...), y (n,) or (n, positions).
+
+    Each rank does its share of them.   Steps: one all_reduce.   Bytes per rank: those of all_reduce for 24 bytes.
+    """
+    mine = shard(torch.arange(len(y), device=y.device), comm.rank, comm.size)
+    told = torch.zeros(3, dtype=torch.float64)  # loss, right answers, answers
+    model.eval()
+    for indices in mine.split(CHUNK):
+        logits, answers = model(x[indices]).flatten(0, -2), y[indices].flatten()  # (a, classes), (a,)
+        loss = cross_entropy(logits, answers, reduction="sum").double()
+        right = (logits.argmax(1) == answers).sum()
+        told += torch.stack([loss, right.double(), torch.tensor(len(answers), dtype=torch.float64)])
+    model.train()
+    loss, right, n = comm.all_reduce(told).tolist()
+    return loss / max(n, 1), right / max(n, 1)
 
 
 class TrainingStep:
-    """f(comm, n): one step of training on a global batch of n digits, shared by the ranks; what lab.scaling times."""
+    """f(comm, n): one step of training on a global batch of n examples, shared by the ranks; what lab.scaling times.
 
-    def __init__(self, strategy, data, sizes=(64, 512, 256, 10)):
-        self.strategy, self.data, self.sizes = strategy, data, sizes
-        self.model = None  # built at the first call, on the rank that steps
+    model: nn.Module that fits `data`; by default a network for rows of 64 numbers, larger than that of lesson 04.
+    """
+
+    def __init__(self, strategy, data, model=None):
+        self.strategy, self.data = strategy, data
+        self.model = mlp((64, 512, 256, 10)) if model is None else model
+        self.optimizer = None  # made at the first call, on the rank that steps
 
     def __call__(self, comm, n):
-        if self.model is None:
-            self.model = mlp(self.sizes).to(comm.device)
+        if self.optimizer is None:
+            self.model = self.model.to(comm.device)
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+            self.strategy.start(comm, self.model)
         mine = shard(torch.arange(n) % len(self.data.train_y), comm.rank, comm.size)
         x, y = self.data.train_x[mine], self.data.train_y[mine]
         train_step(comm, self.model, self.strategy, self.optimizer, x, y, n)

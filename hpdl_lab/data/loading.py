@@ -1,0 +1,115 @@
+"""The input pipeline of one rank: which examples come next, how long they take to read, and reading ahead.
+
+    ahead = 0   | input 0 | step 0 | input 1 | step 1 | input 2 | step 2      every step waits for its examples
+    ahead = 1   | input 0 | step 0 | step 1 | step 2 |                        ... unless they were read during the last
+                          | read 1 | read 2 |        beside the rank          step, and the step takes longer than that
+
+Training takes its examples inside a span "input", so that the timeline shows how long each step waited for them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from ..trace import now_ns
+from .sharding import shard
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the examples of a step get to a rank.
+
+    seconds: s per example that the storage takes: slept on real ranks, virtual time on simulated ones.
+    ahead:   how many steps are read before they are asked for, by one thread beside the rank.
+    prepare: f(x, numbers) -> x, decodes or augments: x (b, ...) of this rank, and for each example a random number,
+             (b,) int64, which is the same on any number of ranks. See `shifted`.
+    """
+
+    seconds: float = 0.0
+    ahead: int = 0
+    prepare: Callable | None = None
+
+    def __post_init__(self):
+        if not self.seconds >= 0 or self.ahead < 0:
+            raise ValueError(
+                f"an input pipeline of {self.seconds!r} s per example and {self.ahead!r} steps ahead: "
+                "both must be at least 0"
+            )
+
+    def shards(self, comm, x, y, schedule, seed=0):
+        """Yield (x, y, batch) of one step after another: this rank's shard, and the examples over all ranks.
+
+        Args:    x, y: the training set, (n, ...); schedule: iterable of (step, indices). The same on every rank.
+                 seed: of the random numbers for `prepare`.
+        """
+        read = self.read_simulated if comm.trace.clock is not now_ns else self.read_beside
+        yield from read(comm, ((x, y, comm.rank, comm.size, seed, step, indices) for step, indices in schedule))
+
+    def shard_of(self, x, y, rank, size, seed, step, indices):
+        """(x, y, batch) of one step."""
+        mine = shard(indices, rank, size)
+        x, y = x[mine], y[mine]
+        if self.prepare is not None:
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+            numbers = torch.randint(2**62, (len(indices),), generator=generator)
+            x = self.prepare(x, shard(numbers, rank, size))
+        return x, y, len(indices)
+
+    def read_beside(self, comm, orders):
+        """On real ranks: in the rank's own thread where nothing is read ahead, else in a thread beside it."""
+
+        def read(order):
+            x, y, batch = self.shard_of(*order)
+            if self.seconds:
+                time.sleep(self.seconds * len(x))
+            return x, y, batch
+
+        if not self.ahead:
+            yield from map(read, orders)
+            return
+        beside = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        try:
+            coming = deque()
+            for order in orders:
+                coming.append(beside.submit(read, order))
+                if len(coming) > self.ahead:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            beside.shutdown(wait=False, cancel_futures=True)
+
+    def read_simulated(self, comm, orders):
+        """On simulated ranks: at once, and then this rank waits in virtual time until a reader would have had it."""
+        coming = deque()  # (ready, what): when the reader has it, in virtual ns
+        ready = 0
+
+        def handed_out():
+            due, what = coming.popleft()
+            early = due - comm.trace.clock()
+            if early > 0:
+                comm.compute(early / 1e9)
+            return what
+
+        for order in orders:
+            what = self.shard_of(*order)
+            ready = max(ready, comm.trace.clock()) + self.seconds * len(what[0]) * 1e9
+            coming.append((ready, what))
+            if len(coming) > self.ahead:
+                yield handed_out()
+        while coming:
+            yield handed_out()
+
+
+def shifted(images, numbers):
+    """Augment: every image (b, c, h, w) moved by up to one pixel in each direction, as its number (b,) says."""
+    out = torch.empty_like(images)
+    for direction in range(9):
+        chosen = numbers % 9 == direction
+        moved = torch.roll(images[chosen], (direction // 3 - 1, direction % 3 - 1), (2, 3))
+        out[chosen] = moved
+    return out

@@ -1,0 +1,51 @@
+"""What decides the course of a training, apart from the number of ranks, which must not."""
+
+from dataclasses import dataclass
+
+import torch
+
+OPTIMIZERS = ("sgd", "adamw")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Steps, batch, optimizer, and what is kept of the run.
+
+    checkpoint: file that rank 0 writes after every `checkpoint_every` steps; resume: go on from that file. The run that
+    goes on may have another number of ranks; see parallel/checkpoint.py.
+    """
+
+    steps: int = 300
+    batch: int = 128  # examples per step over all ranks
+    lr: float = 0.2
+    momentum: float = 0.9  # of SGD; AdamW has its usual ones
+    seed: int = 0  # of the shuffling
+    optimizer: str = "sgd"  # or "adamw", which transformers are trained with
+    micro_batches: int = 1  # parts of a shard whose gradients are added up before they travel
+    checkpoint: str = ""
+    checkpoint_every: int = 0  # steps; 0: never
+    resume: bool = False
+
+    def __post_init__(self):
+        if self.steps < 1 or self.batch < 1:
+            raise ValueError(f"training needs at least 1 step of 1 example, got {self.steps} steps of {self.batch}")
+        if self.micro_batches < 1:
+            raise ValueError(f"a shard cannot be cut into {self.micro_batches} micro-batches: at least 1 is needed")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer={self.optimizer!r}: one of {', '.join(OPTIMIZERS)} is needed")
+        if self.checkpoint_every < 0 or ((self.checkpoint_every or self.resume) and not self.checkpoint):
+            raise ValueError(
+                f"checkpoint_every={self.checkpoint_every}, resume={self.resume}: "
+                "both need checkpoint, the name of a file, and a number of steps of at least 0"
+            )
+
+    def optimizer_for(self, model):
+        """The torch optimizer of all parameters of `model`."""
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(model.parameters(), lr=self.lr)
+        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
+
+    def facts(self):
+        """What a checkpoint must have in common with a run that goes on from it: all that a step depends on."""
+        names = ("batch", "lr", "momentum", "seed", "optimizer", "micro_batches")
+        return {name: getattr(self, name) for name in names}
