@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,16 +41,19 @@ class Step(NamedTuple):
     ranks: int = 1
 
 
-def steps():
+def turns():
+    """One after the other; the steps of one turn run side by side, because each of them waits a lot."""
     python, other = sys.executable, OTHER / "bin" / "python"
     return [
-        Step("unit tests", pytest(python, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 480),
-        Step("tests of times, alone", pytest(python, "-m", "quiet", "tests"), 180),
-        Step("tests on 3 ranks", on_ranks(features.mpiexec(), python), 180, RANKS),
-        Step("notebooks", pytest(python, *CELLS, "notebooks/solutions"), 300),
-        Step("browser", pytest(python, "tests/browser"), 240),
-        Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other), 180, RANKS),
-        Step("other MPI: engines", pytest(other, "tests/other_mpi"), 120),
+        [Step("unit tests", pytest(python, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 600)],
+        [Step("unit tests, alone", pytest(python, "-m", "quiet", "tests"), 180)],
+        [Step("tests on 3 ranks", on_ranks(features.mpiexec(), python), 180, RANKS)],
+        [
+            Step("notebooks", pytest(python, *CELLS, "notebooks/solutions"), 360),
+            Step("browser", pytest(python, "tests/browser"), 360),
+        ],
+        [Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other), 180, RANKS)],
+        [Step("other MPI: engines", pytest(other, "tests/other_mpi"), 120)],
     ]
 
 
@@ -68,34 +72,47 @@ def main():
     prepare()
     totals, lines = dict.fromkeys(WORST, 0), []
     with tempfile.TemporaryDirectory(prefix="hpdl-tests-") as folder:
-        # The user's settings decide no test, and the user's engines are not attached to.
-        private = {"HOME": f"{folder}/home", "XDG_RUNTIME_DIR": f"{folder}/run"}
-        for path in private.values():
-            Path(path).mkdir(mode=0o700)
-        environment = {**os.environ, **features.launch_environment(), **private}
-        for i, step in enumerate(steps()):
-            print(f"\n== {step.name} ==", flush=True)
-            xml = Path(folder) / f"step{i}.xml"
-            t0 = time.monotonic()
-            ending = run([str(part).replace("{xml}", str(xml)) for part in step.command], step.seconds, environment)
-            counts, fault = count(xml, step.ranks, ending)
-            if fault:
-                print(f"FAILED: {step.name}: {fault}")
-            for outcome in WORST:
-                totals[outcome] += counts[outcome]
-            lines.append(f"{step.name:<28} {summary(counts):<36} {time.monotonic() - t0:6.1f} s   {fault}")
+        for turn, steps in enumerate(turns()):
+            print(f"\n== {' and '.join(step.name for step in steps)} ==", flush=True)
+            places = [Path(folder, f"{turn}-{i}") for i in range(len(steps))]
+            with futures.ThreadPoolExecutor() as pool:
+                ends = list(pool.map(perform, steps, places, [len(steps) == 1] * len(steps)))
+            for counts, line in ends:
+                lines.append(line)
+                for outcome in WORST:
+                    totals[outcome] += counts[outcome]
     print("\n" + "\n".join(lines) + "\n")
     print(summary(totals))
     return 1 if totals["failed"] or not totals["passed"] else 0
 
 
-def run(command, seconds, environment):
+def perform(step, place, alone):
+    """Run the step with the new folder `place` for its files: (its counts, its line of the table at the end).
+
+    What a step says that does not run alone is printed when it has ended. The user's settings decide no test, and the
+    user's engines are not attached to.
+    """
+    private = {"HOME": place / "home", "XDG_RUNTIME_DIR": place / "run"}
+    for path in private.values():
+        path.mkdir(mode=0o700, parents=True)
+    environment = {**os.environ, **features.launch_environment(), **{name: str(path) for name, path in private.items()}}
+    xml, said = place / "junit.xml", place / "said"
+    command = [str(part).replace("{xml}", str(xml)) for part in step.command]
+    t0 = time.monotonic()
+    with open(said, "w") as output:
+        ending = run(command, step.seconds, environment, None if alone else output)
+    counts, fault = count(xml, step.ranks, ending)
+    print(said.read_text(errors="replace") + (f"FAILED: {step.name}: {fault}\n" if fault else ""), end="", flush=True)
+    return counts, f"{step.name:<28} {summary(counts):<36} {time.monotonic() - t0:6.1f} s   {fault}"
+
+
+def run(command, seconds, environment, output=None):
     """The exit code of the command, or None when it had to be stopped.
 
     It is interrupted first, so that it can still report what it has found; where that does not help, it is killed with
     all that it started.
     """
-    process = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    process = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         return process.wait(seconds)
     except psutil.TimeoutExpired:

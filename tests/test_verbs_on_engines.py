@@ -28,6 +28,7 @@ def texts(figure):
     return " ".join(t.get_text() for t in figure.texts)
 
 
+@pytest.mark.quiet
 def test_four_engines_learn_the_digits_while_the_picture_grows(monkeypatch):
     seen = []
     monkeypatch.setattr(live.Live, "update", lambda self, rows, *args: seen.append(len(rows)))
