@@ -7,11 +7,15 @@
 
 #include "agreement.h"
 #include "dtype.h"
+#include "ring.h"
 
 namespace hpdl {
 
 // What a rank means to do, as Python compares it: (name, count, index in buffers.DTYPES, root or -1) for each.
 nanobind::list told(const std::vector<Call>& calls);
+
+// The transfers of a ring: (op, peer, nbytes, t0_ns, t1_ns) for each.
+nanobind::list told(const Ring& ring);
 
 // The memory of a contiguous CPU torch tensor or NumPy array, in some 30 ns, without linking to either. Anything else
 // raises the ValueError or TypeError of hpdl_lab.comm.buffers.buffer_of, which says what to do.
@@ -29,5 +33,6 @@ void bind_shm_memory(nanobind::module_& m);
 void bind_shm_group(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);
 void bind_ring(nanobind::module_& m);
+void bind_progress(nanobind::module_& m);
 
 }  // namespace hpdl

@@ -6,6 +6,15 @@ using namespace nb::literals;
 
 namespace hpdl {
 
+nb::list told(const Ring& ring) {
+    nb::list all;
+    for (const Ring::Transfer& t : ring.transfers()) {
+        all.append(
+            nb::make_tuple(t.sends ? "send" : "recv", t.sends ? ring.to() : ring.from(), t.nbytes, t.t0_ns, t.t1_ns));
+    }
+    return all;
+}
+
 void bind_ring(nb::module_& m) {
     nb::class_<Ring, Operation>(m, "Ring",
                                 "A ring all-reduce under way, in segments. Its tensor must be kept until it is done.")
@@ -18,15 +27,7 @@ void bind_ring(nb::module_& m) {
             "segment: bytes of a message at most. traced: keep `transfers`.")
         .def_prop_ro("nbytes", &Ring::nbytes)
         .def(
-            "transfers",
-            [](const Ring& self) {
-                nb::list all;
-                for (const Ring::Transfer& t : self.transfers()) {
-                    all.append(nb::make_tuple(t.sends ? "send" : "recv", t.sends ? self.to() : self.from(), t.nbytes,
-                                              t.t0_ns, t.t1_ns));
-                }
-                return all;
-            },
+            "transfers", [](const Ring& self) { return told(self); },
             "(op, peer, nbytes, t0_ns, t1_ns) of each step's chunk sent and received; after completion, if traced.");
 }
 

@@ -13,5 +13,6 @@ NB_MODULE(_core, m) {
     hpdl::bind_shm_group(m);
     hpdl::bind_reduce(m);
     hpdl::bind_ring(m);
+    hpdl::bind_progress(m);
     hpdl::bind_follower(m);
 }

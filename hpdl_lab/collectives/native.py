@@ -11,10 +11,12 @@ import tempfile
 from datetime import timedelta
 
 from ..comm.buffers import is_tensor
+from ..comm.calls import only_calls
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
+@only_calls("all_reduce")
 def shm_all_reduce(comm, x):
     """The communicator's best: one pass over shared memory, for tensors of `comm.allocate` without copies.
 

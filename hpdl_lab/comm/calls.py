@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from ..trace import caller_line
 from .buffers import buffer_of
 
 MOST_TOLD = 16  # lines, of those in which a rank has called something
@@ -58,6 +57,19 @@ class Calls:
         return {**call, "op": self.last[0], "line": self.last[1], "counts": counts}
 
 
+def only_calls(method):
+    """`@only_calls("all_reduce")` above f(comm, x), which does nothing but call `comm.all_reduce(x)` and return it.
+
+    Real ranks can then do it in the background without Python (comm/background.py).
+    """
+
+    def mark(function):
+        function.only_calls = method
+        return function
+
+    return mark
+
+
 class PartOf:
     """`with PartOf(comm, "broadcast", x, root):` what `comm` does meanwhile is a part of that collective."""
 
@@ -79,7 +91,7 @@ def begin(comm, op, x=None, root=-1, line=None):
     """Count the collective `op` that `comm` begins, and return its Call."""
     comm.collectives += 1
     if line is None:
-        line = caller_line() if comm.trace.enabled else ""
+        line = comm.trace.line() if comm.trace.enabled else ""
     count, dtype = (-1, "") if x is None else buffer_of(x, op)[1:3]
     call = Call(op, line, count, dtype, root, comm.name, comm.collectives)
     comm.calls.note(call)

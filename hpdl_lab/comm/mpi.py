@@ -74,6 +74,7 @@ class Session:
         self.abandoned = []  # collectives that did not complete: likewise
         self.unfree = []  # communicators in which something is left
         self.open = []  # communicators
+        self.threads = self.MPI.Query_thread() == self.MPI.THREAD_MULTIPLE  # may two of them call MPI at a time?
         self.board = None
         everybody = tuple(range(self.size))
         duplicates = self.core.Duplicates(self.mpi, self.MPI.COMM_WORLD.handle)
@@ -157,7 +158,11 @@ class Session:
     def forget(self, comm):
         """`comm` has been closed: it can be freed when all its ranks have left it."""
         self.open.remove(comm)
-        self.closed.setdefault(comm.members, []).append((comm.group.comm, comm.group.inner))
+        handles = (comm.group.comm, comm.group.inner, *(comm.doubles or ()))
+        if comm.doubles == ():  # its double is being made, perhaps for ever
+            self.unfree.append(handles)
+        else:
+            self.closed.setdefault(comm.members, []).append(handles)
 
     def keep(self, works, seconds):
         """Keep the messages `works` of a communicator that is closed, but for those that end within `seconds`."""
@@ -176,7 +181,7 @@ class Session:
         closed = self.closed.get(members, [])
         for handles in closed[:-1]:
             comms = [self.MPI.Comm.fromhandle(handle) for handle in handles]
-            if handles[0] not in owing and all([drop_stale(self.MPI, comm, self.abandoned) for comm in comms]):
+            if not set(handles) & set(owing) and all([drop_stale(self.MPI, comm, self.abandoned) for comm in comms]):
                 for comm in comms:
                     comm.Free()
             else:
@@ -226,6 +231,7 @@ class Session:
             told = self.board.settle()
             through_mpi = (self.core.Agreement, self.core.Duplicates, self.core.Ring, InThread)
             stuck = self.owed or not told or any(isinstance(op, through_mpi) for op in self.abandoned)
+            stuck = stuck or any(getattr(op, "uses_mpi", False) for op in self.abandoned)  # core.Task
             if not any(self._meet_to_leave(b"stuck" if stuck else b"")):
                 self.MPI.Finalize()
 

@@ -2,6 +2,7 @@
 
 import pickle
 
+from .buffers import DTYPES, buffer_of
 from .calls import begin
 from .in_thread import InThread
 from .interrupts import DeferredInterrupt
@@ -21,6 +22,7 @@ class MpiComm(RealComm):
     def __init__(self, session, handles, members, waiting, on_row=None, trace=True):
         super().__init__(session, members, waiting, on_row, trace)
         self.session = session
+        self.doubles = None  # the handles of comm' (background.py); () while they are being made
         self.group = self.core.Group(session.mpi, *handles, self.rank, self.size)
 
     # -- messages ---------------------------------------------------------------------------------------------------
@@ -74,6 +76,26 @@ class MpiComm(RealComm):
     def _part(self, handles, members):
         """The communicator of `members`, of the same kind as this one."""
         return MpiComm(self.session, handles, members, self.waiting, self.on_row, self.trace)
+
+    def can_double(self):
+        return self.session.threads
+
+    def make_double(self, waiting, trace):
+        # Nobody calls anything collective on the inner communicator: the ranks may come at any time.
+        session, duplicates = self.session, self.core.Duplicates(self.session.mpi, self.group.inner)
+        self.doubles = ()  # under way
+        session.abandoned.append(duplicates)
+        waiting.finish(duplicates, "background", waiting.missing(self.members, "background"))
+        session.abandoned.remove(duplicates)
+        self.doubles = (duplicates.first, duplicates.second)
+        return MpiComm(session, self.doubles, self.members, waiting, self.on_row, trace)
+
+    def begin_beside(self, progress, x):
+        if self._shared:
+            return super().begin_beside(progress, x)
+        _, count, dtype, _ = buffer_of(x, "all_reduce")
+        call = self.core.Call("all_reduce", count, DTYPES.index(dtype), -1)
+        return progress.all_reduce_by_messages(self.group, call, x, SEGMENT, self.trace.enabled)
 
     def _agreement(self, call, note):
         return self.core.Agreement(self.group, self.core.Call(*call), note)

@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from contextlib import contextmanager
 
-from ..trace import Trace, caller_line
+from ..trace import Trace
+from .background import Background
 from .buffers import DTYPES, ITEMSIZE, buffer_of
 from .calls import begin
 from .errors import CommError, ForgottenWait, Mismatch
@@ -33,6 +34,7 @@ class RealComm(InMemory):
         self.node_rank, self.node_size = hosts[: self.rank].count(hosts[self.rank]), hosts.count(hosts[self.rank])
         self.pending = {}  # id: Work, whose tensor may still be touched, whether or not somebody holds the Work
         self.parts = []  # communicators split from this one
+        self.beside = None  # the Background of this communicator, from its first use on
         self.broken = ""  # the collective that did not complete
         self.closed = False
 
@@ -77,6 +79,36 @@ class RealComm(InMemory):
     @abstractmethod
     def _agreement(self, call, note):
         """What `agree` waits for: an operation with the `notes()` and the `calls()` of all ranks. call: as of _meet."""
+
+    # -- background -------------------------------------------------------------------------------------------------
+
+    @property
+    def runs_beside(self):
+        return not self.waiting.beside and self.can_double()
+
+    def background(self, fn, *args):
+        """See Comm.background. What is itself in the background, and calls this there, has it run at once."""
+        self._require_open()
+        if not self.runs_beside:
+            return super().background(fn, *args)
+        if self.beside is None:
+            self.beside = Background(self)
+        return self.beside.start(fn, args)
+
+    def can_double(self):
+        """Can `make_double`, and can two threads communicate at the same time?"""
+        return False
+
+    def make_double(self, waiting, trace):
+        """A communicator of the same ranks, for the background, that waits by `waiting` and records in `trace`.
+
+        Collective, in a thread of every rank, while the foreground does whatever it does.
+        """
+        raise NotImplementedError
+
+    def begin_beside(self, progress, x):
+        """Append the all_reduce of `x` to `progress`: its core.Task; None where only Python can do it."""
+        return progress.all_reduce_in_memory(self._shared.group, x) if self._shared else None
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
@@ -124,7 +156,7 @@ class RealComm(InMemory):
 
     def _facts(self, op, count=-1, dtype="", root=-1):
         """The fields of errors.Wait that say how far this rank has come, which waits in the collective `op`."""
-        line, numbers = caller_line(), {"count": count or -1, "dtype": dtype if count > 0 else "", "root": root}
+        line, numbers = self.trace.line(), {"count": count or -1, "dtype": dtype if count > 0 else "", "root": root}
         return {**numbers, **self._place(), "counts": self.calls.times(op, line)}
 
     def _place(self):
@@ -152,7 +184,7 @@ class RealComm(InMemory):
 
     def _begin(self):
         trace = self.trace
-        return trace.step(), trace.clock(), caller_line() if trace.enabled else ""
+        return trace.step(), trace.clock(), trace.line() if trace.enabled else ""
 
     def _require_open(self):
         if self.closed:
@@ -183,13 +215,16 @@ class RealComm(InMemory):
         for work in self.pending.values():
             if work.op == "recv":
                 raise ForgottenWait.of(self.names[self.rank], self.names[work.peer], work.line)
+        if self.beside is not None:
+            self.beside.require_no_forgotten_wait()
         for part in self.parts:
             part.require_no_forgotten_wait()
 
     def _release(self):
         """Close this communicator and its parts; returns the messages that are under way there."""
+        beside = self.beside.close() if self.beside is not None and not self.closed else []
         self.closed, self._shared = True, None
-        return [*self.pending.values(), *(work for part in self.parts for work in part._release())]
+        return [*self.pending.values(), *beside, *(work for part in self.parts for work in part._release())]
 
     def __enter__(self):
         return self

@@ -3,6 +3,7 @@
 import time
 
 from ..trace import caller_line, now_ns
+from .board import Slot
 from .calls import Calls
 from .errors import CommTimeout, RankFailed, name_ranks
 
@@ -20,6 +21,8 @@ class Waiting:
     deadline: the longest that one wait may last without progress, in seconds.
     calls: what this rank has called in this run.
     """
+
+    beside = False  # are these the waits of what runs beside the rank?
 
     def __init__(self, board, rank, members, run, deadline, crowded):
         self.board, self.rank, self.members = board, rank, members
@@ -63,6 +66,40 @@ class Waiting:
             self.board.end_wait(self.rank)  # what it waited for stays to be read, also by ranks that give up later
             raise
         self.board.publish(self.rank, "running", self.run)
+
+    def watch(self, operation, told, line):
+        """Wait for `operation`, which another thread of this rank does, and whose waits have deadlines of their own.
+
+        Args:    told: a function that gives the Slot with what the other thread does, or None. Others see that
+                 meanwhile. line: where it began, for a thread that computes.
+        Raises:  KeyboardInterrupt.
+        """
+        if self._wait(operation, SPIN, 0.0):
+            return
+        computes = Slot(0, self.run, "running", "", (), 0, now_ns(), 0, line, {})
+        shown, next_exchange = None, now_ns() + PATIENCE * 1e9
+        try:
+            done = False
+            while not done:
+                slot = told() or computes
+                slot = slot if slot.state == "waiting" else computes
+                if slot != shown:
+                    shown = slot
+                    self.board.publish(self.rank, slot.state, self.run, *slot[3:])
+                if now_ns() >= next_exchange:
+                    next_exchange = now_ns() + PATIENCE * 1e9
+                    self.board.exchange(self.members)
+                done = self._wait(operation, SLICE, LONG_NAP)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                error.waits = tuple(self.waits())
+            self.board.end_wait(self.rank)
+            raise
+        last = told()
+        if last is None or last.state != "waiting":
+            self.board.publish(self.rank, "running", self.run)
+        elif last != shown:  # what it gave up waiting for stays to be read
+            self.board.publish(self.rank, last.state, self.run, *last[3:])
 
     def missing(self, ranks, op, place=dict):
         """A function that says which of `ranks`, as the board shows, have not come to `op`.

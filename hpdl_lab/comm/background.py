@@ -1,0 +1,260 @@
+"""comm.background on real ranks: what a communicator is given to do beside its rank, one after the other.
+
+    main thread    background(f, x)   background(all_reduce, y)   compute ...            wait()
+                        |                   |
+    Python thread       `--- f(comm', x)    |      functions: they need the interpreter's lock between their waits
+    progress thread                         `---   all_reduce(y): compiled, without Python (csrc/progress.h)
+
+Both work on comm', a double of the communicator: the same ranks, other messages, another shared memory. It is made by
+the Python thread when it first has something to do, through a communicator on which the foreground never has anything
+collective under way, so that the ranks may come there at different times. An all_reduce goes to the progress thread
+only when no function is before it, and a function waits until the progress thread is done.
+"""
+
+import ctypes
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+
+from .base import Work
+from .beside import BesideWaiting, Ending
+from .buffers import buffer_of
+from .calls import begin
+from .errors import CommError, ForgottenWait, Mismatch
+
+SOON = 0.3  # s: for the thread to come out of its waits; then its Python code is interrupted
+LATER = 1.0  # s: for that; code that ignores it is left where it is, and finds its communicator closed
+LOOK = 1e-3  # s: between two looks of the Python thread at the progress thread
+
+
+class Background:
+    """What the communicator `comm` does beside its rank."""
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.double = None  # comm', once it has been made
+        self.waiting = BesideWaiting(comm.waiting)
+        self.progress = comm.core.Progress()
+        self._trace = comm.trace.beside("background")
+        self._functions = queue.SimpleQueue()
+        self._thread = self._last_function = self._broken = None
+        self._works = deque()  # in order, without those that have been seen to end
+        self._unwaited = {}  # id: BackgroundWork
+
+    def start(self, fn, args):
+        """Give `fn(comm', *args)` to the background; returns its BackgroundWork."""
+        line = self.comm.trace.line()
+        self.waiting.follow(self.comm.waiting)
+        work = self._compiled(fn, args, line) or self._function(fn, args, line)
+        self._works.append(work)
+        self._unwaited[id(work)] = work
+        return work
+
+    def _compiled(self, fn, args, line):
+        """The work of the progress thread, or None where Python has to do it."""
+        double, last = self.double, self._last_function
+        if getattr(fn, "only_calls", "") != "all_reduce" or len(args) != 1 or double is None:
+            return None
+        if (last is not None and not last.has_ended()) or double.broken or self.waiting.inject is not None:
+            return None
+        try:
+            buffer = buffer_of(args[0], "all_reduce")
+            task = double.begin_beside(self.progress, args[0])
+        except (ValueError, TypeError):
+            return None  # the same is raised again in its turn
+        return task and CompiledWork(self, task, args[0], buffer, line)
+
+    def _function(self, fn, args, line):
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, daemon=True, name="hpdl-background")
+            self._thread.start()
+        work = self._last_function = FunctionWork(self, fn, args, line, list(self._works))
+        self._functions.put(work)
+        return work
+
+    # -- main thread ------------------------------------------------------------------------------------------------
+
+    def finish(self, work=None):
+        """Wait until `work` has ended, and everything before it; without a work: settle what has ended by itself.
+
+        What a work ends with, it keeps. Raises CommTimeout, RankFailed, KeyboardInterrupt where one does not end.
+        """
+        while self._works and (not work.settled if work else self._works[0].has_ended()):
+            self._works[0].finish()
+            self._works.popleft()
+
+    def waited(self, work):
+        """Somebody knows how `work` has ended."""
+        self._unwaited.pop(id(work), None)
+
+    def require_no_forgotten_wait(self):
+        """Raise ForgottenWait where nobody has waited for something."""
+        for work in self._unwaited.values():
+            raise ForgottenWait.of_background(self.comm.names[self.comm.rank], work.what, work.line)
+
+    def close(self):
+        """End both threads. Returns the messages that are under way in comm', and keeps what MPI may still write to."""
+        self.progress.stop()
+        self.waiting.stop()
+        abandoned = [work.task for work in self._works if isinstance(work, CompiledWork) and not work.has_ended()]
+        self.comm.place.abandoned.extend(abandoned)
+        if self._thread is not None:
+            self._functions.put(None)
+            self._thread.join(SOON)
+            if self._thread.is_alive():
+                interrupt(self._thread)
+                self._thread.join(LATER)
+        return [] if self.double is None else self.double._release()
+
+    # -- Python thread ----------------------------------------------------------------------------------------------
+
+    def _serve(self):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is for the main thread, whose sleep it ends
+        with suppress(KeyboardInterrupt):  # of `close`
+            while (work := self._functions.get()) is not None:
+                work.run()
+
+    def open(self):
+        """comm', which is made at the first call. Collective over all ranks of the communicator, in their threads."""
+        if self._broken is not None:
+            raise self._broken
+        if self.double is None:
+            try:
+                double = self.comm.make_double(self.waiting, self._trace)
+                double.rows, double.name = self.comm.rows, f"{self.comm.name} background".strip()
+                double.connect()
+                double.shared("background")
+            except BaseException as error:
+                self._broken = error
+                raise
+            self.double = double
+        return self.double
+
+    def work_for(self, line):
+        """What comes now is on behalf of `line`."""
+        self._trace.line_of_call = self.waiting.board.line = line
+
+
+class BackgroundWork(Work):
+    """Something that runs beside this rank, has run or will run. what: its name, line: where it was begun."""
+
+    value = error = None
+    settled = False  # the main thread knows its end
+
+    def __init__(self, background, what, line):
+        self.background, self.what, self.line = background, what, line
+
+    def wait(self):
+        trace = self.background.comm.trace
+        step, t0 = trace.step(), trace.clock()
+        try:
+            self.background.finish(self)
+        finally:
+            trace.add(step, "wait", t0, trace.clock(), line=trace.line() if trace.enabled else "")
+            self.background.waited(self)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def test(self):
+        self.background.finish()
+        if self.settled:
+            self.background.waited(self)
+        return self.settled
+
+    def has_ended(self):
+        """True when it will not go on: what it ended with is there."""
+        raise NotImplementedError
+
+    def finish(self):
+        """Wait for the end, as the first work that has not ended."""
+        raise NotImplementedError
+
+
+class CompiledWork(BackgroundWork):
+    """An all_reduce of the progress thread, which has been begun."""
+
+    def __init__(self, background, task, x, buffer, line):
+        super().__init__(background, "all_reduce", line)
+        self.task, self._x, self._buffer = task, x, buffer
+        double = background.double
+        self._step, self._call = double.trace.step(), begin(double, "all_reduce", x, line=line)
+
+    def has_ended(self):
+        return self.settled or self.task.ended
+
+    def finish(self):
+        double, waiting = self.background.double, self.background.comm.waiting
+        try:
+            with double._breaking("all_reduce", self.task):
+                waiting.finish(self.task, "all_reduce", self._peers, self._buffer.nbytes, self.line, facts=self._facts)
+            self.value = self._x
+            self._record(double)
+        except ValueError as error:
+            self.error = error
+            try:
+                double._require_same(self.task)
+            except Mismatch as mismatch:
+                self.error = mismatch
+        except CommError as error:
+            self.error = error
+        self.settled, self._x = True, None
+
+    def _record(self, double):
+        """The events of this all_reduce, with the times at which it began and ended."""
+        trace, task = double.trace, self.task
+        for end, peer, nbytes, t0, t1 in task.transfers():
+            trace.add(trace.step(), end, t0, t1, double.names[peer], nbytes, self.line)
+        trace.add(self._step, "all_reduce", task.t0_ns, task.t1_ns, nbytes=self._buffer.nbytes, line=self.line)
+
+    def _peers(self):
+        double = self.background.double
+        if double._shared:
+            return tuple(double.members[r] for r in self.task.missing())
+        come = {"comm": self._call.comm, "nth": self._call.nth}
+        return self.background.comm.waiting.missing(double.members, "all_reduce", lambda: come)()
+
+    def _facts(self):
+        """The fields of errors.Wait for a rank that waits for it."""
+        told = {**self._call.facts(), "dtype": self._buffer.dtype if self._buffer.count else ""}
+        return {**told, "counts": self.background.comm.calls.times("all_reduce", self.line)}
+
+
+class FunctionWork(BackgroundWork):
+    """A function of the Python thread. before: the works that were given before it and may not have ended."""
+
+    def __init__(self, background, fn, args, line, before):
+        super().__init__(background, getattr(fn, "__name__", type(fn).__name__), line)
+        self._fn, self._args, self._before = fn, args, before
+        self._ended = threading.Event()
+
+    def has_ended(self):
+        return self._ended.is_set()
+
+    def run(self):
+        """In the Python thread: do it."""
+        background = self.background
+        try:
+            while any(isinstance(work, CompiledWork) and not work.has_ended() for work in self._before):
+                if background.waiting.stopping:
+                    raise KeyboardInterrupt
+                time.sleep(LOOK)
+            background.work_for(self.line)
+            self.value = self._fn(background.open(), *self._args)
+        except BaseException as error:
+            self.error = error
+        self._fn = self._args = self._before = None
+        self._ended.set()
+
+    def finish(self):
+        waiting, corner = self.background.comm.waiting, self.background.waiting.board
+        waiting.watch(Ending(self._ended), lambda: corner.told, self.line)
+        self.settled = True
+
+
+def interrupt(thread):
+    """Raise KeyboardInterrupt in the Python code of another thread."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
