@@ -38,8 +38,8 @@ def restore(comm, path, model, optimizer, facts):
     Bytes:   the file, once to every rank.
     """
     state = received(comm, path)
-    other = [f"{name} {state['facts'].get(name)!r}, now {value!r}" for name, value in facts.items()
-             if state["facts"].get(name) != value]  # fmt: skip
+    then = state["facts"]
+    other = [f"{name} {then.get(name)!r}, now {now!r}" for name, now in facts.items() if then.get(name) != now]
     if other:
         raise ValueError(f"checkpoint {path} is of another course of training: {'; '.join(other)}")
     try:
@@ -65,9 +65,8 @@ def received(comm, path):
         state = torch.load(io.BytesIO(buffer.numpy().tobytes()), weights_only=True)
         return {name: state[name] for name in ("model", "optimizer", "step", "facts")}
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
-        raise ValueError(
-            f"checkpoint {path} cannot be read: {type(error).__name__}; it is damaged or no checkpoint"
-        ) from None
+        why = f"{type(error).__name__}: it is damaged, or no checkpoint"
+        raise ValueError(f"checkpoint {path} cannot be read, {why}") from None
 
 
 def contents(path):
