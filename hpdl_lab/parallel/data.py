@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ..comm.calls import only_calls
 from .agreement import require_same_model
 from .packing import Bucket, by_dtype
 from .verdict import Verdict
@@ -186,6 +187,7 @@ class DataParallel(Strategy):
         return list(by_dtype(params).values())
 
 
+@only_calls("all_reduce")
 def best_all_reduce(comm, x):
     """The communicator's own all-reduce: the best that its back end has."""
     return comm.all_reduce(x)
