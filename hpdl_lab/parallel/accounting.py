@@ -1,0 +1,97 @@
+"""Where the time of training steps went, from their events alone: computing, communication, and what of it shows.
+
+    own thread   | forward | backward        | wait | update |        step: first span to the end of "update"
+    background             |-- all_reduce --------|                   communication; the part below "wait" is exposed
+
+The spans "input", "forward", "backward", "add gradients" and "update" of lane "" make a step. A wait for what runs
+beside the rank is the event "wait". Every other operation is communication, in whichever lane.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+SPANS = ("input", "forward", "backward", "add gradients", "update")
+LAST = "update"
+OWN_WORK = (*SPANS, "compute", "injected delay")  # in which a rank waits for nobody
+
+
+class Account(NamedTuple):
+    """Shares of all steps of all ranks.
+
+    steps: on each rank; seconds: of a step, mean.
+    exposed: communication that nothing hides, over time; overlap: hidden communication over all communication (0 where
+    there is none); imbalance: computing time of the rank with most over the mean, 1 where all have the same.
+    """
+
+    steps: int
+    seconds: float
+    exposed: float
+    overlap: float
+    imbalance: float
+
+
+def account(events):
+    """The Account of the training steps in `events`; None where there is no whole step.
+
+    Args:    events: list of trace.Event of all ranks, in any order.
+    """
+    ranks = {}
+    for event in events:
+        ranks.setdefault(event.rank, []).append(event)
+    times = [rank_times(mine) for _, mine in sorted(ranks.items())]  # (steps, 4) per rank
+    steps = min((len(rows) for rows in times), default=0)
+    if not steps:
+        return None
+    total, communication, exposed, compute = np.array([rows[:steps].sum(axis=0) for rows in times]).T  # (ranks,) ns
+    return Account(
+        steps,
+        float(total.mean()) / steps / 1e9,
+        share(exposed.sum(), total.sum()),
+        share(communication.sum() - exposed.sum(), communication.sum()),
+        float(compute.max() / compute.mean()) if compute.mean() else 1.0,
+    )
+
+
+def share(part, whole):
+    """part / whole, 0 where there is none."""
+    return float(part / whole) if whole else 0.0
+
+
+def rank_times(events):
+    """(steps, 4) ns of one rank: whole steps, communication, exposed communication, computing."""
+    talk = [e for e in events if e.op not in OWN_WORK]
+    exposed = union((e.t0_ns, e.t1_ns) for e in talk if not e.lane)
+    communication = union((e.t0_ns, e.t1_ns) for e in talk)  # waits too: only what is not exposed is hidden
+    rows = []
+    for begin, end in steps_of(events):
+        seen, all_ = (sum(b - a for a, b in inside(pieces, begin, end)) for pieces in (exposed, communication))
+        rows.append((end - begin, all_, seen, end - begin - seen))
+    return np.array(rows, dtype=np.float64).reshape(-1, 4)
+
+
+def steps_of(events):
+    """[(begin, end)] ns of the whole steps of one rank: from its first span after an "update" to the next one's end."""
+    begin, found = None, []
+    for event in sorted((e for e in events if not e.lane and e.op in SPANS), key=lambda e: (e.t0_ns, e.step)):
+        begin = event.t0_ns if begin is None else begin
+        if event.op == LAST:
+            found.append((begin, event.t1_ns))
+            begin = None
+    return found
+
+
+def union(pieces):
+    """The same time as intervals that do not overlap, in rising order."""
+    joined = []
+    for begin, end in sorted(pieces):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        elif end > begin:
+            joined.append((begin, end))
+    return joined
+
+
+def inside(pieces, begin, end):
+    """The parts of `pieces` between `begin` and `end`."""
+    return [(max(a, begin), min(b, end)) for a, b in pieces if a < end and b > begin]

@@ -1,0 +1,91 @@
+"""Two laws of scaling, fitted to speedups: Amdahl's for the same work on more ranks, Gustafson's for more work.
+
+Both say that a share s of the time on one rank does not become shorter with more of them.
+
+    Amdahl      speedup(p) = 1 / (s + (1 - s) / p)       strong scaling: never above 1 / s
+    Gustafson   speedup(p) = s + (1 - s) p               weak scaling: work done per time, over that of one rank
+
+p is counted from the fewest ranks of the curve, whose speedup is 1.   Ref: Amdahl 1967; Gustafson 1988.
+"""
+
+from typing import NamedTuple
+
+LEAST_POINTS = 3  # one point is where the speedup is 1, and a line through the other one alone would always fit
+LAWS = {"strong": "Amdahl", "weak": "Gustafson"}
+FORMULAS = {"strong": "1 / (s + (1-s)/p)", "weak": "s + (1-s) p"}
+
+
+class Fit(NamedTuple):
+    """A law fitted to a curve.
+
+    kind: "strong" or "weak"; source: of which curve, "measured" or "simulated"; points: how many it has.
+    serial: the share s, 0 to 1; residual: root of the mean square of (law / curve - 1). None where points are too few.
+    fewest: ranks where the speedup is 1.
+    """
+
+    kind: str
+    source: str
+    points: int
+    serial: float | None = None
+    residual: float | None = None
+    fewest: int = 1
+
+    @property
+    def law(self):
+        """ "Amdahl" for strong scaling, "Gustafson" for weak."""
+        return LAWS[self.kind]
+
+    def speedup(self, ranks):
+        """What the law says for `ranks`, with the s of this fit."""
+        return SPEEDUPS[self.kind](self.serial, ranks / self.fewest)
+
+    @property
+    def told(self):
+        """What came out, or how many points are missing."""
+        if self.serial is None:
+            there = f"{self.points} point{'' if self.points == 1 else 's'}"
+            return f"{self.source}: {there}, a fit needs {LEAST_POINTS}"
+        return f"{self.source}: s = {self.serial:.2%}, residual {self.residual:.1%}"
+
+    def __str__(self):
+        return f"{self.law} {self.told}"
+
+
+def amdahl(serial, p):
+    """Speedup of the same work on p times as many ranks."""
+    return 1 / (serial + (1 - serial) / p)
+
+
+def gustafson(serial, p):
+    """Speedup, as work per time, of p times the work on p times as many ranks."""
+    return serial + (1 - serial) * p
+
+
+SPEEDUPS = {"strong": amdahl, "weak": gustafson}
+
+
+def fit(kind, ranks, speedups, source="measured"):
+    """Fit the law of this kind of scaling by least squares on relative errors.
+
+        Amdahl      1 / speedup = 1/p + s (1 - 1/p): a straight line through the times
+        Gustafson   speedup = p - s (p - 1)
+
+    Relative errors, because the many ranks would count for nothing in the times, and the few ones for nothing in the
+    speedups.
+
+    Args:    ranks, speedups: the points of the curve, in rising order of ranks; the first speedup is 1.
+    Returns: Fit, without numbers where there are fewer than LEAST_POINTS points.
+    """
+    if len(ranks) < LEAST_POINTS:
+        return Fit(kind, source, len(ranks))
+    p = [rank / ranks[0] for rank in ranks]
+    if kind == "strong":
+        rows = [(1 - 1 / q, 1 / s - 1 / q, s) for q, s in zip(p, speedups, strict=True)]
+    else:
+        rows = [(q - 1, q - s, 1 / s) for q, s in zip(p, speedups, strict=True)]
+    square = sum((weight * x) ** 2 for x, _, weight in rows)
+    serial = sum(weight**2 * x * y for x, y, weight in rows) / square
+    serial = min(1.0, max(0.0, serial))
+    errors = [SPEEDUPS[kind](serial, q) / s - 1 for q, s in zip(p, speedups, strict=True)]
+    residual = (sum(error**2 for error in errors) / len(errors)) ** 0.5
+    return Fit(kind, source, len(ranks), serial, residual, ranks[0])

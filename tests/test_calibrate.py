@@ -1,0 +1,58 @@
+"""Alpha and beta fitted to an all-reduce, and the algorithm that a function is like."""
+
+import pytest
+
+from hpdl_lab.collectives import ring, tree
+from hpdl_lab.collectives.calibrate import fit_switch, virtual
+from hpdl_lab.collectives.lookalike import lookalike, schedule_time
+from hpdl_lab.collectives.selector import Selection
+from hpdl_lab.collectives.table import find, names
+from hpdl_lab.comm.network import Switch
+
+TRUE = Switch(alpha=40e-6, beta=3e-10)
+BYTES = (8, 4096, 1 << 20)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("function", [ring.all_reduce, tree.all_reduce])
+def test_the_fit_finds_the_network_that_made_the_times(p, function):
+    measured = {n: virtual(p, function, n, TRUE) for n in BYTES}
+    found = fit_switch(p, function, measured)
+    assert found.alpha == pytest.approx(TRUE.alpha) and found.beta == pytest.approx(TRUE.beta)
+
+
+def test_no_cost_is_below_zero():
+    for measured in ({8: 1e-3, 1 << 20: 1e-5}, {8: 1e-9, 1 << 20: 1.0}):
+        found = fit_switch(2, ring.all_reduce, measured)
+        assert found.alpha >= 0 and found.beta >= 0 and found.alpha + found.beta > 0
+
+
+def test_a_fit_needs_two_of_each():
+    with pytest.raises(ValueError, match="needs 2 ranks and 2 sizes, got 1 ranks and 2 sizes"):
+        fit_switch(1, ring.all_reduce, {8: 1.0, 16: 1.0})
+    with pytest.raises(ValueError, match="got 2 ranks and 1 sizes"):
+        fit_switch(2, ring.all_reduce, {8: 1.0})
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_function_is_recognized_by_its_messages(name):
+    function = find(name).function
+
+    def mine(comm, x):
+        return function(comm, x)
+
+    found = lookalike(mine)(1000)
+    assert schedule_time(found, 16, 5000) == pytest.approx(schedule_time(find(name), 16, 5000), rel=1e-2)
+
+
+def test_a_selection_is_followed_by_size():
+    algorithm = lookalike(Selection.parse("tree:0-1000;ring:1001-max"))
+    assert [algorithm(n).name for n in (8, 1000, 1001, 1 << 20)] == ["tree", "tree", "ring", "ring"]
+
+
+def test_what_is_like_nothing_has_no_schedule():
+    def twice(comm, x):
+        ring.all_reduce(comm, x)
+        return ring.all_reduce(comm, x)
+
+    assert lookalike(twice) is None

@@ -1,0 +1,78 @@
+"""The alpha-beta-overlap model: what hides and what shows; simulated ranks with real messages take the same time."""
+
+import pytest
+
+from hpdl_lab.collectives import cost, ring, tree
+from hpdl_lab.comm import sim
+from hpdl_lab.comm.network import Switch
+from hpdl_lab.parallel.accounting import account
+from hpdl_lab.parallel.overlap_model import Message, StepProfile, profile_for, step_time
+from hpdl_lab.parallel.simulated_step import simulated_step
+
+MS = 1e-3
+SIZES = (400_000, 40_000, 4_000)  # bytes, of three buckets; each a multiple of 8 chunks of float32
+
+
+def profile(background, samples=8):
+    """forward 2 ms, backward until 8 ms with a bucket at 4, 6 and 8 ms, or all of them after it; 10 ms in all."""
+    when = (4, 6, 8) if background else (8.2, 8.4, 8.6)
+    messages = tuple(Message(at * MS, n, background) for at, n in zip(when, SIZES, strict=True))
+    return StepProfile(samples, 2 * MS, 8 * MS, 9 * MS, 10 * MS, messages)
+
+
+def test_blocking_messages_add_up():
+    modelled = step_time(profile(False), lambda nbytes: 1 * MS)
+    assert modelled == pytest.approx((13 * MS, 3 * MS, 3 * MS))
+    assert modelled.overlap_share == pytest.approx(0) and modelled.exposed_share == pytest.approx(3 / 13)
+
+
+@pytest.mark.parametrize(
+    ("each_ms", "step_ms", "exposed_ms"),
+    [
+        (1, 11, 1),  # the last bucket is ready when backward ends: it alone shows
+        (2, 12, 2),  # each ends when the next one is ready
+        (3, 15, 5),  # they queue: the lane is busy from 4 to 13 ms, backward ends at 8
+        (0, 10, 0),
+    ],
+)
+def test_messages_in_the_background_hide_behind_backward(each_ms, step_ms, exposed_ms):
+    modelled = step_time(profile(True), lambda nbytes: each_ms * MS)
+    assert modelled == pytest.approx((step_ms * MS, 3 * each_ms * MS, exposed_ms * MS))
+
+
+def test_nothing_to_say_is_no_communication():
+    assert step_time(profile(True)._replace(messages=()), None) == (10 * MS, 0.0, 0.0)
+    assert step_time(StepProfile(1, 0, 0, 0, 0), None).exposed_share == 0
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 8])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("beta", [1e-9, 2e-8])
+def test_simulated_ranks_take_the_time_of_the_model(p, background, beta):
+    """Real messages of a ring on a switch: the formula is exact where chunks are of equal size, near it otherwise."""
+    alpha = 5e-6
+    run = sim.run(p, simulated_step, profile(background), ring.all_reduce, network=Switch(alpha, beta))
+    modelled = step_time(profile(background), lambda n: cost.all_reduce(p, n).seconds(alpha, beta))
+    tolerance = 1e-3 if p == 3 else 1e-9
+    assert run.seconds == pytest.approx(modelled.seconds, rel=tolerance)
+    assert run == pytest.approx([modelled.seconds] * p, rel=tolerance)
+    counted = account(run.events)
+    assert counted.seconds == pytest.approx(modelled.seconds, rel=tolerance) and counted.steps == 1
+    assert counted.exposed == pytest.approx(modelled.exposed_share, abs=2e-3)
+    assert counted.overlap == pytest.approx(modelled.overlap_share, abs=2e-3)
+
+
+def test_the_function_that_is_given_is_simulated():
+    slow, fast = (sim.run(8, simulated_step, profile(False), f).seconds for f in (tree.all_reduce, ring.all_reduce))
+    assert slow > fast
+
+
+def test_profiles_between_and_beyond_measured_ones_lie_on_lines():
+    few, many = profile(True, 8), StepProfile(16, *(2 * t for t in profile(True)[1:5]), profile(True).messages)
+    assert profile_for([few, many], 8) is few
+    between = profile_for([few, many], 12)
+    assert between.samples == 12 and between.end == pytest.approx(15 * MS)
+    assert profile_for([few, many], 32).end == pytest.approx(40 * MS)
+    assert profile_for([few, many], 0).end == 0.0, "never below 0"
+    assert profile_for([few], 3)._replace(samples=8) == few, "one alone is for any number"
+    assert [m.nbytes for m in between.messages] == list(SIZES)
