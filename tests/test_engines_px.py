@@ -9,40 +9,41 @@ from hpdl_lab.engines import px_client
 from hpdl_lab.engines.errors import EngineError
 
 
-class Deaf(ipyparallel.Client):
-    """A Client for which the news of engines comes to nothing: what happens by chance, made certain."""
-
-    made = deaf = 0
-
-    def _update_engines(self, engines):
-        type(self).made += 1
-        if self.made > self.deaf:
-            super()._update_engines(engines)
-
-
 @pytest.fixture
-def deaf_clients(monkeypatch):
+def deaf(monkeypatch):
+    """`deaf(2)`: clients to which the first two news of engines come to nothing: what happens by chance, made certain.
+
+    The class is changed and not replaced, since ipyparallel looks it up once for good. Returns the list of all news.
+    """
+    hear = ipyparallel.Client._update_engines
+
     def make(number):
-        monkeypatch.setattr(Deaf, "made", 0)
-        monkeypatch.setattr(Deaf, "deaf", number)
-        monkeypatch.setattr(ipyparallel, "Client", Deaf)
+        news = []
+
+        def update(client, engines):
+            news.append(engines)
+            if len(news) > number:
+                hear(client, engines)
+
+        monkeypatch.setattr(ipyparallel.Client, "_update_engines", update)
+        return news
 
     return make
 
 
-def test_engines_that_a_client_has_missed_are_asked_for_again(cluster, deaf_clients, within):
-    deaf_clients(2)
+def test_engines_that_a_client_has_missed_are_asked_for_again(cluster, deaf, within):
+    news = deaf(2)
     begin = time.monotonic()
     client = px_client.connect(cluster.path, 4, 30)
     try:
-        assert client.ids == [0, 1, 2, 3] and Deaf.made == 3
+        assert client.ids == [0, 1, 2, 3] and len(news) == 3
         assert client[:].apply_sync(lambda: 7) == [7] * 4
     finally:
         client.close()
     assert 2 * px_client.PATIENCE < time.monotonic() - begin < within(5)
 
 
-def test_engines_that_never_appear_are_an_error_with_the_remedy(cluster, deaf_clients):
-    deaf_clients(100)
+def test_engines_that_never_appear_are_an_error_with_the_remedy(cluster, deaf):
+    deaf(100)
     with pytest.raises(EngineError, match=r"%px knows 0 of 4 engines after 0.1 s: call lab.restart\(\)"):
         px_client.connect(cluster.path, 4, 0.1)
