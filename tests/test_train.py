@@ -57,7 +57,7 @@ def test_a_number_of_ranks_that_is_none_is_refused(ranks):
 
 def test_an_error_on_a_rank_comes_back_and_the_picture_is_finished(monkeypatch):
     drawn = []
-    monkeypatch.setattr(live.Live, "finish", lambda self, rows, steps, title, foot: drawn.append((len(rows), title)))
+    monkeypatch.setattr(live.Live, "finish", lambda self, rows, steps, title, *_: drawn.append((len(rows), title)))
     calls = []
 
     def breaks_later(comm, x):
@@ -68,7 +68,7 @@ def test_an_error_on_a_rank_comes_back_and_the_picture_is_finished(monkeypatch):
 
     with pytest.raises(RuntimeError, match="not today"):
         lab.train(all_reduce=breaks_later, steps=50)
-    assert drawn == [(10, "Digits on 4 simulated ranks: stopped")]
+    assert drawn == [(10, "mlp on digits, 4 simulated ranks: stopped")]
     with pytest.raises(RuntimeError, match="not today"):
         lab.train(all_reduce=breaks_later, steps=50)
     assert len(drawn) == 1  # a run without any step leaves no empty picture

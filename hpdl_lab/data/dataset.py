@@ -21,6 +21,10 @@ class Dataset(NamedTuple):
     test_x: torch.Tensor
     test_y: torch.Tensor
 
+    def __deepcopy__(self, memo):
+        """The same: ranks only read it, so a thousand simulated ones share it."""
+        return self
+
     @property
     def classes(self):
         """How many different answers there are: labels are 0 to classes - 1."""

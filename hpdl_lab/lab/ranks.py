@@ -49,10 +49,13 @@ class Place:
             return f"{title(self.network)}: virtual time, in which arithmetic is free."
         return "Simulated ranks: virtual time, in which arithmetic is free. lab.start(4) makes real ones."
 
-    def run(self, fn, *args, deadline=10.0, on_row=None):
-        """Call `fn(comm, *args)` on every rank; returns Results."""
+    def run(self, fn, *args, deadline=10.0, on_row=None, threads=False):
+        """Call `fn(comm, *args)` on every rank; returns Results.
+
+        threads: whether fn waits for other ranks inside autograd's backward, for which simulated ranks must be threads.
+        """
         if self.simulated:
-            told = {"deadline": SIMULATED_DEADLINE, "on_row": on_row, "inject": injected()}
+            told = {"deadline": SIMULATED_DEADLINE, "on_row": on_row, "inject": injected(), "threads": threads}
             return sim.run(self.ranks, fn, *args, network=self.network, **told)
         return run(fn, *args, ranks=range(self.ranks), deadline=deadline, on_row=on_row)
 

@@ -1,13 +1,14 @@
-"""`lab.train`: the handwritten digits, learned by several ranks with your all-reduce, drawn as it goes."""
+"""`lab.train`: a network learns over several ranks, with your all-reduce or your strategy, drawn as it goes."""
 
+import math
 from dataclasses import dataclass, field
 
-from ..data import digits
-from ..models.mlp import mlp
+from ..models import batch_norm
 from ..parallel.data import DataParallel
 from ..parallel.training import Recipe
 from ..parallel.training import train as train_on_rank
 from ..plots import live, loss
+from .choice import model_and_data
 from .ranks import place
 
 SAME = 1e-3  # how far the ranks' parameters may drift apart by rounding, as a share of the largest
@@ -15,23 +16,32 @@ SAME = 1e-3  # how far the ranks' parameters may drift apart by rounding, as a s
 
 @dataclass(frozen=True)
 class TrainResult:
-    """losses: of the global batch at every step; test_accuracy: 0 to 1; seconds: in steps; drift: between ranks."""
+    """losses: of the global batch at every step; test_loss: mean cross-entropy per answer; test_accuracy: 0 to 1.
+
+    learned: the same in words; perplexity: exp(test_loss); seconds: in steps; drift: between the ranks' parameters.
+    """
 
     where: str
     simulated: bool
     losses: list
+    test_loss: float
     test_accuracy: float
+    learned: str
     seconds: float
     samples_per_s: float
     drift: float
     events: list = field(repr=False)
     figure: object = field(repr=False)
 
+    @property
+    def perplexity(self):
+        return perplexity(self.test_loss)
+
     def __repr__(self):
         seconds = f"{self.seconds:.3g} s{' of virtual time' if self.simulated else ''}"
         lines = [
             f"{self.where}: {len(self.losses)} steps in {seconds}, {self.samples_per_s:,.0f} samples/s, "
-            f"loss {self.losses[0]:.3g} -> {self.losses[-1]:.3g}, test accuracy {self.test_accuracy:.1%}"
+            f"loss {self.losses[0]:.3g} -> {self.losses[-1]:.3g}, {self.learned}"
         ]
         if self.drift > SAME:
             lines.append(
@@ -41,54 +51,86 @@ class TrainResult:
         return "\n".join(lines)
 
 
-def train(model=None, strategy=None, *, all_reduce=None, ranks=None, dtype="float32", deadline=10.0, **recipe):
-    """Train a network on the digits over all ranks; loss and samples/s are drawn while it goes.
+def train(
+    model=None,
+    strategy=None,
+    *,
+    data=None,
+    size="tiny",
+    all_reduce=None,
+    reader=None,
+    ranks=None,
+    dtype="float32",
+    deadline=10.0,
+    **recipe,
+):
+    """Train a network over all ranks; loss and samples/s are drawn while it goes.
 
-        lab.train(all_reduce=all_reduce)                            the network and strategy of the lesson
+        lab.train(all_reduce=all_reduce)                            the network, the digits and strategy of lesson 04
+        lab.train(model="gpt", data="text", strategy=strategy)      by name: mlp, cnn, gpt, vit; digits, text, copy, ...
         lab.train(model, DataParallel(all_reduce), steps=200)       your own
 
-    Args:    model: nn.Module from 64 pixels to 10 logits; default models.mlp.mlp().
+    Args:    model: a name, or an nn.Module that fits the data; data: a name, or a data.dataset.Dataset. Where one of
+             them is not given, it is what suits the other. size: of a model that is named: "tiny", "small", "paper".
              strategy: how gradients are added, see parallel/data.py; default DataParallel(all_reduce).
              all_reduce: f(comm, x), makes x its sum over ranks; default the communicator's own.
+             reader: a data.loading.Reader, where reading examples shall cost something.
              ranks: default all engines, or 4 simulated ranks where none run; dtype: "float32" or "float64".
              deadline: s, the longest that a rank may wait.
-             steps, batch, lr, momentum, seed: see parallel.training.Recipe.
+             steps, batch, lr, momentum, seed, optimizer, micro_batches, checkpoint, ...: see parallel.recipe.Recipe;
+             what is not given is what suits a model that is named.
     Returns: TrainResult.
     """
     if strategy is not None and all_reduce is not None:
         raise ValueError("give a strategy or an all_reduce, not both: DataParallel(all_reduce=...) is a strategy")
-    recipe = Recipe(**recipe)
     where = place(ranks)
-    data = digits.load(dtype)
-    model = mlp(dtype=dtype) if model is None else model
+    model, data, what, suiting = model_and_data(model, data, size, dtype)
+    recipe = Recipe(**{**suiting, **recipe})
     strategy = DataParallel(all_reduce) if strategy is None else strategy
-    title = f"Digits on {where}"
+    title = f"{what}, {where}"
+    lowest = 0.1 if data.positions == 1 else 1.0  # what comes next in a text is never sure
     rows = []
     plot = live.Live(loss.draw, alt="loss and samples per second")
 
     def on_row(row):
         rows.append(row)
-        plot.update(rows, recipe.steps, title, where.remark)
+        plot.update(rows, recipe.steps, title, where.remark, lowest)
 
+    threads = batch_norm.talks(model)
+    args = (model, strategy, data, recipe, reader)
     try:
-        results = where.run(train_on_rank, model, strategy, data, recipe, deadline=deadline, on_row=on_row)
+        results = where.run(train_on_rank, *args, deadline=deadline, on_row=on_row, threads=threads)
     except BaseException:
         if rows:
-            plot.finish(rows, recipe.steps, f"{title}: stopped", where.remark)
+            plot.finish(rows, recipe.steps, f"{title}: stopped", where.remark, lowest)
         raise
     first = results[0]
-    accuracy = f"{title}: {first.test_accuracy:.1%} of the test images read rightly"
-    figure = plot.finish(rows, recipe.steps, accuracy, where.remark)
+    learned = in_words(first, data)
+    figure = plot.finish(rows, recipe.steps, f"{title}: {learned}", where.remark, lowest)
     scale = max(float(first.parameters.abs().max()), 1e-30)
     drift = max(float((trained.parameters - first.parameters).abs().max()) for trained in results) / scale
     return TrainResult(
         where=str(where),
         simulated=where.simulated,
         losses=first.losses,
+        test_loss=first.test_loss,
         test_accuracy=first.test_accuracy,
+        learned=learned,
         seconds=first.seconds,
         samples_per_s=first.samples / first.seconds if first.seconds else 0.0,
         drift=drift,
         events=results.events,
         figure=figure,
     )
+
+
+def in_words(trained, data):
+    """What has been learned: the share of answers that are right, or among how many tokens a language model wavers."""
+    if data.positions > 1:
+        return f"perplexity {perplexity(trained.test_loss):.3g} of {data.classes} on the test set"
+    return f"test accuracy {trained.test_accuracy:.1%}"
+
+
+def perplexity(loss):
+    """exp(loss); of a model that has diverged a large number, not an error."""
+    return math.exp(min(loss, 700.0))

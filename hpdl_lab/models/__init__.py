@@ -36,12 +36,17 @@ def build_for(data, name, size="tiny", seed=0, dtype="float32", **fields):
     Raises:  ValueError where the model does not read such data; as build.
     """
     module = module_of(name)
-    n_dims, reads, fitting = MODELS[name]
-    x = data.train_x
-    if x.ndim - 1 != n_dims or x.is_floating_point() == (name == "gpt"):
-        kind = str(x.dtype).removeprefix("torch.")
-        raise ValueError(f"{name} reads {reads}; this data is {tuple(x.shape)} {kind}. For example: {fitting}")
+    if not reads(name, data):
+        _, kind, fitting = MODELS[name]
+        x = data.train_x
+        got = f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        raise ValueError(f"{name} reads {kind}; this data is {got}. What it reads, for example: {fitting}")
     return build(name, size, seed, dtype, **{**module.fields_of(data), **fields})
+
+
+def reads(name, data):
+    """Whether the model of this name reads such data: the number of dimensions of an example, tokens or not."""
+    return data.train_x.ndim - 1 == MODELS[name][0] and data.train_x.is_floating_point() == (name != "gpt")
 
 
 def module_of(name):

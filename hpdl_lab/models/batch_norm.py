@@ -89,6 +89,11 @@ def summed(x, comm):
     return x if comm is None else comm.all_reduce(x)
 
 
+def talks(model):
+    """Whether `model` has a BatchNorm: then ranks wait for each other inside its forward and its backward pass."""
+    return any(isinstance(module, BatchNorm) for module in model.modules())
+
+
 @contextmanager
 def synchronized(model, comm):
     """Inside, every BatchNorm of `model` shares its statistics over `comm`: all ranks must run it equally often."""

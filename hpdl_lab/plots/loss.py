@@ -8,14 +8,17 @@ from .style import BLUE, GREEN, heading, log_axis, note, number_text, x_label
 SMOOTH = 20  # steps over which samples/s are averaged: single steps show the operating system more than the training
 
 
-def draw(figure, rows, steps, title="", foot=""):
-    """Fill `figure` from the rows that a training reports: dicts with step, loss, samples_per_s; `steps` in all."""
+def draw(figure, rows, steps, title="", foot="", lowest=0.1):
+    """Fill `figure` from the rows that a training reports: dicts with step, loss, samples_per_s; `steps` in all.
+
+    lowest: a loss that is good to reach; the axis goes down to it from the beginning, so that it stands still.
+    """
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
     figure.subplots_adjust(left=0.075, right=0.975, bottom=0.19, top=0.78, wspace=0.24)
     x = [r["step"] for r in rows]
     losses = [r["loss"] for r in rows]
     left.plot(x, losses, color=BLUE, linewidth=1.4)
-    log_axis(left, [*losses, 0.1, 3.0], number_text)  # where a training starts, and where it has learned something
+    log_axis(left, [*losses, lowest, 3.0], number_text)  # 3: about where a training starts
     left.set_title("loss of the global batch")
 
     rates = smoothed([r["samples_per_s"] for r in rows])

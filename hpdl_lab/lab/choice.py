@@ -1,0 +1,71 @@
+"""A model and a data set that fit each other, by name: what `lab.train` and `lab.scaling` do unless told otherwise."""
+
+from typing import NamedTuple
+
+from torch import nn
+
+from .. import data as sets
+from .. import models
+from ..data.dataset import Dataset
+
+DATA_FOR = {"mlp": "digits", "cnn": "digit_images", "gpt": "text", "vit": "digit_images"}
+MODEL_FOR = {"digits": "mlp", "digit_images": "cnn", "text": "gpt", "synthetic": "mlp", "copy": "gpt"}
+RECIPES = {  # how each learns well in a minute; what the caller says comes first
+    "mlp": {},
+    "cnn": {"lr": 0.1},
+    "gpt": {"optimizer": "adamw", "lr": 3e-3, "batch": 32, "steps": 200},
+    "vit": {"optimizer": "adamw", "lr": 3e-3},
+}
+
+
+class Choice(NamedTuple):
+    """model: nn.Module; data: Dataset; words: such as "gpt on text"; recipe: what of a Recipe suits this model."""
+
+    model: nn.Module
+    data: Dataset
+    words: str
+    recipe: dict
+
+
+def model_and_data(model=None, data=None, size="tiny", dtype="float32"):
+    """The model and the data set that are meant.
+
+    Args:    model: a name of models.MODELS, or an nn.Module; data: a name of data.SETS, or a Dataset. Where one of them
+             is not given, it is what suits the other; by default the mlp of lesson 04 on handwritten digits.
+             size, dtype: of a model that is named.
+    Returns: Choice.
+    Raises:  LookupError for a name that is none; ValueError where the model does not read such data; TypeError for
+             something that is neither a name nor a model or data set; DataError where the data is missing.
+    """
+    named = model if isinstance(model, str) else None
+    if named is not None:
+        models.module_of(named)  # first of all, whether there is such a model
+    elif model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model={model!r}: the name of one ({', '.join(models.MODELS)}) or an nn.Module is needed")
+    if data is None:
+        data = DATA_FOR.get(named, "digits")
+    if isinstance(data, str):
+        what, data = data, sets.load(wanted(data, named), dtype=dtype)
+    elif isinstance(data, Dataset):
+        what = "your data"
+    else:
+        kind = type(data).__name__
+        raise TypeError(f"data is a {kind}: the name of a set ({', '.join(sets.SETS)}) or a Dataset is needed")
+    if model is None:
+        named = MODEL_FOR.get(what) or suiting(data)
+    if named is not None:
+        model = models.build_for(data, named, size, dtype=dtype)
+    return Choice(model, data, f"{named or type(model).__name__} on {what.replace('_', ' ')}", RECIPES.get(named, {}))
+
+
+def suiting(data):
+    """The name of the first model that reads `data`."""
+    for name in models.MODELS:
+        if models.reads(name, data):
+            return name
+    raise ValueError(f"no model here reads examples of shape {tuple(data.train_x.shape[1:])}: give one of your own")
+
+
+def wanted(data, model):
+    """Digits come as rows and as images: whoever says "digits" to a model that reads images means the latter."""
+    return "digit_images" if data == "digits" and model in ("cnn", "vit") else data
