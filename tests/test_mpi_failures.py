@@ -103,7 +103,16 @@ with session.comm(2) as comm:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("wait", ["comm.recv(y, after)", "comm.all_reduce(x)", "comm.barrier()", "comm.send(x, after)"])
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "comm.recv(y, after)",
+        "comm.all_reduce(x)",
+        "comm.barrier()",
+        "comm.send(x, after)",
+        "comm.background(lambda comm: comm.barrier()).wait()",
+    ],
+)
 def test_a_killed_rank_is_noticed_within_2_seconds(start, said, wait):
     """A launcher ends all ranks when one is killed, before they can say anything: a shell hides the news from it."""
     launcher = features.mpiexec() + ".gforker"
