@@ -16,6 +16,7 @@ def comm():
     return world(deadline=20)
 
 
+@pytest.mark.filterwarnings("ignore:ranks .* built with other values:UserWarning", "ignore:rank 1 was built with other")
 @pytest.mark.parametrize("strategy", [DataParallelNaive, DataParallel])
 @pytest.mark.parametrize("all_reduce", [None, ring.all_reduce, ring.all_reduce_naive])
 def test_these_ranks_equal_one(comm, all_reduce, strategy):

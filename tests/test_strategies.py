@@ -1,0 +1,532 @@
+"""What strategies promise beside the right sums: which messages, in which order, and sentences for what is wrong."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from hpdl_lab.collectives import cost, ring
+from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.comm.errors import CommError, Deadlock
+from hpdl_lab.comm.network import Switch
+from hpdl_lab.models.mlp import mlp
+from hpdl_lab.parallel.agreement import require_same, require_same_model
+from hpdl_lab.parallel.buckets import DataParallelBucketed, assign_buckets
+from hpdl_lab.parallel.data import DataParallel, DataParallelNaive, average_all_gradients, broadcast_parameters
+from hpdl_lab.parallel.overlap import DataParallelOverlapped, Reducer, gradient_ready
+from hpdl_lab.parallel.packing import Bucket
+from hpdl_lab.parallel.server import ParameterServer
+
+SIZES = (64, 32, 16, 10)  # six parameter tensors: 2048, 32, 512, 16, 160, 10 elements
+ELEMENTS = [2048, 32, 512, 16, 160, 10]
+SMALL = {"bucket_nbytes": 2500, "first_nbytes": 100}
+IN_BUCKETS = [10, 160 + 16, 512 + 32, 2048]  # of float32: 40 bytes, 704, 2176, 8192
+SYNCHRONOUS = [
+    DataParallelNaive(),
+    DataParallel(),
+    DataParallelBucketed(**SMALL),
+    DataParallelOverlapped(**SMALL),
+    ParameterServer(),
+]
+
+
+def backward(model, comm, seed=0):
+    """The backward pass of a loss on data that differs per rank."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(10 * seed + comm.rank))
+    model(x).square().mean().backward()
+
+
+def a_step(comm, strategy, model):
+    """Gradients over all ranks, once; returns them, each as it was and as it is."""
+    strategy.start(comm, model)
+    backward(model, comm)
+    before = [p.grad.clone() for p in model.parameters()]
+    strategy.add_gradients(comm, model)
+    after = [p.grad.clone() for p in model.parameters()]
+    strategy.stop()
+    return before, after
+
+
+# -- which messages ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "limit", "first", "buckets"),
+    [
+        ([400, 40, 400, 40, 100, 10], 450, 120, [[5, 4], [3, 2], [1, 0]]),
+        ([400, 40, 400, 40, 100, 10], 10_000, 10_000, [[5, 4, 3, 2, 1, 0]]),
+        ([400, 40, 400, 40, 100, 10], 1, 1, [[5], [4], [3], [2], [1], [0]]),
+        ([10, 900, 10], 100, 50, [[2], [1], [0]]),  # larger than the limit: a bucket of its own
+        ([50, 50, 50], 100, 50, [[2], [1, 0]]),  # what just fits, fits
+        ([0, 0, 7], 100, 7, [[2, 1, 0]]),
+        ([5], 100, 1, [[0]]),
+        ([], 100, 1, []),
+    ],
+)
+def test_buckets_hold_neighbors_in_reverse_order(nbytes, limit, first, buckets):
+    assert assign_buckets(nbytes, limit, first) == buckets
+
+
+def test_buckets_of_every_kind_lose_nothing_and_keep_their_limits():
+    generator = torch.Generator().manual_seed(1)
+    for n in range(1, 40):
+        nbytes = torch.randint(0, 1000, (n,), generator=generator).tolist()
+        buckets = assign_buckets(nbytes, 700, 300)
+        assert [i for bucket in buckets for i in bucket] == list(reversed(range(n)))
+        for i, bucket in enumerate(buckets):
+            assert len(bucket) == 1 or sum(nbytes[j] for j in bucket) <= (700 if i else 300)
+            if i + 1 < len(buckets):
+                assert sum(nbytes[j] for j in bucket) + nbytes[buckets[i + 1][0]] > (700 if i else 300)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "elements"),
+    [
+        (DataParallelNaive, ELEMENTS),
+        (DataParallel, [sum(ELEMENTS)]),
+        (lambda f: DataParallelBucketed(f, **SMALL), IN_BUCKETS),
+        (lambda f: DataParallelOverlapped(f, **SMALL), IN_BUCKETS),
+    ],
+)
+def test_messages_and_bytes_are_those_of_the_docstring(strategy, elements):
+    """One all_reduce per message of N + 1 elements, in this order; bytes are those that cost.py says of the ring."""
+    p, calls = 3, []
+
+    def noted(comm, x):
+        if comm.rank == 0:
+            calls.append(x.numel())
+        return ring.all_reduce(comm, x)
+
+    def step(comm, model):
+        a_step(comm, strategy(noted), model)
+
+    plain = sim.run(p, lambda comm, model: strategy(noted).start(comm, model), mlp(SIZES))
+    results = sim.run(p, step, mlp(SIZES))
+    assert calls == [n + 1 for n in elements]
+    for rank in range(p):
+        sent = [e for e in results.events if (e.op, e.rank) == ("send", rank)]
+        at_start = [e for e in plain.events if (e.op, e.rank) == ("send", rank)]
+        assert len(sent) - len(at_start) == len(elements) * 2 * (p - 1)
+    total = sum(e.nbytes for e in results.events if e.op == "send")
+    total -= sum(e.nbytes for e in plain.events if e.op == "send")
+    assert total == sum(2 * (p - 1) * 4 * (n + 1) for n in elements)  # 2(p-1)/p per rank, times p ranks
+    assert total / p == pytest.approx(sum(cost.all_reduce(p, 4 * (n + 1)).nbytes for n in elements), rel=0.01)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_bytes_of_parameter_servers(servers):
+    p, nbytes = 3, 4 * (sum(ELEMENTS) + 1)
+    started = sim.run(p, lambda comm, model: ParameterServer(servers).start(comm, model), mlp(SIZES))
+    results = sim.run(p, lambda comm, model: a_step(comm, ParameterServer(servers), model), mlp(SIZES))
+    for rank in range(p):
+        sent = sum(e.nbytes for e in results.events if (e.op, e.rank) == ("send", rank))
+        sent -= sum(e.nbytes for e in started.events if (e.op, e.rank) == ("send", rank))
+        expected = nbytes * (p - 1 + servers - 1) / servers if rank < servers else nbytes
+        assert sent == pytest.approx(expected, abs=4 * p)
+    with pytest.raises(ValueError, match="3 ranks can have 1 to 3 servers, got 4"):
+        sim.run(3, lambda comm, model: a_step(comm, ParameterServer(4), model), mlp(SIZES))
+
+
+def test_overlapped_buckets_travel_during_backward():
+    """Where backward takes time, all but the last bucket are under way before it ends, and the step is shorter."""
+    network = Switch(alpha=1e-6, beta=2e-8)  # a bucket of one layer takes 0.33 ms
+
+    class Takes(torch.autograd.Function):
+        """y = x; its backward takes a millisecond of virtual time."""
+
+        @staticmethod
+        def forward(ctx, x, comm):
+            ctx.comm = comm
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            ctx.comm.compute(1e-3)
+            return grad, None
+
+    def step(comm, strategy, model):
+        strategy.start(comm, model)
+        comm.barrier()
+        y, begin = torch.ones(1, 64), comm.trace.clock()
+        for layer in model:
+            y = Takes.apply(layer(y), comm)
+        with comm.trace.span("backward"):
+            y.sum().backward()
+        strategy.add_gradients(comm, model)
+        strategy.stop()
+        return comm.trace.clock() - begin
+
+    buckets = {"bucket_nbytes": 4 * 64 * 64, "first_nbytes": 400}
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    after = sim.run(2, step, DataParallelBucketed(ring.all_reduce, **buckets), model, network=network, threads=True)
+    beside = sim.run(2, step, DataParallelOverlapped(ring.all_reduce, **buckets), model, network=network, threads=True)
+    (backward,) = (e for e in beside.events if (e.op, e.rank) == ("backward", 0))
+    sends = [e for e in beside.events if (e.op, e.rank, e.lane) == ("send", 0, "background")]
+    assert len(sends) == 2 * 4 and sum(e.t1_ns < backward.t1_ns for e in sends) == 2 * 3
+    assert not any(e.lane for e in after.events)
+    exposed, all_of_it = beside[0] - 4_000_000, after[0] - 4_000_000  # ns
+    assert exposed < 0.3 * all_of_it
+
+
+def reducer_of(comm, model, all_reduce):
+    params = list(model.parameters())
+    assigned = assign_buckets([p.nbytes for p in params], 2500, 100)
+    return Reducer([Bucket(comm, [params[i] for i in part], part) for part in assigned], all_reduce)
+
+
+def test_buckets_start_in_order_whatever_becomes_ready_first():
+    """Buckets here: [5], [4, 3], [2, 1], [0]. Ready first on rank 1 is what is ready last on rank 0."""
+
+    def step(comm, model):
+        backward(model, comm)
+        reducer = reducer_of(comm, model, lambda comm, x: ring.all_reduce(comm, x))
+        started = []
+        for index in [5, 4, 3, 2, 1, 0] if comm.rank == 0 else [0, 1, 2, 3, 4, 5]:
+            gradient_ready(comm, reducer, index)
+            started.append(len(reducer.works))
+        for work in reducer.works:
+            work.wait()
+        return started, reducer.buckets[2].flat.clone()
+
+    (one, a), (other, b) = sim.run(2, step, mlp(SIZES))
+    assert one == [1, 1, 2, 2, 3, 4] and other == [0, 0, 0, 0, 0, 4]
+    assert torch.equal(a, b)
+
+
+def test_average_of_all_gradients_is_one_message_and_a_missing_one_counts_as_zeros():
+    calls = []
+
+    def noted(comm, x):
+        calls.append((comm.rank, x.numel()))
+        return ring.all_reduce(comm, x)
+
+    def averaged(comm, model):
+        backward(model, comm)
+        if comm.rank == 1:
+            model[0].bias.grad = None
+        before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+        average_all_gradients(comm, model.parameters(), noted)
+        return before, [p.grad for p in model.parameters()]
+
+    results = sim.run(3, averaged, mlp(SIZES))
+    assert sorted(calls) == [(rank, sum(ELEMENTS)) for rank in range(3)]
+    for i in range(6):
+        mean = sum(before[i] for before, _ in results) / 3
+        for _, after in results:
+            assert torch.allclose(after[i], mean, atol=1e-7)
+
+
+def test_broadcast_takes_every_kind_of_tensor():
+    def started(comm):
+        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Conv2d(2, 3, 3))
+        model.to(memory_format=torch.channels_last)
+        model.register_buffer("mask", torch.tensor([comm.rank == 0, False]))
+        model.register_buffer("float16", torch.full((2,), float(comm.rank), dtype=torch.bfloat16))
+        model.register_buffer("nothing", torch.empty(0))
+        broadcast_parameters(comm, model)
+        return model.state_dict()
+
+    first, *others = sim.run(3, started)
+    assert first["mask"].tolist() == [True, False] and first["float16"].tolist() == [0, 0]
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+# -- what ranks disagree about -----------------------------------------------------------------------------------------
+
+
+def named(change):
+    """The sentence about models of which rank 1's is changed."""
+    models = [mlp(SIZES) for _ in range(3)]
+    models[1] = change(models[1]) or models[1]
+    sentences = []
+
+    def caught(comm, model):
+        try:
+            DataParallel().start(comm, model)
+        except ValueError as error:
+            sentences.append(str(error))
+
+    sim.run(3, caught, PerRank(models))
+    assert len(sentences) == 3 and len(set(sentences)) == 1, "every rank says the same"
+    return sentences[0]
+
+
+def freeze(model):
+    model[2].weight.requires_grad_(False)
+
+
+def tie(model):
+    model[2].bias = nn.Parameter(model[2].bias[:16])
+    model.append(model[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda m: mlp((64, 32, 8, 10)),
+            "2.weight is a parameter of shape (8, 32) in float32 on rank 1, "
+            "a parameter of shape (16, 32) in float32 on ranks 0, 2",
+        ),
+        (lambda m: m.double(), "0.weight is a parameter of shape (32, 64) in float64 on rank 1, a parameter"),
+        (freeze, "2.weight is a frozen parameter of shape (16, 32) in float32 on rank 1, a parameter"),
+        (
+            lambda m: mlp((64, 32, 10)),
+            "(they have 4 and 6 parameters and buffers): 2.weight is a parameter of shape (10, 32)",
+        ),
+        (lambda m: m.append(nn.Linear(2, 2)), "(they have 6 and 8 parameters and buffers): 5.weight is a parameter of"),
+        (tie, "5.weight is the same tensor as 2.weight on rank 1, missing on ranks 0, 2"),
+        (lambda m: m.append(nn.BatchNorm1d(10, affine=False)), "5.running_mean is a buffer of shape (10,) in float32"),
+    ],
+)
+def test_another_model_on_one_rank_is_named(change, sentence):
+    assert sentence in named(change)
+
+
+def test_another_strategy_on_one_rank_is_named():
+    strategies = PerRank([DataParallel(), DataParallel(), DataParallelBucketed(bucket_nbytes=1000)])
+    with pytest.raises(ValueError, match="rank 2 has DataParallelBucketed.*ranks 0, 1 have DataParallel()"):
+        sim.run(3, lambda comm, strategy, model: strategy.start(comm, model), strategies, mlp(SIZES))
+
+
+def test_another_seed_is_named_and_rank_0_wins():
+    models = PerRank([mlp(SIZES, seed=seed) for seed in (0, 0, 7)])
+    with pytest.warns(UserWarning, match=r"rank 2 was built with other values than rank 0 .* first in 0.weight"):
+        results = sim.run(3, a_step_of_parameters, models)
+    assert all(torch.equal(parameters, results[0]) for parameters in results)
+    assert torch.equal(results[0], torch.nn.utils.parameters_to_vector(mlp(SIZES).parameters()))
+
+
+def a_step_of_parameters(comm, model):
+    DataParallel().start(comm, model)
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def test_agreement_costs_one_small_message_where_all_agree():
+    results = sim.run(4, lambda comm, model: require_same_model(comm, model), mlp(SIZES))
+    sends = [e for e in results.events if e.op == "send"]
+    assert max(e.nbytes for e in sends) == 4 * 16 and len(sends) == 6  # 16 bytes to rank 0, all of them back
+
+
+def test_anything_else_that_differs_is_named():
+    seeds = PerRank(["seed 1", "seed 1", "seed 2", "seed 1"])
+    with pytest.raises(ValueError, match="do not agree on the recipe: rank 2 has seed 2, ranks 0, 1, 3 have seed 1"):
+        sim.run(4, lambda comm, seed: require_same(comm, "recipe", seed), seeds)
+
+
+# -- what is wrong in a step -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=repr)
+@pytest.mark.parametrize(("bad", "word"), [(float("nan"), "NaN"), (float("-inf"), "infinity")])
+def test_a_bad_gradient_names_rank_and_layer_on_every_rank(strategy, bad, word):
+    said = []
+
+    def step(comm, model):
+        strategy_here = copy.deepcopy(strategy)
+        strategy_here.start(comm, model)
+        if comm.rank == 2:
+            model[2].weight.register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), bad))
+            model[0].bias.register_hook(lambda grad: grad * bad)
+        before = a_step_of_parameters(comm, model)
+        backward(model, comm)
+        with pytest.raises(FloatingPointError) as error:
+            strategy_here.add_gradients(comm, model)
+        said.append(str(error.value))
+        assert torch.equal(before, torch.nn.utils.parameters_to_vector(model.parameters()))
+
+    sim.run(3, step, mlp(SIZES))
+    assert len(said) == 3 and len(set(said)) == 1
+    assert said[0].startswith(f"rank 2 has {word} in the gradient of 2.weight and in 1 that backward reaches later. No")
+
+
+def test_bad_gradients_of_two_ranks_are_both_named_after_zeroing_in_place():
+    def step(comm, model):
+        strategy = DataParallelOverlapped(**SMALL)
+        strategy.start(comm, model)
+        for turn in range(2):
+            model.zero_grad(set_to_none=False)  # gradients stay where they were: in the buckets
+            model(torch.ones(1, 64) * (float("nan") if turn and comm.rank else 1.0)).sum().backward()
+            strategy.add_gradients(comm, model)
+
+    with pytest.raises(FloatingPointError, match=r"^rank 1 has NaN in the gradient of 4.weight .*; rank 2 has NaN in"):
+        sim.run(3, step, mlp(SIZES))
+
+
+class Branches(nn.Module):
+    """`a` is always used, `b` on odd ranks only, `c` nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(64, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, odd):
+        return self.b(self.a(x)) if odd else self.a(x)
+
+
+@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=repr)
+def test_parameters_without_gradient_are_named_once_and_nothing_hangs(strategy):
+    def steps(comm, model):
+        mine = copy.deepcopy(strategy)
+        mine.start(comm, model)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.ones(2, 64), comm.rank % 2).sum().backward()
+            mine.add_gradients(comm, model)
+        return mine.verdict.unused, model.b.bias.grad, model.c.bias.grad
+
+    with pytest.warns(
+        UserWarning, match="No gradient for b.weight, b.bias on ranks 0, 2: zeros.*c.bias on any"
+    ) as told:
+        results = sim.run(3, steps, Branches())
+    assert len(told) == 1
+    nobody = {"c.weight": [0, 1, 2], "c.bias": [0, 1, 2]}
+    for unused, b, c in results:
+        assert unused == {"b.weight": [0, 2], "b.bias": [0, 2]} | nobody
+        assert b.tolist() == [2.0] * 4 and c is None
+
+
+def test_a_rank_with_one_step_more_is_what_the_doctor_says():
+    def train(comm, strategy, model):
+        mine = copy.deepcopy(strategy)
+        mine.start(comm, model)
+        for _ in range(4 + (comm.rank == 1)):
+            model.zero_grad()
+            backward(model, comm)
+            mine.add_gradients(comm, model)
+
+    for strategy in (DataParallel(), DataParallelOverlapped(**SMALL)):
+        with pytest.raises(Deadlock) as error:
+            sim.run(3, train, strategy, mlp(SIZES))
+        assert re.search(
+            r"rank 0 left the loop one step early: it came to .* (four|16) times, rank 1 (five|17)", str(error.value)
+        )
+
+
+def test_backward_twice_without_accumulating_is_named():
+    def twice(comm, model):
+        DataParallelOverlapped(**SMALL).start(comm, model)
+        backward(model, comm)
+        backward(model, comm)
+
+    with pytest.raises(
+        ValueError, match="became ready twice in one step: all backward passes but the last belong into"
+    ):
+        sim.run(2, twice, mlp(SIZES))
+
+
+@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=repr)
+def test_misuse_is_a_sentence(strategy):
+    def unstarted(comm, model):
+        copy.deepcopy(strategy).add_gradients(comm, model)
+
+    def too_early(comm, model):
+        mine = copy.deepcopy(strategy)
+        mine.start(comm, model)
+        with mine.accumulating():
+            backward(model, comm)
+            mine.add_gradients(comm, model)
+
+    def changed(comm, model):
+        mine = copy.deepcopy(strategy)
+        mine.start(comm, model)
+        freeze(model)
+        backward(model, comm)
+        mine.add_gradients(comm, model)
+
+    for misuse, sentence in (
+        (unstarted, "was not started"),
+        (too_early, "add_gradients inside accumulating"),
+        (changed, "started with 6 trainable parameters and now there are 5"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            sim.run(2, misuse, mlp(SIZES))
+
+
+def test_sparse_gradients_and_impossible_options_are_refused():
+    def sparse(comm, model):
+        strategy = DataParallel()
+        strategy.start(comm, model)
+        model(torch.tensor([1, 2])).sum().backward()
+        strategy.add_gradients(comm, model)
+
+    with pytest.raises(ValueError, match="torch.sparse_coo cannot be packed"):
+        sim.run(2, sparse, nn.Embedding(5, 3, sparse=True))
+    with pytest.raises(ValueError, match="at least 1 byte, got 0"):
+        DataParallelBucketed(bucket_nbytes=0)
+    with pytest.raises(ValueError, match="servers=0"):
+        ParameterServer(0)
+
+
+def test_a_model_without_trainable_parameters_is_left_alone():
+    for strategy in SYNCHRONOUS:
+        sim.run(2, lambda comm, s, m: (s.start(comm, m), s.add_gradients(comm, m)), strategy, nn.ReLU())
+
+
+def test_mixed_dtypes_share_no_bucket():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.bfloat16), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x).bfloat16()).float())
+
+    def step(comm, strategy, model):
+        mine = copy.deepcopy(strategy)
+        mine.start(comm, model)
+        model(torch.full((2, 8), comm.rank + 1.0)).sum().backward()
+        before = [p.grad.clone() for p in model.parameters()]
+        mine.add_gradients(comm, model)
+        return before, [p.grad for p in model.parameters()]
+
+    for strategy in SYNCHRONOUS:
+        results = sim.run(3, step, strategy, Mixed())
+        for i, after in enumerate(results[1][1]):
+            total = sum(before[i].float() for before, _ in results)
+            assert after.dtype == results[0][0][i].dtype
+            assert torch.allclose(after.float(), total, rtol=2**-7 if after.dtype == torch.bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=repr)
+def test_gradients_add_up_bitwise_the_same_on_every_rank(strategy):
+    results = sim.run(3, a_step, strategy, mlp(SIZES))
+    for i in range(6):
+        total = sum(before[i] for before, _ in results)
+        for _, after in results:
+            assert torch.equal(after[i], results[0][1][i]) and torch.allclose(after[i], total, atol=1e-6)
+
+
+def my_ring(comm, x):
+    return ring.all_reduce(comm, x)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "written"),
+    [
+        (DataParallel(), "DataParallel()"),
+        (DataParallelNaive(my_ring), "DataParallelNaive(all_reduce=my_ring)"),
+        (DataParallel(ring.all_reduce), "DataParallel(all_reduce=ring.all_reduce)"),
+        (
+            DataParallelOverlapped(my_ring, bucket_nbytes=4096),
+            "DataParallelOverlapped(all_reduce=my_ring, bucket_nbytes=4096)",
+        ),
+        (ParameterServer(), "ParameterServer()"),
+        (ParameterServer(servers=2), "ParameterServer(servers=2)"),
+    ],
+)
+def test_repr_is_what_was_written(strategy, written):
+    assert repr(strategy) == written
+
+
+def test_an_all_reduce_that_fails_in_the_background_is_raised_in_the_step():
+    def broken(comm, x):
+        raise CommError("the network is gone")
+
+    with pytest.raises(CommError, match="the network is gone"):
+        sim.run(2, a_step, DataParallelOverlapped(broken, **SMALL), mlp(SIZES))
+    with pytest.raises(ValueError, match=r"given shape \(11,\) and returned shape \(2,\)"):
+        sim.run(2, a_step, DataParallelOverlapped(lambda comm, x: x[:2], **SMALL), mlp(SIZES))
