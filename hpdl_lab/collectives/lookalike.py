@@ -1,5 +1,7 @@
 """Which algorithm of the table a function is like: by its virtual time, which messages and their order decide."""
 
+from functools import partial
+
 import torch
 
 from ..comm import sim
@@ -23,11 +25,19 @@ def lookalike(all_reduce):
         names = {part.name: "ring" if part.name == NATIVE else part.name for part in all_reduce.ranges}
         return lambda nbytes: find(names[all_reduce.name_for(nbytes)])
     every = [algorithm for algorithm in ALGORITHMS if algorithm.collective == "all_reduce"]
-    found = [algorithm for algorithm in every if algorithm.function is all_reduce]
+    function, options = all_reduce, {}
+    if isinstance(all_reduce, partial) and not all_reduce.args:
+        function, options = all_reduce.func, all_reduce.keywords
+    found = [with_options(algorithm, options) for algorithm in every if algorithm.function is function]
     if not found:
         times = [sim.run(p, all_reduce, torch.zeros(n), network=NETWORK, trace=False).seconds for p, n in PROBES]
         found = [algorithm for algorithm in every if alike(times, [schedule_time(algorithm, *at) for at in PROBES])]
     return (lambda nbytes: found[0]) if found else None
+
+
+def with_options(algorithm, options):
+    """The Algorithm with these options, such as servers=2, which all that it has takes by keyword."""
+    return algorithm._replace(steps=partial(algorithm.steps, **options), cost=partial(algorithm.cost, **options))
 
 
 def alike(times, others):

@@ -1,0 +1,171 @@
+"""Steps of training on this machine, timed in turn with rehearsals of them and with their all-reduces alone.
+
+A rehearsal says what a rank computes, and when, while all ranks compute at once, so that shared cores and memory count.
+An all-reduce alone says what a message costs here. The whole step is what a model of both must explain. They are taken
+in turn, so that a machine that becomes slower meanwhile slows down all three.
+"""
+
+import copy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..comm.buffers import settle
+from ..data.sharding import shard
+from ..trace import now_ns
+from . import training
+from .overlap_model import StepProfile
+from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
+
+LEAST, MOST = 5, 40  # steps that are timed
+WARM_UP = 2
+TINY = 8  # bytes, of the message that says what the number of messages costs
+
+
+class Timings(NamedTuple):
+    """The same on every rank. steps: (samples,) s of the slowest rank.
+
+    profile: StepProfile of the slowest rank, medians; None where the strategy cannot be rehearsed, and `why`.
+    all_reduces: {bytes: s}, medians of the slowest rank.
+    """
+
+    steps: np.ndarray
+    profile: StepProfile | None
+    all_reduces: dict
+    why: str = ""
+
+
+class Trainer:
+    """A model under training on one rank: each call is a step on this rank's shard of the first n examples."""
+
+    def __init__(self, comm, model, strategy, data):
+        self.comm, self.model, self.strategy, self.data = comm, model.to(comm.device), strategy, data
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        strategy.start(comm, self.model)
+
+    def __call__(self, n):
+        mine = shard(torch.arange(n) % len(self.data.train_y), self.comm.rank, self.comm.size)
+        x, y = (part[mine].to(self.comm.device) for part in (self.data.train_x, self.data.train_y))
+        training.train_step(self.comm, self.model, self.strategy, self.optimizer, x, y, n)
+        settle(next(self.model.parameters()))
+
+
+class RehearsedStep:
+    """A step whose messages cost nothing. A call with the number of examples over all ranks gives its StepProfile.
+
+    Raises: NotRehearsed, at once or in a call, where the strategy cannot be rehearsed.
+    """
+
+    def __init__(self, comm, model, strategy, data):
+        self.aside = Rehearsal(comm)
+        self.step = Trainer(self.aside, copy.deepcopy(model), rehearsed(strategy), data)
+        self.aside.starting = False
+
+    def __call__(self, n):
+        samples = len(shard(torch.arange(n), self.aside.rank, self.aside.size))
+        return profile_of(self.aside, samples, lambda: self.step(n))
+
+
+def time_steps(comm, model, strategy, data, n, seconds=1.0):
+    """Time steps on a global batch of n, their rehearsals, and their all-reduces, in turn. Steps leave events.
+
+    Args:    model: nn.Module; strategy: as in parallel/data.py, not started; both are left as they are.
+             data: a data set, the same on every rank; n: examples over all ranks; seconds: about as long as it takes.
+    Returns: Timings.
+    """
+    step = Trainer(comm, copy.deepcopy(model), copy.deepcopy(strategy), data)
+    profile, why = None, ""
+    try:
+        rehearsal = RehearsedStep(comm, model, strategy, data)
+        profile = rehearsal(n)
+    except NotRehearsed as error:
+        why = str(error)
+    sizes = sizes_of(profile) if profile and comm.size > 1 else []
+    memory = comm.allocate((max(sizes) // 4,)) if sizes else None
+    beside = bool(sizes) and profile.messages[-1].background
+
+    def alone(x):
+        comm.background(strategy.all_reduce, x).wait() if beside else strategy.all_reduce(comm, x)
+
+    def once():
+        yield timed(comm, lambda: step(n))
+        if profile:
+            comm.barrier()
+            yield from in_a_row(rehearsal(n))
+        for nbytes in sizes:
+            yield timed(comm, lambda x=memory[: nbytes // 4]: alone(x))
+
+    rows = turns(comm, once, seconds)  # (ranks, samples, columns)
+    steps, rehearsals, reduced = np.split(rows, (1, rows.shape[2] - len(sizes)), axis=2)
+    all_reduces = dict(zip(sizes, np.median(reduced.max(axis=0), axis=0).tolist(), strict=True))
+    most = -(-n // comm.size)  # examples of the rank with the longest shard
+    return Timings(steps[..., 0].max(axis=0), slowest(profile, rehearsals, most), all_reduces, why)
+
+
+def rehearse(comm, model, strategy, data, batches, seconds=1.0):
+    """StepProfiles of this machine for other numbers of examples per rank, while all ranks of `comm` compute at once.
+
+    Args:    batches: numbers of examples of each rank; seconds: about as long as all of it takes.
+    Returns: list of StepProfiles in rising order of their samples, the same on every rank.
+    Raises:  NotRehearsed where the strategy cannot be.
+    """
+    rehearsal = RehearsedStep(comm, model, strategy, data)
+    profiles = []
+    for samples in sorted(batches):
+
+        def once(n=samples * comm.size):
+            comm.barrier()
+            return in_a_row(rehearsal(n))
+
+        profile = rehearsal(samples * comm.size)
+        profiles.append(slowest(profile, turns(comm, once, seconds / len(batches)), samples))
+    return profiles
+
+
+def turns(comm, once, seconds):
+    """(ranks, samples, columns) of what `once()` gives, as often as fits into `seconds`; untraced turns come first."""
+    recording, comm.trace.enabled = comm.trace.enabled, False
+    try:
+        for _ in range(WARM_UP):
+            begin = now_ns()  # also on simulated ranks, whose own clock says nothing about rehearsals
+            list(once())
+            last = now_ns() - begin
+    finally:
+        comm.trace.enabled = recording
+    longest = float(np.asarray(comm.all_gather(np.array([last], dtype=np.float64))).max())
+    samples = int(min(MOST, max(LEAST, seconds * 1e9 / max(longest, 1.0))))
+    return np.asarray(comm.all_gather(np.array([list(once()) for _ in range(samples)])))
+
+
+def timed(comm, call):
+    """Seconds of `call()` on this rank's clock; all ranks begin together."""
+    comm.barrier()
+    begin = comm.trace.clock()
+    call()
+    return (comm.trace.clock() - begin) / 1e9
+
+
+def sizes_of(profile):
+    """The bytes of which the all-reduce is timed alone: the smallest and the largest of the step, one between, TINY."""
+    sizes = sorted({message.nbytes for message in profile.messages})
+    return sorted({TINY, *sizes[:1], *sizes[-1:], *sizes[len(sizes) // 2 : len(sizes) // 2 + 1]})
+
+
+def in_a_row(profile):
+    """The times of a StepProfile as numbers, its end first."""
+    times = (profile.end, profile.forward, profile.backward, profile.added)
+    return [*times, *(message.at for message in profile.messages)]
+
+
+def slowest(profile, rows, samples):
+    """The StepProfile of the slowest rank, median over samples; None for rows without columns.
+
+    Args:    profile: one with the same messages; rows: (ranks, times, columns) of `in_a_row`; samples: of that rank.
+    """
+    if not rows.shape[2]:
+        return None
+    ranks = rows[..., 0].argmax(axis=0)
+    end, forward, backward, added, *calls = np.median(rows[ranks, np.arange(rows.shape[1])], axis=0).tolist()
+    messages = tuple(m._replace(at=at) for m, at in zip(profile.messages, calls, strict=True))
+    return StepProfile(samples, forward, backward, added, end, messages)
