@@ -1,12 +1,18 @@
-"""Data: the digits are real and cut once; shards lose and repeat nothing."""
+"""Data: real digits and a real text, made sets whose best loss is known; shards lose and repeat nothing."""
 
+import bz2
+import copy
 import itertools
+import math
+import sys
 
 import pytest
 import torch
 
-from hpdl_lab.data import digits
-from hpdl_lab.data.sharding import batches, shard
+from hpdl_lab import data
+from hpdl_lab.data import digits, synthetic, text
+from hpdl_lab.data.dataset import DataError
+from hpdl_lab.data.sharding import batches, check_batch, shard
 
 
 def test_digits_are_cut_into_disjoint_sets_of_known_size():
@@ -24,6 +30,118 @@ def test_digits_are_the_same_every_time_and_differ_by_seed():
     assert all(torch.equal(a, b) for a, b in zip(digits.load(), digits.load(), strict=True))
     assert not torch.equal(digits.load().train_y, digits.load(seed=1).train_y)
     assert digits.load("float64").train_x.dtype == torch.float64
+
+
+def test_digits_as_images_are_the_same_pixels():
+    rows, images = digits.load(), data.load("digit_images")
+    assert images.train_x.shape == (1437, 1, 8, 8) and images.classes == 10 and images.positions == 1
+    assert torch.equal(images.test_x.reshape(-1, 64), rows.test_x) and torch.equal(images.test_y, rows.test_y)
+
+
+def test_the_text_has_more_than_a_megabyte_and_comes_back_from_tokens():
+    whole = text.read()
+    assert len(whole.encode()) == 1_194_395 and len(whole) == 1_191_161
+    assert whole.startswith("CHAPTER 1. Loomings.\n\nCall me Ishmael.") and whole.endswith("another orphan.\n\n")
+    assert len(text.vocabulary()) == 81
+    assert text.decode(text.encode(whole[:5000])) == whole[:5000]
+    assert text.decode(text.encode(text.vocabulary())) == text.vocabulary()
+
+
+@pytest.mark.parametrize("block", [1, 7, 64])
+def test_windows_of_the_text_follow_each_other_and_say_what_comes_next(block):
+    found = data.load("text", block=block)
+    whole = text.encode(text.read())
+    n = found.train_x.numel()
+    assert torch.equal(found.train_x.flatten(), whole[:n]) and torch.equal(found.train_y.flatten(), whole[1 : n + 1])
+    assert found.train_x.shape[1] == found.positions == block and found.classes == 81
+    assert found.train_x.numel() + found.test_x.numel() > len(whole) - 2 * block - 2
+    assert abs(found.test_x.numel() / len(whole) - 0.1) < 0.001
+
+
+def test_the_last_tenth_of_the_text_is_not_trained_on():
+    found, whole = data.load("text", block=100), text.encode(text.read())
+    cut = len(whole) - len(whole) // 10
+    assert torch.equal(found.test_x[0], whole[cut : cut + 100])
+    assert found.train_x.numel() + 1 <= cut  # not even as what comes next
+
+
+def test_the_teacher_knows_its_own_data_and_its_loss_is_the_known_one():
+    """Whoever gives the teacher's class 1 - noise, and the others the rest, has the loss that is said to be best."""
+    n, classes, noise = 1000, 5, 0.2
+    made = data.load("synthetic", n=n, shape=(3, 4), classes=classes, noise=noise, seed=1, dtype="float64")
+    pure = data.load("synthetic", n=n, shape=(3, 4), classes=classes, noise=0, seed=1, dtype="float64")
+    assert made.train_x.shape == (1000, 3, 4) and made.test_x.shape == (200, 3, 4) and made.classes == classes
+    assert int((made.train_y != pure.train_y).sum()) == 200
+    says = torch.full((n, classes), noise / (classes - 1), dtype=torch.float64)
+    says[torch.arange(n), pure.train_y] = 1 - noise
+    loss = torch.nn.functional.nll_loss(says.log(), made.train_y)
+    assert float(loss) == pytest.approx(synthetic.best_teacher_loss(classes, noise), abs=1e-12)
+    assert synthetic.best_teacher_loss(classes, 0) == 0
+
+
+def test_the_second_half_of_a_copy_is_known():
+    made = data.load("copy", n=50, length=6, vocabulary=4)
+    assert made.train_x.shape == (50, 11) and made.test_x.shape == (10, 11) and made.positions == 11
+    assert torch.equal(made.train_x[:, 1:], made.train_y[:, :-1])
+    assert torch.equal(made.train_y[:, 5:], made.train_x[:, :6])  # from position 5 on the answer is 5 positions back
+    assert synthetic.best_copy_loss(6, 4) == pytest.approx(5 / 11 * math.log(4))
+
+
+@pytest.mark.parametrize("name", data.SETS)
+def test_a_set_is_the_same_every_time_and_ranks_share_it(name):
+    first = data.load(name, dtype="float64")
+    assert all(torch.equal(a, b) for a, b in zip(first, data.load(name, dtype="float64"), strict=True))
+    assert copy.deepcopy(first) is first
+    assert first.train_x.dtype == (torch.int64 if name in ("text", "copy") else torch.float64)
+    assert first.train_y.dtype == torch.int64 and int(first.train_y.min()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "says"),
+    [
+        ("mnist", {}, LookupError, "no data set is called 'mnist': digits, digit_images, text, synthetic, copy"),
+        ("text", {"blocks": 3}, ValueError, "text has no option 'blocks': its options are block"),
+        ("digit_images", {"images": False}, ValueError, "no option 'images'"),
+        ("text", {"block": 0}, ValueError, "windows of 1 to 119,115 characters"),
+        ("text", {"block": 119_116}, ValueError, "block=119116: windows of 1 to 119,115 characters"),
+        ("synthetic", {"n": 0}, ValueError, r"cannot make 0 examples of shape \(64,\) in 10 classes"),
+        ("synthetic", {"classes": 1}, ValueError, "in 1 classes"),
+        ("synthetic", {"shape": ()}, ValueError, r"of shape \(\)"),
+        ("synthetic", {"noise": 1.0}, ValueError, r"noise=1.0 must be a share of the examples, in \[0, 1\)"),
+        ("copy", {"length": 0}, ValueError, "cannot make 4096 sequences of 0 tokens out of 16"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_with_the_numbers(name, options, error, says):
+    with pytest.raises(error, match=says):
+        data.load(name, **options)
+
+
+def test_the_longest_block_leaves_one_window_to_test():
+    assert data.load("text", block=119_115).test_x.shape == (1, 119_115)
+
+
+def test_a_missing_or_damaged_text_ends_in_one_sentence_that_says_what_to_do(tmp_path):
+    again = r"git checkout hpdl_lab/data/moby_dick.txt.bz2 in a clone, else install hpdl_lab again$"
+    with pytest.raises(DataError, match="cannot be read: FileNotFoundError.*" + again):
+        text.read(tmp_path / "gone.bz2")
+    cut, other = tmp_path / "cut.bz2", tmp_path / "other.bz2"
+    cut.write_bytes(text.CORPUS.read_bytes()[:100_000])
+    with pytest.raises(DataError, match="cut.bz2 cannot be read: .*" + again):
+        text.read(cut)
+    other.write_bytes(bz2.compress(b"Call me Ahab."))
+    with pytest.raises(DataError, match="other.bz2 is damaged: its checksum is another.*" + again):
+        text.read(other)
+
+
+def test_digits_without_scikit_learn_end_in_one_sentence_that_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # which makes the import fail
+    with pytest.raises(DataError, match="come with scikit-learn.*pip install --force-reinstall scikit-learn"):
+        digits.load()
+
+
+def test_a_character_that_the_text_does_not_have_is_named():
+    with pytest.raises(ValueError, match="the character '#' is none of the 81"):
+        text.encode("whale #1")
 
 
 @pytest.mark.parametrize("n", [1, 7, 100, 1437])
@@ -45,6 +163,22 @@ def test_epochs_differ_and_seeds_repeat():
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert [len(b) for b in first] == [4, 4, 2, 4, 4, 2]
     assert not torch.equal(torch.cat(first[:3]), torch.cat(first[3:]))
+
+
+@pytest.mark.parametrize(("n", "batch"), [(10, 4), (12, 4), (3, 5), (1, 1)])
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 7, 30])
+def test_batches_from_a_step_on_are_those_of_the_whole_course(n, batch, start):
+    whole = list(itertools.islice(batches(n, batch, seed=5), 40))
+    rest = list(itertools.islice(batches(n, batch, seed=5, start=start), 40 - start))
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[start:], strict=True))
+
+
+def test_ranks_that_would_never_see_an_example_are_refused():
+    check_batch(n=4, batch=4, size=4)
+    with pytest.raises(ValueError, match="a batch of 3 examples is too small for 4 ranks.*at most 3 ranks, or a l"):
+        check_batch(n=100, batch=3, size=4)
+    with pytest.raises(ValueError, match="a training set of 2 examples is too small for 4 ranks.*or more data"):
+        check_batch(n=2, batch=128, size=4)
 
 
 def test_batches_of_nothing_are_refused_with_the_numbers():

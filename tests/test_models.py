@@ -1,39 +1,162 @@
-"""Models: the same seed is the same network, in every dtype and on every rank."""
+"""Models: the same seed is the same network, in every dtype and on every rank; as many parameters as the papers say."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from hpdl_lab import data, models
+from hpdl_lab.models import batch_norm, cnn, gpt, vit
+from hpdl_lab.models.initial import count
 from hpdl_lab.models.mlp import mlp
+
+EXAMPLES = {  # five of what each tiny model reads, and the shape of what it answers
+    "mlp": (torch.zeros(5, 64), (5, 10)),
+    "cnn": (torch.zeros(5, 1, 8, 8), (5, 10)),
+    "gpt": (torch.zeros(5, 64, dtype=torch.int64), (5, 64, 80)),
+    "vit": (torch.zeros(5, 1, 8, 8), (5, 10)),
+}
 
 
 def test_same_seed_same_network_and_the_callers_random_numbers_stay():
     torch.manual_seed(7)
     expected = torch.rand(3)
-    torch.manual_seed(7)
-    a, b = mlp(seed=1), mlp(seed=1)
-    assert torch.equal(torch.rand(3), expected)
-    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
-    assert not torch.equal(a[0].weight, mlp(seed=2)[0].weight)
+    for name in models.MODELS:
+        torch.manual_seed(7)
+        a, b, other = models.build(name, seed=1), models.build(name, seed=1), models.build(name, seed=2)
+        assert torch.equal(torch.rand(3), expected)
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+        assert not all(torch.equal(p, q) for p, q in zip(a.parameters(), other.parameters(), strict=True))
 
 
-def test_dtypes_start_from_the_same_network():
-    assert torch.equal(mlp(dtype="float64")[0].weight.float(), mlp()[0].weight)
+@pytest.mark.parametrize("name", models.MODELS)
+def test_dtypes_start_from_the_same_network(name):
+    wide, narrow = models.build(name, dtype="float64"), models.build(name)
+    assert all(torch.equal(p.float(), q) for p, q in zip(wide.parameters(), narrow.parameters(), strict=True))
+    assert any(not torch.equal(p, p.float().double()) for p in wide.parameters())  # drawn in float64
 
 
-def test_shapes_and_the_count_in_the_docstring():
-    model = mlp()
-    assert model(torch.zeros(5, 64)).shape == (5, 10)
-    assert sum(p.numel() for p in model.parameters()) == 17_226
+@pytest.mark.parametrize("name", models.MODELS)
+def test_shapes_and_a_batch_of_nothing(name):
+    """An empty shard must give a gradient of zeros to every parameter, not none and not NaN."""
+    examples, shape = EXAMPLES[name]
+    model = models.build(name)
+    assert model(examples).shape == shape
+    model(examples[:0]).sum().backward()
+    assert all(float(p.grad.abs().max()) == 0 for p in model.parameters())
 
 
-def test_too_few_sizes_are_refused():
+def on_paper(module, make):
+    """How many parameters the paper's size has, without drawing them: on the "meta" device tensors have no numbers."""
+    with torch.device("meta"):
+        return count(make(**module.SIZES["paper"]))
+
+
+def test_as_many_parameters_as_the_papers_say():
+    assert on_paper(gpt, gpt.GPT) == 124_439_808  # GPT-2 small
+    assert on_paper(vit, vit.ViT) == 86_567_656  # ViT-B/16 for 1,000 classes
+    assert on_paper(cnn, cnn.CNN) == 269_722  # ResNet-20: "0.27M"
+    assert count(models.build("mlp", "paper")) == 266_610  # LeNet-300-100
+    assert count(mlp()) == count(models.build("mlp")) == 17_226  # the docstring of mlp
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_the_formulas_of_the_docstrings(size):
+    s = gpt.SIZES[size]
+    d, blocks = s["width"], s["layers"] * (12 * s["width"] ** 2 + 13 * s["width"])
+    assert count(models.build("gpt", size)) == s["vocabulary"] * d + s["block"] * d + blocks + 2 * d
+    s = vit.SIZES[size]
+    d, blocks = s["width"], s["layers"] * (12 * s["width"] ** 2 + 13 * s["width"])
+    cut = (s["channels"] * s["patch"] ** 2 + 1) * d + (2 + (s["image"] // s["patch"]) ** 2) * d
+    assert count(models.build("vit", size)) == cut + blocks + 2 * d + (d + 1) * s["classes"]
+    s = cnn.SIZES[size]
+    widths = [s["widths"][0], *(w for w in s["widths"] for _ in range(s["blocks"]))]
+    blocks = sum(9 * a * b + 9 * b * b + 4 * b for a, b in zip(widths, widths[1:], strict=False))
+    ends = 9 * s["channels"] * widths[0] + 2 * widths[0] + (widths[-1] + 1) * s["classes"]
+    assert count(models.build("cnn", size)) == blocks + ends
+
+
+def test_the_last_layer_of_gpt_is_its_table_of_tokens():
+    model = models.build("gpt", vocabulary=11)
+    logits = model(torch.tensor([[3, 5]]))
+    logits[0, 1, 7].backward()
+    assert model.tokens.weight.grad[7].abs().max() > 0  # as the last layer: 7 was not read
+    assert model.tokens.weight.grad[3].abs().max() > 0  # as the first one: it was
+
+
+def test_gpt_does_not_look_ahead_and_vit_looks_everywhere():
+    tokens = torch.arange(20)[None]
+    changed = tokens.clone()
+    changed[0, 12] = 70
+    model = models.build("gpt", dtype="float64")
+    differs = (model(tokens) - model(changed)).abs().amax(2)[0] > 1e-12
+    assert differs.tolist() == [False] * 12 + [True] * 8
+    image = torch.rand(1, 1, 8, 8, dtype=torch.float64)
+    dark = image.clone()
+    dark[0, 0, 7, 7] = 0
+    model = models.build("vit", dtype="float64")
+    assert (model(image) - model(dark)).abs().max() > 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "fields", "error", "says"),
+    [
+        ("rnn", "tiny", {}, LookupError, "no model is called 'rnn': mlp, cnn, gpt, vit"),
+        ("gpt", "huge", {}, LookupError, "gpt has no size 'huge': tiny, small, paper"),
+        ("gpt", "tiny", {"depth": 3}, ValueError, "gpt has no field 'depth': its fields are vocabulary, block, layers"),
+        ("gpt", "tiny", {"heads": 5}, ValueError, "5 heads cannot share a width of 64"),
+        ("vit", "tiny", {"heads": 0}, ValueError, "0 heads cannot share a width of 32"),
+        ("vit", "tiny", {"patch": 3}, ValueError, "8 x 8 pixels cannot be cut into patches of 3 x 3"),
+        ("cnn", "tiny", {"norm": "layer"}, ValueError, "norm='layer': one of group, batch is needed"),
+        ("cnn", "tiny", {"widths": (6, 12)}, ValueError, r"\(6, 12\) cannot be cut into 4 groups"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_the_numbers(name, size, fields, error, says):
+    with pytest.raises(error, match=says):
+        models.build(name, size, **fields)
+
+
+def test_examples_of_another_size_are_refused_with_the_numbers():
+    with pytest.raises(ValueError, match="reads 64 tokens at once, got 65: build it with block=65"):
+        models.build("gpt")(torch.zeros(1, 65, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"shape \(1, 8, 8\), got \(3, 8, 8\)"):
+        models.build("vit")(torch.zeros(1, 3, 8, 8))
     with pytest.raises(ValueError, match="input and an output"):
         mlp((64,))
 
 
+def test_a_model_is_made_for_its_data_and_other_data_is_refused():
+    copy = data.load("copy", n=10, length=5, vocabulary=7)
+    assert models.build_for(copy, "gpt")(copy.train_x).shape == (10, 9, 7)
+    wide = data.load("synthetic", n=10, shape=(3, 6, 12), classes=4)
+    assert models.build_for(wide, "cnn")(wide.train_x).shape == (10, 4)
+    with pytest.raises(ValueError, match="vit reads square images, got 6 x 12 pixels"):
+        models.build_for(wide, "vit")
+    with pytest.raises(ValueError, match=r"gpt reads windows of tokens.*this data is \(10, 3, 6, 12\) float32"):
+        models.build_for(wide, "gpt")
+    with pytest.raises(ValueError, match=r"mlp reads rows of numbers.*this data is \(10, 9\) int64"):
+        models.build_for(copy, "mlp")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_batch_norm_on_one_rank_is_that_of_torch(dtype):
+    ours, theirs = batch_norm.BatchNorm(3).to(dtype), torch.nn.BatchNorm2d(3).to(dtype)
+    exact = 1e-5 if dtype == torch.float32 else 1e-13
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        x = 5 + torch.randn(4, 3, 2, 5, generator=generator, dtype=dtype)
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        weight = torch.randn(x.shape, generator=generator, dtype=dtype)
+        (ours(a) * weight).sum().backward()
+        (theirs(b) * weight).sum().backward()
+        assert (a.grad - b.grad).abs().max() < exact
+    assert (ours.weight.grad - theirs.weight.grad).abs().max() < 10 * exact
+    assert (ours.running_mean - theirs.running_mean).abs().max() < exact
+    assert (ours.running_var - theirs.running_var).abs().max() < exact
+    ours.eval(), theirs.eval()
+    assert (ours(x) - theirs(x)).abs().max() < exact
+
+
 def test_notebook_04_states_the_number_of_weights():
-    weights = sum(p.numel() for p in mlp().parameters())
     source = Path(__file__).resolve().parent.parent / "notebooks" / "source" / "04_ring_all_reduce.py"
-    assert f"{weights:,} weights" in source.read_text()
+    assert f"{count(mlp()):,} weights" in source.read_text()
