@@ -50,8 +50,7 @@ def reduce_scatter(comm, x):
     arriving = new_like(x, bounds(len(x), p, 0)[1])
     for i in range(p - 1):
         mine, theirs = chunk(x, p, r - i - 1), chunk(x, p, r - i - 2)
-        comm.sendrecv(mine, (r + 1) % p, arriving[: len(theirs)], (r - 1) % p)
-        theirs += arriving[: len(theirs)]
+        theirs += comm.sendrecv(mine, (r + 1) % p, arriving[: len(theirs)], (r - 1) % p)
     return chunk(x, p, r)
 
 

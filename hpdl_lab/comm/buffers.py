@@ -78,6 +78,12 @@ def extent_of(x, verb="send", device="cpu"):
         raise TypeError(f"cannot {verb} a {type(x).__name__}: a message is a torch tensor or a NumPy array")
     if dtype not in ITEMSIZE:
         raise ValueError(f"cannot {verb} dtype {dtype}: one of {', '.join(DTYPES)} is needed")
+    return extent(count, dtype)
+
+
+@functools.lru_cache(maxsize=4096)  # messages of one program have few lengths, and to put this together takes longer
+def extent(count, dtype):
+    """The Extent of `count` elements."""
     return Extent(count, dtype, count * ITEMSIZE[dtype])
 
 
@@ -101,15 +107,15 @@ def copy_of(x):
 
 def copy_into(y, x):
     """y[...] = x for the same count and dtype, whatever the shapes; a tensor and an array may be mixed."""
-    if is_tensor(y):
+    if type(x) is type(y) is np.ndarray and x.shape == y.shape:
+        y[...] = x
+    elif is_tensor(y):
         source = x if is_tensor(x) else sys.modules["torch"].from_numpy(x)
         y = y.detach() if y.requires_grad else y
         if y.shape == source.shape:
             y.copy_(source)
         else:
             y.reshape(-1).copy_(source.reshape(-1))
-    elif type(x) is np.ndarray and x.shape == y.shape:
-        y[...] = x
     else:
         y.reshape(-1)[...] = x.numpy().reshape(-1) if is_tensor(x) else x.reshape(-1)
 
