@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 
 import torch
+from torch.nn.functional import pad
 
 from ..trace import now_ns
 from .sharding import shard
@@ -106,10 +108,14 @@ class Reader:
 
 
 def shifted(images, numbers):
-    """Augment: every image (b, c, h, w) moved by up to one pixel in each direction, as its number (b,) says."""
+    """Augment: every image (b, c, h, w) moved by up to one pixel in each direction, as its number (b,) says.
+
+    Dark pixels come in at one edge, and what is moved over the other edge is gone.
+    """
+    h, w = images.shape[2:]
+    framed = pad(images, (1, 1, 1, 1))  # (b, c, h + 2, w + 2)
     out = torch.empty_like(images)
-    for direction in range(9):
-        chosen = numbers % 9 == direction
-        moved = torch.roll(images[chosen], (direction // 3 - 1, direction % 3 - 1), (2, 3))
-        out[chosen] = moved
+    for down, right in product(range(3), range(3)):
+        chosen = numbers % 9 == 3 * down + right
+        out[chosen] = framed[chosen, :, down : down + h, right : right + w]
     return out
