@@ -1,0 +1,127 @@
+"""Bounded staleness: the bound is kept, and reached, by the events; a slow rank holds up nobody who is within it."""
+
+import pytest
+import torch
+
+from hpdl_lab.comm import sim
+from hpdl_lab.comm.inject import Injection
+from hpdl_lab.data import digits
+from hpdl_lab.models.mlp import mlp
+from hpdl_lab.parallel.asynchronous import StaleSynchronous
+from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.training import Recipe, train
+
+CLOCKS = 12
+SIZES = (64, 16, 10)
+
+
+def steps(comm, staleness, seconds, clocks=CLOCKS):
+    """Clocks of `seconds[rank](clock)` each; returns the virtual time when the last of them ended."""
+    model, strategy = mlp(SIZES), StaleSynchronous(staleness)
+    strategy.start(comm, model)
+    for clock in range(clocks):
+        with comm.trace.span("forward"):
+            model.zero_grad()
+            loss = model(torch.full((2, 64), comm.rank + 1.0)).square().mean()
+            comm.compute(seconds[comm.rank](clock))
+        loss.backward()
+        strategy.add_gradients(comm, model)
+    end = comm.trace.clock()
+    strategy.finish(comm, model)
+    strategy.stop()
+    return end / 1e9, torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+NBYTES = 4 * (64 * 16 + 16 + 16 * 10 + 10 + 1)  # of a message with all gradients and the flag; no other has this size
+
+
+def known(results, rank, other):
+    """[how many gradients of `other` had been taken in by `rank` when that began its clock] for every clock."""
+    came = [e.t1_ns for e in results.events if (e.rank, e.op, e.peer, e.nbytes) == (rank, "recv", other, NBYTES)]
+    begun = [e.t0_ns for e in results.events if (e.rank, e.op) == (rank, "forward")]
+    return [sum(t <= begin for t in came) for begin in begun]
+
+
+def always(seconds):
+    return lambda clock: seconds
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_the_bound_is_kept_and_reached(staleness):
+    """A rank that begins clock c knows the gradients of clocks 0 to c - 1 - staleness: events say when they came."""
+    results = sim.run(3, steps, staleness, [always(1e-3), always(1e-3), always(3e-3)])
+    for rank in range(3):
+        for other in {0, 1, 2} - {rank}:
+            counts = known(results, rank, other)
+            assert len(counts) == CLOCKS
+            assert all(count >= clock - staleness for clock, count in enumerate(counts))
+    behind = [clock - count for clock, count in enumerate(known(results, 0, 2))]
+    assert max(behind) == staleness, "the fast ranks run ahead as far as they may"
+    assert known(results, 2, 0)[-1] >= CLOCKS - 1, "the slow rank lacks nothing"
+
+
+def test_jitter_costs_nothing_within_the_bound():
+    """Each rank is slow in every other step, never both: synchronous steps take the slow time, the others the mean."""
+    jitter = [lambda clock: 2e-3 if clock % 2 else 1e-3, lambda clock: 1e-3 if clock % 2 else 2e-3]
+    together, apart = (max(end for end, _ in sim.run(2, steps, s, jitter)) for s in (0, 1))
+    assert together == pytest.approx(CLOCKS * 2e-3, rel=0.05)
+    assert apart == pytest.approx(CLOCKS * 1.5e-3, rel=0.1)
+
+
+def test_a_rank_that_is_slowed_down_holds_up_others_only_beyond_the_bound():
+    """lab.inject(rank=1, delay=...) is this Injection: 5 ms before each message; the others make four steps of 1 ms."""
+    inject, pace = Injection({1: 0.005}), [always(1e-3)] * 3
+    bound, no_bound = (sim.run(3, steps, s, pace, 4, inject=inject) for s in (0, 4))
+    start = sim.run(3, steps, 0, pace, 0, inject=inject)[0][0]
+    assert bound[0][0] - start > 7 * 0.005, "two messages of the slow rank in each of four steps"
+    assert no_bound[0][0] - start < 0.006
+
+
+def test_all_ranks_end_with_one_model_also_after_uneven_steps():
+    def uneven(comm):
+        return steps(comm, 1, [always(1e-3)] * 3, CLOCKS + 3 * (comm.rank == 1))
+
+    results = sim.run(3, uneven)
+    assert all(torch.equal(parameters, results[0][1]) for _, parameters in results)
+
+
+def test_staleness_learns_and_the_loss_is_that_of_the_global_batch():
+    data, recipe = digits.load(), Recipe(steps=120, lr=0.05)
+    stale = sim.run(2, train, mlp(), StaleSynchronous(staleness=2), data, recipe)
+    synchronous = sim.run(2, train, mlp(), DataParallel(), data, recipe)[0]
+    assert stale[0].test_accuracy > 0.9
+    assert all(torch.equal(trained.parameters, stale[0].parameters) for trained in stale)
+    assert stale[0].losses[0] == pytest.approx(synchronous.losses[0], rel=1e-5)
+    assert stale[0].losses == stale[1].losses and stale[0].losses[-1] < 0.5 * stale[0].losses[0]
+
+
+def test_messages_and_bytes_are_those_of_the_docstring():
+    results = sim.run(3, steps, 1, [always(1e-3)] * 3)
+    sent = [e for e in results.events if (e.op, e.rank, e.nbytes) == ("send", 0, NBYTES)]
+    assert len(sent) == 2 * (CLOCKS + 1)  # one more, which says that there are no more
+
+
+def test_nan_is_raised_on_its_rank_and_the_others_say_whom_they_miss():
+    def bad(comm):
+        model, strategy = mlp(SIZES), StaleSynchronous(1)
+        strategy.start(comm, model)
+        for clock in range(5):
+            model.zero_grad()
+            model(torch.full((1, 64), float("nan") if comm.rank == 1 and clock == 2 else 1.0)).sum().backward()
+            strategy.add_gradients(comm, model)
+
+    with pytest.raises(FloatingPointError, match="rank 1 has NaN or infinity in the gradient of 2.weight") as error:
+        sim.run(3, bad)
+    assert "rank 1 raised FloatingPointError" in str(error.value) or any(
+        "rank 1 raised FloatingPointError" in note for note in error.value.__notes__
+    )
+
+
+def test_impossible_options_are_refused():
+    for staleness in (-1, 1.5, None):
+        with pytest.raises(ValueError, match="a whole number of steps, 0 or more"):
+            StaleSynchronous(staleness)
+    mixed = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"StaleSynchronous\(staleness=3\) sends one message .* not of 2"):
+        sim.run(2, lambda comm, model: StaleSynchronous(3).start(comm, model), mixed)
+    assert repr(StaleSynchronous()) == "StaleSynchronous()"
