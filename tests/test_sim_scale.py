@@ -39,6 +39,7 @@ def test_an_attendees_own_ring_on_1024_ranks(within):
     assert peak < 1e9, f"{peak / 1e9:.2f} GB"
     assert seconds < max(limit, within(60)), f"{seconds:.0f} s"
 
+
 TORCH_RING = """
 import time
 import numpy as np, torch
@@ -47,18 +48,19 @@ from hpdl_lab.comm import sim
 
 def processor_seconds(x):
     begin = time.process_time()
-    assert sim.run(64, all_reduce, x)[5][0] == 64
+    assert sim.run(32, all_reduce, x)[5][0] == 32
     return time.process_time() - begin
 
 torch.set_num_threads(1)
-x, y = torch.ones(4096), np.ones(4096, np.float32)
-pairs = [(processor_seconds(x), processor_seconds(y)) for _ in range(6)]
+x, y = torch.ones(2048), np.ones(2048, np.float32)
+pairs = [(processor_seconds(x), processor_seconds(y)) for _ in range(8)]
 print(min(a for a, _ in pairs) / min(b for _, b in pairs))
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_ring_of_torch_tensors_costs_little_more_than_one_of_arrays():
-    """1.6 to 1.9 times, as measured: torch takes longer for a view, a copy and a sum of 64 elements."""
-    done = subprocess.run([sys.executable, "-c", TORCH_RING], capture_output=True, text=True, timeout=55)
+    """1.6 to 1.9 times, as measured on a busy machine: torch takes longer for a view, a copy and a sum of 64 elements."""
+    done = subprocess.run([sys.executable, "-c", TORCH_RING], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout) < 2.8
