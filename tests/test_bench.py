@@ -49,6 +49,7 @@ def test_ranks_that_end_with_an_error(capfd):
     assert "Traceback" in capfd.readouterr().err
 
 
+@pytest.mark.timeout(120)
 def test_the_family(tmp_path, capfd):
     path, page = tmp_path / "rows.json", tmp_path / "page.md"
     page.write_text("# Mine\n\nText.\n")
