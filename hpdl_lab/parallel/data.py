@@ -84,6 +84,7 @@ class Strategy:
     """
 
     synchronous = True  # every rank takes the same step at the same time
+    beside = False  # are buckets sent by comm.background?
 
     def __init__(self, all_reduce=None):
         self.all_reduce = all_reduce or best_all_reduce
@@ -110,7 +111,8 @@ class Strategy:
         broadcast_parameters(comm, model)
         self.names, self.params = names_and_params(model)
         self.verdict = Verdict(self.names)
-        self.buckets = [Bucket(comm, [self.params[i] for i in part], part) for part in self.assign(self.params)]
+        parts = self.assign(self.params)
+        self.buckets = [Bucket(comm, [self.params[i] for i in part], part, self.beside) for part in parts]
 
     def add_gradients(self, comm, model):
         """Replace every parameter's gradient by its sum over ranks. Collective, after the last backward of a step.

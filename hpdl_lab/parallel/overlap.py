@@ -77,6 +77,8 @@ class DataParallelOverlapped(DataParallelBucketed):
     Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
     """
 
+    beside = True
+
     def start(self, comm, model):
         self.stop()
         super().start(comm, model)

@@ -16,10 +16,10 @@ class Bucket:
     indices: which parameters of the model these are; flat: (N + 1,); views[i]: the part of params[i], in its shape.
     """
 
-    def __init__(self, comm, params, indices):
-        """Collective: every rank packs the same parameters."""
+    def __init__(self, comm, params, indices, beside=False):
+        """Collective: every rank packs the same parameters. beside: will it be sent by comm.background?"""
         self.params, self.indices = params, indices
-        self.flat = comm.allocate((sum(p.numel() for p in params) + 1,), dtype_name(params[0]))
+        self.flat = (allocate_beside if beside else allocate)(comm, sum(p.numel() for p in params) + 1, params[0].dtype)
         self.views = self.views_of(self.flat)
         self.empty = False  # is one of the gradients missing?
         self.flag = None  # that of this rank, once packed
@@ -62,9 +62,14 @@ class Bucket:
             param.grad = view
 
 
-def dtype_name(tensor):
-    """ "float32" of a tensor or a parameter."""
-    return str(tensor.dtype).removeprefix("torch.")
+def allocate(comm, n, dtype):
+    """(n,) zeros, in memory that the ranks of a node share, where they do: comm's all_reduce on it copies nothing."""
+    return comm.allocate((n,), str(dtype).removeprefix("torch."))
+
+
+def allocate_beside(comm, n, dtype):
+    """The same for what comm.background does, whose memory is its own."""
+    return comm.background(allocate, n, dtype).wait()
 
 
 def by_dtype(params):
