@@ -155,6 +155,19 @@ def test_finally_clauses_of_stuck_ranks_run():
     assert closed == [1, 2]
 
 
+@pytest.mark.parametrize("threads", [False, True])
+def test_code_that_catches_everything_in_a_loop_is_left_where_it_is(threads):
+    def stubborn(comm):
+        while True:
+            try:
+                comm.recv(np.empty(1), 1 - comm.rank)
+            except BaseException:  # as a bare `except:` does
+                pass
+
+    with pytest.raises(Deadlock, match="ranks 0 and 1 both receive first"):
+        sim.run(2, stubborn, deadline=2, threads=threads)
+
+
 @pytest.mark.parametrize("size", [0, -1, 2.5])
 def test_a_wrong_number_of_ranks_is_refused(size):
     with pytest.raises(ValueError, match="at least 1 rank"):

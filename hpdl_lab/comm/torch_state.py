@@ -35,7 +35,6 @@ class TorchState(NamedTuple):
             torch.set_grad_enabled(self.grad_mode)
         if before[1:] == self[1:]:
             return
-        torch.clear_autocast_cache()  # torch itself does so only when the outermost autocast of a thread ends
         torch.set_autocast_cache_enabled(self.cache)
         for device, (enabled, dtype) in zip(DEVICES, self.autocast, strict=True):
             torch.set_autocast_enabled(device, enabled)
