@@ -176,12 +176,18 @@ def bytes_sent(events):
 
 
 def to_chrome(events):
-    """Events as Chrome trace JSON (a dict): one process per rank, times in microseconds. Opens in Perfetto."""
+    """Events as Chrome trace JSON (a dict): one process per rank, one thread per lane, times in microseconds.
+
+    Opens in Perfetto.
+    """
     origin = min((e.t0_ns for e in events), default=0)
     rows = [
         {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
         for rank in sorted({e.rank for e in events})
     ]
+    threads = {lane: tid for tid, lane in enumerate(sorted({"", *(e.lane for e in events)}))}
+    for rank, lane in sorted({(e.rank, e.lane) for e in events if e.lane}):
+        rows.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": threads[lane], "args": {"name": lane}})
     for e in events:
         args = {"step": e.step, "line": e.line}
         if e.peer >= 0:
@@ -193,7 +199,7 @@ def to_chrome(events):
                 "name": e.op,
                 "ph": "X",
                 "pid": e.rank,
-                "tid": 0,
+                "tid": threads[e.lane],
                 "ts": (e.t0_ns - origin) / 1e3,
                 "dur": (e.t1_ns - e.t0_ns) / 1e3,
                 "args": args,

@@ -37,6 +37,26 @@ def test_a_barrier_is_drawn_on_every_rank():
     assert sum(len(c.get_paths()) for c in ax.collections) == 3 + 4 + 1  # computing, barriers, rank 0's empty computing
 
 
+def test_the_background_of_a_rank_has_a_lane_of_its_own_below_the_ranks():
+    def body(comm):
+        work = comm.background(ring.all_reduce, np.ones(4))
+        comm.compute(seconds=1e-3)
+        work.wait()
+
+    ax = lab.timeline(sim.run(2, body)).figure.axes[0]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "background", "rank 1", "background"]
+    heights = {round(path.vertices[:, 1].mean()) for c in ax.collections for path in c.get_paths()}
+    assert heights == {0, 1, 2, 3}
+
+    def one(comm):
+        comm.compute(seconds=1e-3)
+        if comm.rank == 0:
+            comm.background(lambda beside: beside.compute(seconds=1e-3)).wait()
+
+    ax = lab.timeline(sim.run(3, one)).figure.axes[0]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "background", "rank 1", "rank 2"]
+
+
 def test_an_injected_delay_is_seen_on_its_rank_only():
     run = sim.run(3, ring.all_reduce, np.ones(3000), inject=Injection(delays={1: 1e-3}))
     late = [e for e in run.events if e.op == "injected delay"]

@@ -89,6 +89,21 @@ def test_chrome_json_can_be_read_back(tmp_path):
     assert [r["args"]["name"] for r in rows if r["ph"] == "M"] == ["rank 0", "rank 1"]
 
 
+def test_lanes_are_threads_in_the_export():
+    events = [
+        Event(1, 0, "compute", 0, 10),
+        Event(1, 10**9, "send", 0, 5, 0, 8, lane="background"),
+        Event(0, 0, "x", 0, 1),
+    ]
+    rows = to_chrome(events)["traceEvents"]
+    assert [(r["pid"], r["tid"]) for r in rows if r["ph"] == "X"] == [(1, 0), (1, 1), (0, 0)]
+    names = [(r["name"], r["pid"], r["tid"], r["args"]["name"]) for r in rows if r["ph"] == "M"]
+    assert names[2:] == [("thread_name", 1, 1, "background")] and [n[:2] for n in names[:2]] == [
+        ("process_name", 0),
+        ("process_name", 1),
+    ]
+
+
 def test_a_collective_keeps_its_bytes_in_the_export():
     row = to_chrome([Event(0, 0, "all_reduce", 0, 10, nbytes=4096)])["traceEvents"][-1]
     assert row["args"] == {"step": 0, "line": "", "nbytes": 4096}

@@ -10,6 +10,8 @@ from .picture import picture
 def timeline(results=None, save=None):
     """Draw the events of a run, one lane per rank: computing above, sends and receives below (its end, if long).
 
+    What runs in the background of a rank has a lane of its own, below the rank's.
+
     Args:    results: what lab.run, lab.train or sim.run returned, or a list of events; default the last lab.run.
              save: path of a Chrome trace JSON to write as well; ui.perfetto.dev opens it.
     Returns: Picture.

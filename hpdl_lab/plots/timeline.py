@@ -1,6 +1,6 @@
-"""Who did what, when: one lane per rank, one bar per event."""
+"""Who did what, when: one lane per rank, below it one for its background, one bar per event."""
 
-from .style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, heading, note, seconds_text
+from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, heading, note, seconds_text
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
 ROWS = {"send": 1, "recv": 2}
@@ -11,11 +11,14 @@ COLORS = {
     "forward": GREEN,
     "backward": YELLOW,
     "add gradients": ORANGE,
+    "input": "#7A5195",
+    "update": "#8C6D31",
     "all_reduce": PURPLE,
     "barrier": "#BBBBBB",
+    "wait": GREY,
     "injected delay": VERMILION,
 }
-SPARE = (INK, "#8C6D31", "#7A5195")  # of operations that somebody else has named
+SPARE = (INK, "#B15928", "#3B6B8C")  # of operations that somebody else has named
 ROW = 0.25  # height, where a lane has 1
 TOPS = (-0.405, -0.135, 0.135)
 MOST_LABELLED = 16  # ranks: with more, a row is too thin for text
@@ -27,7 +30,8 @@ def draw(figure, events, title="", foot=""):
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
     shown = last_events(events)
-    ranks = sorted({e.rank for e in events})  # a rank that ended early keeps its lane
+    lanes = lanes_of(events)  # a rank that ended early keeps its lane
+    ranks = len({rank for rank, _ in lanes})
     colors = colors_of(shown)
     axis = TimeAxis(shown)
     foot = f"The times above are means per rank.  {foot}"
@@ -37,14 +41,14 @@ def draw(figure, events, title="", foot=""):
         )
     totals = {}
     for op, color in colors.items():
-        rows = [[e for e in shown if e.rank == rank and e.op == op] for rank in ranks]
-        for lane, row in enumerate(rows):
-            ax.broken_barh([axis.bar(e) for e in row], (lane + TOPS[ROWS.get(op, 0)], ROW), facecolors=color)
-            if op in ROWS and len(ranks) <= MOST_LABELLED:
-                write_peers(ax, axis, row, lane + TOPS[ROWS[op]] + ROW / 2, op)
-        totals[op] = sum(busy_ns(row) for row in rows) / 1e9 / len(ranks)
-    ax.set_ylim(max(len(ranks), 1) - 0.5, -0.5)
-    ax.set_yticks(range(len(ranks)), [f"rank {r}" for r in ranks])
+        rows = [[e for e in shown if (e.rank, e.lane) == lane and e.op == op] for lane in lanes]
+        for y, row in enumerate(rows):
+            ax.broken_barh([axis.bar(e) for e in row], (y + TOPS[ROWS.get(op, 0)], ROW), facecolors=color)
+            if op in ROWS and len(lanes) <= MOST_LABELLED:
+                write_peers(ax, axis, row, y + TOPS[ROWS[op]] + ROW / 2, op)
+        totals[op] = sum(busy_ns(row) for row in rows) / 1e9 / max(ranks, 1)
+    ax.set_ylim(max(len(lanes), 1) - 0.5, -0.5)
+    name_lanes(ax, lanes)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="y", visible=False)
     ax.set_xlim(0, axis.span / axis.scale)
@@ -52,6 +56,20 @@ def draw(figure, events, title="", foot=""):
     heading(figure, title)
     legend(figure, colors, totals)
     note(figure, foot)
+
+
+def lanes_of(events):
+    """[(rank, lane)], from top to bottom: every rank, and below it what runs beside it."""
+    return sorted({(e.rank, lane) for e in events for lane in ("", e.lane)})
+
+
+def name_lanes(ax, lanes):
+    """Ranks at the left, what runs beside them on a tint that shows whose it is."""
+    ax.set_yticks(range(len(lanes)), [lane or f"rank {rank}" for rank, lane in lanes])
+    for y, ((_, lane), text) in enumerate(zip(lanes, ax.get_yticklabels(), strict=True)):
+        if lane:
+            text.set(fontsize=7.5, color=GREY)
+            ax.axhspan(y - 0.5, y + 0.5, color="#F4F4F4", lw=0, zorder=0)
 
 
 class TimeAxis:
