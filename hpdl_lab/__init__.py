@@ -18,7 +18,8 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
     parallel     training strategies
     collectives  the family of collectives, each as code, as data and with its cost; selector and tuner
     models, optim, data    small torch modules, optimisers, real data
-    comm         the communicator on simulated ranks, on MPI ranks, and its errors
+    torch_backend    torch.distributed's backend "hpdl": DDP on the compiled collectives
+    comm         the communicator on simulated ranks, on ranks of mpiexec and of torchrun, and its errors
     trace        the one event log and the only clock
     features     what this machine and build can do, with the reason for each "no"
 """

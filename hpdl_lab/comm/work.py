@@ -14,6 +14,7 @@ class MpiWork(Work):
     """One end of a message."""
 
     __slots__ = ("call", "comm", "line", "message", "op", "peer", "step", "t0_ns", "x")
+    advances = True  # only while this rank waits: a receive has to be advanced beside other waits
 
     def __init__(self, comm, op, post, x, peer):
         """post: core.send or core.receive, which sets `message` as it begins.
@@ -34,7 +35,7 @@ class MpiWork(Work):
             if isinstance(error, RuntimeError):
                 comm.waiting.explain(error, op, (comm.members[peer],))
             raise
-        if op == "recv":
+        if op == "recv" and self.advances:
             comm.waiting.receives[id(self)] = self.message
 
     def wait(self):
@@ -85,11 +86,14 @@ class MpiWork(Work):
 
     def _swapped(self, sent, wanted):
         """Does another receive expect what has come, or is what was expected the next message?"""
-        comm, MPI, status = self.comm, self.comm.session.MPI, self.comm.session.MPI.Status()
-        others = [w for w in comm.pending.values() if (w.op, w.peer) == ("recv", self.peer) and w is not self]
-        if any(buffer_of(w.x, w.op)[1:3] == sent for w in others):
-            return True
-        return comm.handle().Iprobe(self.peer, MPI.ANY_TAG, status) and announced(status) == wanted
+        pending = self.comm.pending.values()
+        others = [w for w in pending if (w.op, w.peer) == ("recv", self.peer) and w is not self]
+        return any(buffer_of(w.x, w.op)[1:3] == sent for w in others) or self._next() == wanted
+
+    def _next(self):
+        """(count, dtype) of the next message from this peer, where it has arrived."""
+        MPI, status = self.comm.session.MPI, self.comm.session.MPI.Status()
+        return announced(status) if self.comm.handle().Iprobe(self.peer, MPI.ANY_TAG, status) else None
 
     def _facts(self):
         """The fields of errors.Wait for a rank that waits for this message."""
@@ -99,10 +103,14 @@ class MpiWork(Work):
             about = {"count": count, "dtype": dtype, "comm": comm.name, "counts": comm.calls.times(self.op, self.line)}
         else:
             about = {**call.facts(), "counts": comm.calls.times(call.op, call.line)}
-        status = comm.session.MPI.Status()
-        if comm.handle().Iprobe(comm.session.MPI.ANY_SOURCE, comm.session.MPI.ANY_TAG, status):
-            about["unreceived"] = (comm.members[status.Get_source()],)
-        return {**about, "call": call.op if call else ""}
+        return {**about, **self._lying(), "call": call.op if call else ""}
+
+    def _lying(self):
+        """The field of errors.Wait that tells whose message has arrived and is not received."""
+        MPI, status = self.comm.session.MPI, self.comm.session.MPI.Status()
+        if not self.comm.handle().Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            return {}
+        return {"unreceived": (self.comm.members[status.Get_source()],)}
 
     def _arrived(self):
         inject, nbytes = self.comm.waiting.inject, self.message.nbytes

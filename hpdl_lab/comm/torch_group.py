@@ -1,0 +1,98 @@
+"""torch.distributed's process groups where somebody else has started the ranks: on engines, under mpiexec."""
+
+import contextlib
+import os
+import secrets
+import socket
+import tempfile
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from .mpi import host_id
+
+LOOPBACK_ADDRESS = "127.0.0.1"
+
+
+@contextmanager
+def process_group(comm, backend="gloo"):
+    """Within it, torch.distributed's default process group has the ranks of `comm`. Collective, also at the end.
+
+        with process_group(comm):                        lab.run(f): DDP on the engines
+            model = DistributedDataParallel(model)
+
+    Args:    comm: of real ranks. backend: "gloo", or "hpdl" (hpdl_lab.torch_backend), which works on `comm` itself.
+    Raises:  ValueError on simulated ranks; RuntimeError where this process has a process group already.
+    """
+    if not hasattr(comm, "waiting"):
+        raise ValueError("a process has one default process group, and simulated ranks share a process: use lab.run")
+    if dist.is_initialized():
+        raise RuntimeError("this process has a default process group already: dist.destroy_process_group() ends it")
+    with store_of(comm) as store:
+        timeout = timedelta(seconds=comm.waiting.deadline)
+        options = {"pg_options": comm} if backend == "hpdl" else {}
+        with loopback(comm.node_size == comm.size):
+            dist.init_process_group(
+                backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout, **options
+            )
+        try:
+            yield dist.group.WORLD
+        except BaseException:
+            dist.group.WORLD.abort()  # nobody waits for what will not come
+            raise
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def store_of(comm):
+    """A c10d store of the ranks of `comm`: a file where they are on one machine, else rank 0 serves it."""
+    near, mine = comm.node_size == comm.size, ""
+    timeout = timedelta(seconds=comm.waiting.deadline)
+    server = None
+    if comm.rank == 0 and near:
+        mine = os.path.join(tempfile.gettempdir(), f"hpdl-store-{secrets.token_hex(8)}")
+    elif comm.rank == 0:
+        server = dist.TCPStore(socket.gethostname(), 0, comm.size, True, timeout, wait_for_workers=False)
+        mine = f"{socket.gethostname()} {server.port}"
+    told = comm.agree("process group", note=mine.encode())[0].decode()
+    if near:
+        store = dist.FileStore(told, comm.size)
+    else:
+        address, port = told.split()
+        store = server or dist.TCPStore(address, int(port), comm.size, False, timeout)
+    try:
+        yield store
+    finally:
+        del store
+        if near and comm.rank == 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(told)
+
+
+@contextmanager
+def loopback(near):
+    """Within it, gloo talks over the loopback interface where all ranks are `near`, unless the user has said which."""
+    name = "GLOO_SOCKET_IFNAME"
+    told = near and name not in os.environ and socket.if_nameindex()[0][1]
+    if told:
+        os.environ[name] = told
+    try:
+        yield
+    finally:
+        if told:
+            del os.environ[name]
+
+
+def gloo_on(store, rank, size, timeout):
+    """A gloo group that is not registered anywhere, of the ranks that share `store`. Collective.
+
+    torchrun's store outlives a process group, and would tell the next one of the same name where the last one listened.
+    """
+    round_ = (store.add("hpdl arrivals", 1) - 1) // size
+    store = dist.PrefixStore(f"hpdl {round_}", store)
+    store.set(f"host {rank}", host_id())
+    hosts = {store.get(f"host {r}") for r in range(size)}
+    with loopback(len(hosts) == 1):
+        return dist.ProcessGroupGloo(store, rank, size, timeout)

@@ -1,0 +1,128 @@
+"""A rank's place in a process group of torch.distributed, as comm/mpi.py's Session is its place in an MPI job."""
+
+import atexit
+import os
+import secrets
+import tempfile
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from ..features import compiled_module, cores
+from .board import Board
+from .errors import CommError
+from .mpi import finish_blindly, host_id
+from .torch_messages import NUMBERS, Letters, Wire
+from .waiting import Waiting
+from .work import unsettled
+
+BIRTH = 0  # the number of the wire on which places are made: all ranks make theirs in the same order
+RUN = 1  # a place serves one communicator and what is made from it
+CUT = 0.5  # s: for the threads of a wire to end
+
+
+class TorchPlace:
+    """What communicators of the process group `group` need besides it. Collective over its ranks."""
+
+    def __init__(self, group):
+        self.core = compiled_module()
+        self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.abandoned = []  # collectives that did not complete: another rank may still write to their memory
+        self.wires = []
+        self._birth = self.wire(BIRTH, tuple(range(self.size)))
+        notes = self._tell(f"{new_number()} {host_id()}")
+        self.number = int(notes[0].split(" ", 1)[0])  # of the communicator: messages of others have other numbers
+        self.hosts = [note.split(" ", 1)[1] for note in notes]
+        self.board = self._open_board()
+        self.board.publish(self.rank, "running", RUN)
+        atexit.register(close_at_exit, weakref.ref(self))
+
+    def waiting(self, deadline):
+        """How the ranks of the communicator wait; deadline in s."""
+        machines = [host.split()[-1] for host in self.hosts]  # see mpi.host_id
+        crowded = machines.count(machines[self.rank]) > cores()
+        return Waiting(self.board, self.rank, tuple(range(self.size)), RUN, deadline, crowded)
+
+    def wire(self, number, members, beside=False):
+        """The Wire of the communicator with that number."""
+        wire = Wire(self.group, number, members, beside)
+        self.wires.append(wire)
+        return wire
+
+    def keep(self, works, seconds):
+        """Wait for the messages of a communicator that is closed, up to `seconds` for all of them."""
+        unsettled(works, seconds)
+
+    def forget(self, comm):
+        """`comm` is closed: so is what was made for it. What is still under way ends, and with it the process group."""
+        for wire in self.wires:
+            wire.cut(CUT)
+        self.wires = []
+        self.board.close()
+
+    def _tell(self, note):
+        """What every rank has to tell, in rank order; before there is a board."""
+        letters = Letters(self._birth, self.rank, ("start", 0, 0, -1), note.encode())
+        finish_blindly(letters, "the process group")
+        return [note.decode() for note in letters.notes()]
+
+    def _open_board(self):
+        """One file for the ranks of each host; it has no name any more when all have opened it."""
+        first = self.hosts.index(self.hosts[self.rank])
+        mine = ""
+        if self.rank == first:
+            mine = os.path.join(tempfile.gettempdir(), f"hpdl-{os.getpid()}-{secrets.token_hex(8)}")
+            Board.create(mine, self.size).close()
+        board = Board(self._tell(mine)[first])
+        self._tell("opened")
+        if mine:
+            os.unlink(mine)
+        return board
+
+
+def new_number():
+    """A number for a communicator that hardly any other has."""
+    return 1 + secrets.randbelow(NUMBERS - 2)
+
+
+def gloo_of(group=None):
+    """The part of `group` that moves CPU tensors.
+
+    Raises: ValueError where there is none; RuntimeError where there is no group, or this rank is not in it.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            raise RuntimeError('torch.distributed has no process group yet: dist.init_process_group("gloo")')
+        group = dist.group.WORLD
+    if isinstance(group, dist.ProcessGroupGloo):
+        return group
+    if not isinstance(group, dist.ProcessGroup):
+        raise RuntimeError(f"this rank is in no such process group: {group!r}")
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        backend = None
+    if not isinstance(backend, dist.ProcessGroupGloo):
+        raise ValueError(
+            f'a process group of {group.name()} cannot carry messages of CPU tensors: make it with "gloo", '
+            'or "cpu:gloo,cuda:nccl"'
+        )
+    return backend
+
+
+def initialize():
+    """torch.distributed with gloo, which ends when Python does; nothing where it is initialized already."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+
+
+def close_at_exit(place):
+    """Close what Python's end would find open: threads in the middle of a wait would end it with an error."""
+    place = place()
+    if place is not None and place.wires:
+        try:
+            place.forget(None)
+        except CommError:
+            pass  # it ends anyway

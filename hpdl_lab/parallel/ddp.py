@@ -1,0 +1,67 @@
+"""PyTorch's DistributedDataParallel on any all-reduce: its hook for communication, written twice.
+
+DDP packs gradients into buckets, last layer first, and calls the hook with each bucket that is full, in the same order
+on every rank, from the thread of backward. It divides nothing then, and uses what the hook's future brings:
+
+    backward   grad 9 .. grad 6 [hook(bucket 0)] grad 5 .. grad 3 [hook(bucket 1)] .. grad 0 [hook(bucket 2)] | futures
+
+    model = DistributedDataParallel(net)
+    model.register_comm_hook(Communication(comm, ring.all_reduce), ddp_hook)
+
+DDP itself needs a process group, for what it compares and copies at the start: comm/torch_group.py makes one of gloo
+on the engines.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import Variable
+
+from .data import best_all_reduce, result_of
+
+
+class Communication(NamedTuple):
+    """What the hooks get as their state: a communicator, and the all_reduce(comm, x) that adds the flat x."""
+
+    comm: Any
+    all_reduce: Any = best_all_reduce
+
+
+def ddp_hook(state, bucket):
+    """Average one bucket of gradients over all ranks, with any all_reduce.
+
+    Backward stands still meanwhile: what `ddp_hook_beside` changes.
+
+    Args:    state: Communication. bucket: dist.GradBucket, whose buffer() is (n,), this rank's gradients, flat.
+    Returns: torch.futures.Future with the (n,) average, the same on every rank.
+    Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for n elements.   Ref: Li et al. 2020.
+    """
+    ### BEGIN SOLUTION
+    flat = result_of(state.all_reduce, state.comm, bucket.buffer())  # (n,), the sum
+    flat /= state.comm.size
+    future = torch.futures.Future()
+    future.set_result(flat)
+    return future
+    ### END SOLUTION
+
+
+def ddp_hook_beside(state, bucket):
+    """`ddp_hook`, but the bucket is added in the background while backward goes on.
+
+        main thread   grad 9 .. grad 6 | grad 5 .. grad 3 | .. grad 0 | finish 0, 1, 2 | DDP takes the futures
+        background                     [all_reduce 0 ..] [all_reduce 1 ..] [2]
+
+    DDP waits for futures in C++, where no interrupt would reach the rank. So a callback of autograd, which runs at the
+    end of backward and before DDP's own, waits for the background and fulfills the future.
+    """
+    work = state.comm.background(state.all_reduce, bucket.buffer())
+    future = torch.futures.Future()
+
+    def finish():
+        out = work.wait()
+        flat = bucket.buffer() if out is None else out
+        flat /= state.comm.size
+        future.set_result(flat)
+
+    Variable._execution_engine.queue_callback(finish)
+    return future

@@ -1,0 +1,165 @@
+"""The process group of the backend "hpdl": each of torch's collectives is begun in the background of a communicator.
+
+main thread   backward: grad grad [bucket 1: allreduce] grad grad [bucket 2: allreduce] ... | settle 1, 2 | DDP's end
+background                        all_reduce 1 ........           all_reduce 2 .............
+"""
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+
+from ..comm.base import Done
+from ..comm.buffers import DTYPES, ITEMSIZE, dtype_name
+from . import moves
+from .work import HpdlWork, MessageWork
+
+USE_GLOO = 'use gloo for this: dist.new_group(backend="gloo")'
+
+
+class HpdlGroup(dist.ProcessGroup):
+    """A process group of the ranks of `comm`, any communicator. owned: it is closed with the group."""
+
+    def __init__(self, comm, owned=False):
+        super().__init__(comm.rank, comm.size)
+        self.comm, self.owned = comm, owned
+        self._begun = []  # HpdlWorks, without those that are known to have ended
+
+    def getBackendName(self):
+        return "hpdl"
+
+    def __repr__(self):
+        return f"<process group hpdl: rank {self.comm.rank} of {self.comm.size}>"
+
+    def _start(self, tensors, opts, function, *args):
+        """Begin `function(comm, *args)`, after which `tensors` hold the result; returns HpdlWork."""
+        work = HpdlWork(tensors)
+        if not getattr(opts, "asyncOp", True):
+            function(self.comm, *args)
+            work.under_way = Done(None)
+            return work
+        self._begun = [begun for begun in self._begun if not begun.get_future().done()]
+        self._begun.append(work)
+        if torch._C._current_graph_task_id() == -1:
+            work.under_way = self.comm.background(work.run, function, *args)
+        else:  # within backward: what is compiled needs no Python meanwhile
+            work.under_way = self.comm.background(function, *args)
+            Variable._execution_engine.queue_callback(work.settle)
+        return work
+
+    # -- sums -------------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors, opts=None):
+        require_sum("all_reduce", tensors, opts)
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            return self._start(tensors, opts, moves.all_reduce, tensors[0].detach())
+        return self._start(tensors, opts, moves.all_reduce_each, tensors)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors, opts):
+        require_sum("reduce", tensors, opts)
+        return self._start(tensors, opts, moves.reduce, tensors[0], opts.rootRank)
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        require_sum("reduce_scatter", outputs, opts)
+        return self._start(outputs, opts, moves.reduce_scatter, outputs[0], inputs[0])
+
+    def reduce_scatter_single(self, output, x, opts=None):
+        require_sum("reduce_scatter", [x], opts)
+        return self._start([output], opts, moves.reduce_scatter, output, [x])
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        require_sum("reduce_scatter", inputs, opts)
+        return self._start(outputs, opts, moves.each(moves.reduce_scatter), outputs, [[x] for x in inputs])
+
+    # -- copies -----------------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors, opts):
+        return self._start(tensors, opts, moves.broadcast_each, tensors, opts.rootRank)
+
+    def allgather(self, outputs, inputs, opts=None):
+        return self._start(outputs[0], opts, moves.all_gather, outputs[0], inputs[0])
+
+    def all_gather_single(self, output, x, opts=None):
+        return self._start([output], opts, moves.all_gather, [output], x)
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        return self._start(outputs, opts, moves.each(moves.all_gather), [[output] for output in outputs], inputs)
+
+    def gather(self, outputs, inputs, opts):
+        rows = outputs[0] if outputs else []
+        return self._start(rows, opts, moves.gather, rows, inputs[0], opts.rootRank)
+
+    def scatter(self, outputs, inputs, opts):
+        rows = inputs[0] if inputs else []
+        return self._start(outputs, opts, moves.scatter, outputs[0], rows, opts.rootRank)
+
+    def alltoall(self, outputs, inputs, opts=None):
+        return self._start(outputs, opts, moves.all_to_all, outputs, inputs)
+
+    def all_to_all_single(self, output, x, output_rows, input_rows, opts=None):
+        """output_rows, input_rows: how much of the first dimension is whose; [] for equal parts."""
+        if not output_rows and not input_rows:
+            return self._start([output], opts, moves.all_to_all_single, output, x)
+        even = [len(output) // self.comm.size], [len(x) // self.comm.size]
+        outputs = list(output.split(list(output_rows) or even[0] * self.comm.size))
+        return self.alltoall(outputs, list(x.split(list(input_rows) or even[1] * self.comm.size)), opts)
+
+    # -- messages and meetings --------------------------------------------------------------------------------------
+
+    def send(self, tensors, to, tag=0):
+        return self._message(self.comm.isend, tensors, to, tag)
+
+    def recv(self, tensors, source, tag=0):
+        return self._message(self.comm.irecv, tensors, source, tag)
+
+    def recv_anysource(self, tensors, tag=0):
+        raise NotImplementedError(f'the backend "hpdl" receives from one rank, dist.recv(x, src=...); or {USE_GLOO}')
+
+    def _message(self, post, tensors, peer, tag):
+        if tag != 0:
+            raise NotImplementedError(f'messages of the backend "hpdl" have no tags, got tag={tag}; or {USE_GLOO}')
+        if not tensors[0].is_contiguous():
+            raise ValueError(f"a message of shape {tuple(tensors[0].shape)} is not contiguous: use x.contiguous()")
+        work = MessageWork(tensors)
+        work.under_way = post(moves.flat(tensors[0]), peer)
+        return work
+
+    def barrier(self, opts=None):
+        return self._start([], opts, moves.barrier)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        self.barrier().wait()
+
+    # -- end --------------------------------------------------------------------------------------------------------
+
+    def shutdown(self):
+        """What dist.destroy_process_group() calls: after it nothing is under way."""
+        for work in self._begun:  # some may have been waited for by their future alone
+            if work.exception() is not None:
+                break
+        self.abort()
+
+    def abort(self):
+        self._begun = []
+        if self.owned:
+            self.comm.close()
+
+    # How torch before 2.13 calls them
+    _allgather_base, allgather_into_tensor_coalesced = all_gather_single, all_gather_single_coalesced
+    _reduce_scatter_base, reduce_scatter_tensor_coalesced = reduce_scatter_single, reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def require_sum(op, tensors, opts):
+    """Raise NotImplementedError, ValueError unless `tensors` are to be added, and can be."""
+    asked = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+    if asked != dist.ReduceOp.SUM:
+        name = str(getattr(asked, "op", asked)).rpartition(".")[2]
+        raise NotImplementedError(
+            f'{op} of the backend "hpdl" adds (ReduceOp.SUM) and does not know {name}: {USE_GLOO}'
+        )
+    for x in tensors:
+        if dtype_name(x.dtype) not in ITEMSIZE:
+            raise ValueError(f"{op} adds {', '.join(DTYPES)}, not {dtype_name(x.dtype)}: {USE_GLOO}")

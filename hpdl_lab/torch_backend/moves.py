@@ -1,0 +1,113 @@
+"""What torch's collectives do, as f(comm, ...) on tensors of any shape and, where nothing is added, of any dtype."""
+
+import torch
+
+from ..comm.buffers import ITEMSIZE, dtype_name
+from ..comm.calls import only_calls
+
+
+@only_calls("all_reduce")
+def all_reduce(comm, x):
+    """Replace contiguous x by its sum over ranks."""
+    return comm.all_reduce(x)
+
+
+def all_reduce_each(comm, tensors):
+    """The same for each of several tensors, contiguous or not."""
+    for x in tensors:
+        in_one_piece(x, comm.all_reduce)
+
+
+def reduce(comm, x, root):
+    """x of rank `root` becomes the sum over ranks."""
+    total = comm.reduce(x.detach().contiguous(), root)
+    if total is not None:
+        x.detach().copy_(total)
+
+
+def reduce_scatter(comm, output, rows):
+    """output becomes this rank's row of the sum over ranks. rows: one for each rank, or one tensor of all of them."""
+    x = torch.cat([row.detach().reshape(-1) for row in rows]).view(comm.size, -1)
+    output.detach().copy_(comm.reduce_scatter(x).view_as(output))
+
+
+def broadcast_each(comm, tensors, root):
+    """Each of the tensors becomes that of rank `root`."""
+    for x in tensors:
+        in_one_piece(x, comm.broadcast, root)
+
+
+def all_gather(comm, outputs, x):
+    """outputs: one for each rank's x, or one tensor for all of them."""
+    put(outputs, comm.all_gather(flat(x.contiguous())).view(x.dtype))
+
+
+def gather(comm, outputs, x, root):
+    """The same, on rank `root` alone."""
+    rows = comm.gather(flat(x.contiguous()), root)
+    if rows is not None:
+        put(outputs, rows.view(x.dtype))
+
+
+def scatter(comm, output, rows, root):
+    """output becomes this rank's row of rank `root`."""
+    x = torch.stack([flat(row.contiguous()) for row in rows]) if comm.rank == root else None
+    in_one_piece(output, lambda out: comm.scatter(x, out, root))
+
+
+def all_to_all_single(comm, output, x):
+    """Row s of output becomes row `rank` of rank s's x; the first dimension is that of ranks, or a multiple."""
+    rows = flat(x.contiguous()).view(comm.size, -1)
+    put([output], comm.all_to_all(rows).view(x.dtype))
+
+
+def all_to_all(comm, outputs, inputs):
+    """outputs[s] becomes what rank s has for this rank, by messages: only the two of them need to agree on its size."""
+    outputs[comm.rank].detach().copy_(inputs[comm.rank])
+    others = [r for r in range(comm.size) if r != comm.rank]
+    arriving = {r: flat(outputs[r].contiguous()) for r in others}
+    works = [comm.irecv(arriving[r], r) for r in others]
+    works += [comm.isend(flat(inputs[r].contiguous()), r) for r in others]
+    for work in works:
+        work.wait()
+    for r in others:
+        if not outputs[r].is_contiguous():
+            outputs[r].detach().copy_(arriving[r].view(outputs[r].dtype).view_as(outputs[r]))
+
+
+def barrier(comm):
+    comm.barrier()
+
+
+def each(function):
+    """`function(comm, output, x)` for several of both."""
+
+    def several(comm, outputs, inputs):
+        for output, x in zip(outputs, inputs, strict=True):
+            function(comm, output, x)
+
+    several.__name__ = function.__name__
+    return several
+
+
+def flat(x):
+    """The memory of contiguous x as a flat tensor of a dtype that communicators move: of bytes, where x has another."""
+    x = x.detach().reshape(-1)
+    return x if dtype_name(x.dtype) in ITEMSIZE else x.view(torch.uint8)
+
+
+def in_one_piece(x, act, *args):
+    """act(the flat memory of x, ...), by way of a copy where x is not contiguous."""
+    if x.is_contiguous():
+        act(flat(x), *args)
+    else:
+        copy = x.detach().contiguous()
+        act(flat(copy), *args)
+        x.detach().copy_(copy)
+
+
+def put(outputs, rows):
+    """Copy rows (p, n) to p outputs of n elements, or to one of p * n."""
+    rows = rows.reshape(len(outputs), -1)
+    for output, row in zip(outputs, rows, strict=True):
+        output.detach().copy_(row.view_as(output))

@@ -1,0 +1,64 @@
+"""What the backend "hpdl" has begun, as torch wants it: torch.distributed.Work, with a future."""
+
+import torch
+import torch.distributed as dist
+
+
+class HpdlWork(dist.Work):
+    """One operation of a process group: under way in the background, or over.
+
+    DDP waits for futures in C++, where no interrupt would reach it. So the future of what is begun within backward is
+    fulfilled by a callback at the end of backward (HpdlGroup), which waits in Python, and comes before DDP's own.
+    """
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.under_way = None  # the Work of the communicator
+        self._tensors, self._future = tensors, torch.futures.Future()
+
+    def run(self, comm, function, *args):
+        """Do it where nobody may ever wait for it but by its future."""
+        try:
+            function(comm, *args)
+        except BaseException as error:
+            self._future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            raise
+        self._future.set_result(self._tensors)
+
+    def settle(self):
+        """Wait for it, and fulfill the future."""
+        self.under_way.wait()
+        if not self._future.done():
+            self._future.set_result(self._tensors)
+
+    def wait(self, timeout=None):
+        self.settle()
+        return True
+
+    def synchronize(self):
+        self.settle()
+
+    def is_completed(self):
+        return self.under_way.test()
+
+    def is_success(self):
+        return self.is_completed() and self.exception() is None
+
+    def exception(self):
+        try:
+            return self.settle()
+        except Exception as error:
+            return error
+
+    def result(self):
+        return self._tensors
+
+    def get_future(self):
+        return self._future
+
+
+class MessageWork(HpdlWork):
+    """A message: the waits of its own rank carry it on, so nobody would fulfill a future."""
+
+    def get_future(self):
+        raise NotImplementedError('a message of the backend "hpdl" has no future: use its wait()')
