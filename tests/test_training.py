@@ -1,0 +1,197 @@
+"""The training loop: every model learns, the loss is the mean over answers, and what cannot be trained is said."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab import data, models
+from hpdl_lab.comm import sim
+from hpdl_lab.data import synthetic
+from hpdl_lab.data.loading import Reader, shifted
+from hpdl_lab.data.sharding import batches
+from hpdl_lab.models.batch_norm import synchronized
+from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.training import Recipe, evaluate, train, train_step
+
+ADAMW = {"optimizer": "adamw", "lr": 3e-3}
+COPY = data.load("copy", n=200, length=4, vocabulary=6)
+
+
+def trained(p, name, its_data, threads=False, reader=None, dtype="float32", fields=None, **recipe):
+    """What each of p simulated ranks returns after training the tiny model of this name; the Results of the run."""
+    model = models.build_for(its_data, name, dtype=dtype, **(fields or {}))
+    return sim.run(p, train, model, DataParallel(), its_data, Recipe(**recipe), reader, threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "recipe", "first", "last"),
+    [  # the loss of knowing nothing is ln(10) = 2.30, ln(81) = 4.39, ln(16) = 2.77
+        ("mlp", "digits", {"steps": 60}, 2.3, 0.4),
+        ("cnn", "digit_images", {"steps": 60, "lr": 0.1}, 2.5, 1.0),
+        ("vit", "digit_images", {"steps": 60, **ADAMW}, 2.4, 1.4),
+        ("gpt", "text", {"steps": 30, "batch": 32, **ADAMW}, 4.4, 2.8),
+        ("gpt", "copy", {"steps": 60, "batch": 64, **ADAMW}, 2.9, 1.45),
+    ],
+)
+def test_each_tiny_model_learns_in_seconds(name, what, recipe, first, last):
+    (result,) = trained(1, name, data.load(what), **recipe)
+    assert result.losses[0] == pytest.approx(first, abs=0.2)
+    assert sum(result.losses[-5:]) / 5 < last
+    assert result.test_loss < last + 0.2
+    assert result.test_accuracy > 1.5 * math.exp(-first)  # than by guessing
+
+
+def test_nobody_is_better_than_the_best_loss_that_is_known():
+    (result,) = trained(1, "gpt", data.load("copy"), steps=70, batch=64, **ADAMW)
+    assert 0 < result.test_loss - synthetic.best_copy_loss() < 0.05
+    made = data.load("synthetic", n=4000, shape=(6,), classes=3, noise=0.15)
+    (result,) = trained(1, "mlp", made, fields={"hidden": (32,)}, steps=200, lr=0.05)
+    assert -0.05 < result.test_loss - synthetic.best_teacher_loss(3, 0.15) < 0.15
+
+
+def by_hand(model, its_data, steps, batch, lr):
+    """The losses of plain torch: one process, no communicator, the mean over all answers of a batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    losses = []
+    for _, indices in zip(range(steps), batches(len(its_data.train_y), batch), strict=False):
+        optimizer.zero_grad()
+        logits = model(its_data.train_x[indices])
+        loss = cross_entropy(logits.flatten(0, -2), its_data.train_y[indices].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 9])
+@pytest.mark.parametrize("p", [1, 3])
+def test_the_loss_is_the_mean_over_examples_and_positions(p, micro_batches):
+    """Batches of 13 give the ranks 5, 4 and 4 examples, and 9 micro-batches of them are partly empty."""
+    recipe = {"steps": 17, "batch": 13, "lr": 0.05}
+    expected = by_hand(models.build_for(COPY, "gpt", dtype="float64"), COPY, **recipe)  # 200 mod 13 = 5: one short one
+    for result in trained(p, "gpt", COPY, dtype="float64", micro_batches=micro_batches, **recipe):
+        assert result.losses == pytest.approx(expected, abs=1e-10)
+
+
+def test_batch_norm_of_three_ranks_is_that_of_torch_in_one_process():
+    """The last batch of the epoch, 1,437 mod 359 = 1, leaves two ranks without any example."""
+    images = data.load("digit_images", dtype="float64")
+    recipe = {"steps": 6, "batch": 359, "lr": 0.05}
+    alone = models.build_for(images, "cnn", dtype="float64", norm="batch")
+    replace_norms(alone)
+    expected = by_hand(alone, images, **recipe)
+    results = trained(3, "cnn", images, threads=True, dtype="float64", fields={"norm": "batch"}, **recipe)
+    assert results[0].losses == pytest.approx(expected, abs=1e-9)
+    alone.eval()
+    loss = cross_entropy(alone(images.test_x), images.test_y).item()
+    assert results[2].test_loss == pytest.approx(loss, abs=1e-9)  # the running statistics are the same, too
+
+
+def replace_norms(module):
+    """Put torch's own BatchNorm2d in the place of each of ours."""
+    for name, child in module.named_children():
+        if type(child).__name__ == "BatchNorm":
+            setattr(module, name, torch.nn.BatchNorm2d(len(child.weight), dtype=child.weight.dtype))
+        replace_norms(child)
+
+
+def test_a_model_can_be_copied_after_its_statistics_were_shared():
+    model = models.build("cnn", norm="batch")
+
+    def share(comm):
+        with pytest.raises(RuntimeError, match="amid"), synchronized(model, comm):
+            assert model.norm.comm is comm
+            raise RuntimeError("amid")
+
+    sim.run(1, share)
+    assert model.norm.comm is None
+
+
+def test_the_parts_of_a_step_are_in_the_timeline_in_their_order():
+    results = trained(2, "gpt", COPY, steps=2, micro_batches=2, reader=Reader(seconds=1e-3))
+    spans = [e.op for e in results.events if e.rank == 1 and e.lane == "" and e.op in NAMES]
+    step = ["input", "forward", "backward", "forward", "backward", "add gradients", "update"]
+    assert spans == 2 * step
+    cost = [e.t1_ns - e.t0_ns for e in results.events if e.rank == 1 and e.op == "input"]
+    assert cost == [64_000_000, 36_000_000]  # ns: batches of 128 and 72 by two ranks, 1 ms per example
+
+
+NAMES = ("input", "forward", "backward", "add gradients", "update")
+
+
+def test_augmented_training_is_the_same_on_any_number_of_ranks():
+    images = data.load("digit_images", dtype="float64")
+    one, three = (
+        trained(p, "cnn", images, dtype="float64", reader=Reader(prepare=shifted, ahead=1), steps=5, lr=0.05)
+        for p in (1, 3)
+    )
+    plain = trained(1, "cnn", images, dtype="float64", steps=5, lr=0.05)
+    assert three[2].losses == pytest.approx(one[0].losses, abs=1e-10)
+    assert one[0].losses[0] != pytest.approx(plain[0].losses[0], abs=1e-4)
+
+
+@pytest.mark.parametrize("p", [1, 3, 7])
+def test_the_test_set_is_shared_by_the_ranks(p):
+    few = COPY._replace(test_x=COPY.test_x[:5], test_y=COPY.test_y[:5])  # 7 ranks have nothing to do for 2 of them
+    model = models.build_for(few, "gpt", dtype="float64")
+    with torch.no_grad():
+        logits = model(few.test_x).flatten(0, 1)
+    loss = cross_entropy(logits, few.test_y.flatten()).item()
+    right = (logits.argmax(1) == few.test_y.flatten()).double().mean().item()
+    for found in sim.run(p, evaluate, model, few.test_x, few.test_y):
+        assert found == pytest.approx((loss, right), abs=1e-12)
+    nothing = sim.run(1, evaluate, model, few.test_x[:0], few.test_y[:0])[0]
+    assert nothing == (0, 0)  # and not NaN
+
+
+def test_a_step_of_an_empty_shard_adds_zeros_and_no_nan():
+    def step(comm):
+        model = models.build_for(COPY, "gpt")
+        before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+        strategy = DataParallel()
+        strategy.start(comm, model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        n = 0 if comm.rank else 4
+        part = train_step(comm, model, strategy, optimizer, COPY.train_x[:n], COPY.train_y[:n], 4)
+        after = torch.cat([p.detach().flatten() for p in model.parameters()])
+        return part, float((after - before).abs().max()), bool(after.isfinite().all())
+
+    (loss, moved, fine), (nothing, moved_too, fine_too) = sim.run(2, step)
+    assert nothing == 0 < loss and moved == moved_too > 0 and fine and fine_too
+
+
+def test_ranks_that_differ_in_recipe_or_data_are_named_before_the_first_step():
+    recipes = sim.PerRank([Recipe(), Recipe(seed=5), Recipe()])
+    mlp = models.build("mlp")
+    with pytest.raises(ValueError, match="rank 1 has .*seed=5"):
+        sim.run(3, train, mlp, DataParallel(), data.load("digits"), recipes)
+    sets = sim.PerRank([data.load("synthetic", n=n) for n in (100, 100, 101)])
+    with pytest.raises(ValueError, match="rank 2 has .*for 101 examples of shape"):
+        sim.run(3, train, mlp, DataParallel(), sets, Recipe())
+
+
+def test_a_batch_smaller_than_the_ranks_is_refused_on_every_rank():
+    with pytest.raises(ValueError, match="a batch of 3 examples is too small for 4 ranks") as raised:
+        trained(4, "gpt", COPY, batch=3)
+    assert "on simulated ranks 0" in "".join(raised.value.__notes__)  # to 3: none of them waits for the others
+    with pytest.raises(ValueError, match="a training set of 5 examples is too small for 8 ranks"):
+        trained(8, "gpt", data.load("copy", n=5))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        ({"steps": 0}, "got 0 steps of 128"),
+        ({"batch": -1}, "got 300 steps of -1"),
+        ({"micro_batches": 0}, "cut into 0 micro-batches"),
+        ({"optimizer": "adam"}, "optimizer='adam': one of sgd, adamw"),
+        ({"checkpoint_every": 5}, "both need checkpoint, the name of a file"),
+        ({"resume": True}, "both need checkpoint, the name of a file"),
+        ({"checkpoint": "x", "checkpoint_every": -1}, "checkpoint_every=-1"),
+    ],
+)
+def test_recipes_that_cannot_be_are_refused_with_the_numbers(recipe, says):
+    with pytest.raises(ValueError, match=says):
+        Recipe(**recipe)
