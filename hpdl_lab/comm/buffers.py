@@ -3,6 +3,7 @@
 torch is looked at only where it is already loaded, so that engines can answer before their import of torch has ended.
 """
 
+import ctypes
 import functools
 import sys
 from typing import NamedTuple
@@ -118,6 +119,21 @@ def copy_into(y, x):
             y.reshape(-1).copy_(source.reshape(-1))
     else:
         y.reshape(-1)[...] = x.numpy().reshape(-1) if is_tensor(x) else x.reshape(-1)
+
+
+def payload_of(x, nbytes):
+    """The values of `x`, whose `nbytes` may be sent, on their way: bytes, which cost a third of a new tensor."""
+    return ctypes.string_at(x.data_ptr(), nbytes) if is_tensor(x) else x.copy()
+
+
+def deliver(payload, y):
+    """Put what `payload_of` made of a tensor or array into `y`, of the same count and dtype, which may be received."""
+    if type(payload) is not bytes:
+        copy_into(y, payload)
+    elif is_tensor(y):
+        ctypes.memmove(y.data_ptr(), payload, len(payload))
+    else:
+        y.reshape(-1)[...] = np.frombuffer(payload, y.dtype)
 
 
 def new_like(x, shape):

@@ -1,6 +1,6 @@
 """Where simulated ranks meet: the two ends of a message in a channel, the ranks of a collective in a meeting."""
 
-from .buffers import copy_of
+from .buffers import payload_of
 from .errors import Mismatch
 from .reasons import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
 
@@ -38,7 +38,7 @@ class Channel:
         if ours.count != theirs.count or ours.dtype != theirs.dtype:
             self._refuse(send, receive)
         elif send.end is None:
-            receive.payload = copy_of(send.x)
+            receive.payload = payload_of(send.x, ours.nbytes)
             if (send.posted, self.source) > (receive.posted, self.dest):
                 self.scheduler.bookings.append((self.source, send.step, self, send, receive))
             else:

@@ -10,7 +10,7 @@ import itertools
 
 from . import inject as injected
 from .base import Comm, PerRank, Results, Work
-from .buffers import copy_into, copy_of, extent_of
+from .buffers import deliver, extent_of, payload_of
 from .calls import begin
 from .errors import ForgottenWait
 from .network import Switch
@@ -173,7 +173,7 @@ class SimWork(Work):
             comm.channel_from(peer).post_receive(self)
             return
         if 0 < comm.scheduler.network.eager_nbytes >= self.buffer.nbytes:
-            self.payload = copy_of(x)
+            self.payload = payload_of(x, self.buffer.nbytes)
             self.end = state.clock
         comm.channel_to(peer).post_send(self)
 
@@ -193,7 +193,7 @@ class SimWork(Work):
             raise self.error
         peer, begun, now = self.comm.members[self.peer], round(self.posted * 1e9), state.clock_ns()
         if self.op == "recv":
-            copy_into(self.x, self.payload)
+            deliver(self.payload, self.x)
             self.payload = None
         state.trace.add(self.step, self.op, begun, now, peer, self.buffer.nbytes, self.line)
         if state.scheduler.inject is not None:
