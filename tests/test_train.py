@@ -1,10 +1,16 @@
 """lab.train: one verb for the lesson's network and for your own, with an answer that says what happened."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
 
-from hpdl_lab import lab
+from hpdl_lab import data, lab, models
 from hpdl_lab.collectives import ring
+from hpdl_lab.data import synthetic
+from hpdl_lab.data.loading import Reader
+from hpdl_lab.lab.choice import MODEL_FOR, model_and_data
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data import DataParallel, DataParallelNaive
 from hpdl_lab.plots import live
@@ -32,6 +38,75 @@ def test_a_model_and_a_strategy_as_in_the_tour_of_the_house():
     model = mlp((64, 32, 10))
     trained = lab.train(model, DataParallelNaive(ring.all_reduce), steps=20, ranks=2)
     assert len(trained.losses) == 20 and trained.where == "2 simulated ranks"
+
+
+def test_a_language_model_by_name_says_its_perplexity():
+    trained = lab.train(model="gpt", data="text", steps=12, batch=16, ranks=2)
+    assert trained.perplexity == pytest.approx(math.exp(trained.test_loss))
+    assert f"perplexity {trained.perplexity:.3g} of 81 on the test set" in repr(trained)
+    assert trained.losses[0] == pytest.approx(math.log(81), abs=0.3) and trained.perplexity < 60
+    assert trained.figure.texts[0].get_text() == f"gpt on text, 2 simulated ranks: {trained.learned}"
+
+
+def test_a_cnn_with_batch_norm_waits_inside_backward_on_simulated_ranks():
+    model = models.build("cnn", norm="batch", widths=(4, 8))
+    trained = lab.train(model, data="digit_images", steps=3, ranks=3, lr=0.05)
+    assert len(trained.losses) == 3 and trained.drift < 1e-6 and "test accuracy" in trained.learned
+
+
+def test_a_slow_input_is_seen_in_the_timeline():
+    trained = lab.train(steps=4, batch=40, ranks=2, reader=Reader(seconds=1e-3))
+    waited = [e.t1_ns - e.t0_ns for e in trained.events if e.op == "input"]
+    assert waited == [20_000_000] * 8  # ns: 20 examples of 1 ms each, 4 steps of 2 ranks
+    assert trained.seconds > 4 * 20e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "words", "dims"),
+    [
+        (None, None, "mlp on digits", 2),
+        ("cnn", None, "cnn on digit images", 4),
+        ("vit", "digits", "vit on digits", 4),
+        ("gpt", None, "gpt on text", 2),
+        (None, "copy", "gpt on copy", 2),
+        (None, "synthetic", "mlp on synthetic", 2),
+        (None, synthetic.teacher(20, (1, 4, 4)), "cnn on your data", 4),
+        (torch.nn.Linear(64, 10), None, "Linear on digits", 2),
+        (torch.nn.Linear(64, 10), "synthetic", "Linear on synthetic", 2),
+    ],
+)
+def test_what_is_not_said_suits_what_is(model, what, words, dims):
+    choice = model_and_data(model, what)
+    assert choice.words == words and choice.data.train_x.ndim == dims
+    assert choice.model(choice.data.train_x[:3]).shape[-1] == choice.data.classes
+
+
+def test_every_set_has_a_model_and_what_suits_it_gives_way_to_what_is_said():
+    assert set(MODEL_FOR) == set(data.SETS)
+    assert (model_and_data("gpt").recipe["optimizer"], model_and_data(mlp()).recipe) == ("adamw", {})
+    trained = lab.train("gpt", data="copy", steps=2, batch=7, ranks=1)
+    assert len(trained.losses) == 2 and trained.samples_per_s == 0  # one simulated rank has no messages to wait for
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"model": "gtp"}, LookupError, "no model is called 'gtp': mlp, cnn, gpt, vit"),
+        ({"data": "mnist"}, LookupError, "no data set is called 'mnist'"),
+        ({"model": "gpt", "size": "big"}, LookupError, "gpt has no size 'big': tiny, small, paper"),
+        ({"model": "gpt", "data": "digits"}, ValueError, "gpt reads windows of tokens"),
+        ({"model": "mlp", "data": "text"}, ValueError, "mlp reads rows of numbers"),
+        ({"model": 5}, TypeError, "model=5: the name of one .* or an nn.Module is needed"),
+        ({"data": [1, 2]}, TypeError, "data is a list: the name of a set .* or a Dataset is needed"),
+        ({"data": synthetic.teacher(20, (2, 2))}, ValueError, r"no model here reads examples of shape \(2, 2\)"),
+        ({"batch": 3}, ValueError, "a batch of 3 examples is too small for 4 ranks"),
+        ({"optimizer": "adam"}, ValueError, "one of sgd, adamw"),
+        ({"stepz": 3}, TypeError, "stepz"),
+    ],
+)
+def test_what_cannot_be_trained_is_said(options, error, says):
+    with pytest.raises(error, match=says):
+        lab.train(**options)
 
 
 def test_a_wrong_all_reduce_is_seen_in_the_drift():
