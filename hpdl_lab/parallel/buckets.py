@@ -40,20 +40,23 @@ def assign_buckets(nbytes, limit, first):
 class DataParallelBucketed(Strategy):
     """One all-reduce per bucket, after backward: the sizes of DataParallelOverlapped, without its overlap.
 
-    bucket_nbytes, first_nbytes: see assign_buckets. Parameters of different dtypes share no bucket.
+    bucket_nbytes, first_nbytes: see assign_buckets, in whose place another function can cut them. Parameters of
+    different dtypes share no bucket.
     Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
     """
 
-    def __init__(self, all_reduce=None, bucket_nbytes=25 * MIB, first_nbytes=1 * MIB):
+    def __init__(
+        self, all_reduce=None, bucket_nbytes=25 * MIB, first_nbytes=1 * MIB, assign_buckets=assign_buckets
+    ):
         super().__init__(all_reduce)
         if bucket_nbytes < 1 or first_nbytes < 1:
             raise ValueError(f"a bucket holds at least 1 byte, got {bucket_nbytes} and {first_nbytes} for the first")
-        self.bucket_nbytes, self.first_nbytes = bucket_nbytes, first_nbytes
+        self.bucket_nbytes, self.first_nbytes, self.assign_buckets = bucket_nbytes, first_nbytes, assign_buckets
 
     def assign(self, params):
         buckets = []
         for indices in by_dtype(params).values():
             nbytes = [params[i].nbytes for i in indices]
-            for bucket in assign_buckets(nbytes, self.bucket_nbytes, self.first_nbytes):
+            for bucket in self.assign_buckets(nbytes, self.bucket_nbytes, self.first_nbytes):
                 buckets.append([indices[i] for i in bucket])
         return sorted(buckets, key=min, reverse=True)  # complete when the first-registered gradient of it is ready

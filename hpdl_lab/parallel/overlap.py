@@ -5,7 +5,7 @@ beside it                            [bucket 0]   [bucket 1][bucket 2]
                                                              ^^^^^ only what is left after backward is exposed
 """
 
-from .buckets import DataParallelBucketed
+from .buckets import MIB, DataParallelBucketed, assign_buckets
 from .data import checked
 
 
@@ -74,10 +74,22 @@ class DataParallelOverlapped(DataParallelBucketed):
 
     Every trainable parameter has a hook that autograd calls when its gradient is complete. A parameter that backward
     does not reach keeps its bucket, and those behind it, back until add_gradients, which counts it as zeros.
+    gradient_ready: what the hook does.
     Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
     """
 
     beside = True
+
+    def __init__(
+        self,
+        all_reduce=None,
+        bucket_nbytes=25 * MIB,
+        first_nbytes=1 * MIB,
+        assign_buckets=assign_buckets,
+        gradient_ready=gradient_ready,
+    ):
+        super().__init__(all_reduce, bucket_nbytes, first_nbytes, assign_buckets)
+        self.gradient_ready = gradient_ready
 
     def start(self, comm, model):
         self.stop()
@@ -90,7 +102,7 @@ class DataParallelOverlapped(DataParallelBucketed):
     def hook(self, comm, index):
         def ready(param):
             if not self.adds_up:
-                gradient_ready(comm, self.reducer, index)
+                self.gradient_ready(comm, self.reducer, index)
 
         return ready
 
@@ -100,7 +112,7 @@ class DataParallelOverlapped(DataParallelBucketed):
         reducer = self.reducer
         for index in reversed(range(len(self.params))):
             if not reducer.there[index]:
-                gradient_ready(comm, reducer, index)
+                self.gradient_ready(comm, reducer, index)
         works = reducer.works
         totals = [checked(w.wait(), comm, b.flat) for w, b in zip(works, self.buckets, strict=True)]
         reducer.begin()
