@@ -27,6 +27,13 @@ def test_no_cost_is_below_zero():
         assert found.alpha >= 0 and found.beta >= 0 and found.alpha + found.beta > 0
 
 
+def test_where_no_line_fits_all_the_helper_gives_way():
+    """An empty message that took longer than a large one: a machine with other work to do."""
+    for measured in ({8: 5e-3, 1 << 20: 1e-3}, {8: 1e-7, 1 << 20: 1e-3}):
+        found = fit_switch(2, ring.all_reduce, measured, helpers=(8,))
+        assert virtual(2, ring.all_reduce, 1 << 20, found) == pytest.approx(1e-3, rel=0.05)
+
+
 def test_a_fit_needs_two_of_each():
     with pytest.raises(ValueError, match="needs 2 ranks and 2 sizes, got 1 ranks and 2 sizes"):
         fit_switch(1, ring.all_reduce, {8: 1.0, 16: 1.0})

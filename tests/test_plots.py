@@ -13,6 +13,7 @@ from hpdl_lab.collectives import cost
 from hpdl_lab.collectives import ring as ring_collective
 from hpdl_lab.collectives.table import find
 from hpdl_lab.comm import sim
+from hpdl_lab.lab.scaling_result import fits_of, with_speedups
 from hpdl_lab.lab.steps import of_table
 from hpdl_lab.optim import gradient_descent
 from hpdl_lab.plots import graph, landscape, loss, measure, ping_pong, scaling, steps, style, timeline, traffic
@@ -36,12 +37,29 @@ def train_rows(n):
     return [{"step": i, "loss": 2.3 * 0.98**i, "samples_per_s": 30_000 + i} for i in range(n)]
 
 
-def scaling_rows(kinds=("strong", "weak"), cores=2):
-    return [
-        {"kind": k, "ranks": p, "cores": cores, "rate": 1e4 * p**0.7, "p25": 0.9e4 * p**0.7, "p75": 1.1e4 * p**0.7}
+def scaling_rows(kinds=("strong", "weak"), cores=2, ranks=(1, 2, 4), measured=True):
+    """Points as lab.scaling has them; `cores` 0: one for each rank."""
+    rows = [
+        {"kind": k, "ranks": p, "cores": cores or p, "rate": 1e4 * p**0.9, "p25": 0.9e4 * p**0.9, "p75": 1.1e4 * p**0.9}
+        | {"exposed": 0.12, "overlap": 0.5, "imbalance": 1.07, "how": "messages" if p < 100 else "schedule"}
+        | ({"simulated": 1.04e4 * p**0.9} if measured else {})
         for k in kinds
-        for p in (1, 2, 4)
+        for p in ranks
     ]
+    return with_speedups(rows)
+
+
+def scaling_figure(most, engines=(1, 2, 4), cores=2):
+    """The whole figure: everything that can be in it, up to `most` ranks."""
+    far = [p for p in (1, 2, 4, 8, 16, 64, 256, 1024) if p <= most]
+    rows = scaling_rows(ranks=[p for p in engines if p <= most], cores=cores)
+    simulated = scaling_rows(ranks=far, cores=0, measured=False)
+    guess = {kind: {2: 1.9, most: 0.4 * most} for kind in ("strong", "weak")}
+    fits = fits_of(rows, simulated)
+    title = "Scaling of a training step: DataParallelOverlapped(all_reduce=all_reduce)"
+    foot = "Simulated: a core per rank; messages as between 2 engines: α = 45 µs, 1/β = 1.23 GB/s. " * 2
+    told = rows, simulated, simulated, guess, fits, "samples/s", title, foot
+    return filled(scaling.draw, *told, height=scaling.HEIGHT)
 
 
 def ring_events(p=4, n=1000):
@@ -67,8 +85,8 @@ def paths(bowl, shares, steps=20):
     return {s * top: np.array(list(gradient_descent.descend(x, y, s * top, steps))) for s in shares}
 
 
-def filled(draw, *args, **kwargs):
-    figure = style.new_figure()
+def filled(draw, *args, height=style.HEIGHT, **kwargs):
+    figure = style.new_figure(height=height)
     with style.look():
         draw(figure, *args, **kwargs)
     return figure
@@ -88,7 +106,7 @@ def texts_of(figure):
 
 def drawn_texts(figure):
     """Every text that is really drawn: tick labels outside the limits exist, too, and are not."""
-    texts = list(figure.texts)
+    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
     for ax in figure.axes:
         texts += [*ax.texts, ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label] if ax.axison else []
         for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
@@ -130,8 +148,12 @@ FIGURES = {
     "timeline": lambda b: filled(timeline.draw, ring_events(), "Timeline: 48 events of 4 ranks"),
     "timeline, many operations": lambda b: filled(timeline.draw, busy_events(), "Timeline"),
     "timeline, 16 ranks": lambda b: filled(timeline.draw, ring_events(16), "Timeline"),
-    "scaling": lambda b: filled(scaling.draw, scaling_rows(), scaling_rows(cores=4), "samples/s", "Scaling"),
-    "scaling, one kind": lambda b: filled(scaling.draw, scaling_rows(("strong",)), (), "samples/s", "Scaling"),
+    "scaling, 2 ranks": lambda b: scaling_figure(2),
+    "scaling, 4 ranks": lambda b: scaling_figure(4),
+    "scaling, 1,024 ranks": lambda b: scaling_figure(1024),
+    "scaling, 64 cores": lambda b: scaling_figure(1024, (1, 2, 4, 8, 16, 64), 64),
+    "scaling, one kind": lambda b: filled(scaling.draw, scaling_rows(("strong",)), height=scaling.HEIGHT),
+    "scaling, one point": lambda b: filled(scaling.draw, scaling_rows(("weak",), ranks=(1,)), height=scaling.HEIGHT),
     "scaling, nothing yet": lambda b: filled(scaling.draw, []),
     "steps of a function": lambda b: lab.steps(ring_collective.all_reduce, 3).figure,
     "steps of 2": lambda b: lab.steps("ring", 2).figure,
@@ -191,9 +213,29 @@ def test_more_ranks_than_cores_is_said_in_the_picture():
 
 
 def test_oversubscribed_points_are_grey():
-    figure = filled(scaling.draw, scaling_rows(("strong",)), [])
-    colors = {t.get_text(): t.get_color() for t in figure.axes[0].texts}
-    assert colors["100%"] == style.BLUE and style.GREY in colors.values()
+    for cores, color in ((2, style.GREY), (4, style.BLUE)):
+        figure = filled(scaling.draw, scaling_rows(("strong",), cores=cores))
+        speedup = next(t for t in figure.axes[0].texts if t.get_text() == "3.48x")
+        assert speedup.get_color() == color
+        rates = {t.get_text(): t.get_color() for t in figure.texts}
+        assert rates["10,000"] == style.BLUE and rates["34,822"] == color
+
+
+def test_what_was_followed_and_what_was_evaluated_look_different():
+    figure = scaling_figure(1024)
+    faces = {p.get_xdata()[0]: p.get_markerfacecolor() for p in figure.axes[0].lines if p.get_marker() == "s"}
+    assert faces[64] == style.GREEN and faces[256] == faces[1024] == "white"
+    legend = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert legend == [
+        "your prediction", "ideal", "α-β-overlap model", "simulated by messages", "by schedule",
+        "measured, p25-p75", "fitted law",
+    ]  # fmt: skip
+
+
+def test_too_few_points_for_a_law_are_said():
+    texts = texts_of(scaling_figure(1024))
+    assert any("measured: 2 points, a fit needs 3" in t for t in texts)
+    assert any("simulated: s = " in t and "residual" in t for t in texts)
 
 
 def test_traffic_counts_what_the_trace_counts():

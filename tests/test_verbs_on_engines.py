@@ -8,6 +8,7 @@ import pytest
 from hpdl_lab import features, lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.collectives.sweep import WrongAnswer
+from hpdl_lab.parallel.overlap import DataParallelOverlapped
 from hpdl_lab.plots import live, style
 
 CROWDED = features.cores() < 4
@@ -71,14 +72,36 @@ def test_a_wrong_function_is_refused_with_one_sentence():
 
 
 def test_scaling_measures_and_simulates():
-    result = lab.scaling(all_reduce=ring.all_reduce, n=64)
+    """How well both agree is a test of its own, on a quiet machine: test_scaling_agreement.py."""
+    result = lab.scaling(all_reduce=ring.all_reduce, n=64, simulate=(8, 1024), prediction={2: 1.9})
     points = [(kind, p) for kind in ("strong", "weak") for p in (1, 2, 4)]
-    assert (
-        [(r["kind"], r["ranks"]) for r in result.rows] == [(r["kind"], r["ranks"]) for r in result.simulated] == points
-    )
+    assert [(r["kind"], r["ranks"]) for r in result.rows] == points == list(result.agreement())
+    assert [r["ranks"] for r in result.simulated] == [1, 2, 4, 8, 1024] * 2 and len(result.model) == 10
     assert result.rows[0]["efficiency"] == 1 and all(r["p25"] <= r["rate"] <= r["p75"] for r in result.rows)
+    assert all(0 <= r["exposed"] < 1 and r["overlap"] == 0 and r["imbalance"] >= 1 for r in result.rows)
+    assert result.rows[0]["exposed"] < result.rows[2]["exposed"], "one rank has nobody to wait for"
     assert (style.OVERSUBSCRIBED in texts(result.figure)) is CROWDED
     assert ("more ranks than" in repr(result)) is CROWDED
+    assert "messages as between" in texts(result.figure)
+
+
+def test_scaling_overlaps_on_engines():
+    strategy = DataParallelOverlapped(bucket_nbytes=100_000, first_nbytes=20_000)
+    result = lab.scaling(strategy=strategy, n=256, ranks=2, kind="strong", simulate=())
+    assert result.rows[0]["overlap"] > 0 and result.simulated[0]["overlap"] > 0
+
+
+def test_a_wrong_all_reduce_is_not_scaled():
+    with pytest.raises(WrongAnswer, match="is not timed, because its sum is wrong"):
+        lab.scaling(all_reduce=lambda comm, x: x, ranks=2)
+
+
+def test_scaling_of_any_work():
+    def work(comm, n):
+        ring.all_reduce(comm, np.ones(n))
+
+    result = lab.scaling(work, n=1000, ranks=(1, 2), simulate=(), kind="weak", unit="vectors/s")
+    assert [r["ranks"] for r in result.rows] == [1, 2] and result.unit == "vectors/s" and not result.agreement()
 
 
 def test_more_ranks_than_engines_are_refused_with_the_remedy():

@@ -11,27 +11,32 @@ from ..comm import sim
 from ..comm.network import Switch
 
 UNIT = Switch(alpha=1e-6, beta=1e-9)  # 1 us per message, 1 GB/s
+LITTLE = 0.1  # the weight of helpers
 
 
-def fit_switch(p, all_reduce, measured):
+def fit_switch(p, all_reduce, measured, helpers=()):
     """The Switch on which `all_reduce` takes `measured` on p simulated ranks.
 
         measured(n) = a(n) alpha + b(n) beta        a: messages in a row, b: bytes in a row, counted by two simulations
 
-    Least squares on relative errors, alpha and beta at least 0.
+    Least squares on relative errors, alpha and beta at least 0. Sizes that are only there to tell alpha from beta count
+    little, so that the others come out right where no straight line goes through all.
 
     Args:    p: ranks, at least 2; all_reduce: f(comm, x); measured: {bytes: s}, of at least two sizes.
+             helpers: the sizes of `measured` that count little.
     Returns: Switch.
     Raises:  ValueError for one size or one rank.
     """
     if p < 2 or len(measured) < 2:
         raise ValueError(f"a fit needs 2 ranks and 2 sizes, got {p} ranks and {len(measured)} sizes")
-    rows = []
+    rows, weights = [], []
     for nbytes, seconds in measured.items():
         both = virtual(p, all_reduce, nbytes, UNIT)
         messages = virtual(p, all_reduce, nbytes, Switch(UNIT.alpha, 0.0)) / UNIT.alpha
         rows.append((messages / seconds, (both - messages * UNIT.alpha) / UNIT.beta / seconds))
-    return Switch(*nonnegative(torch.tensor(rows, dtype=torch.float64)))
+        weights.append(LITTLE if nbytes in helpers else 1.0)
+    weights = torch.tensor(weights, dtype=torch.float64)
+    return Switch(*nonnegative(torch.tensor(rows, dtype=torch.float64) * weights[:, None], weights))
 
 
 def virtual(p, all_reduce, nbytes, network):
@@ -39,12 +44,11 @@ def virtual(p, all_reduce, nbytes, network):
     return sim.run(p, all_reduce, torch.zeros(max(1, nbytes // 4)), network=network, trace=False).seconds
 
 
-def nonnegative(rows):
-    """(alpha, beta), each at least 0, for which rows @ (alpha, beta) is nearest to all ones; rows: (m, 2) float64."""
-    ones = torch.ones(len(rows), dtype=torch.float64)
-    found = torch.linalg.lstsq(rows, ones).solution
+def nonnegative(rows, wanted):
+    """(alpha, beta), each at least 0, for which rows @ (alpha, beta) is nearest to `wanted`: (m, 2), (m,) float64."""
+    found = torch.linalg.lstsq(rows, wanted).solution
     if (found >= 0).all():
         return tuple(found.tolist())
-    alone = [float(column @ ones / (column @ column)) if float(column @ column) else 0.0 for column in rows.T]
-    errors = [float(((rows[:, i] * alone[i] - ones) ** 2).sum()) for i in range(2)]
+    alone = [float(column @ wanted / (column @ column)) if float(column @ column) else 0.0 for column in rows.T]
+    errors = [float(((rows[:, i] * alone[i] - wanted) ** 2).sum()) for i in range(2)]
     return (alone[0], 0.0) if errors[0] < errors[1] else (0.0, alone[1])

@@ -18,7 +18,7 @@ from . import training
 from .overlap_model import StepProfile
 from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
 
-LEAST, MOST = 5, 40  # steps that are timed
+LEAST, MOST = 7, 80  # steps that are timed
 WARM_UP = 2
 TINY = 8  # bytes, of the message that says what the number of messages costs
 

@@ -1,68 +1,142 @@
-"""How the rate grows with ranks: strong and weak scaling, the ideal line, efficiency, spread; honest about crowding."""
+"""How efficiency falls with ranks: strong and weak scaling, predicted, ideal, modelled, simulated and measured.
 
-from .style import BLUE, GREEN, GREY, INK, crowding, heading, note, number_text
+Efficiency, the speedup over the number of ranks, because on it 2 ranks and 1,024 fit into one panel, the ideal is a
+level line, and a spread of 5% is seen.
+"""
+
+import textwrap
+
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ..parallel.scaling_laws import FORMULAS
+from .scaling_table import table
+from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, crowding, heading, note, number_text
 
 PANELS = {"strong": "strong: the same work on more ranks", "weak": "weak: the same work per rank"}
+HEIGHT = 6.0  # inches
+DOTS, DASHES, LONG = (0, (1, 1.2)), (0, (5, 2)), (0, (6, 3))
+MOST_TICKS = 9
+FOOT = 124  # letters of small print in a line
+TOP = 1.18  # of the efficiency axis, where nothing is higher
+HIGHEST = 2.0  # what is above, such as a prediction of 8 times on 2 ranks, is drawn at the edge
 
 
-def draw(figure, rows, simulated=(), unit="calls/s", title="", foot=""):
-    """Fill `figure` with one panel for each kind of scaling in `rows`.
+def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), unit="calls/s", title="", foot=""):
+    """Fill `figure` with one panel, and a table below it, for each kind of scaling.
 
-    Args:    rows: dicts with kind ("strong" or "weak"), ranks, cores, rate (median), p25, p75 (rates); measured.
-             simulated: the same, from simulated ranks on a network of their own: one core each.
-             unit: of the rates.
+    Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
+             p25, p75, speedup, efficiency, exposed, overlap, imbalance; see lab/scaling_result.py.
+             prediction: {kind: {ranks: speedup}}; fits: parallel.scaling_laws.Fit, of any kind and source.
+             unit: of the rates; title, foot: text above and below.
     """
-    kinds = [k for k in PANELS if any(r["kind"] == k for r in (*rows, *simulated))]
+    kinds = [kind for kind in PANELS if any(r["kind"] == kind for r in (*rows, *simulated))]
     axes = figure.subplots(1, max(len(kinds), 1), squeeze=False)[0]
-    figure.subplots_adjust(left=0.085, right=0.975, bottom=0.2, top=0.8, wspace=0.24)
+    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.45, top=0.795, wspace=0.17)
     for ax, kind in zip(axes, kinds, strict=False):
+        curves = [[r for r in source if r["kind"] == kind] for source in (rows, simulated, model)]
+        panel(ax, *curves, (prediction or {}).get(kind), [fit for fit in fits if fit.kind == kind])
         ax.set_title(PANELS[kind])
-        panel(ax, *([r for r in source if r["kind"] == kind] for source in (rows, simulated)), unit)
+        ax.set_ylabel("speedup / ranks" if kind == kinds[0] else "")
+        table(figure, ax, curves[0], curves[1], unit, fit_lines([fit for fit in fits if fit.kind == kind]))
     heading(figure, title, crowding(rows))
-    note(figure, foot)
+    legend(figure, rows, simulated, model, prediction, fits)
+    note(figure, textwrap.fill(foot, FOOT))
 
 
-def panel(ax, rows, simulated, unit):
-    """One kind of scaling: rate over the rate of the fewest ranks, against ranks."""
-    rows, simulated = (sorted(source, key=lambda r: r["ranks"]) for source in (rows, simulated))
-    every = sorted({r["ranks"] for r in (*rows, *simulated)})
-    ax.plot(every, [n / every[0] for n in every], color=INK, linewidth=1.1, linestyle=(0, (5, 3)))
-    ax.text(every[-1], every[-1] / every[0], "ideal ", ha="right", va="bottom", fontsize=9)
-    highest = [every[-1] / every[0]]
-    sides = ("bottom", "top")  # of its point on which a label stands: not both on one
-    if simulated:
-        speedup = [r["rate"] / simulated[0]["rate"] for r in simulated]
-        ax.plot([r["ranks"] for r in simulated], speedup, "s-", color=GREEN, markersize=4, linewidth=1.4)
-        highest += speedup
-        if rows and speedup[-1] < rows[-1]["rate"] / rows[0]["rate"]:
-            sides = sides[::-1]
-        text = f"{speedup[-1] * every[0] / every[-1]:.0%} simulated"
-        write(ax, text, every[-1], speedup[-1], GREEN, sides[0])
+def panel(ax, rows, simulated, model, predicted, fits):
+    """One kind of scaling: efficiency against ranks."""
+    rows, simulated, model = (sorted(source, key=lambda r: r["ranks"]) for source in (rows, simulated, model))
+    every = sorted({r["ranks"] for r in (*rows, *simulated, *model)} | set(predicted or ()))
+    highest = [r["p75"] / r["rate"] * r["efficiency"] for r in rows] + [r["efficiency"] for r in (*simulated, *model)]
+    highest += [speedup / p for p, speedup in (predicted or {}).items()]
+    top = min(HIGHEST, max(TOP, *(1.1 * value for value in highest)))
+    rank_axis(ax, every)
+    ax.set_ylim(0, top)
+    ax.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1, 1.5, 2]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
+    ax.axhline(1, color=INK, linewidth=1.1, linestyle=LONG, zorder=1)
+    for fit in fits:
+        if fit.serial is not None:
+            dense = [every[0] * (every[-1] / every[0]) ** (i / 60) for i in range(61)]
+            values = [fit.speedup(p) * fit.fewest / p for p in dense]
+            ax.plot(dense, values, color=PURPLE, linewidth=1.0, linestyle="-" if fit.source == "measured" else DASHES)
+    curve(ax, simulated, GREEN, "-")
+    curve(ax, model, INK, DOTS)
+    for r in simulated:
+        face = GREEN if r["how"] == "messages" else "white"
+        ax.plot([r["ranks"]], [r["efficiency"]], "s", color=GREEN, markerfacecolor=face, markersize=5, zorder=3)
+    if predicted:
+        points = sorted(predicted.items())
+        heights = [min(speedup / p, top) for p, speedup in points]
+        ax.plot([p for p, _ in points], heights, "*", color=ORANGE, markersize=9, linestyle=DASHES, linewidth=1.2)
     if rows:
-        base = rows[0]["rate"]
-        ax.plot([r["ranks"] for r in rows], [r["rate"] / base for r in rows], color=GREY, linewidth=1, zorder=2)
-        for r in rows:
-            highest.append(point(ax, r, base, rows[0]["ranks"], sides[1]))
-        ax.set_ylabel(f"speedup   (1 is {number_text(base)} {unit})")
-    ax.set_xticks(every)
-    ax.set_xlim(every[0] - 0.06 * every[-1], every[-1] * 1.4)
-    ax.set_ylim(0, max(highest) * 1.12)
-    ax.set_xlabel("ranks   (percent: efficiency)")
+        ax.plot([r["ranks"] for r in rows], [r["efficiency"] for r in rows], color=GREY, linewidth=1, zorder=3)
+    for r in rows:
+        measured_point(ax, r)
+    ends(ax, rows, simulated)
 
 
-def point(ax, row, base, fewest, side):
-    """One measurement with its spread and efficiency; returns the upper end of its bar."""
-    y, low, high = (row[key] / base for key in ("rate", "p25", "p75"))
+def rank_axis(ax, every):
+    """Logarithmic x axis, labelled at as many of the numbers of ranks as fit."""
+    ax.set_xscale("log", base=2)
+    every = every or [1, 2]
+    ax.set_xlim(every[0] / 1.25, every[-1] * (1.35 if every[-1] / every[0] < 16 else 3.4))
+    stride = -(-len(every) // MOST_TICKS)
+    ax.xaxis.set_major_locator(FixedLocator(every[::-1][::stride]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda p, _: f"{p:,.0f}"))
+    ax.set_xlabel("ranks")
+
+
+def curve(ax, rows, color, dash):
+    ax.plot([r["ranks"] for r in rows], [r["efficiency"] for r in rows], color=color, linestyle=dash, zorder=2)
+
+
+def measured_point(ax, row):
+    """One measurement with its quartiles; grey where ranks share cores."""
+    y, low, high = (row[key] / row["rate"] * row["efficiency"] for key in ("rate", "p25", "p75"))
     color = GREY if row["ranks"] > row["cores"] else BLUE
     bars = [[max(0, y - low)], [max(0, high - y)]]
-    ax.errorbar([row["ranks"]], [y], yerr=bars, fmt="o", color=color, capsize=4, markersize=7, zorder=4)
-    write(ax, f"{y * fewest / row['ranks']:.0%}", row["ranks"], y, color, side)
-    return high
+    ax.errorbar([row["ranks"]], [y], yerr=bars, fmt="o", color=color, capsize=4, markersize=7, zorder=5)
 
 
-def write(ax, text, x, y, color, side):
-    """Bold text to the right of a point, above it (side "bottom": of the text) or below."""
-    offset = (9, 1 if side == "bottom" else -2)
-    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
-    look = {"va": side, "color": color, "fontsize": 9, "fontweight": "bold", "bbox": paper}
-    ax.annotate(text, (x, y), offset, textcoords="offset points", **look)
+def ends(ax, rows, simulated):
+    """The speedup at the last point of the measured and of the simulated curve, in bold."""
+    for last, color in ((rows[-1:], BLUE), (simulated[-1:], GREEN)):
+        for r in last:
+            if color == BLUE and simulated and simulated[-1]["ranks"] == r["ranks"]:
+                continue
+            color = GREY if r["ranks"] > r["cores"] else color
+            text = f"{number_text(r['speedup'])}x"
+            paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
+            where = (r["ranks"], r["efficiency"])
+            ax.annotate(text, where, (7, 3), textcoords="offset points", color=color, fontweight="bold", bbox=paper)
+
+
+def fit_lines(fits):
+    """The law of one kind of scaling in words, and what came out for each curve."""
+    told = [fit.told for fit in fits]
+    return [f"{fits[0].law}, {FORMULAS[fits[0].kind]}, {told[0]}", *told[1:]] if fits else []
+
+
+def legend(figure, rows, simulated, model, prediction, fits):
+    """One line of what is drawn."""
+    hows = {r["how"] for r in simulated}
+    fitted = {fit.source for fit in fits if fit.serial is not None}
+    square = {"marker": "s", "color": GREEN, "markersize": 5}
+    entries = [
+        (bool(prediction), "your prediction", {"marker": "*", "color": ORANGE, "linestyle": DASHES, "markersize": 9}),
+        (True, "ideal", {"color": INK, "linestyle": LONG, "linewidth": 1.1}),
+        (bool(model), "α-β-overlap model", {"color": INK, "linestyle": DOTS}),
+        ("messages" in hows, "simulated by messages", square),
+        ("schedule" in hows, "by schedule", square | {"markerfacecolor": "white"}),
+        (bool(rows), "measured, p25-p75", {"marker": "o", "color": BLUE, "linestyle": "", "markersize": 7}),
+        (bool(fitted), "fitted law", {"color": PURPLE, "linewidth": 1.0, "linestyle": DASHES}),
+    ]
+    shown = [(Line2D([], [], **look), text) for there, text, look in entries if there]
+    handles, labels = zip(*shown, strict=True)
+    figure.legend(
+        handles, labels, loc="upper left", bbox_to_anchor=(0.006, 0.888), ncol=len(shown), frameon=False,
+        fontsize=8.2, handlelength=1.6, columnspacing=0.8, handletextpad=0.4, borderpad=0,
+    )  # fmt: skip

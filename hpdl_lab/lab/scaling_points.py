@@ -1,0 +1,194 @@
+"""The points of `lab.scaling`: measured on engines, simulated with what was measured, and computed by the model."""
+
+import contextlib
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..collectives import cost, ring
+from ..collectives.calibrate import fit_switch
+from ..collectives.lookalike import lookalike, schedule_time
+from ..collectives.native import gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce
+from ..collectives.sweep import require_right
+from ..comm import sim
+from ..comm.base import PerRank
+from ..comm.network import Switch
+from ..features import cores
+from ..parallel.accounting import account
+from ..parallel.data import best_all_reduce
+from ..parallel.overlap_model import profile_for, step_time
+from ..parallel.profile import TINY, rehearse, time_steps
+from ..parallel.simulated_step import simulated_step
+from ..trace import now_ns
+from .ranks import SIMULATED_DEADLINE, place
+
+COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce)
+POINT_S = 2.0  # s, about, that the steps of one measured point take
+REHEARSALS_S = 2.0  # s, about, for the numbers of examples per rank that were not measured
+FOLLOW_S = 5.0  # s: where following every message of a step would take longer, its schedule is evaluated
+PROBE = 1001  # elements with which an all-reduce is checked before anything is timed
+
+
+class Job(NamedTuple):
+    """What is scaled: a training step. Simulated ranks have nothing compiled: they do `all_reduce` instead.
+
+    algorithm: algorithm(nbytes), by whose schedule very many ranks are simulated; None where none is known.
+    """
+
+    model: torch.nn.Module
+    strategy: object
+    data: object
+    all_reduce: object
+    algorithm: object
+
+
+def job_of(model, strategy, data):
+    """The Job of this model, strategy and data set; compiled all-reduces are simulated as a ring."""
+    mine = getattr(strategy, "all_reduce", None)
+    stand_in = ring.all_reduce if mine in COMPILED else mine
+    return Job(model, strategy, data, stand_in, lookalike(stand_in) if stand_in else None)
+
+
+def sizes_of(kind, n, p):
+    """[examples] of every rank, in strong scaling of n over all ranks, in weak of n each."""
+    if kind == "weak":
+        return [n] * p
+    small, extra = divmod(n, p)
+    return [small + (r < extra) for r in range(p)]
+
+
+# -- measured ---------------------------------------------------------------------------------------------------------
+
+
+def checked_steps(comm, model, strategy, data, n, seconds):
+    """`time_steps`, once the all-reduce is known to add up: one that does nothing would scale best."""
+    if hasattr(strategy, "all_reduce"):
+        recording, comm.trace.enabled = comm.trace.enabled, False
+        require_sum(comm, strategy.all_reduce)
+        comm.trace.enabled = recording
+    return time_steps(comm, model, strategy, data, n, seconds)
+
+
+def require_sum(comm, all_reduce):
+    """Raise WrongAnswer, on every rank, where `all_reduce` does not add up."""
+    name = getattr(all_reduce, "__name__", "all_reduce")
+    require_right(comm, name, all_reduce, comm.allocate((PROBE,)))
+
+
+def require_sums(job):
+    """The same on simulated ranks, where no engines run."""
+    if job.all_reduce is not None:
+        sim.run(3, require_sum, job.all_reduce, trace=False, deadline=SIMULATED_DEADLINE)
+
+
+def measure(job, kind, n, p, deadline):
+    """(row, Cluster, why) of p engines: the Cluster simulates the very ranks that were measured; None, and why not.
+
+    row["simulated"]: the rate of these simulated ranks.
+    """
+    total = sum(sizes_of(kind, n, p))
+    told = job.model, job.strategy, job.data, total, POINT_S
+    results = place(p).run(checked_steps, *told, deadline=deadline)
+    timings = results[0]
+    row = point(kind, p, cores(), total / timings.steps) | shares(account(results.events))
+    if timings.profile is None:
+        return row, None, timings.why
+    switch = fit_switch(p, job.all_reduce, timings.all_reduces, (TINY,)) if p > 1 else Switch()
+    cluster = Cluster(job, switch, [timings.profile])
+    return row | {"simulated": cluster.simulate(kind, n, p)["rate"]}, cluster, ""
+
+
+def point(kind, p, n_cores, rates):
+    """The row of one point. rates: (samples,) units of work per s."""
+    p25, median, p75 = (float(q) for q in np.percentile(rates, (25, 50, 75)))
+    return {"kind": kind, "ranks": p, "cores": n_cores, "rate": median, "p25": p25, "p75": p75}
+
+
+def shares(accounted):
+    """The columns exposed, overlap and imbalance of an Account, or of nothing."""
+    if accounted is None:
+        return {"exposed": None, "overlap": None, "imbalance": None}
+    return {name: getattr(accounted, name) for name in ("exposed", "overlap", "imbalance")}
+
+
+# -- simulated --------------------------------------------------------------------------------------------------------
+
+
+def profiles(job, counts, n, q, deadline):
+    """StepProfiles of this machine for the shards of the numbers of ranks `counts`, with q engines at work at a time.
+
+    Without engines, q is 0: this process plays the one rank.
+    """
+    wanted = {n} | {max(1, size) for p in counts for size in (n // p, -(-n // p))}
+    few = sorted(wanted)
+    few = sorted({few[round(i * (len(few) - 1) / 4)] for i in range(5)})  # others lie on lines between
+    told = job.model, job.strategy, job.data, few, REHEARSALS_S
+    if q:
+        return place(q).run(rehearse, *told, deadline=deadline)[0]
+    with one_thread():
+        return sim.run(1, rehearse, *told, trace=False, deadline=SIMULATED_DEADLINE)[0]
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Inside, torch computes as on an engine: with one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Cluster:
+    """Simulated ranks with a core each, joined by `network`, that compute as fast as `profiles` say."""
+
+    def __init__(self, job, network, profiles):
+        self.job, self.network, self.profiles = job, network, profiles
+        self.pace = 0.0  # s of real time per squared rank, of the last step whose messages were followed
+        self.times = {}  # (ranks, bytes) -> s, by schedule
+        self.left_out = []  # numbers of ranks that would take too long
+
+    def simulate(self, kind, n, p):
+        """The row of one step on p ranks, or None where it would take too long and no schedule is known."""
+        sizes = sizes_of(kind, n, p)
+        if self.pace * p * p <= FOLLOW_S:
+            begin = now_ns()
+            mine = PerRank([profile_for(self.profiles, size) for size in sizes])
+            told = {"network": self.network, "deadline": SIMULATED_DEADLINE}
+            run = sim.run(p, simulated_step, mine, self.job.all_reduce, **told)
+            self.pace = (now_ns() - begin) / 1e9 / (p * p)
+            return self.row(kind, p, sizes, run.seconds, "messages", shares(account(run.events)))
+        if self.job.algorithm is None:
+            self.left_out.append(p)
+            return None
+        return self.modelled(kind, p, sizes, lambda nbytes: self.by_schedule(p, nbytes), "schedule")
+
+    def model(self, kind, n, p):
+        """The row of the alpha-beta-overlap model: by the cost of the algorithm on paper, or of a ring."""
+        alpha, beta = self.network.alpha, self.network.beta
+
+        def on_paper(nbytes):
+            price = self.job.algorithm(nbytes).cost if self.job.algorithm else cost.all_reduce
+            return price(p, nbytes).seconds(alpha, beta)
+
+        return self.modelled(kind, p, sizes_of(kind, n, p), on_paper, "model")
+
+    def by_schedule(self, p, nbytes):
+        """s of one all-reduce on this network; that of a size is evaluated once."""
+        if (p, nbytes) not in self.times:
+            self.times[p, nbytes] = schedule_time(self.job.algorithm(nbytes), p, max(1, nbytes // 4), self.network)
+        return self.times[p, nbytes]
+
+    def modelled(self, kind, p, sizes, time_of, how):
+        modelled = step_time(self.slowest(sizes), time_of)
+        told = {"exposed": modelled.exposed_share, "overlap": modelled.overlap_share, "imbalance": 1.0}
+        return self.row(kind, p, sizes, modelled.seconds, how, told)
+
+    def slowest(self, sizes):
+        """The profile of the rank with most examples."""
+        return profile_for(self.profiles, max(sizes))
+
+    def row(self, kind, p, sizes, seconds, how, columns):
+        return point(kind, p, p, np.array([sum(sizes) / seconds])) | columns | {"how": how}
