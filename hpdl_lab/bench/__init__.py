@@ -1,9 +1,11 @@
 """Benchmarks on real ranks: correct first, timed second, as tables with the columns of nccl-tests.
 
-`all_reduce` races this package's all-reduces against MPI and gloo; `collectives` does the whole family.
+`all_reduce` races this package's all-reduces against MPI and gloo; `collectives` does the whole family; `ddp` races our
+data parallelism against PyTorch's.
 """
 
+from .ddp import ddp
 from .family import collectives
 from .race import all_reduce
 
-__all__ = ["all_reduce", "collectives"]
+__all__ = ["all_reduce", "collectives", "ddp"]

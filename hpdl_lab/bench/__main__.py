@@ -5,9 +5,16 @@ import sys
 
 from ..comm.mpi import session_of_this_process
 from . import family, race
+from .ddp import memory_on_ranks
+from .ddp import on_ranks as ddp_on_ranks
 from .launch import DEADLINE, about
 
-KINDS = {"all_reduce": race.on_ranks, "collectives": family.on_ranks}
+KINDS = {
+    "all_reduce": race.on_ranks,
+    "collectives": family.on_ranks,
+    "ddp": ddp_on_ranks,
+    "ddp_memory": memory_on_ranks,
+}
 
 
 def main():
