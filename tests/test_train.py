@@ -102,6 +102,8 @@ def test_every_set_has_a_model_and_what_suits_it_gives_way_to_what_is_said():
         ({"batch": 3}, ValueError, "a batch of 3 examples is too small for 4 ranks"),
         ({"optimizer": "adam"}, ValueError, "one of sgd, adamw"),
         ({"stepz": 3}, TypeError, "stepz"),
+        ({"strategy": ring.all_reduce}, TypeError, "strategy=all_reduce: .* a function alone is given as all_reduce="),
+        ({"strategy": DataParallel}, TypeError, "strategy=DataParallel: an object of one of the classes"),
     ],
 )
 def test_what_cannot_be_trained_is_said(options, error, says):

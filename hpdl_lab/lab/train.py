@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from ..models import batch_norm
-from ..parallel.data import DataParallel
+from ..parallel.data import DataParallel, Strategy
 from ..parallel.training import Recipe
 from ..parallel.training import train as train_on_rank
 from ..plots import live, loss
@@ -83,6 +83,12 @@ def train(
     """
     if strategy is not None and all_reduce is not None:
         raise ValueError("give a strategy or an all_reduce, not both: DataParallel(all_reduce=...) is a strategy")
+    if strategy is not None and not isinstance(strategy, Strategy):
+        got = getattr(strategy, "__name__", type(strategy).__name__)
+        raise TypeError(
+            f"strategy={got}: an object of one of the classes in hpdl_lab.parallel is needed, such as "
+            "DataParallel(all_reduce); a function alone is given as all_reduce=..."
+        )
     where = place(ranks)
     model, data, what, suiting = model_and_data(model, data, size, dtype)
     recipe = Recipe(**{**suiting, **recipe})

@@ -10,12 +10,11 @@ from torch.nn.functional import cross_entropy
 from ..data.loading import Reader
 from ..data.sharding import batches, check_batch, shard
 from ..models.batch_norm import synchronized
-from ..models.mlp import mlp
 from . import checkpoint
 from .agreement import require_same
 from .recipe import Recipe
 
-__all__ = ["Recipe", "Trained", "TrainingStep", "evaluate", "train", "train_step"]
+__all__ = ["Recipe", "Trained", "evaluate", "train", "train_step"]
 
 CHUNK = 256  # examples that are evaluated at once, which bounds the memory for it
 
@@ -134,34 +133,13 @@ def evaluate(comm, model, x, y):
     Each rank does its share of them.   Steps: one all_reduce.   Bytes per rank: those of all_reduce for 24 bytes.
     """
     mine = shard(torch.arange(len(y), device=y.device), comm.rank, comm.size)
-    told = torch.zeros(3, dtype=torch.float64)  # loss, right answers, answers
+    loss, right, n = 0.0, 0, 0
     model.eval()
     for indices in mine.split(CHUNK):
         logits, answers = model(x[indices]).flatten(0, -2), y[indices].flatten()  # (a, classes), (a,)
-        loss = cross_entropy(logits, answers, reduction="sum").double()
-        right = (logits.argmax(1) == answers).sum()
-        told += torch.stack([loss, right.double(), torch.tensor(len(answers), dtype=torch.float64)])
+        loss += cross_entropy(logits, answers, reduction="sum").item()
+        right += (logits.argmax(1) == answers).sum().item()
+        n += len(answers)
     model.train()
-    loss, right, n = comm.all_reduce(told).tolist()
+    loss, right, n = comm.all_reduce(torch.tensor([loss, right, n], dtype=torch.float64)).tolist()
     return loss / max(n, 1), right / max(n, 1)
-
-
-class TrainingStep:
-    """f(comm, n): one step of training on a global batch of n examples, shared by the ranks; what lab.scaling times.
-
-    model: nn.Module that fits `data`; by default a network for rows of 64 numbers, larger than that of lesson 04.
-    """
-
-    def __init__(self, strategy, data, model=None):
-        self.strategy, self.data = strategy, data
-        self.model = mlp((64, 512, 256, 10)) if model is None else model
-        self.optimizer = None  # made at the first call, on the rank that steps
-
-    def __call__(self, comm, n):
-        if self.optimizer is None:
-            self.model = self.model.to(comm.device)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-            self.strategy.start(comm, self.model)
-        mine = shard(torch.arange(n) % len(self.data.train_y), comm.rank, comm.size)
-        x, y = self.data.train_x[mine], self.data.train_y[mine]
-        train_step(comm, self.model, self.strategy, self.optimizer, x, y, n)
