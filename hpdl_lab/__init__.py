@@ -17,7 +17,7 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
     bench        sweeps: correctness first, time second
     parallel     training strategies
     collectives  the family of collectives, each as code, as data and with its cost; selector and tuner
-    models, optim, data    MLP, CNN, GPT and ViT in small torch modules; optimizers; real and made data, sharded and read
+    models, optim, data    MLP, CNN, GPT and ViT as small torch modules; optimizers; data, how it is shared and read
     torch_backend    torch.distributed's backend "hpdl": DDP on the compiled collectives
     comm         the communicator on simulated ranks, on ranks of mpiexec and of torchrun, and its errors
     trace        the one event log and the only clock
