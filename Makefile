@@ -39,7 +39,7 @@ test: $(INSTALLED_DEV) ## run every test; the last line counts them
 test-gpu: ## run what needs a GPU: wants nvcc, and a PYTHON whose torch has CUDA
 	@'$(PYTHON)' tests/gpu/run.py .venv-gpu build/gpu
 
-sanitize: $(INSTALLED_DEV) ## csrc/ under AddressSanitizer and UBSan: 12,000 cases of bad input
+sanitize: $(INSTALLED_DEV) ## csrc/ under three sanitizers: 13,200 cases of bad input
 	@$(VENV)/bin/python tests/border/run.py --sanitize
 
 bench: $(INSTALLED) ## race this package's all-reduce against MPI and gloo

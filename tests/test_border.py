@@ -33,6 +33,7 @@ def test_a_part_that_fails_says_at_which_case(runner, tmp_path):
     ("report", "found"),
     [
         ("==7==ERROR: AddressSanitizer: heap-use-after-free on address 0x6\n    #0 0x7 in MPI_Irecv", 1),
+        ("WARNING: ThreadSanitizer: data race (pid=7)\n  Write of size 4 at 0x7f by thread T1 (mutexes: write M4):", 1),
         ("csrc/reduce.cpp:3:4: runtime error: load of misaligned address 0x1 for type 'const float'", 1),
         ("==7==ERROR: LeakSanitizer: detected memory leaks\n\n"
          "Direct leak of 8 byte(s) in 1 object(s) allocated from:\n"

@@ -102,6 +102,34 @@ class Alone(ToOneself):
             assert group.missing() == [r for r in range(size) if r != rank]
             assert "did not complete" in str(attempt(group.all_reduce, np.zeros(3), 0.0, True)[1])
 
+    def case_progress(self):
+        """Tasks that end, that never can, and that nobody holds any more; also after the thread has been ended."""
+        rng, core = self.rng, self.core
+        size = rng.choice((1, 1, 2))
+        group = core.ShmGroup(core.SharedMemory.create(core.ShmGroup.nbytes_for(size)), 0, size)
+        progress, tasks, stopped = core.Progress(), [], False
+        for _ in range(rng.randrange(1, 7)):
+            count, dtype = rng.choice((*COUNTS, 70_000)), rng.choice(NUMPY)
+            x, what = self.thing(count, dtype)
+            bad = bool(what) and refused(what, True, True)
+            before = None if bad else np.array(np.asarray(x).reshape(-1))
+            task, error = attempt(progress.all_reduce_in_memory, rng.choice((group, group, group, None)), x)
+            assert not (bad or stopped) or error is not None, (what, stopped)
+            if task is not None and size == 1 and rng.random() < 0.5:
+                assert task.wait(5.0, rng.choice((0.0, 1e-4)), True) and task.ended
+                assert (np.asarray(x).reshape(-1) == before).all()
+            elif task is not None and size == 2:
+                assert not task.wait_among(0.0, 0.0, True, [None, *tasks]) and not task.calls()
+                assert stopped or task.missing() == ([] if any(tasks) else [1])
+            tasks += [task] if task is not None and rng.random() < 0.5 or size == 2 else []
+            if rng.random() < 0.15:
+                progress.stop()
+                stopped = True
+        del group, x
+        if rng.random() < 0.5:
+            del progress
+        self.tasks = tasks  # some die now, some with the next case
+
     def case_collective_of_one(self):
         """All collectives in memory, of one rank: what comes out is what went in."""
         rng, core = self.rng, self.core

@@ -136,6 +136,24 @@ class Ranks:
         assert np.array_equal(x, sum(self.x_of(r, count, dtype).astype("i8") for r in range(self.size)).astype(dtype))
         assert len(ring.transfers()) == (4 * (self.size - 1) if traced and count else 0)
 
+    def case_ring_beside(self):
+        """Two of them, one after the other, of which the first may find that the ranks disagree."""
+        rng, core = self.rng, self.core
+        count, dtype, odd = rng.choice((*COUNTS, 20_000)), rng.choice(NUMPY), rng.randrange(3 * self.size)
+        progress = core.Progress()
+        tensors = [self.x_of(self.rank, count + (self.rank == odd), dtype), self.x_of(self.rank, count, dtype)]
+        tasks = []
+        for x in tensors:
+            call = core.Call("all_reduce", x.size, DTYPES.index(dtype), -1)
+            tasks.append(progress.all_reduce_by_messages(self.group, call, x, 4096, True))
+        want = sum(self.x_of(r, count, dtype).astype("i8") for r in range(self.size)).astype(dtype)
+        for number in rng.choice(((0, 1), (1, 0))):
+            error = self.finish(tasks[number])
+            wrong = number == 0 and odd < self.size
+            assert wrong == (error is not None) == (len(tasks[number].calls()) == self.size), error
+            assert wrong or np.array_equal(tensors[number], want)
+        assert len(tasks[1].transfers()) == (4 * (self.size - 1) if count else 0) and tasks[1].uses_mpi
+
     def case_collective_of_mpi(self):
         """What is refused is refused before the message, on the ranks where it is wrong; all others are right."""
         rng, mpi, size = self.rng, self.core.mpi, self.size

@@ -6,6 +6,7 @@
 Parts: `alone` is one rank, who also writes to himself, without and with torch; `threads` are ranks that share memory;
 `ranks` are processes under mpiexec. A part fails that crashes, hangs, or of which a sanitizer reports something; the
 case that it was at is told then. Leaks are looked for in parts without torch, and counted where _core has allocated.
+`make sanitize` also runs the threads, with the progress thread of each, under ThreadSanitizer.
 """
 
 import argparse
@@ -23,9 +24,14 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "sanitize"
-FLAGS = "-fsanitize=address,undefined,float-cast-overflow -fno-omit-frame-pointer -fno-sanitize-recover=undefined"
+FLAGS = {
+    "libasan.so": "-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=undefined",
+    "libtsan.so": "-fsanitize=thread",
+}
 SECONDS = 600  # for one part
-REPORT = re.compile(r"ERROR: (?:Address|Leak)Sanitizer|runtime error:|AddressSanitizer:DEADLYSIGNAL")
+REPORT = re.compile(
+    r"ERROR: (?:Address|Leak)Sanitizer|runtime error:|AddressSanitizer:DEADLYSIGNAL|WARNING: ThreadSanitizer"
+)
 LEAK = re.compile(r"(?:Direct|Indirect) leak of .*?(?=\n\n|\Z)", re.S)
 OURS = re.compile(r"#\d+ \S+ in (?:hpdl|nanobind::detail::nb_inst)|/csrc/")
 
@@ -36,12 +42,15 @@ class Part(NamedTuple):
     arguments: tuple = ()
     ranks: int = 0  # processes under mpiexec; 0: no launcher
     leaks: bool = True
+    sanitizer: str = "libasan.so"
 
 
-def parts(cases):
+def parts(cases, sanitize):
     """All parts, of `cases` cases together."""
     share = cases // 20
+    races = [Part("threads", share, ("--size", str(size)), sanitizer="libtsan.so") for size in (2, 3)]
     return [
+        *(races if sanitize else ()),
         Part("alone", 7 * share),
         Part("alone", 5 * share, ("--torch",), leaks=False),
         Part("threads", 2 * share, ("--size", "2")),
@@ -59,32 +68,36 @@ def main():
     options.add_argument("--seed", type=int, default=3)
     options = options.parse_args()
     cases = options.cases or (12_000 if options.sanitize else 1_000)
-    module = build() if options.sanitize else None
+    modules = {name: build(name) for name in FLAGS} if options.sanitize else {}
     failed, begin = [], time.monotonic()
-    for part in parts(cases):
+    for part in parts(cases, options.sanitize):
         with tempfile.TemporaryDirectory(prefix="hpdl-border-") as folder:
-            fault = run(part, options.seed, module, Path(folder))
+            fault = run(part, options.seed, modules.get(part.sanitizer), Path(folder))
         print(f"{part.name:<8} {' '.join(part.arguments):<10} {max(1, part.ranks)} x {part.cases:,} cases: "
               f"{'FAILED: ' + fault if fault else 'well'}", flush=True)  # fmt: skip
         failed += [part.name] if fault else []
-    with_what = "under AddressSanitizer and UndefinedBehaviorSanitizer" if module else "without sanitizers"
-    done = sum(part.cases for part in parts(cases))
+    with_what = (
+        "under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer" if modules else "without sanitizers"
+    )
+    done = sum(part.cases for part in parts(cases, options.sanitize))
     print(f"{done:,} cases {with_what} in {time.monotonic() - begin:.0f} s, {len(failed)} parts failed")
     return 1 if failed else 0
 
 
-def build():
-    """A module of its own, with sanitizers; returns its path."""
+def build(sanitizer):
+    """A module of its own, with the sanitizers of that library; returns its path."""
+    folder, flags = BUILD / sanitizer, f"{FLAGS[sanitizer]} -fno-omit-frame-pointer"
     tools = Path(sys.executable).parent
     cmake = tools / "cmake"
-    configure = [cmake, "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
+    configure = [cmake, "-S", ROOT, "-B", folder, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
                  "-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DPython_EXECUTABLE={sys.executable}",
-                 f"-DCMAKE_CXX_FLAGS={FLAGS}"]  # fmt: skip
-    for step in (configure, [cmake, "--build", BUILD, "--target", "_core"]):
+                 f"-DCMAKE_CXX_FLAGS={flags}"]  # fmt: skip
+    for step in (configure, [cmake, "--build", folder, "--target", "_core"]):
         done = subprocess.run(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
-            sys.exit(f"{done.stdout}\ncannot build csrc/ with sanitizers: the compiler must have libasan and libubsan")
-    return BUILD / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+            needs = "the compiler must have libasan, libubsan and libtsan"
+            sys.exit(f"{done.stdout}\ncannot build csrc/ with sanitizers: {needs}")
+    return folder / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def run(part, seed, module, folder):
@@ -96,10 +109,11 @@ def run(part, seed, module, folder):
     environment = os.environ | features.launch_environment() | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     if module:
         # Only for the Python processes: the launcher is not ours to judge.
-        command = ["env", f"LD_PRELOAD={' '.join(map(library, ('libasan.so', 'libstdc++.so')))}", *command]
+        command = ["env", f"LD_PRELOAD={' '.join(map(library, (part.sanitizer, 'libstdc++.so')))}", *command]
         environment |= {
             "ASAN_OPTIONS": f"log_path={folder}/report:detect_leaks={int(part.leaks)}:allocator_may_return_null=1",
             "LSAN_OPTIONS": "exitcode=0",
+            "TSAN_OPTIONS": f"log_path={folder}/report:exitcode=0",
             "UBSAN_OPTIONS": f"log_path={folder}/report:print_stacktrace=1",
         }
     if part.ranks:

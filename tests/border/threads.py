@@ -28,6 +28,7 @@ class Plan:
         self.oddity = rng.choice(("", "", "", "", "flaw", "count", "dtype", "root", "op", "meeting"))
         self.offsets = [rng.choice((0, 0, 3)) for _ in range(size)]
         self.shared = [rng.random() < 0.5 for _ in range(size)]
+        self.beside = [rng.choice(("", "", "wait", "look")) for _ in range(size)]  # how all_reduce is waited for there
 
     def x_of(self, rank, dtype=None, count=None):
         """What `rank` brings: (count,), or a row for each rank."""
@@ -67,9 +68,10 @@ class Rank:
         self.core, self.rank, self.size = core, rank, size
         self.group = core.ShmGroup(memory, rank, size)
         self.group.add(tensors, part)
+        self.progress = core.Progress()
         self.mine = tensors.array(rank * part, part)
 
-    def call(self, op, x, root, out_dtype, seconds=0.02):
+    def call(self, op, x, root, out_dtype, beside, seconds=0.02):
         """The collective, advanced until it is done; returns the result, or None where this rank gets nothing."""
         group, rank, size = self.group, self.rank, self.size
         out = None
@@ -81,12 +83,24 @@ class Rank:
             out = np.zeros(x.size, out_dtype)
         if op in ("gather", "reduce") and rank != root:
             out = None
+        if op == "all_reduce" and beside:
+            self.finish_task(self.progress.all_reduce_in_memory(group, x), beside)
+            return x
         rooted = [root] if op in ROOTED else []
         brought = None if op == "scatter" and rank != root else x
         args = [brought] if op in ("all_reduce", "broadcast") else [brought, out]
         done = getattr(group, op)(*args, *rooted, seconds, True)
         self.finish(done)
         return x if op in ("all_reduce", "broadcast") else out
+
+    def finish_task(self, task, how):
+        """Wait for it, and so advance it, or only look until another thread has finished it."""
+        end = time.monotonic() + SECONDS
+        while not task.ended if how == "look" else not task.wait(0.02, 1e-4, True):
+            assert time.monotonic() < end, f"rank {self.rank} still waits for {task.missing()}"
+            time.sleep(1e-4 if how == "look" else 0)
+        assert task.progress and 0 < task.t0_ns <= task.t1_ns or task.calls()
+        task.wait(0.0, 0.0, False)  # raises what it ended with
 
     def finish(self, done):
         end = time.monotonic() + SECONDS
@@ -123,7 +137,7 @@ class Rank:
         else:
             if op != plan.op:
                 x = np.zeros(self.size * 6, dtype)
-            got, error = attempt(self.call, op, x, root, dtype)
+            got, error = attempt(self.call, op, x, root, dtype, plan.beside[self.rank])
         if disagreement(plan):
             assert error and "the ranks disagree" in str(error), (error, vars(plan))
             return
