@@ -8,6 +8,9 @@ import time
 
 import pytest
 
+# Before torch is imported: two workers with a thread per core each would wait for each other's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def private_runtime_dir():
@@ -37,7 +40,9 @@ def engine_cluster(private_runtime_dir):
     """Four engines for the whole session; a test asks for `cluster`, which repairs what an earlier one has broken."""
     from hpdl_lab.engines.cluster import Cluster
 
-    cluster = Cluster.start(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS")  # engines bound their threads by themselves
+        cluster = Cluster.start(4)
     cluster.run(import_torch)
     yield cluster
     cluster.stop()
