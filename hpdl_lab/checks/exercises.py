@@ -13,6 +13,11 @@ from . import (
     lesson_04_choose,
     lesson_04_pipeline,
     lesson_04_ring,
+    lesson_06_average,
+    lesson_06_buckets,
+    lesson_06_ddp,
+    lesson_06_overlap,
+    lesson_06_replicas,
 )
 from .record import Broken
 from .result import CheckResult
@@ -30,6 +35,11 @@ EXERCISES = (
     *lesson_04_ring.EXERCISES,
     *lesson_04_pipeline.EXERCISES,
     *lesson_04_choose.EXERCISES,
+    *lesson_06_replicas.EXERCISES,
+    *lesson_06_average.EXERCISES,
+    *lesson_06_buckets.EXERCISES,
+    *lesson_06_overlap.EXERCISES,
+    *lesson_06_ddp.EXERCISES,
 )
 
 

@@ -11,15 +11,15 @@ SENTINEL = -777.0  # what memory holds that an answer must not touch, or must no
 PRINTED_LINES = 10  # of the attendee's own prints that are shown beside a failure
 
 
-def simulate(p, fn, *args, network=None, where=""):
+def simulate(p, fn, *args, network=None, where="", threads=False):
     """sim.run for a check: returns Results, or raises Broken; NotImplementedError where `fn` is still a stub.
 
-    `where` says in which case this is, such as "with 3 ranks and 1,000 elements".
+    `where` says in which case this is, such as "with 3 ranks and 1,000 elements"; `threads`: see sim.run.
     """
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            return sim.run(p, fn, *args, network=network, deadline=DEADLINE)
+            return sim.run(p, fn, *args, network=network, deadline=DEADLINE, threads=threads)
     except NotImplementedError:
         raise  # not wrong: not written yet
     except Deadlock as error:

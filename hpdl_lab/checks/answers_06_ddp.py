@@ -1,0 +1,116 @@
+"""Answers to ddp_hook of notebook 06 that a check must reject or accept; CI proves both."""
+
+import torch
+
+from ..parallel.ddp import ddp_hook_beside
+
+
+def promise(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def total(state, bucket):
+    return state.all_reduce(state.comm, bucket.buffer())
+
+
+# -- wrong -------------------------------------------------------------------------------------------------------------
+
+
+def returns_a_tensor(state, bucket):
+    return total(state, bucket) / state.comm.size
+
+
+def returns_nothing(state, bucket):
+    flat = total(state, bucket)
+    flat /= state.comm.size
+
+
+def never_fulfills(state, bucket):
+    flat = total(state, bucket)
+    flat /= state.comm.size
+    return torch.futures.Future()
+
+
+def gives_the_sum(state, bucket):
+    return promise(total(state, bucket))
+
+
+def divides_twice(state, bucket):
+    bucket.set_buffer(bucket.buffer() / state.comm.size)
+    return promise(total(state, bucket) / state.comm.size)
+
+
+def divides_by_two(state, bucket):
+    return promise(total(state, bucket) / 2)
+
+
+def fulfills_with_the_old_buffer(state, bucket):
+    flat = bucket.buffer().clone()
+    state.all_reduce(state.comm, flat)
+    flat /= state.comm.size
+    return promise(bucket.buffer())
+
+
+def divides_its_own(state, bucket):
+    state.all_reduce(state.comm, bucket.buffer().clone())
+    return promise(bucket.buffer() / state.comm.size)
+
+
+def takes_another_all_reduce(state, bucket):
+    return promise(state.comm.all_reduce(bucket.buffer()) / state.comm.size)
+
+
+def one_all_reduce_per_gradient(state, bucket):
+    for grad in bucket.gradients():
+        state.all_reduce(state.comm, grad.view(-1))
+        grad /= state.comm.size
+    return promise(bucket.buffer())
+
+
+def fulfills_with_a_list(state, bucket):
+    return promise([total(state, bucket) / state.comm.size])
+
+
+def keeps_buckets_in_two_orders(state, bucket, kept={}):  # noqa: B006
+    """Reduces all buckets at the last one; on odd ranks from the last to the first."""
+    mine = kept.setdefault(state.comm.rank, [])
+    if bucket.index() == 0:
+        mine.clear()
+    future = torch.futures.Future()
+    mine.append((bucket, future))
+    if bucket.is_last():
+        for kept_bucket, kept_future in mine if state.comm.rank % 2 == 0 else mine[::-1]:
+            kept_future.set_result(total(state, kept_bucket) / state.comm.size)
+    return future
+
+
+def only_rank_0_reduces(state, bucket):
+    flat = total(state, bucket) if state.comm.rank == 0 else bucket.buffer()
+    return promise(flat / state.comm.size)
+
+
+# -- right -------------------------------------------------------------------------------------------------------------
+
+
+def beside_backward(state, bucket):
+    return ddp_hook_beside(state, bucket)
+
+
+def divides_before(state, bucket):
+    flat = bucket.buffer().div_(state.comm.size)
+    state.all_reduce(state.comm, flat)
+    return promise(flat)
+
+
+def all_at_the_last(state, bucket, kept={}):  # noqa: B006
+    """Right, and without any overlap: every bucket is reduced when the last one is there."""
+    mine = kept.setdefault(state.comm.rank, [])
+    if bucket.index() == 0:
+        mine.clear()
+    mine.append((bucket, torch.futures.Future()))
+    if bucket.is_last():
+        for kept_bucket, future in mine:
+            future.set_result(total(state, kept_bucket) / state.comm.size)
+    return mine[-1][1]

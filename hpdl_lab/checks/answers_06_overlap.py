@@ -1,0 +1,128 @@
+"""Answers to gradient_ready of notebook 06 that a check must reject or accept; CI proves both."""
+
+# -- wrong -------------------------------------------------------------------------------------------------------------
+
+
+def start(comm, reducer, b):
+    reducer.works.append(comm.background(reducer.all_reduce, reducer.buckets[b].packed()))
+
+
+def in_order_of_completion(comm, reducer, index):
+    reducer.collect(index)
+    b = reducer.bucket_of[index]
+    reducer.missing[b] -= 1
+    if reducer.missing[b] == 0:
+        start(comm, reducer, b)
+
+
+def waits_inside_the_hook(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    while len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+        start(comm, reducer, len(reducer.works))
+        reducer.works[-1].wait()
+
+
+def reduces_in_the_foreground(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    while len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+        reducer.all_reduce(comm, reducer.buckets[len(reducer.works)].packed())
+        reducer.works.append(comm.background(lambda comm: None))
+
+
+def one_bucket_per_gradient(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    if len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+        start(comm, reducer, len(reducer.works))
+
+
+def never_the_last_bucket(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    while len(reducer.works) < len(reducer.buckets) - 1 and reducer.missing[len(reducer.works)] == 0:
+        start(comm, reducer, len(reducer.works))
+
+
+def everything_at_the_end(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    if not any(reducer.missing):
+        for b in range(len(reducer.buckets)):
+            start(comm, reducer, b)
+
+
+def waits_for_the_bucket_behind(comm, reducer, index):
+    """A bucket leaves only when the next one is complete as well."""
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    while len(reducer.works) < len(reducer.buckets) and not any(reducer.missing[: len(reducer.works) + 2]):
+        start(comm, reducer, len(reducer.works))
+
+
+def starts_at_the_first_gradient(comm, reducer, index):
+    """Begins a bucket with its first gradient instead of its last."""
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    sizes = [len(bucket.indices) for bucket in reducer.buckets]
+    while len(reducer.works) < len(sizes) and reducer.missing[len(reducer.works)] < sizes[len(reducer.works)]:
+        start(comm, reducer, len(reducer.works))
+
+
+def starts_again_and_again(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    for b in range(len(reducer.buckets)):
+        if any(reducer.missing[: b + 1]):
+            break
+        start(comm, reducer, b)
+
+
+def forgets_to_count(comm, reducer, index):
+    reducer.collect(index)
+    while len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+        start(comm, reducer, len(reducer.works))
+
+
+def sends_the_bare_tensor(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    while len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+        flat = reducer.buckets[len(reducer.works)].flat
+        reducer.works.append(comm.background(reducer.all_reduce, flat))
+
+
+def keeps_no_works(comm, reducer, index):
+    reducer.collect(index)
+    b = reducer.bucket_of[index]
+    reducer.missing[b] -= 1
+    if not any(reducer.missing[: b + 1]):
+        comm.background(reducer.all_reduce, reducer.buckets[len(reducer.works)].packed())
+
+
+# -- right -------------------------------------------------------------------------------------------------------------
+
+
+def with_a_for_loop(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    for b in range(len(reducer.works), len(reducer.buckets)):
+        if reducer.missing[b]:
+            return
+        start(comm, reducer, b)
+
+
+def through_a_function(comm, reducer, index):
+    """Packs beside backward, too, and counts from what is there."""
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+
+    def pack_and_reduce(comm, bucket):
+        return reducer.all_reduce(comm, bucket.packed())
+
+    while len(reducer.works) < len(reducer.buckets):
+        bucket = reducer.buckets[len(reducer.works)]
+        if not all(reducer.there[i] for i in bucket.indices):
+            break
+        reducer.works.append(comm.background(pack_and_reduce, bucket))

@@ -1,0 +1,102 @@
+"""Answers to broadcast_parameters of notebook 06 that a check must reject or accept; CI proves both."""
+
+import torch
+from torch import nn
+
+# -- wrong -------------------------------------------------------------------------------------------------------------
+
+
+def forgets_the_buffers(comm, model):
+    for p in model.parameters():
+        comm.broadcast(p.data)
+
+
+def sends_only_the_first(comm, model):
+    comm.broadcast(next(model.parameters()).data)
+
+
+def leaves_out_the_frozen(comm, model):
+    for tensor in (*(p for p in model.parameters() if p.requires_grad), *model.buffers()):
+        comm.broadcast(tensor.data)
+
+
+def makes_new_parameters(comm, model):
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(comm.broadcast(p.data.clone()), requires_grad=p.requires_grad))
+    for buffer in model.buffers():
+        comm.broadcast(buffer)
+
+
+def broadcasts_from_itself(comm, model):
+    for tensor in (*model.parameters(), *model.buffers()):
+        comm.broadcast(tensor.data, comm.rank)
+
+
+def only_rank_0_calls(comm, model):
+    if comm.rank == 0:
+        for tensor in (*model.parameters(), *model.buffers()):
+            comm.broadcast(tensor.data)
+
+
+def the_last_rank_is_the_root(comm, model):
+    for tensor in (*model.parameters(), *model.buffers()):
+        comm.broadcast(tensor.data, comm.size - 1)
+
+
+def broadcasts_copies(comm, model):
+    for tensor in (*model.parameters(), *model.buffers()):
+        comm.broadcast(tensor.detach().clone())
+
+
+def averages_the_parameters(comm, model):
+    for p in model.parameters():
+        comm.all_reduce(p.data)
+        p.data /= comm.size
+    for buffer in model.buffers():
+        comm.broadcast(buffer)
+
+
+def trusts_a_seed(comm, model):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(42)
+        for layer in model:
+            layer.reset_parameters()
+
+
+def copies_under_autograd(comm, model):
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.copy_(comm.broadcast(tensor.detach().clone()))
+
+
+def gathers_all_models(comm, model):
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data.copy_(comm.all_gather(tensor.data)[0])
+
+
+# -- right -------------------------------------------------------------------------------------------------------------
+
+
+def by_state_dict(comm, model):
+    for tensor in model.state_dict().values():
+        comm.broadcast(tensor)
+
+
+def by_messages(comm, model):
+    """Along a chain, from each rank to the next."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if comm.rank > 0:
+            comm.recv(tensor.data, comm.rank - 1)
+        if comm.rank < comm.size - 1:
+            comm.send(tensor.data, comm.rank + 1)
+
+
+@torch.no_grad()
+def packed_by_dtype(comm, model):
+    """One broadcast per dtype, and another tensor behind every parameter, which stays the same object."""
+    tensors = [*model.parameters(), *model.buffers()]
+    for dtype in (torch.float64, torch.int64):
+        group = [t for t in tensors if t.dtype == dtype]
+        flat = comm.broadcast(torch.cat([t.reshape(-1) for t in group]))
+        for t, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
+            t.data = part.view(t.shape).clone()

@@ -1,0 +1,163 @@
+"""Notebook 06, replicas: all ranks start from the same model."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..parallel import data as reference
+from . import answers_06_replicas as answers
+from . import hints_06
+from .ranks import capital, count, number, on_engines, simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+
+RANKS = (3, 2, 1, 5)
+FROZEN = "2.bias"
+SPARE = 1000  # bytes beyond the model's own that an answer may send
+
+
+class Replica(NamedTuple):
+    """A model after the answer: {name: array} of its tensors, and the names of parameters that are other objects."""
+
+    values: dict
+    replaced: list
+
+
+def replica(rank):
+    """The model of one rank, built from a seed of its own: three layers, one of them with buffers, one bias frozen."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+        for _ in range(rank + 1):  # so that its running statistics differ as well
+            model(torch.randn(8, 4, dtype=torch.float64))
+    model[2].bias.requires_grad_(False)
+    return model
+
+
+@functools.cache
+def values_before(rank):
+    """What `values` says of the replica of `rank` before the answer. Read only."""
+    return values(replica(rank))
+
+
+def values(model):
+    """{name: copy as an array} of every parameter and buffer."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach().numpy().copy() for name, tensor in tensors}
+
+
+def call(comm, fn):
+    """fn(comm, model) on this rank's replica; returns Replica."""
+    model = replica(comm.rank)
+    before = dict(model.named_parameters())
+    fn(comm, model)
+    return Replica(values(model), [name for name, p in model.named_parameters() if p is not before[name]])
+
+
+def check_broadcast_parameters(fn, runner=None):
+    for p in RANKS:
+        where = f"with {count(p, 'rank')}"
+        run = simulate(p, call, fn, where=where)
+        check_replicas(run, where)
+    run = simulate(4, call, fn, where="with 4 ranks")
+    facts = [
+        "parameters, frozen parameters and buffers of rank 0, bit for bit, on 1, 2, 3 and 5 simulated ranks",
+        check_bytes(run, 4),
+    ]
+    if runner is not None:
+        run = on_engines(runner, call, fn)
+        check_replicas(run, f"on {count(len(run), 'engine')}")
+        facts.append(f"engines: the same on {count(len(run), 'MPI rank')}")
+    return Passed(tuple(facts))
+
+
+def check_replicas(run, where):
+    """Raise Broken unless every rank holds rank 0's tensors, in the same parameters as before."""
+    p, where = len(run), capital(where)
+    before = [values_before(r) for r in range(p)]
+    for r, left in enumerate(run):
+        if left.replaced:
+            message = (
+                f"{where}, {left.replaced[0]} of rank {r} is another Parameter now: an optimizer made before still "
+                "holds the old one, and would train what the model no longer uses. Write into the one that is there."
+            )
+            raise Broken("object", message, events=run.events, size=p)
+        for name, expected in before[0].items():
+            if not np.array_equal(left.values[name], expected):
+                i = int(np.argmax(left.values[name].reshape(-1) != expected.reshape(-1)))
+                got, right = left.values[name].reshape(-1)[i], expected.reshape(-1)[i]
+                head = f"{where}, {name}[{i}] on rank {r} should be {number(right)}, as it was on rank 0, and is "
+                failed, why = explain(name, r, run, before)
+                raise Broken(failed, f"{head}{number(got)}. {why}".rstrip(), events=run.events, size=p)
+
+
+def explain(name, r, run, before):
+    """(invariant, sentence) for the tensor `name` of rank r, which is not what rank 0 had."""
+    got, mine = run[r].values[name], before[r][name]
+    changed = [other for other in before[r] if not np.array_equal(run[r].values[other], before[r][other])]
+    if np.allclose(got, sum(b[name] for b in before) / len(before)):
+        return "value", "That is the mean over ranks: equal everywhere, but no layer was initialized for such values."
+    for s in range(1, len(before)):
+        if s != r and np.array_equal(got, before[s][name]):
+            return "root", f"That is what rank {s} had: rank 0 is the root, for every rank."
+    if all(np.array_equal(left.values[name], got) for left in run):
+        return "value", "All ranks hold the same there, but not what rank 0 had: another seed is another model."
+    if not np.array_equal(got, mine):
+        return "value", ""
+    if not changed:
+        return "copy", f"Nothing in the model of rank {r} has changed: did what arrived go into a copy?"
+    if name not in dict(replica(0).named_parameters()):
+        return "buffers", (
+            f"{name} is a buffer: a part of the model that no gradient reaches, so it stays different for ever. "
+            "model.parameters() does not list it; model.buffers() does."
+        )
+    if name == FROZEN:
+        return "frozen", f"{name} is frozen: it needs no gradient, but rank {r} computes with it all the same."
+    return "some", f"That is what rank {r} had before, although {changed[0]} has arrived: every tensor must travel."
+
+
+def check_bytes(run, p):
+    """Raise Broken where much more was sent than the model once to every other rank. Returns a fact."""
+    nbytes = sum(value.nbytes for value in values_before(0).values())
+    sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
+    if sent > bound + SPARE:
+        message = (
+            f"The models are equal, but with {p} ranks {sent:,} bytes were sent, where {bound:,} are enough: rank 0's "
+            f"{nbytes:,} once to each of {p - 1} others. What the others have, nobody needs."
+        )
+        raise Broken("bytes", message, events=run.events, size=p)
+    return f"bytes: {sent:,} with {p} ranks, for a model of {nbytes:,}: it goes once to each of the others"
+
+
+EXERCISES = (
+    Exercise(
+        id="6.1",
+        title="all ranks start from rank 0's model",
+        reference=reference.broadcast_parameters,
+        stars=1,
+        check=check_broadcast_parameters,
+        hints=hints_06.BROADCAST_PARAMETERS,
+        wrong_answers=(
+            WrongAnswer(answers.forgets_the_buffers, "buffers", "model.buffers() does"),
+            WrongAnswer(answers.sends_only_the_first, "some", "although 0.weight has arrived"),
+            WrongAnswer(answers.leaves_out_the_frozen, "frozen", "2.bias is frozen"),
+            WrongAnswer(answers.makes_new_parameters, "object", "an optimizer made before still holds the old one"),
+            WrongAnswer(answers.broadcasts_from_itself, "deadlock", "rank 1 with root 1"),
+            WrongAnswer(answers.only_rank_0_calls, "deadlock", "never called broadcast"),
+            WrongAnswer(answers.the_last_rank_is_the_root, "root", "That is what rank 2 had: rank 0 is the root"),
+            WrongAnswer(answers.broadcasts_copies, "copy", "did what arrived go into a copy?"),
+            WrongAnswer(answers.averages_the_parameters, "value", "That is the mean over ranks"),
+            WrongAnswer(answers.trusts_a_seed, "value", "another seed is another model"),
+            WrongAnswer(answers.copies_under_autograd, "raises", "a leaf Variable that requires grad"),
+            WrongAnswer(answers.gathers_all_models, "bytes", "What the others have, nobody needs"),
+        ),
+        right_answers=(answers.by_state_dict, answers.by_messages, answers.packed_by_dtype),
+        explanation=(
+            "Gradients that are averaged keep equal replicas equal; they do not make them so. From here on no "
+            "parameter ever travels again: only gradients do. The library sends bytes, so that a mask of bools "
+            "travels as well, and strategies first compare a digest of all models, to name a rank whose model differs."
+        ),
+    ),
+)
