@@ -5,6 +5,7 @@ import torch
 
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.inject import Injection
+from hpdl_lab.comm.network import Switch
 from hpdl_lab.data import digits
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.asynchronous import StaleSynchronous
@@ -26,6 +27,9 @@ def steps(comm, staleness, seconds, clocks=CLOCKS):
             comm.compute(seconds[comm.rank](clock))
         loss.backward()
         strategy.add_gradients(comm, model)
+        with torch.no_grad():
+            for param in model.parameters():
+                param -= 0.1 * param.grad
     end = comm.trace.clock()
     strategy.finish(comm, model)
     strategy.stop()
@@ -58,6 +62,15 @@ def test_the_bound_is_kept_and_reached(staleness):
     behind = [clock - count for clock, count in enumerate(known(results, 0, 2))]
     assert max(behind) == staleness, "the fast ranks run ahead as far as they may"
     assert known(results, 2, 0)[-1] >= CLOCKS - 1, "the slow rank lacks nothing"
+
+
+def test_without_staleness_nothing_depends_on_who_was_how_fast():
+    """A rank that is ahead may have sent its next gradient already; it belongs to the next step of the others."""
+    even = sim.run(3, steps, 0, [always(1e-3)] * 3)[0][1]
+    for slow in range(3):
+        inject, eager = Injection({slow: 0.005}), Switch(eager_nbytes=1 << 20)  # it arrives before it is asked for
+        uneven = sim.run(3, steps, 0, [always(1e-3)] * 3, inject=inject, network=eager)
+        assert all(torch.equal(parameters, even) for _, parameters in uneven)
 
 
 def test_jitter_costs_nothing_within_the_bound():

@@ -4,11 +4,23 @@ import tempfile
 
 import numpy as np
 import pytest
+import torch
 
 from hpdl_lab import features, lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.collectives.sweep import WrongAnswer
+from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.comm.errors import CommError
+from hpdl_lab.data import digits
+from hpdl_lab.data.loading import Reader
+from hpdl_lab.engines.errors import RunFailed
+from hpdl_lab.models.mlp import mlp
+from hpdl_lab.parallel.asynchronous import StaleSynchronous
+from hpdl_lab.parallel.buckets import DataParallelBucketed
+from hpdl_lab.parallel.data import DataParallelNaive
 from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.server import ParameterServer
+from hpdl_lab.parallel.training import Recipe, train
 from hpdl_lab.plots import live, style
 
 CROWDED = features.cores() < 4
@@ -46,6 +58,16 @@ def test_any_number_of_engines_has_the_loss_curve_of_one_rank(ranks, monkeypatch
         patch.setattr("hpdl_lab.lab.ranks.running", lambda: None)
         one = lab.train(ranks=1, **kwargs)
     assert np.abs(np.array(many.losses) - one.losses).max() < 1e-10
+
+
+def test_a_transformer_with_a_slow_input_by_name_has_the_loss_curve_of_one_rank(monkeypatch):
+    kwargs = {"model": "gpt", "data": "copy", "dtype": "float64", "steps": 5, "batch": 30}
+    many = lab.train(reader=Reader(seconds=1e-3, ahead=1), **kwargs)
+    monkeypatch.setattr("hpdl_lab.lab.ranks.running", lambda: None)
+    one = lab.train(ranks=1, **kwargs)
+    assert np.abs(np.array(many.losses) - one.losses).max() < 1e-10 and many.learned == one.learned
+    first = {e.rank: e.t1_ns - e.t0_ns for e in reversed(many.events) if e.op == "input"}
+    assert len(first) == 4 and min(first.values()) >= 7_000_000  # ns: 8, 8, 7 and 7 examples of 1 ms each
 
 
 def test_the_race_has_a_row_for_every_function_and_size():
@@ -112,3 +134,69 @@ def test_more_ranks_than_engines_are_refused_with_the_remedy():
 def test_the_timeline_of_the_last_run():
     lab.run(ring.all_reduce, np.ones(100))
     assert repr(lab.timeline()) == "48 events of 4 ranks"
+
+
+def test_every_strategy_on_engines_has_the_loss_curve_of_one_rank():
+    recipe, whole = Recipe(steps=8, batch=131), digits.load("float64")
+    small = {"bucket_nbytes": 50_000, "first_nbytes": 2_000}
+    strategies = [
+        DataParallelNaive(),
+        DataParallelBucketed(**small),
+        DataParallelOverlapped(**small),
+        DataParallelOverlapped(ring.all_reduce, **small),
+        ParameterServer(servers=2),
+        StaleSynchronous(staleness=0),
+    ]
+
+    def curves(comm):
+        return [train(comm, mlp(dtype="float64"), strategy, whole, recipe).losses for strategy in strategies]
+
+    one = np.array(sim.run(1, train, mlp(dtype="float64"), DataParallelNaive(), whole, recipe)[0].losses)
+    for curves_of_rank in lab.run(curves):
+        assert np.abs(np.array(curves_of_rank) - one).max(axis=1) == pytest.approx(np.zeros(6), abs=1e-10)
+    trained = lab.train(strategy=strategies[2], dtype="float64", steps=8, batch=131)
+    assert np.abs(np.array(trained.losses) - one).max() < 1e-10 and trained.drift == 0
+
+
+def test_ranks_that_disagree_are_named_on_engines():
+    def start(comm, sizes):
+        DataParallelOverlapped().start(comm, mlp(sizes))
+
+    with pytest.raises(RunFailed, match=r"0.weight is .*\(8, 64\) in float32 on rank 3, .*\(16, 64\) .* ranks 0-2"):
+        lab.run(start, PerRank([(64, 16, 10)] * 3 + [(64, 8, 10)]))
+
+    def one_step_more(comm):
+        model, strategy = mlp((64, 16, 10)), DataParallelOverlapped()
+        strategy.start(comm, model)
+        for _ in range(3 + (comm.rank == 2)):
+            model.zero_grad()
+            model(torch.ones(1, 64)).sum().backward()
+            strategy.add_gradients(comm, model)
+
+    with pytest.raises(CommError, match="left the loop one step early.* three times, rank 2 four times"):
+        lab.run(one_step_more, deadline=3)
+    assert lab.run(lambda comm: comm.rank) == [0, 1, 2, 3]
+
+
+def test_a_slow_engine_holds_up_others_only_beyond_the_bound():
+    """Rank 1 loses 0.05 s before each of its three messages: with staleness 3 the others make three steps meanwhile."""
+
+    def three_steps(comm, staleness):
+        model, strategy = mlp((64, 16, 10)), StaleSynchronous(staleness)
+        strategy.start(comm, model)
+        comm.barrier()
+        begin = comm.trace.clock()
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.ones(1, 64)).sum().backward()
+            strategy.add_gradients(comm, model)
+        seconds = (comm.trace.clock() - begin) / 1e9
+        strategy.finish(comm, model)
+        return seconds
+
+    lab.inject(rank=1, delay=0.05)
+    try:
+        waits, goes_on = (lab.run(three_steps, staleness)[0] for staleness in (0, 3))
+    finally:
+        lab.inject()
+    assert waits > 3 * 0.1 and goes_on < waits / 3

@@ -5,9 +5,10 @@
     rank 1, slow    [     s t e p      ]   [     s t e p      ]   ...
 
 When a rank begins clock c it has every gradient of clocks 0 to c - 1 - staleness of all ranks, its own of all clocks,
-and those of others that happened to be there. Staleness 0 is synchronous training; without a bound it is Hogwild over
-messages. A slow rank is waited for only when it falls behind by more than the bound, so that jitter costs nothing;
-a rank that is always slower sets the pace in the end. The price is that gradients are of older weights.
+and of the others' up to clock c - 1 + staleness those that happened to be there. Staleness 0 is synchronous training;
+without a bound it is Hogwild over messages. A slow rank is waited for only when it falls behind by more than the bound,
+so that jitter costs nothing; a rank that is always slower sets the pace in the end. The price is that gradients are of
+older weights.
 
 In the paper servers hold the weights, and clients cache them. Here every rank has a replica, which is its cache, and
 sends its gradients to all others, which saves the hop through a server and the question who may receive from whom.
@@ -67,7 +68,7 @@ class StaleSynchronous(DataParallel):
             if rank == comm.rank:
                 total += mine
             else:
-                self.inboxes[rank].add_to(total, self.clock - self.staleness)
+                self.inboxes[rank].add_to(total, self.clock - self.staleness, self.clock + self.staleness)
         bucket.flat.copy_(total)
         bucket.hand_back(bucket.flat)
         self.clock += 1
@@ -109,9 +110,9 @@ class Inbox:
         self.ended = False
         self.work = comm.irecv(self.arriving, source)
 
-    def add_to(self, total, clock):
-        """Add to `total` whatever has come, and wait for what belongs to `clock` and earlier ones."""
-        while not self.ended and (self.known <= clock or self.work.test()):
+    def add_to(self, total, must, may):
+        """Add to `total` what belongs to clocks up to `must`, waiting for it, and up to `may` what has come."""
+        while not self.ended and (self.known <= must or (self.known <= may and self.work.test())):
             if self.take():
                 total += self.arriving_then_next()
 
