@@ -106,7 +106,7 @@ def check_gradient_ready(fn, runner=None):
     if exposed > STANDARD:
         raise Broken("late", f"Right, but {exposed:.0%} of the communication is exposed.", events=events, size=steps.P)
     facts = [
-        f"buckets start in order on every rank, as soon as they may, whichever gradient is ready first",
+        "buckets start in order on every rank, as soon as they may, whichever gradient is ready first",
         f"3 training steps on 1, 2, 3 and 4 simulated ranks: {off:.0e} at most from one rank with the whole batch",
         f"exposed: {exposed:.0%} of the communication; at most {STANDARD:.0%} was asked for, and blocking exposes all",
     ]
