@@ -522,6 +522,21 @@ def test_repr_is_what_was_written(strategy, written):
     assert repr(strategy) == written
 
 
+def test_buckets_and_hooks_of_ones_own_that_are_wrong_are_sentences():
+    def forgets_the_first(nbytes, limit, first):
+        return assign_buckets(nbytes, limit, first)[1:]
+
+    def starts_one(comm, reducer, index):
+        reducer.collect(index)
+        if not reducer.works:
+            reducer.works.append(comm.background(reducer.all_reduce, reducer.buckets[0].packed()))
+
+    with pytest.raises(ValueError, match="buckets of 6 parameters hold each of 0 to 5 once"):
+        sim.run(2, a_step, DataParallelBucketed(assign_buckets=forgets_the_first, **SMALL), mlp(SIZES))
+    with pytest.raises(ValueError, match="started 1 of 4 buckets"):
+        sim.run(2, a_step, DataParallelOverlapped(gradient_ready=starts_one, **SMALL), mlp(SIZES))
+
+
 def test_an_all_reduce_that_fails_in_the_background_is_raised_in_the_step():
     def broken(comm, x):
         raise CommError("the network is gone")

@@ -42,21 +42,31 @@ class DataParallelBucketed(Strategy):
 
     bucket_nbytes, first_nbytes: see assign_buckets, in whose place another function can cut them. Parameters of
     different dtypes share no bucket.
+    The defaults are those of DDP, for networks between hosts: for small models, or in the memory of one machine, try a
+    tenth of them.
     Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
     """
 
-    def __init__(
-        self, all_reduce=None, bucket_nbytes=25 * MIB, first_nbytes=1 * MIB, assign_buckets=assign_buckets
-    ):
+    def __init__(self, all_reduce=None, bucket_nbytes=25 * MIB, first_nbytes=1 * MIB, assign_buckets=assign_buckets):
         super().__init__(all_reduce)
         if bucket_nbytes < 1 or first_nbytes < 1:
             raise ValueError(f"a bucket holds at least 1 byte, got {bucket_nbytes} and {first_nbytes} for the first")
         self.bucket_nbytes, self.first_nbytes, self.assign_buckets = bucket_nbytes, first_nbytes, assign_buckets
 
     def assign(self, params):
-        buckets = []
-        for indices in by_dtype(params).values():
+        buckets, groups = [], by_dtype(params).values()
+        for indices in groups:
             nbytes = [params[i].nbytes for i in indices]
-            for bucket in self.assign_buckets(nbytes, self.bucket_nbytes, self.first_nbytes):
-                buckets.append([indices[i] for i in bucket])
-        return sorted(buckets, key=min, reverse=True)  # complete when the first-registered gradient of it is ready
+            assigned = self.assign_buckets(nbytes, self.bucket_nbytes, self.first_nbytes)
+            require_every_index(assigned, len(indices))
+            buckets += [[indices[i] for i in bucket] for bucket in assigned]
+        if len(groups) > 1:  # whichever dtype: a bucket is complete when its first-registered gradient is ready
+            buckets.sort(key=min, reverse=True)
+        return buckets
+
+
+def require_every_index(buckets, n):
+    """Raise ValueError unless `buckets` hold each of 0, ..., n - 1 once."""
+    held = sorted(index for bucket in buckets for index in bucket)
+    if held != list(range(n)) or not all(buckets):
+        raise ValueError(f"buckets of {n} parameters hold each of 0 to {n - 1} once, and none is empty: got {buckets}")

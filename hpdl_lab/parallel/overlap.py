@@ -114,6 +114,10 @@ class DataParallelOverlapped(DataParallelBucketed):
             if not reducer.there[index]:
                 self.gradient_ready(comm, reducer, index)
         works = reducer.works
+        if len(works) != len(self.buckets):
+            raise ValueError(
+                f"gradient_ready has started {len(works)} of {len(self.buckets)} buckets; all are complete"
+            )
         totals = [checked(w.wait(), comm, b.flat) for w, b in zip(works, self.buckets, strict=True)]
         reducer.begin()
         self.hand_back(comm, totals)
