@@ -16,6 +16,7 @@ from ..data.sharding import shard
 from ..trace import now_ns
 from . import training
 from .overlap_model import StepProfile
+from .packing import allocate, allocate_beside
 from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
 
 LEAST, MOST = 7, 80  # steps that are timed
@@ -52,13 +53,13 @@ class Trainer:
 
 
 class RehearsedStep:
-    """A step whose messages cost nothing. A call with the number of examples over all ranks gives its StepProfile.
+    """A step that waits for no message. A call with the number of examples over all ranks gives its StepProfile.
 
     Raises: NotRehearsed, at once or in a call, where the strategy cannot be rehearsed.
     """
 
     def __init__(self, comm, model, strategy, data):
-        self.aside = Rehearsal(comm)
+        self.aside = Rehearsal(comm, getattr(strategy, "all_reduce", None))
         self.step = Trainer(self.aside, copy.deepcopy(model), rehearsed(strategy), data)
         self.aside.starting = False
 
@@ -82,8 +83,8 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
     except NotRehearsed as error:
         why = str(error)
     sizes = sizes_of(profile) if profile and comm.size > 1 else []
-    memory = comm.allocate((max(sizes) // 4,)) if sizes else None
     beside = bool(sizes) and profile.messages[-1].background
+    memory = (allocate_beside if beside else allocate)(comm, max(sizes) // 4, torch.float32) if sizes else None
 
     def alone(x):
         comm.background(strategy.all_reduce, x).wait() if beside else strategy.all_reduce(comm, x)

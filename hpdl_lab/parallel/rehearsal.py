@@ -1,4 +1,8 @@
-"""A training step whose messages cost nothing: the strategy is rehearsed, and when it would talk is noted."""
+"""A training step that waits for no message: the strategy is rehearsed, and when it talks is noted.
+
+All-reduces that hold up the rank are left out. Those beside it are sent, because they cost the rank time even where
+they hide: somebody has to hand them over, and a core that moves bytes computes nothing meanwhile.
+"""
 
 import copy
 
@@ -11,14 +15,16 @@ from .overlap_model import Message, StepProfile
 
 
 class Rehearsal(Comm):
-    """The communicator of a rehearsal, as large as `comm`: everybody else is taken to do what this rank does.
+    """The communicator of a rehearsal on the ranks of `comm`. What it does not send, everybody is taken to have equal.
 
-    called: [(ns, bytes, whether beside this rank)] of its all-reduces, which leave x as it is.
+    all_reduce_beside: the strategy's own, for what runs beside the rank.
+    called: [(ns, bytes, whether beside this rank)] of all-reduces; under_way: the Works of those beside it.
     starting: whether the strategy may still broadcast parameters and compare notes, which no step does.
     """
 
-    def __init__(self, comm):
+    def __init__(self, comm, all_reduce_beside):
         super().__init__(comm.rank, comm.size, Trace(comm.rank, clock=now_ns))
+        self.comm, self.all_reduce_beside, self.under_way = comm, all_reduce_beside, []
         self.node_rank, self.node_size, self.device = comm.node_rank, comm.node_size, comm.device
         self.runs_beside = comm.runs_beside
         self.called, self.starting = [], True
@@ -28,12 +34,14 @@ class Rehearsal(Comm):
         return x
 
     def background(self, fn, *args):
-        """Note an all-reduce of the first argument, beside this rank where `comm` can do that."""
+        """Start an all-reduce of the first argument, where `comm` can do that beside this rank, and wait for nothing."""
         if self.starting:  # the memory that buckets are sent from
-            return super().background(fn, *args)
+            return self.comm.background(fn, *args)
         if fn is not free:
             raise NotRehearsed("a strategy that does more than all-reduces beside a rank cannot be rehearsed")
         self.called.append((now_ns(), args[0].nbytes, self.runs_beside))
+        if self.runs_beside:
+            self.under_way.append(self.comm.background(self.all_reduce_beside, *args))
         return Done.of(lambda comm: args[0], self)
 
     def barrier(self):
@@ -48,17 +56,20 @@ class Rehearsal(Comm):
         return x.expand(self.size, *x.shape).clone() if is_tensor(x) else np.stack([x] * self.size)
 
     def split(self, color, key=0):
-        return Rehearsal(self)
+        return Rehearsal(self.comm, self.all_reduce_beside)
 
     def allocate(self, shape, dtype="float32"):
-        import torch
-
-        return torch.zeros(shape, dtype=getattr(torch, str(dtype).removeprefix("torch.")))
+        return self.comm.allocate(shape, dtype)
 
     def isend(self, x, to):
         raise NotRehearsed("a strategy that sends messages of its own cannot be rehearsed")
 
     irecv = isend
+
+    def settle(self):
+        """Wait for what is under way: the next rehearsal begins with nothing."""
+        while self.under_way:
+            self.under_way.pop(0).wait()
 
     def require_starting(self):
         if not self.starting:
@@ -92,5 +103,6 @@ def profile_of(comm, samples, step):
     end = now_ns()
     ends = {event.op: event.t1_ns for event in comm.trace.events[seen:]}
     forward, backward, added = ((ends[op] - begin) / 1e9 for op in ("forward", "backward", "add gradients"))
+    comm.settle()
     messages = tuple(Message((t - begin) / 1e9, nbytes, beside) for t, nbytes, beside in comm.called)
     return StepProfile(samples, forward, backward, added, (end - begin) / 1e9, messages)
