@@ -13,7 +13,6 @@ from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.comm.errors import CommError
 from hpdl_lab.data import digits
 from hpdl_lab.data.loading import Reader
-from hpdl_lab.data.loading import Reader
 from hpdl_lab.engines.errors import RunFailed
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.asynchronous import StaleSynchronous
@@ -59,16 +58,6 @@ def test_any_number_of_engines_has_the_loss_curve_of_one_rank(ranks, monkeypatch
         patch.setattr("hpdl_lab.lab.ranks.running", lambda: None)
         one = lab.train(ranks=1, **kwargs)
     assert np.abs(np.array(many.losses) - one.losses).max() < 1e-10
-
-
-def test_a_transformer_with_a_slow_input_by_name_has_the_loss_curve_of_one_rank(monkeypatch):
-    kwargs = {"model": "gpt", "data": "copy", "dtype": "float64", "steps": 5, "batch": 30}
-    many = lab.train(reader=Reader(seconds=1e-3, ahead=1), **kwargs)
-    monkeypatch.setattr("hpdl_lab.lab.ranks.running", lambda: None)
-    one = lab.train(ranks=1, **kwargs)
-    assert np.abs(np.array(many.losses) - one.losses).max() < 1e-10 and many.learned == one.learned
-    first = {e.rank: e.t1_ns - e.t0_ns for e in reversed(many.events) if e.op == "input"}
-    assert len(first) == 4 and min(first.values()) >= 7_000_000  # ns: 8, 8, 7 and 7 examples of 1 ms each
 
 
 def test_a_transformer_with_a_slow_input_by_name_has_the_loss_curve_of_one_rank(monkeypatch):
