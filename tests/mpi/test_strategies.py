@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hpdl_lab import data, models
-from hpdl_lab.collectives import hierarchical, ring
+from hpdl_lab.collectives import hierarchical, native, ring
 from hpdl_lab.data.sharding import shard
 from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.models.mlp import mlp
@@ -25,6 +25,8 @@ STRATEGIES = [
     DataParallelBucketed(**SMALL),
     DataParallelOverlapped(**SMALL),
     DataParallelOverlapped(ring.all_reduce, **SMALL),
+    DataParallelOverlapped(native.ring_all_reduce, **SMALL),
+    DataParallelOverlapped(native.mpi_all_reduce, **SMALL),
     ParameterServer(),
     StaleSynchronous(staleness=0),
 ]
