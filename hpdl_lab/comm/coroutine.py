@@ -2,6 +2,8 @@
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from .torch_state import OUTSIDE_BACKWARD
+
 
 class Coroutine:
     """Calls `main()` piece by piece. What torch keeps per thread is kept here while the coroutine pauses.
@@ -19,7 +21,16 @@ class Coroutine:
         """Let it go on until it pauses or ends. Called by the scheduler."""
         if self.greenlet is None:
             self.greenlet = greenlet(self.main)
-        self._enter(self.greenlet.switch)
+        outside = self.outside
+        if outside.torch is None and outside.look() is None:
+            self.greenlet.switch()
+            return
+        if self.state is not None:
+            self.state.apply(outside.torch)
+        try:
+            self.greenlet.switch()
+        finally:
+            self.state = outside.restore() if outside.left() else None
 
     def pause(self):
         """Let the scheduler go on. Called by the code itself."""
@@ -27,7 +38,7 @@ class Coroutine:
 
     def may_pause(self):
         """True where its own code asks, unless inside backward: nobody else may find autograd's state in the thread."""
-        return self.greenlet is getcurrent() and not self.outside.in_backward()
+        return self.greenlet is getcurrent() and self.outside.graph_task() == OUTSIDE_BACKWARD
 
     @property
     def running(self):
@@ -46,17 +57,8 @@ class Coroutine:
         for _ in range(3):  # code that catches everything may go on to pause again; it is then abandoned
             if not self.greenlet or self.greenlet.dead:  # not begun, or ended
                 return
-            self._enter(self.greenlet.throw, GreenletExit)
-
-    def _enter(self, switch, *args):
-        outside = self.outside
-        torch = outside.torch or outside.look()
-        if torch is None:
-            switch(*args)
-            return
-        if self.state is not None:
-            self.state.apply(torch)
-        try:
-            switch(*args)
-        finally:
-            self.state = outside.restore()
+            if self.state is not None:
+                self.state.apply(self.outside.torch)
+            self.greenlet.throw(GreenletExit)
+            if self.outside.torch is not None:
+                self.state = self.outside.restore()

@@ -53,7 +53,8 @@ class SimRank:
 
     def block(self, pending):
         """Wait until somebody resumes this rank, which happens at the time when `pending` is done."""
-        self._require_pause()
+        if self.scheduler.stopping or not self.code.may_pause():
+            self._refuse_pause()
         self.state, self.pending, self.since = "waiting", pending, self.clock
         pending.waiter = self
         self.code.pause()
@@ -63,7 +64,8 @@ class SimRank:
         """Let virtual time pass; other ranks whose time comes first go on meanwhile."""
         scheduler = self.scheduler
         if scheduler.bookings or (scheduler.ready and scheduler.ready[0][0] <= seconds):
-            self._require_pause()
+            if scheduler.stopping or not self.code.may_pause():
+                self._refuse_pause()
             scheduler.resume_at(seconds, self)
             self.code.pause()
         else:
@@ -113,12 +115,10 @@ class SimRank:
             self.code.pause()
         raise GreenletExit
 
-    def _require_pause(self):
-        """Raise unless this rank may pause here, so that others go on."""
+    def _refuse_pause(self):
+        """Say why this rank cannot pause here, so that others go on."""
         if self.scheduler.stopping:
             self._unwind()
-        if self.code.may_pause():
-            return
         line = caller_line()
         at = f" ({line})" if line else ""
         if not self.code.running:

@@ -4,6 +4,7 @@ import sys
 from typing import NamedTuple
 
 DEVICES = ("cpu", "cuda")
+OUTSIDE_BACKWARD = -1  # as torch numbers the graphs through which autograd goes
 
 
 def loaded_torch():
@@ -46,17 +47,21 @@ class TorchState(NamedTuple):
 
 
 class Outside:
-    """The state of torch around a run, to which it returns whenever a rank pauses."""
+    """The state of torch around a run, to which it returns whenever a rank pauses.
+
+    graph_task(): the number of the graph through which autograd goes backward in this thread, or OUTSIDE_BACKWARD.
+    """
 
     def __init__(self):
         self.torch = self.state = None
+        self.graph_task = self._first_look
 
     def look(self):
         """torch, as soon as it is loaded; None until then."""
         torch = loaded_torch()
         if torch is not None:
             self.state, self.autocast = TorchState.read(torch), torch._C._is_any_autocast_enabled()
-            self.torch = torch
+            self.torch, self.graph_task = torch, torch._C._current_graph_task_id
         return torch
 
     def begin(self):
@@ -64,19 +69,20 @@ class Outside:
         if self.torch or self.look():
             self.state.apply(self.torch)
 
+    def left(self):
+        """Might this thread be in another state?"""
+        torch = self.torch
+        return (
+            torch.is_grad_enabled() is not self.state.grad_mode or self.autocast or torch._C._is_any_autocast_enabled()
+        )
+
     def restore(self):
         """Return to it from that of a rank that pauses; returns the rank's, or None where that is the same."""
-        torch = self.torch
-        if torch.is_grad_enabled() is self.state.grad_mode and not torch._C._is_any_autocast_enabled():
-            if not self.autocast:
-                return None
-        state = TorchState.read(torch)
+        state = TorchState.read(self.torch)
         if state == self.state:
             return None
-        self.state.apply(torch)
+        self.state.apply(self.torch)
         return state
 
-    def in_backward(self):
-        """True inside autograd's backward, as torch itself asks."""
-        torch = self.torch or self.look()
-        return torch is not None and torch._C._current_graph_task_id() != -1
+    def _first_look(self):
+        return OUTSIDE_BACKWARD if self.look() is None else self.graph_task()
