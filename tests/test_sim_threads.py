@@ -292,6 +292,17 @@ def test_an_interrupt_while_a_thread_runs_ends_it():
         sim.run(2, spin, threads=True)
 
 
+@pytest.mark.parametrize(("size", "workers"), [(4, 3), (100, 1)])
+def test_many_threads_do_not_have_many_workers_each(size, workers):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert sim.run(size, lambda comm: torch.get_num_threads(), threads=True) == [workers] * size
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_machine_without_threads_is_told(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")

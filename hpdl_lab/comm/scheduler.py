@@ -13,7 +13,7 @@ from .coroutine import Coroutine
 from .ending import raise_fault, waits_of
 from .errors import CommTimeout
 from .sim_rank import SimRank
-from .torch_state import Outside
+from .torch_state import Outside, bounded_workers
 
 
 class Scheduler:
@@ -27,6 +27,7 @@ class Scheduler:
     def __init__(self, size, network, trace=True, inject=None, threads=False):
         self.network, self.inject = network, inject
         self.timetable = network.timetable(size)
+        self.threads = threads
         self.code = BatonThread if threads else Coroutine  # how the code of a rank is run
         self.outside = Outside()
         self.ranks = [SimRank(self, i, trace) for i in range(size)]
@@ -66,7 +67,7 @@ class Scheduler:
             rank.start(body)
             self.resume_at(0.0, rank)
         try:
-            with real_time_limit(deadline, self):
+            with real_time_limit(deadline, self), bounded_workers(len(self.ranks) if self.threads else 0):
                 self._run_in_order()
         finally:
             self._stop_unfinished()

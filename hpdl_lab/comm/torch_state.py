@@ -1,9 +1,11 @@
 """What torch keeps per thread, kept per simulated rank. torch is looked at only where it is already loaded."""
 
 import sys
+from contextlib import contextmanager
 from typing import NamedTuple
 
 DEVICES = ("cpu", "cuda")
+MOST_WORKERS = 256  # OpenMP ends the process where the machine has no more threads
 OUTSIDE_BACKWARD = -1  # as torch numbers the graphs through which autograd goes
 
 
@@ -11,6 +13,24 @@ def loaded_torch():
     """torch where it is loaded, None where it is not, or not completely."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "is_grad_enabled") else None
+
+
+@contextmanager
+def bounded_workers(threads):
+    """Inside, `threads` new threads have at most MOST_WORKERS workers of torch in all: each has a pool of its own.
+
+    With fewer workers the last bits of long sums may be others.
+    """
+    torch = loaded_torch()
+    before = torch.get_num_threads() if torch else 1
+    if threads * before <= MOST_WORKERS:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class TorchState(NamedTuple):
