@@ -108,6 +108,6 @@ def timed_step(comm, fn):
 def exposure(fn=gradient_ready):
     """(share of the communication that shows, the events of a step), in virtual time."""
     run = simulate(P, timed_step, fn, network=NETWORK, where="in a training step", threads=True)
-    events = [e for e in run.events if e.t0_ns >= max(run)]
+    events = [e for e in run.events if e.t0_ns >= max(run) and e.op != "compute"]  # forward and backward tell of it
     told = account(events)
     return 1 - told.overlap, events

@@ -2,6 +2,7 @@
 
 from ..features import doctor
 from .cluster import cluster, inject, restart, run, running, start, stop
+from .designs import designs
 from .exercises import check, hint, solution
 from .graph import gossip, graph
 from .landscape import landscape
@@ -10,7 +11,7 @@ from .network import network
 from .ping_pong import ping_pong
 from .scaling import scaling
 from .steps import collectives, steps
-from .timeline import timeline, traffic
+from .timeline import horovod_timeline, timeline, traffic
 from .train import train
 from .tune import tune
 from .zoo import zoo
@@ -19,10 +20,12 @@ __all__ = [
     "check",
     "cluster",
     "collectives",
+    "designs",
     "doctor",
     "gossip",
     "graph",
     "hint",
+    "horovod_timeline",
     "inject",
     "landscape",
     "measure",

@@ -23,6 +23,7 @@ TRAFFIC = {  # whose messages are shown: what the picture says
     "server_step": "Everything passes through rank 0",
     "gossip_step": "Your messages on a wheel: neighbors only",
 }
+TIMES = ("steps", "waits", "late")  # invariants that are about time: what broke them is seen in a timeline
 NARROW = 5.2  # inches, of one heat map
 
 
@@ -110,7 +111,7 @@ def picture(exercise, result):
     got, expected = (traffic.matrix(events, result.size) for events in (result.events, result.expected))
     if not np.array_equal(got, expected):
         return drawn(traffic.draw, got, expected, "Bytes from rank to rank", alt="who sent how much to whom")
-    if result.failed == "steps":
+    if result.failed in TIMES:
         return drawn(timeline.draw, result.events, "Your messages, in virtual time", alt="who waited for whom")
     return ""
 
@@ -124,6 +125,9 @@ def reward(name, result):
         return drawn(
             timeline.draw, result.events, "Your segments along the chain, in virtual time", alt="your segments"
         )
+    if name == "gradient_ready":
+        title = "Your buckets travel while backward goes on: a step in virtual time"
+        return drawn(timeline.draw, result.events, title, alt="your buckets beside backward")
     if name == "reduce_scatter":
         story = of_table(find("ring", name), RING_RANKS, {})
         return drawn(panels.draw, story, alt=panels.title_of(story), height=panels.Sheet(story).height)

@@ -1,6 +1,8 @@
-"""`lab.timeline`: who did what, when, in the last run; `lab.traffic`: who sent how much to whom."""
+"""`lab.timeline`: who did what, when, in the last run; `lab.traffic`: who sent how much to whom; Horovod's timeline."""
 
 from .. import trace
+from ..parallel import horovod_timeline as horovod
+from ..plots import horovod as gradients
 from ..plots import timeline as bars
 from ..plots import traffic as heat
 from .cluster import last_run
@@ -25,6 +27,27 @@ def timeline(results=None, save=None):
         trace.save_chrome(events, save)
         text += f", also in {save}: open it in ui.perfetto.dev"
     return picture(bars.draw, events, title, text=text)
+
+
+def horovod_timeline(results=None, save=None):
+    """Draw when each gradient was negotiated, packed, reduced and unpacked on rank 0, as Horovod's timeline does.
+
+    Args:    results: as of `timeline`, of a run with DistributedOptimizer(..., timeline=True).
+             save: path of a file to write as well, which ui.perfetto.dev opens.
+    Returns: Picture.
+    Raises:  ValueError where the run recorded no activity of that kind.
+    """
+    events = events_of(results)
+    rows = horovod.to_horovod(events)
+    if not rows:
+        raise ValueError("no activity of Horovod's was recorded: DistributedOptimizer(..., timeline=True) does")
+    n = len(gradients.names_of(rows))
+    text = f"Horovod's timeline of {n} gradients on rank 0"
+    foot = ""
+    if save is not None:
+        horovod.save(events, save)
+        foot = f"Also in {save}: open it in ui.perfetto.dev"
+    return picture(gradients.draw, rows, text, foot, text=text, height=gradients.height(rows))
 
 
 def traffic(results=None, title=""):

@@ -1,0 +1,243 @@
+# %% [markdown]
+# # 06 · Data parallelism
+#
+# **The number to reach:** at most 30% of what a blocking strategy lets you see of its communication; and the loss of
+# one rank, to 10⁻¹⁰.
+#
+# | minutes | tracks | you need |
+# |---|---|---|
+# | 90 | half day: part one, 60; full day: both parts | [04](04_ring_all_reduce.ipynb); four engines |
+#
+# Part one: replicas, buckets, overlap, and a GPT that learns from Moby-Dick with them. Part two: S-Caffe, Horovod,
+# PyTorch's DDP on your ring, and scaling plots that tell the truth.
+
+# %%
+from hpdl_lab import lab
+from hpdl_lab.collectives import ring
+from hpdl_lab.parallel.data import DataParallel, DataParallelNaive
+
+lab.start(4)
+
+# %% [markdown]
+# # Part one: buckets and overlap
+#
+# ## The idea
+#
+# Every rank holds the whole model, a **replica**, and sees its own share of each batch. Backward leaves a gradient for
+# every parameter. Their sum over ranks is the gradient of the whole batch, so all replicas take the step that one rank
+# with the whole batch would take.
+#
+#     rank 0: model, share 0 ──> g0 ──┐                 ┌──> the same step
+#     rank 1: model, share 1 ──> g1 ──┼── all-reduce ───┼──> the same step
+#     rank 2: model, share 2 ──> g2 ──┤                 ├──> the same step
+#     rank 3: model, share 3 ──> g3 ──┘                 └──> the same step
+#
+# Notebook 02 did that with two weights. A network has hundreds of tensors, and three questions come up: how often
+# latency is paid, how long the ranks stand still, and whether they are the same model at all.
+#
+# Below, four layers on four simulated ranks, once with a message for every tensor, once with all of them packed into
+# one. The network is fast here, so latency costs little; the standing still costs more.
+
+# %%
+lab.designs(DataParallelNaive(ring.all_reduce), DataParallel(ring.all_reduce))
+
+# %% [markdown]
+# While rank 0 computes, its network is idle; while it communicates, its core is idle. Backward makes the gradients one
+# after the other, the last layer's first. Nothing but habit keeps that one from leaving at once.
+#
+# ## Predict
+#
+# If every layer's gradients leave while backward computes the next layer's: what share of the communication that you
+# see above is still to be seen? And how much faster than one rank will 2, 4 and 1,024 ranks train a small GPT?
+
+# %%
+my_exposed = 0.5  # your guess: 1 is all of it
+my_speedup = {2: 1.9, 4: 3.5, 1024: 500}  # your guess: ranks -> times as fast as one rank
+
+# %% [markdown]
+# ## Exercise 6.1 ★ All ranks start from rank 0's model
+#
+# Equal steps keep equal replicas equal; they do not make them so. `comm.broadcast(x)` copies rank 0's `x` into `x` of
+# every rank. A model has `model.parameters()`, and `model.buffers()`.
+
+# %% exercise="hpdl_lab.parallel.data:broadcast_parameters"
+
+# %% check="hpdl_lab.parallel.data:broadcast_parameters"
+
+# %% [markdown]
+# ## Exercise 6.2 ★★ Average all gradients, in one message
+#
+# Every all-reduce costs 2(p-1) latencies, however small it is. Pack the gradients into one flat tensor, and pay once.
+
+# %% exercise="hpdl_lab.parallel.data:average_all_gradients"
+
+# %% check="hpdl_lab.parallel.data:average_all_gradients"
+
+# %% [markdown]
+# ## Exercise 6.3 ★★ Cut the gradients into buckets
+#
+# One message for everything can leave only when everything is there. One for each tensor pays latency each time.
+# **Buckets** lie between: a few neighbors in each, in the order in which backward makes their gradients.
+
+# %% exercise="hpdl_lab.parallel.buckets:assign_buckets"
+
+# %% check="hpdl_lab.parallel.buckets:assign_buckets"
+
+# %% [markdown]
+# ## Exercise 6.4 ★★★ Send buckets while backward goes on
+#
+# Autograd calls a hook whenever a gradient is complete. `comm.background(f, x)` starts `f(comm, x)` beside the rank
+# and returns a Work at once. Two traps: a hook that waits, and ranks that send their buckets in different orders.
+
+# %% exercise="hpdl_lab.parallel.overlap:gradient_ready"
+
+# %% check="hpdl_lab.parallel.overlap:gradient_ready"
+
+# %% [markdown]
+# ## Measure: how much still shows
+#
+# The same step as above with your buckets: sent after backward, and sent while it goes on.
+
+# %%
+from hpdl_lab.parallel.buckets import DataParallelBucketed
+from hpdl_lab.parallel.overlap import DataParallelOverlapped
+
+cut = {"bucket_nbytes": 300_000, "first_nbytes": 300_000, "assign_buckets": assign_buckets}
+mine = DataParallelOverlapped(ring.all_reduce, **cut, gradient_ready=gradient_ready)
+steps = lab.designs(DataParallel(ring.all_reduce), DataParallelBucketed(ring.all_reduce, **cut), mine)
+
+# %%
+left = steps[2].exposed * steps[2].seconds / (steps[0].exposed * steps[0].seconds)
+assert left < 0.3
+print(f"{left:.0%} of the communication still shows; you predicted {my_exposed:.0%}")
+
+# %% [markdown]
+# Four layers, and the last bucket has nothing left to hide behind. What would it be with 96 layers?
+#
+# ## One big batch
+#
+# A GPT that predicts the next character of Moby-Dick, on four ranks with your two functions, and on one rank with the
+# whole batch. Numbers have 64 bits here, so that rounding does not hide a mistake.
+
+# %%
+course = {"model": "gpt", "data": "text", "dtype": "float64", "steps": 5}
+alone = lab.train(**course, ranks=1)
+together = lab.train(**course, strategy=mine)
+off = max(abs(a - b) for a, b in zip(alone.losses, together.losses, strict=True))
+assert off < 1e-10
+print(f"after 5 steps the losses of four ranks and of one differ by {off:.0e} at most")
+
+# %% [markdown]
+# ## Train with it
+#
+# Now in 32 bits and for longer, and with the all-reduce that the communicator does best: in C++, in a thread of its
+# own, which backward does not notice. A perplexity of 81 is guessing among all 81 characters; 10 is wavering among ten.
+
+# %%
+cut = {"bucket_nbytes": 100_000, "first_nbytes": 20_000, "assign_buckets": assign_buckets}
+trained = lab.train(
+    model="gpt", data="text", strategy=DataParallelOverlapped(**cut, gradient_ready=gradient_ready), steps=60
+)
+assert trained.perplexity < 25
+trained
+
+# %% [markdown]
+# What the four ranks did in the last steps, and what ran beside them:
+
+# %%
+lab.timeline(trained)
+
+# %% [markdown]
+# Here four ranks share your cores, and rank 0 waits for whoever has none at the moment. With a core each the gray part
+# is what overlap has left over.
+#
+# # Part two: how others did it, and how far it carries
+#
+# *Full day from here.*
+#
+# ## S-Caffe: three designs
+#
+# In 2017 S-Caffe trained with one root solver: it sends the parameters to all ranks before each forward (b), layer by
+# layer, and collects their gradients after backward (r). Three designs of the same step, each with its formula. Which
+# term disappears from one to the next, and why can the first b and the last r never be hidden?
+
+# %%
+from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction
+
+lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction())
+
+# %% [markdown]
+# ## Horovod: just a few lines
+#
+# Horovod's promise was that a script for one rank becomes one for many by a few lines:
+#
+#     comm = hpdl_lab.comm.world()                         # 1
+#     broadcast_parameters(comm, model)                    # 2
+#     optimizer = DistributedOptimizer(optimizer, comm)    # 3
+#
+# Its gradients become ready in any order. Rank 0 asks all others what they have, once per cycle of a millisecond, and
+# answers with what is to be sent next (**negotiation**); what fits travels together (**tensor fusion**); and the second
+# step finds the answer in a cache. You see two steps: the orange marks are ranks that become ready.
+
+# %%
+from hpdl_lab import data
+from hpdl_lab.parallel.scripts import ddp_script, horovod_script
+
+text = data.load("text")
+lab.horovod_timeline(lab.run(horovod_script, text, 2, True))
+
+# %% [markdown]
+# ## Diagnose: one step more
+#
+# Rank 2 has a few examples more than the others, and its loop one step more. Predict what the doctor will say: who
+# waits, for whom, in what? Then run it. The engines are well again afterwards.
+
+# %% tags=["raises-exception"]
+from hpdl_lab.comm import PerRank
+
+lab.run(horovod_script, text, PerRank([3, 3, 4, 3]), deadline=5)
+
+# %% [markdown]
+# ## Exercise 6.5 ★★★ PyTorch's DDP on your own ring
+#
+# PyTorch's `DistributedDataParallel` does all of the above: replicas, buckets, order, hooks. One thing it lets you
+# replace: what is done with a bucket.
+
+# %% exercise="hpdl_lab.parallel.ddp:ddp_hook"
+
+# %% check="hpdl_lab.parallel.ddp:ddp_hook"
+
+# %% [markdown]
+# The same GPT, trained by PyTorch's DDP, whose gradients travel on a ring of Python:
+
+# %%
+losses = lab.run(ddp_script, text, 30, ring.all_reduce, ddp_hook)[0]
+assert losses[-1] < 3.3
+print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
+
+# %% [markdown]
+# ## Does it scale?
+#
+# Your prediction against three other things: what your engines do, what a model of latency, bandwidth and overlap
+# says, and clusters of up to 1,024 simulated ranks that compute as fast as one core of this machine and send as fast
+# as your engines. Gray points share cores, which is not scaling.
+
+# %%
+scaled = lab.scaling(strategy=mine, model="gpt", data="text", prediction=my_speedup)
+scaled
+
+# %% [markdown]
+# ## Question to discuss
+#
+# In strong scaling every rank has less and less to compute, and the gradients stay as large as they are. From which
+# number of ranks on does nothing hide the communication any more? What would you change first: the batch, the
+# buckets, the network, or the all-reduce?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/parallel/data.py`, `hpdl_lab/parallel/buckets.py`, `hpdl_lab/parallel/overlap.py`: your functions, and the
+#   strategies around them.
+# - `hpdl_lab/parallel/fusion.py`, `hpdl_lab/parallel/negotiation.py`: what Horovod does in the background.
+# - `hpdl_lab/parallel/scaffe.py`: the three designs; `hpdl_lab/parallel/ddp.py`: the hook, blocking and not.
+# - `hpdl_lab/models/gpt.py`: the GPT; `hpdl_lab/parallel/training.py`: the loop around it.
+# - `csrc/progress.h`: the thread that sends while Python computes.
