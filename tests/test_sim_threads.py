@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -314,7 +315,11 @@ def test_a_machine_without_threads_is_told(monkeypatch):
         sim.run(2, lambda comm: None, threads=True)
 
 
-def test_a_thousand_threads():
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_thousand_threads(loaded, monkeypatch):
+    if not loaded:
+        monkeypatch.setitem(sys.modules, "torch", None)
+
     def around(comm):
         seen = threading.active_count()
         comm.barrier()

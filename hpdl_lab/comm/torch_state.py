@@ -22,10 +22,10 @@ def bounded_workers(threads):
     With fewer workers the last bits of long sums may be others.
     """
     torch = loaded_torch()
-    before = torch.get_num_threads() if torch else 1
-    if threads * before <= MOST_WORKERS:
+    if torch is None or threads * torch.get_num_threads() <= MOST_WORKERS:
         yield
         return
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
