@@ -102,7 +102,7 @@ def train(
         rows.append(row)
         plot.update(rows, recipe.steps, title, where.remark, lowest)
 
-    threads = batch_norm.talks(model)
+    threads = batch_norm.talks(model) or strategy.talks_in_backward
     args = (model, strategy, data, recipe, reader)
     try:
         results = where.run(train_on_rank, *args, deadline=deadline, on_row=on_row, threads=threads)

@@ -85,6 +85,7 @@ class Strategy:
 
     synchronous = True  # every rank takes the same step at the same time
     beside = False  # are buckets sent by comm.background?
+    talks_in_backward = False  # may a hook of it wait for messages, so that simulated ranks have to be threads?
 
     def __init__(self, all_reduce=None):
         self.all_reduce = all_reduce or best_all_reduce

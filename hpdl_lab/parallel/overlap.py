@@ -91,6 +91,10 @@ class DataParallelOverlapped(DataParallelBucketed):
         super().__init__(all_reduce, bucket_nbytes, first_nbytes, assign_buckets)
         self.gradient_ready = gradient_ready
 
+    @property
+    def talks_in_backward(self):
+        return self.gradient_ready is not gradient_ready  # that of somebody else may do anything
+
     def start(self, comm, model):
         self.stop()
         super().start(comm, model)
