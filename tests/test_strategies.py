@@ -234,6 +234,24 @@ def test_broadcast_takes_every_kind_of_tensor():
         assert all(torch.equal(first[name], other[name]) for name in first)
 
 
+def test_all_ranks_end_with_one_model_whatever_their_shards_were():
+    def trained(comm, model):
+        strategy = DataParallel()
+        strategy.start(comm, model)
+        model.zero_grad()
+        backward(model, comm)
+        strategy.add_gradients(comm, model)
+        own = model[1].running_mean.clone()
+        strategy.finish(comm, model)
+        return own, model.state_dict()
+
+    results = sim.run(3, trained, nn.Sequential(nn.Linear(64, 4), nn.BatchNorm1d(4)))
+    assert not torch.equal(results[0][0], results[2][0])
+    for _, state in results:
+        assert all(torch.equal(state[name], tensor) for name, tensor in results[0][1].items())
+        assert torch.equal(state["1.running_mean"], results[0][0])
+
+
 # -- what ranks disagree about -----------------------------------------------------------------------------------------
 
 

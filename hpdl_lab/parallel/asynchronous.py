@@ -17,7 +17,7 @@ sends its gradients to all others, which saves the hop through a server and the 
 import torch
 
 from ..comm.buffers import copy_of, new_like
-from .data import DataParallel, broadcast_parameters
+from .data import DataParallel, broadcast_buffers
 
 END = -1.0  # a flag: no more gradients come from this rank
 
@@ -97,7 +97,7 @@ class StaleSynchronous(DataParallel):
         with torch.no_grad():
             for param in self.params:
                 param.copy_(comm.all_reduce(copy_of(param).reshape(-1)).view(param.shape) / comm.size)
-        broadcast_parameters(comm, model)
+        broadcast_buffers(comm, model)
 
 
 class Inbox:

@@ -38,6 +38,14 @@ def broadcast_parameters(comm, model):
         tensor.data.copy_(flat.view(tensor.shape))
 
 
+def broadcast_buffers(comm, model):
+    """Give every rank the buffers of rank 0, as broadcast_parameters does at the start."""
+    for buffer in model.buffers():
+        flat = buffer.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+        comm.broadcast(flat.view(torch.uint8))
+        buffer.copy_(flat.view(buffer.shape))
+
+
 def average_all_gradients(comm, params, all_reduce):
     """Replace every gradient by its mean over ranks, with a single all_reduce: one message per hop, not one per tensor.
 
@@ -160,7 +168,12 @@ class Strategy:
             )
 
     def finish(self, comm, model):
-        """After the last step, before the model is used: nothing to do, since all replicas are equal. Collective."""
+        """After the last step, before the model is used: make it one model. Collective.
+
+        Parameters are equal by now. Buffers are not where each rank has kept the running mean of its own shards: all
+        take rank 0's.
+        """
+        broadcast_buffers(comm, model)
 
     def stop(self):
         """Forget the model. Not collective."""
