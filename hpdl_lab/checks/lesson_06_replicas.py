@@ -1,6 +1,5 @@
 """Notebook 06, replicas: all ranks start from the same model."""
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +18,9 @@ SPARE = 1000  # bytes beyond the model's own that an answer may send
 
 
 class Replica(NamedTuple):
-    """A model after the answer: {name: array} of its tensors, and the names of parameters that are other objects."""
+    """A model: {name: array} of its tensors before and after the answer; names of parameters that are other objects."""
 
+    before: dict
     values: dict
     replaced: list
 
@@ -36,12 +36,6 @@ def replica(rank):
     return model
 
 
-@functools.cache
-def values_before(rank):
-    """What `values` says of the replica of `rank` before the answer. Read only."""
-    return values(replica(rank))
-
-
 def values(model):
     """{name: copy as an array} of every parameter and buffer."""
     tensors = (*model.named_parameters(), *model.named_buffers())
@@ -51,9 +45,10 @@ def values(model):
 def call(comm, fn):
     """fn(comm, model) on this rank's replica; returns Replica."""
     model = replica(comm.rank)
-    before = dict(model.named_parameters())
+    before, parameters = values(model), dict(model.named_parameters())
     fn(comm, model)
-    return Replica(values(model), [name for name, p in model.named_parameters() if p is not before[name]])
+    replaced = [name for name, p in model.named_parameters() if p is not parameters[name]]
+    return Replica(before, values(model), replaced)
 
 
 def check_broadcast_parameters(fn, runner=None):
@@ -76,7 +71,7 @@ def check_broadcast_parameters(fn, runner=None):
 def check_replicas(run, where):
     """Raise Broken unless every rank holds rank 0's tensors, in the same parameters as before."""
     p, where = len(run), capital(where)
-    before = [values_before(r) for r in range(p)]
+    before = [left.before for left in run]
     for r, left in enumerate(run):
         if left.replaced:
             message = (
@@ -120,7 +115,7 @@ def explain(name, r, run, before):
 
 def check_bytes(run, p):
     """Raise Broken where much more was sent than the model once to every other rank. Returns a fact."""
-    nbytes = sum(value.nbytes for value in values_before(0).values())
+    nbytes = sum(value.nbytes for value in run[0].before.values())
     sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
     if sent > bound + SPARE:
         message = (
