@@ -3,7 +3,7 @@
 import pytest
 
 from hpdl_lab.collectives import ring, tree
-from hpdl_lab.collectives.calibrate import fit_switch, virtual
+from hpdl_lab.collectives.calibrate import counted, fit_switch, virtual
 from hpdl_lab.collectives.lookalike import lookalike, schedule_time
 from hpdl_lab.collectives.selector import Selection
 from hpdl_lab.collectives.table import find, names
@@ -17,28 +17,32 @@ BYTES = (8, 4096, 1 << 20)
 @pytest.mark.parametrize("function", [ring.all_reduce, tree.all_reduce])
 def test_the_fit_finds_the_network_that_made_the_times(p, function):
     measured = {n: virtual(p, function, n, TRUE) for n in BYTES}
-    found = fit_switch(p, function, measured)
+    found = fit_switch(counted(p, function, BYTES), measured)
     assert found.alpha == pytest.approx(TRUE.alpha) and found.beta == pytest.approx(TRUE.beta)
 
 
 def test_no_cost_is_below_zero():
     for measured in ({8: 1e-3, 1 << 20: 1e-5}, {8: 1e-9, 1 << 20: 1.0}):
-        found = fit_switch(2, ring.all_reduce, measured)
+        found = fit_switch(counted(2, ring.all_reduce, measured), measured)
         assert found.alpha >= 0 and found.beta >= 0 and found.alpha + found.beta > 0
 
 
 def test_where_no_line_fits_all_the_helper_gives_way():
     """An empty message that took longer than a large one: a machine with other work to do."""
     for measured in ({8: 5e-3, 1 << 20: 1e-3}, {8: 1e-7, 1 << 20: 1e-3}):
-        found = fit_switch(2, ring.all_reduce, measured, helpers=(8,))
+        found = fit_switch(counted(2, ring.all_reduce, measured), measured, helpers=(8,))
         assert virtual(2, ring.all_reduce, 1 << 20, found) == pytest.approx(1e-3, rel=0.05)
 
 
+def test_what_makes_the_time_of_a_ring():
+    assert counted(4, ring.all_reduce, [4096]) == {4096: pytest.approx((6, 6 / 4 * 4096))}
+
+
 def test_a_fit_needs_two_of_each():
-    with pytest.raises(ValueError, match="needs 2 ranks and 2 sizes, got 1 ranks and 2 sizes"):
-        fit_switch(1, ring.all_reduce, {8: 1.0, 16: 1.0})
-    with pytest.raises(ValueError, match="got 2 ranks and 1 sizes"):
-        fit_switch(2, ring.all_reduce, {8: 1.0})
+    with pytest.raises(ValueError, match="among 2 ranks at least, got 1"):
+        counted(1, ring.all_reduce, BYTES)
+    with pytest.raises(ValueError, match="a fit needs 2 sizes, got 1"):
+        fit_switch(counted(2, ring.all_reduce, [8]), {8: 1.0})
 
 
 @pytest.mark.parametrize("name", names())

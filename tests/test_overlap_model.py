@@ -6,7 +6,7 @@ from hpdl_lab.collectives import cost, ring, tree
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.parallel.accounting import account
-from hpdl_lab.parallel.overlap_model import Message, StepProfile, profile_for, step_time
+from hpdl_lab.parallel.overlap_model import Message, StepProfile, median_of, profile_for, step_time
 from hpdl_lab.parallel.simulated_step import simulated_step
 
 MS = 1e-3
@@ -76,3 +76,8 @@ def test_profiles_between_and_beyond_measured_ones_lie_on_lines():
     assert profile_for([few, many], 0).end == 0.0, "never below 0"
     assert profile_for([few], 3)._replace(samples=8) == few, "one alone is for any number"
     assert [m.nbytes for m in between.messages] == list(SIZES)
+
+
+def test_a_median_of_profiles_is_one_of_their_times():
+    slow = StepProfile(8, *(3 * t for t in profile(True)[1:5]), profile(True).messages)
+    assert median_of([profile(True), slow, profile(True)]) == profile(True)

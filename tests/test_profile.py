@@ -112,9 +112,11 @@ def test_model_and_strategy_are_left_as_they_are():
 def test_timings_are_the_same_on_every_rank_and_steps_leave_events():
     run = sim.run(3, time_steps, mlp(SIZES), DataParallel(ring.all_reduce), data(), 32, 0.01)
     first = run[0]
-    assert all(t.profile == first.profile and t.all_reduces == first.all_reduces for t in run)
-    assert len(first.steps) >= 5 and (first.steps > 0).all()
-    assert sorted(first.all_reduces) == [TINY, sum(NBYTES) + FLAG] and min(first.all_reduces.values()) > 0
+    assert run == [first] * 3
+    assert len(first.steps) == len(first.profiles) == len(first.all_reduces) >= 5 and min(first.steps) > 0
+    assert all(sorted(turn) == [TINY, sum(NBYTES) + FLAG] for turn in first.all_reduces)
+    assert min(min(turn.values()) for turn in first.all_reduces) > 0
+    assert {profile.samples for profile in first.profiles} == {11}
     updates = [e for e in run.events if e.op == "update" and e.rank == 0]
     assert len(updates) == len(first.steps), "the steps of the warm-up are not traced"
 

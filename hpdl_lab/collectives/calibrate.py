@@ -14,28 +14,39 @@ UNIT = Switch(alpha=1e-6, beta=1e-9)  # 1 us per message, 1 GB/s
 LITTLE = 0.1  # the weight of helpers
 
 
-def fit_switch(p, all_reduce, measured, helpers=()):
-    """The Switch on which `all_reduce` takes `measured` on p simulated ranks.
+def counted(p, all_reduce, sizes):
+    """{bytes: (messages in a row, bytes in a row)} of `all_reduce` on p simulated ranks: what makes its time.
 
-        measured(n) = a(n) alpha + b(n) beta        a: messages in a row, b: bytes in a row, counted by two simulations
+        time(n) = messages(n) alpha + bytes(n) beta      found by two simulations for each size
+
+    Args:    p: ranks, at least 2; all_reduce: f(comm, x); sizes: bytes of x.
+    Raises:  ValueError for one rank.
+    """
+    if p < 2:
+        raise ValueError(f"messages are counted among 2 ranks at least, got {p}")
+    found = {}
+    for nbytes in sizes:
+        both = virtual(p, all_reduce, nbytes, UNIT)
+        messages = virtual(p, all_reduce, nbytes, Switch(UNIT.alpha, 0.0)) / UNIT.alpha
+        found[nbytes] = messages, (both - messages * UNIT.alpha) / UNIT.beta
+    return found
+
+
+def fit_switch(counts, measured, helpers=()):
+    """The Switch on which an all-reduce takes `measured`.
 
     Least squares on relative errors, alpha and beta at least 0. Sizes that are only there to tell alpha from beta count
     little, so that the others come out right where no straight line goes through all.
 
-    Args:    p: ranks, at least 2; all_reduce: f(comm, x); measured: {bytes: s}, of at least two sizes.
+    Args:    counts: what `counted` gave; measured: {bytes: s}, of at least two sizes among these.
              helpers: the sizes of `measured` that count little.
     Returns: Switch.
-    Raises:  ValueError for one size or one rank.
+    Raises:  ValueError for one size.
     """
-    if p < 2 or len(measured) < 2:
-        raise ValueError(f"a fit needs 2 ranks and 2 sizes, got {p} ranks and {len(measured)} sizes")
-    rows, weights = [], []
-    for nbytes, seconds in measured.items():
-        both = virtual(p, all_reduce, nbytes, UNIT)
-        messages = virtual(p, all_reduce, nbytes, Switch(UNIT.alpha, 0.0)) / UNIT.alpha
-        rows.append((messages / seconds, (both - messages * UNIT.alpha) / UNIT.beta / seconds))
-        weights.append(LITTLE if nbytes in helpers else 1.0)
-    weights = torch.tensor(weights, dtype=torch.float64)
+    if len(measured) < 2:
+        raise ValueError(f"a fit needs 2 sizes, got {len(measured)}")
+    weights = torch.tensor([LITTLE if nbytes in helpers else 1.0 for nbytes in measured], dtype=torch.float64)
+    rows = [[count / seconds for count in counts[nbytes]] for nbytes, seconds in measured.items()]
     return Switch(*nonnegative(torch.tensor(rows, dtype=torch.float64) * weights[:, None], weights))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ..collectives import cost, ring
-from ..collectives.calibrate import fit_switch
+from ..collectives.calibrate import counted, fit_switch
 from ..collectives.lookalike import lookalike, schedule_time
 from ..collectives.native import gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce
 from ..collectives.sweep import require_right
@@ -17,7 +17,7 @@ from ..comm.network import Switch
 from ..features import cores
 from ..parallel.accounting import account
 from ..parallel.data import best_all_reduce
-from ..parallel.overlap_model import profile_for, step_time
+from ..parallel.overlap_model import median_of, profile_for, step_time
 from ..parallel.profile import TINY, rehearse, time_steps
 from ..parallel.simulated_step import simulated_step
 from ..trace import now_ns
@@ -27,6 +27,7 @@ COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, s
 POINT_S = 2.0  # s, about, that the steps of one measured point take
 REHEARSALS_S = 2.0  # s, about, for the numbers of examples per rank that were not measured
 FOLLOW_S = 5.0  # s: where following every message of a step would take longer, its schedule is evaluated
+FOLLOWED_TURNS = 25  # of the steps of one measured point, at most
 PROBE = 1001  # elements with which an all-reduce is checked before anything is timed
 
 
@@ -83,20 +84,27 @@ def require_sums(job):
 
 
 def measure(job, kind, n, p, deadline):
-    """(row, Cluster, why) of p engines: the Cluster simulates the very ranks that were measured; None, and why not.
+    """(row, Cluster, why) of p engines; the Cluster computes and talks as they do, None where there is none, and why.
 
-    row["simulated"]: the rate of these simulated ranks.
+    row["simulated"]: the median rate of simulated ranks, each step of which takes the times of another turn. A median
+    of sums, because a sum of medians is too small where times have a tail to one side.
     """
     total = sum(sizes_of(kind, n, p))
     told = job.model, job.strategy, job.data, total, POINT_S
     results = place(p).run(checked_steps, *told, deadline=deadline)
-    timings = results[0]
-    row = point(kind, p, cores(), total / timings.steps) | shares(account(results.events))
-    if timings.profile is None:
-        return row, None, timings.why
-    switch = fit_switch(p, job.all_reduce, timings.all_reduces, (TINY,)) if p > 1 else Switch()
-    cluster = Cluster(job, switch, [timings.profile])
-    return row | {"simulated": cluster.simulate(kind, n, p)["rate"]}, cluster, ""
+    steps, steps_alone, all_reduces, why = results[0]
+    row = point(kind, p, cores(), total / np.array(steps)) | shares(account(results.events))
+    if why:
+        return row, None, why
+    counts = counted(p, job.all_reduce, all_reduces[0]) if p > 1 else {}
+
+    def alike(profile, times):
+        return Cluster(job, fit_switch(counts, times, (TINY,)) if p > 1 else Switch(), [profile])
+
+    some = range(0, len(steps), -(-len(steps) // FOLLOWED_TURNS))
+    rates = [alike(steps_alone[i], all_reduces[i]).simulate(kind, n, p)["rate"] for i in some]
+    usual = {nbytes: float(np.median([times[nbytes] for times in all_reduces])) for nbytes in counts}
+    return row | {"simulated": float(np.median(rates))}, alike(median_of(steps_alone), usual), ""
 
 
 def point(kind, p, n_cores, rates):

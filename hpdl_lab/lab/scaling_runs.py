@@ -59,14 +59,14 @@ class Training:
         if cluster is not None and p > 1:
             self.measured.setdefault(p, cluster)
         if cluster is not None and self.network is None and p <= cores():
-            self.add(cluster, kind, p)
+            self.add(cluster, kind, p, row["simulated"])
 
-    def add(self, cluster, kind, p):
-        """The simulated point, where it does not take too long, and that of the model."""
+    def add(self, cluster, kind, p, rate=None):
+        """The simulated point, where it does not take too long, and that of the model; rate: what is known already."""
         self.model.append(cluster.model(kind, self.n, p))
         row = cluster.simulate(kind, self.n, p)
         if row is not None:
-            self.simulated.append(row)
+            self.simulated.append(row if rate is None else row | dict.fromkeys(("rate", "p25", "p75"), rate))
 
     def switch(self):
         """The network of simulated ranks: as fast as the engines' messages, where two of them ran."""

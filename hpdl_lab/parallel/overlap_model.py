@@ -8,6 +8,7 @@ T(n) is the time of an all-reduce of n bytes, such as cost.all_reduce(p, n).seco
 measured, profile.py; what communicates is a formula; this file puts one beside the other.
 """
 
+from statistics import median
 from typing import NamedTuple
 
 
@@ -93,6 +94,15 @@ def between(few, many, samples):
     )
     phases = (on_line(a, b) for a, b in zip(few[1:5], many[1:5], strict=True))
     return StepProfile(samples, *phases, messages)
+
+
+def median_of(profiles):
+    """The StepProfile whose times are medians over `profiles`, of the same strategy, model and number of examples."""
+    first = profiles[0]
+    phases = (median(times) for times in zip(*(p[1:5] for p in profiles), strict=True))
+    calls = (median(m.at for m in same) for same in zip(*(p.messages for p in profiles), strict=True))
+    messages = tuple(m._replace(at=at) for m, at in zip(first.messages, calls, strict=True))
+    return StepProfile(first.samples, *phases, messages)
 
 
 def profile_for(profiles, samples):

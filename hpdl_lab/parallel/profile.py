@@ -25,15 +25,15 @@ TINY = 8  # bytes, of the message that says what the number of messages costs
 
 
 class Timings(NamedTuple):
-    """The same on every rank. steps: (samples,) s of the slowest rank.
+    """What was timed in turn, the same on every rank. steps: [s] of the slowest rank, one for each turn.
 
-    profile: StepProfile of the slowest rank, medians; None where the strategy cannot be rehearsed, and `why`.
-    all_reduces: {bytes: s}, medians of the slowest rank.
+    profiles: [StepProfile] of the slowest rank; empty where the strategy cannot be rehearsed, and `why`.
+    all_reduces: [{bytes: s}] of the slowest rank; empty dicts on one rank.
     """
 
-    steps: np.ndarray
-    profile: StepProfile | None
-    all_reduces: dict
+    steps: list
+    profiles: list
+    all_reduces: list
     why: str = ""
 
 
@@ -99,9 +99,10 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
 
     rows = turns(comm, once, seconds)  # (ranks, samples, columns)
     steps, rehearsals, reduced = np.split(rows, (1, rows.shape[2] - len(sizes)), axis=2)
-    all_reduces = dict(zip(sizes, np.median(reduced.max(axis=0), axis=0).tolist(), strict=True))
+    all_reduces = [dict(zip(sizes, times, strict=True)) for times in reduced.max(axis=0).tolist()]
     most = -(-n // comm.size)  # examples of the rank with the longest shard
-    return Timings(steps[..., 0].max(axis=0), slowest(profile, rehearsals, most), all_reduces, why)
+    profiles = [as_profile(profile, row, most) for row in slowest(rehearsals)] if profile else []
+    return Timings(steps[..., 0].max(axis=0).tolist(), profiles, all_reduces, why)
 
 
 def rehearse(comm, model, strategy, data, batches, seconds=1.0):
@@ -120,7 +121,8 @@ def rehearse(comm, model, strategy, data, batches, seconds=1.0):
             return in_a_row(rehearsal(n))
 
         profile = rehearsal(samples * comm.size)
-        profiles.append(slowest(profile, turns(comm, once, seconds / len(batches)), samples))
+        rows = slowest(turns(comm, once, seconds / len(batches)))
+        profiles.append(as_profile(profile, np.median(rows, axis=0), samples))
     return profiles
 
 
@@ -159,14 +161,13 @@ def in_a_row(profile):
     return [*times, *(message.at for message in profile.messages)]
 
 
-def slowest(profile, rows, samples):
-    """The StepProfile of the slowest rank, median over samples; None for rows without columns.
+def slowest(rows):
+    """(turns, columns) of the rank that took longest in each turn. rows: (ranks, turns, columns) of `in_a_row`."""
+    return rows[rows[..., 0].argmax(axis=0), np.arange(rows.shape[1])]
 
-    Args:    profile: one with the same messages; rows: (ranks, times, columns) of `in_a_row`; samples: of that rank.
-    """
-    if not rows.shape[2]:
-        return None
-    ranks = rows[..., 0].argmax(axis=0)
-    end, forward, backward, added, *calls = np.median(rows[ranks, np.arange(rows.shape[1])], axis=0).tolist()
-    messages = tuple(m._replace(at=at) for m, at in zip(profile.messages, calls, strict=True))
+
+def as_profile(like, row, samples):
+    """The StepProfile with the messages of `like` and the times of `row`, which `in_a_row` made."""
+    end, forward, backward, added, *calls = row.tolist()
+    messages = tuple(m._replace(at=at) for m, at in zip(like.messages, calls, strict=True))
     return StepProfile(samples, forward, backward, added, end, messages)

@@ -34,7 +34,7 @@ class Rehearsal(Comm):
         return x
 
     def background(self, fn, *args):
-        """Start an all-reduce of the first argument, where `comm` can do that beside this rank, and wait for nothing."""
+        """Start an all-reduce of the first argument where `comm` can do that beside this rank; wait for nothing."""
         if self.starting:  # the memory that buckets are sent from
             return self.comm.background(fn, *args)
         if fn is not free:
