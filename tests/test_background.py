@@ -268,7 +268,7 @@ def test_the_communicator_of_the_foreground_cannot_be_used_in_the_background():
     def wrong(comm):
         comm.background(lambda beside: comm.barrier()).wait()
 
-    with pytest.raises(ValueError, match=r"rank 0 uses the communicator of its foreground elsewhere \(test_backgr"):
+    with pytest.raises(ValueError, match=r"the communicator of rank 0 is used by somebody else \(test_backgr"):
         sim.run(2, wrong)
 
 

@@ -140,6 +140,29 @@ def test_a_coroutine_that_would_wait_inside_backward_is_told_of_threads():
     )
 
 
+def test_a_deadlock_inside_backward_is_told_and_unwound():
+    def one_is_missing(comm):
+        x = torch.ones(3, requires_grad=True)
+        y = x * 2
+        y.register_hook(lambda grad: comm.all_reduce(grad.clone()))
+        if comm.rank != 1:
+            y.sum().backward()
+
+    with pytest.raises(Deadlock, match="rank 1 never called all_reduce: it finished"):
+        sim.run(3, one_is_missing, threads=True)
+
+
+def test_ranks_that_share_a_model_are_told():
+    x = torch.ones(3, requires_grad=True)
+
+    def shared(comm):
+        x.register_hook(lambda grad: comm.barrier())
+        (x * 2).sum().backward()
+
+    with pytest.raises(ValueError, match=r"of rank 0 is used by somebody else \(test_sim_threads.*share no model"):
+        sim.run(3, shared, threads=True)
+
+
 def overlapped(comm, seconds):
     """Hooks that compute and start background work, and wait only after backward."""
     x = torch.ones(4, requires_grad=True)

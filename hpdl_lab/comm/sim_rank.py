@@ -122,10 +122,10 @@ class SimRank:
         line = caller_line()
         at = f" ({line})" if line else ""
         if not self.code.running:
-            whose = "background" if self.trace.lane else "foreground"
+            whose = f"the {self.trace.lane} of rank {self.index}" if self.trace.lane else f"rank {self.index}"
             raise ValueError(
-                f"rank {self.index} uses the communicator of its {whose} elsewhere{at}: "
-                "in the background use the one that the function is given"
+                f"the communicator of {whose} is used by somebody else{at}: a function, also in the background, uses "
+                "the one that it is given, and ranks share no model with hooks"
             )
         raise ValueError(
             f"rank {self.index} waits for other ranks inside autograd's backward{at}, "
