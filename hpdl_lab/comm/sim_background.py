@@ -4,10 +4,9 @@ from collections import deque
 
 from greenlet import GreenletExit
 
-from ..trace import caller_line
 from .base import Work
 from .coroutine import Coroutine
-from .ending import raised_line, require_no_forgotten_wait
+from .ending import require_no_forgotten_wait
 from .errors import ForgottenWait
 from .sim_rank import SimRank
 
@@ -51,13 +50,12 @@ class SimBackground(Work):
 
     ended = waited = False
     value = error = waiter = None
-    error_line = ""
 
     def __init__(self, comm, beside, fn, args):
         """comm: that of the caller; beside: the communicator that `fn` is given."""
         self.comm, self.beside, self.fn, self.args = comm, beside, fn, args
         state = comm.state
-        self.posted, self.line = state.clock, caller_line()
+        self.posted, self.line = state.clock, state.trace.line()
         state.unwaited[id(self)] = self
         beside.state.give(self)
 
@@ -72,7 +70,7 @@ class SimBackground(Work):
             self.value = self.fn(self.beside, *self.args)
             require_no_forgotten_wait(lane)
         except Exception as error:
-            self.error, self.error_line = error, raised_line(error)
+            self.error = error
         self.ended = True
         lane.unwaited.clear()
         if self.waiter is not None:
@@ -83,7 +81,7 @@ class SimBackground(Work):
             state = self.comm.state
             state.unwaited.pop(id(self), None)
             state.settle()
-            step, t0, line = state.trace.step(), state.clock_ns(), caller_line()
+            step, t0, line = state.trace.step(), state.clock_ns(), state.trace.line()
             if not self.ended:
                 state.block(self)
             self.waited = True
