@@ -1,4 +1,4 @@
-"""What an attendee sees: notebooks 03 and 04 run from top to bottom, and a wrong answer with its message."""
+"""What an attendee sees: notebooks 03 and 04 run from top to bottom, 06 with one answer of four that is wrong."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,21 @@ PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
         "lab.check(broadcast)": "segments",
         "simulated=True": "real_links",
     },
+    "06": {
+        "lab.designs(DataParallelNaive": "idea",
+        "lab.check(average_all_gradients)": "average",
+        "lab.check(gradient_ready)": "late",
+        "DataParallelBucketed(ring": "designs",
+    },
 }
+AT_THE_END = """
+def gradient_ready(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    if not any(reducer.missing):
+        for bucket in reducer.buckets:
+            reducer.works.append(comm.background(reducer.all_reduce, bucket.packed()))
+"""
 WRONG = """
 from hpdl_lab.collectives.chunks import chunk
 
@@ -84,7 +98,7 @@ def pictures(page, number):
         picture = cell.locator(".jp-OutputArea-output img, .jp-OutputArea-output pre").last
         expect(picture).to_be_attached()
         screenshot(page, picture, f"{number}_{name}.png")
-        if name != "zoo":
+        if name not in ("zoo", "average"):
             whole = "image => image.complete && image.naturalWidth > 500"
             assert cell.locator("img").last.evaluate(whole), f"{call} left no picture"
 
@@ -150,3 +164,23 @@ def test_the_stop_button_ends_a_stuck_cell_and_the_engines_go_on(page, served):
     expect(outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0")).to_be_attached(timeout=10_000)
     expect(outputs.get_by_text("the same four processes answer")).to_be_attached(timeout=10_000)
     screenshot(page, outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0"), "stopped.png")
+
+
+@pytest.mark.timeout(120)
+def test_notebook_06_shows_in_a_timeline_what_comes_too_late(page, served):
+    path, solved = served[1] / "06_data_parallel.ipynb", served[1] / "solutions" / "06_data_parallel.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    answers = {c.id: c.source for c in nbformat.read(solved, as_version=4).cells} | {"exercise-6-4": AT_THE_END.strip()}
+    for cell in notebook.cells:
+        if cell.id in ("exercise-6-1", "exercise-6-2", "exercise-6-3", "exercise-6-4"):
+            cell.source = answers[cell.id]
+    nbformat.write(notebook, path)
+    open_notebook(page, served, path.name)
+    menu(page, "Run", "Run All Cells")
+    outputs = page.locator(".jp-OutputArea-output")
+    for answer in ("6.1 broadcast_parameters", "6.2 average_all_gradients", "6.3 assign_buckets"):
+        wait_for(page, f"{answer}: correct")
+    wait_for(page, "6.4 gradient_ready: not yet (late)")
+    expect(outputs.get_by_text("100% of the communication is exposed").first).to_be_attached()
+    expect(outputs.get_by_text("assert left < 0.3").first).to_be_attached(timeout=RUN_MS)
+    pictures(page, "06")
