@@ -41,7 +41,7 @@ def test_what_makes_the_time_of_a_ring():
 def test_a_fit_needs_two_of_each():
     with pytest.raises(ValueError, match="among 2 ranks at least, got 1"):
         counted(1, ring.all_reduce, BYTES)
-    with pytest.raises(ValueError, match="a fit needs 2 sizes, got 1"):
+    with pytest.raises(ValueError, match="a fit needs 2 times, got 1"):
         fit_switch(counted(2, ring.all_reduce, [8]), {8: 1.0})
 
 

@@ -35,18 +35,18 @@ def counted(p, all_reduce, sizes):
 def fit_switch(counts, measured, helpers=()):
     """The Switch on which an all-reduce takes `measured`.
 
-    Least squares on relative errors, alpha and beta at least 0. Sizes that are only there to tell alpha from beta count
+    Least squares on relative errors, alpha and beta at least 0. What is only there to tell alpha from beta counts
     little, so that the others come out right where no straight line goes through all.
 
-    Args:    counts: what `counted` gave; measured: {bytes: s}, of at least two sizes among these.
-             helpers: the sizes of `measured` that count little.
+    Args:    counts: {what: (messages in a row, bytes in a row)}, such as `counted` gives for sizes, or sums of these.
+             measured: {what: s}, of at least two things among these; helpers: those of them that count little.
     Returns: Switch.
-    Raises:  ValueError for one size.
+    Raises:  ValueError for one thing.
     """
     if len(measured) < 2:
-        raise ValueError(f"a fit needs 2 sizes, got {len(measured)}")
-    weights = torch.tensor([LITTLE if nbytes in helpers else 1.0 for nbytes in measured], dtype=torch.float64)
-    rows = [[count / seconds for count in counts[nbytes]] for nbytes, seconds in measured.items()]
+        raise ValueError(f"a fit needs 2 times, got {len(measured)}")
+    weights = torch.tensor([LITTLE if what in helpers else 1.0 for what in measured], dtype=torch.float64)
+    rows = [[count / seconds for count in counts[what]] for what, seconds in measured.items()]
     return Switch(*nonnegative(torch.tensor(rows, dtype=torch.float64) * weights[:, None], weights))
 
 

@@ -92,19 +92,34 @@ def measure(job, kind, n, p, deadline):
     total = sum(sizes_of(kind, n, p))
     told = job.model, job.strategy, job.data, total, POINT_S
     results = place(p).run(checked_steps, *told, deadline=deadline)
-    steps, steps_alone, all_reduces, why = results[0]
-    row = point(kind, p, cores(), total / np.array(steps)) | shares(account(results.events))
-    if why:
-        return row, None, why
-    counts = counted(p, job.all_reduce, all_reduces[0]) if p > 1 else {}
+    timings = results[0]
+    row = point(kind, p, cores(), total / np.array(timings.steps)) | shares(account(results.events))
+    if timings.why:
+        return row, None, timings.why
+    talk = Talks(job, p, timings) if p > 1 else None
 
-    def alike(profile, times):
-        return Cluster(job, fit_switch(counts, times, (TINY,)) if p > 1 else Switch(), [profile])
+    def alike(profile, turns):
+        return Cluster(job, talk.switch(turns) if talk else Switch(), [profile])
 
-    some = range(0, len(steps), -(-len(steps) // FOLLOWED_TURNS))
-    rates = [alike(steps_alone[i], all_reduces[i]).simulate(kind, n, p)["rate"] for i in some]
-    usual = {nbytes: float(np.median([times[nbytes] for times in all_reduces])) for nbytes in counts}
-    return row | {"simulated": float(np.median(rates))}, alike(median_of(steps_alone), usual), ""
+    turns = range(len(timings.steps))
+    some = turns[:: -(-len(turns) // FOLLOWED_TURNS)]
+    rates = [alike(timings.profiles[i], [i]).simulate(kind, n, p)["rate"] for i in some]
+    return row | {"simulated": float(np.median(rates))}, alike(median_of(timings.profiles), turns), ""
+
+
+class Talks:
+    """What p engines took for the all-reduces of a step, as alpha and beta."""
+
+    def __init__(self, job, p, timings):
+        self.timings = timings
+        sizes = [message.nbytes for message in timings.profiles[0].messages]
+        counts = counted(p, job.all_reduce, {TINY, *sizes})
+        self.counts = {"tiny": counts[TINY], "step": np.sum([counts[nbytes] for nbytes in sizes], axis=0)}
+
+    def switch(self, turns):
+        """The Switch on which simulated ranks take as long: the median of some turns."""
+        step, tiny = (np.median([times[i] for i in turns]) for times in (self.timings.talks, self.timings.tiny))
+        return fit_switch(self.counts, {"tiny": tiny, "step": step}, helpers=("tiny",))
 
 
 def point(kind, p, n_cores, rates):

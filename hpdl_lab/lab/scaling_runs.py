@@ -74,7 +74,7 @@ class Training:
             self.joined = NETWORK_TEXT
             return Switch()
         with_cores = [p for p in self.measured if p <= cores()]
-        p = max(self.measured) if place(max(self.measured)).link else max(with_cores, default=min(self.measured))
+        p = max(with_cores, default=min(self.measured))
         switch = self.measured[p].network
         speed = f"1/β = {number_text(1e-9 / switch.beta)} GB/s" if switch.beta else "no cost per byte"
         self.joined = f"messages as between {place(p)}: α = {seconds_text(switch.alpha)}, {speed}"

@@ -1,8 +1,9 @@
 """Steps of training on this machine, timed in turn with rehearsals of them and with their all-reduces alone.
 
 A rehearsal says what a rank computes, and when, while all ranks compute at once, so that shared cores and memory count.
-An all-reduce alone says what a message costs here. The whole step is what a model of both must explain. They are taken
-in turn, so that a machine that becomes slower meanwhile slows down all three.
+All-reduces in a row say what messages cost here. They follow a rehearsal at once where they would in a step: ranks that
+are early wait for the others then, and where ranks share cores that costs those. The whole step is what a model of both
+must explain. All are taken in turn, so that a machine that becomes slower meanwhile slows down all of them.
 """
 
 import copy
@@ -28,12 +29,13 @@ class Timings(NamedTuple):
     """What was timed in turn, the same on every rank. steps: [s] of the slowest rank, one for each turn.
 
     profiles: [StepProfile] of the slowest rank; empty where the strategy cannot be rehearsed, and `why`.
-    all_reduces: [{bytes: s}] of the slowest rank; empty dicts on one rank.
+    talks: [s] of all the step's all-reduces in a row, and tiny: [s] of one of TINY bytes; empty on one rank.
     """
 
     steps: list
     profiles: list
-    all_reduces: list
+    talks: list
+    tiny: list
     why: str = ""
 
 
@@ -82,27 +84,53 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
         profile = rehearsal(n)
     except NotRehearsed as error:
         why = str(error)
-    sizes = sizes_of(profile) if profile and comm.size > 1 else []
-    beside = bool(sizes) and profile.messages[-1].background
-    memory = (allocate_beside if beside else allocate)(comm, max(sizes) // 4, torch.float32) if sizes else None
-
-    def alone(x):
-        comm.background(strategy.all_reduce, x).wait() if beside else strategy.all_reduce(comm, x)
+    talk = Talk(comm, strategy.all_reduce, profile.messages) if profile and comm.size > 1 else None
 
     def once():
         yield timed(comm, lambda: step(n))
         if profile:
             comm.barrier()
+            begin = comm.trace.clock()
             yield from in_a_row(rehearsal(n))
-        for nbytes in sizes:
-            yield timed(comm, lambda x=memory[: nbytes // 4]: alone(x))
+        if talk:
+            yield from talk.behind(begin)
 
-    rows = turns(comm, once, seconds)  # (ranks, samples, columns)
-    steps, rehearsals, reduced = np.split(rows, (1, rows.shape[2] - len(sizes)), axis=2)
-    all_reduces = [dict(zip(sizes, times, strict=True)) for times in reduced.max(axis=0).tolist()]
+    rows = turns(comm, once, seconds)  # (ranks, turns, columns)
+    steps, rehearsals, talks = np.split(rows, (1, rows.shape[2] - 3 * bool(talk)), axis=2)
     most = -(-n // comm.size)  # examples of the rank with the longest shard
     profiles = [as_profile(profile, row, most) for row in slowest(rehearsals)] if profile else []
-    return Timings(steps[..., 0].max(axis=0).tolist(), profiles, all_reduces, why)
+    before, after, tiny = talks.max(axis=0).T if talk else np.zeros((3, 0))
+    return Timings(steps[..., 0].max(axis=0).tolist(), profiles, (after - before).tolist(), tiny.tolist(), why)
+
+
+class Talk:
+    """The all-reduces of a step in a row, with nothing between them."""
+
+    def __init__(self, comm, all_reduce, messages):
+        """messages: of a StepProfile. Collective."""
+        self.comm, self.all_reduce = comm, all_reduce
+        self.beside = messages[-1].background
+        sizes = [message.nbytes // 4 for message in messages]
+        memory = (allocate_beside if self.beside else allocate)(comm, max(sizes), torch.float32)
+        self.tensors = [memory[:size] for size in sizes]
+
+    def behind(self, begin):
+        """(s from `begin` until it began, s until it had ended, s of one all-reduce of TINY bytes) on this rank."""
+        clock = self.comm.trace.clock
+        if self.beside:
+            self.comm.barrier()
+            begin = clock()
+        yield (clock() - begin) / 1e9
+        self.reduce(self.tensors)
+        yield (clock() - begin) / 1e9
+        yield timed(self.comm, lambda: self.reduce([self.tensors[0][: TINY // 4]]))
+
+    def reduce(self, tensors):
+        works = [self.comm.background(self.all_reduce, x) for x in tensors if self.beside]
+        for work in works:
+            work.wait()
+        for x in tensors if not self.beside else ():
+            self.all_reduce(self.comm, x)
 
 
 def rehearse(comm, model, strategy, data, batches, seconds=1.0):
@@ -147,12 +175,6 @@ def timed(comm, call):
     begin = comm.trace.clock()
     call()
     return (comm.trace.clock() - begin) / 1e9
-
-
-def sizes_of(profile):
-    """The bytes of which the all-reduce is timed alone: the smallest and the largest of the step, one between, TINY."""
-    sizes = sorted({message.nbytes for message in profile.messages})
-    return sorted({TINY, *sizes[:1], *sizes[-1:], *sizes[len(sizes) // 2 : len(sizes) // 2 + 1]})
 
 
 def in_a_row(profile):
