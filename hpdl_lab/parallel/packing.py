@@ -24,10 +24,6 @@ class Bucket:
         self.empty = False  # is one of the gradients missing?
         self.flag = None  # that of this rank, once packed
 
-    @property
-    def nbytes(self):
-        return self.flat.nbytes
-
     def views_of(self, flat):
         """`flat`, cut into parts that have the shapes of the parameters."""
         parts = flat[:-1].split([p.numel() for p in self.params])
