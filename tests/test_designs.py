@@ -1,0 +1,64 @@
+"""Verbs of lesson 06: strategies as timelines of the same step, Horovod's timeline, and the two scripts behind it."""
+
+import json
+
+import pytest
+
+from hpdl_lab import data, lab
+from hpdl_lab.collectives import ring
+from hpdl_lab.comm import sim
+from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction
+from hpdl_lab.parallel.scripts import ddp_script, horovod_script
+from hpdl_lab.plots import horovod as drawing
+
+
+def test_overlap_leaves_the_last_of_four_layers_to_be_seen():
+    blocking, overlapped = lab.designs(
+        DataParallel(ring.all_reduce), DataParallelOverlapped(ring.all_reduce, 300_000, 300_000)
+    ).designs
+    shows = [d.exposed * d.seconds for d in (blocking, overlapped)]
+    assert shows[1] / shows[0] == pytest.approx(0.25, rel=0.05)
+    assert blocking.seconds - overlapped.seconds == pytest.approx(shows[0] - shows[1], rel=0.01)
+    assert {e.rank for e in overlapped.events} == {0} and {e.lane for e in overlapped.events} == {"", "background"}
+
+
+def test_the_three_designs_of_s_caffe_take_what_their_formulas_say():
+    found = lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction())
+    assert [d.seconds for d in found.designs] == pytest.approx([d.predicted for d in found.designs], rel=0.01)
+    assert found[0].seconds > found[1].seconds > found[2].seconds
+    assert "SC-OBR" in repr(found) and "its formula says" in repr(found)
+    title = found.figure.axes[2].get_title(loc="right")
+    assert title.startswith("(b ∥ f) + (B ∥ r)")
+
+
+def test_a_design_needs_a_strategy_and_company():
+    with pytest.raises(ValueError, match=r"needs a strategy, such as DataParallel\(\)"):
+        lab.designs()
+    with pytest.raises(ValueError, match="1 rank has nobody to talk to"):
+        lab.designs(DataParallel(), ranks=1)
+
+
+def test_the_horovod_script_learns_and_its_timeline_has_a_row_for_every_gradient(tmp_path):
+    run = sim.run(2, horovod_script, data.load("text"), 2, True)
+    assert all(losses[1] < losses[0] for losses in run)
+    path = tmp_path / "horovod.json"
+    shown = lab.horovod_timeline(run, save=str(path))
+    rows = json.loads(path.read_text())
+    names = drawing.names_of(rows)
+    assert len(names) == 28 and "28 gradients" in repr(shown)
+    assert [t.get_text() for t in shown.figure.axes[0].get_yticklabels()] == list(names.values())
+    negotiated = [bar for bar in drawing.bars(rows) if bar[0] == "NEGOTIATE_ALLREDUCE"]
+    added = [bar for bar in drawing.bars(rows) if bar[0] == "ALLREDUCE"]
+    assert len(negotiated) == 28 and len(added) == 56, "the second step is answered by the cache"
+
+
+def test_a_run_without_horovod_has_no_such_timeline():
+    with pytest.raises(ValueError, match="no activity of Horovod's was recorded"):
+        lab.horovod_timeline(sim.run(2, lambda comm: comm.barrier()))
+
+
+def test_the_ddp_script_says_that_it_needs_processes():
+    with pytest.raises(ValueError, match=r"simulated ranks share a process: use lab\.run"):
+        sim.run(2, ddp_script, data.load("text"), 1)
