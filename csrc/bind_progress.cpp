@@ -53,7 +53,6 @@ void bind_progress(nb::module_& m) {
             "seconds"_a, "nap_s"_a, "crowded"_a, "others"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("ended", &Task::has_ended)
         .def_prop_ro("progress", &Task::moved)
-        .def_prop_ro("uses_mpi", &Task::uses_mpi, "May MPI write to its memory when nobody advances it?")
         .def("missing", &Task::missing, "The ranks that it waits for, as far as that is known.")
         .def(
             "calls", [](const Task& self) { return self.has_ended() ? told(self.calls()) : nb::list(); },
@@ -73,7 +72,9 @@ void bind_progress(nb::module_& m) {
              "group"_a, "call"_a, "x"_a, "segment"_a, "traced"_a, nb::keep_alive<0, 1>(),
              "Append a ring all_reduce, on which all ranks agree first; arguments of Ring.")
         .def("stop", &Progress::stop, nb::call_guard<nb::gil_scoped_release>(),
-             "End the thread. Tasks that have not ended keep their memory as long as this lives.");
+             "End the thread. Tasks that have not ended keep their memory as long as this lives; true where MPI may "
+             "still "
+             "write to that.");
 }
 
 }  // namespace hpdl

@@ -54,7 +54,6 @@ class Task : public Operation {
     // Grows as progress() does, whoever advances it.
     std::uint64_t moved() const { return moved_.load(std::memory_order_relaxed); }
     std::vector<int> missing() const;
-    bool uses_mpi() const;
 
     // After the end. Times of CLOCK_MONOTONIC, as Python's; 0 where it has never begun.
     std::vector<Call> calls() const { return calls_; }
@@ -68,6 +67,7 @@ class Task : public Operation {
 
     bool go_on();
     void end();
+    bool uses_mpi() const;
 
     Progress& progress_of_;
     std::shared_ptr<void> memory_;  // of the tensors: lives as long as the task
@@ -92,8 +92,9 @@ class Progress {
     // Throws std::runtime_error after `stop`, and in a process that is a copy of the one with the thread.
     std::shared_ptr<Task> add(std::vector<std::unique_ptr<Part>> parts, std::shared_ptr<void> memory);
 
-    // End the thread, soon. What has not ended never will, and keeps its memory.
-    void stop();
+    // End the thread, soon. What has not ended never will, and keeps its memory as long as this lives. True where MPI
+    // may still write to that.
+    bool stop();
 
     // Forget the tasks that have ended, with their memory: neither the thread nor a wait does that.
     void forget_ended();

@@ -23,7 +23,7 @@ from .base import Work
 from .beside import BesideWaiting, Ending
 from .buffers import buffer_of
 from .calls import begin
-from .errors import CommError, ForgottenWait, Mismatch
+from .errors import ForgottenWait, Mismatch
 
 SOON = 0.3  # s: for the thread to come out of its waits; then its Python code is interrupted
 LATER = 1.0  # s: for that; code that ignores it is left where it is, and finds its communicator closed
@@ -97,10 +97,9 @@ class Background:
 
     def close(self):
         """End both threads. Returns the messages that are under way in comm', and keeps what MPI may still write to."""
-        self.progress.stop()
+        if self.progress.stop():
+            self.comm.place.abandoned.append(self.progress)
         self.waiting.stop()
-        abandoned = [work.task for work in self._works if isinstance(work, CompiledWork) and not work.has_ended()]
-        self.comm.place.abandoned.extend(abandoned)
         if self._thread is not None:
             self._functions.put(None)
             self._thread.join(SOON)
@@ -179,33 +178,33 @@ class CompiledWork(BackgroundWork):
 
     def __init__(self, background, task, x, buffer, line):
         super().__init__(background, "all_reduce", line)
-        self.task, self._x, self._buffer = task, x, buffer
+        self._task, self._x, self._buffer = task, x, buffer
         double = background.double
         self._step, self._call = double.trace.step(), begin(double, "all_reduce", x, line=line)
 
     def has_ended(self):
-        return self.settled or self.task.ended
+        task = self._task  # which the main thread may forget at any time
+        return task is None or task.ended
 
     def finish(self):
         double, waiting = self.background.double, self.background.comm.waiting
         try:
-            with double._breaking("all_reduce", self.task):
-                waiting.finish(self.task, "all_reduce", self._peers, self._buffer.nbytes, self.line, facts=self._facts)
+            waiting.finish(self._task, "all_reduce", self._peers, self._buffer.nbytes, self.line, facts=self._facts)
             self.value = self._x
             self._record(double)
         except ValueError as error:
             self.error = error
             try:
-                double._require_same(self.task)
+                double._require_same(self._task)
             except Mismatch as mismatch:
                 self.error = mismatch
-        except CommError as error:
-            self.error = error
-        self.settled, self._x = True, None
+        except RuntimeError as error:
+            self.error, double.broken = error, "all_reduce"
+        self.settled, self._x, self._task = True, None, None
 
     def _record(self, double):
         """The events of this all_reduce, with the times at which it began and ended."""
-        trace, task = double.trace, self.task
+        trace, task = double.trace, self._task
         for end, peer, nbytes, t0, t1 in task.transfers():
             trace.add(trace.step(), end, t0, t1, double.names[peer], nbytes, self.line)
         trace.add(self._step, "all_reduce", task.t0_ns, task.t1_ns, nbytes=self._buffer.nbytes, line=self.line)
@@ -213,7 +212,7 @@ class CompiledWork(BackgroundWork):
     def _peers(self):
         double = self.background.double
         if double._shared:
-            return tuple(double.members[r] for r in self.task.missing())
+            return tuple(double.members[r] for r in self._task.missing())
         come = {"comm": self._call.comm, "nth": self._call.nth}
         return self.background.comm.waiting.missing(double.members, "all_reduce", lambda: come)()
 

@@ -229,9 +229,8 @@ class Session:
                     drop_stale(self.MPI, self.MPI.Comm.fromhandle(handle), self.abandoned, whatever=True)
             self._forgive(LAST_HELP)
             told = self.board.settle()
-            through_mpi = (self.core.Agreement, self.core.Duplicates, self.core.Ring, InThread)
+            through_mpi = (self.core.Agreement, self.core.Duplicates, self.core.Ring, self.core.Progress, InThread)
             stuck = self.owed or not told or any(isinstance(op, through_mpi) for op in self.abandoned)
-            stuck = stuck or any(getattr(op, "uses_mpi", False) for op in self.abandoned)  # core.Task
             if not any(self._meet_to_leave(b"stuck" if stuck else b"")):
                 self.MPI.Finalize()
 

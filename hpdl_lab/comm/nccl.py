@@ -33,6 +33,10 @@ class NcclComm(NcclCollectives):
     def connect(self):
         self.clique = self.ranks.connect(self)
 
+    def can_double(self):
+        """No: what is given to `background` runs at once, since an operation here ends when the GPU has done it."""
+        return False
+
     def _part(self, handles, members):
         return NcclComm(self.ranks, self.session, handles, members, self.waiting, self.on_row, self.trace)
 

@@ -11,8 +11,7 @@ import torch
 from hpdl_lab.collectives import ring
 from hpdl_lab.collectives.native import shm_all_reduce
 from hpdl_lab.comm.background import CompiledWork, FunctionWork
-from hpdl_lab.comm.base import Comm
-from hpdl_lab.comm.errors import CommTimeout, ForgottenWait, Mismatch
+from hpdl_lab.comm.errors import CommError, CommTimeout, ForgottenWait, Mismatch
 
 HERE = os.path.basename(__file__)
 
@@ -144,9 +143,15 @@ def test_in_the_background_there_is_no_other(comm):
     assert (work.wait() == comm.size).all() and thread in threads()
 
 
+def test_where_mpi_is_not_for_several_threads_it_runs_at_once(run, ranks, monkeypatch):
+    monkeypatch.setattr(ranks, "threads", False)
+    comm = run()
+    assert not comm.runs_beside
+    assert (comm.background(shm_all_reduce, np.ones(3)).wait() == comm.size).all() and not threads()
+
+
 def test_memory_of_the_background_is_added_where_it_is(comm):
-    x = comm.background(Comm.allocate, (300_000,)) if comm.size < 0 else comm.background(lambda c: c.allocate(300_000))
-    x = x.wait().fill_(comm.rank)
+    x = comm.background(type(comm).allocate, (300_000,)).wait().fill_(comm.rank)
     assert (comm.background(shm_all_reduce, x).wait() == sum(range(comm.size))).all()
     y = comm.allocate(300_000).fill_(comm.rank)  # memory of the foreground is copied
     assert (comm.background(shm_all_reduce, y).wait() == sum(range(comm.size))).all()
@@ -240,13 +245,12 @@ def test_what_the_function_raises_comes_out_of_wait(comm):
     assert (comm.background(shm_all_reduce, torch.ones(4)).wait() == comm.size).all()
 
 
-@pytest.mark.parametrize("opened", [True, False])
-def test_a_rank_that_never_begins_it_is_named_by_the_deadline(run, opened):
+def test_a_rank_that_never_begins_it_is_named_by_the_deadline(run):
+    """The first time, when comm' is not there: tests/test_engines_background.py, since MPI cannot end well then."""
     comm = impatient(run, 0.6)
     if comm.size == 1:
         return
-    if opened:
-        comm.background(nothing).wait()
+    comm.background(nothing).wait()
     x = np.ones(1000)
     try:
         if comm.rank == 0:
@@ -257,12 +261,11 @@ def test_a_rank_that_never_begins_it_is_named_by_the_deadline(run, opened):
             comm.background(shm_all_reduce, x).wait()
         assert time.monotonic() - begin < 2.5
         mine = caught.value.waits[comm.rank]
-        line = line_of(test_a_rank_that_never_begins_it_is_named_by_the_deadline, 14)
+        line = line_of(test_a_rank_that_never_begins_it_is_named_by_the_deadline, 13)
         assert (mine.state, mine.line) == ("waiting", line)
-        if opened:
-            assert (mine.op, mine.comm, mine.count, mine.peers) == ("all_reduce", "background", 1000, (0,))
-            with pytest.raises(Exception, match="an earlier all_reduce did not complete"):
-                comm.background(shm_all_reduce, x).wait()
+        assert (mine.op, mine.comm, mine.count, mine.peers) == ("all_reduce", "background", 1000, (0,))
+        with pytest.raises(CommError, match="an earlier all_reduce did not complete"):
+            comm.background(shm_all_reduce, x).wait()
     finally:
         comm.close()
 
