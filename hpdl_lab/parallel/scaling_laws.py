@@ -11,6 +11,7 @@ p is counted from the fewest ranks of the curve, whose speedup is 1.   Ref: Amda
 from typing import NamedTuple
 
 LEAST_POINTS = 3  # one point is where the speedup is 1, and a line through the other one alone would always fit
+NO_LAW = 0.3  # a residual above which the curve is said to be none of this law
 LAWS = {"strong": "Amdahl", "weak": "Gustafson"}
 FORMULAS = {"strong": "1 / (s + (1-s)/p)", "weak": "s + (1-s) p"}
 
@@ -45,7 +46,8 @@ class Fit(NamedTuple):
         if self.serial is None:
             there = f"{self.points} point{'' if self.points == 1 else 's'}"
             return f"{self.source}: {there}, a fit needs {LEAST_POINTS}"
-        return f"{self.source}: s = {self.serial:.2%}, residual {self.residual:.1%}"
+        verdict = ": not this law" if self.residual > NO_LAW else ""
+        return f"{self.source}: s = {self.serial:.2%}, residual {self.residual:.1%}{verdict}"
 
     def __str__(self):
         return f"{self.law} {self.told}"
