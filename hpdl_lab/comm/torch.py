@@ -10,7 +10,7 @@ collectives between machines, go through the process group.
 import pickle
 
 from .base import Comm
-from .buffers import buffer_of
+from .buffers import buffer_of, is_tensor
 from .calls import begin
 from .parts import part_of
 from .real_comm import RealComm
@@ -76,6 +76,8 @@ class TorchComm(RealComm):
         self._require_open()
         self.check_peer(source, "receives from")
         buffer_of(x, "receive into")
+        if not is_tensor(x) and not x.flags.writeable:
+            raise ValueError("cannot receive into a read-only array: use x.copy()")
         return TorchWork(self, "recv", self._post_receive, x, source)
 
     def _post_send(self, work, group, x, to):
@@ -117,6 +119,9 @@ class TorchComm(RealComm):
     def ring_all_reduce(self, x):
         """all_reduce by the process group, which has a ring too. The same sum, in another order of adding."""
         return self._around_the_ring("ring_all_reduce", x)
+
+    def mpi_all_reduce(self, x):
+        raise ValueError("these ranks have no MPI, since torchrun has started them: use mpiexec")
 
     def _around_the_ring(self, op, x):
         """The process group's own all_reduce of all its ranks; by messages among some, and for floats of 16 bits."""

@@ -1,6 +1,7 @@
 """torch.distributed's process groups where somebody else has started the ranks: on engines, under mpiexec."""
 
-import contextlib
+import collections
+import functools
 import os
 import secrets
 import socket
@@ -29,25 +30,37 @@ def process_group(comm, backend="gloo"):
         raise ValueError("a process has one default process group, and simulated ranks share a process: use lab.run")
     if dist.is_initialized():
         raise RuntimeError("this process has a default process group already: dist.destroy_process_group() ends it")
-    with store_of(comm) as store:
-        timeout = timedelta(seconds=comm.waiting.deadline)
-        options = {"pg_options": comm} if backend == "hpdl" else {}
-        with loopback(comm.node_size == comm.size):
-            dist.init_process_group(
-                backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout, **options
-            )
-        try:
-            yield dist.group.WORLD
-        except BaseException:
-            dist.group.WORLD.abort()  # nobody waits for what will not come
-            raise
-        finally:
-            dist.destroy_process_group()
+    options = {"store": store_of(comm), "rank": comm.rank, "world_size": comm.size}
+    options |= {"timeout": timedelta(seconds=comm.waiting.deadline)}
+    options |= {"pg_options": comm} if backend == "hpdl" else {}
+    with loopback(comm.node_size == comm.size):
+        dist.init_process_group(backend, **options)
+    del options  # and the store with it
+    last_group().append(dist.group.WORLD)
+    try:
+        yield dist.group.WORLD
+    except BaseException:
+        dist.group.WORLD.abort()  # nobody waits for what will not come
+        raise
+    finally:
+        dist.destroy_process_group()
 
 
-@contextmanager
+@functools.cache
+def last_group():
+    """The process group that was last here, which ends with the next one, or with this process.
+
+    A gloo group waits at its end for threads that may just want the interpreter's lock, to forget a tensor, and holds
+    that lock itself. Later they have nothing to do any more.
+    """
+    return collections.deque(maxlen=1)
+
+
 def store_of(comm):
-    """A c10d store of the ranks of `comm`: a file where they are on one machine, else rank 0 serves it."""
+    """A c10d store of the ranks of `comm`: a file where they are on one machine, else rank 0 serves it.
+
+    The last rank that forgets it removes the file: whoever looks for one that is not there any more waits for minutes.
+    """
     near, mine = comm.node_size == comm.size, ""
     timeout = timedelta(seconds=comm.waiting.deadline)
     server = None
@@ -62,13 +75,7 @@ def store_of(comm):
     else:
         address, port = told.split()
         store = server or dist.TCPStore(address, int(port), comm.size, False, timeout)
-    try:
-        yield store
-    finally:
-        del store
-        if near and comm.rank == 0:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(told)
+    return store
 
 
 @contextmanager

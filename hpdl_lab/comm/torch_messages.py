@@ -243,7 +243,8 @@ class GroupWork:
 
 def as_bytes(x):
     """The memory of contiguous `x`, a tensor or an array, as a flat uint8 tensor."""
-    return as_tensor(x).reshape(-1).view(torch.uint8)
+    flat = as_tensor(x).reshape(-1)
+    return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
 
 
 def as_tensor(x):

@@ -19,6 +19,8 @@ USE_GLOO = 'use gloo for this: dist.new_group(backend="gloo")'
 class HpdlGroup(dist.ProcessGroup):
     """A process group of the ranks of `comm`, any communicator. owned: it is closed with the group."""
 
+    group_name = group_desc = ""  # torch's own know only groups of its own back ends
+
     def __init__(self, comm, owned=False):
         super().__init__(comm.rank, comm.size)
         self.comm, self.owned = comm, owned
@@ -26,6 +28,12 @@ class HpdlGroup(dist.ProcessGroup):
 
     def getBackendName(self):
         return "hpdl"
+
+    def _set_group_name(self, name):
+        self.group_name = name
+
+    def _set_group_desc(self, description):
+        self.group_desc = description
 
     def __repr__(self):
         return f"<process group hpdl: rank {self.comm.rank} of {self.comm.size}>"
@@ -157,9 +165,7 @@ def require_sum(op, tensors, opts):
     asked = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
     if asked != dist.ReduceOp.SUM:
         name = str(getattr(asked, "op", asked)).rpartition(".")[2]
-        raise NotImplementedError(
-            f'{op} of the backend "hpdl" adds (ReduceOp.SUM) and does not know {name}: {USE_GLOO}'
-        )
+        raise NotImplementedError(f'{op} of the backend "hpdl" adds (ReduceOp.SUM), it has no {name}: {USE_GLOO}')
     for x in tensors:
         if dtype_name(x.dtype) not in ITEMSIZE:
             raise ValueError(f"{op} adds {', '.join(DTYPES)}, not {dtype_name(x.dtype)}: {USE_GLOO}")

@@ -1,18 +1,30 @@
 """pytest on every rank of `mpiexec -n 3 python -m pytest tests/mpi`: the same tests in the same order, in step.
 
 Every test gets a communicator of its own, so that one that fails on one rank does not put the others out of step for
-the rest. Rank 0 speaks; the others say something only when a test fails there.
+the rest. Rank 0 speaks; the others say something only when a test fails there. The same tests run on the ranks of
+torchrun (tests/test_torchrun.py), except those that look at the MPI job.
 """
+
+import functools
+import os
+from datetime import timedelta
 
 import pytest
 
+from hpdl_lab.comm.launcher import started_by
 from hpdl_lab.comm.mpi import session_of_this_process
+
+BY_TORCHRUN = started_by() == "torchrun"
+
+
+def my_rank():
+    return int(os.environ["RANK"]) if BY_TORCHRUN else session_of_this_process().rank
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     config.failures = []
-    if session_of_this_process().rank != 0:
+    if my_rank() != 0:
         config.pluginmanager.unregister(config.pluginmanager.get_plugin("terminalreporter"))
 
 
@@ -25,7 +37,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_sessionfinish(session):
-    rank = session_of_this_process().rank
+    rank = my_rank()
     if rank != 0:
         for report in session.config.failures:
             print(f"\n== rank {rank}: {report.nodeid} failed\n{report.longreprtext}", flush=True)
@@ -34,23 +46,47 @@ def pytest_sessionfinish(session):
 @pytest.fixture(scope="session")
 def ranks():
     """The Session of this process."""
+    if BY_TORCHRUN:
+        pytest.skip("looks at the MPI job")
     return session_of_this_process()
 
 
 @pytest.fixture
-def run(ranks):
+def run(request):
     """run(deadline=..., members=...): a fresh communicator, closed when the test ends."""
-    ranks.worlds += 1  # counts the tests, so that ranks that do different things in one agree again in the next
     opened = []
+    make = on_torchrun if BY_TORCHRUN else on_mpi(request.getfixturevalue("ranks"), opened)
 
-    def make(deadline=20.0, members=None, **options):
-        number = 10_000 * ranks.worlds + len(opened)
-        opened.append(ranks.comm(number, members, deadline, **options))
+    def run(deadline=20.0, members=None, **options):
+        opened.append(make(deadline, members, **options))
         return opened[-1]
 
-    yield make
+    yield run
     for comm in opened:
         comm.close()
+
+
+def on_mpi(ranks, opened):
+    ranks.worlds += 1  # counts the tests, so that ranks that do different things in one agree again in the next
+    return lambda *args, **options: ranks.comm(10_000 * ranks.worlds + len(opened), *args[::-1], **options)
+
+
+def on_torchrun(deadline, members, **options):
+    """In a process group of its own: what a test leaves under way breaks the group."""
+    from hpdl_lab.comm.torch import from_process_group
+    from hpdl_lab.comm.torch_group import gloo_on
+
+    if members is not None:
+        pytest.skip("some of the ranks: dist.new_group makes such groups")
+    return from_process_group(gloo_on(*rendezvous(), timedelta(minutes=2)), deadline, **options)
+
+
+@functools.cache
+def rendezvous():
+    """torchrun's store, this rank and the number of ranks."""
+    import torch.distributed as dist
+
+    return next(dist.rendezvous("env://"))
 
 
 @pytest.fixture

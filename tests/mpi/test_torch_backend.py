@@ -1,0 +1,244 @@
+"""The backend "hpdl" of torch.distributed: what torch asks for, on MPI ranks and on those of torchrun."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hpdl_lab.comm.errors import CommError, Mismatch
+from hpdl_lab.torch_backend import HpdlGroup, process_group
+
+
+@pytest.fixture
+def group(comm):
+    with process_group(comm, "hpdl") as group:
+        yield group
+
+
+def test_the_group_is_of_the_communicator(comm, group):
+    assert isinstance(group, HpdlGroup) and group.comm is comm and dist.get_backend() == "hpdl"
+    assert (dist.get_rank(), dist.get_world_size()) == (comm.rank, comm.size)
+
+
+@pytest.mark.parametrize("wait", ["at once", "work", "future"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_sums(comm, group, dtype, wait):
+    r, p = comm.rank, comm.size
+    x = torch.full((1001,), r + 1, dtype=dtype)
+    ended(dist.all_reduce(x, async_op=wait != "at once"), wait)
+    assert (x == p * (p + 1) // 2).all()
+    y = torch.zeros(3, dtype=dtype)
+    rows = torch.arange(3 * p, dtype=dtype)
+    ended(reduce_scatter_single(y, rows, async_op=wait != "at once"), wait)
+    assert torch.equal(y, p * rows[3 * r : 3 * r + 3])
+    z = torch.zeros(2, dtype=dtype)
+    ended(
+        dist.reduce_scatter(z, [torch.full((2,), s, dtype=dtype) for s in range(p)], async_op=wait != "at once"), wait
+    )
+    assert (z == r * p).all()
+    t = torch.full((2, 2), r, dtype=dtype)
+    dist.reduce(t, p - 1)
+    assert (t == (p * (p - 1) // 2 if r == p - 1 else r)).all()
+
+
+@pytest.mark.parametrize("wait", ["at once", "work", "future"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int8, torch.complex64])
+def test_copies(comm, group, dtype, wait):
+    """Of every dtype, and of tensors that are not contiguous."""
+    r, p, later = comm.rank, comm.size, wait != "at once"
+
+    def mine(rank, *shape):
+        return torch.arange(rank, rank + torch.Size(shape).numel()).view(shape).remainder(2 + rank).to(dtype)
+
+    x = mine(r, 4, 3).t()
+    ended(dist.broadcast(x, p - 1, async_op=later), wait)
+    assert torch.equal(x, mine(p - 1, 4, 3).t())
+    rows = [torch.empty(3, 2, dtype=dtype) for _ in range(p)]
+    ended(dist.all_gather(rows, mine(r, 3, 2), async_op=later), wait)
+    assert all(torch.equal(row, mine(s, 3, 2)) for s, row in enumerate(rows))
+    whole = torch.empty(3 * p, 2, dtype=dtype)
+    ended(all_gather_single(whole, mine(r, 3, 2), async_op=later), wait)
+    assert torch.equal(whole, torch.cat([mine(s, 3, 2) for s in range(p)]))
+    out = torch.empty(p, 2, dtype=dtype)
+    ended(dist.all_to_all_single(out, mine(r, p, 2), async_op=later), wait)
+    assert torch.equal(out, torch.stack([mine(s, p, 2)[r] for s in range(p)]))
+    sizes = [s + 1 for s in range(p)]  # rank r sends s + 1 rows to rank s, and gets r + 1 from each
+    out = torch.empty((r + 1) * p, 2, dtype=dtype)
+    ended(dist.all_to_all_single(out, mine(r, sum(sizes), 2), [r + 1] * p, sizes, async_op=later), wait)
+    assert torch.equal(out, torch.cat([mine(s, sum(sizes), 2).split(sizes)[r] for s in range(p)]))
+    rows = [torch.empty(2, dtype=dtype) for _ in range(p)] if r == 0 else None
+    dist.gather(mine(r, 2), rows, dst=0)
+    assert r != 0 or all(torch.equal(row, mine(s, 2)) for s, row in enumerate(rows))
+    out = torch.empty(2, dtype=dtype)
+    dist.scatter(out, [mine(s, 2) for s in range(p)] if r == 0 else None, src=0)
+    assert torch.equal(out, mine(r, 2))
+
+
+def ended(work, wait):
+    if wait == "work":
+        assert work.wait() and work.is_completed() and work.is_success()
+    elif wait == "future":
+        work.get_future().wait()
+
+
+def test_messages_and_meetings(comm, group):
+    r, p = comm.rank, comm.size
+    dist.barrier()
+    if p > 1:
+        x, y = torch.full((5,), r), torch.zeros(5, dtype=torch.int64)
+        works = [dist.irecv(y, (r - 1) % p), dist.isend(x, (r + 1) % p)]
+        for work in works:
+            work.wait()
+        assert (y == (r - 1) % p).all()
+        with pytest.raises(NotImplementedError, match="has no future: use its wait"):
+            works[0].get_future()
+        with pytest.raises(NotImplementedError, match="have no tags, got tag=3; or use gloo for this: dist.new_group"):
+            dist.send(x, (r + 1) % p, tag=3)
+        with pytest.raises(NotImplementedError, match="receives from one rank"):
+            dist.recv(y)
+    everybody = [None] * p
+    dist.all_gather_object(everybody, {"rank": r})
+    assert everybody == [{"rank": s} for s in range(p)]
+
+
+def test_what_it_does_not_know_names_what_to_use(comm, group):
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT, dist.ReduceOp.AVG):
+        name = str(op).rpartition(".")[2]
+        with pytest.raises(NotImplementedError, match=rf"adds \(ReduceOp.SUM\), it has no {name}: use gloo for this"):
+            dist.all_reduce(torch.ones(3), op=op)
+    with pytest.raises(ValueError, match="all_reduce adds float32, .*, not bool: use gloo for this: dist.new_group"):
+        dist.all_reduce(torch.ones(3, dtype=torch.bool))
+    assert comm.all_reduce(torch.ones(1)) == comm.size
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_ranks_that_disagree_are_told_by_the_work_and_by_the_future(comm, group, later):
+    if comm.size == 1:
+        return
+    x = torch.ones(3 + (comm.rank == 0))
+    with pytest.raises(Mismatch, match="counts differ: rank"):
+        work = dist.all_reduce(x, async_op=later)
+        work.wait()
+    if later:
+        with pytest.raises(Exception, match="counts differ: rank"):
+            work.get_future().wait()
+    assert comm.all_reduce(torch.ones(1)) == comm.size
+
+
+def test_some_of_the_ranks(comm, group):
+    """A subgroup has a communicator of its own: in shared memory, with messages of gloo."""
+    p = comm.size
+    even = dist.new_group(range(0, p, 2))
+    if comm.rank % 2 == 0:
+        x = torch.ones(1001)
+        dist.all_reduce(x, group=even)
+        assert (x == (p + 1) // 2).all() and even.comm is not comm
+        dist.destroy_process_group(even)
+    assert comm.all_reduce(torch.ones(1)) == p
+
+
+def test_a_group_can_follow_another(comm):
+    for backend in ("hpdl", "gloo", "hpdl"):
+        with process_group(comm, backend):
+            x = torch.ones(3)
+            dist.all_reduce(x)
+            assert (x == comm.size).all()
+            with pytest.raises(RuntimeError, match="has a default process group already"), process_group(comm):
+                pass
+        assert not dist.is_initialized()
+
+
+def test_another_rank_than_the_communicators_is_refused(comm, group):
+    if comm.size > 1:
+        ranks = list(range(comm.size - 1))
+        if comm.rank in ranks:
+            with pytest.raises(ValueError, match=f"of {comm.size - 1} was asked for, but this is rank"):
+                dist.new_group(ranks, backend="hpdl", pg_options=comm)
+    comm.barrier()
+
+
+# -- DDP -------------------------------------------------------------------------------------------------------------
+
+
+def trained(comm, backend, steps=6):
+    """The parameters (N,) after DDP has taken some steps: several buckets, tied weights, batch norm's buffers."""
+    torch.manual_seed(comm.rank)
+    first, hidden = torch.nn.Linear(300, 300), [torch.nn.Linear(300, 300) for _ in range(4)]
+    net = torch.nn.Sequential(
+        first, torch.nn.BatchNorm1d(300), *hidden, torch.nn.ReLU(), first, torch.nn.Linear(300, 4)
+    )
+    with process_group(comm, backend):
+        model = DistributedDataParallel(net, bucket_cap_mb=0.3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(torch.randn(8, 300)), torch.randint(0, 4, (8,))).backward()
+            optimizer.step()
+        if backend == "hpdl":  # what DDP asked for has run beside backward
+            events = [e for e in comm.trace.events if e.op == "all_reduce"]
+            assert {e.lane for e in events} == {"background"} and len(events) >= 2 * steps
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def test_ddp_comes_to_what_it_comes_to_on_gloo(comm):
+    ours, gloos = trained(comm, "hpdl"), trained(comm, "gloo")
+    assert torch.equal(ours, comm.broadcast(ours.clone()))
+    assert torch.equal(ours, gloos) if comm.size == 2 else torch.allclose(ours, gloos, rtol=1e-5, atol=1e-6)
+
+
+def test_ddp_of_two_ranks_has_the_bits_of_gloo(run, ranks):
+    if ranks.size < 2 or ranks.rank > 1:
+        return
+    comm = run(members=[0, 1])
+    ours = trained(comm, "hpdl")
+    assert torch.equal(ours, trained(comm, "gloo")) and ours.abs().max() > 0
+
+
+def test_a_rank_that_stays_away_ends_backward_of_the_others(run):
+    comm = run(deadline=1.0)
+    if comm.size == 1:
+        return
+    torch.manual_seed(0)
+    with process_group(comm, "hpdl"):
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+        model(torch.ones(2, 4)).sum().backward()
+        if comm.rank != 0:
+            begin = time.monotonic()
+            with pytest.raises(CommError, match="rank 0|ranks? .*0"):
+                model(torch.ones(2, 4)).sum().backward()
+            assert time.monotonic() - begin < 10.0
+        else:
+            time.sleep(2.5)
+
+
+def test_an_interrupt_reaches_a_rank_that_waits_in_backward(run):
+    comm = run(deadline=20.0)
+    if comm.size == 1:
+        return
+    torch.manual_seed(0)
+    begin = time.monotonic()
+    with process_group(comm, "hpdl"):
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+        if comm.rank != 0:
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                model(torch.ones(2, 4)).sum().backward()
+        else:
+            time.sleep(3.0)
+    assert time.monotonic() - begin < 10.0
+
+
+# -- what torch before 2.13 calls otherwise ----------------------------------------------------------------------------
+
+
+def all_gather_single(*args, **options):
+    return getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(*args, **options)
+
+
+def reduce_scatter_single(*args, **options):
+    return getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(*args, **options)

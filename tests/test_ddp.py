@@ -1,0 +1,124 @@
+"""PyTorch's DDP on any all-reduce, on the engines: the hooks, the backend "hpdl", and the bench of all of them."""
+
+import importlib
+import types
+
+import pytest
+import torch
+
+from hpdl_lab.bench import launch
+from hpdl_lab.collectives import ring
+from hpdl_lab.comm import sim
+from hpdl_lab.comm.torch_group import process_group
+from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_beside
+
+
+bench = importlib.import_module("hpdl_lab.bench.ddp")  # hpdl_lab.bench.ddp is its function
+
+
+def trained(comm, hook, all_reduce, steps=4):
+    """The parameters (N,) of a net after some steps of DDP on gloo, whose gradients `hook` has averaged, or gloo."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(comm.rank)
+    net = torch.nn.Sequential(*[torch.nn.Linear(300, 300) for _ in range(5)])
+    with process_group(comm):
+        model = DistributedDataParallel(net, bucket_cap_mb=0.3)
+        if hook is not None:
+            model.register_comm_hook(Communication(comm, all_reduce) if all_reduce else Communication(comm), hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(4, 300)).square().mean().backward()
+            optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ranks", [[0, 1], [0, 1, 2]], ids=len)
+def test_ddp_trains_on_an_attendees_ring(cluster, ranks):
+    want = cluster.run(trained, None, None, ranks=ranks)[0]
+    for hook, all_reduce in ((ddp_hook, ring.all_reduce), (ddp_hook_beside, ring.all_reduce), (ddp_hook_beside, None)):
+        found = cluster.run(trained, hook, all_reduce, ranks=ranks)
+        assert all(torch.equal(other, found[0]) for other in found)
+        assert torch.equal(found[0], want) if len(ranks) == 2 else torch.allclose(found[0], want, rtol=1e-5, atol=1e-6)
+        lanes = {e.lane for e in found.events if e.op == ("send" if all_reduce else "all_reduce")}
+        assert lanes == ({"background"} if hook is ddp_hook_beside else {""})
+
+
+def test_engines_are_whole_after_a_rank_has_left_in_the_middle(cluster):
+    def leaves(comm):
+        with process_group(comm):
+            if comm.rank == 1:
+                raise LookupError("gone")
+            torch.distributed.barrier()
+
+    with pytest.raises(Exception, match="gone|onnect"):
+        cluster.run(leaves, ranks=[0, 1], deadline=4)
+    assert cluster.run(trained, ddp_hook, ring.all_reduce, 1, ranks=[0, 1])[0].numel() == 5 * 300 * 301
+
+
+@pytest.mark.parametrize("all_reduce", [ring.all_reduce, lambda comm, x: comm.all_reduce(x), None])
+def test_the_hook_averages_a_bucket(all_reduce):
+    """On simulated ranks, with a bucket that DDP has not made."""
+
+    def averaged(comm):
+        bucket = types.SimpleNamespace(buffer=lambda: torch.full((10,), float(comm.rank)))
+        return ddp_hook(Communication(comm, all_reduce) if all_reduce else Communication(comm), bucket).wait()
+
+    assert all((x == 1.0).all() for x in sim.run(3, averaged))
+
+
+def test_the_hook_takes_what_works_in_place_and_returns_nothing():
+    def averaged(comm):
+        bucket = types.SimpleNamespace(buffer=lambda: torch.full((10,), 3.0))
+        return ddp_hook(Communication(comm, lambda comm, x: None), bucket).wait()
+
+    assert all((x == 1.0).all() for x in sim.run(3, averaged))
+
+
+def test_simulated_ranks_have_no_process_group():
+    def within(comm):
+        with process_group(comm):
+            pass
+
+    with pytest.raises(ValueError, match="one default process group, and simulated ranks share a process"):
+        sim.run(2, within)
+
+
+# -- bench -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_contenders_come_to_the_same_and_are_timed(cluster):
+    rows = cluster.run(bench.on_ranks, "tiny", 4, 3, ranks=[0, 1], deadline=30).rows
+    assert [row["name"] for row in rows] == [*bench.WITHOUT, *bench.SILENT]
+    assert all(row["wrong"] == 0 and row["step_ms"][0] > 0 for row in rows)
+    assert [row["name"] for row in rows if row["in_events_ms"] is None] == ["DDP on gloo"]
+    (row,) = cluster.run(bench.memory_on_ranks, "tiny", 4, "overlapped", ranks=[0, 1], deadline=30).rows
+    assert 50 < row["peak_MiB"] < 5000
+
+
+def test_the_table_compares_with_ddp_on_gloo(monkeypatch, tmp_path, capsys):
+    about = {"mpi": "M", "machine": "C", "instructions": "I", "system": "S", "versions": {"torch": "2"}, "date": "D"}
+
+    def on_ranks(ranks, kind, runs):
+        yield {"about": about}
+        if kind == "ddp_memory":
+            yield {"peak_MiB": 300.0}
+            return
+        for i, name in enumerate([*bench.WITHOUT, *bench.SILENT]):
+            step = [40.0 - 10 * i, 39.0, 41.0]
+            exposed = [20.0 - 5 * i, 1.0, 30.0]
+            row = {"name": name, "parameters": 1234, "wrong": 0, "step_ms": step, "samples_per_s": 100.0}
+            yield {**row, "exposed_ms": exposed, "in_events_ms": None}
+
+    monkeypatch.setattr(launch, "on_ranks", on_ranks)
+    bench.ddp(2, "tiny", 8, 5, tmp_path / "rows.json", tmp_path / "table.md", command="hpdl bench ddp")
+    said, table = capsys.readouterr().out, (tmp_path / "table.md").read_text()
+    for text in (said, table):
+        assert "DDP on hpdl: 1.33 times the samples/s of DDP on gloo, 75% of its exposed time." in text
+        assert "bucketed: 2.00 times the samples/s of DDP on gloo, 50% of its exposed time." in text
+    assert '"peak_MiB": 300.0' in (tmp_path / "rows.json").read_text()
+    with pytest.raises(ValueError, match="a batch of 1 has no example for some of 2 ranks"):
+        bench.ddp(2, "tiny", 1, 5)
