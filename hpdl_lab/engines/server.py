@@ -15,6 +15,8 @@ from . import frames
 from .states import told_by
 from .task import execute, interrupted
 
+AGAIN = 0.05  # s, until an interrupt that cannot be served now is looked at again
+
 
 class Server:
     """Serves tasks for one rank on the Unix socket at `path`. `session` makes a fresh communicator for each task."""
@@ -44,8 +46,16 @@ class Server:
         threading.Thread(target=self._serve, daemon=True, name="tasks").start()
 
     def on_sigint(self, signum, frame):
-        """The handler of SIGINT: end the task that runs."""
-        if self.interruptible:
+        """The handler of SIGINT: end the task that runs; amid an import of torch only when that is complete.
+
+        An import of torch that is cut short cannot be made up for: the next one crashes the process, because torch's
+        compiled part sets itself up a second time.
+        """
+        if not self.interruptible:
+            return
+        if imports_torch(frame):
+            threading.Timer(AGAIN, self._interrupt_again, self.current or (None, None)).start()
+        else:
             raise KeyboardInterrupt
 
     # -- thread -----------------------------------------------------------------------------------------------------
@@ -89,6 +99,11 @@ class Server:
         elif self.current != (kernel, run):
             self._cancelled.add((kernel, run))
         signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _interrupt_again(self, kernel, run):
+        """End task `run` of `kernel`, unless it has ended by itself meanwhile."""
+        if self.current == (kernel, run):
+            signal.pthread_kill(self._main, signal.SIGINT)
 
     # -- main thread --------------------------------------------------------------------------------------------------
 
@@ -141,6 +156,15 @@ class KernelConnection:
             self.gone = True
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def imports_torch(frame):
+    """Whether `frame`, or one that led to it, is the top level of the package torch: its import is under way."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def describe(rank):

@@ -1,0 +1,51 @@
+"""An interrupt never cuts an import of torch short: a second import would crash the engine."""
+
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from hpdl_lab.engines.server import AGAIN, Server
+
+TASK = ("kernel", "run 7")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server without a socket amid a task; `sent` lists the signals that it has sent since."""
+    server = Server.__new__(Server)
+    server.interruptible, server.current, server._main = True, TASK, threading.main_thread().ident
+    server.sent = []
+    monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: server.sent.append((thread, number)))
+    return server
+
+
+def interrupted_in(server, module):
+    """Call the handler from the top level of a module of this name, below a function of its own."""
+    source = "def below():\n    handler(2, sys._getframe())\nbelow()"
+    exec(compile(source, "module.py", "exec"), {"__name__": module, "handler": server.on_sigint, "sys": sys})
+
+
+def test_elsewhere_an_interrupt_ends_the_task_at_once(server):
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_in(server, "attendee")
+    server.interruptible = False
+    interrupted_in(server, "attendee")  # no task: nothing happens
+    assert server.sent == []
+
+
+def test_amid_the_import_of_torch_it_is_sent_again_until_that_is_complete(server):
+    interrupted_in(server, "torch")
+    give_up = time.monotonic() + 20
+    while not server.sent and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert server.sent == [(server._main, signal.SIGINT)]
+
+
+def test_what_has_ended_meanwhile_is_left_alone_and_so_is_the_next_task(server):
+    interrupted_in(server, "torch")
+    server.current = ("kernel", "run 8")
+    time.sleep(5 * AGAIN)
+    assert server.sent == []
