@@ -12,7 +12,6 @@ from hpdl_lab.comm import sim
 from hpdl_lab.comm.torch_group import process_group
 from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_beside
 
-
 bench = importlib.import_module("hpdl_lab.bench.ddp")  # hpdl_lab.bench.ddp is its function
 
 
