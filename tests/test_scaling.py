@@ -24,11 +24,13 @@ SMALL = mlp((64, 32, 10))
 def no_engines(monkeypatch):
     for module in ("ranks", "scaling", "scaling_runs"):  # by import_module: the verb lab.scaling hides the module
         monkeypatch.setattr(import_module(f"hpdl_lab.lab.{module}"), "running", lambda: None)
+    monkeypatch.setattr(import_module("hpdl_lab.lab.scaling_points"), "REHEARSALS_S", 0.2)
 
 
 @pytest.fixture(scope="module")
 def ring_result():
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("hpdl_lab.lab.scaling_points"), "REHEARSALS_S", 0.2)
         for module in ("ranks", "scaling", "scaling_runs"):
             patch.setattr(import_module(f"hpdl_lab.lab.{module}"), "running", lambda: None)
         return lab.scaling(all_reduce=my_ring, prediction={2: 1.9, 1024: 300}, n=64, simulate=(8, 1024))

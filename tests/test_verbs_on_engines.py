@@ -1,6 +1,7 @@
 """train, measure, scaling and timeline on four real engines: right, labelled, drawn from rows that stream."""
 
 import tempfile
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -93,7 +94,16 @@ def test_a_wrong_function_is_refused_with_one_sentence():
     assert lab.run(lambda comm: comm.rank) == [0, 1, 2, 3]
 
 
-def test_scaling_measures_and_simulates():
+@pytest.fixture
+def short(monkeypatch):
+    """Few steps for each point of lab.scaling: what they tell is not asserted here."""
+    points = import_module("hpdl_lab.lab.scaling_points")  # by import_module, because lab.scaling is a verb
+    monkeypatch.setattr(points, "POINT_S", 0.1)
+    monkeypatch.setattr(points, "REHEARSALS_S", 0.1)
+
+
+@pytest.mark.timeout(150)  # six points, three of them on more ranks than most laptops have cores
+def test_scaling_measures_and_simulates(short):
     """How well both agree is a test of its own, on a quiet machine: test_scaling_agreement.py."""
     result = lab.scaling(all_reduce=ring.all_reduce, n=64, simulate=(8, 1024), prediction={2: 1.9})
     points = [(kind, p) for kind in ("strong", "weak") for p in (1, 2, 4)]
@@ -107,7 +117,7 @@ def test_scaling_measures_and_simulates():
     assert "messages as between" in texts(result.figure)
 
 
-def test_scaling_overlaps_on_engines():
+def test_scaling_overlaps_on_engines(short):
     strategy = DataParallelOverlapped(bucket_nbytes=100_000, first_nbytes=20_000)
     result = lab.scaling(strategy=strategy, n=256, ranks=2, kind="strong", simulate=())
     assert result.rows[0]["overlap"] > 0 and result.simulated[0]["overlap"] > 0
