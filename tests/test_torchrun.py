@@ -73,16 +73,16 @@ except RankFailed as error:
 """
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(220)
 def test_a_script_of_its_own(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    done = torchrun(2, path, seconds=60)
+    done = torchrun(2, path, seconds=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("TorchComm 2 1.0") == 2
     assert done.stdout.count("ended ranks 0 and 1 both receive first and nobody has sent") == 2
     path.write_text(DEATH)
-    done = torchrun(2, path, seconds=60)
+    done = torchrun(2, path, seconds=100)
     assert "rank 1 died: rank 0 waits in recv from rank 1" in done.stdout, done.stdout + done.stderr
 
 
