@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from ..comm.base import Done
 from ..comm.buffers import DTYPES, ITEMSIZE, dtype_name
 from . import moves
 from .work import HpdlWork, MessageWork
@@ -39,19 +38,20 @@ class HpdlGroup(dist.ProcessGroup):
         return f"<process group hpdl: rank {self.comm.rank} of {self.comm.size}>"
 
     def _start(self, tensors, opts, function, *args):
-        """Begin `function(comm, *args)`, after which `tensors` hold the result; returns HpdlWork."""
+        """Begin `function(comm, *args)`, after which `tensors` hold the result; returns HpdlWork.
+
+        Also what torch waits for at once goes to the background: another rank may ask for the same asynchronously.
+        """
         work = HpdlWork(tensors)
-        if not getattr(opts, "asyncOp", True):
-            function(self.comm, *args)
-            work.under_way = Done(None)
-            return work
         self._begun = [begun for begun in self._begun if not begun.get_future().done()]
         self._begun.append(work)
-        if torch._C._current_graph_task_id() == -1:
-            work.under_way = self.comm.background(work.run, function, *args)
-        else:  # within backward: what is compiled needs no Python meanwhile
+        if torch._C._current_graph_task_id() != -1:  # within backward: what is compiled needs no Python meanwhile
             work.under_way = self.comm.background(function, *args)
             Variable._execution_engine.queue_callback(work.settle)
+        elif not getattr(opts, "asyncOp", True):
+            work.under_way = self.comm.background(function, *args)
+        else:
+            work.under_way = self.comm.background(work.run, function, *args)
         return work
 
     # -- sums -------------------------------------------------------------------------------------------------------

@@ -130,6 +130,16 @@ def test_ranks_that_disagree_are_told_by_the_work_and_by_the_future(comm, group,
     assert comm.all_reduce(torch.ones(1)) == comm.size
 
 
+def test_one_rank_may_wait_at_once_and_another_later(comm, group):
+    """As DDP's join does."""
+    x, y = torch.ones(3), torch.ones(4)
+    for tensor in (x, y):
+        work = dist.all_reduce(tensor, async_op=comm.rank == 0)
+        if work is not None:
+            work.wait()
+    assert (x == comm.size).all() and (y == comm.size).all()
+
+
 def test_some_of_the_ranks(comm, group):
     """A subgroup has a communicator of its own: in shared memory, with messages of gloo."""
     p = comm.size
