@@ -142,10 +142,11 @@ assert trained.perplexity < 25
 trained
 
 # %% [markdown]
-# What the four ranks did in the last steps, and what ran beside them:
+# What the four ranks did in the last 0.3 s of it, and what ran beside them:
 
 # %%
-lab.timeline(trained)
+end = max(e.t1_ns for e in trained.events if e.op == "update")
+lab.timeline([e for e in trained.events if end - 300e6 < e.t0_ns < end])
 
 # %% [markdown]
 # Here four ranks share your cores, and rank 0 waits for whoever has none at the moment. With a core each the gray part
