@@ -10,7 +10,6 @@ from ..collectives import cost, ring
 from ..collectives.calibrate import counted, fit_switch
 from ..collectives.lookalike import lookalike, schedule_time
 from ..collectives.native import gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce
-from ..collectives.sweep import require_right
 from ..comm import sim
 from ..comm.base import PerRank
 from ..comm.network import Switch
@@ -18,7 +17,7 @@ from ..features import cores
 from ..parallel.accounting import account
 from ..parallel.data import best_all_reduce
 from ..parallel.overlap_model import median_of, profile_for, step_time
-from ..parallel.profile import TINY, rehearse, time_steps
+from ..parallel.profile import TINY, rehearse, require_sum, time_steps
 from ..parallel.simulated_step import simulated_step
 from ..trace import now_ns
 from .ranks import SIMULATED_DEADLINE, place
@@ -28,7 +27,6 @@ POINT_S = 2.0  # s, about, that the steps of one measured point take
 REHEARSALS_S = 2.0  # s, about, for the numbers of examples per rank that were not measured
 FOLLOW_S = 5.0  # s: where following every message of a step would take longer, its schedule is evaluated
 FOLLOWED_TURNS = 25  # of the steps of one measured point, at most
-PROBE = 1001  # elements with which an all-reduce is checked before anything is timed
 
 
 class Job(NamedTuple):
@@ -62,23 +60,8 @@ def sizes_of(kind, n, p):
 # -- measured ---------------------------------------------------------------------------------------------------------
 
 
-def checked_steps(comm, model, strategy, data, n, seconds):
-    """`time_steps`, once the all-reduce is known to add up: one that does nothing would scale best."""
-    if hasattr(strategy, "all_reduce"):
-        recording, comm.trace.enabled = comm.trace.enabled, False
-        require_sum(comm, strategy.all_reduce)
-        comm.trace.enabled = recording
-    return time_steps(comm, model, strategy, data, n, seconds)
-
-
-def require_sum(comm, all_reduce):
-    """Raise WrongAnswer, on every rank, where `all_reduce` does not add up."""
-    name = getattr(all_reduce, "__name__", "all_reduce")
-    require_right(comm, name, all_reduce, comm.allocate((PROBE,)))
-
-
 def require_sums(job):
-    """The same on simulated ranks, where no engines run."""
+    """Raise WrongAnswer where the all-reduce does not add up on simulated ranks, where no engines run."""
     if job.all_reduce is not None:
         sim.run(3, require_sum, job.all_reduce, trace=False, deadline=SIMULATED_DEADLINE)
 
@@ -91,7 +74,7 @@ def measure(job, kind, n, p, deadline):
     """
     total = sum(sizes_of(kind, n, p))
     told = job.model, job.strategy, job.data, total, POINT_S
-    results = place(p).run(checked_steps, *told, deadline=deadline)
+    results = place(p).run(time_steps, *told, deadline=deadline)
     timings = results[0]
     row = point(kind, p, cores(), total / np.array(timings.steps)) | shares(account(results.events))
     if timings.why:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ..collectives.sweep import require_right
 from ..comm.buffers import settle
 from ..data.sharding import shard
 from ..trace import now_ns
@@ -22,6 +23,7 @@ from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
 
 LEAST, MOST = 7, 80  # steps that are timed
 WARM_UP = 2
+PROBE = 1001  # elements with which an all-reduce is checked before anything is timed
 TINY = 8  # bytes, of the message that says what the number of messages costs
 
 
@@ -76,7 +78,12 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
     Args:    model: nn.Module; strategy: as in parallel/data.py, not started; both are left as they are.
              data: a data set, the same on every rank; n: examples over all ranks; seconds: about as long as it takes.
     Returns: Timings.
+    Raises:  WrongAnswer, on every rank, where the all-reduce does not add up: one that does nothing would scale best.
     """
+    if hasattr(strategy, "all_reduce"):
+        recording, comm.trace.enabled = comm.trace.enabled, False
+        require_sum(comm, strategy.all_reduce)
+        comm.trace.enabled = recording
     step = Trainer(comm, copy.deepcopy(model), copy.deepcopy(strategy), data)
     profile, why = None, ""
     try:
@@ -101,6 +108,12 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
     profiles = [as_profile(profile, row, most) for row in slowest(rehearsals)] if profile else []
     before, after, tiny = talks.max(axis=0).T if talk else np.zeros((3, 0))
     return Timings(steps[..., 0].max(axis=0).tolist(), profiles, (after - before).tolist(), tiny.tolist(), why)
+
+
+def require_sum(comm, all_reduce):
+    """Raise WrongAnswer, on every rank, where `all_reduce` does not add up."""
+    name = getattr(all_reduce, "__name__", "all_reduce")
+    require_right(comm, name, all_reduce, comm.allocate((PROBE,)))
 
 
 class Talk:
