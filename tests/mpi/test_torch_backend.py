@@ -210,13 +210,14 @@ def test_ddp_of_two_ranks_has_the_bits_of_gloo(run, ranks):
 
 
 def test_a_rank_that_stays_away_ends_backward_of_the_others(run):
-    comm = run(deadline=1.0)
+    comm = run()
     if comm.size == 1:
         return
     torch.manual_seed(0)
     with process_group(comm, "hpdl"):
         model = DistributedDataParallel(torch.nn.Linear(4, 4))
         model(torch.ones(2, 4)).sum().backward()
+        comm.waiting.deadline = 1.0  # only now: a slow machine needs longer to come so far
         if comm.rank != 0:
             begin = time.monotonic()
             with pytest.raises(CommError, match="rank 0|ranks? .*0"):
