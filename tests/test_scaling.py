@@ -188,7 +188,7 @@ def test_more_messages_scale_worse():
         ({"network": "ethernet"}, TypeError, "one of comm.network is needed"),
         ({"deadline": 0}, ValueError, "deadline must be a number of seconds above 0, got 0"),
     ],
-    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+    ids=lambda value: " and ".join(value) if isinstance(value, dict) else "",
 )
 def test_what_does_not_fit_is_refused(arguments, error, sentence):
     with pytest.raises(error, match=sentence) as caught:
