@@ -176,6 +176,16 @@ def test_half_precision_sums_round_once():
     assert sim.run(3, add)[0] == 1 + 2**-7  # 1 + 2^-8 rounds to 1 in bfloat16, so rounding at each add would lose both
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "float16"])
+def test_sums_have_the_dtype_of_what_is_added(dtype):
+    def add(comm):
+        x = np.ones((2, 3), dtype) if dtype == "float16" else torch.ones((2, 3), dtype=dtype)
+        return [y for y in (comm.reduce(x), comm.reduce_scatter(x), x) if y is not None]
+
+    for sums in sim.run(2, add):
+        assert {y.dtype for y in sums} == {sums[-1].dtype} and all(bool((y == 2).all()) for y in sums[:-1])
+
+
 def test_ring_all_reduce_on_256_ranks_is_quick(within):
     started = time.process_time()
     results = sim.run(256, ring.all_reduce, torch.ones(4096), deadline=within(60))

@@ -257,10 +257,11 @@ class Comm(ABC):
 
 
 def sum_in_rank_order(stack):
-    """Sum over the first dimension, always in the same order; 16-bit floats add in float32 and round once."""
+    """Sum over the first dimension, in its dtype, always in the same order; 16-bit floats add in float32, round once."""
+    dtype = stack.dtype
     if buffer_of(stack).dtype in ("bfloat16", "float16"):
         stack = stack.float() if is_tensor(stack) else stack.astype("float32")
     total = copy_of(stack[0])
     for part in stack[1:]:
         total += part
-    return total
+    return total.to(dtype) if is_tensor(total) else total.astype(dtype, copy=False)

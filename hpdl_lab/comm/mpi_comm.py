@@ -61,8 +61,7 @@ class MpiComm(RealComm):
             self._finish(split, "split", ())  # nobody in particular: who has left has done his part before
         members = tuple(self.members[r] for r in chosen)
         part = self._part(split.result, members)
-        part.rows, part.name = self.rows, self.name_of_part(color)
-        self.parts.append(part)
+        self._adopt(part, color)
         if interrupt.came:
             raise KeyboardInterrupt
         part.connect()

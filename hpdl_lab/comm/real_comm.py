@@ -36,6 +36,7 @@ class RealComm(InMemory):
         self.parts = []  # communicators split from this one
         self.beside = None  # the Background of this communicator, from its first use on
         self.broken = ""  # the collective that did not complete
+        self.is_part = False
         self.closed = False
 
     # -- ranks ------------------------------------------------------------------------------------------------------
@@ -47,6 +48,11 @@ class RealComm(InMemory):
             begin(self, "barrier", line=line)
             self.agree("barrier")
             self.trace.add(step, "barrier", t0, self.trace.clock(), line=line)
+
+    def _adopt(self, part, color):
+        """`part` was split from this communicator, which is closed after it at the latest."""
+        part.rows, part.name, part.is_part = self.rows, self.name_of_part(color), True
+        self.parts.append(part)
 
     def connect(self):
         """Whatever else all ranks have to do before the first message: nothing. Collective."""
@@ -200,15 +206,16 @@ class RealComm(InMemory):
     # -- end --------------------------------------------------------------------------------------------------------
 
     def close(self, error=None, line=""):
-        """Leave the communicator; what is under way is cancelled or, where that cannot be, kept.
+        """Leave the communicator; what is under way is cancelled or, where that cannot be, kept. A part ends no run.
 
         error, line: what this rank raised and where: other ranks then do not wait for it until their deadline.
         """
         if self.closed:
             return
         self.place.keep(self._release(), FLUSH)
-        self.waiting.end(error, line)
-        self.place.forget(self)
+        if not self.is_part:
+            self.waiting.end(error, line)
+            self.place.forget(self)
 
     def require_no_forgotten_wait(self):
         """Raise ForgottenWait where this rank has not waited for what it receives."""
@@ -222,7 +229,9 @@ class RealComm(InMemory):
 
     def _release(self):
         """Close this communicator and its parts; returns the messages that are under way there."""
-        beside = self.beside.close() if self.beside is not None and not self.closed else []
+        if self.closed:
+            return []
+        beside = self.beside.close() if self.beside is not None else []
         self.closed, self._shared = True, None
         return [*self.pending.values(), *beside, *(work for part in self.parts for work in part._release())]
 

@@ -96,8 +96,7 @@ class TorchComm(RealComm):
         chosen = part_of([note[NUMBER_NBYTES:] for note in notes], self.rank)
         number = int.from_bytes(notes[chosen[0]][:NUMBER_NBYTES], "little")
         part = self._part(number, tuple(self.members[r] for r in chosen))
-        part.rows, part.name = self.rows, self.name_of_part(color)
-        self.parts.append(part)
+        self._adopt(part, color)
         part.connect()
         self.trace.add(step, "split", t0, self.trace.clock(), line=line)
         return part

@@ -43,6 +43,18 @@ def test_split_by_color_and_key(comm):
     assert (named.all_reduce(torch.ones(3)) == part.size).all()
 
 
+def test_a_part_can_be_closed_before_its_run_ends(comm):
+    with comm.split(0) as part:
+        assert (part.all_reduce(torch.ones(3)) == comm.size).all()
+    with pytest.raises(CommError, match="is closed"):
+        part.barrier()
+    again = comm.split(0)
+    again.close()
+    again.close()
+    assert (comm.split(0).all_reduce(torch.ones(3)) == comm.size).all(), "the run goes on"
+    comm.barrier()
+
+
 @pytest.mark.parametrize(
     ("color", "key", "why"),
     [
