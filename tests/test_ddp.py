@@ -19,14 +19,14 @@ from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_beside
 bench = importlib.import_module("hpdl_lab.bench.ddp")  # hpdl_lab.bench.ddp is its function
 
 
-def trained(comm, hook, all_reduce, steps=4):
+def trained(comm, hook, all_reduce, steps=4, static_graph=False):
     """The parameters (N,) of a net after some steps of DDP on gloo, whose gradients `hook` has averaged, or gloo."""
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(comm.rank)
     net = torch.nn.Sequential(*[torch.nn.Linear(300, 300) for _ in range(5)])
     with process_group(comm):
-        model = DistributedDataParallel(net, bucket_cap_mb=0.3)
+        model = DistributedDataParallel(net, bucket_cap_mb=0.3, static_graph=static_graph)
         if hook is not None:
             model.register_comm_hook(Communication(comm, all_reduce) if all_reduce else Communication(comm), hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -47,6 +47,23 @@ def test_ddp_trains_on_an_attendees_ring(cluster, ranks):
         assert torch.equal(found[0], want) if len(ranks) == 2 else torch.allclose(found[0], want, rtol=1e-5, atol=1e-6)
         lanes = {e.lane for e in found.events if e.op == ("send" if all_reduce else "all_reduce")}
         assert lanes == ({"background"} if hook is ddp_hook_beside else {""})
+
+
+@pytest.mark.timeout(60)
+def test_the_hook_beside_of_a_static_graph(cluster):
+    """Its first step sends all buckets at the end of backward."""
+    found = cluster.run(trained, ddp_hook_beside, ring.all_reduce, 4, True, ranks=[0, 1], deadline=10)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], cluster.run(trained, None, None, 4, True, ranks=[0, 1])[0])
+
+
+def test_the_hook_beside_refuses_what_is_no_sum(cluster):
+    def first_element(comm, x):
+        return x[:1].clone()
+
+    with pytest.raises(Exception, match=r"all_reduce was given shape \(\d+,\) and returned shape \(1,\)"):
+        cluster.run(trained, ddp_hook_beside, first_element, ranks=[0, 1], deadline=10)
+    assert cluster.run(trained, ddp_hook, ring.all_reduce, 1, ranks=[0, 1])[0].numel() == 5 * 300 * 301
 
 
 def test_engines_are_whole_after_a_rank_has_left_in_the_middle(cluster):

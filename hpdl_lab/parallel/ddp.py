@@ -15,9 +15,9 @@ on the engines.
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import Variable
 
-from .data import best_all_reduce, result_of
+from ..comm.torch_backward import before_backward_ends
+from .data import best_all_reduce, checked, result_of
 
 
 class Communication(NamedTuple):
@@ -51,17 +51,16 @@ def ddp_hook_beside(state, bucket):
         main thread   grad 9 .. grad 6 | grad 5 .. grad 3 | .. grad 0 | finish 0, 1, 2 | DDP takes the futures
         background                     [all_reduce 0 ..] [all_reduce 1 ..] [2]
 
-    DDP waits for futures in C++, where no interrupt would reach the rank. So a callback of autograd, which runs at the
-    end of backward and before DDP's own, waits for the background and fulfills the future.
+    DDP waits for futures in C++, where no interrupt would reach the rank. So the background is waited for in Python, at
+    the end of backward and before DDP does, and the future is fulfilled (comm/torch_backward.py).
     """
     work = state.comm.background(state.all_reduce, bucket.buffer())
     future = torch.futures.Future()
 
     def finish():
-        out = work.wait()
-        flat = bucket.buffer() if out is None else out
+        flat = checked(work.wait(), state.comm, bucket.buffer())
         flat /= state.comm.size
         future.set_result(flat)
 
-    Variable._execution_engine.queue_callback(finish)
+    before_backward_ends(finish)
     return future

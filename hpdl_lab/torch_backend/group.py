@@ -6,9 +6,9 @@ background                        all_reduce 1 ........           all_reduce 2 .
 
 import torch
 import torch.distributed as dist
-from torch.autograd import Variable
 
 from ..comm.buffers import DTYPES, ITEMSIZE, dtype_name
+from ..comm.torch_backward import before_backward_ends
 from . import moves
 from .work import HpdlWork, MessageWork
 
@@ -47,7 +47,7 @@ class HpdlGroup(dist.ProcessGroup):
         self._begun.append(work)
         if torch._C._current_graph_task_id() != -1:  # within backward: what is compiled needs no Python meanwhile
             work.under_way = self.comm.background(function, *args)
-            Variable._execution_engine.queue_callback(work.settle)
+            before_backward_ends(work.settle)
         elif not getattr(opts, "asyncOp", True):
             work.under_way = self.comm.background(function, *args)
         else:

@@ -175,7 +175,7 @@ def test_another_rank_than_the_communicators_is_refused(comm, group):
 # -- DDP -------------------------------------------------------------------------------------------------------------
 
 
-def trained(comm, backend, steps=6):
+def trained(comm, backend, steps=6, **options):
     """The parameters (N,) after DDP has taken some steps: several buckets, tied weights, batch norm's buffers."""
     torch.manual_seed(comm.rank)
     first, hidden = torch.nn.Linear(300, 300), [torch.nn.Linear(300, 300) for _ in range(4)]
@@ -183,7 +183,7 @@ def trained(comm, backend, steps=6):
         first, torch.nn.BatchNorm1d(300), *hidden, torch.nn.ReLU(), first, torch.nn.Linear(300, 4)
     )
     with process_group(comm, backend):
-        model = DistributedDataParallel(net, bucket_cap_mb=0.3)
+        model = DistributedDataParallel(net, bucket_cap_mb=0.3, **options)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for _ in range(steps):
             optimizer.zero_grad()
@@ -195,8 +195,10 @@ def trained(comm, backend, steps=6):
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
-def test_ddp_comes_to_what_it_comes_to_on_gloo(comm):
-    ours, gloos = trained(comm, "hpdl"), trained(comm, "gloo")
+@pytest.mark.parametrize("static", [False, True])
+def test_ddp_comes_to_what_it_comes_to_on_gloo(comm, static):
+    """Of a static graph DDP sends the buckets of the first step at the end of backward."""
+    ours, gloos = (trained(comm, backend, static_graph=static) for backend in ("hpdl", "gloo"))
     assert torch.equal(ours, comm.broadcast(ours.clone()))
     assert torch.equal(ours, gloos) if comm.size == 2 else torch.allclose(ours, gloos, rtol=1e-5, atol=1e-6)
 
@@ -209,14 +211,17 @@ def test_ddp_of_two_ranks_has_the_bits_of_gloo(run, ranks):
     assert torch.equal(ours, trained(comm, "gloo")) and ours.abs().max() > 0
 
 
-def test_a_rank_that_stays_away_ends_backward_of_the_others(run):
+@pytest.mark.parametrize("static", [False, True])
+def test_a_rank_that_stays_away_ends_backward_of_the_others(run, static):
     comm = run()
     if comm.size == 1:
         return
     torch.manual_seed(0)
     with process_group(comm, "hpdl"):
-        model = DistributedDataParallel(torch.nn.Linear(4, 4))
-        model(torch.ones(2, 4)).sum().backward()
+        model = DistributedDataParallel(torch.nn.Linear(4, 4), static_graph=static)
+        if not static:
+            model(torch.ones(2, 4)).sum().backward()
+        comm.barrier()
         comm.waiting.deadline = 1.0  # only now: a slow machine needs longer to come so far
         if comm.rank != 0:
             begin = time.monotonic()
