@@ -51,6 +51,12 @@ def test_what_it_raises_comes_at_wait():
         work.wait()
 
 
+def test_what_cannot_be_called_is_refused_at_once():
+    for comm in (Alone(0, 1, trace=None), sim.run(1, lambda comm: comm)[0]):
+        with pytest.raises(TypeError, match="got something of type int: first comes a function"):
+            comm.background(3)
+
+
 # -- time ----------------------------------------------------------------------------------------------------------
 
 

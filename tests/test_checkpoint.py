@@ -1,9 +1,8 @@
 """A run that is broken off and goes on, on another number of ranks, has the loss curve of one that is not."""
 
 import pytest
-import torch
 
-from hpdl_lab.comm import sim
+from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.data import digits
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel import checkpoint
@@ -13,13 +12,12 @@ from hpdl_lab.parallel.training import Recipe, train
 STEPS, EVERY = 8, 3
 
 
-def run(p, path="", **recipe):
+def run(p, path="", data=None, dtype="float64", **recipe):
     """The results of training a small network on p simulated ranks."""
     recipe = Recipe(**{"steps": STEPS, "batch": 50, "checkpoint": str(path), **recipe})
 
     def body(comm):
-        model = mlp((64, 16, 10), dtype="float64")
-        return train(comm, model, DataParallel(), digits.load("float64"), recipe)
+        return train(comm, mlp((64, 16, 10), dtype=dtype), DataParallel(), data or digits.load(dtype), recipe)
 
     return sim.run(p, body)
 
@@ -39,9 +37,12 @@ def test_the_momentum_is_part_of_it(tmp_path):
     path = tmp_path / "run.pt"
     run(2, path, steps=EVERY, checkpoint_every=EVERY)
     whole, rest = run(1)[0], run(1, path, resume=True)[0]
-    state = torch.load(path, weights_only=True)
-    state["optimizer"]["state"] = {}
-    torch.save(state, path)
+    model = mlp((64, 16, 10), dtype="float64")
+    optimizer = Recipe().optimizer_for(model)
+    facts = Recipe(batch=50).facts() | checkpoint.facts_of(digits.load("float64"), model)
+    sim.run(1, checkpoint.restore, path, PerRank([model]), PerRank([optimizer]), facts)
+    optimizer.state.clear()
+    sim.run(1, checkpoint.save, path, model, optimizer, EVERY, facts)
     forgetful = run(1, path, resume=True)[0]
     assert (
         rest.losses[-1] == pytest.approx(whole.losses[-1], abs=1e-10) != pytest.approx(forgetful.losses[-1], abs=1e-4)
@@ -53,29 +54,72 @@ def test_a_write_that_fails_leaves_the_file_before_it(tmp_path, monkeypatch):
     run(2, path, steps=EVERY, checkpoint_every=EVERY)
     before = path.read_bytes()
 
-    def half(state, file):
-        file.write(b"half")
+    def full(number):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.torch, "save", half)
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         run(2, path, checkpoint_every=EVERY)
     assert path.read_bytes() == before
 
 
+def on_every_rank(p, path, **recipe):
+    """What each of p ranks raises, in words."""
+    recipe = Recipe(steps=STEPS, batch=50, checkpoint=str(path), **recipe)
+
+    def body(comm):
+        with pytest.raises(Exception) as raised:
+            train(comm, mlp((64, 16, 10)), DataParallel(), digits.load(), recipe)
+        return f"{raised.type.__name__}: {raised.value}"
+
+    return sim.run(p, body)
+
+
+@pytest.mark.parametrize("where", ["no/such/folder/run.pt", "."])
+def test_where_it_cannot_be_written_is_said_before_the_first_step_on_every_rank(tmp_path, where):
+    said = on_every_rank(3, tmp_path / where, checkpoint_every=STEPS + 1)
+    assert len(set(said)) == 1
+    assert "cannot be written on the host of rank 0: " in said[0] and said[0].startswith("OSError")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_it_cannot_go_on_from_is_said_on_every_rank(tmp_path):
     path = tmp_path / "run.pt"
-    with pytest.raises(FileNotFoundError, match="no checkpoint at .* nothing to go on from"):
-        run(2, path, resume=True)
+    for wrong, word in (path, "nothing to go on from"), (tmp_path, "cannot be read on the host of rank 0: Is a dir"):
+        said = on_every_rank(3, wrong, resume=True)
+        assert len(set(said)) == 1 and word in said[0]
     run(2, path, steps=EVERY, checkpoint_every=EVERY)
     with pytest.raises(ValueError, match="another course of training: batch 50, now 60; seed 0, now 1"):
         run(2, path, resume=True, batch=60, seed=1)
     with pytest.raises(ValueError, match="holds 3 steps already: ask for more than steps=3"):
         run(2, path, resume=True, steps=3)
-    for content in (b"no checkpoint", path.read_bytes()[:-2000]):
-        (tmp_path / "damaged.pt").write_bytes(content)
-        with pytest.raises(ValueError, match="cannot be read, .*: it is damaged, or no checkpoint"):
-            run(2, tmp_path / "damaged.pt", resume=True)
+
+
+def test_it_does_not_go_on_with_other_data_or_parameters_of_another_dtype(tmp_path):
+    path = tmp_path / "run.pt"
+    run(2, path, steps=EVERY, checkpoint_every=EVERY)
+    with pytest.raises(ValueError, match="another course of training: .*parameters 'float64', now 'float32'"):
+        run(2, path, resume=True, dtype="float32")
+    ours = digits.load("float64")
+    for other in (ours._replace(train_y=ours.train_y.roll(1)), ours._replace(train_x=ours.train_x + 1e-9)):
+        with pytest.raises(ValueError, match=r"training: checksum of the data \d+, now \d+\n"):
+            run(2, path, resume=True, data=other)
+
+
+def test_a_file_in_which_one_bit_has_changed_is_refused(tmp_path):
+    path, damaged = tmp_path / "run.pt", tmp_path / "damaged.pt"
+    run(2, path, steps=EVERY, checkpoint_every=EVERY)
+    whole = path.read_bytes()
+    for position in range(checkpoint.HEAD - 1, len(whole), 997):
+        content = bytearray(whole)
+        content[position] ^= 1
+        damaged.write_bytes(content)
+        with pytest.raises(ValueError, match="is damaged: its bytes are not those that were written"):
+            sim.run(1, checkpoint.received, damaged)
+    for content, why in ((b"", "no checkpoint"), (b"something else", "no checkpoint"), (whole[:-2000], "is damaged")):
+        damaged.write_bytes(content)
+        with pytest.raises(ValueError, match=why):
+            run(2, damaged, resume=True)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
@@ -85,7 +129,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     def body(comm):
         model = mlp((64, 17, 10), dtype="float64")
         recipe = Recipe(steps=STEPS, batch=50)
-        return checkpoint.restore(comm, path, model, recipe.optimizer_for(model), recipe.facts())
+        facts = recipe.facts() | checkpoint.facts_of(digits.load("float64"), model)
+        return checkpoint.restore(comm, path, model, recipe.optimizer_for(model), facts)
 
     with pytest.raises(ValueError, match=r"of another model or optimizer: .*size mismatch for 0\.weight"):
         sim.run(2, body)

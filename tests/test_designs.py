@@ -7,6 +7,7 @@ import pytest
 from hpdl_lab import data, lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
+from hpdl_lab.parallel.asynchronous import StaleSynchronous
 from hpdl_lab.parallel.data import DataParallel
 from hpdl_lab.parallel.overlap import DataParallelOverlapped
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction
@@ -36,6 +37,11 @@ def test_the_three_designs_of_s_caffe_take_what_their_formulas_say():
 def test_a_design_needs_a_strategy_and_company():
     with pytest.raises(ValueError, match=r"needs a strategy, such as DataParallel\(\)"):
         lab.designs()
+    for wrong, got in (("a", "'a'"), (DataParallel, "DataParallel")):
+        with pytest.raises(TypeError, match=f"lab.designs got {got}: an object of one of the strategies"):
+            lab.designs(wrong)
+    with pytest.raises(ValueError, match="asynchronous: its ranks take no step together that could be drawn"):
+        lab.designs(StaleSynchronous())
     with pytest.raises(ValueError, match="1 rank has nobody to talk to"):
         lab.designs(DataParallel(), ranks=1)
 

@@ -1,6 +1,7 @@
 """What strategies promise beside the right sums: which messages, in which order, and sentences for what is wrong."""
 
 import copy
+import functools
 import re
 
 import pytest
@@ -441,6 +442,9 @@ def test_misuse_is_a_sentence(strategy):
     def unstarted(comm, model):
         copy.deepcopy(strategy).add_gradients(comm, model)
 
+    def unstarted_finish(comm, model):
+        copy.deepcopy(strategy).finish(comm, model)
+
     def too_early(comm, model):
         mine = copy.deepcopy(strategy)
         mine.start(comm, model)
@@ -457,6 +461,7 @@ def test_misuse_is_a_sentence(strategy):
 
     for misuse, sentence in (
         (unstarted, "was not started"),
+        (unstarted_finish, "was not started"),
         (too_early, "add_gradients inside accumulating"),
         (changed, "started with 6 trainable parameters and now there are 5"),
     ):
@@ -473,8 +478,9 @@ def test_sparse_gradients_and_impossible_options_are_refused():
 
     with pytest.raises(ValueError, match="torch.sparse_coo cannot be packed"):
         sim.run(2, sparse, nn.Embedding(5, 3, sparse=True))
-    with pytest.raises(ValueError, match="at least 1 byte, got 0"):
-        DataParallelBucketed(bucket_nbytes=0)
+    for wrong in (0, "1MB", float("nan"), None):
+        with pytest.raises(ValueError, match=f"a number of bytes, at least 1: got {wrong!r} and 1048576 for the first"):
+            DataParallelBucketed(bucket_nbytes=wrong)
     with pytest.raises(ValueError, match="servers=0"):
         ParameterServer(0)
 
@@ -518,8 +524,22 @@ def test_gradients_add_up_bitwise_the_same_on_every_rank(strategy):
             assert torch.equal(after[i], results[0][1][i]) and torch.allclose(after[i], total, atol=1e-6)
 
 
+def test_a_model_without_values_is_a_sentence():
+    for model, sentence in (
+        (nn.LazyLinear(3), "weight of the model has no shape yet: give the model one batch"),
+        (nn.Linear(2, 3, device="meta"), "weight of the model is on torch's meta device and has no values"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            DataParallel().start(None, model)
+
+
 def my_ring(comm, x):
     return ring.all_reduce(comm, x)
+
+
+class MyRing:
+    def __call__(self, comm, x):
+        return ring.all_reduce(comm, x)
 
 
 @pytest.mark.parametrize(
@@ -532,6 +552,10 @@ def my_ring(comm, x):
             DataParallelOverlapped(my_ring, bucket_nbytes=4096),
             "DataParallelOverlapped(all_reduce=my_ring, bucket_nbytes=4096)",
         ),
+        (DataParallel(functools.partial(ring.all_reduce)), "DataParallel(all_reduce=partial(ring.all_reduce))"),
+        (DataParallel(functools.partial(my_ring, x=2)), "DataParallel(all_reduce=partial(my_ring, x=2))"),
+        (DataParallel(MyRing()), "DataParallel(all_reduce=MyRing)"),
+        (DataParallel(MyRing().__call__), "DataParallel(all_reduce=MyRing.__call__)"),
         (ParameterServer(), "ParameterServer()"),
         (ParameterServer(servers=2), "ParameterServer(servers=2)"),
     ],

@@ -190,8 +190,30 @@ def test_a_batch_smaller_than_the_ranks_is_refused_on_every_rank():
         ({"checkpoint_every": 5}, "both need checkpoint, the name of a file"),
         ({"resume": True}, "both need checkpoint, the name of a file"),
         ({"checkpoint": "x", "checkpoint_every": -1}, "checkpoint_every=-1"),
+        ({"lr": float("nan")}, "lr=nan, momentum=0.9: finite numbers of at least 0 are needed"),
     ],
 )
 def test_recipes_that_cannot_be_are_refused_with_the_numbers(recipe, says):
     with pytest.raises(ValueError, match=says):
         Recipe(**recipe)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        ({"steps": 2.5}, "steps=2.5: a whole number is needed"),
+        ({"batch": 64.0}, "batch=64.0: a whole number is needed"),
+        ({"seed": None}, "seed=None: a whole number is needed"),
+        ({"lr": "x"}, "lr='x': a number is needed"),
+        ({"checkpoint": 5}, "checkpoint=5: a text or the name of a file is needed"),
+    ],
+)
+def test_recipes_of_other_types_are_refused(recipe, says):
+    with pytest.raises(TypeError, match=says):
+        Recipe(**recipe)
+
+
+def test_a_model_that_cannot_learn_is_refused():
+    for model in (torch.nn.Flatten(), torch.nn.Linear(3, 3).requires_grad_(False)):
+        with pytest.raises(ValueError, match=f"{type(model).__name__} has no parameter that needs a gradient"):
+            sim.run(2, train, model, DataParallel(), data.load("digits"), Recipe())

@@ -157,7 +157,9 @@ class Comm(ABC):
         until `wait`. Here, where nothing runs beside a rank, `fn` runs at once, in the foreground.
 
         Returns: Work, whose wait() returns what `fn` returned or raises what it raised.
+        Raises:  TypeError where `fn` cannot be called.
         """
+        require_function(fn)
         return Done.of(fn, self, *args)
 
     def compute(self, seconds=0.0, flops=0.0):
@@ -256,8 +258,15 @@ class Comm(ABC):
             return out
 
 
+def require_function(fn):
+    """Raise TypeError unless `fn` is what comm.background can call."""
+    if not callable(fn):
+        kind = type(fn).__name__
+        raise TypeError(f"comm.background got something of type {kind}: first comes a function, which is given comm")
+
+
 def sum_in_rank_order(stack):
-    """Sum over the first dimension, in its dtype, always in the same order; 16-bit floats add in float32, round once."""
+    """Sum over the first dimension, always in the same order; 16-bit floats add in float32 and are rounded once."""
     dtype = stack.dtype
     if buffer_of(stack).dtype in ("bfloat16", "float16"):
         stack = stack.float() if is_tensor(stack) else stack.astype("float32")

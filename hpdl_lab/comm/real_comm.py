@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from ..trace import Trace
 from .background import Background
+from .base import require_function
 from .buffers import DTYPES, ITEMSIZE, buffer_of
 from .calls import begin
 from .errors import CommError, ForgottenWait, Mismatch
@@ -95,6 +96,7 @@ class RealComm(InMemory):
     def background(self, fn, *args):
         """See Comm.background. What is itself in the background, and calls this there, has it run at once."""
         self._require_open()
+        require_function(fn)
         if not self.runs_beside:
             return super().background(fn, *args)
         if self.beside is None:

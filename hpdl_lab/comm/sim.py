@@ -9,7 +9,7 @@ import copy
 import itertools
 
 from . import inject as injected
-from .base import Comm, PerRank, Results, Work
+from .base import Comm, PerRank, Results, Work, require_function
 from .buffers import deliver, extent_of, payload_of
 from .calls import begin
 from .errors import ForgottenWait
@@ -114,6 +114,7 @@ class SimComm(Comm):
         return torch.zeros(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
     def background(self, fn, *args):
+        require_function(fn)
         if self._beside is None:
             self._beside = SimComm(
                 self.scheduler, Lane(self.state), self.members, self.on_row, (*self.key, "background")

@@ -9,6 +9,7 @@ from ..comm import sim
 from ..comm.network import Switch
 from ..models.mlp import mlp
 from ..parallel.accounting import account
+from ..parallel.data import Strategy
 from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
 from ..parallel.virtual_time import spending
 from ..plots import designs as drawing
@@ -71,6 +72,14 @@ def designs(*strategies, ranks=4, network=NETWORK, forward=3e-3, backward=6e-3):
     """
     if not strategies:
         raise ValueError("lab.designs needs a strategy, such as DataParallel(): see parallel/data.py")
+    for strategy in strategies:
+        if not isinstance(strategy, Strategy):
+            got = getattr(strategy, "__name__", repr(strategy))
+            raise TypeError(
+                f"lab.designs got {got}: an object of one of the strategies is needed, such as DataParallel()"
+            )
+        if not strategy.synchronous:
+            raise ValueError(f"{strategy} is asynchronous: its ranks take no step together that could be drawn")
     if ranks < 2:
         raise ValueError(f"{ranks} rank has nobody to talk to: lab.designs needs at least 2")
     found = [design_of(strategy, ranks, network, forward, backward) for strategy in strategies]

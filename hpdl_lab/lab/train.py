@@ -1,7 +1,7 @@
 """`lab.train`: a network learns over several ranks, with your all-reduce or your strategy, drawn as it goes."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from ..models import batch_norm
 from ..parallel.data import DataParallel, Strategy
@@ -89,6 +89,11 @@ def train(
             f"strategy={got}: an object of one of the classes in hpdl_lab.parallel is needed, such as "
             "DataParallel(all_reduce); a function alone is given as all_reduce=..."
         )
+    if all_reduce is not None and not callable(all_reduce):
+        raise TypeError(f"all_reduce={all_reduce!r}: a function f(comm, x) is needed, which makes x its sum over ranks")
+    known = [option.name for option in fields(Recipe)]
+    if unknown := [name for name in recipe if name not in known]:
+        raise TypeError(f"lab.train has no {', '.join(unknown)}: a recipe has {', '.join(known)}")
     where = place(ranks)
     model, data, what, suiting = model_and_data(model, data, size, dtype)
     recipe = Recipe(**{**suiting, **recipe})

@@ -8,6 +8,7 @@ import warnings
 import zlib
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ..comm.waits import name_ranks
 
@@ -42,6 +43,7 @@ def require_same(comm, what, value):
 
 def structure(model):
     """{name: what it is}, in words, of every parameter and buffer in the order of registration."""
+    require_values(model)
     first, told = {}, {}
     for name, p in model.named_parameters(remove_duplicate=False):
         kind = "parameter" if p.requires_grad else "frozen parameter"
@@ -49,6 +51,15 @@ def structure(model):
         told[name] = f"a {kind} of {measure(p)}" if same == name else f"the same tensor as {same}"
     told |= {name: f"a buffer of {measure(b)}" for name, b in model.named_buffers()}
     return told
+
+
+def require_values(model):
+    """Raise ValueError where a parameter or buffer has no values yet: torch's lazy layers, and its meta device."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(f"{name} of the model has no shape yet: give the model one batch before ranks share it")
+        if tensor.is_meta:
+            raise ValueError(f"{name} of the model is on torch's meta device and has no values: build it on the CPU")
 
 
 def measure(tensor):

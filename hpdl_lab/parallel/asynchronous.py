@@ -87,6 +87,7 @@ class StaleSynchronous(DataParallel):
 
     def finish(self, comm, model):
         """Take in what is under way, then give every rank the mean of all replicas, and rank 0's buffers."""
+        self.require_begun()
         last = torch.zeros_like(self.buckets[0].flat)
         last[-1] = END
         self.send(last)

@@ -49,8 +49,9 @@ class DataParallelBucketed(Strategy):
 
     def __init__(self, all_reduce=None, bucket_nbytes=25 * MIB, first_nbytes=1 * MIB, assign_buckets=assign_buckets):
         super().__init__(all_reduce)
-        if bucket_nbytes < 1 or first_nbytes < 1:
-            raise ValueError(f"a bucket holds at least 1 byte, got {bucket_nbytes} and {first_nbytes} for the first")
+        if not all(isinstance(nbytes, int | float) and nbytes >= 1 for nbytes in (bucket_nbytes, first_nbytes)):
+            got = f"got {bucket_nbytes!r} and {first_nbytes!r} for the first"
+            raise ValueError(f"a bucket holds a number of bytes, at least 1: {got}")
         self.bucket_nbytes, self.first_nbytes, self.assign_buckets = bucket_nbytes, first_nbytes, assign_buckets
 
     def assign(self, params):

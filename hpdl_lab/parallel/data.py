@@ -9,6 +9,7 @@ mean over the global batch, whatever the sizes of the shards. Where every rank t
 all shards are of one size, the mean over ranks is the same: that is `average_all_gradients`, as Horovod and DDP do it.
 """
 
+import functools
 import inspect
 from contextlib import contextmanager
 
@@ -152,12 +153,16 @@ class Strategy:
         finally:
             self.adds_up = False
 
-    def require_started(self, model):
-        """Raise ValueError unless `model` is what this strategy was started with, and its gradients are complete."""
+    def require_begun(self):
+        """Raise ValueError outside start ... stop."""
         if self.buckets is None:
             raise ValueError(
                 f"{type(self).__name__} was not started: strategy.start(comm, model) before the first step"
             )
+
+    def require_started(self, model):
+        """Raise ValueError unless `model` is what this strategy was started with, and its gradients are complete."""
+        self.require_begun()
         if self.adds_up:
             raise ValueError("add_gradients inside accumulating(): the last backward, and this, come after it")
         now = [p for p in model.parameters() if p.requires_grad]
@@ -172,7 +177,9 @@ class Strategy:
 
         Parameters are equal by now. Buffers are not where each rank has kept the running mean of its own shards: all
         take rank 0's.
+        Raises:  ValueError where the strategy was not started.
         """
+        self.require_begun()
         broadcast_buffers(comm, model)
 
     def stop(self):
@@ -231,9 +238,15 @@ def checked(out, comm, flat):
 
 
 def name_of(value):
-    """How an attendee writes `value`: "ring.all_reduce" for a function of a module of this package, else its name."""
-    name = getattr(value, "__qualname__", None)
-    if name is None:
+    """How an attendee writes `value`, the same on every rank: "ring.all_reduce" for a function of this package.
+
+    A partial is written with its function, an object whose repr would be its address in memory as its class.
+    """
+    if isinstance(value, functools.partial):
+        given = [name_of(a) for a in value.args] + [f"{name}={name_of(a)}" for name, a in value.keywords.items()]
+        return f"partial({', '.join([name_of(value.func), *given])})"
+    if not callable(value) and type(value).__repr__ is not object.__repr__:
         return repr(value)
-    module = getattr(value, "__module__", "") or ""
-    return f"{module.rpartition('.')[2]}.{name}" if module.startswith("hpdl_lab.") else name
+    named = value if hasattr(value, "__qualname__") else type(value)
+    module = getattr(named, "__module__", "") or ""
+    return f"{module.rpartition('.')[2]}.{named.__qualname__}" if module.startswith("hpdl_lab.") else named.__qualname__

@@ -1,10 +1,18 @@
 """What decides the course of a training, apart from the number of ranks, which must not."""
 
-from dataclasses import dataclass
+import math
+import os
+from dataclasses import dataclass, fields
 
 import torch
 
 OPTIMIZERS = ("sgd", "adamw")
+TYPES = {  # of an option: what it may be, and the same in words
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    str: (str | os.PathLike, "a text or the name of a file"),
+    bool: (bool, "True or False"),
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,12 @@ class Recipe:
     resume: bool = False
 
     def __post_init__(self):
+        for option in fields(self):
+            value, (types, words) = getattr(self, option.name), TYPES[option.type]
+            if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+                raise TypeError(f"{option.name}={value!r}: {words} is needed")
+        if not 0 <= self.lr < math.inf or not 0 <= self.momentum < math.inf:
+            raise ValueError(f"lr={self.lr}, momentum={self.momentum}: finite numbers of at least 0 are needed")
         if self.steps < 1 or self.batch < 1:
             raise ValueError(f"training needs at least 1 step of 1 example, got {self.steps} steps of {self.batch}")
         if self.micro_batches < 1:
@@ -40,12 +54,17 @@ class Recipe:
             )
 
     def optimizer_for(self, model):
-        """The torch optimizer of all parameters of `model`."""
+        """The torch optimizer of all parameters of `model`. Raises ValueError where none of them can be trained."""
+        if not any(p.requires_grad for p in model.parameters()):
+            raise ValueError(f"{type(model).__name__} has no parameter that needs a gradient: nothing to train")
         if self.optimizer == "adamw":
             return torch.optim.AdamW(model.parameters(), lr=self.lr)
         return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
 
     def facts(self):
-        """What a checkpoint must have in common with a run that goes on from it: all that a step depends on."""
-        names = ("batch", "lr", "momentum", "seed", "optimizer", "micro_batches")
-        return {name: getattr(self, name) for name in names}
+        """What of it a step depends on, so that a checkpoint and a run that goes on from it must have it in common.
+
+        The rest, which is of the data set and the model, is checkpoint.facts_of.
+        """
+        numbers = {"lr": float(self.lr), "momentum": float(self.momentum)}  # NumPy's are no plain numbers in a file
+        return numbers | {name: getattr(self, name) for name in ("batch", "seed", "optimizer", "micro_batches")}

@@ -42,20 +42,24 @@ def train(comm, model, strategy, data, recipe, reader=None):
              data: a data.dataset.Dataset, recipe: a Recipe: the same on every rank.
              reader: a data.loading.Reader; by default examples are there when they are asked for.
     Returns: Trained. The losses are of the global batch, the same on every rank.
-    Raises:  ValueError on every rank where ranks differ in recipe, data or model, or outnumber the examples of a batch.
+    Raises:  ValueError on every rank where ranks differ in recipe, data or model, or outnumber the examples of a batch;
+             OSError and ValueError on every rank where the recipe's checkpoint cannot be used: see checkpoint.py.
     """
     n = len(data.train_y)
     require_same(comm, "recipe", f"{recipe} for {n:,} examples of shape {tuple(data.train_x.shape[1:])}")
     check_batch(n, recipe.batch, comm.size)
     reader = Reader() if reader is None else reader
     optimizer = recipe.optimizer_for(model)
+    if recipe.checkpoint_every:
+        checkpoint.require_writable(comm, recipe.checkpoint)
     strategy.start(comm, model)
+    facts = recipe.facts() | checkpoint.facts_of(data, model)
     try:
-        first = steps_taken(comm, model, optimizer, recipe)
+        first = steps_taken(comm, model, optimizer, recipe, facts)
         schedule = islice(batches(n, recipe.batch, recipe.seed, first), recipe.steps - first)
         shards = reader.shards(comm, data.train_x, data.train_y, enumerate(schedule, first), recipe.seed)
         with closing(shards), synchronized(model, comm):
-            losses, samples, seconds = take_steps(comm, model, strategy, optimizer, shards, recipe, first)
+            losses, samples, seconds = take_steps(comm, model, strategy, optimizer, shards, recipe, first, facts)
         strategy.finish(comm, model)
     finally:
         strategy.stop()
@@ -66,18 +70,21 @@ def train(comm, model, strategy, data, recipe, reader=None):
     return Trained(losses, seconds, samples, loss, accuracy, flat)
 
 
-def steps_taken(comm, model, optimizer, recipe):
+def steps_taken(comm, model, optimizer, recipe, facts):
     """How many steps have been taken before this run: those of the checkpoint that it goes on from, else none."""
     if not recipe.resume:
         return 0
-    first = checkpoint.restore(comm, recipe.checkpoint, model, optimizer, recipe.facts())
+    first = checkpoint.restore(comm, recipe.checkpoint, model, optimizer, facts)
     if first >= recipe.steps:
         raise ValueError(f"{recipe.checkpoint} holds {first} steps already: ask for more than steps={recipe.steps}")
     return first
 
 
-def take_steps(comm, model, strategy, optimizer, shards, recipe, first):
-    """A step for each of `shards`, from step number `first` on; returns losses, samples and seconds of all."""
+def take_steps(comm, model, strategy, optimizer, shards, recipe, first, facts):
+    """A step for each of `shards`, from step number `first` on; returns losses, samples and seconds of all.
+
+    facts: what a run that goes on from a checkpoint of this one must have in common with it.
+    """
     losses, samples, clock = [], 0, comm.trace.clock
     begin = before = clock()
     for step in range(first, recipe.steps):
@@ -96,7 +103,7 @@ def take_steps(comm, model, strategy, optimizer, shards, recipe, first):
             comm.report(step=step, loss=told, samples_per_s=batch * 1e9 / (now - before) if now > before else 0.0)
         before = now
         if recipe.checkpoint_every and (step + 1) % recipe.checkpoint_every == 0:
-            checkpoint.save(comm, recipe.checkpoint, model, optimizer, step + 1, recipe.facts())
+            checkpoint.save(comm, recipe.checkpoint, model, optimizer, step + 1, facts)
     return losses, samples, (before - begin) / 1e9
 
 
