@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 
 from hpdl_lab.comm import sim
+from hpdl_lab.comm.errors import Deadlock
 from hpdl_lab.comm.network import Switch
+from hpdl_lab.models import gpt
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
 from hpdl_lab.parallel.virtual_time import spending
 
@@ -73,3 +75,168 @@ def test_where_messages_take_longer_than_arithmetic_only_the_arithmetic_is_hidde
 def test_a_model_without_parameters_cannot_spend_time():
     with pytest.raises(ValueError, match="no layers that could share its time"), spending(None, nn.ReLU(), 1.0, 1.0):
         pass
+
+
+class Attention(nn.Module):
+    """MultiheadAttention uses the weight of its child out_proj, which it does not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.attention = nn.Linear(6, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.last = nn.ParameterList([nn.Parameter(torch.randn(8, 1) / 3)])  # which cannot be called
+
+    def forward(self, x):
+        x = self.first(x)[:, None]
+        return self.attention(x, x, x, need_weights=False)[0][:, 0] @ self.last[0]
+
+
+class Borrowed(nn.Module):
+    """Uses the weight of `last`, and calls `last` afterwards, or never."""
+
+    def __init__(self, calls=False):
+        super().__init__()
+        self.calls, self.first, self.last = calls, nn.Linear(6, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = linear(self.first(x), self.last.weight)
+        return self.last(x) if self.calls else x
+
+
+class Apart(nn.Module):
+    """Two dtypes in one layer, a layer that is never used, a buffer that counts examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.single, self.double_ = nn.Parameter(torch.randn(6, 3)), nn.Parameter(torch.randn(3, 2).double())
+        self.unused = nn.Linear(3, 3).double()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return (x.float() @ self.single).double() @ self.double_
+
+
+def rows(comm):
+    """This rank's of 8 examples (8, 6)."""
+    return torch.randn(8, 6, generator=torch.Generator().manual_seed(5)).double()[comm.rank :: comm.size]
+
+
+def stepping(comm, design, build, also=""):
+    """(parameters after finish, buffers, outputs of evaluations) of STEPS steps with weight decay.
+
+    also: "evaluates" after every step, "nan" in rank 1's input, "twice" backward, "one more" step on rank 1.
+    """
+    torch.manual_seed(0)
+    model, strategy, x, outputs = build(), design(), rows(comm), []
+    strategy.start(comm, model)
+    strategy.start(comm, model)  # the second start replaces the first
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    for _ in range(STEPS + (comm.rank if also == "one more" else 0)):
+        optimizer.zero_grad()
+        y = model(x * (torch.nan if also == "nan" and comm.rank == 1 else 1))
+        (y.pow(2).sum() / 8).backward()
+        if also == "twice":
+            model(x).sum().backward()
+        strategy.add_gradients(comm, model)
+        optimizer.step()
+        if also == "evaluates":
+            with torch.no_grad():
+                outputs.append(model.eval()(torch.ones(1, 6).double()).sum())
+            model.train()
+    strategy.finish(comm, model)
+    strategy.stop()
+    return [p.detach().clone() for p in model.parameters()], list(model.buffers()), outputs
+
+
+def difference(run, other):
+    return max(float((a - b).abs().max()) for a, b in zip(run, other, strict=True))
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("build", [lambda: Attention().double(), Apart], ids=["attention", "apart"])
+@pytest.mark.filterwarnings("ignore:the loss does not depend on all parameters")
+def test_layers_that_are_used_without_a_call_mixed_dtypes_and_unused_layers_are_as_on_one_rank(design, build):
+    alone = sim.run(1, stepping, SCaffe, build, "evaluates")[0]
+    for run in (several := sim.run(3, stepping, design, build, "evaluates")):
+        assert difference(run[0], alone[0]) < 1e-6, "parameters"
+        assert difference(run[2], alone[2]) < 1e-6, "evaluations between steps, which every rank makes"
+        assert [b.tolist() for b in run[1]] == [b.tolist() for b in several[0][1]], "rank 0's buffers"
+
+
+def micro_batches(comm, design):
+    """Gradients of rank 0 from two micro-batches, the first one inside accumulating()."""
+    torch.manual_seed(0)
+    model, strategy, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1)), design(), rows(comm).float()
+    strategy.start(comm, model)
+    with strategy.accumulating():
+        model(x).sum().backward()
+    model(x).sum().backward()
+    local = [p.grad.clone() for p in model.parameters()]
+    strategy.add_gradients(comm, model)
+    return local, [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_micro_batches_travel_after_the_last_one_and_only_then(design):
+    run = sim.run(2, micro_batches, design)
+    sums = [a + b for a, b in zip(run[0][0], run[1][0], strict=True)]
+    assert difference(run[0][1], sums) < 1e-4
+    assert run[1][1] == [None] * 4, "only rank 0 takes the step"
+
+
+def tiny_gpt(comm, design):
+    """Parameters after two steps of a GPT, whose table of tokens is its last layer, too."""
+    model, strategy = gpt.build(vocabulary=11, block=4, layers=1, heads=2, width=8, dtype="float64"), design()
+    tokens = torch.arange(24).reshape(6, 4)[comm.rank :: comm.size] % 11
+    strategy.start(comm, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (cross_entropy(model(tokens).flatten(0, -2), tokens.flatten(), reduction="sum") / 24).backward()
+        strategy.add_gradients(comm, model)
+        optimizer.step()
+    strategy.finish(comm, model)
+    return [p.detach() for p in model.parameters()]
+
+
+def test_a_gpt_with_tied_weights_overlaps_rightly():
+    alone = sim.run(1, tiny_gpt, SCaffe)[0]
+    for run in sim.run(2, tiny_gpt, SCaffeOverlappedReduction):
+        assert difference(run, alone) < 1e-10
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_nan_on_one_rank_is_named_on_all_of_them(design):
+    with pytest.raises(FloatingPointError, match="rank 1 has NaN in the gradient of 0.bias"):
+        sim.run(2, stepping, design, lambda: nn.Sequential(nn.Linear(6, 2)).double(), "nan")
+
+
+def test_a_weight_that_is_used_before_it_comes_is_an_error_and_never_stale():
+    with pytest.raises(ValueError, match="last.weight was used before it came from rank 0"):
+        sim.run(2, stepping, SCaffeOverlappedPropagation, lambda: Borrowed().double())
+    with pytest.raises(FloatingPointError, match="rank 1 has NaN in the gradient"):
+        sim.run(2, stepping, SCaffeOverlappedPropagation, lambda: Borrowed(calls=True).double())
+    sim.run(2, stepping, SCaffe, lambda: Borrowed(calls=True).double())
+
+
+def test_two_backward_passes_without_accumulating_are_an_error_where_gradients_travel_at_once():
+    with pytest.raises(ValueError, match=r"became ready twice in one step.*accumulating"):
+        sim.run(2, stepping, SCaffeOverlappedReduction, lambda: nn.Linear(6, 2).double(), "twice")
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_a_rank_that_makes_one_step_more_hears_that_the_other_left_the_loop(design):
+    with pytest.raises(Deadlock, match="rank 0 left the loop one step early"):
+        sim.run(2, stepping, design, lambda: nn.Linear(6, 2).double(), "one more")
+
+
+def some_calls_only(comm):
+    torch.manual_seed(0)
+    model, strategy = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 2)).double(), SCaffe()
+    strategy.start(comm, model)
+    model[0](rows(comm)).sum().backward()
+
+
+def test_a_model_that_is_called_in_part_only_is_an_error():
+    with pytest.raises(ValueError, match=r"0\.(weight|bias) was used before it came.*call the model as a whole"):
+        sim.run(2, some_calls_only)

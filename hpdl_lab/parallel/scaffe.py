@@ -13,8 +13,10 @@ gradients to rank 0, which alone takes the optimizer's step. Ref: Awan et al. 20
 from contextlib import ExitStack
 
 import torch
+from torch import nn
 
-from .data import Strategy
+from .data import Strategy, broadcast_buffers
+from .packing import by_dtype
 
 
 class SCaffe(Strategy):
@@ -22,79 +24,136 @@ class SCaffe(Strategy):
 
         seconds per step = sum(b) + sum(f) + sum(B) + sum(r) + update
 
-    Steps: a broadcast and a reduction per layer.   Bytes: N elements from rank 0 to all, and N from all to rank 0.
+    The first forward of a step brings rank 0's parameters to the other ranks, be it for training or, under no_grad,
+    to evaluate. So all calls go to the model as a whole, and none comes between add_gradients and optimizer.step.
+    Steps: a broadcast and a reduction per layer and dtype, and a broadcast of a flag.
+    Bytes: N elements from rank 0 to all, and N + layers from all to rank 0.
     """
 
     overlaps_propagation = overlaps_reduction = False
+    beside = True
 
     def __init__(self):
         super().__init__()
         self.hooks = ExitStack()
 
     def assign(self, params):
-        return []
+        place = {id(p): index for index, p in enumerate(params)}
+        return [[place[id(p)] for p in layer] for layer in self.layers]
 
     def start(self, comm, model):
         """Begin with rank 0's parameters; hooks bring them to the other ranks at the beginning of every forward."""
-        super().start(comm, model)
+        self.stop()
         self.layers = layers_of(model)
+        super().start(comm, model)
+        self.comm = comm
         self.layer_of = {id(p): i for i, layer in enumerate(self.layers) for p in layer}
-        self.coming, self.going = [], []  # Works: of the broadcasts by layer; of the reductions, from the last layer on
-        self._forget_gradients()
-        self._hook(model.register_forward_pre_hook(lambda *_: self._propagate(comm)))
+        self._begin_step()
+        # Before all other hooks: such a one may compute a weight from parameters, as weight_norm does.
         for module in model.modules():
-            needed = sorted({self.layer_of[id(p)] for p in module.parameters(recurse=False) if id(p) in self.layer_of})
+            needed = sorted({self.layer_of[id(p)] for p in used_without_a_call(module) if id(p) in self.layer_of})
             if needed:
-                self._hook(module.register_forward_pre_hook(lambda *_, needed=needed: self._await(needed)))
-        for param in self.params:
-            self._hook(param.register_post_accumulate_grad_hook(lambda param: self._on_gradient(comm, param)))
+                self._hook(module.register_forward_pre_hook(lambda *_, n=needed: self._await(n), prepend=True))
+        self._hook(model.register_forward_pre_hook(lambda *_: self._propagate(), prepend=True))
+        self._hook(model.register_forward_hook(lambda *_: self._arrive(range(len(self.layers)))))
+        for name, param in zip(self.names, self.params, strict=True):
+            self._hook(param.register_post_accumulate_grad_hook(lambda p, name=name: self._on_gradient(p, name)))
 
     def _hook(self, handle):
         self.hooks.callback(handle.remove)
 
-    def _propagate(self, comm):
-        """Start to broadcast every layer, the first one first; in the blocking design, wait for all of them."""
-        if not torch.is_grad_enabled() or self.coming:
-            return
-        self.coming = [comm.background(broadcast_layer, layer) for layer in self.layers]
-        if not self.overlaps_propagation:
+    def _begin_step(self):
+        self.coming = []  # Works of the broadcasts by layer, None of one that has arrived; [] before the first forward
+        self.awaited = set()  # layers that a hook has waited for
+        self.left = [{id(p) for p in layer} for layer in self.layers]  # whose gradients are still to come
+        self.going = []  # Works of the reductions, from the last layer on
+
+    def _propagate(self):
+        """Start to broadcast every layer, the first one first; wait for all of them, unless layers do it one by one."""
+        one_by_one = self.overlaps_propagation and torch.is_grad_enabled()
+        if not self.coming:
+            if one_by_one and self.comm.rank != 0:
+                for param in self.params:
+                    param.data.fill_(torch.nan)  # what is used before it comes must not go unseen
+            self.coming = [self.comm.background(broadcast_layer, layer) for layer in self.layers]
+        if not one_by_one:
             self._await(range(len(self.layers)))
 
     def _await(self, layers):
+        """Wait for `layers`, before they are used. Not in the forward of a part of the model only: nothing comes."""
+        if self.coming:
+            self._arrive(layers)
+            self.awaited.update(layers)
+
+    @torch.inference_mode(False)  # in an evaluation, too, parameters stay what backward can go through
+    def _arrive(self, layers):
         for i in layers:
-            if self.coming:
-                self.coming[i].wait()
+            if self.coming[i] is not None:
+                flat, self.coming[i] = self.coming[i].wait(), None
+                if self.comm.rank != 0:
+                    sizes = [p.numel() for p in self.layers[i]]
+                    for param, part in zip(self.layers[i], flat.split(sizes), strict=True):
+                        param.data.copy_(part.view(param.shape))
 
-    def _on_gradient(self, comm, param):
+    def _on_gradient(self, param, name):
         """One more gradient is there: start the reduction of every layer that is whole and next, from the last on."""
-        self.left[self.layer_of[id(param)]].discard(id(param))
-        if self.overlaps_reduction and not self.adds_up:
-            while len(self.going) < len(self.layers) and not self.left[len(self.layers) - 1 - len(self.going)]:
-                self._reduce_next(comm)
+        layer = self.layer_of[id(param)]
+        if layer not in self.awaited:
+            raise ValueError(
+                f"{name} was used before it came from rank 0, for which {self} waits when modules are called: call the "
+                "model as a whole, and in it the module of this parameter; or use SCaffe(), where only the first counts"
+            )
+        if self.adds_up or not self.overlaps_reduction:
+            return
+        if id(param) not in self.left[layer]:
+            raise ValueError(
+                f"the gradient of {name} became ready twice in one step: all backward passes but the last belong into "
+                "`with strategy.accumulating():`"
+            )
+        self.left[layer].discard(id(param))
+        while len(self.going) < len(self.layers) and not self.left[len(self.layers) - 1 - len(self.going)]:
+            self._reduce_next()
 
-    def _reduce_next(self, comm):
-        layer = self.layers[len(self.layers) - 1 - len(self.going)]
-        self.going.append(comm.background(reduce_layer, layer))
+    def _reduce_next(self):
+        bucket = self.buckets[len(self.layers) - 1 - len(self.going)]
+        for i in range(len(bucket.params)):
+            bucket.put(i)
+        self.going.append(self.comm.background(reduce_layer, bucket.packed()))
 
     def add_gradients(self, comm, model):
-        """On rank 0 the sum over ranks; elsewhere no gradient: the new parameters come with the next forward."""
-        self.require_started(model)
-        while len(self.going) < len(self.layers):
-            self._reduce_next(comm)
-        for layer, work in zip(reversed(self.layers), self.going, strict=True):
-            for param, total in zip(layer, work.wait() or [None] * len(layer), strict=True):
-                param.grad = total
-        self._await(range(len(self.layers)))  # where no forward has waited for them
-        self.coming, self.going = [], []
-        self._forget_gradients()
+        """On rank 0 the sum over ranks; elsewhere no gradient: the new parameters come with the next forward.
 
-    def _forget_gradients(self):
-        self.left = [{id(p) for p in layer} for layer in self.layers]
+        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer.
+        """
+        self.require_started(model)
+        self._propagate()  # on a rank that had nothing to compute
+        self._await(range(len(self.layers)))
+        while len(self.going) < len(self.layers):
+            self._reduce_next()
+        totals = [work.wait() for work in self.going]
+        self._begin_step()
+        self.hand_back(comm, totals[::-1])
+
+    def hand_back(self, comm, totals):
+        """Tell all ranks whether all is well, which only rank 0 sees, then as everywhere. totals: None elsewhere."""
+        flag = sum(float(total[-1]) for total in totals) if comm.rank == 0 else 0.0
+        flag = comm.broadcast(torch.tensor([flag], dtype=torch.float64, device=comm.device))
+        unused = self.verdict.of(comm, self.params, self.buckets, [flag])
+        for param in self.params:
+            param.grad = None
+        if comm.rank == 0:
+            for bucket, total in zip(self.buckets, totals, strict=True):
+                bucket.hand_back(total)
+            for index in unused:
+                self.params[index].grad = None
 
     def finish(self, comm, model):
-        """Give every rank the parameters of the last step, which only rank 0 has taken."""
-        for layer in self.layers:
-            broadcast_layer(comm, layer)
+        """Give every rank the parameters of the last step, which only rank 0 has taken, and rank 0's buffers."""
+        self.require_started(model)
+        self._propagate()
+        self._await(range(len(self.layers)))
+        # Beside, as everything before it: where a rank makes one step more, the two meet in one order of messages.
+        comm.background(broadcast_buffers, model).wait()
 
     def stop(self):
         self.hooks.close()
@@ -103,6 +162,11 @@ class SCaffe(Strategy):
 
 class SCaffeOverlappedPropagation(SCaffe):
     """SC-OB: a layer's forward waits for its own parameters only.
+
+    A module that has parameters of its own may use those of its children, too, without a call (MultiheadAttention
+    does): it waits for all of them. Other modules wait for nothing, and may only call theirs: the gradient of a
+    parameter that nobody has waited for is a ValueError. Until they come, parameters are NaN on all ranks but 0, so
+    that a use before the call is NaN in a gradient, and found as such. A forward without gradients waits for all.
 
     end of f[l] = max(end of f[l-1], b[1] + ... + b[l]) + f[l];   then + sum(B) + sum(r) + update
     """
@@ -120,31 +184,37 @@ class SCaffeOverlappedReduction(SCaffeOverlappedPropagation):
 
 
 def layers_of(model):
-    """The trainable parameters of each module that has some, in order of registration; tied ones with the first."""
+    """The trainable parameters of each module that has some, in order of registration; tied ones with the first.
+
+    Those of one module are one layer, or one for each dtype.
+    """
     seen, layers = set(), []
     for module in model.modules():
         own = [p for p in module.parameters(recurse=False) if p.requires_grad and id(p) not in seen]
         seen.update(id(p) for p in own)
-        if own:
-            layers.append(own)
+        layers += [[own[i] for i in part] for part in by_dtype(own).values()]
     return layers
 
 
+def used_without_a_call(module):
+    """Parameters that the forward of `module` may use without a call of their module: all, or none. See SC-OB."""
+    return list(module.parameters()) if owns_parameters(module) else []
+
+
+def owns_parameters(module):
+    """True where `module` has parameters itself, or in a child that cannot be called, such as a ParameterList."""
+    held = [child for child in module.children() if type(child).forward is nn.Module.forward]
+    return any(True for _ in module.parameters(recurse=False)) or any(map(owns_parameters, held))
+
+
 def broadcast_layer(comm, layer):
-    """Give every rank rank 0's parameters of one layer."""
-    for param in layer:
-        flat = param.detach().clone().reshape(-1)
-        comm.broadcast(flat)
-        param.data.copy_(flat.view(param.shape))
+    """(n,): rank 0's parameters of one layer, one after the other, on every rank."""
+    return comm.broadcast(torch.cat([p.detach().reshape(-1) for p in layer]))
 
 
-def reduce_layer(comm, layer):
-    """On rank 0 the gradients of one layer, added over ranks; None elsewhere."""
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in layer])
-    total = comm.reduce(flat)
-    if total is None:
-        return None
-    return [part.view(p.shape) for p, part in zip(layer, total.split([p.numel() for p in layer]), strict=True)]
+def reduce_layer(comm, flat):
+    """On rank 0 the gradients of one layer and their flag, (n + 1,), added over ranks; None elsewhere."""
+    return comm.reduce(flat)
 
 
 def step_seconds(design, broadcasts, forwards, backwards, reductions, update=0.0):
