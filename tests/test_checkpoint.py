@@ -4,6 +4,7 @@ import pytest
 
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.data import digits
+from hpdl_lab.data.loading import Reader
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel import checkpoint
 from hpdl_lab.parallel.data import DataParallel
@@ -12,12 +13,13 @@ from hpdl_lab.parallel.training import Recipe, train
 STEPS, EVERY = 8, 3
 
 
-def run(p, path="", data=None, dtype="float64", **recipe):
+def run(p, path="", data=None, dtype="float64", reader=None, **recipe):
     """The results of training a small network on p simulated ranks."""
     recipe = Recipe(**{"steps": STEPS, "batch": 50, "checkpoint": str(path), **recipe})
 
     def body(comm):
-        return train(comm, mlp((64, 16, 10), dtype=dtype), DataParallel(), data or digits.load(dtype), recipe)
+        model = mlp((64, 16, 10), dtype=dtype)
+        return train(comm, model, DataParallel(), data or digits.load(dtype), recipe, reader)
 
     return sim.run(p, body)
 
@@ -39,7 +41,7 @@ def test_the_momentum_is_part_of_it(tmp_path):
     whole, rest = run(1)[0], run(1, path, resume=True)[0]
     model = mlp((64, 16, 10), dtype="float64")
     optimizer = Recipe().optimizer_for(model)
-    facts = Recipe(batch=50).facts() | checkpoint.facts_of(digits.load("float64"), model)
+    facts = Recipe(batch=50).facts() | checkpoint.facts_of(digits.load("float64"), model) | {"prepare": "None"}
     sim.run(1, checkpoint.restore, path, PerRank([model]), PerRank([optimizer]), facts)
     optimizer.state.clear()
     sim.run(1, checkpoint.save, path, model, optimizer, EVERY, facts)
@@ -95,6 +97,10 @@ def test_what_it_cannot_go_on_from_is_said_on_every_rank(tmp_path):
         run(2, path, resume=True, steps=3)
 
 
+def darker(x, numbers):
+    return x / 2
+
+
 def test_it_does_not_go_on_with_other_data_or_parameters_of_another_dtype(tmp_path):
     path = tmp_path / "run.pt"
     run(2, path, steps=EVERY, checkpoint_every=EVERY)
@@ -104,6 +110,8 @@ def test_it_does_not_go_on_with_other_data_or_parameters_of_another_dtype(tmp_pa
     for other in (ours._replace(train_y=ours.train_y.roll(1)), ours._replace(train_x=ours.train_x + 1e-9)):
         with pytest.raises(ValueError, match=r"training: checksum of the data \d+, now \d+\n"):
             run(2, path, resume=True, data=other)
+    with pytest.raises(ValueError, match="training: prepare 'None', now '.*darker'"):
+        run(2, path, resume=True, reader=Reader(prepare=darker))
 
 
 def test_a_file_in_which_one_bit_has_changed_is_refused(tmp_path):
@@ -129,7 +137,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     def body(comm):
         model = mlp((64, 17, 10), dtype="float64")
         recipe = Recipe(steps=STEPS, batch=50)
-        facts = recipe.facts() | checkpoint.facts_of(digits.load("float64"), model)
+        facts = recipe.facts() | checkpoint.facts_of(digits.load("float64"), model) | {"prepare": "None"}
         return checkpoint.restore(comm, path, model, recipe.optimizer_for(model), facts)
 
     with pytest.raises(ValueError, match=r"of another model or optimizer: .*size mismatch for 0\.weight"):

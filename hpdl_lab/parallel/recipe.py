@@ -64,7 +64,7 @@ class Recipe:
     def facts(self):
         """What of it a step depends on, so that a checkpoint and a run that goes on from it must have it in common.
 
-        The rest, which is of the data set and the model, is checkpoint.facts_of.
+        The rest, which is of the data set, the model and the reader, comes from checkpoint.facts_of and training.train.
         """
         numbers = {"lr": float(self.lr), "momentum": float(self.momentum)}  # NumPy's are no plain numbers in a file
         return numbers | {name: getattr(self, name) for name in ("batch", "seed", "optimizer", "micro_batches")}

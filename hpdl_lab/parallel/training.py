@@ -12,6 +12,7 @@ from ..data.sharding import batches, check_batch, shard
 from ..models.batch_norm import synchronized
 from . import checkpoint
 from .agreement import require_same
+from .data import name_of
 from .recipe import Recipe
 
 __all__ = ["Recipe", "Trained", "evaluate", "train", "train_step"]
@@ -53,7 +54,7 @@ def train(comm, model, strategy, data, recipe, reader=None):
     if recipe.checkpoint_every:
         checkpoint.require_writable(comm, recipe.checkpoint)
     strategy.start(comm, model)
-    facts = recipe.facts() | checkpoint.facts_of(data, model)
+    facts = recipe.facts() | checkpoint.facts_of(data, model) | {"prepare": name_of(reader.prepare)}
     try:
         first = steps_taken(comm, model, optimizer, recipe, facts)
         schedule = islice(batches(n, recipe.batch, recipe.seed, first), recipe.steps - first)
