@@ -587,3 +587,31 @@ def test_an_all_reduce_that_fails_in_the_background_is_raised_in_the_step():
         sim.run(2, a_step, DataParallelOverlapped(broken, **SMALL), mlp(SIZES))
     with pytest.raises(ValueError, match=r"given shape \(11,\) and returned shape \(2,\)"):
         sim.run(2, a_step, DataParallelOverlapped(lambda comm, x: x[:2], **SMALL), mlp(SIZES))
+
+
+def test_after_a_step_that_failed_the_next_one_begins_with_nothing():
+    def steps(comm, model):
+        calls, said = [], []
+
+        def fails_once(comm, x):
+            calls.append(x)
+            if len(calls) == 3:
+                raise LookupError("of the all_reduce")
+            return comm.all_reduce(x)
+
+        strategy = DataParallelOverlapped(fails_once, **SMALL)
+        strategy.start(comm, model)
+        model[2].weight.register_hook(lambda grad: 1 // (len(said) != 2) * grad)
+        for _ in range(5):
+            model.zero_grad()
+            try:
+                backward(model, comm)
+                strategy.add_gradients(comm, model)
+                said.append("")
+            except (ArithmeticError, LookupError, ValueError) as error:
+                said.append(str(error))
+        return said
+
+    for said in sim.run(2, steps, mlp(SIZES)):
+        assert [said[0], said[1], said[4]] == ["of the all_reduce", "", ""] and "zero" in said[2]
+        assert said[3].endswith("or the backward before this one failed")

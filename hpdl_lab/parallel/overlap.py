@@ -5,6 +5,7 @@ beside it                            [bucket 0]   [bucket 1][bucket 2]
                                                              ^^^^^ only what is left after backward is exposed
 """
 
+from ..comm.errors import CommError
 from .buckets import MIB, DataParallelBucketed, assign_buckets
 from .data import checked
 
@@ -17,12 +18,14 @@ class Reducer:
     bucket_of:  [number of its bucket] of every parameter.
     missing:    [how many gradients it still waits for] of every bucket.
     works:      [Work] of the buckets that have been started: bucket len(works) is the next.
+    given_up:   [Work] of a step that failed before it had all gradients: waited for with the next, for nothing.
     """
 
     def __init__(self, buckets, all_reduce):
         self.buckets, self.all_reduce = buckets, all_reduce
         self.place = {i: (b, k) for b, bucket in enumerate(buckets) for k, i in enumerate(bucket.indices)}
         self.bucket_of = [self.place[i][0] for i in range(len(self.place))]
+        self.given_up = []
         self.begin()
 
     def begin(self):
@@ -34,13 +37,35 @@ class Reducer:
     def collect(self, index):
         """Copy the gradient of parameter `index` into its bucket. Raises ValueError where it was there already."""
         if self.there[index]:
+            self.given_up += self.works
+            self.begin()
             raise ValueError(
                 f"the gradient of parameter {index} became ready twice in one step: all backward passes but the last "
-                "belong into `with strategy.accumulating():`"
+                "belong into `with strategy.accumulating():`; or the backward before this one failed"
             )
         self.there[index] = True
         bucket, k = self.place[index]
         self.buckets[bucket].put(k)
+
+    def end(self):
+        """Wait for all buckets, and begin a new step. Returns [what all_reduce has returned] of every bucket.
+
+        Raises what the first of them raised, after all have ended: a step that failed leaves nothing under way, unless
+        other ranks do not answer.
+        """
+        works, given_up, self.given_up = self.works, self.given_up, []
+        self.begin()
+        results, first = [], None
+        for work in (*given_up, *works):
+            try:
+                results.append(work.wait())
+            except CommError:
+                raise
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return results[len(given_up) :]
 
 
 def gradient_ready(comm, reducer, index):
@@ -117,14 +142,12 @@ class DataParallelOverlapped(DataParallelBucketed):
         for index in reversed(range(len(self.params))):
             if not reducer.there[index]:
                 self.gradient_ready(comm, reducer, index)
-        works = reducer.works
-        if len(works) != len(self.buckets):
+        if len(reducer.works) != len(self.buckets):
             raise ValueError(
-                f"gradient_ready has started {len(works)} of {len(self.buckets)} buckets; all are complete"
+                f"gradient_ready has started {len(reducer.works)} of {len(self.buckets)} buckets; all are complete"
             )
-        totals = [checked(w.wait(), comm, b.flat) for w, b in zip(works, self.buckets, strict=True)]
-        reducer.begin()
-        self.hand_back(comm, totals)
+        results = reducer.end()
+        self.hand_back(comm, [checked(out, comm, b.flat) for out, b in zip(results, self.buckets, strict=True)])
 
     def stop(self):
         """Remove the hooks."""
