@@ -17,6 +17,7 @@ class Lane(SimRank):
     def __init__(self, rank):
         """rank: the SimRank beside which it runs, which may be a Lane itself."""
         super().__init__(rank.scheduler, rank.index, rank.trace.enabled)
+        self.rank = rank
         self.trace = rank.trace.beside("background", self.clock_ns)
         self.calls = rank.calls
         self.state = "finished"
@@ -31,6 +32,12 @@ class Lane(SimRank):
             self.state = "running"
             self.code = Coroutine(self._main, self.scheduler.outside)
             self.scheduler.resume_at(max(self.clock, work.posted), self)
+
+    def sleep_until(self, seconds):
+        """Let virtual time pass, but not without end beside a rank that has failed: nobody waits for this any more."""
+        if self.rank.state == "failed":
+            raise GreenletExit
+        super().sleep_until(seconds)
 
     def _main(self):
         try:
