@@ -25,11 +25,11 @@ def train(comm, sometimes_from=0, only_on=None, **fusion):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).double()
     sometimes = nn.Linear(3, 3, bias=False).double()
+    x, y = torch.randn(24, 8).double(), torch.randint(0, 4, (24,))  # before other simulated ranks draw
     params = [*model.parameters(), *sometimes.parameters()]
     names = [*model.named_parameters(), ("sometimes", sometimes.weight)]
     optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)
     optimizer = DistributedOptimizer(optimizer, comm, names, **fusion)
-    x, y = torch.randn(24, 8).double(), torch.randint(0, 4, (24,))
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
     course = []
     for step in range(STEPS):
@@ -92,12 +92,15 @@ def test_nothing_is_negotiated_after_the_first_step():
     batch = (elements + n + 1) * 8  # one batch: a flag for each gradient, and one more
     later = sent[-(STEPS - 1) * 2 :]
     assert [sum(later[i : i + 2]) for i in range(0, len(later), 2)] == [batch] * (STEPS - 1), "a ring of 2 ranks"
-    assert sum(sent[: -len(later)]) == 4 * n + batch, "rank 0's answer, and the first all-reduce"
+    first = sum(sent[: -len(later)])
+    assert first == 2 * 8 + 4 * n + batch, "do all mean the same? (8 bytes each); rank 0's answer; the first all-reduce"
 
 
 def test_with_threshold_0_every_gradient_travels_alone():
     sent = messages(run(2, threshold=0))
-    assert len(sent) == 1 + STEPS * 5 * 2, "one answer; a ring of two ranks sends two messages for each of 5 gradients"
+    assert len(sent) == 2 + STEPS * 5 * 2, (
+        "a digest, an answer; a ring of two ranks sends two messages for each of 5 gradients"
+    )
 
 
 def test_a_batch_is_the_greedy_first_fit_of_one_dtype():

@@ -37,8 +37,22 @@ def require_same(comm, what, value):
 
     what: its name in the sentence, such as "recipe".
     """
-    if len({d for (d,) in everybodys(comm, [digest(str(value))])}) > 1:
-        raise ValueError(difference([dict(pairs) for pairs in everybodys_items(comm, [(what, str(value))])]))
+    require_same_table(comm, {what: str(value)})
+
+
+def require_same_parameters(comm, params, names, plan):
+    """Raise ValueError on every rank unless all have parameters of the same names, shapes and dtypes in one order.
+
+    plan: what else must be the same, in words, as of require_same_model. Collective: an all_gather of 8 bytes.
+    """
+    told = {name: f"number {i} of {measure(p)}" for i, (name, p) in enumerate(zip(names, params, strict=True))}
+    require_same_table(comm, {"strategy": plan} | told)
+
+
+def require_same_table(comm, told):
+    """Raise ValueError on every rank unless `told`, {name: what it is}, is the same on all ranks. Collective."""
+    if len({d for (d,) in everybodys(comm, [digest(told)])}) > 1:
+        raise ValueError(difference([dict(pairs) for pairs in everybodys_items(comm, told.items())]))
 
 
 def structure(model):

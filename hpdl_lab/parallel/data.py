@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ..comm.buffers import DTYPES, dtype_name
 from ..comm.calls import only_calls
 from .agreement import require_same_model
 from .packing import Bucket, by_dtype
@@ -29,13 +30,13 @@ def broadcast_parameters(comm, model):
 
     Args:    model: nn.Module, of the same structure on every rank, overwritten in place.
     Returns: None.
-    Raises:  ValueError where the ranks' sizes differ; CommTimeout if a rank does not answer.
+    Raises:  Mismatch where the ranks' sizes or dtypes differ; CommTimeout if a rank does not answer.
     Steps: one broadcast per tensor.   Bytes: rank 0 sends every parameter and buffer, the others send what the
     algorithm of the broadcast lets them pass on.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-        comm.broadcast(flat.view(torch.uint8))  # as bytes, so that a mask of bools travels, too
+        comm.broadcast(as_sent(flat))
         tensor.data.copy_(flat.view(tensor.shape))
 
 
@@ -43,8 +44,13 @@ def broadcast_buffers(comm, model):
     """Give every rank the buffers of rank 0, as broadcast_parameters does at the start."""
     for buffer in model.buffers():
         flat = buffer.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-        comm.broadcast(flat.view(torch.uint8))
+        comm.broadcast(as_sent(flat))
         buffer.copy_(flat.view(buffer.shape))
+
+
+def as_sent(flat):
+    """`flat` in its own dtype, which every rank must have; as bytes where no message has it, as for a mask of bools."""
+    return flat if dtype_name(flat.dtype) in DTYPES else flat.view(torch.uint8)
 
 
 def average_all_gradients(comm, params, all_reduce):

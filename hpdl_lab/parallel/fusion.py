@@ -6,18 +6,21 @@
 
 A batch carries, behind its gradients, one number per gradient: on how many ranks there is none (they give zeros); and
 one more: how many ranks have a gradient that the cached answer does not know. So all ranks find out together, without a
-message of its own, that the cache no longer tells the truth; what is left is then negotiated anew.
+message of its own, that the cache no longer tells the truth; what is left is then negotiated anew. The last number is
+NaN where a gradient of a rank is not finite: only then do ranks tell each other which (verdict.py).
 """
 
-import time
+import math
 import warnings
 from contextlib import contextmanager
 
 import torch
 
-from .data import best_all_reduce, result_of
+from .agreement import require_same_parameters
+from .data import best_all_reduce, name_of, result_of
 from .horovod_timeline import ALLREDUCE, MEMCPY_IN, MEMCPY_OUT, MPI_ALLREDUCE, NEGOTIATE, RANK_READY
-from .negotiation import negotiate
+from .negotiation import negotiate, pause
+from .verdict import FINE, WORDS, Verdict, condition_of
 
 THRESHOLD = 128 * 2**20  # bytes, as HOROVOD_FUSION_THRESHOLD
 CYCLE = 1e-3  # s, as HOROVOD_CYCLE_TIME
@@ -53,7 +56,8 @@ class Fusion:
              all_reduce: f(comm, x); threshold: bytes of a batch; cycle: s between two negotiations.
              average: divide by the number of ranks; passes: backward passes that add up before a gradient is ready.
              timeline: record Horovod's activities for every gradient, see parallel/horovod_timeline.py.
-    Use:     after backward, before the optimizer's step: `synchronize()`.
+    Use:     after backward, before the optimizer's step: `synchronize()`. Collective, as is the constructor.
+    Raises:  ValueError on every rank where their parameters or options differ: which rank, what it has.
     Messages: in the first step a gather and a broadcast of 4n bytes per cycle, for n parameters; then none but the
     all-reduces, of N + n + batches elements together for N elements of gradients.
     """
@@ -81,8 +85,11 @@ class Fusion:
         self.nbytes = [p.numel() * p.element_size() for p in self.params]
         self.dtypes = [p.dtype for p in self.params]
         self.cache = None  # the batches, as the first step has found them
+        self.averaged = False  # has there been no backward since `synchronize`?
         self.unused = {}  # name: on how many ranks it had no gradient in the last step
         self._warned = False
+        plan = f"fusion of {name_of(self.all_reduce)}, {threshold=}, {average=}, {passes=}"
+        require_same_parameters(comm, self.params, self.names, plan)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self.params)]
         self._begin()
 
@@ -96,14 +103,27 @@ class Fusion:
         self._works, self._started = [], 0  # batches of the cache
         self._negotiation = None
         self._cache_lies = False
+        self._said = {}  # index: FINE, NONE, NAN or INFINITE, of batches in which a gradient of this rank is not finite
+        self._not_finite = False  # on any rank
+        self._broken = False
 
     def _hook(self, index):
         def on_gradient(_):
+            self.averaged = False
             self._passed[index] += 1
+            if self._passed[index] > self.passes:
+                raise ValueError(self._too_often(index))
             if self._passed[index] == self.passes:
                 self._on_ready(index)
 
         return on_gradient
+
+    def _too_often(self, index):
+        return (
+            f"rank {self.comm.rank}: another backward than the {self.passes} of this step came to {self.names[index]}, "
+            "whose gradient is on its way already: give `passes` the number of backwards in a step; after a step that "
+            "failed or was left out call synchronize() and zero_grad() on every rank first"
+        )
 
     def _on_ready(self, index):
         """The gradient of `index` is whole on this rank: start what can be started. Never waits."""
@@ -127,24 +147,42 @@ class Fusion:
         """Wait until every gradient is the average (or sum) over ranks.
 
         A parameter without gradient on some ranks counts as zeros there, and is named in a warning; one that has none
-        on any rank keeps none. Every rank calls this once per step, also one whose shard was empty.
+        on any rank keeps none. Every rank calls this once per step, also one whose shard was empty or whose backward
+        failed. Whatever it raises, the next step begins anew.
+        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which
+                 parameter; what an all_reduce in the background has raised.
         """
         for i, param in enumerate(self.params):
             if i not in self._ready:
                 if param.grad is None:
                     self._lacking.add(i)
                 self._ready.append(i)
+        try:
+            self._finish()
+            self._require_finite()
+            self._name_unused()
+        finally:
+            self._begin()
+        self.averaged = True
+
+    def _finish(self):
+        """Start what has not been started, and wait for all of it."""
         if self.cache is not None:
             while self._started < len(self.cache):
                 self._start_next()
-            for work in self._works:
-                work.wait()
+            wait_for_all(self._works)
             if self._cache_lies:
                 self.cache = None
         if self.cache is None:
             (self._negotiation or self.comm.background(self._negotiate)).wait()
-        self._name_unused()
-        self._begin()
+
+    def _require_finite(self):
+        """Raise FloatingPointError on every rank where one has NaN or infinity. Messages only where one has."""
+        if self._not_finite:
+            said = [self._said.get(i, FINE) for i in range(len(self.params))]
+            rows = self.comm.all_gather(torch.tensor(said, dtype=torch.uint8, device=self.comm.device)).tolist()
+            if any(condition in WORDS for row in rows for condition in row):  # or all is finite, but a sum of it
+                raise FloatingPointError(Verdict(self.names).not_finite(rows))
 
     def _name_unused(self):
         """Keep, and say once, which parameters have no gradient on some ranks only."""
@@ -182,33 +220,55 @@ class Fusion:
             self.cache = batches
 
     def _reduce(self, comm, batch):
-        """Replace the gradients of `batch` by their average over ranks, or by their sum."""
+        """Replace the gradients of `batch` by their average over ranks, or by their sum.
+
+        Nothing, where an earlier batch has failed here: its error is what is told, not a mix-up of what comes after.
+        """
+        if self._broken:
+            return
+        self._broken = True
         with self._activity(comm, ALLREDUCE, batch):
             with self._activity(comm, MEMCPY_IN, batch):
-                flat = self._pack(batch)
+                flat = self._pack(batch, comm.size)
             with self._activity(comm, MPI_ALLREDUCE, batch):
                 flat = result_of(self.all_reduce, comm, flat)
             with self._activity(comm, MEMCPY_OUT, batch):
                 self._unpack(flat, batch, comm.size)
         self._reduced.update(batch)
+        self._broken = False
 
-    def _pack(self, batch):
-        """(elements + len(batch) + 1,): the gradients; 1 for each that this rank lacks; 1 if it has more than asked."""
+    def _pack(self, batch, size):
+        """(elements + len(batch) + 1,): the gradients; 1 for each that this rank lacks; 1 if it has more than asked,
+        NaN if one of the gradients is not finite."""
         params = [self.params[i] for i in batch]
         grads = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in params]
         told = [float(i in self._lacking) for i in batch] + [float(self._knows_more())]
-        return torch.cat([*grads, grads[0].new_tensor(told)])
+        flat = torch.cat([*grads, grads[0].new_tensor(told)])
+        values = flat[: -len(told)]
+        wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
+        flat[-1] += 0 * values.sum(dtype=wide)  # 0 times a finite sum is 0, else NaN
+        if torch.isnan(flat[-1]):
+            self._said |= {i: condition_of(self.params[i].grad) for i in batch}
+        if self._divides_first(flat.dtype):
+            values /= size
+        return flat
+
+    def _divides_first(self, dtype):
+        """A sum over many ranks may exceed float16, which ends at 65,504, where the average does not."""
+        return self.average and dtype == torch.float16
 
     def _unpack(self, flat, batch, size):
         """Hand the sums over ranks, laid out as by `_pack`, back to the parameters."""
         params = [self.params[i] for i in batch]
         *sums, told = flat.split([*(p.numel() for p in params), len(batch) + 1])
         *lacking, more = told.tolist()
+        divided = not self.average or self._divides_first(flat.dtype)
         for i, param, total, ranks in zip(batch, params, sums, lacking, strict=True):
             self._missing[i] = round(ranks)
-            grad = total / size if self.average else total.clone()
+            grad = total.clone() if divided else total / size
             param.grad = None if self._missing[i] == size else grad.view_as(param)
         self._cache_lies |= more > 0
+        self._not_finite |= math.isnan(more)
 
     def _knows_more(self):
         """True where this rank has a gradient that is not in the cache."""
@@ -226,8 +286,13 @@ class Fusion:
                 comm.trace.add(comm.trace.step(), f"{name} {self.names[i]}", begun, comm.trace.clock())
 
 
-def pause(comm, seconds):
-    """Let `seconds` pass: of virtual time on simulated ranks, where `compute` spends it, else of real time."""
-    end = comm.trace.clock() + round(seconds * 1e9)
-    comm.compute(seconds)
-    time.sleep(max(0, end - comm.trace.clock()) / 1e9)
+def wait_for_all(works):
+    """Wait for each of them, so that none is forgotten, and raise what the first one that failed has raised."""
+    errors = []
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

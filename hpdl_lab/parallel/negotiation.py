@@ -8,6 +8,8 @@ w1 to rank 0's w2. So in every cycle each rank tells rank 0 what it has, and ran
     rank 2  ready: w3, w2, w1    --+    are w3 and w2          +--> w3, w2      w1 is asked for again in the next cycle
 """
 
+import time
+
 import torch
 
 NOT_READY, LACKING = -1, -2  # in an answer: not on all ranks yet; no rank has this gradient at all
@@ -37,3 +39,10 @@ def negotiate(comm, ready, lacking, n):
     answer = comm.broadcast(answer).tolist()
     order = sorted((i for i in range(n) if answer[i] >= 0), key=answer.__getitem__)
     return order, [i for i in range(n) if answer[i] == LACKING]
+
+
+def pause(comm, seconds):
+    """Let `seconds` pass: of virtual time on simulated ranks, where `compute` spends it, else of real time."""
+    end = comm.trace.clock() + round(seconds * 1e9)
+    comm.compute(seconds)
+    time.sleep(max(0, end - comm.trace.clock()) / 1e9)

@@ -73,7 +73,14 @@ def conditions(params, buckets):
     for bucket in buckets:
         if torch.isnan(bucket.flag):
             for index in bucket.indices:
-                grad = params[index].grad
-                if grad is not None and not torch.isfinite(grad).all():
-                    said[index] = NAN if torch.isnan(grad).any() else INFINITE
+                said[index] = condition_of(params[index].grad)
     return said
+
+
+def condition_of(grad):
+    """FINE, NONE, NAN or INFINITE: what a rank says of one gradient."""
+    if grad is None:
+        return NONE
+    if torch.isfinite(grad).all():
+        return FINE
+    return NAN if torch.isnan(grad).any() else INFINITE
