@@ -12,6 +12,15 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+LONGEST = ("sim_scale", "torchrun", "engines_life", "setup", "emulated_end", "engines_stop", "verbs_on_engines")
+
+
+def pytest_collection_modifyitems(items):
+    """The files that take longest come first: with two workers, none of them is left over at the end for one."""
+    order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_runtime_dir():
     """Tests never attach to, or stop, the engines of whoever runs them. Short: a socket's path allows 104 bytes."""

@@ -95,7 +95,8 @@ def test_a_function_of_a_cell_and_its_globals(notebook):
     notebook.cell("offset = 10\ndef add(comm, x):\n    return x + offset + comm.rank")
     assert notebook.cell("lab.run(add, 1)").text == "[11, 12, 13, 14]"
     notebook.cell("offset = 20")
-    assert notebook.cell("lab.run(add, 1)").text == "[21, 22, 23, 24]"
+    said = notebook.cell("lab.run(add, 1)").text  # on a busy machine also that an engine is late
+    assert said.endswith("[21, 22, 23, 24]")
     assert notebook.cell("lab.run(lambda comm: print('hello', comm.size)); 0").text.startswith(
         "ranks 0-3 say hello 4\n"
     )
