@@ -190,6 +190,7 @@ def test_a_batch_smaller_than_the_ranks_is_refused_on_every_rank():
         ({"checkpoint_every": 5}, "both need checkpoint, the name of a file"),
         ({"resume": True}, "both need checkpoint, the name of a file"),
         ({"checkpoint": "x", "checkpoint_every": -1}, "checkpoint_every=-1"),
+        ({"seed": 2**70}, "seed=1180591620717411303424: a number between"),
         ({"lr": float("nan")}, "lr=nan, momentum=0.9: finite numbers of at least 0 are needed"),
     ],
 )

@@ -3,13 +3,15 @@
 import math
 import os
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 
 import torch
 
 OPTIMIZERS = ("sgd", "adamw")
+SEEDS = 1 << 40  # times the million that data/loading.py multiplies a seed by: what torch can take
 TYPES = {  # of an option: what it may be, and the same in words
-    int: (int, "a whole number"),
-    float: (int | float, "a number"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
     str: (str | os.PathLike, "a text or the name of a file"),
     bool: (bool, "True or False"),
 }
@@ -21,6 +23,7 @@ class Recipe:
 
     checkpoint: file that rank 0 writes after every `checkpoint_every` steps; resume: go on from that file. The run that
     goes on may have another number of ranks; see parallel/checkpoint.py.
+    Raises:  TypeError and ValueError that name the option which cannot be, and what is needed.
     """
 
     steps: int = 300
@@ -39,8 +42,12 @@ class Recipe:
             value, (types, words) = getattr(self, option.name), TYPES[option.type]
             if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
                 raise TypeError(f"{option.name}={value!r}: {words} is needed")
+            if types in (Integral, Real):  # NumPy's numbers are no plain ones in a checkpoint
+                object.__setattr__(self, option.name, option.type(value))
         if not 0 <= self.lr < math.inf or not 0 <= self.momentum < math.inf:
             raise ValueError(f"lr={self.lr}, momentum={self.momentum}: finite numbers of at least 0 are needed")
+        if abs(self.seed) >= SEEDS:
+            raise ValueError(f"seed={self.seed}: a number between -{SEEDS:,} and {SEEDS:,} is needed")
         if self.steps < 1 or self.batch < 1:
             raise ValueError(f"training needs at least 1 step of 1 example, got {self.steps} steps of {self.batch}")
         if self.micro_batches < 1:
@@ -66,5 +73,5 @@ class Recipe:
 
         The rest, which is of the data set, the model and the reader, comes from checkpoint.facts_of and training.train.
         """
-        numbers = {"lr": float(self.lr), "momentum": float(self.momentum)}  # NumPy's are no plain numbers in a file
-        return numbers | {name: getattr(self, name) for name in ("batch", "seed", "optimizer", "micro_batches")}
+        names = ("batch", "lr", "momentum", "seed", "optimizer", "micro_batches")
+        return {name: getattr(self, name) for name in names}
