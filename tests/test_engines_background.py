@@ -134,3 +134,27 @@ def test_events_of_the_background_come_with_the_results(cluster):
     events = cluster.run(sum_of_ranks).events
     assert {e.rank for e in events if (e.op, e.lane) == ("all_reduce", "background")} == {0, 1, 2, 3}
     assert {e.rank for e in events if (e.op, e.lane) == ("wait", "")} == {0, 1, 2, 3}
+
+
+def test_a_function_that_never_talks_has_the_deadline_of_a_wait(cluster):
+    def sleeps(comm):
+        time.sleep(5)  # which no interrupt ends: the engine is free all the same
+
+    def wait_for(comm, function):
+        comm.background(function).wait()
+
+    def computes_and_talks(comm):
+        def pauses(comm):
+            for _ in range(6):
+                time.sleep(0.4)
+                comm.barrier()
+            return comm.rank
+
+        return comm.background(pauses).wait()
+
+    pids = cluster.run(pid_of)
+    for function in (sleeps, compute_for_ever):
+        with pytest.raises(CommTimeout, match=f"waits for {function.__name__} in the background, which neither ends"):
+            cluster.run(wait_for, function, deadline=1)
+    assert cluster.run(computes_and_talks, deadline=2) == [0, 1, 2, 3]
+    assert cluster.run(pid_of) == pids

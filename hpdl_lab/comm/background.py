@@ -132,6 +132,12 @@ class Background:
             self.double = double
         return self.double
 
+    def signs_of_life(self):
+        """How much the Python thread has communicated so far: collectives in shared memory may wait for nothing."""
+        double = self.double
+        groups = [] if double is None else [double, *double.parts]
+        return self.waiting.looks + sum(group.collectives for group in groups)
+
     def work_for(self, line):
         """What comes now is on behalf of `line`."""
         self._trace.line_of_call = self.waiting.board.line = line
@@ -249,8 +255,9 @@ class FunctionWork(BackgroundWork):
         self._ended.set()
 
     def finish(self):
-        waiting, corner = self.background.comm.waiting, self.background.waiting.board
-        waiting.watch(Ending(self._ended), lambda: corner.told, self.line)
+        background, corner = self.background, self.background.waiting.board
+        ending = Ending(self._ended, background.signs_of_life)
+        background.comm.waiting.watch(ending, self.what, lambda: corner.told, self.line)
         self.settled = True
 
 

@@ -55,6 +55,7 @@ class BesideWaiting(Waiting):
         corner = Corner(waiting.board, waiting.rank)
         super().__init__(corner, waiting.rank, waiting.members, waiting.run, waiting.deadline, crowded=True)
         self.calls, self.stopping = waiting.calls, False
+        self.looks = 0  # at what it waits for
 
     def follow(self, waiting):
         """Take over what may have changed in `waiting`."""
@@ -67,16 +68,22 @@ class BesideWaiting(Waiting):
     def _wait(self, operation, seconds, nap):
         if self.stopping:
             raise KeyboardInterrupt
+        self.looks += 1
         return super()._wait(operation, seconds, nap or NAP)
 
 
 class Ending:
-    """The end of what another thread does, as an operation that can be waited for. `event` is set at the end."""
+    """The end of what another thread does, as an operation that can be waited for.
 
-    progress = 0
+    event: set at the end. progress: a function; what it returns changes when that thread communicates.
+    """
 
-    def __init__(self, event):
-        self._event = event
+    def __init__(self, event, progress):
+        self._event, self._progress = event, progress
+
+    @property
+    def progress(self):
+        return self._progress()
 
     def wait(self, seconds, nap_s, crowded):
         return self._event.wait(seconds)

@@ -67,22 +67,28 @@ class Waiting:
             raise
         self.board.publish(self.rank, "running", self.run)
 
-    def watch(self, operation, told, line):
+    def watch(self, operation, what, told, line):
         """Wait for `operation`, which another thread of this rank does, and whose waits have deadlines of their own.
 
-        Args:    told: a function that gives the Slot with what the other thread does, or None. Others see that
-                 meanwhile. line: where it began, for a thread that computes.
-        Raises:  KeyboardInterrupt.
+        Args:    what: its name. told: a function that gives the Slot with what the other thread does, or None. Others
+                 see that meanwhile. line: where it began, for a thread that computes.
+        Raises:  CommTimeout where it neither ends nor communicates for as long as a wait may last; KeyboardInterrupt.
         """
         if self._wait(operation, SPIN, 0.0):
             return
         computes = Slot(0, self.run, "running", "", (), 0, now_ns(), 0, line, {})
-        shown, next_exchange = None, now_ns() + PATIENCE * 1e9
+        shown, progress, moved, next_exchange = None, None, now_ns(), now_ns() + PATIENCE * 1e9
         try:
             done = False
             while not done:
                 slot = told() or computes
-                slot = slot if slot.state == "waiting" else computes
+                slot = slot if slot.state == "waiting" and not slot.until_ns else computes
+                if slot is not computes or operation.progress != progress:
+                    progress, moved = operation.progress, now_ns()
+                elif now_ns() - moved > self.deadline * 1e9:
+                    ends_not = f"which neither ends nor communicates for {self.deadline:g} s"
+                    me = self._names([self.rank])
+                    raise CommTimeout(f"{me} waits for {what} in the background, {ends_not}", self.waits())
                 if slot != shown:
                     shown = slot
                     self.board.publish(self.rank, slot.state, self.run, *slot[3:])
