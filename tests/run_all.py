@@ -30,6 +30,8 @@ NO_CELLS = ("-p", "no:nbval")  # whose import takes each process 2 s
 CELLS = ("--nbval-lax", "--nbval-cell-timeout=120", "--timeout=120")  # seconds for one cell
 # Most tests use one core, or wait. Those of a file share what they start, so they stay in one process, in their order.
 TWO_AT_A_TIME = ("-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
+# What another MPI may do otherwise; what stands on messages alone has been tested on the first one.
+ABOUT_MPI = [f"tests/mpi/test_{name}.py" for name in ("messages", "collectives", "communicators", "background")]
 WORST = ("passed", "skipped", "failed")
 
 
@@ -48,12 +50,12 @@ def turns():
     return [
         [Step("unit tests", pytest(python, *NO_CELLS, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 720)],
         [Step("unit tests, alone", pytest(python, *NO_CELLS, "-m", "quiet", "tests"), 180)],
-        [Step("tests on 3 ranks", on_ranks(features.mpiexec(), python), 180, RANKS)],
+        [Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 180, RANKS)],
         [
             Step("notebooks", pytest(python, *CELLS, "notebooks/solutions"), 360),
             Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 360),
         ],
-        [Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other), 180, RANKS)],
+        [Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other, *ABOUT_MPI), 180, RANKS)],
         [Step("other MPI: engines", pytest(other, *NO_CELLS, "tests/other_mpi"), 120)],
     ]
 
@@ -62,10 +64,11 @@ def pytest(python, *arguments):
     return [python, "-m", "pytest", "-q", "--durations=8", "--junitxml={xml}", *arguments]
 
 
-def on_ranks(mpiexec, python):
+def on_ranks(mpiexec, python, *tests):
     """pytest on every rank; each writes its own XML, named by the rank that mpiexec put into its environment."""
     script = 'xml=$1; shift; exec "$@" --junitxml="$xml-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"'
-    return [mpiexec, "-n", str(RANKS), "sh", "-c", script, "sh", "{xml}", python, "-m", "pytest", "-q", "tests/mpi"]
+    pytest = [python, "-m", "pytest", "-q", *NO_CELLS, *tests]
+    return [mpiexec, "-n", str(RANKS), "sh", "-c", script, "sh", "{xml}", *pytest]
 
 
 def main():
