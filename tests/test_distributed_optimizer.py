@@ -252,3 +252,29 @@ def test_after_a_backward_that_failed_the_next_one_says_what_to_do():
     # The hook of a parameter comes before that of h: so the second backward ends in another error than broken()'s.
     with pytest.raises(ValueError, match=r"call synchronize\(\) and zero_grad\(\) on every rank first"):
         sim.run(2, body)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_what_one_rank_raises_before_its_step_is_what_ends_the_run(threads):
+    """Not a ForgottenWait, nor the time limit: nothing goes on beside a rank that has failed."""
+
+    def body(comm):
+        def fails(model, optimizer, x):
+            model(x).sum().backward()
+            if comm.rank == 1:
+                raise LookupError("mine")
+            optimizer.step()
+
+        steps(comm, fails)
+
+    with pytest.raises(LookupError, match="mine"):
+        sim.run(2, body, threads=threads)
+
+
+def test_one_optimizer_is_wrapped_once():
+    def body(comm):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        DistributedOptimizer(DistributedOptimizer(optimizer, comm), comm)
+
+    with pytest.raises(ValueError, match="averages its gradients already"):
+        sim.run(1, body)
