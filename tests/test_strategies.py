@@ -362,6 +362,22 @@ def test_a_bad_gradient_names_rank_and_layer_on_every_rank(strategy, bad, word):
     assert said[0].startswith(f"rank 2 has {word} in the gradient of 2.weight and in 1 that backward reaches later. No")
 
 
+@pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=repr)
+def test_a_sum_that_overflows_float16_is_named(strategy):
+    def step(comm, dtype):
+        torch.manual_seed(0)
+        model, mine = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)).to(dtype), copy.deepcopy(strategy)
+        mine.start(comm, model)
+        for param in model.parameters():
+            param.grad = torch.full_like(param, 2.0**15 if param is model[0].bias else 1.0)
+        mine.add_gradients(comm, model)
+        return model[0].bias.grad.tolist()
+
+    assert sim.run(3, step, torch.bfloat16) == [[3 * 2.0**15] * 2] * 3
+    with pytest.raises(FloatingPointError, match=r"overflows float16 in the gradient of 0.bias, though it is finite"):
+        sim.run(3, step, torch.float16)
+
+
 def test_bad_gradients_of_two_ranks_are_both_named_after_zeroing_in_place():
     def step(comm, model):
         strategy = DataParallelOverlapped(**SMALL)
@@ -585,8 +601,14 @@ def test_an_all_reduce_that_fails_in_the_background_is_raised_in_the_step():
 
     with pytest.raises(CommError, match="the network is gone"):
         sim.run(2, a_step, DataParallelOverlapped(broken, **SMALL), mlp(SIZES))
-    with pytest.raises(ValueError, match=r"given shape \(11,\) and returned shape \(2,\)"):
-        sim.run(2, a_step, DataParallelOverlapped(lambda comm, x: x[:2], **SMALL), mlp(SIZES))
+    for wrong, sentence in (
+        (lambda comm, x: x[:2], r"given shape \(11,\) and returned shape \(2,\)"),
+        (lambda comm, x: x.double(), "given float32 and returned float64"),
+        (lambda comm, x: x.numpy(), r"given shape \(11,\) and returned ndarray"),
+    ):
+        for strategy in (DataParallelOverlapped(wrong, **SMALL), DataParallelBucketed(wrong, **SMALL)):
+            with pytest.raises(ValueError, match=sentence):
+                sim.run(2, a_step, strategy, mlp(SIZES))
 
 
 def test_after_a_step_that_failed_the_next_one_begins_with_nothing():

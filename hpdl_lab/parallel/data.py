@@ -34,18 +34,20 @@ def broadcast_parameters(comm, model):
     Steps: one broadcast per tensor.   Bytes: rank 0 sends every parameter and buffer, the others send what the
     algorithm of the broadcast lets them pass on.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
-        flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-        comm.broadcast(as_sent(flat))
-        tensor.data.copy_(flat.view(tensor.shape))
+    broadcast_each(comm, (*model.parameters(), *model.buffers()))
 
 
 def broadcast_buffers(comm, model):
     """Give every rank the buffers of rank 0, as broadcast_parameters does at the start."""
-    for buffer in model.buffers():
-        flat = buffer.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    broadcast_each(comm, model.buffers())
+
+
+def broadcast_each(comm, tensors):
+    """Overwrite each of `tensors` by that of rank 0, one message each."""
+    for tensor in tensors:
+        flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         comm.broadcast(as_sent(flat))
-        buffer.copy_(flat.view(buffer.shape))
+        tensor.data.copy_(flat.view(tensor.shape))
 
 
 def as_sent(flat):
@@ -133,7 +135,8 @@ class Strategy:
     def add_gradients(self, comm, model):
         """Replace every parameter's gradient by its sum over ranks. Collective, after the last backward of a step.
 
-        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer.
+        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer;
+                 or where the sum overflows float16: which layer.
         """
         self.require_started(model)
         for bucket in self.buckets:
@@ -145,6 +148,7 @@ class Strategy:
     def hand_back(self, comm, totals):
         """Make the sums of all buckets the parameters' gradients, unless something is wrong with them."""
         unused = self.verdict.of(comm, self.params, self.buckets, totals)
+        self.verdict.require_finite_sums(self.buckets, totals)
         for bucket, total in zip(self.buckets, totals, strict=True):
             bucket.hand_back(total)
         for index in unused:
@@ -234,12 +238,17 @@ def result_of(all_reduce, comm, flat):
 
 
 def checked(out, comm, flat):
-    """`out`, which an all_reduce of `flat` has returned; ValueError where that is something else."""
+    """`out`, which an all_reduce of the tensor `flat` has returned; ValueError where that is something else."""
     if out is None:
         return flat
-    if getattr(out, "shape", None) != flat.shape:
-        got = f"shape {tuple(out.shape)}" if hasattr(out, "shape") else type(out).__name__
-        raise ValueError(f"rank {comm.rank}: all_reduce was given shape {tuple(flat.shape)} and returned {got}")
+    if not isinstance(out, torch.Tensor):
+        given, got = f"shape {tuple(flat.shape)}", type(out).__name__
+    elif out.shape != flat.shape:
+        given, got = f"shape {tuple(flat.shape)}", f"shape {tuple(out.shape)}"
+    else:
+        given, got = dtype_name(flat.dtype), dtype_name(out.dtype)
+    if given != got:
+        raise ValueError(f"rank {comm.rank}: all_reduce was given {given} and returned {got}")
     return out
 
 

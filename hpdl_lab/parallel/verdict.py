@@ -44,6 +44,20 @@ class Verdict:
             warnings.warn(self.missing(comm.size), stacklevel=5)
         return [i for i, name in enumerate(self.names) if len(self.unused.get(name, ())) == comm.size]
 
+    def require_finite_sums(self, buckets, totals):
+        """Raise FloatingPointError where gradients that are finite on every rank have a sum beyond float16's 65504.
+
+        Only float16 is looked at, whose range gradients reach: a look at all costs wide dtypes a pass over memory.
+        """
+        for bucket, total in zip(buckets, totals, strict=True):
+            if total.dtype == torch.float16 and not torch.isfinite(total[:-1].sum(dtype=torch.float32)):
+                views = zip(bucket.indices, bucket.views_of(total), strict=True)
+                bad = max(index for index, view in views if not torch.isfinite(view).all())
+                raise FloatingPointError(
+                    f"the sum of all ranks overflows float16 in the gradient of {self.names[bad]}, though it is finite "
+                    "on every rank: scale the loss down. No rank has taken this step"
+                )
+
     def not_finite(self, rows):
         """Which rank, which layer. Backward goes from the last layer to the first, and so does NaN."""
         told = []
