@@ -288,9 +288,29 @@ def test_a_wait_inside_the_function_is_what_the_report_shows(run):
     assert mine.line == line_of(wait_for_nothing)
 
 
-def test_a_function_may_compute_for_longer_than_the_deadline(run):
-    comm = impatient(run, 0.3)
-    assert comm.background(lambda comm: time.sleep(0.8) or "done").wait() == "done"
+def test_a_function_may_run_for_longer_than_the_deadline_while_it_communicates(run):
+    def talks(comm):
+        for _ in range(6):
+            time.sleep(0.25)
+            comm.barrier()
+        return "done"
+
+    comm = impatient(run, 1.0)
+    assert comm.background(talks).wait() == "done"
+
+
+def test_a_function_that_neither_ends_nor_communicates_has_the_deadline_of_a_wait(run):
+    over = threading.Event()
+
+    def sleeps(comm):
+        over.wait(3.0)
+
+    comm = impatient(run, 0.5)
+    begin = time.monotonic()
+    with pytest.raises(CommTimeout, match=f"rank {comm.rank} waits for sleeps in the background, which neither ends"):
+        comm.background(sleeps).wait()
+    assert time.monotonic() - begin < 2.5
+    over.set()
 
 
 def test_while_the_background_computes_the_rank_is_said_to(run):
@@ -299,6 +319,7 @@ def test_while_the_background_computes_the_rank_is_said_to(run):
         return
     work = comm.background(lambda comm: time.sleep(1.5) if comm.rank == 0 else None)
     if comm.rank == 0:
+        comm.waiting.deadline = 5.0
         work.wait()
         return
     with pytest.raises(CommTimeout) as caught:
