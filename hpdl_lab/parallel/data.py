@@ -28,26 +28,25 @@ def broadcast_parameters(comm, model):
     Gradients that are added over ranks keep equal replicas equal; they do not make them so. Buffers, such as the
     running mean of a batch norm, are a part of the replica that no gradient reaches.
 
-    Args:    model: nn.Module, of the same structure on every rank, overwritten in place.
+    Args:    model: nn.Module, of the same structure on every rank, overwritten in place. Not every dtype can be sent:
+             as_sent(flat) is the memory of a flat tensor in one that can, for bools as bytes.
     Returns: None.
     Raises:  Mismatch where the ranks' sizes or dtypes differ; CommTimeout if a rank does not answer.
     Steps: one broadcast per tensor.   Bytes: rank 0 sends every parameter and buffer, the others send what the
     algorithm of the broadcast lets them pass on.
     """
-    broadcast_each(comm, (*model.parameters(), *model.buffers()))
+    for tensor in (*model.parameters(), *model.buffers()):
+        flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+        comm.broadcast(as_sent(flat))
+        tensor.data.copy_(flat.view(tensor.shape))
 
 
 def broadcast_buffers(comm, model):
     """Give every rank the buffers of rank 0, as broadcast_parameters does at the start."""
-    broadcast_each(comm, model.buffers())
-
-
-def broadcast_each(comm, tensors):
-    """Overwrite each of `tensors` by that of rank 0, one message each."""
-    for tensor in tensors:
-        flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    for buffer in model.buffers():
+        flat = buffer.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         comm.broadcast(as_sent(flat))
-        tensor.data.copy_(flat.view(tensor.shape))
+        buffer.copy_(flat.view(buffer.shape))
 
 
 def as_sent(flat):
