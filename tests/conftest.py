@@ -10,6 +10,7 @@ import pytest
 
 # Before torch is imported: two workers with a thread per core each would wait for each other's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HPDL_TORCH"] = "later"  # most engines that a test starts are stopped before they would have imported it
 
 
 LONGEST = ("sim_scale", "torchrun", "engines_life", "setup", "emulated_end", "engines_stop", "verbs_on_engines")
@@ -51,6 +52,7 @@ def engine_cluster(private_runtime_dir):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS")  # engines bound their threads by themselves
+        patch.delenv("HPDL_TORCH")
         cluster = Cluster.start(4)
     cluster.run(import_torch)
     yield cluster

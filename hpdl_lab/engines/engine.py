@@ -62,7 +62,8 @@ def main():
     engine = Engine.instance(config=config, user_ns={"mpi_rank": rank, "mpi_size": size})
     engine.server = Server(session, rank, session_dir.engine_socket(path, rank), int(os.environ["HPDL_KEEPER"]))
     engine.initialize([])
-    threading.Thread(target=import_torch, args=(engine.server,), daemon=True).start()
+    if os.environ.get("HPDL_TORCH") != "later":
+        threading.Thread(target=import_torch, args=(engine.server,), daemon=True).start()
     engine.start()
 
 
@@ -76,7 +77,10 @@ def wait_for(path, seconds=60):
 
 
 def import_torch(server):
-    """Import torch once a first kernel has been answered, while the attendee reads; who needs it now waits for it."""
+    """Import torch once a first kernel has been answered, while the attendee reads; who needs it now waits for it.
+
+    With HPDL_TORCH=later in the environment nobody does: engines that live for seconds have no use for it.
+    """
     server.answered.wait()
     try:
         import torch  # noqa: F401

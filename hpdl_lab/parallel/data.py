@@ -259,7 +259,7 @@ def name_of(value):
     if isinstance(value, functools.partial):
         given = [name_of(a) for a in value.args] + [f"{name}={name_of(a)}" for name, a in value.keywords.items()]
         return f"partial({', '.join([name_of(value.func), *given])})"
-    if not callable(value) and type(value).__repr__ is not object.__repr__:
+    if not hasattr(value, "__qualname__") and type(value).__repr__ is not object.__repr__:
         return repr(value)
     named = value if hasattr(value, "__qualname__") else type(value)
     module = getattr(named, "__module__", "") or ""
