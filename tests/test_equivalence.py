@@ -23,16 +23,6 @@ from hpdl_lab.parallel.overlap import DataParallelOverlapped
 from hpdl_lab.parallel.server import ParameterServer
 from hpdl_lab.parallel.training import train_step
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """So small products of matrices are slower with more, and other tests run beside these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 STEPS, BATCH = 4, 7  # a batch that no number of ranks above 1 divides
 EXACT = 1e-10  # float64: of losses and parameters that are of order 1
 

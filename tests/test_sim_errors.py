@@ -141,20 +141,6 @@ def test_an_endless_exchange_ends_at_the_deadline():
         sim.run(2, forever, deadline=0.3)
 
 
-def test_finally_clauses_of_stuck_ranks_run():
-    closed = []
-
-    def stuck(comm):
-        try:
-            comm.barrier()
-        finally:
-            closed.append(comm.rank)
-
-    with pytest.raises(Deadlock):
-        sim.run(3, lambda comm: stuck(comm) if comm.rank else None)
-    assert closed == [1, 2]
-
-
 @pytest.mark.parametrize("threads", [False, True])
 def test_code_that_catches_everything_in_a_loop_is_left_where_it_is(threads):
     def stubborn(comm):

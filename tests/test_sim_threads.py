@@ -252,7 +252,8 @@ def test_whoever_has_run_ahead_meets_the_others_at_its_own_time(meet, clocks, th
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_finally_clauses_of_stuck_threads_run_and_nothing_is_left():
+@both
+def test_finally_clauses_of_stuck_ranks_run_and_nothing_is_left(threads):
     closed = []
 
     def stuck(comm):
@@ -262,7 +263,7 @@ def test_finally_clauses_of_stuck_threads_run_and_nothing_is_left():
             closed.append(comm.rank)
 
     with pytest.raises(Deadlock):
-        sim.run(3, lambda comm: stuck(comm) if comm.rank else None, threads=True)
+        sim.run(3, lambda comm: stuck(comm) if comm.rank else None, threads=threads)
     assert closed == [1, 2]
 
 

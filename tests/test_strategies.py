@@ -282,9 +282,14 @@ def tie(model):
     model.append(model[2])
 
 
+def reorder(model):
+    model[0].weight = model[0]._parameters.pop("weight")  # now registered behind the bias
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        (reorder, "number 1, as registered, is 0.bias on rank 1, 0.weight on ranks 0, 2"),
         (
             lambda m: mlp((64, 32, 8, 10)),
             "2.weight is a parameter of shape (8, 32) in float32 on rank 1, "

@@ -16,6 +16,7 @@ import queue
 import signal
 import threading
 import time
+from abc import abstractmethod
 from collections import deque
 from contextlib import suppress
 
@@ -170,13 +171,13 @@ class BackgroundWork(Work):
             self.background.waited(self)
         return self.settled
 
+    @abstractmethod
     def has_ended(self):
         """True when it will not go on: what it ended with is there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self):
         """Wait for the end, as the first work that has not ended."""
-        raise NotImplementedError
 
 
 class CompiledWork(BackgroundWork):

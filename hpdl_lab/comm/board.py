@@ -7,8 +7,10 @@ of interest; whoever opens the file reads all of them without anybody's help.
 import json
 import mmap
 import os
+import secrets
 import select
 import struct
+import tempfile
 from typing import NamedTuple
 
 from ..trace import now_ns
@@ -66,6 +68,23 @@ class Slot(NamedTuple):
         peers = tuple(number[p] for p in self.peers if p in number)
         seconds = ((self.until_ns or now_ns()) - self.since_ns) / 1e9
         return Wait(rank, "waiting", self.op, peers, self.nbytes, seconds, self.line, **facts)
+
+
+def open_together(rank, hosts, tell, attach):
+    """What `attach` makes of the path of a board, one file for the ranks of each host. Collective.
+
+    The file has no name any more when all have opened it.   tell: tell(note) returns the notes of all ranks.
+    """
+    first = hosts.index(hosts[rank])
+    mine = ""
+    if rank == first:
+        mine = os.path.join(tempfile.gettempdir(), f"hpdl-{os.getpid()}-{secrets.token_hex(8)}")
+        Board.create(mine, len(hosts)).close()
+    board = attach(tell(mine)[first])
+    tell("opened")
+    if mine:
+        os.unlink(mine)
+    return board
 
 
 class Board:

@@ -4,14 +4,12 @@ import atexit
 import contextlib
 import functools
 import os
-import secrets
 import socket
 import sys
-import tempfile
 import time
 
 from ..features import compiled_module, cores
-from .board import Board
+from .board import Board, open_together
 from .bulletin import Bulletin
 from .errors import CommError, name_ranks
 from .in_thread import InThread
@@ -82,7 +80,7 @@ class Session:
         self.control = self.core.Group(self.mpi, duplicates.first, duplicates.second, self.rank, self.size)
         self.parents[everybody] = duplicates.first
         self.hosts = self._tell(host_id())
-        self.board = self._open_board()
+        self.board = open_together(self.rank, self.hosts, self._tell, self._board_at)
         self.board.publish(self.rank, "idle")
         atexit.register(self.leave)
 
@@ -198,22 +196,11 @@ class Session:
         finish_blindly(agreement, "MPI_Iallgather")
         return [note.decode() for note in agreement.notes()]
 
-    def _open_board(self):
-        """One file for the ranks of each host; it has no name any more when all have opened it."""
-        first = self.hosts.index(self.hosts[self.rank])
-        mine = ""
-        if self.rank == first:
-            mine = os.path.join(tempfile.gettempdir(), f"hpdl-{os.getpid()}-{secrets.token_hex(8)}")
-            Board.create(mine, self.size).close()
-        name = self._tell(mine)[first]
+    def _board_at(self, path):
+        """The board of this host, which hears of the ranks of other hosts where there are some."""
         if len(set(self.hosts)) == 1:
-            board = Board(name)
-        else:
-            board = Bulletin(name, self.MPI, self.MPI.Comm.fromhandle(self.control.comm), self.hosts)
-        self._tell("opened")
-        if mine:
-            os.unlink(mine)
-        return board
+            return Board(path)
+        return Bulletin(path, self.MPI, self.MPI.Comm.fromhandle(self.control.comm), self.hosts)
 
     def leave(self):
         """End MPI together with the others, or without it where somebody cannot: MPI_Finalize would wait for ever."""

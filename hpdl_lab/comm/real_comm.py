@@ -103,16 +103,16 @@ class RealComm(InMemory):
             self.beside = Background(self)
         return self.beside.start(fn, args)
 
+    @abstractmethod
     def can_double(self):
         """Can `make_double`, and can two threads communicate at the same time?"""
-        return False
 
+    @abstractmethod
     def make_double(self, waiting, trace):
         """A communicator of the same ranks, for the background, that waits by `waiting` and records in `trace`.
 
         Collective, in a thread of every rank, while the foreground does whatever it does.
         """
-        raise NotImplementedError
 
     def begin_beside(self, progress, x):
         """Append the all_reduce of `x` to `progress`: its core.Task; None where only Python can do it."""

@@ -1,16 +1,14 @@
 """A rank's place in a process group of torch.distributed, as comm/mpi.py's Session is its place in an MPI job."""
 
 import atexit
-import os
 import secrets
-import tempfile
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from ..features import compiled_module, cores
-from .board import Board
+from .board import Board, open_together
 from .errors import CommError
 from .mpi import finish_blindly, host_id
 from .torch_messages import NUMBERS, Letters, Wire
@@ -34,7 +32,7 @@ class TorchPlace:
         notes = self._tell(f"{new_number()} {host_id()}")
         self.number = int(notes[0].split(" ", 1)[0])  # of the communicator: messages of others have other numbers
         self.hosts = [note.split(" ", 1)[1] for note in notes]
-        self.board = self._open_board()
+        self.board = open_together(self.rank, self.hosts, self._tell, Board)
         self.board.publish(self.rank, "running", RUN)
         atexit.register(close_at_exit, weakref.ref(self))
 
@@ -66,19 +64,6 @@ class TorchPlace:
         letters = Letters(self._birth, self.rank, ("start", 0, 0, -1), note.encode())
         finish_blindly(letters, "the process group")
         return [note.decode() for note in letters.notes()]
-
-    def _open_board(self):
-        """One file for the ranks of each host; it has no name any more when all have opened it."""
-        first = self.hosts.index(self.hosts[self.rank])
-        mine = ""
-        if self.rank == first:
-            mine = os.path.join(tempfile.gettempdir(), f"hpdl-{os.getpid()}-{secrets.token_hex(8)}")
-            Board.create(mine, self.size).close()
-        board = Board(self._tell(mine)[first])
-        self._tell("opened")
-        if mine:
-            os.unlink(mine)
-        return board
 
 
 def new_number():

@@ -16,6 +16,17 @@ def loaded_torch():
 
 
 @contextmanager
+def one_thread(torch):
+    """Inside, torch computes with one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def bounded_workers(threads):
     """Inside, `threads` new threads have at most MOST_WORKERS workers of torch in all: each has a pool of its own.
 
@@ -25,12 +36,8 @@ def bounded_workers(threads):
     if torch is None or threads * torch.get_num_threads() <= MOST_WORKERS:
         yield
         return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread(torch):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class TorchState(NamedTuple):

@@ -1,6 +1,5 @@
 """The points of `lab.scaling`: measured on engines, simulated with what was measured, and computed by the model."""
 
-import contextlib
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from ..collectives.native import gloo_all_reduce, mpi_all_reduce, ring_all_reduc
 from ..comm import sim
 from ..comm.base import PerRank
 from ..comm.network import Switch
+from ..comm.torch_state import one_thread
 from ..features import cores
 from ..parallel.accounting import account
 from ..parallel.data import best_all_reduce
@@ -132,19 +132,8 @@ def profiles(job, counts, n, q, deadline):
     told = job.model, job.strategy, job.data, few, REHEARSALS_S
     if q:
         return place(q).run(rehearse, *told, deadline=deadline)[0]
-    with one_thread():
+    with one_thread(torch):  # as on an engine
         return sim.run(1, rehearse, *told, trace=False, deadline=SIMULATED_DEADLINE)[0]
-
-
-@contextlib.contextmanager
-def one_thread():
-    """Inside, torch computes as on an engine: with one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Cluster:

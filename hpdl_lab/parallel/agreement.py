@@ -89,7 +89,9 @@ def checksums(model):
 
 def difference(tables):
     """One sentence about the first thing in which the {name: what it is} of ranks differ: the few, then the many."""
-    name = next(name for table in tables for name in table if len({t.get(name) for t in tables}) > 1)
+    name = next((name for table in tables for name in table if len({t.get(name) for t in tables}) > 1), None)
+    if name is None:  # only their order differs, in which gradients are packed
+        return difference([{f"number {i}, as registered,": name for i, name in enumerate(table)} for table in tables])
     groups = {}
     for rank, table in enumerate(tables):
         groups.setdefault(table.get(name), []).append(rank)

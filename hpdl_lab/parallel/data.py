@@ -11,6 +11,7 @@ all shards are of one size, the mean over ranks is the same: that is `average_al
 
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 
 import torch
@@ -79,7 +80,7 @@ def average_all_gradients(comm, params, all_reduce):
     ### END SOLUTION
 
 
-class Strategy:
+class Strategy(ABC):
     """Adds the gradients of all ranks; a subclass says which parameters travel together.
 
         strategy.start(comm, model)
@@ -115,9 +116,9 @@ class Strategy:
         told = [f"{name}={name_of(value)}" for name, value in given if value != defaults[name]]
         return f"{type(self).__name__}({', '.join(told)})"
 
+    @abstractmethod
     def assign(self, params):
         """Which parameters share a message: lists of indices into `params`, in the order in which they are sent."""
-        raise NotImplementedError
 
     def start(self, comm, model):
         """Begin with equal replicas: rank 0's parameters and buffers. Collective, before the first step.

@@ -138,6 +138,7 @@ class HpdlGroup(dist.ProcessGroup):
         return self._start([], opts, moves.barrier)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        """A barrier: any here ends at the group's deadline and names all ranks that have not come."""
         self.barrier().wait()
 
     # -- end --------------------------------------------------------------------------------------------------------

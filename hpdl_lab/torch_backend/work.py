@@ -32,6 +32,7 @@ class HpdlWork(dist.Work):
             self._future.set_result(self._tensors)
 
     def wait(self, timeout=None):
+        """Wait, as long as the deadline of the group allows: torch's own `timeout` is not looked at."""
         self.settle()
         return True
 

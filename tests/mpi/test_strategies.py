@@ -32,14 +32,6 @@ STRATEGIES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def course_of(model, strategy, x, y, comm=None, micro_batches=1):
     """[(loss, parameters)] of every step: of plain torch where there is no comm, else of one of its ranks."""
     optimizer, course = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
