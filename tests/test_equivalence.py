@@ -19,8 +19,8 @@ from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.parallel.asynchronous import StaleSynchronous
 from hpdl_lab.parallel.buckets import DataParallelBucketed
 from hpdl_lab.parallel.data import DataParallel, DataParallelNaive, Strategy
+from hpdl_lab.parallel.data_with_servers import ParameterServer
 from hpdl_lab.parallel.overlap import DataParallelOverlapped
-from hpdl_lab.parallel.server import ParameterServer
 from hpdl_lab.parallel.training import train_step
 
 STEPS, BATCH = 4, 7  # a batch that no number of ranks above 1 divides

@@ -14,8 +14,8 @@ from hpdl_lab.comm.network import Islands, Switch
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.asynchronous import StaleSynchronous
 from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.data_with_servers import ParameterServer
 from hpdl_lab.parallel.overlap import DataParallelOverlapped
-from hpdl_lab.parallel.server import ParameterServer
 
 SMALL = mlp((64, 32, 10))
 

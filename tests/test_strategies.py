@@ -16,9 +16,9 @@ from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.agreement import require_same, require_same_model
 from hpdl_lab.parallel.buckets import DataParallelBucketed, assign_buckets
 from hpdl_lab.parallel.data import DataParallel, DataParallelNaive, average_all_gradients, broadcast_parameters
+from hpdl_lab.parallel.data_with_servers import ParameterServer
 from hpdl_lab.parallel.overlap import DataParallelOverlapped, Reducer, gradient_ready
 from hpdl_lab.parallel.packing import Bucket
-from hpdl_lab.parallel.server import ParameterServer
 
 SIZES = (64, 32, 16, 10)  # six parameter tensors: 2048, 32, 512, 16, 160, 10 elements
 ELEMENTS = [2048, 32, 512, 16, 160, 10]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..comm import PerRank
-from ..parallel import parameter_server as reference
+from ..parallel import descent_with_server as reference
 from . import answers_parameter_server as answers
 from .lesson_02_parallel import gradients
 from .ranks import ALONE, capital, count, in_company, number, on_engines, simulate

@@ -108,15 +108,15 @@ print(f"four ranks and one differ by {difference:.1e} at most; you guessed {my_g
 # Two programs in one function: what rank 0 does, and what all others do. `comm.send(x, to)` and
 # `comm.recv(into, source)` are all you need; `new_like(w, w.shape)` is an empty array like `w`.
 
-# %% exercise="hpdl_lab.parallel.parameter_server:server_step"
+# %% exercise="hpdl_lab.parallel.descent_with_server:server_step"
 
-# %% check="hpdl_lab.parallel.parameter_server:server_step"
+# %% check="hpdl_lab.parallel.descent_with_server:server_step"
 
 # %% [markdown]
 # One step on four engines: three workers with 147 patients each, and 16 bytes of weights. Look at rank 0.
 
 # %%
-from hpdl_lab.parallel.parameter_server import step_with_server
+from hpdl_lab.parallel.descent_with_server import step_with_server
 
 x, y = (part[:441] for part in diabetes.load())
 step = lab.run(step_with_server, w, x, y, 0.5, server_step)
@@ -171,7 +171,7 @@ lab.gossip(("ring", "wheel", "star", "exponential"), n=16, step=gossip_step)
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/averaging.py`, `hpdl_lab/parallel/parameter_server.py`, `hpdl_lab/parallel/gossip.py`: the
+# - `hpdl_lab/parallel/averaging.py`, `hpdl_lab/parallel/descent_with_server.py`, `hpdl_lab/parallel/gossip.py`: the
 #   functions of this notebook.
 # - `hpdl_lab/parallel/graphs.py`: the graphs, their weights and spectral gaps.
 # - `hpdl_lab/parallel/data.py`: the same for real networks, with all gradients in one message.

@@ -12,8 +12,8 @@ from hpdl_lab.parallel.agreement import require_same
 from hpdl_lab.parallel.asynchronous import StaleSynchronous
 from hpdl_lab.parallel.buckets import DataParallelBucketed
 from hpdl_lab.parallel.data import DataParallel, DataParallelNaive
+from hpdl_lab.parallel.data_with_servers import ParameterServer
 from hpdl_lab.parallel.overlap import DataParallelOverlapped
-from hpdl_lab.parallel.server import ParameterServer
 from hpdl_lab.parallel.training import Recipe, train, train_step
 
 STEPS, BATCH = 5, 11  # 2, 3 and 4 ranks do not divide 11

@@ -6,7 +6,8 @@
 
 The servers add; the optimizer stays on every rank. In Li et al. the server updates as well, and sends weights instead
 of sums: as many bytes either way, with the state of the optimizer in one place only, but every strategy would need a
-training loop of its own. That the links of the servers are the bottleneck is seen in both.
+training loop of its own. That the links of the servers are the bottleneck is seen in both. The messages are those of
+collectives/parameter_server.py; a server that updates, in a few lines, is in descent_with_server.py.
 """
 
 from functools import partial
