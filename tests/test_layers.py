@@ -14,7 +14,7 @@ LAYERS = [
     ["lab"],
     ["engines", "checks", "plots", "bench"],
     ["parallel", "zoo"],
-    ["collectives", "models", "optim", "data", "kernels", "torch_backend"],
+    ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
     ["comm"],
     ["trace", "features"],
     ["_core", "_cuda"],  # the compiled modules, csrc/ and, where there is nvcc, csrc/cuda/

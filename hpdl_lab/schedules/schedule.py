@@ -1,0 +1,104 @@
+"""A pipeline schedule as data: which rank does what, in which order.
+
+A model is cut into stages, a batch into micro-batches. A schedule says in which order each rank works on them, and
+nothing about when: times follow from the order (evaluation.py), and messages follow from the stages' neighbors.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+
+
+class Action(NamedTuple):
+    """What a rank does without a pause: one stage, one micro-batch. "2F5" is stage 2's forward of micro-batch 5.
+
+    kind: "F" forward, "B" the whole backward, or its halves: "I" the gradient of the stage's input, which the stage
+    before waits for, and "W" the gradients of its weights, for which nobody waits. torch.distributed.pipelining has
+    the same letters.
+    """
+
+    stage: int
+    kind: str
+    micro_batch: int
+
+    def __str__(self):
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One step of a pipeline.
+
+    name:          "1f1b"
+    ranks, stages: of the pipeline; of one model. A rank with v chunks has v of the `stages` = v * ranks.
+    micro_batches: into which the batch is cut, m.
+    replicas:      whole models that the ranks hold; replica k has micro-batches k, k + replicas, ..., and its stages
+                   are numbered k * stages to (k + 1) * stages - 1.
+    rows:          rows[r] is a tuple of the Actions of rank r, in order.
+    """
+
+    name: str
+    ranks: int
+    stages: int
+    micro_batches: int
+    replicas: int
+    rows: tuple
+
+    @property
+    def chunks(self):
+        """How many stages of one model a rank holds."""
+        return self.stages // self.ranks
+
+    @cached_property
+    def _ranks_of_stages(self):
+        return {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
+
+    def rank_of(self, stage):
+        """The rank that holds `stage`. Raises: KeyError if no row names it."""
+        return self._ranks_of_stages[stage]
+
+    def stages_of(self, rank):
+        """The stages that `rank` holds, ascending."""
+        return sorted(stage for stage, holder in self._ranks_of_stages.items() if holder == rank)
+
+    def replica(self, stage):
+        """Which of the replicas `stage` belongs to."""
+        return stage // self.stages
+
+    def replica_of(self, micro_batch):
+        """The replica that works on `micro_batch`."""
+        return micro_batch % self.replicas
+
+    def is_first(self, stage):
+        """Whether `stage` takes the batch itself."""
+        return stage % self.stages == 0
+
+    def is_last(self, stage):
+        """Whether `stage` computes the loss."""
+        return stage % self.stages == self.stages - 1
+
+    def previous(self, stage):
+        """The stage that sends its output to `stage`; None for the first."""
+        return None if self.is_first(stage) else stage - 1
+
+    def next(self, stage):
+        """The stage that takes the output of `stage`; None for the last."""
+        return None if self.is_last(stage) else stage + 1
+
+    def needs(self, action):
+        """What must be done before `action`, as (stage, kinds, micro-batch): one of those kinds is enough.
+
+        Forward needs the forward of the stage before. Backward needs its own forward and the backward of the stage
+        after. The gradient of weights needs the gradient of the input, which leaves the output's gradient behind.
+        """
+        stage, kind, micro_batch = action
+        if kind == "W":
+            return [(stage, "I", micro_batch)]
+        if kind == "F":
+            return [] if self.is_first(stage) else [(stage - 1, "F", micro_batch)]
+        needed = [(stage, "F", micro_batch)]
+        if not self.is_last(stage):
+            needed.append((stage + 1, "BI", micro_batch))
+        return needed
