@@ -68,6 +68,29 @@ def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(clus
     assert cluster.run(pid_of) == pids
 
 
+def test_another_thread_starts_a_run_and_this_one_ends_it(cluster, within):
+    """What a button of the picker does: meanwhile a second run is refused in one sentence."""
+    pids, ended = cluster.run(pid_of), []
+
+    def press():
+        try:
+            cluster.run(receive_in_a_circle, deadline=100)
+        except RunStopped as error:
+            ended.append(str(error))
+
+    assert not cluster.interrupt(), "nothing is under way"
+    thread = threading.Thread(target=press)
+    thread.start()
+    time.sleep(1)
+    with pytest.raises(EngineError, match="a run is under way in this notebook"):
+        cluster.run(pid_of)
+    begin = time.monotonic()
+    assert cluster.interrupt()
+    thread.join(20)
+    assert time.monotonic() - begin < within(2) and "cycle: 0 -> 1 -> 2 -> 3 -> 0" in ended[0]
+    assert cluster.run(pid_of) == pids
+
+
 def test_the_stop_button_ends_a_loop_that_never_communicates(cluster, within):
     pids = cluster.run(pid_of)
     with stop_button(1.0) as pressed, pytest.raises(RunStopped) as caught:

@@ -212,6 +212,10 @@ class Cluster:
             raise error from None
         return outcome.results(run.outcomes, run.rows)
 
+    def interrupt(self):
+        """End the run that another thread of this notebook has under way; True where there is one."""
+        return self._crew is not None and self._crew.interrupt()
+
     def _require_alive(self):
         if not self.alive():
             self.detach()

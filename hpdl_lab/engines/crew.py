@@ -1,6 +1,7 @@
 """The engines of one start, seen from a notebook: connected to, given functions to run, asked how they ended."""
 
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -18,7 +19,8 @@ class Crew:
         self.n = n
         self.engines = client.connect(path, n)
         self._lock = client.RunLock(path)
-        self._busy = False
+        self._busy = threading.Lock()  # a button of the notebook runs in a thread of its own
+        self._under_way = None  # the Run
 
     @property
     def infos(self):
@@ -48,10 +50,24 @@ class Crew:
 
     def run(self, fn, args, ranks, deadline, on_row, inject=None):
         """Call `fn(comm, *args)` on `ranks` (None: all) and return the finished Run, whatever became of it."""
-        if self._busy:
+        if not self._busy.acquire(blocking=False):
             raise EngineError(
                 "a run is under way in this notebook: start the next one when it has ended, not in on_row"
             )
+        try:
+            return self._run(fn, args, ranks, deadline, on_row, inject)
+        finally:
+            self._under_way = None
+            self._busy.release()
+
+    def interrupt(self):
+        """End the run that is under way, in another thread, as the stop button does; True where there is one."""
+        run = self._under_way
+        if run is not None:
+            run.stopped = True
+        return run is not None
+
+    def _run(self, fn, args, ranks, deadline, on_row, inject):
         chosen = self._chosen(ranks)
         if inject is not None:
             inject.check(len(chosen))
@@ -63,18 +79,14 @@ class Crew:
             "sys_path": package.own_paths(),
             "task": task,
         }
-        self._busy = True
-        try:
-            with self._lock.held() as number:
-                engines = [self.engines[rank] for rank in chosen]
-                run = Run(number, engines, on_row)
-                try:
-                    run.execute([content | {"run": number, "own": each} for each in own])
-                except BaseException:  # a test's alarm, say: closing the connections ends the tasks
-                    self._reconnect(chosen)
-                    raise
-        finally:
-            self._busy = False
+        with self._lock.held() as number:
+            engines = [self.engines[rank] for rank in chosen]
+            run = self._under_way = Run(number, engines, on_row)
+            try:
+                run.execute([content | {"run": number, "own": each} for each in own])
+            except BaseException:  # a test's alarm, say: closing the connections ends the tasks
+                self._reconnect(chosen)
+                raise
         self._reconnect([chosen[i] for i in run.unsent])
         return run
 
