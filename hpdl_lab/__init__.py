@@ -19,6 +19,8 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
     collectives  the family of collectives, each as code, as data and with its cost; selector and tuner
     models, optim, data    MLP, CNN, GPT and ViT as small torch modules; optimizers; data, how it is shared and read
     torch_backend    torch.distributed's backend "hpdl": DDP on the compiled collectives
+    schedules    pipeline schedules as data: who runs which micro-batch of which stage, in which order
+    mesh         ranks on a grid of named axes (dp, pp, tp, cp, ep), with a communicator along each
     comm         the communicator on simulated ranks, on ranks of mpiexec and of torchrun, and its errors
     trace        the one event log and the only clock
     features     what this machine and build can do, with the reason for each "no"

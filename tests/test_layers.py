@@ -15,6 +15,7 @@ LAYERS = [
     ["engines", "checks", "plots", "bench"],
     ["parallel", "zoo"],
     ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
+    ["mesh"],
     ["comm"],
     ["trace", "features"],
     ["_core", "_cuda"],  # the compiled modules, csrc/ and, where there is nvcc, csrc/cuda/

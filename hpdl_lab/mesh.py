@@ -1,0 +1,222 @@
+"""Ranks on a grid with named axes: who holds which replica, which stage, which shard, and who talks to whom.
+
+    Grid(dp=2, pp=2, tp=2)      dp 0      tp 0  1        dp 1      tp 0  1        the last axis varies fastest:
+                                  pp 0       0  1          pp 0       4  5        ranks 0 and 1 are neighbors on one
+                                  pp 1       2  3          pp 1       6  7        host, where tp sends most
+
+Along every axis a rank belongs to one group, those that differ from it in that coordinate only: rank 2 adds gradients
+with rank 6 (dp), passes activations to and from rank 0 (pp), and shares its layers with rank 3 (tp).
+Ref: Narayanan et al. 2021, arXiv:2104.04473; torch.distributed.device_mesh.init_device_mesh has the same order.
+"""
+
+import html
+import itertools
+import math
+from dataclasses import dataclass
+
+from .comm.waits import name_ranks
+
+LONGEST = 160  # bytes of a grid in words: five axes of up to 20 digits
+AXES = {
+    "dp": "data parallel: replicas",
+    "pp": "pipeline parallel: stages",
+    "tp": "tensor parallel: shards of layers",
+    "cp": "context parallel: parts of a sequence",
+    "ep": "expert parallel: experts of a layer",
+}
+
+
+def coordinates(rank, sizes):
+    """Where rank number `rank` stands on a grid: one coordinate per axis, the last of which varies fastest.
+
+        sizes (2, 3):   0 1 2      rank 4 -> (1, 1)
+                        3 4 5
+
+    Args:    rank: int, 0 <= rank < product of sizes; sizes: how many ranks along each axis, ints.
+    Returns: tuple of len(sizes) ints.
+    """
+    ### BEGIN SOLUTION
+    place = []
+    for size in reversed(sizes):
+        rank, coordinate = divmod(rank, size)
+        place.append(coordinate)
+    return tuple(reversed(place))
+    ### END SOLUTION
+
+
+def groups(sizes, axis):
+    """The groups of ranks along one axis: those that differ in this coordinate only.
+
+        sizes (2, 3):   0 1 2      axis 0, downwards: [[0, 3], [1, 4], [2, 5]]
+                        3 4 5      axis 1, across:    [[0, 1, 2], [3, 4, 5]]
+
+    Args:    sizes: how many ranks along each axis, ints; axis: index into sizes.
+    Returns: list of lists of ranks: each in the order of that coordinate, all in the order of their lowest rank.
+    """
+    ### BEGIN SOLUTION
+    found = {}
+    for rank in range(math.prod(sizes)):
+        place = coordinates(rank, sizes)
+        found.setdefault(place[:axis] + place[axis + 1 :], []).append(rank)
+    return list(found.values())
+    ### END SOLUTION
+
+
+@dataclass(frozen=True, init=False)
+class Grid:
+    """The geometry alone, without communication: `Grid(dp=2, tp=4)`; axes that are not given have size 1.
+
+    axes, sizes: names and sizes as given, first to last; size: ranks in all; grid["tp"]: the size of one axis.
+    """
+
+    axes: tuple
+    sizes: tuple
+
+    def __init__(self, **sizes):
+        for axis, size in sizes.items():
+            require_axis(axis)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"{axis}={size!r}: the size of an axis is an int of at least 1")
+        object.__setattr__(self, "axes", tuple(sizes))
+        object.__setattr__(self, "sizes", tuple(sizes.values()))
+
+    @property
+    def size(self):
+        return math.prod(self.sizes)
+
+    def __getitem__(self, axis):
+        require_axis(axis)
+        return dict(zip(self.axes, self.sizes, strict=True)).get(axis, 1)
+
+    def __repr__(self):
+        return f"Grid({', '.join(f'{axis}={size}' for axis, size in zip(self.axes, self.sizes, strict=True))})"
+
+    def coordinates(self, rank):
+        """{axis: coordinate} of a rank: the given axes in their order, then those of size 1 that were not given."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"there is no rank {rank} in {self!r}: its ranks are 0 to {self.size - 1}")
+        place = dict(zip(self.axes, coordinates(rank, self.sizes), strict=True))
+        return place | {axis: 0 for axis in AXES if axis not in place}
+
+    def rank(self, **place):
+        """The rank at these coordinates; those that are not given are 0. The inverse of `coordinates`."""
+        number = 0
+        for axis, coordinate in place.items():
+            if not 0 <= coordinate < self[axis]:
+                raise ValueError(
+                    f"{axis}={coordinate} is outside {self!r}, where {axis} goes from 0 to {self[axis] - 1}"
+                )
+        for axis, size in zip(self.axes, self.sizes, strict=True):
+            number = number * size + place.get(axis, 0)
+        return number
+
+    def groups(self, axis):
+        """The groups along one axis: Grid(dp=2, pp=2, tp=2).groups("pp") -> [[0, 2], [1, 3], [4, 6], [5, 7]]."""
+        require_axis(axis)
+        if axis not in self.axes:
+            return [[rank] for rank in range(self.size)]
+        return groups(self.sizes, self.axes.index(axis))
+
+    def others(self, rank, axes):
+        """The coordinates, in the given order, of `rank` along all axes but `axes`: what a group has in common."""
+        for axis in axes:
+            require_axis(axis)
+        place = self.coordinates(rank)
+        return tuple((axis, place[axis]) for axis in self.axes if axis not in axes)
+
+    # -- pictures -----------------------------------------------------------------------------------------------------
+
+    def __str__(self):
+        return f"{self!r}: {self.size} rank{'s' if self.size > 1 else ''}\n" + "\n".join(self._lines())
+
+    def _repr_html_(self):
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _lines(self):
+        """One table per place along the leading axes: the last axis across, the one before it downwards."""
+        *leading, (down, rows), (across, columns) = [("", 1), ("", 1), *zip(self.axes, self.sizes, strict=True)]
+        leading = [pair for pair in leading if pair[0]]
+        lines, ranks, width = [], itertools.count(), len(str(self.size - 1)) + 1
+        for place in itertools.product(*(range(size) for _, size in leading)):
+            title = " ".join(f"{axis} {i}" for (axis, _), i in zip(leading, place, strict=True))
+            labels = [f"{down} {row}" if down else "" for row in range(rows)]
+            margin = max(map(len, [title, *labels])) + 2
+            lines.append(f"{title:{margin}}{across:2}" + "".join(f"{i:{width}}" for i in range(columns)))
+            lines += [
+                f"{label:>{margin - 2}}    " + "".join(f"{next(ranks):{width}}" for _ in range(columns))
+                for label in labels
+            ]
+        return [line.rstrip() for line in lines]
+
+
+class DeviceMesh:
+    """The ranks of `comm` on a grid, with a communicator along every axis: `mesh["tp"].all_reduce(x)`.
+
+        mesh = DeviceMesh(comm, dp=2, tp=2)        or DeviceMesh(comm, Grid(dp=2, tp=2))
+        mesh.coordinates                           {"dp": 1, "tp": 0, "pp": 0, "cp": 0, "ep": 0} on rank 2
+        mesh["dp"]                                 the communicator of ranks 0 and 2: its rank 1 here
+
+    Collective. grid: a Grid; comm: as given.
+    Raises:  ValueError on every rank where the grid has not as many places as comm has ranks, or where ranks disagree.
+    Steps: one all_gather of 160 bytes, one split per axis longer than 1 and one for all the others.
+    """
+
+    def __init__(self, comm, grid=None, **sizes):
+        if (grid is None) == (not sizes):
+            raise ValueError("a mesh needs a Grid or the sizes of its axes, and not both: DeviceMesh(comm, dp=2, tp=2)")
+        self.comm = comm
+        self.grid = Grid(**sizes) if grid is None else grid
+        self._require_fit()
+        self.coordinates = self.grid.coordinates(comm.rank)
+        self._parts = {(): comm.split(comm.rank)}  # axes longer than 1 -> the communicator over them
+        for axis in self.grid.axes:
+            self.over(axis)
+
+    def __getitem__(self, axis):
+        """The communicator along one axis: of this rank alone where its size is 1."""
+        return self.over(axis)
+
+    def over(self, *axes):
+        """The communicator over several axes at once: `mesh.over("dp", "cp")`, ranked in the grid's order.
+
+        Collective at its first call for these axes, unless at most one of them is longer than 1.
+        """
+        for axis in axes:
+            require_axis(axis)
+        long = tuple(axis for axis in self.grid.axes if axis in axes and self.grid[axis] > 1)
+        if long not in self._parts:
+            common = self.grid.others(self.comm.rank, long)
+            told = " ".join(["+".join(long), *(f"{axis}={i}" for axis, i in common)])  # for the report of a stuck run
+            self._parts[long] = self.comm.split(told, self.comm.rank)
+        return self._parts[long]
+
+    def __str__(self):
+        place = ", ".join(f"{axis} {self.coordinates[axis]}" for axis in self.grid.axes)
+        return f"rank {self.comm.rank} ({place}) of {self.grid!r}"
+
+    def _repr_html_(self):
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _require_fit(self):
+        """Raise ValueError on every rank unless all ranks mean the same grid, and there is a place for each."""
+        import torch
+
+        told = torch.tensor(list(repr(self.grid).encode()[:LONGEST].ljust(LONGEST)), dtype=torch.uint8)
+        grids = {}
+        for rank, row in enumerate(self.comm.all_gather(told.to(self.comm.device)).tolist()):
+            grids.setdefault(bytes(row).decode().rstrip(), []).append(rank)
+        if len(grids) > 1:
+            parts = [f"{grid} on {name_ranks(ranks)}" for grid, ranks in sorted(grids.items(), key=lambda g: len(g[1]))]
+            raise ValueError(f"the ranks do not agree on the mesh: {', '.join(parts)}")
+        if self.grid.size != self.comm.size:
+            product = " x ".join(map(str, self.grid.sizes)) or "1"
+            raise ValueError(
+                f"{self.grid!r} has {product} = {self.grid.size} places for ranks, and there are {self.comm.size} ranks"
+            )
+
+
+def require_axis(axis):
+    """Raise ValueError unless `axis` is the name of one."""
+    if axis not in AXES:
+        told = ", ".join(f"{name} ({what})" for name, what in AXES.items())
+        raise ValueError(f"no axis of a mesh is called {axis!r}: {told}")

@@ -1,0 +1,157 @@
+"""Ranks on a grid: coordinates, groups, the communicators along the axes, the drawing, and what is refused."""
+
+import itertools
+
+import pytest
+import torch
+
+from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.mesh import AXES, DeviceMesh, Grid, coordinates, groups
+
+GRIDS = [
+    Grid(),
+    Grid(dp=1),
+    Grid(tp=5),
+    Grid(dp=2, tp=3),
+    Grid(tp=3, dp=2),
+    Grid(dp=2, pp=2, tp=2),
+    Grid(pp=3, dp=1, tp=2),
+    Grid(dp=2, pp=3, cp=1, tp=2, ep=2),
+]
+
+
+@pytest.mark.parametrize("sizes", [(), (1,), (4,), (2, 3), (3, 1, 2), (2, 2, 2), (4, 3, 2, 5)])
+def test_coordinates_count_like_nested_loops(sizes):
+    places = list(itertools.product(*(range(size) for size in sizes)))
+    assert [coordinates(rank, sizes) for rank in range(len(places))] == places
+
+
+def test_groups_come_in_the_order_of_their_lowest_rank():
+    assert groups((2, 3), 0) == [[0, 3], [1, 4], [2, 5]] and groups((2, 3), 1) == [[0, 1, 2], [3, 4, 5]]
+    assert groups((2, 2, 2), 1) == [[0, 2], [1, 3], [4, 6], [5, 7]] and groups((1,), 0) == [[0]]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=repr)
+def test_a_grid_knows_its_ranks(grid):
+    assert grid.size == torch.tensor(grid.sizes).prod()
+    for rank in range(grid.size):
+        place = grid.coordinates(rank)
+        assert set(place) == set(AXES) and list(place)[: len(grid.axes)] == list(grid.axes)
+        assert grid.rank(**place) == rank
+    for axis in AXES:
+        groups = grid.groups(axis)
+        assert sorted(itertools.chain(*groups)) == list(range(grid.size))
+        for group in groups:
+            assert [grid.coordinates(rank)[axis] for rank in group] == list(range(grid[axis]))
+
+
+def test_the_order_of_torch():
+    """The last axis varies fastest, as in init_device_mesh, whose mesh is arange(size).view(sizes)."""
+    grid = Grid(dp=2, pp=3, tp=4)
+    theirs = torch.arange(24).view(2, 3, 4)
+    for rank in range(24):
+        place = grid.coordinates(rank)
+        assert theirs[place["dp"], place["pp"], place["tp"]] == rank
+    assert grid.groups("pp") == theirs.movedim(1, -1).reshape(-1, 3).tolist()
+
+
+def members(comm, grid):
+    """{axes: the ranks of `comm` that each communicator of the mesh has, in its order}."""
+    mesh = DeviceMesh(comm, grid)
+    me, told = torch.tensor([comm.rank]), {}
+    for axes in [*((axis,) for axis in AXES), ("dp", "tp"), ("tp", "dp"), ("dp", "pp", "tp", "cp", "ep"), ()]:
+        part = mesh.over(*axes)
+        told[axes] = part.all_gather(me).flatten().tolist()
+        assert told[axes][part.rank] == comm.rank
+    assert mesh["tp"] is mesh["tp"] and mesh.over("dp", "tp") is mesh.over("tp", "dp")
+    return told
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=repr)
+def test_communicators_along_the_axes(grid):
+    of = grid.coordinates
+    for rank, told in enumerate(sim.run(grid.size, members, grid)):
+        for axes, ranks in told.items():
+            others = [axis for axis in AXES if axis not in axes]
+            same = [r for r in range(grid.size) if all(of(r)[axis] == of(rank)[axis] for axis in others)]
+            assert ranks == same
+
+
+def test_the_drawing():
+    assert str(Grid(dp=2, pp=2, tp=2)).splitlines() == [
+        "Grid(dp=2, pp=2, tp=2): 8 ranks",
+        "dp 0  tp 0 1",
+        "pp 0     0 1",
+        "pp 1     2 3",
+        "dp 1  tp 0 1",
+        "pp 0     4 5",
+        "pp 1     6 7",
+    ]
+    assert str(Grid(tp=3)).splitlines() == ["Grid(tp=3): 3 ranks", "  tp 0 1 2", "     0 1 2"]
+    assert Grid(dp=2)._repr_html_() == f"<pre>{Grid(dp=2)}</pre>"
+    assert sim.run(2, lambda comm: str(DeviceMesh(comm, dp=2)))[1] == "rank 1 (dp 1) of Grid(dp=2)"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"dp": 0}, "dp=0: the size of an axis is an int of at least 1"),
+        ({"dp": 2.0}, "dp=2.0: the size"),
+        ({"dp": True}, "dp=True: the size"),
+        ({"replicas": 2}, "no axis of a mesh is called 'replicas': dp .data parallel: replicas., pp"),
+    ],
+)
+def test_a_grid_that_is_none(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        Grid(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda grid: grid.coordinates(6), r"no rank 6 in Grid\(dp=2, tp=3\): its ranks are 0 to 5"),
+        (lambda grid: grid.coordinates(-1), "no rank -1"),
+        (lambda grid: grid.rank(tp=3), r"tp=3 is outside Grid\(dp=2, tp=3\), where tp goes from 0 to 2"),
+        (lambda grid: grid.rank(pp=1), "pp goes from 0 to 0"),
+        (lambda grid: grid["zp"], "no axis"),
+        (lambda grid: grid.groups("zp"), "no axis"),
+    ],
+)
+def test_a_place_that_is_none(ask, message):
+    with pytest.raises(ValueError, match=message):
+        ask(Grid(dp=2, tp=3))
+
+
+def refusal(comm, *args, **sizes):
+    with pytest.raises(ValueError) as caught:
+        DeviceMesh(comm, *args, **sizes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "sizes", "message"),
+    [
+        ((), {"dp": 2, "tp": 2}, "Grid(dp=2, tp=2) has 2 x 2 = 4 places for ranks, and there are 3 ranks"),
+        ((Grid(),), {}, "Grid() has 1 = 1 places for ranks, and there are 3 ranks"),
+        ((), {}, "a mesh needs a Grid or the sizes of its axes, and not both: DeviceMesh(comm, dp=2, tp=2)"),
+        ((Grid(dp=3),), {"dp": 3}, "a mesh needs a Grid or the sizes of its axes, and not both"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(args, sizes, message):
+    for told in sim.run(3, lambda comm: refusal(comm, *args, **sizes)):
+        assert message in told
+
+
+def test_ranks_that_disagree_are_named_on_every_rank():
+    grids = PerRank([Grid(dp=3), Grid(tp=3), Grid(dp=3)])
+    for told in sim.run(3, refusal, grids):
+        assert told == "the ranks do not agree on the mesh: Grid(tp=3) on rank 1, Grid(dp=3) on ranks 0, 2"
+
+
+def test_the_report_of_a_stuck_run_names_the_group():
+    def stuck(comm):
+        mesh = DeviceMesh(comm, dp=2, tp=2)
+        mesh["dp"].recv(torch.zeros(1), 1 - mesh["dp"].rank)
+
+    with pytest.raises(Exception, match="dp tp=0"):
+        sim.run(4, stuck)
