@@ -1,7 +1,7 @@
 """An attendee's own ring on 1,024 simulated ranks: time and memory.
 
-All 2,046 steps of it take most of a minute (docs/simulation.md), and each does the same. Here the first few run, and what
-the others would take is reckoned from them. That the sums of a whole ring are right, test_sim.py says for 256.
+All 2,046 steps of it take most of a minute (docs/simulation.md), and each does the same. Here the first few run, and
+what the others would take is reckoned from them. That the sums of a whole ring are right, test_sim.py says for 256.
 """
 
 import subprocess
