@@ -5,8 +5,11 @@ executes them is parallel/pipeline.py.
 """
 
 from .catalog import CATALOG, build
-from .evaluation import Evaluation, Timed, evaluate
+from .evaluation import Evaluation, Timed, evaluate, summary
+from .printing import compact, over_time
 from .schedule import KINDS, Action, Schedule
+from .strings import from_csv, from_strings, to_csv, to_strings
+from .validation import validate
 
 __all__ = [
     "CATALOG",
@@ -16,5 +19,13 @@ __all__ = [
     "Schedule",
     "Timed",
     "build",
+    "compact",
     "evaluate",
+    "from_csv",
+    "from_strings",
+    "over_time",
+    "summary",
+    "to_csv",
+    "to_strings",
+    "validate",
 ]

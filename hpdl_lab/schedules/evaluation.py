@@ -7,11 +7,13 @@ fractions: nothing but sums and one division by the number of chunks is done wit
 from collections import defaultdict
 from typing import NamedTuple
 
+from .schedule import Action
+
 
 class Timed(NamedTuple):
     """An action with its begin and its end."""
 
-    action: tuple
+    action: Action
     begin: float
     end: float
 
@@ -23,7 +25,8 @@ class Evaluation(NamedTuple):
     makespan: when the last rank ends.
     bubble:   share of the ranks' time, from 0 to the makespan, in which they wait.
     live:     live[r] is a tuple of (time, count): from then on rank r holds the activations of `count` micro-batches,
-              from the begin of a forward to the end of its backward, or of its weight gradient. A chunk counts as one.
+              from the begin of a forward to the end of its backward, or of its weight gradient. With v chunks per
+              rank each stage counts for itself, and its activations are 1/v as large.
     peak:     peak[r] is the largest count of rank r.
     """
 
@@ -43,54 +46,12 @@ def evaluate(schedule, forward=1, backward=2, input=1, weight=1, transfer=0):
     Returns: Evaluation.
     Raises:  ValueError that names the cycle where the schedule deadlocks; for sequences of another length.
     """
-    costs = {
-        kind: per_stage(schedule, cost, what)
-        for kind, cost, what in (
-            ("F", forward, "forward"),
-            ("B", backward, "backward"),
-            ("I", input, "input"),
-            ("W", weight, "weight"),
-        )
-    }
-    rows, done = [[] for _ in schedule.rows], {}
-    clocks, heads = [0] * len(schedule.rows), [0] * len(schedule.rows)
-    waiting = defaultdict(list)  # (stage, micro-batch) -> ranks whose next action needs something of it
-    ready = list(range(len(schedule.rows)))
-    while ready:
-        rank = ready.pop()
-        row = schedule.rows[rank]
-        while heads[rank] < len(row):
-            action = row[heads[rank]]
-            begin, missing = clocks[rank], None
-            for need in schedule.needs(action):
-                end = ended(need, done)
-                if end is None:
-                    missing = need
-                    break
-                apart = schedule.rank_of(need[0]) != rank
-                begin = max(begin, end + transfer if apart else end)
-            if missing is not None:
-                waiting[missing[0], missing[2]].append(rank)
-                break
-            clocks[rank] = done[action] = begin + costs[action.kind][action.stage % schedule.stages]
-            rows[rank].append(Timed(action, begin, clocks[rank]))
-            heads[rank] += 1
-            ready += waiting.pop((action.stage, action.micro_batch), [])
-    if any(head < len(row) for head, row in zip(heads, schedule.rows, strict=True)):
-        raise ValueError(told_cycle(schedule, heads))
-    makespan = max(clocks, default=0)
-    busy = sum(timed.end - timed.begin for row in rows for timed in row)
-    live = tuple(held(row) for row in rows)
-    return Evaluation(
-        rows=tuple(map(tuple, rows)),
-        makespan=makespan,
-        bubble=1 - busy / (makespan * len(rows)) if makespan else 0,
-        live=live,
-        peak=tuple(max((count for _, count in counts), default=0) for counts in live),
-    )
+    costs = {"F": per_stage(schedule, "forward", forward), "B": per_stage(schedule, "backward", backward)}
+    costs |= {"I": per_stage(schedule, "input", input), "W": per_stage(schedule, "weight", weight)}
+    return summary(timed(schedule, costs, transfer))
 
 
-def per_stage(schedule, cost, what):
+def per_stage(schedule, what, cost):
     """One number for each stage of the model."""
     try:
         costs = list(cost)
@@ -101,49 +62,82 @@ def per_stage(schedule, cost, what):
     return costs
 
 
-def ended(need, done):
-    """When what is needed was done, None if it was not yet."""
-    stage, kinds, micro_batch = need
-    for kind in kinds:
-        if (stage, kind, micro_batch) in done:
-            return done[stage, kind, micro_batch]
+def timed(schedule, costs, transfer):
+    """A list of Timed for each rank.
+
+    Goes on with one rank until it has to wait, then with any that has not, until all have ended, or all wait.
+    """
+    rows, ends = [[] for _ in schedule.rows], {}
+    waiting = defaultdict(list)  # (stage, micro-batch) -> ranks that wait for something of it
+    ready = list(range(len(rows)))
+    while ready:
+        rank = ready.pop()
+        for action in schedule.rows[rank][len(rows[rank]) :]:
+            missing = missing_of(schedule, action, ends)
+            if missing:
+                waiting[missing[0], missing[2]].append(rank)
+                break
+            begin = rows[rank][-1].end if rows[rank] else 0
+            for stage, kinds, micro_batch in schedule.needs(action):
+                end = next(ends[stage, kind, micro_batch] for kind in kinds if (stage, kind, micro_batch) in ends)
+                begin = max(begin, end if schedule.rank_of(stage) == rank else end + transfer)
+            ends[action] = begin + costs[action.kind][action.stage % schedule.stages]
+            rows[rank].append(Timed(action, begin, ends[action]))
+            ready += waiting.pop((action.stage, action.micro_batch), [])
+    if any(len(row) < len(actions) for row, actions in zip(rows, schedule.rows, strict=True)):
+        raise ValueError(told_cycle(schedule, [len(row) for row in rows], ends))
+    return rows
+
+
+def missing_of(schedule, action, ends):
+    """The first of what `action` needs that has not ended, as Schedule.needs has it; None where all has."""
+    for need in schedule.needs(action):
+        stage, kinds, micro_batch = need
+        if not any((stage, kind, micro_batch) in ends for kind in kinds):
+            return need
     return None
 
 
+def told_cycle(schedule, heads, ends):
+    """The sentence about ranks that wait for each other; rank r is about to do action heads[r] of its row."""
+    rank = next(r for r, row in enumerate(schedule.rows) if heads[r] < len(row))
+    passed, steps = [], []
+    while rank not in passed:
+        passed.append(rank)
+        action = schedule.rows[rank][heads[rank]]
+        stage, kinds, micro_batch = missing_of(schedule, action, ends)
+        later = [(r, a) for r, row in enumerate(schedule.rows) for a in row[heads[r] :]]
+        found = [(r, a) for r, a in later if (a.stage, a.micro_batch) == (stage, micro_batch) and a.kind in kinds]
+        if not found:
+            lost = Action(stage, kinds[0], micro_batch)
+            return f"{schedule.name}: rank {rank} waits at {action} for {lost}, which no rank does"
+        rank, needed = found[0]
+        steps.append(f"at {action} for {needed} of rank {rank}")
+    return f"{schedule.name} deadlocks: rank {rank} waits " + ", which waits ".join(steps[passed.index(rank) :])
+
+
+def summary(rows):
+    """The Evaluation of a list of Timed for each rank, measured or calculated; the clock begins at 0."""
+    makespan = max((row[-1].end for row in rows if row), default=0)
+    busy = sum(end - begin for row in rows for _, begin, end in row)
+    live = tuple(held(row) for row in rows)
+    return Evaluation(
+        rows=tuple(map(tuple, rows)),
+        makespan=makespan,
+        bubble=1 - busy / (makespan * len(rows)) if makespan else 0,
+        live=live,
+        peak=tuple(max((count for _, count in counts), default=0) for counts in live),
+    )
+
+
 def held(row):
-    """((time, count), ...) of one rank's Timed actions: what it holds from that time on."""
-    changes = []
-    for action, begin, end in row:
-        if action.kind == "F":
-            changes.append((begin, 1))
-        elif action.kind in "BW":
-            changes.append((end, -1))
+    """((time, count), ...) of one rank: how many micro-batches' activations it holds from that time on."""
+    changes = [(begin, 1) for action, begin, _ in row if action.kind == "F"]
+    changes += [(end, -1) for action, _, end in row if action.kind in "BW"]
     counts, count = [], 0
-    for time, change in changes:
+    for time, change in sorted(changes):  # at equal times the -1 first: what ends makes room for what begins
         count += change
         if counts and counts[-1][0] == time:
-            counts[-1] = (time, count)
-        else:
-            counts.append((time, count))
+            counts.pop()
+        counts.append((time, count))
     return tuple(counts)
-
-
-def told_cycle(schedule, heads):
-    """The sentence about ranks that wait for each other, each at the action heads[rank] of its row."""
-    rank = next(r for r, row in enumerate(schedule.rows) if heads[r] < len(row))
-    seen, steps = [], []
-    done = {action for row, head in zip(schedule.rows, heads, strict=True) for action in row[:head]}
-    while rank not in seen:
-        seen.append(rank)
-        action = schedule.rows[rank][heads[rank]]
-        stage, kinds, micro_batch = next(
-            need for need in schedule.needs(action) if not any((need[0], k, need[2]) in done for k in need[1])
-        )
-        there = [a for row in schedule.rows for a in row if a.stage == stage and a.micro_batch == micro_batch]
-        needed = next((a for a in there if a.kind in kinds), None)
-        if needed is None:
-            return f"rank {rank} waits at {action} for {stage}{kinds[0]}{micro_batch}, which no rank does"
-        rank = schedule.rank_of(stage)
-        steps.append(f"at {action} for {needed} of rank {rank}")
-    cycle = steps[seen.index(rank) :]
-    return f"{schedule.name} deadlocks: rank {rank} waits " + ", which waits ".join(cycle)

@@ -9,9 +9,11 @@ def gems(rank, ranks, micro_batches):
     Rank r holds stage r of one replica and stage p - 1 - r of another (numbered p to 2p - 1), which works on every
     second micro-batch. A rank ends one micro-batch before it begins the next: it never holds more than one.
 
-        p = 3, m = 2     rank 0  F0                   B0 B0 F1 B1 B1
-                         rank 1     F0          B0 B0 F1       B1 B1           the second replica's stage 0 is
-                         rank 2        F0 B0 B0 F1                   B1 B1     on rank 2
+        p = 3, N = 2; stages 3, 4 and 5 are the second replica's
+
+        rank 0  0F0 .   .   .   .   .   .   0B0 --  5F1 5B1 --  .   .   .   .
+        rank 1  .   1F0 .   .   .   1B0 --  4F1 .   .   .   .   4B1 --  .   .
+        rank 2  .   .   2F0 2B0 --  3F1 .   .   .   .   .   .   .   .   3B1 --
 
     GEMS MAST has one micro-batch for each replica; GEMS MASTER has more before the replicas add their gradients.
 

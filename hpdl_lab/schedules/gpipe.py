@@ -6,9 +6,11 @@ from .schedule import Action
 def gpipe(rank, ranks, micro_batches):
     """What rank `rank` does in GPipe's schedule.
 
-        p = 3, m = 4     rank 0  F0 F1 F2 F3                   B0 B1 B2 B3
-                         rank 1     F0 F1 F2 F3             B0 B1 B2 B3
-                         rank 2        F0 F1 F2 F3 B0 B1 B2 B3
+        p = 3, m = 4, backward takes twice as long as forward
+
+        rank 0  F0 F1 F2 F3 .  .  .  .  .  .  B0 -- B1 -- B2 -- B3 --
+        rank 1  .  F0 F1 F2 F3 .  .  .  B0 -- B1 -- B2 -- B3 -- .  .
+        rank 2  .  .  F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .  .  .  .
 
     Args:    rank: of the pipeline, which holds stage `rank`; ranks: p; micro_batches: m.
     Returns: list of Action, in order.

@@ -9,11 +9,13 @@ def interleaved(rank, ranks, micro_batches, chunks):
     Rank r holds the stages r, p + r, 2p + r, ...: a micro-batch goes round all ranks v times. Forwards come p
     micro-batches at a time, first through chunk 0, then through chunk 1, ...; backwards through the last chunk first:
 
-        p = 2, v = 2, m = 4     forwards of rank 0   0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3
-                                backwards            2B0 2B1 0B0 0B1 2B2 2B3 0B2 0B3
+        p = 2, v = 2, m = 2; rank 0 holds stages 0 and 2
 
-    The first backward of rank p - 1 comes after the v p - p + 1st forward; every rank before it is 2 forwards further
-    ahead: one that it does earlier, and one that travels.
+        rank 0  0F0 0F1 2F0 2F1 .   .   2B0 --  .   2B1 --  0B0 --  0B1 --
+        rank 1  .   1F0 1F1 3F0 3B0 --  3F1 3B1 --  1B0 --  1B1 --  .   .
+
+    Before its first backward the last rank has done (v - 1) p forwards and one; every rank before it 2 more: one
+    while forwards travel there, one while the first backward travels back.
 
     Args:    rank: of the pipeline; ranks: p; micro_batches: m, a multiple of p; chunks: v, stages per rank.
     Returns: list of Action, in order.

@@ -6,11 +6,13 @@ from .schedule import Action
 def one_f_one_b(rank, ranks, micro_batches):
     """What rank `rank` does in the schedule 1F1B.
 
-        p = 3, m = 4     rank 0  F0 F1 F2          B0 F3 B1    B2    B3       warm-up: 2 forwards
-                         rank 1     F0 F1    B0 F2 B1 F3 B2    B3             warm-up: 1
-                         rank 2        F0 B0 F1 B1 F2 B2 F3 B3                warm-up: 0
+        p = 3, m = 4                                                     warm-up, then forward and backward in turn
 
-    As long as GPipe's, but a backward comes as early as it can, and frees the activations of its micro-batch.
+        rank 0  F0 F1 F2 .  .  .  .  B0 -- F3 B1 -- .  B2 -- .  B3 --    2 forwards
+        rank 1  .  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 -- .  .     1 forward
+        rank 2  .  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .  .  .     none
+
+    It takes as long as GPipe, but a backward comes as early as it can, and frees what its micro-batch held.
 
     Args:    rank: of the pipeline, which holds stage `rank`; ranks: p; micro_batches: m.
     Returns: list of Action, in order.

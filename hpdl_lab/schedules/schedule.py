@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from .printing import compact
+
 KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
 
@@ -45,6 +47,9 @@ class Schedule:
     micro_batches: int
     replicas: int
     rows: tuple
+
+    def __str__(self):
+        return compact(self)
 
     @property
     def chunks(self):

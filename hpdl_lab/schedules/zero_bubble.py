@@ -9,9 +9,11 @@ def zero_bubble_h1(rank, ranks, micro_batches):
     The stage before waits for the gradient of the input (I), nobody for those of the weights (W). Take 1F1B, do I
     where it does backward, and keep the last `rank` Ws back: they fill the slots in which others wait.
 
-        p = 3, m = 4     rank 0  F0 F1 F2 I0 W0 F3 I1 W1    I2 W2    I3 W3
-                         rank 1     F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
-                         rank 2        F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+        p = 3, m = 4, and F, I and W take equally long
+
+        rank 0  F0 F1 F2 .  .  I0 W0 F3 I1 W1 I2 W2 I3 W3
+        rank 1  .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+        rank 2  .  .  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
     Args:    rank: of the pipeline, which holds stage `rank`; ranks: p; micro_batches: m.
     Returns: list of Action, in order.

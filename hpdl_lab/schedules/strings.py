@@ -1,0 +1,67 @@
+"""Schedules as torch.distributed.pipelining writes them: "2F5", a row of the CSV file per rank."""
+
+import csv
+import re
+
+from .schedule import Action, Schedule
+
+ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
+# What torch adds to a schedule for its own runtime. Here messages follow from the stages' neighbors.
+ADDED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+TOGETHER = re.compile(r"\((.*)\)OVERLAP_F_B")
+
+
+def to_strings(schedule):
+    """One list of strings per rank: [["0F0", "0F1", ...], ["1F0", ...]]."""
+    return [[str(action) for action in row] for row in schedule.rows]
+
+
+def from_strings(rows, name="imported", replicas=1):
+    """The Schedule that `rows` of strings say: one row per rank, as to_strings and torch write them.
+
+    Empty cells are left out, and what torch adds for its messages and shards. Actions that torch would overlap come
+    one after the other. Ranks hold the stages that their rows name.
+
+    Args:    replicas: whole models among the stages; torch's schedules have one.
+    Raises:  ValueError with the place of what is no action, or without any. Whether the schedule can run is
+             what validate says.
+    """
+    parsed = tuple(
+        tuple(action for place, text in enumerate(row) for action in parse(text, rank, place))
+        for rank, row in enumerate(rows)
+    )
+    actions = [action for row in parsed for action in row]
+    if not actions:
+        raise ValueError(f"there is no action in {len(parsed)} rows: a schedule has some, such as 0F0")
+    stages = max(action.stage for action in actions) + 1
+    if stages % replicas:
+        raise ValueError(f"{replicas} replicas cannot have equal parts of {stages} stages")
+    micro_batches = max(action.micro_batch for action in actions) + 1
+    return Schedule(name, len(parsed), stages // replicas, micro_batches, replicas, parsed)
+
+
+def parse(text, rank, place):
+    """The actions in one cell: none, one, or those that torch would overlap."""
+    text = (text or "").strip()
+    if not text or ADDED.fullmatch(text):
+        return []
+    if together := TOGETHER.fullmatch(text):
+        return [action for part in together[1].split(";") for action in parse(part, rank, place)]
+    found = ACTION.fullmatch(text)
+    if not found:
+        raise ValueError(
+            f"row {rank}, cell {place}: {text!r} is no action; one is a stage, F, B, I or W, and a micro-batch: 2F5"
+        )
+    return [Action(int(found[1]), found[2], int(found[3]))]
+
+
+def to_csv(schedule, path):
+    """Write a line per rank, which torch's schedules load with _load_csv."""
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(to_strings(schedule))
+
+
+def from_csv(path, name="imported", replicas=1):
+    """The Schedule in a CSV file with a line per rank. Raises: ValueError as from_strings; OSError."""
+    with open(path, newline="") as file:
+        return from_strings(list(csv.reader(file)), name, replicas)

@@ -1,0 +1,247 @@
+"""Pipeline schedules as data: their times and memory, by the formulas; their text; what is refused."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from hpdl_lab import schedules
+from hpdl_lab.schedules import Action, build, evaluate, from_strings, over_time, summary, validate
+from hpdl_lab.schedules.gems import gems
+from hpdl_lab.schedules.gpipe import gpipe
+from hpdl_lab.schedules.interleaved import interleaved
+from hpdl_lab.schedules.one_f_one_b import one_f_one_b
+from hpdl_lab.schedules.zero_bubble import zero_bubble_h1
+
+RANKS, MICRO_BATCHES = range(1, 9), range(1, 18)
+SHAPES = [(p, m) for p in RANKS for m in MICRO_BATCHES]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("tf", "tb"), [(1, 2), (3, 1), (1, 1)])
+def test_gpipe_and_1f1b_take_m_plus_p_minus_1_forwards_and_backwards(name, tf, tb):
+    for p, m in SHAPES:
+        times = evaluate(validate(build(name, p, m)), tf, tb)
+        assert times.makespan == (m + p - 1) * (tf + tb)
+        assert times.bubble == pytest.approx((p - 1) / (m + p - 1))
+
+
+@pytest.mark.parametrize(("p", "m", "makespan"), [(4, 4, 21), (4, 8, 33), (8, 8, 45), (8, 16, 69)])
+def test_the_numbers_of_the_papers(p, m, makespan):
+    assert evaluate(build("gpipe", p, m)).makespan == evaluate(build("1f1b", p, m)).makespan == makespan
+
+
+def test_what_gpipe_and_1f1b_hold():
+    for p, m in SHAPES:
+        assert evaluate(build("gpipe", p, m)).peak == (m,) * p
+        assert evaluate(build("1f1b", p, m)).peak == tuple(min(m, p - s) for s in range(p))
+
+
+@pytest.mark.parametrize("v", [1, 2, 3, 4])
+def test_interleaving_divides_the_bubble_by_the_chunks(v):
+    for p in RANKS:
+        for m in range(p, 18, p):
+            times = evaluate(validate(build("interleaved", p, m, v)), Fraction(1), Fraction(2))
+            assert times.makespan == 3 * m + Fraction(3 * (p - 1), v)
+    assert evaluate(build("interleaved", 4, 8)).makespan == 28.5
+    assert evaluate(build("interleaved", 8, 16, 2)).makespan == 58.5
+
+
+def test_interleaved_with_one_chunk_holds_more_than_1f1b_and_takes_as_long():
+    one, other = build("interleaved", 4, 8, 1), build("1f1b", 4, 8)
+    assert evaluate(one).makespan == evaluate(other).makespan
+    assert evaluate(one).peak == (7, 5, 3, 1)  # two forwards further ahead per rank: nothing waits for a message
+
+
+def test_zb_h1_fills_the_bubble_of_1f1b_within_its_memory():
+    for p in RANKS:
+        for m in range(p, 18):
+            times = evaluate(validate(build("zero_bubble_h1", p, m), most_live=p))
+            assert times.makespan == 3 * m + p - 1
+            assert max(times.peak) == p
+    assert evaluate(build("zero_bubble_h1", 8, 16)).makespan == 55
+
+
+@pytest.mark.parametrize(("tf", "tb"), [(1, 2), (1, 1), (2, 3)])
+def test_gems_holds_one_micro_batch_and_hides_all_forwards_but_the_first_one_behind_backwards(tf, tb):
+    for p, n in SHAPES:
+        times = evaluate(validate(build("gems_master", p, n), most_live=1), tf, tb)
+        assert times.makespan == p * tf + n * p * tb + (n - 1) * tf
+    assert evaluate(build("gems_master", 4, 16)).makespan == 147
+    assert evaluate(build("gems_mast", 8, 2)).makespan == 41
+
+
+def test_gems_two_replicas_run_in_opposite_directions():
+    schedule = build("gems_mast", 4, 2)
+    assert [schedule.rank_of(s) for s in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert [schedule.replica(s) for s in (3, 4)] == [0, 1] and schedule.stages_of(1) == [1, 6]
+    assert (schedule.next(3), schedule.previous(4), schedule.next(4), schedule.previous(7)) == (None, None, 5, 6)
+    assert (schedule.stages, schedule.chunks, schedule.replica_of(1)) == (4, 1, 1)
+
+
+def test_a_message_delays_the_next_rank_and_not_the_next_stage_of_the_same_rank():
+    assert evaluate(build("gpipe", 3, 1), transfer=10).makespan == 9 + 4 * 10
+    assert evaluate(build("interleaved", 1, 1, 3), transfer=10).makespan == pytest.approx(3)
+
+
+def test_unequal_stages_are_as_slow_as_the_slowest():
+    assert evaluate(build("1f1b", 2, 4), forward=(1, 3), backward=(1, 3)).makespan == 1 + 4 * 6 + 1
+    with pytest.raises(ValueError, match="forward has 3 numbers, and 1f1b has 2 stages"):
+        evaluate(build("1f1b", 2, 4), forward=(1, 2, 3))
+
+
+def test_live_activations_over_time():
+    times = evaluate(build("1f1b", 2, 3))
+    assert times.live[1] == ((1, 1), (4, 1), (7, 1), (10, 0))  # freed and taken in the same moment
+    assert times.live[0] == ((0, 1), (1, 2), (6, 2), (9, 1), (12, 0))
+
+
+def test_measured_actions_are_summed_up_like_calculated_ones():
+    times = evaluate(build("1f1b", 3, 4))
+    assert summary(times.rows) == times
+
+
+@pytest.mark.parametrize("row", [gpipe, one_f_one_b, zero_bubble_h1, gems, interleaved])
+def test_the_picture_in_the_docstring_is_what_the_function_makes(row):
+    name = {"one_f_one_b": "1f1b", "gems": "gems_mast"}.get(row.__name__, row.__name__)
+    p, m = {"gems": (3, 2), "interleaved": (2, 2)}.get(row.__name__, (3, 4))
+    schedule = build(name, p, m)
+    drawn = over_time(schedule, evaluate(schedule)).splitlines()
+    documented = [line.strip() for line in row.__doc__.splitlines() if line.strip().startswith("rank 0  ")]
+    assert len(drawn) == p and len(documented) == 1
+    for line in drawn:
+        assert line in row.__doc__
+
+
+def test_a_line_per_rank():
+    assert str(build("1f1b", 4, 8)).splitlines() == [
+        "rank 0: 3F 5FB 3B",
+        "rank 1: 2F 6FB 2B",
+        "rank 2: F 7FB B",
+        "rank 3: 8FB",
+    ]
+    assert str(build("zero_bubble_h1", 4, 8)).splitlines()[1] == "rank 1: 3F I 5FIW 2IW W"
+    assert str(build("interleaved", 2, 4)).splitlines()[1] == "rank 1: 2F0 2F1B1 2F0B0 2F1B1 2B0"
+    assert str(build("gems_master", 4, 6)).splitlines()[0] == "rank 0: 3F0B0F1B1"
+
+
+def test_strings_and_files_bring_a_schedule_back(tmp_path):
+    for name, p, m in (("gpipe", 3, 5), ("interleaved", 4, 8), ("zero_bubble_h1", 3, 11), ("gems_master", 4, 6)):
+        schedule = build(name, p, m)
+        assert from_strings(schedules.to_strings(schedule), name, schedule.replicas) == schedule
+        schedules.to_csv(schedule, tmp_path / "schedule.csv")
+        assert schedules.from_csv(tmp_path / "schedule.csv", name, schedule.replicas) == schedule
+
+
+def test_what_torch_adds_for_its_runtime_is_left_out():
+    rows = [["0F0", "", "0SEND_F0", None, "0RECV_B0", " 0I0", "0W0 ", "0REDUCE_GRAD"], ["1RECV_F0", "1F0", "1B0"]]
+    assert from_strings(rows).rows == ((Action(0, "F", 0), Action(0, "I", 0), Action(0, "W", 0)),) + (
+        (Action(1, "F", 0), Action(1, "B", 0)),
+    )
+    assert from_strings([["0F0", "(0F1;0B0)OVERLAP_F_B"]]).rows[0][1:] == ((0, "F", 1), (0, "B", 0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([["0F0"], ["1F0", "1X0"]], "row 1, cell 1: '1X0' is no action"),
+        ([["0F"]], "row 0, cell 0: '0F' is no action; one is a stage, F, B, I or W, and a micro-batch: 2F5"),
+        ([[], [""]], "there is no action in 2 rows"),
+    ],
+)
+def test_strings_that_are_no_schedule(rows, says):
+    with pytest.raises(ValueError, match=says):
+        from_strings(rows)
+
+
+def test_replicas_that_do_not_divide_the_stages():
+    with pytest.raises(ValueError, match="2 replicas cannot have equal parts of 3 stages"):
+        from_strings([["0F0"], ["1F0"], ["2F0"]], replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("2f2b", 4, 8), "no schedule is called '2f2b'. Known: gpipe, 1f1b, interleaved"),
+        (("gpipe", 0, 8), "ranks of a schedule is a whole number, at least 1, got 0"),
+        (("gpipe", 4, 2.0), "micro_batches of a schedule is a whole number, at least 1, got 2.0"),
+        (("1f1b", 4, 8, 2), "1f1b has one chunk per rank, got 2: interleaved has more"),
+        (("interleaved", 4, 10), "interleaved sends 4 micro-batches at a time around its 4 ranks: 10"),
+        (
+            ("zero_bubble_h1", 4, 3),
+            "zero_bubble_h1 of 4 ranks needs at least 4 micro-batches to fill its bubble, got 3",
+        ),
+        (("gems_mast", 4, 4), "gems_mast gives each of its two replicas one micro-batch, got 4: gems_master"),
+    ],
+)
+def test_numbers_that_a_schedule_cannot_have(args, says):
+    with pytest.raises(ValueError) as raised:
+        build(*args)
+    assert says in str(raised.value)
+
+
+def rows_of(text):
+    """ "0F0 0B0 / 1F0 1B0" as a schedule."""
+    return from_strings([line.split() for line in text.split("/")], "mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0F0 0B0 0F1 0B1 / 1F0 1F1 1B0 1B1", "mine deadlocks: rank 0 waits at 0B0 for 1B0 of rank 1, which waits at "
+         "1F1 for 0F1 of rank 0"),
+        ("0F0 0B0 0F1 0B1 / 1F0 1B0 1F1 1B1 / 2F0 2F1 2B0 2B1", "mine deadlocks: rank 1 waits at 1B0 for 2B0 of rank 2, "
+         "which waits at 2F1 for 1F1 of rank 1"),
+        ("0F0 0F1 0B0 / 1F0 1B0 1F1 1B1", "mine: no rank does 0B1, nor 0I1 and 0W1"),
+        ("0F0 0B0 0B1 / 1F0 1B0 1F1 1B1", "mine: no rank does 0F1"),
+        ("0F0 0B0 0F1 0I1 / 1F0 1B0 1F1 1B1", "mine: no rank does 0W1, the other half of a backward"),
+        ("0F0 0B0 0W0 / 1F0 1B0", "mine: 0B0 is the whole backward, and 0W0 a half of it"),
+        ("0F0 0B0 0F0 / 1F0 1B0", "mine: rank 0 does 0F0 twice"),
+        ("0B0 0F0 / 1F0 1B0", "mine: rank 0 does 0B0 before 0F0"),
+        ("0F0 0W0 0I0 / 1F0 1B0", "mine: rank 0 does 0W0 before 0I0"),
+        ("0F0 0B0 1B0 / 1F0", "mine: stage 1 is on rank 0 and on rank 1"),
+        ("0F0 0B0 1F0 1B0 / 2F0 2B0", "3 stages on 2 ranks: each holds as many as every other"),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_cannot_run_is_refused(text, says):
+    with pytest.raises(ValueError) as raised:
+        validate(rows_of(text))
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rows": ((Action(0, "F", 0),),)}, "1f1b has 1 rows for 2 ranks"),
+        ({"micro_batches": 1}, "rank 0 does 0F1, and micro-batches go from 0 to 0"),
+        ({"stages": 4}, "1f1b: no rank does 2F0"),
+        ({"replicas": 2}, "rank 0 does 0F1, of replica 0, and micro-batch 1 is for replica 1"),
+        ({"rows": ((Action(0, "G", 0),), ())}, "rank 0 does 0G0, and 'G' is none of F, B, I, W"),
+        ({"rows": ((Action(5, "F", 0),), ())}, "rank 0 does 5F0, and stages go from 0 to 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_the_rows_are_refused(changes, says):
+    with pytest.raises(ValueError) as raised:
+        validate(replace(build("1f1b", 2, 2), **changes))
+    assert says in str(raised.value)
+
+
+def test_more_than_fits_into_memory_is_refused():
+    with pytest.raises(ValueError, match="rank 0 holds the activations of 9 micro-batches at once, and there is room"):
+        validate(build("gpipe", 4, 9), most_live=4)
+    assert validate(build("1f1b", 4, 9), most_live=4)
+
+
+def test_evaluating_names_what_no_rank_does():
+    with pytest.raises(ValueError, match="mine: rank 0 waits at 0B0 for 1B0, which no rank does"):
+        evaluate(rows_of("0F0 0B0 / 1F0"))
+
+
+@pytest.mark.parametrize("p", [3, 5])
+def test_ranks_that_take_each_others_warm_up_deadlock_and_no_proper_order_does(p):
+    def mirrored(rank):
+        return tuple(Action(rank, kind, i) for _, kind, i in one_f_one_b(p - 1 - rank, p, 6))
+
+    schedule = replace(build("1f1b", p, 6), rows=tuple(mirrored(rank) for rank in range(p)))
+    with pytest.raises(ValueError, match="1f1b deadlocks: rank 0 waits at 0B0 for 1B0 of rank 1, which waits"):
+        validate(schedule)
