@@ -190,8 +190,8 @@ def rows_of(text):
     [
         ("0F0 0B0 0F1 0B1 / 1F0 1F1 1B0 1B1", "mine deadlocks: rank 0 waits at 0B0 for 1B0 of rank 1, which waits at "
          "1F1 for 0F1 of rank 0"),
-        ("0F0 0B0 0F1 0B1 / 1F0 1B0 1F1 1B1 / 2F0 2F1 2B0 2B1", "mine deadlocks: rank 1 waits at 1B0 for 2B0 of rank 2, "
-         "which waits at 2F1 for 1F1 of rank 1"),
+        ("0F0 0B0 0F1 0B1 / 1F0 1B0 1F1 1B1 / 2F0 2F1 2B0 2B1", "mine deadlocks: rank 1 waits at 1B0 for 2B0 of "
+         "rank 2, which waits at 2F1 for 1F1 of rank 1"),
         ("0F0 0F1 0B0 / 1F0 1B0 1F1 1B1", "mine: no rank does 0B1, nor 0I1 and 0W1"),
         ("0F0 0B0 0B1 / 1F0 1B0 1F1 1B1", "mine: no rank does 0F1"),
         ("0F0 0B0 0F1 0I1 / 1F0 1B0 1F1 1B1", "mine: no rank does 0W1, the other half of a backward"),
