@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpdl_lab import data
-from hpdl_lab.data import digits, synthetic, text
+from hpdl_lab.data import diabetes, digits, scikit_learn, synthetic, text
 from hpdl_lab.data.dataset import DataError
 from hpdl_lab.data.sharding import batches, check_batch, shard
 
@@ -134,9 +134,20 @@ def test_a_missing_or_damaged_text_ends_in_one_sentence_that_says_what_to_do(tmp
 
 
 def test_digits_without_scikit_learn_end_in_one_sentence_that_says_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # which makes the import fail
-    with pytest.raises(DataError, match="come with scikit-learn.*pip install --force-reinstall scikit-learn"):
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not there
+    with pytest.raises(DataError, match="comes with scikit-learn.*pip install --force-reinstall scikit-learn"):
         digits.load()
+
+
+def test_the_tables_are_those_that_scikit_learn_gives():
+    from sklearn.datasets import load_diabetes, load_digits
+
+    digits_there, patients = load_digits(), load_diabetes(scaled=False)
+    rows = scikit_learn.table("digits.csv.gz", delimiter=",")
+    assert (rows[:, :-1] == digits_there.data).all() and (rows[:, -1] == digits_there.target).all()
+    assert [patients.feature_names[column] for column in diabetes.CHOLESTEROL] == ["s1", "s2"]
+    assert (scikit_learn.table("diabetes_data_raw.csv.gz") == patients.data).all()
+    assert (scikit_learn.table("diabetes_target.csv.gz") == patients.target).all()
 
 
 def test_a_character_that_the_text_does_not_have_is_named():

@@ -2,7 +2,8 @@
 
 import torch
 
-from .dataset import DataError, Dataset
+from .dataset import Dataset
+from .scikit_learn import table
 
 TEST_IMAGES = 360  # a fifth of all, as in most published results on this set
 
@@ -14,18 +15,11 @@ def load(dtype="float32", seed=0, images=False):
     Returns: Dataset with 1,437 and 360 images, and labels 0 to 9.
     Raises:  DataError where scikit-learn does not have them.
     """
-    try:
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
-    except (ImportError, OSError, ValueError, EOFError) as problem:
-        raise DataError(
-            "The handwritten digits come with scikit-learn, which did not give them: "
-            f"{type(problem).__name__}: {problem}. Install it again: pip install --force-reinstall scikit-learn"
-        ) from problem
-    order = torch.randperm(len(bunch.target), generator=torch.Generator().manual_seed(seed))
-    x = torch.from_numpy(bunch.data)[order].to(getattr(torch, dtype)) / 16
-    y = torch.from_numpy(bunch.target).long()[order]
+    rows = table("digits.csv.gz", delimiter=",")  # 64 pixels from 0 to 16, and which digit they show
+    pixels, digit = torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, -1]).long()
+    order = torch.randperm(len(digit), generator=torch.Generator().manual_seed(seed))
+    x = pixels[order].to(getattr(torch, dtype)) / 16
+    y = digit[order]
     if images:
         x = x.view(-1, 1, 8, 8)
     return Dataset(x[TEST_IMAGES:], y[TEST_IMAGES:], x[:TEST_IMAGES], y[:TEST_IMAGES])
