@@ -6,7 +6,8 @@ from hpdl_lab.collectives import cost, ring, tree
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.parallel.accounting import account
-from hpdl_lab.parallel.overlap_model import Message, StepProfile, median_of, profile_for, step_time
+from hpdl_lab.parallel.interference import Both, interference, together
+from hpdl_lab.parallel.overlap_model import Interference, Message, StepProfile, median_of, profile_for, step_time
 from hpdl_lab.parallel.simulated_step import simulated_step
 
 MS = 1e-3
@@ -38,6 +39,47 @@ def test_blocking_messages_add_up():
 def test_messages_in_the_background_hide_behind_backward(each_ms, step_ms, exposed_ms):
     modelled = step_time(profile(True), lambda nbytes: each_ms * MS)
     assert modelled == pytest.approx((step_ms * MS, 3 * each_ms * MS, exposed_ms * MS))
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "each_ms", "step_ms"),
+    [
+        ((0.5, 1), 1, 12),  # computing loses a half of the 2 ms beside messages 0 and 1, which then end in time
+        ((1, 0.5), 1, 11),  # the messages take 2 ms each, and just end when the next is ready; the last waits alone
+        ((1, 0), 1, 13),  # nothing gets on beside computing: all three show
+        ((0.5, 0.5), 2, 18 - 4 / 2),  # computing 4..8 takes until 12, with 4 of 6 ms of messages done by then; then 2
+        ((1, -0.5), 1, 15),  # 4 ms of computing cost the messages 2 ms more than nothing would
+    ],
+)
+def test_computing_and_messages_slow_each_other_down(disturbed, each_ms, step_ms):
+    disturbed = profile(True)._replace(interference=Interference(*disturbed))
+    assert step_time(disturbed, lambda nbytes: each_ms * MS).seconds == pytest.approx(step_ms * MS)
+
+
+@pytest.mark.parametrize("disturbed", [(1, 1), (0.5, 1), (1, 0.5), (0.6, 0.3), (0.8, 0.0), (0.9, -0.5), (1.2, 1)])
+@pytest.mark.parametrize("each_ms", [1.5, 4])
+def test_the_three_timings_give_the_interference_back(disturbed, each_ms):
+    disturbed, time_of = Interference(*disturbed), lambda nbytes: each_ms * MS
+    found = interference(profile(True), time_of, together(profile(True), time_of, disturbed))
+    assert found == pytest.approx(disturbed, abs=0.01)
+
+
+def test_of_what_hardly_overlaps_nothing_is_said():
+    late = profile(True)._replace(messages=(Message(9.6 * MS, 4000, True),))
+    assert interference(late, lambda nbytes: 1 * MS, Both(14 * MS, 20 * MS)) == (1, 1)
+
+
+@pytest.mark.parametrize("disturbed", [(0.5, 1), (1, 0.5), (0.6, 0.3), (1, 0), (0.9, -0.5)])
+def test_simulated_ranks_slow_down_as_in_the_model(disturbed):
+    """Computing goes in slices there, so that it is near the model, not equal to it."""
+    disturbed = profile(True)._replace(interference=Interference(*disturbed))
+    run = sim.run(4, simulated_step, disturbed, ring.all_reduce, network=Switch(5e-6, 1e-8))
+    modelled = step_time(disturbed, lambda n: cost.all_reduce(4, n).seconds(5e-6, 1e-8))
+    undisturbed = step_time(profile(True), lambda n: cost.all_reduce(4, n).seconds(5e-6, 1e-8))
+    assert run.seconds == pytest.approx(modelled.seconds, rel=0.03)
+    assert modelled.seconds > 1.05 * undisturbed.seconds, "otherwise nothing is tested"
+    counted = account(run.events)
+    assert counted.exposed == pytest.approx(modelled.exposed_share, abs=0.05)
 
 
 def test_nothing_to_say_is_no_communication():

@@ -16,6 +16,7 @@ from ..comm.torch_state import one_thread
 from ..features import cores
 from ..parallel.accounting import account
 from ..parallel.data import best_all_reduce
+from ..parallel.interference import interference
 from ..parallel.overlap_model import median_of, profile_for, step_time
 from ..parallel.profile import TINY, rehearse, require_sum, time_steps
 from ..parallel.simulated_step import simulated_step
@@ -81,13 +82,14 @@ def measure(job, kind, n, p, deadline):
         return row, None, timings.why
     talk = Talks(job, p, timings) if p > 1 else None
 
-    def alike(profile, turns):
-        return Cluster(job, talk.switch(turns) if talk else Switch(), [profile])
-
     turns = range(len(timings.steps))
     some = turns[:: -(-len(turns) // FOLLOWED_TURNS)]
-    rates = [alike(timings.profiles[i], [i]).simulate(kind, n, p)["rate"] for i in some]
-    return row | {"simulated": float(np.median(rates))}, alike(median_of(timings.profiles), turns), ""
+    profiles = [talk.disturbed(i) if timings.both else timings.profiles[i] for i in some]
+    switches = [talk.switch([i]) if talk else Switch() for i in some]
+    each = [Cluster(job, *one) for one in zip(switches, ([profile] for profile in profiles), strict=True)]
+    rates = [cluster.simulate(kind, n, p)["rate"] for cluster in each]
+    alike = Cluster(job, talk.switch(turns) if talk else Switch(), [median_of(profiles)])
+    return row | {"simulated": float(np.median(rates))}, alike, ""
 
 
 class Talks:
@@ -96,13 +98,23 @@ class Talks:
     def __init__(self, job, p, timings):
         self.timings = timings
         sizes = [message.nbytes for message in timings.profiles[0].messages]
-        counts = counted(p, job.all_reduce, {TINY, *sizes})
-        self.counts = {"tiny": counts[TINY], "step": np.sum([counts[nbytes] for nbytes in sizes], axis=0)}
+        self.of = counted(p, job.all_reduce, {TINY, *sizes})
+        self.counts = {"tiny": self.of[TINY], "step": np.sum([self.of[nbytes] for nbytes in sizes], axis=0)}
 
     def switch(self, turns):
         """The Switch on which simulated ranks take as long: the median of some turns."""
         step, tiny = (np.median([times[i] for i in turns]) for times in (self.timings.talks, self.timings.tiny))
         return fit_switch(self.counts, {"tiny": tiny, "step": step}, helpers=("tiny",))
+
+    def disturbed(self, turn):
+        """The StepProfile of one turn, with the interference of computing and messages in it."""
+        profile, switch = self.timings.profiles[turn], self.switch([turn])
+
+        def time_of(nbytes):
+            messages, in_a_row = self.of[nbytes]
+            return messages * switch.alpha + in_a_row * switch.beta
+
+        return profile._replace(interference=interference(profile, time_of, self.timings.both[turn]))
 
 
 def point(kind, p, n_cores, rates):

@@ -6,6 +6,7 @@ from ..collectives.sweep import time_work
 from ..comm import sim
 from ..comm.network import Switch, title
 from ..features import cores
+from ..parallel.overlap_model import Interference
 from ..plots.style import number_text, seconds_text
 from ..trace import now_ns
 from .cluster import running
@@ -41,6 +42,8 @@ class Training:
             return
         q = min(cores(), max(counts)) if engines else 0
         speeds = profiles(self.job, every, self.n, q, self.deadline)
+        disturbed = self.interference()
+        speeds = [profile._replace(interference=disturbed) for profile in speeds]
         cluster = Cluster(self.job, self.network or self.switch(), speeds)
         there = {(r["kind"], r["ranks"]) for r in self.simulated}
         for p, kind in ((p, kind) for p in every for kind in self.kinds if (kind, p) not in there):
@@ -73,12 +76,22 @@ class Training:
         if not self.measured:
             self.joined = NETWORK_TEXT
             return Switch()
-        with_cores = [p for p in self.measured if p <= cores()]
-        p = max(with_cores, default=min(self.measured))
+        p = self.like_simulated()
         switch = self.measured[p].network
         speed = f"1/β = {number_text(1e-9 / switch.beta)} GB/s" if switch.beta else "no cost per byte"
         self.joined = f"messages as between {place(p)}: α = {seconds_text(switch.alpha)}, {speed}"
         return switch
+
+    def interference(self):
+        """How much computing and messages beside it slow each other down on simulated ranks: as on the engines."""
+        if not self.measured:
+            return Interference()
+        (profile,) = self.measured[self.like_simulated()].profiles
+        return Interference(*(min(1.0, speed) for speed in profile.interference))
+
+    def like_simulated(self):
+        """The number of engines that are most like simulated ranks: the most that had a core each, else the fewest."""
+        return max((p for p in self.measured if p <= cores()), default=min(self.measured))
 
     def foot(self):
         """The small print: what simulated ranks are, and what is not drawn."""

@@ -5,7 +5,8 @@
                                                                       |-----| exposed: nothing else goes on
 
 T(n) is the time of an all-reduce of n bytes, such as cost.all_reduce(p, n).seconds(alpha, beta). What computes is
-measured, profile.py; what communicates is a formula; this file puts one beside the other.
+measured, profile.py; what communicates is a formula; this file puts one beside the other. Where both go on at once they
+take a core, the memory, or Python's interpreter from each other: parallel/interference.py says how much.
 """
 
 from statistics import median
@@ -20,12 +21,24 @@ class Message(NamedTuple):
     background: bool = False  # whether the rank goes on meanwhile
 
 
+class Interference(NamedTuple):
+    """How fast a rank computes, and its messages go, while both go on at once. 1: as fast as each does alone.
+
+    A progress thread with a core of its own disturbs nobody, (1, 1); two that share one core each get half, (0.5, 0.5).
+    messages may be 0, where none gets on until computing ends, and below 0: then they lose more than that time.
+    """
+
+    compute: float = 1.0
+    messages: float = 1.0
+
+
 class StepProfile(NamedTuple):
     """The course of a step on one rank where communication costs nothing: s since the step began.
 
     samples:  examples of this rank.
     forward, backward, added, end: when forward, backward, the adding of gradients and the step ended.
     messages: the all-reduces in the order of their calls.
+    interference: of computing and the messages in the background.
     """
 
     samples: int
@@ -34,6 +47,12 @@ class StepProfile(NamedTuple):
     added: float
     end: float
     messages: tuple = ()
+    interference: Interference = Interference()
+
+    @property
+    def waits(self):
+        """When the rank waits for what runs beside it: after backward, and after the last all-reduce is called."""
+        return max([self.backward, *(message.at for message in self.messages if message.background)])
 
 
 class StepTime(NamedTuple):
@@ -59,24 +78,67 @@ def step_time(profile, time_of):
 
         blocking      a message holds up all that follows: step = end + sum of T(n_i)
         background    start_i = max(at_i, end of message i - 1); backward waits for the last: exposed = what is left
+                      where both go on, computing and messages go as fast as profile.interference says
 
     Args:    profile: StepProfile; time_of: time_of(nbytes) -> s of one all-reduce among all ranks.
     Returns: StepTime.
     Ref: Li et al. 2020 (PyTorch Distributed); Awan et al. 2017 (S-Caffe); Hockney 1994 (alpha, beta).
     """
-    late = 0.0  # s that this rank's own thread has lost to messages so far
-    free = 0.0  # when the last message has ended
-    communication = 0.0
+    course = Course(profile.interference)
+    waits = profile.waits
     for message in profile.messages:
-        called = message.at + late
-        seconds = time_of(message.nbytes)
-        free = max(called, free) + seconds
-        communication += seconds
+        course.compute_to(message.at)
+        course.call(time_of(message.nbytes))
         if not message.background:
-            late += free - called
-    if any(message.background for message in profile.messages):
-        late += max(0.0, free - (profile.backward + late))
-    return StepTime(profile.end + late, communication, late)
+            course.wait()
+    course.compute_to(waits)
+    course.wait()
+    course.compute_to(profile.end)
+    return StepTime(course.now, course.communication, course.exposed)
+
+
+class Course:
+    """What a rank computes and what goes on beside it, from one change of either to the next. All times in s.
+
+    now: since the step began; done: computing so far; queue: what is left of each message that was called.
+    communication: time with a message under way; exposed: time with nothing else; settled: when the last one ended.
+    """
+
+    def __init__(self, interference):
+        self.interference = interference
+        self.now = self.done = self.communication = self.exposed = self.settled = 0.0
+        self.queue = []
+
+    def call(self, seconds):
+        """Put a message of this length behind those that are under way."""
+        self.queue.append(seconds)
+
+    def compute_to(self, done):
+        """Compute until `done`, while messages go on."""
+        speed, pace = self.interference
+        while self.queue and done > self.done:
+            left = (done - self.done) / speed
+            passed = min(left, self.queue[0] / pace) if pace > 0 else left
+            self.done = done if passed == left else self.done + passed * speed
+            self.talk(passed, pace)
+        self.now += max(0.0, done - self.done)
+        self.done = max(done, self.done)
+
+    def wait(self):
+        """Do nothing until all messages have ended."""
+        while self.queue:
+            self.exposed += self.queue[0]
+            self.talk(self.queue[0], 1.0)
+
+    def talk(self, passed, pace):
+        """The first message goes on for a time of `passed`, at `pace`."""
+        self.now += passed
+        self.communication += passed
+        if pace > 0 and passed >= self.queue[0] / pace:
+            self.queue.pop(0)
+            self.settled = self.now
+        else:
+            self.queue[0] -= passed * pace
 
 
 def between(few, many, samples):
@@ -93,7 +155,7 @@ def between(few, many, samples):
         Message(on_line(a.at, b.at), a.nbytes, a.background) for a, b in zip(few.messages, many.messages, strict=True)
     )
     phases = (on_line(a, b) for a, b in zip(few[1:5], many[1:5], strict=True))
-    return StepProfile(samples, *phases, messages)
+    return StepProfile(samples, *phases, messages, many.interference)
 
 
 def median_of(profiles):
@@ -102,7 +164,8 @@ def median_of(profiles):
     phases = (median(times) for times in zip(*(p[1:5] for p in profiles), strict=True))
     calls = (median(m.at for m in same) for same in zip(*(p.messages for p in profiles), strict=True))
     messages = tuple(m._replace(at=at) for m, at in zip(first.messages, calls, strict=True))
-    return StepProfile(first.samples, *phases, messages)
+    disturbed = Interference(*(median(rates) for rates in zip(*(p.interference for p in profiles), strict=True)))
+    return StepProfile(first.samples, *phases, messages, disturbed)
 
 
 def profile_for(profiles, samples):

@@ -2,7 +2,8 @@
 
 A rehearsal says what a rank computes, and when, while all ranks compute at once, so that shared cores and memory count.
 All-reduces in a row say what messages cost here. They follow a rehearsal at once where they would in a step: ranks that
-are early wait for the others then, and where ranks share cores that costs those. The whole step is what a model of both
+are early wait for the others then, and where ranks share cores that costs those. What goes on beside a rank is also
+rehearsed together with it: the two slow each other down (interference.py). The whole step is what a model of all this
 must explain. All are taken in turn, so that a machine that becomes slower meanwhile slows down all of them.
 """
 
@@ -17,6 +18,7 @@ from ..comm.buffers import settle
 from ..data.sharding import shard
 from ..trace import now_ns
 from . import training
+from .interference import Both
 from .overlap_model import StepProfile
 from .packing import allocate, allocate_beside
 from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
@@ -32,12 +34,14 @@ class Timings(NamedTuple):
 
     profiles: [StepProfile] of the slowest rank; empty where the strategy cannot be rehearsed, and `why`.
     talks: [s] of all the step's all-reduces in a row, and tiny: [s] of one of TINY bytes; empty on one rank.
+    both: [interference.Both] of rehearsals with those all-reduces beside them; empty where none goes on beside a rank.
     """
 
     steps: list
     profiles: list
     talks: list
     tiny: list
+    both: list
     why: str = ""
 
 
@@ -92,6 +96,7 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
     except NotRehearsed as error:
         why = str(error)
     talk = Talk(comm, strategy.all_reduce, profile.messages) if profile and comm.size > 1 else None
+    beside = Beside(comm, rehearsal) if talk and talk.beside else None
 
     def once():
         yield timed(comm, lambda: step(n))
@@ -101,13 +106,16 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
             yield from in_a_row(rehearsal(n))
         if talk:
             yield from talk.behind(begin)
+        if beside:
+            beside.rehearse(n)
 
     rows = turns(comm, once, seconds)  # (ranks, turns, columns)
     steps, rehearsals, talks = np.split(rows, (1, rows.shape[2] - 3 * bool(talk)), axis=2)
     most = -(-n // comm.size)  # examples of the rank with the longest shard
     profiles = [as_profile(profile, row, most) for row in slowest(rehearsals)] if profile else []
     before, after, tiny = talks.max(axis=0).T if talk else np.zeros((3, 0))
-    return Timings(steps[..., 0].max(axis=0).tolist(), profiles, (after - before).tolist(), tiny.tolist(), why)
+    both = beside.slowest(rows.shape[1]) if beside else []
+    return Timings(steps[..., 0].max(axis=0).tolist(), profiles, (after - before).tolist(), tiny.tolist(), both, why)
 
 
 def require_sum(comm, all_reduce):
@@ -144,6 +152,34 @@ class Talk:
             work.wait()
         for x in tensors if not self.beside else ():
             self.all_reduce(self.comm, x)
+
+
+class Beside:
+    """Rehearsals with their all-reduces beside them. taken: [(s of one, ns when it began, ns when all had ended)]."""
+
+    def __init__(self, comm, rehearsal):
+        self.comm, self.rehearsal, self.taken = comm, rehearsal, []
+
+    def rehearse(self, n):
+        """Take one, on a global batch of n."""
+        self.comm.barrier()
+        self.rehearsal.aside.sends = True
+        begin = now_ns()
+        profile = self.rehearsal(n)
+        self.taken.append((profile.end, begin, now_ns()))
+        self.rehearsal.aside.sends = False
+
+    def slowest(self, turns):
+        """[Both] of the rank that took longest, of the last `turns`, the same on every rank. Collective."""
+        events = [event for event in self.comm.trace.events if event.lane]
+        mine = [(end, self.settled(begin, last, events)) for end, begin, last in self.taken[-turns:]]
+        rows = np.asarray(self.comm.all_gather(np.array(mine)))  # (ranks, turns, 2)
+        return [Both(*row) for row in rows.max(axis=0).tolist()]
+
+    def settled(self, begin, last, events):
+        """s from `begin` until the last message ended, for which nobody waited before `last`."""
+        ends = [event.t1_ns for event in events if begin < event.t1_ns <= last]
+        return (max(ends, default=last) - begin) / 1e9
 
 
 def rehearse(comm, model, strategy, data, batches, seconds=1.0):

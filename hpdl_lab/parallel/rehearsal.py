@@ -1,7 +1,8 @@
 """A training step that waits for no message: the strategy is rehearsed, and when it talks is noted.
 
-All-reduces that hold up the rank are left out. Those beside it are sent, because they cost the rank time even where
-they hide: somebody has to hand them over, and a core that moves bytes computes nothing meanwhile.
+All-reduces that hold up the rank are left out. Those beside it are sent, or left out too: what they cost the rank even
+where they hide, since somebody has to hand them over, and a core that moves bytes computes nothing meanwhile, is the
+difference between the two, see interference.py.
 """
 
 import copy
@@ -18,6 +19,7 @@ class Rehearsal(Comm):
     """The communicator of a rehearsal on the ranks of `comm`. What it does not send, everybody is taken to have equal.
 
     all_reduce_beside: the strategy's own, for what runs beside the rank.
+    sends: whether what runs beside the rank is sent.
     called: [(ns, bytes, whether beside this rank)] of all-reduces; under_way: the Works of those beside it.
     starting: whether the strategy may still broadcast parameters and compare notes, which no step does.
     """
@@ -27,20 +29,20 @@ class Rehearsal(Comm):
         self.comm, self.all_reduce_beside, self.under_way = comm, all_reduce_beside, []
         self.node_rank, self.node_size, self.device = comm.node_rank, comm.node_size, comm.device
         self.runs_beside = comm.runs_beside
-        self.called, self.starting = [], True
+        self.called, self.starting, self.sends = [], True, False
 
     def all_reduce(self, x):
         self.called.append((now_ns(), x.nbytes, False))
         return x
 
     def background(self, fn, *args):
-        """Start an all-reduce of the first argument where `comm` can do that beside this rank; wait for nothing."""
+        """Start, if this `sends`, an all-reduce of the first argument beside this rank; wait for nothing."""
         if self.starting:  # the memory that buckets are sent from
             return self.comm.background(fn, *args)
         if fn is not free:
             raise NotRehearsed("a strategy that does more than all-reduces beside a rank cannot be rehearsed")
         self.called.append((now_ns(), args[0].nbytes, self.runs_beside))
-        if self.runs_beside:
+        if self.runs_beside and self.sends:
             self.under_way.append(self.comm.background(self.all_reduce_beside, *args))
         return Done.of(lambda comm: args[0], self)
 
@@ -95,7 +97,7 @@ def rehearsed(strategy):
 
 
 def profile_of(comm, samples, step):
-    """Call `step()`, a training step on the Rehearsal `comm`; returns its StepProfile."""
+    """Call `step()`, a training step on the Rehearsal `comm`; returns its StepProfile. Then nothing is under way."""
     comm.called.clear()
     seen = len(comm.trace.log)
     begin = now_ns()
