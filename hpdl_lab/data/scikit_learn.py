@@ -1,4 +1,4 @@
-"""The small real tables that come with scikit-learn, read as files: importing scikit-learn itself takes over a second."""
+"""Small real tables that come with scikit-learn, read as files: to import scikit-learn itself takes over a second."""
 
 import gzip
 from importlib.util import find_spec
