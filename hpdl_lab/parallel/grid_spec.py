@@ -1,0 +1,148 @@
+"""What a model is to a grid of ranks: layers that can be dealt to stages, each with what it computes, keeps and sends.
+
+    Spec  =  a chain of Layers  =  [ tokens and positions | block | block | ... | block | norm, head ]
+                                     pp cuts the chain between layers, tp cuts inside each
+
+Numbers are counted per example (a sequence of a GPT, an image), and in numbers, not bytes: `training` says how many
+bytes each of them has. A test holds them equal to what torch saves for backward and to the parameters of models/.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Training(NamedTuple):
+    """Bytes per parameter of parameters, gradients and the optimizer's state, and bytes per number of an activation."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+
+TRAININGS = {
+    "sgd": Training(4, 4, 0, 4),
+    "momentum": Training(4, 4, 4, 4),
+    "adam": Training(4, 4, 8, 4),
+    "float64 momentum": Training(8, 8, 8, 8),
+    "mixed adam": Training(
+        2, 2, 12, 2
+    ),  # 16 in all; Ref: Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, section 3.1
+}
+
+
+class Layer(NamedTuple):
+    """One layer of a chain.
+
+    parameters: how many; cut: how many of them tp divides among its ranks, 0: every tp rank has and does all of it.
+    flops:      of forward, per example, a multiplication and an addition counting as two; divided by tp where cut.
+    saved:      numbers kept for backward that every tp rank keeps whole (sequence parallel divides them, too), and
+    saved_cut:  numbers kept that tp divides.
+    output:     numbers that it hands to the next layer.
+    sums:       sizes of the all-reduces over tp in forward; returns: of those in backward.
+    """
+
+    name: str
+    parameters: int
+    cut: int
+    flops: float
+    saved: int
+    saved_cut: int
+    output: int
+    sums: tuple = ()
+    returns: tuple = ()
+
+    def parameters_on(self, tp):
+        """How many of its parameters each of `tp` ranks holds."""
+        return self.parameters - self.cut + self.cut // tp
+
+    def saved_on(self, tp, sequence):
+        """Numbers per example that each of `tp` ranks keeps for backward."""
+        return (self.saved // tp if sequence else self.saved) + self.saved_cut // tp
+
+    def flops_on(self, tp):
+        return self.flops / tp if self.cut else self.flops
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A model as a chain of layers.
+
+    heads: of its attention, which tp must divide; 0: it has none. positions: of a sequence, which tp must divide where
+    it is cut (sequence parallel). tied: how many parameters of the last layer are those of the first: counted once on a
+    rank that holds both, and added over both stages else. training: a key of TRAININGS.
+    """
+
+    name: str
+    layers: tuple
+    heads: int = 0
+    positions: int = 1
+    tied: int = 0
+    training: str = "momentum"
+
+    @property
+    def bytes_each(self):
+        """The Training: bytes of each kind of number."""
+        return TRAININGS[self.training]
+
+    @property
+    def parameters(self):
+        """Of the whole model."""
+        return sum(layer.parameters for layer in self.layers) - self.tied
+
+    @property
+    def flops(self):
+        """Of forward and backward of one example, without recomputation: backward counts twice forward."""
+        return 3 * sum(layer.flops for layer in self.layers)
+
+
+def transformer_block(name, width, heads, positions):
+    """The block of models/transformer.py: 12 d^2 + 13 d parameters; it keeps 16 s d + (4 + h) s numbers.
+
+        kept whole      the input of both norms, and what they put out: 4 s d; their means and deviations: 4 s
+        cut by tp       q, k, v: 3 s d; what the heads say: s d; before and after GELU: 4 s d + 4 s d; softmax sums: h s
+
+    In 16-bit numbers 16 s d are 32 sbh bytes: the 34 sbh of Korthikanti et al. 2022, equation 1, without the 2 sbh of
+    its dropout masks; their 5 a s^2 b falls away, because torch's attention recomputes its (s, s) weights.
+    flops: 24 s d^2 of the four linear layers, 4 s^2 d of attention's two products.
+    """
+    d, s = width, positions
+    return Layer(
+        name,
+        parameters=12 * d * d + 13 * d,
+        cut=12 * d * d + 7 * d,  # all but two norms (4d) and the biases of the two layers behind a sum (2d)
+        flops=24 * s * d * d + 4 * s * s * d,
+        saved=4 * s * d + 4 * s,
+        saved_cut=12 * s * d + heads * s,
+        output=s * d,
+        sums=(s * d, s * d),
+        returns=(s * d, s * d),
+    )
+
+
+def gpt(name, layers, width, heads, vocabulary, positions, training="momentum"):
+    """The Spec of models/gpt.py, or of a GPT-3, without a single number being allocated.
+
+    The table of tokens is cut by vocabulary over tp, and used by the first and by the last layer.
+    """
+    d, s, v = width, positions, vocabulary
+    table = Layer("tokens", v * d + s * d, v * d, 0.0, saved=s, saved_cut=0, output=s * d, sums=(s * d,))
+    head = Layer(
+        "head",
+        parameters=2 * d + v * d,
+        cut=v * d,
+        flops=2 * s * d * v,
+        saved=2 * s * d + 2 * s,  # the norm's input and output
+        saved_cut=s * v,  # the logits' softmax
+        output=s * v,
+        sums=(s, s, s),
+        returns=(s * d,),
+    )
+    blocks = (transformer_block(f"block {i}", d, heads, s) for i in range(layers))
+    return Spec(name, (table, *blocks, head), heads, s, tied=v * d, training=training)
+
+
+SPECS = {
+    # NVIDIA, Megatron-LM, examples/pretrain_gpt3_175B.sh; 51,200 tokens: the same repository's README.md
+    "gpt3": gpt("GPT-3 175B", 96, 12288, 96, 51200, 2048, "mixed adam"),
+}
