@@ -1,0 +1,109 @@
+"""Pipeline parallelism: every rank holds some layers of a model, and micro-batches pass through the ranks.
+
+    rank 0  [ embed  block ] --activations--> rank 1  [ block  head ] --> loss
+                             <---gradients---
+
+What a rank does when is the schedule's business (schedules/), how it is carried out is run_schedule's, and how the
+model is cut is split's. Here they come together: one call makes a pipeline of a model, and one takes a step.
+"""
+
+import zlib
+
+import torch
+
+from .agreement import require_same, require_same_model
+from .pipeline_verdict import loss_of_all
+from .run_schedule import require_valid, run_schedule
+from .shared_gradients import add_shared_gradients, holders, shared_by_rank
+from .split import Layers
+
+
+class Pipeline:
+    """An unchanged model as a pipeline over the ranks of `comm`. Collective.
+
+        pipeline = Pipeline(comm, model, schedules.build("1f1b", ranks=4, micro_batches=8), example=x[:8])
+        optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
+        for x, y in batches:                              # the same on every rank
+            optimizer.zero_grad()
+            loss = pipeline.step(x, y, cross_entropy)     # of the whole batch, the same on every rank
+            optimizer.step()
+
+    Args:    model: nn.Module with the same values on every rank; this rank keeps only its stages of it.
+             schedule: a Schedule for comm.size ranks. example: x of one micro-batch; every micro-batch has its shape.
+             recompute: see stage.Stage; costs: see split.split, by default those that rank 0 measures.
+    Raises:  ValueError on every rank, before the first message about the model, for a schedule that is not valid or for
+             another number of ranks, more stages than layers, or a model that cannot be split.
+    """
+
+    def __init__(self, comm, model, schedule, example, recompute=False, costs=None):
+        self.comm, self.schedule = comm, schedule
+        require_valid(comm, schedule)
+        layers = Layers(model, example)
+        layers.require(schedule.stages, costs)
+        require_same_model(comm, model, f"{schedule} {costs}")
+        parts = layers.split(schedule.stages, costs or agreed(comm, layers, schedule.stages), recompute)
+        self.stages = {number: parts[number % schedule.stages] for number in schedule.stages_of(comm.rank)}
+        self.takes = parts[0].takes
+        names = [[n for n, p in part.module.named_parameters() if p.requires_grad] for part in parts]
+        self.shared = shared_by_rank(comm.rank, holders(schedule, names), self.named_parameters())
+        self.told = False  # that all ranks have the same batch
+
+    def named_parameters(self):
+        """{name in the whole model: parameter} of this rank's stages, trainable ones, each once."""
+        named = [pair for stage in self.stages.values() for pair in stage.module.named_parameters()]
+        return {name: p for name, p in named if p.requires_grad}
+
+    def parameters(self):
+        """The trainable parameters of this rank's stages, for its optimizer."""
+        return list(self.named_parameters().values())
+
+    def step(self, x, y, loss):
+        """Add to .grad of all parameters what this batch contributes to the mean loss; returns that loss.
+
+        Args:    x: (b, ...), or a tuple of such, y: (b, ...): the whole batch, the same on every rank.
+                 loss: f(output, y) -> the mean over the examples of a micro-batch.
+        Returns: float, the same on every rank.
+        Raises:  ValueError on every rank where the micro-batches do not share the batch, or have another shape than the
+                 example; FloatingPointError on every rank where something is NaN: which rank, what.
+        """
+        xs, ys = self.micro_batches(x, y)
+        losses = run_schedule(
+            self.comm,
+            self.schedule,
+            self.stages,
+            inputs=lambda i: [part[i] for part in xs],
+            loss=lambda i, output: loss(output, ys[i]) / len(ys),
+        )
+        add_shared_gradients(self.comm, self.shared)
+        return loss_of_all(self.comm, losses, self.named_parameters())
+
+    def micro_batches(self, x, y):
+        """[[part of each micro-batch] of each tensor of x], [part of y of each micro-batch]."""
+        x, m = x if isinstance(x, tuple) else (x,), self.schedule.micro_batches
+        for tensor in (*x, y):
+            if len(tensor) % m or len(tensor) != len(y):
+                raise ValueError(f"{len(tensor)} examples cannot be shared by {m} micro-batches of equal size")
+        xs = [tensor.chunk(m) for tensor in x]
+        given, wanted = [tuple(part[0].shape) for part in xs], [spec.shape for spec in self.takes]
+        if given != wanted:
+            raise ValueError(f"micro-batches of {told(given)}: this pipeline was made for {told(wanted)}, its example")
+        if not self.told:
+            require_same(self.comm, "batch", [zlib.crc32(bytes_of(t)) for t in (*x, y)])
+            self.told = True
+        return xs, y.chunk(m)
+
+
+def agreed(comm, layers, stages):
+    """The costs of all layers, as rank 0 measures them."""
+    costs = torch.zeros(len(layers), dtype=torch.float64)
+    if stages > 1 and comm.rank == 0:
+        costs += torch.tensor(layers.measured(), dtype=torch.float64)
+    return comm.broadcast(costs.to(comm.device)).tolist()
+
+
+def told(shapes):
+    return " and ".join(f"shape {shape}" for shape in shapes)
+
+
+def bytes_of(tensor):
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -1,0 +1,199 @@
+"""An unchanged model, cut into stages: between layers, with everything that a later stage still needs passed along.
+
+    model     x -> embed -> block -> block -> norm -> head -> y          five layers
+    stages    [ embed  block ] --a--> [ block ] --b--> [ norm  head ]    a, b: what crosses the cuts
+
+Where a value skips stages, as in a U-shaped network, every stage between passes it on, and its gradient back. A weight
+that is used by layers of several stages is a parameter of each of them: their gradients have to be added.
+"""
+
+import statistics
+import time
+
+import torch
+from torch import fx
+
+from .partition import partition
+from .stage import Spec, Stage
+from .tracing import trace
+
+REPEATS = 3
+
+
+def split(model, stages, example, costs=None, recompute=False):
+    """Cut `model` into stages that together do what it does.
+
+    Args:    stages: number of them. example: what the model is given for one micro-batch, a tensor or a tuple of them;
+             every micro-batch has these shapes. costs: of each layer (see layers_of), numbers; by default the seconds
+             that forward and backward take here, which differ from run to run, so ranks have to agree on them.
+             recompute: see stage.Stage.
+    Returns: list of Stage. Their parameters are those of the model, not copies, under the model's names.
+    Raises:  ValueError for more stages than layers, another number of costs than layers, or a model that cannot be
+             split, whose module is named.
+    """
+    return Layers(model, example).split(stages, costs, recompute)
+
+
+def layers_of(model, example):
+    """The names of the layers between which the model can be cut: operations with parameters, in order.
+
+    What has no parameters belongs to the layer before it.
+    """
+    return Layers(model, example).names
+
+
+def measured_costs(model, example):
+    """Seconds of forward and backward of each layer for one micro-batch, the median of a few runs."""
+    return Layers(model, example).measured()
+
+
+def shared_parameters(stages):
+    """{name: [numbers of stages]} of the parameters that several stages use."""
+    users = {}
+    for number, stage in enumerate(stages):
+        for name, param in stage.module.named_parameters():
+            if param.requires_grad:
+                users.setdefault(name, []).append(number)
+    return {name: numbers for name, numbers in users.items() if len(numbers) > 1}
+
+
+class Layers:
+    """A model, written down for one example, as a list of layers. names: of them; layer_of: {node: its number}."""
+
+    def __init__(self, model, example):
+        self.model, self.example = model, example if isinstance(example, tuple) else (example,)
+        traced = trace(model, self.example)
+        self.graph, self.values = traced.graph, traced.values
+        self.names, self.layer_of = [], {}
+        for node in self.graph.nodes:
+            names = parameter_names(model, node)
+            if names:
+                self.names.append(node.target if node.op == "call_module" else names[0])
+            if node.op in ("call_module", "call_function"):
+                self.layer_of[node] = max(len(self.names) - 1, 0)
+        if not self.names:
+            raise ValueError(f"{type(model).__name__} has no parameters that its output depends on: nothing to split")
+        for node in reversed(self.graph.nodes):  # what needs nothing, such as arange, goes where it is first used
+            if node in self.layer_of and not node.all_input_nodes:
+                self.layer_of[node] = min(self.layer_of.get(user, len(self) - 1) for user in node.users)
+        require_same_output(self)
+
+    def __len__(self):
+        return len(self.names)
+
+    def require(self, stages, costs=None):
+        """Raise ValueError unless the layers suffice for so many stages, and there is one of `costs` for each."""
+        known = f"{len(self)} layers ({', '.join(self.names)})"
+        if not 1 <= stages <= len(self):
+            kind = type(self.model).__name__
+            raise ValueError(f"{kind} has {known}, which cannot be shared by {stages} stages")
+        if costs is not None and len(costs) != len(self):
+            raise ValueError(f"{len(costs)} costs were given for {known}")
+
+    def split(self, stages, costs=None, recompute=False):
+        """See `split`."""
+        self.require(stages, costs)
+        if costs is None:
+            costs = self.measured() if stages > 1 else [1] * len(self)
+        return self.stages(partition(list(costs), stages), recompute)
+
+    def stages(self, sizes, recompute=False):
+        """The Stages that have `sizes` layers each."""
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        cuts = [self.crossing(end) for end in [0, *ends]]
+        found = []
+        for begin, end, taken, given in zip([0, *ends], ends, cuts, cuts[1:], strict=False):
+            takes, gives = ([Spec.of(self.values[node]) for node in nodes] for nodes in (taken, given))
+            found.append(Stage(self.module(begin, end, taken, given), takes, gives, recompute))
+        return found
+
+    def crossing(self, cut):
+        """The nodes whose values pass from the layers before number `cut` to those from there on, in order."""
+        output = next(node for node in self.graph.nodes if node.op == "output")
+        if cut == len(self):
+            return output.all_input_nodes
+        inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
+        if cut == 0:
+            return inputs
+        made = [*inputs, *(node for node, layer in self.layer_of.items() if layer < cut)]
+        return [n for n in made if any(self.layer_of.get(user, len(self)) >= cut for user in n.users) and self.sent(n)]
+
+    def sent(self, node):
+        """Is the value of `node` a tensor? A tuple travels as its parts, which have nodes of their own."""
+        return node in self.values
+
+    def module(self, begin, end, taken, given):
+        """The layers from number `begin` to before `end`, as a module from the values `taken` to those `given`."""
+        graph, new = fx.Graph(), {}
+        for i, node in enumerate(taken):
+            new[node] = graph.placeholder(f"x{i}")
+        for node in self.graph.nodes:
+            if node not in new and begin <= self.layer_of.get(node, -1) < end:
+                for needed in node.all_input_nodes:
+                    if needed not in new:  # a parameter or another attribute of the model
+                        new[needed] = graph.node_copy(needed, lambda n: new[n])
+                new[node] = graph.node_copy(node, lambda n: new[n])
+        graph.output(tuple(new[node] for node in given))
+        return fx.GraphModule(self.model, graph, class_name="StageModule").train(self.model.training)
+
+    def measured(self):
+        """s of forward and backward per layer: list of float."""
+        before = {p: p.grad for p in self.model.parameters()}
+        buffers = {b: b.clone() for b in self.model.buffers()}
+        runs = []
+        for _ in range(REPEATS):
+            runs.append(timed(self.stages([1] * len(self)), self.example))
+        for param, grad in before.items():
+            param.grad = grad
+        for buffer, value in buffers.items():
+            buffer.data.copy_(value)
+        return [statistics.median(times) for times in zip(*runs, strict=True)]
+
+
+def parameter_names(model, node):
+    """The names of the parameters that the operation of `node` uses itself."""
+    if node.op == "call_module":
+        return [f"{node.target}.{name}" for name, _ in model.get_submodule(node.target).named_parameters()]
+    if node.op == "call_function":
+        known = dict(model.named_parameters())
+        return [n.target for n in node.all_input_nodes if n.op == "get_attr" and n.target in known]
+    return []
+
+
+def timed(stages, x):
+    """s that each of the stages of a model takes for forward and backward of one micro-batch."""
+    seconds = []
+    with torch.random.fork_rng(devices=[]):
+        for stage in stages:
+            begin = time.perf_counter()
+            x = stage.forward(0, x)
+            seconds.append(time.perf_counter() - begin)
+    for i, stage in reversed(list(enumerate(stages))):
+        gradients = [torch.ones(spec.shape, dtype=spec.dtype) for spec in stage.gives if spec.requires_grad]
+        begin = time.perf_counter()
+        stage.backward(0, gradients)
+        seconds[i] += time.perf_counter() - begin
+    return seconds
+
+
+def require_same_output(layers):
+    """Raise ValueError unless what was written down computes, for the example, what the model computed."""
+    (output,) = next(node for node in layers.graph.nodes if node.op == "output").all_input_nodes
+    buffers = {b: b.clone() for b in layers.model.buffers()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        state = torch.get_rng_state()
+        (found,) = layers.stages([len(layers)])[0].module(*layers.example)
+        drawn = not torch.equal(state, torch.get_rng_state())
+    for buffer, value in buffers.items():
+        buffer.data.copy_(value)
+    want = layers.values[output]
+    if found.dtype != want.dtype or found.shape != want.shape or not (drawn or same(found, want)):
+        kind = type(layers.model).__name__
+        raise ValueError(
+            f"{kind} cannot be split into stages: run again, operation by operation, it answers otherwise. Does its "
+            "forward change its own attributes, or use autocast?"
+        )
+
+
+def same(a, b):
+    return torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -1,0 +1,159 @@
+"""One stage of a pipeline: the layers that a rank computes between two messages, and what it keeps in between."""
+
+from typing import NamedTuple
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+from torch.func import functional_call
+
+from .split_backward import DeferredWeights
+
+
+class Spec(NamedTuple):
+    """A tensor that passes between two stages. requires_grad: does its gradient come back?"""
+
+    shape: tuple
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor):
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+    @property
+    def nbytes(self):
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class Saved(NamedTuple):
+    """What a stage keeps of a micro-batch between its forward and its backward.
+
+    inputs: leaves; roots: where backward starts, for outputs that need a gradient; ones: what it starts with where
+    the output is the loss.
+    """
+
+    inputs: tuple
+    roots: tuple
+    ones: tuple = ()
+
+
+class Rerun(NamedTuple):
+    """What a stage keeps instead when it will recompute: inputs, and all else that its forward depends on."""
+
+    inputs: tuple
+    loss: object
+    buffers: dict
+    random: tuple
+
+
+class Stage:
+    """Runs `module` on micro-batches, forward and later backward, any number of them in between.
+
+    module:  nn.Module: forward(*inputs) -> tuple of tensors; its parameters have the names of the whole model.
+    takes:   tuple of Spec: what comes from the stage before, or the batch; gives: what goes to the next stage.
+    recompute: keep only the inputs of a micro-batch, and do its forward again before its backward (Chen et al. 2016,
+             arXiv:1604.06174). Random numbers are drawn again alike, and buffers, such as the running mean of a batch
+             norm, are as they were then and change only once: gradients are bit by bit those without recompute.
+    """
+
+    def __init__(self, module, takes=(), gives=(), recompute=False):
+        self.module, self.takes, self.gives, self.recompute = module, tuple(takes), tuple(gives), recompute
+        self.saved = {}  # micro-batch -> Saved or Rerun
+        self.deferred = {}  # micro-batch -> DeferredWeights, between the two halves of its backward
+
+    def __repr__(self):
+        return f"Stage({len(list(self.module.parameters()))} parameter tensors, {len(self.saved)} micro-batches live)"
+
+    def parameters(self):
+        """The trainable parameters, each once."""
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    def forget(self):
+        """Drop all micro-batches that are under way."""
+        self.saved.clear()
+        self.deferred.clear()
+
+    def forward(self, micro_batch, inputs, loss=None):
+        """Compute the outputs of one micro-batch, and keep what its backward needs.
+
+        Args:    inputs: tensors as `takes` says, which nobody else changes from now on.
+                 loss: f(output) -> scalar, on the last stage.
+        Returns: tuple of tensors without a graph, as `gives` says; on the last stage (the loss,).
+        """
+        inputs = tuple(
+            x.detach().requires_grad_(spec.requires_grad) for x, spec in zip(inputs, self.takes, strict=True)
+        )
+        if not self.recompute:
+            outputs = self._run(inputs, loss)
+            self.saved[micro_batch] = saved_of(inputs, outputs, loss)
+        else:
+            random = random_state(inputs)
+            buffers = {name: b.clone() for name, b in self.module.named_buffers()}
+            with torch.no_grad():
+                outputs = self._run(inputs, loss)
+            self.saved[micro_batch] = Rerun(inputs, loss, buffers, random)
+        return tuple(out.detach() for out in outputs)
+
+    def backward(self, micro_batch, gradients=()):
+        """Add to the parameters' gradients what one micro-batch contributes; returns the gradients of its inputs.
+
+        Args:    gradients: of the outputs that require one, in order; () on the last stage, which starts at the loss.
+        Returns: tuple of tensors: of the inputs that require one, in order.
+        """
+        saved = self._take(micro_batch)
+        torch.autograd.backward(saved.roots, saved.ones or tuple(gradients))
+        return tuple(gradient_of(x) for x in saved.inputs if x.requires_grad)
+
+    def input_gradient(self, micro_batch, gradients=()):
+        """The first half of backward: the gradients of the inputs, for which the stage before waits.
+
+        Those of weights are left for weight_gradient, wherever autograd can compute them on their own.
+        """
+        saved = self._take(micro_batch)
+        inputs = [x for x in saved.inputs if x.requires_grad]
+        deferred = DeferredWeights(saved.roots, self.parameters())
+        self.deferred[micro_batch] = deferred
+        found = deferred.input_gradients(inputs, saved.ones or tuple(gradients))
+        return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
+
+    def weight_gradient(self, micro_batch):
+        """The second half of backward: add to the parameters' gradients what is left of this micro-batch."""
+        self.deferred.pop(micro_batch).add_weight_gradients()
+
+    def _run(self, inputs, loss, buffers=None):
+        outputs = self.module(*inputs) if buffers is None else functional_call(self.module, buffers, inputs)
+        return outputs if loss is None else (loss(*outputs),)
+
+    def _take(self, micro_batch):
+        """The Saved of a micro-batch, whose forward is done again where only its inputs were kept."""
+        saved = self.saved.pop(micro_batch)
+        if isinstance(saved, Saved):
+            return saved
+        devices = [x.device for x in saved.inputs if x.is_cuda][:1]
+        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+            restore_random(saved.random, devices)
+            outputs = self._run(saved.inputs, saved.loss, saved.buffers)
+        return saved_of(saved.inputs, outputs, saved.loss)
+
+
+def saved_of(inputs, outputs, loss):
+    """The Saved of a micro-batch: where backward starts, without the outputs themselves, which are sent away."""
+    needed = [out for out in outputs if out.requires_grad]
+    ones = tuple(torch.ones_like(out) for out in needed) if loss is not None else ()
+    return Saved(inputs, tuple(map(get_gradient_edge, needed)), ones)
+
+
+def gradient_of(x):
+    """x.grad; zeros where the output does not depend on x: the stage before waits for a tensor."""
+    return torch.zeros_like(x) if x.grad is None else x.grad
+
+
+def random_state(inputs):
+    """Where torch's random numbers are: those of the CPU, and of the inputs' GPU."""
+    return torch.get_rng_state(), *(torch.cuda.get_rng_state(x.device) for x in inputs[:1] if x.is_cuda)
+
+
+def restore_random(states, devices):
+    torch.set_rng_state(states[0])
+    for device, state in zip(devices, states[1:], strict=False):
+        torch.cuda.set_rng_state(state, device)

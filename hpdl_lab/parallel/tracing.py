@@ -1,0 +1,203 @@
+"""What a model does with one example, operation by operation, written down as a graph that can be cut.
+
+The model is run once, as it is. Every call of a layer and every torch function outside of layers is written down with
+what it was given: forward may be any Python, with branches on shapes. What depends on the values of the data cannot be
+written down, as another example would go another way: a module that does this is taken as a whole, as one layer.
+"""
+
+import operator
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+
+from ..models.batch_norm import BatchNorm
+from ..models.cnn import Block as ConvolutionBlock
+from ..models.transformer import Block as TransformerBlock
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+WHOLE = (BatchNorm, ConvolutionBlock, TransformerBlock)  # a cut inside would send more than one between them
+WHOLE_FROM = ("torch.nn.", "hpdl_lab.parallel.")  # classes of these are layers: they may communicate inside
+ASKS_FOR_VALUES = {"__bool__", "item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "equal"}
+CHANGES = {"__setitem__"}  # returns nothing, and changes what it was given
+MODES = {"_set_grad_enabled"}
+
+
+class CannotLook(Exception):
+    """What happens inside module `name` cannot be written down."""
+
+    def __init__(self, name, reason):
+        super().__init__(reason)
+        self.name = name
+
+
+class Traced:
+    """graph: fx.Graph of the whole model; values: {node: tensor that the example gave there}."""
+
+    def __init__(self, graph, values):
+        self.graph, self.values = graph, values
+
+
+def trace(model, example):
+    """Run `model` on `example` and write down what it does.
+
+    Its parameters, gradients and buffers, and torch's random numbers, are afterwards as before.
+
+    Args:    model: nn.Module, in training mode or not; example: tuple of tensors.
+    Returns: Traced.
+    Raises:  ValueError where the outermost module itself cannot be written down.
+    """
+    whole = set()
+    while True:
+        buffers = {buffer: buffer.clone() for buffer in model.buffers()}
+        try:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                return Recorder(model, whole).record(example)
+        except CannotLook as error:
+            if not error.name:
+                kind = type(model).__name__
+                raise ValueError(f"{kind} cannot be split into stages: its forward {error}") from None
+            whole.add(error.name)
+        finally:
+            for buffer, before in buffers.items():
+                buffer.data.copy_(before)
+
+
+def is_whole(module):
+    """Is it a layer, which is not looked into?"""
+    if isinstance(module, CONTAINERS):
+        return False
+    return isinstance(module, WHOLE) or type(module).__module__.startswith(WHOLE_FROM)
+
+
+class Recorder(TorchFunctionMode):
+    """Writes down what happens while it is entered. whole: names of modules that are layers, beside the usual ones."""
+
+    def __init__(self, model, whole):
+        super().__init__()
+        self.model, self.whole = model, whole
+        self.graph, self.values = fx.Graph(), {}
+        self.nodes = {}  # id of a tensor -> its node
+        self.inside = [""]  # names of the modules that run now, the outermost first
+        self.layer = None  # the layer that runs now, inside which nothing is written down
+        self.attributes = {id(t): name for name, t in attributes_of(model)}
+
+    def record(self, example):
+        for i, x in enumerate(example):
+            self._keep(x, self.graph.placeholder(f"x{i}"))
+        handles = []
+        try:
+            for name, module in model_parts(self.model):
+                handles += self._watch(name, module)
+            with self:
+                output = self.model(*example)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not isinstance(output, torch.Tensor):
+            raise CannotLook("", f"returns something of type {type(output).__name__}, and one tensor is needed")
+        self.graph.output(self._node(output))
+        return Traced(self.graph, self.values)
+
+    def _watch(self, name, module):
+        """Hooks that tell when `module` runs."""
+        layer = name in self.whole or is_whole(module)
+
+        def before(module, args, kwargs):
+            if self.layer is None:
+                self.inside.append(name)
+                if layer:
+                    self.layer = name, self._nodes((args, kwargs))
+
+        def after(module, args, kwargs, out):
+            if self.layer is not None and self.layer[0] == name:
+                args, kwargs = self.layer[1]
+                self.layer = None
+                self._keep(out, self.graph.call_module(name, args, kwargs))
+            if self.layer is None:
+                self.inside.pop()
+
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(after, with_kwargs=True),
+        ]
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.layer is not None:
+            return func(*args, **kwargs)
+        name = func.__name__
+        if name in ASKS_FOR_VALUES:
+            raise CannotLook(self.inside[-1], f"asks for the value of a tensor ({name}), which depends on the data")
+        if name in MODES:
+            raise CannotLook(self.inside[-1], "switches gradients on or off")
+        if name == "__get__":
+            out = func(*args, **kwargs)
+            if isinstance(out, torch.Tensor):
+                self._keep(out, self.graph.call_function(getattr, (self._node(args[0]), func.__self__.__name__)))
+            return out
+        given = self._nodes((args, kwargs))
+        out = func(*args, **kwargs)
+        if name in CHANGES or any(isinstance(x, torch.Tensor) for x in flat(out)):
+            self._keep(out, self.graph.call_function(func, *given))
+        return out
+
+    def _keep(self, out, node):
+        """`node` is where `out`, a tensor or a nest of them, comes from."""
+        if isinstance(out, torch.Tensor):
+            self.nodes[id(out)], self.values[node] = node, out  # which keeps it alive, and so its id
+        elif isinstance(out, (tuple, list)):
+            for i, part in enumerate(out):
+                if any(isinstance(x, torch.Tensor) for x in flat(part)):
+                    self._keep(part, self.graph.call_function(operator.getitem, (node, i)))
+        elif isinstance(out, dict):
+            for key, part in out.items():
+                self._keep(part, self.graph.call_function(operator.getitem, (node, key)))
+
+    def _nodes(self, nest):
+        """`nest` with nodes in place of tensors."""
+        if isinstance(nest, torch.Tensor):
+            return self._node(nest)
+        if isinstance(nest, (tuple, list)):
+            return type(nest)(map(self._nodes, nest)) if type(nest) in (tuple, list) else tuple(map(self._nodes, nest))
+        if isinstance(nest, dict):
+            return {key: self._nodes(value) for key, value in nest.items()}
+        if isinstance(nest, slice):
+            return slice(*map(self._nodes, (nest.start, nest.stop, nest.step)))
+        return nest
+
+    def _node(self, tensor):
+        node = self.nodes.get(id(tensor))
+        if node is None and id(tensor) in self.attributes:
+            node = self.graph.create_node("get_attr", self.attributes[id(tensor)])
+            self._keep(tensor, node)
+        if node is None:
+            shape = tuple(tensor.shape)
+            raise CannotLook(self.inside[-1], f"uses a tensor of shape {shape} that no torch function has made")
+        return node
+
+
+def model_parts(model):
+    """(name, module) of every module within `model`."""
+    return [(name, module) for name, module in model.named_modules() if name]
+
+
+def attributes_of(model):
+    """(name, tensor) of parameters, buffers, and tensors that are plain attributes of a module."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}" if path else name, value
+
+
+def flat(nest):
+    """The leaves of nested tuples, lists and dicts."""
+    if isinstance(nest, dict):
+        nest = list(nest.values())
+    if isinstance(nest, (tuple, list)):
+        for part in nest:
+            yield from flat(part)
+    else:
+        yield nest
