@@ -97,6 +97,31 @@ def test_bench_run_measures_real_engines_of_its_own(tmp_path):
     assert '"ranks": 2' in (tmp_path / "run.json").read_text()
 
 
+def test_bench_scaling_writes_the_medians_of_each_place_and_the_figure(monkeypatch, tmp_path):
+    asked, drawn = [], []
+    versions = {"machine": "m", "instructions": "i", "system": "s", "mpi": "MPI", "versions": {}, "date": "today"}
+
+    class Scaled:
+        def __init__(self, rate):
+            self.agreement = lambda: {(kind, p): rate + p / 10 for kind in ("strong", "weak") for p in (1, 2, 4)}
+            self.png = drawn.append
+
+    def scaling(strategy, **how):
+        asked.append((repr(strategy), how))
+        return Scaled((1.0, 3.0, 2.0)[len(asked) % 3])
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(lab, "start", lambda n, **how: contextlib.nullcontext())
+    monkeypatch.setattr(lab, "run", lambda fn: [versions])
+    monkeypatch.setattr(lab, "scaling", scaling)
+    file = tmp_path / "scaling.md"
+    assert cli.main(["bench", "scaling", "--markdown", str(file), "--png", "figure.png"]) == 0
+    rows = [line for line in file.read_text().splitlines() if line.startswith(("| engines", "| emulated hosts"))]
+    assert len(rows) == 8 and len({strategy for strategy, _ in asked}) == 4
+    assert rows[0] == "| engines | flat, Python | 2.10 | 2.20 | 2.40 | 2.10 | 2.20 | 2.40 |"
+    assert drawn == ["figure.png"] and len(asked) == 8 * 3 + 1
+
+
 def test_tune_starts_engines_where_it_was_told_and_keeps_the_choice(monkeypatch, tmp_path, capsys):
     chosen, asked = Selection.parse("tree:0-99;ring:100-max"), []
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # set back afterwards

@@ -38,8 +38,10 @@ def agreement(**how):
 
 @pytest.mark.skipif(features.cores() < 2, reason="two ranks need two cores to be more than time-slicing")
 def test_one_and_two_engines(place):
+    """Also where the all-reduce beside the rank is written in Python, and shares its interpreter with the training."""
+    overlapped = [DataParallelOverlapped(f, 200_000, 100_000) for f in (None, ring.all_reduce)]
     with lab.start(2):
-        for strategy in (DataParallel(ring.all_reduce), DataParallelOverlapped(None, 200_000, 100_000)):
+        for strategy in (DataParallel(ring.all_reduce), *overlapped):
             ratios, result = agreement(strategy=strategy, ranks=(1, 2), kind="strong")
             assert list(ratios) == [("strong", 1), ("strong", 2)]
             assert all(abs(ratio - 1) <= TOLERANCE for ratio in ratios.values()), f"{strategy}\n{result}"
@@ -56,3 +58,7 @@ def test_emulated_hosts_that_mostly_communicate(place):
             assert abs(ratios["strong", 4] - 1) <= TOLERANCE, f"{strategy}\n{result}"
             assert result.rows[0]["exposed"] > 0.4, "the links are what this step waits for"
             assert result.rows[0]["overlap"] == 0
+        for all_reduce in (None, ring.all_reduce):  # beside ranks that share cores
+            strategy = DataParallelOverlapped(all_reduce, 200_000, 100_000)
+            ratios, result = agreement(strategy=strategy, ranks=4, kind="strong")
+            assert abs(ratios["strong", 4] - 1) <= TOLERANCE, f"{strategy}\n{result}"

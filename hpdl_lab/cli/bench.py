@@ -1,8 +1,8 @@
 """`hpdl bench`: what can be measured, one file or more for each kind of bench."""
 
-from . import bench_collectives, bench_ddp, bench_reduction, bench_run
+from . import bench_collectives, bench_ddp, bench_reduction, bench_run, bench_scaling
 
-BENCHES = (bench_collectives, bench_ddp, bench_reduction, bench_run)
+BENCHES = (bench_collectives, bench_ddp, bench_reduction, bench_run, bench_scaling)
 
 
 def add(commands):
