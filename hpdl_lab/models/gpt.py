@@ -41,6 +41,9 @@ class GPT(nn.Module):
         places = torch.arange(s, device=tokens.device)
         x = self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
         x = self.norm(self.blocks(x))  # (b, s, d)
+        return self.logits(x)
+
+    def logits(self, x):
         return linear(x, self.tokens.weight)  # (b, s, d) @ (d, V) = (b, s, V)
 
 

@@ -1,0 +1,155 @@
+"""Which part of each parameter a rank holds, as data: to cut a whole model, and to put it together again.
+
+weight (6, 4) cut along dim 0 for two ranks      places [[0, 1, 2], [3, 4, 5]]
+qkv of two heads of two rows, for two ranks      places [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+a table of 5 rows for two ranks                  places [[0, 1, 2], [3, 4, -1]]: padded with a row of zeros
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a parameter lies on p ranks, seen from one of them.
+
+    rank:    this one.
+    dim:     along which it is cut; None: every rank holds it whole.
+    size:    of the whole along dim.
+    places:  (p, n) int64: which places of the whole each rank holds, -1 for padding; None where it is whole.
+    partial: the gradient that backward leaves is this rank's part of a sum over ranks, as that of a norm is where
+             each rank has seen only its positions: whoever takes a step adds it over ranks first.
+    """
+
+    rank: int = 0
+    dim: int | None = None
+    size: int = 0
+    places: torch.Tensor | None = None
+    partial: bool = False
+
+    def part(self, whole):
+        """What this rank holds of `whole`, in memory of its own."""
+        if self.dim is None:
+            return whole.detach().clone()
+        if whole.shape[self.dim] != self.size:
+            raise ValueError(f"a tensor of shape {tuple(whole.shape)} is not {self.size} long along dim {self.dim}")
+        mine = self.places[self.rank].to(whole.device)
+        out = whole.detach().index_select(self.dim, mine.clamp_min(0))
+        return out.index_fill_(self.dim, (mine < 0).nonzero().flatten(), 0)
+
+    def join(self, parts):
+        """The whole, from what every rank holds, in rank order."""
+        if self.dim is None:
+            return parts[self.rank].detach().clone()
+        shape = list(parts[0].shape)
+        shape[self.dim] = self.size
+        whole = parts[0].new_empty(shape)
+        for places, part in zip(self.places.to(whole.device), parts, strict=True):
+            real = (places >= 0).nonzero().flatten()
+            whole.index_copy_(self.dim, places[real], part.detach().index_select(self.dim, real))
+        return whole
+
+    def parameter_of(self, whole):
+        """This rank's part of a parameter as a parameter."""
+        return nn.Parameter(self.part(whole), whole.requires_grad)
+
+
+WHOLE = Cut()
+PARTIAL = Cut(partial=True)
+
+
+def equal_shares(comm, size, dim, what):
+    """The Cut of `size` places into equal shares in the order of ranks. Raises ValueError: `what` does not divide."""
+    if size % comm.size:
+        raise ValueError(f"{what}: {size} cannot be shared equally by {comm.size} ranks")
+    return Cut(comm.rank, dim, size, torch.arange(size).view(comm.size, -1))
+
+
+def padded_shares(comm, size, dim):
+    """The Cut of `size` places into shares of ceil(size/p), the last ones padded."""
+    share = -(-size // comm.size)
+    places = torch.arange(share * comm.size).view(comm.size, share)
+    return Cut(comm.rank, dim, size, places.masked_fill(places >= size, -1))
+
+
+def cuts_of(model):
+    """{name: Cut} of every parameter and buffer of a model, or of a stage of one: WHOLE unless a module says else.
+
+    A module that is cut has cuts() -> {local name: Cut}.
+    """
+    cuts = {name: WHOLE for name, _ in tensors_of(model)}
+    for prefix, module in model.named_modules():
+        if hasattr(module, "cuts"):
+            for name, cut in module.cuts().items():
+                full = f"{prefix}.{name}" if prefix else name
+                if full in cuts:  # else it is tied, and has been named where it stands first
+                    cuts[full] = cut
+    return cuts
+
+
+def tensors_of(model):
+    """(name, tensor) of every parameter and persistent buffer, tied ones once: the names of the whole model."""
+    yield from model.named_parameters()
+    kept = model.state_dict(keep_vars=True)
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def gather_parameters(comm, model):
+    """The whole model's parameters and buffers by name, from the parts of all ranks. Collective.
+
+    Returns: {name: tensor}, the same on every rank, as `dict(whole.named_parameters())` and its buffers would be.
+    Steps: one all_gather per tensor that is cut.   Bytes per rank: of all_gather for what it holds of them.
+    """
+    cuts = cuts_of(model)
+    return {name: joined(comm, tensor, cuts[name]) for name, tensor in tensors_of(model)}
+
+
+def joined(comm, part, cut):
+    """The whole, from this rank's `part` of it. Collective where it is cut."""
+    if cut.dim is None:
+        return part.detach().clone()
+    return cut.join(comm.all_gather(part.detach().contiguous()).unbind())
+
+
+def shards_of(model, whole):
+    """What the sharded `model` of this rank holds of the state `whole`, {name: tensor} of the whole model.
+
+    Raises:  ValueError where `whole` lacks a tensor or one has another shape: its name.
+    """
+    parts = {}
+    for (name, tensor), cut in zip(tensors_of(model), cuts_of(model).values(), strict=True):
+        if name not in whole:
+            raise ValueError(f"the whole state has no {name}, which this model needs")
+        part = cut.part(whole[name])
+        if part.shape != tensor.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(part.shape)} as a part of this state, and {tuple(tensor.shape)} here"
+            )
+        parts[name] = part
+    return parts
+
+
+def load_parameters(model, whole):
+    """Overwrite this rank's parameters and buffers with its parts of `whole`, {name: tensor}. No messages."""
+    parts = shards_of(model, whole)
+    with torch.no_grad():
+        for name, tensor in tensors_of(model):
+            tensor.copy_(parts[name])
+
+
+def add_partial_gradients(comm, model):
+    """Add over ranks the gradients of which each rank has a part. Collective, after backward, before the step.
+
+    Parameters are those whose Cut is partial: norms and row biases under sequence parallel. Nothing else needs it.
+    Steps: one all_reduce for all of them together.   Bytes per rank: of all_reduce for their elements.
+    """
+    cuts = cuts_of(model)
+    partial = [p for name, p in model.named_parameters() if p.requires_grad and cuts[name].partial]
+    if comm.size == 1 or not partial:
+        return
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in partial])
+    comm.all_reduce(flat)
+    for p, total in zip(partial, flat.split([p.numel() for p in partial]), strict=True):
+        p.grad = total.view(p.shape)
