@@ -1,0 +1,186 @@
+"""A pipeline schedule over time: a row per rank, a bar per action, hatched where a rank waits, and what it holds.
+
+What a rank waits is counted beside its row; so are the micro-batches whose activations it holds at most. Ranks with
+several stages have a lane for each. Shades tell micro-batches apart, numbers name them where there is room.
+"""
+
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+
+from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, heading, note, number_text
+
+COLORS = {"F": BLUE, "B": GREEN, "I": ORANGE, "W": PURPLE}
+NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+SHADES = (0.62, 0.42, 0.2, 0.0)  # how much white is in the color of micro-batches 0, 1, 2, 3, and so on again
+
+TOP, FOOT = 0.86, 0.74  # inches: above and below the rows
+ROW, LANE = 0.34, 0.24  # inches of a rank with one stage; of each stage where a rank has several
+LEFT, MIDDLE, RIGHT = 0.07, 0.775, 0.985  # shares of the width: rows begin and end, what is beside them ends
+DIGIT = 0.052  # inches of a digit of the numbers in bars
+TICKS = 10  # of the time axis, at most
+
+
+def height(schedule):
+    """Inches of a figure for `schedule`."""
+    return TOP + FOOT + schedule.ranks * row_height(schedule)
+
+
+def row_height(schedule):
+    lanes = schedule.chunks * schedule.replicas
+    return ROW if lanes == 1 else LANE * lanes
+
+
+def draw(figure, schedule, times, title="", now=None):
+    """Fill `figure`, `height(schedule)` inches tall.
+
+    Args:    times: the Evaluation of `schedule`, calculated or measured; title: its name, if not said.
+             now: only what has begun until then is drawn; None: all.
+    """
+    tall = figure.get_size_inches()[1]
+    box = {"bottom": FOOT / tall, "top": 1 - TOP / tall}
+    ax = figure.add_axes((LEFT, box["bottom"], MIDDLE - LEFT, box["top"] - box["bottom"]))
+    beside = figure.add_axes((MIDDLE + 0.075, box["bottom"], RIGHT - MIDDLE - 0.1, box["top"] - box["bottom"]))
+    axis(ax, schedule, times.makespan)
+    bars(ax, schedule, times, now)
+    waits(ax, times, now)
+    activations(beside, times, now)
+    heading(figure, title or f"{schedule.name}: {schedule.ranks} ranks, {schedule.micro_batches} micro-batches")
+    figure.text(0.012, 1 - 0.36 / tall, told(times, now), va="top")
+    legend(figure, schedule, tall)
+    note(figure, footnote(schedule))
+
+
+def told(times, now):
+    """The line below the title."""
+    whole = number_text(float(times.makespan))
+    if now is None:
+        return f"{whole} units of time, of which ranks wait {times.bubble:.1%}: the bubble"
+    return (
+        f"at {number_text(float(now))} of {whole} units of time; in the end ranks will have waited {times.bubble:.1%}"
+    )
+
+
+def footnote(schedule):
+    if schedule.replicas > 1:
+        return f"A rank has a lane for its stage of each of {schedule.replicas} replicas. Hatched: it waits."
+    if schedule.chunks > 1:
+        return f"A rank has a lane for each of its {schedule.chunks} stages, the first one on top. Hatched: it waits."
+    return "A number is a micro-batch, where there is room. Hatched: the rank waits."
+
+
+def axis(ax, schedule, makespan):
+    """Rows of ranks, rank 0 on top, over time."""
+    ranks = schedule.ranks
+    ax.set_xlim(0, makespan or 1)
+    ax.set_ylim(ranks - 0.5, -0.5)
+    ax.set_yticks(range(ranks), [f"rank {r}" for r in range(ranks)], fontsize=8.5)
+    ax.tick_params(axis="y", length=0)
+    ax.locator_params(axis="x", nbins=TICKS)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("time")
+
+
+def bars(ax, schedule, times, now=None):
+    """A bar for every action that has begun until `now`, in the row of its rank and the lane of its stage."""
+    width = ax.get_window_extent().width / ax.figure.dpi  # inches
+    scale = width / (times.makespan or 1)
+    corners, faces = [], []
+    for rank, row in enumerate(times.rows):
+        places = {stage: place for place, stage in enumerate(schedule.stages_of(rank))}
+        for action, begin, end in row:
+            if now is not None and begin >= now:
+                continue
+            end = end if now is None else min(end, now)
+            top, tall = lane(rank, places[action.stage], len(places))
+            corners.append([(begin, top), (end, top), (end, top + tall), (begin, top + tall)])
+            faces.append(shade(action))
+            text = str(action.micro_batch)
+            if (end - begin) * scale >= DIGIT * len(text) + 0.012:
+                middle = float(begin + end) / 2, top + tall / 2
+                ax.text(*middle, text, color=ink(faces[-1]), fontsize=6, ha="center", va="center_baseline", zorder=4)
+    ax.add_collection(PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=0.6, zorder=3))
+
+
+def lane(rank, place, lanes):
+    """(top, height) of the bars of a stage: `place` of `lanes` in the row of its rank, which is 1 tall."""
+    tall = 0.88 / lanes
+    return rank - 0.44 + place * tall, tall if lanes == 1 else tall * 0.92
+
+
+def shade(action):
+    """(r, g, b): the color of the action's kind, with as much white as its micro-batch has."""
+    white = SHADES[action.micro_batch % len(SHADES)]
+    return tuple(white + (1 - white) * part for part in to_rgb(COLORS[action.kind]))
+
+
+def ink(face):
+    """The color of a number on `face` that can be read."""
+    red, green, blue = face
+    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+
+
+def gaps(row, until):
+    """[(begin, end)] of what a rank waits from 0 to `until`."""
+    begins, ends = [begin for _, begin, _ in row], [end for _, _, end in row]
+    between = zip([0, *ends], [*begins, until], strict=True)
+    return [(begin, min(end, until)) for begin, end in between if begin < min(end, until)]
+
+
+def waits(ax, times, now=None):
+    """Hatched where a rank waits."""
+    until = times.makespan if now is None else now
+    corners = []
+    for rank, row in enumerate(times.rows):
+        for begin, end in gaps(row, until):
+            corners.append([(begin, rank - 0.44), (end, rank - 0.44), (end, rank + 0.44), (begin, rank + 0.44)])
+    look = {"facecolors": "#F7F7F7", "edgecolors": "#C9C9C9", "linewidths": 0, "hatch": "//////", "zorder": 1}
+    ax.add_collection(PolyCollection(corners, **look))
+    if now is not None:
+        ax.axvline(now, color=INK, linewidth=1.2, zorder=5)
+
+
+def activations(ax, times, now=None):
+    """Beside each row: at most so many micro-batches' activations at once; a darker part for those at `now`."""
+    ranks, most = len(times.rows), max(times.peak, default=0)
+    ax.set_xlim(0, (most or 1) * 1.3)
+    ax.set_ylim(ranks - 0.5, -0.5)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    ax.barh(range(ranks), times.peak, height=0.55, color=FAINT if now is not None else "#B9C7D6")
+    if now is not None:
+        ax.barh(range(ranks), [held_at(counts, now) for counts in times.live], height=0.55, color="#6F8FAF")
+    for rank, peak in enumerate(times.peak):
+        count = peak if now is None else held_at(times.live[rank], now)
+        ax.text(peak + most * 0.06, rank, str(count), fontsize=8.5, va="center", color=INK)
+        share = waited(times, rank, times.makespan if now is None else now)
+        ax.text(-0.05, rank, f"{share:.0%}", fontsize=8.5, va="center", ha="right", color=GREY, transform=ax_rows(ax))
+    head = "live" if now is not None else "live at most"
+    ax.text(0, 1.02, head, fontsize=8.5, transform=ax.transAxes, va="bottom")
+    ax.text(-0.05, 1.02, "waits", fontsize=8.5, transform=ax.transAxes, va="bottom", ha="right", color=GREY)
+
+
+def ax_rows(ax):
+    """x as a share of the axes, y as a row."""
+    return ax.get_yaxis_transform()
+
+
+def waited(times, rank, until):
+    """The share of the time until `until` in which `rank` waits."""
+    return sum(end - begin for begin, end in gaps(times.rows[rank], until)) / until if until else 0
+
+
+def held_at(counts, now):
+    """How many are live at `now`, from ((time, count), ...)."""
+    return next((count for time, count in reversed(counts) if time <= now), 0)
+
+
+def legend(figure, schedule, tall):
+    """The colors of the kinds that there are, above the rows."""
+    kinds = {action.kind for row in schedule.rows for action in row}
+    x = LEFT
+    for kind in (k for k in COLORS if k in kinds):
+        figure.text(x, 1 - 0.68 / tall, "■", fontsize=11, va="center", color=COLORS[kind])
+        name = figure.text(x + 0.018, 1 - 0.68 / tall, NAMES[kind], fontsize=8.5, va="center")
+        x += name.get_window_extent().width / figure.bbox.width + 0.04
