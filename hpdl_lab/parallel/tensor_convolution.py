@@ -4,7 +4,8 @@
 
 One all-reduce of the block's output forward and one of its input backward. Both kernels are cut, so parameters and the
 activations between them are 1/p; everything outside the blocks, the shortcut included, every rank does alike.
-spatial.py cuts the image instead.   Ref: Dryden et al. 2019, arXiv:1903.06681, section 3 ("channel and filter").
+spatial.py cuts the image instead.
+Ref: Dryden et al. 2019, "Channel and Filter Parallelism for Large-Scale CNN Training" (SC19).
 """
 
 from torch import nn
