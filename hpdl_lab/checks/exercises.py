@@ -16,6 +16,7 @@ from . import (
     lesson_06_average,
     lesson_06_buckets,
     lesson_06_ddp,
+    lesson_06_loop,
     lesson_06_overlap,
     lesson_06_replicas,
 )
@@ -40,6 +41,7 @@ EXERCISES = (
     *lesson_06_buckets.EXERCISES,
     *lesson_06_overlap.EXERCISES,
     *lesson_06_ddp.EXERCISES,
+    *lesson_06_loop.EXERCISES,
 )
 
 

@@ -198,3 +198,42 @@ ASSIGN_BUCKETS = {
         ASSIGN_BUCKETS_LAST,
     ),
 }
+
+TRAIN_STEPS_LAST = (
+    "for i in range(int(counts.max())):\n"
+    "    parts = steps[i] if i < len(steps) else []\n"
+    "    optimizer.zero_grad()\n"
+    "    for k, (x, y) in enumerate(parts):\n"
+    "        with ...nothing for the last one... else strategy.accumulating():\n"
+    "            loss_of(model, x, y).backward()\n"
+    "    strategy.add_gradients(comm, model)\n"
+    "    optimizer.step()"
+)
+TRAIN_STEPS = {
+    "": (
+        "Two loops: over the steps, as many as any rank has, and over the micro-batches of this rank. Which lines "
+        "belong into the inner one?",
+        "Only forward and backward do. zero_grad comes before them; add_gradients and step behind, on every rank.",
+        TRAIN_STEPS_LAST,
+    ),
+    "lengths": (
+        "How many steps does the rank with most have, and who knows it?",
+        "counts has the number of every rank: counts.max(). A rank without a batch has `parts = []` then.",
+        TRAIN_STEPS_LAST,
+    ),
+    "accumulation": (
+        "What is in .grad after the second micro-batch, if that of the first has been added over ranks already?",
+        "Backward adds to .grad by itself. strategy.add_gradients comes once, behind the loop over micro-batches.",
+        TRAIN_STEPS_LAST,
+    ),
+    "accumulating": (
+        "When may the strategy send a bucket? When its gradient is complete: in which backward is that?",
+        "contextlib.nullcontext() is a with that does nothing: for the last micro-batch, and for it alone.",
+        TRAIN_STEPS_LAST,
+    ),
+    "memory": (
+        "What has to be kept between a forward and its backward?",
+        "loss_of(model, x, y).backward() at once, for each micro-batch: then only one is in memory at a time.",
+        TRAIN_STEPS_LAST,
+    ),
+}

@@ -44,7 +44,7 @@ def run(arguments):
 
 
 def strategies():
-    """{name: strategy}: messages that hold up the rank, and beside it; in Python, where the ring is ours, and in C++."""
+    """{name: strategy}: messages that hold up the rank, and beside it; of our ring in Python, and in C++."""
     from ..collectives import ring
     from ..parallel.buckets import DataParallelBucketed
     from ..parallel.data import DataParallel

@@ -217,6 +217,17 @@ assert losses[-1] < 3.3
 print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
 
 # %% [markdown]
+# ## Exercise 6.6 ★★ Micro-batches, and ranks with less to do
+#
+# The loop around all of this has two traps. A batch that does not fit into memory goes through the model in parts, and
+# their gradients add up **before** anything travels. And the rank with fewer batches, which you have diagnosed above,
+# must not leave early: a sum takes everybody.
+
+# %% exercise="hpdl_lab.parallel.training_loop:train_steps"
+
+# %% check="hpdl_lab.parallel.training_loop:train_steps"
+
+# %% [markdown]
 # ## Does it scale?
 #
 # Your prediction against three other things: what your engines do, what a model of latency, bandwidth and overlap
@@ -240,5 +251,6 @@ scaled
 #   strategies around them.
 # - `hpdl_lab/parallel/fusion.py`, `hpdl_lab/parallel/negotiation.py`: what Horovod does in the background.
 # - `hpdl_lab/parallel/scaffe.py`: the three designs; `hpdl_lab/parallel/ddp.py`: the hook, blocking and not.
-# - `hpdl_lab/models/gpt.py`: the GPT; `hpdl_lab/parallel/training.py`: the loop around it.
+# - `hpdl_lab/models/gpt.py`: the GPT; `hpdl_lab/parallel/training.py`: the loop around it, and
+#   `hpdl_lab/parallel/training_loop.py`: yours.
 # - `csrc/progress.h`: the thread that sends while Python computes.
