@@ -8,12 +8,16 @@ from . import family, race
 from .ddp import memory_on_ranks
 from .ddp import on_ranks as ddp_on_ranks
 from .launch import DEADLINE, about
+from .pipeline import memory_on_ranks as pipeline_memory_on_ranks
+from .pipeline import on_ranks as pipeline_on_ranks
 
 KINDS = {
     "all_reduce": race.on_ranks,
     "collectives": family.on_ranks,
     "ddp": ddp_on_ranks,
     "ddp_memory": memory_on_ranks,
+    "pipeline": pipeline_on_ranks,
+    "pipeline_memory": pipeline_memory_on_ranks,
 }
 
 
