@@ -28,10 +28,13 @@ RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
 REPORT_SECONDS = 15  # for a step that has been interrupted
 NO_CELLS = ("-p", "no:nbval")  # whose import takes each process 2 s
 CELLS = ("--nbval-lax", "--nbval-cell-timeout=120", "--timeout=120")  # seconds for one cell
+FIND_ENGINES = ("-p", "tests.held_engines")
+REPLACES_ENGINES = "notebooks/solutions/04_ring_all_reduce.ipynb"  # by hosts, which it may while nobody else uses them
 # Most tests use one core, or wait. Those of a file share what they start, so they stay in one process, in their order.
 TWO_AT_A_TIME = ("-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
 # What another MPI may do otherwise; what stands on messages alone has been tested on the first one.
 ABOUT_MPI = [f"tests/mpi/test_{name}.py" for name in ("messages", "collectives", "communicators", "background")]
+SIDE_BY_SIDE = 2  # steps, one of which runs its tests two at a time: all of them wait now and then
 WORST = ("passed", "skipped", "failed")
 
 
@@ -45,18 +48,23 @@ class Step(NamedTuple):
 
 
 def turns():
-    """One after the other; the steps of one turn run side by side, because each of them waits a lot."""
+    """One after the other; of the steps of one turn, two run at a time: most of them use one core, or wait."""
     python, other = sys.executable, OTHER / "bin" / "python"
+    notebooks = ["notebooks/solutions", f"--ignore={REPLACES_ENGINES}"]
+    quiet = [
+        str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_*.py")) if "quiet" in path.read_text()
+    ]
     return [
-        [Step("unit tests", pytest(python, *NO_CELLS, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 720)],
-        [Step("unit tests, alone", pytest(python, *NO_CELLS, "-m", "quiet", "tests"), 180)],
-        [Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 180, RANKS)],
         [
-            Step("notebooks", pytest(python, *CELLS, "notebooks/solutions"), 360),
-            Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 360),
+            Step("unit tests", pytest(python, *NO_CELLS, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 720),
+            Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 480),
+            Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 480),
+            Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 240, RANKS),
+            Step("notebook 04", pytest(python, *CELLS, REPLACES_ENGINES), 240),
+            Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other, *ABOUT_MPI), 240, RANKS),
+            Step("other MPI: engines", pytest(other, *NO_CELLS, "tests/other_mpi"), 120),
         ],
-        [Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other, *ABOUT_MPI), 180, RANKS)],
-        [Step("other MPI: engines", pytest(other, *NO_CELLS, "tests/other_mpi"), 120)],
+        [Step("unit tests, alone", pytest(python, *NO_CELLS, "-m", "quiet", *quiet), 180)],
     ]
 
 
@@ -77,9 +85,9 @@ def main():
     totals, lines = dict.fromkeys(WORST, 0), []
     with tempfile.TemporaryDirectory(prefix="hpdl-tests-") as folder:
         for turn, steps in enumerate(turns()):
-            print(f"\n== {' and '.join(step.name for step in steps)} ==", flush=True)
+            print(f"\n== {'; '.join(step.name for step in steps)} ==", flush=True)
             places = [Path(folder, f"{turn}-{i}") for i in range(len(steps))]
-            with futures.ThreadPoolExecutor() as pool:
+            with futures.ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
                 ends = list(pool.map(perform, steps, places, [len(steps) == 1] * len(steps)))
             for counts, line in ends:
                 lines.append(line)
@@ -101,6 +109,7 @@ def perform(step, place, alone):
         path.mkdir(mode=0o700, parents=True)
     environment = {**os.environ, **features.launch_environment(), **{name: str(path) for name, path in private.items()}}
     environment["OMP_NUM_THREADS"] = "1"  # ranks and workers are as many as cores
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or hundreds of processes compile the package, each for itself
     xml, said = place / "junit.xml", place / "said"
     command = [str(part).replace("{xml}", str(xml)) for part in step.command]
     t0 = time.monotonic()
