@@ -48,6 +48,11 @@ class Cluster:
         """ "cpu" or "cuda"."""
         return self.layout.device
 
+    @property
+    def infos(self):
+        """What each engine said of itself, in rank order: dicts with rank, pid, host, cores, gpu."""
+        return self._crew.infos if self._crew else []
+
     # -- start and stop -----------------------------------------------------------------------------------------------
 
     @classmethod
@@ -261,7 +266,7 @@ class Cluster:
 
     def show(self):
         """Show who runs where, and the cheat sheet: as HTML in a notebook, as text elsewhere."""
-        infos, notes = self._crew.infos if self._crew else [], [*self.reasons, *self.layout.remarks]
+        infos, notes = self.infos, [*self.reasons, *self.layout.remarks]
         shell = ipython()
         if shell is None:
             print(table.text(infos, notes), flush=True)

@@ -7,9 +7,11 @@ from .exercises import check, hint, solution
 from .graph import gossip, graph
 from .landscape import landscape
 from .measure import measure, predict
+from .mesh import mesh
 from .network import network
 from .ping_pong import ping_pong
 from .scaling import scaling
+from .schedule import schedule
 from .steps import collectives, steps
 from .timeline import horovod_timeline, timeline, traffic
 from .train import train
@@ -29,6 +31,7 @@ __all__ = [
     "inject",
     "landscape",
     "measure",
+    "mesh",
     "network",
     "ping_pong",
     "predict",
@@ -36,6 +39,7 @@ __all__ = [
     "run",
     "running",
     "scaling",
+    "schedule",
     "solution",
     "start",
     "steps",

@@ -13,14 +13,14 @@ COLORS = 128  # of all frames together
 LAST_MS = 3500  # then it starts again
 
 
-def show(draw, frames, alt, height):
+def show(draw, frames, alt, height, frame_ms=FRAME_MS):
     """Display the animation in the notebook."""
     from IPython.display import HTML, display
 
-    display(HTML(html(draw, frames, alt, height)))
+    display(HTML(html(draw, frames, alt, height, frame_ms)))
 
 
-def html(draw, frames, alt="animation", height=HEIGHT):
+def html(draw, frames, alt="animation", height=HEIGHT, frame_ms=FRAME_MS):
     """`draw(figure, *frame)` for each of `frames`, one after the other for ever, as an <img> element."""
     images = []
     for frame in frames:
@@ -30,7 +30,7 @@ def html(draw, frames, alt="animation", height=HEIGHT):
         images.append(pixels(figure, CRISP))
     images = in_one_palette(images)
     file = io.BytesIO()
-    durations = [FRAME_MS] * (len(images) - 1) + [LAST_MS]
+    durations = [frame_ms] * (len(images) - 1) + [LAST_MS]
     images[0].save(file, "png", save_all=True, append_images=images[1:], duration=durations, loop=0)
     data = base64.b64encode(file.getvalue()).decode()
     width, _ = page_size(figure)

@@ -1,0 +1,125 @@
+"""`lab.schedule`: a pipeline schedule drawn over time, with its bubble and what every rank holds."""
+
+import inspect
+from dataclasses import dataclass, field
+
+from .. import schedules
+from ..plots import animation, live
+from ..plots import schedule as drawing
+from ..plots.style import number_text
+from ..schedules import Action, Schedule
+from .picture import picture
+
+MOST_FRAMES = 24  # of the animation
+FRAME_MS = 350  # from frame to frame
+MOST_ACTIONS = 4000  # that one picture can hold
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A schedule and its times: makespan in units of the costs given; bubble 0 to 1; live: the most that a rank holds.
+
+    live: for each rank, how many micro-batches' activations at once.
+    """
+
+    schedule: Schedule = field(repr=False)
+    makespan: float
+    bubble: float
+    live: list
+    figure: object = field(repr=False)
+
+    def __repr__(self):
+        plan = self.schedule
+        return (
+            f"{plan.name} on {plan.ranks} ranks, {plan.micro_batches} micro-batches: "
+            f"{number_text(float(self.makespan))} units of time, bubble {self.bubble:.1%}, "
+            f"live activations at most {', '.join(map(str, self.live))}"
+        )
+
+    def save(self, path):
+        live.save(self.figure, path)
+
+
+def schedule(
+    schedule="1f1b",
+    ranks=4,
+    micro_batches=8,
+    chunks=None,
+    forward=1,
+    backward=2,
+    input=1,
+    weight=1,
+    transfer=0,
+    live=False,
+):
+    """Draw a pipeline schedule over time; hatched is the bubble, in which ranks wait.
+
+        lab.schedule("1f1b", ranks=4, micro_batches=8)
+        lab.schedule("interleaved", chunks=2)
+        lab.schedule(my_row, live=True)               your function f(rank, ranks, micro_batches), played
+
+    Args:    schedule: a name of schedules.CATALOG, a Schedule, or a function that makes the row of one rank.
+             chunks: stages per rank, where the schedule has several. live: play it, action by action, above the picture.
+             forward, backward, input, weight: time of F, B and of the halves of B; a number or one per stage.
+             transfer: time of a message between ranks.
+    Returns: Drawn.
+    Raises:  ValueError, one sentence, before anything is drawn: a micro-batch that is lost, the cycle of ranks that
+             would wait for each other, an action before what it needs.
+    """
+    plan = asked_schedule(schedule, ranks, micro_batches, chunks)
+    if (n := sum(map(len, plan.rows))) > MOST_ACTIONS:
+        raise ValueError(f"{n:,} actions do not fit a picture: take fewer ranks or micro-batches")
+    times = schedules.evaluate(plan, forward, backward, input, weight, transfer)
+    text = f"{plan.name}: {plan.ranks} ranks, {plan.micro_batches} micro-batches, bubble {times.bubble:.1%}"
+    if live:
+        play(plan, times, text)
+    shown = picture(drawing.draw, plan, times, text=text, height=drawing.height(plan))
+    return Drawn(plan, times.makespan, times.bubble, list(times.peak), shown.figure)
+
+
+def asked_schedule(schedule, ranks, micro_batches, chunks=None):
+    """The Schedule that is meant, which is valid. Raises ValueError, TypeError in one sentence."""
+    if isinstance(schedule, Schedule):
+        plan = schedule
+    elif isinstance(schedule, str):
+        plan = schedules.build(schedule, ranks, micro_batches, chunks)
+    elif callable(schedule):
+        plan = schedule_of(schedule, ranks, micro_batches, chunks)
+    else:
+        known = ", ".join(schedules.CATALOG)
+        raise TypeError(f"{schedule!r} is no schedule: a name ({known}), a Schedule or a function of a row is needed")
+    return schedules.validate(plan)
+
+
+def schedule_of(row, ranks, micro_batches, chunks=None):
+    """The Schedule of a function f(rank, ranks, micro_batches), or f(..., chunks): one row for each rank."""
+    for what, number in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks or 1)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{what} of a schedule is a whole number, at least 1, got {number!r}")
+    name = getattr(row, "__name__", "your schedule")
+    takes = inspect.signature(row).parameters
+    chunks = chunks or (2 if "chunks" in takes else 1)
+    more = (chunks,) if "chunks" in takes else ()
+    rows = tuple(actions_of(row(rank, ranks, micro_batches, *more), name, rank) for rank in range(ranks))
+    return Schedule(name, ranks, ranks * chunks, micro_batches, 1, rows)
+
+
+def actions_of(row, name, rank):
+    """A tuple of Action of what the function has made for one rank. Raises TypeError."""
+    try:
+        return tuple(Action(*action) for action in row)
+    except TypeError:
+        raise TypeError(
+            f"{name}({rank}, ...) returned {row!r:.80}: a list of Action(stage, kind, micro_batch) is needed"
+        ) from None
+
+
+def play(plan, times, text):
+    """The schedule as it grows, in a notebook."""
+    if not live.in_notebook():
+        return
+    moments = sorted({timed.end for row in times.rows for timed in row})
+    chosen = [moments[round((i + 1) * len(moments) / MOST_FRAMES) - 1] for i in range(MOST_FRAMES)]
+    chosen = list(dict.fromkeys(chosen if len(moments) > MOST_FRAMES else moments))
+    frames = [(plan, times, "", now) for now in chosen]
+    animation.show(drawing.draw, frames, f"{text}, played", drawing.height(plan), frame_ms=FRAME_MS)
