@@ -19,6 +19,13 @@ from . import (
     lesson_06_loop,
     lesson_06_overlap,
     lesson_06_replicas,
+    lesson_09_halo,
+    lesson_09_heads,
+    lesson_09_linear,
+    lesson_09_sequence,
+    lesson_11_gradients,
+    lesson_11_mesh,
+    lesson_11_search,
 )
 from .record import Broken
 from .result import CheckResult
@@ -42,6 +49,13 @@ EXERCISES = (
     *lesson_06_overlap.EXERCISES,
     *lesson_06_ddp.EXERCISES,
     *lesson_06_loop.EXERCISES,
+    *lesson_09_linear.EXERCISES,
+    *lesson_09_heads.EXERCISES,
+    *lesson_09_sequence.EXERCISES,
+    *lesson_09_halo.EXERCISES,
+    *lesson_11_mesh.EXERCISES,
+    *lesson_11_gradients.EXERCISES,
+    *lesson_11_search.EXERCISES,
 )
 
 

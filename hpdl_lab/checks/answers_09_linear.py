@@ -1,0 +1,153 @@
+"""Answers to column_linear and row_linear of notebook 09 that a check must reject or accept; CI proves both."""
+
+import torch
+from torch.nn.functional import linear
+
+from ..parallel.tensor_pairs import copy_to, reduce_from
+
+# -- column_linear: wrong ----------------------------------------------------------------------------------------------
+
+
+def column_forgets_the_transposed(comm, x, weight, bias):
+    return linear(x, weight, bias)
+
+
+def column_gathers_the_output(comm, x, weight, bias):
+    y = linear(copy_to(comm, x), weight, bias)
+    return torch.cat(list(comm.all_gather(y.detach())), -1)
+
+
+def column_adds_the_output(comm, x, weight, bias):
+    return reduce_from(comm, linear(copy_to(comm, x), weight, bias))
+
+
+def column_adds_x(comm, x, weight, bias):
+    return linear(reduce_from(comm, x), weight, bias)
+
+
+def column_without_bias(comm, x, weight, bias):
+    return linear(copy_to(comm, x), weight)
+
+
+def column_adds_twice(comm, x, weight, bias):
+    return linear(copy_to(comm, copy_to(comm, x)), weight, bias)
+
+
+def column_takes_the_mean(comm, x, weight, bias):
+    x.register_hook(lambda g: comm.all_reduce(g.clone()) / comm.size)
+    return linear(x, weight, bias)
+
+
+def column_detaches_x(comm, x, weight, bias):
+    return linear(x.detach(), weight, bias)
+
+
+def column_adds_gradients_of_weights(comm, x, weight, bias):
+    return linear(copy_to(comm, x), copy_to(comm, weight), bias)
+
+
+def column_gathers_the_weight(comm, x, weight, bias):
+    rows = list(comm.all_gather(weight.detach()))
+    rows[comm.rank] = weight
+    y = linear(copy_to(comm, x), torch.cat(rows))
+    n = len(weight)
+    return y[..., comm.rank * n : (comm.rank + 1) * n] + bias
+
+
+def column_asks_for_every_bias(comm, x, weight, bias):
+    comm.all_gather(bias.detach())
+    return linear(copy_to(comm, x), weight, bias)
+
+
+def column_only_rank_0_adds(comm, x, weight, bias):
+    return linear(copy_to(comm, x) if comm.rank == 0 else x, weight, bias)
+
+
+def column_returns_nothing(comm, x, weight, bias):
+    linear(copy_to(comm, x), weight, bias)
+
+
+# -- column_linear: right ----------------------------------------------------------------------------------------------
+
+
+def column_by_a_hook(comm, x, weight, bias):
+    """The gradient of a view of x is added over ranks by a hook of autograd."""
+    x = x.view_as(x)
+    if comm.size > 1:
+        x.register_hook(lambda g: comm.all_reduce(g.clone()))
+    return torch.addmm(bias, x.flatten(0, -2), weight.T).view(*x.shape[:-1], len(bias))
+
+
+def column_by_hand(comm, x, weight, bias):
+    x = copy_to(comm, x)
+    return torch.stack([(x * row).sum(-1) + b for row, b in zip(weight, bias, strict=True)], -1)
+
+
+# -- row_linear: wrong -------------------------------------------------------------------------------------------------
+
+
+def row_forgets_the_sum(comm, x, weight, bias):
+    return linear(x, weight, bias)
+
+
+def row_adds_the_bias_everywhere(comm, x, weight, bias):
+    return reduce_from(comm, linear(x, weight, bias))
+
+
+def row_without_bias(comm, x, weight, bias):
+    return reduce_from(comm, linear(x, weight))
+
+
+def row_adds_the_bias_on_rank_0(comm, x, weight, bias):
+    return reduce_from(comm, linear(x, weight, bias if comm.rank == 0 else None))
+
+
+def row_adds_a_share_of_the_bias(comm, x, weight, bias):
+    return reduce_from(comm, linear(x, weight, bias / comm.size))
+
+
+def row_takes_the_mean(comm, x, weight, bias):
+    return reduce_from(comm, linear(x, weight)) / comm.size + bias
+
+
+def row_puts_parts_in_a_row(comm, x, weight, bias):
+    return torch.cat(list(comm.all_gather(linear(x, weight, bias).detach())), -1)
+
+
+def row_adds_in_backward_too(comm, x, weight, bias):
+    return copy_to(comm, reduce_from(comm, linear(x, weight))) + bias
+
+
+def row_gathers_x_and_weight(comm, x, weight, bias):
+    xs, columns = list(comm.all_gather(x.detach())), list(comm.all_gather(weight.detach()))
+    xs[comm.rank], columns[comm.rank] = x, weight
+    return linear(torch.cat(xs, -1), torch.cat(columns, 1), bias)
+
+
+def row_compares_the_sums(comm, x, weight, bias):
+    y = reduce_from(comm, linear(x, weight)) + bias
+    assert (comm.all_gather(y.detach()) == y.detach()).all()
+    return y
+
+
+def row_adds_outside_autograd(comm, x, weight, bias):
+    return comm.all_reduce(linear(x, weight).detach()) + bias
+
+
+def row_only_rank_0_adds(comm, x, weight, bias):
+    y = linear(x, weight)
+    return (reduce_from(comm, y) if comm.rank == 0 else y) + bias
+
+
+# -- row_linear: right -------------------------------------------------------------------------------------------------
+
+
+def row_adds_in_place(comm, x, weight, bias):
+    """The sum is put where the part was; its gradient is that of the part, so autograd need not know."""
+    y = linear(x, weight)
+    comm.all_reduce(y)
+    return y + bias
+
+
+def row_with_columns_of_x_first(comm, x, weight, bias):
+    return reduce_from(comm, (weight @ x.transpose(-1, -2)).transpose(-1, -2).contiguous()) + bias

@@ -1,0 +1,123 @@
+"""Answers to coordinates and groups of notebook 11 that a check must reject or accept; CI proves both."""
+
+import itertools
+import math
+
+from ..mesh import coordinates
+
+# -- coordinates: wrong ------------------------------------------------------------------------------------------------
+
+
+def first_varies_fastest(rank, sizes):
+    place = []
+    for size in sizes:
+        rank, coordinate = divmod(rank, size)
+        place.append(coordinate)
+    return tuple(place)
+
+
+def divides_by_the_wrong_size(rank, sizes):
+    """Takes the size of the first axis where that of the last one belongs."""
+    place = []
+    for size in sizes:
+        place.insert(0, rank % size)
+        rank //= size
+    return tuple(place)
+
+
+def knows_two_axes(rank, sizes):
+    return rank // sizes[-1], rank % sizes[-1]
+
+
+def counts_bits(rank, sizes):
+    return tuple(rank >> i & 1 for i in reversed(range(len(sizes))))
+
+
+def returns_a_list(rank, sizes):
+    return list(coordinates(rank, sizes))
+
+
+def forgets_the_remainder(rank, sizes):
+    return tuple(rank // math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
+
+
+def divides_into_fractions(rank, sizes):
+    return tuple((rank / math.prod(sizes[i + 1 :])) % size for i, size in enumerate(sizes))
+
+
+def counts_from_one(rank, sizes):
+    return tuple(i + 1 for i in coordinates(rank, sizes))
+
+
+# -- coordinates: right ------------------------------------------------------------------------------------------------
+
+
+def by_strides(rank, sizes):
+    return tuple(rank // math.prod(sizes[i + 1 :]) % size for i, size in enumerate(sizes))
+
+
+def by_enumeration(rank, sizes):
+    return list(itertools.product(*map(range, sizes)))[rank]
+
+
+# -- groups: wrong -----------------------------------------------------------------------------------------------------
+
+
+def always_neighbors(sizes, axis):
+    n = sizes[axis]
+    return [list(range(first, first + n)) for first in range(0, math.prod(sizes), n)]
+
+
+def everybody_but_the_axis(sizes, axis):
+    """Puts together who has the same coordinate along the axis."""
+    found = {}
+    for rank in range(math.prod(sizes)):
+        found.setdefault(coordinates(rank, sizes)[axis], []).append(rank)
+    return list(found.values())
+
+
+def counts_axes_from_the_end(sizes, axis):
+    return right_groups(sizes, len(sizes) - 1 - axis)
+
+
+def once_for_every_rank(sizes, axis):
+    found = right_groups(sizes, axis)
+    return [group for rank in range(math.prod(sizes)) for group in found if rank in group]
+
+
+def only_those_of_rank_0(sizes, axis):
+    return right_groups(sizes, axis)[:1]
+
+
+def holds_places(sizes, axis):
+    return [[coordinates(rank, sizes) for rank in group] for group in right_groups(sizes, axis)]
+
+
+def with_one_stride(sizes, axis):
+    """Right for the first axis only: as if there were no axis before it."""
+    stride, n = math.prod(sizes[axis + 1 :]), sizes[axis]
+    return [[first + i * stride for i in range(n)] for first in range(stride)]
+
+
+def from_last_to_first(sizes, axis):
+    return right_groups(sizes, axis)[::-1]
+
+
+# -- groups: right -----------------------------------------------------------------------------------------------------
+
+
+def right_groups(sizes, axis):
+    """By strides: a group begins at every rank whose coordinate along the axis is 0."""
+    stride, n = math.prod(sizes[axis + 1 :]), sizes[axis]
+    firsts = [rank for rank in range(math.prod(sizes)) if rank // stride % n == 0]
+    return [[first + i * stride for i in range(n)] for first in firsts]
+
+
+def by_comparing_places(sizes, axis):
+    places, done = [list(coordinates(rank, sizes)) for rank in range(math.prod(sizes))], []
+    for place in places:
+        others = place[:axis] + place[axis + 1 :]
+        group = [r for r, p in enumerate(places) if p[:axis] + p[axis + 1 :] == others]
+        if group not in done:
+            done.append(group)
+    return done

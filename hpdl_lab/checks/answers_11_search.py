@@ -1,0 +1,124 @@
+"""Answers to best_grid of notebook 11 that a check must reject or accept; CI proves both."""
+
+import itertools
+
+# -- wrong -------------------------------------------------------------------------------------------------------------
+
+
+def priced(ranks, predict, among=lambda dp, pp, tp: True):
+    """[(prediction, grid)] of every grid that can be."""
+    found = []
+    for grid in itertools.product(range(1, ranks + 1), repeat=3):
+        if grid[0] * grid[1] * grid[2] == ranks and among(*grid):
+            try:
+                found.append((predict(*grid), grid))
+            except ValueError:
+                continue
+    return found
+
+
+def refuse(ranks, limit, found):
+    raise ValueError(f"no grid of {ranks} ranks fits into {limit:,}: the least is {min(p.nbytes for p, _ in found):,}")
+
+
+def forgets_the_limit(ranks, predict, limit):
+    return min(priced(ranks, predict), key=lambda f: (f[0].seconds, f[0].nbytes))[1]
+
+
+def takes_the_smallest(ranks, predict, limit):
+    found = priced(ranks, predict)
+    fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
+    return min(fitting, key=lambda f: f[0].nbytes)[1]
+
+
+def only_powers_of_two(ranks, predict, limit):
+    found = priced(ranks, predict, lambda dp, pp, tp: pp & (pp - 1) == 0 and tp & (tp - 1) == 0)
+    fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
+    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
+
+
+def stumbles_over_the_impossible(ranks, predict, limit):
+    grids = [g for g in itertools.product(range(1, ranks + 1), repeat=3) if g[0] * g[1] * g[2] == ranks]
+    fitting = [(predict(*g).seconds, g) for g in grids if predict(*g).nbytes <= limit]
+    return min(fitting)[1]
+
+
+def without_pipelines(ranks, predict, limit):
+    found = priced(ranks, predict, lambda dp, pp, tp: pp == 1)
+    fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
+    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
+
+
+def leaves_ranks_idle(ranks, predict, limit):
+    found = []
+    for grid in itertools.product(range(1, ranks + 1), repeat=3):
+        if grid[0] * grid[1] * grid[2] <= ranks:
+            try:
+                found.append((predict(*grid), grid))
+            except ValueError:
+                continue
+    fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
+    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
+
+
+def in_another_order(ranks, predict, limit):
+    return by_divisors(ranks, predict, limit)[::-1]
+
+
+def must_be_below_the_limit(ranks, predict, limit):
+    found = priced(ranks, predict)
+    fitting = [f for f in found if f[0].nbytes < limit] or refuse(ranks, limit, found)
+    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
+
+
+def takes_the_last_of_equals(ranks, predict, limit):
+    found = priced(ranks, predict)
+    fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
+    return min(fitting, key=lambda f: (f[0].seconds, -f[0].nbytes))[1]
+
+
+def says_nothing_where_none_fits(ranks, predict, limit):
+    fitting = [f for f in priced(ranks, predict) if f[0].nbytes <= limit]
+    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1] if fitting else None
+
+
+def refuses_without_numbers(ranks, predict, limit):
+    fitting = [f for f in priced(ranks, predict) if f[0].nbytes <= limit]
+    if not fitting:
+        raise ValueError("no grid fits")
+    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
+
+
+def returns_the_time(ranks, predict, limit):
+    return min(f[0].seconds for f in priced(ranks, predict) if f[0].nbytes <= limit)
+
+
+# -- right -------------------------------------------------------------------------------------------------------------
+
+
+def by_divisors(ranks, predict, limit):
+    """With loops, keeping the best so far."""
+    best = least = None
+    for tp in range(1, ranks + 1):
+        for pp in range(1, ranks // tp + 1):
+            dp, rest = divmod(ranks, tp * pp)
+            if rest:
+                continue
+            try:
+                told = predict(dp, pp, tp)
+            except ValueError:
+                continue
+            least = told.nbytes if least is None else min(least, told.nbytes)
+            if told.nbytes <= limit and (best is None or (told.seconds, told.nbytes) < best[0]):
+                best = (told.seconds, told.nbytes), (dp, pp, tp)
+    if best is None:
+        raise ValueError(f"{ranks} ranks: nothing fits into {limit} bytes, the smallest takes {least}")
+    return best[1]
+
+
+def by_sorting(ranks, predict, limit):
+    found = priced(ranks, predict)
+    for told, grid in sorted(found, key=lambda f: (f[0].seconds, f[0].nbytes)):
+        if told.nbytes <= limit:
+            return list(grid)
+    refuse(ranks, limit, found)

@@ -1,0 +1,220 @@
+"""Check one rank's part of a layer: what it returns, its gradients, what it keeps and sends; then on the engines."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from .layer_run import run_layer
+from .ranks import capital, count, full_stop, number, on_engines, simulate
+from .record import Broken
+
+RANKS = (2, 3, 4, 1)
+TOLERANCE = 1e-10
+
+
+class Case(NamedTuple):
+    """A layer on p ranks, and everything that is right about it.
+
+    inputs:  [{name: tensor} of each rank]; weights: [gradient of the loss for y of each rank]; given: more arguments.
+    y:       [what each rank returns, as an array]; grads: {name: [its gradient on each rank]}.
+    whole:   elements of what no rank may hold whole; most: {"forward": bytes, "backward": bytes} of all ranks together.
+    explain: explain(got, r) -> [(array, invariant, sentence)]: outputs of known mistakes; explain_grad(name, got, r)
+             likewise; there `got` may be None and an array as well.
+    """
+
+    inputs: list
+    weights: list
+    y: list
+    grads: dict
+    whole: int
+    most: dict
+    explain: Callable
+    explain_grad: Callable
+    given: tuple = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """case: case(p) -> Case; promise: what is returned, in words; why: {phase: why nothing more has to be sent}.
+
+    adapt: adapt(fn) -> f(comm, *inputs, *given), where the answer itself takes other arguments.
+    """
+
+    case: Callable
+    promise: str
+    why: dict
+    adapt: Callable = lambda fn: fn
+
+
+def run_part(comm, fn, part):
+    """On one rank: fn forward and backward in the case for as many ranks as there are; returns Ran."""
+    case = part.case(comm.size)
+    return run_layer(comm, part.adapt(fn), case.inputs[comm.rank], case.weights[comm.rank], case.given)
+
+
+def check_part(part, fn, runner):
+    """Facts about a right answer, or Broken for the first invariant that it breaks; also the last Results."""
+    for p in RANKS:
+        where = f"with {count(p, 'rank')}"
+        try:
+            run = simulate(p, run_part, fn, part, where=where, threads=True)
+        except Broken as broken:
+            raise in_backward(broken) from None
+        judge(part, run, where)
+        check_sent(part, run, where)
+        check_inputs(run, where)
+        if p == max(RANKS):
+            kept = run
+    facts = ["output and gradients of one rank with the whole layer, to 1e-10, on 1, 2, 3 and 4 simulated ranks"]
+    for phase in ("forward", "backward"):
+        facts.append(f"{phase}: rank 0 of {len(kept)} {getattr(kept[0], phase).told()}")
+    if runner is not None:
+        run = on_engines(runner, run_part, fn, part)
+        judge(part, run, f"on {count(len(run), 'engine')}")
+        facts.append(f"engines: right on {count(len(run), 'MPI rank')}")
+    return facts, kept
+
+
+def in_backward(broken):
+    """`broken`, or what is behind an error of autograd: a gradient of another shape than its tensor."""
+    if broken.failed != "raises" or "invalid gradient" not in broken.message:
+        return broken
+    message = (
+        f"{full_stop(broken.message)} What is done in backward has to undo the shape that forward made: the transposed "
+        "of putting parts together is cutting them."
+    )
+    return Broken("transposed", message, broken.detail, broken.events, broken.size)
+
+
+def judge(part, run, where):
+    """Raise Broken unless outputs and gradients are right, and no rank keeps a whole layer."""
+    case = part.case(len(run))
+    check_output(run, case, part.promise, where)
+    check_gradients(run, case, where)
+    check_kept(run, case, where)
+
+
+def equal(a, b):
+    return a is not None and b is not None and a.shape == b.shape and np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def difference(got, expected):
+    """ "[1, 2] should be 3 and is 4": the first element of an array that is not what it should be."""
+    wrong = ~np.isclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"{list(index)} should be {number(expected[index])} and is {number(got[index])}"
+
+
+def judged(candidates, got):
+    """(invariant, sentence) of the first of [(array, invariant, sentence)] that is what was got; ("", "") if none."""
+    for value, failed, why in candidates:
+        if equal(np.asarray(value), got):
+            return failed, why
+    return "", ""
+
+
+def check_output(run, case, promise, where):
+    for r, ran in enumerate(run):
+        right, events = case.y[r], {"events": run.events, "size": len(run)}
+        if ran.y is None:
+            what = "nothing" if ran.kind == "NoneType" else f"something of type {ran.kind}"
+            raise Broken("returns", f"{capital(where)} rank {r} returned {what}: return {promise}.", **events)
+        if equal(ran.y, right):
+            continue
+        failed, why = judged(case.explain(ran.y, r), ran.y)
+        if ran.y.shape == right.shape:
+            message = f"{capital(where)} y{difference(ran.y, right)} on rank {r}. {why}".rstrip()
+            raise Broken(failed or "value", message, **events)
+        message = f"{capital(where)} rank {r} returned shape {ran.y.shape}, where {right.shape} is right: {promise}. "
+        raise Broken(failed or "shape", f"{message}{why}".rstrip(), **events)
+
+
+def check_gradients(run, case, where):
+    for name, rights in case.grads.items():
+        for r, ran in enumerate(run):
+            got, right, events = ran.grads[name], rights[r], {"events": run.events, "size": len(run)}
+            if equal(got, right):
+                continue
+            zeros = np.zeros_like(right) if got is None else got
+            failed, why = judged(case.explain_grad(name, zeros, r), zeros)
+            if got is None:
+                why = why or (
+                    "What was computed from it has left the sight of autograd (detach, .data, a new tensor), or has no "
+                    "part in y."
+                )
+                message = f"{capital(where)} y is right, but after backward {name} of rank {r} has no gradient. {why}"
+            else:
+                message = (
+                    f"{capital(where)} y is right, but backward is not: the gradient of {name}{difference(got, right)} "
+                    f"on rank {r}. {why}"
+                )
+            raise Broken(failed or "gradient", message.rstrip(), **events)
+
+
+def check_kept(run, case, where):
+    for r, ran in enumerate(run):
+        if len(run) > 1 and ran.kept >= case.whole:
+            message = (
+                f"{capital(where)} all numbers are right, but rank {r} keeps a tensor of {ran.kept:,} numbers for "
+                f"backward: that is a whole layer, and a layer is cut because no rank has room for it. Compute with "
+                "what this rank holds."
+            )
+            raise Broken("memory", message, events=run.events, size=len(run))
+
+
+def check_sent(part, run, where):
+    """Raise Broken where the ranks together send more bytes than a right answer, by a ring or through rank 0."""
+    case = part.case(len(run))
+    for phase, most in case.most.items():
+        sent = [getattr(ran, phase) for ran in run]
+        total = sum(s.nbytes for s in sent)
+        if total <= most:
+            continue
+        allowed = f"{most:,.0f} are enough" if most else "nothing has to be sent"
+        message = (
+            f"{capital(where)} all numbers are right, but in {phase} the ranks send {total:,} bytes, where {allowed}; "
+            f"rank 0 {sent[0].told()}. {part.why[phase]}"
+        )
+        raise Broken("messages", message, events=run.events, size=len(run))
+
+
+def check_inputs(run, where):
+    for r, ran in enumerate(run):
+        if ran.changed:
+            message = (
+                f"{capital(where)} all numbers are right, but rank {r} has written into {ran.changed[0]}, which its "
+                "caller still needs: write into a tensor of your own."
+            )
+            raise Broken("input", message, events=run.events, size=len(run))
+
+
+def drawn(seed, *shape):
+    """Numbers of a seed, the same wherever they are drawn; float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def whole_numbers(seed, *shape):
+    """Like `drawn`, but numbers that are read easily in a message: -4 to 4."""
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def width_for(p, least=12):
+    """The least multiple of p that is not below `least`: what p ranks can share."""
+    return p * -(-least // p)
+
+
+def cut(x, p, dim):
+    """The p equal parts of a tensor along one dimension."""
+    return list(x.chunk(p, dim))
+
+
+def arrays(tensors):
+    return [x.detach().numpy() for x in tensors]
+
+
+def ring_bytes(p, nbytes, times=1):
+    """What p ranks together send in `times` all-reduces of `nbytes`: 2(p-1) n, on a ring as through a hub."""
+    return times * 2 * (p - 1) * nbytes

@@ -1,0 +1,96 @@
+"""An attendee's part of a layer on one rank: forward, backward, and what each of them left and sent."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all")
+
+
+class Sent(NamedTuple):
+    """What one rank did in one phase. calls: [(collective, elements)] in order; nbytes: of all messages it sent."""
+
+    calls: list
+    nbytes: int
+
+    def told(self):
+        """What this rank did, in words: "calls all_reduce of 24 numbers, 2 times", "sends nothing"."""
+        if not self.calls:
+            return f"sends {self.nbytes:,} bytes" if self.nbytes else "sends nothing"
+        same = len(set(self.calls)) == 1
+        parts = [f"{name} of {n:,} numbers" for name, n in (self.calls[:1] if same else self.calls)]
+        return "calls " + ", ".join(parts) + (f", {len(self.calls)} times" if same and len(self.calls) > 1 else "")
+
+
+class Ran(NamedTuple):
+    """One rank after forward and backward.
+
+    y:       what the answer returned, as an array, or None where it is no tensor; kind: its type.
+    grads:   {name of an input: its gradient as an array, or None}.
+    forward, backward: Sent; kept: elements of the largest tensor that autograd kept for backward.
+    changed: names of the inputs that the answer wrote into.
+    """
+
+    y: np.ndarray | None
+    kind: str
+    grads: dict
+    forward: Sent
+    backward: Sent
+    kept: int
+    changed: list
+
+
+class Watch:
+    """Notes which collectives are called on a communicator, and how many bytes its rank sends, phase by phase."""
+
+    def __init__(self, comm):
+        self.comm, self.calls, self.inside, self.begun = comm, [], False, len(comm.trace.log)
+        for name in COLLECTIVES:
+            setattr(comm, name, self.noting(name, getattr(comm, name)))
+
+    def noting(self, name, method):
+        def noted(x, *args, **kwargs):
+            if self.inside:  # a part of another collective
+                return method(x, *args, **kwargs)
+            self.calls.append((name, x.numel() if isinstance(x, torch.Tensor) else x.size))
+            self.inside = True
+            try:
+                return method(x, *args, **kwargs)
+            finally:
+                self.inside = False
+
+        return noted
+
+    def phase(self):
+        """What has been sent since the last phase ended: Sent."""
+        events = self.comm.trace.events[self.begun :]
+        sent = Sent(self.calls, sum(e.nbytes for e in events if e.op == "send"))
+        self.calls, self.begun = [], self.begun + len(events)
+        return sent
+
+
+def run_layer(comm, fn, inputs, weight, given=()):
+    """Call fn(comm, *inputs, *given) and go back through it; returns Ran.
+
+    inputs: {name: tensor} in the order of the arguments, those of this rank; each of them gets a gradient.
+    weight: the gradient of the loss for y; where y has another shape, there is no backward.
+    """
+    leaves = {name: x.detach().clone().requires_grad_(True) for name, x in inputs.items()}
+    kept, watch = [0], Watch(comm)
+
+    def keep(x):
+        kept.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        y = fn(comm, *leaves.values(), *given)
+    kind, forward = type(y).__name__, watch.phase()
+    y = y if isinstance(y, torch.Tensor) else None
+    value = None if y is None else y.detach().cpu().numpy().copy()
+    if y is not None and y.requires_grad and y.shape == weight.shape:
+        torch.autograd.backward(y, weight)
+    backward = watch.phase()
+    changed = [name for name, x in leaves.items() if not torch.equal(x, inputs[name])]
+    grads = {name: None if x.grad is None else x.grad.cpu().numpy().copy() for name, x in leaves.items()}
+    return Ran(value, kind, grads, forward, backward, max(kept), changed)

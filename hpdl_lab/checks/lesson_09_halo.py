@@ -1,0 +1,230 @@
+"""Notebook 09, halos: the rows of its neighbors that a rank needs to convolve its strip of an image."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..comm.network import Ring
+from ..parallel import spatial as reference
+from . import answers_09_halo as answers
+from . import hints_09
+from .layer_part import whole_numbers
+from .ranks import capital, count, number, on_engines, simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+
+BATCH, CHANNELS, WIDTH = 2, 2, 3
+CASES = (  # (height of the image, (above, below) of each rank)
+    (9, ((1, 1),) * 3),
+    (4, ((1, 1),) * 2),
+    (14, ((2, 2),) * 4),
+    (11, ((0, 1),) * 3),  # a kernel of 2: nobody needs what is above
+    (13, ((1, 0), (2, 1), (0, 2), (1, 2))),  # every rank needs something else
+    (6, ((0, 0),) * 2),
+    (5, ((2, 1),)),
+)
+MANY = (24, ((1, 1),) * 8)  # where time is counted
+MOST_STEPS = 2  # messages in a row: up and down, or both at once, however many ranks there are
+
+
+class Padded(NamedTuple):
+    """One rank: what the answer returned as an array, or None; its type; whether it changed x."""
+
+    y: np.ndarray | None
+    kind: str
+    changed: bool
+
+
+def image_of(height):
+    return whole_numbers(31, BATCH, CHANNELS, height, WIDTH)
+
+
+def call(comm, fn, height, rows):
+    """fn(comm, x, rows) on this rank's strip of the image; returns Padded."""
+    rows = rows_for(comm.size) if rows is None else list(rows)
+    x = image_of(height).tensor_split(comm.size, 2)[comm.rank].contiguous()
+    given = x.clone()
+    y = fn(comm, x, rows)
+    value = y.detach().numpy().copy() if isinstance(y, torch.Tensor) else None
+    return Padded(value, type(y).__name__, not torch.equal(x, given))
+
+
+def rows_for(p):
+    """On the engines, however many there are: alternating needs."""
+    return [((1, 2), (2, 1))[r % 2] for r in range(p)]
+
+
+def check_halo_exchange(fn, runner=None):
+    for height, rows in CASES:
+        p, where = len(rows), case_of(height, rows)
+        try:
+            run = simulate(p, call, fn, height, rows, where=where)
+        except Broken as broken:
+            raise with_needs(broken, rows, where) from None
+        check_strips(run, height, rows, capital(where))
+    run = run_of(fn, *CASES[2])
+    facts = [
+        f"the strips of {len(CASES)} images, of equal and unequal heights, on 1, 2, 3 and 4 simulated ranks",
+        check_bytes(run, CASES[2][1]),
+        check_steps(run_of(fn, *MANY, Ring(alpha=1.0, beta=0.0))),
+    ]
+    if runner is not None:
+        run = on_engines(runner, call, fn, 17, None)
+        check_strips(run, 17, rows_for(len(run)), f"On {count(len(run), 'engine')}")
+        facts.append(f"engines: right on {count(len(run), 'MPI rank')}")
+    return Passed(tuple(facts), run.events, len(run))
+
+
+def run_of(fn, height, rows, network=None):
+    return simulate(len(rows), call, fn, height, rows, network=network, where=case_of(height, rows))
+
+
+def case_of(height, rows):
+    needs = f"{rows[0]} for every rank" if len(set(rows)) == 1 else list(rows)
+    return f"with {count(len(rows), 'rank')}, an image of {height} rows and rows = {needs},"
+
+
+def with_needs(broken, rows, where):
+    """`broken`, or, where ranks need different numbers of rows and messages do not fit, what is behind it."""
+    if len({pair[0] for pair in rows} | {pair[1] for pair in rows}) == 1 or broken.failed not in ("raises", "deadlock"):
+        return broken
+    message = (
+        f"Where all ranks need as many rows above as below all is right, but not {where} the messages do not fit: how "
+        "many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is what this "
+        f"rank asks for, rows[rank][0]. {broken.message}"
+    )
+    return Broken("asks", message, broken.detail, broken.events, broken.size)
+
+
+def check_strips(run, height, rows, where):
+    """Raise Broken unless every rank holds its strip, with the rows around it, or zeros outside the image."""
+    p = len(run)
+    strips = [s.numpy() for s in image_of(height).tensor_split(p, 2)]
+    for r, left in enumerate(run):
+        above, below = rows[r]
+        image = np.pad(image_of(height).numpy(), ((0, 0), (0, 0), (above, below), (0, 0)))
+        first, n = sum(s.shape[2] for s in strips[:r]), strips[r].shape[2]
+        right = image[:, :, first : first + above + n + below]
+        events = {"events": run.events, "size": p}
+        if left.y is None:
+            what = "nothing" if left.kind == "NoneType" else f"something of type {left.kind}"
+            raise Broken("returns", f"{where} rank {r} returned {what}: return a tensor, (b, c, h, w).", **events)
+        if left.y.shape != right.shape:
+            message = (
+                f"{where} rank {r} returned shape {left.y.shape}, where {right.shape} is right: {above} + {n} + "
+                f"{below} rows, those above, its own and those below."
+            )
+            raise Broken("shape", message, **events)
+        if not np.array_equal(left.y, right):
+            index = tuple(int(i) for i in np.argwhere(left.y != right)[0])
+            failed, why = explain(left.y, r, rows, strips)
+            message = (
+                f"{where} y{list(index)} on rank {r} should be {number(right[index])} and is {number(left.y[index])}. "
+            )
+            raise Broken(failed, f"{message}{why}".rstrip(), **events)
+        if left.changed:
+            raise Broken("input", f"{where} rank {r} has changed x: its caller still needs it.", **events)
+
+
+def explain(got, r, rows, strips):
+    """(invariant, sentence) for what rank r returned, which is not right."""
+    p, above, n = len(rows), rows[r][0], strips[r].shape[2]
+    if not np.array_equal(got[:, :, above : above + n], strips[r]):
+        return "inside", f"Rows {above} to {above + n - 1} of y are the strip of rank {r} itself, unchanged."
+    for side, halo, s in ((0, got[:, :, :above], r - 1), (1, got[:, :, above + n :], r + 1)):
+        told, k = ("above", "below")[side], halo.shape[2]
+        opposite = r + 1 if side == 0 else r - 1
+        if not 0 <= s < p:
+            if not halo.any():
+                continue
+            if p > 1 and same(halo, edge(strips[s % p], k, 1 - side)):
+                return "edge", f"There is nothing {told} rank {r}, and no ring: zeros, not the rows of rank {s % p}."
+            return "edge", f"There is nothing {told} rank {r}: outside the image are zeros."
+        if same(halo, edge(strips[s], k, 1 - side)):
+            continue
+        which = ("last", "first")[side]
+        if not halo.any():
+            return "zeros", (
+                f"The rows {told} the strip of rank {r} are zeros, in the middle of the image: they are the {which} "
+                f"rows of rank {s}. Only the image has an edge, a strip has none."
+            )
+        if same(halo, edge(strips[s], k, side)):
+            return "side", (
+                f"Those are the {('first', 'last')[side]} rows of rank {s}, the ones that lie farthest away: {told} "
+                f"the strip of rank {r} lie its {which}."
+            )
+        if 0 <= opposite < p and (same(halo, edge(strips[opposite], k, side))):
+            return "neighbor", f"Those are rows of rank {opposite}: {told} the strip of rank {r} lies rank {s}."
+        if same(halo, edge(strips[s], k, 1 - side)[:, :, ::-1]):
+            return "upside down", f"Those are the right rows of rank {s} upside down."
+        return "value", f"Those are not the {which} {count(k, 'row')} of rank {s}."
+    return "value", ""
+
+
+def edge(strip, k, last):
+    """The first k rows of a strip, or its last ones."""
+    return strip[:, :, strip.shape[2] - k :] if last else strip[:, :, :k]
+
+
+def same(a, b):
+    return a.shape == b.shape and np.array_equal(a, b)
+
+
+def check_bytes(run, rows):
+    """Raise Broken where more than the halos was sent. Returns a fact."""
+    p, row = len(run), BATCH * CHANNELS * WIDTH * 8
+    sent = sum(e.nbytes for e in run.events if e.op == "send")
+    needed = row * sum((r > 0) * above + (r < p - 1) * below for r, (above, below) in enumerate(rows))
+    if sent > needed:
+        message = (
+            f"The strips are right, but with {p} ranks {sent:,} bytes were sent, where {needed:,} are enough: of a "
+            "neighbor's strip a rank needs only the rows next to its own, and of all others none."
+        )
+        raise Broken("bytes", message, events=run.events, size=p)
+    return f"bytes: {sent:,} with {p} ranks, the halos and nothing else; the image has {14 * row:,}"
+
+
+def check_steps(run):
+    """Raise Broken where ranks wait for each other in a row: `run` is one where a message takes 1 s. Returns a fact."""
+    p, took = len(run), round(run.seconds)
+    if took > MOST_STEPS:
+        message = (
+            f"The strips are right, but with {p} ranks it takes the time of {took} messages one after another, where "
+            f"{MOST_STEPS} are enough: a rank can send before its neighbor's rows have come. Begin all messages with "
+            "isend and irecv, then wait for them."
+        )
+        raise Broken("steps", message, events=run.events, size=p)
+    return f"steps: {took} message times with {p} ranks, and no more with 1,000: nobody waits for a neighbor's neighbor"
+
+
+EXERCISES = (
+    Exercise(
+        id="9.6",
+        title="halos of a convolution",
+        reference=reference.halo_exchange,
+        stars=3,
+        check=check_halo_exchange,
+        hints=hints_09.HALO_EXCHANGE,
+        wrong_answers=(
+            WrongAnswer(answers.zeros_everywhere, "zeros", "Only the image has an edge, a strip has none"),
+            WrongAnswer(answers.from_the_wrong_side, "side", "the ones that lie farthest away"),
+            WrongAnswer(answers.mixes_up_neighbors, "neighbor", "Those are rows of rank 2"),
+            WrongAnswer(answers.around_the_ring, "edge", "no ring: zeros, not the rows of rank 2"),
+            WrongAnswer(answers.repeats_the_edge, "edge", "outside the image are zeros"),
+            WrongAnswer(answers.sends_what_it_needs_itself, "asks", "what the rank above asks for, rows[rank - 1][1]"),
+            WrongAnswer(answers.only_from_above, "zeros", "The rows below the strip of rank 0 are zeros"),
+            WrongAnswer(answers.upside_down, "upside down", "the right rows of rank 1 upside down"),
+            WrongAnswer(answers.returns_only_the_strip, "shape", "1 + 3 + 1 rows"),
+            WrongAnswer(answers.whole_strips_travel, "bytes", "only the rows next to its own"),
+            WrongAnswer(answers.everybody_receives_first, "deadlock", "there is a deadlock"),
+            WrongAnswer(answers.one_after_the_other, "steps", "the time of 14 messages one after another"),
+            WrongAnswer(answers.clears_its_edge, "input", "rank 0 has changed x"),
+        ),
+        right_answers=(answers.by_sendrecv, answers.all_at_once),
+        explanation=(
+            "A convolution looks (k-1)/2 rows beyond its strip, whatever the size of the image: the larger the image, "
+            "the smaller the share of what travels. In backward the halo's gradients go home and are added there, once "
+            "more the transposed. LBANN trains on images that fit on no single GPU this way."
+        ),
+    ),
+)

@@ -1,0 +1,240 @@
+"""Notebook 11, gradients on a mesh: over which axes each of them is added."""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..mesh import DeviceMesh, Grid
+from ..parallel import reduce_gradients as reference
+from . import answers_11_gradients as answers
+from . import hints_11
+from .layer_part import ring_bytes, whole_numbers
+from .ranks import capital, count, number, on_engines, simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+
+CASES = ((2, 2, 2), (2, 1, 2), (2, 3, 1), (1, 2, 2), (3, 1, 1), (1, 1, 1))  # (dp, pp, tp)
+AXES = ("dp", "pp", "tp")
+WIDTH = 4
+CUT, BIAS, NORM, UNUSED, TIED = "mlp.weight", "mlp.bias", "norm.weight", "unused.weight", "tokens.weight"
+ABOUT = {  # name: (axes along which it is in parts, why)
+    CUT: (("dp",), "tp has cut it: every tp rank holds another part, and each stage another layer"),
+    BIAS: (("dp",), "all tp ranks hold it whole, and their gradients are equal and whole already"),
+    NORM: (("dp", "tp"), "over_tp: every tp rank holds it whole, but has seen only its own positions"),
+    UNUSED: (("dp",), "tp has cut it: every tp rank holds another part, and each stage another layer"),
+    TIED: (("dp", "pp"), "the first and the last stage use the same table, and each has a part of its gradient"),
+}
+
+
+class Reduced(NamedTuple):
+    """One rank after the answer. grads: {name: array or None}; changed: names of parameters; nbytes: that it sent."""
+
+    grads: dict
+    changed: list
+    nbytes: int
+
+
+def gradient(name, dp, pp, tp):
+    """(WIDTH, 2) whole numbers: what the rank at these coordinates has after backward, or None."""
+    if name == UNUSED and dp == 0:
+        return None
+    if name == BIAS:
+        tp = 0  # the same on all of them
+    place = (list(ABOUT).index(name) * 8 + dp) * 64 + pp * 8 + tp
+    return whole_numbers(1000 + place, WIDTH, 2)
+
+
+def names_of(pp, stages):
+    """The parameters of a stage, in order: the table of tokens is on the first and on the last."""
+    return [name for name in ABOUT if name != TIED or pp in (0, stages - 1)]
+
+
+def call(comm, fn, sizes):
+    """fn(mesh, parameters) on this rank; returns Reduced. sizes: (dp, pp, tp), None for a grid that fits."""
+    mesh = DeviceMesh(comm, Grid(**dict(zip(AXES, sizes_for(comm.size) if sizes is None else sizes, strict=True))))
+    dp, pp, tp = (mesh.coordinates[axis] for axis in AXES)
+    stages, parameters = mesh.grid["pp"], []
+    at_an_end = pp in (0, stages - 1)
+    ends = mesh["pp"].split(at_an_end, pp)
+    for name in names_of(pp, stages):
+        parameter = torch.nn.Parameter(torch.full((WIDTH, 2), float(pp), dtype=torch.float64))
+        parameter.grad = gradient(name, dp, pp, tp)
+        shared = ends if name == TIED and stages > 1 else None
+        parameters.append(reference.Placed(name, parameter, "tp" in ABOUT[name][0], shared))
+    begun = len(comm.trace.log)
+    fn(mesh, list(parameters))
+    sent = sum(e.nbytes for e in comm.trace.events[begun:] if e.op == "send")
+    grads = {p.name: None if p.parameter.grad is None else p.parameter.grad.numpy().copy() for p in parameters}
+    changed = [p.name for p in parameters if not bool((p.parameter == pp).all())]
+    return Reduced(grads, changed, sent)
+
+
+def sizes_for(p):
+    return (p // 2, 1, 2) if p % 2 == 0 else (p, 1, 1)
+
+
+def check_reduce_gradients(fn, runner=None):
+    for sizes in CASES:
+        where = case_of(sizes)
+        try:
+            run = simulate(Grid(**dict(zip(AXES, sizes, strict=True))).size, call, fn, sizes, where=where)
+        except Broken as broken:
+            raise with_missing(broken, where) from None
+        check_sums(run, sizes, where)
+        check_bytes(run, sizes, where)
+    run = simulate(8, call, fn, CASES[0], where=case_of(CASES[0]))
+    facts = [
+        f"every gradient is that of the whole batch, on {len(CASES)} meshes of 1 to 8 simulated ranks",
+        "added over dp: all; over tp: what each of its ranks holds whole and has in parts; over stages: what is tied",
+        f"bytes: {max(left.nbytes for left in run):,} at most from one of 8 ranks",
+    ]
+    if runner is not None:
+        run = on_engines(runner, call, fn, None)
+        check_sums(run, sizes_for(len(run)), f"on {count(len(run), 'engine')}")
+        facts.append(f"engines: right on {count(len(run), 'MPI rank')}")
+    return Passed(tuple(facts), run.events, len(run))
+
+
+def case_of(sizes):
+    return f"on a mesh of dp {sizes[0]} x pp {sizes[1]} x tp {sizes[2]}"
+
+
+def with_missing(broken, where):
+    """`broken`, or what is likely behind ranks that wait for each other."""
+    if broken.failed == "raises" and "NoneType" in broken.message:
+        message = (
+            f"{broken.message} A gradient of None counts as zeros: {UNUSED} has one on other replicas, which wait for "
+            "this rank."
+        )
+        return Broken("missing", message, broken.detail, broken.events, broken.size)
+    if broken.failed != "deadlock":
+        return broken
+    message = (
+        f"{broken.message} All ranks of a group have to call the same all_reduces in the same order: also a replica "
+        f"whose gradient of {UNUSED} is None; and over `shared` only the stages that hold {TIED}, not those between."
+    )
+    return Broken("deadlock", message, broken.detail, broken.events, broken.size)
+
+
+def check_sums(run, sizes, where):
+    """Raise Broken unless every gradient is the sum over just those axes along which it is in parts."""
+    grid = Grid(**dict(zip(AXES, sizes, strict=True)))
+    for r, left in enumerate(run):
+        place = grid.coordinates(r)
+        told = f"rank {r} ({', '.join(f'{axis} {place[axis]}' for axis in AXES)})"
+        for name, got in left.grads.items():
+            axes, why = ABOUT[name]
+            right = summed(name, place, grid, axes)
+            if got is None and not right.any():
+                continue  # nobody has one: to leave it so is as good as zeros
+            if got is None:
+                message = (
+                    f"{capital(where)} {name} of {told} still has no gradient, while other replicas have the sum: they "
+                    "would take a step and this one would not. parameter.grad = ..."
+                )
+                raise Broken("hand back", message, events=run.events, size=len(run))
+            if np.array_equal(got, right):
+                continue
+            i = tuple(int(k) for k in np.argwhere(got != right)[0])
+            head = (
+                f"{capital(where)} the gradient of {name}{list(i)} on {told} should be {number(right[i])} and is "
+                f"{number(got[i])}. "
+            )
+            failed, reason = explain(name, got, place, grid, axes)
+            tail = f" It has to be added over {' and '.join(axes)}: {why}."
+            raise Broken(failed, head + reason + tail, events=run.events, size=len(run))
+        if left.changed:
+            message = f"{capital(where)} {told} changed the parameter {left.changed[0]}: the step is the optimizer's."
+            raise Broken("parameters", message, events=run.events, size=len(run))
+
+
+def summed(name, place, grid, axes):
+    """The gradient of `name` for the rank at `place`, added over some axes, as an array."""
+    ranges = {axis: range(grid[axis]) if axis in axes else [place[axis]] for axis in AXES}
+    if name == TIED and "pp" in axes:
+        ranges["pp"] = sorted({0, grid["pp"] - 1})
+    grads = [gradient(name, dp, pp, tp) for dp, pp, tp in itertools.product(*(ranges[axis] for axis in AXES))]
+    return sum((g.numpy() for g in grads if g is not None), np.zeros((WIDTH, 2)))
+
+
+def explain(name, got, place, grid, axes):
+    """(invariant, sentence): over which axes was it added instead?"""
+    long = [axis for axis in AXES if grid[axis] > 1]
+    for n in range(len(long) + 1):
+        for taken in itertools.combinations(long, n):
+            total = summed(name, place, grid, taken)
+            missing = [axis for axis in axes if axis in long and axis not in taken]
+            extra = [axis for axis in taken if axis not in axes]
+            over = " and ".join(taken)
+            if np.array_equal(got, total):
+                if not taken:
+                    return "sum", "That is this rank's own part, added to nothing."
+                what = f"That is the sum over {over}"
+                if extra:
+                    lacking = f", and {' and '.join(missing)} is missing" if missing else ""
+                    return "axis", f"{what}: {' and '.join(extra)} too much{lacking}."
+                return "axis", f"{what} only: {' and '.join(missing)} is missing."
+            if np.allclose(got, total / grid["dp"]) and grid["dp"] > 1:
+                return "mean", (
+                    f"That is divided by the {grid['dp']} replicas: each has divided its loss by the global batch "
+                    "already, so gradients add up."
+                )
+            for axis in taken:
+                if np.array_equal(got, total * grid[axis]):
+                    return "twice", f"That is {grid[axis]} times the sum over {over}: it was added over {axis} twice."
+    return "sum", ""
+
+
+def check_bytes(run, sizes, where):
+    """Raise Broken where more was sent than one all-reduce over each axis needs."""
+    grid = Grid(**dict(zip(AXES, sizes, strict=True)))
+    nbytes, most = 8 * WIDTH * 2, 0
+    for pp in range(grid["pp"]):
+        names = names_of(pp, grid["pp"])
+        most += len(names) * grid["tp"] * ring_bytes(grid["dp"], nbytes)
+        most += grid["dp"] * ring_bytes(grid["tp"], nbytes)
+    most += grid["dp"] * grid["tp"] * ring_bytes(min(grid["pp"], 2), nbytes)
+    sent = sum(left.nbytes for left in run)
+    if sent > most:
+        message = (
+            f"{capital(where)} all gradients are right, but the ranks send {sent:,} bytes, where {most:,} are enough: "
+            "one all_reduce of a gradient for each axis over which it is in parts."
+        )
+        raise Broken("messages", message, events=run.events, size=len(run))
+
+
+EXERCISES = (
+    Exercise(
+        id="11.3",
+        title="which gradient is added over which axes",
+        reference=reference.reduce_gradients,
+        stars=3,
+        check=check_reduce_gradients,
+        hints=hints_11.REDUCE_GRADIENTS,
+        wrong_answers=(
+            WrongAnswer(answers.takes_the_mean, "mean", "That is divided by the 2 replicas"),
+            WrongAnswer(answers.over_everybody, "axis", "the sum over dp and pp and tp: pp and tp too much"),
+            WrongAnswer(answers.always_over_tp, "axis", "the sum over dp and tp: tp too much"),
+            WrongAnswer(answers.never_over_tp, "axis", "the sum over dp only: tp is missing"),
+            WrongAnswer(answers.forgets_tied_weights, "axis", "the sum over dp only: pp is missing"),
+            WrongAnswer(answers.tied_weights_over_all_stages, "deadlock", "not those between"),
+            WrongAnswer(answers.one_or_the_other, "axis", "the sum over tp only: dp is missing"),
+            WrongAnswer(answers.twice_over_replicas, "twice", "it was added over dp twice"),
+            WrongAnswer(
+                answers.pipelines_instead_of_replicas, "axis", "That is the sum over pp: pp too much, and dp is missing"
+            ),
+            WrongAnswer(answers.leaves_out_what_has_no_gradient, "deadlock", "also a replica whose gradient"),
+            WrongAnswer(answers.zeros_are_not_handed_back, "hand back", "still has no gradient"),
+            WrongAnswer(answers.adds_parameters_too, "parameters", "the step is the optimizer's"),
+            WrongAnswer(answers.gathers_all_replicas, "messages", "one all_reduce of a gradient for each axis"),
+            WrongAnswer(answers.only_replica_0_adds, "deadlock", "there is a deadlock"),
+        ),
+        right_answers=(answers.replicas_first, answers.one_message_per_axis),
+        explanation=(
+            "Whatever is held by several ranks and was computed in parts is added over just those ranks, once. The "
+            "rule knows nothing about transformers: it composes. HybridParallel does the same, but begins with a "
+            "stage's gradients while other stages are still in backward."
+        ),
+    ),
+)
