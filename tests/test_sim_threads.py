@@ -58,6 +58,41 @@ def test_the_collectives(p):
 
 
 @both
+@pytest.mark.parametrize("outside", [False, True])
+def test_inference_mode_belongs_to_the_rank(threads, outside):
+    """Tensors that are made in it can never be trained: one rank's evaluation must not make another's."""
+
+    def modes(comm):
+        told = []
+        with torch.inference_mode(comm.rank == 1):
+            for _ in range(3):
+                comm.barrier()
+                told.append((torch.ones(1).is_inference(), (torch.ones(1, requires_grad=True) * 2).requires_grad))
+                with torch.set_grad_enabled(comm.rank == 2):
+                    comm.barrier()
+                    told.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+        comm.barrier()
+        return told, torch.ones(1).is_inference()
+
+    with torch.inference_mode(outside):
+        results = sim.run(3, modes, threads=threads)
+        assert torch.is_inference_mode_enabled() is outside
+    told = [[(False, True), (False, False)], [(True, False), (True, False)], [(False, True), (False, True)]]
+    assert results == [(told[r] * 3, outside) for r in range(3)]
+    assert torch.is_grad_enabled() and not torch.ones(1).is_inference()
+
+
+def test_ranks_that_are_ended_in_inference_mode_leave_nothing_behind():
+    def stuck(comm):
+        with torch.inference_mode():
+            comm.recv(np.zeros(1), 1 - comm.rank)
+
+    with pytest.raises(Deadlock):
+        sim.run(2, stuck)
+    assert not torch.ones(1).is_inference() and torch.is_grad_enabled()
+
+
+@both
 def test_what_torch_keeps_per_thread_belongs_to_the_rank(threads):
     x = torch.ones(2, 2)
 

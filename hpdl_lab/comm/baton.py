@@ -69,8 +69,8 @@ class BatonThread:
 
     def _run(self):
         try:
-            self.outside.begin()
-            self.main()
+            with self.outside.begun():
+                self.main()
         except BaseException as error:
             self.raised = error
         finally:

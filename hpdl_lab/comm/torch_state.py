@@ -41,12 +41,18 @@ def bounded_workers(threads):
 
 
 class TorchState(NamedTuple):
-    """Grad mode; autocast: per device whether it is on and its dtype, how deep it is nested, whether casts are kept."""
+    """Grad mode; autocast: per device whether it is on and its dtype, how deep it is nested, whether casts are kept.
+
+    inference: is the code in torch.inference_mode? leave: the context manager that was entered to leave that mode, or
+    to enter it, when the rank paused; its exit puts the thread back into it.
+    """
 
     grad_mode: bool
     autocast: tuple
     nesting: int
     cache: bool
+    inference: bool
+    leave: object = None
 
     @classmethod
     def read(cls, torch):
@@ -54,15 +60,26 @@ class TorchState(NamedTuple):
         autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES)
         nesting = torch.autocast_increment_nesting() - 1
         torch.autocast_decrement_nesting()
-        return cls(torch.is_grad_enabled(), autocast, nesting, torch.is_autocast_cache_enabled())
+        cache, inference = torch.is_autocast_cache_enabled(), torch.is_inference_mode_enabled()
+        return cls(torch.is_grad_enabled(), autocast, nesting, cache, inference)
 
     def apply(self, torch):
-        """Make it that of this thread."""
+        """Make it that of this thread. Returns what was entered for that, if anything: see `leave`."""
+        entered = None
+        if self.leave is not None:
+            self.leave.__exit__(None, None, None)
         before = TorchState.read(torch)
+        if before.inference != self.inference:
+            entered = torch._C._InferenceMode(self.inference)
+            entered.__enter__()  # this changes the grad mode as well
+            before = TorchState.read(torch)
         if before.grad_mode != self.grad_mode:
             torch.set_grad_enabled(self.grad_mode)
-        if before[1:] == self[1:]:
-            return
+        if before[1:4] != self[1:4]:
+            self._apply_autocast(torch, before)
+        return entered
+
+    def _apply_autocast(self, torch, before):
         torch.set_autocast_cache_enabled(self.cache)
         for device, (enabled, dtype) in zip(DEVICES, self.autocast, strict=True):
             torch.set_autocast_enabled(device, enabled)
@@ -91,16 +108,24 @@ class Outside:
             self.torch, self.graph_task = torch, torch._C._current_graph_task_id
         return torch
 
-    def begin(self):
-        """Make it the state of this thread, which is new."""
-        if self.torch or self.look():
-            self.state.apply(self.torch)
+    @contextmanager
+    def begun(self):
+        """Inside, it is the state of this thread, which is new."""
+        entered = self.state.apply(self.torch) if self.torch or self.look() else None
+        try:
+            yield
+        finally:
+            if entered is not None:
+                entered.__exit__(None, None, None)
 
     def left(self):
         """Might this thread be in another state?"""
         torch = self.torch
         return (
-            torch.is_grad_enabled() is not self.state.grad_mode or self.autocast or torch._C._is_any_autocast_enabled()
+            torch.is_grad_enabled() is not self.state.grad_mode
+            or self.autocast
+            or torch._C._is_any_autocast_enabled()
+            or torch.is_inference_mode_enabled() is not self.state.inference
         )
 
     def restore(self):
@@ -108,8 +133,7 @@ class Outside:
         state = TorchState.read(self.torch)
         if state == self.state:
             return None
-        self.state.apply(self.torch)
-        return state
+        return state._replace(leave=self.state.apply(self.torch))
 
     def _first_look(self):
         return OUTSIDE_BACKWARD if self.look() is None else self.graph_task()
