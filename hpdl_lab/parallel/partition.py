@@ -4,8 +4,8 @@
 def partition(costs, stages):
     """Share layers among stages, in order, so that the most expensive stage is as cheap as it can be.
 
-        costs   5 | 1  1  1  4 | 4      three stages, which cost 5, 7 and 4: the pipeline goes at the pace of the 7
-        sizes   1   4            1      [2, 2, 2] would cost 6, 2 and 8, and [1, 3, 2] 5, 3 and 8
+        costs   5  1 | 1  1  4 | 4      three stages, which cost 6, 6 and 4: the pipeline goes at the pace of the 6
+        sizes   2      3         1      two layers for each would cost 6, 2 and 8
 
     Args:    costs: of every layer, in the order of the model, numbers >= 0 of one unit, such as s of forward and
              backward; stages: parts, each of which gets a layer at least.
