@@ -58,8 +58,8 @@ def plan_of(edges, kernel, stride, padding):
     for rank, (first, end) in enumerate(zip(out, out[1:], strict=False)):
         if end <= first:
             raise ValueError(
-                f"{ranks} ranks cannot share this convolution (kernel {kernel}, stride {stride}, padding {padding}): of "
-                f"{height} rows it makes {max(total, 0)}, and rank {rank} would have none of them"
+                f"{ranks} ranks cannot share a convolution of {height} rows (kernel {kernel}, stride {stride}, padding "
+                f"{padding}): it makes {max(total, 0)}, and rank {rank} would have none of them"
             )
         needed, needed_end = first * stride - padding, (end - 1) * stride - padding + kernel
         rows.append((max(0, edges[rank] - needed), max(0, needed_end - edges[rank + 1])))
@@ -167,8 +167,8 @@ def convolve(comm, x, edges, weight, bias=None, stride=1, padding=0):
     mine = edges[comm.rank + 1] - edges[comm.rank] if len(edges) == comm.size + 1 else "?"
     if x.ndim != 4 or x.shape[2] != mine:
         raise ValueError(
-            f"x of shape {tuple(x.shape)} is not (b, c, {mine}, w), which rank {comm.rank} of {comm.size} has of an image "
-            f"with edges {edges}"
+            f"x of shape {tuple(x.shape)} is not (b, c, {mine}, w), which rank {comm.rank} of {comm.size} has where "
+            f"the edges of an image are {edges}"
         )
     plan = plan_of(edges, weight.shape[2], stride, padding)
     around = partial(halo_exchange, comm, rows=plan.rows), partial(halo_return, comm, rows=plan.rows)

@@ -46,7 +46,7 @@ def tensor_parallel(comm, model, sequence=False, whole_logits=True):
              how each is cut, gather_parameters puts them together.
     Raises:  ValueError on every rank where it cannot be cut for comm.size ranks, or where the ranks' models differ.
     """
-    shard(comm, copy.deepcopy(model), sequence)  # raises what it has to say before the first message
+    shard(comm, copy.deepcopy(model), sequence, whole_logits)  # raises what it has to say before the first message
     require_same_model(comm, model, f"tensor_parallel(sequence={sequence})")
     whole = copy.deepcopy(model)
     broadcast_parameters(comm, whole)

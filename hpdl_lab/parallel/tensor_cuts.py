@@ -75,17 +75,15 @@ def padded_shares(comm, size, dim):
 
 
 def cuts_of(model):
-    """{name: Cut} of every parameter and buffer of a model, or of a stage of one: WHOLE unless a module says else.
+    """{name: Cut} of every parameter and buffer of a sharded model: WHOLE unless a module says else.
 
-    A module that is cut has cuts() -> {local name: Cut}.
+    A module that is cut has cuts() -> {local name: Cut}. Ask the model before it is split into stages: a stage may hold
+    a tied table without the module that knows how it is cut.
     """
     cuts = {name: WHOLE for name, _ in tensors_of(model)}
     for prefix, module in model.named_modules():
         if hasattr(module, "cuts"):
-            for name, cut in module.cuts().items():
-                full = f"{prefix}.{name}" if prefix else name
-                if full in cuts:  # else it is tied, and has been named where it stands first
-                    cuts[full] = cut
+            cuts |= {f"{prefix}.{name}" if prefix else name: cut for name, cut in module.cuts().items()}
     return cuts
 
 
@@ -119,10 +117,11 @@ def shards_of(model, whole):
     Raises:  ValueError where `whole` lacks a tensor or one has another shape: its name.
     """
     parts = {}
-    for (name, tensor), cut in zip(tensors_of(model), cuts_of(model).values(), strict=True):
+    cuts = cuts_of(model)
+    for name, tensor in tensors_of(model):
         if name not in whole:
             raise ValueError(f"the whole state has no {name}, which this model needs")
-        part = cut.part(whole[name])
+        part = cuts[name].part(whole[name])
         if part.shape != tensor.shape:
             raise ValueError(
                 f"{name} has shape {tuple(part.shape)} as a part of this state, and {tuple(tensor.shape)} here"

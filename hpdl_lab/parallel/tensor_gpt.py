@@ -22,10 +22,10 @@ class TensorGPT(GPT):
         self.positions = Positions(comm, whole.positions, sequence)
         self.blocks = nn.Sequential(*[shard_block(comm, block, sequence) for block in whole.blocks])
         self.norm = SequenceNorm(whole.norm) if sequence else whole.norm
-        self.head = VocabularyLinear(comm, self.tokens, sequence, whole_logits)
+        self.head = VocabularyLinear(comm, whole.tokens.num_embeddings, sequence, whole_logits)
 
     def logits(self, x):
-        return self.head(x)
+        return self.head(x, self.tokens.weight)
 
 
 class Positions(nn.Module):

@@ -49,25 +49,21 @@ class VocabularyEmbedding(nn.Module):
 
 
 class VocabularyLinear(nn.Module):
-    """x (b, s, d), the same on every rank -> logits (b, s, V), with the rows of a VocabularyEmbedding (tied weights).
+    """x (b, s, d), the same on every rank, and the table's rows of this rank, (ceil(V/p), d) -> logits (b, s, V).
 
     sequence: x is this rank's positions, (b, s/p, d).
     whole: gather the logits of all ranks, b s V elements, for any loss of torch. Without it the result is this rank's
     (b, s, ceil(V/p)), for vocabulary_cross_entropy, which sends three numbers per position.
     """
 
-    def __init__(self, comm, table, sequence=False, whole=True):
+    def __init__(self, comm, vocabulary, sequence=False, whole=True):
         super().__init__()
-        self.comm, self.sequence, self.whole = comm, sequence, whole
-        self.vocabulary, self.cut, self.weight = table.vocabulary, table.cut, table.weight
+        self.comm, self.vocabulary, self.sequence, self.whole = comm, vocabulary, sequence, whole
 
-    def forward(self, x):
+    def forward(self, x, table):
         x = (all_gather_sequence if self.sequence else copy_to)(self.comm, x)  # (b, s, d)
-        logits = linear(x, self.weight)  # (b, s, d) @ (d, V/p) = (b, s, V/p)
+        logits = linear(x, table)  # (b, s, d) @ (d, V/p) = (b, s, V/p)
         return gather_from(self.comm, logits)[..., : self.vocabulary] if self.whole else logits
-
-    def cuts(self):
-        return {"weight": self.cut}
 
 
 def found(tokens, weight, rank):

@@ -1,0 +1,388 @@
+"""Whole models on several ranks are the model of one rank: losses, gradients, steps, bytes, and states put together."""
+
+import copy
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab import data, models, schedules
+from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.mesh import DeviceMesh, Grid
+from hpdl_lab.parallel.pipeline import Pipeline
+from hpdl_lab.parallel.plugged import Plugged, on_a_ring
+from hpdl_lab.parallel.spatial_cnn import spatial_parallel
+from hpdl_lab.parallel.split import Layers
+from hpdl_lab.parallel.tensor import shard, tensor_parallel
+from hpdl_lab.parallel.tensor_cuts import (
+    add_partial_gradients,
+    cuts_of,
+    gather_parameters,
+    joined,
+    load_parameters,
+    tensors_of,
+)
+from hpdl_lab.parallel.tensor_vocabulary import vocabulary_cross_entropy
+from hpdl_lab.trace import bytes_sent
+
+EXACT = 1e-10
+STEPS, BATCH = 3, 5
+SETS = {"mlp": "digits", "cnn": "digit_images", "gpt": "text", "vit": "digit_images"}
+PLACE = SimpleNamespace(rank=0, size=2)  # enough of a communicator for what sends nothing
+TWELVE = {"heads": 12, "width": 24}  # which 1, 2, 3 and 4 ranks divide
+
+
+@functools.cache
+def batches(name, dtype):
+    whole = data.load(SETS[name], **({"block": 12} if name == "gpt" else {"dtype": dtype}))
+    n = STEPS * BATCH
+    return whole, whole.train_x[:n], whole.train_y[:n]
+
+
+def problem(name, dtype="float64", **fields):
+    """(model, x, y): y as many as there are positions."""
+    whole, x, y = batches(name, dtype)
+    if name == "vit" and "image" in fields:
+        x = x[:, :, : fields["image"], : fields["image"]].contiguous()
+        return models.build("vit", dtype=dtype, **fields), x, y
+    return models.build_for(whole, name, dtype=dtype, **fields), x, y
+
+
+def course_of(model, x, y, after=lambda: None):
+    """[loss] of STEPS steps with momentum and weight decay, and {name: gradient} of the last."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01), []
+    for step in range(STEPS):
+        some = slice(step * BATCH, (step + 1) * BATCH)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x[some]).flatten(0, -2), y[some].flatten())
+        loss.backward()
+        after()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@functools.cache
+def truth(name, dtype="float64", fields=()):
+    model, x, y = problem(name, dtype, **dict(fields))
+    model = copy.deepcopy(model)
+    losses, grads = course_of(model, x, y)
+    return losses, grads, dict(tensors_of(model))
+
+
+def on_ranks(comm, make, model, x, y):
+    """The same of this rank's shard of `model`, with gradients and state put together."""
+    mine = make(comm, model)
+    losses, grads = course_of(mine, x, y, after=lambda: add_partial_gradients(comm, mine))
+    cuts = cuts_of(mine)
+    whole_grads = {name: joined(comm, grad, cuts[name]) for name, grad in grads.items()}
+    return losses, whole_grads, gather_parameters(comm, mine)
+
+
+def assert_same(found, true, tolerance=EXACT):
+    losses, grads, state = found
+    true_losses, true_grads, true_state = true
+    assert max(abs(a - b) for a, b in zip(losses, true_losses, strict=True)) < tolerance
+    assert list(grads) == list(true_grads) and list(state) == list(true_state)
+    for name, grad in grads.items():
+        assert (grad - true_grads[name]).abs().max() < tolerance, f"the gradient of {name}"
+    for name, tensor in state.items():
+        assert (tensor - true_state[name]).abs().max() < tolerance, name
+
+
+by_tensor = tensor_parallel
+by_sequence = functools.partial(tensor_parallel, sequence=True)
+
+CASES = [  # name, fields of the model, how it is cut, on how many ranks
+    ("mlp", {"hidden": (24, 36)}, by_tensor, (1, 2, 3, 4)),  # a pair, and one that is left
+    ("mlp", {"hidden": (24,)}, by_tensor, (1, 2, 3, 4)),
+    ("mlp", {"hidden": (12, 12, 12)}, by_tensor, (2, 3)),  # two pairs
+    ("gpt", TWELVE, by_tensor, (1, 2, 3, 4)),  # 81 characters: an odd vocabulary, padded
+    ("gpt", TWELVE, by_sequence, (1, 2, 3, 4)),
+    ("vit", TWELVE, by_tensor, (1, 2, 3, 4)),
+    ("vit", {**TWELVE, "image": 6}, by_sequence, (1, 2)),  # 3 x 3 patches and the answer: 10 positions
+    ("cnn", {}, by_tensor, (1, 2, 4)),  # 4 groups of channels
+    ("cnn", {"norm": "batch", "widths": (12, 24)}, by_tensor, (1, 2, 3, 4)),
+    ("cnn", {}, spatial_parallel, (1, 2, 3, 4)),  # 8 rows, then 4
+    ("cnn", {"norm": "batch"}, spatial_parallel, (3,)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{CASES[n][0]}-{n}")
+def test_every_model_takes_the_steps_of_one_rank(number):
+    name, fields, make, ranks = CASES[number]
+    model, x, y = problem(name, **fields)
+    before = copy.deepcopy(model.state_dict())
+    for p in ranks:
+        results = sim.run(p, on_ranks, make, model, x, y, threads=True)
+        for found in results:
+            assert_same(found, truth(name, fields=tuple(fields.items())))
+            assert found[0] == results[0][0], "bitwise the same loss on every rank"
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "fields"), [("gpt", TWELVE), ("cnn", {})])
+def test_float32_differs_by_rounding_only(name, fields):
+    """As in test_equivalence.py: other orders of adding, in sums of a few hundred terms of order 1 and below."""
+    model, x, y = problem(name, "float32", **fields)
+    for found in sim.run(2, on_ranks, by_tensor, model, x, y, threads=True):
+        assert_same(found, truth(name, "float32", tuple(fields.items())), tolerance=1e-5)
+
+
+def test_two_runs_are_bitwise_equal():
+    model, x, y = problem("gpt", **TWELVE)
+    one, two = (sim.run(3, on_ranks, by_sequence, model, x, y, threads=True)[2] for _ in range(2))
+    assert one[0] == two[0] and all(torch.equal(one[1][name], two[1][name]) for name in one[1])
+
+
+@pytest.mark.parametrize("p", [2, 3])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_loss_of_a_cut_vocabulary(p, sequence):
+    """No logits are gathered; the table, which has a gradient from both ends, is one parameter."""
+    model, x, y = problem("gpt", **TWELVE)
+
+    def grads_of_loss(comm, model):
+        mine = tensor_parallel(comm, model, sequence=sequence, whole_logits=False)
+        logits = mine(x[:BATCH])
+        assert logits.shape == (BATCH, 12, -(-model.tokens.num_embeddings // p))
+        loss = vocabulary_cross_entropy(comm, logits, y[:BATCH], model.tokens.num_embeddings)
+        loss.backward()
+        add_partial_gradients(comm, mine)
+        cuts = cuts_of(mine)
+        return loss.item(), {n: joined(comm, q.grad, cuts[n]) for n, q in mine.named_parameters()}
+
+    one = copy.deepcopy(model)
+    true_loss = cross_entropy(one(x[:BATCH]).flatten(0, 1), y[:BATCH].flatten())
+    true_loss.backward()
+    for loss, grads in sim.run(p, grads_of_loss, model, threads=True):
+        assert abs(loss - true_loss.item()) < EXACT
+        assert all((grads[name] - q.grad).abs().max() < EXACT for name, q in one.named_parameters())
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def traffic_of(p, name, sequence, **fields):
+    """[(collective, elements)] of rank 0 forward, the same backward, and {rank: bytes sent} on rings."""
+    model, x, y = problem(name, **fields)
+
+    def step(comm):
+        told, ring = [], on_a_ring(comm)
+
+        def note(collective):
+            method = getattr(ring, collective)
+            return lambda _, t: (told.append((collective, t.numel())), method(t))[1]
+
+        names = ("all_reduce", "all_gather", "reduce_scatter")
+        counted = Plugged(comm, **{collective: note(collective) for collective in names})
+        mine = shard(counted, copy.deepcopy(model), sequence)
+        loss = cross_entropy(mine(x[:BATCH]).flatten(0, -2), y[:BATCH].flatten())
+        forward = len(told)
+        loss.backward()
+        return told[:forward], told[forward:]
+
+    run = sim.run(p, step, threads=True)
+    assert all(told == run[0] for told in run)
+    return *run[0], bytes_sent(run.events)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("name", ["gpt", "vit"])
+def test_a_layer_sends_two_all_reduces_forward_and_two_backward(p, name):
+    n = BATCH * (12 if name == "gpt" else 17) * 24  # b s d
+    one, two = (traffic_of(p, name, False, layers=layers, **TWELVE) for layers in (1, 2))
+    for direction in (0, 1):
+        assert one[direction].count(("all_reduce", n)) == (3 if name == "gpt" else 2)  # and one at each end of a gpt
+        assert two[direction].count(("all_reduce", n)) == one[direction].count(("all_reduce", n)) + 2
+        assert len(two[direction]) == len(one[direction]) + 2
+    per_layer = {rank: two[2][rank] - one[2][rank] for rank in range(p)}
+    if n % p == 0:
+        assert per_layer == {rank: 4 * 2 * (p - 1) * n // p * 8 for rank in range(p)}
+    assert sum(per_layer.values()) == 4 * 2 * (p - 1) * n * 8
+
+
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_sequence_parallel_sends_the_same_bytes(p):
+    n = BATCH * 12 * 24
+    layers = [[traffic_of(p, "gpt", sequence, layers=k, **TWELVE) for k in (1, 2)] for sequence in (False, True)]
+    plain, by_positions = ({r: two[2][r] - one[2][r] for r in range(p)} for one, two in layers)
+    assert plain == by_positions
+    one, two = layers[1]
+    for direction in (0, 1):
+        more = [two[direction].count(call) - one[direction].count(call) for call in set(two[direction])]
+        assert sorted(set(two[direction])) == sorted(
+            {("all_gather", n // p), ("reduce_scatter", n)} | set(one[direction])
+        )
+        assert sum(more) == 4 and len(two[direction]) == len(one[direction]) + 4
+    assert layers[0][0][2] == layers[1][0][2], "and so do both ends"
+
+
+def test_a_block_of_a_cnn_sends_one_all_reduce_each_way():
+    forward, backward, _ = traffic_of(2, "cnn", False)
+    assert forward == [("all_reduce", BATCH * 8 * 64), ("all_reduce", BATCH * 16 * 16)]
+    assert backward == [("all_reduce", BATCH * 8 * 64), ("all_reduce", BATCH * 8 * 64)]  # of their inputs, last first
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("mlp", {"hidden": (24, 36)}), ("gpt", TWELVE), ("vit", TWELVE), ("cnn", {"norm": "batch", "widths": (12, 24)})],
+)
+def test_a_state_of_two_ranks_is_loaded_by_three(name, fields):
+    model, x, _ = problem(name, **fields)
+    with torch.no_grad():
+        for i, (_, tensor) in enumerate(tensors_of(model)):
+            tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + 1000 * i)
+    other = problem(name, **fields, seed=7)[0] if name != "vit" else problem(name, **fields)[0]
+
+    def gathered(comm):
+        return gather_parameters(comm, shard(comm, copy.deepcopy(model)))
+
+    def loaded(comm, whole):
+        mine = shard(comm, copy.deepcopy(other))
+        load_parameters(mine, whole)
+        return gather_parameters(comm, mine)
+
+    (whole, again) = sim.run(2, gathered)
+    for state in (whole, again, *sim.run(3, loaded, whole), *sim.run(1, loaded, whole)):
+        assert list(state) == [name for name, _ in tensors_of(model)]
+        assert all(torch.equal(state[name], tensor) for name, tensor in tensors_of(model))
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    model, _, _ = problem("gpt", **TWELVE)
+    state = {name: tensor.detach() for name, tensor in tensors_of(model)}
+
+    def load(comm, state):
+        load_parameters(shard(comm, copy.deepcopy(model)), state)
+
+    with pytest.raises(ValueError, match="the whole state has no norm.bias"):
+        sim.run(2, load, {name: t for name, t in state.items() if name != "norm.bias"})
+    with pytest.raises(ValueError, match=r"norm.bias has shape \(25,\) as a part of this state, and \(24,\) here"):
+        sim.run(2, load, {**state, "norm.bias": torch.zeros(25)})
+    with pytest.raises(ValueError, match=r"tensor of shape \(80, 24\) is not 81 long along dim 0"):
+        sim.run(2, load, {**state, "tokens.weight": state["tokens.weight"][:80]})
+
+
+# -- with the other axes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_two_replicas_of_two_shards(sequence):
+    model, x, y = problem("gpt", **TWELVE)
+
+    def replicas(comm, model):
+        mesh = DeviceMesh(comm, dp=2, tp=2)
+        mine = tensor_parallel(mesh["tp"], model, sequence=sequence)
+        some = slice(0, 2) if mesh["dp"].rank == 0 else slice(2, BATCH)
+        loss = cross_entropy(mine(x[some]).flatten(0, 1), y[some].flatten(), reduction="sum") / (BATCH * 12)
+        loss.backward()
+        add_partial_gradients(mesh["tp"], mine)
+        cuts = cuts_of(mine)
+        return {n: joined(mesh["tp"], mesh["dp"].all_reduce(q.grad), cuts[n]) for n, q in mine.named_parameters()}
+
+    one = copy.deepcopy(model)
+    cross_entropy(one(x[:BATCH]).flatten(0, 1), y[:BATCH].flatten()).backward()
+    for grads in sim.run(4, replicas, model, threads=True):
+        assert all((grads[name] - q.grad).abs().max() < EXACT for name, q in one.named_parameters())
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_two_stages_of_two_shards(sequence):
+    """The pipeline takes sharded layers as they are; the table of tokens is tied over its two ends."""
+    model, x, y = problem("gpt", **TWELVE)
+
+    def stages(comm, model):
+        mesh = DeviceMesh(comm, Grid(pp=2, tp=2))
+        mine = shard(mesh["tp"], copy.deepcopy(model), sequence)
+        schedule = schedules.build("1f1b", ranks=2, micro_batches=2)
+        cuts = cuts_of(mine)
+        costs = [1] * len(Layers(mine, x[:2]))  # to measure a layer takes all ranks that share it
+        pipeline = Pipeline(mesh["pp"], mine, schedule, x[:2], costs=costs)
+        loss = pipeline.step(x[:4], y[:4], lambda out, y: cross_entropy(out.flatten(0, 1), y.flatten()))
+        for stage in pipeline.stages.values():
+            add_partial_gradients(mesh["tp"], stage.module)
+        return loss, {n: joined(mesh["tp"], q.grad, cuts[n]) for n, q in pipeline.named_parameters().items()}
+
+    one = copy.deepcopy(model)
+    true_loss = cross_entropy(one(x[:4]).flatten(0, 1), y[:4].flatten())
+    true_loss.backward()
+    results = sim.run(4, stages, model, threads=True)
+    params = dict(one.named_parameters())
+    assert set(results[0][1]) | set(results[2][1]) == set(params)
+    for loss, grads in results:
+        assert abs(loss - true_loss.item()) < EXACT and "tokens.weight" in grads
+        assert all((grad - params[name].grad).abs().max() < EXACT for name, grad in grads.items())
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ("mlp", {"hidden": (64, 10)}, {}, "the outputs of a linear layer: 64 cannot be shared equally by 3 ranks"),
+    ("gpt", {"heads": 4, "width": 24}, {}, "4 heads of a width of 24 cannot be shared equally by 3 ranks"),
+    ("vit", {"heads": 2, "width": 24}, {}, "2 heads of a width of 24 cannot be shared equally by 3 ranks"),
+    ("vit", TWELVE, {"sequence": True}, "17 positions cannot be shared equally: 3 ranks do not divide 17"),
+    ("cnn", {}, {}, "the channels of a convolution: 8 cannot be shared equally by 3 ranks"),
+    ("cnn", {"widths": (12, 24)}, {}, "the groups of a group norm: 4 cannot be shared equally by 3 ranks"),
+    ("cnn", {}, {"sequence": True}, "sequence=True is for gpt, vit: a cnn has no such thing"),
+    ("vit", TWELVE, {"whole_logits": False}, "whole_logits=False is for gpt"),
+]
+
+
+def refused(comm, model, options):
+    with pytest.raises(ValueError) as caught:
+        tensor_parallel(comm, model, **options)
+    return str(caught.value), len(comm.trace.events)
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_cannot_be_cut_is_refused_on_every_rank(number):
+    name, fields, options, message = REFUSED[number]
+    model, _, _ = problem(name, **fields)
+    for told, events in sim.run(3, refused, model, options):
+        assert message in told and events == 0
+
+
+def test_other_models_are_refused():
+    for model, message in [
+        (nn.LSTM(4, 4), "does not know how to cut a LSTM: it cuts mlp, cnn, gpt, vit"),
+        (nn.Sequential(nn.Linear(6, 6), nn.Dropout()), "layer 1 is a Dropout: an nn.Sequential can be cut where all"),
+        (shard(PLACE, problem("gpt", **TWELVE)[0]), "does not know how to cut a TensorGPT"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            shard(PLACE, model)
+    with pytest.raises(ValueError, match="a ViT is no cnn"):
+        sim.run(2, spatial_parallel, problem("vit", **TWELVE)[0])
+
+
+def test_ranks_with_other_models_are_named():
+    whole = PerRank([problem("mlp", hidden=(24, 12 if rank else 36))[0] for rank in range(3)])
+    with pytest.raises(ValueError, match="the ranks' models differ: 2.weight is a parameter of shape"):
+        sim.run(3, tensor_parallel, whole)
+
+
+def test_the_values_of_rank_0_are_taken():
+    whole = PerRank([problem("mlp", hidden=(24, 36), seed=seed)[0] for seed in range(2)])
+    with pytest.warns(UserWarning, match="rank 1 was built with other values"):
+        run = sim.run(2, lambda comm, model: gather_parameters(comm, tensor_parallel(comm, model)), whole)
+    for state in run:
+        assert all(torch.equal(state[name], tensor) for name, tensor in whole[0].named_parameters())
+
+
+def test_a_sequence_that_the_ranks_do_not_divide_is_refused_before_the_first_message():
+    model, x, _ = problem("gpt", **TWELVE)
+
+    def call(comm):
+        mine, before = shard(comm, copy.deepcopy(model), sequence=True), len(comm.trace.events)
+        with pytest.raises(ValueError, match="10 positions cannot be shared equally: 3 ranks do not divide 10"):
+            mine(x[:BATCH, :10])
+        assert len(comm.trace.events) == before
+        with pytest.raises(ValueError, match="this gpt reads 12 tokens at once, got 13"):
+            mine(torch.zeros(1, 13, dtype=torch.int64))
+
+    sim.run(3, call)
