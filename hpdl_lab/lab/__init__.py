@@ -10,6 +10,7 @@ from .measure import measure, predict
 from .mesh import mesh
 from .network import network
 from .ping_pong import ping_pong
+from .pipeline import pipeline
 from .scaling import scaling
 from .schedule import schedule
 from .steps import collectives, steps
@@ -34,6 +35,7 @@ __all__ = [
     "mesh",
     "network",
     "ping_pong",
+    "pipeline",
     "predict",
     "restart",
     "run",

@@ -59,7 +59,7 @@ def schedule(
         lab.schedule(my_row, live=True)               your function f(rank, ranks, micro_batches), played
 
     Args:    schedule: a name of schedules.CATALOG, a Schedule, or a function that makes the row of one rank.
-             chunks: stages per rank, where the schedule has several. live: play it, action by action, above the picture.
+             chunks: stages per rank, where the schedule has several. live: play it above the picture, action by action.
              forward, backward, input, weight: time of F, B and of the halves of B; a number or one per stage.
              transfer: time of a message between ranks.
     Returns: Drawn.
