@@ -45,10 +45,14 @@ def save(comm, path, model, optimizer, step, facts):
     Args:    facts: {name: number or word} that must be the same when training goes on, such as batch and seed.
     Raises:  OSError on rank 0 where the file cannot be written; the file that was there before stays whole.
     """
-    if comm.rank != 0:
-        return
+    if comm.rank == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "facts": facts}
+        write(path, state)
+
+
+def write(path, state):
+    """Replace the file `path` by one that holds `state`, in one go."""
     content = io.BytesIO()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "facts": facts}
     torch.save(state, content)
     with open(part_of(path), "wb") as file:
         file.write(MAGIC + hashlib.sha256(content.getbuffer()).digest())
@@ -94,18 +98,26 @@ def restore(comm, path, model, optimizer, facts):
     Bytes:   the file, once to every rank.
     """
     state = received(comm, path)
-    then = state["facts"]
-    names = [name for name in facts | then if then.get(name) != facts.get(name)]
-    if names:
-        other = "; ".join(f"{name} {then.get(name)!r}, now {facts.get(name)!r}" for name in names)
-        raise ValueError(f"checkpoint {path} is of another course of training: {other}")
+    require_same_facts(path, state["facts"], facts)
     try:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     except (RuntimeError, ValueError, KeyError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise ValueError(f"checkpoint {path} is of another model or optimizer: {first}") from None
+        raise ValueError(f"checkpoint {path} is of another model or optimizer: {short(error)}") from None
     return state["step"]
+
+
+def require_same_facts(path, then, now):
+    """Raise ValueError where the facts in the file `path` are not those of this course of training."""
+    names = [name for name in now | then if then.get(name) != now.get(name)]
+    if names:
+        other = "; ".join(f"{name} {then.get(name)!r}, now {now.get(name)!r}" for name in names)
+        raise ValueError(f"checkpoint {path} is of another course of training: {other}")
+
+
+def short(error):
+    """What an error says, in one line that is not endless."""
+    return " ".join(str(error).split())[:300]
 
 
 def received(comm, path):
