@@ -85,7 +85,8 @@ def pipeline(
 
     Args:    schedule, chunks: as of lab.schedule; ranks: default all engines, or 4 simulated ranks.
              seconds: of forward and backward of a micro-batch on a rank, which the stages sleep; each a number, or one
-             for every stage; (tf, tb, ti, tw) says what the halves of backward take, too. model, data, size: as of lab.train; real stages in place of those.
+             for every stage; (tf, tb, ti, tw) says what the halves of backward take, too.
+             model, data, size: as of lab.train; real stages in place of those.
              The plan of a real model counts with what its stages took in the step before.
              prediction: the bubble that you expect, 0 to 1, or {"bubble": share}, or {"makespan": s}.
              recompute: activation checkpointing of a real model. deadline: s, the longest that a rank may wait.
