@@ -177,6 +177,49 @@ def test_the_mean_in_float16_is_finite_where_the_sum_is_not():
     assert sim.run(4, body) == [[30_000.0] * 2] * 4
 
 
+def test_a_sum_that_overflows_float16_is_named_where_it_is_not_divided():
+    def body(comm):
+        w, v = (nn.Parameter(torch.zeros(2, dtype=torch.float16)) for _ in range(2))
+        named = [("w", w), ("v", v)]
+        optimizer = DistributedOptimizer(torch.optim.SGD([w, v], lr=1.0), comm, named, average=False)
+        w.grad, v.grad = torch.full_like(w, 30_000.0), torch.ones_like(v)
+        try:
+            optimizer.step()
+        except FloatingPointError as error:
+            return str(error), w.tolist()
+
+    run = sim.run(3, body)
+    assert run == [run[0]] * 3 and run[0][1] == [0, 0], "no rank has taken the step"
+    assert run[0][0].startswith("the sum of all ranks overflows float16 in the gradient of w, though it is finite")
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_forgotten_broadcast_is_named_in_the_first_step(later):
+    """Also on a rank alone, and where parameters are broadcast after the optimizer was made, as many scripts do."""
+
+    def body(comm, forgotten):
+        torch.manual_seed(7 * (comm.rank == 2))
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        model[0].bias.data.fill_(1.0)
+        if not forgotten and not later:
+            broadcast_parameters(comm, model)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, model.named_parameters())
+        if not forgotten and later:
+            broadcast_parameters(comm, model)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            try:
+                optimizer.step()
+            except ValueError as error:
+                return str(error)
+        return "trained"
+
+    assert sim.run(3, body, False) == ["trained"] * 3 and sim.run(1, body, True) == ["trained"]
+    told = "rank 2 began with other parameters than rank 0, first in 0.weight: they would stay apart"
+    assert [text[: len(told)] for text in sim.run(3, body, True)] == [told] * 3
+
+
 @pytest.mark.parametrize("failing", [2, 6])
 def test_a_step_whose_all_reduce_fails_says_so_and_the_next_one_is_clean(failing):
     """The second all_reduce of the first step, which is negotiated, and of the second, which is not: of 4 each."""

@@ -47,6 +47,34 @@ def test_every_design_is_one_rank_with_the_same_batch(design):
             assert float((parameters - alone).abs().max()) < 1e-10
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_a_forward_between_add_gradients_and_the_step_leaves_nothing_old(design, training):
+    """Somebody looks at the loss there: the parameters of that look must not be those of the next step."""
+
+    def body(comm):
+        torch.manual_seed(0)
+        model, strategy, told = nn.Linear(3, 2).double(), design(), []
+        strategy.start(comm, model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.full((1, 3), comm.rank + 1.0, dtype=torch.float64)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            strategy.add_gradients(comm, model)
+            with torch.set_grad_enabled(training):
+                model(x)
+            optimizer.step()
+            with torch.no_grad():
+                told.append(model(torch.ones(1, 3, dtype=torch.float64))[0, 0].item())
+        strategy.finish(comm, model)
+        strategy.stop()
+        return told
+
+    run = sim.run(3, body)
+    assert run[1] == run[0] and run[2] == run[0] and len(set(run[0])) == 3
+
+
 def test_each_takes_the_time_of_its_formula_and_the_next_one_takes_less():
     layer = torch.ones(WIDTH * (WIDTH + 1), dtype=torch.float64)
     b, r = (

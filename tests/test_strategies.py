@@ -14,11 +14,13 @@ from hpdl_lab.comm.errors import CommError, Deadlock
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.agreement import require_same, require_same_model
+from hpdl_lab.parallel.asynchronous import StaleSynchronous
 from hpdl_lab.parallel.buckets import DataParallelBucketed, assign_buckets
 from hpdl_lab.parallel.data import DataParallel, DataParallelNaive, average_all_gradients, broadcast_parameters
 from hpdl_lab.parallel.data_with_servers import ParameterServer
 from hpdl_lab.parallel.overlap import DataParallelOverlapped, Reducer, gradient_ready
 from hpdl_lab.parallel.packing import Bucket
+from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedReduction
 
 SIZES = (64, 32, 16, 10)  # six parameter tensors: 2048, 32, 512, 16, 160, 10 elements
 ELEMENTS = [2048, 32, 512, 16, 160, 10]
@@ -381,6 +383,38 @@ def test_a_sum_that_overflows_float16_is_named(strategy):
     assert sim.run(3, step, torch.bfloat16) == [[3 * 2.0**15] * 2] * 3
     with pytest.raises(FloatingPointError, match=r"overflows float16 in the gradient of 0.bias, though it is finite"):
         sim.run(3, step, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sentence"),
+    [
+        (SCaffe(), "the sum of all ranks overflows float16 in the gradient of 0.bias"),
+        (SCaffeOverlappedReduction(), "the sum of all ranks overflows float16 in the gradient of 0.bias"),
+        (
+            StaleSynchronous(0),
+            "rank [0-2]: the sum with the gradients of other ranks overflows float16 in that",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_sum_on_some_ranks_that_overflows_float16_is_named(strategy, sentence):
+    def step(comm):
+        torch.manual_seed(0)
+        model, mine = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)).half(), copy.deepcopy(strategy)
+        mine.start(comm, model)
+        model[0].bias.register_hook(lambda grad: torch.full_like(grad, 2.0**15))
+        model(torch.ones(1, 4).half()).sum().backward()
+        try:
+            mine.add_gradients(comm, model)
+        except FloatingPointError as error:
+            said.append(str(error))
+            raise
+
+    said = []
+    with pytest.raises(FloatingPointError, match=sentence):
+        sim.run(3, step)
+    if isinstance(strategy, SCaffe):
+        assert len(said) == 3 and len(set(said)) == 1, "only rank 0 has the sum, and tells all"
 
 
 def test_bad_gradients_of_two_ranks_are_both_named_after_zeroing_in_place():

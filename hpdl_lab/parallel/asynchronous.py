@@ -18,6 +18,7 @@ import torch
 
 from ..comm.buffers import copy_of, new_like
 from .data import DataParallel, broadcast_buffers
+from .verdict import overflowed
 
 END = -1.0  # a flag: no more gradients come from this rank
 
@@ -54,7 +55,8 @@ class StaleSynchronous(DataParallel):
     def add_gradients(self, comm, model):
         """Send this rank's gradients; replace them by their sum with what has come. See the class.
 
-        Raises:  FloatingPointError on this rank only, before anything is sent, where a gradient has NaN or infinity.
+        Raises:  FloatingPointError on this rank only: before anything is sent, where a gradient has NaN or infinity;
+                 and where the sum with what has come overflows float16.
         """
         self.require_started(model)
         (bucket,) = self.buckets
@@ -69,6 +71,12 @@ class StaleSynchronous(DataParallel):
                 total += mine
             else:
                 self.inboxes[rank].add_to(total, self.clock - self.staleness, self.clock + self.staleness)
+        too_large = overflowed([bucket], [total])
+        if too_large is not None:
+            raise FloatingPointError(
+                f"rank {comm.rank}: the sum with the gradients of other ranks overflows float16 in that of "
+                f"{self.names[too_large]}, though each is finite: scale the loss down"
+            )
         bucket.flat.copy_(total)
         bucket.hand_back(bucket.flat)
         self.clock += 1

@@ -10,7 +10,6 @@ message of its own, that the cache no longer tells the truth; what is left is th
 NaN where a gradient of a rank is not finite: only then do ranks tell each other which (verdict.py).
 """
 
-import math
 import warnings
 from contextlib import contextmanager
 
@@ -18,8 +17,9 @@ import torch
 
 from .agreement import require_same_parameters
 from .data import best_all_reduce, name_of, result_of
+from .fused_batch import pack, unpack
 from .horovod_timeline import ALLREDUCE, MEMCPY_IN, MEMCPY_OUT, MPI_ALLREDUCE, NEGOTIATE, RANK_READY
-from .negotiation import negotiate, pause
+from .negotiation import checksums, negotiate, pause
 from .verdict import FINE, WORDS, Verdict, condition_of
 
 THRESHOLD = 128 * 2**20  # bytes, as HOROVOD_FUSION_THRESHOLD
@@ -58,8 +58,9 @@ class Fusion:
              timeline: record Horovod's activities for every gradient, see parallel/horovod_timeline.py.
     Use:     after backward, before the optimizer's step: `synchronize()`. Collective, as is the constructor.
     Raises:  ValueError on every rank where their parameters or options differ: which rank, what it has.
-    Messages: in the first step a gather and a broadcast of 4n bytes per cycle, for n parameters; then none but the
-    all-reduces, of N + n + batches elements together for N elements of gradients.
+    Messages: in the first step a gather and a broadcast of 4n bytes per cycle, for n parameters, and of 4n and 8 bytes
+    more in the first cycle, which compares the values; then none but the all-reduces, of N + n + batches elements
+    together for N elements of gradients.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Fusion:
         self.cache = None  # the batches, as the first step has found them
         self.averaged = False  # has there been no backward since `synchronize`?
         self.unused = {}  # name: on how many ranks it had no gradient in the last step
-        self._warned = False
+        self._warned = self._same = False  # said that gradients are missing; seen that all ranks' parameters are equal
         plan = f"fusion of {name_of(self.all_reduce)}, {threshold=}, {average=}, {passes=}"
         require_same_parameters(comm, self.params, self.names, plan)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self.params)]
@@ -105,6 +106,7 @@ class Fusion:
         self._cache_lies = False
         self._said = {}  # index: FINE, NONE, NAN or INFINITE, of batches in which a gradient of this rank is not finite
         self._not_finite = False  # on any rank
+        self._too_large = []  # indices of sums that overflow float16
         self._broken = False
 
     def _hook(self, index):
@@ -150,7 +152,8 @@ class Fusion:
         on any rank keeps none. Every rank calls this once per step, also one whose shard was empty or whose backward
         failed. Whatever it raises, the next step begins anew.
         Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which
-                 parameter; what an all_reduce in the background has raised.
+                 parameter; or where a sum overflows float16. ValueError on every rank, in the first step, where ranks
+                 began with other parameters than rank 0. What an all_reduce in the background has raised.
         """
         for i, param in enumerate(self.params):
             if i not in self._ready:
@@ -183,6 +186,8 @@ class Fusion:
             rows = self.comm.all_gather(torch.tensor(said, dtype=torch.uint8, device=self.comm.device)).tolist()
             if any(condition in WORDS for row in rows for condition in row):  # or all is finite, but a sum of it
                 raise FloatingPointError(Verdict(self.names).not_finite(rows))
+        if self._too_large:
+            raise FloatingPointError(Verdict(self.names).too_large(max(self._too_large)))
 
     def _name_unused(self):
         """Keep, and say once, which parameters have no gradient on some ranks only."""
@@ -208,8 +213,10 @@ class Fusion:
         while len(answered) < n:
             pause(comm, self.cycle)
             waiting = [i for i in self._ready if i not in answered]
+            values = None if self._same else checksums(self.params)
             with self._activity(comm, NEGOTIATE, waiting):
-                order, absent = negotiate(comm, waiting, self._lacking, n)
+                order, absent = negotiate(comm, waiting, self._lacking, n, values, self.names)
+            self._same = True
             self._missing |= dict.fromkeys(absent, comm.size)
             new = fuse(order, self.nbytes, self.dtypes, self.threshold)
             for batch in new:
@@ -238,19 +245,12 @@ class Fusion:
         self._broken = False
 
     def _pack(self, batch, size):
-        """(elements + len(batch) + 1,): the gradients; 1 for each that this rank lacks; 1 if it has more than asked,
-        NaN if one of the gradients is not finite."""
+        """The gradients of `batch` in one flat tensor, see fused_batch.py."""
         params = [self.params[i] for i in batch]
-        grads = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in params]
-        told = [float(i in self._lacking) for i in batch] + [float(self._knows_more())]
-        flat = torch.cat([*grads, grads[0].new_tensor(told)])
-        values = flat[: -len(told)]
-        wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
-        flat[-1] += 0 * values.sum(dtype=wide)  # 0 times a finite sum is 0, else NaN
+        divisor = size if self._divides_first(params[0].dtype) else 1
+        flat = pack(params, [i in self._lacking for i in batch], self._knows_more(), divisor)
         if torch.isnan(flat[-1]):
             self._said |= {i: condition_of(self.params[i].grad) for i in batch}
-        if self._divides_first(flat.dtype):
-            values /= size
         return flat
 
     def _divides_first(self, dtype):
@@ -258,17 +258,17 @@ class Fusion:
         return self.average and dtype == torch.float16
 
     def _unpack(self, flat, batch, size):
-        """Hand the sums over ranks, laid out as by `_pack`, back to the parameters."""
+        """Hand the sums over ranks back to the parameters, and keep what else the ranks have told."""
         params = [self.params[i] for i in batch]
-        *sums, told = flat.split([*(p.numel() for p in params), len(batch) + 1])
-        *lacking, more = told.tolist()
+        sums, told = unpack(flat, params)
         divided = not self.average or self._divides_first(flat.dtype)
-        for i, param, total, ranks in zip(batch, params, sums, lacking, strict=True):
-            self._missing[i] = round(ranks)
+        for i, param, total, ranks in zip(batch, params, sums, told.lacking, strict=True):
+            self._missing[i] = ranks
             grad = total.clone() if divided else total / size
-            param.grad = None if self._missing[i] == size else grad.view_as(param)
-        self._cache_lies |= more > 0
-        self._not_finite |= math.isnan(more)
+            param.grad = None if ranks == size else grad.view_as(param)
+        self._cache_lies |= told.more
+        self._not_finite |= told.not_finite
+        self._too_large += [batch[place] for place in told.too_large]
 
     def _knows_more(self):
         """True where this rank has a gradient that is not in the cache."""

@@ -14,9 +14,13 @@ from contextlib import ExitStack
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .data import Strategy, broadcast_buffers
 from .packing import by_dtype
+from .verdict import overflowed
+
+NOTHING = -1  # in the place of the index of a parameter
 
 
 class SCaffe(Strategy):
@@ -25,7 +29,8 @@ class SCaffe(Strategy):
         seconds per step = sum(b) + sum(f) + sum(B) + sum(r) + update
 
     The first forward of a step brings rank 0's parameters to the other ranks, be it for training or, under no_grad,
-    to evaluate. So all calls go to the model as a whole, and none comes between add_gradients and optimizer.step.
+    to evaluate. So all calls go to the model as a whole. A step begins with add_gradients, and again with the step of a
+    torch optimizer: a forward between the two brings the old parameters, and the next one the new ones.
     Steps: a broadcast and a reduction per layer and dtype, and a broadcast of a flag.
     Bytes: N elements from rank 0 to all, and N + layers from all to rank 0.
     """
@@ -56,6 +61,7 @@ class SCaffe(Strategy):
                 self._hook(module.register_forward_pre_hook(lambda *_, n=needed: self._await(n), prepend=True))
         self._hook(model.register_forward_pre_hook(lambda *_: self._propagate(), prepend=True))
         self._hook(model.register_forward_hook(lambda *_: self._arrive(range(len(self.layers)))))
+        self._hook(register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)))
         for name, param in zip(self.names, self.params, strict=True):
             self._hook(param.register_post_accumulate_grad_hook(lambda p, name=name: self._on_gradient(p, name)))
 
@@ -67,6 +73,11 @@ class SCaffe(Strategy):
         self.awaited = set()  # layers that a hook has waited for
         self.left = [{id(p) for p in layer} for layer in self.layers]  # whose gradients are still to come
         self.going = []  # Works of the reductions, from the last layer on
+
+    def _after_step(self, optimizer):
+        """What has come before the step of this model's optimizer is old now. Every rank calls it, rank 0 changes."""
+        if not self.going and any(id(p) in self.layer_of for group in optimizer.param_groups for p in group["params"]):
+            self._begin_step()
 
     def _propagate(self):
         """Start to broadcast every layer, the first one first; wait for all of them, unless layers do it one by one."""
@@ -123,7 +134,8 @@ class SCaffe(Strategy):
     def add_gradients(self, comm, model):
         """On rank 0 the sum over ranks; elsewhere no gradient: the new parameters come with the next forward.
 
-        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer.
+        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer;
+                 or where the sum overflows float16: which layer.
         """
         self.require_started(model)
         self._propagate()  # on a rank that had nothing to compute
@@ -136,9 +148,14 @@ class SCaffe(Strategy):
 
     def hand_back(self, comm, totals):
         """Tell all ranks whether all is well, which only rank 0 sees, then as everywhere. totals: None elsewhere."""
-        flag = sum(float(total[-1]) for total in totals) if comm.rank == 0 else 0.0
-        flag = comm.broadcast(torch.tensor([flag], dtype=torch.float64, device=comm.device))
+        told = [0.0, NOTHING]
+        if comm.rank == 0:
+            too_large = overflowed(self.buckets, totals)
+            told = [sum(float(total[-1]) for total in totals), NOTHING if too_large is None else too_large]
+        flag, too_large = comm.broadcast(torch.tensor(told, dtype=torch.float64, device=comm.device)).split(1)
         unused = self.verdict.of(comm, self.params, self.buckets, [flag])
+        if too_large != NOTHING:
+            raise FloatingPointError(self.verdict.too_large(int(too_large)))
         for param in self.params:
             param.grad = None
         if comm.rank == 0:

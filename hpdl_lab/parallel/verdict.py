@@ -45,18 +45,16 @@ class Verdict:
         return [i for i, name in enumerate(self.names) if len(self.unused.get(name, ())) == comm.size]
 
     def require_finite_sums(self, buckets, totals):
-        """Raise FloatingPointError where gradients that are finite on every rank have a sum beyond float16's 65504.
+        """Raise FloatingPointError where gradients that are finite on every rank have a sum beyond float16's 65504."""
+        index = overflowed(buckets, totals)
+        if index is not None:
+            raise FloatingPointError(self.too_large(index))
 
-        Only float16 is looked at, whose range gradients reach: a look at all costs wide dtypes a pass over memory.
-        """
-        for bucket, total in zip(buckets, totals, strict=True):
-            if total.dtype == torch.float16 and not torch.isfinite(total[:-1].sum(dtype=torch.float32)):
-                views = zip(bucket.indices, bucket.views_of(total), strict=True)
-                bad = max(index for index, view in views if not torch.isfinite(view).all())
-                raise FloatingPointError(
-                    f"the sum of all ranks overflows float16 in the gradient of {self.names[bad]}, though it is finite "
-                    "on every rank: scale the loss down. No rank has taken this step"
-                )
+    def too_large(self, index):
+        return (
+            f"the sum of all ranks overflows float16 in the gradient of {self.names[index]}, though it is finite on "
+            "every rank: scale the loss down. No rank has taken this step"
+        )
 
     def not_finite(self, rows):
         """Which rank, which layer. Backward goes from the last layer to the first, and so does NaN."""
@@ -79,6 +77,25 @@ class Verdict:
             where = everywhere if len(ranks) == size else f"on {name_ranks(ranks)}: zeros are added there"
             told.append(f"{', '.join(names)} {where}")
         return f"the loss does not depend on all parameters. No gradient for {'; for '.join(told)}"
+
+
+def overflowed(buckets, totals):
+    """The index of the parameter, the last if several, whose sum is not finite in float16; None where all are finite.
+
+    Only float16 is looked at, whose range gradients reach: a look at all costs wide dtypes a pass over memory.
+    """
+    bad = [
+        index
+        for bucket, total in zip(buckets, totals, strict=True)
+        if not finite_in_float16(total[:-1])
+        for index, view in zip(bucket.indices, bucket.views_of(total), strict=True)
+        if not finite_in_float16(view)
+    ]
+    return max(bad, default=None)
+
+
+def finite_in_float16(x):
+    return x.dtype != torch.float16 or bool(torch.isfinite(x.sum(dtype=torch.float32)))
 
 
 def conditions(params, buckets):
