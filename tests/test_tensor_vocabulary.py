@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
 from hpdl_lab.comm import sim
+from hpdl_lab.parallel.plugged import Plugged
 from hpdl_lab.parallel.tensor_cuts import padded_shares
 from hpdl_lab.parallel.tensor_vocabulary import VocabularyEmbedding, VocabularyLinear, vocabulary_cross_entropy
 
