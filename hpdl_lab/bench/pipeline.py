@@ -117,7 +117,7 @@ def memory_on_ranks(comm, size, batch, micro_batches, name, who):
 
     import numpy as np
 
-    from .pipeline_steps import SavedBytes
+    from ..parallel.saved_bytes import SavedBytes
 
     with contenders(comm, size, batch, micro_batches, name, only=who) as steps:
         saved = SavedBytes(steps[who].params.values())

@@ -1,0 +1,83 @@
+"""A few training steps of a real model on a grid, told one by one, and what they held, sent and waited for."""
+
+from typing import NamedTuple
+
+import torch
+
+from ..collectives import cost
+from ..mesh import DeviceMesh
+from .hybrid import HybridParallel
+from .pipeline_events import timed_actions
+from .saved_bytes import SavedBytes
+
+LR, MOMENTUM = 0.01, 0.9
+LITTLE = 16  # bytes: of the all-reduce that adds the loss up, which is no layer's
+
+
+class Held(NamedTuple):
+    """Bytes that a rank held: as memory.Memory; activations: the most that autograd kept at once, without inputs."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self):
+        return sum(self)
+
+
+def grid_steps(comm, model, grid, x, y, options, steps):
+    """Train `model` on `grid` for `steps` steps after one that warms up, the last one traced.
+
+    Args:    model, x, y: of the whole batch: the same on every rank. options: of HybridParallel: schedule, micro_batches,
+             recompute.
+    Returns: Held of this rank. Rank 0 reports {step, seconds} of every step but the traced one.
+    Raises:  as HybridParallel.
+    """
+    traced, comm.trace.enabled = comm.trace.enabled, False
+    mesh = DeviceMesh(comm, grid)
+    hybrid = HybridParallel(model, mesh, x, **options)
+    params = hybrid.parameters()
+    optimizer = torch.optim.SGD(params, lr=LR, momentum=MOMENTUM)
+    with SavedBytes(params) as kept:
+        hybrid.step(x, y)
+        optimizer.step()
+    for step in range(steps):
+        comm.barrier()
+        begin = comm.trace.clock()
+        hybrid.step(x, y)
+        optimizer.step()
+        comm.barrier()
+        if comm.rank == 0:
+            comm.report(step=step, seconds=(comm.trace.clock() - begin) / 1e9)
+    comm.barrier()
+    comm.trace.enabled = traced
+    hybrid.step(x, y)
+    comm.trace.enabled = False
+    state = [t for values in optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
+    gradients = [p.grad for p in params if p.grad is not None]
+    return Held(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most)
+
+
+def bytes_over_axes(events, grid):
+    """{"dp": bytes, "pp": bytes, "tp": bytes} that the busiest rank sent in one step, from its events.
+
+    An all-reduce counts as a ring's: 2 (p - 1) / p of its bytes. Those beside the rank are gradients, over dp; those in
+    its own lane are of layers, over tp; single messages are activations and their gradients, over pp.
+    """
+    sent = {axis: [0.0] * grid.size for axis in ("dp", "pp", "tp")}
+    for e in events:
+        if e.op == "send":
+            sent["pp"][e.rank] += e.nbytes
+        elif e.op == "all_reduce" and e.nbytes > LITTLE:
+            axis = "dp" if e.lane else "tp"
+            sent[axis][e.rank] += cost.all_reduce(grid[axis], e.nbytes).nbytes_sent
+    return {axis: max(ranks) for axis, ranks in sent.items()}
+
+
+def rows_over_pp(events, grid):
+    """What the ranks of the first pipeline did: a list of schedules.Timed for each place along pp."""
+    ranks = grid.groups("pp")[0]
+    mine = [e._replace(rank=ranks.index(e.rank)) for e in events if e.rank in ranks]
+    return timed_actions(mine, len(ranks))
