@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from .. import schedules
 from ..checks import exercises
 from ..checks.record import AnswerFailed
 from ..checks.result import Note
 from ..collectives.table import find
 from ..engines.errors import RunFailed, without_traceback
 from ..plots import animation, live, style, timeline, traffic
+from ..plots import schedule as rows
 from ..plots import steps as panels
 from .cluster import run, running
 from .progress import progress
@@ -22,7 +24,9 @@ RING_RANKS = 4  # of the picture for a right answer, as in the notebook
 TRAFFIC = {  # whose messages are shown: what the picture says
     "server_step": "Everything passes through rank 0",
     "gossip_step": "Your messages on a wheel: neighbors only",
+    "do_backward": "Activations to the next rank, gradients to the one before",
 }
+SCHEDULES = {"gpipe": "gpipe", "one_f_one_b": "1f1b", "zero_bubble_h1": "zero_bubble_h1"}  # drawn on RING_RANKS
 TIMES = ("steps", "waits", "late")  # invariants that are about time: what broke them is seen in a timeline
 NARROW = 5.2  # inches, of one heat map
 
@@ -125,6 +129,9 @@ def reward(name, result):
         return drawn(
             timeline.draw, result.events, "Your segments along the chain, in virtual time", alt="your segments"
         )
+    if name in SCHEDULES:
+        plan = schedules.build(SCHEDULES[name], RING_RANKS, 2 * RING_RANKS)
+        return drawn(rows.draw, plan, schedules.evaluate(plan), alt=str(plan), height=rows.height(plan))
     if name == "gradient_ready":
         title = "Your buckets travel while backward goes on: a step in virtual time"
         return drawn(timeline.draw, result.events, title, alt="your buckets beside backward")

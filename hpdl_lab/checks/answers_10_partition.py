@@ -1,0 +1,152 @@
+"""Answers to partition of notebook 10 that a check must reject or accept; CI proves both."""
+
+from itertools import combinations
+
+import numpy as np
+
+from ..parallel.partition import partition
+
+
+def require_layers(costs, stages):
+    if not 1 <= stages <= len(costs):
+        raise ValueError(f"{len(costs)} layers cannot be shared by {stages} stages")
+
+
+# -- wrong -------------------------------------------------------------------------------------------------------------
+
+
+def equal_numbers_of_layers(costs, stages):
+    require_layers(costs, stages)
+    small, extra = divmod(len(costs), stages)
+    return [small + (i < extra) for i in range(stages)]
+
+
+def stops_at_the_average(costs, stages):
+    """Ends a part where the next layer would make it more than the average."""
+    require_layers(costs, stages)
+    sizes, held, layer = [], 0, 0
+    for left in range(stages - 1, 0, -1):
+        size = 1
+        held = costs[layer]
+        while layer + size < len(costs) - left and held + costs[layer + size] <= sum(costs) / stages:
+            held += costs[layer + size]
+            size += 1
+        sizes.append(size)
+        layer += size
+    return [*sizes, len(costs) - layer]
+
+
+def goes_past_the_average(costs, stages):
+    """Ends a part when it has the average, and leaves too little for the last ones."""
+    require_layers(costs, stages)
+    sizes, held = [0], 0
+    for cost in costs:
+        if held >= sum(costs) / stages and len(sizes) < stages:
+            sizes.append(0)
+            held = 0
+        sizes[-1] += 1
+        held += cost
+    return sizes + [0] * (stages - len(sizes))
+
+
+def largest_cuts_first(costs, stages):
+    """Cuts the most expensive part in two, as evenly as it goes, until there are enough."""
+    require_layers(costs, stages)
+    parts = [list(costs)]
+    while len(parts) < stages:
+        i = max((i for i, part in enumerate(parts) if len(part) > 1), key=lambda i: sum(parts[i]))
+        part = parts[i]
+        cut = min(range(1, len(part)), key=lambda c: max(sum(part[:c]), sum(part[c:])))
+        parts[i : i + 1] = [part[:cut], part[cut:]]
+    return [len(part) for part in parts]
+
+
+def forgets_the_last_layers(costs, stages):
+    require_layers(costs, stages)
+    return [len(costs) // stages] * (stages - 1) + [1]
+
+
+def returns_places(costs, stages):
+    """Where each part ends."""
+    return np.cumsum(partition(costs, stages)).tolist()
+
+
+def one_part_too_few(costs, stages):
+    sizes = partition(costs, stages)
+    return [sizes[0] + sizes[1], *sizes[2:]] if stages > 1 else sizes
+
+
+def returns_lists_of_layers(costs, stages):
+    return [list(range(size)) for size in partition(costs, stages)]
+
+
+def pops_from_costs(costs, stages):
+    sizes = partition(costs, stages)
+    while costs:
+        costs.pop()
+    return sizes
+
+
+def refuses_nothing(costs, stages):
+    return partition(costs, stages) if stages <= len(costs) else [1] * stages
+
+
+def refuses_without_numbers(costs, stages):
+    if stages > len(costs):
+        raise ValueError("too many stages")
+    return partition(costs, stages)
+
+
+def needs_whole_costs(costs, stages):
+    """Raises the limit by 1 until all layers fit, and waits for an equality that costs of 0.25 never reach."""
+    require_layers(costs, stages)
+    most = 0
+    while most != max(sum(costs[i : i + size]) for i, size in starts(partition(costs, stages))):
+        most += 1
+    return partition(costs, stages)
+
+
+def starts(sizes):
+    """(first layer, size) of every part."""
+    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+
+# -- right -------------------------------------------------------------------------------------------------------------
+
+
+def by_bisection(costs, stages):
+    """The smallest of all possible parts with which filling from the left needs no more than `stages` parts."""
+    require_layers(costs, stages)
+    n = len(costs)
+    possible = sorted({sum(costs[i:j]) for i in range(n) for j in range(i + 1, n + 1)})
+    return next(sizes for most in possible if (sizes := filled(costs, stages, most)))
+
+
+def filled(costs, stages, most):
+    """Sizes of parts that cost `most` at most, each as full as it can be while others get a layer; None if too many."""
+    sizes, layer = [], 0
+    for left in reversed(range(stages)):
+        size, held = 0, 0
+        while layer + size < len(costs) - left and held + costs[layer + size] <= most:
+            held += costs[layer + size]
+            size += 1
+        if size == 0:
+            return None
+        sizes.append(size)
+        layer += size
+    return sizes if layer == len(costs) else None
+
+
+def by_trying_all(costs, stages):
+    require_layers(costs, stages)
+
+    def slowest(cuts):
+        places = [0, *cuts, len(costs)]
+        return max(sum(costs[a:b]) for a, b in zip(places, places[1:], strict=False))
+
+    places = [0, *min(combinations(range(1, len(costs)), stages - 1), key=slowest), len(costs)]
+    return [b - a for a, b in zip(places, places[1:], strict=False)]
+
+
+def as_an_array(costs, stages):
+    return np.array(partition(costs, stages))

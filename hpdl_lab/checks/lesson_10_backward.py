@@ -1,0 +1,216 @@
+"""Notebook 10, one action: what a stage does when the backward of a micro-batch is its turn."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import mse_loss
+
+from ..parallel import naive_pipeline as reference
+from ..schedules import build
+from . import answers_10_backward as answers
+from . import hints_10
+from .pipeline_rows import case_of
+from .ranks import ALONE, capital, count, full_stop, number, on_engines, simulate
+from .record import Broken, Exercise, Passed, WrongAnswer
+
+WIDTH, EXAMPLES = 3, 2  # numbers that pass between stages for an example; examples of a micro-batch
+GPIPE, GEMS = "gpipe", "gems_mast"
+CASES = ((GPIPE, 2, 1), (GPIPE, 3, 4), (GPIPE, 1, 3), (GPIPE, 5, 2), (GEMS, 3, 2), (GEMS, 4, 2))
+TOLERANCE = 1e-10
+
+
+class Ran(NamedTuple):
+    """One rank after a step.
+
+    grads:  {stage: {parameter: its gradient as an array, or None}}; left: keys that are still in `saved`.
+    sent:   messages sent in backwards, nbytes: their bytes.
+    """
+
+    grads: dict
+    left: list
+    sent: int
+    nbytes: int
+
+
+def layers_of(part):
+    """The layers of one stage, the same wherever it is: (b, WIDTH) -> (b, WIDTH)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(part)
+        return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()).double()
+
+
+def batch(micro_batch):
+    """(x, y) of a micro-batch, each (EXAMPLES, WIDTH)."""
+    generator = torch.Generator().manual_seed(100 + micro_batch)
+    made = (torch.randn(EXAMPLES, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+    return tuple(made)
+
+
+def step(comm, fn, name, micro_batches):
+    """One step of the schedule `name`, forwards by the library, backwards by fn(comm, schedule, action, saved)."""
+    schedule = build(name, comm.size, micro_batches)
+    modules = {stage: layers_of(stage % schedule.stages) for stage in schedule.stages_of(comm.rank)}
+    saved, backwards = {}, []
+    for action in schedule.rows[comm.rank]:
+        if action.kind == "F":
+            x, y = batch(action.micro_batch)
+            x = x if schedule.is_first(action.stage) else torch.empty_like(x)
+            loss = loss_for(y, micro_batches)
+            reference.do_forward(comm, schedule, action, modules[action.stage], saved, x, loss)
+        else:
+            begun = len(comm.trace.log)
+            fn(comm, schedule, action, saved)
+            backwards += [e.nbytes for e in comm.trace.events[begun:] if e.op == "send"]
+    grads = {
+        stage: {name: None if p.grad is None else p.grad.numpy().copy() for name, p in module.named_parameters()}
+        for stage, module in modules.items()
+    }
+    return Ran(grads, sorted(saved), len(backwards), sum(backwards))
+
+
+def loss_for(y, micro_batches):
+    """f(output) -> the loss of a micro-batch, divided so that those of all micro-batches add up."""
+    return lambda output: mse_loss(output, y) / micro_batches
+
+
+def expected(schedule, micro_batches):
+    """{stage: {parameter: gradient}} of the sequential model, for those micro-batches."""
+    modules = [layers_of(part) for part in range(schedule.stages)]
+    for i in micro_batches:
+        x, y = batch(i)
+        loss_for(y, schedule.micro_batches)(torch.nn.Sequential(*modules)(x)).backward()
+    return [{name: p.grad.numpy() for name, p in module.named_parameters()} for module in modules]
+
+
+def check_do_backward(fn, runner=None):
+    for name, p, m in CASES:
+        schedule = build(name, p, m)
+        where = f"{'in GEMS ' if name == GEMS else ''}{case_of(p, m)},"
+        run = simulated(fn, schedule, where)
+        check_step(run, schedule, capital(where))
+    name, p, m = CASES[1]
+    run = simulate(p, step, fn, name, m, where=case_of(p, m))
+    facts = [
+        f"gradients: those of the sequential model, to {difference(run, build(name, p, m)):.0e}, in GPipe and in GEMS",
+        f"messages: {m} from each of {p - 1} ranks, {run[1].nbytes} bytes, one for each micro-batch",
+    ]
+    if runner is not None:
+        on = on_engines(runner, step, fn, GPIPE, m)
+        where = f"on {count(len(on), 'engine')},"
+        check_step(on, build(GPIPE, len(on), m), capital(where))
+        facts.append(f"engines: right on {count(len(on), 'MPI rank')}" if len(on) > 1 else ALONE)
+    return Passed(tuple(facts), run.events, p)
+
+
+def simulated(fn, schedule, where):
+    """A step on simulated ranks. What goes wrong only where stages run the other way is about the neighbor."""
+    try:
+        return simulate(schedule.ranks, step, fn, schedule.name, schedule.micro_batches, where=where)
+    except Broken as broken:
+        if schedule.name != GEMS:
+            raise
+        message = (
+            "Right in GPipe, but not in GEMS, whose second replica runs from the last rank to the first: "
+            f"{full_stop(broken.message)} Stage s + 1 is not always on rank + 1: ask schedule.rank_of."
+        )
+        raise Broken("neighbor", message, broken.detail, broken.events, broken.size) from None
+
+
+def check_step(run, schedule, where):
+    """Raise Broken unless every gradient is the sequential model's, nothing is kept, and no message is sent in vain."""
+    events = getattr(run, "events", ())
+    for stage in sorted((s for ran in run for s in ran.grads), key=lambda s: -(s % schedule.stages)):
+        rank = schedule.rank_of(stage)
+        mine = [i for i in range(schedule.micro_batches) if schedule.replica_of(i) == schedule.replica(stage)]
+        right = expected(schedule, mine)[stage % schedule.stages]
+        for name, got in run[rank].grads[stage].items():
+            if got is None or not np.allclose(got, right[name], rtol=TOLERANCE, atol=TOLERANCE):
+                failed, text = explain(got, name, stage, mine, schedule)
+                raise Broken(failed, f"{where} {text}", events=events, size=len(run))
+    for rank, ran in enumerate(run):
+        if ran.left:
+            message = (
+                f"{where} the gradients are right, but `saved` of rank {rank} still holds the activations of "
+                f"{len(ran.left)} of {schedule.micro_batches} micro-batches at the end. Take the entry out: "
+                "saved.pop(key)."
+            )
+            raise Broken("memory", message, events=events, size=len(run))
+        needed = sum(not schedule.is_first(a.stage) for a in schedule.rows[rank] if a.kind == "B")
+        if ran.sent != needed:
+            message = (
+                f"{where} the gradients are right, but rank {rank} sends {count(ran.sent, 'message')} in its backwards "
+                f"and {needed} would do, one per micro-batch. A gradient has the shape of what it belongs to, so that "
+                "nothing has to be asked."
+            )
+            raise Broken("traffic", message, events=events, size=len(run))
+
+
+def explain(got, name, stage, mine, schedule):
+    """(invariant, sentence) for a gradient of `stage` that is not the sequential model's."""
+    m, part = schedule.micro_batches, stage % schedule.stages
+    if got is None:
+        return "weights", (
+            f"stage {stage} has no gradient for {name}: torch.autograd.grad hands gradients out, and only "
+            "torch.autograd.backward leaves them in .grad of the parameters, where the optimizer looks."
+        )
+    right = expected(schedule, mine)[part][name]
+    i = int(np.argmax(~np.isclose(got, right, rtol=TOLERANCE, atol=TOLERANCE).reshape(-1)))
+    told = (
+        f"the gradient of {name}[{i}] of stage {stage} should be {number(right.reshape(-1)[i])} and is "
+        f"{number(got.reshape(-1)[i])}."
+    )
+    for factor, why in ((m, "multiplied by"), (1 / m, "divided by")):
+        if m > 1 and np.allclose(got, right * factor, rtol=TOLERANCE, atol=TOLERANCE):
+            return "scale", f"{told} It was {why} {m}, the number of micro-batches: the losses are divided already."
+    for which in (mine[0], mine[-1]):
+        if len(mine) > 1 and np.allclose(got, expected(schedule, [which])[part][name], rtol=TOLERANCE, atol=TOLERANCE):
+            return (
+                "accumulate",
+                f"{told} That is micro-batch {which} alone: those of all micro-batches add up in .grad.",
+            )
+    if schedule.is_last(stage):
+        return "gradient", f"{told} Here y is the loss itself: its backward needs no gradient from anybody."
+    return "gradient", (
+        f"{told} What comes after it is right. So stage {stage} did not begin with the gradient of its own output: was "
+        f"something else sent by stage {stage + 1}, or was what came not used?"
+    )
+
+
+def difference(run, schedule):
+    """The largest difference between gradients of a run and those of the sequential model."""
+    right = expected(schedule, range(schedule.micro_batches))
+    pairs = [(g, right[s][name]) for ran in run for s, grads in ran.grads.items() for name, g in grads.items()]
+    return max(float(np.abs(got - wanted).max()) for got, wanted in pairs)
+
+
+EXERCISES = (
+    Exercise(
+        id="10.5",
+        title="the backward of one micro-batch through one stage",
+        reference=reference.do_backward,
+        stars=3,
+        check=check_do_backward,
+        hints=hints_10.DO_BACKWARD,
+        wrong_answers=(
+            WrongAnswer(answers.arrows_the_wrong_way, "raises", "only for scalar outputs"),
+            WrongAnswer(answers.keeps_the_gradient_to_itself, "deadlock", "rank 1 never sent to rank 0"),
+            WrongAnswer(answers.the_last_stage_waits_too, "raises", "KeyError: None"),
+            WrongAnswer(answers.next_rank_for_next_stage, "neighbor", "ask schedule.rank_of"),
+            WrongAnswer(answers.begins_with_ones, "gradient", "was what came not used?"),
+            WrongAnswer(answers.passes_on_what_came, "gradient", "was something else sent by stage"),
+            WrongAnswer(answers.divides_once_more, "scale", "the losses are divided already"),
+            WrongAnswer(answers.only_for_the_input, "weights", "only torch.autograd.backward leaves them"),
+            WrongAnswer(answers.only_the_first_micro_batch, "accumulate", "That is micro-batch 0 alone"),
+            WrongAnswer(answers.keeps_what_is_done, "memory", "Take the entry out"),
+            WrongAnswer(answers.asks_for_the_shape, "traffic", "nothing has to be asked"),
+            WrongAnswer(answers.sends_first, "raises", "NoneType"),
+        ),
+        right_answers=(answers.posts_its_receive_first, answers.by_the_tensors_own_method),
+        explanation=(
+            "Messages of a backward are those of the forward turned around: the transposed of a send is a receive. "
+            "run_schedule.py does the same for any schedule, but posts its receives ahead, so that 1F1B, in which "
+            "activations and gradients meet, cannot deadlock."
+        ),
+    ),
+)
