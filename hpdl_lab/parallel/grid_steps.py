@@ -30,8 +30,7 @@ class Held(NamedTuple):
 def grid_steps(comm, model, grid, x, y, options, steps):
     """Train `model` on `grid` for `steps` steps after one that warms up, the last one traced.
 
-    Args:    model, x, y: of the whole batch: the same on every rank. options: of HybridParallel: schedule, micro_batches,
-             recompute.
+    Args:    model, x, y: of the whole batch, the same on every rank. options: of HybridParallel, such as schedule.
     Returns: Held of this rank. Rank 0 reports {step, seconds} of every step but the traced one.
     Raises:  as HybridParallel.
     """
@@ -40,7 +39,7 @@ def grid_steps(comm, model, grid, x, y, options, steps):
     hybrid = HybridParallel(model, mesh, x, **options)
     params = hybrid.parameters()
     optimizer = torch.optim.SGD(params, lr=LR, momentum=MOMENTUM)
-    with SavedBytes(params) as kept:
+    with SavedBytes([*params, x, y]) as kept:
         hybrid.step(x, y)
         optimizer.step()
     for step in range(steps):
@@ -63,13 +62,16 @@ def grid_steps(comm, model, grid, x, y, options, steps):
 def bytes_over_axes(events, grid):
     """{"dp": bytes, "pp": bytes, "tp": bytes} that the busiest rank sent in one step, from its events.
 
-    An all-reduce counts as a ring's: 2 (p - 1) / p of its bytes. Those beside the rank are gradients, over dp; those in
-    its own lane are of layers, over tp; single messages are activations and their gradients, over pp.
+    Messages go along the axis in which both ranks differ. On ranks whose all-reduce is not made of messages it counts
+    as a ring's, 2 (p - 1) / p of its bytes: beside the rank those of gradients, over dp; else those of layers, over tp.
     """
+    places = [grid.coordinates(rank) for rank in range(grid.size)]
     sent = {axis: [0.0] * grid.size for axis in ("dp", "pp", "tp")}
     for e in events:
-        if e.op == "send":
-            sent["pp"][e.rank] += e.nbytes
+        if e.op == "send" and e.nbytes > LITTLE:
+            apart = [axis for axis in sent if places[e.rank][axis] != places[e.peer][axis]]
+            if len(apart) == 1:
+                sent[apart[0]][e.rank] += e.nbytes
         elif e.op == "all_reduce" and e.nbytes > LITTLE:
             axis = "dp" if e.lane else "tp"
             sent[axis][e.rank] += cost.all_reduce(grid[axis], e.nbytes).nbytes_sent
