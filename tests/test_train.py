@@ -114,13 +114,50 @@ def test_what_cannot_be_trained_is_said(options, error, says):
         lab.train(**options)
 
 
-def test_a_wrong_all_reduce_is_seen_in_the_drift():
-    def forgets_rank_0(comm, x):
-        if comm.rank:
-            return ring.all_reduce(comm, x)
-        ring.all_reduce(comm, x.clone())
+def forgets_rank_0(comm, x):
+    if comm.rank:
+        return ring.all_reduce(comm, x)
+    ring.all_reduce(comm, x.clone())
 
-    trained = lab.train(all_reduce=forgets_rank_0, steps=10)
+
+def forgets_the_last(comm, x):
+    """Wrong, and the same on every rank."""
+    ring.all_reduce(comm, x[:-1])
+    comm.broadcast(x)
+
+
+def in_half_precision(comm, x):
+    y = x.bfloat16()
+    ring.all_reduce(comm, y)
+    x.copy_(y / 1.01)
+
+
+@pytest.mark.parametrize(
+    ("all_reduce", "says"),
+    [
+        (
+            forgets_rank_0,
+            "forgets_rank_0 does not add up: on rank 0, element 0 of 9 should be 4, the sum over 4 ranks, and",
+        ),
+        (forgets_the_last, "does not add up: on rank 0, element 8 of 9 should be 14, the sum over 4 ranks, and is 4"),
+        (
+            lambda comm, x: ring.all_reduce(comm, x).div_(comm.size),
+            "element 0 of 9 should be 4, .* and is 1: lab.check",
+        ),
+        (in_half_precision, "element 0 of 9 should be 4, the sum over 4 ranks, and is 3.9"),
+        (lambda comm, x: x[:3], r"all_reduce was given shape \(9,\) and returned shape \(3,\)"),
+    ],
+)
+def test_an_all_reduce_that_does_not_add_up_is_refused_before_the_first_step(all_reduce, says):
+    with pytest.raises(ValueError, match=says):
+        lab.train(all_reduce=all_reduce, steps=10)
+
+
+def test_one_that_goes_wrong_later_is_seen_in_the_drift():
+    def sometimes(comm, x):
+        return forgets_rank_0(comm, x) if len(x) > 100 else ring.all_reduce(comm, x)
+
+    trained = lab.train(all_reduce=sometimes, steps=10)
     assert trained.drift > 1e-3 and "drifted apart" in repr(trained)
 
 
@@ -163,8 +200,8 @@ def test_an_error_on_a_rank_comes_back_and_the_picture_is_finished(monkeypatch):
         return ring.all_reduce(comm, x)
 
     with pytest.raises(RuntimeError, match="not today"):
-        lab.train(all_reduce=breaks_later, steps=50)
-    assert drawn == [(10, "mlp on digits, 4 simulated ranks: stopped")]
+        lab.train(all_reduce=breaks_later, steps=50)  # of 4 calls a step, and 4 before the first
+    assert drawn == [(9, "mlp on digits, 4 simulated ranks: stopped")]
     with pytest.raises(RuntimeError, match="not today"):
         lab.train(all_reduce=breaks_later, steps=50)
     assert len(drawn) == 1  # a run without any step leaves no empty picture

@@ -13,6 +13,7 @@ from ..models.batch_norm import synchronized
 from . import checkpoint
 from .agreement import require_same
 from .data import name_of
+from .known_sum import require_sums
 from .recipe import Recipe
 
 __all__ = ["Recipe", "Trained", "evaluate", "train", "train_step"]
@@ -43,7 +44,8 @@ def train(comm, model, strategy, data, recipe, reader=None):
              data: a data.dataset.Dataset, recipe: a Recipe: the same on every rank.
              reader: a data.loading.Reader; by default examples are there when they are asked for.
     Returns: Trained. The losses are of the global batch, the same on every rank.
-    Raises:  ValueError on every rank where ranks differ in recipe, data or model, or outnumber the examples of a batch;
+    Raises:  ValueError on every rank where ranks differ in recipe, data or model, or outnumber the examples of a batch,
+             or where the strategy's all_reduce does not add up;
              OSError and ValueError on every rank where the recipe's checkpoint cannot be used: see checkpoint.py.
     """
     n = len(data.train_y)
@@ -56,6 +58,7 @@ def train(comm, model, strategy, data, recipe, reader=None):
     strategy.start(comm, model)
     facts = recipe.facts() | checkpoint.facts_of(data, model) | {"prepare": name_of(reader.prepare)}
     try:
+        require_sums(comm, strategy)
         first = steps_taken(comm, model, optimizer, recipe, facts)
         schedule = islice(batches(n, recipe.batch, recipe.seed, first), recipe.steps - first)
         shards = reader.shards(comm, data.train_x, data.train_y, enumerate(schedule, first), recipe.seed)
