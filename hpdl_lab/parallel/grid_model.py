@@ -158,6 +158,7 @@ def stage_time(part, spec, grid, micro_batch, recompute, machine):
     compute = sum(layer.flops_on(tp) for layer in part) * micro_batch / machine.network.flops_per_s
     alpha, beta = message_cost(machine.network, grid, "tp")
     sums = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.sums)
+    sums += sum(cost.all_gather(tp, tp * n * each).seconds(alpha, beta) for layer in part for n in layer.gathers)
     returns = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.returns)
     again = int(recompute)
     return StageTime(compute, (2 + again) * compute, sums, returns + again * sums)
@@ -201,6 +202,7 @@ def bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence
     """{"dp": bytes, "pp": bytes, "tp": bytes} that a rank with the stages `mine` sends in a step."""
     dp, tp, each = grid["dp"], grid["tp"], spec.bytes_each.activations * micro_batch * share
     sums = sum((1 + recompute) * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
+    gathers = sum((1 + recompute) * sum(layer.gathers) for s in mine for layer in layers[s])
     pp = 0
     for s in mine:
         if s + 1 < len(layers) and grid["pp"] > 1:
@@ -211,5 +213,5 @@ def bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence
     return {
         "dp": cost.all_reduce(dp, gradients).nbytes_sent,
         "pp": pp,
-        "tp": cost.all_reduce(tp, sums * each).nbytes_sent,
+        "tp": cost.all_reduce(tp, sums * each).nbytes_sent + (tp - 1) * gathers * each,
     }

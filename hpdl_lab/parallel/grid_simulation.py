@@ -17,6 +17,7 @@ import torch
 
 from .. import schedules
 from ..collectives import ring
+from ..collectives.cost import all_gather
 from ..comm import sim
 from ..comm.network import Islands
 from ..mesh import DeviceMesh
@@ -185,12 +186,16 @@ class SimulatedStage:
             self.comm.compute(self.arithmetic(layers, passes))
             for nbytes in self.sizes(layers, sums):
                 ring.all_reduce(self.tp, self.step.tensor(nbytes))
+            for nbytes in self.sizes(layers, gathered(sums)):
+                ring.all_gather(self.tp, self.step.tensor(self.tp.size * nbytes))
             return
         key = layers, passes, sums
         if key not in self.spent:
             cost = message_cost(self.step.machine.network, self.grid, "tp")
-            messages = sum(all_reduce_seconds(self.tp.size, nbytes, *cost) for nbytes in self.sizes(layers, sums))
-            self.spent[key] = messages + self.arithmetic(layers, passes)
+            p = self.tp.size
+            seconds = sum(all_reduce_seconds(p, nbytes, *cost) for nbytes in self.sizes(layers, sums))
+            seconds += sum(all_gather(p, p * nbytes).seconds(*cost) for nbytes in self.sizes(layers, gathered(sums)))
+            self.spent[key] = seconds + self.arithmetic(layers, passes)
         self.comm.compute(self.spent[key])
 
     def arithmetic(self, layers, passes):
@@ -201,3 +206,8 @@ class SimulatedStage:
     def sizes(self, layers, sums):
         """Bytes of each all-reduce over tp."""
         return [n * self.step.itemsize for name in sums for layer in layers for n in getattr(layer, name)]
+
+
+def gathered(sums):
+    """The fields of Layer with all-gathers that come with those of `sums`."""
+    return ("gathers",) if "sums" in sums else ()

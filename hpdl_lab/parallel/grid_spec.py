@@ -36,10 +36,11 @@ class Layer(NamedTuple):
 
     parameters: how many; cut: how many of them tp divides among its ranks, 0: every tp rank has and does all of it.
     flops:      of forward, per example, a multiplication and an addition counting as two; divided by tp where cut.
-    saved:      numbers kept for backward that every tp rank keeps whole (sequence parallel divides them, too), and
-    saved_cut:  numbers kept that tp divides.
+    saved:      numbers kept for backward; of these saved_cut are divided by tp, and saved_positions by sequence
+                parallel alone.
     output:     numbers that it hands to the next layer.
-    sums:       sizes of the all-reduces over tp in forward; returns: of those in backward.
+    sums:       sizes of the all-reduces over tp in forward; returns: of those in backward; gathers: what each rank has
+                of the all-gathers in forward.
     """
 
     name: str
@@ -48,9 +49,11 @@ class Layer(NamedTuple):
     flops: float
     saved: int
     saved_cut: int
+    saved_positions: int
     output: int
     sums: tuple = ()
     returns: tuple = ()
+    gathers: tuple = ()
 
     def parameters_on(self, tp):
         """How many of its parameters each of `tp` ranks holds."""
@@ -58,9 +61,11 @@ class Layer(NamedTuple):
 
     def saved_on(self, tp, sequence):
         """Numbers per example that each of `tp` ranks keeps for backward."""
-        return (self.saved // tp if sequence else self.saved) + self.saved_cut // tp
+        divided = self.saved_cut + (self.saved_positions if sequence else 0)
+        return self.saved - divided + divided // tp
 
     def flops_on(self, tp):
+        """Of forward of one example on each of `tp` ranks."""
         return self.flops / tp if self.cut else self.flops
 
 
@@ -99,11 +104,13 @@ class Spec:
 def transformer_block(name, width, heads, positions):
     """The block of models/transformer.py: 12 d^2 + 13 d parameters; it keeps 16 s d + (4 + h) s numbers.
 
-        kept whole      the input of both norms, and what they put out: 4 s d; their means and deviations: 4 s
-        cut by tp       q, k, v: 3 s d; what the heads say: s d; before and after GELU: 4 s d + 4 s d; softmax sums: h s
+        divided by tp          q, k, v: 3 s d; what the heads say: s d; before and after GELU: 8 s d; softmax sums: h s
+        by sequence parallel   the inputs of both norms: 2 s d; their means and deviations: 4 s
+        by neither             what both norms put out, which every rank needs whole: 2 s d
 
     In 16-bit numbers 16 s d are 32 sbh bytes: the 34 sbh of Korthikanti et al. 2022, equation 1, without the 2 sbh of
-    its dropout masks; their 5 a s^2 b falls away, because torch's attention recomputes its (s, s) weights.
+    its dropout masks. Their 5 a s^2 b falls away, because torch's attention recomputes its (s, s) weights. Their
+    sequence parallelism gathers what norms put out once more in backward, and divides that, too.
     flops: 24 s d^2 of the four linear layers, 4 s^2 d of attention's two products.
     """
     d, s = width, positions
@@ -112,8 +119,9 @@ def transformer_block(name, width, heads, positions):
         parameters=12 * d * d + 13 * d,
         cut=12 * d * d + 7 * d,  # all but two norms (4d) and the biases of the two layers behind a sum (2d)
         flops=24 * s * d * d + 4 * s * s * d,
-        saved=4 * s * d + 4 * s,
+        saved=16 * s * d + (4 + heads) * s,
         saved_cut=12 * s * d + heads * s,
+        saved_positions=2 * s * d + 4 * s,
         output=s * d,
         sums=(s * d, s * d),
         returns=(s * d, s * d),
@@ -123,23 +131,18 @@ def transformer_block(name, width, heads, positions):
 def gpt(name, layers, width, heads, vocabulary, positions, training="momentum"):
     """The Spec of models/gpt.py, or of a GPT-3, without a single number being allocated.
 
-    The table of tokens is cut by vocabulary over tp, and used by the first and by the last layer.
+    The table of tokens is cut by vocabulary over tp, and used by the first and by the last layer, of which the loss is
+    a part: it keeps the probabilities of all tokens, s V.
     """
     d, s, v = width, positions, vocabulary
-    table = Layer("tokens", v * d + s * d, v * d, 0.0, saved=s, saved_cut=0, output=s * d, sums=(s * d,))
-    head = Layer(
-        "head",
-        parameters=2 * d + v * d,
-        cut=v * d,
-        flops=2 * s * d * v,
-        saved=2 * s * d + 2 * s,  # the norm's input and output
-        saved_cut=s * v,  # the logits' softmax
-        output=s * v,
-        sums=(s, s, s),
-        returns=(s * d,),
-    )
-    blocks = (transformer_block(f"block {i}", d, heads, s) for i in range(layers))
-    return Spec(name, (table, *blocks, head), heads, s, tied=v * d, training=training)
+    chain = [
+        Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, s * d, sums=(s * d,)),
+        Layer("positions", s * d, 0, 0.0, 0, 0, 0, s * d),
+        *(transformer_block(f"blocks.{i}", d, heads, s) for i in range(layers)),
+        Layer("norm", 2 * d, 0, 0.0, s * d + 2 * s, 0, s * d + 2 * s, s * d),
+        Layer("tokens.weight", v * d, v * d, 2 * s * d * v, s * d + s * v, s * v, 0, s * v, (2 * s,), (s * d,), (s,)),
+    ]
+    return Spec(name, tuple(chain), heads, s, tied=v * d, training=training)
 
 
 SPECS = {

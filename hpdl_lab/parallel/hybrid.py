@@ -19,6 +19,7 @@ Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021, arX
 
 import copy
 import zlib
+from functools import partial
 
 from torch.nn.functional import cross_entropy
 
@@ -83,13 +84,13 @@ class HybridParallel:
             layers.require(self.plan.stages)
             costs = agreed(mesh.comm, layers, self.plan.stages)
         if mesh["tp"].size > 1 or sequence:
-            whole = self._shard(whole, sequence)
+            whole, self.loss = shard_and_loss(mesh["tp"], whole, sequence, self.loss)
         parts = Layers(whole, some).split(self.plan.stages, costs or None, recompute)
         self.stages = {number: parts[number % self.plan.stages] for number in self.plan.stages_of(mesh["pp"].rank)}
         self.state = State(aliases, whole, self.plan, parts, mesh["pp"].rank)
-        partial = {name for name, cut in self.state.cuts.items() if cut.partial}
+        in_parts = {name for name, cut in self.state.cuts.items() if cut.partial}
         params = self.named_parameters()
-        self.gradients = Gradients(mesh, self.plan, self.state.trainable, self.stages, params, partial, all_reduce)
+        self.gradients = Gradients(mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce)
         self.told = False  # that all ranks have the same batch
 
     def named_parameters(self):
@@ -138,14 +139,6 @@ class HybridParallel:
         told = {i: loss / self.mesh["tp"].size for i, loss in losses.items()}  # each tp rank has the whole of it
         return loss_of_all(self.mesh.comm, told, self.named_parameters())
 
-    def _shard(self, whole, sequence):
-        """This rank's part of every layer. The logits of a gpt stay in parts, which its loss is made for."""
-        if not isinstance(whole, GPT) or self.loss is not cross_entropy_per_answer:
-            return shard(self.mesh["tp"], whole, sequence)
-        vocabulary, tp = whole.tokens.num_embeddings, self.mesh["tp"]
-        self.loss = lambda logits, y: vocabulary_cross_entropy(tp, logits, y, vocabulary)
-        return shard(tp, whole, sequence, whole_logits=False)
-
     def _require_batch(self, x, y):
         """Raise ValueError unless x has the example's shape, y as many answers, and all ranks have the same of both."""
         if tuple(x.shape) != self.shape or len(y) != len(x):
@@ -159,6 +152,19 @@ class HybridParallel:
 def cross_entropy_per_answer(logits, y):
     """The mean cross-entropy: logits (b, classes) or (b, positions, classes), y (b,) or (b, positions) int64."""
     return cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+def shard_and_loss(comm, whole, sequence, loss):
+    """(this tp rank's part of a model, its loss). The logits of a gpt stay in parts, and its loss is made for them."""
+    if not isinstance(whole, GPT) or loss is not cross_entropy_per_answer:
+        return shard(comm, whole, sequence), loss
+    vocabulary = whole.tokens.num_embeddings
+    return shard(comm, whole, sequence, whole_logits=False), partial(vocabulary_loss, comm=comm, vocabulary=vocabulary)
+
+
+def vocabulary_loss(logits, y, comm, vocabulary):
+    """cross_entropy_per_answer where each tp rank has some of the logits."""
+    return vocabulary_cross_entropy(comm, logits, y, vocabulary)
 
 
 def require_axes(mesh):
