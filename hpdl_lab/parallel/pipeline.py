@@ -11,7 +11,8 @@ import zlib
 
 import torch
 
-from .agreement import require_same, require_same_model
+from .agreement import measure, require_same, require_same_model
+from .data import broadcast_parameters
 from .pipeline_verdict import loss_of_all
 from .run_schedule import require_valid, run_schedule
 from .shared_gradients import add_shared_gradients, holders, shared_by_rank
@@ -28,7 +29,8 @@ class Pipeline:
             loss = pipeline.step(x, y, cross_entropy)     # of the whole batch, the same on every rank
             optimizer.step()
 
-    Args:    model: nn.Module with the same values on every rank; this rank keeps only its stages of it.
+    Args:    model: nn.Module of one structure on every rank; rank 0's values are where all start. This rank keeps only
+             its stages of it.
              schedule: a Schedule for comm.size ranks. example: x of one micro-batch; every micro-batch has its shape.
              recompute: see stage.Stage; costs: see split.split, by default those that rank 0 measures.
     Raises:  ValueError on every rank, before the first message about the model, for a schedule that is not valid or for
@@ -40,13 +42,14 @@ class Pipeline:
         require_valid(comm, schedule)
         layers = Layers(model, example)
         layers.require(schedule.stages, costs)
-        require_same_model(comm, model, f"{schedule} {costs}")
+        require_same_model(comm, model, plan_of(schedule, recompute, costs))
+        broadcast_parameters(comm, model)
         parts = layers.split(schedule.stages, costs or agreed(comm, layers, schedule.stages), recompute)
         self.stages = {number: parts[number % schedule.stages] for number in schedule.stages_of(comm.rank)}
         self.takes = parts[0].takes
         names = [[n for n, p in part.module.named_parameters() if p.requires_grad] for part in parts]
         self.shared = shared_by_rank(comm.rank, holders(schedule, names), self.named_parameters())
-        self.told = False  # that all ranks have the same batch
+        self.compared = False  # do all ranks have the same batch? looked at in the first step
 
     def named_parameters(self):
         """{name in the whole model: parameter} of this rank's stages, trainable ones, each once."""
@@ -80,17 +83,26 @@ class Pipeline:
     def micro_batches(self, x, y):
         """[[part of each micro-batch] of each tensor of x], [part of y of each micro-batch]."""
         x, m = x if isinstance(x, tuple) else (x,), self.schedule.micro_batches
-        for tensor in (*x, y):
-            if len(tensor) % m or len(tensor) != len(y):
-                raise ValueError(f"{len(tensor)} examples cannot be shared by {m} micro-batches of equal size")
+        for tensor in x:
+            if len(tensor) != len(y):
+                raise ValueError(f"x has {len(tensor)} examples and y has {len(y)}")
+        if len(y) % m:
+            raise ValueError(f"{len(y)} examples cannot be shared by {m} micro-batches of equal size")
         xs = [tensor.chunk(m) for tensor in x]
-        given, wanted = [tuple(part[0].shape) for part in xs], [spec.shape for spec in self.takes]
+        given, wanted = (" and ".join(map(measure, parts)) for parts in ([part[0] for part in xs], self.takes))
         if given != wanted:
-            raise ValueError(f"micro-batches of {told(given)}: this pipeline was made for {told(wanted)}, its example")
-        if not self.told:
-            require_same(self.comm, "batch", [zlib.crc32(bytes_of(t)) for t in (*x, y)])
-            self.told = True
+            raise ValueError(f"micro-batches of {given}: this pipeline was made for {wanted}, its example")
+        if not self.compared:
+            require_same(self.comm, "batch", ", ".join(f"checksum {zlib.crc32(bytes_of(t)):08x}" for t in (*x, y)))
+            self.compared = True
         return xs, y.chunk(m)
+
+
+def plan_of(schedule, recompute, costs):
+    """What all ranks must mean by this pipeline, in a line."""
+    rows = zlib.crc32(repr(schedule.rows).encode())
+    order = f"{schedule.name} of {schedule.micro_batches} micro-batches (checksum {rows:08x})"
+    return f"{order}, recompute={recompute}, costs={costs}"
 
 
 def agreed(comm, layers, stages):
@@ -99,10 +111,6 @@ def agreed(comm, layers, stages):
     if stages > 1 and comm.rank == 0:
         costs += torch.tensor(layers.measured(), dtype=torch.float64)
     return comm.broadcast(costs.to(comm.device)).tolist()
-
-
-def told(shapes):
-    return " and ".join(f"shape {shape}" for shape in shapes)
 
 
 def bytes_of(tensor):

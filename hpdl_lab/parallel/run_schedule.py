@@ -12,6 +12,7 @@ import torch
 
 from .pipeline_events import name_of
 from .routes import needed_by, routes
+from .stage import Stage
 
 AHEAD = 2  # actions whose inputs are being received while another one computes: each holds the memory of its inputs
 
@@ -172,10 +173,11 @@ class Execution:
 
     def shortage(self, action, error):
         """The sentence about memory that is not there."""
-        live = sum(len(getattr(stage, "saved", ())) for stage in self.stages.values())
+        live = sum(len(stage.saved) for stage in self.stages.values() if isinstance(stage, Stage))
+        holding = f"{live} micro-batch{'es' if live != 1 else ''}"
         return (
-            f"rank {self.comm.rank} is out of memory in {name_of(action)}, with {live} micro-batches live: recompute="
-            f"True, more and smaller micro-batches, or more stages need less ({first_line(error)})"
+            f"rank {self.comm.rank} is out of memory in {name_of(action)}, holding the activations of {holding}: "
+            f"recompute=True, smaller micro-batches or more stages need less ({first_line(error)})"
         )
 
 

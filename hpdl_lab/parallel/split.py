@@ -65,8 +65,9 @@ class Layers:
         traced = trace(model, self.example)
         self.graph, self.values = traced.graph, traced.values
         self.names, self.layer_of = [], {}
+        known = dict(model.named_parameters(remove_duplicate=False))
         for node in self.graph.nodes:
-            names = parameter_names(model, node)
+            names = parameter_names(node, known)
             if names:
                 self.names.append(node.target if node.op == "call_module" else names[0])
             if node.op in ("call_module", "call_function"):
@@ -150,14 +151,12 @@ class Layers:
         return [statistics.median(times) for times in zip(*runs, strict=True)]
 
 
-def parameter_names(model, node):
-    """The names of the parameters that the operation of `node` uses itself."""
+def parameter_names(node, known):
+    """The names of the parameters, of all that are `known`, that the operation of `node` has or is given."""
+    given = [n.target for n in node.all_input_nodes if n.op == "get_attr" and n.target in known]
     if node.op == "call_module":
-        return [f"{node.target}.{name}" for name, _ in model.get_submodule(node.target).named_parameters()]
-    if node.op == "call_function":
-        known = dict(model.named_parameters())
-        return [n.target for n in node.all_input_nodes if n.op == "get_attr" and n.target in known]
-    return []
+        return [*(name for name in known if name.startswith(f"{node.target}.")), *given]
+    return given if node.op == "call_function" else []
 
 
 def timed(stages, x):
@@ -190,8 +189,8 @@ def require_same_output(layers):
     if found.dtype != want.dtype or found.shape != want.shape or not (drawn or same(found, want)):
         kind = type(layers.model).__name__
         raise ValueError(
-            f"{kind} cannot be split into stages: run again, operation by operation, it answers otherwise. Does its "
-            "forward change its own attributes, or use autocast?"
+            f"{kind} cannot be split into stages: its operations, done again one by one, answer otherwise. Does its "
+            "forward use autocast, or change what its layers do?"
         )
 
 

@@ -20,7 +20,6 @@ WHOLE = (BatchNorm, ConvolutionBlock, TransformerBlock)  # a cut inside would se
 WHOLE_FROM = ("torch.nn.", "hpdl_lab.parallel.")  # classes of these are layers: they may communicate inside
 ASKS_FOR_VALUES = {"__bool__", "item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "equal"}
 CHANGES = {"__setitem__"}  # returns nothing, and changes what it was given
-MODES = {"_set_grad_enabled"}
 
 
 class CannotLook(Exception):
@@ -129,8 +128,8 @@ class Recorder(TorchFunctionMode):
         name = func.__name__
         if name in ASKS_FOR_VALUES:
             raise CannotLook(self.inside[-1], f"asks for the value of a tensor ({name}), which depends on the data")
-        if name in MODES:
-            raise CannotLook(self.inside[-1], "switches gradients on or off")
+        if not torch.is_grad_enabled():
+            raise CannotLook(self.inside[-1], "computes without gradients, or by an autograd function of its own")
         if name == "__get__":
             out = func(*args, **kwargs)
             if isinstance(out, torch.Tensor):

@@ -1,0 +1,251 @@
+"""Cutting unchanged models into stages: what is written down, where it is cut, and what cannot be."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import dropout, relu
+
+from hpdl_lab import models
+from hpdl_lab.parallel.split import Layers, layers_of, measured_costs, shared_parameters, split
+
+EXAMPLES = {
+    "mlp": (models.build("mlp", features=4, hidden=(6, 5, 7), dtype="float64"), torch.randn(2, 4, dtype=torch.float64)),
+    "cnn": (models.build("cnn", norm="batch", dtype="float64"), torch.randn(2, 1, 8, 8, dtype=torch.float64)),
+    "gpt": (models.build("gpt", width=8, block=6, dtype="float64"), torch.randint(80, (2, 6))),
+    "vit": (models.build("vit", width=8, dtype="float64"), torch.randn(2, 1, 8, 8, dtype=torch.float64)),
+}
+
+
+class Skips(nn.Module):
+    """A small U: what the first layer gives is used again by the last but one, and the input by the last."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.middle, self.up = (nn.Linear(6, 6, dtype=torch.float64) for _ in range(3))
+        self.join = nn.Linear(12, 6, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.ones(6, dtype=torch.float64))
+
+    def forward(self, x):
+        a = relu(self.down(x))
+        b = relu(self.middle(a))
+        first, second = self.up(b).chunk(2, dim=-1)
+        c = self.join(torch.cat([first, second, a], dim=-1))
+        return c * self.scale + x[:, :6]
+
+
+def forward_and_backward(stages, x, halves=False):
+    """The loss of the stages one after the other; gradients are added to their parameters."""
+    for i, stage in enumerate(stages):
+        x = stage.forward(0, x if isinstance(x, tuple) else (x,), square if i == len(stages) - 1 else None)
+    gradients = ()
+    for stage in reversed(stages):
+        gradients = stage.input_gradient(0, gradients) if halves else stage.backward(0, gradients)
+    for stage in stages if halves else ():
+        stage.weight_gradient(0)
+    return x[0]
+
+
+def square(y):
+    return y.square().sum()
+
+
+def gradients_of(model):
+    found = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+def equal(got, want, tolerance=0.0):
+    return set(got) == set(want) and all((got[n] - want[n]).abs().max() <= tolerance for n in want)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("halves", [False, True])
+def test_stages_do_what_the_model_does(name, halves):
+    model, x = EXAMPLES[name]
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    layers = Layers(model, x)
+    assert all(torch.equal(b, buffers[n]) for n, b in model.named_buffers())  # to look is not to train
+    want_loss = square(model(x))
+    want_loss.backward()
+    want = gradients_of(model)
+    for stages in range(1, min(len(layers), 4) + 1):
+        loss = forward_and_backward(layers.split(stages, [1] * len(layers)), x, halves)
+        assert torch.equal(loss, want_loss)
+        assert equal(gradients_of(model), want), stages
+
+
+def test_layers_are_named_and_tied_weights_known():
+    model, x = EXAMPLES["gpt"]
+    assert layers_of(model, x) == ["tokens", "positions", "blocks.0", "blocks.1", "norm", "tokens.weight"]
+    stages = split(model, 3, x, costs=[1] * 6)
+    assert shared_parameters(stages) == {"tokens.weight": [0, 2]}
+    assert shared_parameters(split(model, 1, x)) == {}
+    assert stages[0].parameters()[0] is model.tokens.weight  # not a copy
+    assert [n for n, _ in stages[1].module.named_parameters()][0] == "blocks.0.norm1.weight"
+    assert "self.tokens" in stages[0].module.code  # a stage is Python that one can read
+    (spec,) = stages[0].gives
+    assert spec == stages[1].takes[0] and (spec.shape, spec.requires_grad, spec.nbytes) == (
+        (2, 6, 8),
+        True,
+        2 * 6 * 8 * 8,
+    )
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("halves", [False, True])
+def test_values_that_skip_stages_travel_along(stages, halves):
+    torch.manual_seed(0)
+    model, x = Skips(), torch.randn(3, 6, dtype=torch.float64)
+    square(model(x)).backward()
+    want = gradients_of(model)
+    parts = split(model, stages, x, costs=[1] * 5)
+    forward_and_backward(parts, x, halves)
+    assert equal(gradients_of(model), want, 1e-12)
+    if stages == 5:
+        x_and_a, behind = parts[1].gives, parts[3].gives
+        assert [spec.requires_grad for spec in x_and_a] == [False, True, True]  # x, which needs no gradient; a; b
+        assert [spec.shape for spec in behind] == [(3, 6), (3, 6)]  # x and c: nobody needs a any more
+
+
+def test_python_inside_forward_may_look_at_shapes():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+            self.table = torch.arange(4.0)  # neither a parameter nor a buffer
+            self.register_buffer("mask", torch.tensor([True, False, True, True]))
+
+        def forward(self, x):
+            b, width = x.shape
+            for i, layer in enumerate(self.layers):
+                x = layer(x) if width > 2 else x
+                x += self.table.to(x.dtype) * i
+            x = x.view(b, -1).masked_fill(self.mask, 0.0)
+            x[:, 0] = len(x)
+            return x.T.mT.max(dim=1).values + torch.full((b,), 2.0)
+
+    torch.manual_seed(0)
+    model, x = Branches(), torch.randn(3, 4)
+    stages = split(model, 2, x, costs=[1, 1])
+    (y,) = stages[1].forward(0, stages[0].forward(0, (x,)))
+    assert torch.equal(y, model(x))
+
+
+def test_random_numbers_are_drawn_anew_for_every_micro_batch():
+    class Drops(nn.Sequential):
+        def forward(self, x):
+            return dropout(super().forward(x), 0.5)
+
+    model, x = Drops(nn.Linear(50, 50)), torch.randn(2, 50)
+    state = torch.get_rng_state()
+    (stage,) = split(model, 1, x)
+    assert torch.equal(torch.get_rng_state(), state)
+    (first,), (second,) = stage.forward(0, (x,)), stage.forward(1, (x,))
+    assert not torch.equal(first, second)
+
+
+class AsksForValues(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else -self.linear(x)
+
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class UsesOwnFunction(AsksForValues):
+    def forward(self, x):
+        return self.linear(Own.apply(x))
+
+
+class WithoutGradient(AsksForValues):
+    def forward(self, x):
+        with torch.no_grad():
+            x = x + 1
+        return self.linear(x)
+
+
+class GoesByNumpy(AsksForValues):
+    def forward(self, x):
+        return self.linear(torch.from_numpy(x.detach().numpy() + 1))
+
+
+class GoesByTheBack(AsksForValues):
+    def forward(self, x):
+        return self.linear(x) + torch.from_dlpack(np.ones(4, dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (AsksForValues, "asks for the value of a tensor .__bool__., which depends on the data"),
+        (UsesOwnFunction, "computes without gradients, or by an autograd function of its own"),
+        (WithoutGradient, "computes without gradients"),
+        (GoesByNumpy, "asks for the value of a tensor .numpy."),
+        (GoesByTheBack, r"uses a tensor of shape \(4,\) that no torch function has made"),
+    ],
+)
+def test_what_cannot_be_written_down_is_one_layer_or_refused(kind, reason):
+    x = torch.randn(3, 4)
+    with pytest.raises(ValueError, match=f"{kind.__name__} cannot be split into stages: its forward {reason}"):
+        split(kind(), 1, x)
+    model = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 4))
+    assert layers_of(model, x) == ["0", "1", "2"]  # inside another model it is a layer
+    stages = split(model, 3, x, costs=[1, 1, 1])
+    for micro_batch in (x, -x):
+        want = model(micro_batch)
+        y = (micro_batch,)
+        for stage in stages:
+            y = stage.forward(0, y)
+        assert torch.equal(y[0], want)
+
+
+def test_what_answers_otherwise_when_done_again_is_refused():
+    class Casts(nn.Linear):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().forward(x)
+
+    with pytest.raises(
+        ValueError, match="Casts cannot be split into stages: its operations, done again one by one, ans"
+    ):
+        split(Casts(4, 4), 1, torch.ones(2, 4))
+
+
+def test_bad_input_is_named_with_numbers():
+    model, x = EXAMPLES["mlp"]
+    with pytest.raises(ValueError, match=r"Sequential has 4 layers \(0, 2, 4, 6\), which cannot be shared by 5 stages"):
+        split(model, 5, x)
+    with pytest.raises(ValueError, match=r"3 costs were given for 4 layers \(0, 2, 4, 6\)"):
+        split(model, 2, x, costs=[1, 2, 3])
+    with pytest.raises(ValueError, match="ReLU has no parameters that its output depends on: nothing to split"):
+        split(nn.Sequential(nn.ReLU())[0], 1, x)
+
+    class Two(nn.Linear):
+        def forward(self, x):
+            return x, super().forward(x)
+
+    with pytest.raises(ValueError, match="returns something of type tuple, and one tensor is needed"):
+        split(Two(4, 4), 1, torch.ones(2, 4))
+
+
+def test_costs_are_measured_and_leave_no_trace():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 400), nn.Linear(400, 400), nn.BatchNorm1d(400), nn.Linear(400, 2))
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    costs = measured_costs(model, torch.randn(64, 8))
+    assert len(costs) == 4 and min(costs) > 0 and costs[1] > costs[3]  # 160,000 weights against 800
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
