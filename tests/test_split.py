@@ -85,6 +85,8 @@ def test_layers_are_named_and_tied_weights_known():
     assert stages[0].parameters()[0] is model.tokens.weight  # not a copy
     assert [n for n, _ in stages[1].module.named_parameters()][0] == "blocks.0.norm1.weight"
     assert "self.tokens" in stages[0].module.code  # a stage is Python that one can read
+    backwards = split(model, 3, x, [1] * 6, partition=lambda costs, stages: [1, 1, 4])
+    assert [len(stage.parameters()) for stage in backwards] == [1, 1, 2 * 12 + 2 + 1]
     (spec,) = stages[0].gives
     assert spec == stages[1].takes[0] and (spec.shape, spec.requires_grad, spec.nbytes) == (
         (2, 6, 8),
@@ -230,6 +232,8 @@ def test_bad_input_is_named_with_numbers():
         split(model, 5, x)
     with pytest.raises(ValueError, match=r"3 costs were given for 4 layers \(0, 2, 4, 6\)"):
         split(model, 2, x, costs=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"\[4, 0\] does not share 4 layers among 2 stages, one at least for each"):
+        split(model, 2, x, [1] * 4, partition=lambda costs, stages: [4, 0])
     with pytest.raises(ValueError, match="ReLU has no parameters that its output depends on: nothing to split"):
         split(nn.Sequential(nn.ReLU())[0], 1, x)
 
@@ -243,9 +247,9 @@ def test_bad_input_is_named_with_numbers():
 
 def test_costs_are_measured_and_leave_no_trace():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 400), nn.Linear(400, 400), nn.BatchNorm1d(400), nn.Linear(400, 2))
+    model = nn.Sequential(nn.Linear(8, 1000), nn.Linear(1000, 1000), nn.BatchNorm1d(1000), nn.Linear(1000, 2))
     before = {n: t.clone() for n, t in model.state_dict().items()}
     costs = measured_costs(model, torch.randn(64, 8))
-    assert len(costs) == 4 and min(costs) > 0 and costs[1] > costs[3]  # 160,000 weights against 800
+    assert len(costs) == 4 and min(costs) > 0 and costs[1] > costs[3]  # 1,000,000 weights against 2,000
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())

@@ -13,6 +13,7 @@ import torch
 
 from .agreement import measure, require_same, require_same_model
 from .data import broadcast_parameters
+from .partition import partition
 from .pipeline_verdict import loss_of_all
 from .run_schedule import require_valid, run_schedule
 from .shared_gradients import add_shared_gradients, holders, shared_by_rank
@@ -32,19 +33,19 @@ class Pipeline:
     Args:    model: nn.Module of one structure on every rank; rank 0's values are where all start. This rank keeps only
              its stages of it.
              schedule: a Schedule for comm.size ranks. example: x of one micro-batch; every micro-batch has its shape.
-             recompute: see stage.Stage; costs: see split.split, by default those that rank 0 measures.
+             recompute: see stage.Stage; costs, partition: see split.split; costs by default as rank 0 measures them.
     Raises:  ValueError on every rank, before the first message about the model, for a schedule that is not valid or for
              another number of ranks, more stages than layers, or a model that cannot be split.
     """
 
-    def __init__(self, comm, model, schedule, example, recompute=False, costs=None):
+    def __init__(self, comm, model, schedule, example, recompute=False, costs=None, partition=partition):
         self.comm, self.schedule = comm, schedule
         require_valid(comm, schedule)
         layers = Layers(model, example)
         layers.require(schedule.stages, costs)
         require_same_model(comm, model, plan_of(schedule, recompute, costs))
         broadcast_parameters(comm, model)
-        parts = layers.split(schedule.stages, costs or agreed(comm, layers, schedule.stages), recompute)
+        parts = layers.split(schedule.stages, costs or agreed(comm, layers, schedule.stages), recompute, partition)
         self.stages = {number: parts[number % schedule.stages] for number in schedule.stages_of(comm.rank)}
         self.takes = parts[0].takes
         names = [[n for n, p in part.module.named_parameters() if p.requires_grad] for part in parts]

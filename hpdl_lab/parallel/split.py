@@ -20,18 +20,18 @@ from .tracing import trace
 REPEATS = 3
 
 
-def split(model, stages, example, costs=None, recompute=False):
+def split(model, stages, example, costs=None, recompute=False, partition=partition):
     """Cut `model` into stages that together do what it does.
 
     Args:    stages: number of them. example: what the model is given for one micro-batch, a tensor or a tuple of them;
              every micro-batch has these shapes. costs: of each layer (see layers_of), numbers; by default the seconds
              that forward and backward take here, which differ from run to run, so ranks have to agree on them.
-             recompute: see stage.Stage.
+             recompute: see stage.Stage; partition: f(costs, stages) -> layers of each stage, as partition.partition.
     Returns: list of Stage. Their parameters are those of the model, not copies, under the model's names.
     Raises:  ValueError for more stages than layers, another number of costs than layers, or a model that cannot be
              split, whose module is named.
     """
-    return Layers(model, example).split(stages, costs, recompute)
+    return Layers(model, example).split(stages, costs, recompute, partition)
 
 
 def layers_of(model, example):
@@ -91,12 +91,15 @@ class Layers:
         if costs is not None and len(costs) != len(self):
             raise ValueError(f"{len(costs)} costs were given for {known}")
 
-    def split(self, stages, costs=None, recompute=False):
+    def split(self, stages, costs=None, recompute=False, partition=partition):
         """See `split`."""
         self.require(stages, costs)
         if costs is None:
             costs = self.measured() if stages > 1 else [1] * len(self)
-        return self.stages(partition(list(costs), stages), recompute)
+        sizes = list(partition(list(costs), stages))
+        if len(sizes) != stages or sum(sizes) != len(self) or min(sizes) < 1:
+            raise ValueError(f"{sizes} does not share {len(self)} layers among {stages} stages, one at least for each")
+        return self.stages(sizes, recompute)
 
     def stages(self, sizes, recompute=False):
         """The Stages that have `sizes` layers each."""
