@@ -1,0 +1,158 @@
+"""Tensor, sequence and spatial parallel training on real ranks: the steps of one process, and what is sent."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab import data, models
+from hpdl_lab.collectives import native
+from hpdl_lab.mesh import DeviceMesh
+from hpdl_lab.parallel.plugged import Plugged, on_a_ring
+from hpdl_lab.parallel.spatial_cnn import spatial_parallel
+from hpdl_lab.parallel.tensor import shard, tensor_parallel
+from hpdl_lab.parallel.tensor_cuts import add_partial_gradients, cuts_of, gather_parameters, joined, tensors_of
+from hpdl_lab.parallel.tensor_vocabulary import vocabulary_cross_entropy
+
+EXACT = 1e-10
+STEPS, BATCH, BLOCK = 3, 5, 12
+TWELVE = {"heads": 12, "width": 24}
+SETS = {"mlp": "digits", "cnn": "digit_images", "gpt": "text", "vit": "digit_images"}
+
+CASES = [  # name, fields, how it is cut
+    ("mlp", {"hidden": (24, 36)}, {}),
+    ("gpt", TWELVE, {}),
+    ("gpt", TWELVE, {"sequence": True}),
+    ("vit", TWELVE, {}),
+    ("cnn", {"norm": "batch", "widths": (12, 24)}, {}),
+    ("cnn", {}, None),  # by rows of its images
+]
+
+
+@pytest.fixture(autouse=True)
+def ranks_that_divide_twelve(comm):
+    if 12 % comm.size or comm.size > 6:
+        pytest.skip(f"12 heads and 12 positions are not for {comm.size} ranks")
+
+
+@functools.cache
+def data_for(name):
+    return data.load(SETS[name], **({"block": BLOCK} if name == "gpt" else {"dtype": "float64"}))
+
+
+def problem(name, **fields):
+    whole, n = data_for(name), STEPS * BATCH
+    return models.build_for(whole, name, dtype="float64", **fields), whole.train_x[:n], whole.train_y[:n]
+
+
+def losses_of(model, x, y, after=lambda: None):
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01), []
+    for step in range(STEPS):
+        some = slice(step * BATCH, (step + 1) * BATCH)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x[some]).flatten(0, -2), y[some].flatten())
+        loss.backward()
+        after()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def assert_these_ranks_equal_one(comm, make, name, fields):
+    model, x, y = problem(name, **fields)
+    one = copy.deepcopy(model)
+    true_losses = losses_of(one, x, y)
+    mine = make(comm, model)
+    losses = losses_of(mine, x, y, lambda: add_partial_gradients(comm, mine))
+    assert (losses - true_losses).abs().max() < EXACT
+    for theirs in comm.all_gather(losses):
+        assert torch.equal(theirs, losses)
+    for tensor, (known, true) in zip(gather_parameters(comm, mine).values(), tensors_of(one), strict=True):
+        assert (tensor - true).abs().max() < EXACT, known
+
+
+@pytest.mark.parametrize(("name", "fields", "options"), CASES)
+def test_these_ranks_equal_one(comm, name, fields, options):
+    def make(comm, model):
+        return spatial_parallel(comm, model) if options is None else tensor_parallel(comm, model, **options)
+
+    assert_these_ranks_equal_one(comm, make, name, fields)
+
+
+@pytest.mark.parametrize("plug", [on_a_ring, lambda comm: Plugged(comm, all_reduce=native.ring_all_reduce)])
+def test_other_collectives_plug_in(comm, plug):
+    assert_these_ranks_equal_one(comm, lambda comm, model: tensor_parallel(plug(comm), model), "gpt", TWELVE)
+
+
+def calls_of(comm, layers, sequence):
+    """[(collective, bytes)] of a forward and of a backward pass."""
+    model, x, y = problem("gpt", **TWELVE, layers=layers)
+    mine = shard(comm, model, sequence)
+    begun = len(comm.trace.events)
+    loss = cross_entropy(mine(x[:BATCH]).flatten(0, 1), y[:BATCH].flatten())
+    turned = len(comm.trace.events)
+    loss.backward()
+    events = [(e.op, e.nbytes) for e in comm.trace.events]
+    return events[begun:turned], events[turned:]
+
+
+def test_a_layer_sends_two_all_reduces_forward_and_two_backward(comm):
+    """Also with sequence parallel, where each is an all-gather and a reduce-scatter."""
+    if comm.size == 1:
+        return
+    nbytes = BATCH * BLOCK * 24 * 8  # b s d numbers
+    one, two = calls_of(comm, 1, False), calls_of(comm, 2, False)
+    for direction in (0, 1):
+        assert added(one[direction], two[direction]) == {("all_reduce", nbytes): 2}
+    one, two = calls_of(comm, 1, True), calls_of(comm, 2, True)
+    for direction in (0, 1):
+        assert added(one[direction], two[direction]) == {
+            ("all_gather", nbytes // comm.size): 2,
+            ("reduce_scatter", nbytes): 2,
+        }
+
+
+def added(fewer, more):
+    """{call: how many more of it there are}."""
+    counts = {call: more.count(call) - fewer.count(call) for call in more}
+    return {call: n for call, n in counts.items() if n}
+
+
+def test_the_loss_of_a_cut_vocabulary(comm):
+    model, x, y = problem("gpt", **TWELVE)
+    vocabulary = model.tokens.num_embeddings
+    true_loss = cross_entropy(model(x[:BATCH]).flatten(0, 1), y[:BATCH].flatten())
+    true_loss.backward()
+    mine = tensor_parallel(comm, model, whole_logits=False)
+    loss = vocabulary_cross_entropy(comm, mine(x[:BATCH]), y[:BATCH], vocabulary)
+    loss.backward()
+    cuts = cuts_of(mine)
+    assert abs(loss.item() - true_loss.item()) < EXACT
+    for name, q in mine.named_parameters():
+        assert (joined(comm, q.grad, cuts[name]) - model.get_parameter(name).grad).abs().max() < EXACT, name
+
+
+def test_along_an_axis_of_a_mesh(comm):
+    """Whatever the number of ranks: all of them along tp, and a mesh that has another axis beside it."""
+    mesh = DeviceMesh(comm, dp=1, tp=comm.size)
+    assert_these_ranks_equal_one(mesh["tp"], tensor_parallel, "gpt", TWELVE)
+    if comm.size % 2 == 0:
+        mesh = DeviceMesh(comm, tp=2, dp=comm.size // 2)
+        assert_these_ranks_equal_one(mesh["tp"], tensor_parallel, "gpt", TWELVE)
+        assert mesh.over("tp", "dp").size == comm.size
+
+
+def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(comm):
+    with pytest.raises(ValueError, match=rf"has 7 x {comm.size} = .* there are {comm.size} rank"):
+        DeviceMesh(comm, dp=7, tp=comm.size)
+
+
+def test_another_batch_on_the_last_rank_ends_with_the_numbers(comm):
+    if comm.size == 1:
+        return
+    model, x, _ = problem("gpt", **TWELVE)
+    mine = tensor_parallel(comm, model)
+    with pytest.raises(ValueError, match="count"):
+        mine(x[: BATCH - (comm.rank == comm.size - 1)])
