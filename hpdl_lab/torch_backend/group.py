@@ -57,6 +57,8 @@ class HpdlGroup(dist.ProcessGroup):
     # -- sums -------------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors, opts=None):
+        if name_of(opts) in moves.FOLDS:
+            return self._start(tensors, opts, moves.fold_each, tensors, name_of(opts))
         require_sum("all_reduce", tensors, opts)
         if len(tensors) == 1 and tensors[0].is_contiguous():
             return self._start(tensors, opts, moves.all_reduce, tensors[0].detach())
@@ -161,12 +163,18 @@ class HpdlGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
 
+def name_of(opts):
+    """ "SUM", "MAX", ...: how elements are put together."""
+    asked = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+    return str(getattr(asked, "op", asked)).rpartition(".")[2]
+
+
 def require_sum(op, tensors, opts):
     """Raise NotImplementedError, ValueError unless `tensors` are to be added, and can be."""
-    asked = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-    if asked != dist.ReduceOp.SUM:
-        name = str(getattr(asked, "op", asked)).rpartition(".")[2]
-        raise NotImplementedError(f'{op} of the backend "hpdl" adds (ReduceOp.SUM), it has no {name}: {USE_GLOO}')
+    name = name_of(opts)
+    if name != "SUM":
+        more = f", and {', '.join(moves.FOLDS)}" if op == "all_reduce" else ""
+        raise NotImplementedError(f'{op} of the backend "hpdl" adds (ReduceOp.SUM){more}; it has no {name}: {USE_GLOO}')
     for x in tensors:
         if dtype_name(x.dtype) not in ITEMSIZE:
             raise ValueError(f"{op} adds {', '.join(DTYPES)}, not {dtype_name(x.dtype)}: {USE_GLOO}")

@@ -46,6 +46,21 @@ def test_sums(comm, group, dtype, wait):
     assert (t == (p * (p - 1) // 2 if r == p - 1 else r)).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8])
+def test_the_smallest_the_largest_and_the_product(comm, group, dtype):
+    r, p, op = comm.rank, comm.size, dist.ReduceOp
+    rows = torch.stack([torch.tensor([s + 1, p - s, 2, (s * 5) % 7]) for s in range(p)]).to(dtype)
+    for name, want in ((op.MIN, rows.amin(0)), (op.MAX, rows.amax(0)), (op.PRODUCT, rows.prod(0).to(dtype))):
+        x, strided = rows[r].clone(), torch.zeros(4, 2, dtype=dtype)
+        strided[:, 0] = rows[r]
+        dist.all_reduce(x, op=name)
+        work = dist.all_reduce(strided[:, 0], op=name, async_op=True)
+        work.wait()
+        assert torch.equal(x, want) and torch.equal(strided[:, 0], want)
+    empty = torch.zeros(0, dtype=dtype)
+    dist.all_reduce(empty, op=op.MAX)
+
+
 @pytest.mark.parametrize("wait", ["at once", "work", "future"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int8, torch.complex64])
 def test_copies(comm, group, dtype, wait):
@@ -107,10 +122,14 @@ def test_messages_and_meetings(comm, group):
 
 
 def test_what_it_does_not_know_names_what_to_use(comm, group):
-    for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT, dist.ReduceOp.AVG):
-        name = str(op).rpartition(".")[2]
-        with pytest.raises(NotImplementedError, match=rf"adds \(ReduceOp.SUM\), it has no {name}: use gloo for this"):
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.AVG):
+        told = rf"adds \(ReduceOp.SUM\), and MIN, MAX, PRODUCT; it has no {str(op).rpartition('.')[2]}: use gloo"
+        with pytest.raises(NotImplementedError, match=told):
             dist.all_reduce(torch.ones(3), op=op)
+    with pytest.raises(
+        NotImplementedError, match=r"reduce of the .* adds \(ReduceOp.SUM\); it has no MAX: use"
+    ):
+        dist.reduce(torch.ones(3), 0, op=dist.ReduceOp.MAX)
     with pytest.raises(ValueError, match="all_reduce adds float32, .*, not bool: use gloo for this: dist.new_group"):
         dist.all_reduce(torch.ones(3, dtype=torch.bool))
     assert comm.all_reduce(torch.ones(1)) == comm.size
@@ -201,6 +220,27 @@ def test_ddp_comes_to_what_it_comes_to_on_gloo(comm, static):
     ours, gloos = (trained(comm, backend, static_graph=static) for backend in ("hpdl", "gloo"))
     assert torch.equal(ours, comm.broadcast(ours.clone()))
     assert torch.equal(ours, gloos) if comm.size == 2 else torch.allclose(ours, gloos, rtol=1e-5, atol=1e-6)
+
+
+def joined(comm, backend):
+    """The parameters after steps of DDP of which rank r has r + 1: those who end early join the others."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 2)).double()
+    with process_group(comm, backend):
+        model = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with model.join():
+            for step in range(comm.rank + 1):
+                optimizer.zero_grad()
+                model(torch.full((2, 6), 1.0 + step, dtype=torch.float64)).square().sum().backward()
+                optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def test_ranks_that_run_out_of_batches_join_the_others(comm):
+    """DDP asks for the largest rank that is still there: all_reduce with MAX."""
+    ours, gloos = joined(comm, "hpdl"), joined(comm, "gloo")
+    assert torch.equal(ours, comm.broadcast(ours.clone())) and torch.allclose(ours, gloos, atol=1e-12)
 
 
 def test_ddp_of_two_ranks_has_the_bits_of_gloo(run, ranks):
