@@ -53,8 +53,11 @@ def attention_heads(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, 
     """
     require_heads(qkv_weight, out_weight, heads)
     ### BEGIN SOLUTION
-    qkv = column_linear(comm, x, qkv_weight, qkv_bias)  # (b, s, 3d/p)
-    return row_linear(comm, hear(qkv, heads, causal), out_weight, out_bias)  # (b, s, d/p) -> (b, s, d)
+    b, s, _ = x.shape
+    qkv = column_linear(comm, x, qkv_weight, qkv_bias)  # (b, s, d) -> (b, s, 3d/p)
+    q, k, v = qkv.view(b, s, 3, heads, -1).permute(2, 0, 3, 1, 4)  # each (b, heads, s, n), n numbers per head
+    heard = scaled_dot_product_attention(q, k, v, is_causal=causal)  # (b, heads, s, n)
+    return row_linear(comm, heard.transpose(1, 2).reshape(b, s, -1), out_weight, out_bias)  # (b, s, d/p) -> (b, s, d)
     ### END SOLUTION
 
 
