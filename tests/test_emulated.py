@@ -170,12 +170,6 @@ def test_the_ring_reaches_93_percent_of_its_bound(hosts):
     assert best["ring"] < server["parameter server"] / 3.5, "which moves 6 vectors over one link; a ring moves 1.5"
 
 
-def test_the_ring_beats_mpi_where_the_number_of_hosts_is_no_power_of_two(hosts):
-    hosts.restart(3, hosts=3)
-    best = race(hosts, ("ring", "MPI"), lambda best: best["ring"] < 0.6 * best["MPI"])
-    assert best["ring"] < 0.6 * best["MPI"], best
-
-
 # -- what goes wrong, as on one host ----------------------------------------------------------------------------------
 
 
@@ -232,15 +226,22 @@ def test_a_killed_rank_is_named_and_replaced(hosts):
 
     with pytest.raises(RankFailed, match="rank 2 was killed by signal 9"):
         hosts.run(killed, deadline=10)
-    hosts.restart()
+    if hosts.ailment():  # else the others did not react, and all have been replaced
+        hosts.restart()
     assert hosts.run(lambda comm: (comm.rank, socket.gethostname())) == [(rank, f"host{rank}") for rank in range(4)]
 
 
 # -- layouts ----------------------------------------------------------------------------------------------------------
 
 
-def test_several_engines_share_a_host_and_its_memory(hosts):
-    hosts.restart(5, hosts=2)
+def test_the_ring_beats_mpi_where_the_number_of_hosts_is_no_power_of_two(four):
+    four.restart(3, hosts=3)
+    best = race(four, ("ring", "MPI"), lambda best: best["ring"] < 0.6 * best["MPI"])
+    assert best["ring"] < 0.6 * best["MPI"], best
+
+
+def test_several_engines_share_a_host_and_its_memory(four):
+    four.restart(5, hosts=2)
 
     def who(comm):
         part = comm.split(socket.gethostname())
@@ -249,14 +250,14 @@ def test_several_engines_share_a_host_and_its_memory(hosts):
         part.all_reduce(x)
         return socket.gethostname(), comm.node_rank, comm.node_size, bool(part.shared("allocate")), int(x[0])
 
-    assert hosts.run(who) == [
+    assert four.run(who) == [
         ("host0", 0, 3, True, 3),
         ("host0", 1, 3, True, 3),
         ("host0", 2, 3, True, 3),
         ("host1", 0, 2, True, 7),
         ("host1", 1, 2, True, 7),
     ]
-    assert hosts.run(lambda comm: comm.all_reduce(np.full(100_000, 1.0))[-1]) == [5.0] * 5
+    assert four.run(lambda comm: comm.all_reduce(np.full(100_000, 1.0))[-1]) == [5.0] * 5
 
 
 def test_the_verb_takes_what_runs_replaces_it_and_says_so(place, monkeypatch, tmp_path_factory, capsys):
