@@ -4,9 +4,12 @@ What a rank waits is counted beside its row; so are the micro-batches whose acti
 several stages have a lane for each. Shades tell micro-batches apart, numbers name them where there is room.
 """
 
+from collections import defaultdict
+
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
+from .steps import write
 from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, heading, note, number_text
 
 COLORS = {"F": BLUE, "B": GREEN, "I": ORANGE, "W": PURPLE}
@@ -84,7 +87,7 @@ def bars(ax, schedule, times, now=None):
     """A bar for every action that has begun until `now`, in the row of its rank and the lane of its stage."""
     width = ax.get_window_extent().width / ax.figure.dpi  # inches
     scale = width / (times.makespan or 1)
-    corners, faces = [], []
+    corners, faces, numbers = [], [], defaultdict(list)  # (text, color) -> where it stands
     for rank, row in enumerate(times.rows):
         places = {stage: place for place, stage in enumerate(schedule.stages_of(rank))}
         for action, begin, end in row:
@@ -96,9 +99,10 @@ def bars(ax, schedule, times, now=None):
             faces.append(shade(action))
             text = str(action.micro_batch)
             if (end - begin) * scale >= DIGIT * len(text) + 0.012:
-                middle = float(begin + end) / 2, top + tall / 2
-                ax.text(*middle, text, color=ink(faces[-1]), fontsize=6, ha="center", va="center_baseline", zorder=4)
-    ax.add_collection(PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=0.6, zorder=3))
+                numbers[text, ink(faces[-1])].append((float(begin + end) / 2, top + tall / 2))
+    ax.add_collection(PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=0.6, zorder=2))
+    for (text, color), places in numbers.items():
+        write(ax, text, places, 6, color)
 
 
 def lane(rank, place, lanes):
