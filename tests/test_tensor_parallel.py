@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab import data, models, schedules
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.mesh import DeviceMesh, Grid
+from hpdl_lab.models.gpt import SIZES
+from hpdl_lab.models.initial import count
 from hpdl_lab.parallel.pipeline import Pipeline
 from hpdl_lab.parallel.plugged import Plugged, on_a_ring
 from hpdl_lab.parallel.spatial_cnn import spatial_parallel
@@ -122,6 +125,31 @@ def test_every_model_takes_the_steps_of_one_rank(number):
             assert_same(found, truth(name, fields=tuple(fields.items())))
             assert found[0] == results[0][0], "bitwise the same loss on every rank"
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+
+
+def test_the_callers_model_and_random_numbers_stay_as_they_were():
+    for name, fields in (("cnn", {}), ("gpt", TWELVE)):
+        model, x, _ = problem(name, **fields)
+        before, numbers = model(x[:1]), torch.random.get_rng_state()
+        for parameter in shard(PLACE, copy.deepcopy(model)).parameters():
+            parameter.data.zero_()
+        assert torch.equal(model(x[:1]), before) and torch.equal(torch.random.get_rng_state(), numbers)
+
+
+def parameters_of_a_rank(p, vocabulary, block, layers, heads, width):
+    """As TensorGPT says, and docs/tensor-parallel.md for GPT-2 small."""
+    each = (12 * width**2 + 7 * width) // p + 6 * width
+    return -(-vocabulary // p) * width + block * width + layers * each + 2 * width
+
+
+def test_how_many_parameters_a_rank_holds():
+    fields = {"vocabulary": 83, "block": 16, "layers": 3, "heads": 12, "width": 24}
+    for p in (1, 2, 3, 4):
+        mine = shard(SimpleNamespace(rank=p - 1, size=p), models.build("gpt", **fields))
+        assert count(mine) == parameters_of_a_rank(p, **fields)
+    told = Path(__file__).resolve().parent.parent.joinpath("docs", "tensor-parallel.md").read_text()
+    counts = [f"{parameters_of_a_rank(p, **SIZES['paper']):,}" for p in (1, 2, 3, 4, 6, 12)]
+    assert f"| parameters per rank | {' | '.join(counts)} |" in told
 
 
 @pytest.mark.parametrize(("name", "fields"), [("gpt", TWELVE), ("cnn", {})])

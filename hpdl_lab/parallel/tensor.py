@@ -20,6 +20,7 @@ Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 202
 import copy
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from ..models.cnn import CNN
@@ -67,7 +68,8 @@ def shard(comm, whole, sequence=False, whole_logits=True):
         if value != DEFAULTS[option] and option not in kind.options:
             able = ", ".join(other.name for other in KINDS.values() if option in other.options)
             raise ValueError(f"{option}={value} is for {able}: a {kind.name} has no such thing")
-    return kind.cut(comm, whole, **{option: options[option] for option in kind.options})
+    with torch.random.fork_rng(devices=[]):  # new layers draw numbers before they get their values
+        return kind.cut(comm, whole, **{option: options[option] for option in kind.options})
 
 
 def shard_mlp(comm, layers):

@@ -12,6 +12,7 @@ from .tensor_vocabulary import VocabularyEmbedding, VocabularyLinear
 class TensorGPT(GPT):
     """This rank's shard of a models.gpt.GPT: tokens (b, s) -> logits (b, s, vocabulary), the same on every rank.
 
+    ceil(V/p) d + block d + layers (12 d^2/p + 7 d/p + 6 d) + 2 d parameters, for a vocabulary of V and width d.
     whole_logits=False: logits (b, s, ceil(vocabulary/p)) of this rank's tokens, for vocabulary_cross_entropy.
     """
 
