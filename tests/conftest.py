@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HPDL_TORCH"] = "later"  # most engines that a test starts are stopped before they would have imported it
 
 
-LONGEST = ("engines_life", "torchrun", "engines_stop", "notebooks", "setup", "verbs_on_engines", "emulated_end", "bench")
+LONGEST = ("engines_life", "torchrun", "engines_stop", "notebooks", "setup", "verbs_on_engines", "emulated_end")
 
 
 def pytest_collection_modifyitems(items):
