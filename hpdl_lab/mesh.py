@@ -162,7 +162,7 @@ class DeviceMesh:
     """
 
     def __init__(self, comm, grid=None, **sizes):
-        if (grid is None) == (not sizes):
+        if (grid is None) == (not sizes) or not isinstance(grid, Grid | None):
             raise ValueError("a mesh needs a Grid or the sizes of its axes, and not both: DeviceMesh(comm, dp=2, tp=2)")
         self.comm = comm
         self.grid = Grid(**sizes) if grid is None else grid

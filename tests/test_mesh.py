@@ -134,6 +134,8 @@ def refusal(comm, *args, **sizes):
         ((), {"dp": 2, "tp": 2}, "Grid(dp=2, tp=2) has 2 x 2 = 4 places for ranks, and there are 3 ranks"),
         ((Grid(),), {}, "Grid() has 1 = 1 places for ranks, and there are 3 ranks"),
         ((), {}, "a mesh needs a Grid or the sizes of its axes, and not both: DeviceMesh(comm, dp=2, tp=2)"),
+        ((), {}, "a mesh needs a Grid or the sizes of its axes"),
+        ((3,), {}, "a mesh needs a Grid or the sizes of its axes"),
         ((Grid(dp=3),), {"dp": 3}, "a mesh needs a Grid or the sizes of its axes, and not both"),
     ],
 )
