@@ -24,6 +24,8 @@ RING_RANKS = 4  # of the picture for a right answer, as in the notebook
 TRAFFIC = {  # whose messages are shown: what the picture says
     "server_step": "Everything passes through rank 0",
     "gossip_step": "Your messages on a wheel: neighbors only",
+    "halo_exchange": "Your halos: rows for the neighbors, and for nobody else",
+    "reduce_gradients": "Your sums: each rank with those that hold the same parameters",
     "do_backward": "Activations to the next rank, gradients to the one before",
 }
 SCHEDULES = {"gpipe": "gpipe", "one_f_one_b": "1f1b", "zero_bubble_h1": "zero_bubble_h1"}  # drawn on RING_RANKS

@@ -1,0 +1,208 @@
+# %% [markdown]
+# # 09 · Tensor parallelism
+#
+# **The number to reach:** two all-reduces forward and two backward for each layer of a GPT that four ranks share, with
+# the losses of one rank to 10⁻¹⁰; and less than a third of the bytes that cutting layer by layer would send.
+#
+# | minutes | tracks | you need |
+# |---|---|---|
+# | 75 | full day | [06](06_data_parallel.ipynb); four engines |
+#
+# In 06 every rank held the whole model. Here no rank does: every layer is cut, and each rank has a part of it.
+
+# %%
+from hpdl_lab import lab
+
+lab.start(4)
+
+# %% [markdown]
+# ## The idea
+#
+# One layer of GPT-3 has 12 d² weights with d = 12,288. Training keeps 16 bytes for each of them:
+
+# %%
+print(f"{12 * 12_288**2 * 16 / 1e9:.0f} GB for one layer of 96; a large GPU has 80")
+
+# %% [markdown]
+# So a layer itself has to be cut. A linear layer y = x A can be cut in two ways:
+#
+#     by columns                                   by rows
+#
+#     x ──┬── A0 ──> y0   rank 0                   x0 ── A0 ──> x0 A0 ──┐
+#         │                                                             ├── + ──> y
+#         └── A1 ──> y1   rank 1                   x1 ── A1 ──> x1 A1 ──┘
+#
+#     every rank needs all of x,                   every rank needs its part of x,
+#     and has a part of y                          and has a part of a sum
+#
+# **Columns, then rows**: what the first layer leaves on a rank is just what the second one needs there. GELU between
+# them works on each number alone. Two layers, and one sum at the end.
+#
+# Backward runs the same way back, and there is one rule for all of it: **where forward copies, backward adds; where
+# forward adds, backward copies.** Megatron calls such a pair f and g. You are given three functions that autograd knows:
+#
+# | function | forward | backward |
+# |---|---|---|
+# | `copy_to(comm, x)`, Megatron's f | nothing: x is the same on all ranks | all-reduce |
+# | `reduce_from(comm, x)`, Megatron's g | all-reduce | nothing: the gradient is the same on all ranks |
+# | `conjugate(x, forward, backward)` | `forward(x)` | `backward` of the gradient |
+#
+# ## Predict
+#
+# A transformer's layer is attention (two linear layers: q, k, v together, and out) and an MLP (two linear layers). On
+# four ranks: how many all-reduces does it take, forward and backward? And for two layers as columns and rows, with x of
+# 2 × 256 × 256 float32 (524,288 bytes), how many bytes does a rank send, forward and backward together?
+
+# %%
+my_all_reduces = {"forward": 4, "backward": 4}  # your guess, for one layer of a transformer
+my_bytes = 3_000_000  # your guess: bytes that one of four ranks sends on a ring
+
+# %% [markdown]
+# ## Exercise 9.1 ★★ A linear layer cut by its outputs
+#
+# `torch.nn.functional.linear(x, weight, bias)` is x @ weight.T + bias: columns of A are rows of `weight`.
+
+# %% exercise="hpdl_lab.parallel.tensor_linear:column_linear"
+
+# %% check="hpdl_lab.parallel.tensor_linear:column_linear"
+
+# %% [markdown]
+# ## Exercise 9.2 ★★ A linear layer cut by its inputs
+#
+# Its mirror image. Where does the bias belong?
+
+# %% exercise="hpdl_lab.parallel.tensor_linear:row_linear"
+
+# %% check="hpdl_lab.parallel.tensor_linear:row_linear"
+
+# %% [markdown]
+# ## Measure: four ways to cut a layer
+#
+# x + mlp(norm(x)), forward and backward, on four ranks: whole on each of them; every layer by columns and gathered
+# again; your two functions; and one way more, which you write below. Bytes are counted, the red lines are the model's:
+# 2(p-1)/p · n for each all-reduce on a ring, α and β from a ping-pong, and the arithmetic shared out.
+
+# %%
+ways = lab.tensor(column_linear, row_linear, prediction=my_bytes)
+mine, naive = (ways[way]["forward"] + ways[way]["backward"] for way in ("pair", "by layer"))
+assert mine < naive / 3
+print(f"you send {mine:,} bytes, {mine / naive:.0%} of layer by layer; you predicted {my_bytes:,}")
+ways
+
+# %% [markdown]
+# The same on two ranks, where each has a core if the machine has two: there the time follows the model, too.
+
+# %%
+lab.tensor(column_linear, row_linear, ranks=2)
+
+# %% [markdown]
+# ## Exercise 9.3 ★★ Which rows belong to a rank's heads
+#
+# Attention has heads that never talk to each other: that is where it is cut. q, k and v of all heads come out of one
+# product, so its weight is three matrices on top of each other. A contiguous piece of it is the wrong piece.
+
+# %% exercise="hpdl_lab.parallel.tensor_attention:rows_of_heads"
+
+# %% check="hpdl_lab.parallel.tensor_attention:rows_of_heads"
+
+# %% [markdown]
+# ## Exercise 9.4 ★★★ Attention with this rank's heads
+#
+# `scaled_dot_product_attention(q, k, v, is_causal=...)` wants q, k and v as (b, heads, s, d/heads). How
+# `hpdl_lab/models/transformer.py` does it on one rank is worth a look; your `column_linear` and `row_linear` do the rest.
+
+# %% exercise="hpdl_lab.parallel.tensor_attention:attention_heads"
+
+# %% check="hpdl_lab.parallel.tensor_attention:attention_heads"
+
+# %% [markdown]
+# ## A GPT on four ranks
+#
+# The whole of it, cut like this: attention by heads, MLPs as columns and rows, and the table of tokens by its rows. It
+# learns from Moby-Dick with 64 bits, so that rounding does not hide a mistake; all ranks see the same batch.
+
+# %%
+from hpdl_lab import data
+from hpdl_lab.comm import sim
+from hpdl_lab.parallel.tensor_scripts import train_gpt
+
+text = data.load("text")
+alone, shared = sim.run(1, train_gpt, text)[0], lab.run(train_gpt, text)
+
+# %%
+off = max(abs(a - b) for a, b in zip(alone.losses, shared[0].losses, strict=True))
+assert off < 1e-10
+print(f"losses differ by {off:.0e} at most; a rank holds {shared[0].held:,} of {shared[0].whole:,} parameters")
+print("all-reduces of a step, forward:", shared[0].forward, "backward:", shared[0].backward)
+print("you predicted, for each of 2 layers:", my_all_reduces)
+
+# %% [markdown]
+# Two for each layer, and one more in each direction for the table of tokens at the two ends. All have b · s · d numbers:
+# 4 · 64 · 64. What they look like in time, for the last step; nothing hides them, because the next layer needs the sum:
+
+# %%
+begin = sorted(e.t0_ns for e in shared.events if e.op == "forward")[-4]  # of the last step on four ranks
+lab.timeline([e for e in shared.events if e.t0_ns >= begin])
+
+# %% [markdown]
+# Heads that four ranks cannot share are refused, in one sentence, before the first message:
+
+# %% tags=["raises-exception"]
+lab.run(train_gpt, text, 1, 2)
+
+# %% [markdown]
+# ## Exercise 9.5 ★★★ Sequence parallel
+#
+# Between the cut layers there are norms and sums, and every rank does and keeps all of them. An all-reduce is a
+# reduce-scatter and an all-gather. Take it apart, and let each rank have only its own positions in between:
+#
+#     tensor parallel      norm ─── copy ─────── layer ── all-reduce ────── + ─── norm      (b, s, d) on every rank
+#     sequence parallel    norm ─── all-gather ─ layer ── reduce-scatter ── + ─── norm      (b, s/p, d) between
+#
+# `gather(x)` and `scatter(x)` are given, for tensors without autograd; `scatter` adds over ranks, too.
+
+# %% exercise="hpdl_lab.parallel.tensor_sequence:sequence_parallel"
+
+# %% check="hpdl_lab.parallel.tensor_sequence:sequence_parallel"
+
+# %%
+ways = lab.tensor(column_linear, row_linear, sequence_parallel)
+pair, sequence = ways["pair"], ways["sequence"]
+assert sequence["forward"] == pair["forward"] and sequence["kept"] < pair["kept"]
+print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activations kept")
+
+# %% [markdown]
+# ## Exercise 9.6 ★★★ Halos of a convolution
+#
+# Images can be cut, too: each rank has some rows of every image. A kernel of 5 × 5 looks two rows beyond the strip. Those
+# rows belong to a neighbor. `sending(comm, x, to)` and `receiving(comm, x, source)` are given: lists of one Work, or of
+# none where x is empty.
+
+# %% exercise="hpdl_lab.parallel.spatial:halo_exchange"
+
+# %% check="hpdl_lab.parallel.spatial:halo_exchange"
+
+# %%
+import torch
+from hpdl_lab.parallel.tensor_scripts import convolve_strips
+
+strips = lab.run(convolve_strips, halo_exchange, torch.rand(4, 3, 64, 64), torch.rand(8, 3, 5, 5))
+assert all(strip.off < 1e-4 for strip in strips)
+print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], "of 196,608 bytes in all")
+
+# %% [markdown]
+# ## Question to discuss
+#
+# Data parallelism sends gradients, once per step, and backward hides them. Tensor parallelism sends activations, four
+# times per layer, and nothing hides them. On which links would you use which? And what does tensor parallelism gain
+# from a batch twice as large?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/parallel/tensor_pairs.py`: f, g, and how two plain functions become one that autograd knows.
+# - `hpdl_lab/parallel/tensor_linear.py`, `hpdl_lab/parallel/tensor_attention.py`: your functions, and the modules.
+# - `hpdl_lab/parallel/tensor.py`: whole models, unchanged, cut into shards; `hpdl_lab/parallel/tensor_vocabulary.py`: the
+#   table of tokens, and a cross-entropy that no rank has all logits for.
+# - `hpdl_lab/parallel/tensor_sequence.py`, `hpdl_lab/parallel/spatial.py`: sequences and images that are cut.
+# - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
+#   arXiv:2205.05198; Dryden et al. 2019 (LBANN's convolutions), arXiv:1903.06681.
