@@ -57,7 +57,8 @@ def test_ranks_say_what_is_missing(within_mounts, mounts):
 @pytest.mark.parametrize("mounts", [FULL, READ_ONLY, ABSENT], ids=IDS)
 def test_engines_say_what_is_missing(within_mounts, mounts, no_engines_yet):
     script = (
-        "from hpdl_lab import lab\ntry: lab.start(4)\nexcept Exception as error: print(type(error).__name__, error)"
+        "from hpdl_lab.engines.cluster import Cluster\n"
+        "try: Cluster.start(4)\nexcept Exception as error: print(type(error).__name__, error)"
     )
     said = within_mounts(mounts, sys.executable, "-c", script)
     assert said.startswith("EngineError " + LACKS[mounts].format("4 MPI ranks", 24)), said
