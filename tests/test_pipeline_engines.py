@@ -1,0 +1,116 @@
+"""Pipelines on engines: every schedule on four MPI ranks, its time with sleeping stages, and what ends a step."""
+
+import time
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab import models, schedules
+from hpdl_lab.engines.errors import RunFailed
+from hpdl_lab.parallel.pipeline import Pipeline
+from hpdl_lab.parallel.pipeline_events import timed_actions
+from hpdl_lab.parallel.run_schedule import run_schedule
+from hpdl_lab.parallel.timed_stage import TimedStage
+
+TOKENS = torch.randint(80, (8, 7), generator=torch.Generator().manual_seed(0))
+X, Y = TOKENS[:, :-1], TOKENS[:, 1:]
+
+
+def gpt():
+    return models.build("gpt", width=8, layers=4, block=6, dtype="float64")
+
+
+def loss_of(output, y):
+    return cross_entropy(output.flatten(0, -2), y.flatten())
+
+
+def steps(comm, names, spoil=None):
+    """{schedule: (loss, {name: gradient})} of this rank."""
+    found = {}
+    for name in names:
+        schedule = schedules.build(name, comm.size, 2 if name == "gems_mast" else 4)
+        pipeline = Pipeline(comm, gpt(), schedule, X[: 8 // schedule.micro_batches], costs=[1] * 8)
+        if spoil is not None:
+            spoil(comm.rank, pipeline)
+        found[name] = pipeline.step(X, Y, loss_of), {n: p.grad for n, p in pipeline.named_parameters().items()}
+    return found
+
+
+def test_every_schedule_on_four_engines(cluster):
+    model = gpt()
+    loss = loss_of(model(X), Y)
+    loss.backward()
+    ranks = cluster.run(steps, list(schedules.CATALOG), deadline=30)
+    for name in schedules.CATALOG:
+        assert all(abs(mine[name][0] - loss.item()) < 1e-12 for mine in ranks)
+        for mine in ranks:
+            assert all((grad - model.get_parameter(n).grad).abs().max() < 1e-12 for n, grad in mine[name][1].items())
+        assert set().union(*(mine[name][1] for mine in ranks)) == {n for n, _ in model.named_parameters()}
+
+
+def short_of_memory(rank, pipeline):
+    """The layers of rank 2 have no memory for a second micro-batch."""
+    if rank == 2:
+        (stage,) = pipeline.stages.values()
+
+        def allocate(module, inputs):
+            if len(stage.saved) == 1:
+                raise torch.OutOfMemoryError("Tried to allocate 8.00 GiB")
+
+        next(m for m in stage.module.modules() if isinstance(m, torch.nn.LayerNorm)).register_forward_pre_hook(allocate)
+
+
+def not_a_number(rank, pipeline):
+    if rank == 1:
+        with torch.no_grad():
+            pipeline.parameters()[0].fill_(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            short_of_memory,
+            "rank 2: OutOfMemoryError: rank 2 is out of memory in forward 1 stage 2, holding the activations of 1 "
+            "micro-batch: recompute=True, smaller micro-batches or more stages need less (Tried to allocate 8.00 GiB)",
+        ),
+        (not_a_number, "ranks 0-3: FloatingPointError: NaN or infinity on rank 1 in the parameter "),
+    ],
+)
+def test_what_ends_a_step_is_one_sentence_and_engines_go_on(cluster, spoil, said):
+    pids = cluster.run(process)
+    with pytest.raises(RunFailed) as error:
+        cluster.run(steps, ["1f1b"], spoil, deadline=30)
+    assert str(error.value).startswith(said)
+    ((loss, _),) = cluster.run(steps, ["1f1b"], deadline=30)[3].values()
+    assert loss > 0 and cluster.run(process) == pids  # the same engines
+
+
+def process(comm):
+    import os
+
+    return os.getpid()
+
+
+def sleeping(comm, schedule, forward, backward):
+    half, v = backward / 2, schedule.chunks
+    numbers = schedule.stages_of(comm.rank)
+    run_schedule(comm, schedule, {n: TimedStage(time.sleep, forward / v, backward / v, half, half) for n in numbers})
+
+
+@pytest.mark.quiet
+@pytest.mark.parametrize(("name", "m"), [("gpipe", 8), ("1f1b", 8), ("interleaved", 8), ("zero_bubble_h1", 8),
+                                         ("gems_mast", 2), ("gems_master", 4)])  # fmt: skip
+def test_sleeping_stages_take_the_time_of_the_formulas(cluster, name, m):
+    """Within 10%: what is longer is what messages and the executor cost. Live micro-batches are exactly those."""
+    schedule, forward, backward = schedules.build(name, 4, m), 0.02, 0.04
+    planned = schedules.evaluate(schedule, forward, backward, backward / 2, backward / 2)
+    tried = []
+    for _ in range(3):
+        found = schedules.summary(timed_actions(cluster.run(sleeping, schedule, forward, backward).events, 4))
+        assert found.peak == planned.peak
+        tried.append(found.makespan / planned.makespan)
+        if tried[-1] < 1.1:
+            break
+    assert 1.0 <= tried[-1] < 1.1, tried
