@@ -26,12 +26,16 @@ REPEATS = 5
 
 
 class Reading(NamedTuple):
-    """What was seen of one layer with a whole example batch; sums, gathers, returns: sizes of messages over tp."""
+    """What was seen of one layer with a whole example batch; sums, gathers, returns: sizes of messages over tp.
+
+    again: what it keeps as the layer before does, which is not part of `saved`.
+    """
 
     name: str
     parameters: int
     flops: int
     saved: int
+    again: int
     output: int
     sums: tuple
     gathers: tuple
@@ -115,6 +119,9 @@ def layer_of(whole, part, narrow, ways, n):
         saved_cut=divided(whole.saved // n, part.saved // n),
         saved_positions=divided(part.saved // n, narrow.saved // n),
         output=whole.output // n,
+        output_cut=divided(whole.output // n, part.output // n),
+        output_positions=divided(part.output // n, narrow.output // n),
+        again=whole.again // n,
         sums=tuple(size // n for size in part.sums),
         returns=tuple(size // n for size in part.returns),
         gathers=tuple(size // n for size in part.gathers),
@@ -144,7 +151,7 @@ def readings(model, example, comm, loss):
     layers = Layers(model, example)
     stages, found = layers.stages([1] * len(layers)), []
     known = {t.untyped_storage().data_ptr() for t in (example, *model.parameters(), *model.buffers())}
-    x = (example,)
+    x, before = (example,), {}
     comm.taken()
     for i, stage in enumerate(stages):
         kept = {}
@@ -160,8 +167,11 @@ def readings(model, example, comm, loss):
             x = stage.forward(0, x, answers)
         output = sum(torch.Size(spec.shape).numel() for spec in stage.gives)
         parameters = sum(p.numel() for p in stage.module.parameters())
-        saved = sum(count for count, _ in kept.values())
-        found.append(Reading(layers.names[i], parameters, counter.get_total_flops(), saved, output, *comm.taken(), ()))
+        saved, again = (
+            sum(count for key, (count, _) in kept.items() if (key in before) == common) for common in (False, True)
+        )
+        flops, before = counter.get_total_flops(), kept
+        found.append(Reading(layers.names[i], parameters, flops, saved, again, output, *comm.taken(), ()))
     for i, stage in reversed(list(enumerate(stages))):
         gradients = [torch.zeros(spec.shape, dtype=spec.dtype) for spec in stage.gives if spec.requires_grad]
         stage.backward(0, () if i == len(stages) - 1 else gradients)

@@ -24,7 +24,8 @@ class Prediction(NamedTuple):
     grid, schedule, micro_batches, micro_batch, recompute, sequence: what was asked; micro_batch: examples in one.
     seconds:  of a step.   bubble: share of the pipeline's time in which its ranks wait, 0 to 1.
     memory:   Memory of the fullest rank; stages: of every rank along pp.
-    links:    {"dp": bytes, "pp": bytes, "tp": bytes} that the busiest rank sends in a step, along each axis.
+    links:    {"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that the busiest rank sends in a step: along each
+              axis, and, for parameters of several stages, to the ranks that hold them along dp and pp together.
     sent:     the same of every rank along pp: a tuple of such tables.
     parts:    {"compute", "tp", "pp", "dp", "bubble": s} of the busiest rank, which add up to `seconds`.
     limit:    bytes that a rank may hold.
@@ -106,7 +107,8 @@ def predict(
     times = pipeline_time(schedule, grid["pp"], micro_batches, costs, transfer, chunks)
     share = micro_batches / dealt.replicas  # of the micro-batches, that each stage of a rank works on
     busy = [sum(sum(costs[s][:2]) for s in mine) * share for mine in dealt.held]
-    ends = [end_of(rank, times, layers, stages, spec, grid, machine) for rank in range(grid["pp"])]
+    sums = [reductions(rank, dealt, layers, spec, grid) for rank in range(grid["pp"])]
+    ends = [end_of(rank, times, layers, stages, sums[rank], grid, machine) for rank in range(grid["pp"])]
     computed = [sum(stages[s].forward + stages[s].backward for s in mine) * share for mine in dealt.held]
     shared = grid["dp"] * grid["tp"] * sum(computed) / machine.at_once if machine.at_once else 0.0
     seconds = max(*ends, shared)
@@ -118,7 +120,10 @@ def predict(
         "dp": max(ends) - times.seconds,
     }
     rows = memories.memory_of(spec, grid, schedule, micro_batches, micro_batch, recompute, sequence, chunks)
-    sent = tuple(bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence) for mine in dealt.held)
+    sent = tuple(
+        bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence, sums[rank])
+        for rank, mine in enumerate(dealt.held)
+    )
     return Prediction(
         grid,
         schedule,
@@ -130,7 +135,7 @@ def predict(
         bubble=1 - sum(busy) / (times.seconds * grid["pp"]),
         memory=max(rows, key=lambda row: row.total),
         stages=tuple(rows),
-        links={axis: max(table[axis] for table in sent) for axis in ("dp", "pp", "tp")},
+        links={axis: max(table[axis] for table in sent) for axis in sent[0]},
         sent=sent,
         parts=parts | {"bubble": max(0.0, seconds - sum(parts.values()))},
         limit=machine.memory if limit is None else limit,
@@ -171,7 +176,7 @@ def all_reduce_seconds(p, nbytes, alpha, beta):
 
 def activation(part, spec, grid, micro_batch, sequence):
     """Bytes of what a stage hands to the next for one micro-batch."""
-    return memories.cut(part[-1].output, grid["tp"], sequence) * micro_batch * spec.bytes_each.activations
+    return part[-1].output_on(grid["tp"], sequence) * micro_batch * spec.bytes_each.activations
 
 
 def gradients_of(part, spec, grid):
@@ -179,29 +184,55 @@ def gradients_of(part, spec, grid):
     return sum(layer.parameters_on(grid["tp"]) for layer in part) * spec.bytes_each.gradients
 
 
-def end_of(rank, times, layers, stages, spec, grid, machine):
-    """When this rank has its gradients added over dp: s since the step began.
+class Reduction(NamedTuple):
+    """Gradients of one stage of the model that are added over `ranks` ranks; shared: by several stages."""
 
-    A stage of k layers sends them in k parts during its last backward: what is left after it is exposed.
+    stage: int
+    ranks: int
+    nbytes: int
+    shared: bool
+
+
+def reductions(rank, dealt, layers, spec, grid):
+    """What the rank at place `rank` along pp adds up, as hybrid_gradients.py does it: a list of Reductions."""
+    mine, last, rows = dealt.held[rank], dealt.stages - 1, []
+    tied = spec.tied // grid["tp"] * spec.bytes_each.gradients
+    for stage in sorted({*mine}):
+        holders = sum(stage in held for held in dealt.held)
+        tables = ((stage == 0) + (stage == last)) * tied
+        nbytes = gradients_of(layers[stage], spec, grid) - tables
+        rows.append(Reduction(stage, grid["dp"] * holders, nbytes, holders > 1))
+    if tied and {0, last} & {*mine}:
+        holders = sum(0 in held or last in held for held in dealt.held)
+        rows.append(Reduction(min({0, last} & {*mine}), grid["dp"] * holders, tied, holders > 1))
+    return rows
+
+
+def end_of(rank, times, layers, stages, sums, grid, machine):
+    """When this rank has all its gradients: s since the step began.
+
+    A stage of k layers sends them in k parts during its last backward: what is left after it is exposed. What several
+    stages share comes after all of them.
     """
     alpha, beta = message_cost(machine.network, grid, "dp")
-    free = times.ends[rank]
-    if grid["dp"] == 1:
-        return free
-    sender = 0.0
-    for stage, end in sorted(times.gradients[rank], key=lambda pair: pair[1]):
-        part = layers[stage % len(layers)]
-        k = len(part)
-        whole = k * all_reduce_seconds(grid["dp"], gradients_of(part, spec, grid) / k, alpha, beta)
-        early = end - stages[stage % len(layers)].backward * (k - 1) / k
-        sender = max(max(sender, early) + whole, end + whole / k)
-    return max(free, sender)
+    ready, sender = dict(times.gradients[rank]), 0.0
+    ready = {stage % len(layers): end for stage, end in ready.items()}
+    for row in sorted(sums, key=lambda row: ready[row.stage]):
+        if row.ranks > 1 and not row.shared:
+            k, end = len(layers[row.stage]), ready[row.stage]
+            whole = k * all_reduce_seconds(row.ranks, row.nbytes / k, alpha, beta)
+            early = end - stages[row.stage].backward * (k - 1) / k
+            sender = max(max(sender, early) + whole, end + whole / k)
+    end = max(times.ends[rank], sender)
+    slow = [max(pair) for pair in zip((alpha, beta), message_cost(machine.network, grid, "pp"), strict=True)]
+    shared = sum(all_reduce_seconds(row.ranks, row.nbytes, *slow) for row in sums if row.shared)
+    return max(end, times.seconds) + shared if shared else end
 
 
-def bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence):
-    """{"dp": bytes, "pp": bytes, "tp": bytes} that a rank with the stages `mine` sends in a step."""
-    dp, tp, each = grid["dp"], grid["tp"], spec.bytes_each.activations * micro_batch * share
-    sums = sum((1 + recompute) * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
+def bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence, sums):
+    """{"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that a rank with the stages `mine` sends in a step."""
+    tp, each = grid["tp"], spec.bytes_each.activations * micro_batch * share
+    in_layers = sum((1 + recompute) * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
     gathers = sum((1 + recompute) * sum(layer.gathers) for s in mine for layer in layers[s])
     pp = 0
     for s in mine:
@@ -209,9 +240,12 @@ def bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence
             pp += activation(layers[s], spec, grid, micro_batch, sequence) * share
         if s > 0 and grid["pp"] > 1:
             pp += activation(layers[s - 1], spec, grid, micro_batch, sequence) * share
-    gradients = sum(gradients_of(layers[s], spec, grid) for s in mine)
+    gradients = {False: 0.0, True: 0.0}
+    for row in sums:
+        gradients[row.shared] += cost.all_reduce(row.ranks, row.nbytes).nbytes_sent
     return {
-        "dp": cost.all_reduce(dp, gradients).nbytes_sent,
+        "dp": gradients[False],
         "pp": pp,
-        "tp": cost.all_reduce(tp, sums * each).nbytes_sent + (tp - 1) * gathers * each,
+        "tp": cost.all_reduce(tp, in_layers * each).nbytes_sent + (tp - 1) * gathers * each,
+        "shared": gradients[True],
     }

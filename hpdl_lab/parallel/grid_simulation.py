@@ -2,7 +2,8 @@
 
     stage           comm.compute for its arithmetic, per layer where gradients become ready
     over pp         the executor of real pipelines, with tensors as large as the activations
-    over dp         a ring all-reduce per layer in the background, as soon as the last micro-batch has passed it
+    over dp         a ring all-reduce per layer in the background, as soon as the last micro-batch has passed it; what
+                    several stages share (tied tokens, the replicas of GEMS) after the last of them
     over tp         inside a layer, on ranks that do the same at the same time: real messages, or what a ring of them
                     takes as a formula, exact on ports that nobody else uses, and a hundred times fewer messages
 
@@ -24,7 +25,9 @@ from ..mesh import DeviceMesh
 from . import memory as memories
 from .grid_machine import MACHINES
 from .grid_model import all_reduce_seconds, gradients_of, message_cost, require_possible
+from .hybrid_gradients import comm_of_holders
 from .run_schedule import run_schedule
+from .shared_gradients import holders
 from .stage import Spec
 
 SMALLEST = 2048  # bytes that a simulated message between stages has
@@ -98,6 +101,22 @@ class Step:
         """Bytes that a simulated byte stands for."""
         return max(1, min(part[-1].output for part in self.layers) * self.itemsize // SMALLEST)
 
+    def key(self, place, i):
+        """The name of layer number `i` of stage `place`; tied layers have one."""
+        first, last = place == 0 and i == 0, place == len(self.layers) - 1 and i == len(self.layers[place]) - 1
+        return "tied" if self.spec.tied and (first or last) else f"{place}.{i}"
+
+    def keys(self):
+        """The names of the layers of every stage."""
+        return [[self.key(place, i) for i in range(len(part))] for place, part in enumerate(self.layers)]
+
+    def gradients(self, key, grid):
+        """Bytes of the gradients of a layer by its name, on one rank."""
+        if key == "tied":
+            return self.spec.tied // grid["tp"] * self.spec.bytes_each.gradients
+        place, i = map(int, key.split("."))
+        return gradients_of((self.layers[place][i],), self.spec, grid)
+
     def tensor(self, nbytes):
         """Zeros that stand for so many bytes."""
         return torch.zeros(max(1, round(nbytes / self.grain / 4)))
@@ -115,7 +134,10 @@ def step_of(comm, grid, step):
     """(s of the step, s until this rank's last backward has ended) on one rank."""
     mesh = DeviceMesh(comm, grid)
     numbers = step.plan.stages_of(mesh["pp"].rank)
-    stages = {number: SimulatedStage(mesh, step, number) for number in numbers}
+    shared = holders(step.plan, step.keys())
+    comms = {ranks: comm_of_holders(mesh, ranks) for ranks in sorted({*shared.values()})}
+    stages = {number: SimulatedStage(mesh, step, number, shared) for number in numbers}
+    mine = {key: ranks for key, ranks in shared.items() if mesh["pp"].rank in ranks}
     comm.barrier()
     begin = comm.trace.clock()
     run_schedule(mesh["pp"], step.plan, stages)
@@ -124,16 +146,19 @@ def step_of(comm, grid, step):
         for stage in stages.values():
             for work in stage.works:
                 work.wait()
+        for key, ranks in mine.items():
+            ring.all_reduce(comms[ranks], step.tensor(step.gradients(key, grid)))
     return (comm.trace.clock() - begin) / 1e9, (ended - begin) / 1e9
 
 
 class SimulatedStage:
     """Has the methods of stage.Stage. works: the all-reduces over dp that it has begun."""
 
-    def __init__(self, mesh, step, number):
+    def __init__(self, mesh, step, number, shared):
+        """shared: names of layers whose gradients are not sent from here."""
         self.step, self.works, self.saved = step, [], ()
         self.comm, self.dp, self.tp, self.grid = mesh.comm, mesh["dp"], mesh["tp"], mesh.grid
-        place = number % step.plan.stages
+        self.shared, self.place = shared, (place := number % step.plan.stages)
         self.layers = step.layers[place]
         self.takes = self.tensors_behind(step.layers[place - 1]) if place else ()
         self.gives = self.tensors_behind(self.layers)
@@ -142,7 +167,7 @@ class SimulatedStage:
 
     def tensors_behind(self, layers):
         """What the last of `layers` hands on: a tuple of Spec."""
-        tensor = self.step.tensor(layers[-1].output * self.step.itemsize)
+        tensor = self.step.tensor(layers[-1].output_on(self.tp.size, False) * self.step.itemsize)
         return (Spec(tuple(tensor.shape), torch.float32, True),)
 
     def forward(self, micro_batch, inputs, loss=None):
@@ -172,10 +197,12 @@ class SimulatedStage:
         self.left -= 1
         if self.left or self.dp.size == 1:
             return self.compute(self.layers, passes, sums)
-        for layer in reversed(self.layers):
+        for i, layer in reversed(list(enumerate(self.layers))):
             self.compute((layer,), passes, sums)
-            nbytes = gradients_of((layer,), self.step.spec, self.grid)
-            self.works.append(self.dp.background(ring.all_reduce, self.step.tensor(nbytes)))
+            key = self.step.key(self.place, i)
+            if key not in self.shared:
+                tensor = self.step.tensor(self.step.gradients(key, self.grid))
+                self.works.append(self.dp.background(ring.all_reduce, tensor))
 
     def compute(self, layers, passes, sums):
         """Spend the time of so many forward passes through `layers`, and of these all-reduces over tp.

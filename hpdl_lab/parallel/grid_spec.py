@@ -38,7 +38,9 @@ class Layer(NamedTuple):
     flops:      of forward, per example, a multiplication and an addition counting as two; divided by tp where cut.
     saved:      numbers kept for backward; of these saved_cut are divided by tp, and saved_positions by sequence
                 parallel alone.
-    output:     numbers that it hands to the next layer.
+    output:     numbers that it hands to the next layer; of these output_cut are divided by tp, and output_positions by
+                sequence parallel alone.
+    again:      numbers of its input that it keeps as the layer before does: they count once where both are together.
     sums:       sizes of the all-reduces over tp in forward; returns: of those in backward; gathers: what each rank has
                 of the all-gathers in forward.
     """
@@ -51,6 +53,9 @@ class Layer(NamedTuple):
     saved_cut: int
     saved_positions: int
     output: int
+    output_cut: int = 0
+    output_positions: int = 0
+    again: int = 0
     sums: tuple = ()
     returns: tuple = ()
     gathers: tuple = ()
@@ -63,6 +68,11 @@ class Layer(NamedTuple):
         """Numbers per example that each of `tp` ranks keeps for backward."""
         divided = self.saved_cut + (self.saved_positions if sequence else 0)
         return self.saved - divided + divided // tp
+
+    def output_on(self, tp, sequence):
+        """Numbers per example that each of `tp` ranks hands on."""
+        divided = self.output_cut + (self.output_positions if sequence else 0)
+        return self.output - divided + divided // tp
 
     def flops_on(self, tp):
         """Of forward of one example on each of `tp` ranks."""
@@ -123,6 +133,7 @@ def transformer_block(name, width, heads, positions):
         saved_cut=12 * s * d + heads * s,
         saved_positions=2 * s * d + 4 * s,
         output=s * d,
+        output_positions=s * d,
         sums=(s * d, s * d),
         returns=(s * d, s * d),
     )
@@ -135,12 +146,26 @@ def gpt(name, layers, width, heads, vocabulary, positions, training="momentum"):
     a part: it keeps the probabilities of all tokens, s V.
     """
     d, s, v = width, positions, vocabulary
+    n = s * d
     chain = [
-        Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, s * d, sums=(s * d,)),
-        Layer("positions", s * d, 0, 0.0, 0, 0, 0, s * d),
+        Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, n, output_positions=n, sums=(n,)),
+        Layer("positions", n, 0, 0.0, 0, 0, 0, n, output_positions=n),
         *(transformer_block(f"blocks.{i}", d, heads, s) for i in range(layers)),
-        Layer("norm", 2 * d, 0, 0.0, s * d + 2 * s, 0, s * d + 2 * s, s * d),
-        Layer("tokens.weight", v * d, v * d, 2 * s * d * v, s * d + s * v, s * v, 0, s * v, (2 * s,), (s * d,), (s,)),
+        Layer("norm", 2 * d, 0, 0.0, n + 2 * s, 0, n + 2 * s, n, output_positions=n),
+        Layer(
+            "tokens.weight",
+            parameters=v * d,
+            cut=v * d,
+            flops=2 * n * v,
+            saved=n + s * v,
+            saved_cut=s * v,
+            saved_positions=0,
+            output=s * v,
+            output_cut=s * v,
+            sums=(2 * s,),
+            returns=(n,),
+            gathers=(s,),
+        ),
     ]
     return Spec(name, tuple(chain), heads, s, tied=v * d, training=training)
 

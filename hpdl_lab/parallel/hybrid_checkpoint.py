@@ -7,6 +7,8 @@ The optimizer's state is that of torch for the whole model: tensors that have th
 momentum, are cut and put together as it is, all others, such as Adam's count of steps, are the same everywhere.
 """
 
+import copy
+
 from . import checkpoint
 
 
@@ -51,9 +53,9 @@ def whole_optimizer(hybrid, optimizer):
     kinds = sorted({(key, like_its_parameter(v, p)) for p in mine.values() for key, v in optimizer.state[p].items()})
     for key, alike in kinds:
         values = {name: optimizer.state[p].get(key) for name, p in mine.items()}
-        if not alike:
+        if not alike:  # a tensor for each, as torch counts in it
             one = next(iter(values.values()))
-            found[key] = dict.fromkeys(state.parameters, one)
+            found[key] = {name: copy.copy(one) if shape_of(one) is None else one.clone() for name in state.parameters}
         else:
             found[key] = state.gather(hybrid.mesh, values, state.parameters)
     rows = {i: {key: found[key][name] for key, _ in kinds} for i, name in enumerate(state.parameters) if kinds}

@@ -118,7 +118,7 @@ class Gradients:
             self._add(mesh.over(*axes), alone)
         for held, over_tp in self._kinds_of_shared(shared, partial):
             ours = [n for n, ranks in shared.items() if ranks == held and (n in partial) == over_tp]
-            comm = self._comm_of(mesh, held, over_tp)
+            comm = comm_of_holders(mesh, held, over_tp)
             if mesh["pp"].rank in held:
                 self._add(comm, [[params[name] for name in ours]])
         self.group_of = {key: group for group in self.groups for key in group.bucket_of}
@@ -169,11 +169,11 @@ class Gradients:
         """(ranks along pp, over tp?) of all groups of shared parameters, in an order that all ranks have."""
         return sorted({(ranks, name in partial) for name, ranks in shared.items()})
 
-    @staticmethod
-    def _comm_of(mesh, held, over_tp):
-        """The communicator of the ranks at these places along pp, of all dp, and of all tp or the same. Collective."""
-        place = mesh.coordinates
-        if place["pp"] not in held:
-            return mesh.comm.split(f"without {mesh.comm.rank}")
-        same = "" if over_tp else f" tp={place['tp']}"
-        return mesh.comm.split(f"shared by pp={','.join(map(str, held))}{same}", mesh.comm.rank)
+
+def comm_of_holders(mesh, held, over_tp=False):
+    """The communicator of the ranks at these places along pp, of all dp, and of this tp or all. Collective over all."""
+    place = mesh.coordinates
+    if place["pp"] not in held:
+        return mesh.comm.split(f"without {mesh.comm.rank}")
+    same = "" if over_tp else f" tp={place['tp']}"
+    return mesh.comm.split(f"shared by pp={','.join(map(str, held))}{same}", mesh.comm.rank)

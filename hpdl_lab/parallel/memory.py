@@ -104,8 +104,14 @@ def memory_of(
     """
     dealt = deal(schedule, grid["pp"], micro_batches, chunks)
     parts, each, tp = stages_of(spec, dealt.stages), spec.bytes_each, grid["tp"]
-    inputs = [0, *(part[-1].output for part in parts[:-1])]  # the first stage reads the batch, which is there anyway
+    inputs = [
+        0,
+        *(part[-1].output_on(tp, sequence) for part in parts[:-1]),
+    ]  # the first stage reads the batch, which is there anyway
     whole = [sum(layer.saved_on(tp, sequence) for layer in part) for part in parts]
+    for stage in range(1, len(parts)):
+        before, first = parts[stage - 1][-1], parts[stage][0]
+        whole[stage] += first.again * before.output_on(tp, sequence) // before.output
     parameters = [sum(layer.parameters_on(tp) for layer in part) for part in parts]
     rows = []
     for mine, counts in zip(dealt.held, dealt.in_flight, strict=True):
@@ -113,14 +119,9 @@ def memory_of(
         if {0, dealt.stages - 1} <= {*mine}:  # one table of both ends, for each model that the rank holds both ends of
             count -= spec.tied // tp * mine.count(0)
         if recompute:
-            kept = sum(n * cut(inputs[stage], tp, sequence) for stage, n in counts) + max(whole[s] for s in mine)
+            kept = sum(n * inputs[stage] for stage, n in counts) + max(whole[s] for s in mine)
         else:
             kept = sum(n * whole[stage] for stage, n in counts)
         bytes_of_all = (count * n for n in each[:3])
         rows.append(Memory(*bytes_of_all, kept * micro_batch * each.activations))
     return rows
-
-
-def cut(numbers, tp, sequence):
-    """Numbers of an activation between layers that each tp rank holds."""
-    return numbers // tp if sequence else numbers

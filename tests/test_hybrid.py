@@ -1,0 +1,369 @@
+"""Hybrid parallel training equals the sequential model: every composition up to 2 x 2 x 2, on simulated ranks."""
+
+import functools
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab import models
+from hpdl_lab.collectives import ring
+from hpdl_lab.comm import sim
+from hpdl_lab.mesh import DeviceMesh
+from hpdl_lab.parallel import hybrid_checkpoint
+from hpdl_lab.parallel.grid_machine import grid_of
+from hpdl_lab.parallel.grid_measure import spec_of
+from hpdl_lab.parallel.grid_model import predict
+from hpdl_lab.parallel.hybrid import HybridParallel
+from hpdl_lab.parallel.plugged import on_a_ring
+from hpdl_lab.parallel.reduce_gradients import Placed, reduce_gradients
+
+BATCH, STEPS = 8, 2
+FIELDS = {
+    "mlp": {"features": 12, "hidden": (16, 8, 8), "classes": 6},
+    "cnn": {"channels": 1, "classes": 6, "widths": (8, 8)},
+    "gpt": {"vocabulary": 11, "block": 6, "layers": 3, "heads": 2, "width": 8},
+    "vit": {"image": 4, "patch": 2, "channels": 1, "classes": 6, "layers": 3, "heads": 2, "width": 8},
+}
+SHAPES = {"mlp": (12,), "cnn": (1, 6, 6), "vit": (1, 4, 4)}
+
+
+def batch_of(name):
+    """x and y of one batch: the same on every rank."""
+    draw = torch.Generator().manual_seed(5)
+    if name == "gpt":
+        return torch.randint(0, 11, (2, BATCH, 6), generator=draw).unbind()
+    x = torch.randn(BATCH, *SHAPES[name], generator=draw, dtype=torch.float64)
+    return x, torch.randint(0, 6, (BATCH,), generator=draw)
+
+
+@functools.cache
+def sequential(name):
+    """[(loss, {name: gradient})] of a few steps on one rank, and the state after them."""
+    model, (x, y) = models.build(name, dtype="float64", **FIELDS[name]), batch_of(name)
+    optimizer, told = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x).flatten(0, -2), y.flatten())
+        loss.backward()
+        told.append((loss.item(), {n: p.grad.clone() for n, p in model.named_parameters()}))
+        optimizer.step()
+    return told, {n: t.clone() for n, t in model.state_dict().items()}
+
+
+def laid_out(comm, name, sizes, **options):
+    """A HybridParallel, and its batch."""
+    model, (x, y) = models.build(name, dtype="float64", **FIELDS[name]), batch_of(name)
+    return HybridParallel(model, DeviceMesh(comm, **sizes), x, **{"micro_batches": 2, **options}), x, y
+
+
+def train(comm, name, sizes, options):
+    """[(loss, {name: (gradient, cut)})] of every step of this rank, and the whole model's state."""
+    hybrid, x, y = laid_out(comm, name, sizes, **options)
+    optimizer, told = torch.optim.Adam(hybrid.parameters(), lr=0.01), []
+    for _ in range(STEPS):
+        loss = hybrid.step(x, y)
+        told.append((loss, {n: (p.grad.clone(), hybrid.state.cuts[n]) for n, p in hybrid.named_parameters().items()}))
+        optimizer.step()
+    return told, hybrid.state_dict()
+
+
+def assert_equals_sequential(name, sizes, **options):
+    size = sizes.get("dp", 1) * sizes.get("pp", 1) * sizes.get("tp", 1)
+    results = sim.run(size, train, name, sizes, options, threads=True, trace=False)
+    steps, state = sequential(name)
+    seen = set()
+    for told, whole in results:
+        for (loss, gradients), (want, wanted) in zip(told, steps, strict=True):
+            assert abs(loss - want) < 1e-10
+            for key, (gradient, cut) in gradients.items():
+                torch.testing.assert_close(gradient, cut.part(wanted[key]), rtol=0, atol=1e-10)
+            seen |= {*gradients}
+        assert list(whole) == list(state)
+        for key, tensor in state.items():
+            torch.testing.assert_close(whole[key], tensor, rtol=0, atol=1e-10)
+    assert seen == {*steps[0][1]}  # every parameter is somewhere
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"dp": 2, "pp": 2}, {"dp": 2, "tp": 2}, {"tp": 2, "pp": 2}, {"dp": 2, "pp": 2, "tp": 2}], ids=str
+)
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_composition_equals_the_sequential_model(name, sizes):
+    assert_equals_sequential(name, sizes)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zero_bubble_h1", "gems_mast", "gems_master"])
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+def test_every_schedule_equals_the_sequential_model(name, schedule):
+    assert_equals_sequential(name, {"dp": 2, "pp": 2}, schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt", {"recompute": True}),
+        ("gpt", {"sequence": True}),
+        ("gpt", {"sequence": True, "recompute": True, "schedule": "zero_bubble_h1"}),
+        ("gpt", {"all_reduce": ring.all_reduce, "schedule": "gems_master", "micro_batches": 4}),
+        ("vit", {"recompute": True, "schedule": "interleaved"}),
+    ],
+    ids=str,
+)
+def test_options_change_no_gradient(name, options):
+    assert_equals_sequential(name, {"dp": 2, "pp": 2, "tp": 2}, **options)
+
+
+def test_four_stages_and_four_replicas_of_one():
+    assert_equals_sequential("gpt", {"pp": 4}, schedule="1f1b", micro_batches=8)
+    assert_equals_sequential("mlp", {"dp": 4})
+
+
+class RingMesh(DeviceMesh):
+    """A mesh whose collectives over tp are those of a ring, whose bytes the model of grids counts."""
+
+    def __getitem__(self, axis):
+        return on_a_ring(super().__getitem__(axis)) if axis == "tp" else super().__getitem__(axis)
+
+
+def traced_step(comm, name, grid, options, costs):
+    """When the second step began, in ns, and how many bytes of parameters this rank holds."""
+    model, (x, y) = models.build(name, dtype="float64", **FIELDS[name]), batch_of(name)
+    mesh = RingMesh(comm, grid)
+    hybrid = HybridParallel(model, mesh, x, all_reduce=ring.all_reduce, costs=costs, micro_batches=2, **options)
+    hybrid.step(x, y)
+    comm.barrier()
+    begin = comm.trace.clock()
+    hybrid.step(x, y)
+    return begin, sum(p.nbytes for p in hybrid.parameters())
+
+
+def bytes_by_axis(events, begins, grid):
+    """[{axis: bytes sent}] of every rank since its step began."""
+    sent = [{"dp": 0, "pp": 0, "tp": 0, "shared": 0} for _ in range(grid.size)]
+    places = [grid.coordinates(rank) for rank in range(grid.size)]
+    for e in events:
+        if e.op != "send" or e.t0_ns < begins[e.rank] or e.nbytes <= 16:  # 16: the loss, once per step
+            continue
+        (*axes,) = (axis for axis in ("dp", "pp", "tp") if places[e.rank][axis] != places[e.peer][axis])
+        sent[e.rank]["shared" if e.lane and axes != ["dp"] else axes[0]] += e.nbytes
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mlp", {}),
+        ("cnn", {}),
+        ("vit", {"recompute": True}),
+        ("gpt", {}),
+        ("gpt", {"recompute": True, "schedule": "interleaved"}),
+    ],
+    ids=str,
+)
+def test_the_bytes_on_every_axis_are_those_predicted(name, options):
+    """Exactly, on every rank. The vocabulary of this gpt is even, else its table is padded."""
+    grid = grid_of(2, 2, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FIELDS["gpt"], "vocabulary", 12)
+        x, _ = batch_of(name)
+        spec = spec_of(models.build(name, dtype="float64", **FIELDS[name]), x[:2])
+        costs = [layer.flops for layer in spec.layers]
+        results = sim.run(8, traced_step, name, grid, options, costs, threads=True)
+    predicted = predict(spec, grid, micro_batches=2, batch=BATCH, **options)
+    sent = bytes_by_axis(results.events, [begin for begin, _ in results], grid)
+    for rank, table in enumerate(sent):
+        assert table == predicted.sent[grid.coordinates(rank)["pp"]], rank
+        # over two ranks a ring sends each gradient just once; a tied one goes over four, in three halves
+        _, held = results[rank]
+        assert table["dp"] + table["shared"] * 2 / 3 == held
+
+
+def test_every_parameter_is_reduced_exactly_once_over_communicators_of_the_replicas():
+    """R = 2 replicas of p = 2 partitions: p communicators of size R, and their elements are the model's."""
+    reduced = []
+
+    def noted(comm, x):
+        reduced.append((tuple(comm.members), x.numel()))
+        return ring.all_reduce(comm, x)
+
+    def step(comm):
+        hybrid, x, y = laid_out(comm, "mlp", {"dp": 2, "pp": 2}, all_reduce=noted)
+        hybrid.step(x, y)
+        return {n: p.numel() for n, p in hybrid.named_parameters().items()}
+
+    held = sim.run(4, step, threads=True)
+    assert sorted({members for members, _ in reduced}) == [(0, 2), (1, 3)]
+    for members in ((0, 2), (1, 3)):
+        total = sum(n for ranks, n in reduced if ranks == members)
+        assert total == 2 * sum(held[members[0]].values())  # by two ranks
+    assert not set(held[0]) & set(held[1])
+
+
+def test_the_all_reduce_of_a_partition_runs_beside_the_backward_of_others():
+    """The last stage ends first: its gradients travel while the first one still computes."""
+
+    def step(comm):
+        hybrid, x, y = laid_out(comm, "mlp", {"dp": 2, "pp": 2}, all_reduce=ring.all_reduce, micro_batches=4)
+        for stage in hybrid.stages.values():
+            for param in stage.parameters():
+                param.register_post_accumulate_grad_hook(lambda _: comm.compute(1e-3))
+        hybrid.step(x, y)
+
+    events = sim.run(4, step, threads=True).events
+    sends = [e for e in events if e.rank == 1 and e.op == "send" and e.lane == "background"]
+    last = max(e.t1_ns for e in events if e.rank == 0 and e.op.startswith("backward"))
+    assert sends and all(e.t1_ns <= last for e in sends)
+
+
+def test_reduce_gradients_adds_over_just_those_axes_that_hold_parts():
+    """The naive version: every gradient is rank + 1, so that sums tell over whom they went."""
+
+    def add(comm):
+        mesh = DeviceMesh(comm, dp=2, pp=2, tp=2)
+        parameters = [torch.zeros(3, requires_grad=True) for _ in range(4)]
+        for p in parameters[:3]:
+            p.grad = torch.full((3,), comm.rank + 1.0)
+        a, b, c, d = parameters
+        placed = [Placed("a", a), Placed("b", b, over_tp=True), Placed("c", c, shared=mesh["pp"]), Placed("d", d)]
+        reduce_gradients(mesh, placed)
+        return [p.grad[0].item() for p in parameters]
+
+    for rank, (a, b, c, d) in enumerate(sim.run(8, add)):
+        assert a == rank % 4 + 1 + rank % 4 + 5
+        assert b == sum(r + 1 for r in range(8) if r // 2 % 2 == rank // 2 % 2)
+        assert c == sum(r + 1 for r in range(8) if r % 2 == rank % 2)
+        assert d == 0
+
+
+# -- checkpoints between meshes ----------------------------------------------------------------------------------------
+
+
+def go_on(comm, sizes, path, steps, save):
+    """Losses of `steps` steps from the checkpoint at `path`, if there is one; saved afterwards if asked for."""
+    hybrid, x, y = laid_out(comm, "gpt", sizes)
+    optimizer = torch.optim.Adam(hybrid.parameters(), lr=0.01)
+    first = hybrid_checkpoint.restore(hybrid, path, optimizer, {"seed": 1}) if path.exists() else 0
+    losses = []
+    for _ in range(steps):
+        losses.append(hybrid.step(x, y))
+        optimizer.step()
+    if save:
+        hybrid_checkpoint.save(hybrid, path, optimizer, first + steps, {"seed": 1})
+    return first, losses
+
+
+def test_a_checkpoint_goes_from_mesh_to_mesh(tmp_path):
+    path = tmp_path / "run"
+    unbroken = sim.run(1, go_on, {"dp": 1}, tmp_path / "none", 6, False)[0][1]
+    losses = []
+    for ranks, sizes in ((4, {"dp": 2, "pp": 2}), (4, {"tp": 2, "dp": 2}), (1, {"pp": 1})):
+        parts = sim.run(ranks, go_on, sizes, path, 2, True, threads=True)
+        assert all(part == parts[0] for part in parts)
+        first, found = parts[0]
+        assert first == len(losses)
+        losses += found
+    assert losses == pytest.approx(unbroken, abs=1e-10)
+
+
+def test_a_checkpoint_of_another_course_or_model_is_refused_on_every_rank(tmp_path):
+    path = tmp_path / "run"
+    sim.run(2, go_on, {"pp": 2}, path, 1, True, threads=True)
+
+    def other(comm, facts, name):
+        hybrid, x, y = laid_out(comm, name, {"dp": 2})
+        optimizer = torch.optim.Adam(hybrid.parameters())
+        with pytest.raises(ValueError) as error:
+            hybrid_checkpoint.restore(hybrid, path, optimizer, facts)
+        return str(error.value)
+
+    assert all("seed 1, now 2" in told for told in sim.run(2, other, {"seed": 2}, "gpt"))
+    assert all("has no" in told for told in sim.run(2, other, {"seed": 1}, "mlp"))
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "told"),
+    [
+        ({"dp": 3}, {}, "a batch of 8 cannot be cut into dp=3 shards of 2 micro-batches each: it must be a multiple"),
+        ({"dp": 2}, {"micro_batches": 3}, "dp=2 shards of 3 micro-batches each: it must be a multiple of 2 x 3 = 6"),
+        ({"dp": 2}, {"micro_batches": 8}, "a batch of 8 cannot be cut into dp=2 shards of 8"),
+        ({"pp": 2}, {"schedule": "fast"}, "no schedule is called 'fast'"),
+        ({"pp": 8}, {"micro_batches": 8}, "7 layers"),
+        ({"tp": 3}, {"micro_batches": 1}, "3 ranks"),
+        ({"tp": 4}, {"sequence": True}, "4"),
+        ({"cp": 2}, {}, "not over cp"),
+        ({"pp": 2}, {"costs": [1, 2]}, "2 costs were given for 7 layers"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_said_on_every_rank(sizes, options, told):
+    def lay_out(comm):
+        with pytest.raises(ValueError) as error:
+            laid_out(comm, "gpt", sizes, **options)
+        return str(error.value)
+
+    (size,) = sizes.values()
+    said = sim.run(size, lay_out, threads=True, deadline=20)
+    assert all(told in text for text in said), said[0]
+    assert len(set(said)) == 1
+
+
+def test_a_mesh_that_the_ranks_do_not_fill_is_refused_on_every_rank():
+    def lay_out(comm):
+        with pytest.raises(ValueError, match="4 places for ranks, and there are 3 ranks"):
+            laid_out(comm, "gpt", {"dp": 2, "pp": 2})
+
+    sim.run(3, lay_out)
+
+
+def test_batches_that_are_not_the_examples_are_refused():
+    def step(comm):
+        hybrid, x, y = laid_out(comm, "mlp", {"dp": 2})
+        with pytest.raises(ValueError, match=r"laid out for x of shape \(8, 12\)"):
+            hybrid.step(x[:4], y[:4])
+        with pytest.raises(ValueError, match="the ranks do not agree on the batch"):
+            hybrid.step(x + comm.rank, y)
+
+    sim.run(2, step)
+
+
+def test_models_that_differ_are_named():
+    def lay_out(comm):
+        model = models.build("mlp", dtype="float64", **FIELDS["mlp"] | {"classes": 6 + comm.rank})
+        with pytest.raises(ValueError, match="the ranks' models differ"):
+            HybridParallel(model, DeviceMesh(comm, dp=2), batch_of("mlp")[0])
+
+    sim.run(2, lay_out)
+
+
+def test_nan_on_one_rank_is_told_on_every_rank():
+    def step(comm):
+        hybrid, x, y = laid_out(comm, "mlp", {"dp": 2, "pp": 2})
+        if comm.rank == 1:
+            next(iter(hybrid.parameters())).data[0] = torch.nan
+        with pytest.raises(FloatingPointError, match="rank 1 in the parameter"):
+            hybrid.step(x, y)
+
+    sim.run(4, step)
+
+
+def test_a_rank_without_memory_ends_the_others():
+    """Not with a hang: the others are told which rank it was, and where."""
+
+    def step(comm):
+        hybrid, x, y = laid_out(comm, "mlp", {"dp": 2, "pp": 2}, all_reduce=ring.all_reduce)
+        if comm.rank == 3:
+            for stage in hybrid.stages.values():
+                stage.module.register_forward_pre_hook(refuse)
+        hybrid.step(x, y)
+
+    with pytest.raises(MemoryError, match=r"out of memory in forward 0 stage 1") as error:
+        sim.run(4, step, deadline=20)
+    assert error.value.rank == 3
+
+
+def refuse(*_):
+    raise MemoryError("no room")
