@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .tensor_cuts import Cut
 from .tensor_linear import ColumnLinear, RowLinear, column_linear, row_linear
+from .tensor_pairs import ALONE
 from .tensor_sequence import sequence_parallel
 
 
@@ -61,14 +62,6 @@ def attention_heads(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, 
     ### END SOLUTION
 
 
-def hear(qkv, heads, causal):
-    """softmax(q k^T / sqrt(n)) v for each of `heads` heads of n numbers: (b, s, 3 heads n) -> (b, s, heads n)."""
-    b, s, width = qkv.shape
-    q, k, v = qkv.view(b, s, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4)  # each (b, heads, s, n)
-    heard = scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return heard.transpose(1, 2).reshape(b, s, width // 3)
-
-
 class TensorAttention(nn.Module):
     """This rank's heads of a models.transformer.Attention; (b, s, d) -> (b, s, d), the same on every rank.
 
@@ -92,7 +85,8 @@ class TensorAttention(nn.Module):
 
     def part(self, x):
         """Without communication and bias: (b, s, d) -> (b, s, d), this rank's part of the sum."""
-        return self.out.part(hear(self.qkv.part(x), self.heads, self.causal))
+        qkv, out = self.qkv, self.out
+        return attention_heads(ALONE, x, qkv.weight, qkv.bias, out.weight, None, self.heads, self.causal)
 
 
 def require_heads(qkv_weight, out_weight, heads):

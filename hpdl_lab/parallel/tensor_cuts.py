@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cut:
     """How a parameter lies on p ranks, seen from one of them.
 

@@ -15,6 +15,15 @@ Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3.
 import torch
 
 
+class Alone:
+    """Enough of a communicator for one rank that sends nothing: what a layer does to its part by itself."""
+
+    rank, size = 0, 1
+
+
+ALONE = Alone()
+
+
 class Conjugate(torch.autograd.Function):
     """Two functions of plain tensors as one that autograd can go back through."""
 
