@@ -27,6 +27,7 @@ ONLY_IN = {  # what only one room may touch
     "hpdl_lab._core": {"comm", "features", "trace"},
     "hpdl_lab._cuda": {"comm", "features", "kernels"},
     "ipyparallel": {"engines"},
+    "ipywidgets": {"lab"},
     "mpi4py": {"comm", "features"},
     "matplotlib": {"plots"},
     "nanobind": set(),

@@ -5,6 +5,7 @@ from .cluster import cluster, inject, restart, run, running, start, stop
 from .designs import designs
 from .exercises import check, hint, solution
 from .graph import gossip, graph
+from .grid import grid
 from .landscape import landscape
 from .measure import measure, predict
 from .mesh import mesh
@@ -13,7 +14,9 @@ from .ping_pong import ping_pong
 from .pipeline import pipeline
 from .scaling import scaling
 from .schedule import schedule
+from .search import search
 from .steps import collectives, steps
+from .tensor import tensor
 from .timeline import horovod_timeline, timeline, traffic
 from .train import train
 from .tune import tune
@@ -27,6 +30,7 @@ __all__ = [
     "doctor",
     "gossip",
     "graph",
+    "grid",
     "hint",
     "horovod_timeline",
     "inject",
@@ -42,10 +46,12 @@ __all__ = [
     "running",
     "scaling",
     "schedule",
+    "search",
     "solution",
     "start",
     "steps",
     "stop",
+    "tensor",
     "timeline",
     "traffic",
     "train",

@@ -25,16 +25,14 @@ def mesh(grid=None, **sizes):
     return picture(drawing.draw, grid, places, title, foot, text=str(grid), height=drawing.height(grid))
 
 
-def asked_grid(grid, sizes, verb="lab.mesh"):
-    """The Grid that is meant: one, a dict of sizes, or the sizes themselves. Raises ValueError, TypeError."""
+def asked_grid(grid, sizes):
+    """The Grid that is meant: one, or the sizes of its axes. Raises ValueError, TypeError."""
     if grid is not None and sizes:
-        raise ValueError(f"give a Grid or the sizes of axes, not both: {verb}(dp=2, tp=2)")
-    if isinstance(grid, dict):
-        grid, sizes = None, grid
+        raise ValueError("give a Grid or the sizes of axes, not both: lab.mesh(dp=2, tp=2)")
     if grid is None and not sizes:
-        raise ValueError(f"a mesh needs the sizes of its axes: {verb}(dp=2, tp=2)")
+        raise ValueError("a mesh needs the sizes of its axes: lab.mesh(dp=2, tp=2)")
     if grid is not None and not isinstance(grid, Grid):
-        raise TypeError(f"{grid!r} is no grid: {verb}(dp=2, tp=2), or a Grid, is needed")
+        raise TypeError(f"{grid!r} is no grid: lab.mesh(dp=2, tp=2), or a Grid, is needed")
     grid = Grid(**sizes) if grid is None else grid
     if grid.size > MOST_RANKS:
         raise ValueError(f"{grid} has {grid.size:,} ranks: at most {MOST_RANKS:,} can be drawn")

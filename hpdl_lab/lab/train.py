@@ -3,8 +3,10 @@
 import math
 from dataclasses import dataclass, field, fields
 
+from ..mesh import Grid
 from ..models import batch_norm
 from ..parallel.data import DataParallel, Strategy
+from ..parallel.hybrid_training import train_on_mesh
 from ..parallel.training import Recipe
 from ..parallel.training import train as train_on_rank
 from ..plots import live, loss
@@ -61,6 +63,9 @@ def train(
     reader=None,
     ranks=None,
     dtype="float32",
+    mesh=None,
+    schedule="1f1b",
+    recompute=False,
     deadline=10.0,
     **recipe,
 ):
@@ -69,6 +74,7 @@ def train(
         lab.train(all_reduce=all_reduce)                            the network, the digits and strategy of lesson 04
         lab.train(model="gpt", data="text", strategy=strategy)      by name: mlp, cnn, gpt, vit; digits, text, copy, ...
         lab.train(model, DataParallel(all_reduce), steps=200)       your own
+        lab.train("gpt", mesh={"dp": 2, "pp": 2}, micro_batches=4)  a model dealt out over a mesh
 
     Args:    model: a name, or an nn.Module that fits the data; data: a name, or a data.dataset.Dataset. Where one of
              them is not given, it is what suits the other. size: of a model that is named: "tiny", "small", "paper".
@@ -76,6 +82,8 @@ def train(
              all_reduce: f(comm, x), makes x its sum over ranks; default the communicator's own.
              reader: a data.loading.Reader, where reading examples shall cost something.
              ranks: default all engines, or 4 simulated ranks where none run; dtype: "float32" or "float64".
+             mesh: {"dp":, "pp":, "tp":} or a mesh.Grid, over which the model is dealt out by HybridParallel, in place
+             of a strategy; schedule: of its pipeline; recompute: activation checkpointing there.
              deadline: s, the longest that a rank may wait.
              steps, batch, lr, momentum, seed, optimizer, micro_batches, checkpoint, ...: see parallel.recipe.Recipe;
              what is not given is what suits a model that is named.
@@ -94,11 +102,14 @@ def train(
     known = [option.name for option in fields(Recipe)]
     if unknown := [name for name in recipe if name not in known]:
         raise TypeError(f"lab.train has no {', '.join(unknown)}: a recipe has {', '.join(known)}")
-    where = place(ranks)
+    if mesh is None:
+        where = place(ranks)
+    else:
+        where, mesh = place_of_mesh(mesh, {"strategy": strategy, "all_reduce": all_reduce, "reader": reader}, ranks)
     model, data, what, suiting = model_and_data(model, data, size, dtype)
     recipe = Recipe(**{**suiting, **recipe})
     strategy = DataParallel(all_reduce) if strategy is None else strategy
-    title = f"{what}, {where}"
+    title = f"{what}, {where}{f', {mesh!r}' if mesh is not None else ''}"
     lowest = 0.1 if data.positions == 1 else 1.0  # what comes next in a text is never sure
     rows = []
     plot = live.Live(loss.draw, alt="loss and samples per second")
@@ -107,10 +118,12 @@ def train(
         rows.append(row)
         plot.update(rows, recipe.steps, title, where.remark, lowest)
 
-    threads = batch_norm.talks(model) or strategy.talks_in_backward
-    args = (model, strategy, data, recipe, reader)
+    threads = batch_norm.talks(model) or strategy.talks_in_backward or mesh is not None
+    work = (train_on_rank, model, strategy, data, recipe, reader)
+    if mesh is not None:
+        work = (train_on_mesh, model, mesh, data, recipe, schedule, recompute)
     try:
-        results = where.run(train_on_rank, *args, deadline=deadline, on_row=on_row, threads=threads)
+        results = where.run(*work, deadline=deadline, on_row=on_row, threads=threads)
     except BaseException:
         if rows:
             plot.finish(rows, recipe.steps, f"{title}: stopped", where.remark, lowest)
@@ -133,6 +146,19 @@ def train(
         events=results.events,
         figure=figure,
     )
+
+
+def place_of_mesh(mesh, given, ranks):
+    """(where a training on `mesh` runs, the Grid). Raises ValueError for what has no place beside a mesh."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"give a mesh or {name}, not both: a mesh deals the model out by HybridParallel")
+    if not isinstance(mesh, Grid | dict) or not mesh:
+        raise TypeError(f'mesh={mesh!r}: sizes such as {{"dp": 2, "pp": 2}}, or a Grid, are needed')
+    grid = Grid(**mesh) if isinstance(mesh, dict) else mesh
+    if ranks not in (None, grid.size):
+        raise ValueError(f"{grid!r} has {grid.size} places, and ranks={ranks}")
+    return place(grid.size), grid
 
 
 def in_words(trained, data):

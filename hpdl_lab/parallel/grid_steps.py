@@ -27,14 +27,20 @@ class Held(NamedTuple):
         return sum(self)
 
 
+class Taken(NamedTuple):
+    """What a rank says afterwards: what it held, and when its last step began, in ns of its clock."""
+
+    held: Held
+    begin_ns: int
+
+
 def grid_steps(comm, model, grid, x, y, options, steps):
-    """Train `model` on `grid` for `steps` steps after one that warms up, the last one traced.
+    """Train `model` on `grid` for `steps` steps, and one step before and one after them.
 
     Args:    model, x, y: of the whole batch, the same on every rank. options: of HybridParallel, such as schedule.
-    Returns: Held of this rank. Rank 0 reports {step, seconds} of every step but the traced one.
+    Returns: Taken. Rank 0 reports {step, seconds} of each of the `steps`.
     Raises:  as HybridParallel.
     """
-    traced, comm.trace.enabled = comm.trace.enabled, False
     mesh = DeviceMesh(comm, grid)
     hybrid = HybridParallel(model, mesh, x, **options)
     params = hybrid.parameters()
@@ -51,12 +57,16 @@ def grid_steps(comm, model, grid, x, y, options, steps):
         if comm.rank == 0:
             comm.report(step=step, seconds=(comm.trace.clock() - begin) / 1e9)
     comm.barrier()
-    comm.trace.enabled = traced
+    begin = comm.trace.clock()
     hybrid.step(x, y)
-    comm.trace.enabled = False
     state = [t for values in optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
     gradients = [p.grad for p in params if p.grad is not None]
-    return Held(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most)
+    return Taken(Held(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most), begin)
+
+
+def last_step(results):
+    """The events of the last step of all ranks, from the Results of grid_steps."""
+    return [e for e in results.events if e.t0_ns >= results[e.rank].begin_ns]
 
 
 def bytes_over_axes(events, grid):

@@ -4,6 +4,7 @@ Figures are made without pyplot, so that importing this package chooses no backe
 """
 
 import math
+import threading
 from contextlib import contextmanager
 
 import matplotlib
@@ -23,6 +24,7 @@ OVERSUBSCRIBED = "oversubscribed: time-slicing, not scaling"
 WIDTH, HEIGHT = 8.4, 3.9  # inches; 840 x 390 pixels at DPI: fits JupyterLab's notebook column without scaling
 DPI = 100
 
+DRAWING = threading.RLock()  # matplotlib's settings belong to all threads of a notebook
 LOOK = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
@@ -56,7 +58,7 @@ LOOK = {
 @contextmanager
 def look():
     """Inside, new matplotlib objects have this package's look; the caller's settings come back at the end."""
-    with matplotlib.rc_context(LOOK):
+    with DRAWING, matplotlib.rc_context(LOOK):
         yield
 
 
