@@ -108,7 +108,7 @@ def test_every_schedule_equals_the_sequential_model(name, schedule):
         ("gpt", {"all_reduce": ring.all_reduce, "schedule": "gems_master", "micro_batches": 4}),
         ("vit", {"recompute": True, "schedule": "interleaved"}),
     ],
-    ids=str,
+    ids=["recompute", "sequence", "sequence recompute zero_bubble_h1", "ring gems_master", "recompute interleaved"],
 )
 def test_options_change_no_gradient(name, options):
     assert_equals_sequential(name, {"dp": 2, "pp": 2, "tp": 2}, **options)
