@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hpdl_lab import comm
 from hpdl_lab.comm.launcher import started_by
-from hpdl_lab.comm.torch_place import gloo_of
+from hpdl_lab.comm.torch import from_process_group
 
 # Not what patches MPI's own, and of what others do already only some.
 SOME = "not posting_is_interrupted and not executed and (not every_algorithm or ring or double_tree)"
@@ -113,8 +113,8 @@ def test_worlds_that_torchrun_does_not_have(monkeypatch):
 
 def test_groups_that_carry_no_messages_of_tensors_on_the_cpu():
     with pytest.raises(RuntimeError, match=r"no process group yet: dist.init_process_group\(\"gloo\"\)"):
-        gloo_of()
+        from_process_group()
     with pytest.raises(RuntimeError, match="this rank is in no such process group"):
-        gloo_of(dist.GroupMember.NON_GROUP_MEMBER)
-    with pytest.raises(ValueError, match="cannot carry messages of CPU tensors"):
-        gloo_of(dist.ProcessGroup(0, 1))
+        from_process_group(dist.GroupMember.NON_GROUP_MEMBER)
+    with pytest.raises(ValueError, match="moves neither tensors of the CPU nor of GPUs"):
+        from_process_group(dist.ProcessGroup(0, 1))

@@ -15,21 +15,34 @@ from .calls import begin
 from .parts import part_of
 from .real_comm import RealComm
 from .torch_messages import GroupWork, Letters, as_tensor
-from .torch_place import TorchPlace, gloo_of, initialize, new_number
+from .torch_place import TorchPlace, cuda_of, gloo_beside, gloo_in, group_of, initialize, new_number
 from .work import MpiWork
 
 NUMBER_NBYTES = 4
 
 
-def from_process_group(group=None, deadline=10.0, on_row=None, trace=True):
+def from_process_group(group=None, deadline=10.0, on_row=None, trace=True, device=None):
     """The communicator of the ranks of `group`, a process group of torch.distributed. Collective over its ranks.
 
-    Args:    group: None is the default one. It must move CPU tensors: gloo, or "cpu:gloo,cuda:nccl".
-             deadline: the longest that one wait may last, s. on_row, trace: as of MpiComm.
-    Raises:  ValueError for a group that moves none; RuntimeError where there is no group, or this rank is not in it.
+    A group that moves no CPU tensors, such as nccl alone, gets one of gloo beside it for what is said on the host, and
+    the communicator is a torch_device.DeviceComm.
+
+    Args:    group: None is the default one. deadline: the longest that one wait may last, s.
+             on_row, trace: as of MpiComm. device: of the tensors that a group without gloo moves, by default the
+             current CUDA device.
+    Raises:  ValueError for a group that moves neither; RuntimeError where there is no group, or this rank is not in it.
     """
-    place = TorchPlace(gloo_of(group))
-    return TorchComm(place, place.number, tuple(range(place.size)), place.waiting(deadline), on_row, trace)
+    group = group_of(group)
+    gloo = gloo_in(group)
+    if gloo is not None:
+        place = TorchPlace(gloo)
+        return TorchComm(place, place.number, tuple(range(place.size)), place.waiting(deadline), on_row, trace)
+    from .torch_device import DeviceComm
+
+    device = device or cuda_of(group)
+    place = TorchPlace(*gloo_beside(group))
+    told = place, place.number, tuple(range(place.size)), place.waiting(deadline), on_row, trace
+    return DeviceComm(*told, device_group=group, device=device)
 
 
 def world(deadline=10.0):

@@ -21,11 +21,15 @@ CUT = 0.5  # s: for the threads of a wire to end
 
 
 class TorchPlace:
-    """What communicators of the process group `group` need besides it. Collective over its ranks."""
+    """What communicators of the process group `group` need besides it. Collective over its ranks.
 
-    def __init__(self, group):
+    owned: a process group that ends with the place, or None.
+    """
+
+    def __init__(self, group, owned=None):
         self.core = compiled_module()
         self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.owned = owned
         self.abandoned = []  # collectives that did not complete: another rank may still write to their memory
         self.wires = []
         self._birth = self.wire(BIRTH, tuple(range(self.size)))
@@ -58,6 +62,9 @@ class TorchPlace:
             wire.cut(CUT)
         self.wires = []
         self.board.close()
+        if self.owned is not None and dist.is_initialized():
+            dist.destroy_process_group(self.owned)
+        self.owned = None
 
     def _tell(self, note):
         """What every rank has to tell, in rank order; before there is a board."""
@@ -71,29 +78,45 @@ def new_number():
     return 1 + secrets.randbelow(NUMBERS - 2)
 
 
-def gloo_of(group=None):
-    """The part of `group` that moves CPU tensors.
-
-    Raises: ValueError where there is none; RuntimeError where there is no group, or this rank is not in it.
-    """
+def group_of(group=None):
+    """`group`, or the default one. Raises RuntimeError where there is none, or this rank is not in it."""
     if group is None:
         if not dist.is_initialized():
             raise RuntimeError('torch.distributed has no process group yet: dist.init_process_group("gloo")')
         group = dist.group.WORLD
-    if isinstance(group, dist.ProcessGroupGloo):
-        return group
-    if not isinstance(group, dist.ProcessGroup):
+    if not isinstance(group, dist.ProcessGroup | dist.ProcessGroupGloo):
         raise RuntimeError(f"this rank is in no such process group: {group!r}")
+    return group
+
+
+def gloo_in(group):
+    """The part of `group` that moves CPU tensors, or None."""
+    gloo = group if isinstance(group, dist.ProcessGroupGloo) else backend_for("cpu", group)
+    return gloo if isinstance(gloo, dist.ProcessGroupGloo) else None
+
+
+def backend_for(device, group):
+    """The part of `group` that moves tensors of this device, or None."""
     try:
-        backend = group._get_backend(torch.device("cpu"))
+        return group._get_backend(torch.device(device))
     except RuntimeError:
-        backend = None
-    if not isinstance(backend, dist.ProcessGroupGloo):
+        return None
+
+
+def cuda_of(group):
+    """The CUDA device of this rank in `group`. Raises ValueError where the group moves none of its tensors."""
+    if backend_for("cuda", group) is None:
         raise ValueError(
-            f'a process group of {group.name()} cannot carry messages of CPU tensors: make it with "gloo", '
-            'or "cpu:gloo,cuda:nccl"'
+            f'a process group of {group.name()} moves neither tensors of the CPU nor of GPUs: make it with "gloo", '
+            '"nccl" or "cpu:gloo,cuda:nccl"'
         )
-    return backend
+    return group.bound_device_id or torch.device("cuda", torch.cuda.current_device())
+
+
+def gloo_beside(group):
+    """(gloo part, group) of a new group of the same ranks, as monitored_barrier wants one beside nccl. Collective."""
+    beside = dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
+    return gloo_in(beside), beside
 
 
 def initialize():
