@@ -43,7 +43,8 @@ def model_and_data(model=None, data=None, size="tiny", dtype="float32"):
     elif model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r}: the name of one ({', '.join(models.MODELS)}) or an nn.Module is needed")
     if data is None:
-        data = DATA_FOR.get(named, "digits")
+        kind = named or type(model).__module__.rpartition(".")[2]  # a GPT is of models/gpt.py
+        data = DATA_FOR.get(kind, "digits")
     if isinstance(data, str):
         what, data = data, sets.load(wanted(data, named), dtype=dtype)
     elif isinstance(data, Dataset):

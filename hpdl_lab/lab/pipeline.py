@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from .. import schedules
+from ..parallel.partition import partition
 from ..parallel.pipeline_events import timed_actions
 from ..parallel.pipeline_reports import model_step, sleeping_step
 from ..plots import live
@@ -73,6 +74,7 @@ def pipeline(
     prediction=None,
     chunks=None,
     recompute=False,
+    partition=partition,
     deadline=10.0,
 ):
     """Carry out a pipeline schedule, and draw what ranks do under what they should do.
@@ -89,7 +91,8 @@ def pipeline(
              model, data, size: as of lab.train; real stages in place of those.
              The plan of a real model counts with what its stages took in the step before.
              prediction: the bubble that you expect, 0 to 1, or {"bubble": share}, or {"makespan": s}.
-             recompute: activation checkpointing of a real model. deadline: s, the longest that a rank may wait.
+             recompute: activation checkpointing of a real model; partition: f(costs, stages) -> how many of its layers
+             each stage gets, such as parallel.partition.partition. deadline: s, the longest that a rank may wait.
     Returns: PipelineRun.
     Raises:  ValueError, one sentence, before anything runs, for a schedule that would deadlock or lose a micro-batch.
     """
@@ -104,7 +107,7 @@ def pipeline(
     else:
         if where.simulated:
             raise ValueError(f"real stages need engines, whose time is real: lab.start({plan.ranks}) first")
-        work, what = real_work(plan, model, data, size, recompute)
+        work, what = real_work(plan, model, data, size, recompute, partition)
         planned = schedules.Evaluation((), 0.0, 0.0, (), ())
     if planned.makespan > MOST_SECONDS:
         raise ValueError(f"this step would take {planned.makespan:,.0f} s: make seconds={seconds} smaller")
@@ -164,14 +167,14 @@ def asked_prediction(prediction, planned):
     return {"makespan": makespan, "bubble": told.get("bubble", max(0.0, 1 - busy / makespan))}
 
 
-def real_work(plan, model, data, size, recompute):
+def real_work(plan, model, data, size, recompute, partition):
     """(function for every rank with its arguments, what it is in words) of a step of a real model."""
     choice = model_and_data(model, data, size)
     n = EXAMPLES * plan.micro_batches
     x, y = choice.data.train_x[:n], choice.data.train_y[:n]
     if len(x) < n:
         raise ValueError(f"{plan.micro_batches} micro-batches of {EXAMPLES} need {n} examples, the data has {len(x)}")
-    return (model_step, choice.model, plan, x, y, recompute), choice.words
+    return (model_step, choice.model, plan, x.clone(), y.clone(), recompute, partition), choice.words
 
 
 def by_name(costs):

@@ -34,7 +34,8 @@ class Searched:
         shown = fitting[:SHOWN] + ([self.guess] if self.guess and self.guess not in fitting[:SHOWN] else [])
         for row in shown:
             more = f"{row.schedule}{', recomputed' if row.recompute else ''}, micro-batches of {row.micro_batch}"
-            told = f"{seconds_text(row.seconds):>8} a step, {bytes_amount(row.memory.total):>8}, bubble {abs(row.bubble):>5.1%}"
+            held, bubble = bytes_amount(row.memory.total), abs(row.bubble)
+            told = f"{seconds_text(row.seconds):>8} a step, {held:>8}, bubble {bubble:>5.1%}"
             mark = "   best" if row is self.best else "   yours" if row is self.guess else ""
             lines.append(f"  {drawing.name_of(row):<20}{told}, {more}{'' if row.fits else ', too much'}{mark}")
         if not fitting:

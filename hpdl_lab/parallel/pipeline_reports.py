@@ -5,6 +5,7 @@ from statistics import median
 
 from torch.nn.functional import cross_entropy
 
+from .partition import partition
 from .pipeline import Pipeline
 from .run_schedule import run_schedule
 from .timed_stage import TimedStage
@@ -62,15 +63,15 @@ def sleeping_step(comm, schedule, seconds, asleep):
     run_schedule(comm, schedule, stages)
 
 
-def model_step(comm, model, schedule, x, y, recompute=False):
+def model_step(comm, model, schedule, x, y, recompute=False, partition=partition):
     """Some steps of a real model, of which the last one is reported and traced.
 
-    Args:    x, y: the whole batch, the same on every rank.
+    Args:    x, y: the whole batch, the same on every rank; partition: see Pipeline.
     Returns: {(stage, kind): median s} of this rank's actions in the step before that.
     """
     example = x[: len(x) // schedule.micro_batches]
     traced, comm.trace.enabled = comm.trace.enabled, False
-    pipeline = Pipeline(comm, model, schedule, example, recompute)
+    pipeline = Pipeline(comm, model, schedule, example, recompute, partition=partition)
     plain = pipeline.stages
     for _ in range(WARM_UP):
         silent = {n: Reported(stage, n, comm.trace.clock, lambda **row: None) for n, stage in plain.items()}
