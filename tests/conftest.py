@@ -1,7 +1,9 @@
 """What tests share: a place of their own for the engines' sockets, four engines, and what a session leaves behind."""
 
+import functools
 import glob
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -13,13 +15,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HPDL_TORCH"] = "later"  # most engines that a test starts are stopped before they would have imported it
 
 
-LONGEST = ("engines_life", "torchrun", "engines_stop", "notebooks", "setup", "verbs_on_engines", "emulated_end")
+LONGEST = ("engines_stop", "engines_life", "torchrun", "notebooks", "setup", "emulated_end")
 
 
 def pytest_collection_modifyitems(items):
     """The files that take longest come first: with two workers, none of them is left over at the end for one."""
     order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of a file stay in one process; so do all that share the engines of `cluster`, which thus start once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Sharing(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "engines" if shares_engines(config.rootpath / file) else file
+
+    return Sharing(config, log)
+
+
+@functools.cache
+def shares_engines(file):
+    return re.search(r"^def \w+\([^)]*\bcluster\b", file.read_text(), re.MULTILINE) is not None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,5 @@
 """train, measure, scaling and timeline on four real engines: right, labelled, drawn from rows that stream."""
 
-import tempfile
 from importlib import import_module
 
 import numpy as np
@@ -27,15 +26,11 @@ from hpdl_lab.plots import live, style
 CROWDED = features.cores() < 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def engines():
-    """Four engines of this module's own: somebody's running cluster is not touched."""
-    with tempfile.TemporaryDirectory(prefix="hpdl-", dir="/tmp") as place, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", place)
-        patch.setenv("HPDL_HOME", place)
-        lab.start(4)
-        yield
-        lab.stop()
+@pytest.fixture(autouse=True)
+def engines(cluster, monkeypatch, tmp_path):
+    """The verbs use the engines that tests share."""
+    monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", cluster)
+    monkeypatch.setenv("HPDL_HOME", str(tmp_path))
 
 
 def texts(figure):
@@ -45,9 +40,9 @@ def texts(figure):
 def test_four_engines_learn_the_digits_while_the_picture_grows(monkeypatch, within):
     seen = []
     monkeypatch.setattr(live.Live, "update", lambda self, rows, *args: seen.append(len(rows)))
-    trained = lab.train(all_reduce=ring.all_reduce)
-    assert trained.test_accuracy >= 0.97 and trained.seconds < within(20)
-    assert seen == list(range(1, 301)) and "4 engines" in repr(trained) and "virtual" not in repr(trained)
+    trained = lab.train(all_reduce=ring.all_reduce, steps=60)  # notebook 04 takes 300, to 97%
+    assert trained.test_accuracy >= 0.9 and trained.seconds < within(4)
+    assert seen == list(range(1, 61)) and "4 engines" in repr(trained) and "virtual" not in repr(trained)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
