@@ -62,7 +62,7 @@ def costs_of(model):
 
 def one_step(comm, model, schedule, x, y, recompute=False, measured=False):
     """(loss, {name: gradient}, {name: buffer}) of this rank after one step of a pipeline."""
-    example = x[: len(x) // schedule.micro_batches]
+    example = x[: len(x) // getattr(schedule, "micro_batches", 1)]
     pipeline = Pipeline(comm, model, schedule, example, recompute, None if measured else costs_of(model))
     loss = pipeline.step(x, y, loss_of)
     buffers = {n: b.clone() for stage in pipeline.stages.values() for n, b in stage.module.named_buffers()}
@@ -150,6 +150,22 @@ def test_training_goes_on_as_on_one_rank():
     assert want[4] < want[0]
 
 
+def two_steps(comm, model, schedule, x, y):
+    pipeline = Pipeline(comm, model, schedule, x[: len(x) // schedule.micro_batches], costs=costs_of(model))
+    for _ in range(2):
+        loss = pipeline.step(x, y, loss_of)
+    return loss, {name: p.grad for name, p in pipeline.named_parameters().items()}, {}
+
+
+def test_gradients_add_up_over_steps_as_on_one_rank():
+    """Also those that are shared, which the first step has added over ranks already."""
+    model, x, y = CASES["gpt"]
+    loss, gradients = one_rank(model, x, y)
+    twice = loss, {name: 2 * grad for name, grad in gradients.items()}
+    for name in ("1f1b", "gems_master"):
+        assert difference(sim.run(2, two_steps, model, schedules.build(name, 2, 4), x, y), twice) < 1e-12
+
+
 def test_messages_are_those_of_the_boundaries_and_no_more():
     """m activations down and m gradients up each boundary, b s d numbers each; the tied weight once, both ways."""
     model, x, y = CASES["gpt"]
@@ -194,6 +210,7 @@ def test_bad_input_is_one_sentence_with_numbers_before_the_first_message():
         assert every_rank_refuses(error, text, ranks, one_step, model, schedule, x, y) == [[]] * ranks
 
     build = schedules.build
+    refused("a Schedule is needed, got '1f1b': schedules.build(", "1f1b")
     refused("1f1b is a schedule for 4 ranks, and there are 3", build("1f1b", 4, 4))
     refused("Sequential has 8 layers (0, 2, 4, 6, 8, 10, 12, 14), which cannot", build("interleaved", 3, 6, 3))
     rows = list(build("gpipe", 3, 2).rows)
@@ -225,6 +242,20 @@ def one_batch(comm, model, x, y, batch):
     finally:
         sent = [e.nbytes for e in comm.trace.events[before:] if e.op == "send"]
         assert max(sent, default=0) < 1000, "only digests, no activations"
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"), [(lambda out, y: out.sum(1), r"shape \(3,\)"), (lambda out, y: out.sum().item(), "type float")]
+)
+def test_a_loss_that_is_no_number_is_refused(loss, got):
+    model, x, y = CASES["mlp"]
+    with pytest.raises(ValueError, match=f"its mean, a tensor with one number, and this one is of {got}"):
+        sim.run(2, lambda comm: a_step_with(comm, model, x, y, loss))
+
+
+def a_step_with(comm, model, x, y, loss):
+    pipeline = Pipeline(comm, model, schedules.build("1f1b", 2, 4), x[:3], costs=[1] * 8)
+    return pipeline.step(x, y, loss)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from .data import broadcast_parameters
 from .partition import partition
 from .pipeline_verdict import loss_of_all
 from .run_schedule import require_valid, run_schedule
-from .shared_gradients import add_shared_gradients, holders, shared_by_rank
+from .shared_gradients import add_shared_gradients, holders, put_back, set_aside, shared_by_rank
 from .split import Layers
 
 
@@ -71,14 +71,16 @@ class Pipeline:
                  example; FloatingPointError on every rank where something is NaN: which rank, what.
         """
         xs, ys = self.micro_batches(x, y)
+        earlier = set_aside(self.shared)
         losses = run_schedule(
             self.comm,
             self.schedule,
             self.stages,
             inputs=lambda i: [part[i] for part in xs],
-            loss=lambda i, output: loss(output, ys[i]) / len(ys),
+            loss=lambda i, output: one_number(loss(output, ys[i])) / len(ys),
         )
         add_shared_gradients(self.comm, self.shared)
+        put_back(earlier)
         return loss_of_all(self.comm, losses, self.named_parameters())
 
     def micro_batches(self, x, y):
@@ -112,6 +114,14 @@ def agreed(comm, layers, stages):
     if stages > 1 and comm.rank == 0:
         costs += torch.tensor(layers.measured(), dtype=torch.float64)
     return comm.broadcast(costs.to(comm.device)).tolist()
+
+
+def one_number(loss):
+    """`loss`, which must be a scalar."""
+    if not isinstance(loss, torch.Tensor) or loss.ndim:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
+        raise ValueError(f"the loss of a micro-batch is its mean, a tensor with one number, and this one is of {got}")
+    return loss
 
 
 def bytes_of(tensor):

@@ -10,6 +10,7 @@ schedules.validate proves, its ranks do not deadlock, whatever the network does.
 
 import torch
 
+from ..schedules import Schedule
 from .pipeline_events import name_of
 from .routes import needed_by, routes
 from .stage import Stage
@@ -36,6 +37,9 @@ def run_schedule(comm, schedule, stages, inputs=None, loss=None, done=None):
 
 def require_valid(comm, schedule):
     """Raise ValueError unless `schedule` is valid, and for as many ranks as `comm` has."""
+    if not isinstance(schedule, Schedule):
+        example = f'schedules.build("1f1b", ranks={comm.size}, micro_batches=8)'
+        raise ValueError(f"a Schedule is needed, got {schedule!r:.40}: {example} makes one")
     if comm.size != schedule.ranks:
         raise ValueError(f"{schedule.name} is a schedule for {schedule.ranks} ranks, and there are {comm.size}")
     routes(schedule, comm.rank)

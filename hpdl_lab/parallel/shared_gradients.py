@@ -63,5 +63,19 @@ def add_shared_gradients(comm, shared):
             param.grad = grad.view(param.shape)
 
 
+def set_aside(shared):
+    """Take away the gradients that earlier steps have left, which are shared already: [(parameter, gradient)]."""
+    earlier = [(p, p.grad) for _, params in shared for p in params if p.grad is not None]
+    for param, _ in earlier:
+        param.grad = None
+    return earlier
+
+
+def put_back(earlier):
+    """Add what was set aside."""
+    for param, grad in earlier:
+        param.grad = grad + param.grad
+
+
 def zeros(param):
     return torch.zeros(param.numel(), dtype=param.dtype, device=param.device)
