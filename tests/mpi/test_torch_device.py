@@ -131,7 +131,7 @@ def test_what_does_not_come_ends_at_the_deadline_with_who_waits_for_whom(device)
             device.all_reduce(torch.ones(1))
     else:
         time.sleep(1.5)
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 20
 
 
 def test_nothing_of_it_is_left(run):
