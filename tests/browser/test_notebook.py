@@ -41,6 +41,7 @@ PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
 LESS = {  # what a call measures beyond its picture: nbval runs all of it
     "lab.measure(all_reduce, prediction=my_times)": 'lab.measure(all_reduce, ["4", "64KiB"], prediction=my_times)',
     "lab.scaling(all_reduce=all_reduce)": 'lab.scaling(all_reduce=all_reduce, kind="strong", ranks=2, simulate=(64,))',
+    '"1MiB", "4MiB")': '"1MiB")',
     "range(10, 23, 2)": "range(10, 23, 6)",
 }
 AT_THE_END = """
@@ -196,3 +197,44 @@ def test_notebook_06_shows_in_a_timeline_what_comes_too_late(page, served):
     expect(outputs.get_by_text("100% of the communication is exposed").first).to_be_attached()
     expect(outputs.get_by_text("assert left < 0.3").first).to_be_attached(timeout=RUN_MS)
     pictures(page, "06")
+
+
+PICKER = (
+    "from hpdl_lab import lab\nlab.start(4);",
+    'picker = lab.grid("gpt", limit="2 MB")',
+    'lab.grid("gpt3");',
+)
+
+
+def write(folder, name, cells):
+    """A notebook with these cells, in the folder of the served ones."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    nbformat.write(notebook, folder / name)
+
+
+@pytest.mark.timeout(120)
+def test_the_picker_follows_its_sliders_runs_and_stops(page, served):
+    write(served[1], "picker.ipynb", PICKER)
+    open_notebook(page, served, "picker.ipynb")
+    menu(page, "Run", "Run All Cells")
+    cell = page.locator(".jp-CodeCell").nth(1)
+    stop, run = (cell.get_by_role("button", name=name) for name in ("Stop", "Run it"))
+    expect(cell.get_by_text("2.48 MB of 2 MB")).to_be_visible(timeout=RUN_MS)
+    expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
+    stages = cell.get_by_role("slider").nth(1)
+    stages.focus()
+    stages.press("ArrowRight")  # pp 1 -> 2
+    expect(cell.get_by_text("dp 4 -> 2, so that 2 x 2 x 1 = 4 ranks")).to_be_visible()
+    expect(cell.get_by_text("2.82 MB of 2 MB")).to_be_visible()
+    run.click()
+    expect(cell.get_by_text(re.compile("dp=2, pp=2, tp=1: measured .* a step"))).to_be_visible(timeout=RUN_MS)
+    screenshot(page, cell.locator("img").last, "picker.png")
+    assert cell.locator("img").last.evaluate("image => image.complete && image.naturalWidth > 1000")
+    large = page.locator(".jp-CodeCell").nth(2)
+    large.get_by_role("button", name="Run it").click()
+    expect(large.get_by_text("needs 1,024 engines and 4 run: simulating it instead")).to_be_visible()
+    expect(stop).to_be_disabled()
+    large.get_by_role("button", name="Stop").click()
+    expect(large.get_by_text("Stopped.")).to_be_visible()
+    screenshot(page, large.locator("img").last, "picker_gpt3.png")

@@ -193,7 +193,7 @@ def test_stale_messages_do_not_reach_the_next_runs(run, count):
 
 def test_many_runs(run):
     """More than an MPI library has numbers for communicators, which it would notice if they were not given back."""
-    for _ in range(1500):
+    for _ in range(1100):  # MPICH has numbers for 1,022 runs
         run().close()
 
 
