@@ -56,3 +56,5 @@ def test_arguments_that_make_no_sense_start_no_ranks(monkeypatch):
         bench.pipeline(4, "tiny", 12, 6, 5)
     with pytest.raises(ValueError, match="no schedule is called 'fast'"):
         bench.pipeline(2, "tiny", 8, 4, 5, ["fast"])
+    with pytest.raises(ValueError, match="the tiny gpt has 6 layers, too few for the 8 stages of interleaved"):
+        bench.pipeline(4, "tiny", 8, 8, 5)

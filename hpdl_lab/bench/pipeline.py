@@ -32,12 +32,16 @@ def pipeline(
              for rows and table; command: what made the table, to be written with it.
     Raises:  ValueError for arguments that make no sense; RuntimeError where the ranks end with an error.
     """
+    from ..models import module_of
     from ..schedules import build
 
     if batch % micro_batches:
         raise ValueError(f"a batch of {batch} cannot be shared by {micro_batches} micro-batches of equal size")
+    layers = module_of("gpt").SIZES[size]["layers"] + 4  # two tables, a norm and the head are layers, too
     for name in names:
-        build(name, ranks, micro_batches)
+        stages = build(name, ranks, micro_batches).stages
+        if stages > layers:
+            raise ValueError(f"the {size} gpt has {layers} layers, too few for the {stages} stages of {name}")
     launch.warn_of_too_many(ranks)
     about, rows, task = {}, [], [size, batch, micro_batches]
     for message in launch.on_ranks(ranks, "pipeline", [[*task, name, rounds] for name in names]):
