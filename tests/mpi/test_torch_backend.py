@@ -126,9 +126,7 @@ def test_what_it_does_not_know_names_what_to_use(comm, group):
         told = rf"adds \(ReduceOp.SUM\), and MIN, MAX, PRODUCT; it has no {str(op).rpartition('.')[2]}: use gloo"
         with pytest.raises(NotImplementedError, match=told):
             dist.all_reduce(torch.ones(3), op=op)
-    with pytest.raises(
-        NotImplementedError, match=r"reduce of the .* adds \(ReduceOp.SUM\); it has no MAX: use"
-    ):
+    with pytest.raises(NotImplementedError, match=r"reduce of the .* adds \(ReduceOp.SUM\); it has no MAX: use"):
         dist.reduce(torch.ones(3), 0, op=dist.ReduceOp.MAX)
     with pytest.raises(ValueError, match="all_reduce adds float32, .*, not bool: use gloo for this: dist.new_group"):
         dist.all_reduce(torch.ones(3, dtype=torch.bool))
