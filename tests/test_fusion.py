@@ -93,9 +93,7 @@ def test_nothing_is_negotiated_after_the_first_step():
     later = sent[-(STEPS - 1) * 2 :]
     assert [sum(later[i : i + 2]) for i in range(0, len(later), 2)] == [batch] * (STEPS - 1), "a ring of 2 ranks"
     first = sum(sent[: -len(later)])
-    told = (
-        2 * 8 + 4 * n + 8
-    )  # do all mean the same? (8 bytes each); rank 0's answer; do values differ?
+    told = 2 * 8 + 4 * n + 8  # do all mean the same? (8 bytes each); rank 0's answer; do values differ?
     assert first == told + batch
 
 
