@@ -1,0 +1,236 @@
+# %% [markdown]
+# # 10 · Pipeline parallelism
+#
+# **The number to reach:** four ranks that wait 11% of their time instead of 75%, with four micro-batches in memory
+# instead of eight; and the loss of one rank, to 10⁻¹⁰.
+#
+# | minutes | tracks | you need |
+# |---|---|---|
+# | 90 | full day: part one 45, part two 45 | [06](06_data_parallel.ipynb); four engines |
+#
+# Part one: stages, micro-batches, GPipe, 1F1B, and where to cut a model. Part two: zero bubble, what a stage does, a
+# GPT in four pieces, and GEMS's two replicas in opposite directions.
+
+# %%
+from hpdl_lab import data, lab, models, schedules
+
+lab.start(4)
+
+# %% [markdown]
+# # Part one: stages and bubbles
+#
+# ## The idea
+#
+# A model that is too large for one rank is cut into **stages**, some layers each. Activations go from stage to stage,
+# gradients come back:
+#
+#     rank 0  [ layers 0-2  ] ──x──> rank 1  [ layers 3-5  ] ──x──> ... ──> loss
+#                             <─dx──                         <─dx── ... <──┘
+#
+# That fits into memory, and is no faster than one rank: while one works, the others wait. Time goes from left to right,
+# hatched is waiting, and backward takes twice as long as forward.
+
+# %%
+lab.schedule("gpipe", ranks=4, micro_batches=1)
+
+# %% [markdown]
+# The waiting is called the **bubble**. Now cut the batch into **micro-batches**: when rank 1 has the first one, rank 0
+# can begin the second.
+#
+# ## Predict
+#
+# Four ranks, eight micro-batches: what share of the time do they still wait? And how many micro-batches' activations
+# does rank 0 have to hold at once?
+
+# %%
+my_bubble = 0.5  # your guess: 0.75 is the picture above
+my_live = 1  # your guess, for rank 0
+
+# %% [markdown]
+# ## Exercise 10.1 ★★ GPipe
+#
+# A schedule says in which order a rank works, not when: when follows from what it has to wait for. So a row of the
+# picture is a list. `Action(2, "F", 5)` is stage 2's forward of micro-batch 5; `str` of it is `2F5`, which is also how
+# PyTorch writes it.
+
+# %% exercise="hpdl_lab.schedules.gpipe:gpipe"
+
+# %% check="hpdl_lab.schedules.gpipe:gpipe"
+
+# %% [markdown]
+# ## Measure
+#
+# Your list, carried out by four MPI ranks. The stages here only sleep, 20 ms for a forward, 40 ms for a backward: they
+# take no core, so that four of them behave on your machine as they would on four.
+
+# %%
+run = lab.pipeline(gpipe, micro_batches=8, prediction=my_bubble)
+assert run.measured.live == [8, 8, 8, 8]
+print(f"bubble {run.measured.bubble:.0%}, you said {my_bubble:.0%}; rank 0 holds {run.measured.live[0]}, not {my_live}")
+run
+
+# %% [markdown]
+# p ranks and m micro-batches take (m + p - 1)(tf + tb): the bubble is (p - 1)/(m + p - 1), however fast the ranks are.
+# More micro-batches make it small. What do they cost?
+#
+# ## Exercise 10.2 ★★ 1F1B
+#
+# In GPipe every rank holds the activations of all m micro-batches until the first backward. 1F1B, one forward, one
+# backward, goes back as soon as it can.
+
+# %% exercise="hpdl_lab.schedules.one_f_one_b:one_f_one_b"
+
+# %% check="hpdl_lab.schedules.one_f_one_b:one_f_one_b"
+
+# %%
+run = lab.pipeline(one_f_one_b, micro_batches=8)
+assert run.measured.live == [4, 3, 2, 1]
+run
+
+# %% [markdown]
+# The same time, and no rank holds more than four, also with 1,000 micro-batches.
+#
+# ## Diagnose: a schedule that deadlocks
+#
+# Two ranks, each with an order of its own. Who waits for whom? Find the circle with a pencil, then run the cell: a
+# schedule is refused before anything runs.
+
+# %% tags=["raises-exception"]
+mine = schedules.from_strings([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]], name="mine")
+lab.pipeline(mine)
+
+# %% [markdown]
+# ## Exercise 10.3 ★★ Where to cut
+#
+# All ranks go at the pace of the slowest stage. A GPT's table of tokens, its blocks and its head do not cost the same,
+# so equal numbers of layers are not equal stages.
+
+# %% exercise="hpdl_lab.parallel.partition:partition"
+
+# %% check="hpdl_lab.parallel.partition:partition"
+
+# %% [markdown]
+# A model whose head costs as much as six blocks, in stages with equal numbers of layers, and in yours:
+
+# %%
+costs = [3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 6]
+cuts = {"three layers each": [3, 3, 3, 3], "yours": partition(costs, 4)}
+parts = {name: [sum(costs[sum(n[:i]) : sum(n[: i + 1])]) for i in range(4)] for name, n in cuts.items()}
+drawn = [lab.schedule("1f1b", forward=part, backward=[2 * c for c in part]) for part in parts.values()]
+assert drawn[1].makespan < drawn[0].makespan
+print(f"{parts}: {1 - drawn[1].makespan / drawn[0].makespan:.0%} of the time is saved")
+
+# %% [markdown]
+# # Part two: no bubble, real stages, two replicas
+#
+# ## Interleaved
+#
+# Megatron-LM gives each rank several short stages instead of a long one: rank 0 has stages 0 and 4, rank 1 has 1 and 5.
+# The first micro-batch reaches the last rank in half the time, and the bubble is half as long. Every micro-batch goes
+# round twice, though: twice the messages, and more to hold. Each rank has a lane for each of its stages.
+
+# %%
+lab.schedule("interleaved", chunks=2, live=True)
+
+# %% [markdown]
+# ## Exercise 10.4 ★★★ Zero bubble
+#
+# Backward is two computations: the gradient of the **input** (I), for which the stage before waits, and those of the
+# **weights** (W), for which nobody waits. Together they take as long as before. So what is done while others wait?
+
+# %% exercise="hpdl_lab.schedules.zero_bubble:zero_bubble_h1"
+
+# %% check="hpdl_lab.schedules.zero_bubble:zero_bubble_h1"
+
+# %%
+run = lab.pipeline(zero_bubble_h1, micro_batches=8)
+assert run.measured.live == [4, 4, 4, 4]
+run
+
+# %% [markdown]
+# Schedules are text, and go to PyTorch and back: `schedules.to_csv` writes what `torch.distributed.pipelining` loads,
+# and its own schedules can be drawn here. In short, as DualPipe's authors write theirs:
+
+# %%
+plan = schedules.build("zero_bubble_h1", ranks=4, micro_batches=8)
+print(plan, schedules.to_strings(plan)[3], sep="\n\n")
+
+# %% [markdown]
+# ## Exercise 10.5 ★★★ What a stage does
+#
+# One action of one stage on a real model: backward of a micro-batch. The library does the forwards; your function gets
+# `saved`, in which they left input and output of the stage. Who sends what to whom?
+
+# %% exercise="hpdl_lab.parallel.naive_pipeline:do_backward"
+
+# %% check="hpdl_lab.parallel.naive_pipeline:do_backward"
+
+# %% [markdown]
+# ## A GPT in four pieces
+#
+# The GPT of notebook 06 with eight blocks, unchanged: it is cut by your function, by what its layers take here. Four
+# ranks share your cores now, so that a bar is as long as a rank needs **and** waits for a core; the plan counts with
+# what the stages took in the step before.
+
+# %%
+deep = models.build_for(data.load("text"), "gpt", layers=8)
+lab.pipeline("1f1b", micro_batches=8, model=deep, partition=partition)
+
+# %% [markdown]
+# And it still learns what one rank with the whole batch learns: gradients of micro-batches add up.
+
+# %%
+course = {"model": "gpt", "data": "text", "dtype": "float64", "steps": 3}
+alone = lab.train(**course, ranks=1)
+piped = lab.train(**course, mesh={"pp": 4}, schedule="zero_bubble_h1", micro_batches=4)
+off = max(abs(a - b) for a, b in zip(alone.losses, piped.losses, strict=True))
+assert off < 1e-10
+print(f"after 3 steps the losses of four stages and of one rank differ by {off:.0e} at most")
+
+# %% [markdown]
+# ## GEMS: memory first
+#
+# Pathologists train on images so large that **one** example fills the memory of a GPU. There are no micro-batches to
+# cut such a batch into, and 1F1B would hold four at once. GEMS (Jain et al., SC20) holds one. Two replicas of the model
+# lie on the same ranks in opposite directions: where one replica's backward ends, the other's forward begins. MAST has
+# one micro-batch for each replica; MASTER has more before the replicas add their gradients.
+
+# %%
+lab.schedule("gems_master", micro_batches=6)
+
+# %% [markdown]
+# Compared with stages that just wait for each other, N micro-batches take p·tf + N·p·tb + (N-1)·tf instead of
+# N·p·(tf + tb): all forwards but the first one are hidden. Weights are there twice. What do you expect from that, for
+# N = 8, p = 4, and backward twice as long as forward?
+
+# %%
+my_speedup = 1.5  # your guess
+waiting = lab.pipeline("gpipe", micro_batches=1)
+gems = lab.pipeline("gems_master", micro_batches=8)
+
+# %%
+speedup = 8 * waiting.measured.makespan / gems.measured.makespan
+assert 1 < speedup < 1.7 and gems.measured.live == [1, 1, 1, 1]
+print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {96 / 75:.2f}, and you said {my_speedup}")
+
+# %% [markdown]
+# **What they reported:** GEMS, with data parallelism around it, trained a ResNet with 1,000 layers on 1,024 V100 GPUs
+# with a scaling efficiency of 97.32%, and took the training on tiles of 1,024 × 1,024 pixels from whole-slide images of
+# 100,000 × 100,000 from seven hours to 28 minutes. *(A. Jain, A. A. Awan, A. M. Aljuhani, J. M. Hashmi, Q. G. Anthony,
+# H. Subramoni, D. K. Panda, R. Machiraju, A. Parwani: "GEMS: GPU-Enabled Memory-Aware Model-Parallelism System for
+# Distributed DNN Training", SC20, abstract; doi 10.1109/SC41405.2020.00049.)* Yours is the inner part of that, on four
+# ranks; notebook 11 puts data parallelism around it.
+#
+# ## Question to discuss
+#
+# You have 32 ranks, a model that needs at least 4, and a batch of 64 examples. With 8 pipelines of 4, or 1 of 32: which
+# has the smaller bubble, which the smaller messages, and which fits into less memory?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/schedules/`: your functions, one file per schedule; `evaluation.py`: from order to time;
+#   `validation.py`: what is refused.
+# - `hpdl_lab/parallel/run_schedule.py`: carries out any schedule; `split.py`: cuts an unchanged model;
+#   `split_backward.py`: backward in halves.
+# - `hpdl_lab/parallel/naive_pipeline.py`: the same in thirty lines, for GPipe.
+# - In PyTorch: `torch/distributed/pipelining/schedules.py`, whose 1F1B, interleaved and zero-bubble orders are yours.
