@@ -107,18 +107,24 @@ class Stage:
     def input_gradient(self, micro_batch, gradients=()):
         """The first half of backward: the gradients of the inputs, for which the stage before waits.
 
-        Those of weights are left for weight_gradient, wherever autograd can compute them on their own.
+        Those of weights are left for weight_gradient, wherever autograd can compute them on their own. A first stage,
+        whose input needs none, does all of its backward here.
         """
         saved = self._take(micro_batch)
         inputs = [x for x in saved.inputs if x.requires_grad]
-        deferred = DeferredWeights(saved.roots, self.parameters())
-        self.deferred[micro_batch] = deferred
+        if not inputs:  # of a first stage: nobody waits, and two halves cost more than a whole
+            self.deferred[micro_batch] = None
+            torch.autograd.backward(saved.roots, saved.ones or tuple(gradients))
+            return ()
+        deferred = self.deferred[micro_batch] = DeferredWeights(saved.roots, self.parameters())
         found = deferred.input_gradients(inputs, saved.ones or tuple(gradients))
         return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
     def weight_gradient(self, micro_batch):
         """The second half of backward: add to the parameters' gradients what is left of this micro-batch."""
-        self.deferred.pop(micro_batch).add_weight_gradients()
+        deferred = self.deferred.pop(micro_batch)
+        if deferred is not None:
+            deferred.add_weight_gradients()
 
     def _run(self, inputs, loss, buffers=None):
         outputs = self.module(*inputs) if buffers is None else functional_call(self.module, buffers, inputs)
