@@ -1,0 +1,90 @@
+"""Hybrid parallel training on real ranks: every mesh of however many there are; run as a script it is 2 x 2 x 2 alone.
+
+mpiexec -n 8 python tests/mpi/test_hybrid.py      says "8 ranks: right" on rank 0
+"""
+
+import functools
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab import models
+from hpdl_lab.comm import world
+from hpdl_lab.mesh import DeviceMesh
+from hpdl_lab.parallel.grid_search import grids
+from hpdl_lab.parallel.hybrid import HybridParallel
+
+DRAW = torch.Generator().manual_seed(3)
+TOKENS = torch.randint(12, (12, 7), generator=DRAW)
+IMAGES = torch.randn(12, 1, 4, 4, dtype=torch.float64, generator=DRAW)
+CASES = {
+    "mlp": ({"features": 16, "hidden": (12, 12, 12), "classes": 6}, IMAGES.flatten(1), TOKENS[:, 0] % 6),
+    "cnn": ({"channels": 1, "classes": 6, "widths": (12, 12)}, IMAGES, TOKENS[:, 0] % 6),
+    "gpt": ({"vocabulary": 12, "block": 6, "layers": 2, "heads": 12, "width": 12}, TOKENS[:, :-1], TOKENS[:, 1:]),
+    "vit": (
+        {"image": 4, "patch": 2, "channels": 1, "classes": 6, "layers": 2, "heads": 12, "width": 12},
+        IMAGES,
+        TOKENS[:, 0] % 6,
+    ),
+}
+
+
+@functools.cache
+def sequential(name):
+    """(loss, {name: gradient}) of one rank."""
+    fields, x, y = CASES[name]
+    model = models.build(name, dtype="float64", **fields)
+    loss = cross_entropy(model(x).flatten(0, -2), y.flatten())
+    loss.backward()
+    return loss.item(), {n: p.grad for n, p in model.named_parameters()}
+
+
+def require_equal(comm, name, sizes, **options):
+    """Raise AssertionError unless two steps of this rank have the sequential model's loss and gradients."""
+    fields, x, y = CASES[name]
+    mesh = DeviceMesh(comm, **sizes)
+    hybrid = HybridParallel(models.build(name, dtype="float64", **fields), mesh, x, **options)
+    want, wanted = sequential(name)
+    for _ in range(2):
+        assert abs(hybrid.step(x, y) - want) < 1e-10
+        for key, p in hybrid.named_parameters().items():
+            assert (p.grad - hybrid.state.cuts[key].part(wanted[key])).abs().max() < 1e-10, key
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_mesh_of_these_ranks_equals_the_sequential_model(run, name):
+    comm = run()
+    for dp, pp, tp in grids(comm.size):
+        if (comm.size > 4 and max(dp, pp, tp) > 2) or (name == "cnn" and tp == 3):  # its norms have 4 groups
+            continue
+        m = 12 // dp if pp == 1 else 2 if 12 // dp % 2 == 0 else 3
+        require_equal(comm, name, {"dp": dp, "pp": pp, "tp": tp}, micro_batches=m)
+
+
+def test_options_give_the_same(run):
+    comm = run()
+    pairs = [{"pp": comm.size}, {"tp": comm.size}] if 6 % comm.size == 0 else []
+    for sizes in pairs:
+        require_equal(comm, "gpt", sizes, micro_batches=6, schedule="gpipe", recompute=True)
+        require_equal(comm, "gpt", sizes, micro_batches=6, sequence=True)
+    if 6 % comm.size == 0:
+        for schedule in ("zero_bubble_h1", "gems_master", "interleaved"):
+            chunks = 1 if schedule == "interleaved" else None  # seven layers are not two for each of four ranks
+            require_equal(comm, "gpt", {"pp": comm.size}, micro_batches=6, schedule=schedule, chunks=chunks)
+
+
+def test_what_cannot_be_ends_on_every_rank_alike_and_leaves_them_usable(run):
+    comm = run()
+    fields, x, _ = CASES["gpt"]
+    for options, told in (({"micro_batches": 5}, "a batch of 12 cannot be cut"), ({"schedule": "no"}, "no schedule")):
+        with pytest.raises(ValueError, match=told):
+            HybridParallel(models.build("gpt", **fields), DeviceMesh(comm, dp=comm.size), x, **options)
+    assert int(comm.all_reduce(torch.ones(1))) == comm.size
+
+
+if __name__ == "__main__":
+    with world(deadline=60) as comm:
+        require_equal(comm, "gpt", {"dp": 2, "pp": 2, "tp": 2}, micro_batches=3)
+        if comm.rank == 0:
+            print(f"{comm.size} ranks: right")

@@ -1,0 +1,81 @@
+"""2 x 2 x 2 on eight MPI ranks, four to a core, and pairs of axes on four engines."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpdl_lab import features, models
+
+EIGHT = Path(__file__).parent / "mpi" / "test_hybrid.py"
+
+
+def on_eight_ranks(mpiexec, python):
+    """What the script says, on ranks of that MPI; AssertionError where it fails."""
+    environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1"}
+    command = [str(mpiexec), "-n", "8", str(python), str(EIGHT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(260)
+def test_two_by_two_by_two_on_eight_ranks():
+    assert "8 ranks: right" in on_eight_ranks(features.mpiexec(), sys.executable)
+
+
+def train(comm, sizes, x, y, options):
+    """(losses of two steps, the whole model's state) of a gpt on a mesh of engines."""
+    from hpdl_lab.mesh import DeviceMesh
+    from hpdl_lab.parallel.hybrid import HybridParallel
+
+    model = models.build("gpt", vocabulary=12, block=6, layers=2, heads=2, width=8, dtype="float64")
+    hybrid = HybridParallel(model, DeviceMesh(comm, **sizes), x, micro_batches=2, **options)
+    optimizer = torch.optim.SGD(hybrid.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(2):
+        losses.append(hybrid.step(x, y))
+        optimizer.step()
+    return losses, hybrid.state_dict()
+
+
+def run_out(comm, sizes, x, y):
+    """A step in which the last rank has no memory left."""
+    from hpdl_lab.mesh import DeviceMesh
+    from hpdl_lab.parallel.hybrid import HybridParallel
+
+    def refuse(*_):
+        raise MemoryError("no room")
+
+    model = models.build("gpt", vocabulary=12, block=6, layers=2, heads=2, width=8, dtype="float64")
+    hybrid = HybridParallel(model, DeviceMesh(comm, **sizes), x, micro_batches=2)
+    if comm.rank == comm.size - 1:
+        for stage in hybrid.stages.values():
+            stage.module.register_forward_pre_hook(refuse)
+    hybrid.step(x, y)
+
+
+@pytest.mark.timeout(120)
+def test_engines_train_on_every_pair_of_axes_and_survive_a_rank_without_memory(cluster):
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 12, (2, 8, 6), generator=draw).unbind()
+    wanted = None
+    for sizes, options in (
+        ({"dp": 4}, {}),
+        ({"dp": 2, "pp": 2}, {}),
+        ({"dp": 2, "tp": 2}, {"sequence": True}),
+        ({"pp": 2, "tp": 2}, {"schedule": "zero_bubble_h1", "recompute": True}),
+    ):
+        results = cluster.run(train, sizes, x, y, options)
+        wanted = wanted or results[0]
+        for losses, state in results:
+            assert losses == pytest.approx(wanted[0], abs=1e-10)
+            for name, tensor in state.items():
+                torch.testing.assert_close(tensor, wanted[1][name], rtol=0, atol=1e-10)
+    with pytest.raises(Exception, match=r"out of memory in forward 0 stage 1") as error:
+        cluster.run(run_out, {"dp": 2, "pp": 2}, x, y)
+    assert "no room" in str(error.value)
+    assert cluster.run(train, {"dp": 4}, x, y, {})[0][0] == wanted[0]  # usable afterwards
