@@ -1,7 +1,9 @@
 """Pipeline schedules as data: their times and memory, by the formulas; their text; what is refused."""
 
+import re
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from hpdl_lab.schedules.interleaved import interleaved
 from hpdl_lab.schedules.one_f_one_b import one_f_one_b
 from hpdl_lab.schedules.zero_bubble import zero_bubble_h1
 
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "schedules.md"
 RANKS, MICRO_BATCHES = range(1, 9), range(1, 18)
 SHAPES = [(p, m) for p in RANKS for m in MICRO_BATCHES]
 
@@ -245,3 +248,12 @@ def test_ranks_that_take_each_others_warm_up_deadlock_and_no_proper_order_does(p
     schedule = replace(build("1f1b", p, 6), rows=tuple(mirrored(rank) for rank in range(p)))
     with pytest.raises(ValueError, match="1f1b deadlocks: rank 0 waits at 0B0 for 1B0 of rank 1, which waits"):
         validate(schedule)
+
+
+def test_the_document_says_what_is_calculated():
+    rows = re.findall(r"^\| `(\w+)`.*\| ([\d.]+) \| ([\d.]+)% \| ([\d, ]+)[,;|]? ", DOCUMENT.read_text(), re.MULTILINE)
+    assert [row[0] for row in rows] == ["gpipe", "1f1b", "interleaved", "zero_bubble_h1", "gems_mast"]
+    for name, makespan, bubble, live in rows:
+        times = evaluate(build("gems_master" if name == "gems_mast" else name, 4, 8))
+        assert (times.makespan, f"{times.bubble:.1%}") == (float(makespan), f"{bubble}%")
+        assert times.peak == tuple(int(count) for count in re.findall(r"\d+", live)[:4])

@@ -232,5 +232,5 @@ print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {9
 #   `validation.py`: what is refused.
 # - `hpdl_lab/parallel/run_schedule.py`: carries out any schedule; `split.py`: cuts an unchanged model;
 #   `split_backward.py`: backward in halves.
-# - `hpdl_lab/parallel/naive_pipeline.py`: the same in thirty lines, for GPipe.
+# - `hpdl_lab/parallel/naive_pipeline.py`: the same in 60 lines, for GPipe.
 # - In PyTorch: `torch/distributed/pipelining/schedules.py`, whose 1F1B, interleaved and zero-bubble orders are yours.
