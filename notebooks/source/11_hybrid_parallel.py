@@ -1,0 +1,230 @@
+# %% [markdown]
+# # 11 · Hybrid parallelism
+#
+# **The number to reach:** a GPT on two meshes of four ranks with the losses of one rank, to 10⁻¹⁰, by three changed
+# lines; and the fastest of 66 ways to put GPT-3 on 1,024 GPUs, within 15% of what was published.
+#
+# | minutes | tracks | you need |
+# |---|---|---|
+# | 75 | half day: part one, 45; full day: both parts | [06](06_data_parallel.ipynb); four engines |
+#
+# Replicas (06), shards of layers (09) and stages (10) are three ways to use more ranks. Here they are put together, and
+# the question is how many of each. Part one: a mesh, gradients, three lines. Part two: which grid, and 1,024 ranks.
+
+# %%
+from hpdl_lab import lab
+
+lab.start(4)
+
+# %% [markdown]
+# # Part one: one mesh
+#
+# ## The idea
+#
+# | axis | what its ranks share | what they send | how often |
+# |---|---|---|---|
+# | **dp**, data parallel | nothing: each has its own examples | gradients | once per step, beside backward |
+# | **pp**, pipeline parallel | the layers, in stages | activations at the borders | once per micro-batch |
+# | **tp**, tensor parallel | every layer | activations | four times per layer |
+#
+# A **mesh** gives every rank one coordinate per axis, and every axis its own communicators. Eight ranks are two replicas
+# of two stages of two shards:
+
+# %%
+lab.mesh(dp=2, pp=2, tp=2)
+
+# %% [markdown]
+# The last axis varies fastest. Its ranks are neighbors, on the fastest links: there belongs what sends most.
+#
+# ## Predict
+#
+# A small GPT on your four engines: which grid takes a step fastest? And GPT-3, 175 billion parameters, on 1,024 GPUs of
+# 80 GB: how would you share them out, and how long does a step of 1,536 sequences take?
+
+# %%
+my_grid = {"dp": 2, "pp": 2, "tp": 1}  # your guess for four engines
+my_gpt3 = {"dp": 32, "pp": 32, "tp": 1}  # your guess for 1,024 GPUs
+my_seconds = 100  # your guess: seconds of a step of GPT-3
+
+# %% [markdown]
+# ## Exercise 11.1 ★★ Where a rank stands
+#
+# Coordinates are the digits of the rank's number, with a base of its own for every place.
+
+# %% exercise="hpdl_lab.mesh:coordinates"
+
+# %% check="hpdl_lab.mesh:coordinates"
+
+# %% [markdown]
+# ## Exercise 11.2 ★★ Who is in whose group
+#
+# Along an axis a rank talks to those that differ from it in this coordinate, and in no other.
+
+# %% exercise="hpdl_lab.mesh:groups"
+
+# %% check="hpdl_lab.mesh:groups"
+
+# %%
+stages = groups((2, 2, 2), 1)
+assert stages == [[0, 2], [1, 3], [4, 6], [5, 7]]
+print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
+
+# %% [markdown]
+# ## Exercise 11.3 ★★★ Which gradient is added over which axes
+#
+# Backward leaves a gradient on every rank. Some of them are parts of a sum, and it depends on the parameter over which
+# axes. A matrix that tp has cut is another one on every tp rank. A norm is the same on all of them. The table of tokens
+# is on the first stage and on the last one. Add too little, and replicas drift apart; add too much, and they learn
+# nonsense together.
+#
+# `mesh["dp"]` and `mesh["tp"]` are communicators. A `Placed` says what is to be known about a parameter.
+
+# %% exercise="hpdl_lab.parallel.reduce_gradients:reduce_gradients"
+
+# %% check="hpdl_lab.parallel.reduce_gradients:reduce_gradients"
+
+# %% [markdown]
+# ## Measure: three changed lines
+#
+# HyPar-Flow's promise in 2019 was that a model need not be rewritten to be cut and replicated. The same in PyTorch:
+#
+#     mesh = DeviceMesh(comm, dp=2, pp=2)                                        # 1
+#     model = HybridParallel(model, mesh, example_x, micro_batches=4)            # 2
+#     optimizer = torch.optim.AdamW(model.parameters())
+#     for x, y in batches:
+#         loss = model.step(x, y)                                                # 3, for forward, loss and backward
+#         optimizer.step()
+#
+# A GPT that learns from Moby-Dick: the plain script on one rank, and the changed one on two meshes of your four engines.
+# Numbers have 64 bits, so that rounding does not hide a mistake.
+
+# %%
+from hpdl_lab import data
+from hpdl_lab.comm import sim
+from hpdl_lab.parallel.hybrid_scripts import hybrid_script, script
+
+text = data.load("text")
+alone = sim.run(1, script, text)[0]
+
+# %%
+for grid in ({"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}):
+    ranks = lab.run(hybrid_script, text, grid)
+    off = max(abs(a - b) for a, b in zip(alone.losses, ranks[0].losses, strict=True))
+    assert off < 1e-10
+    print(f"{grid}: losses differ by {off:.0e}; parameters held: {[rank.held for rank in ranks]} of {alone.held:,}")
+
+# %% [markdown]
+# The two halves are not equally large: stages are cut so that they take equal time, and whole layers go to one of them.
+# This is the last step of the second mesh, sums over tp and messages over pp in one picture:
+
+# %%
+begin = sorted(e.t0_ns for e in ranks.events if e.op == "add gradients")[-8]  # where the step before has ended
+lab.timeline([e for e in ranks.events if e.t0_ns > begin])
+
+# %% [markdown]
+# ## From one mesh into another
+#
+# A checkpoint holds the whole model and the whole optimizer, whatever the mesh. Three steps on one, three on another:
+
+# %%
+import tempfile
+
+path = tempfile.mkdtemp() + "/gpt.checkpoint"
+lab.run(hybrid_script, text, {"dp": 2, "pp": 2}, 3, None, path)
+resumed = lab.run(hybrid_script, text, {"tp": 2, "pp": 2}, 3, path)[0].losses
+
+# %%
+through = sim.run(1, script, text, 6)[0].losses[3:]
+assert max(abs(a - b) for a, b in zip(through, resumed, strict=True)) < 1e-10
+print("one rank, six steps:", through, "\ntwo meshes, three each:", resumed)
+
+# %% [markdown]
+# # Part two: which grid
+#
+# *Full day from here.*
+#
+# ## Pick a grid
+#
+# Move the sliders: what a rank has to hold, how long the pipeline stands idle, what goes over which link, and the time of
+# a step, all by formulas with what this machine has been measured to do. Then press **Run it**: a few real steps on your
+# engines, laid over the prediction.
+
+# %%
+picker = lab.grid("gpt", batch=32)
+
+# %%
+picker.set(**my_grid)
+picker.run()
+print(picker)
+
+# %% [markdown]
+# ## Exercise 11.4 ★★ Search the grid under a memory limit
+#
+# Nobody has to guess what can be computed: price every grid, and take the fastest that fits.
+
+# %% exercise="hpdl_lab.parallel.grid_search:best_grid"
+
+# %% check="hpdl_lab.parallel.grid_search:best_grid"
+
+# %% [markdown]
+# ## 1,024 GPUs
+#
+# Your function on GPT-3. `price` reckons with A100 GPUs, eight to a node, NVLink inside and one InfiniBand adapter each.
+# NVIDIA published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s a step (Megatron-LM, README.md,
+# "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`).
+
+# %%
+from hpdl_lab.parallel.hybrid_scripts import price
+
+best, published = best_grid(1024, price, 80e9), price(8, 16, 8)
+assert abs(published.seconds / 32 - 1) < 0.15
+print(f"yours: dp {best[0]}, pp {best[1]}, tp {best[2]}, {price(*best).seconds:.1f} s; you predicted {my_seconds} s")
+print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as published, {published.nbytes / 1e9:.0f} GB")
+
+# %% [markdown]
+# All grids at once. Recomputed or not, larger micro-batches: what lies to the right of the red line does not fit. Where is yours?
+
+# %%
+lab.search("gpt3", prediction=my_gpt3)
+
+# %% [markdown]
+# The model adds and multiplies. Do 1,024 ranks that really send their messages, in virtual time, agree with it? One step
+# of the published grid with 4 of its 192 micro-batches; every rank is a program of its own here, for some seconds:
+
+# %%
+from hpdl_lab.parallel.hybrid_scripts import simulated_step
+
+simulated, modelled = simulated_step(8, 16, 8, micro_batches=4)
+assert abs(simulated / modelled - 1) < 0.05
+print(f"1,024 simulated ranks: {simulated:.2f} s a step, by the model: {modelled:.2f} s")
+
+# %% [markdown]
+# ## HyPar-Flow's results, and yours
+#
+# "For ResNet-1001, an ultra-deep model, HyPar-Flow provides: 1) Up to 1.6x speedup over Horovod-based data-parallel
+# training, 2) 110x speedup over single-node on 128 Stampede2 nodes, and 3) 481x speedup over single-node on 512 Frontera
+# nodes." (Awan, Jain, Anthony, Subramoni, Panda: HyPar-Flow, ISC High Performance 2020, abstract; arXiv:1911.05146.)
+#
+# 110 of 128 nodes is an efficiency of 86%, 481 of 512 one of 94%. The 1.6 comes from small batches, where replicas have
+# little to compute between two all-reduces of a deep model. Yours is four ranks and a small GPT: replicas only, against
+# two replicas of two stages. Where ranks share cores, this says how the work is dealt out, and nothing about scaling.
+
+# %%
+replicas, hybrid = (lab.run(hybrid_script, text, grid, 6)[0].seconds for grid in ({"dp": 4}, {"dp": 2, "pp": 2}))
+print(f"dp 4: {replicas * 1e3:.0f} ms a step; dp 2 x pp 2: {hybrid * 1e3:.0f} ms: {replicas / hybrid:.2f} times as fast")
+
+# %% [markdown]
+# ## Question to discuss
+#
+# On 1,024 GPUs the published grid has tp 8, and a node has 8 GPUs. What would change in the grid if a node had 4, or 72?
+# And what if the batch had to be 192 instead of 1,536?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/mesh.py`: your two functions, and communicators along axes.
+# - `hpdl_lab/parallel/reduce_gradients.py`: the rule; `hpdl_lab/parallel/hybrid_gradients.py`: the same beside backward.
+# - `hpdl_lab/parallel/hybrid.py`: three lines; `hpdl_lab/parallel/hybrid_checkpoint.py`: from one mesh into another.
+# - `hpdl_lab/parallel/grid_model.py`, `hpdl_lab/parallel/memory.py`: what a grid costs; `hpdl_lab/parallel/grid_search.py`.
+# - `hpdl_lab/parallel/grid_simulation.py`: 1,024 ranks in one process.
+# - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
+#   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358.
