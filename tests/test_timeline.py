@@ -57,6 +57,18 @@ def test_the_background_of_a_rank_has_a_lane_of_its_own_below_the_ranks():
     assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "background", "rank 1", "rank 2"]
 
 
+def test_actions_of_a_pipeline_have_one_color_per_kind():
+    def body(comm):
+        for i in range(3):
+            for kind in ("forward", "weight gradient"):
+                with comm.trace.span(f"{kind} {i} stage {comm.rank}"):
+                    comm.compute(seconds=1e-3)
+
+    texts = [text.get_text() for text in lab.timeline(sim.run(2, body)).figure.texts]
+    assert {"compute 6 ms", "forward 3 ms", "weight gradient 3 ms"} < set(texts)
+    assert not any("stage" in text for text in texts)
+
+
 def test_an_injected_delay_is_seen_on_its_rank_only():
     run = sim.run(3, ring.all_reduce, np.ones(3000), inject=Injection(delays={1: 1e-3}))
     late = [e for e in run.events if e.op == "injected delay"]

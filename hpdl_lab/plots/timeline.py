@@ -1,5 +1,7 @@
 """Who did what, when: one lane per rank, below it one for its background, one bar per event."""
 
+import re
+
 from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, heading, note, seconds_text
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
@@ -18,6 +20,7 @@ COLORS = {
     "wait": GREY,
     "injected delay": VERMILION,
 }
+STAGED = re.compile(r" \d+ stage \d+$")  # the micro-batch and the stage of an action of a pipeline
 SPARE = (INK, "#B15928", "#3B6B8C")  # of operations that somebody else has named
 ROW = 0.25  # height, where a lane has 1
 TOPS = (-0.405, -0.135, 0.135)
@@ -29,7 +32,7 @@ def draw(figure, events, title="", foot=""):
     """Fill `figure` with the bars of `events`, a list of trace.Event of any number of ranks."""
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
-    shown = last_events(events)
+    shown = [e._replace(op=kind_of(e.op)) for e in last_events(events)]
     lanes = lanes_of(events)  # a rank that ended early keeps its lane
     ranks = len({rank for rank, _ in lanes})
     colors = colors_of(shown)
@@ -56,6 +59,11 @@ def draw(figure, events, title="", foot=""):
     heading(figure, title)
     legend(figure, colors, totals)
     note(figure, foot)
+
+
+def kind_of(op):
+    """What is drawn in one color: "forward" for "forward 3 stage 1"."""
+    return STAGED.sub("", op)
 
 
 def lanes_of(events):
