@@ -5,6 +5,7 @@ grid_widgets.py shows it in a notebook.
 """
 
 import threading
+from contextlib import suppress
 
 from ..comm.errors import CommError
 from ..engines.errors import EngineError
@@ -88,7 +89,7 @@ class Picker:
     def start(self):
         """Begin `run` in a thread of its own; how it ends is in `said`. Raises as `run`, where it cannot begin."""
         under_way = self._begin()
-        threading.Thread(target=self._run_and_say, args=[under_way], daemon=True).start()
+        threading.Thread(target=self._run_alone, args=[under_way], daemon=True).start()
 
     def stop(self):
         """End the run that is under way."""
@@ -115,19 +116,17 @@ class Picker:
             else:
                 self.said = "Stopped."
             return measured
-        except BaseException:
+        except BaseException as error:
             self.taken.pop(under_way.setting, None)  # half a measurement is none
-            self.said = ""
+            self.said = "Stopped." if under_way.stopped else sentence(error)
             raise
         finally:
             self.under_way = None
             self._tell()
 
-    def _run_and_say(self, under_way):
-        try:
+    def _run_alone(self, under_way):
+        with suppress(BaseException):  # a thread has nobody who would catch it: `said` tells
             self._run(under_way)
-        except BaseException as error:  # a thread has nobody who would catch it
-            self.say("Stopped." if under_way.stopped else sentence(error))
 
     def _so_far(self, measured):
         self.taken[self.under_way.setting] = measured

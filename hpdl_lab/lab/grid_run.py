@@ -69,7 +69,9 @@ class GridRun:
             times.append(row["seconds"])
             self.say(Measured("measured", f"the first {len(times)} of {how}", median(times)))
 
-        args = (subject.model, setting.grid, subject.x, subject.y, setting.options, STEPS)
+        costs = [layer.flops for layer in subject.spec.layers]  # the cuts that were predicted, whatever is measured
+        options = {**setting.options, "costs": costs}
+        args = (subject.model, setting.grid, subject.x, subject.y, options, STEPS)
         self.tell(f"Running {setting} on {subject.ranks} engines.")
         results = run(grid_steps, *args, ranks=range(subject.ranks), on_row=on_row)
         events = last_step(results)

@@ -64,15 +64,15 @@ def subject_of(model="gpt", data=None, size="tiny", ranks=None, batch=None, limi
     if len(x) < batch:
         raise ValueError(f"a batch of {batch:,} is more than the {len(x):,} examples that there are")
     spec = spec_of(choice.model, x[:2], name=choice.words)
-    machine = machine or this_machine(choice.model, x[:FEW], y[:FEW])
+    machine = machine or this_machine(choice.model, x[:FEW], y[:FEW], spec.flops)
     return Subject(spec, ranks, batch, limit or machine.memory, machine, choice.model, x, y)
 
 
-def this_machine(model, x, y):
+def this_machine(model, x, y, flops):
     """The Machine under the engines, or under this process with the laptop's network where none run."""
     if running() is not None:
-        return run(measured, model, x, y)[0]
-    here, laptop = sim.run(1, measured, model, x, y)[0], MACHINES["laptop"]
+        return run(measured, model, x.clone(), y.clone(), None, flops)[0]
+    here, laptop = sim.run(1, measured, model, x, y, None, flops)[0], MACHINES["laptop"]
     network = replace(laptop.network, flops_per_s=here.network.flops_per_s)
     return replace(here, network=network, at_once=laptop.at_once)
 

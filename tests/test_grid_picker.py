@@ -1,0 +1,332 @@
+"""The picker of hybrid grids: what its sliders keep right, what it says, and what its buttons end in."""
+
+import base64
+import os
+import signal
+import threading
+import time
+from importlib import import_module
+
+import nbclient
+import nbformat
+import pytest
+
+from hpdl_lab import lab
+from hpdl_lab.comm import sim
+from hpdl_lab.engines.errors import EngineError
+from hpdl_lab.lab.grid import Picker, sentence
+from hpdl_lab.lab.grid_run import GridRun, Measured
+from hpdl_lab.lab.grid_setting import Setting, changed, followed
+from hpdl_lab.lab.grid_subject import asked_bytes, subject_of
+from hpdl_lab.parallel.grid_steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
+from hpdl_lab.plots import grid as drawing
+
+KIND = {"model": "mlp", "machine": "laptop", "ranks": 4, "batch": 32}
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No engines run."""
+    for module in ("cluster", "grid_run", "grid_subject", "grid"):
+        monkeypatch.setattr(import_module(f"hpdl_lab.lab.{module}"), "running", lambda: None)
+
+
+@pytest.fixture
+def four(cluster, monkeypatch):
+    """The verbs of `lab` use the engines of this session."""
+    monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", cluster)
+    return cluster
+
+
+def wait_for(picker, seconds=50):
+    give_up = time.monotonic() + seconds
+    while picker.under_way is not None:
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def texts(figure):
+    axes = [t.get_text() for ax in figure.axes for t in (*ax.texts, ax.title, ax._right_title)]
+    return " | ".join([t.get_text() for t in figure.texts] + axes)
+
+
+# -- what is picked ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6, 12, 1024])
+def test_the_product_stays_right_whatever_axis_is_moved(ranks):
+    setting = Setting(ranks, 1, 1, 1)
+    for axis in ("dp", "pp", "tp"):
+        for size in (d for d in range(1, ranks + 1) if ranks % d == 0):
+            setting = changed(setting, ranks, **{axis: size})
+            assert setting.dp * setting.pp * setting.tp == ranks and getattr(setting, axis) == size
+
+
+def test_as_little_follows_as_can_be_and_it_is_said():
+    before = Setting(4, 2, 1, 4)
+    after = changed(before, 8, tp=2)
+    assert after[:3] == (4, 1, 2)
+    assert followed(before, after, {"tp": 2}) == "pp 2 -> 1, so that 4 x 1 x 2 = 8 ranks"
+    assert followed(before, changed(before, 8, recompute=True), {"recompute": True}) == ""
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers(alone):
+    picker = Picker(subject_of(**KIND))
+    before = picker.setting
+    with pytest.raises(ValueError, match="dp=3 does not fit 4 ranks: the product of dp, pp and tp must be 4"):
+        picker.set(dp=3)
+    with pytest.raises(ValueError, match="dp=2 x tp=4 does not fit 4 ranks"):
+        picker.set(dp=2, tp=4)
+    with pytest.raises(ValueError, match="a grid has no cp: dp, pp, tp, micro_batches, recompute, schedule can be set"):
+        picker.set(cp=2)
+    with pytest.raises(ValueError, match="micro_batches must be a whole number of at least 1, got 0"):
+        picker.set(micro_batches=0)
+    assert picker.setting == before
+    picker.set(dp=2, micro_batches=32)
+    assert picker.prediction is None and picker.why.startswith("a batch of 32 cannot be cut into dp=2 shards of 32")
+    assert "cannot be: a batch of 32" in repr(picker) and "this grid cannot be" in texts(picker.figure())
+    with pytest.raises(ValueError, match="this grid cannot run: a batch of 32 cannot be cut"):
+        picker.run()
+    assert picker.under_way is None
+
+
+def test_numbers_follow_and_the_picture_shows_them(alone):
+    picker = Picker(subject_of(**KIND, limit="100 kB"))
+    whole = picker.prediction
+    picker.set(pp=2)
+    assert (
+        picker.prediction.memory.parameters < whole.memory.parameters and picker.prediction.bubble > 0.1 + whole.bubble
+    )
+    assert "does NOT fit into 100 kB" in repr(picker) and "which is exceeded" in texts(picker.figure())
+    picker.taken[picker.setting] = Measured("measured", "three steps", 0.5)
+    assert "500 ms" in repr(picker) and "Dotted: three steps" in texts(picker.figure())
+    picker.set(micro_batches=8)
+    assert picker.measured is None, "measured was another setting"
+    assert picker.set(micro_batches=4).measured.seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("2 MB", 2e6), ("1.5 GiB", 1.5 * 2**30), ("80GB", 8e10), ("512", 512), (4096, 4096), ("3 kb", 3000)],
+)
+def test_limits_are_read_as_people_write_them(text, nbytes):
+    assert asked_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "text"),
+    [
+        ({"limit": "much"}, ValueError, "limit='much': bytes per rank"),
+        ({"limit": 0}, ValueError, "limit=0: bytes per rank"),
+        ({"limit": "2 i"}, ValueError, "limit='2 i'"),
+        ({"ranks": 0}, ValueError, "ranks must be a whole number of at least 1"),
+        ({"batch": 1.5}, ValueError, "batch must be a whole number"),
+        ({"machine": "vax"}, ValueError, "no machine is called 'vax': laptop, dgx_a100"),
+        ({"machine": 3}, TypeError, "machine=3: a name"),
+        ({"model": "gpt9"}, LookupError, "no model is called 'gpt9'"),
+        ({"batch": 10**6}, ValueError, "a batch of 1,000,000 is more than the 1,437 examples"),
+    ],
+)
+def test_bad_questions_end_in_one_sentence(asked, error, text, alone):
+    with pytest.raises(error, match=text):
+        lab.grid(**{**KIND, **asked})
+
+
+def test_a_cell_that_runs_again_shows_what_was_picked_there(alone, capsys):
+    picker = lab.grid(**KIND, fresh=True)
+    assert "mlp on digits, 4 ranks, batch of 32" in capsys.readouterr().out, "in a plain terminal it is a table"
+    picker.set(tp=2)
+    assert lab.grid(**KIND) is picker and picker.setting.tp == 2
+    assert lab.grid(**{**KIND, "batch": 64}) is not picker
+    assert lab.grid(**KIND, fresh=True) is not picker
+
+
+# -- run it, without engines ------------------------------------------------------------------------------------------
+
+
+def test_without_engines_it_says_what_to_start(alone):
+    picker = Picker(subject_of(**KIND))
+    with pytest.raises(EngineError, match=r"no engine cluster is running: call lab.start\(4\)"):
+        picker.run()
+    picker.start()
+    wait_for(picker)
+    assert picker.said == "no engine cluster is running: call lab.start(4)" and picker.measured is None
+
+
+def test_a_model_of_1024_ranks_says_so_and_is_simulated(alone, monkeypatch):
+    picker = Picker(subject_of("gpt3"))
+    assert picker.prediction.fits and picker.setting.tp == 8 and picker.subject.ranks == 1024
+    said = []
+    picker.changed.append(lambda: said.append(picker.said))
+    monkeypatch.setattr("hpdl_lab.lab.grid_run.SimulatedGrid", lambda *_, **__: Instead(26.0))
+    assert picker.run().kind == "simulated" and picker.measured.seconds == 26.0
+    assert said[0].startswith("This grid needs 1,024 engines and none run: simulating it instead")
+    assert "simulated" in repr(picker) and "in virtual time" in texts(picker.figure())
+
+
+class Instead:
+    """Stands for a simulation: ends at once, or when it is stopped."""
+
+    def __init__(self, seconds=None):
+        self.value, self.ended = seconds, threading.Event()
+
+    def seconds(self):
+        if self.value is None:
+            assert self.ended.wait(20)
+        return self.value
+
+    def stop(self):
+        self.ended.set()
+
+
+def test_pressed_twice_and_stopped(alone, monkeypatch):
+    monkeypatch.setattr("hpdl_lab.lab.grid_run.SimulatedGrid", lambda *_, **__: Instead())
+    picker = Picker(subject_of("gpt3"))
+    picker.stop()
+    assert picker.said == "Nothing of this picker is running."
+    picker.start()
+    with pytest.raises(EngineError, match="this grid is running already: wait for its end, or press Stop"):
+        picker.start()
+    picker.set(recompute=True)  # sliders move meanwhile
+    while picker.under_way.simulation is None:
+        time.sleep(0.01)
+    picker.stop()
+    wait_for(picker)
+    assert picker.said == "Stopped." and not picker.taken
+
+
+def test_a_real_simulation_runs_in_a_process_of_its_own(alone):
+    ranks = {**KIND, "ranks": 8}
+    subject = subject_of(**ranks)
+    told = []
+    run = GridRun(subject_of(subject.spec, ranks=8, batch=32, machine="laptop"), Setting(2, 2, 2, 4), told.append, None)
+    measured = run.result()
+    assert 0.3 < measured.seconds / Picker(subject).set(dp=2, pp=2).prediction.seconds < 3
+    assert told[0].startswith("This grid needs 8 engines and none run")
+    refused = GridRun(run.subject, Setting(1, 8, 1, 4), told.append, None)
+    with pytest.raises(ValueError, match="cannot be shared by 8 stages"):
+        refused.result()
+
+
+def test_errors_are_told_in_their_first_line():
+    assert sentence(EngineError("engine 1 was killed\n more")) == "engine 1 was killed"
+    assert (
+        sentence(KeyError("x")) == "KeyError: 'x'" and sentence(RuntimeError()) == "RuntimeError: no reason was given"
+    )
+
+
+# -- what a step held and sent ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 2, 2), (2, 1, 2)])
+def test_what_is_measured_is_what_is_predicted(sizes, alone):
+    subject = subject_of(**KIND)
+    picker = Picker(subject).set(dp=sizes[0], pp=sizes[1], tp=sizes[2])
+    options = {**picker.setting.options, "costs": [layer.flops for layer in subject.spec.layers]}
+    args = (subject.model, picker.grid, subject.x, subject.y, options, 1)
+    run = sim.run(4, grid_steps, *args, threads=True)
+    fullest, row = max((taken.held for taken in run), key=lambda held: held.total), picker.prediction
+    assert fullest[:3] == pytest.approx(row.memory[:3], rel=0.01)
+    assert fullest.activations == pytest.approx(row.memory.activations, rel=0.1)
+    sent, told = bytes_over_axes(last_step(run), picker.grid), drawing.sent_over(row.links)
+    assert [sent[axis] for axis in told if axis in sent] == pytest.approx([told[axis] for axis in sent], rel=0.02)
+    rows = rows_over_pp(last_step(run), picker.grid)
+    assert [len(row) for row in rows] == [8] * sizes[1]
+
+
+# -- run it, on engines -----------------------------------------------------------------------------------------------
+
+
+def test_on_engines_the_measurement_is_laid_beside_the_prediction(four):
+    picker = Picker(subject_of(**KIND))
+    seen = []
+    picker.changed.append(lambda: seen.append(picker.measured and picker.measured.how))
+    measured = picker.set(pp=2).run()
+    row = picker.prediction
+    assert measured is picker.measured and measured.kind == "measured" and measured.seconds > 0
+    assert measured.memory.parameters == pytest.approx(row.memory.parameters, rel=0.01) and 0 < measured.bubble < 1
+    assert measured.links["pp"] == pytest.approx(row.links["pp"]) and measured.links["dp"] > 0
+    assert any(how and how.startswith("the first 2 of 5 steps") for how in seen), "it streams"
+    assert "measured" in repr(picker) and "2 x 2 x 1" not in repr(picker)
+
+
+def test_on_engines_stop_ends_it_and_another_run_is_refused_in_one_sentence(four, monkeypatch):
+    monkeypatch.setattr("hpdl_lab.lab.grid_run.STEPS", 100_000)
+    picker, other = Picker(subject_of(**KIND)), Picker(subject_of(**KIND))
+    picker.start()
+    while picker.measured is None:  # its first step
+        assert picker.under_way is not None, picker.said
+        time.sleep(0.02)
+    with pytest.raises(EngineError, match="a run is under way in this notebook"):
+        lab.run(lambda comm: comm.rank)
+    other.start()
+    wait_for(other)
+    assert other.said.startswith("a run is under way in this notebook")
+    picker.stop()
+    wait_for(picker)
+    assert picker.said == "Stopped." and picker.measured is None
+    assert lab.run(lambda comm: comm.rank) == [0, 1, 2, 3], "the same engines answer"
+
+
+def test_a_dead_engine_is_one_sentence(four):
+    picker = Picker(subject_of(**KIND))
+    os.kill(lab.run(lambda comm: os.getpid())[1], signal.SIGKILL)
+    for _ in range(2):  # while it dies, and when it is dead
+        picker.start()
+        wait_for(picker)
+        assert " 1 was killed by signal 9" in picker.said and "\n" not in picker.said and "lab.restart()" in picker.said
+    four.restart(4)
+    assert picker.run().seconds > 0
+
+
+# -- in a notebook ----------------------------------------------------------------------------------------------------
+
+CELL = """
+from hpdl_lab import lab
+from hpdl_lab.lab.grid_widgets import Panel
+
+picker = lab.grid("mlp", machine="laptop", ranks=4, batch=32)
+panel = picker.panel
+panel.axes["pp"].value = 2
+assert (panel.axes["dp"].value, picker.setting.pp, picker.grid.size) == (2, 2, 4)
+assert "dp 4 -&gt; 2, so that 2 x 2 x 1 = 4 ranks" in panel.message.value
+panel.micro_batches.value = 32
+assert "This grid cannot be: a batch of 32" in panel.message.value and panel.run.disabled
+panel.micro_batches.value = 4
+before = panel.numbers.value, panel.picture.value
+panel.recompute.value = True
+assert before[0] != panel.numbers.value and before[1] != panel.picture.value
+panel.run.click()
+while picker.under_way is not None:
+    pass
+assert "no engine cluster is running" in panel.message.value and not panel.run.disabled
+panel.stop.click()
+assert "Nothing of this picker is running." in panel.message.value
+picker.set = None
+panel.axes["pp"].value = 1
+assert "TypeError" in panel.message.value, "an error of a callback is told where one looks"
+del picker.set
+"""
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """What the cells display in a kernel without a browser, as under nbval."""
+    place = tmp_path_factory.mktemp("kernel")
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (CELL, 'lab.grid("mlp", machine="laptop", ranks=4, batch=32)')]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(place))
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        nbclient.NotebookClient(notebook, timeout=50, kernel_name="python3").execute()
+    return [[o for o in cell.outputs if o.output_type != "stream"] for cell in cells]
+
+
+def test_widgets_follow_and_tell_their_errors(outputs):
+    ((shown,), _) = outputs
+    assert "application/vnd.jupyter.widget-view+json" in shown.data
+
+
+def test_a_front_end_without_widgets_gets_a_picture_and_a_table(outputs):
+    (_, (shown,)) = outputs
+    assert base64.b64decode(shown.data["image/png"]).startswith(b"\x89PNG")
+    assert "pp=2" in shown.data["text/plain"], "what was picked before"
