@@ -4,13 +4,14 @@ import inspect
 from dataclasses import dataclass, field
 
 from .. import schedules
+from ..engines.errors import without_traceback
 from ..plots import animation, live
 from ..plots import schedule as drawing
 from ..plots.style import number_text
 from ..schedules import Action, Schedule
 from .picture import picture
 
-MOST_FRAMES = 24  # of the animation
+MOST_FRAMES = 16  # of the animation
 FRAME_MS = 350  # from frame to frame
 MOST_ACTIONS = 4000  # that one picture can hold
 
@@ -88,7 +89,10 @@ def asked_schedule(schedule, ranks, micro_batches, chunks=None):
     else:
         known = ", ".join(schedules.CATALOG)
         raise TypeError(f"{schedule!r} is no schedule: a name ({known}), a Schedule or a function of a row is needed")
-    return schedules.validate(plan)
+    try:
+        return schedules.validate(plan)
+    except ValueError as error:
+        raise without_traceback(error) from None
 
 
 def schedule_of(row, ranks, micro_batches, chunks=None):
