@@ -57,7 +57,9 @@ def one_rank(model, x, y):
 def costs_of(model):
     """Every layer costs the same: where the cuts are does not depend on the machine."""
     blocks = len(model.blocks) if hasattr(model, "blocks") else 0
-    return [1] * (blocks + {"CNN": 3, "GPT": 4, "ViT": 5, "Skips": 5, "Sequential": 8, "Asks": 1}[type(model).__name__])
+    return [1] * (
+        blocks + {"CNN": 3, "GPT": 4, "ViT": 5, "Skips": 5, "Tied": 5, "Sequential": 8, "Asks": 1}[type(model).__name__]
+    )
 
 
 def one_step(comm, model, schedule, x, y, recompute=False, measured=False):
@@ -148,6 +150,31 @@ def test_training_goes_on_as_on_one_rank():
         for losses in sim.run(2, steps_of_training, model, schedules.build(name, 2, 4), x, y, 5):
             assert max(abs(a - b) for a, b in zip(losses, want, strict=True)) < 1e-12
     assert want[4] < want[0]
+
+
+class Tied(nn.Module):
+    """As people write it: the weight of the head is that of the table; and a mask of bools crosses two cuts."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(80, 6, dtype=torch.float64)
+        self.layers = nn.Sequential(*(nn.Linear(6, 6, dtype=torch.float64) for _ in range(3)))
+        self.head = nn.Linear(6, 80, bias=False, dtype=torch.float64)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        mask = tokens[..., None] % 2 == 0
+        return self.head(self.layers(self.embed(tokens).masked_fill(mask, 0.5)).masked_fill(mask, 1.0))
+
+
+def test_a_weight_of_two_names_is_one_parameter():
+    torch.manual_seed(0)
+    model, x, y = Tied(), TOKENS[:, :-1], TOKENS[:, 1:]
+    want = one_rank(model, x, y)
+    for name, ranks in (("1f1b", 3), ("gems_master", 4), ("interleaved", 2)):
+        found = sim.run(ranks, one_step, model, schedules.build(name, ranks, 6 if ranks == 3 else 4), x, y)
+        assert difference(found, want) < 1e-12, name
+        assert all("head.weight" not in gradients for _, gradients, _ in found)
 
 
 def two_steps(comm, model, schedule, x, y):

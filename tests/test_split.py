@@ -124,6 +124,8 @@ def test_python_inside_forward_may_look_at_shapes():
             for i, layer in enumerate(self.layers):
                 x = layer(x) if width > 2 else x
                 x += self.table.to(x.dtype) * i
+            torch.zeros(3, 3)  # of no use
+            assert x.dim() == 2 and x.is_contiguous() and x.numel() == b * width
             x = x.view(b, -1).masked_fill(self.mask, 0.0)
             x[:, 0] = len(x)
             return x.T.mT.max(dim=1).values + torch.full((b,), 2.0)
@@ -155,6 +157,11 @@ class AsksForValues(nn.Module):
 
     def forward(self, x):
         return self.linear(x) if x.sum() > 0 else -self.linear(x)
+
+
+class Looks(AsksForValues):
+    def forward(self, x):
+        return self.linear(x) if 3.0 in x else -self.linear(x)
 
 
 class Own(torch.autograd.Function):
@@ -193,6 +200,7 @@ class GoesByTheBack(AsksForValues):
     ("kind", "reason"),
     [
         (AsksForValues, "asks for the value of a tensor .__bool__., which depends on the data"),
+        (Looks, "asks for the value of a tensor .__contains__."),
         (UsesOwnFunction, "computes without gradients, or by an autograd function of its own"),
         (WithoutGradient, "computes without gradients"),
         (GoesByNumpy, "asks for the value of a tensor .numpy."),
@@ -243,6 +251,42 @@ def test_bad_input_is_named_with_numbers():
 
     with pytest.raises(ValueError, match="returns something of type tuple, and one tensor is needed"):
         split(Two(4, 4), 1, torch.ones(2, 4))
+
+
+class Tied(nn.Module):
+    """One weight under two names; a mask of bools that two layers use; a buffer that forward replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.middle = nn.Embedding(10, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 10, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, tokens):
+        mask = tokens[..., None] > 4
+        x = self.middle(self.embed(tokens).masked_fill(mask, 0.0))
+        return self.head(x.masked_fill(mask, 1.0))
+
+
+class Replaces(nn.BatchNorm1d):
+    def forward(self, x):
+        self.running_mean = 0.9 * self.running_mean + 0.1 * x.detach().mean(0)
+        return x - x.mean(0) + self.weight
+
+
+def test_a_weight_of_two_names_is_one_parameter():
+    model, x = Tied(), torch.arange(10).view(2, 5)
+    stages = split(model, 3, x, costs=[1] * 3)
+    assert shared_parameters(stages) == {"embed.weight": [0, 2]}
+    assert [spec.dtype for spec in stages[0].gives] == [torch.bool, torch.float32]
+
+
+def test_buffers_that_forward_replaces_are_as_before():
+    model, x = nn.Sequential(nn.Linear(4, 4), Replaces(4)), torch.randn(3, 4)
+    buffer = model[1].running_mean
+    measured_costs(model, x)
+    assert model[1].running_mean is buffer and not buffer.any()
 
 
 def test_costs_are_measured_and_leave_no_trace():

@@ -17,7 +17,7 @@ from .partition import partition
 from .pipeline_verdict import loss_of_all
 from .run_schedule import require_valid, run_schedule
 from .shared_gradients import add_shared_gradients, holders, put_back, set_aside, shared_by_rank
-from .split import Layers
+from .split import Layers, trainable
 
 
 class Pipeline:
@@ -45,21 +45,22 @@ class Pipeline:
         layers.require(schedule.stages, costs)
         require_same_model(comm, model, plan_of(schedule, recompute, costs))
         broadcast_parameters(comm, model)
-        parts = layers.split(schedule.stages, costs or agreed(comm, layers, schedule.stages), recompute, partition)
+        costs = agreed(comm, layers, schedule.stages) if costs is None else costs
+        parts = layers.split(schedule.stages, costs, recompute, partition)
         self.stages = {number: parts[number % schedule.stages] for number in schedule.stages_of(comm.rank)}
         self.takes = parts[0].takes
-        names = [[n for n, p in part.module.named_parameters() if p.requires_grad] for part in parts]
-        self.shared = shared_by_rank(comm.rank, holders(schedule, names), self.named_parameters())
+        names = trainable(parts)
+        self.params = {n: p for number in self.stages for n, p in names[number % schedule.stages].items()}
+        self.shared = shared_by_rank(comm.rank, holders(schedule, names), self.params)
         self.compared = False  # do all ranks have the same batch? looked at in the first step
 
     def named_parameters(self):
         """{name in the whole model: parameter} of this rank's stages, trainable ones, each once."""
-        named = [pair for stage in self.stages.values() for pair in stage.module.named_parameters()]
-        return {name: p for name, p in named if p.requires_grad}
+        return dict(self.params)
 
     def parameters(self):
         """The trainable parameters of this rank's stages, for its optimizer."""
-        return list(self.named_parameters().values())
+        return list(self.params.values())
 
     def step(self, x, y, loss):
         """Add to .grad of all parameters what this batch contributes to the mean loss; returns that loss.
@@ -81,7 +82,7 @@ class Pipeline:
         )
         add_shared_gradients(self.comm, self.shared)
         put_back(earlier)
-        return loss_of_all(self.comm, losses, self.named_parameters())
+        return loss_of_all(self.comm, losses, self.params)
 
     def micro_batches(self, x, y):
         """[[part of each micro-batch] of each tensor of x], [part of y of each micro-batch]."""
@@ -109,11 +110,9 @@ def plan_of(schedule, recompute, costs):
 
 
 def agreed(comm, layers, stages):
-    """The costs of all layers, as rank 0 measures them."""
-    costs = torch.zeros(len(layers), dtype=torch.float64)
-    if stages > 1 and comm.rank == 0:
-        costs += torch.tensor(layers.measured(), dtype=torch.float64)
-    return comm.broadcast(costs.to(comm.device)).tolist()
+    """The costs of all layers as rank 0 measures them. All measure: nobody has to wait for long, nor for tp's ranks."""
+    costs = layers.measured() if stages > 1 else [1] * len(layers)
+    return comm.broadcast(torch.tensor(costs, dtype=torch.float64, device=comm.device)).tolist()
 
 
 def one_number(loss):

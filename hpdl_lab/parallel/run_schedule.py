@@ -11,6 +11,7 @@ schedules.validate proves, its ranks do not deadlock, whatever the network does.
 import torch
 
 from ..schedules import Schedule
+from .data import as_sent
 from .pipeline_events import name_of
 from .routes import needed_by, routes
 from .stage import Stage
@@ -91,7 +92,7 @@ class Execution:
         while waiting and waiting[-1].made <= self.made[arrival]:
             message = waiting.pop()
             tensors = [self.empty(spec) for spec in self.specs(message.arrival)]
-            self.posted[message.arrival] = [(x, self.comm.irecv(x, peer)) for x in tensors]
+            self.posted[message.arrival] = [(x, self.comm.irecv(as_sent(x.view(-1)), peer)) for x in tensors]
 
     def receive(self, arrival):
         """The tensors of `arrival`, once they are here."""
@@ -108,7 +109,7 @@ class Execution:
         if message.to == self.comm.rank:
             self.posted[message.arrival] = [(x, None) for x in tensors]
             return
-        works = [self.comm.isend(x.contiguous(), message.to) for x in tensors]
+        works = [self.comm.isend(as_sent(x.reshape(-1)), message.to) for x in tensors]
         self.sends.setdefault(message.to, []).extend((message.used, work) for work in works)
 
     def settle(self, peer, place):

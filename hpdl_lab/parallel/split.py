@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from .partition import partition
-from .stage import Spec, Stage
-from .tracing import trace
+from .stage import Stage
+from .tracing import as_before, trace
 
 REPEATS = 3
 
@@ -47,13 +47,25 @@ def measured_costs(model, example):
     return Layers(model, example).measured()
 
 
+def trainable(stages):
+    """[{name: parameter} of each stage of a model], trainable ones, each once.
+
+    A weight that stages share has the name of its first use in all of them: a model may call it `embed.weight` and
+    `head.weight`, and it is one parameter.
+    """
+    first = {}
+    return [
+        {first.setdefault(id(p), name): p for name, p in stage.module.named_parameters() if p.requires_grad}
+        for stage in stages
+    ]
+
+
 def shared_parameters(stages):
     """{name: [numbers of stages]} of the parameters that several stages use."""
     users = {}
-    for number, stage in enumerate(stages):
-        for name, param in stage.module.named_parameters():
-            if param.requires_grad:
-                users.setdefault(name, []).append(number)
+    for number, params in enumerate(trainable(stages)):
+        for name in params:
+            users.setdefault(name, []).append(number)
     return {name: numbers for name, numbers in users.items() if len(numbers) > 1}
 
 
@@ -62,8 +74,7 @@ class Layers:
 
     def __init__(self, model, example):
         self.model, self.example = model, example if isinstance(example, tuple) else (example,)
-        traced = trace(model, self.example)
-        self.graph, self.values = traced.graph, traced.values
+        self.graph, self.specs, output = trace(model, self.example)
         self.names, self.layer_of = [], {}
         known = dict(model.named_parameters(remove_duplicate=False))
         for node in self.graph.nodes:
@@ -76,8 +87,9 @@ class Layers:
             raise ValueError(f"{type(model).__name__} has no parameters that its output depends on: nothing to split")
         for node in reversed(self.graph.nodes):  # what needs nothing, such as arange, goes where it is first used
             if node in self.layer_of and not node.all_input_nodes:
-                self.layer_of[node] = min(self.layer_of.get(user, len(self) - 1) for user in node.users)
-        require_same_output(self)
+                users = [self.layer_of.get(user, len(self) - 1) for user in node.users]
+                self.layer_of[node] = min(users, default=self.layer_of[node])
+        self._require_same_output(output)
 
     def __len__(self):
         return len(self.names)
@@ -107,7 +119,7 @@ class Layers:
         cuts = [self.crossing(end) for end in [0, *ends]]
         found = []
         for begin, end, taken, given in zip([0, *ends], ends, cuts, cuts[1:], strict=False):
-            takes, gives = ([Spec.of(self.values[node]) for node in nodes] for nodes in (taken, given))
+            takes, gives = ([self.specs[node] for node in nodes] for nodes in (taken, given))
             found.append(Stage(self.module(begin, end, taken, given), takes, gives, recompute))
         return found
 
@@ -124,7 +136,7 @@ class Layers:
 
     def sent(self, node):
         """Is the value of `node` a tensor? A tuple travels as its parts, which have nodes of their own."""
-        return node in self.values
+        return node in self.specs
 
     def module(self, begin, end, taken, given):
         """The layers from number `begin` to before `end`, as a module from the values `taken` to those `given`."""
@@ -142,16 +154,22 @@ class Layers:
 
     def measured(self):
         """s of forward and backward per layer: list of float."""
-        before = {p: p.grad for p in self.model.parameters()}
-        buffers = {b: b.clone() for b in self.model.buffers()}
-        runs = []
-        for _ in range(REPEATS):
-            runs.append(timed(self.stages([1] * len(self)), self.example))
-        for param, grad in before.items():
-            param.grad = grad
-        for buffer, value in buffers.items():
-            buffer.data.copy_(value)
+        with as_before(self.model):
+            runs = [timed(self.stages([1] * len(self)), self.example) for _ in range(REPEATS)]
         return [statistics.median(times) for times in zip(*runs, strict=True)]
+
+    def _require_same_output(self, want):
+        """Raise ValueError unless what was written down computes, for the example, what the model has: `want`."""
+        with as_before(self.model), torch.no_grad():
+            state = torch.get_rng_state()
+            (found,) = self.stages([len(self)])[0].module(*self.example)
+            drawn = not torch.equal(state, torch.get_rng_state())  # then it may differ
+        if found.dtype != want.dtype or found.shape != want.shape or not (drawn or same(found, want)):
+            kind = type(self.model).__name__
+            raise ValueError(
+                f"{kind} cannot be split into stages: its operations, done again one by one, answer otherwise. Does "
+                "its forward use autocast, or change what its layers do?"
+            )
 
 
 def parameter_names(node, known):
@@ -164,37 +182,18 @@ def parameter_names(node, known):
 
 def timed(stages, x):
     """s that each of the stages of a model takes for forward and backward of one micro-batch."""
-    seconds = []
-    with torch.random.fork_rng(devices=[]):
-        for stage in stages:
-            begin = time.perf_counter()
-            x = stage.forward(0, x)
-            seconds.append(time.perf_counter() - begin)
+    seconds, device = [], x[0].device
+    for stage in stages:
+        begin = time.perf_counter()
+        x = stage.forward(0, x)
+        seconds.append(time.perf_counter() - begin)
     for i, stage in reversed(list(enumerate(stages))):
-        gradients = [torch.ones(spec.shape, dtype=spec.dtype) for spec in stage.gives if spec.requires_grad]
+        needed = [spec for spec in stage.gives if spec.requires_grad]
+        gradients = [torch.ones(spec.shape, dtype=spec.dtype, device=device) for spec in needed]
         begin = time.perf_counter()
         stage.backward(0, gradients)
         seconds[i] += time.perf_counter() - begin
     return seconds
-
-
-def require_same_output(layers):
-    """Raise ValueError unless what was written down computes, for the example, what the model computed."""
-    (output,) = next(node for node in layers.graph.nodes if node.op == "output").all_input_nodes
-    buffers = {b: b.clone() for b in layers.model.buffers()}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        state = torch.get_rng_state()
-        (found,) = layers.stages([len(layers)])[0].module(*layers.example)
-        drawn = not torch.equal(state, torch.get_rng_state())
-    for buffer, value in buffers.items():
-        buffer.data.copy_(value)
-    want = layers.values[output]
-    if found.dtype != want.dtype or found.shape != want.shape or not (drawn or same(found, want)):
-        kind = type(layers.model).__name__
-        raise ValueError(
-            f"{kind} cannot be split into stages: its operations, done again one by one, answer otherwise. Does its "
-            "forward use autocast, or change what its layers do?"
-        )
 
 
 def same(a, b):

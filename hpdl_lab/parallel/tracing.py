@@ -6,6 +6,8 @@ written down, as another example would go another way: a module that does this i
 """
 
 import operator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import fx, nn
@@ -14,11 +16,16 @@ from torch.overrides import TorchFunctionMode
 from ..models.batch_norm import BatchNorm
 from ..models.cnn import Block as ConvolutionBlock
 from ..models.transformer import Block as TransformerBlock
+from .stage import Spec
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 WHOLE = (BatchNorm, ConvolutionBlock, TransformerBlock)  # a cut inside would send more than one between them
 WHOLE_FROM = ("torch.nn.", "hpdl_lab.parallel.")  # classes of these are layers: they may communicate inside
-ASKS_FOR_VALUES = {"__bool__", "item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "equal"}
+ABOUT_SHAPE = {  # what a tensor says of itself that does not depend on its values
+    "__len__", "dim", "ndimension", "numel", "nelement", "size", "stride", "storage_offset", "element_size",
+    "is_floating_point", "is_complex", "is_signed", "is_contiguous", "get_device", "is_same_size", "__hash__",
+}  # fmt: skip
+HARMLESS = (torch.Size, torch.dtype, torch.device, torch.layout, type(None))  # results of a function that say no values
 CHANGES = {"__setitem__"}  # returns nothing, and changes what it was given
 
 
@@ -30,11 +37,29 @@ class CannotLook(Exception):
         self.name = name
 
 
-class Traced:
-    """graph: fx.Graph of the whole model; values: {node: tensor that the example gave there}."""
+class Traced(NamedTuple):
+    """graph: of the whole model; specs: {node: Spec} of those whose value is a tensor; output: for the example."""
 
-    def __init__(self, graph, values):
-        self.graph, self.values = graph, values
+    graph: fx.Graph
+    specs: dict
+    output: torch.Tensor
+
+
+@contextmanager
+def as_before(model):
+    """Inside, `model` may run: its buffers and gradients, and torch's random numbers, are afterwards as before."""
+    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
+    grads = {p: p.grad for p in model.parameters()}
+    devices = {p.device for p in grads if p.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        for module, name, buffer, value in buffers:
+            buffer.data.copy_(value)
+            setattr(module, name, buffer)  # forward may have put another tensor there
+        for param, grad in grads.items():
+            param.grad = grad
 
 
 def trace(model, example):
@@ -48,18 +73,14 @@ def trace(model, example):
     """
     whole = set()
     while True:
-        buffers = {buffer: buffer.clone() for buffer in model.buffers()}
         try:
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            with as_before(model), torch.enable_grad():
                 return Recorder(model, whole).record(example)
         except CannotLook as error:
             if not error.name:
                 kind = type(model).__name__
                 raise ValueError(f"{kind} cannot be split into stages: its forward {error}") from None
             whole.add(error.name)
-        finally:
-            for buffer, before in buffers.items():
-                buffer.data.copy_(before)
 
 
 def is_whole(module):
@@ -96,7 +117,7 @@ class Recorder(TorchFunctionMode):
         if not isinstance(output, torch.Tensor):
             raise CannotLook("", f"returns something of type {type(output).__name__}, and one tensor is needed")
         self.graph.output(self._node(output))
-        return Traced(self.graph, self.values)
+        return Traced(self.graph, {node: Spec.of(x) for node, x in self.values.items()}, output.detach())
 
     def _watch(self, name, module):
         """Hooks that tell when `module` runs."""
@@ -126,8 +147,6 @@ class Recorder(TorchFunctionMode):
         if self.layer is not None:
             return func(*args, **kwargs)
         name = func.__name__
-        if name in ASKS_FOR_VALUES:
-            raise CannotLook(self.inside[-1], f"asks for the value of a tensor ({name}), which depends on the data")
         if not torch.is_grad_enabled():
             raise CannotLook(self.inside[-1], "computes without gradients, or by an autograd function of its own")
         if name == "__get__":
@@ -139,6 +158,8 @@ class Recorder(TorchFunctionMode):
         out = func(*args, **kwargs)
         if name in CHANGES or any(isinstance(x, torch.Tensor) for x in flat(out)):
             self._keep(out, self.graph.call_function(func, *given))
+        elif name not in ABOUT_SHAPE and not isinstance(out, HARMLESS):
+            raise CannotLook(self.inside[-1], f"asks for the value of a tensor ({name}), which depends on the data")
         return out
 
     def _keep(self, out, node):
