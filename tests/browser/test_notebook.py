@@ -1,4 +1,4 @@
-"""What an attendee sees: notebooks 03 and 04 run from top to bottom, 06 with one answer of four that is wrong."""
+"""What an attendee sees: notebooks 03 and 04 from top to bottom, 06 with one wrong answer of four, half of 10."""
 
 import re
 from pathlib import Path
@@ -36,6 +36,12 @@ PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
         "lab.check(average_all_gradients)": "average",
         "lab.check(gradient_ready)": "late",
         "DataParallelBucketed(ring": "designs",
+    },
+    "10": {
+        "lab.pipeline(gpipe": "bubble",
+        "lab.pipeline(one_f_one_b": "one_f_one_b",
+        "lab.check(one_f_one_b)": "correct",
+        "lab.pipeline(mine)": "deadlock",
     },
 }
 LESS = {  # what a call measures beyond its picture: nbval runs all of it
@@ -104,7 +110,7 @@ def pictures(page, number):
         picture = cell.locator(".jp-OutputArea-output img, .jp-OutputArea-output pre").last
         expect(picture).to_be_attached()
         screenshot(page, picture, f"{number}_{name}.png")
-        if name not in ("zoo", "average"):
+        if name not in ("zoo", "average", "deadlock"):
             whole = "image => image.complete && image.naturalWidth > 500"
             assert cell.locator("img").last.evaluate(whole), f"{call} left no picture"
 
@@ -213,7 +219,7 @@ def write(folder, name, cells):
     nbformat.write(notebook, folder / name)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 def test_the_picker_follows_its_sliders_runs_and_stops(page, served):
     write(served[1], "picker.ipynb", PICKER)
     open_notebook(page, served, "picker.ipynb")
@@ -238,3 +244,23 @@ def test_the_picker_follows_its_sliders_runs_and_stops(page, served):
     large.get_by_role("button", name="Stop").click()
     expect(large.get_by_text("Stopped.")).to_be_visible()
     screenshot(page, large.locator("img").last, "picker_gpt3.png")
+
+
+@pytest.mark.timeout(280)
+def test_notebook_10_shows_the_bubble_and_names_the_cycle_of_a_deadlock(page, served):
+    path, solved = served[1] / "10_pipeline_parallel.ipynb", served[1] / "solutions" / "10_pipeline_parallel.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    answers = {c.id: c.source for c in nbformat.read(solved, as_version=4).cells}
+    for cell in notebook.cells:
+        if cell.id in ("exercise-10-1", "exercise-10-2"):
+            cell.source = answers[cell.id]
+    nbformat.write(notebook, path)
+    open_notebook(page, served, path.name)
+    menu(page, "Run", "Run All Cells")
+    outputs = page.locator(".jp-OutputArea-output")
+    for answer in ("10.1 gpipe", "10.2 one_f_one_b"):
+        wait_for(page, f"{answer}: correct")
+    said = outputs.get_by_text("rank 0 waits at 0B0 for 1B0 of rank 1, which waits at 1F1 for 0F1 of rank 0").first
+    expect(said).to_be_attached(timeout=RUN_MS)
+    expect(outputs.get_by_text("NotImplementedError: exercise 10.3: write partition")).to_be_attached(timeout=RUN_MS)
+    pictures(page, "10")
