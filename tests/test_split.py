@@ -150,6 +150,26 @@ def test_random_numbers_are_drawn_anew_for_every_micro_batch():
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_layers_keep_their_own_mode(stages):
+    """Fine-tuning: a model in train mode, whose norm is frozen and whose first dropout is switched off."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Dropout(0.5)).train()
+    model[1].eval(), model[2].eval()
+    x, before = torch.randn(6, 4), model.state_dict()["2.running_mean"].clone()
+    parts = split(model, stages, x)
+    assert [m.training for m in model] == [True, False, False, True, True]
+    for seed in range(3):  # what the last dropout draws is drawn alike
+        torch.manual_seed(seed)
+        want = model(x)
+        torch.manual_seed(seed)
+        y = (x,)
+        for stage in parts:
+            y = stage.forward(seed, y)
+        assert torch.equal(y[0], want)
+    assert torch.equal(model.state_dict()["2.running_mean"], before)
+
+
 class AsksForValues(nn.Module):
     def __init__(self):
         super().__init__()

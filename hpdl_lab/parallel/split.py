@@ -18,6 +18,7 @@ from .stage import Stage
 from .tracing import as_before, trace
 
 REPEATS = 3
+CONSTANTS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.linspace, torch.tensor}
 
 
 def split(model, stages, example, costs=None, recompute=False, partition=partition):
@@ -86,7 +87,7 @@ class Layers:
         if not self.names:
             raise ValueError(f"{type(model).__name__} has no parameters that its output depends on: nothing to split")
         for node in reversed(self.graph.nodes):  # what needs nothing, such as arange, goes where it is first used
-            if node in self.layer_of and not node.all_input_nodes:
+            if node in self.layer_of and not node.all_input_nodes and node.target in CONSTANTS:
                 users = [self.layer_of.get(user, len(self) - 1) for user in node.users]
                 self.layer_of[node] = min(users, default=self.layer_of[node])
         self._require_same_output(output)
@@ -150,7 +151,9 @@ class Layers:
                         new[needed] = graph.node_copy(needed, lambda n: new[n])
                 new[node] = graph.node_copy(node, lambda n: new[n])
         graph.output(tuple(new[node] for node in given))
-        return fx.GraphModule(self.model, graph, class_name="StageModule").train(self.model.training)
+        module = fx.GraphModule(self.model, graph, class_name="StageModule")
+        module.training = self.model.training  # of layers each keeps its own mode: some may be frozen
+        return module
 
     def measured(self):
         """s of forward and backward per layer: list of float."""
@@ -160,11 +163,9 @@ class Layers:
 
     def _require_same_output(self, want):
         """Raise ValueError unless what was written down computes, for the example, what the model has: `want`."""
-        with as_before(self.model), torch.no_grad():
-            state = torch.get_rng_state()
+        with as_before(self.model), torch.no_grad():  # also random numbers are those that the model has drawn
             (found,) = self.stages([len(self)])[0].module(*self.example)
-            drawn = not torch.equal(state, torch.get_rng_state())  # then it may differ
-        if found.dtype != want.dtype or found.shape != want.shape or not (drawn or same(found, want)):
+        if found.dtype != want.dtype or found.shape != want.shape or not same(found, want):
             kind = type(self.model).__name__
             raise ValueError(
                 f"{kind} cannot be split into stages: its operations, done again one by one, answer otherwise. Does "
