@@ -65,7 +65,7 @@ my_live = 1  # your guess, for rank 0
 
 # %%
 run = lab.pipeline(gpipe, micro_batches=8, prediction=my_bubble)
-assert run.measured.live == [8, 8, 8, 8]
+assert run.measured.live == [8] * 4, f"{run.measured.live} live: this notebook wants four engines"
 print(f"bubble {run.measured.bubble:.0%}, you said {my_bubble:.0%}; rank 0 holds {run.measured.live[0]}, not {my_live}")
 run
 
@@ -84,7 +84,7 @@ run
 
 # %%
 run = lab.pipeline(one_f_one_b, micro_batches=8)
-assert run.measured.live == [4, 3, 2, 1]
+assert run.measured.live == [4, 3, 2, 1], f"live: {run.measured.live}"
 run
 
 # %% [markdown]
@@ -144,7 +144,8 @@ lab.schedule("interleaved", chunks=2, live=True)
 
 # %%
 run = lab.pipeline(zero_bubble_h1, micro_batches=8)
-assert run.measured.live == [4, 4, 4, 4]
+assert run.measured.live == [4] * 4, f"live: {run.measured.live}"
+print(f"ranks wait {run.measured.bubble:.0%} of the time; 11% was the number to reach, from 75%")
 run
 
 # %% [markdown]
@@ -210,7 +211,7 @@ gems = lab.pipeline("gems_master", micro_batches=8)
 
 # %%
 speedup = 8 * waiting.measured.makespan / gems.measured.makespan
-assert 1 < speedup < 1.7 and gems.measured.live == [1, 1, 1, 1]
+assert 1 < speedup < 1.7 and gems.measured.live == [1] * 4, f"{speedup:.2f}, live: {gems.measured.live}"
 print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {96 / 75:.2f}, and you said {my_speedup}")
 
 # %% [markdown]
