@@ -39,13 +39,25 @@ def test_the_verb_says_draws_and_compares_with_the_model():
         result["rows"]
 
 
-def forgets_the_sum(comm, x, weight, bias):
+def whole_linear(comm, x, weight, bias):
     return torch.nn.functional.linear(x, weight, bias)
 
 
-def test_a_wrong_function_is_not_timed():
-    with pytest.raises(ValueError, match=r"'pair' is not timed: its result on rank 0 is off by .* lab.check says why"):
-        tensor(column_linear, forgets_the_sum, ranks=2, shape=(1, 8, 8))
+def returns_nothing(comm, x, weight, bias):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("functions", "says"),
+    [
+        ((column_linear, whole_linear), "'pair' is not timed: its y on rank 0 is off by .* lab.check says why"),
+        ((whole_linear, row_linear), "'pair' is not timed: its x.grad on rank 0 is off by .* lab.check says why"),
+        ((returns_nothing, row_linear), "returns_nothing returned nothing; lab.check says why"),
+    ],
+)
+def test_a_wrong_function_is_not_timed(functions, says):
+    with pytest.raises(ValueError, match=says):
+        tensor(*functions, ranks=2, shape=(1, 8, 8))
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,18 @@ def block(comm, way, parts, x, weights):
     if way == "by layer":
         return x + linear_naive(comm, gelu(linear_naive(comm, normed, up, up_bias)), down, down_bias)
     if way == "pair":
-        return x + parts.row(comm, gelu(parts.column(comm, normed, up, up_bias)), down, down_bias)
-    return x + parts.sequence(comm, normed, partial(mlp_part, up, up_bias, down)) + down_bias
+        hidden = made(parts.column, comm, normed, up, up_bias)
+        return x + made(parts.row, comm, gelu(hidden), down, down_bias)
+    return x + made(parts.sequence, comm, normed, partial(mlp_part, up, up_bias, down)) + down_bias
+
+
+def made(fn, comm, *args):
+    """fn(comm, *args), or WrongAnswer where that is no tensor."""
+    y = fn(comm, *args)
+    if not isinstance(y, torch.Tensor):
+        what = "nothing" if y is None else f"something of type {type(y).__name__}"
+        raise WrongAnswer(f"{getattr(fn, '__name__', 'your function')} returned {what}; lab.check says why")
+    return y
 
 
 def mlp_part(up, up_bias, down, x):
@@ -91,15 +101,15 @@ def try_way(comm, way, parts, shape, repeats):
              weights: bytes; seconds: list of times of a forward and a backward.
     Raises:  collectives.sweep.WrongAnswer on every rank where the result is not that of one rank.
     """
-    whole = weights_of(shape)
     x = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(1))
-    right = block(comm, "whole", parts, x, whole)
-    weights = [w.clone().requires_grad_(True) for w in weights_here(comm, way, whole)]
+    right = count_step(comm, "whole", parts, x, weights_of(shape))
+    weights = [w.clone().requires_grad_(True) for w in weights_here(comm, way, weights_of(shape))]
     if way == "sequence":
-        x, right = (t.tensor_split(comm.size, 1)[comm.rank].contiguous() for t in (x, right))
+        x, right["y"], right["x.grad"] = (positions_here(comm, t) for t in (x, right["y"], right["x.grad"]))
     ring = on_a_ring(comm)
     counted = count_step(ring, way, parts, x, weights)
-    require_right(comm, way, counted.pop("y"), right)
+    for name in ("y", "x.grad"):
+        require_right(comm, way, name, counted.pop(name), right[name])
     clock, seconds = comm.trace.clock, []
     for _ in range(repeats):
         comm.barrier()
@@ -109,25 +119,31 @@ def try_way(comm, way, parts, shape, repeats):
     return {"way": way, **counted, "weights": sum(w.nbytes for w in weights), "seconds": seconds}
 
 
+def positions_here(comm, x):
+    """This rank's positions of x (b, s, d)."""
+    return x.tensor_split(comm.size, 1)[comm.rank].contiguous()
+
+
 def count_step(comm, way, parts, x, weights):
-    """{y, forward, backward, kept} of one step."""
+    """{y, x.grad, forward, backward, kept} of one step."""
     x, begun = x.clone().requires_grad_(True), len(comm.trace.log)
     with SavedBytes(weights) as saved:
         y = block(comm, way, parts, x, weights)
     middle = len(comm.trace.log)
-    y.sum().backward()
+    (y * y).sum().backward()
     sent = [e.nbytes if e.op == "send" else 0 for e in comm.trace.events[begun:]]
     forward, backward = sum(sent[: middle - begun]), sum(sent[middle - begun :])
-    return {"y": y.detach(), "forward": forward, "backward": backward, "kept": saved.most}
+    return {"y": y.detach(), "x.grad": x.grad, "forward": forward, "backward": backward, "kept": saved.most}
 
 
-def require_right(comm, way, y, right):
+def require_right(comm, way, name, got, right):
     """Raise WrongAnswer, on every rank, unless all ranks have what one rank has."""
-    off = float((y - right).abs().max() / right.abs().max()) if y.shape == right.shape else float("inf")
+    fits = got is not None and got.shape == right.shape
+    off = float((got - right).abs().max() / right.abs().max()) if fits else float("inf")
     for rank, worst in enumerate(np.asarray(comm.all_gather(np.array([off]))).reshape(-1)):
         if not worst < TOLERANCE:
             raise WrongAnswer(
-                f"{way!r} is not timed: its result on rank {rank} is off by {worst:.2g} of the largest number; "
+                f"{way!r} is not timed: its {name} on rank {rank} is off by {worst:.2g} of the largest number; "
                 "lab.check says why"
             )
 
