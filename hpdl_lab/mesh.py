@@ -207,9 +207,9 @@ class DeviceMesh:
         if not bool((numbers == number).all()):  # words only where they are needed: 1,024 ranks read 1,024 of them
             raise ValueError(f"the ranks do not agree on the mesh: {self._grids_in_words()}")
         if self.grid.size != self.comm.size:
-            product = " x ".join(map(str, self.grid.sizes)) or "1"
+            product = f"{' x '.join(map(str, self.grid.sizes))} = " if len(self.grid.sizes) > 1 else ""
             raise ValueError(
-                f"{self.grid!r} has {product} = {self.grid.size} places for ranks, and there are {self.comm.size} ranks"
+                f"{self.grid!r} has {product}{self.grid.size} places for ranks, and there are {self.comm.size} ranks"
             )
 
     def _grids_in_words(self):

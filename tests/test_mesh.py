@@ -132,7 +132,7 @@ def refusal(comm, *args, **sizes):
     ("args", "sizes", "message"),
     [
         ((), {"dp": 2, "tp": 2}, "Grid(dp=2, tp=2) has 2 x 2 = 4 places for ranks, and there are 3 ranks"),
-        ((Grid(),), {}, "Grid() has 1 = 1 places for ranks, and there are 3 ranks"),
+        ((Grid(),), {}, "Grid() has 1 places for ranks, and there are 3 ranks"),
         ((), {}, "a mesh needs a Grid or the sizes of its axes, and not both: DeviceMesh(comm, dp=2, tp=2)"),
         ((), {}, "a mesh needs a Grid or the sizes of its axes"),
         ((3,), {}, "a mesh needs a Grid or the sizes of its axes"),
