@@ -140,7 +140,7 @@ def caller_line():
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if is_the_attendees(name):
+        if is_the_attendees(name) and not is_generated(frame):
             return source_line(name, frame.f_lineno)
         frame = frame.f_back
     return ""
@@ -149,7 +149,12 @@ def caller_line():
 def line_of(frame, lineno):
     """The same name for line `lineno` of one frame; "" for a frame that is not the attendee's."""
     name = frame.f_code.co_filename
-    return source_line(name, lineno) if is_the_attendees(name) else ""
+    return source_line(name, lineno) if is_the_attendees(name) and not is_generated(frame) else ""
+
+
+def is_generated(frame):
+    """True in what a class made of a string, such as __new__ of a NamedTuple; not in the program of `python -c`."""
+    return frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__") != "__main__"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,13 +1,15 @@
 """The event log: its keys, its lines, its limit, its export."""
 
 import json
+import sys
 import threading
+from collections import namedtuple
 
 import numpy as np
 
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
-from hpdl_lab.trace import Event, Trace, bytes_sent, save_chrome, source_line, to_chrome
+from hpdl_lab.trace import Event, Trace, bytes_sent, line_of, save_chrome, source_line, to_chrome
 
 
 def test_events_are_keyed_by_rank_and_step_and_name_the_line():
@@ -116,6 +118,17 @@ def test_an_empty_trace_exports():
 def test_cells_have_no_file_name_worth_showing():
     assert source_line("/tmp/ipykernel_42/1234.py", 7) == "cell:7"
     assert source_line("/home/ann/ring.py", 7) == "ring.py:7"
+
+
+def test_a_line_is_not_one_that_a_namedtuple_has_written_for_itself():
+    made = namedtuple("Made", "at", defaults=[0])
+    seen = []
+    sys.setprofile(lambda frame, event, arg: seen.append(frame) if frame.f_code.co_name == "__new__" else None)
+    made()
+    sys.setprofile(None)
+    assert seen[0].f_code.co_filename == "<string>"
+    assert line_of(seen[0], 1) == ""
+    assert line_of(seen[0].f_back, 7) == "test_trace.py:7"
 
 
 def test_a_line_is_the_attendees_or_none():
