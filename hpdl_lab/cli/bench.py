@@ -1,8 +1,8 @@
 """`hpdl bench`: what can be measured, one file or more for each kind of bench."""
 
-from . import bench_collectives, bench_ddp, bench_pipeline, bench_reduction, bench_run, bench_scaling
+from . import bench_collectives, bench_ddp, bench_hybrid, bench_pipeline, bench_reduction, bench_run, bench_scaling
 
-BENCHES = (bench_collectives, bench_ddp, bench_pipeline, bench_reduction, bench_run, bench_scaling)
+BENCHES = (bench_collectives, bench_ddp, bench_hybrid, bench_pipeline, bench_reduction, bench_run, bench_scaling)
 
 
 def add(commands):
