@@ -153,8 +153,9 @@ def line_of(frame, lineno):
 
 
 def is_generated(frame):
-    """True in what a class made of a string, such as __new__ of a NamedTuple; not in the program of `python -c`."""
-    return frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__") != "__main__"
+    """True for what a namedtuple or a dataclass has written for itself: it has no line in any file."""
+    named = str(frame.f_globals.get("__name__")).startswith("namedtuple_") or frame.f_code.co_name.startswith("__")
+    return frame.f_code.co_filename == "<string>" and named
 
 
 @functools.lru_cache(maxsize=4096)

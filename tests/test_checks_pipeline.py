@@ -3,6 +3,7 @@
 import pytest
 
 from hpdl_lab import lab, schedules
+from hpdl_lab.checks import ranks
 from hpdl_lab.checks.exercises import check, find
 from hpdl_lab.checks.lesson_10_partition import A_GPT, DRAWN, parts_of
 from hpdl_lab.comm import sim
@@ -82,3 +83,13 @@ def test_numbers_of_the_explanations():
     assert (one.makespan, one.bubble * one.makespan) == (33, pytest.approx(9))
     assert (zero.makespan, zero.bubble * zero.makespan) == (27, pytest.approx(3))
     assert "9 of 33 for p=4, m=8" in find("10.4").explanation and "3 of 27" in find("10.4").explanation
+
+
+def test_an_endless_loop_names_its_line_and_not_what_a_tuple_is_made_by(monkeypatch):
+    monkeypatch.setattr(ranks, "DEADLINE", 0.3)
+    source = "def gpipe(rank, ranks, micro_batches):\n    while True:\n        Action(rank, 'F', 0)\n"
+    namespace = {"Action": Action}
+    exec(compile(source, "/tmp/ipykernel_1/1.py", "exec"), namespace)
+    for _ in range(3):  # it may be caught in Action.__new__, which is a string somewhere
+        result = check(find("10.1"), namespace["gpipe"])
+        assert result.failed == "timeout" and "in cell:" in result.message
