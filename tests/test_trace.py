@@ -123,7 +123,7 @@ def test_cells_have_no_file_name_worth_showing():
 def test_a_line_is_not_one_that_a_namedtuple_has_written_for_itself():
     made = namedtuple("Made", "at", defaults=[0])
     seen = []
-    sys.setprofile(lambda frame, event, arg: seen.append(frame) if frame.f_code.co_name == "__new__" else None)
+    sys.setprofile(lambda frame, event, arg: seen.append(frame) if frame.f_code.co_filename == "<string>" else None)
     made()
     sys.setprofile(None)
     assert seen[0].f_code.co_filename == "<string>"
