@@ -285,6 +285,33 @@ def a_step_with(comm, model, x, y, loss):
     return pipeline.step(x, y, loss)
 
 
+@torch.no_grad()
+def test_a_step_under_autocast_or_without_gradients():
+    """Outputs of another dtype than the example's are refused where they are made; a step always has gradients."""
+    model, x, y = CASES["mlp"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(
+            ValueError, match="a stage has made .*bfloat16.*, and it was made for .*float32.*: autocast"
+        ):
+            sim.run(2, step_outside_of_autocast, model.float(), x.float(), y)
+    model.double()
+    assert (
+        difference(sim.run(2, one_step, model, schedules.build("1f1b", 2, 4), x, y), with_gradients(model, x, y))
+        < 1e-12
+    )
+
+
+@torch.enable_grad()
+def with_gradients(model, x, y):
+    return one_rank(model, x, y)
+
+
+def step_outside_of_autocast(comm, model, x, y):
+    with torch.autocast("cpu", enabled=False):
+        pipeline = Pipeline(comm, model, schedules.build("1f1b", 2, 4), x[:3], costs=[1] * 8)
+    return pipeline.step(x, y, loss_of)
+
+
 @pytest.mark.parametrize(
     ("batch", "text"),
     [

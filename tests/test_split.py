@@ -150,6 +150,32 @@ def test_random_numbers_are_drawn_anew_for_every_micro_batch():
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_operations_in_place_leave_what_is_received(recompute):
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            x = self.first(relu(x, inplace=True))
+            x *= self.scale
+            x = x.add_(self.shift)
+            x[:, 0] = self.shift[0]
+            return self.last(nn.functional.relu_(x))
+
+    torch.manual_seed(0)
+    model, x = InPlace(), torch.randn(3, 4)
+    square(model(x.clone())).backward()
+    want, before = gradients_of(model), x.clone()
+    for stages in (1, 2, 4):
+        parts = split(model, stages, x, costs=[1] * 5, recompute=recompute)
+        forward_and_backward(parts, x)
+        assert equal(gradients_of(model), want)
+    assert torch.equal(x, before)
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_layers_keep_their_own_mode(stages):
     """Fine-tuning: a model in train mode, whose norm is frozen and whose first dropout is switched off."""

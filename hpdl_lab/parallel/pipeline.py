@@ -62,6 +62,7 @@ class Pipeline:
         """The trainable parameters of this rank's stages, for its optimizer."""
         return list(self.params.values())
 
+    @torch.enable_grad()
     def step(self, x, y, loss):
         """Add to .grad of all parameters what this batch contributes to the mean loss; returns that loss.
 

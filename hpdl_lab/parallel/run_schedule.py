@@ -104,8 +104,10 @@ class Execution:
             self.settle(self.routes.source_of[arrival], self.made[arrival])
         return [x for x, _ in received]
 
-    def send(self, message, tensors):
-        """Let `tensors` go where `message` says; they are not waited for."""
+    def send(self, stage, message, tensors):
+        """Let `tensors`, which `stage` has made, go where `message` says; they are not waited for."""
+        kind = message.arrival.kind
+        require_specs(stage.gives if kind == "F" else [spec for spec in stage.takes if spec.requires_grad], tensors)
         if message.to == self.comm.rank:
             self.posted[message.arrival] = [(x, None) for x in tensors]
             return
@@ -140,7 +142,7 @@ class Execution:
             made = self.compute(stage, action, given)
         del given
         if message is not None:
-            self.send(message, made)
+            self.send(stage, message, made)
         elif action.kind == "F" and self.loss is not None:
             self.losses[action.micro_batch] = made[0]
 
@@ -183,6 +185,15 @@ class Execution:
         return (
             f"rank {self.comm.rank} is out of memory in {name_of(action)}, holding the activations of {holding}: "
             f"recompute=True, smaller micro-batches or more stages need less ({first_line(error)})"
+        )
+
+
+def require_specs(specs, tensors):
+    """Raise ValueError unless `tensors` are what the stage has said that it makes."""
+    made, said = ([(tuple(x.shape), x.dtype) for x in found] for found in (tensors, specs))
+    if made != said:
+        raise ValueError(
+            f"a stage has made {made}, and it was made for {said}: autocast, or another shape, since then?"
         )
 
 

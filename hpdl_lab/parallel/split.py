@@ -15,7 +15,7 @@ from torch import fx
 
 from .partition import partition
 from .stage import Stage
-from .tracing import as_before, trace
+from .tracing import CHANGES, as_before, trace
 
 REPEATS = 3
 CONSTANTS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.linspace, torch.tensor}
@@ -142,10 +142,14 @@ class Layers:
     def module(self, begin, end, taken, given):
         """The layers from number `begin` to before `end`, as a module from the values `taken` to those `given`."""
         graph, new = fx.Graph(), {}
+        inside = [node for node in self.graph.nodes if begin <= self.layer_of.get(node, -1) < end]
         for i, node in enumerate(taken):
             new[node] = graph.placeholder(f"x{i}")
-        for node in self.graph.nodes:
-            if node not in new and begin <= self.layer_of.get(node, -1) < end:
+        for node in taken:  # what is received must stay as it is: it is a leaf, and recompute needs it again
+            if any(self.changes(user, node) for user in node.users if user in inside):
+                new[node] = graph.call_method("clone", (new[node],))
+        for node in inside:
+            if node not in new:
                 for needed in node.all_input_nodes:
                     if needed not in new:  # a parameter or another attribute of the model
                         new[needed] = graph.node_copy(needed, lambda n: new[n])
@@ -154,6 +158,14 @@ class Layers:
         module = fx.GraphModule(self.model, graph, class_name="StageModule")
         module.training = self.model.training  # of layers each keeps its own mode: some may be frozen
         return module
+
+    def changes(self, user, node):
+        """Does the operation of `user` write into the value of `node`, its first argument?"""
+        if user.op == "call_module":
+            return getattr(self.model.get_submodule(user.target), "inplace", False)
+        name = user.target.__name__
+        in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__")) or name in CHANGES
+        return (in_place or user.kwargs.get("inplace", False)) and user.args[:1] == (node,)
 
     def measured(self):
         """s of forward and backward per layer: list of float."""

@@ -103,6 +103,7 @@ class Recorder(TorchFunctionMode):
         self.attributes = {id(t): name for name, t in attributes_of(model)}
 
     def record(self, example):
+        example = [x.detach().clone() for x in example]  # forward may write into what it is given
         for i, x in enumerate(example):
             self._keep(x, self.graph.placeholder(f"x{i}"))
         handles = []
