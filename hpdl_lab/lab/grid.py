@@ -12,12 +12,13 @@ from ..engines.errors import EngineError
 from ..parallel.grid_model import predict
 from ..plots import grid as drawing
 from ..plots import live
-from ..plots.style import look, new_figure, seconds_text
+from ..plots.style import counted, look, new_figure, seconds_text
 from .cluster import running
 from .grid_run import GridRun
 from .grid_setting import changed, followed
 from .grid_start import first
 from .grid_subject import subject_of
+from .plain import plainly
 
 
 class Picker:
@@ -48,6 +49,7 @@ class Picker:
     def measured(self):
         return self.taken.get(self.setting)
 
+    @plainly
     def set(self, **wanted):
         """Pick: `picker.set(dp=2, pp=2)`. Axes that are not said follow, so that the product stays the ranks.
 
@@ -79,6 +81,7 @@ class Picker:
 
     # -- run it -------------------------------------------------------------------------------------------------------
 
+    @plainly
     def run(self):
         """Take a few steps on the engines, or simulate one; returns Measured, None where it was stopped.
 
@@ -167,9 +170,8 @@ class Picker:
         """At the end of a cell: lab.grid has shown it already."""
 
     def __repr__(self):
-        told = (
-            f"{self.subject}; {self.subject.machine.name}\n{self.setting}, {self.setting.micro_batches} micro-batches"
-        )
+        batches = counted(self.setting.micro_batches, "micro-batch", "micro-batches")
+        told = f"{self.subject}; {self.subject.machine.name}\n{self.setting}, {batches}"
         told += f", {self.setting.schedule}{', activations recomputed' if self.setting.recompute else ''}"
         if self.prediction is None:
             return f"{told}\ncannot be: {self.why}"
@@ -206,6 +208,7 @@ class _Shelf:
     def __init__(self):
         self.pickers = {}
 
+    @plainly
     def grid(
         self, model="gpt", *, data=None, size="tiny", ranks=None, batch=None, limit=None, machine=None, fresh=False
     ):

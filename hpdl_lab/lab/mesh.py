@@ -5,10 +5,12 @@ from ..mesh import Grid
 from ..plots import mesh as drawing
 from .cluster import running
 from .picture import picture
+from .plain import plainly
 
 MOST_RANKS = 4096
 
 
+@plainly
 def mesh(grid=None, **sizes):
     """Draw a mesh: every rank at its coordinates, where its engine runs, and the groups along every axis.
 
@@ -50,7 +52,7 @@ def places_of(ranks):
     hosts = {info["host"] for info in infos}
     if len(hosts) > 1:
         return [info["host"] for info in infos], "Below each rank: the host of its engine."
-    if all(info["gpu"] for info in infos):
+    if engines.device == "cuda":
         return [info["gpu"] for info in infos], "Below each rank: the GPU of its engine."
     cores = [name_ranks(info["cores"]).replace("rank", "core") for info in infos]
     return cores, f"Below each rank: where its engine runs, on {hosts.pop()}."

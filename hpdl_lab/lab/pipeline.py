@@ -11,9 +11,10 @@ from ..parallel.pipeline_events import timed_actions
 from ..parallel.pipeline_reports import model_step, sleeping_step
 from ..plots import live
 from ..plots import pipeline as drawing
-from ..plots.style import seconds_text
+from ..plots.style import counted, seconds_text
 from ..schedules import Action, Evaluation, Timed
 from .choice import model_and_data
+from .plain import plainly
 from .ranks import DEFAULT_RANKS, place
 from .schedule import asked_schedule
 
@@ -63,6 +64,7 @@ class PipelineRun:
         live.save(self.figure, path)
 
 
+@plainly
 def pipeline(
     schedule="1f1b",
     micro_batches=8,
@@ -112,7 +114,8 @@ def pipeline(
     if planned.makespan > MOST_SECONDS:
         raise ValueError(f"this step would take {planned.makespan:,.0f} s: make seconds={seconds} smaller")
     guess = asked_prediction(prediction, planned)  # raises, before anything runs
-    title = f"{plan.name}, {plan.micro_batches} micro-batches on {where}: {what}"
+    batches = counted(plan.micro_batches, "micro-batch", "micro-batches")
+    title = f"{plan.name}, {batches} on {where}: {what}"
     plot = live.Live(drawing.draw, height=drawing.height(plan), alt=f"{plan.name}, planned and measured")
     reports = []
 

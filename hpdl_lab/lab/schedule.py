@@ -4,12 +4,13 @@ import inspect
 from dataclasses import dataclass, field
 
 from .. import schedules
-from ..engines.errors import without_traceback
 from ..plots import animation, live
 from ..plots import schedule as drawing
+from ..plots.schedule import of_schedule
 from ..plots.style import number_text
 from ..schedules import Action, Schedule
 from .picture import picture
+from .plain import plainly
 
 MOST_FRAMES = 16  # of the animation
 FRAME_MS = 350  # from frame to frame
@@ -32,7 +33,7 @@ class Drawn:
     def __repr__(self):
         plan = self.schedule
         return (
-            f"{plan.name} on {plan.ranks} ranks, {plan.micro_batches} micro-batches: "
+            f"{plan.name} on {of_schedule(plan)}: "
             f"{number_text(float(self.makespan))} units of time, bubble {self.bubble:.1%}, "
             f"live activations at most {', '.join(map(str, self.live))}"
         )
@@ -41,6 +42,7 @@ class Drawn:
         live.save(self.figure, path)
 
 
+@plainly
 def schedule(
     schedule="1f1b",
     ranks=4,
@@ -71,7 +73,7 @@ def schedule(
     if (n := sum(map(len, plan.rows))) > MOST_ACTIONS:
         raise ValueError(f"{n:,} actions do not fit a picture: take fewer ranks or micro-batches")
     times = schedules.evaluate(plan, forward, backward, input, weight, transfer)
-    text = f"{plan.name}: {plan.ranks} ranks, {plan.micro_batches} micro-batches, bubble {times.bubble:.1%}"
+    text = f"{plan.name}: {of_schedule(plan)}, bubble {times.bubble:.1%}"
     if live:
         play(plan, times, text)
     shown = picture(drawing.draw, plan, times, text=text, height=drawing.height(plan))
@@ -89,10 +91,7 @@ def asked_schedule(schedule, ranks, micro_batches, chunks=None):
     else:
         known = ", ".join(schedules.CATALOG)
         raise TypeError(f"{schedule!r} is no schedule: a name ({known}), a Schedule or a function of a row is needed")
-    try:
-        return schedules.validate(plan)
-    except ValueError as error:
-        raise without_traceback(error) from None
+    return schedules.validate(plan)
 
 
 def schedule_of(row, ranks, micro_batches, chunks=None):

@@ -12,6 +12,7 @@ from ..plots.style import seconds_text
 from .grid_setting import AXES
 from .grid_subject import subject_of
 from .picture import picture
+from .plain import plainly
 
 SHOWN = 8  # rows of the printed table
 
@@ -49,6 +50,7 @@ class Searched:
         live.save(self.figure, path)
 
 
+@plainly
 def search(
     model="gpt",
     *,

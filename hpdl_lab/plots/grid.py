@@ -14,6 +14,7 @@ from .style import (
     SKY,
     VERMILION,
     YELLOW,
+    counted,
     heading,
     note,
     number_text,
@@ -54,7 +55,8 @@ def draw(figure, row, measured=None, why="", title=""):
 
 def told(row):
     """The line below the title."""
-    more = f"{row.micro_batches} micro-batches of {row.micro_batch}, {row.schedule}"
+    batches = counted(row.micro_batches, "micro-batch", "micro-batches")
+    more = f"{batches} of {row.micro_batch}, {row.schedule}"
     return f"{more}{', activations recomputed' if row.recompute else ''}: {seconds_text(row.seconds)} a step"
 
 

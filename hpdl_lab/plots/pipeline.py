@@ -37,7 +37,7 @@ def draw(figure, schedule, planned, measured, guess=None, title="", foot=""):
         ax.axvline(planned.makespan * scale, color=INK, linewidth=1, zorder=5)
         if guess:
             ax.axvline(guess * scale, color=BLUE, linewidth=1.6, linestyle=(0, (4, 2)), zorder=6)
-    heading(figure, title or f"{schedule.name}: {schedule.ranks} ranks, {schedule.micro_batches} micro-batches")
+    heading(figure, title or f"{schedule.name}: {rows.of_schedule(schedule)}")
     subtitle = "black line: planned end" + (
         f";  blue: the end that you expected, {seconds_text(guess)}" if guess else ""
     )

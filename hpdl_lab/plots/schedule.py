@@ -10,7 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from .steps import write
-from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, heading, note, number_text
+from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, counted, heading, note, number_text
 
 COLORS = {"F": BLUE, "B": GREEN, "I": ORANGE, "W": PURPLE}
 NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
@@ -47,10 +47,15 @@ def draw(figure, schedule, times, title="", now=None):
     bars(ax, schedule, times, now)
     waits(ax, times, now)
     activations(beside, times, now)
-    heading(figure, title or f"{schedule.name}: {schedule.ranks} ranks, {schedule.micro_batches} micro-batches")
+    heading(figure, title or f"{schedule.name}: {of_schedule(schedule)}")
     figure.text(0.012, 1 - 0.36 / tall, told(times, now), va="top")
     legend(figure, schedule, tall)
     note(figure, footnote(schedule))
+
+
+def of_schedule(schedule):
+    """Its numbers in words."""
+    return f"{counted(schedule.ranks, 'rank')}, {counted(schedule.micro_batches, 'micro-batch', 'micro-batches')}"
 
 
 def told(times, now):

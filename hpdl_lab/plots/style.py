@@ -86,6 +86,11 @@ def seconds_text(seconds):
     return f"{number_text(seconds * 1e9)} ns" if seconds > 0 else "0 s"
 
 
+def counted(n, one, many=""):
+    """2 -> "2 ranks", 1 -> "1 rank", 2000 -> "2,000 ranks"."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
 def number_text(value):
     """Three digits: 0.123, 12.3, 123, 12,300; an exponent only below 0.0001."""
     if abs(value) >= 999.5:
