@@ -21,7 +21,7 @@ from hpdl_lab.schedules.zero_bubble import zero_bubble_h1
         ("10.1", lambda rank, ranks, m: None, "rank 0 gets nothing: return the list of its actions"),
         ("10.1", lambda rank, ranks, m: (a for a in gpipe(rank, ranks, m)), "gets generator: return a list of Action"),
         ("10.1", lambda rank, ranks: [], "takes 2 positional arguments but 3 were given"),
-        ("10.1", lambda rank, ranks, m: [(rank, "F", 0)], "each item is an Action, such as Action(2, \"F\", 5)"),
+        ("10.1", lambda rank, ranks, m: [(rank, "F")], "each item is an Action, such as Action(2, \"F\", 5)"),
         ("10.1", lambda rank, ranks, m: [Action(rank, "f", 0)], "does 0f0, nothing that a stage does"),
         ("10.1", lambda rank, ranks, m: [Action(rank, "F", i / 1) for i in range(m)], "there is no micro-batch 0.0"),
         ("10.1", lambda rank, ranks, m: gpipe(rank, ranks, m)[:-2], "never does the backward of micro-batches 2, 3"),

@@ -102,6 +102,20 @@ def keeps_what_is_done(comm, schedule, action, saved):
     do_backward(comm, schedule, action, dict(saved))
 
 
+def takes(comm, schedule, action, saved, choose):
+    """do_backward of the micro-batch that choose(those of this stage) says, whatever the action says."""
+    micro_batch = choose(i for stage, i in saved if stage == action.stage)
+    do_backward(comm, schedule, action._replace(micro_batch=micro_batch), saved)
+
+
+def takes_the_oldest(comm, schedule, action, saved):
+    takes(comm, schedule, action, saved, min)
+
+
+def takes_the_newest(comm, schedule, action, saved):
+    takes(comm, schedule, action, saved, max)
+
+
 def asks_for_the_shape(comm, schedule, action, saved):
     stage, _, i = action
     x, y = saved.pop((stage, i))

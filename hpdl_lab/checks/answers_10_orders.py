@@ -78,6 +78,10 @@ def gpipe_by_loops(rank, ranks, micro_batches):
     return tuple(row)
 
 
+def plain_tuples(rank, ranks, micro_batches):
+    return [(rank, kind, i) for kind in "FB" for i in range(micro_batches)]
+
+
 # -- one_f_one_b, wrong ------------------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,17 @@ def refuses_without_numbers(costs, stages):
     return partition(costs, stages)
 
 
+def bisects_to_whole_numbers(costs, stages):
+    """Halves the range of the largest part until it is 1 wide: as good as nothing for costs in seconds."""
+    require_layers(costs, stages)
+    low, high = max(costs), sum(costs)
+    while high - low > 1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if filled(costs, stages, middle) else (middle, high)
+    whole = [size for most in (low, high) if (size := filled(costs, stages, most))]
+    return whole[0]
+
+
 def needs_whole_costs(costs, stages):
     """Raises the limit by 1 until all layers fit, and waits for an equality that costs of 0.25 never reach."""
     require_layers(costs, stages)

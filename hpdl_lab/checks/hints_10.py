@@ -166,6 +166,11 @@ DO_BACKWARD = {
         "The gradients of the first: backward adds to them by itself. Clear nothing.",
         DO_BACKWARD_LAST,
     ),
+    "micro-batch": (
+        "Which micro-batch does the action name, and which one do you take?",
+        "stage, _, micro_batch = action; the key is (stage, micro_batch).",
+        DO_BACKWARD_LAST,
+    ),
     "memory": (
         "How many micro-batches does `saved` hold when all is done?",
         "saved.pop(key) hands out the entry and forgets it.",

@@ -1,5 +1,6 @@
 """Notebook 10, one action: what a stage does when the backward of a micro-batch is its turn."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,21 +17,32 @@ from .record import Broken, Exercise, Passed, WrongAnswer
 
 WIDTH, EXAMPLES = 3, 2  # numbers that pass between stages for an example; examples of a micro-batch
 GPIPE, GEMS = "gpipe", "gems_mast"
-CASES = ((GPIPE, 2, 1), (GPIPE, 3, 4), (GPIPE, 1, 3), (GPIPE, 5, 2), (GEMS, 3, 2), (GEMS, 4, 2))
+REVERSED = "gpipe, last micro-batch first"  # as in the picture of its paper
+CASES = ((GPIPE, 2, 1), (GPIPE, 3, 4), (REVERSED, 3, 3), (GPIPE, 1, 3), (GPIPE, 5, 2), (GEMS, 3, 2), (GEMS, 4, 2))
+WHERE = {GEMS: "in GEMS ", REVERSED: "where the last micro-batch goes back first, "}
 TOLERANCE = 1e-10
 
 
 class Ran(NamedTuple):
     """One rank after a step.
 
-    grads:  {stage: {parameter: its gradient as an array, or None}}; left: keys that are still in `saved`.
+    grads:  {stage: {parameter: its gradient as an array, or None}}.
+    taken:  [(action, sorted keys that it took out of `saved`)] of its backwards.
     sent:   messages sent in backwards, nbytes: their bytes.
     """
 
     grads: dict
-    left: list
+    taken: list
     sent: int
     nbytes: int
+
+
+def plan_of(name, ranks, micro_batches):
+    """The schedule of a case."""
+    if name != REVERSED:
+        return build(name, ranks, micro_batches)
+    plan, m = build(GPIPE, ranks, micro_batches), micro_batches
+    return replace(plan, name=name, rows=tuple(row[:m] + row[: -m - 1 : -1] for row in plan.rows))
 
 
 def layers_of(part):
@@ -49,9 +61,9 @@ def batch(micro_batch):
 
 def step(comm, fn, name, micro_batches):
     """One step of the schedule `name`, forwards by the library, backwards by fn(comm, schedule, action, saved)."""
-    schedule = build(name, comm.size, micro_batches)
+    schedule = plan_of(name, comm.size, micro_batches)
     modules = {stage: layers_of(stage % schedule.stages) for stage in schedule.stages_of(comm.rank)}
-    saved, backwards = {}, []
+    saved, taken, backwards = {}, [], []
     for action in schedule.rows[comm.rank]:
         if action.kind == "F":
             x, y = batch(action.micro_batch)
@@ -59,14 +71,15 @@ def step(comm, fn, name, micro_batches):
             loss = loss_for(y, micro_batches)
             reference.do_forward(comm, schedule, action, modules[action.stage], saved, x, loss)
         else:
-            begun = len(comm.trace.log)
+            begun, held = len(comm.trace.log), set(saved)
             fn(comm, schedule, action, saved)
+            taken.append((action, sorted(held - set(saved))))
             backwards += [e.nbytes for e in comm.trace.events[begun:] if e.op == "send"]
     grads = {
         stage: {name: None if p.grad is None else p.grad.numpy().copy() for name, p in module.named_parameters()}
         for stage, module in modules.items()
     }
-    return Ran(grads, sorted(saved), len(backwards), sum(backwards))
+    return Ran(grads, taken, len(backwards), sum(backwards))
 
 
 def loss_for(y, micro_batches):
@@ -85,8 +98,8 @@ def expected(schedule, micro_batches):
 
 def check_do_backward(fn, runner=None):
     for name, p, m in CASES:
-        schedule = build(name, p, m)
-        where = f"{'in GEMS ' if name == GEMS else ''}{case_of(p, m)},"
+        schedule = plan_of(name, p, m)
+        where = f"{WHERE.get(name, '')}{case_of(p, m)},"
         run = simulated(fn, schedule, where)
         check_step(run, schedule, capital(where))
     name, p, m = CASES[1]
@@ -129,13 +142,10 @@ def check_step(run, schedule, where):
                 failed, text = explain(got, name, stage, mine, schedule)
                 raise Broken(failed, f"{where} {text}", events=events, size=len(run))
     for rank, ran in enumerate(run):
-        if ran.left:
-            message = (
-                f"{where} the gradients are right, but `saved` of rank {rank} still holds the activations of "
-                f"{len(ran.left)} of {schedule.micro_batches} micro-batches at the end. Take the entry out: "
-                "saved.pop(key)."
-            )
-            raise Broken("memory", message, events=events, size=len(run))
+        for action, taken in ran.taken:
+            if taken != [(action.stage, action.micro_batch)]:
+                failed, text = wrongly_taken(rank, action, taken)
+                raise Broken(failed, f"{where} the gradients are right, but {text}", events=events, size=len(run))
         needed = sum(not schedule.is_first(a.stage) for a in schedule.rows[rank] if a.kind == "B")
         if ran.sent != needed:
             message = (
@@ -144,6 +154,20 @@ def check_step(run, schedule, where):
                 "nothing has to be asked."
             )
             raise Broken("traffic", message, events=events, size=len(run))
+
+
+def wrongly_taken(rank, action, taken):
+    """(invariant, sentence) for a backward that left the wrong things in `saved`."""
+    key = action.stage, action.micro_batch
+    if not taken:
+        return "memory", (
+            f"`saved` of rank {rank} still holds the activations of {key} after {action}. Take the entry out: "
+            "saved.pop(key)."
+        )
+    return "micro-batch", (
+        f"in {action} rank {rank} takes {', '.join(map(str, taken))} out of `saved`, and not {key}. Here all ranks err "
+        "together, and the sums come out; where their orders differ, gradients would meet the wrong activations."
+    )
 
 
 def explain(got, name, stage, mine, schedule):
@@ -203,6 +227,10 @@ EXERCISES = (
             WrongAnswer(answers.only_for_the_input, "weights", "only torch.autograd.backward leaves them"),
             WrongAnswer(answers.only_the_first_micro_batch, "accumulate", "That is micro-batch 0 alone"),
             WrongAnswer(answers.keeps_what_is_done, "memory", "Take the entry out"),
+            WrongAnswer(
+                answers.takes_the_oldest, "micro-batch", "in 0B2 rank 0 takes (0, 0) out of `saved`, and not (0, 2)"
+            ),
+            WrongAnswer(answers.takes_the_newest, "micro-batch", "gradients would meet the wrong activations"),
             WrongAnswer(answers.asks_for_the_shape, "traffic", "nothing has to be asked"),
             WrongAnswer(answers.sends_first, "raises", "NoneType"),
         ),

@@ -102,7 +102,7 @@ EXERCISES = (
             WrongAnswer(answers.strings, "returns", "each item is an Action"),
             WrongAnswer(answers.only_two_ranks, "raises", "KeyError: 2"),
         ),
-        right_answers=(answers.last_micro_batch_first, answers.gpipe_by_loops),
+        right_answers=(answers.last_micro_batch_first, answers.gpipe_by_loops, answers.plain_tuples),
         explanation=(
             "The bubble is (p-1)/(m+p-1): more micro-batches make it small, and GPipe advises m >= 4p. But every rank "
             "holds the activations of all m, which is why GPipe came with activation checkpointing."

@@ -20,7 +20,7 @@ CASES = (
     ([7, 1, 7, 1, 7, 1], 4),
     ([3, 3, 3, 3, 4], 2),
 )
-RANDOM = 12  # more cases, of up to 12 layers
+RANDOM = 12  # more cases, of up to 12 layers, half of them in seconds, as layers are measured
 A_GPT = [3.0, *[1.0] * 12, 6.0]  # about: a table of tokens, twelve blocks, and a head that makes logits
 
 
@@ -30,7 +30,8 @@ def cases():
     for seed in range(RANDOM):
         generator = np.random.default_rng(seed)
         layers = int(generator.integers(3, 13))
-        yield generator.integers(1, 30, layers).tolist(), int(generator.integers(2, layers))
+        costs, stages = generator.integers(1, 30, layers).tolist(), int(generator.integers(2, layers))
+        yield [cost / 1000 for cost in costs] if seed % 2 else costs, stages
 
 
 def check_partition(fn, runner=None):
@@ -151,6 +152,7 @@ EXERCISES = (
             WrongAnswer(answers.pops_from_costs, "input", "your function changed costs"),
             WrongAnswer(answers.refuses_nothing, "refusal", "2 layers cannot be shared by 3 stages"),
             WrongAnswer(answers.refuses_without_numbers, "refusal", "say both numbers"),
+            WrongAnswer(answers.bisects_to_whole_numbers, "balance", "is possible"),
             WrongAnswer(answers.needs_whole_costs, "timeout", "Is there a loop that never ends?"),
         ),
         right_answers=(answers.by_bisection, answers.by_trying_all, answers.as_an_array),

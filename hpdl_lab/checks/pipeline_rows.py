@@ -56,18 +56,18 @@ def formed(row, who):
         raise Broken("returns", f"{who} gets nothing: return the list of its actions.")
     if not isinstance(row, (list, tuple)):
         raise Broken("returns", f"{who} gets {type(row).__name__}: return a list of Action.")
-    wrong = next((item for item in row if not isinstance(item, Action)), None)
+    wrong = next((item for item in row if not isinstance(item, tuple) or len(item) != len(Action._fields)), None)
     if wrong is not None:
         message = f'{who} gets a list with {wrong!r} in it: each item is an Action, such as Action(2, "F", 5).'
         raise Broken("returns", message)
-    return tuple(row)
+    return tuple(Action(*item) for item in row)
 
 
 def check_actions(rank, row, schedule, kinds, who):
     """Raise Broken unless `row` has each micro-batch's actions of this rank's stage, once."""
     m, several = schedule.micro_batches, "F, I and W" if len(kinds) == 3 else "F and B"
     for action in row:
-        if action.kind not in kinds:
+        if action.kind not in tuple(kinds):
             word = KINDS.get(action.kind, "nothing that a stage does")
             message = f"{who} does {action}, {word}: in this schedule every micro-batch has one each of {several}."
             raise Broken("kind", message)
