@@ -14,7 +14,7 @@ from hpdl_lab.engines import launch, layout
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunStopped
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.quiet]
+pytestmark = pytest.mark.timeout(120)
 
 LINK = 1e9 / 8  # bytes per second
 NBYTES = 8 << 20
@@ -157,6 +157,7 @@ def race(cluster, names, good_enough, seconds=40):
             return best
 
 
+@pytest.mark.quiet
 def test_the_ring_reaches_93_percent_of_its_bound(hosts):
     bound = 2 * 3 / 4 * NBYTES / LINK  # 101 ms; headers are not counted in its favor
 
@@ -234,6 +235,7 @@ def test_a_killed_rank_is_named_and_replaced(hosts):
 # -- layouts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quiet
 def test_the_ring_beats_mpi_where_the_number_of_hosts_is_no_power_of_two(four):
     four.restart(3, hosts=3)
     best = race(four, ("ring", "MPI"), lambda best: best["ring"] < 0.6 * best["MPI"])
