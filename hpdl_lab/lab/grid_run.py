@@ -10,6 +10,7 @@ from ..parallel.simulated_grid import SimulatedGrid
 from .cluster import run, running
 
 STEPS = 5
+DEADLINE = 30.0  # s: engines that share few cores import torch's tracer first
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class GridRun:
         options = {**setting.options, "costs": costs}
         args = (subject.model, setting.grid, subject.x, subject.y, options, STEPS)
         self.tell(f"Running {setting} on {subject.ranks} engines.")
-        results = run(grid_steps, *args, ranks=range(subject.ranks), on_row=on_row)
+        results = run(grid_steps, *args, ranks=range(subject.ranks), deadline=DEADLINE, on_row=on_row)
         events = last_step(results)
         return Measured(
             "measured",

@@ -44,12 +44,16 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """predicted: by arithmetic, measured: from the events; guess: {"makespan": s, "bubble": share} or None."""
+    """predicted: by arithmetic, measured: from the events; guess: {"makespan": s, "bubble": share} or None.
+
+    chunks: stages that a rank holds.
+    """
 
     where: str
     predicted: Outcome
     measured: Outcome
     guess: dict | None
+    chunks: int
     events: list = field(repr=False)
     figure: object = field(repr=False)
 
@@ -58,6 +62,8 @@ class PipelineRun:
         if self.guess:
             lines.append(f"{'you':<30}{seconds_text(self.guess['makespan']):>10}  {self.guess['bubble']:>7.1%}")
         lines += [f"{'planned':<30}{self.predicted}", f"{'measured':<30}{self.measured}"]
+        if (chunks := self.chunks) > 1:
+            lines.append(f"live: activations of stages 1/{chunks} as long as those of a schedule with one per rank")
         return "\n".join(lines)
 
     def save(self, path):
@@ -132,7 +138,9 @@ def pipeline(
     measured = schedules.summary(timed_actions(results.events, plan.ranks))
     guess = asked_prediction(prediction, planned)
     figure = plot.finish(plan, planned, measured, guess and guess["makespan"], title, foot)
-    return PipelineRun(str(where), Outcome.of(planned), Outcome.of(measured), guess, results.events, figure)
+    return PipelineRun(
+        str(where), Outcome.of(planned), Outcome.of(measured), guess, plan.chunks, results.events, figure
+    )
 
 
 def asked_seconds(seconds, plan):

@@ -36,6 +36,7 @@ class Drawn:
             f"{plan.name} on {of_schedule(plan)}: "
             f"{number_text(float(self.makespan))} units of time, bubble {self.bubble:.1%}, "
             f"live activations at most {', '.join(map(str, self.live))}"
+            f"{f', of stages 1/{plan.chunks} as long' if plan.chunks > 1 else ''}"
         )
 
     def save(self, path):

@@ -72,7 +72,10 @@ def footnote(schedule):
     if schedule.replicas > 1:
         return f"A rank has a lane for its stage of each of {schedule.replicas} replicas. Hatched: it waits."
     if schedule.chunks > 1:
-        return f"A rank has a lane for each of its {schedule.chunks} stages, the first one on top. Hatched: it waits."
+        n = schedule.chunks
+        return (
+            f"A lane for each of a rank's {n} stages, which are 1/{n} as long: live counts activations of such stages."
+        )
     return "A number is a micro-batch, where there is room. Hatched: the rank waits."
 
 
