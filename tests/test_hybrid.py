@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.nn.functional import cross_entropy
 
 from hpdl_lab import models
@@ -367,3 +368,87 @@ def test_a_rank_without_memory_ends_the_others():
 
 def refuse(*_):
     raise MemoryError("no room")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda model, mesh, x: HybridParallel(model, mesh.comm, x), "the second argument is a mesh"),
+        (lambda model, mesh, x: HybridParallel(model, mesh, (x,)), "example is one tensor of examples"),
+        (lambda model, mesh, x: HybridParallel(model, mesh, x).step(x.float(), x[:, 0].long()), "in torch.float32"),
+        (lambda model, mesh, x: HybridParallel(model, mesh, x, loss=lambda out, y: out).step(x, x), "with one number"),
+        (lambda model, mesh, x: HybridParallel(model, mesh, x).load_state_dict({"no.weight": x}), "has no.weight"),
+    ],
+    ids=["no mesh", "tuple", "dtype", "loss", "state"],
+)
+def test_other_mistakes_are_said_on_every_rank(wrong, told):
+    def make(comm):
+        model, (x, _) = models.build("mlp", dtype="float64", **FIELDS["mlp"]), batch_of("mlp")
+        with pytest.raises((TypeError, ValueError), match=told):
+            wrong(model, DeviceMesh(comm, dp=2), x)
+
+    sim.run(2, make)
+
+
+class Layer(torch.nn.Module):
+    """x + tanh(linear(x)); twice, each done again in backward: autograd adds to its gradient twice, not once."""
+
+    def __init__(self, generator, twice):
+        super().__init__()
+        self.linear, self.twice = torch.nn.Linear(6, 6, dtype=torch.float64), twice
+        self.linear.weight.data = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+        self.linear.bias.data.zero_()
+
+    def forward(self, x):
+        for _ in range(2 * self.twice):
+            x = x + torch.utils.checkpoint.checkpoint(lambda x: torch.tanh(self.linear(x)), x, use_reentrant=True)
+        return x if self.twice else x + torch.tanh(self.linear(x))
+
+
+class Tempered(torch.nn.Module):
+    """Four layers, the first two of them frozen where asked for, and a scalar."""
+
+    def __init__(self, twice=False, frozen=False):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.layers = torch.nn.Sequential(*[Layer(generator, twice) for _ in range(4)])
+        self.factor = torch.nn.Parameter(torch.tensor(1.3, dtype=torch.float64))
+        self.layers[:2].requires_grad_(not frozen)
+
+    def forward(self, x):
+        return self.layers(x) * self.factor
+
+
+@pytest.mark.parametrize("options", [{"twice": True}, {"frozen": True}, {}], ids=["reentrant", "frozen", "scalar"])
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
+def test_other_models_train_and_are_saved_as_on_one_rank(options, optimizer, tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 6, generator=draw, dtype=torch.float64), torch.randint(0, 6, (8,), generator=draw)
+
+    def go(comm, sizes, steps, path, name):
+        hybrid = HybridParallel(Tempered(**options), DeviceMesh(comm, **sizes), x, micro_batches=2, costs=[1] * 5)
+        optimizer_of_rank = optimizer(hybrid.parameters(), lr=0.01)
+        if path.exists():
+            hybrid_checkpoint.restore(hybrid, path, optimizer_of_rank)
+        losses = []
+        for _ in range(steps):
+            losses.append(hybrid.step(x, y))
+            optimizer_of_rank.step()
+        hybrid_checkpoint.save(hybrid, tmp_path / name, optimizer_of_rank, steps)
+        return losses
+
+    unbroken = sim.run(1, go, {"dp": 1}, 4, tmp_path / "none", "one")[0]
+    first = sim.run(4, go, {"dp": 2, "pp": 2}, 2, tmp_path / "none", "a", threads=True)[3]
+    assert first + sim.run(2, go, {"dp": 2}, 2, tmp_path / "a", "b")[1] == pytest.approx(unbroken, abs=1e-10)
+
+
+def test_optimizers_whose_state_has_another_shape_are_refused_on_every_rank(tmp_path):
+    def save(comm):
+        hybrid, x, y = laid_out(comm, "mlp", {"pp": 2})
+        optimizer = torch.optim.Adafactor(hybrid.parameters())
+        hybrid.step(x, y)
+        optimizer.step()
+        with pytest.raises(ValueError, match="knows no optimizer whose"):
+            hybrid_checkpoint.save(hybrid, tmp_path / "run", optimizer, 1)
+
+    sim.run(2, save)

@@ -21,16 +21,19 @@ import copy
 import zlib
 from functools import partial
 
+import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from .. import schedules
+from ..mesh import DeviceMesh
 from ..models.gpt import GPT
 from ..schedules import Schedule
 from .agreement import require_same, require_same_model
 from .data import broadcast_parameters, name_of
 from .hybrid_gradients import Gradients
 from .hybrid_state import State, aliases_of
-from .pipeline import agreed, bytes_of
+from .pipeline import agreed, bytes_of, one_number
 from .pipeline_verdict import loss_of_all
 from .run_schedule import require_valid, run_schedule
 from .split import Layers
@@ -68,12 +71,14 @@ class HybridParallel:
         costs=None,
         loss=None,
     ):
-        self.mesh, self.loss = mesh, loss or cross_entropy_per_answer
         require_axes(mesh)
+        require_tensor("example", example)
+        self.mesh, self.loss = mesh, loss or cross_entropy_per_answer
+        costs = None if costs is None else [float(cost) for cost in costs]
         self.plan = plan_of(schedule, mesh, micro_batches, chunks)
         require_valid(mesh["pp"], self.plan)
         (some,) = micro_batches_of(mesh, self.plan, example)[:1]
-        self.shape = tuple(example.shape)
+        self.shape, self.dtype = tuple(example.shape), example.dtype
         plan = f"{self.plan.name} {self.plan.micro_batches} {recompute} {sequence} {costs} {name_of(self.loss)}"
         require_same_model(mesh.comm, model, plan)
         whole = copy.deepcopy(model).to(mesh.comm.device)
@@ -85,12 +90,13 @@ class HybridParallel:
             costs = agreed(mesh.comm, layers, self.plan.stages)
         if mesh["tp"].size > 1 or sequence:
             whole, self.loss = shard_and_loss(mesh["tp"], whole, sequence, self.loss)
-        parts = Layers(whole, some).split(self.plan.stages, costs or None, recompute)
+        parts = Layers(whole, some).split(self.plan.stages, costs, recompute)
         self.stages = {number: parts[number % self.plan.stages] for number in self.plan.stages_of(mesh["pp"].rank)}
         self.state = State(aliases, whole, self.plan, parts, mesh["pp"].rank)
         in_parts = {name for name, cut in self.state.cuts.items() if cut.partial}
         params = self.named_parameters()
         self.gradients = Gradients(mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce)
+        self.nothing = nn.Parameter(torch.zeros(0))  # as no optimizer of torch takes an empty list
         self.told = False  # that all ranks have the same batch
 
     def named_parameters(self):
@@ -98,8 +104,8 @@ class HybridParallel:
         return {name: p for name, p in self.state.held.items() if p.requires_grad}
 
     def parameters(self):
-        """The trainable parameters of this rank, for its optimizer."""
-        return list(self.named_parameters().values())
+        """The trainable parameters of this rank, for its optimizer; one without numbers where all are frozen."""
+        return list(self.named_parameters().values()) or [self.nothing]
 
     def state_dict(self):
         """The whole model's state, {name: tensor}, on every rank, as its own state_dict() would be. Collective."""
@@ -131,7 +137,7 @@ class HybridParallel:
             self.plan,
             self.stages,
             inputs=lambda i: (xs[i],),
-            loss=lambda i, output: self.loss(output, ys[i]) / share,
+            loss=lambda i, output: one_number(self.loss(output, ys[i])) / share,
             done=self.gradients.done,
         )
         with self.mesh.comm.trace.span("add gradients"):
@@ -140,10 +146,13 @@ class HybridParallel:
         return loss_of_all(self.mesh.comm, told, self.named_parameters())
 
     def _require_batch(self, x, y):
-        """Raise ValueError unless x has the example's shape, y as many answers, and all ranks have the same of both."""
-        if tuple(x.shape) != self.shape or len(y) != len(x):
-            got = f"x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}"
-            raise ValueError(f"a batch with {got}: this model was laid out for x of shape {self.shape}, its example")
+        """Raise ValueError unless x is like the example, y has as many answers, and all ranks have the same of both."""
+        require_tensor("x", x)
+        require_tensor("y", y)
+        if tuple(x.shape) != self.shape or x.dtype != self.dtype or len(y) != len(x):
+            got = f"x of shape {tuple(x.shape)} in {x.dtype} and y of shape {tuple(y.shape)}"
+            like = f"x of shape {self.shape} in {self.dtype}, its example"
+            raise ValueError(f"a batch with {got}: this model was laid out for {like}")
         if not self.told:
             require_same(self.mesh.comm, "batch", [zlib.crc32(bytes_of(t)) for t in (x, y)])
             self.told = True
@@ -167,8 +176,19 @@ def vocabulary_loss(logits, y, comm, vocabulary):
     return vocabulary_cross_entropy(comm, logits, y, vocabulary)
 
 
+def require_tensor(what, x):
+    """Raise TypeError unless `x` is a tensor of examples."""
+    if not isinstance(x, torch.Tensor) or not x.ndim:
+        raise TypeError(
+            f"{what} is one tensor of examples, the same on every rank; got something of {type(x).__name__}"
+        )
+
+
 def require_axes(mesh):
-    """Raise ValueError for a mesh with axes that no part of a model is dealt out over here."""
+    """Raise ValueError for a mesh with axes that no part of a model is dealt out over here, TypeError for no mesh."""
+    if not isinstance(mesh, DeviceMesh):
+        kind = type(mesh).__name__
+        raise TypeError(f"the second argument is a mesh, as DeviceMesh(comm, dp=2, pp=2); got something of {kind}")
     for axis in mesh.grid.axes:
         if axis not in ("dp", "pp", "tp") and mesh.grid[axis] > 1:
             raise ValueError(f"{mesh.grid!r}: HybridParallel deals a model out over dp, pp and tp, not over {axis}")

@@ -7,9 +7,12 @@ The optimizer's state is that of torch for the whole model: tensors that have th
 momentum, are cut and put together as it is, all others, such as Adam's count of steps, are the same everywhere.
 """
 
-import copy
+import torch
 
 from . import checkpoint
+from .agreement import everybodys_items
+
+LIKE, OTHER = "like its parameter", "of shape"
 
 
 def save(hybrid, path, optimizer, step, facts=None):
@@ -47,20 +50,43 @@ def restore(hybrid, path, optimizer, facts=None):
 
 
 def whole_optimizer(hybrid, optimizer):
-    """optimizer.state_dict() as it would be for the whole model, on every rank. Collective."""
-    state, found = hybrid.state, {}
-    mine = hybrid.named_parameters()
-    kinds = sorted({(key, like_its_parameter(v, p)) for p in mine.values() for key, v in optimizer.state[p].items()})
-    for key, alike in kinds:
-        values = {name: optimizer.state[p].get(key) for name, p in mine.items()}
-        if not alike:  # a tensor for each, as torch counts in it
-            one = next(iter(values.values()))
-            found[key] = {name: copy.copy(one) if shape_of(one) is None else one.clone() for name in state.parameters}
-        else:
+    """optimizer.state_dict() as it would be for the whole model, on every rank. Collective.
+
+    Raises:  ValueError on every rank for an optimizer whose state is neither like a parameter nor one number.
+    """
+    state, mine = hybrid.state, hybrid.named_parameters()
+    kinds = kinds_of_all(hybrid.mesh.comm, {name: (p, optimizer.state[p]) for name, p in mine.items()})
+    found = {}
+    for key, told in kinds.items():
+        if told == LIKE:
+            values = {name: optimizer.state[p].get(key, torch.zeros_like(p)) for name, p in mine.items()}
             found[key] = state.gather(hybrid.mesh, values, state.parameters)
-    rows = {i: {key: found[key][name] for key, _ in kinds} for i, name in enumerate(state.parameters) if kinds}
+        else:  # a tensor for each, as torch counts in it
+            found[key] = {name: torch.tensor(float(told)) for name in state.parameters}
+    rows = {i: {key: found[key][name] for key in kinds} for i, name in enumerate(state.parameters) if kinds}
     (group,) = optimizer.state_dict()["param_groups"]
     return {"state": rows, "param_groups": [group | {"params": list(range(len(state.parameters)))}]}
+
+
+def kinds_of_all(comm, rows):
+    """{key of the optimizer's state: LIKE its parameter, or the one number that it is}, of all ranks. Collective.
+
+    Args:    rows: {name: (parameter, {key: value})} of this rank, which has none where its stages are frozen.
+    Raises:  ValueError on every rank for a state that is neither.
+    """
+    told = {
+        (key, kind_of(key, value, param))
+        for param, row in rows.values()
+        for key, value in row.items()
+        if value is not None
+    }
+    pairs = sorted({tuple(pair) for table in everybodys_items(comm, sorted(told)) for pair in table if len(pair) == 2})
+    kinds = dict(pairs)
+    for key, kind in pairs:
+        if kind.startswith(OTHER) or kinds[key] != kind:
+            what = kind if kind.startswith(OTHER) else f"{kinds[key]} on one rank and {kind} on another"
+            raise ValueError(f"a checkpoint knows no optimizer whose {key} is {what}: SGD, Adam and the like are known")
+    return kinds
 
 
 def part_of_optimizer(hybrid, optimizer, whole):
@@ -84,8 +110,12 @@ def whole_shape(hybrid, name):
     return tuple(cut.size if dim == cut.dim else n for dim, n in enumerate(shape))
 
 
-def like_its_parameter(value, param):
-    return shape_of(value) == tuple(param.shape)
+def kind_of(key, value, param):
+    """LIKE the parameter, the number that it is, or OTHER with its shape."""
+    shape = shape_of(value)
+    if shape == tuple(param.shape) and (param.ndim or key != "step"):  # which a scalar's momentum is alike in shape to
+        return LIKE
+    return repr(float(value)) if shape in (None, ()) else f"{OTHER} {shape} for a parameter of shape {(*param.shape,)}"
 
 
 def shape_of(value):

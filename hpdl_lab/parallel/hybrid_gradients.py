@@ -127,15 +127,16 @@ class Gradients:
         for number, stage in stages.items():
             for param in stage.parameters():
                 users.setdefault(id(param), set()).add(number)
-        self.users, self.passes = users, {key: each * len(numbers) for key, numbers in users.items()}
-        self.params = list(params.values())
-        self.hooks = [p.register_post_accumulate_grad_hook(self._added) for p in self.params]
+        self.users, self.usual = users, {key: each * len(numbers) for key, numbers in users.items()}
+        self.expected = {}  # times that autograd adds to a gradient in one step; in the first one that is not known
+        self.names = {id(p): name for name, p in params.items()}
+        self.hooks = [p.register_post_accumulate_grad_hook(self._added) for p in params.values()]
 
     def begin(self):
         """A new step."""
-        self.left = dict(self.passes)  # backward passes until a gradient is complete
+        self.added = dict.fromkeys(self.users, 0)
         self.using = {key: set(numbers) for key, numbers in self.users.items()}
-        self.taking = True
+        self.complete = set()
         for group in self.groups:
             group.begin()
 
@@ -143,22 +144,31 @@ class Gradients:
         """The last backward of stage `number` has ended: its gradients are complete, if autograd said so or not."""
         for param in self.stages[number].parameters():
             self.using[id(param)].discard(number)
-            if not self.using[id(param)] and self.left[id(param)]:
-                self.left[id(param)] = 0
-                self.group_of[id(param)].ready(param)
+            if not self.using[id(param)] and id(param) not in self.complete:
+                self._ready(param)
 
     def end(self):
         """Wait for all sums."""
-        self.taking = False
         for group in self.groups:
             group.end()
+        # a layer that does its forward again inside may be added to more often than once in a backward
+        self.expected = {key: max(self.usual[key], times) for key, times in self.added.items()}
 
     def _added(self, param):
         """Autograd has added to a gradient."""
-        if self.left[id(param)]:
-            self.left[id(param)] -= 1
-            if not self.left[id(param)]:
-                self.group_of[id(param)].ready(param)
+        key = id(param)
+        self.added[key] += 1
+        if key in self.complete:
+            raise ValueError(
+                f"autograd has added to the gradient of {self.names[key]} {self.added[key]} times in this step, and "
+                f"{self.expected[key]} times in the one before: it was on its way already. Take no step"
+            )
+        if self.added[key] == self.expected.get(key):
+            self._ready(param)
+
+    def _ready(self, param):
+        self.complete.add(id(param))
+        self.group_of[id(param)].ready(param)
 
     def _add(self, comm, parts):
         if any(parts):

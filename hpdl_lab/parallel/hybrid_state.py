@@ -71,6 +71,9 @@ class State:
     def load(self, whole):
         """Overwrite what this rank holds with its parts of `whole`. Raises ValueError that names what does not fit."""
         mine = self.held | self.idle
+        unknown = sorted({*whole} - {*self.aliases} - {*self.forms})
+        if unknown:
+            raise ValueError(f"the state given has {unknown[0]}, which this model has not, and {len(unknown) - 1} more")
         parts = {name: self.part(name, whole[name]) for name in mine if self.require(name, whole)}
         with torch.no_grad():
             for name, tensor in mine.items():
