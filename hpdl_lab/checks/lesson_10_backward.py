@@ -105,7 +105,7 @@ def check_do_backward(fn, runner=None):
     name, p, m = CASES[1]
     run = simulate(p, step, fn, name, m, where=case_of(p, m))
     facts = [
-        f"gradients: those of the sequential model, to {difference(run, build(name, p, m)):.0e}, in GPipe and in GEMS",
+        f"gradients: those of the sequential model, {agreement(run, build(name, p, m))}, in GPipe and in GEMS",
         f"messages: {m} from each of {p - 1} ranks, {run[1].nbytes} bytes, one for each micro-batch",
     ]
     if runner is not None:
@@ -124,8 +124,9 @@ def simulated(fn, schedule, where):
         if schedule.name != GEMS:
             raise
         message = (
-            "Right in GPipe, but not in GEMS, whose second replica runs from the last rank to the first: "
-            f"{full_stop(broken.message)} Stage s + 1 is not always on rank + 1: ask schedule.rank_of."
+            "Right in GPipe, but not in GEMS, which the notebook comes to below: its second replica runs from the last "
+            f"rank to the first. {full_stop(broken.message)} Stage s + 1 is not always on rank + 1: ask "
+            "schedule.rank_of."
         )
         raise Broken("neighbor", message, broken.detail, broken.events, broken.size) from None
 
@@ -201,11 +202,12 @@ def explain(got, name, stage, mine, schedule):
     )
 
 
-def difference(run, schedule):
-    """The largest difference between gradients of a run and those of the sequential model."""
+def agreement(run, schedule):
+    """How well the gradients of a run agree with those of the sequential model, in words."""
     right = expected(schedule, range(schedule.micro_batches))
     pairs = [(g, right[s][name]) for ran in run for s, grads in ran.grads.items() for name, g in grads.items()]
-    return max(float(np.abs(got - wanted).max()) for got, wanted in pairs)
+    most = max(float(np.abs(got - wanted).max()) for got, wanted in pairs)
+    return f"to {most:.0e}" if most else "bit for bit"
 
 
 EXERCISES = (
@@ -219,7 +221,7 @@ EXERCISES = (
         wrong_answers=(
             WrongAnswer(answers.arrows_the_wrong_way, "raises", "only for scalar outputs"),
             WrongAnswer(answers.keeps_the_gradient_to_itself, "deadlock", "rank 1 never sent to rank 0"),
-            WrongAnswer(answers.the_last_stage_waits_too, "raises", "KeyError: None"),
+            WrongAnswer(answers.the_last_stage_waits_too, "raises", "none after the last, whose output is the loss"),
             WrongAnswer(answers.next_rank_for_next_stage, "neighbor", "ask schedule.rank_of"),
             WrongAnswer(answers.begins_with_ones, "gradient", "was what came not used?"),
             WrongAnswer(answers.passes_on_what_came, "gradient", "was something else sent by stage"),

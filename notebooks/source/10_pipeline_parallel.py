@@ -127,7 +127,8 @@ print(f"{parts}: {1 - drawn[1].makespan / drawn[0].makespan:.0%} of the time is 
 #
 # Megatron-LM gives each rank several short stages instead of a long one: rank 0 has stages 0 and 4, rank 1 has 1 and 5.
 # The first micro-batch reaches the last rank in half the time, and the bubble is half as long. Every micro-batch goes
-# round twice, though: twice the messages, and more to hold. Each rank has a lane for each of its stages.
+# round twice, though: twice the messages, and more to hold: rank 0 has the activations of 11 stages, each half as long,
+# where 1F1B has 4 whole ones. Each rank has a lane for each of its stages.
 
 # %%
 lab.schedule("interleaved", chunks=2, live=True)
@@ -160,7 +161,8 @@ print(plan, schedules.to_strings(plan)[3], sep="\n\n")
 # ## Exercise 10.5 ★★★ What a stage does
 #
 # One action of one stage on a real model: backward of a micro-batch. The library does the forwards; your function gets
-# `saved`, in which they left input and output of the stage. Who sends what to whom?
+# `saved`, in which they left input and output of the stage. Who sends what to whom? Ask the schedule: not in all of
+# them stage s + 1 is on rank r + 1.
 
 # %% exercise="hpdl_lab.parallel.naive_pipeline:do_backward"
 
