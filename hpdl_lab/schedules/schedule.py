@@ -61,11 +61,12 @@ class Schedule:
         return {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
 
     def rank_of(self, stage):
-        """The rank that holds `stage`. Raises: ValueError for None, which stands before the first and after the last."""
+        """The rank that holds `stage`. Raises: ValueError for None, which is before the first and after the last."""
         if stage in self._ranks_of_stages:
             return self._ranks_of_stages[stage]
         raise ValueError(
-            f"no rank has stage {stage}: there is none before the first, and none after the last, whose output is the loss"
+            f"no rank has stage {stage}: there is none before the first, and none after the last, whose output is the "
+            "loss"
         )
 
     def stages_of(self, rank):
