@@ -110,6 +110,8 @@ def difference(got, expected):
 
 def judged(candidates, got):
     """(invariant, sentence) of the first of [(array, invariant, sentence)] that is what was got; ("", "") if none."""
+    if np.isnan(got).any():
+        return "value", "NaN is no number: a division by zero, or memory that nobody has written to?"
     for value, failed, why in candidates:
         if equal(np.asarray(value), got):
             return failed, why

@@ -142,7 +142,7 @@ def check_sums(run, sizes, where):
                 f"{number(got[i])}. "
             )
             failed, reason = explain(name, got, place, grid, axes)
-            tail = f" It has to be added over {' and '.join(axes)}: {why}."
+            tail = f"{' ' if reason else ''}It has to be added over {' and '.join(axes)}: {why}."
             raise Broken(failed, head + reason + tail, events=run.events, size=len(run))
         if left.changed:
             message = f"{capital(where)} {told} changed the parameter {left.changed[0]}: the step is the optimizer's."

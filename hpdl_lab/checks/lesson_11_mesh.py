@@ -152,7 +152,11 @@ def why_groups(got, right, sizes, axis, told):
     for a in range(len(sizes)):
         if a != axis and got == true_groups(sizes, a):
             return "axis", f"{told} Those are the groups along axis {a}: axes are counted from the first, as in sizes."
-    a, b = next((g[0], r) for g in got for r in g[1:] if not together(g[0], r, right))
+    apart = [(g[0], r) for g in got for r in g[1:] if not together(g[0], r, right)]
+    if not apart:
+        a, b = next((g[0], r) for g in right for r in g[1:] if not together(g[0], r, got))
+        return "split", f"{told} Ranks {a} and {b} differ along axis {axis} only: they belong together."
+    a, b = apart[0]
     places = f"{a} stands at {true_place(a, sizes)} and rank {b} at {true_place(b, sizes)}"
     return "axis", f"{told} Rank {places}: they differ elsewhere than along axis {axis}."
 

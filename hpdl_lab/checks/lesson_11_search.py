@@ -133,7 +133,8 @@ def called(fn, prices, limit, where):
 def check_grid(got, prices, limit, where):
     """Raise Broken unless `got` is the best grid of this list."""
     if not isinstance(got, tuple | list) or len(got) != 3 or not all(isinstance(n, int) for n in got):
-        shown = "nothing" if got is None else repr(got)
+        plain = isinstance(got, tuple | list | dict | int | float | str)
+        shown = "nothing" if got is None else repr(got) if plain else f"something of type {type(got).__name__}"
         raise Broken("returns", f"{where} your function returned {shown}: return (dp, pp, tp), three ints.")
     got, best = tuple(got), prices.best(limit)
     if got == best:
