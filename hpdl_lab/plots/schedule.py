@@ -74,7 +74,7 @@ def footnote(schedule):
     if schedule.chunks > 1:
         n = schedule.chunks
         return (
-            f"A lane for each of a rank's {n} stages, which are 1/{n} as long: live counts activations of such stages."
+            f"A rank has a lane for each of its {n} stages, which are 1/{n} as long: live counts activations of these."
         )
     return "A number is a micro-batch, where there is room. Hatched: the rank waits."
 
