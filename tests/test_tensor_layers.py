@@ -96,6 +96,22 @@ def test_plain_functions_leave_their_argument_alone():
 # -- linear layers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("pair", [reduce_from, gather_from])
+def test_a_result_may_be_changed_in_place(p, pair):
+    """y += bias, as an attendee may write it: also where one rank has nothing to add up or gather."""
+
+    def biased(comm):
+        x = numbers(3, 4).requires_grad_()
+        y = pair(comm, x * 1)
+        y += 1
+        y.sum().backward()
+        return x.grad
+
+    for grad in sim.run(p, biased, threads=True):
+        assert torch.equal(grad, torch.ones(3, 4, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("p", RANKS)
 @pytest.mark.parametrize("biased", [True, False])
 def test_column_and_row_linear(p, biased):

@@ -88,15 +88,14 @@ def same(x):
 
 def summed(comm, x):
     """A new tensor: the sum of `x` over ranks, bitwise the same on every rank."""
-    if comm.size == 1:
-        return x
-    return comm.all_reduce(x.detach().clone(memory_format=torch.contiguous_format))
+    total = x.detach().clone(memory_format=torch.contiguous_format)
+    return total if comm.size == 1 else comm.all_reduce(total)
 
 
 def gathered(comm, x, dim):
-    """The parts of all ranks side by side along `dim`."""
+    """A new tensor: the parts of all ranks side by side along `dim`."""
     if comm.size == 1:
-        return x
+        return x.detach().clone()
     return torch.cat(comm.all_gather(x.detach().contiguous()).unbind(), dim)
 
 
