@@ -176,6 +176,40 @@ def test_operations_in_place_leave_what_is_received(recompute):
     assert torch.equal(x, before)
 
 
+class Inside(nn.Module):
+    """Writes into what it is given, where nobody looks."""
+
+    def forward(self, x):
+        return x.mul_(2.0) if x.sum() > -1e9 else x
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_skips_a_stage_may_be_written_into_there(recompute):
+    """Also by a part of it, by a layer, and where the layers before are frozen."""
+
+    class Later(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(6, 6, dtype=torch.float64) for _ in range(3))
+            self.inside = nn.Sequential(Inside(), nn.Linear(6, 6, dtype=torch.float64))
+
+        def forward(self, x):
+            h = self.a(x)
+            z = self.b(h.tanh())
+            h[:, :3] *= 2.0
+            return relu(self.c(z) + self.inside(h), inplace=True)
+
+    torch.manual_seed(0)
+    for frozen in (False, True):
+        model, x = Later(), torch.randn(3, 6, dtype=torch.float64)
+        model.a.requires_grad_(not frozen)
+        square(model(x)).backward()
+        want = {n: g for n, g in gradients_of(model).items() if g is not None}
+        for stages in (1, 2, 3, 4):
+            forward_and_backward(split(model, stages, x, recompute=recompute), x)
+            assert equal({n: g for n, g in gradients_of(model).items() if g is not None}, want, 1e-12), stages
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_layers_keep_their_own_mode(stages):
     """Fine-tuning: a model in train mode, whose norm is frozen and whose first dropout is switched off."""
@@ -275,7 +309,7 @@ def test_what_answers_otherwise_when_done_again_is_refused():
                 return super().forward(x)
 
     with pytest.raises(
-        ValueError, match="Casts cannot be split into stages: its operations, done again one by one, ans"
+        ValueError, match="Casts cannot be split into 1 stages: its operations, done again one by one, ans"
     ):
         split(Casts(4, 4), 1, torch.ones(2, 4))
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from .partition import partition
 from .stage import Stage
-from .tracing import CHANGES, as_before, trace
+from .tracing import as_before, trace
 
 REPEATS = 3
 CONSTANTS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.linspace, torch.tensor}
@@ -75,7 +75,7 @@ class Layers:
 
     def __init__(self, model, example):
         self.model, self.example = model, example if isinstance(example, tuple) else (example,)
-        self.graph, self.specs, output = trace(model, self.example)
+        self.graph, self.specs, self.writing, self.output = trace(model, self.example)
         self.names, self.layer_of = [], {}
         known = dict(model.named_parameters(remove_duplicate=False))
         for node in self.graph.nodes:
@@ -90,7 +90,6 @@ class Layers:
             if node in self.layer_of and not node.all_input_nodes and node.target in CONSTANTS:
                 users = [self.layer_of.get(user, len(self) - 1) for user in node.users]
                 self.layer_of[node] = min(users, default=self.layer_of[node])
-        self._require_same_output(output)
 
     def __len__(self):
         return len(self.names)
@@ -112,7 +111,9 @@ class Layers:
         sizes = list(partition(list(costs), stages))
         if len(sizes) != stages or sum(sizes) != len(self) or min(sizes) < 1:
             raise ValueError(f"{sizes} does not share {len(self)} layers among {stages} stages, one at least for each")
-        return self.stages(sizes, recompute)
+        stages = self.stages(sizes, recompute)
+        self._require_same_output(stages)
+        return stages
 
     def stages(self, sizes, recompute=False):
         """The Stages that have `sizes` layers each."""
@@ -145,9 +146,8 @@ class Layers:
         inside = [node for node in self.graph.nodes if begin <= self.layer_of.get(node, -1) < end]
         for i, node in enumerate(taken):
             new[node] = graph.placeholder(f"x{i}")
-        for node in taken:  # what is received must stay as it is: it is a leaf, and recompute needs it again
-            if any(self.changes(user, node) for user in node.users if user in inside):
-                new[node] = graph.call_method("clone", (new[node],))
+        if self.writing.intersection(inside):  # what is received must stay as it is: recompute needs it again
+            new |= {node: graph.call_method("clone", (new[node],)) for node in taken}
         for node in inside:
             if node not in new:
                 for needed in node.all_input_nodes:
@@ -159,29 +159,24 @@ class Layers:
         module.training = self.model.training  # of layers each keeps its own mode: some may be frozen
         return module
 
-    def changes(self, user, node):
-        """Does the operation of `user` write into the value of `node`, its first argument?"""
-        if user.op == "call_module":
-            return getattr(self.model.get_submodule(user.target), "inplace", False)
-        name = user.target.__name__
-        in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__")) or name in CHANGES
-        return (in_place or user.kwargs.get("inplace", False)) and user.args[:1] == (node,)
-
     def measured(self):
         """s of forward and backward per layer: list of float."""
         with as_before(self.model):
             runs = [timed(self.stages([1] * len(self)), self.example) for _ in range(REPEATS)]
         return [statistics.median(times) for times in zip(*runs, strict=True)]
 
-    def _require_same_output(self, want):
-        """Raise ValueError unless what was written down computes, for the example, what the model has: `want`."""
-        with as_before(self.model), torch.no_grad():  # also random numbers are those that the model has drawn
-            (found,) = self.stages([len(self)])[0].module(*self.example)
+    def _require_same_output(self, stages):
+        """Raise ValueError unless `stages`, one after the other, compute for the example what the model has."""
+        with as_before(self.model), torch.no_grad():  # random numbers, too, are those that the model has drawn
+            found = self.example
+            for stage in stages:
+                found = stage.module(*(x.clone() for x in found))  # a message is a copy
+        (found,), want = found, self.output
         if found.dtype != want.dtype or found.shape != want.shape or not same(found, want):
             kind = type(self.model).__name__
             raise ValueError(
-                f"{kind} cannot be split into stages: its operations, done again one by one, answer otherwise. Does "
-                "its forward use autocast, or change what its layers do?"
+                f"{kind} cannot be split into {len(stages)} stages: its operations, done again one by one, answer "
+                "otherwise. Does its forward use autocast, or write into a tensor of which another stage has a view?"
             )
 
 

@@ -26,7 +26,6 @@ ABOUT_SHAPE = {  # what a tensor says of itself that does not depend on its valu
     "is_floating_point", "is_complex", "is_signed", "is_contiguous", "get_device", "is_same_size", "__hash__",
 }  # fmt: skip
 HARMLESS = (torch.Size, torch.dtype, torch.device, torch.layout, type(None))  # results of a function that say no values
-CHANGES = {"__setitem__"}  # returns nothing, and changes what it was given
 
 
 class CannotLook(Exception):
@@ -38,10 +37,14 @@ class CannotLook(Exception):
 
 
 class Traced(NamedTuple):
-    """graph: of the whole model; specs: {node: Spec} of those whose value is a tensor; output: for the example."""
+    """graph: of the whole model; specs: {node: Spec} of those whose value is a tensor; output: for the example.
+
+    writing: nodes of operations that write into something that they are given.
+    """
 
     graph: fx.Graph
     specs: dict
+    writing: set
     output: torch.Tensor
 
 
@@ -99,6 +102,7 @@ class Recorder(TorchFunctionMode):
         self.graph, self.values = fx.Graph(), {}
         self.nodes = {}  # id of a tensor -> its node
         self.inside = [""]  # names of the modules that run now, the outermost first
+        self.writing = set()
         self.layer = None  # the layer that runs now, inside which nothing is written down
         self.attributes = {id(t): name for name, t in attributes_of(model)}
 
@@ -118,7 +122,8 @@ class Recorder(TorchFunctionMode):
         if not isinstance(output, torch.Tensor):
             raise CannotLook("", f"returns something of type {type(output).__name__}, and one tensor is needed")
         self.graph.output(self._node(output))
-        return Traced(self.graph, {node: Spec.of(x) for node, x in self.values.items()}, output.detach())
+        specs = {node: Spec.of(x) for node, x in self.values.items()}
+        return Traced(self.graph, specs, self.writing, output.detach())
 
     def _watch(self, name, module):
         """Hooks that tell when `module` runs."""
@@ -128,13 +133,13 @@ class Recorder(TorchFunctionMode):
             if self.layer is None:
                 self.inside.append(name)
                 if layer:
-                    self.layer = name, self._nodes((args, kwargs))
+                    self.layer = name, self._nodes((args, kwargs)), versions((args, kwargs))
 
         def after(module, args, kwargs, out):
             if self.layer is not None and self.layer[0] == name:
-                args, kwargs = self.layer[1]
+                _, given, before = self.layer
                 self.layer = None
-                self._keep(out, self.graph.call_module(name, args, kwargs))
+                self._keep(out, self.graph.call_module(name, *given), versions((args, kwargs)) != before)
             if self.layer is None:
                 self.inside.pop()
 
@@ -155,16 +160,19 @@ class Recorder(TorchFunctionMode):
             if isinstance(out, torch.Tensor):
                 self._keep(out, self.graph.call_function(getattr, (self._node(args[0]), func.__self__.__name__)))
             return out
-        given = self._nodes((args, kwargs))
+        given, before = self._nodes((args, kwargs)), versions((args, kwargs))
         out = func(*args, **kwargs)
-        if name in CHANGES or any(isinstance(x, torch.Tensor) for x in flat(out)):
-            self._keep(out, self.graph.call_function(func, *given))
+        writes = versions((args, kwargs)) != before
+        if writes or any(isinstance(x, torch.Tensor) for x in flat(out)):
+            self._keep(out, self.graph.call_function(func, *given), writes)
         elif name not in ABOUT_SHAPE and not isinstance(out, HARMLESS):
             raise CannotLook(self.inside[-1], f"asks for the value of a tensor ({name}), which depends on the data")
         return out
 
-    def _keep(self, out, node):
+    def _keep(self, out, node, writes=False):
         """`node` is where `out`, a tensor or a nest of them, comes from."""
+        if writes:
+            self.writing.add(node)
         if isinstance(out, torch.Tensor):
             self.nodes[id(out)], self.values[node] = node, out  # which keeps it alive, and so its id
         elif isinstance(out, (tuple, list)):
@@ -211,6 +219,11 @@ def attributes_of(model):
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor):
                 yield f"{path}.{name}" if path else name, value
+
+
+def versions(nest):
+    """How often each tensor in `nest` has been written into."""
+    return [x._version for x in flat(nest) if isinstance(x, torch.Tensor)]
 
 
 def flat(nest):
