@@ -411,7 +411,7 @@ class Tempered(torch.nn.Module):
     def __init__(self, twice=False, frozen=False):
         super().__init__()
         generator = torch.Generator().manual_seed(1)
-        self.layers = torch.nn.Sequential(*[Layer(generator, twice) for _ in range(4)])
+        self.layers = torch.nn.Sequential(*[Layer(generator, twice and i > 0) for i in range(4)])
         self.factor = torch.nn.Parameter(torch.tensor(1.3, dtype=torch.float64))
         self.layers[:2].requires_grad_(not frozen)
 
