@@ -183,7 +183,7 @@ class Execution:
         live = sum(len(stage.saved) for stage in self.stages.values() if isinstance(stage, Stage))
         holding = f"{live} micro-batch{'es' if live != 1 else ''}"
         return (
-            f"rank {self.comm.rank} is out of memory in {name_of(action)}, holding the activations of {holding}: "
+            f"rank {self.comm.trace.rank} is out of memory in {name_of(action)}, holding the activations of {holding}: "
             f"recompute=True, smaller micro-batches or more stages need less ({first_line(error)})"
         )
 

@@ -110,7 +110,7 @@ class Recorder(TorchFunctionMode):
         example = [x.detach().clone() for x in example]  # forward may write into what it is given
         for i, x in enumerate(example):
             self._keep(x, self.graph.placeholder(f"x{i}"))
-        handles = []
+        handles, before = [], dict(attributes_of(self.model))
         try:
             for name, module in model_parts(self.model):
                 handles += self._watch(name, module)
@@ -119,11 +119,26 @@ class Recorder(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
+        self._require_same_attributes(before)
         if not isinstance(output, torch.Tensor):
             raise CannotLook("", f"returns something of type {type(output).__name__}, and one tensor is needed")
         self.graph.output(self._node(output))
         specs = {node: Spec.of(x) for node, x in self.values.items()}
         return Traced(self.graph, specs, self.writing, output.detach())
+
+    def _require_same_attributes(self, before):
+        """Raise CannotLook where a module that was looked into has replaced a tensor of its own: that is lost here."""
+        after = dict(attributes_of(self.model))
+        for name in {**before, **after}:
+            owner, _, attribute = name.rpartition(".")
+            if before.get(name) is not after.get(name) and not self._inside_layer(owner):
+                raise CannotLook(owner, f"replaces its tensor {attribute}, as a batch norm does that is not torch's")
+
+    def _inside_layer(self, name):
+        """Is the module of this name a layer, or a part of one?"""
+        steps = name.split(".") if name else []
+        paths = [".".join(steps[: i + 1]) for i in range(len(steps))]
+        return any(path in self.whole or is_whole(self.model.get_submodule(path)) for path in paths)
 
     def _watch(self, name, module):
         """Hooks that tell when `module` runs."""
