@@ -205,45 +205,35 @@ def test_notebook_06_shows_in_a_timeline_what_comes_too_late(page, served):
     pictures(page, "06")
 
 
-PICKER = (
-    "from hpdl_lab import lab\nlab.start(4);",
-    'picker = lab.grid("gpt", limit="2 MB")',
-    'lab.grid("gpt3");',
-)
-
-
-def write(folder, name, cells):
-    """A notebook with these cells, in the folder of the served ones."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    nbformat.write(notebook, folder / name)
+PICKER = ("lab.start(", "my_grid = ", "lab.grid(", "picker.run()")  # the cells of notebook 11 that it needs
 
 
 @pytest.mark.timeout(280)
-def test_the_picker_follows_its_sliders_runs_and_stops(page, served):
-    write(served[1], "picker.ipynb", PICKER)
-    open_notebook(page, served, "picker.ipynb")
+def test_the_picker_of_notebook_11_follows_its_sliders_runs_and_stops(page, served):
+    path = served[1] / "solutions" / "11_hybrid_parallel.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if any(call in cell.source for call in PICKER)]
+    notebook.cells.append(nbformat.v4.new_code_cell('lab.grid("gpt3");'))
+    nbformat.write(notebook, path)
+    open_notebook(page, served, f"solutions/{path.name}")
     menu(page, "Run", "Run All Cells")
-    cell = page.locator(".jp-CodeCell").nth(1)
-    stop, run = (cell.get_by_role("button", name=name) for name in ("Stop", "Run it"))
-    expect(cell.get_by_text("2.48 MB of 2 MB")).to_be_visible(timeout=RUN_MS)
+    cell, large = (page.locator(".jp-CodeCell", has_text=call) for call in ('lab.grid("gpt", ', 'lab.grid("gpt3")'))
+    wait_for(page, re.compile("dp=2, pp=2, tp=1: measured .* a step"))  # by picker.run() in a cell
     expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
-    stages = cell.get_by_role("slider").nth(1)
-    stages.focus()
-    stages.press("ArrowRight")  # pp 1 -> 2
-    expect(cell.get_by_text("dp 4 -> 2, so that 2 x 2 x 1 = 4 ranks")).to_be_visible()
-    expect(cell.get_by_text("2.82 MB of 2 MB")).to_be_visible()
-    run.click()
-    expect(cell.get_by_text(re.compile("dp=2, pp=2, tp=1: measured .* a step"))).to_be_visible(timeout=RUN_MS)
-    screenshot(page, cell.locator("img").last, "picker.png")
+    shards = cell.get_by_role("slider").nth(2)
+    shards.focus()
+    shards.press("ArrowRight")  # tp 1 -> 2
+    expect(cell.get_by_text("pp 2 -> 1, so that 2 x 1 x 2 = 4 ranks")).to_be_visible()
+    expect(cell.get_by_text("2.18 MB of ")).to_be_visible()
+    cell.get_by_role("button", name="Run it").click()
+    expect(cell.get_by_text(re.compile("dp=2, pp=1, tp=2: measured .* a step"))).to_be_visible(timeout=RUN_MS)
+    screenshot(page, cell.locator("img").last, "11_picker.png")
     assert cell.locator("img").last.evaluate("image => image.complete && image.naturalWidth > 1000")
-    large = page.locator(".jp-CodeCell").nth(2)
     large.get_by_role("button", name="Run it").click()
     expect(large.get_by_text("needs 1,024 engines and 4 run: simulating it instead")).to_be_visible()
-    expect(stop).to_be_disabled()
     large.get_by_role("button", name="Stop").click()
     expect(large.get_by_text("Stopped.")).to_be_visible()
-    screenshot(page, large.locator("img").last, "picker_gpt3.png")
+    screenshot(page, large.locator("img").last, "11_gpt3.png")
 
 
 @pytest.mark.timeout(280)
