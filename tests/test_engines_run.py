@@ -97,6 +97,7 @@ def test_objects_of_the_attendees_classes_come_back_as_such(cluster):
 
 def test_a_changed_module_of_the_attendee_is_used_at_once(cluster, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # which tells files of one second and size apart by nothing
     for value in (1, 2):
         (tmp_path / "attendees_module.py").write_text(
             f"def f(comm):\n    return {value}, helper()\ndef helper():\n    return 7\n"
