@@ -12,6 +12,7 @@ import nbformat
 import pytest
 
 from hpdl_lab import lab
+from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.lab.grid import Picker, sentence
@@ -218,17 +219,27 @@ def test_errors_are_told_in_their_first_line():
 # -- what a step held and sent ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 2, 2), (2, 1, 2)])
-def test_what_is_measured_is_what_is_predicted(sizes, alone):
-    subject = subject_of(**KIND)
-    picker = Picker(subject).set(dp=sizes[0], pp=sizes[1], tp=sizes[2])
-    options = {**picker.setting.options, "costs": [layer.flops for layer in subject.spec.layers]}
+@pytest.mark.parametrize(
+    ("model", "sizes", "schedule"),
+    [
+        ("mlp", (2, 2, 1), "1f1b"),
+        ("mlp", (1, 2, 2), "1f1b"),
+        ("mlp", (2, 1, 2), "1f1b"),
+        ("mlp", (2, 2, 1), "gems_master"),  # replicas along pp
+        ("gpt", (2, 2, 1), "1f1b"),  # a table that two stages share
+    ],
+)
+def test_what_is_measured_is_what_is_predicted(model, sizes, schedule, alone):
+    subject = subject_of(**{**KIND, "model": model})
+    picker = Picker(subject).set(dp=sizes[0], pp=sizes[1], tp=sizes[2], schedule=schedule)
+    costs = [layer.flops for layer in subject.spec.layers]
+    options = {**picker.setting.options, "costs": costs, "all_reduce": ring.all_reduce}
     args = (subject.model, picker.grid, subject.x, subject.y, options, 1)
     run = sim.run(4, grid_steps, *args, threads=True)
     fullest, row = max((taken.held for taken in run), key=lambda held: held.total), picker.prediction
     assert fullest[:3] == pytest.approx(row.memory[:3], rel=0.01)
     assert fullest.activations == pytest.approx(row.memory.activations, rel=0.1)
-    sent, told = bytes_over_axes(last_step(run), picker.grid), drawing.sent_over(row.links)
+    sent, told = bytes_over_axes(run, picker.grid), drawing.sent_over(row.links)
     assert [sent[axis] for axis in told if axis in sent] == pytest.approx([told[axis] for axis in sent], rel=0.02)
     rows = rows_over_pp(last_step(run), picker.grid)
     assert [len(row) for row in rows] == [8] * sizes[1]
@@ -283,6 +294,7 @@ def test_a_dead_engine_is_one_sentence(four):
 
 CELL = """
 from hpdl_lab import lab
+from hpdl_lab.collectives import ring
 from hpdl_lab.lab.grid_widgets import Panel
 
 picker = lab.grid("mlp", machine="laptop", ranks=4, batch=32)

@@ -103,6 +103,21 @@ def test_a_schedule_too_large_for_a_picture_is_refused():
     assert "1 micro-batch:" in repr(lab.schedule("gpipe", micro_batches=1))
 
 
+@pytest.mark.parametrize("times", [{"forward": -1}, {"backward": 0}, {"forward": [1, 2]}, {"transfer": "x"}])
+def test_times_that_are_none_are_refused(times):
+    with pytest.raises(ValueError, match="a time above 0 is needed, or one for each of 4 stages"):
+        lab.schedule("1f1b", **times)
+
+
+def test_a_row_may_be_written_as_torch_does():
+    def row(rank, ranks, micro_batches):
+        return [str(action) for action in gpipe(rank, ranks, micro_batches)]
+
+    assert lab.schedule(row).makespan == 33
+    with pytest.raises(ValueError, match="'forward 1' is no action"):
+        lab.schedule(lambda rank, ranks, micro_batches: ["forward 1"])
+
+
 def test_live_plays_every_moment_once(monkeypatch):
     shown = []
     monkeypatch.setattr(live, "in_notebook", lambda: True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from .. import features, schedules
+from ..engines.errors import EngineError
 from ..parallel.grid_steps import Held, bytes_over_axes, grid_steps, last_step, rows_over_pp
 from ..parallel.simulated_grid import SimulatedGrid
 from .cluster import run, running
@@ -67,6 +68,8 @@ class GridRun:
         how = f"{STEPS} steps on {subject.ranks} engines{crowd}"
 
         def on_row(row):
+            if self.stopped:  # before the engines were free, so that there was no run to interrupt
+                raise EngineError("stopped")
             times.append(row["seconds"])
             self.say(Measured("measured", f"the first {len(times)} of {how}", median(times)))
 
@@ -82,7 +85,7 @@ class GridRun:
             median(times),
             schedules.summary(rows_over_pp(events, setting.grid)).bubble,
             max((taken.held for taken in results), key=lambda held: held.total),
-            bytes_over_axes(events, setting.grid),
+            bytes_over_axes(results, setting.grid),
         )
 
     def simulated(self):

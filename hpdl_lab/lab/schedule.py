@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import dataclass, field
+from numbers import Real
 
 from .. import schedules
 from ..plots import animation, live
@@ -73,12 +74,24 @@ def schedule(
     plan = asked_schedule(schedule, ranks, micro_batches, chunks)
     if (n := sum(map(len, plan.rows))) > MOST_ACTIONS:
         raise ValueError(f"{n:,} actions do not fit a picture: take fewer ranks or micro-batches")
+    require_times(plan, forward=forward, backward=backward, input=input, weight=weight, transfer=transfer)
     times = schedules.evaluate(plan, forward, backward, input, weight, transfer)
     text = f"{plan.name}: {of_schedule(plan)}, bubble {times.bubble:.1%}"
     if live:
         play(plan, times, text)
     shown = picture(drawing.draw, plan, times, text=text, height=drawing.height(plan))
     return Drawn(plan, times.makespan, times.bubble, list(times.peak), shown.figure)
+
+
+def require_times(plan, **times):
+    """Raise ValueError unless each is a time, or one for every stage: above 0, or 0 for messages."""
+    for name, time in times.items():
+        each = time if isinstance(time, list | tuple) else [time]
+        good = all(
+            isinstance(t, Real) and (t > 0 or (t == 0 and name == "transfer")) and t < float("inf") for t in each
+        )
+        if not good or len(each) not in (1, plan.stages):
+            raise ValueError(f"{name}={time!r}: a time above 0 is needed, or one for each of {plan.stages} stages")
 
 
 def asked_schedule(schedule, ranks, micro_batches, chunks=None):
@@ -111,6 +124,8 @@ def schedule_of(row, ranks, micro_batches, chunks=None):
 def actions_of(row, name, rank):
     """A tuple of Action of what the function has made for one rank. Raises TypeError."""
     try:
+        if any(isinstance(action, str) for action in row):  # "2F5", as torch writes them
+            return schedules.from_strings([row]).rows[0]
         return tuple(Action(*action) for action in row)
     except TypeError:
         raise TypeError(

@@ -31,7 +31,9 @@ class Searched:
 
     def __repr__(self):
         fitting = [row for row in self.rows if row.fits]
-        lines = [f"{len(self.rows)} ways to share out the ranks, {len(fitting)} of which fit"]
+        lines = [
+            f"{len(self.rows)} ways to share out the ranks, with and without recomputation: {len(fitting)} of them fit"
+        ]
         shown = fitting[:SHOWN] + ([self.guess] if self.guess and self.guess not in fitting[:SHOWN] else [])
         for row in shown:
             more = f"{row.schedule}{', recomputed' if row.recompute else ''}, micro-batches of {row.micro_batch}"
@@ -91,7 +93,7 @@ def search(
             f"{dict(zip(AXES, expected, strict=True))} cannot be: heads, layers or the batch do not divide"
         )
     guess = min(mine, key=lambda row: (not row.fits, row.seconds)) if mine else None
-    title = f"{subject}: {len(rows)} ways, {sum(row.fits for row in rows)} fit"
+    title = f"{subject}: {sum(row.fits for row in rows)} of {len(rows)} ways fit"
     shown = picture(drawing.draw, rows, best, guess, title, subject.machine.name, text=title, height=drawing.HEIGHT)
     return Searched(rows, best, guess, shown.figure)
 

@@ -11,7 +11,7 @@ from .pipeline_events import timed_actions
 from .saved_bytes import SavedBytes
 
 LR, MOMENTUM = 0.01, 0.9
-LITTLE = 16  # bytes: of the all-reduce that adds the loss up, which is no layer's
+LITTLE = 32  # bytes: of the all-reduce that adds the loss up, which is no layer's
 
 
 class Held(NamedTuple):
@@ -28,10 +28,14 @@ class Held(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a rank says afterwards: what it held, and when its last step began, in ns of its clock."""
+    """What a rank says afterwards: what it held, and when its last step began, in ns of its clock.
+
+    sums: {bytes of a bucket of gradients: among how many ranks it is added}.
+    """
 
     held: Held
     begin_ns: int
+    sums: dict
 
 
 def grid_steps(comm, model, grid, x, y, options, steps):
@@ -61,7 +65,9 @@ def grid_steps(comm, model, grid, x, y, options, steps):
     hybrid.step(x, y)
     state = [t for values in optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
     gradients = [p.grad for p in params if p.grad is not None]
-    return Taken(Held(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most), begin)
+    held = Held(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most)
+    sums = {bucket.flat.nbytes: group.comm.size for group in hybrid.gradients.groups for bucket in group.buckets}
+    return Taken(held, begin, sums)
 
 
 def last_step(results):
@@ -69,22 +75,25 @@ def last_step(results):
     return [e for e in results.events if e.t0_ns >= results[e.rank].begin_ns]
 
 
-def bytes_over_axes(events, grid):
-    """{"dp": bytes, "pp": bytes, "tp": bytes} that the busiest rank sent in one step, from its events.
+def bytes_over_axes(results, grid):
+    """{"dp": bytes, "pp": bytes, "tp": bytes} that the busiest rank sent in the last step of grid_steps.
 
-    Messages go along the axis in which both ranks differ. On ranks whose all-reduce is not made of messages it counts
-    as a ring's, 2 (p - 1) / p of its bytes: beside the rank those of gradients, over dp; else those of layers, over tp.
+    What runs beside a rank is gradients: "dp", those of tied weights and of replicas along pp included. Other single
+    messages go along the axis in which both ranks differ; other all-reduces are those of layers, over tp. Where an
+    all-reduce is not made of messages, it counts as a ring's.
     """
     places = [grid.coordinates(rank) for rank in range(grid.size)]
     sent = {axis: [0.0] * grid.size for axis in ("dp", "pp", "tp")}
-    for e in events:
-        if e.op == "send" and e.nbytes > LITTLE:
-            apart = [axis for axis in sent if places[e.rank][axis] != places[e.peer][axis]]
-            if len(apart) == 1:
-                sent[apart[0]][e.rank] += e.nbytes
-        elif e.op == "all_reduce" and e.nbytes > LITTLE:
-            axis = "dp" if e.lane else "tp"
-            sent[axis][e.rank] += cost.all_reduce(grid[axis], e.nbytes).nbytes_sent
+    for e in last_step(results):
+        if e.op not in ("send", "all_reduce") or e.nbytes <= LITTLE:
+            continue
+        if e.op == "all_reduce":
+            ranks = results[e.rank].sums.get(e.nbytes, grid["dp"]) if e.lane else grid["tp"]
+            sent["dp" if e.lane else "tp"][e.rank] += cost.all_reduce(ranks, e.nbytes).nbytes_sent
+            continue
+        apart = [axis for axis in sent if places[e.rank][axis] != places[e.peer][axis]]
+        if e.lane or len(apart) == 1:
+            sent["dp" if e.lane else apart[0]][e.rank] += e.nbytes
     return {axis: max(ranks) for axis, ranks in sent.items()}
 
 

@@ -115,7 +115,7 @@ def links(ax, row, measured):
         ax.text(sent[axis], y, f" {text}", va="center", fontsize=8.5)
     frame(ax, 1.75 * most, list(AXES))
     ax.set_xticks([])
-    ax.set_title("bytes that a rank sends per step along each axis", fontsize=9.5, pad=3)
+    ax.set_title("bytes that a rank sends per step; tied weights count as dp", fontsize=9.5, pad=3)
 
 
 def sent_over(links):
