@@ -11,7 +11,7 @@ import zlib
 
 import torch
 
-from .agreement import measure, require_same, require_same_model
+from .agreement import measure, require_same_model
 from .data import broadcast_parameters
 from .partition import partition
 from .pipeline_verdict import loss_of_all
@@ -52,7 +52,6 @@ class Pipeline:
         names = trainable(parts)
         self.params = {n: p for number in self.stages for n, p in names[number % schedule.stages].items()}
         self.shared = shared_by_rank(comm.rank, holders(schedule, names), self.params)
-        self.compared = False  # do all ranks have the same batch? looked at in the first step
 
     def named_parameters(self):
         """{name in the whole model: parameter} of this rank's stages, trainable ones, each once."""
@@ -70,7 +69,8 @@ class Pipeline:
                  loss: f(output, y) -> the mean over the examples of a micro-batch.
         Returns: float, the same on every rank.
         Raises:  ValueError on every rank where the micro-batches do not share the batch, or have another shape than the
-                 example; FloatingPointError on every rank where something is NaN: which rank, what.
+                 example, or ranks have had another batch; FloatingPointError on every rank where something is NaN:
+                 which rank, what. Take no step then.
         """
         xs, ys = self.micro_batches(x, y)
         earlier = set_aside(self.shared)
@@ -83,7 +83,7 @@ class Pipeline:
         )
         add_shared_gradients(self.comm, self.shared)
         put_back(earlier)
-        return loss_of_all(self.comm, losses, self.params)
+        return loss_of_all(self.comm, losses, self.params, checksum_of([*(x if isinstance(x, tuple) else (x,)), y]))
 
     def micro_batches(self, x, y):
         """[[part of each micro-batch] of each tensor of x], [part of y of each micro-batch]."""
@@ -97,9 +97,6 @@ class Pipeline:
         given, wanted = (" and ".join(map(measure, parts)) for parts in ([part[0] for part in xs], self.takes))
         if given != wanted:
             raise ValueError(f"micro-batches of {given}: this pipeline was made for {wanted}, its example")
-        if not self.compared:
-            require_same(self.comm, "batch", ", ".join(f"checksum {zlib.crc32(bytes_of(t)):08x}" for t in (*x, y)))
-            self.compared = True
         return xs, y.chunk(m)
 
 
@@ -122,6 +119,14 @@ def one_number(loss):
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
         raise ValueError(f"the loss of a micro-batch is its mean, a tensor with one number, and this one is of {got}")
     return loss
+
+
+def checksum_of(tensors):
+    """16 bits that tell batches apart."""
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(bytes_of(tensor), found)
+    return found & 0xFFFF
 
 
 def bytes_of(tensor):

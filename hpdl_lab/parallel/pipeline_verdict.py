@@ -4,25 +4,32 @@ import math
 
 import torch
 
-from .agreement import everybodys_items
+from .agreement import everybodys_items, require_same
 
 WORST = 3  # names are told at most
 
 
-def loss_of_all(comm, losses, params):
+def loss_of_all(comm, losses, params, checksum=None):
     """The sum over ranks of `losses`, the same float on every rank.
 
-    Args:    losses: {micro_batch: scalar tensor} of this rank; params: {name: parameter} of this rank.
-    Raises:  FloatingPointError on every rank where a loss, or a gradient, has NaN or infinity: which rank, what.
-    Steps: one all_reduce.   Bytes per rank: those of all_reduce for 16 bytes; only if it fails, ranks tell names.
+    Args:    losses: {micro_batch: scalar tensor} of this rank; params: {name: parameter} of this rank; checksum: of the
+             batch, 16 bits, which must be the same on every rank; None: not looked at.
+    Raises:  FloatingPointError on every rank where a loss, or a gradient, has NaN or infinity: which rank, what;
+             ValueError on every rank where their checksums differ.
+    Steps: one all_reduce.   Bytes per rank: those of all_reduce for 16 bytes, 32 with a checksum; only if it
+    fails, ranks tell more.
     """
-    told = torch.zeros(2, dtype=torch.float64, device=comm.device)  # the loss; 0, or NaN where a gradient is not finite
+    total = torch.zeros((), dtype=torch.float64, device=comm.device)
+    flag = total.clone()  # 0, or NaN where a gradient is not finite
     for loss in losses.values():
-        told[0] += loss
+        total += loss
     for param in params.values():
         if param.grad is not None:
-            told[1] += 0 * param.grad.sum(dtype=torch.float64 if param.dtype == torch.float64 else torch.float32)
-    total, flag = comm.all_reduce(told).tolist()
+            flag += 0 * param.grad.sum(dtype=torch.float64 if param.dtype == torch.float64 else torch.float32)
+    checked = [] if checksum is None else [checksum, checksum**2]  # of variance 0 where all ranks have the same
+    total, flag, *sums = comm.all_reduce(torch.stack([total, flag, *map(total.new_tensor, checked)])).tolist()
+    if sums and comm.size * sums[1] != sums[0] ** 2:
+        require_same(comm, "batch", f"checksum {checksum:04x}: give every rank the same x and y, the whole batch")
     if not math.isfinite(total) or math.isnan(flag):
         raise FloatingPointError(not_finite(comm, losses, params))
     return total
