@@ -38,8 +38,10 @@ def reduce_gradients(mesh, parameters):
         dp 1: gradient of its examples --+--> sum          where shared is there: over that communicator, too
 
     Args:    mesh: a DeviceMesh; mesh["dp"] is the communicator of the ranks that hold the same part of the model.
-             parameters: list of Placed, in the same order on every rank that meets another in an all_reduce.
-             A parameter whose gradient is None counts as zeros: another rank may have one for it.
+             parameters: list of Placed, in the same order on every rank that meets another in an all_reduce. Of each,
+             placed.parameter is this rank's tensor, and its .grad what is added; placed.over_tp is True where each tp
+             rank has a part of that gradient; placed.shared is the communicator of the stages that hold this very
+             parameter, or None. A gradient that is None counts as zeros: another rank may have one for it.
     Returns: None; every parameter.grad is overwritten by the sum, the same on every rank that holds that parameter.
     Steps: per parameter one all_reduce over dp, one over tp where over_tp, one over `shared` where it is there.
     Ref: Narayanan et al. 2021, arXiv:2104.04473, section 2; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
