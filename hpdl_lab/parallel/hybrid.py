@@ -18,7 +18,6 @@ Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021, arX
 """
 
 import copy
-import zlib
 from functools import partial
 
 import torch
@@ -29,11 +28,11 @@ from .. import schedules
 from ..mesh import DeviceMesh
 from ..models.gpt import GPT
 from ..schedules import Schedule
-from .agreement import require_same, require_same_model
+from .agreement import require_same_model
 from .data import broadcast_parameters, name_of
 from .hybrid_gradients import Gradients
 from .hybrid_state import State, aliases_of
-from .pipeline import agreed, bytes_of, one_number
+from .pipeline import agreed, checksum_of, one_number
 from .pipeline_verdict import loss_of_all
 from .run_schedule import require_valid, run_schedule
 from .split import Layers
@@ -97,7 +96,6 @@ class HybridParallel:
         params = self.named_parameters()
         self.gradients = Gradients(mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce)
         self.nothing = nn.Parameter(torch.zeros(0))  # as no optimizer of torch takes an empty list
-        self.told = False  # that all ranks have the same batch
 
     def named_parameters(self):
         """{name in the whole model: parameter} of this rank, trainable ones, each once."""
@@ -121,11 +119,12 @@ class HybridParallel:
     def step(self, x, y):
         """Make .grad of all parameters the gradient of the mean loss of this batch; returns that loss.
 
-        Args:    x: (b, ...), y: (b, ...): the whole batch, the same on every rank; x has the example's shape.
+        Args:    x: (b, ...), y: (b, ...): the whole batch, the same on every rank; x has the example's shape and dtype.
         Returns: float, the same on every rank. Gradients are those of this batch alone, whatever was there before.
-        Raises:  ValueError on every rank for a batch of another shape; FloatingPointError on every rank where something
-                 is NaN or infinite: which rank, what; MemoryError where a rank has none left, which ends the others.
-        Steps: those of the schedule over pp, of each layer over tp, one all_reduce per bucket over dp, and one of 16
+        Raises:  ValueError on every rank for a batch of another shape, or where ranks had another one;
+                 FloatingPointError on every rank where something is NaN or infinite: which rank; MemoryError where
+                 a rank has none left, which ends the others.
+        Steps: those of the schedule over pp, of each layer over tp, one all_reduce per bucket over dp, and one of 32
         bytes over all ranks.
         """
         self._require_batch(x, y)
@@ -143,19 +142,16 @@ class HybridParallel:
         with self.mesh.comm.trace.span("add gradients"):
             self.gradients.end()
         told = {i: loss / self.mesh["tp"].size for i, loss in losses.items()}  # each tp rank has the whole of it
-        return loss_of_all(self.mesh.comm, told, self.named_parameters())
+        return loss_of_all(self.mesh.comm, told, self.named_parameters(), checksum_of([x, y]))
 
     def _require_batch(self, x, y):
-        """Raise ValueError unless x is like the example, y has as many answers, and all ranks have the same of both."""
+        """Raise ValueError unless x is like the example, and y has as many answers."""
         require_tensor("x", x)
         require_tensor("y", y)
         if tuple(x.shape) != self.shape or x.dtype != self.dtype or len(y) != len(x):
             got = f"x of shape {tuple(x.shape)} in {x.dtype} and y of shape {tuple(y.shape)}"
             like = f"x of shape {self.shape} in {self.dtype}, its example"
             raise ValueError(f"a batch with {got}: this model was laid out for {like}")
-        if not self.told:
-            require_same(self.mesh.comm, "batch", [zlib.crc32(bytes_of(t)) for t in (x, y)])
-            self.told = True
 
 
 def cross_entropy_per_answer(logits, y):
