@@ -13,6 +13,9 @@ from hpdl_lab.schedules.gpipe import gpipe
 from hpdl_lab.schedules.interleaved import interleaved
 
 
+pytestmark = pytest.mark.timeout(150)  # engines import torch, on a busy machine
+
+
 def backward_first(rank, ranks, micro_batches):
     """A schedule that deadlocks: the last rank's backward of 0 waits for nothing, the others' order is wrong."""
     forwards = [Action(rank, "F", i) for i in range(micro_batches)]
