@@ -12,7 +12,6 @@ from hpdl_lab.schedules import Action, build
 from hpdl_lab.schedules.gpipe import gpipe
 from hpdl_lab.schedules.interleaved import interleaved
 
-
 pytestmark = pytest.mark.timeout(150)  # engines import torch, on a busy machine
 
 
