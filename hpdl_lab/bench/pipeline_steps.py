@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from .. import models, schedules
 from ..parallel.pipeline import Pipeline
 from ..parallel.shared_gradients import Shared, add_shared_gradients
+from ..parallel.split import Layers
 
 OURS, TORCHS = "ours", "torch"
 
@@ -21,14 +22,19 @@ def loss_of(logits, y):
 
 
 class Task:
-    """What both contenders work on: a GPT, a batch, a schedule. costs: of its layers, the same on every rank."""
+    """What both contenders work on: a GPT, a batch, a schedule.
 
-    def __init__(self, size, batch, schedule, costs=None):
+    costs: of its layers, their parameters: measured ones would cut it otherwise in every run.
+    """
+
+    def __init__(self, size, batch, schedule):
         generator = torch.Generator().manual_seed(0)
-        self.model, self.schedule, self.costs = models.build("gpt", size), schedule, costs
+        self.model, self.schedule = models.build("gpt", size), schedule
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
         self.x, self.y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         self.example = self.x[: batch // schedule.micro_batches]
+        layers = Layers(self.model, self.example)
+        self.costs = [sum(p.numel() for p in layer.parameters()) for layer in layers.stages([1] * len(layers))]
 
 
 class Ours:
