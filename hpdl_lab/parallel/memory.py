@@ -53,13 +53,20 @@ def _stages_of(spec, stages):
 class Deal(NamedTuple):
     """How a schedule deals out the stages. held: per rank, its stages of the model; stages, replicas: of the schedule.
 
-    in_flight: per rank ((stage of the model, micro-batches whose activations it holds), ...) when it holds most.
+    fullest: per rank, the moments at which it holds most, each ((stage of the model, live, graphs), ...). live:
+    micro-batches between their forward and the end of their backward; graphs: those of them that are in their backward,
+    whose whole graph is there even where it was computed again.
     """
 
     stages: int
     replicas: int
     held: tuple
-    in_flight: tuple
+    fullest: tuple
+
+    @property
+    def in_flight(self):
+        """Per rank the most micro-batches, over its stages, whose activations it holds."""
+        return tuple(max(sum(live for _, live, _ in moment) for moment in rank) for rank in self.fullest)
 
 
 def deal(schedule, ranks, micro_batches, chunks=None):
@@ -75,20 +82,36 @@ def deal(schedule, ranks, micro_batches, chunks=None):
 def _deal(schedule, ranks, micro_batches, chunks):
     if schedule == "gpipe":  # all forwards before the first backward, whatever their number
         schedules.build(schedule, ranks, 1, chunks)
-        return Deal(ranks, 1, tuple((r,) for r in range(ranks)), tuple(((r, micro_batches),) for r in range(ranks)))
+        moments = tuple((((r, micro_batches, 1),),) for r in range(ranks))
+        return Deal(ranks, 1, tuple((r,) for r in range(ranks)), moments)
     plan = schedules.build(schedule, ranks, micro_batches, chunks)
-    most = []
-    for row in plan.rows:
-        held, best, now, total = {}, {}, 0, 0
-        for stage, kind, _ in row:
-            change = {"F": 1, "B": -1, "I": 0, "W": -1}[kind]
-            held[stage] = held.get(stage, 0) + change
-            now += change
-            if now > total:
-                best, total = dict(held), now
-        most.append(tuple((stage % plan.stages, n) for stage, n in best.items()))
     held = tuple(tuple(stage % plan.stages for stage in plan.stages_of(r)) for r in range(ranks))
-    return Deal(plan.stages, plan.replicas, held, tuple(most))
+    return Deal(plan.stages, plan.replicas, held, tuple(tuple(fullest(row, plan.stages)) for row in plan.rows))
+
+
+def fullest(row, stages):
+    """The moments of a row that no other one exceeds in everything: a list of ((stage, live, graphs), ...)."""
+    live, graphs, moments = {}, {}, set()
+    for stage, kind, _ in row:
+        if kind == "F":
+            live[stage] = live.get(stage, 0) + 1
+        elif kind in "BI":
+            graphs[stage] = graphs.get(stage, 0) + 1
+        moments.add(tuple((s, n, graphs.get(s, 0)) for s, n in live.items()))
+        if kind in "BW":
+            live[stage] -= 1
+            graphs[stage] -= 1
+    kept = []
+    for moment in sorted(moments, key=lambda m: -sum(n + g for _, n, g in m)):
+        if not any(exceeds(other, moment) for other in kept):
+            kept.append(moment)
+    return [tuple((s % stages, n, g) for s, n, g in moment) for moment in kept]
+
+
+def exceeds(other, moment):
+    """Whether `other` holds as much of everything as `moment`."""
+    counts = {s: (n, g) for s, n, g in other}
+    return all(counts.get(s, (0, 0))[0] >= n and counts.get(s, (0, 0))[1] >= g for s, n, g in moment)
 
 
 def memory_of(
@@ -114,14 +137,14 @@ def memory_of(
         whole[stage] += first.again * before.output_on(tp, sequence) // before.output
     parameters = [sum(layer.parameters_on(tp) for layer in part) for part in parts]
     rows = []
-    for mine, counts in zip(dealt.held, dealt.in_flight, strict=True):
+    for mine, moments in zip(dealt.held, dealt.fullest, strict=True):
         count = sum(parameters[stage] for stage in mine)
         if {0, dealt.stages - 1} <= {*mine}:  # one table of both ends, for each model that the rank holds both ends of
             count -= spec.tied // tp * mine.count(0)
         if recompute:
-            kept = sum(n * inputs[stage] for stage, n in counts) + max(whole[s] for s in mine)
+            kept = max(sum(live * inputs[s] + graphs * whole[s] for s, live, graphs in moment) for moment in moments)
         else:
-            kept = sum(n * whole[stage] for stage, n in counts)
+            kept = max(sum(live * whole[s] for s, live, _ in moment) for moment in moments)
         bytes_of_all = (count * n for n in each[:3])
         rows.append(Memory(*bytes_of_all, kept * micro_batch * each.activations))
     return rows
