@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import linear
 
-from ..parallel.tensor_pairs import copy_to, reduce_from
+from ..parallel.tensor_pairs import conjugate, copy_to, reduce_from
 
 # -- column_linear: wrong ----------------------------------------------------------------------------------------------
 
@@ -63,6 +63,25 @@ def column_only_rank_0_adds(comm, x, weight, bias):
     return linear(copy_to(comm, x) if comm.rank == 0 else x, weight, bias)
 
 
+def column_needs_a_bias(comm, x, weight, bias):
+    return copy_to(comm, x) @ weight.T + bias
+
+
+def column_in_float32(comm, x, weight, bias):
+    bias = None if bias is None else bias.float()
+    return linear(copy_to(comm, x.float()), weight.float(), bias).double()
+
+
+def column_adds_in_float32(comm, x, weight, bias):
+    whole = conjugate(x, lambda x: x.view_as(x), lambda grad: comm.all_reduce(grad.float().contiguous()).double())
+    return linear(whole, weight, bias)
+
+
+def column_for_three_dims(comm, x, weight, bias):
+    b, s, d = x.shape
+    return linear(copy_to(comm, x.view(b * s, d)), weight, bias).view(b, s, -1)
+
+
 def column_returns_nothing(comm, x, weight, bias):
     linear(copy_to(comm, x), weight, bias)
 
@@ -75,12 +94,14 @@ def column_by_a_hook(comm, x, weight, bias):
     x = x.view_as(x)
     if comm.size > 1:
         x.register_hook(lambda g: comm.all_reduce(g.clone()))
-    return torch.addmm(bias, x.flatten(0, -2), weight.T).view(*x.shape[:-1], len(bias))
+    y = (x.flatten(0, -2) @ weight.T).view(*x.shape[:-1], len(weight))
+    return y if bias is None else y + bias
 
 
 def column_by_hand(comm, x, weight, bias):
     x = copy_to(comm, x)
-    return torch.stack([(x * row).sum(-1) + b for row, b in zip(weight, bias, strict=True)], -1)
+    y = torch.stack([(x * row).sum(-1) for row in weight], -1)
+    return y if bias is None else y + bias
 
 
 # -- row_linear: wrong -------------------------------------------------------------------------------------------------
@@ -134,6 +155,10 @@ def row_adds_outside_autograd(comm, x, weight, bias):
     return comm.all_reduce(linear(x, weight).detach()) + bias
 
 
+def row_needs_a_bias(comm, x, weight, bias):
+    return reduce_from(comm, linear(x, weight)) + bias
+
+
 def row_only_rank_0_adds(comm, x, weight, bias):
     y = linear(x, weight)
     return (reduce_from(comm, y) if comm.rank == 0 else y) + bias
@@ -146,8 +171,9 @@ def row_adds_in_place(comm, x, weight, bias):
     """The sum is put where the part was; its gradient is that of the part, so autograd need not know."""
     y = linear(x, weight)
     comm.all_reduce(y)
-    return y + bias
+    return y if bias is None else y + bias
 
 
 def row_with_columns_of_x_first(comm, x, weight, bias):
-    return reduce_from(comm, (weight @ x.transpose(-1, -2)).transpose(-1, -2).contiguous()) + bias
+    y = reduce_from(comm, (weight @ x.transpose(-1, -2)).transpose(-1, -2).contiguous())
+    return y if bias is None else y.add_(bias)

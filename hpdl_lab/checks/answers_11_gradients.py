@@ -57,6 +57,16 @@ def one_or_the_other(mesh, parameters):
         added(mesh, placed, dp=not placed.over_tp and placed.shared is None)
 
 
+def tied_or_over_tp(mesh, parameters):
+    for placed in parameters:
+        added(mesh, placed, tp=placed.shared is None)
+
+
+def goes_by_names(mesh, parameters):
+    for placed in parameters:
+        added(mesh, placed._replace(over_tp="norm" in placed.name or "scale" in placed.name))
+
+
 def twice_over_replicas(mesh, parameters):
     for placed in parameters:
         added(mesh, placed)

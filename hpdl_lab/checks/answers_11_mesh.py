@@ -45,6 +45,16 @@ def divides_into_fractions(rank, sizes):
     return tuple((rank / math.prod(sizes[i + 1 :])) % size for i, size in enumerate(sizes))
 
 
+def knows_four_axes(rank, sizes):
+    a, b, c, d = (1,) * (4 - len(sizes)) + tuple(sizes)
+    return (rank // (b * c * d), rank // (c * d) % b, rank // d % c, rank % d)[4 - len(sizes) :]
+
+
+def never_ends(rank, sizes):
+    while rank >= 0:
+        pass
+
+
 def counts_from_one(rank, sizes):
     return tuple(i + 1 for i in coordinates(rank, sizes))
 

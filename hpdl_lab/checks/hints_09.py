@@ -130,9 +130,9 @@ SEQUENCE_PARALLEL = {
 
 HALO_EXCHANGE_LAST = (
     "up = rows[r - 1][1]                     # as many of my first rows does the rank above need\n"
-    "works.append(comm.isend(x[:, :, :up].contiguous(), r - 1))\n"
-    "top = x.new_empty(b, c, above, w)       # and as many of its last rows do I need\n"
-    "works.append(comm.irecv(top, r - 1))    # likewise with the rank below; then wait for all works"
+    "top = x.new_zeros(b, c, above, w)       # and as many of its last rows do I need\n"
+    "works += sending(comm, x[:, :, :up], r - 1) + receiving(comm, top, r - 1)\n"
+    "# likewise with the rank below, whose rows begin at h - ...; then wait for all works"
 )
 HALO_EXCHANGE = {
     "": (

@@ -55,10 +55,13 @@ def run_part(comm, fn, part):
     return run_layer(comm, part.adapt(fn), case.inputs[comm.rank], case.weights[comm.rank], case.given)
 
 
-def check_part(part, fn, runner):
-    """Facts about a right answer, or Broken for the first invariant that it breaks; also the last Results."""
+def check_part(part, fn, runner, more=""):
+    """Facts about a right answer, or Broken for the first invariant that it breaks; also the last Results.
+
+    more: what is special about this case, in words.
+    """
     for p in RANKS:
-        where = f"with {count(p, 'rank')}"
+        where = f"with {count(p, 'rank')} {more}".rstrip()
         try:
             run = simulate(p, run_part, fn, part, where=where, threads=True)
         except Broken as broken:
@@ -98,14 +101,27 @@ def judge(part, run, where):
 
 
 def equal(a, b):
-    return a is not None and b is not None and a.shape == b.shape and np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def nearly(got, right):
+    """(invariant, sentence) where an array is right but for its rounding; None where it is not."""
+    if got.shape != right.shape or not np.allclose(got, right, rtol=1e-4, atol=1e-4):
+        return None
+    return "dtype", (
+        f"That is right to the 7 digits of float32, and not to the 16 of {right.dtype}: keep the dtype of x in all "
+        "that you compute and send."
+    )
 
 
 def difference(got, expected):
     """ "[1, 2] should be 3 and is 4": the first element of an array that is not what it should be."""
     wrong = ~np.isclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
-    index = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return f"{list(index)} should be {number(expected[index])} and is {number(got[index])}"
+    index = tuple(int(i) for i in np.argwhere(wrong if wrong.any() else np.ones(got.shape, bool))[0])
+    told = f"{list(index)} should be {number(expected[index])} and is {number(got[index])}"
+    return told if got.dtype == expected.dtype else f"{told}, a {got.dtype}"
 
 
 def judged(candidates, got):
@@ -126,7 +142,7 @@ def check_output(run, case, promise, where):
             raise Broken("returns", f"{capital(where)} rank {r} returned {what}: return {promise}.", **events)
         if equal(ran.y, right):
             continue
-        failed, why = judged(case.explain(ran.y, r), ran.y)
+        failed, why = nearly(ran.y, right) or judged(case.explain(ran.y, r), ran.y)
         if ran.y.shape == right.shape:
             message = f"{capital(where)} y{difference(ran.y, right)} on rank {r}. {why}".rstrip()
             raise Broken(failed or "value", message, **events)
@@ -141,7 +157,7 @@ def check_gradients(run, case, where):
             if equal(got, right):
                 continue
             zeros = np.zeros_like(right) if got is None else got
-            failed, why = judged(case.explain_grad(name, zeros, r), zeros)
+            failed, why = nearly(zeros, right) or judged(case.explain_grad(name, zeros, r), zeros)
             if got is None:
                 why = why or (
                     "What was computed from it has left the sight of autograd (detach, .data, a new tensor), or has no "
@@ -201,6 +217,11 @@ def drawn(seed, *shape):
 def whole_numbers(seed, *shape):
     """Like `drawn`, but numbers that are read easily in a message: -4 to 4."""
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def nearly_whole(seed, *shape):
+    """Like `whole_numbers` at six digits, but no float32 holds them: they differ by some 1e-9."""
+    return whole_numbers(seed, *shape) + 1e-9 * drawn(seed, *shape)
 
 
 def width_for(p, least=12):

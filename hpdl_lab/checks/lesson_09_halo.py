@@ -62,10 +62,11 @@ def check_halo_exchange(fn, runner=None):
         except Broken as broken:
             raise with_needs(broken, rows, where) from None
         check_strips(run, height, rows, capital(where))
+    check_bytes(run_of(fn, *CASES[4]), *CASES[4])
     run = run_of(fn, *CASES[2])
     facts = [
         f"the strips of {len(CASES)} images, of equal and unequal heights, on 1, 2, 3 and 4 simulated ranks",
-        check_bytes(run, CASES[2][1]),
+        check_bytes(run, *CASES[2]),
         check_steps(run_of(fn, *MANY, Ring(alpha=1.0, beta=0.0))),
     ]
     if runner is not None:
@@ -89,9 +90,9 @@ def with_needs(broken, rows, where):
     if len({pair[0] for pair in rows} | {pair[1] for pair in rows}) == 1 or broken.failed not in ("raises", "deadlock"):
         return broken
     message = (
-        f"Where all ranks need as many rows above as below all is right, but not {where} the messages do not fit: how "
-        "many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is what this "
-        f"rank asks for, rows[rank][0]. {broken.message}"
+        f"{capital(where)} messages do not fit, though they do where all ranks need as many rows above as below. How "
+        "many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come is rows[rank][0]. Either "
+        f"may be 0, and x[:, :, -0:] is all of x, not nothing. {broken.message}"
     )
     return Broken("asks", message, broken.detail, broken.events, broken.size)
 
@@ -170,7 +171,7 @@ def same(a, b):
     return a.shape == b.shape and np.array_equal(a, b)
 
 
-def check_bytes(run, rows):
+def check_bytes(run, height, rows):
     """Raise Broken where more than the halos was sent. Returns a fact."""
     p, row = len(run), BATCH * CHANNELS * WIDTH * 8
     sent = sum(e.nbytes for e in run.events if e.op == "send")
@@ -181,7 +182,7 @@ def check_bytes(run, rows):
             "neighbor's strip a rank needs only the rows next to its own, and of all others none."
         )
         raise Broken("bytes", message, events=run.events, size=p)
-    return f"bytes: {sent:,} with {p} ranks, the halos and nothing else; the image has {14 * row:,}"
+    return f"bytes: {sent:,} with {p} ranks, the halos and nothing else; the image has {height * row:,}"
 
 
 def check_steps(run):
@@ -194,7 +195,8 @@ def check_steps(run):
             "isend and irecv, then wait for them."
         )
         raise Broken("steps", message, events=run.events, size=p)
-    return f"steps: {took} message times with {p} ranks, and no more with 1,000: nobody waits for a neighbor's neighbor"
+    told = count(took, "message")
+    return f"time: that of {told} in a row with {p} ranks, and no more with 1,000: only neighbors wait for each other"
 
 
 EXERCISES = (
@@ -215,6 +217,7 @@ EXERCISES = (
             WrongAnswer(answers.only_from_above, "zeros", "The rows below the strip of rank 0 are zeros"),
             WrongAnswer(answers.upside_down, "upside down", "the right rows of rank 1 upside down"),
             WrongAnswer(answers.returns_only_the_strip, "shape", "1 + 3 + 1 rows"),
+            WrongAnswer(answers.sends_the_most_that_anybody_needs, "bytes", "only the rows next to its own"),
             WrongAnswer(answers.whole_strips_travel, "bytes", "only the rows next to its own"),
             WrongAnswer(answers.everybody_receives_first, "deadlock", "there is a deadlock"),
             WrongAnswer(answers.one_after_the_other, "steps", "the time of 14 messages one after another"),

@@ -1,21 +1,24 @@
 """Notebook 09, linear layers cut in two ways: by their outputs (columns of the result), and by their inputs."""
 
+from dataclasses import replace
+
 import torch
 
 from ..parallel import tensor_linear as reference
 from . import answers_09_linear as answers
 from . import hints_09
-from .layer_part import Case, Part, arrays, check_part, cut, ring_bytes, whole_numbers, width_for
+from .layer_part import Case, Part, arrays, check_part, cut, nearly_whole, ring_bytes, width_for
 from .record import Exercise, Passed, WrongAnswer
 
-LEAD, NARROW = (2, 3), 5  # x is (2, 3, ...); one side of the layer is 5 wide, the other is what the ranks share
+NARROW = 5  # wide is one side of the layer; the other is what the ranks share
+LEADS = {3: (4,), 4: (2, 1, 2)}  # x is (2, 3, ...), and on some numbers of ranks (4, ...) or (2, 1, 2, ...)
 
 
-def column_case(p):
+def column_case(p, biased=True):
     """A layer 5 -> 12 whose outputs p ranks share."""
-    out = width_for(p)
-    x, g = whole_numbers(1, *LEAD, NARROW), whole_numbers(4, *LEAD, out)
-    weight, bias = whole_numbers(2, out, NARROW), whole_numbers(3, out)
+    out, lead = width_for(p), LEADS.get(p, (2, 3))
+    x, g = nearly_whole(1, *lead, NARROW), nearly_whole(4, *lead, out)
+    weight, bias = nearly_whole(2, out, NARROW), nearly_whole(3, out) * biased
     y, dx = x @ weight.T + bias, g @ weight
     weights, biases, gs, bare = cut(weight, p, 0), cut(bias, p, 0), cut(g, p, -1), cut(x @ weight.T, p, -1)
     parts = cut(y, p, -1)
@@ -48,7 +51,7 @@ def column_case(p):
             (total, "shard", f"It was added over ranks, but every rank has other rows: {name} of rank {r} is its own."),
         )
 
-    return Case(
+    case = Case(
         inputs=[{"x": x, "weight": w, "bias": b} for w, b in zip(weights, biases, strict=True)],
         weights=gs,
         y=arrays(parts),
@@ -62,6 +65,17 @@ def column_case(p):
         explain=explain,
         explain_grad=explain_grad,
     )
+    return case if biased else without_bias(case)
+
+
+def without_bias(case):
+    """The same case of a layer whose bias is None."""
+    inputs = [{name: x for name, x in given.items() if name != "bias"} for given in case.inputs]
+    return case._replace(inputs=inputs, grads={name: g for name, g in case.grads.items() if name != "bias"})
+
+
+def with_none(fn):
+    return lambda comm, x, weight: fn(comm, x, weight, None)
 
 
 def blame(r):
@@ -71,11 +85,11 @@ def blame(r):
     )
 
 
-def row_case(p):
+def row_case(p, biased=True):
     """A layer 12 -> 5 whose inputs p ranks share."""
-    into = width_for(p)
-    x, g = whole_numbers(5, *LEAD, into), whole_numbers(8, *LEAD, NARROW)
-    weight, bias = whole_numbers(6, NARROW, into), whole_numbers(7, NARROW)
+    into, lead = width_for(p), LEADS.get(p, (2, 3))
+    x, g = nearly_whole(5, *lead, into), nearly_whole(8, *lead, NARROW)
+    weight, bias = nearly_whole(6, NARROW, into), nearly_whole(7, NARROW) * biased
     y, xs, weights = x @ weight.T + bias, cut(x, p, -1), cut(weight, p, 1)
     parts = [a @ w.T for a, w in zip(xs, weights, strict=True)]
     flat = g.flatten(0, -2)
@@ -108,7 +122,7 @@ def row_case(p):
         none = "Only some ranks add it. Here it stays as it is, while the others change theirs: replicas drift apart."
         return (p * right, "transposed", often), (right / p, "bias", few), (0 * right, "bias", none)
 
-    return Case(
+    case = Case(
         inputs=[{"x": a, "weight": w, "bias": bias} for a, w in zip(xs, weights, strict=True)],
         weights=[g] * p,
         y=arrays([y] * p),
@@ -122,6 +136,7 @@ def row_case(p):
         explain=explain,
         explain_grad=explain_grad,
     )
+    return case if biased else without_bias(case)
 
 
 COLUMN = Part(
@@ -142,13 +157,20 @@ ROW = Part(
 )
 
 
+def no_bias(part, case):
+    """`part` where bias is None."""
+    return replace(part, case=lambda p: case(p, biased=False), adapt=with_none)
+
+
 def check_column_linear(fn, runner=None):
     facts, run = check_part(COLUMN, fn, runner)
+    check_part(no_bias(COLUMN, column_case), fn, None, "and bias None")
     return Passed((*facts, share_of_weight(12 * NARROW)), run.events, len(run))
 
 
 def check_row_linear(fn, runner=None):
     facts, run = check_part(ROW, fn, runner)
+    check_part(no_bias(ROW, row_case), fn, None, "and bias None")
     return Passed((*facts, share_of_weight(12 * NARROW)), run.events, len(run))
 
 
@@ -177,6 +199,10 @@ EXERCISES = (
             WrongAnswer(answers.column_gathers_the_weight, "memory", "keeps a tensor of 60 numbers"),
             WrongAnswer(answers.column_asks_for_every_bias, "messages", "in forward the ranks send 144 bytes"),
             WrongAnswer(answers.column_only_rank_0_adds, "deadlock", "there is a deadlock"),
+            WrongAnswer(answers.column_needs_a_bias, "raises", "With 2 ranks and bias None"),
+            WrongAnswer(answers.column_in_float32, "dtype", "y[0, 0, 0] should be"),
+            WrongAnswer(answers.column_adds_in_float32, "dtype", "the gradient of x[0, 0, 0]"),
+            WrongAnswer(answers.column_for_three_dims, "raises", "not enough values to unpack"),
             WrongAnswer(answers.column_returns_nothing, "returns", "rank 0 returned nothing"),
         ),
         right_answers=(answers.column_by_a_hook, answers.column_by_hand),
@@ -209,6 +235,7 @@ EXERCISES = (
                 answers.row_compares_the_sums, "messages", "all_reduce of 30 numbers, all_gather of 30 numbers"
             ),
             WrongAnswer(answers.row_adds_outside_autograd, "gradient", "has left the sight of autograd"),
+            WrongAnswer(answers.row_needs_a_bias, "raises", "With 2 ranks and bias None"),
             WrongAnswer(answers.row_only_rank_0_adds, "deadlock", "there is a deadlock"),
         ),
         right_answers=(answers.row_adds_in_place, answers.row_with_columns_of_x_first),

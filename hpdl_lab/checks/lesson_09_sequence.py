@@ -11,6 +11,7 @@ from .record import Exercise, Passed, WrongAnswer
 
 BATCH, WIDTH, HIDDEN = 2, 5, 3  # HIDDEN: of each rank
 LEAST = 4  # positions
+FIRST, SECOND = "the layer's first weight", "the layer's second weight"
 
 
 def mlp_part(x, up, down):
@@ -22,7 +23,16 @@ def with_mlp(fn):
     """The answer as a function of x and the weights of its rank's layer."""
 
     def called(comm, up, down, x):
-        return fn(comm, x, lambda whole: mlp_part(whole, up, down))
+        seen = []
+
+        def layer(whole):
+            seen.append(whole.shape)
+            return mlp_part(whole, up, down)
+
+        y = fn(comm, x, layer)
+        if len(seen) > 1:
+            raise ValueError(f"layer was called {len(seen)} times: it is most of the arithmetic, and once is enough")
+        return y
 
     return called
 
@@ -62,13 +72,13 @@ def sequence_case(p):
             return ((cut(alone.grad, p, 1)[r], "transposed", NOT_ADDED.format(r=r)),)
         pair = [t[r].clone().requires_grad_(True) for t in (ups, downs)]
         cut(mlp_part(x, *pair), p, 1)[r].backward(gs[r])
-        return ((pair[name == "down"].grad, "transposed", NOT_GATHERED.format(r=r)),)
+        return ((pair[name == SECOND].grad, "transposed", NOT_GATHERED.format(r=r)),)
 
     return Case(
-        inputs=[{"up": up, "down": down, "x": part} for up, down, part in zip(ups, downs, xs, strict=True)],
+        inputs=[{FIRST: up, SECOND: down, "x": part} for up, down, part in zip(ups, downs, xs, strict=True)],
         weights=gs,
         y=arrays(cut(y, p, 1)),
-        grads={"up": arrays(others[:p]), "down": arrays(others[p:]), "x": arrays(cut(dx, p, 1))},
+        grads={FIRST: arrays(others[:p]), SECOND: arrays(others[p:]), "x": arrays(cut(dx, p, 1))},
         whole=10**9,
         most={phase: both_ways(p, x.nbytes) for phase in ("forward", "backward")},
         explain=explain,
@@ -129,6 +139,7 @@ EXERCISES = (
             WrongAnswer(answers.mixes_up_positions, "order", "put together in another order"),
             WrongAnswer(answers.gathers_outside_autograd, "gradient", "x of rank 0 has no gradient"),
             WrongAnswer(answers.only_rank_0_scatters, "deadlock", "there is a deadlock"),
+            WrongAnswer(answers.calls_the_layer_twice, "raises", "layer was called 2 times"),
             WrongAnswer(answers.forgets_the_layer, "layer", "The layer had no part in it"),
         ),
         right_answers=(answers.with_lambdas, answers.with_a_function_of_its_own),

@@ -18,12 +18,14 @@ CASES = ((2, 2, 2), (2, 1, 2), (2, 3, 1), (1, 2, 2), (3, 1, 1), (1, 1, 1))  # (d
 AXES = ("dp", "pp", "tp")
 WIDTH = 4
 CUT, BIAS, NORM, UNUSED, TIED = "mlp.weight", "mlp.bias", "norm.weight", "unused.weight", "tokens.weight"
+BOTH = "scale.weight"
 ABOUT = {  # name: (axes along which it is in parts, why)
     CUT: (("dp",), "tp has cut it: every tp rank holds another part, and each stage another layer"),
     BIAS: (("dp",), "all tp ranks hold it whole, and their gradients are equal and whole already"),
     NORM: (("dp", "tp"), "over_tp: every tp rank holds it whole, but has seen only its own positions"),
     UNUSED: (("dp",), "tp has cut it: every tp rank holds another part, and each stage another layer"),
     TIED: (("dp", "pp"), "the first and the last stage use the same table, and each has a part of its gradient"),
+    BOTH: (("dp", "tp", "pp"), "over_tp and tied: two stages use it, each of whose tp ranks has a part"),
 }
 
 
@@ -46,8 +48,13 @@ def gradient(name, dp, pp, tp):
 
 
 def names_of(pp, stages):
-    """The parameters of a stage, in order: the table of tokens is on the first and on the last."""
-    return [name for name in ABOUT if name != TIED or pp in (0, stages - 1)]
+    """The parameters of a stage, in order: what is tied is on the first and on the last."""
+    return [name for name in ABOUT if "pp" not in ABOUT[name][0] or pp in (0, stages - 1)]
+
+
+def told_name(name, sizes):
+    """What the answer is told: in the first case the name, then one that says nothing, as names may be anything."""
+    return name if sizes == CASES[0] else f"parameter {sorted(ABOUT).index(name)}"
 
 
 def call(comm, fn, sizes):
@@ -60,13 +67,14 @@ def call(comm, fn, sizes):
     for name in names_of(pp, stages):
         parameter = torch.nn.Parameter(torch.full((WIDTH, 2), float(pp), dtype=torch.float64))
         parameter.grad = gradient(name, dp, pp, tp)
-        shared = ends if name == TIED and stages > 1 else None
-        parameters.append(reference.Placed(name, parameter, "tp" in ABOUT[name][0], shared))
+        shared = ends if "pp" in ABOUT[name][0] and stages > 1 else None
+        parameters.append(reference.Placed(told_name(name, sizes), parameter, "tp" in ABOUT[name][0], shared))
     begun = len(comm.trace.log)
     fn(mesh, list(parameters))
     sent = sum(e.nbytes for e in comm.trace.events[begun:] if e.op == "send")
-    grads = {p.name: None if p.parameter.grad is None else p.parameter.grad.numpy().copy() for p in parameters}
-    changed = [p.name for p in parameters if not bool((p.parameter == pp).all())]
+    held = dict(zip(names_of(pp, stages), [p.parameter for p in parameters], strict=True))
+    grads = {name: None if p.grad is None else p.grad.numpy().copy() for name, p in held.items()}
+    changed = [name for name, p in held.items() if not bool((p == pp).all())]
     return Reduced(grads, changed, sent)
 
 
@@ -152,7 +160,7 @@ def check_sums(run, sizes, where):
 def summed(name, place, grid, axes):
     """The gradient of `name` for the rank at `place`, added over some axes, as an array."""
     ranges = {axis: range(grid[axis]) if axis in axes else [place[axis]] for axis in AXES}
-    if name == TIED and "pp" in axes:
+    if "pp" in axes and "pp" in ABOUT[name][0]:
         ranges["pp"] = sorted({0, grid["pp"] - 1})
     grads = [gradient(name, dp, pp, tp) for dp, pp, tp in itertools.product(*(ranges[axis] for axis in AXES))]
     return sum((g.numpy() for g in grads if g is not None), np.zeros((WIDTH, 2)))
@@ -193,8 +201,9 @@ def check_bytes(run, sizes, where):
     for pp in range(grid["pp"]):
         names = names_of(pp, grid["pp"])
         most += len(names) * grid["tp"] * ring_bytes(grid["dp"], nbytes)
-        most += grid["dp"] * ring_bytes(grid["tp"], nbytes)
-    most += grid["dp"] * grid["tp"] * ring_bytes(min(grid["pp"], 2), nbytes)
+        most += sum("tp" in ABOUT[name][0] for name in names) * grid["dp"] * ring_bytes(grid["tp"], nbytes)
+    tied = sum("pp" in axes for axes, _ in ABOUT.values())
+    most += tied * grid["dp"] * grid["tp"] * ring_bytes(min(grid["pp"], 2), nbytes)
     sent = sum(left.nbytes for left in run)
     if sent > most:
         message = (
@@ -220,6 +229,8 @@ EXERCISES = (
             WrongAnswer(answers.forgets_tied_weights, "axis", "the sum over dp only: pp is missing"),
             WrongAnswer(answers.tied_weights_over_all_stages, "deadlock", "not those between"),
             WrongAnswer(answers.one_or_the_other, "axis", "the sum over tp only: dp is missing"),
+            WrongAnswer(answers.tied_or_over_tp, "axis", "the sum over dp and pp only: tp is missing"),
+            WrongAnswer(answers.goes_by_names, "axis", "should be"),
             WrongAnswer(answers.twice_over_replicas, "twice", "it was added over dp twice"),
             WrongAnswer(
                 answers.pipelines_instead_of_replicas, "axis", "That is the sum over pp: pp too much, and dp is missing"

@@ -5,10 +5,10 @@ import math
 from .. import mesh as reference
 from . import answers_11_mesh as answers
 from . import hints_11
-from .ranks import capital, count, describe_error
+from .ranks import alone, capital, count, describe_error
 from .record import Broken, Exercise, Passed, WrongAnswer
 
-SIZES = ((2, 3), (4,), (2, 2, 2), (3, 2, 1), (2, 3, 4), (1,), (3, 1, 2, 2))
+SIZES = ((2, 3), (4,), (2, 2, 2), (3, 2, 1), (2, 3, 4), (1,), (3, 1, 2, 2), (2, 1, 2, 1, 3))
 GROUPED = ((2, 2, 3), *SIZES)
 
 
@@ -23,7 +23,7 @@ def check_coordinates(fn, runner=None):
                 raise Broken(failed, f"{where} {why}".rstrip())
     return Passed(
         (
-            f"right for every rank of {len(SIZES)} grids with one to four axes",
+            f"right for every rank of {len(SIZES)} grids with one to five axes",
             "with sizes (dp 8, pp 16, tp 8) rank 1000 is replica 7, stage 13, shard 0; ranks 1000 to 1007 share a host",
         )
     )
@@ -32,8 +32,8 @@ def check_coordinates(fn, runner=None):
 def place_of(fn, rank, sizes):
     where = f"for rank {rank} on a grid of {drawn(sizes)}"
     try:
-        place = fn(rank, sizes)
-    except NotImplementedError:
+        place = alone(fn, rank, sizes, where=where)
+    except (NotImplementedError, Broken):
         raise
     except Exception as error:
         raise Broken("raises", describe_error(error, where)) from None
@@ -94,7 +94,7 @@ def check_groups(fn, runner=None):
     tp = fn((8, 16, 8), 2)
     return Passed(
         (
-            f"right along every axis of {len(GROUPED)} grids with one to four axes",
+            f"right along every axis of {len(GROUPED)} grids with one to five axes",
             f"with sizes (dp 8, pp 16, tp 8) there are {len(tp)} groups along tp, the first of ranks {tp[0][0]} to "
             f"{tp[0][-1]}, on one host; along dp the first is [0, 128, 256, ...], a rank of every replica",
         )
@@ -104,8 +104,8 @@ def check_groups(fn, runner=None):
 def check_groups_of(fn, sizes, axis):
     where = f"along axis {axis} of a grid of {drawn(sizes)}"
     try:
-        got = fn(sizes, axis)
-    except NotImplementedError:
+        got = alone(fn, sizes, axis, where=where)
+    except (NotImplementedError, Broken):
         raise
     except Exception as error:
         raise Broken("raises", describe_error(error, where)) from None
@@ -181,6 +181,8 @@ EXERCISES = (
             WrongAnswer(answers.returns_a_list, "returns", "return a tuple of ints"),
             WrongAnswer(answers.forgets_the_remainder, "range", "Axis 1 has 3 coordinates, 0 to 2"),
             WrongAnswer(answers.divides_into_fractions, "returns", "coordinates are ints"),
+            WrongAnswer(answers.knows_four_axes, "raises", "2 x 1 x 2 x 1 x 3"),
+            WrongAnswer(answers.never_ends, "timeout", "still running after"),
             WrongAnswer(answers.counts_from_one, "range", "count from 0"),
         ),
         right_answers=(answers.by_strides, answers.by_enumeration),

@@ -37,6 +37,16 @@ def simulate(p, fn, *args, network=None, where="", threads=False):
         raise Broken("raises", describe_error(error, where), tail(printed)) from None
 
 
+def alone(fn, *args, where=""):
+    """fn(*args) of a function without ranks, but not for ever: Broken after DEADLINE. What it raises passes."""
+    try:
+        return sim.run(1, lambda comm: fn(*args), deadline=DEADLINE)[0]
+    except CommTimeout as error:
+        first = str(error).split("\n")[0]
+        message = f"{capital(where)} your function was still running after {DEADLINE:g} s. {capital(full_stop(first))}"
+        raise Broken("timeout", f"{message} Is there a loop that never ends?") from None
+
+
 def on_engines(runner, fn, *args):
     """runner(fn, *args), with the answer's faults there as Broken. Trouble with the engines themselves passes."""
     try:

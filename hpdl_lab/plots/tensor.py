@@ -8,6 +8,7 @@ from .style import (
     GREY,
     INK,
     ORANGE,
+    PURPLE,
     SKY,
     VERMILION,
     bytes_text,
@@ -38,7 +39,7 @@ def draw(figure, rows, prediction=None, title="", foot=""):
             sent.plot([prediction], [y], "*", color=INK, markersize=11, zorder=6)
     stacked(held, rows, ("weights", GREEN), ("kept", ORANGE))
     for y, row in zip(places, rows, strict=True):
-        time.barh(y, row["seconds"], BAR, color=GREY if crowding([row]) else BLUE)
+        time.barh(y, row["seconds"], BAR, color=GREY if crowding([row]) else PURPLE)
         time.plot([row["p25"], row["p75"]], [y, y], color=INK, linewidth=1.2)
         mark(time, row["model_seconds"], y)
     for ax, name, text in (
@@ -80,10 +81,15 @@ def mega(nbytes):
 def legend(figure, predicted):
     """Every color with its name, in one line under the title."""
     names = [(BLUE, "■", "forward"), (SKY, "■", "backward"), (GREEN, "■", "weights")]
-    names += [(ORANGE, "■", "kept for backward"), (VERMILION, "|", "model")]
+    names += [
+        (ORANGE, "■", "kept for backward"),
+        (PURPLE, "■", "time"),
+        (INK, "–", "quartiles"),
+        (VERMILION, "|", "model"),
+    ]
     names += [(INK, "★", "your prediction")] * predicted
-    x = 0.18
+    x = 0.02
     for color, sign, name in names:
         figure.text(x, 0.82, sign, fontsize=11, va="center", color=color)
         text = figure.text(x + 0.02, 0.82, name, fontsize=8.5, va="center")
-        x += text.get_window_extent().width / figure.bbox.width + 0.045
+        x += text.get_window_extent().width / figure.bbox.width + 0.036

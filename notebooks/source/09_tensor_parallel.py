@@ -79,8 +79,8 @@ my_bytes = 3_000_000  # your guess: bytes that one of four ranks sends on a ring
 # ## Measure: four ways to cut a layer
 #
 # x + mlp(norm(x)), forward and backward, on four ranks: whole on each of them; every layer by columns and gathered
-# again; your two functions; and one way more, which you write below. Bytes are counted, the red lines are the model's:
-# 2(p-1)/p · n for each all-reduce on a ring, α and β from a ping-pong, and the arithmetic shared out.
+# again; your two functions; and one way more, which you write below. Bytes are counted, the upright lines are the
+# model's: 2(p-1)/p · n for each all-reduce on a ring, α and β from a ping-pong, and the arithmetic shared out.
 
 # %%
 ways = lab.tensor(column_linear, row_linear, prediction=my_bytes)
@@ -119,7 +119,8 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # ## A GPT on four ranks
 #
 # The whole of it, cut like this: attention by heads, MLPs as columns and rows, and the table of tokens by its rows. It
-# learns from Moby-Dick with 64 bits, so that rounding does not hide a mistake; all ranks see the same batch.
+# learns from Moby-Dick with 64 bits, so that rounding does not hide a mistake; all ranks see the same batch. One rank
+# first, then four: that takes some seconds.
 
 # %%
 from hpdl_lab import data
@@ -138,7 +139,8 @@ print("you predicted, for each of 2 layers:", my_all_reduces)
 
 # %% [markdown]
 # Two for each layer, and one more in each direction for the table of tokens at the two ends. All have b · s · d numbers:
-# 4 · 64 · 64. What they look like in time, for the last step; nothing hides them, because the next layer needs the sum:
+# 4 · 64 · 64. What they look like in time, for the last step; nothing hides them, because the next layer needs the sum. The one
+# all-gather between forward and backward puts the logits together, of which each rank has a quarter:
 
 # %%
 begin = sorted(e.t0_ns for e in shared.events if e.op == "forward")[-4]  # of the last step on four ranks

@@ -21,11 +21,11 @@ lab.start(4)
 #
 # ## The idea
 #
-# | axis | what its ranks share | what they send | how often |
+# | axis | what is split among its ranks | what they send | how often |
 # |---|---|---|---|
-# | **dp**, data parallel | nothing: each has its own examples | gradients | once per step, beside backward |
+# | **dp**, data parallel | the batch: each has its own examples | gradients | once per step, beside backward |
 # | **pp**, pipeline parallel | the layers, in stages | activations at the borders | once per micro-batch |
-# | **tp**, tensor parallel | every layer | activations | four times per layer |
+# | **tp**, tensor parallel | each layer | activations | four times per layer |
 #
 # A **mesh** gives every rank one coordinate per axis, and every axis its own communicators. Eight ranks are two replicas
 # of two stages of two shards:
@@ -77,7 +77,11 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # is on the first stage and on the last one. Add too little, and replicas drift apart; add too much, and they learn
 # nonsense together.
 #
-# `mesh["dp"]` and `mesh["tp"]` are communicators. A `Placed` says what is to be known about a parameter.
+# `mesh["dp"]` and `mesh["tp"]` are communicators. Of each parameter a `Placed` says what is to be known:
+#
+# - `placed.parameter`: the tensor of this rank, with its `.grad`;
+# - `placed.over_tp`: True where each tp rank holds this parameter whole, and has a part of its gradient;
+# - `placed.shared`: the communicator of the stages that hold this very parameter, or None.
 
 # %% exercise="hpdl_lab.parallel.reduce_gradients:reduce_gradients"
 
@@ -115,7 +119,8 @@ for grid in ({"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}):
 
 # %% [markdown]
 # The two halves are not equally large: stages are cut so that they take equal time, and whole layers go to one of them.
-# This is the last step of the second mesh, sums over tp and messages over pp in one picture:
+# This is the last step of the second mesh, sums over tp and messages over pp in one picture. A message is drawn from the
+# moment at which it was begun; ranks begin to receive early, and work meanwhile: nobody stands still for a long bar.
 
 # %%
 begin = sorted(e.t0_ns for e in ranks.events if e.op == "add gradients")[-8]  # where the step before has ended
