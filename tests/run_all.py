@@ -57,8 +57,8 @@ def turns():
     return [
         [
             Step("unit tests", pytest(python, *NO_CELLS, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 720),
-            Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 480),
-            Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 480),
+            Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 600),
+            Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 600),
             Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 240, RANKS),
             Step("notebook 04", pytest(python, *CELLS, REPLACES_ENGINES), 240),
             Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other, *ABOUT_MPI), 240, RANKS),

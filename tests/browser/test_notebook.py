@@ -115,7 +115,7 @@ def pictures(page, number):
             assert cell.locator("img").last.evaluate(whole), f"{call} left no picture"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(280)
 def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     """It stands first: while another notebook uses the engines, they are not replaced by emulated hosts."""
     path = served[1] / "solutions" / "04_ring_all_reduce.ipynb"
