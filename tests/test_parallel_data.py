@@ -85,7 +85,7 @@ def test_an_all_reduce_that_works_in_place_and_returns_nothing_plugs_in(data):
 
 
 def test_an_all_reduce_that_returns_something_else_is_refused(data):
-    with pytest.raises(ValueError, match=r"given shape \(17227,\) and returned float"):
+    with pytest.raises(ValueError, match=r"given shape \(\d+,\) and returned float"):
         sim.run(2, train, mlp(), DataParallel(lambda comm, x: 1.0), digits.load(), Recipe(steps=1))
     with pytest.raises(ValueError, match=r"returned shape \(2,\)"):
         sim.run(2, train, mlp(), DataParallel(lambda comm, x: x[:2]), digits.load(), Recipe(steps=1))
