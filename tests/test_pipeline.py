@@ -1,5 +1,7 @@
 """Pipelines of real models on simulated ranks: the gradients and the loss of the model as a whole, by any schedule."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -288,8 +290,7 @@ def test_a_step_under_autocast_or_without_gradients():
         with pytest.raises(
             ValueError, match="a stage has made .*bfloat16.*, and it was made for .*float32.*: autocast"
         ):
-            sim.run(2, step_outside_of_autocast, model.float(), x.float(), y)
-    model.double()
+            sim.run(2, step_outside_of_autocast, copy.deepcopy(model).float(), x.float(), y)
     assert (
         difference(sim.run(2, one_step, model, schedules.build("1f1b", 2, 4), x, y), with_gradients(model, x, y))
         < 1e-12
@@ -326,6 +327,23 @@ def step_outside_of_autocast(comm, model, x, y):
 def test_a_batch_that_does_not_fit_is_refused_by_every_rank(batch, text):
     model, x, y = CASES["mlp"]
     every_rank_refuses(ValueError, text, 3, one_batch, model, x, y, batch)
+
+
+def step_of_another_seed(comm, x, y):
+    model = models.build("mlp", features=8, hidden=(6,) * 7, dtype="float64", seed=comm.rank)
+    return one_step(comm, model, schedules.build("1f1b", comm.size, 4), x, y)
+
+
+@pytest.mark.filterwarnings("ignore:.*built with other values")
+def test_all_start_from_rank_0():
+    model, x, y = CASES["mlp"]
+    assert difference(sim.run(3, step_of_another_seed, x, y), one_rank(model, x, y)) < 1e-12
+
+
+def test_a_loss_without_gradient_is_refused():
+    model, x, y = CASES["mlp"]
+    with pytest.raises(ValueError, match="the loss has no gradient: it was detached"):
+        sim.run(2, a_step_with, model, x, y, lambda out, y: loss_of(out.detach(), y))
 
 
 def second_batch_differs(comm, model, x, y):

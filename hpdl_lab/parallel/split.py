@@ -75,7 +75,7 @@ class Layers:
 
     def __init__(self, model, example):
         self.model, self.example = model, example if isinstance(example, tuple) else (example,)
-        self.graph, self.specs, self.writing, self.output = trace(model, self.example)
+        self.graph, self.specs, self.writing = trace(model, self.example)
         self.names, self.layer_of = [], {}
         known = dict(model.named_parameters(remove_duplicate=False))
         for node in self.graph.nodes:
@@ -167,11 +167,13 @@ class Layers:
 
     def _require_same_output(self, stages):
         """Raise ValueError unless `stages`, one after the other, compute for the example what the model has."""
+        with as_before(self.model), torch.no_grad():  # its values may have changed since it was looked at
+            want = self.model(*(x.clone() for x in self.example))
         with as_before(self.model), torch.no_grad():  # random numbers, too, are those that the model has drawn
             found = self.example
             for stage in stages:
                 found = stage.module(*(x.clone() for x in found))  # a message is a copy
-        (found,), want = found, self.output
+        (found,) = found
         if found.dtype != want.dtype or found.shape != want.shape or not same(found, want):
             kind = type(self.model).__name__
             raise ValueError(

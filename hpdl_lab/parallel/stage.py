@@ -145,6 +145,8 @@ class Stage:
 def saved_of(inputs, outputs, loss):
     """The Saved of a micro-batch: where backward starts, without the outputs themselves, which are sent away."""
     needed = [out for out in outputs if out.requires_grad]
+    if loss is not None and not needed and any(x.requires_grad for x in inputs):
+        raise ValueError("the loss has no gradient: it was detached, or computed without one, from the model's output")
     ones = tuple(torch.ones_like(out) for out in needed) if loss is not None else ()
     return Saved(inputs, tuple(map(get_gradient_edge, needed)), ones)
 

@@ -37,7 +37,7 @@ class CannotLook(Exception):
 
 
 class Traced(NamedTuple):
-    """graph: of the whole model; specs: {node: Spec} of those whose value is a tensor; output: for the example.
+    """graph: of the whole model; specs: {node: Spec} of those whose value is a tensor.
 
     writing: nodes of operations that write into something that they are given.
     """
@@ -45,7 +45,6 @@ class Traced(NamedTuple):
     graph: fx.Graph
     specs: dict
     writing: set
-    output: torch.Tensor
 
 
 @contextmanager
@@ -124,7 +123,7 @@ class Recorder(TorchFunctionMode):
             raise CannotLook("", f"returns something of type {type(output).__name__}, and one tensor is needed")
         self.graph.output(self._node(output))
         specs = {node: Spec.of(x) for node, x in self.values.items()}
-        return Traced(self.graph, specs, self.writing, output.detach())
+        return Traced(self.graph, specs, self.writing)
 
     def _require_same_attributes(self, before):
         """Raise CannotLook where a module that was looked into has replaced a tensor of its own: that is lost here."""
