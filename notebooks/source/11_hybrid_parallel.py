@@ -176,7 +176,8 @@ print(picker)
 #
 # Your function on GPT-3. `price` reckons with A100 GPUs, eight to a node, NVLink inside and one InfiniBand adapter each.
 # NVIDIA published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s a step (Megatron-LM, README.md,
-# "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`).
+# "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`). That run recomputed activations in backward, and
+# so does `price`: a third more arithmetic, and a fraction of the memory.
 
 # %%
 from hpdl_lab.parallel.hybrid_scripts import price
@@ -187,7 +188,8 @@ print(f"yours: dp {best[0]}, pp {best[1]}, tp {best[2]}, {price(*best).seconds:.
 print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as published, {published.nbytes / 1e9:.0f} GB")
 
 # %% [markdown]
-# All grids at once. Recomputed or not, larger micro-batches: what lies to the right of the red line does not fit. Where is yours?
+# All grids at once, each with recomputing and without: what lies to the right of the red line does not fit. Of the 66 some
+# cannot be at all, where tp does not divide 96 heads, or pp is more than the layers. Where is yours?
 
 # %%
 lab.search("gpt3", prediction=my_gpt3)
