@@ -31,9 +31,7 @@ def test_every_way_sends_the_bytes_of_its_formula_and_holds_its_share(p):
 def test_the_verb_says_draws_and_compares_with_the_model():
     result = tensor(ranks=2, shape=(1, 8, 8), prediction=500)
     assert result["pair"]["forward"] == result["pair"]["model_forward"] == 256
-    assert result["pair"]["seconds"] == pytest.approx(
-        result["pair"]["model_seconds"], rel=1e-3
-    )  # whole ns
+    assert result["pair"]["seconds"] == pytest.approx(result["pair"]["model_seconds"], rel=1e-3)  # whole ns
     assert "columns, then rows" in repr(result) and "2 simulated ranks" in repr(result)
     texts = {text.get_text() for text in result.figure.texts}
     assert {"your prediction", "model", "x + mlp(norm(x)), x (1, 8, 8), on 2 simulated ranks"} <= texts

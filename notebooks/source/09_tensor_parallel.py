@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 09 · Tensor parallelism
 #
-# **The number to reach:** two all-reduces forward and two backward for each layer of a GPT that four ranks share, with
-# the losses of one rank to 10⁻¹⁰; and less than a third of the bytes that cutting layer by layer would send.
+# **The number to reach:** two all-reduces forward and two backward for each layer of a GPT that four ranks share,
+# with the losses of one rank to 10⁻¹⁰; and less than a third of the bytes that cutting layer by layer would send.
 #
 # | minutes | tracks | you need |
 # |---|---|---|
@@ -39,7 +39,8 @@ print(f"{12 * 12_288**2 * 16 / 1e9:.0f} GB for one layer of 96; a large GPU has 
 # them works on each number alone. Two layers, and one sum at the end.
 #
 # Backward runs the same way back, and there is one rule for all of it: **where forward copies, backward adds; where
-# forward adds, backward copies.** Megatron calls such a pair f and g. You are given three functions that autograd knows:
+# forward adds, backward copies.** Megatron calls such a pair f and g. You are given three functions that autograd
+# knows:
 #
 # | function | forward | backward |
 # |---|---|---|
@@ -50,8 +51,8 @@ print(f"{12 * 12_288**2 * 16 / 1e9:.0f} GB for one layer of 96; a large GPU has 
 # ## Predict
 #
 # A transformer's layer is attention (two linear layers: q, k, v together, and out) and an MLP (two linear layers). On
-# four ranks: how many all-reduces does it take, forward and backward? And for two layers as columns and rows, with x of
-# 2 × 256 × 256 float32 (524,288 bytes), how many bytes does a rank send, forward and backward together?
+# four ranks: how many all-reduces does it take, forward and backward? And for two layers as columns and rows, with x
+# of 2 × 256 × 256 float32 (524,288 bytes), how many bytes does a rank send, forward and backward together?
 
 # %%
 my_all_reduces = {"forward": 4, "backward": 4}  # your guess, for one layer of a transformer
@@ -109,7 +110,8 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # ## Exercise 9.4 ★★★ Attention with this rank's heads
 #
 # `scaled_dot_product_attention(q, k, v, is_causal=...)` wants q, k and v as (b, heads, s, d/heads). How
-# `hpdl_lab/models/transformer.py` does it on one rank is worth a look; your `column_linear` and `row_linear` do the rest.
+# `hpdl_lab/models/transformer.py` does it on one rank is worth a look; your `column_linear` and `row_linear` do the
+# rest.
 
 # %% exercise="hpdl_lab.parallel.tensor_attention:attention_heads"
 
@@ -118,9 +120,9 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # %% [markdown]
 # ## A GPT on four ranks
 #
-# The whole of it, cut like this: attention by heads, MLPs as columns and rows, and the table of tokens by its rows. It
-# learns from Moby-Dick with 64 bits, so that rounding does not hide a mistake; all ranks see the same batch. One rank
-# first, then four: that takes some seconds.
+# The whole of it, cut like this: attention by heads, MLPs as columns and rows, and the table of tokens by its rows.
+# It learns from Moby-Dick with 64 bits, so that rounding does not hide a mistake; all ranks see the same batch. One
+# rank first, then four: that takes some seconds.
 
 # %%
 from hpdl_lab import data
@@ -138,9 +140,10 @@ print("all-reduces of a step, forward:", shared[0].forward, "backward:", shared[
 print("you predicted, for each of 2 layers:", my_all_reduces)
 
 # %% [markdown]
-# Two for each layer, and one more in each direction for the table of tokens at the two ends. All have b · s · d numbers:
-# 4 · 64 · 64. What they look like in time, for the last step; nothing hides them, because the next layer needs the sum. The one
-# all-gather between forward and backward puts the logits together, of which each rank has a quarter:
+# Two for each layer, and one more in each direction for the table of tokens at the two ends. All have b · s · d
+# numbers: 4 · 64 · 64. What they look like in time, for the last step; nothing hides them, because the next layer
+# needs the sum. The one all-gather between forward and backward puts the logits together, of which each rank has a
+# quarter:
 
 # %%
 begin = sorted(e.t0_ns for e in shared.events if e.op == "forward")[-4]  # of the last step on four ranks
@@ -176,9 +179,9 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # %% [markdown]
 # ## Exercise 9.6 ★★★ Halos of a convolution
 #
-# Images can be cut, too: each rank has some rows of every image. A kernel of 5 × 5 looks two rows beyond the strip. Those
-# rows belong to a neighbor. `sending(comm, x, to)` and `receiving(comm, x, source)` are given: lists of one Work, or of
-# none where x is empty.
+# Images can be cut, too: each rank has some rows of every image. A kernel of 5 × 5 looks two rows beyond the strip.
+# Those rows belong to a neighbor. `sending(comm, x, to)` and `receiving(comm, x, source)` are given: lists of one
+# Work, or of none where x is empty.
 
 # %% exercise="hpdl_lab.parallel.spatial:halo_exchange"
 
@@ -186,6 +189,7 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 
 # %%
 import torch
+
 from hpdl_lab.parallel.tensor_scripts import convolve_strips
 
 strips = lab.run(convolve_strips, halo_exchange, torch.rand(4, 3, 64, 64), torch.rand(8, 3, 5, 5))
@@ -203,7 +207,8 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 #
 # - `hpdl_lab/parallel/tensor_pairs.py`: f, g, and how two plain functions become one that autograd knows.
 # - `hpdl_lab/parallel/tensor_linear.py`, `hpdl_lab/parallel/tensor_attention.py`: your functions, and the modules.
-# - `hpdl_lab/parallel/tensor.py`: whole models, unchanged, cut into shards; `hpdl_lab/parallel/tensor_vocabulary.py`: the
+# - `hpdl_lab/parallel/tensor.py`: whole models, unchanged, cut into shards; `hpdl_lab/parallel/tensor_vocabulary.py`:
+#   the
 #   table of tokens, and a cross-entropy that no rank has all logits for.
 # - `hpdl_lab/parallel/tensor_sequence.py`, `hpdl_lab/parallel/spatial.py`: sequences and images that are cut.
 # - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),

@@ -8,8 +8,9 @@
 # |---|---|---|
 # | 75 | half day: part one, 45; full day: both parts | [06](06_data_parallel.ipynb); four engines |
 #
-# Replicas (06), shards of layers (09) and stages (10) are three ways to use more ranks. Here they are put together, and
-# the question is how many of each. Part one: a mesh, gradients, three lines. Part two: which grid, and 1,024 ranks.
+# Replicas (06), shards of layers (09) and stages (10) are three ways to use more ranks. Here they are put together,
+# and the question is how many of each. Part one: a mesh, gradients, three lines. Part two: which grid, and 1,024
+# ranks.
 
 # %%
 from hpdl_lab import lab
@@ -27,8 +28,8 @@ lab.start(4)
 # | **pp**, pipeline parallel | the layers, in stages | activations at the borders | once per micro-batch |
 # | **tp**, tensor parallel | each layer | activations | four times per layer |
 #
-# A **mesh** gives every rank one coordinate per axis, and every axis its own communicators. Eight ranks are two replicas
-# of two stages of two shards:
+# A **mesh** gives every rank one coordinate per axis, and every axis its own communicators. Eight ranks are two
+# replicas of two stages of two shards:
 
 # %%
 lab.mesh(dp=2, pp=2, tp=2)
@@ -38,8 +39,8 @@ lab.mesh(dp=2, pp=2, tp=2)
 #
 # ## Predict
 #
-# A small GPT on your four engines: which grid takes a step fastest? And GPT-3, 175 billion parameters, on 1,024 GPUs of
-# 80 GB: how would you share them out, and how long does a step of 1,536 sequences take?
+# A small GPT on your four engines: which grid takes a step fastest? And GPT-3, 175 billion parameters, on 1,024 GPUs
+# of 80 GB: how would you share them out, and how long does a step of 1,536 sequences take?
 
 # %%
 my_grid = {"dp": 2, "pp": 2, "tp": 1}  # your guess for four engines
@@ -72,10 +73,10 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # %% [markdown]
 # ## Exercise 11.3 ★★★ Which gradient is added over which axes
 #
-# Backward leaves a gradient on every rank. Some of them are parts of a sum, and it depends on the parameter over which
-# axes. A matrix that tp has cut is another one on every tp rank. A norm is the same on all of them. The table of tokens
-# is on the first stage and on the last one. Add too little, and replicas drift apart; add too much, and they learn
-# nonsense together.
+# Backward leaves a gradient on every rank. Some of them are parts of a sum, and it depends on the parameter over
+# which axes. A matrix that tp has cut is another one on every tp rank. A norm is the same on all of them. The table
+# of tokens is on the first stage and on the last one. Add too little, and replicas drift apart; add too much, and
+# they learn nonsense together.
 #
 # `mesh["dp"]` and `mesh["tp"]` are communicators. Of each parameter a `Placed` says what is to be known:
 #
@@ -99,8 +100,8 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 #         loss = model.step(x, y)                                                # 3, for forward, loss and backward
 #         optimizer.step()
 #
-# A GPT that learns from Moby-Dick: the plain script on one rank, and the changed one on two meshes of your four engines.
-# Numbers have 64 bits, so that rounding does not hide a mistake.
+# A GPT that learns from Moby-Dick: the plain script on one rank, and the changed one on two meshes of your four
+# engines. Numbers have 64 bits, so that rounding does not hide a mistake.
 
 # %%
 from hpdl_lab import data
@@ -118,9 +119,10 @@ for grid in ({"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}):
     print(f"{grid}: losses differ by {off:.0e}; parameters held: {[rank.held for rank in ranks]} of {alone.held:,}")
 
 # %% [markdown]
-# The two halves are not equally large: stages are cut so that they take equal time, and whole layers go to one of them.
-# This is the last step of the second mesh, sums over tp and messages over pp in one picture. A message is drawn from the
-# moment at which it was begun; ranks begin to receive early, and work meanwhile: nobody stands still for a long bar.
+# The two halves are not equally large: stages are cut so that they take equal time, and whole layers go to one of
+# them. This is the last step of the second mesh, sums over tp and messages over pp in one picture. A message is drawn
+# from the moment at which it was begun; ranks begin to receive early, and work meanwhile: nobody stands still for a
+# long bar.
 
 # %%
 begin = sorted(e.t0_ns for e in ranks.events if e.op == "add gradients")[-8]  # where the step before has ended
@@ -150,9 +152,9 @@ print("one rank, six steps:", through, "\ntwo meshes, three each:", resumed)
 #
 # ## Pick a grid
 #
-# Move the sliders: what a rank has to hold, how long the pipeline stands idle, what goes over which link, and the time of
-# a step, all by formulas with what this machine has been measured to do. Then press **Run it**: a few real steps on your
-# engines, laid over the prediction.
+# Move the sliders: what a rank has to hold, how long the pipeline stands idle, what goes over which link, and the
+# time of a step, all by formulas with what this machine has been measured to do. Then press **Run it**: a few real
+# steps on your engines, laid over the prediction.
 
 # %%
 picker = lab.grid("gpt", batch=32)
@@ -174,10 +176,10 @@ print(picker)
 # %% [markdown]
 # ## 1,024 GPUs
 #
-# Your function on GPT-3. `price` reckons with A100 GPUs, eight to a node, NVLink inside and one InfiniBand adapter each.
-# NVIDIA published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s a step (Megatron-LM, README.md,
-# "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`). That run recomputed activations in backward, and
-# so does `price`: a third more arithmetic, and a fraction of the memory.
+# Your function on GPT-3. `price` reckons with A100 GPUs, eight to a node, NVLink inside and one InfiniBand adapter
+# each. NVIDIA published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s a step (Megatron-LM,
+# README.md, "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`). That run recomputed
+# activations in backward, and so does `price`: a third more arithmetic, and a fraction of the memory.
 
 # %%
 from hpdl_lab.parallel.hybrid_scripts import price
@@ -188,15 +190,16 @@ print(f"yours: dp {best[0]}, pp {best[1]}, tp {best[2]}, {price(*best).seconds:.
 print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as published, {published.nbytes / 1e9:.0f} GB")
 
 # %% [markdown]
-# All grids at once, each with recomputing and without: what lies to the right of the red line does not fit. Of the 66 some
-# cannot be at all, where tp does not divide 96 heads, or pp is more than the layers. Where is yours?
+# All grids at once, each with recomputing and without: what lies to the right of the red line does not fit. Of the 66
+# some cannot be at all, where tp does not divide 96 heads, or pp is more than the layers. Where is yours?
 
 # %%
 lab.search("gpt3", prediction=my_gpt3)
 
 # %% [markdown]
-# The model adds and multiplies. Do 1,024 ranks that really send their messages, in virtual time, agree with it? One step
-# of the published grid with 4 of its 192 micro-batches; every rank is a program of its own here, for some seconds:
+# The model adds and multiplies. Do 1,024 ranks that really send their messages, in virtual time, agree with it? One
+# step of the published grid with 4 of its 192 micro-batches; every rank is a program of its own here, for some
+# seconds:
 
 # %%
 from hpdl_lab.parallel.hybrid_scripts import simulated_step
@@ -209,29 +212,35 @@ print(f"1,024 simulated ranks: {simulated:.2f} s a step, by the model: {modelled
 # ## HyPar-Flow's results, and yours
 #
 # "For ResNet-1001, an ultra-deep model, HyPar-Flow provides: 1) Up to 1.6x speedup over Horovod-based data-parallel
-# training, 2) 110x speedup over single-node on 128 Stampede2 nodes, and 3) 481x speedup over single-node on 512 Frontera
-# nodes." (Awan, Jain, Anthony, Subramoni, Panda: HyPar-Flow, ISC High Performance 2020, abstract; arXiv:1911.05146.)
+# training, 2) 110x speedup over single-node on 128 Stampede2 nodes, and 3) 481x speedup over single-node on 512
+# Frontera nodes." (Awan, Jain, Anthony, Subramoni, Panda: HyPar-Flow, ISC High Performance 2020, abstract;
+# arXiv:1911.05146.)
 #
-# 110 of 128 nodes is an efficiency of 86%, 481 of 512 one of 94%. The 1.6 comes from small batches, where replicas have
-# little to compute between two all-reduces of a deep model. Yours is four ranks and a small GPT: replicas only, against
-# two replicas of two stages. Where ranks share cores, this says how the work is dealt out, and nothing about scaling.
+# 110 of 128 nodes is an efficiency of 86%, 481 of 512 one of 94%. The 1.6 comes from small batches, where replicas
+# have little to compute between two all-reduces of a deep model. Yours is four ranks and a small GPT: replicas only,
+# against two replicas of two stages. Where ranks share cores, this says how the work is dealt out, and nothing about
+# scaling.
 
 # %%
 replicas, hybrid = (lab.run(hybrid_script, text, grid, 6)[0].seconds for grid in ({"dp": 4}, {"dp": 2, "pp": 2}))
-print(f"dp 4: {replicas * 1e3:.0f} ms a step; dp 2 x pp 2: {hybrid * 1e3:.0f} ms: {replicas / hybrid:.2f} times as fast")
+print(
+    f"dp 4: {replicas * 1e3:.0f} ms a step; dp 2 x pp 2: {hybrid * 1e3:.0f} ms: {replicas / hybrid:.2f} times as fast"
+)
 
 # %% [markdown]
 # ## Question to discuss
 #
-# On 1,024 GPUs the published grid has tp 8, and a node has 8 GPUs. What would change in the grid if a node had 4, or 72?
-# And what if the batch had to be 192 instead of 1,536?
+# On 1,024 GPUs the published grid has tp 8, and a node has 8 GPUs. What would change in the grid if a node had 4, or
+# 72? And what if the batch had to be 192 instead of 1,536?
 #
 # ## Where to read the real code
 #
 # - `hpdl_lab/mesh.py`: your two functions, and communicators along axes.
-# - `hpdl_lab/parallel/reduce_gradients.py`: the rule; `hpdl_lab/parallel/hybrid_gradients.py`: the same beside backward.
+# - `hpdl_lab/parallel/reduce_gradients.py`: the rule; `hpdl_lab/parallel/hybrid_gradients.py`: the same beside
+#   backward.
 # - `hpdl_lab/parallel/hybrid.py`: three lines; `hpdl_lab/parallel/hybrid_checkpoint.py`: from one mesh into another.
-# - `hpdl_lab/parallel/grid_model.py`, `hpdl_lab/parallel/memory.py`: what a grid costs; `hpdl_lab/parallel/grid_search.py`.
+# - `hpdl_lab/parallel/grid_model.py`, `hpdl_lab/parallel/memory.py`: what a grid costs;
+#   `hpdl_lab/parallel/grid_search.py`.
 # - `hpdl_lab/parallel/grid_simulation.py`: 1,024 ranks in one process.
 # - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
 #   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358.
