@@ -192,6 +192,7 @@ import torch
 
 from hpdl_lab.parallel.tensor_scripts import convolve_strips
 
+# %%
 strips = lab.run(convolve_strips, halo_exchange, torch.rand(4, 3, 64, 64), torch.rand(8, 3, 5, 5))
 assert all(strip.off < 1e-4 for strip in strips)
 print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], "of 196,608 bytes in all")
