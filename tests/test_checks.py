@@ -274,7 +274,7 @@ def test_checks_import_neither_engines_nor_plots():
 
 
 def test_the_table_lists_every_exercise_of_the_notebooks():
-    numbers = {0: 2, 1: 3, 2: 3, 3: 7, 4: 5, 6: 6, 9: 6, 11: 4}  # notebook: exercises
+    numbers = {0: 2, 1: 3, 2: 3, 3: 7, 4: 5, 6: 6, 9: 6, 10: 5, 11: 4}  # notebook: exercises
     expected = [f"{notebook}.{k}" for notebook, n in numbers.items() for k in range(1, n + 1)]
     assert [e.id for e in exercises.EXERCISES] == expected
-    assert np.sum([len(e.wrong_answers) for e in exercises.EXERCISES]) >= 210
+    assert np.sum([len(e.wrong_answers) for e in exercises.EXERCISES]) >= 400

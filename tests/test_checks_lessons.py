@@ -1,4 +1,4 @@
-"""Lessons 02 to 04: the texts of the exercises agree with their checks, clumsy answers are told plainly what to do."""
+"""Lessons 02 to 06: the texts of the exercises agree with their checks, clumsy answers are told plainly what to do."""
 
 import re
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hpdl_lab import lab, zoo
+from hpdl_lab.checks import ranks
 from hpdl_lab.checks.exercises import check, find
 from hpdl_lab.collectives import jobs
 from hpdl_lab.comm import sim
@@ -124,3 +125,14 @@ def test_clumsy_answers_are_told_plainly(number, answer, says):
     assert not result
     assert says.lower() in result.message.lower(), result.message
     assert len(result.message) < 400
+
+
+def test_a_function_without_ranks_has_a_deadline_too(monkeypatch):
+    monkeypatch.setattr(ranks, "DEADLINE", 0.3)
+    namespace = {}
+    exec(
+        compile("def f(nbytes, limit, first):\n    while True:\n        pass\n", "/tmp/ipykernel_1/1.py", "exec"),
+        namespace,
+    )
+    result = check(find("6.3"), namespace["f"])
+    assert result.failed == "timeout" and "still running after 0.3 s, in cell:" in result.message

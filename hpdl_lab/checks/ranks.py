@@ -42,8 +42,8 @@ def alone(fn, *args, where=""):
     try:
         return sim.run(1, lambda comm: fn(*args), deadline=DEADLINE)[0]
     except CommTimeout as error:
-        first = str(error).split("\n")[0]
-        message = f"{capital(where)} your function was still running after {DEADLINE:g} s. {capital(full_stop(first))}"
+        place = str(error).split("\n")[0].partition(" of real time")[2]  # ", in cell:4"
+        message = f"{capital(where)} your function was still running after {DEADLINE:g} s{place}."
         raise Broken("timeout", f"{message} Is there a loop that never ends?") from None
 
 

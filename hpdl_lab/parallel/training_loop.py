@@ -25,7 +25,7 @@ def train_steps(comm, model, strategy, optimizer, steps, loss_of):
              loss_of: loss_of(model, x, y), a part of the loss: all parts of a step, of all ranks, add up to the loss.
              optimizer: of the parameters of `model`; zero_grad before, step after.
     Returns: None. `model` is what one rank that has all micro-batches would make of it, on every rank.
-    Steps: one all_gather of a number; strategy.add_gradients once per step.
+    Steps: one all_gather of a number; strategy.add_gradients(comm, model) once per step.
     """
     counts = comm.all_gather(torch.tensor([len(steps)]))  # (p, 1): how many steps each rank has
     ### BEGIN SOLUTION
