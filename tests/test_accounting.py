@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpdl_lab.parallel.accounting import account, steps_of, union
+from hpdl_lab.parallel.scaling.accounting import account, steps_of, union
 from hpdl_lab.trace import Event
 
 

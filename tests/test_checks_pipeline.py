@@ -7,8 +7,8 @@ from hpdl_lab.checks import ranks
 from hpdl_lab.checks.exercises import check, find
 from hpdl_lab.checks.lesson_10_partition import A_GPT, DRAWN, parts_of
 from hpdl_lab.comm import sim
-from hpdl_lab.parallel.naive_pipeline import do_backward
-from hpdl_lab.parallel.partition import partition
+from hpdl_lab.parallel.pipeline.naive import do_backward
+from hpdl_lab.parallel.pipeline.partition import partition
 from hpdl_lab.schedules import Action
 from hpdl_lab.schedules.gpipe import gpipe
 from hpdl_lab.schedules.one_f_one_b import one_f_one_b

@@ -10,7 +10,7 @@ from torch import nn
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.errors import Mismatch
 from hpdl_lab.parallel.data import broadcast_parameters
-from hpdl_lab.parallel.distributed_optimizer import DistributedOptimizer
+from hpdl_lab.parallel.horovod.distributed_optimizer import DistributedOptimizer
 
 ROWS = torch.arange(48.0, dtype=torch.float64).sin().view(8, 6)
 

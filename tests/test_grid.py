@@ -9,18 +9,19 @@ from hpdl_lab import cli, models, schedules
 from hpdl_lab.bench import hybrid
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Islands, Switch
-from hpdl_lab.parallel import grid_search, memory
-from hpdl_lab.parallel.grid_machine import MACHINES, Machine, grid_of, message_cost
-from hpdl_lab.parallel.grid_measure import measured, spec_of
-from hpdl_lab.parallel.grid_model import predict
-from hpdl_lab.parallel.grid_search import best, best_grid, grids, search
-from hpdl_lab.parallel.grid_simulation import Simulated, simulate
-from hpdl_lab.parallel.grid_spec import SPECS, gpt
-from hpdl_lab.parallel.grid_steps import grid_steps
-from hpdl_lab.parallel.hybrid import cross_entropy_per_answer
-from hpdl_lab.parallel.memory import memory_of
-from hpdl_lab.parallel.pipeline_time import pipeline_time
-from hpdl_lab.parallel.saved_bytes import SavedBytes
+from hpdl_lab.parallel.grid import memory
+from hpdl_lab.parallel.grid import search as grid_search
+from hpdl_lab.parallel.grid.machine import MACHINES, Machine, grid_of, message_cost
+from hpdl_lab.parallel.grid.measure import measured, spec_of
+from hpdl_lab.parallel.grid.memory import memory_of
+from hpdl_lab.parallel.grid.model import predict
+from hpdl_lab.parallel.grid.saved_bytes import SavedBytes
+from hpdl_lab.parallel.grid.search import best, best_grid, grids, search
+from hpdl_lab.parallel.grid.simulation import Simulated, simulate
+from hpdl_lab.parallel.grid.spec import SPECS, gpt
+from hpdl_lab.parallel.grid.steps import grid_steps
+from hpdl_lab.parallel.hybrid.model import cross_entropy_per_answer
+from hpdl_lab.parallel.pipeline.times import pipeline_time
 
 CLUSTER = MACHINES["dgx_a100"]
 SMALL = gpt("a small gpt", layers=10, width=512, heads=8, vocabulary=4096, positions=256)

@@ -19,7 +19,7 @@ from hpdl_lab.lab.grid import Picker, sentence
 from hpdl_lab.lab.grid_run import GridRun, Measured
 from hpdl_lab.lab.grid_setting import Setting, changed, followed
 from hpdl_lab.lab.grid_subject import asked_bytes, subject_of
-from hpdl_lab.parallel.grid_steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
+from hpdl_lab.parallel.grid.steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from hpdl_lab.plots import grid as drawing
 
 pytestmark = pytest.mark.timeout(150)  # imports of torch, in engines and a kernel, on a busy machine

@@ -11,13 +11,13 @@ from hpdl_lab import models
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.mesh import DeviceMesh
-from hpdl_lab.parallel import hybrid_checkpoint
-from hpdl_lab.parallel.grid_machine import grid_of
-from hpdl_lab.parallel.grid_measure import spec_of
-from hpdl_lab.parallel.grid_model import predict
-from hpdl_lab.parallel.hybrid import HybridParallel
-from hpdl_lab.parallel.plugged import on_a_ring
-from hpdl_lab.parallel.reduce_gradients import Placed, reduce_gradients
+from hpdl_lab.parallel.grid.machine import grid_of
+from hpdl_lab.parallel.grid.measure import spec_of
+from hpdl_lab.parallel.grid.model import predict
+from hpdl_lab.parallel.hybrid import checkpoint as hybrid_checkpoint
+from hpdl_lab.parallel.hybrid.model import HybridParallel
+from hpdl_lab.parallel.hybrid.reduce_gradients import Placed, reduce_gradients
+from hpdl_lab.parallel.tensor.plugged import on_a_ring
 
 BATCH, STEPS = 8, 2
 FIELDS = {

@@ -30,7 +30,7 @@ def test_two_by_two_by_two_on_eight_ranks():
 def train(comm, sizes, x, y, options):
     """(losses of two steps, the whole model's state) of a gpt on a mesh of engines."""
     from hpdl_lab.mesh import DeviceMesh
-    from hpdl_lab.parallel.hybrid import HybridParallel
+    from hpdl_lab.parallel.hybrid.model import HybridParallel
 
     model = models.build("gpt", vocabulary=12, block=6, layers=2, heads=2, width=8, dtype="float64")
     hybrid = HybridParallel(model, DeviceMesh(comm, **sizes), x, micro_batches=2, **options)
@@ -45,7 +45,7 @@ def train(comm, sizes, x, y, options):
 def run_out(comm, sizes, x, y):
     """A step in which the last rank has no memory left."""
     from hpdl_lab.mesh import DeviceMesh
-    from hpdl_lab.parallel.hybrid import HybridParallel
+    from hpdl_lab.parallel.hybrid.model import HybridParallel
 
     def refuse(*_):
         raise MemoryError("no room")

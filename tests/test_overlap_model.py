@@ -5,10 +5,17 @@ import pytest
 from hpdl_lab.collectives import cost, ring, tree
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
-from hpdl_lab.parallel.accounting import account
-from hpdl_lab.parallel.interference import Both, interference, together
-from hpdl_lab.parallel.overlap_model import Interference, Message, StepProfile, median_of, profile_for, step_time
-from hpdl_lab.parallel.simulated_step import simulated_step
+from hpdl_lab.parallel.scaling.accounting import account
+from hpdl_lab.parallel.scaling.interference import Both, interference, together
+from hpdl_lab.parallel.scaling.overlap_model import (
+    Interference,
+    Message,
+    StepProfile,
+    median_of,
+    profile_for,
+    step_time,
+)
+from hpdl_lab.parallel.scaling.simulated_step import simulated_step
 
 MS = 1e-3
 SIZES = (400_000, 40_000, 4_000)  # bytes, of three buckets; each a multiple of 8 chunks of float32

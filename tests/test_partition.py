@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hpdl_lab.parallel.partition import partition
+from hpdl_lab.parallel.pipeline.partition import partition
 
 
 def largest(costs, sizes):

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab import models, schedules
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.errors import Deadlock
-from hpdl_lab.parallel.naive_pipeline import do_backward, do_forward
-from hpdl_lab.parallel.pipeline import Pipeline
+from hpdl_lab.parallel.pipeline.model import Pipeline
+from hpdl_lab.parallel.pipeline.naive import do_backward, do_forward
 from hpdl_lab.trace import bytes_sent
 
 BATCH = 12

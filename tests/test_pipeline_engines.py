@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import models, schedules
 from hpdl_lab.engines.errors import RunFailed
-from hpdl_lab.parallel.pipeline import Pipeline
-from hpdl_lab.parallel.pipeline_events import timed_actions
-from hpdl_lab.parallel.run_schedule import run_schedule
-from hpdl_lab.parallel.timed_stage import TimedStage
+from hpdl_lab.parallel.pipeline.events import timed_actions
+from hpdl_lab.parallel.pipeline.model import Pipeline
+from hpdl_lab.parallel.pipeline.run_schedule import run_schedule
+from hpdl_lab.parallel.pipeline.timed_stage import TimedStage
 
 TOKENS = torch.randint(80, (8, 7), generator=torch.Generator().manual_seed(0))
 X, Y = TOKENS[:, :-1], TOKENS[:, 1:]

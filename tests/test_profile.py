@@ -14,8 +14,8 @@ from hpdl_lab.parallel.buckets import DataParallelBucketed
 from hpdl_lab.parallel.data import DataParallel, DataParallelNaive, Strategy
 from hpdl_lab.parallel.data_with_servers import ParameterServer
 from hpdl_lab.parallel.overlap import DataParallelOverlapped
-from hpdl_lab.parallel.profile import RehearsedStep, rehearse, time_steps
-from hpdl_lab.parallel.rehearsal import NotRehearsed, rehearsed
+from hpdl_lab.parallel.scaling.profile import RehearsedStep, rehearse, time_steps
+from hpdl_lab.parallel.scaling.rehearsal import NotRehearsed, rehearsed
 
 SIZES = (64, 32, 10)
 NBYTES = [4 * n for n in (64 * 32, 32, 32 * 10, 10)]  # of the four parameters, in the order of registration

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpdl_lab.parallel.scaling_laws import Fit, amdahl, fit, gustafson
+from hpdl_lab.parallel.scaling.laws import Fit, amdahl, fit, gustafson
 
 RANKS = (1, 2, 4, 8, 1024)
 

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.functional import conv2d
 
 from hpdl_lab.comm import PerRank, sim
-from hpdl_lab.parallel.spatial import (
+from hpdl_lab.parallel.tensor.cuts import add_partial_gradients
+from hpdl_lab.parallel.tensor.spatial import (
     SpatialConvolution,
     convolve,
     convolve_naive,
@@ -18,7 +19,6 @@ from hpdl_lab.parallel.spatial import (
     halo_return,
     plan_of,
 )
-from hpdl_lab.parallel.tensor_cuts import add_partial_gradients
 from hpdl_lab.trace import bytes_sent
 
 EXACT = 1e-10

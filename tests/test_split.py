@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import dropout, relu
 
 from hpdl_lab import models
-from hpdl_lab.parallel.split import Layers, layers_of, measured_costs, shared_parameters, split
+from hpdl_lab.parallel.pipeline.split import Layers, layers_of, measured_costs, shared_parameters, split
 
 EXAMPLES = {
     "mlp": (models.build("mlp", features=4, hidden=(6, 5, 7), dtype="float64"), torch.randn(2, 4, dtype=torch.float64)),

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab import models
 from hpdl_lab.engines.errors import RunFailed
 from hpdl_lab.mesh import DeviceMesh
-from hpdl_lab.parallel.tensor import tensor_parallel
-from hpdl_lab.parallel.tensor_cuts import add_partial_gradients, cuts_of, joined
+from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, cuts_of, joined
+from hpdl_lab.parallel.tensor.model import tensor_parallel
 
 FIELDS = {"vocabulary": 11, "block": 6, "layers": 1, "heads": 4, "width": 8, "dtype": "float64"}
 

@@ -8,11 +8,11 @@ from torch.nn.functional import linear
 
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.models.transformer import Attention
-from hpdl_lab.parallel.plugged import Plugged, on_a_ring
-from hpdl_lab.parallel.tensor_attention import attention_heads, rows_of_heads
-from hpdl_lab.parallel.tensor_linear import column_linear, linear_naive, row_linear
-from hpdl_lab.parallel.tensor_pairs import copy_to, gather_from, gathered, part, reduce_from, split_to, summed
-from hpdl_lab.parallel.tensor_sequence import (
+from hpdl_lab.parallel.tensor.attention import attention_heads, rows_of_heads
+from hpdl_lab.parallel.tensor.linear import column_linear, linear_naive, row_linear
+from hpdl_lab.parallel.tensor.pairs import copy_to, gather_from, gathered, part, reduce_from, split_to, summed
+from hpdl_lab.parallel.tensor.plugged import Plugged, on_a_ring
+from hpdl_lab.parallel.tensor.sequence import (
     all_gather_sequence,
     gather_sequence,
     reduce_scatter_sequence,

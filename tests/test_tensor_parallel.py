@@ -15,12 +15,9 @@ from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.mesh import DeviceMesh, Grid
 from hpdl_lab.models.gpt import SIZES
 from hpdl_lab.models.initial import count
-from hpdl_lab.parallel.pipeline import Pipeline
-from hpdl_lab.parallel.plugged import Plugged, on_a_ring
-from hpdl_lab.parallel.spatial_cnn import spatial_parallel
-from hpdl_lab.parallel.split import Layers
-from hpdl_lab.parallel.tensor import shard, tensor_parallel
-from hpdl_lab.parallel.tensor_cuts import (
+from hpdl_lab.parallel.pipeline.model import Pipeline
+from hpdl_lab.parallel.pipeline.split import Layers
+from hpdl_lab.parallel.tensor.cuts import (
     add_partial_gradients,
     cuts_of,
     gather_parameters,
@@ -28,7 +25,10 @@ from hpdl_lab.parallel.tensor_cuts import (
     load_parameters,
     tensors_of,
 )
-from hpdl_lab.parallel.tensor_vocabulary import vocabulary_cross_entropy
+from hpdl_lab.parallel.tensor.model import shard, tensor_parallel
+from hpdl_lab.parallel.tensor.plugged import Plugged, on_a_ring
+from hpdl_lab.parallel.tensor.spatial_cnn import spatial_parallel
+from hpdl_lab.parallel.tensor.vocabulary import vocabulary_cross_entropy
 from hpdl_lab.trace import bytes_sent
 
 EXACT = 1e-10

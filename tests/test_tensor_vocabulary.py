@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
 from hpdl_lab.comm import sim
-from hpdl_lab.parallel.plugged import Plugged
-from hpdl_lab.parallel.tensor_cuts import padded_shares
-from hpdl_lab.parallel.tensor_vocabulary import VocabularyEmbedding, VocabularyLinear, vocabulary_cross_entropy
+from hpdl_lab.parallel.tensor.cuts import padded_shares
+from hpdl_lab.parallel.tensor.plugged import Plugged
+from hpdl_lab.parallel.tensor.vocabulary import VocabularyEmbedding, VocabularyLinear, vocabulary_cross_entropy
 
 EXACT = 1e-10
 RANKS = [1, 2, 3, 4]

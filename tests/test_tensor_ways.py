@@ -6,11 +6,11 @@ import torch
 from hpdl_lab import data
 from hpdl_lab.comm import sim
 from hpdl_lab.lab.tensor import tensor
-from hpdl_lab.parallel import tensor_ways
-from hpdl_lab.parallel.spatial import halo_exchange
-from hpdl_lab.parallel.tensor_linear import column_linear, row_linear
-from hpdl_lab.parallel.tensor_scripts import convolve_strips, train_gpt
-from hpdl_lab.parallel.tensor_ways import Parts, Shape, bytes_sent, try_way
+from hpdl_lab.parallel.tensor import ways as tensor_ways
+from hpdl_lab.parallel.tensor.linear import column_linear, row_linear
+from hpdl_lab.parallel.tensor.scripts import convolve_strips, train_gpt
+from hpdl_lab.parallel.tensor.spatial import halo_exchange
+from hpdl_lab.parallel.tensor.ways import Parts, Shape, bytes_sent, try_way
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])

@@ -267,7 +267,7 @@ def exposed_in_events(comm, windows):
 
     gloo's own work inside DDP has no events.
     """
-    from ..parallel.accounting import account
+    from ..parallel.scaling.accounting import account
 
     events = [e for e in comm.trace.events if any(begin <= e.t0_ns <= end for begin, end in windows)]
     found = account([e for e in events if e.op != "barrier"])

@@ -8,10 +8,10 @@ import resource
 import time
 from typing import NamedTuple
 
-from ..parallel.grid_machine import A100_PEAK, EFFICIENCY, MACHINES, grid_of
-from ..parallel.grid_model import predict
-from ..parallel.grid_simulation import simulate
-from ..parallel.grid_spec import SPECS
+from ..parallel.grid.machine import A100_PEAK, EFFICIENCY, MACHINES, grid_of
+from ..parallel.grid.model import predict
+from ..parallel.grid.simulation import simulate
+from ..parallel.grid.spec import SPECS
 
 GRID = {"dp": 8, "pp": 16, "tp": 8}
 BATCH, MICRO_BATCHES = 1536, 192

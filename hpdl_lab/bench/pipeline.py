@@ -121,7 +121,7 @@ def memory_on_ranks(comm, size, batch, micro_batches, name, who):
 
     import numpy as np
 
-    from ..parallel.saved_bytes import SavedBytes
+    from ..parallel.grid.saved_bytes import SavedBytes
 
     with contenders(comm, size, batch, micro_batches, name, only=who) as steps:
         saved = SavedBytes(steps[who].params.values())

@@ -3,8 +3,8 @@
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from ..parallel.tensor_linear import column_linear, row_linear
-from ..parallel.tensor_pairs import reduce_from
+from ..parallel.tensor.linear import column_linear, row_linear
+from ..parallel.tensor.pairs import reduce_from
 
 # -- rows_of_heads: wrong ----------------------------------------------------------------------------------------------
 

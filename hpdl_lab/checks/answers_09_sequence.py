@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from ..parallel.tensor_pairs import conjugate, copy_to, reduce_from
-from ..parallel.tensor_sequence import gather_sequence, scatter_sequence
+from ..parallel.tensor.pairs import conjugate, copy_to, reduce_from
+from ..parallel.tensor.sequence import gather_sequence, scatter_sequence
 
 # -- wrong -------------------------------------------------------------------------------------------------------------
 

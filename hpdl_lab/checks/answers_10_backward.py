@@ -2,7 +2,7 @@
 
 import torch
 
-from ..parallel.naive_pipeline import do_backward
+from ..parallel.pipeline.naive import do_backward
 
 # -- wrong -------------------------------------------------------------------------------------------------------------
 

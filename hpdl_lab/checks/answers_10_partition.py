@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ..parallel.partition import partition
+from ..parallel.pipeline.partition import partition
 
 
 def require_layers(costs, stages):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..comm.network import Ring
-from ..parallel import spatial as reference
+from ..parallel.tensor import spatial as reference
 from . import answers_09_halo as answers
 from . import hints_09
 from .layer_part import whole_numbers

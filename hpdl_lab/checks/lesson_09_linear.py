@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from ..parallel import tensor_linear as reference
+from ..parallel.tensor import linear as reference
 from . import answers_09_linear as answers
 from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, nearly_whole, ring_bytes, width_for

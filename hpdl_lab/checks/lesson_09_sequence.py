@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import gelu, linear
 
-from ..parallel import tensor_sequence as reference
+from ..parallel.tensor import sequence as reference
 from . import answers_09_sequence as answers
 from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, drawn, width_for

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.nn.functional import mse_loss
 
-from ..parallel import naive_pipeline as reference
+from ..parallel.pipeline import naive as reference
 from ..schedules import build
 from . import answers_10_backward as answers
 from . import hints_10
@@ -239,8 +239,8 @@ EXERCISES = (
         right_answers=(answers.posts_its_receive_first, answers.by_the_tensors_own_method),
         explanation=(
             "Messages of a backward are those of the forward turned around: the transposed of a send is a receive. "
-            "run_schedule.py does the same for any schedule, but posts its receives ahead, so that 1F1B, in which "
-            "activations and gradients meet, cannot deadlock."
+            "pipeline/run_schedule.py does the same for any schedule, but posts its receives ahead, so that 1F1B, in "
+            "which activations and gradients meet, cannot deadlock."
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..parallel import partition as reference
+from ..parallel.pipeline import partition as reference
 from . import answers_10_partition as answers
 from . import hints_10
 from .ranks import capital, number, simulate

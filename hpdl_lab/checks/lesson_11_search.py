@@ -4,7 +4,7 @@ import math
 import random
 from typing import NamedTuple
 
-from ..parallel import grid_search as reference
+from ..parallel.grid import search as reference
 from . import answers_11_search as answers
 from . import hints_11
 from .ranks import alone, capital, count, describe_error

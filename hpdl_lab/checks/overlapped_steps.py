@@ -7,11 +7,11 @@ from ..collectives import ring
 from ..comm.network import Switch
 from ..data.sharding import shard
 from ..models.mlp import mlp
-from ..parallel.accounting import account
 from ..parallel.data import Strategy
 from ..parallel.overlap import DataParallelOverlapped, gradient_ready
+from ..parallel.scaling.accounting import account
+from ..parallel.scaling.virtual_time import spending
 from ..parallel.training import train_step
-from ..parallel.virtual_time import spending
 from .ranks import capital, count, number, simulate
 from .record import Broken
 

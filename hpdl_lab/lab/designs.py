@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy
 from ..comm import sim
 from ..comm.network import Switch
 from ..models.mlp import mlp
-from ..parallel.accounting import account
 from ..parallel.data import Strategy
 from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
-from ..parallel.virtual_time import spending
+from ..parallel.scaling.accounting import account
+from ..parallel.scaling.virtual_time import spending
 from ..plots import designs as drawing
 from ..plots.style import seconds_text
 from .picture import picture

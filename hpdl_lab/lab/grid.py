@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ..comm.errors import CommError
 from ..engines.errors import EngineError
-from ..parallel.grid_model import predict
+from ..parallel.grid.model import predict
 from ..plots import grid as drawing
 from ..plots import live
 from ..plots.style import counted, look, new_figure, seconds_text
@@ -24,7 +24,7 @@ from .plain import plainly
 class Picker:
     """A grid that is picked: what it costs, and what it took when it ran.
 
-    setting: dp, pp, tp, micro_batches, recompute, schedule. prediction: of grid_model, None where the grid cannot be.
+    setting: dp, pp, tp, micro_batches, recompute, schedule. prediction: of grid.model, None where the grid cannot be.
     why: the sentence about that, else "". said: what the last action has to say. measured: of the present setting.
     """
 
@@ -222,10 +222,10 @@ class _Shelf:
         run is simulated. The cell may be run again: what was picked and measured stays. In a plain terminal a table is
         printed, and `picker.set(dp=2, pp=2)`, `picker.run()` do what sliders and button do.
 
-        Args:    model: "gpt", "mlp", "cnn", "vit", an nn.Module; or "gpt3", or a grid_spec.Spec, which are simulated.
+        Args:    model: "gpt", "mlp", "cnn", "vit", an nn.Module; or "gpt3", or a grid.spec.Spec, which are simulated.
                  ranks: default all engines, or 4; batch: examples of a step, default 8 per rank.
                  limit: what a rank may hold, in bytes or as "2 MB"; default the machine's memory.
-                 machine: default this one, measured; a name of grid_machine.MACHINES, or a Machine.
+                 machine: default this one, measured; a name of grid.machine.MACHINES, or a Machine.
                  fresh: forget what was picked and measured.
         Returns: Picker, with .setting, .prediction, .measured, .set(...), .run().
         Raises:  ValueError, TypeError, LookupError in one sentence.

@@ -6,8 +6,8 @@ from statistics import median
 
 from .. import features, schedules
 from ..engines.errors import EngineError
-from ..parallel.grid_steps import Held, bytes_over_axes, grid_steps, last_step, rows_over_pp
-from ..parallel.simulated_grid import SimulatedGrid
+from ..parallel.grid.simulated_grid import SimulatedGrid
+from ..parallel.grid.steps import Held, bytes_over_axes, grid_steps, last_step, rows_over_pp
 from .cluster import run, running
 
 STEPS = 5

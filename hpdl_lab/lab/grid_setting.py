@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from ..parallel.grid_machine import grid_of
-from ..parallel.grid_search import grids
+from ..parallel.grid.machine import grid_of
+from ..parallel.grid.search import grids
 
 AXES = ("dp", "pp", "tp")
 
@@ -25,7 +25,7 @@ class Setting(NamedTuple):
 
     @property
     def options(self):
-        """Of grid_model.predict and of HybridParallel."""
+        """Of grid.model.predict and of HybridParallel."""
         return {"schedule": self.schedule, "micro_batches": self.micro_batches, "recompute": self.recompute}
 
     def __str__(self):

@@ -1,7 +1,7 @@
 """Where the picker starts: a grid that can be."""
 
-from ..parallel.grid_model import predict
-from ..parallel.grid_search import grids
+from ..parallel.grid.model import predict
+from ..parallel.grid.search import grids
 from .grid_setting import Setting
 
 FEW = (4, 2, 1)  # micro-batches of a replica, the first number that its share of the batch allows

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass, field, replace
 
 from ..comm import sim
-from ..parallel.grid_machine import MACHINES, Machine
-from ..parallel.grid_measure import measured, spec_of
-from ..parallel.grid_spec import SPECS, Spec
+from ..parallel.grid.machine import MACHINES, Machine
+from ..parallel.grid.measure import measured, spec_of
+from ..parallel.grid.spec import SPECS, Spec
 from .choice import model_and_data
 from .cluster import run, running
 from .ranks import DEFAULT_RANKS
@@ -39,7 +39,7 @@ class Subject:
 def subject_of(model="gpt", data=None, size="tiny", ranks=None, batch=None, limit=None, machine=None):
     """The Subject that is meant.
 
-    Args:    model: a name of grid_spec.SPECS, a Spec; or a name of models.MODELS, or an nn.Module, which can run.
+    Args:    model: a name of grid.spec.SPECS, a Spec; or a name of models.MODELS, or an nn.Module, which can run.
              machine: a name of MACHINES, a Machine; by default this machine, measured, or DGX nodes for a mere spec.
     Raises:  ValueError, TypeError, LookupError in one sentence.
     """

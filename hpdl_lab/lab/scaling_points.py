@@ -14,12 +14,12 @@ from ..comm.base import PerRank
 from ..comm.network import Switch
 from ..comm.torch_state import one_thread
 from ..features import cores
-from ..parallel.accounting import account
 from ..parallel.data import best_all_reduce
-from ..parallel.interference import interference
-from ..parallel.overlap_model import median_of, profile_for, step_time
-from ..parallel.profile import TINY, rehearse, require_sum, time_steps
-from ..parallel.simulated_step import simulated_step
+from ..parallel.scaling.accounting import account
+from ..parallel.scaling.interference import interference
+from ..parallel.scaling.overlap_model import median_of, profile_for, step_time
+from ..parallel.scaling.profile import TINY, rehearse, require_sum, time_steps
+from ..parallel.scaling.simulated_step import simulated_step
 from ..trace import now_ns
 from .ranks import SIMULATED_DEADLINE, place
 

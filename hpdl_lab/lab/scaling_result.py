@@ -3,7 +3,7 @@
 import csv
 from dataclasses import dataclass, field
 
-from ..parallel.scaling_laws import fit
+from ..parallel.scaling.laws import fit
 from ..plots import live
 
 COLUMNS = (
@@ -27,11 +27,11 @@ COLUMNS = (
 @dataclass(frozen=True)
 class ScalingResult:
     """Points are dicts: kind, ranks, cores, rate (median, units of work per s), p25, p75, speedup, efficiency, exposed,
-    overlap, imbalance (see parallel/accounting.py; None where the events do not tell).
+    overlap, imbalance (see parallel/scaling/accounting.py; None where the events do not tell).
 
     rows:      measured; "simulated" is the rate of simulated ranks that compute and talk as these engines did.
     simulated: on ranks with a core each; "how": "messages" where each was followed, "schedule" where it was evaluated.
-    model:     of the alpha-beta-overlap model. fits: list of parallel.scaling_laws.Fit.
+    model:     of the alpha-beta-overlap model. fits: list of parallel.scaling.laws.Fit.
     """
 
     rows: list

@@ -6,7 +6,7 @@ from ..collectives.sweep import time_work
 from ..comm import sim
 from ..comm.network import Switch, title
 from ..features import cores
-from ..parallel.overlap_model import Interference
+from ..parallel.scaling.overlap_model import Interference
 from ..plots.style import number_text, seconds_text
 from ..trace import now_ns
 from .cluster import running

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 
 from .. import schedules as known
-from ..parallel import grid_search
-from ..parallel.grid_model import Prediction
+from ..parallel.grid import search as grid_search
+from ..parallel.grid.model import Prediction
 from ..plots import grid_search as drawing
 from ..plots import live
 from ..plots.grid import bytes_amount
@@ -19,7 +19,7 @@ SHOWN = 8  # rows of the printed table
 
 @dataclass(frozen=True)
 class Searched:
-    """rows: grid_model.Predictions, fastest first; best: the fastest that fits, None where none does.
+    """rows: grid.model.Predictions, fastest first; best: the fastest that fits, None where none does.
 
     guess: the row of the grid that the attendee expected, or None.
     """

@@ -7,8 +7,8 @@ import numpy as np
 
 from ..collectives import sweep
 from ..features import cores
-from ..parallel import tensor_ways
-from ..parallel.tensor_ways import Parts, Shape
+from ..parallel.tensor import ways as tensor_ways
+from ..parallel.tensor.ways import Parts, Shape
 from ..plots import live
 from ..plots import tensor as drawing
 from ..plots.style import seconds_text

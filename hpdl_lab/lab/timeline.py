@@ -1,7 +1,7 @@
 """`lab.timeline`: who did what, when, in the last run; `lab.traffic`: who sent how much to whom; Horovod's timeline."""
 
 from .. import trace
-from ..parallel import horovod_timeline as horovod
+from ..parallel.horovod import timeline as horovod
 from ..plots import horovod as gradients
 from ..plots import timeline as bars
 from ..plots import traffic as heat

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from ..mesh import Grid
 from ..models import batch_norm
 from ..parallel.data import DataParallel, Strategy
-from ..parallel.hybrid_training import train_on_mesh
+from ..parallel.hybrid.training import train_on_mesh
 from ..parallel.training import Recipe
 from ..parallel.training import train as train_on_rank
 from ..plots import live, loss

@@ -12,7 +12,7 @@ from ..data.sharding import batches, shard
 from ..models import build_for
 from .data import broadcast_parameters
 from .ddp import Communication, ddp_hook
-from .distributed_optimizer import DistributedOptimizer
+from .horovod.distributed_optimizer import DistributedOptimizer
 
 BATCH, LR = 32, 3e-3
 

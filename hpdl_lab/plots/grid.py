@@ -34,7 +34,7 @@ FAR = 8  # times the bar: a limit beyond it is told in words
 def draw(figure, row, measured=None, why="", title=""):
     """Fill `figure`, HEIGHT inches tall.
 
-    Args:    row: a grid_model.Prediction, or None where the grid cannot be. measured: record with seconds, bubble,
+    Args:    row: a grid.model.Prediction, or None where the grid cannot be. measured: record with seconds, bubble,
              memory (parameters, gradients, optimizer, activations, total), links, how; or None; memory and links may
              be None. why: the sentence about what cannot be.
     """

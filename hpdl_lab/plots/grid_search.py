@@ -25,7 +25,7 @@ MOST_NAMED = 4  # grids that get a label, besides the best and the guess
 def draw(figure, rows, best=None, guess=None, title="", foot=""):
     """Fill `figure`.
 
-    Args:    rows: grid_model.Predictions; best: the one that is marked, or None; guess: the row that the attendee
+    Args:    rows: grid.model.Predictions; best: the one that is marked, or None; guess: the row that the attendee
              expects to be the best, or None.
     """
     ax = figure.add_axes((0.09, 0.16, 0.6, 0.66))

@@ -9,7 +9,7 @@ import textwrap
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ..parallel.scaling_laws import FORMULAS
+from ..parallel.scaling.laws import FORMULAS
 from .scaling_table import table
 from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, crowding, heading, note, number_text
 
@@ -27,7 +27,7 @@ def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), unit="c
 
     Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
              p25, p75, speedup, efficiency, exposed, overlap, imbalance; see lab/scaling_result.py.
-             prediction: {kind: {ranks: speedup}}; fits: parallel.scaling_laws.Fit, of any kind and source.
+             prediction: {kind: {ranks: speedup}}; fits: parallel.scaling.laws.Fit, of any kind and source.
              unit: of the rates; title, foot: text above and below.
     """
     kinds = [kind for kind in PANELS if any(r["kind"] == kind for r in (*rows, *simulated))]

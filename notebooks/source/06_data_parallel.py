@@ -249,7 +249,8 @@ scaled
 #
 # - `hpdl_lab/parallel/data.py`, `hpdl_lab/parallel/buckets.py`, `hpdl_lab/parallel/overlap.py`: your functions, and the
 #   strategies around them.
-# - `hpdl_lab/parallel/fusion.py`, `hpdl_lab/parallel/negotiation.py`: what Horovod does in the background.
+# - `hpdl_lab/parallel/horovod/fusion.py`, `hpdl_lab/parallel/horovod/negotiation.py`: what Horovod does in the
+#   background.
 # - `hpdl_lab/parallel/scaffe.py`: the three designs; `hpdl_lab/parallel/ddp.py`: the hook, blocking and not.
 # - `hpdl_lab/models/gpt.py`: the GPT; `hpdl_lab/parallel/training.py`: the loop around it, and
 #   `hpdl_lab/parallel/training_loop.py`: yours.

@@ -63,18 +63,18 @@ my_bytes = 3_000_000  # your guess: bytes that one of four ranks sends on a ring
 #
 # `torch.nn.functional.linear(x, weight, bias)` is x @ weight.T + bias: columns of A are rows of `weight`.
 
-# %% exercise="hpdl_lab.parallel.tensor_linear:column_linear"
+# %% exercise="hpdl_lab.parallel.tensor.linear:column_linear"
 
-# %% check="hpdl_lab.parallel.tensor_linear:column_linear"
+# %% check="hpdl_lab.parallel.tensor.linear:column_linear"
 
 # %% [markdown]
 # ## Exercise 9.2 ★★ A linear layer cut by its inputs
 #
 # Its mirror image. Where does the bias belong?
 
-# %% exercise="hpdl_lab.parallel.tensor_linear:row_linear"
+# %% exercise="hpdl_lab.parallel.tensor.linear:row_linear"
 
-# %% check="hpdl_lab.parallel.tensor_linear:row_linear"
+# %% check="hpdl_lab.parallel.tensor.linear:row_linear"
 
 # %% [markdown]
 # ## Measure: four ways to cut a layer
@@ -102,9 +102,9 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # Attention has heads that never talk to each other: that is where it is cut. q, k and v of all heads come out of one
 # product, so its weight is three matrices on top of each other. A contiguous piece of it is the wrong piece.
 
-# %% exercise="hpdl_lab.parallel.tensor_attention:rows_of_heads"
+# %% exercise="hpdl_lab.parallel.tensor.attention:rows_of_heads"
 
-# %% check="hpdl_lab.parallel.tensor_attention:rows_of_heads"
+# %% check="hpdl_lab.parallel.tensor.attention:rows_of_heads"
 
 # %% [markdown]
 # ## Exercise 9.4 ★★★ Attention with this rank's heads
@@ -113,9 +113,9 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # `hpdl_lab/models/transformer.py` does it on one rank is worth a look; your `column_linear` and `row_linear` do the
 # rest.
 
-# %% exercise="hpdl_lab.parallel.tensor_attention:attention_heads"
+# %% exercise="hpdl_lab.parallel.tensor.attention:attention_heads"
 
-# %% check="hpdl_lab.parallel.tensor_attention:attention_heads"
+# %% check="hpdl_lab.parallel.tensor.attention:attention_heads"
 
 # %% [markdown]
 # ## A GPT on four ranks
@@ -127,7 +127,7 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # %%
 from hpdl_lab import data
 from hpdl_lab.comm import sim
-from hpdl_lab.parallel.tensor_scripts import train_gpt
+from hpdl_lab.parallel.tensor.scripts import train_gpt
 
 text = data.load("text")
 alone, shared = sim.run(1, train_gpt, text)[0], lab.run(train_gpt, text)
@@ -166,9 +166,9 @@ lab.run(train_gpt, text, 1, 2)
 #
 # `gather(x)` and `scatter(x)` are given, for tensors without autograd; `scatter` adds over ranks, too.
 
-# %% exercise="hpdl_lab.parallel.tensor_sequence:sequence_parallel"
+# %% exercise="hpdl_lab.parallel.tensor.sequence:sequence_parallel"
 
-# %% check="hpdl_lab.parallel.tensor_sequence:sequence_parallel"
+# %% check="hpdl_lab.parallel.tensor.sequence:sequence_parallel"
 
 # %%
 ways = lab.tensor(column_linear, row_linear, sequence_parallel)
@@ -183,14 +183,14 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # Those rows belong to a neighbor. `sending(comm, x, to)` and `receiving(comm, x, source)` are given: lists of one
 # Work, or of none where x is empty.
 
-# %% exercise="hpdl_lab.parallel.spatial:halo_exchange"
+# %% exercise="hpdl_lab.parallel.tensor.spatial:halo_exchange"
 
-# %% check="hpdl_lab.parallel.spatial:halo_exchange"
+# %% check="hpdl_lab.parallel.tensor.spatial:halo_exchange"
 
 # %%
 import torch
 
-from hpdl_lab.parallel.tensor_scripts import convolve_strips
+from hpdl_lab.parallel.tensor.scripts import convolve_strips
 
 # %%
 strips = lab.run(convolve_strips, halo_exchange, torch.rand(4, 3, 64, 64), torch.rand(8, 3, 5, 5))
@@ -206,11 +206,10 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/tensor_pairs.py`: f, g, and how two plain functions become one that autograd knows.
-# - `hpdl_lab/parallel/tensor_linear.py`, `hpdl_lab/parallel/tensor_attention.py`: your functions, and the modules.
-# - `hpdl_lab/parallel/tensor.py`: whole models, unchanged, cut into shards; `hpdl_lab/parallel/tensor_vocabulary.py`:
-#   the
-#   table of tokens, and a cross-entropy that no rank has all logits for.
-# - `hpdl_lab/parallel/tensor_sequence.py`, `hpdl_lab/parallel/spatial.py`: sequences and images that are cut.
+# - `hpdl_lab/parallel/tensor/pairs.py`: f, g, and how two plain functions become one that autograd knows.
+# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/attention.py`: your functions, and the modules.
+# - `hpdl_lab/parallel/tensor/model.py`: whole models, unchanged, cut into shards;
+#   `hpdl_lab/parallel/tensor/vocabulary.py`: the table of tokens, and a cross-entropy that no rank has all logits for.
+# - `hpdl_lab/parallel/tensor/sequence.py`, `hpdl_lab/parallel/tensor/spatial.py`: sequences and images that are cut.
 # - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
 #   arXiv:2205.05198; Dryden et al. 2019 (LBANN's convolutions), arXiv:1903.06681.

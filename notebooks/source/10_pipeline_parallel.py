@@ -105,9 +105,9 @@ lab.pipeline(mine)
 # All ranks go at the pace of the slowest stage. A GPT's table of tokens, its blocks and its head do not cost the same,
 # so equal numbers of layers are not equal stages.
 
-# %% exercise="hpdl_lab.parallel.partition:partition"
+# %% exercise="hpdl_lab.parallel.pipeline.partition:partition"
 
-# %% check="hpdl_lab.parallel.partition:partition"
+# %% check="hpdl_lab.parallel.pipeline.partition:partition"
 
 # %% [markdown]
 # A model whose head costs as much as six blocks, in stages with equal numbers of layers, and in yours:
@@ -164,9 +164,9 @@ print(plan, schedules.to_strings(plan)[3], sep="\n\n")
 # `saved`, in which they left input and output of the stage. Who sends what to whom? Ask the schedule: not in all of
 # them stage s + 1 is on rank r + 1.
 
-# %% exercise="hpdl_lab.parallel.naive_pipeline:do_backward"
+# %% exercise="hpdl_lab.parallel.pipeline.naive:do_backward"
 
-# %% check="hpdl_lab.parallel.naive_pipeline:do_backward"
+# %% check="hpdl_lab.parallel.pipeline.naive:do_backward"
 
 # %% [markdown]
 # ## A GPT in four pieces
@@ -233,7 +233,7 @@ print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {9
 #
 # - `hpdl_lab/schedules/`: your functions, one file per schedule; `evaluation.py`: from order to time;
 #   `validation.py`: what is refused.
-# - `hpdl_lab/parallel/run_schedule.py`: carries out any schedule; `split.py`: cuts an unchanged model;
-#   `split_backward.py`: backward in halves.
-# - `hpdl_lab/parallel/naive_pipeline.py`: the same in 60 lines, for GPipe.
+# - `hpdl_lab/parallel/pipeline/run_schedule.py`: carries out any schedule; `split.py`: cuts an unchanged model;
+#   `pipeline/split_backward.py`: backward in halves.
+# - `hpdl_lab/parallel/pipeline/naive.py`: the same in 60 lines, for GPipe.
 # - In PyTorch: `torch/distributed/pipelining/schedules.py`, whose 1F1B, interleaved and zero-bubble orders are yours.

@@ -84,9 +84,9 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # - `placed.over_tp`: True where each tp rank holds this parameter whole, and has a part of its gradient;
 # - `placed.shared`: the communicator of the stages that hold this very parameter, or None.
 
-# %% exercise="hpdl_lab.parallel.reduce_gradients:reduce_gradients"
+# %% exercise="hpdl_lab.parallel.hybrid.reduce_gradients:reduce_gradients"
 
-# %% check="hpdl_lab.parallel.reduce_gradients:reduce_gradients"
+# %% check="hpdl_lab.parallel.hybrid.reduce_gradients:reduce_gradients"
 
 # %% [markdown]
 # ## Measure: three changed lines
@@ -106,7 +106,7 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # %%
 from hpdl_lab import data
 from hpdl_lab.comm import sim
-from hpdl_lab.parallel.hybrid_scripts import hybrid_script, script
+from hpdl_lab.parallel.hybrid.scripts import hybrid_script, script
 
 text = data.load("text")
 alone = sim.run(1, script, text)[0]
@@ -169,9 +169,9 @@ print(picker)
 #
 # Nobody has to guess what can be computed: price every grid, and take the fastest that fits.
 
-# %% exercise="hpdl_lab.parallel.grid_search:best_grid"
+# %% exercise="hpdl_lab.parallel.grid.search:best_grid"
 
-# %% check="hpdl_lab.parallel.grid_search:best_grid"
+# %% check="hpdl_lab.parallel.grid.search:best_grid"
 
 # %% [markdown]
 # ## 1,024 GPUs
@@ -182,7 +182,7 @@ print(picker)
 # activations in backward, and so does `price`: a third more arithmetic, and a fraction of the memory.
 
 # %%
-from hpdl_lab.parallel.hybrid_scripts import price
+from hpdl_lab.parallel.hybrid.scripts import price
 
 best, published = best_grid(1024, price, 80e9), price(8, 16, 8)
 assert abs(published.seconds / 32 - 1) < 0.15
@@ -202,7 +202,7 @@ lab.search("gpt3", prediction=my_gpt3)
 # seconds:
 
 # %%
-from hpdl_lab.parallel.hybrid_scripts import simulated_step
+from hpdl_lab.parallel.hybrid.scripts import simulated_step
 
 simulated, modelled = simulated_step(8, 16, 8, micro_batches=4)
 assert abs(simulated / modelled - 1) < 0.05
@@ -236,11 +236,12 @@ print(
 # ## Where to read the real code
 #
 # - `hpdl_lab/mesh.py`: your two functions, and communicators along axes.
-# - `hpdl_lab/parallel/reduce_gradients.py`: the rule; `hpdl_lab/parallel/hybrid_gradients.py`: the same beside
+# - `hpdl_lab/parallel/hybrid/reduce_gradients.py`: the rule; `hpdl_lab/parallel/hybrid/gradients.py`: the same beside
 #   backward.
-# - `hpdl_lab/parallel/hybrid.py`: three lines; `hpdl_lab/parallel/hybrid_checkpoint.py`: from one mesh into another.
-# - `hpdl_lab/parallel/grid_model.py`, `hpdl_lab/parallel/memory.py`: what a grid costs;
-#   `hpdl_lab/parallel/grid_search.py`.
-# - `hpdl_lab/parallel/grid_simulation.py`: 1,024 ranks in one process.
+# - `hpdl_lab/parallel/hybrid/model.py`: three lines; `hpdl_lab/parallel/hybrid/checkpoint.py`: from one mesh into
+#   another.
+# - `hpdl_lab/parallel/grid/model.py`, `hpdl_lab/parallel/grid/memory.py`: what a grid costs;
+#   `hpdl_lab/parallel/grid/search.py`.
+# - `hpdl_lab/parallel/grid/simulation.py`: 1,024 ranks in one process.
 # - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
 #   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358.

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab import models
 from hpdl_lab.comm import world
 from hpdl_lab.mesh import DeviceMesh
-from hpdl_lab.parallel.grid_search import grids
-from hpdl_lab.parallel.hybrid import HybridParallel
+from hpdl_lab.parallel.grid.search import grids
+from hpdl_lab.parallel.hybrid.model import HybridParallel
 
 DRAW = torch.Generator().manual_seed(3)
 TOKENS = torch.randint(12, (12, 7), generator=DRAW)

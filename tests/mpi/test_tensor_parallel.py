@@ -10,11 +10,11 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab import data, models
 from hpdl_lab.collectives import native
 from hpdl_lab.mesh import DeviceMesh
-from hpdl_lab.parallel.plugged import Plugged, on_a_ring
-from hpdl_lab.parallel.spatial_cnn import spatial_parallel
-from hpdl_lab.parallel.tensor import shard, tensor_parallel
-from hpdl_lab.parallel.tensor_cuts import add_partial_gradients, cuts_of, gather_parameters, joined, tensors_of
-from hpdl_lab.parallel.tensor_vocabulary import vocabulary_cross_entropy
+from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, cuts_of, gather_parameters, joined, tensors_of
+from hpdl_lab.parallel.tensor.model import shard, tensor_parallel
+from hpdl_lab.parallel.tensor.plugged import Plugged, on_a_ring
+from hpdl_lab.parallel.tensor.spatial_cnn import spatial_parallel
+from hpdl_lab.parallel.tensor.vocabulary import vocabulary_cross_entropy
 
 EXACT = 1e-10
 STEPS, BATCH, BLOCK = 3, 5, 12

@@ -1,0 +1,77 @@
+"""The machine under a grid of ranks: how fast a rank computes, how much it holds, what a message costs on each axis."""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...comm.network import Islands, Network, Switch
+from ...mesh import Grid
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """network: whose routes say what a message costs, and whose flops_per_s how fast a rank computes.
+
+    memory: bytes that a rank can hold. at_once: ranks that compute at full speed at the same time, 0 for all; on a
+    laptop these are its cores. source: where the numbers are from.
+    """
+
+    name: str
+    network: Network
+    memory: int
+    at_once: int = 0
+    source: str = ""
+
+
+@functools.lru_cache(maxsize=4096)
+def message_cost(network, grid, axis):
+    """(alpha, beta): s per message and s per byte between neighbors on an axis, all of which send at the same time.
+
+    The slowest pair counts, and where messages share a link, as with few adapters per node, each gets its share.
+    Args:    network: a Network; grid: a Grid with its ranks numbered as its axes say; axis: "dp", "pp" or "tp".
+    """
+    size = grid[axis]
+    if size == 1:
+        return 0.0, 0.0
+    stride = 1
+    for name in reversed(grid.axes[grid.axes.index(axis) + 1 :]):
+        stride *= grid[name]
+    ranks = np.arange(grid.size)
+    place = ranks // stride % size
+    dest = ranks + np.where(place + 1 < size, stride, -stride * (size - 1))
+    route = network.routes(ranks, dest, grid.size)
+    shared = np.ones(grid.size)
+    for link in route.links:
+        link = np.broadcast_to(link, ranks.shape)
+        used = link >= 0
+        count = np.bincount(link[used], minlength=network.link_count(grid.size))
+        shared[used] = np.maximum(shared[used], count[link[used]])
+    return float(np.max(route.alpha)), float(np.max(route.beta * shared))
+
+
+def grid_of(dp=1, pp=1, tp=1):
+    """The Grid in the order that all of this counts on: tp varies fastest, so that it stays inside a node."""
+    return Grid(dp=dp, pp=pp, tp=tp)
+
+
+A100_PEAK = 312e12  # flops/s of a A100 in 16 bits: NVIDIA, A100 Tensor Core GPU Architecture; 2020
+EFFICIENCY = 0.5  # an assumption: what layers of a large transformer reach of the peak, without messages and bubble
+
+MACHINES = {
+    "laptop": Machine(
+        "a laptop of two cores",
+        Switch(alpha=30e-6, beta=1 / 4e9, flops_per_s=20e9),
+        memory=2 * GIB,
+        at_once=2,
+        source="an assumption of the size of what two cores do; lab.grid measures yours",
+    ),
+    "dgx_a100": Machine(
+        "DGX A100 nodes",
+        Islands(8, "nvlink_3", "infiniband_hdr", nics=8, flops_per_s=EFFICIENCY * A100_PEAK),
+        memory=80 * 10**9,
+        source="8 GPUs of 80 GB per node on NVLink 3, an HDR adapter for each: comm/network/presets.py; half the peak",
+    ),
+}

@@ -1,0 +1,261 @@
+"""The Spec of any model, read off the model itself, and the Machine of this one, timed.
+
+The model is cut into its layers, and each is run once on an example: what does autograd keep, how large is its output?
+Then the same for one tensor-parallel shard of it, on a communicator that sends nothing and writes down what it should:
+what a shard does not have is what tp divides.
+"""
+
+import copy
+import statistics
+from typing import NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from ...collectives.cost import fit_alpha_beta
+from ...comm.base import Comm
+from ...comm.network import Switch
+from ...trace import Trace, now_ns
+from ..hybrid.model import cross_entropy_per_answer, shard_and_loss
+from ..pipeline.split import Layers
+from .machine import GIB, Machine
+from .spec import Layer, Spec
+
+PING = (1024, 1 << 20)  # bytes of the messages that are timed
+REPEATS = 5
+
+
+class Reading(NamedTuple):
+    """What was seen of one layer with a whole example batch; sums, gathers, returns: sizes of messages over tp.
+
+    again: what it keeps as the layer before does, which is not part of `saved`.
+    """
+
+    name: str
+    parameters: int
+    flops: int
+    saved: int
+    again: int
+    output: int
+    sums: tuple
+    gathers: tuple
+    returns: tuple
+
+
+class Silent(Comm):
+    """Rank 0 of `size` ranks that all have what it has; nothing is sent. sums, gathers: sizes of what would be."""
+
+    def __init__(self, size):
+        super().__init__(0, size, Trace(0, enabled=False))
+        self.sums, self.gathers = [], []
+
+    def all_reduce(self, x):
+        self.sums.append(x.numel())
+        return x
+
+    def all_gather(self, x):
+        self.gathers.append(x.numel())
+        return x.expand(self.size, *x.shape).clone()
+
+    def reduce_scatter(self, x):
+        self.sums.append(x.numel())
+        return x[0].clone()
+
+    def taken(self):
+        """(sums, gathers) since the last call."""
+        found = tuple(self.sums), tuple(self.gathers)
+        self.sums, self.gathers = [], []
+        return found
+
+    def barrier(self):
+        pass
+
+    def split(self, color, key=0):
+        return self
+
+    def allocate(self, shape, dtype="float32"):
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+    def isend(self, x, to):
+        raise TypeError("this communicator has no other rank to send to")
+
+    irecv = isend
+
+
+def spec_of(model, example, name=None, training=None):
+    """The Spec of `model`, an nn.Module. What tp divides is known for the mlp, cnn, gpt and vit of models/.
+
+    Args:    example: x of some examples, such as two of them; training: a key of TRAININGS, by default SGD with
+             momentum in the model's own dtype.
+    Returns: Spec, whose layers are those between which split.split cuts.
+    Raises:  ValueError for a model that cannot be split.
+    """
+    double = next(model.parameters()).dtype == torch.float64
+    training = training or ("float64 momentum" if double else "momentum")
+    heads, positions = heads_of(model)
+    n = len(example)
+    whole = readings(model, example, Silent(1), cross_entropy_per_answer)
+    ways = next((p for p in range(2, heads + 1) if heads % p == 0), 2) if heads != 1 else 1
+    part = shard_readings(model, example, ways, False) or whole
+    narrow = shard_readings(model, example, ways, True) or part
+    layers = [layer_of(w, p, s, ways, n) for w, p, s in zip(whole, part, narrow, strict=True)]
+    tied = sum(layer.parameters for layer in layers) - sum(p.numel() for p in model.parameters())
+    kind = type(model).__name__
+    return Spec(name or kind, tuple(layers), heads, positions, tied, training)
+
+
+def layer_of(whole, part, narrow, ways, n):
+    """A Layer, of Readings of n examples: of the whole one, of one of `ways` shards, of one with sequence parallel."""
+
+    def divided(before, after):
+        return (before - after) * ways // max(ways - 1, 1)
+
+    return Layer(
+        whole.name,
+        parameters=whole.parameters,
+        cut=divided(whole.parameters, part.parameters),
+        flops=whole.flops / n,
+        saved=whole.saved // n,
+        saved_cut=divided(whole.saved // n, part.saved // n),
+        saved_positions=divided(part.saved // n, narrow.saved // n),
+        output=whole.output // n,
+        output_cut=divided(whole.output // n, part.output // n),
+        output_positions=divided(part.output // n, narrow.output // n),
+        again=whole.again // n,
+        sums=tuple(size // n for size in part.sums),
+        returns=tuple(size // n for size in part.returns),
+        gathers=tuple(size // n for size in part.gathers),
+    )
+
+
+def heads_of(model):
+    """(heads of its attention or 0, positions that it reads or 1) of a model of models/."""
+    heads = next((m.heads for m in model.modules() if hasattr(m, "heads")), 0)
+    positions = getattr(model, "positions", None)
+    weight = getattr(positions, "weight", positions)  # a table of a GPT, a parameter of a ViT
+    return heads, 1 if weight is None else weight.shape[-2]
+
+
+def shard_readings(model, example, ways, sequence):
+    """readings of rank 0's shard for `ways` tp ranks; None where the model cannot be cut so."""
+    comm = Silent(ways)
+    try:
+        shard, loss = shard_and_loss(comm, copy.deepcopy(model), sequence, cross_entropy_per_answer)
+        return readings(shard, example, comm, loss)
+    except ValueError:
+        return None
+
+
+def readings(model, example, comm, loss):
+    """A Reading of each layer of `model`, which communicates over `comm`, in order."""
+    layers = Layers(model, example)
+    stages, found = layers.stages([1] * len(layers)), []
+    known = {t.untyped_storage().data_ptr() for t in (example, *model.parameters(), *model.buffers())}
+    x, before = (example,), {}
+    comm.taken()
+    for i, stage in enumerate(stages):
+        kept = {}
+
+        def keep(tensor, kept=kept):
+            storage = tensor.untyped_storage()
+            if tensor.is_floating_point() and storage.data_ptr() not in known:
+                kept[storage.data_ptr()] = storage.nbytes() // tensor.element_size(), tensor
+            return tensor
+
+        answers = loss_on_zeros(loss) if i == len(stages) - 1 else None
+        with torch.autograd.graph.saved_tensors_hooks(keep, same), flop_counter() as counter:
+            x = stage.forward(0, x, answers)
+        output = sum(torch.Size(spec.shape).numel() for spec in stage.gives)
+        parameters = sum(p.numel() for p in stage.module.parameters())
+        saved, again = (
+            sum(count for key, (count, _) in kept.items() if (key in before) == common) for common in (False, True)
+        )
+        flops, before = counter.get_total_flops(), kept
+        found.append(Reading(layers.names[i], parameters, flops, saved, again, output, *comm.taken(), ()))
+    for i, stage in reversed(list(enumerate(stages))):
+        gradients = [torch.zeros(spec.shape, dtype=spec.dtype) for spec in stage.gives if spec.requires_grad]
+        stage.backward(0, () if i == len(stages) - 1 else gradients)
+        sums, gathers = comm.taken()
+        found[i] = found[i]._replace(returns=sums)
+    model.zero_grad()
+    return found
+
+
+def flop_counter():
+    """torch's counter, which does not know the attention that torch has for CPUs."""
+
+    def attention(query, key, value, *_, out_shape=None, **__):
+        return sdpa_flop_count(query, key, value)
+
+    mine = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
+    return FlopCounterMode(display=False, custom_mapping=mine)
+
+
+def loss_on_zeros(loss):
+    """f(output) -> loss, of answers that are all class 0."""
+    return lambda output: loss(output, torch.zeros(output.shape[:-1], dtype=torch.int64))
+
+
+def same(x):
+    return x
+
+
+def measured(comm, model, x, y, loss=None, flops=None):
+    """The Machine that the ranks of `comm` are: what a rank computes alone and among all, what a message costs.
+
+    Args:    model, x, y: trained on for a few steps of forward and backward, while every rank does the same.
+             flops: of one example, Spec.flops, where that is known.
+    Returns: Machine, the same on every rank. Its speed is that of this model's layers, not of one large product.
+    """
+    loss = loss or cross_entropy_per_answer
+    work = (flops or spec_of(model, x[:1]).flops) * len(x)
+
+    def step():
+        loss(model(x), y).backward()
+
+    alone = [seconds_of(comm, step, comm.rank == 0) for _ in range(REPEATS)]
+    together = [seconds_of(comm, step, True) for _ in range(REPEATS)]
+    model.zero_grad()
+    least, slow = (agreed_median(comm, times, root) for times, root in ((alone, 0), (together, None)))
+    pings = [agreed_median(comm, [one_way(comm, nbytes) for _ in range(REPEATS)], 0) for nbytes in PING]
+    alpha, beta = fit_alpha_beta(PING, pings) if comm.size > 1 else (0.0, 0.0)
+    at_once = max(1, round(comm.size * least / slow))
+    return Machine(
+        "this machine",
+        Switch(alpha=alpha, beta=beta, flops_per_s=work / least),
+        memory=4 * GIB,
+        at_once=0 if at_once >= comm.size else at_once,
+        source=f"measured on {comm.size} ranks with a {type(model).__name__}",
+    )
+
+
+def seconds_of(comm, call, takes_part):
+    """s that `call()` lasts on this rank; all ranks begin together."""
+    comm.barrier()
+    begin = now_ns()
+    if takes_part:
+        call()
+    seconds = (now_ns() - begin) / 1e9
+    comm.barrier()
+    return seconds
+
+
+def one_way(comm, nbytes):
+    """s of one message between ranks 0 and 1, half of there and back; 0 on the others."""
+    x = torch.zeros(nbytes // 4)
+    comm.barrier()
+    if comm.rank > 1 or comm.size == 1:
+        return 0.0
+    begin = now_ns()
+    for turn in (0, 1):
+        if comm.rank == turn:
+            comm.send(x, 1 - turn)
+        else:
+            comm.recv(x, turn)
+    return (now_ns() - begin) / 2e9
+
+
+def agreed_median(comm, times, root):
+    """The median of these seconds on rank `root`, or the largest median of all ranks, the same on every rank."""
+    medians = comm.all_gather(torch.tensor([statistics.median(times)], dtype=torch.float64)).flatten().tolist()
+    return max(medians) if root is None else medians[root]

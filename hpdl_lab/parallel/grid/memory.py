@@ -1,0 +1,150 @@
+"""What a rank of a grid holds, in bytes: parameters, gradients, the optimizer's state, activations.
+
+a GPT on dp=2, pp=2, tp=2                   held by one rank                   divided by
+parameters, gradients, optimizer            of its layers                      pp and tp, not dp
+activations of one micro-batch              of its layers                      pp and partly tp; sequence: wholly
+    times the micro-batches in flight       gpipe m, 1f1b min(m, pp - stage)   the schedule
+with recomputation                          inputs of its stages only, and one micro-batch of one stage whole
+"""
+
+import functools
+from typing import NamedTuple
+
+from ... import schedules
+from ..pipeline.partition import partition
+
+
+class Memory(NamedTuple):
+    """Bytes of one rank, by what they are for."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self):
+        return sum(self)
+
+
+def stages_of(spec, stages):
+    """The layers of each stage: tuples of Layers, cut so that the most that a stage computes is least.
+
+    Raises:  ValueError where there are more stages than layers.
+    """
+    require_layers(spec, stages)
+    return _stages_of(spec, stages)
+
+
+def require_layers(spec, stages):
+    """Raise ValueError unless there is a layer for each stage."""
+    if stages > len(spec.layers):
+        raise ValueError(f"{spec.name} has {len(spec.layers)} layers, which cannot be shared by {stages} stages")
+
+
+@functools.lru_cache(maxsize=256)
+def _stages_of(spec, stages):
+    costs = [layer.flops for layer in spec.layers]
+    sizes = partition(costs, stages)
+    cuts = [sum(sizes[:i]) for i in range(stages + 1)]
+    return tuple(spec.layers[a:b] for a, b in zip(cuts, cuts[1:], strict=False))
+
+
+class Deal(NamedTuple):
+    """How a schedule deals out the stages. held: per rank, its stages of the model; stages, replicas: of the schedule.
+
+    fullest: per rank, the moments at which it holds most, each ((stage of the model, live, graphs), ...). live:
+    micro-batches between their forward and the end of their backward; graphs: those of them that are in their backward,
+    whose whole graph is there even where it was computed again.
+    """
+
+    stages: int
+    replicas: int
+    held: tuple
+    fullest: tuple
+
+    @property
+    def in_flight(self):
+        """Per rank the most micro-batches, over its stages, whose activations it holds."""
+        return tuple(max(sum(live for _, live, _ in moment) for moment in rank) for rank in self.fullest)
+
+
+def deal(schedule, ranks, micro_batches, chunks=None):
+    """The Deal of a schedule. Raises ValueError as schedules.build.
+
+    After a few rounds a rank's order repeats itself, so that three show how much is in flight; not so in GPipe.
+    """
+    few = micro_batches if schedule == "gpipe" else min(micro_batches, 3 * ranks + micro_batches % ranks)
+    return _deal(schedule, ranks, few, chunks)
+
+
+@functools.lru_cache(maxsize=4096)
+def _deal(schedule, ranks, micro_batches, chunks):
+    if schedule == "gpipe":  # all forwards before the first backward, whatever their number
+        schedules.build(schedule, ranks, 1, chunks)
+        moments = tuple((((r, micro_batches, 1),),) for r in range(ranks))
+        return Deal(ranks, 1, tuple((r,) for r in range(ranks)), moments)
+    plan = schedules.build(schedule, ranks, micro_batches, chunks)
+    held = tuple(tuple(stage % plan.stages for stage in plan.stages_of(r)) for r in range(ranks))
+    return Deal(plan.stages, plan.replicas, held, tuple(tuple(fullest(row, plan.stages)) for row in plan.rows))
+
+
+def fullest(row, stages):
+    """The moments of a row that no other one exceeds in everything: a list of ((stage, live, graphs), ...)."""
+    live, graphs, moments = {}, {}, set()
+    for stage, kind, _ in row:
+        if kind == "F":
+            live[stage] = live.get(stage, 0) + 1
+        elif kind in "BI":
+            graphs[stage] = graphs.get(stage, 0) + 1
+        moments.add(tuple((s, n, graphs.get(s, 0)) for s, n in live.items()))
+        if kind in "BW":
+            live[stage] -= 1
+            graphs[stage] -= 1
+    kept = []
+    for moment in sorted(moments, key=lambda m: -sum(n + g for _, n, g in m)):
+        if not any(exceeds(other, moment) for other in kept):
+            kept.append(moment)
+    return [tuple((s % stages, n, g) for s, n, g in moment) for moment in kept]
+
+
+def exceeds(other, moment):
+    """Whether `other` holds as much of everything as `moment`."""
+    counts = {s: (n, g) for s, n, g in other}
+    return all(counts.get(s, (0, 0))[0] >= n and counts.get(s, (0, 0))[1] >= g for s, n, g in moment)
+
+
+def memory_of(
+    spec, grid, schedule="1f1b", micro_batches=8, micro_batch=1, recompute=False, sequence=False, chunks=None
+):
+    """Bytes on the ranks of every pipeline place: a list of Memory, one for each rank along pp.
+
+    Args:    spec: a Spec; grid: a Grid; schedule: its name; micro_batches: of one replica; micro_batch: its examples.
+             recompute: activation checkpointing, a stage at a time; sequence: sequence parallel.
+    Returns: list of Memory. Gradients are those that all micro-batches are added up in; what a message needs on its way
+             is not counted.
+    Raises:  ValueError where the grid has more stages than the model has layers, or the schedule cannot be.
+    """
+    dealt = deal(schedule, grid["pp"], micro_batches, chunks)
+    parts, each, tp = stages_of(spec, dealt.stages), spec.bytes_each, grid["tp"]
+    inputs = [
+        0,
+        *(part[-1].output_on(tp, sequence) for part in parts[:-1]),
+    ]  # the first stage reads the batch, which is there anyway
+    whole = [sum(layer.saved_on(tp, sequence) for layer in part) for part in parts]
+    for stage in range(1, len(parts)):
+        before, first = parts[stage - 1][-1], parts[stage][0]
+        whole[stage] += first.again * before.output_on(tp, sequence) // before.output
+    parameters = [sum(layer.parameters_on(tp) for layer in part) for part in parts]
+    rows = []
+    for mine, moments in zip(dealt.held, dealt.fullest, strict=True):
+        count = sum(parameters[stage] for stage in mine)
+        if {0, dealt.stages - 1} <= {*mine}:  # one table of both ends, for each model that the rank holds both ends of
+            count -= spec.tied // tp * mine.count(0)
+        if recompute:
+            kept = max(sum(live * inputs[s] + graphs * whole[s] for s, live, graphs in moment) for moment in moments)
+        else:
+            kept = max(sum(live * whole[s] for s, live, _ in moment) for moment in moments)
+        bytes_of_all = (count * n for n in each[:3])
+        rows.append(Memory(*bytes_of_all, kept * micro_batch * each.activations))
+    return rows

@@ -1,0 +1,251 @@
+"""What a grid costs before it runs: s per step, bubble, bytes per link, bytes per rank, as formulas.
+
+    stage time     flops / (flops per s) + all-reduces over tp                              backward: twice the flops
+    pipeline       the schedule's makespan with these times, and a message over pp between stages
+    step           makespan + what is left of the all-reduces over dp when backward has ended
+
+A test holds the seconds to those of the same grid on simulated ranks, and the bytes to those of a real step.
+Ref: Narayanan et al. 2021, arXiv:2104.04473, sections 3.2 and 3.3.
+"""
+
+from typing import NamedTuple
+
+from ...collectives import cost
+from ...mesh import Grid
+from ..pipeline.times import pipeline_time
+from . import memory as memories
+from .machine import MACHINES, message_cost
+from .memory import Memory
+
+
+class Prediction(NamedTuple):
+    """A grid and what it costs.
+
+    grid, schedule, micro_batches, micro_batch, recompute, sequence: what was asked; micro_batch: examples in one.
+    seconds:  of a step.   bubble: share of the pipeline's time in which its ranks wait, 0 to 1.
+    memory:   Memory of the fullest rank; stages: of every rank along pp.
+    links:    {"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that the busiest rank sends in a step: along each
+              axis, and, for parameters of several stages, to the ranks that hold them along dp and pp together.
+    sent:     the same of every rank along pp: a tuple of such tables.
+    parts:    {"compute", "tp", "pp", "dp", "bubble": s} of the busiest rank, which add up to `seconds`.
+    limit:    bytes that a rank may hold.
+    """
+
+    grid: Grid
+    schedule: str
+    micro_batches: int
+    micro_batch: int
+    recompute: bool
+    sequence: bool
+    seconds: float
+    bubble: float
+    memory: Memory
+    stages: tuple
+    links: dict
+    sent: tuple
+    parts: dict
+    limit: int
+
+    @property
+    def fits(self):
+        return self.memory.total <= self.limit
+
+    @property
+    def nbytes(self):
+        """Of the fullest rank."""
+        return self.memory.total
+
+
+class StageTime(NamedTuple):
+    """s of one micro-batch on one stage: arithmetic and messages over tp, forward and backward."""
+
+    forward: float
+    backward: float
+    forward_sums: float
+    backward_sums: float
+
+    @property
+    def costs(self):
+        """(forward, backward, input gradient, weight gradient) of a schedule. Messages come with the input's half."""
+        forward, backward = self.forward + self.forward_sums, self.backward + self.backward_sums
+        half = self.forward  # the gradient of weights costs what forward does
+        return forward, backward, backward - half, half
+
+
+def predict(
+    spec,
+    grid,
+    schedule="1f1b",
+    micro_batches=8,
+    recompute=False,
+    sequence=False,
+    machine=None,
+    batch=None,
+    chunks=None,
+    limit=None,
+):
+    """What one training step of `spec` costs on `grid`.
+
+    Args:    spec: a grid.spec.Spec; grid: a Grid of dp, pp and tp, tp varying fastest.
+             micro_batches: into which each replica cuts its share of `batch`, by default one example each.
+             machine: a grid.machine.Machine, by default the laptop; limit: bytes per rank, by default the machine's.
+             chunks: stages per rank of the schedule "interleaved".
+    Returns: Prediction.
+    Raises:  ValueError, a sentence with numbers, for a grid that cannot be: heads, positions, layers, batch.
+    """
+    machine = MACHINES["laptop"] if machine is None else machine
+    batch = grid["dp"] * micro_batches if batch is None else batch
+    require_possible(spec, grid, micro_batches, batch, sequence)
+    micro_batch = batch // (grid["dp"] * micro_batches)
+    dealt = memories.deal(schedule, grid["pp"], micro_batches, chunks)
+    layers = memories.stages_of(spec, dealt.stages)
+    stages = [stage_time(part, spec, grid, micro_batch, recompute, machine) for part in layers]
+    alpha, beta = message_cost(machine.network, grid, "pp")
+    nbytes = max((activation(part, spec, grid, micro_batch, sequence) for part in layers[:-1]), default=0)
+    transfer = alpha + nbytes * beta if grid["pp"] > 1 else 0.0
+    costs = [stage.costs for stage in stages]
+    times = pipeline_time(schedule, grid["pp"], micro_batches, costs, transfer, chunks)
+    share = micro_batches / dealt.replicas  # of the micro-batches, that each stage of a rank works on
+    busy = [sum(sum(costs[s][:2]) for s in mine) * share for mine in dealt.held]
+    sums = [reductions(rank, dealt, layers, spec, grid) for rank in range(grid["pp"])]
+    ends = [end_of(rank, times, layers, stages, sums[rank], grid, machine) for rank in range(grid["pp"])]
+    computed = [sum(stages[s].forward + stages[s].backward for s in mine) * share for mine in dealt.held]
+    shared = grid["dp"] * grid["tp"] * sum(computed) / machine.at_once if machine.at_once else 0.0
+    seconds = max(*ends, shared)
+    most = max(range(grid["pp"]), key=busy.__getitem__)
+    parts = {
+        "compute": computed[most],
+        "tp": busy[most] - computed[most],
+        "pp": 2 * (dealt.stages - 1) * transfer,  # of the first micro-batch, there and back
+        "dp": max(ends) - times.seconds,
+    }
+    rows = memories.memory_of(spec, grid, schedule, micro_batches, micro_batch, recompute, sequence, chunks)
+    sent = tuple(
+        bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence, sums[rank])
+        for rank, mine in enumerate(dealt.held)
+    )
+    return Prediction(
+        grid,
+        schedule,
+        micro_batches,
+        micro_batch,
+        recompute,
+        sequence,
+        seconds,
+        bubble=1 - sum(busy) / (times.seconds * grid["pp"]),
+        memory=max(rows, key=lambda row: row.total),
+        stages=tuple(rows),
+        links={axis: max(table[axis] for table in sent) for axis in sent[0]},
+        sent=sent,
+        parts=parts | {"bubble": max(0.0, seconds - sum(parts.values()))},
+        limit=machine.memory if limit is None else limit,
+    )
+
+
+def require_possible(spec, grid, micro_batches, batch, sequence=False):
+    """Raise ValueError unless heads, positions, layers and the batch can be shared out like this."""
+    dp, tp = grid["dp"], grid["tp"]
+    memories.require_layers(spec, grid["pp"])
+    if spec.heads % tp:
+        raise ValueError(f"{spec.heads} heads of {spec.name} cannot be shared by tp={tp} ranks: tp must divide them")
+    if sequence and spec.positions % tp:
+        raise ValueError(f"{spec.positions} positions of {spec.name} cannot be cut into tp={tp} equal parts")
+    if micro_batches < 1 or batch % dp or batch // dp % micro_batches:
+        raise ValueError(
+            f"a batch of {batch} cannot be cut into dp={dp} shards of {micro_batches} micro-batches each: "
+            f"it must be a multiple of {dp} x {micro_batches} = {dp * micro_batches}"
+        )
+
+
+def stage_time(part, spec, grid, micro_batch, recompute, machine):
+    """The StageTime of these layers; with `recompute` backward begins with another forward."""
+    tp, each = grid["tp"], spec.bytes_each.activations * micro_batch
+    compute = sum(layer.flops_on(tp) for layer in part) * micro_batch / machine.network.flops_per_s
+    alpha, beta = message_cost(machine.network, grid, "tp")
+    sums = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.sums)
+    sums += sum(cost.all_gather(tp, tp * n * each).seconds(alpha, beta) for layer in part for n in layer.gathers)
+    returns = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.returns)
+    again = int(recompute)
+    return StageTime(compute, (2 + again) * compute, sums, returns + again * sums)
+
+
+def all_reduce_seconds(p, nbytes, alpha, beta):
+    """Of a ring."""
+    return cost.all_reduce(p, nbytes).seconds(alpha, beta)
+
+
+def activation(part, spec, grid, micro_batch, sequence):
+    """Bytes of what a stage hands to the next for one micro-batch."""
+    return part[-1].output_on(grid["tp"], sequence) * micro_batch * spec.bytes_each.activations
+
+
+def gradients_of(part, spec, grid):
+    """Bytes of the gradients of these layers on one rank."""
+    return sum(layer.parameters_on(grid["tp"]) for layer in part) * spec.bytes_each.gradients
+
+
+class Reduction(NamedTuple):
+    """Gradients of one stage of the model that are added over `ranks` ranks; shared: by several stages."""
+
+    stage: int
+    ranks: int
+    nbytes: int
+    shared: bool
+
+
+def reductions(rank, dealt, layers, spec, grid):
+    """What the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: a list of Reductions."""
+    mine, last, rows = dealt.held[rank], dealt.stages - 1, []
+    tied = spec.tied // grid["tp"] * spec.bytes_each.gradients
+    for stage in sorted({*mine}):
+        holders = sum(stage in held for held in dealt.held)
+        tables = ((stage == 0) + (stage == last)) * tied
+        nbytes = gradients_of(layers[stage], spec, grid) - tables
+        rows.append(Reduction(stage, grid["dp"] * holders, nbytes, holders > 1))
+    if tied and {0, last} & {*mine}:
+        holders = sum(0 in held or last in held for held in dealt.held)
+        rows.append(Reduction(min({0, last} & {*mine}), grid["dp"] * holders, tied, holders > 1))
+    return rows
+
+
+def end_of(rank, times, layers, stages, sums, grid, machine):
+    """When this rank has all its gradients: s since the step began.
+
+    A stage of k layers sends them in k parts during its last backward: what is left after it is exposed. What several
+    stages share comes after all of them.
+    """
+    alpha, beta = message_cost(machine.network, grid, "dp")
+    ready, sender = dict(times.gradients[rank]), 0.0
+    ready = {stage % len(layers): end for stage, end in ready.items()}
+    for row in sorted(sums, key=lambda row: ready[row.stage]):
+        if row.ranks > 1 and not row.shared:
+            k, end = len(layers[row.stage]), ready[row.stage]
+            whole = k * all_reduce_seconds(row.ranks, row.nbytes / k, alpha, beta)
+            early = end - stages[row.stage].backward * (k - 1) / k
+            sender = max(max(sender, early) + whole, end + whole / k)
+    end = max(times.ends[rank], sender)
+    slow = [max(pair) for pair in zip((alpha, beta), message_cost(machine.network, grid, "pp"), strict=True)]
+    shared = sum(all_reduce_seconds(row.ranks, row.nbytes, *slow) for row in sums if row.shared)
+    return max(end, times.seconds) + shared if shared else end
+
+
+def bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence, sums):
+    """{"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that a rank with the stages `mine` sends in a step."""
+    tp, each = grid["tp"], spec.bytes_each.activations * micro_batch * share
+    in_layers = sum((1 + recompute) * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
+    gathers = sum((1 + recompute) * sum(layer.gathers) for s in mine for layer in layers[s])
+    pp = 0
+    for s in mine:
+        if s + 1 < len(layers) and grid["pp"] > 1:
+            pp += activation(layers[s], spec, grid, micro_batch, sequence) * share
+        if s > 0 and grid["pp"] > 1:
+            pp += activation(layers[s - 1], spec, grid, micro_batch, sequence) * share
+    gradients = {False: 0.0, True: 0.0}
+    for row in sums:
+        gradients[row.shared] += cost.all_reduce(row.ranks, row.nbytes).nbytes_sent
+    return {
+        "dp": gradients[False],
+        "pp": pp,
+        "tp": cost.all_reduce(tp, in_layers * each).nbytes_sent + (tp - 1) * gathers * each,
+        "shared": gradients[True],
+    }

@@ -1,0 +1,108 @@
+"""Which grid is best: every way to share out the ranks among dp, pp and tp, priced, and the fastest that fits.
+
+    16 ranks = dp x pp x tp      16 x 1 x 1   8 x 2 x 1   8 x 1 x 2   4 x 4 x 1   ...   1 x 1 x 16
+                                 too large    fits        fastest     fits               heads do not divide
+
+Ref: Jia et al. 2018 (FlexFlow), arXiv:1807.05358; Narayanan et al. 2021, arXiv:2104.04473, section 3.
+"""
+
+from .machine import MACHINES, grid_of
+from .model import predict
+
+
+def best_grid(ranks, predict, limit):
+    """The fastest grid of this many ranks whose fullest rank holds no more than `limit` bytes.
+
+    Every dp x pp x tp = ranks counts, in whole numbers, not only powers of two. Some of them cannot be, because tp does
+    not divide the heads or pp is more than there are layers: for those predict raises ValueError.
+
+    Args:    ranks: int, at least 1; limit: bytes.
+             predict: predict(dp, pp, tp) -> a record with .seconds (of a step) and .nbytes (of the fullest rank).
+    Returns: (dp, pp, tp). Of equally fast ones the one whose fullest rank holds least.
+    Raises:  ValueError with the least memory that any grid needs where none fits.
+    """
+    ### BEGIN SOLUTION
+    best, least = None, float("inf")
+    for dp, pp, tp in grids(ranks):
+        try:
+            found = predict(dp, pp, tp)
+        except ValueError:
+            continue
+        least = min(least, found.nbytes)
+        if found.nbytes <= limit and (best is None or (found.seconds, found.nbytes) < best[:2]):
+            best = found.seconds, found.nbytes, (dp, pp, tp)
+    if best is None:
+        raise ValueError(f"no grid of {ranks} ranks fits into {limit:,} bytes per rank: the least is {least:,}")
+    return best[2]
+    ### END SOLUTION
+
+
+def grids(ranks):
+    """Every (dp, pp, tp) whose product is `ranks`, by tp, then by pp."""
+    divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
+    return [(ranks // tp // pp, pp, tp) for tp in divisors for pp in divisors if ranks // tp % pp == 0]
+
+
+def search(
+    spec,
+    ranks,
+    limit=None,
+    machine=None,
+    batch=None,
+    schedules=("1f1b",),
+    micro_batch=None,
+    recompute=(False, True),
+    sequence=False,
+):
+    """Predictions of every grid of `ranks` ranks that can be, fastest first.
+
+    Args:    spec: a Spec; limit: bytes per rank, by default the machine's memory; see row.fits.
+             batch: examples of a step, by default 8 per rank; micro_batch: examples in one, by default 1, 2, 4 and 8
+             where they fit; recompute: which of both to try; schedules: their names.
+    Returns: list of Prediction. Each grid with each schedule and recomputation comes once: with the micro-batch that is
+             fastest among those that fit, or that needs least memory where none does.
+    Raises:  ValueError where no grid at all can be.
+    """
+    machine = MACHINES["laptop"] if machine is None else machine
+    batch = 8 * ranks if batch is None else batch
+    sizes = (1, 2, 4, 8) if micro_batch is None else (micro_batch,)
+    rows, why = [], None
+    for dp, pp, tp in grids(ranks):
+        for schedule in schedules:
+            for again in recompute:
+                candidates = []
+                for size in sizes:
+                    try:
+                        count = micro_batches(batch, dp, size)
+                        row = predict(
+                            spec, grid_of(dp, pp, tp), schedule, count, again, sequence, machine, batch, limit=limit
+                        )
+                        candidates.append(row)
+                    except ValueError as error:
+                        why = error
+                if candidates:
+                    rows.append(min(candidates, key=by_use))
+    if not rows:
+        raise ValueError(f"no grid of {ranks} ranks can be; the last one tried: {why}")
+    return sorted(rows, key=lambda row: row.seconds)
+
+
+def by_use(row):
+    """Those that fit come first, by time; the others by memory."""
+    return (0, row.seconds) if row.fits else (1, row.nbytes)
+
+
+def micro_batches(batch, dp, size):
+    """How many micro-batches of `size` examples a replica has. Raises ValueError where they do not come out even."""
+    if batch % (dp * size):
+        raise ValueError(f"a batch of {batch} cannot be cut into dp={dp} shards of micro-batches of {size}")
+    return batch // (dp * size)
+
+
+def best(rows):
+    """The fastest of a search's rows that fits. Raises ValueError with the least memory where none does."""
+    fitting = [row for row in rows if row.fits]
+    if not fitting:
+        least = min(row.nbytes for row in rows)
+        raise ValueError(f"no grid fits into {rows[0].limit:,} bytes per rank: the least is {least:,}")
+    return min(fitting, key=lambda row: (row.seconds, row.nbytes))

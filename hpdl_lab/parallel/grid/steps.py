@@ -1,0 +1,104 @@
+"""A few training steps of a real model on a grid, told one by one, and what they held, sent and waited for."""
+
+from typing import NamedTuple
+
+import torch
+
+from ...collectives import cost
+from ...mesh import DeviceMesh
+from ..hybrid.model import HybridParallel
+from ..pipeline.events import timed_actions
+from .saved_bytes import SavedBytes
+
+LR, MOMENTUM = 0.01, 0.9
+LITTLE = 32  # bytes: of the all-reduce that adds the loss up, which is no layer's
+
+
+class Held(NamedTuple):
+    """Bytes that a rank held: as memory.Memory; activations: the most that autograd kept at once, without inputs."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self):
+        return sum(self)
+
+
+class Taken(NamedTuple):
+    """What a rank says afterwards: what it held, and when its last step began, in ns of its clock.
+
+    sums: {bytes of a bucket of gradients: among how many ranks it is added}.
+    """
+
+    held: Held
+    begin_ns: int
+    sums: dict
+
+
+def grid_steps(comm, model, grid, x, y, options, steps):
+    """Train `model` on `grid` for `steps` steps, and one step before and one after them.
+
+    Args:    model, x, y: of the whole batch, the same on every rank. options: of HybridParallel, such as schedule.
+    Returns: Taken. Rank 0 reports {step, seconds} of each of the `steps`.
+    Raises:  as HybridParallel.
+    """
+    mesh = DeviceMesh(comm, grid)
+    hybrid = HybridParallel(model, mesh, x, **options)
+    params = hybrid.parameters()
+    optimizer = torch.optim.SGD(params, lr=LR, momentum=MOMENTUM)
+    with SavedBytes([*params, x, y]) as kept:
+        hybrid.step(x, y)
+        optimizer.step()
+    for step in range(steps):
+        comm.barrier()
+        begin = comm.trace.clock()
+        hybrid.step(x, y)
+        optimizer.step()
+        comm.barrier()
+        if comm.rank == 0:
+            comm.report(step=step, seconds=(comm.trace.clock() - begin) / 1e9)
+    comm.barrier()
+    begin = comm.trace.clock()
+    hybrid.step(x, y)
+    state = [t for values in optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
+    gradients = [p.grad for p in params if p.grad is not None]
+    held = Held(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most)
+    sums = {bucket.flat.nbytes: group.comm.size for group in hybrid.gradients.groups for bucket in group.buckets}
+    return Taken(held, begin, sums)
+
+
+def last_step(results):
+    """The events of the last step of all ranks, from the Results of grid_steps."""
+    return [e for e in results.events if e.t0_ns >= results[e.rank].begin_ns]
+
+
+def bytes_over_axes(results, grid):
+    """{"dp": bytes, "pp": bytes, "tp": bytes} that the busiest rank sent in the last step of grid_steps.
+
+    What runs beside a rank is gradients: "dp", those of tied weights and of replicas along pp included. Other single
+    messages go along the axis in which both ranks differ; other all-reduces are those of layers, over tp. Where an
+    all-reduce is not made of messages, it counts as a ring's.
+    """
+    places = [grid.coordinates(rank) for rank in range(grid.size)]
+    sent = {axis: [0.0] * grid.size for axis in ("dp", "pp", "tp")}
+    for e in last_step(results):
+        if e.op not in ("send", "all_reduce") or e.nbytes <= LITTLE:
+            continue
+        if e.op == "all_reduce":
+            ranks = results[e.rank].sums.get(e.nbytes, grid["dp"]) if e.lane else grid["tp"]
+            sent["dp" if e.lane else "tp"][e.rank] += cost.all_reduce(ranks, e.nbytes).nbytes_sent
+            continue
+        apart = [axis for axis in sent if places[e.rank][axis] != places[e.peer][axis]]
+        if e.lane or len(apart) == 1:
+            sent["dp" if e.lane else apart[0]][e.rank] += e.nbytes
+    return {axis: max(ranks) for axis, ranks in sent.items()}
+
+
+def rows_over_pp(events, grid):
+    """What the ranks of the first pipeline did: a list of schedules.Timed for each place along pp."""
+    ranks = grid.groups("pp")[0]
+    mine = [e._replace(rank=ranks.index(e.rank)) for e in events if e.rank in ranks]
+    return timed_actions(mine, len(ranks))

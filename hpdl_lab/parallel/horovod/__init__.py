@@ -1,0 +1,1 @@
+"""Horovod's ideas: tensor fusion, negotiation, a response cache, an optimizer in three changed lines."""

@@ -1,0 +1,189 @@
+"""The gradients of one rank of a mesh: each added once, over just the ranks that have parts of it, beside backward.
+
+    parameter                              its gradient is added over         communicator
+    of one stage                           dp                                 mesh["dp"]
+    the same, seen by parts of a sequence  dp and tp                          mesh.over("dp", "tp")
+    of several stages (tied; GEMS)         dp and these places along pp       one more, of just these ranks
+
+R replicas of p partitions are p communicators of R ranks, and more only for what is shared. The gradients lie in the
+buckets that travel, from the first micro-batch on: no second copy, and a bucket leaves when the last micro-batch has
+come through it, while backward goes on.   Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; reduce_gradients.py is
+the same without overlap.
+"""
+
+from ...comm.errors import CommError
+from ..buckets import MIB, assign_buckets
+from ..data import best_all_reduce, checked
+from ..packing import allocate, allocate_beside, by_dtype
+from ..pipeline.routes import routes
+from ..pipeline.shared_gradients import holders
+
+LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those of parallel/buckets.py
+
+
+class Bucket:
+    """Parameters of one dtype whose gradients are one flat tensor.   missing: how many of them are not complete."""
+
+    def __init__(self, comm, params, beside):
+        """Collective over `comm`."""
+        self.params = params
+        count = sum(p.numel() for p in params)
+        self.flat = (allocate_beside if beside else allocate)(comm, count, params[0].dtype)
+        parts = self.flat.split([p.numel() for p in params])
+        self.views = [part.view(p.shape) for part, p in zip(parts, params, strict=True)]
+
+    def begin(self):
+        """A new step: autograd adds to zeros, in place."""
+        self.flat.zero_()
+        self.missing = len(self.params)
+        for param, view in zip(self.params, self.views, strict=True):
+            param.grad = view
+
+    def packed(self):
+        """The flat tensor, with the gradients that somebody has put elsewhere."""
+        for param, view in zip(self.params, self.views, strict=True):
+            if param.grad is not None and param.grad.data_ptr() != view.data_ptr():
+                view.copy_(param.grad)
+        return self.flat
+
+    def hand_back(self, total):
+        """Make the sums over ranks the parameters' gradients. total: what all_reduce has returned."""
+        if total.data_ptr() != self.flat.data_ptr():
+            self.flat.copy_(total)
+        for param, view in zip(self.params, self.views, strict=True):
+            param.grad = view
+
+
+class Group:
+    """The buckets that are added over one communicator, in the order in which all of its ranks send them."""
+
+    def __init__(self, comm, parts, all_reduce):
+        """parts: lists of parameters that become ready one after the other. Collective over `comm`."""
+        self.comm, self.all_reduce = comm, all_reduce
+        self.buckets = []
+        for params in parts:
+            for indices in by_dtype(params).values():
+                nbytes = [params[i].nbytes for i in indices]
+                for bucket in assign_buckets(nbytes, LIMIT, LIMIT if self.buckets else FIRST):
+                    self.buckets.append(Bucket(comm, [params[indices[i]] for i in bucket], comm.size > 1))
+        self.bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.params}
+        self.works = []
+
+    def begin(self):
+        self.works = []
+        for bucket in self.buckets:
+            bucket.begin()
+
+    def ready(self, param):
+        """The gradient of `param` is complete: send what is complete and next in order."""
+        self.bucket_of[id(param)].missing -= 1
+        while len(self.works) < len(self.buckets) and not self.buckets[len(self.works)].missing:
+            flat = self.buckets[len(self.works)].packed()
+            self.works.append(self.comm.background(self.all_reduce, flat) if self.comm.size > 1 else None)
+
+    def end(self):
+        """Wait until all sums are here. Raises what the first of them raised, after all have ended."""
+        first = None
+        for bucket, work in zip(self.buckets, self.works, strict=True):
+            try:
+                bucket.hand_back(bucket.flat if work is None else checked(work.wait(), self.comm, bucket.flat))
+            except CommError:
+                raise
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+
+class Gradients:
+    """All gradients of one rank. Collective.
+
+    Args:    mesh: a DeviceMesh; plan: the Schedule; names: names[s] of the trainable parameters of stage s of the
+             model; stages: {number: Stage} of this rank; params: {name: parameter} of these; partial: names of those
+             whose gradient is in parts over tp, too; all_reduce: f(comm, x), which adds over ranks.
+    """
+
+    def __init__(self, mesh, plan, names, stages, params, partial=(), all_reduce=None):
+        self.stages, self.all_reduce = stages, all_reduce or best_all_reduce
+        shared = holders(plan, names)
+        order = sorted(stages, key=routes(plan, mesh["pp"].rank).last.__getitem__)  # whose gradients are complete first
+        self.groups = []
+        for over_tp in (False, True):
+            axes, known = ("dp", "tp") if over_tp else ("dp",), set(shared)
+            alone = []
+            for stage in order:
+                mine = [n for n in names[stage % plan.stages] if n not in known and (n in partial) == over_tp]
+                alone.append([params[name] for name in mine])
+                known.update(mine)
+            self._add(mesh.over(*axes), alone)
+        for held, over_tp in self._kinds_of_shared(shared, partial):
+            ours = [n for n, ranks in shared.items() if ranks == held and (n in partial) == over_tp]
+            comm = comm_of_holders(mesh, held, over_tp)
+            if mesh["pp"].rank in held:
+                self._add(comm, [[params[name] for name in ours]])
+        self.group_of = {key: group for group in self.groups for key in group.bucket_of}
+        each = plan.micro_batches // plan.replicas
+        users = {}  # id of a parameter -> the stages that use it
+        for number, stage in stages.items():
+            for param in stage.parameters():
+                users.setdefault(id(param), set()).add(number)
+        self.users, self.usual = users, {key: each * len(numbers) for key, numbers in users.items()}
+        self.expected = {}  # times that autograd adds to a gradient in one step; in the first one that is not known
+        self.names = {id(p): name for name, p in params.items()}
+        self.hooks = [p.register_post_accumulate_grad_hook(self._added) for p in params.values()]
+
+    def begin(self):
+        """A new step."""
+        self.added = dict.fromkeys(self.users, 0)
+        self.using = {key: set(numbers) for key, numbers in self.users.items()}
+        self.complete = set()
+        for group in self.groups:
+            group.begin()
+
+    def done(self, number):
+        """The last backward of stage `number` has ended: its gradients are complete, if autograd said so or not."""
+        for param in self.stages[number].parameters():
+            self.using[id(param)].discard(number)
+            if not self.using[id(param)] and id(param) not in self.complete:
+                self._ready(param)
+
+    def end(self):
+        """Wait for all sums."""
+        for group in self.groups:
+            group.end()
+        # a layer that does its forward again inside may be added to more often than once in a backward
+        self.expected = {key: max(self.usual[key], times) for key, times in self.added.items()}
+
+    def _added(self, param):
+        """Autograd has added to a gradient."""
+        key = id(param)
+        self.added[key] += 1
+        if key in self.complete:
+            raise ValueError(
+                f"autograd has added to the gradient of {self.names[key]} {self.added[key]} times in this step, and "
+                f"{self.expected[key]} times in the one before: it was on its way already. Take no step"
+            )
+        if self.added[key] == self.expected.get(key):
+            self._ready(param)
+
+    def _ready(self, param):
+        self.complete.add(id(param))
+        self.group_of[id(param)].ready(param)
+
+    def _add(self, comm, parts):
+        if any(parts):
+            self.groups.append(Group(comm, [part for part in parts if part], self.all_reduce))
+
+    @staticmethod
+    def _kinds_of_shared(shared, partial):
+        """(ranks along pp, over tp?) of all groups of shared parameters, in an order that all ranks have."""
+        return sorted({(ranks, name in partial) for name, ranks in shared.items()})
+
+
+def comm_of_holders(mesh, held, over_tp=False):
+    """The communicator of the ranks at these places along pp, of all dp, and of this tp or all. Collective over all."""
+    place = mesh.coordinates
+    if place["pp"] not in held:
+        return mesh.comm.split(f"without {mesh.comm.rank}")
+    same = "" if over_tp else f" tp={place['tp']}"
+    return mesh.comm.split(f"shared by pp={','.join(map(str, held))}{same}", mesh.comm.rank)

@@ -1,0 +1,211 @@
+"""Hybrid parallelism: an unchanged model, replicated over dp, cut into stages over pp, its layers shared over tp.
+
+    mesh = DeviceMesh(comm, dp=2, pp=2, tp=2)                                       three lines of a training script
+    hybrid = HybridParallel(model, mesh, example=x, schedule="1f1b", micro_batches=4)
+    optimizer = torch.optim.SGD(hybrid.parameters(), lr=0.1)
+    for x, y in batches:
+        loss = hybrid.step(x, y)                 # instead of forward, loss and backward
+        optimizer.step()
+
+                 pp 0                    pp 1
+    dp 0    [ embed block ]  --->  [ block head ]       examples 0, 1, ...     each box: tp ranks that share its layers
+    dp 1    [ embed block ]  --->  [ block head ]       examples n/2, ...
+                 |                       |
+             all-reduce              all-reduce         one per partition, beside the backward of other micro-batches
+
+On simulated ranks backward waits for others inside autograd where tp > 1: sim.run(..., threads=True).
+Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021, arXiv:2104.04473.
+"""
+
+import copy
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from ... import schedules
+from ...mesh import DeviceMesh
+from ...models.gpt import GPT
+from ...schedules import Schedule
+from ..agreement import require_same_model
+from ..data import broadcast_parameters, name_of
+from ..pipeline.model import agreed, checksum_of, one_number
+from ..pipeline.run_schedule import require_valid, run_schedule
+from ..pipeline.split import Layers
+from ..pipeline.verdict import loss_of_all
+from ..tensor.model import shard
+from ..tensor.vocabulary import vocabulary_cross_entropy
+from .gradients import Gradients
+from .state import State, aliases_of
+
+
+class HybridParallel:
+    """A model over the ranks of a mesh, of which each keeps its part. Collective.
+
+    Args:    model: nn.Module of one structure on every rank, left as it is; rank 0's values are where all start. With
+             tp > 1 an mlp, cnn, gpt or vit of models/.
+             mesh: a DeviceMesh of dp, pp and tp. example: x of one batch, whose shape every batch has.
+             schedule: the name of one, or a Schedule of mesh's pp ranks; micro_batches: into which each replica cuts
+             its share of the batch; chunks: stages per rank of "interleaved".
+             recompute: keep only the inputs of stages (activation checkpointing); sequence: sequence parallel.
+             all_reduce: f(comm, x), which adds gradients over ranks; by default the communicator's own.
+             costs: of each layer (split.layers_of), by which stages are balanced; by default s that rank 0 measures.
+             loss: f(output, y) -> mean loss of some examples; by default cross-entropy per answer.
+    Raises:  ValueError on every rank: the batch, heads, layers or schedule cannot be shared out like this, the model
+             cannot be cut (which module), or the ranks' models differ.
+    """
+
+    def __init__(
+        self,
+        model,
+        mesh,
+        example,
+        schedule="1f1b",
+        micro_batches=4,
+        recompute=False,
+        sequence=False,
+        all_reduce=None,
+        chunks=None,
+        costs=None,
+        loss=None,
+    ):
+        require_axes(mesh)
+        require_tensor("example", example)
+        self.mesh, self.loss = mesh, loss or cross_entropy_per_answer
+        costs = None if costs is None else [float(cost) for cost in costs]
+        self.plan = plan_of(schedule, mesh, micro_batches, chunks)
+        require_valid(mesh["pp"], self.plan)
+        (some,) = micro_batches_of(mesh, self.plan, example)[:1]
+        self.shape, self.dtype = tuple(example.shape), example.dtype
+        plan = f"{self.plan.name} {self.plan.micro_batches} {recompute} {sequence} {costs} {name_of(self.loss)}"
+        require_same_model(mesh.comm, model, plan)
+        whole = copy.deepcopy(model).to(mesh.comm.device)
+        broadcast_parameters(mesh.comm, whole)
+        aliases = aliases_of(whole)
+        if costs is None and self.plan.stages > 1:
+            layers = Layers(whole, some)
+            layers.require(self.plan.stages)
+            costs = agreed(mesh.comm, layers, self.plan.stages)
+        if mesh["tp"].size > 1 or sequence:
+            whole, self.loss = shard_and_loss(mesh["tp"], whole, sequence, self.loss)
+        parts = Layers(whole, some).split(self.plan.stages, costs, recompute)
+        self.stages = {number: parts[number % self.plan.stages] for number in self.plan.stages_of(mesh["pp"].rank)}
+        self.state = State(aliases, whole, self.plan, parts, mesh["pp"].rank)
+        in_parts = {name for name, cut in self.state.cuts.items() if cut.partial}
+        params = self.named_parameters()
+        self.gradients = Gradients(mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce)
+        self.nothing = nn.Parameter(torch.zeros(0))  # as no optimizer of torch takes an empty list
+
+    def named_parameters(self):
+        """{name in the whole model: parameter} of this rank, trainable ones, each once."""
+        return {name: p for name, p in self.state.held.items() if p.requires_grad}
+
+    def parameters(self):
+        """The trainable parameters of this rank, for its optimizer; one without numbers where all are frozen."""
+        return list(self.named_parameters().values()) or [self.nothing]
+
+    def state_dict(self):
+        """The whole model's state, {name: tensor}, on every rank, as its own state_dict() would be. Collective."""
+        return self.state.whole(self.mesh)
+
+    def load_state_dict(self, whole):
+        """Take this rank's parts of `whole`, the state_dict() of the model, from whatever mesh. No messages.
+
+        Raises:  ValueError that names the tensor which is missing or has another shape.
+        """
+        self.state.load(whole)
+
+    def step(self, x, y):
+        """Make .grad of all parameters the gradient of the mean loss of this batch; returns that loss.
+
+        Args:    x: (b, ...), y: (b, ...): the whole batch, the same on every rank; x has the example's shape and dtype.
+        Returns: float, the same on every rank. Gradients are those of this batch alone, whatever was there before.
+        Raises:  ValueError on every rank for a batch of another shape, or where ranks had another one;
+                 FloatingPointError on every rank where something is NaN or infinite: which rank; MemoryError where
+                 a rank has none left, which ends the others.
+        Steps: those of the schedule over pp, of each layer over tp, one all_reduce per bucket over dp, and one of 32
+        bytes over all ranks.
+        """
+        self._require_batch(x, y)
+        xs, ys = (micro_batches_of(self.mesh, self.plan, tensor) for tensor in (x, y))
+        share = self.mesh["dp"].size * len(ys)
+        self.gradients.begin()
+        losses = run_schedule(
+            self.mesh["pp"],
+            self.plan,
+            self.stages,
+            inputs=lambda i: (xs[i],),
+            loss=lambda i, output: one_number(self.loss(output, ys[i])) / share,
+            done=self.gradients.done,
+        )
+        with self.mesh.comm.trace.span("add gradients"):
+            self.gradients.end()
+        told = {i: loss / self.mesh["tp"].size for i, loss in losses.items()}  # each tp rank has the whole of it
+        return loss_of_all(self.mesh.comm, told, self.named_parameters(), checksum_of([x, y]))
+
+    def _require_batch(self, x, y):
+        """Raise ValueError unless x is like the example, and y has as many answers."""
+        require_tensor("x", x)
+        require_tensor("y", y)
+        if tuple(x.shape) != self.shape or x.dtype != self.dtype or len(y) != len(x):
+            got = f"x of shape {tuple(x.shape)} in {x.dtype} and y of shape {tuple(y.shape)}"
+            like = f"x of shape {self.shape} in {self.dtype}, its example"
+            raise ValueError(f"a batch with {got}: this model was laid out for {like}")
+
+
+def cross_entropy_per_answer(logits, y):
+    """The mean cross-entropy: logits (b, classes) or (b, positions, classes), y (b,) or (b, positions) int64."""
+    return cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+def shard_and_loss(comm, whole, sequence, loss):
+    """(this tp rank's part of a model, its loss). The logits of a gpt stay in parts, and its loss is made for them."""
+    if not isinstance(whole, GPT) or loss is not cross_entropy_per_answer:
+        return shard(comm, whole, sequence), loss
+    vocabulary = whole.tokens.num_embeddings
+    return shard(comm, whole, sequence, whole_logits=False), partial(vocabulary_loss, comm=comm, vocabulary=vocabulary)
+
+
+def vocabulary_loss(logits, y, comm, vocabulary):
+    """cross_entropy_per_answer where each tp rank has some of the logits."""
+    return vocabulary_cross_entropy(comm, logits, y, vocabulary)
+
+
+def require_tensor(what, x):
+    """Raise TypeError unless `x` is a tensor of examples."""
+    if not isinstance(x, torch.Tensor) or not x.ndim:
+        raise TypeError(
+            f"{what} is one tensor of examples, the same on every rank; got something of {type(x).__name__}"
+        )
+
+
+def require_axes(mesh):
+    """Raise ValueError for a mesh with axes that no part of a model is dealt out over here, TypeError for no mesh."""
+    if not isinstance(mesh, DeviceMesh):
+        kind = type(mesh).__name__
+        raise TypeError(f"the second argument is a mesh, as DeviceMesh(comm, dp=2, pp=2); got something of {kind}")
+    for axis in mesh.grid.axes:
+        if axis not in ("dp", "pp", "tp") and mesh.grid[axis] > 1:
+            raise ValueError(f"{mesh.grid!r}: HybridParallel deals a model out over dp, pp and tp, not over {axis}")
+
+
+def plan_of(schedule, mesh, micro_batches, chunks):
+    """The Schedule: built by its name for the mesh's pp ranks, or as given."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    return schedules.build(schedule, mesh.grid["pp"], micro_batches, chunks)
+
+
+def micro_batches_of(mesh, plan, x):
+    """This rank's micro-batches of the batch x (b, ...): the replica's share, cut into equal parts.
+
+    Raises:  ValueError where the replicas and their micro-batches do not divide the batch.
+    """
+    dp, m = mesh.grid["dp"], plan.micro_batches
+    if len(x) < dp * m or len(x) % (dp * m):
+        raise ValueError(
+            f"a batch of {len(x)} cannot be cut into dp={dp} shards of {m} micro-batches each: "
+            f"it must be a multiple of {dp} x {m} = {dp * m}"
+        )
+    return x.chunk(dp)[mesh.coordinates["dp"]].chunk(m)

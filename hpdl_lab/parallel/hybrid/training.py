@@ -1,0 +1,65 @@
+"""The training loop of one rank of a mesh: as training.train, with a model dealt out over dp, pp and tp."""
+
+import copy
+from itertools import islice
+
+import torch
+
+from ...data.sharding import batches
+from ...mesh import DeviceMesh
+from .. import checkpoint
+from ..agreement import require_same
+from ..training import Trained, evaluate
+from . import checkpoint as hybrid_checkpoint
+from .model import HybridParallel
+
+
+def train_on_mesh(comm, model, grid, data, recipe, schedule="1f1b", recompute=False, chunks=None):
+    """Train `model` over the ranks of `grid`, and report {step, loss, samples_per_s} of every step from rank 0.
+
+    The course is that of one rank, but for the end of an epoch: a batch that is shorter than the others is left out,
+    because all micro-batches have one shape.
+
+    Args:    model, grid, data, recipe: the same on every rank; recipe.micro_batches: of each replica's share.
+             schedule, recompute, chunks: see HybridParallel.
+    Returns: training.Trained, with the losses and the parameters of the whole model, the same on every rank.
+    Raises:  ValueError on every rank: as HybridParallel, and where there are fewer examples than a batch has.
+    """
+    n = len(data.train_y)
+    require_same(comm, "recipe", f"{recipe} on {grid!r} for {n:,} examples of shape {tuple(data.train_x.shape[1:])}")
+    if n < recipe.batch:
+        raise ValueError(f"a batch of {recipe.batch} is more than the {n} examples that there are")
+    mesh, example = DeviceMesh(comm, grid), data.train_x[: recipe.batch]
+    how = {"schedule": schedule, "micro_batches": recipe.micro_batches, "recompute": recompute, "chunks": chunks}
+    hybrid = HybridParallel(model, mesh, example, **how)
+    optimizer = recipe.optimizer_for(hybrid)
+    facts = recipe.facts() | checkpoint.facts_of(data, model)
+    if recipe.checkpoint_every:
+        checkpoint.require_writable(comm, recipe.checkpoint)
+    first = hybrid_checkpoint.restore(hybrid, recipe.checkpoint, optimizer, facts) if recipe.resume else 0
+    if first >= recipe.steps:
+        raise ValueError(f"{recipe.checkpoint} holds {first} steps already: ask for more than steps={recipe.steps}")
+    clock = comm.trace.clock
+    losses, begin = [], clock()
+    before = begin
+    for step, some in enumerate(islice(whole_batches(n, recipe), first, recipe.steps), first):
+        losses.append(hybrid.step(data.train_x[some], data.train_y[some]))
+        with comm.trace.span("update"):
+            optimizer.step()
+        now = clock()
+        if comm.rank == 0:
+            rate = recipe.batch * 1e9 / (now - before) if now > before else 0.0
+            comm.report(step=step, loss=losses[-1], samples_per_s=rate)
+        before = now
+        if recipe.checkpoint_every and (step + 1) % recipe.checkpoint_every == 0:
+            hybrid_checkpoint.save(hybrid, recipe.checkpoint, optimizer, step + 1, facts)
+    whole = copy.deepcopy(model)
+    whole.load_state_dict(hybrid.state_dict())
+    loss, accuracy = evaluate(comm, whole, data.test_x, data.test_y)
+    flat = torch.cat([p.detach().reshape(-1) for p in whole.parameters()])
+    return Trained(losses, (before - begin) / 1e9, len(losses) * recipe.batch, loss, accuracy, flat)
+
+
+def whole_batches(n, recipe):
+    """The batches of training.train that have all their examples."""
+    return (some for some in batches(n, recipe.batch, recipe.seed) if len(some) == recipe.batch)

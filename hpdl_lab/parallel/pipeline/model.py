@@ -1,0 +1,133 @@
+"""Pipeline parallelism: every rank holds some layers of a model, and micro-batches pass through the ranks.
+
+    rank 0  [ embed  block ] --activations--> rank 1  [ block  head ] --> loss
+                             <---gradients---
+
+What a rank does when is the schedule's business (schedules/), how it is carried out is run_schedule's, and how the
+model is cut is split's. Here they come together: one call makes a pipeline of a model, and one takes a step.
+"""
+
+import zlib
+
+import torch
+
+from ..agreement import measure, require_same_model
+from ..data import broadcast_parameters
+from .partition import partition
+from .run_schedule import require_valid, run_schedule
+from .shared_gradients import add_shared_gradients, holders, put_back, set_aside, shared_by_rank
+from .split import Layers, trainable
+from .verdict import loss_of_all
+
+
+class Pipeline:
+    """An unchanged model as a pipeline over the ranks of `comm`. Collective.
+
+        pipeline = Pipeline(comm, model, schedules.build("1f1b", ranks=4, micro_batches=8), example=x[:8])
+        optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
+        for x, y in batches:                              # the same on every rank
+            optimizer.zero_grad()
+            loss = pipeline.step(x, y, cross_entropy)     # of the whole batch, the same on every rank
+            optimizer.step()
+
+    Args:    model: nn.Module of one structure on every rank; rank 0's values are where all start. This rank keeps only
+             its stages of it.
+             schedule: a Schedule for comm.size ranks. example: x of one micro-batch; every micro-batch has its shape.
+             recompute: see stage.Stage; costs, partition: see split.split; costs by default as rank 0 measures them.
+    Raises:  ValueError on every rank, before the first message about the model, for a schedule that is not valid or for
+             another number of ranks, more stages than layers, or a model that cannot be split.
+    """
+
+    def __init__(self, comm, model, schedule, example, recompute=False, costs=None, partition=partition):
+        self.comm, self.schedule = comm, schedule
+        require_valid(comm, schedule)
+        layers = Layers(model, example)
+        layers.require(schedule.stages, costs)
+        require_same_model(comm, model, plan_of(schedule, recompute, costs))
+        broadcast_parameters(comm, model)
+        costs = agreed(comm, layers, schedule.stages) if costs is None else costs
+        parts = layers.split(schedule.stages, costs, recompute, partition)
+        self.stages = {number: parts[number % schedule.stages] for number in schedule.stages_of(comm.rank)}
+        self.takes = parts[0].takes
+        names = trainable(parts)
+        self.params = {n: p for number in self.stages for n, p in names[number % schedule.stages].items()}
+        self.shared = shared_by_rank(comm.rank, holders(schedule, names), self.params)
+
+    def named_parameters(self):
+        """{name in the whole model: parameter} of this rank's stages, trainable ones, each once."""
+        return dict(self.params)
+
+    def parameters(self):
+        """The trainable parameters of this rank's stages, for its optimizer."""
+        return list(self.params.values())
+
+    @torch.enable_grad()
+    def step(self, x, y, loss):
+        """Add to .grad of all parameters what this batch contributes to the mean loss; returns that loss.
+
+        Args:    x: (b, ...), or a tuple of such, y: (b, ...): the whole batch, the same on every rank.
+                 loss: f(output, y) -> the mean over the examples of a micro-batch.
+        Returns: float, the same on every rank.
+        Raises:  ValueError on every rank where the micro-batches do not share the batch, or have another shape than the
+                 example, or ranks have had another batch; FloatingPointError on every rank where something is NaN:
+                 which rank, what. Take no step then.
+        """
+        xs, ys = self.micro_batches(x, y)
+        earlier = set_aside(self.shared)
+        losses = run_schedule(
+            self.comm,
+            self.schedule,
+            self.stages,
+            inputs=lambda i: [part[i] for part in xs],
+            loss=lambda i, output: one_number(loss(output, ys[i])) / len(ys),
+        )
+        add_shared_gradients(self.comm, self.shared)
+        put_back(earlier)
+        return loss_of_all(self.comm, losses, self.params, checksum_of([*(x if isinstance(x, tuple) else (x,)), y]))
+
+    def micro_batches(self, x, y):
+        """[[part of each micro-batch] of each tensor of x], [part of y of each micro-batch]."""
+        x, m = x if isinstance(x, tuple) else (x,), self.schedule.micro_batches
+        for tensor in x:
+            if len(tensor) != len(y):
+                raise ValueError(f"x has {len(tensor)} examples and y has {len(y)}")
+        if len(y) % m:
+            raise ValueError(f"{len(y)} examples cannot be shared by {m} micro-batches of equal size")
+        xs = [tensor.chunk(m) for tensor in x]
+        given, wanted = (" and ".join(map(measure, parts)) for parts in ([part[0] for part in xs], self.takes))
+        if given != wanted:
+            raise ValueError(f"micro-batches of {given}: this pipeline was made for {wanted}, its example")
+        return xs, y.chunk(m)
+
+
+def plan_of(schedule, recompute, costs):
+    """What all ranks must mean by this pipeline, in a line."""
+    rows = zlib.crc32(repr(schedule.rows).encode())
+    order = f"{schedule.name} of {schedule.micro_batches} micro-batches (checksum {rows:08x})"
+    return f"{order}, recompute={recompute}, costs={costs}"
+
+
+def agreed(comm, layers, stages):
+    """The costs of all layers as rank 0 measures them. All measure: nobody has to wait for long, nor for tp's ranks."""
+    costs = layers.measured() if stages > 1 else [1] * len(layers)
+    return comm.broadcast(torch.tensor(costs, dtype=torch.float64, device=comm.device)).tolist()
+
+
+def one_number(loss):
+    """`loss`, which must be a scalar."""
+    if not isinstance(loss, torch.Tensor) or loss.ndim:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
+        raise ValueError(f"the loss of a micro-batch is its mean, a tensor with one number, and this one is of {got}")
+    return loss
+
+
+def checksum_of(tensors):
+    """16 bits that tell batches apart."""
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(bytes_of(tensor), found)
+    return found & 0xFFFF
+
+
+def bytes_of(tensor):
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

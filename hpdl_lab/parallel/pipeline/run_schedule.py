@@ -1,0 +1,208 @@
+"""Executes a schedule on one rank: actions in order, messages posted ahead, over any communicator.
+
+    row       1F0        1F1        1B0        1F2    ...
+    receives  x0 x1      x2         g0 ...                  posted up to AHEAD actions before they are needed
+    sends          y0         y1         g0                 never waited for, until they must have arrived
+
+A rank waits for nothing but what its next action needs. So where a schedule can be carried out at all, which
+schedules.validate proves, its ranks do not deadlock, whatever the network does.
+"""
+
+import torch
+
+from ...schedules import Schedule
+from ..data import as_sent
+from .events import name_of
+from .routes import needed_by, routes
+from .stage import Stage
+
+AHEAD = 2  # actions whose inputs are being received while another one computes: each holds the memory of its inputs
+
+
+def run_schedule(comm, schedule, stages, inputs=None, loss=None, done=None):
+    """Carry out this rank's row of `schedule`. Collective: every rank of `comm` calls it.
+
+    Args:    stages: {number: Stage} of this rank, or of anything that has the methods of one. inputs: f(micro_batch) ->
+             tuple of tensors that a first stage takes. loss: f(micro_batch, output) -> scalar, for a last stage, from
+             which its backward starts: divide it so that those of all micro-batches add up to the loss of the batch.
+             done: f(number of a stage), called once its last gradients of this step are there.
+    Returns: {micro_batch: loss} without a graph, of the last stages that this rank has.
+    Raises:  ValueError on every rank, before the first message, where the schedule is not valid, or not for these ranks
+             or stages; MemoryError or torch.OutOfMemoryError that says where.
+    Steps: one message per tensor that passes from one rank to another.   Bytes per rank: those of the tensors.
+    """
+    require_valid(comm, schedule)
+    require_stages(comm, schedule, stages)
+    return Execution(comm, schedule, stages, inputs, loss, done).run()
+
+
+def require_valid(comm, schedule):
+    """Raise ValueError unless `schedule` is valid, and for as many ranks as `comm` has."""
+    if not isinstance(schedule, Schedule):
+        example = f'schedules.build("1f1b", ranks={comm.size}, micro_batches=8)'
+        raise ValueError(f"a Schedule is needed, got {schedule!r:.40}: {example} makes one")
+    if comm.size != schedule.ranks:
+        raise ValueError(f"{schedule.name} is a schedule for {schedule.ranks} ranks, and there are {comm.size}")
+    routes(schedule, comm.rank)
+
+
+def require_stages(comm, schedule, stages):
+    """Raise ValueError unless `stages` are those that this rank has in `schedule`."""
+    needed = schedule.stages_of(comm.rank)
+    if sorted(stages) != needed:
+        raise ValueError(f"rank {comm.rank} of {schedule.name} has stages {needed}, and was given {sorted(stages)}")
+
+
+class Execution:
+    """One step of one rank."""
+
+    def __init__(self, comm, schedule, stages, inputs, loss, done):
+        self.comm, self.schedule, self.stages = comm, schedule, stages
+        self.inputs, self.loss, self.done = inputs, loss, done
+        self.routes = routes(schedule, comm.rank)
+        self.posted = {}  # Arrival -> [(tensor, Work)] under way to this rank, or [(tensor, None)] of this rank itself
+        self.unposted = {peer: list(reversed(messages)) for peer, messages in self.routes.incoming.items()}
+        self.sends = {}  # rank -> [(place in its row where it is used, Work)]
+        self.made = {message.arrival: message.made for mine in self.routes.incoming.values() for message in mine}
+        self.losses = {}
+
+    def run(self):
+        try:
+            for place, action in enumerate(self.routes.row):
+                for ahead in self.routes.row[place : place + 1 + AHEAD]:
+                    self.post(needed_by(ahead))
+                self.do(place, action)
+                if self.done is not None and self.routes.last[action.stage] == place:
+                    self.done(action.stage)
+            for works in self.sends.values():
+                for _, work in works:
+                    work.wait()
+        except BaseException:
+            for stage in self.stages.values():
+                stage.forget()
+            raise
+        return self.losses
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def post(self, arrival):
+        """Begin to receive `arrival` where it comes from another rank, and what that rank sends before it."""
+        peer = self.routes.source_of.get(arrival)
+        waiting = self.unposted.get(peer)
+        while waiting and waiting[-1].made <= self.made[arrival]:
+            message = waiting.pop()
+            tensors = [self.empty(spec) for spec in self.specs(message.arrival)]
+            self.posted[message.arrival] = [(x, self.comm.irecv(as_sent(x.view(-1)), peer)) for x in tensors]
+
+    def receive(self, arrival):
+        """The tensors of `arrival`, once they are here."""
+        received = self.posted.pop(arrival)
+        for _, work in received:
+            if work is not None:
+                work.wait()
+        if arrival in self.made:
+            self.settle(self.routes.source_of[arrival], self.made[arrival])
+        return [x for x, _ in received]
+
+    def send(self, stage, message, tensors):
+        """Let `tensors`, which `stage` has made, go where `message` says; they are not waited for."""
+        kind = message.arrival.kind
+        require_specs(stage.gives if kind == "F" else [spec for spec in stage.takes if spec.requires_grad], tensors)
+        if message.to == self.comm.rank:
+            self.posted[message.arrival] = [(x, None) for x in tensors]
+            return
+        works = [self.comm.isend(as_sent(x.reshape(-1)), message.to) for x in tensors]
+        self.sends.setdefault(message.to, []).extend((message.used, work) for work in works)
+
+    def settle(self, peer, place):
+        """Rank `peer` has come to `place` in its row: what it has used before has arrived there."""
+        left = []
+        for used, work in self.sends.get(peer, ()):
+            if used <= place:
+                work.wait()
+            else:
+                left.append((used, work))
+        self.sends[peer] = left
+
+    def specs(self, arrival):
+        """What the tensors of `arrival` are."""
+        stage = self.stages[arrival.stage]
+        return stage.takes if arrival.kind == "F" else [spec for spec in stage.gives if spec.requires_grad]
+
+    def empty(self, spec):
+        return torch.empty(spec.shape, dtype=spec.dtype, device=self.comm.device)
+
+    # -- actions ----------------------------------------------------------------------------------------------------
+
+    def do(self, place, action):
+        """Wait for what `action` needs, do it, send what it has made."""
+        stage, message = self.stages[action.stage], self.routes.outgoing[place]
+        given = self.given(action)
+        with self.comm.trace.span(name_of(action)):
+            made = self.compute(stage, action, given)
+        del given
+        if message is not None:
+            self.send(stage, message, made)
+        elif action.kind == "F" and self.loss is not None:
+            self.losses[action.micro_batch] = made[0]
+
+    def given(self, action):
+        """The tensors that `action` works on."""
+        if action.kind == "W":
+            return ()
+        if action.kind == "F" and self.schedule.is_first(action.stage):
+            return () if self.inputs is None else self.inputs(action.micro_batch)
+        if action.kind != "F" and self.schedule.is_last(action.stage):
+            return ()
+        return self.receive(needed_by(action))
+
+    def compute(self, stage, action, given):
+        """What `stage` makes of `given`; an error of memory says where it came up."""
+        try:
+            if action.kind == "F":
+                return stage.forward(action.micro_batch, given, self.loss_of(action))
+            if action.kind == "B":
+                return stage.backward(action.micro_batch, given)
+            if action.kind == "I":
+                return stage.input_gradient(action.micro_batch, given)
+            return stage.weight_gradient(action.micro_batch)
+        except (MemoryError, RuntimeError) as error:
+            kind = kind_of_shortage(error)
+            if kind is None:
+                raise
+            raise kind(self.shortage(action, error)) from error
+
+    def loss_of(self, action):
+        """f(output) -> loss of this micro-batch, where `action` is of a last stage."""
+        if self.loss is None or not self.schedule.is_last(action.stage):
+            return None
+        return lambda output: self.loss(action.micro_batch, output)
+
+    def shortage(self, action, error):
+        """The sentence about memory that is not there."""
+        live = sum(len(stage.saved) for stage in self.stages.values() if isinstance(stage, Stage))
+        holding = f"{live} micro-batch{'es' if live != 1 else ''}"
+        return (
+            f"rank {self.comm.trace.rank} is out of memory in {name_of(action)}, holding the activations of {holding}: "
+            f"recompute=True, smaller micro-batches or more stages need less ({first_line(error)})"
+        )
+
+
+def require_specs(specs, tensors):
+    """Raise ValueError unless `tensors` are what the stage has said that it makes."""
+    made, said = ([(tuple(x.shape), x.dtype) for x in found] for found in (tensors, specs))
+    if made != said:
+        raise ValueError(
+            f"a stage has made {made}, and it was made for {said}: autocast, or another shape, since then?"
+        )
+
+
+def kind_of_shortage(error):
+    """The class of an error that says that memory is short; None of another error."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return type(error)
+    return MemoryError if "can't allocate memory" in str(error) else None
+
+
+def first_line(error):
+    return (str(error) or type(error).__name__).splitlines()[0]

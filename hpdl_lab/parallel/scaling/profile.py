@@ -1,0 +1,244 @@
+"""Steps of training on this machine, timed in turn with rehearsals of them and with their all-reduces alone.
+
+A rehearsal says what a rank computes, and when, while all ranks compute at once, so that shared cores and memory count.
+All-reduces in a row say what messages cost here. They follow a rehearsal at once where they would in a step: ranks that
+are early wait for the others then, and where ranks share cores that costs those. What goes on beside a rank is also
+rehearsed together with it: the two slow each other down (interference.py). The whole step is what a model of all
+this must explain. All are taken in turn, so that a machine that becomes slower meanwhile slows down all of them.
+"""
+
+import copy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ...collectives.sweep import require_right
+from ...comm.buffers import settle
+from ...data.sharding import shard
+from ...trace import now_ns
+from .. import training
+from ..packing import allocate, allocate_beside
+from .interference import Both
+from .overlap_model import StepProfile
+from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
+
+LEAST, MOST = 7, 80  # steps that are timed
+WARM_UP = 2
+PROBE = 1001  # elements with which an all-reduce is checked before anything is timed
+TINY = 8  # bytes, of the message that says what the number of messages costs
+
+
+class Timings(NamedTuple):
+    """What was timed in turn, the same on every rank. steps: [s] of the slowest rank, one for each turn.
+
+    profiles: [StepProfile] of the slowest rank; empty where the strategy cannot be rehearsed, and `why`.
+    talks: [s] of all the step's all-reduces in a row, and tiny: [s] of one of TINY bytes; empty on one rank.
+    both: [interference.Both] of rehearsals with those all-reduces beside them; empty where none goes on beside a rank.
+    """
+
+    steps: list
+    profiles: list
+    talks: list
+    tiny: list
+    both: list
+    why: str = ""
+
+
+class Trainer:
+    """A model under training on one rank: each call is a step on this rank's shard of the first n examples."""
+
+    def __init__(self, comm, model, strategy, data):
+        self.comm, self.model, self.strategy, self.data = comm, model.to(comm.device), strategy, data
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        strategy.start(comm, self.model)
+
+    def __call__(self, n):
+        mine = shard(torch.arange(n) % len(self.data.train_y), self.comm.rank, self.comm.size)
+        x, y = (part[mine].to(self.comm.device) for part in (self.data.train_x, self.data.train_y))
+        training.train_step(self.comm, self.model, self.strategy, self.optimizer, x, y, n)
+        settle(next(self.model.parameters()))
+
+
+class RehearsedStep:
+    """A step that waits for no message. A call with the number of examples over all ranks gives its StepProfile.
+
+    Raises: NotRehearsed, at once or in a call, where the strategy cannot be rehearsed.
+    """
+
+    def __init__(self, comm, model, strategy, data):
+        self.aside = Rehearsal(comm, getattr(strategy, "all_reduce", None))
+        self.step = Trainer(self.aside, copy.deepcopy(model), rehearsed(strategy), data)
+        self.aside.starting = False
+
+    def __call__(self, n):
+        samples = len(shard(torch.arange(n), self.aside.rank, self.aside.size))
+        return profile_of(self.aside, samples, lambda: self.step(n))
+
+
+def time_steps(comm, model, strategy, data, n, seconds=1.0):
+    """Time steps on a global batch of n, their rehearsals, and their all-reduces, in turn. Steps leave events.
+
+    Args:    model: nn.Module; strategy: as in parallel/data.py, not started; both are left as they are.
+             data: a data set, the same on every rank; n: examples over all ranks; seconds: about as long as it takes.
+    Returns: Timings.
+    Raises:  WrongAnswer, on every rank, where the all-reduce does not add up: one that does nothing would scale best.
+    """
+    if hasattr(strategy, "all_reduce"):
+        recording, comm.trace.enabled = comm.trace.enabled, False
+        require_sum(comm, strategy.all_reduce)
+        comm.trace.enabled = recording
+    step = Trainer(comm, copy.deepcopy(model), copy.deepcopy(strategy), data)
+    profile, why = None, ""
+    try:
+        rehearsal = RehearsedStep(comm, model, strategy, data)
+        profile = rehearsal(n)
+    except NotRehearsed as error:
+        why = str(error)
+    talk = Talk(comm, strategy.all_reduce, profile.messages) if profile and comm.size > 1 else None
+    beside = Beside(comm, rehearsal) if talk and talk.beside else None
+
+    def once():
+        yield timed(comm, lambda: step(n))
+        if profile:
+            comm.barrier()
+            begin = comm.trace.clock()
+            yield from in_a_row(rehearsal(n))
+        if talk:
+            yield from talk.behind(begin)
+        if beside:
+            beside.rehearse(n)
+
+    rows = turns(comm, once, seconds)  # (ranks, turns, columns)
+    steps, rehearsals, talks = np.split(rows, (1, rows.shape[2] - 3 * bool(talk)), axis=2)
+    most = -(-n // comm.size)  # examples of the rank with the longest shard
+    profiles = [as_profile(profile, row, most) for row in slowest(rehearsals)] if profile else []
+    before, after, tiny = talks.max(axis=0).T if talk else np.zeros((3, 0))
+    both = beside.slowest(rows.shape[1]) if beside else []
+    return Timings(steps[..., 0].max(axis=0).tolist(), profiles, (after - before).tolist(), tiny.tolist(), both, why)
+
+
+def require_sum(comm, all_reduce):
+    """Raise WrongAnswer, on every rank, where `all_reduce` does not add up."""
+    name = getattr(all_reduce, "__name__", "all_reduce")
+    require_right(comm, name, all_reduce, comm.allocate((PROBE,)))
+
+
+class Talk:
+    """The all-reduces of a step in a row, with nothing between them."""
+
+    def __init__(self, comm, all_reduce, messages):
+        """messages: of a StepProfile. Collective."""
+        self.comm, self.all_reduce = comm, all_reduce
+        self.beside = messages[-1].background
+        sizes = [message.nbytes // 4 for message in messages]
+        memory = (allocate_beside if self.beside else allocate)(comm, max(sizes), torch.float32)
+        self.tensors = [memory[:size] for size in sizes]
+
+    def behind(self, begin):
+        """(s from `begin` until it began, s until it had ended, s of one all-reduce of TINY bytes) on this rank."""
+        clock = self.comm.trace.clock
+        if self.beside:
+            self.comm.barrier()
+            begin = clock()
+        yield (clock() - begin) / 1e9
+        self.reduce(self.tensors)
+        yield (clock() - begin) / 1e9
+        yield timed(self.comm, lambda: self.reduce([self.tensors[0][: TINY // 4]]))
+
+    def reduce(self, tensors):
+        works = [self.comm.background(self.all_reduce, x) for x in tensors if self.beside]
+        for work in works:
+            work.wait()
+        for x in tensors if not self.beside else ():
+            self.all_reduce(self.comm, x)
+
+
+class Beside:
+    """Rehearsals with their all-reduces beside them. taken: [(s of one, ns when it began, ns when all had ended)]."""
+
+    def __init__(self, comm, rehearsal):
+        self.comm, self.rehearsal, self.taken = comm, rehearsal, []
+
+    def rehearse(self, n):
+        """Take one, on a global batch of n."""
+        self.comm.barrier()
+        self.rehearsal.aside.sends = True
+        begin = now_ns()
+        profile = self.rehearsal(n)
+        self.taken.append((profile.end, begin, now_ns()))
+        self.rehearsal.aside.sends = False
+
+    def slowest(self, turns):
+        """[Both] of the rank that took longest, of the last `turns`, the same on every rank. Collective."""
+        events = [event for event in self.comm.trace.events if event.lane]
+        mine = [(end, self.settled(begin, last, events)) for end, begin, last in self.taken[-turns:]]
+        rows = np.asarray(self.comm.all_gather(np.array(mine)))  # (ranks, turns, 2)
+        return [Both(*row) for row in rows.max(axis=0).tolist()]
+
+    def settled(self, begin, last, events):
+        """s from `begin` until the last message ended, for which nobody waited before `last`."""
+        ends = [event.t1_ns for event in events if begin < event.t1_ns <= last]
+        return (max(ends, default=last) - begin) / 1e9
+
+
+def rehearse(comm, model, strategy, data, batches, seconds=1.0):
+    """StepProfiles of this machine for other numbers of examples per rank, while all ranks of `comm` compute at once.
+
+    Args:    batches: numbers of examples of each rank; seconds: about as long as all of it takes.
+    Returns: list of StepProfiles in rising order of their samples, the same on every rank.
+    Raises:  NotRehearsed where the strategy cannot be.
+    """
+    rehearsal = RehearsedStep(comm, model, strategy, data)
+    profiles = []
+    for samples in sorted(batches):
+
+        def once(n=samples * comm.size):
+            comm.barrier()
+            return in_a_row(rehearsal(n))
+
+        profile = rehearsal(samples * comm.size)
+        rows = slowest(turns(comm, once, seconds / len(batches)))
+        profiles.append(as_profile(profile, np.median(rows, axis=0), samples))
+    return profiles
+
+
+def turns(comm, once, seconds):
+    """(ranks, samples, columns) of what `once()` gives, as often as fits into `seconds`; untraced turns come first."""
+    recording, comm.trace.enabled = comm.trace.enabled, False
+    try:
+        for _ in range(WARM_UP):
+            begin = now_ns()  # also on simulated ranks, whose own clock says nothing about rehearsals
+            list(once())
+            last = now_ns() - begin
+    finally:
+        comm.trace.enabled = recording
+    longest = float(np.asarray(comm.all_gather(np.array([last], dtype=np.float64))).max())
+    samples = int(min(MOST, max(LEAST, seconds * 1e9 / max(longest, 1.0))))
+    return np.asarray(comm.all_gather(np.array([list(once()) for _ in range(samples)])))
+
+
+def timed(comm, call):
+    """Seconds of `call()` on this rank's clock; all ranks begin together."""
+    comm.barrier()
+    begin = comm.trace.clock()
+    call()
+    return (comm.trace.clock() - begin) / 1e9
+
+
+def in_a_row(profile):
+    """The times of a StepProfile as numbers, its end first."""
+    times = (profile.end, profile.forward, profile.backward, profile.added)
+    return [*times, *(message.at for message in profile.messages)]
+
+
+def slowest(rows):
+    """(turns, columns) of the rank that took longest in each turn. rows: (ranks, turns, columns) of `in_a_row`."""
+    return rows[rows[..., 0].argmax(axis=0), np.arange(rows.shape[1])]
+
+
+def as_profile(like, row, samples):
+    """The StepProfile with the messages of `like` and the times of `row`, which `in_a_row` made."""
+    end, forward, backward, added, *calls = row.tolist()
+    messages = tuple(m._replace(at=at) for m, at in zip(like.messages, calls, strict=True))
+    return StepProfile(samples, forward, backward, added, end, messages)

@@ -1,0 +1,99 @@
+"""Attention on several ranks: heads look at each other's words by themselves, so each rank takes some of the heads.
+
+    x -> [qkv of my heads (columns)] -> my heads -> [out of my heads (rows)] -> sum over ranks
+
+The weight of all heads' questions, keys and values is one packed matrix; a rank holds three pieces of it:
+
+    rows of qkv, heads 0 1 2 3, two ranks        q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3
+    rank 0                                       q0 q1         k0 k1         v0 v1
+    rank 1                                             q2 q3         k2 k3         v2 v3
+
+Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3 and figure 3b.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from .cuts import Cut
+from .linear import ColumnLinear, RowLinear, column_linear, row_linear
+from .pairs import ALONE
+from .sequence import sequence_parallel
+
+
+def rows_of_heads(rank, ranks, heads, width):
+    """The rows of the packed weight of attention, q of all heads, then k, then v, that belong to the heads of `rank`.
+
+    Args:    rank, ranks: ints; heads: of the whole layer; width: of all heads together, so a head has width/heads rows.
+             Rank 0 has the first heads/ranks heads, rank 1 the next.
+    Returns: (3 * width / ranks,) int64 tensor of row numbers below 3 * width: q's, then k's, then v's.
+    Raises:  ValueError where the ranks do not divide the heads, or the heads the width.
+    """
+    if heads % ranks or width % heads:
+        raise ValueError(
+            f"{heads} heads of a width of {width} cannot be shared equally by {ranks} ranks: the ranks must divide the "
+            f"heads, and the heads the width"
+        )
+    ### BEGIN SOLUTION
+    mine = torch.arange(rank * width // ranks, (rank + 1) * width // ranks)  # rows of q
+    return torch.cat([mine, width + mine, 2 * width + mine])
+    ### END SOLUTION
+
+
+def attention_heads(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, causal):
+    """Attention of which this rank has some heads.
+
+    Args:    x: (b, s, d), the same on every rank.
+             qkv_weight: (3d/p, d), qkv_bias: (3d/p,): this rank's rows, q of its heads, then k, then v.
+             out_weight: (d, d/p): the columns that its heads go into; out_bias: (d,), the same on every rank.
+             heads: of this rank; causal: whether positions see only those up to themselves.
+    Returns: (b, s, d), the same on every rank. After backward x.grad is complete.
+    Raises:  ValueError where the shapes do not fit, before the first message.
+    Steps: one all_reduce forward, one backward.   Bytes per rank: of all_reduce for b s d elements, each time.
+    Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+    """
+    require_heads(qkv_weight, out_weight, heads)
+    ### BEGIN SOLUTION
+    b, s, _ = x.shape
+    qkv = column_linear(comm, x, qkv_weight, qkv_bias)  # (b, s, d) -> (b, s, 3d/p)
+    q, k, v = qkv.view(b, s, 3, heads, -1).permute(2, 0, 3, 1, 4)  # each (b, heads, s, n), n numbers per head
+    heard = scaled_dot_product_attention(q, k, v, is_causal=causal)  # (b, heads, s, n)
+    return row_linear(comm, heard.transpose(1, 2).reshape(b, s, -1), out_weight, out_bias)  # (b, s, d/p) -> (b, s, d)
+    ### END SOLUTION
+
+
+class TensorAttention(nn.Module):
+    """This rank's heads of a models.transformer.Attention; (b, s, d) -> (b, s, d), the same on every rank.
+
+    sequence: x and the result are this rank's positions, (b, s/p, d) -> (b, s/p, d).
+    """
+
+    def __init__(self, comm, whole, sequence=False):
+        super().__init__()
+        width = whole.qkv.in_features
+        places = torch.stack([rows_of_heads(rank, comm.size, whole.heads, width) for rank in range(comm.size)])
+        self.comm, self.sequence = comm, sequence
+        self.heads, self.causal = whole.heads // comm.size, whole.causal
+        self.qkv = ColumnLinear(comm, whole.qkv, Cut(comm.rank, 0, 3 * width, places))
+        self.out = RowLinear(comm, whole.out, sequence)
+
+    def forward(self, x):
+        if self.sequence:
+            return sequence_parallel(self.comm, x, self.part) + self.out.bias
+        qkv, out = self.qkv, self.out
+        return attention_heads(self.comm, x, qkv.weight, qkv.bias, out.weight, out.bias, self.heads, self.causal)
+
+    def part(self, x):
+        """Without communication and bias: (b, s, d) -> (b, s, d), this rank's part of the sum."""
+        qkv, out = self.qkv, self.out
+        return attention_heads(ALONE, x, qkv.weight, qkv.bias, out.weight, None, self.heads, self.causal)
+
+
+def require_heads(qkv_weight, out_weight, heads):
+    """Raise ValueError unless the packed weight has rows for q, k and v of `heads` heads, and `out` as many columns."""
+    rows, columns = qkv_weight.shape[0], out_weight.shape[1]
+    if heads < 1 or rows % (3 * heads) or rows != 3 * columns:
+        raise ValueError(
+            f"{heads} heads on this rank do not fit its qkv weight of {rows} rows and an out of {columns} columns: "
+            f"the rows are q, k and v of the heads, and the columns one of these"
+        )

@@ -1,0 +1,122 @@
+"""Tensor parallel training: every rank holds a part of each layer, sees the whole batch, and all compute one model.
+
+    model = tensor_parallel(comm, models.build("gpt"))       this rank's shard of an unchanged model
+    loss = cross_entropy(model(x).flatten(0, 1), y.flatten())     x, y and the loss: the same on every rank
+    loss.backward()                                          waits for the other ranks, as forward does
+    add_partial_gradients(comm, model)                       only with sequence=True
+    optimizer.step()
+
+| model | how it is cut                                                      | messages of b s d (b c h w) elements |
+|-------|--------------------------------------------------------------------|--------------------------------------|
+| mlp   | linear layers in pairs, columns then rows; one that is left: whole | 1 all-reduce per pair, each way      |
+| gpt   | heads, the mlp of each block, the vocabulary                       | 2 per block each way, 1 per end      |
+| vit   | heads, the mlp of each block                                       | 2 per block each way                 |
+| cnn   | channels between the two convolutions of each block                | 1 per block each way                 |
+
+On simulated ranks backward waits for others inside autograd: sim.run(..., threads=True).
+Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.
+"""
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ...models.cnn import CNN
+from ...models.gpt import GPT
+from ...models.vit import ViT
+from ..agreement import require_same_model
+from ..data import broadcast_parameters
+from .block import GatheredNorm, SplitBlock, shard_block
+from .convolution import shard_convolutions
+from .gpt import TensorGPT
+from .linear import ColumnLinear, RowLinear
+from .sequence import require_positions
+
+NUMBER_BY_NUMBER = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)  # the same on a part as on the whole
+
+
+def tensor_parallel(comm, model, sequence=False, whole_logits=True):
+    """This rank's shard of `model`, which stays as it is. Collective.
+
+    Args:    model: an mlp, cnn, gpt or vit of models/, of the same structure on every rank; rank 0's values are taken.
+             sequence: between the layers of a transformer a rank holds s/p positions; add_partial_gradients after
+             backward. whole_logits=False: a gpt returns this rank's logits, for vocabulary_cross_entropy.
+    Returns: nn.Module, called as `model` is; parameters have the names of the whole model's. tensor.cuts.cuts_of says
+             how each is cut, gather_parameters puts them together.
+    Raises:  ValueError on every rank where it cannot be cut for comm.size ranks, or where the ranks' models differ.
+    """
+    shard(comm, copy.deepcopy(model), sequence, whole_logits)  # raises what it has to say before the first message
+    require_same_model(comm, model, f"tensor_parallel(sequence={sequence})")
+    whole = copy.deepcopy(model)
+    broadcast_parameters(comm, whole)
+    return shard(comm, whole, sequence, whole_logits)
+
+
+def shard(comm, whole, sequence=False, whole_logits=True):
+    """This rank's shard of `whole`, which is used up. No messages: all ranks have equal models, which is not looked at.
+
+    Raises:  ValueError as tensor_parallel does.
+    """
+    if type(whole) not in KINDS:
+        known = ", ".join(KINDS[kind].name for kind in KINDS)
+        raise ValueError(f"tensor_parallel does not know how to cut a {type(whole).__name__}: it cuts {known}")
+    kind = KINDS[type(whole)]
+    options = {"sequence": sequence, "whole_logits": whole_logits}
+    for option, value in options.items():
+        if value != DEFAULTS[option] and option not in kind.options:
+            able = ", ".join(other.name for other in KINDS.values() if option in other.options)
+            raise ValueError(f"{option}={value} is for {able}: a {kind.name} has no such thing")
+    with torch.random.fork_rng(devices=[]):  # new layers draw numbers before they get their values
+        return kind.cut(comm, whole, **{option: options[option] for option in kind.options})
+
+
+def shard_mlp(comm, layers):
+    """Linear layers in pairs, columns then rows; the last of an odd number stays whole."""
+    for name, layer in layers.named_children():
+        if not isinstance(layer, (nn.Linear, *NUMBER_BY_NUMBER)):
+            told = ", ".join(kind.__name__ for kind in (nn.Linear, *NUMBER_BY_NUMBER))
+            raise ValueError(
+                f"layer {name} is a {type(layer).__name__}: an nn.Sequential can be cut where all are {told}"
+            )
+    linears = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+    for wide, narrow in zip(linears[::2], linears[1::2], strict=False):
+        layers[wide], layers[narrow] = ColumnLinear(comm, layers[wide]), RowLinear(comm, layers[narrow])
+    return layers
+
+
+def shard_vit(comm, vit, sequence):
+    """The blocks; with `sequence` the first one takes this rank's positions, and the last norm gathers them again."""
+    if sequence:
+        require_positions(comm, vit.positions.shape[1])
+    for block in vit.blocks:
+        shard_block(comm, block, sequence)
+    if sequence:
+        vit.blocks[0] = SplitBlock(comm, vit.blocks[0])
+        vit.norm = GatheredNorm(comm, vit.norm)
+    return vit
+
+
+def shard_cnn(comm, cnn):
+    """The channels between the two convolutions of each block."""
+    for block in cnn.blocks:
+        shard_convolutions(comm, block)
+    return cnn
+
+
+class Kind(NamedTuple):
+    """How a model is cut. cut: f(comm, whole, **options) -> this rank's shard; options: which of tensor_parallel's."""
+
+    name: str
+    cut: object
+    options: tuple = ()
+
+
+DEFAULTS = {"sequence": False, "whole_logits": True}
+KINDS = {
+    nn.Sequential: Kind("mlp", shard_mlp),
+    CNN: Kind("cnn", shard_cnn),
+    GPT: Kind("gpt", TensorGPT, ("sequence", "whole_logits")),
+    ViT: Kind("vit", shard_vit, ("sequence",)),
+}

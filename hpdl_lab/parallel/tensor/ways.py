@@ -1,0 +1,171 @@
+"""One part of a transformer, x + mlp(norm(x)), on several ranks in four ways: what each sends, keeps and takes.
+
+    way          weights    forward                         backward
+    whole        all        -                               -
+    by layer     1/p        2 all-gathers: 4n and n         2 all-reduces: n and 4n
+    pair         1/p        1 all-reduce: n                 1 all-reduce: n
+    sequence     1/p        1 all-gather, 1 reduce-scatter  1 all-gather, 1 reduce-scatter
+
+n = b s d numbers, the size of x; the layer in between is four times as wide. Columns, then rows, need no message there.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import gelu, layer_norm, linear
+
+from ...collectives import cost
+from ...collectives.sweep import WrongAnswer
+from ..grid.saved_bytes import SavedBytes
+from .linear import column_linear, linear_naive, row_linear
+from .plugged import on_a_ring
+from .sequence import sequence_parallel
+
+WAYS = ("whole", "by layer", "pair", "sequence")
+TOLERANCE = 1e-3  # of float32 results, relative to the largest
+
+
+class Parts(NamedTuple):
+    """Functions of a layer, the library's or an attendee's."""
+
+    column: object = column_linear
+    row: object = row_linear
+    sequence: object = sequence_parallel
+
+
+class Shape(NamedTuple):
+    """x is (batch, tokens, width)."""
+
+    batch: int
+    tokens: int
+    width: int
+
+    @property
+    def nbytes(self):
+        return 4 * self.batch * self.tokens * self.width
+
+
+def weights_of(shape):
+    """(up, up_bias, down, down_bias) of the whole layer, the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    d = shape.width
+    sizes = ((4 * d, d), (4 * d,), (d, 4 * d), (d,))
+    return [torch.randn(size, generator=generator) / d**0.5 for size in sizes]
+
+
+def weights_here(comm, way, weights):
+    """What this rank holds of them: all, its rows of both (by layer), or its rows and then its columns."""
+    if way == "whole":
+        return weights
+    up, up_bias, down, down_bias = (w.tensor_split(comm.size, 0)[comm.rank] for w in weights)
+    if way != "by layer":
+        down, down_bias = weights[2].tensor_split(comm.size, 1)[comm.rank], weights[3]
+    return [w.contiguous() for w in (up, up_bias, down, down_bias)]
+
+
+def block(comm, way, parts, x, weights):
+    """x + mlp(norm(x)); x (b, s, d) whole, or with "sequence" (b, s/p, d), this rank's positions."""
+    up, up_bias, down, down_bias = weights
+    normed = layer_norm(x, x.shape[-1:])
+    if way == "whole":
+        return x + linear(gelu(linear(normed, up, up_bias)), down, down_bias)
+    if way == "by layer":
+        return x + linear_naive(comm, gelu(linear_naive(comm, normed, up, up_bias)), down, down_bias)
+    if way == "pair":
+        hidden = made(parts.column, comm, normed, up, up_bias)
+        return x + made(parts.row, comm, gelu(hidden), down, down_bias)
+    return x + made(parts.sequence, comm, normed, partial(mlp_part, up, up_bias, down)) + down_bias
+
+
+def made(fn, comm, *args):
+    """fn(comm, *args), or WrongAnswer where that is no tensor."""
+    y = fn(comm, *args)
+    if not isinstance(y, torch.Tensor):
+        what = "nothing" if y is None else f"something of type {type(y).__name__}"
+        raise WrongAnswer(f"{getattr(fn, '__name__', 'your function')} returned {what}; lab.check says why")
+    return y
+
+
+def mlp_part(up, up_bias, down, x):
+    """A rank's part of the sum, without communication."""
+    return linear(gelu(linear(x, up, up_bias)), down)
+
+
+def try_way(comm, way, parts, shape, repeats):
+    """Forward and backward of one way on this rank: right first, then counted, then timed.
+
+    Args:    parts: Parts; shape: Shape, whose tokens the ranks share equally; repeats: times that are measured.
+    Returns: dict: way, forward, backward: bytes sent on a ring; kept: bytes of activations kept for backward;
+             weights: bytes; seconds: list of times of a forward and a backward.
+    Raises:  collectives.sweep.WrongAnswer on every rank where the result is not that of one rank.
+    """
+    x = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(1))
+    right = count_step(comm, "whole", parts, x, weights_of(shape))
+    weights = [w.clone().requires_grad_(True) for w in weights_here(comm, way, weights_of(shape))]
+    if way == "sequence":
+        x, right["y"], right["x.grad"] = (positions_here(comm, t) for t in (x, right["y"], right["x.grad"]))
+    ring = on_a_ring(comm)
+    counted = count_step(ring, way, parts, x, weights)
+    for name in ("y", "x.grad"):
+        require_right(comm, way, name, counted.pop(name), right[name])
+    clock, seconds = comm.trace.clock, []
+    for _ in range(repeats):
+        comm.barrier()
+        begin = clock()
+        block(ring, way, parts, x.clone().requires_grad_(True), weights).sum().backward()
+        seconds.append((clock() - begin) / 1e9)
+    return {"way": way, **counted, "weights": sum(w.nbytes for w in weights), "seconds": seconds}
+
+
+def positions_here(comm, x):
+    """This rank's positions of x (b, s, d)."""
+    return x.tensor_split(comm.size, 1)[comm.rank].contiguous()
+
+
+def count_step(comm, way, parts, x, weights):
+    """{y, x.grad, forward, backward, kept} of one step."""
+    x, begun = x.clone().requires_grad_(True), len(comm.trace.log)
+    with SavedBytes(weights) as saved:
+        y = block(comm, way, parts, x, weights)
+    middle = len(comm.trace.log)
+    (y * y).sum().backward()
+    sent = [e.nbytes if e.op == "send" else 0 for e in comm.trace.events[begun:]]
+    forward, backward = sum(sent[: middle - begun]), sum(sent[middle - begun :])
+    return {"y": y.detach(), "x.grad": x.grad, "forward": forward, "backward": backward, "kept": saved.most}
+
+
+def require_right(comm, way, name, got, right):
+    """Raise WrongAnswer, on every rank, unless all ranks have what one rank has."""
+    fits = got is not None and got.shape == right.shape
+    off = float((got - right).abs().max() / right.abs().max()) if fits else float("inf")
+    for rank, worst in enumerate(np.asarray(comm.all_gather(np.array([off]))).reshape(-1)):
+        if not worst < TOLERANCE:
+            raise WrongAnswer(
+                f"{way!r} is not timed: its {name} on rank {rank} is off by {worst:.2g} of the largest number; "
+                "lab.check says why"
+            )
+
+
+def bytes_sent(way, p, n):
+    """(forward, backward) bytes that a rank sends on a ring of p ranks, for an x of n bytes."""
+    gather, reduce = n * (p - 1) / p, 2 * n * (p - 1) / p
+    return {
+        "whole": (0, 0),
+        "by layer": (5 * gather, 5 * reduce),
+        "pair": (reduce, reduce),
+        "sequence": (2 * gather, 2 * gather),
+    }[way]
+
+
+def seconds_of(way, p, n, whole, alpha, beta, gamma=0.0):
+    """Model: s of a forward and a backward. whole: s of the way "whole", whose arithmetic p ranks share."""
+    if way == "whole":
+        return whole
+    ring = partial(cost.Cost.seconds, alpha=alpha, beta=beta, gamma=gamma)
+    one = 2 * ring(cost.all_reduce(p, n))
+    if way == "by layer":
+        gathers = ring(cost.all_gather(p, 4 * n)) + ring(cost.all_gather(p, n))
+        one = gathers + ring(cost.all_reduce(p, 4 * n)) + ring(cost.all_reduce(p, n))
+    return whole / p + one
