@@ -294,6 +294,8 @@ def test_a_dead_engine_is_one_sentence(four):
 # -- in a notebook ----------------------------------------------------------------------------------------------------
 
 CELL = """
+import time
+
 from hpdl_lab import lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.lab.grid_widgets import Panel
@@ -310,8 +312,8 @@ before = panel.numbers.value, panel.picture.value
 panel.recompute.value = True
 assert before[0] != panel.numbers.value and before[1] != panel.picture.value
 panel.run.click()
-while picker.under_way is not None:
-    pass
+while "no engine cluster is running" not in panel.message.value:  # what a thread of the picker's own will say
+    time.sleep(0.02)
 assert "no engine cluster is running" in panel.message.value and not panel.run.disabled
 panel.stop.click()
 assert "Nothing of this picker is running." in panel.message.value
