@@ -159,6 +159,16 @@ def test_the_seconds_predicted_are_those_of_simulated_ranks(machine, sizes, sche
         assert sent.seconds == pytest.approx(predicted.seconds, rel=0.05)
 
 
+def test_simulated_messages_do_not_depend_on_the_default_dtype():
+    wanted = simulate(SMALL, grid_of(2, 2, 1), micro_batches=2, machine=CLUSTER).seconds
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert simulate(SMALL, grid_of(2, 2, 1), micro_batches=2, machine=CLUSTER).seconds == wanted
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_the_parts_of_a_prediction_add_up():
     row = predict(SMALL, grid_of(2, 2, 2), micro_batches=8, machine=CLUSTER, batch=64)
     assert sum(row.parts.values()) == pytest.approx(row.seconds)

@@ -119,7 +119,7 @@ class Step:
 
     def tensor(self, nbytes):
         """Zeros that stand for so many bytes."""
-        return torch.zeros(max(1, round(nbytes / self.grain / 4)))
+        return torch.zeros(max(1, round(nbytes / self.grain / 4)), dtype=torch.float32)
 
 
 def coarse(network, grain):
@@ -172,7 +172,7 @@ class SimulatedStage:
 
     def forward(self, micro_batch, inputs, loss=None):
         self.compute(self.layers, 1, ("sums",))
-        return tuple(torch.zeros(spec.shape) for spec in self.gives)
+        return tuple(torch.zeros(spec.shape, dtype=spec.dtype) for spec in self.gives)
 
     def backward(self, micro_batch, gradients=()):
         return self.input_gradient(micro_batch, gradients, passes=2)
@@ -184,7 +184,7 @@ class SimulatedStage:
             self.gradients(passes + len(again), (*again, "returns"))
         else:
             self.compute(self.layers, passes + len(again), (*again, "returns"))
-        return tuple(torch.zeros(spec.shape) for spec in self.takes)
+        return tuple(torch.zeros(spec.shape, dtype=spec.dtype) for spec in self.takes)
 
     def weight_gradient(self, micro_batch):
         self.gradients(1, ())
