@@ -67,7 +67,7 @@ def test_zb_h1_fills_the_bubble_of_1f1b_within_its_memory():
 
 @pytest.mark.parametrize(("tf", "tb"), [(1, 2), (1, 1), (2, 3)])
 def test_gems_holds_one_micro_batch_and_hides_all_forwards_but_the_first_one_behind_backwards(tf, tb):
-    for p, n in SHAPES:
+    for p, n in ((p, n) for p, n in SHAPES if n > 1):
         times = evaluate(validate(build("gems_master", p, n), most_live=1), tf, tb)
         assert times.makespan == p * tf + n * p * tb + (n - 1) * tf
     assert evaluate(build("gems_master", 4, 16)).makespan == 147
@@ -136,6 +136,11 @@ def test_strings_and_files_bring_a_schedule_back(tmp_path):
         assert schedules.from_csv(tmp_path / "schedule.csv", name, schedule.replicas) == schedule
 
 
+def test_a_replica_without_a_micro_batch_is_refused():
+    with pytest.raises(ValueError, match="mine has 2 replicas and 1 micro-batch: each replica needs at least one"):
+        schedules.validate(from_strings([["0F0", "0B0", "3F0"], ["1F0", "1B0"]], "mine", replicas=2))
+
+
 def test_what_torch_adds_for_its_runtime_is_left_out():
     rows = [["0F0", "", "0SEND_F0", None, "0RECV_B0", " 0I0", "0W0 ", "0REDUCE_GRAD"], ["1RECV_F0", "1F0", "1B0"]]
     assert from_strings(rows).rows == ((Action(0, "F", 0), Action(0, "I", 0), Action(0, "W", 0)),) + (
@@ -175,6 +180,7 @@ def test_replicas_that_do_not_divide_the_stages():
             "zero_bubble_h1 of 4 ranks needs at least 4 micro-batches to fill its bubble, got 3",
         ),
         (("gems_mast", 4, 4), "gems_mast gives each of its two replicas one micro-batch, got 4: gems_master"),
+        (("gems_master", 2, 1), "gems_master has two replicas, each of which needs a micro-batch: 2 at least, got 1"),
     ],
 )
 def test_numbers_that_a_schedule_cannot_have(args, says):

@@ -39,6 +39,12 @@ def enough(ranks, micro_batches):
     return ""
 
 
+def one_each(ranks, micro_batches):
+    if micro_batches < 2:
+        return f"has two replicas, each of which needs a micro-batch: 2 at least, got {micro_batches}"
+    return ""
+
+
 def exactly_two(ranks, micro_batches):
     if micro_batches != 2:
         return f"gives each of its two replicas one micro-batch, got {micro_batches}: gems_master takes more"
@@ -51,7 +57,7 @@ CATALOG = {
     "interleaved": Entry(interleaved, chunked=True, demand=multiple),
     "zero_bubble_h1": Entry(zero_bubble_h1, demand=enough),
     "gems_mast": Entry(gems, replicas=2, demand=exactly_two),
-    "gems_master": Entry(gems, replicas=2),
+    "gems_master": Entry(gems, replicas=2, demand=one_each),
 }
 
 

@@ -19,6 +19,9 @@ def validate(schedule, most_live=None):
     whole = schedule.ranks > 0 and schedule.stages % schedule.ranks == 0
     if not whole:
         raise ValueError(f"{schedule.stages} stages on {schedule.ranks} ranks: each holds as many as every other")
+    if schedule.micro_batches < schedule.replicas:
+        few = f"{schedule.micro_batches} micro-batch{'es' if schedule.micro_batches > 1 else ''}"
+        raise ValueError(f"{schedule.name} has {schedule.replicas} replicas and {few}: each replica needs at least one")
     for check in (in_range, one_holder, once, complete, in_order):
         check(schedule)
     times = evaluate(schedule)  # raises where ranks wait for each other
