@@ -21,6 +21,12 @@ def refuse(ranks, limit, found):
     raise ValueError(f"no grid of {ranks} ranks fits into {limit:,}: the least is {min(p.nbytes for p, _ in found):,}")
 
 
+def fastest_among(ranks, predict, limit, among):
+    found = priced(ranks, predict, among)
+    fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
+    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
+
+
 def forgets_the_limit(ranks, predict, limit):
     return min(priced(ranks, predict), key=lambda f: (f[0].seconds, f[0].nbytes))[1]
 
@@ -32,9 +38,7 @@ def takes_the_smallest(ranks, predict, limit):
 
 
 def only_powers_of_two(ranks, predict, limit):
-    found = priced(ranks, predict, lambda dp, pp, tp: pp & (pp - 1) == 0 and tp & (tp - 1) == 0)
-    fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
-    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
+    return fastest_among(ranks, predict, limit, lambda dp, pp, tp: pp & (pp - 1) == 0 and tp & (tp - 1) == 0)
 
 
 def stumbles_over_the_impossible(ranks, predict, limit):
@@ -44,9 +48,21 @@ def stumbles_over_the_impossible(ranks, predict, limit):
 
 
 def without_pipelines(ranks, predict, limit):
-    found = priced(ranks, predict, lambda dp, pp, tp: pp == 1)
-    fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
-    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
+    return fastest_among(ranks, predict, limit, lambda dp, pp, tp: pp == 1)
+
+
+def tensor_parallel_up_to_8(ranks, predict, limit):
+    """As many as a host has GPUs, as one often reads."""
+    return fastest_among(ranks, predict, limit, lambda dp, pp, tp: tp <= 8)
+
+
+def pipelines_up_to_8(ranks, predict, limit):
+    return fastest_among(ranks, predict, limit, lambda dp, pp, tp: pp <= 8)
+
+
+def at_least_two_stages_or_shards(ranks, predict, limit):
+    """Never replicas alone, where that is not all there is."""
+    return fastest_among(ranks, predict, limit, lambda dp, pp, tp: pp * tp > 1 or ranks < 3)
 
 
 def leaves_ranks_idle(ranks, predict, limit):

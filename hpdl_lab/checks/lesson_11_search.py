@@ -13,6 +13,7 @@ from .record import Broken, Exercise, Passed, WrongAnswer
 MODEL = "a made-up model of 12 layers and 12 heads"
 RANKS = (12, 8, 1, 6, 16)
 RANDOM = 12  # more price lists, in which nothing can be guessed
+AXES = ("dp", "pp", "tp")
 
 
 class Price(NamedTuple):
@@ -73,6 +74,11 @@ def random_price(seed):
     return price
 
 
+def price_by(axis):
+    """A price list in which the grid wins that gives all ranks to one axis: 0 for dp, 1 for pp, 2 for tp."""
+    return lambda *grid: Price(round(24 / grid[axis], 3), 10**9)
+
+
 def cases():
     """(description, Prices, limit): from the plain ones on; limits that exclude some, that just fit, and none."""
     for ranks in RANKS:
@@ -84,6 +90,9 @@ def cases():
         prices = Prices(12, random_price(seed))
         sizes = sorted(price.nbytes for price in prices.table.values())
         yield f"for price list {seed} of 12 ranks with {limit_told(sizes[-3])},", prices, sizes[-3]
+    for ranks in (16, 12):
+        for axis, name in enumerate(AXES):
+            yield f"for {ranks} ranks and a step whose time falls with {name},", Prices(ranks, price_by(axis)), 10**9
 
 
 def limit_told(limit):
@@ -157,8 +166,18 @@ def check_grid(got, prices, limit, where):
     if mine.seconds == least.seconds:
         raise Broken("ties", f"{head}Of equally fast ones the one that leaves more room is asked for.")
     if best not in prices.asked:
-        raise Broken("cover", f"{head}You never asked predict about it: every dp x pp x tp = {prices.ranks} counts.")
+        every = f"every dp x pp x tp = {prices.ranks} counts"
+        raise Broken("cover", f"{head}You never asked predict about it: {every}{beyond(prices, best)}.")
     raise Broken("slow", f"{head}Both fit, so the faster one is asked for.")
+
+
+def beyond(prices, best):
+    """What to say where an axis of the best grid is longer than any that predict was asked about, else nothing."""
+    for axis, name in enumerate(AXES):
+        longest = max((grid[axis] for grid in prices.asked if math.prod(grid) == prices.ranks), default=0)
+        if longest < best[axis]:
+            return f", and your longest {name} is {longest}: whether more can be is for predict to say"
+    return ""
 
 
 def check_nothing_fits(fn):
@@ -196,6 +215,9 @@ EXERCISES = (
             WrongAnswer(answers.only_powers_of_two, "limit", "tp 4 needs 3,000,000,000 bytes, and fits"),
             WrongAnswer(answers.stumbles_over_the_impossible, "impossible", "leave that grid out and go on"),
             WrongAnswer(answers.without_pipelines, "cover", "every dp x pp x tp = 12 counts"),
+            WrongAnswer(answers.tensor_parallel_up_to_8, "cover", "your longest tp is 8"),
+            WrongAnswer(answers.pipelines_up_to_8, "cover", "your longest pp is 8"),
+            WrongAnswer(answers.at_least_two_stages_or_shards, "cover", "your longest dp is 3"),
             WrongAnswer(answers.leaves_ranks_idle, "ranks", "all 12 have to have some"),
             WrongAnswer(answers.in_another_order, "order", "The order is (dp, pp, tp)"),
             WrongAnswer(answers.must_be_below_the_limit, "limit", "and the limit itself"),
