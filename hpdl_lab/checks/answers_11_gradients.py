@@ -26,6 +26,20 @@ def added(mesh, placed, tp=True, shared=True, dp=True):
     placed.parameter.grad = mesh["dp"].all_reduce(grad) if dp else grad
 
 
+def takes_the_mean_over_tp(mesh, parameters):
+    for placed in parameters:
+        added(mesh, placed)
+        if placed.over_tp:
+            placed.parameter.grad /= mesh["tp"].size
+
+
+def takes_the_mean_over_stages(mesh, parameters):
+    for placed in parameters:
+        added(mesh, placed)
+        if placed.shared is not None:
+            placed.parameter.grad /= placed.shared.size
+
+
 def over_everybody(mesh, parameters):
     for placed in parameters:
         placed.parameter.grad = mesh.comm.all_reduce(gradient_of(placed))

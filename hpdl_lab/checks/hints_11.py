@@ -74,6 +74,11 @@ REDUCE_GRADIENTS = {
         "By the whole batch, not by the replica's share of it: nothing is left to divide.",
         REDUCE_GRADIENTS_LAST,
     ),
+    "mean of parts": (
+        "What does each rank of this axis know of the gradient: all of it, or what its own positions or layers say?",
+        "Nobody has counted anything twice: there is nothing to divide, over none of the axes.",
+        REDUCE_GRADIENTS_LAST,
+    ),
     "deadlock": (
         "Which ranks call all_reduce, and which of the others of their group do not?",
         "Zeros in the place of a gradient that is None; placed.shared, not mesh['pp'], for tied weights.",

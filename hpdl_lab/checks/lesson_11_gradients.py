@@ -1,6 +1,7 @@
 """Notebook 11, gradients on a mesh: over which axes each of them is added."""
 
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ from .layer_part import ring_bytes, whole_numbers
 from .ranks import capital, count, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
 
-CASES = ((2, 2, 2), (2, 1, 2), (2, 3, 1), (1, 2, 2), (3, 1, 1), (1, 1, 1))  # (dp, pp, tp)
+# (dp, pp, tp): dp and tp of two sizes first, so that a mean over one of them is not taken for one over the other
+CASES = ((3, 2, 2), (2, 1, 3), (2, 2, 2), (2, 1, 2), (2, 3, 1), (1, 2, 2), (3, 1, 1), (1, 1, 1))
 AXES = ("dp", "pp", "tp")
 WIDTH = 4
 CUT, BIAS, NORM, UNUSED, TIED = "mlp.weight", "mlp.bias", "norm.weight", "unused.weight", "tokens.weight"
@@ -91,11 +93,12 @@ def check_reduce_gradients(fn, runner=None):
             raise with_missing(broken, where) from None
         check_sums(run, sizes, where)
         check_bytes(run, sizes, where)
-    run = simulate(8, call, fn, CASES[0], where=case_of(CASES[0]))
+    most = CASES[0]
+    run = simulate(math.prod(most), call, fn, most, where=case_of(most))
     facts = [
-        f"every gradient is that of the whole batch, on {len(CASES)} meshes of 1 to 8 simulated ranks",
+        f"every gradient is that of the whole batch, on {len(CASES)} meshes of 1 to {math.prod(most)} simulated ranks",
         "added over dp: all; over tp: what each of its ranks holds whole and has in parts; over stages: what is tied",
-        f"bytes: {max(left.nbytes for left in run):,} at most from one of 8 ranks",
+        f"bytes: {max(left.nbytes for left in run):,} at most from one of {len(run)} ranks",
     ]
     if runner is not None:
         run = on_engines(runner, call, fn, None)
@@ -183,15 +186,34 @@ def explain(name, got, place, grid, axes):
                     lacking = f", and {' and '.join(missing)} is missing" if missing else ""
                     return "axis", f"{what}: {' and '.join(extra)} too much{lacking}."
                 return "axis", f"{what} only: {' and '.join(missing)} is missing."
-            if np.allclose(got, total / grid["dp"]) and grid["dp"] > 1:
-                return "mean", (
-                    f"That is divided by the {grid['dp']} replicas: each has divided its loss by the global batch "
-                    "already, so gradients add up."
-                )
+            for axis in long:
+                if axis in (*taken, "dp") and np.allclose(got, total / ways(grid, axis)):
+                    same = [a for a in long if a in (*taken, "dp") and ways(grid, a) == ways(grid, axis)]
+                    return mean_over(same, ways(grid, axis))
             for axis in taken:
-                if np.array_equal(got, total * grid[axis]):
-                    return "twice", f"That is {grid[axis]} times the sum over {over}: it was added over {axis} twice."
+                if np.array_equal(got, total * ways(grid, axis)):
+                    return "twice", (
+                        f"That is {ways(grid, axis)} times the sum over {over}: it was added over {axis} twice."
+                    )
     return "sum", ""
+
+
+def ways(grid, axis):
+    """How many ranks along an axis hold a gradient that is added there: of the stages the first and the last."""
+    return min(grid[axis], 2) if axis == "pp" else grid[axis]
+
+
+def mean_over(axes, n):
+    """(invariant, sentence) for a sum that is divided by n, the size of one of these axes."""
+    if axes == ["dp"]:
+        return "mean", (
+            f"That is divided by the {n} replicas of dp: each has divided its loss by the global batch already, so "
+            "gradients add up."
+        )
+    return "mean of parts", (
+        f"That is divided by {n}, a mean over {' or '.join(axes)}: each of the {n} ranks has another part of one "
+        "gradient, and parts add up."
+    )
 
 
 def check_bytes(run, sizes, where):
@@ -222,7 +244,9 @@ EXERCISES = (
         check=check_reduce_gradients,
         hints=hints_11.REDUCE_GRADIENTS,
         wrong_answers=(
-            WrongAnswer(answers.takes_the_mean, "mean", "That is divided by the 2 replicas"),
+            WrongAnswer(answers.takes_the_mean, "mean", "That is divided by the 3 replicas of dp"),
+            WrongAnswer(answers.takes_the_mean_over_tp, "mean of parts", "divided by 2, a mean over tp: each"),
+            WrongAnswer(answers.takes_the_mean_over_stages, "mean of parts", "divided by 2, a mean over pp: each"),
             WrongAnswer(answers.over_everybody, "axis", "the sum over dp and pp and tp: pp and tp too much"),
             WrongAnswer(answers.always_over_tp, "axis", "the sum over dp and tp: tp too much"),
             WrongAnswer(answers.never_over_tp, "axis", "the sum over dp only: tp is missing"),
