@@ -66,6 +66,23 @@ def adds_everything_and_cuts(comm, x, layer):
     return conjugate(whole, lambda whole: mine(comm, whole), gather)
 
 
+def waits_for_all_in_backward(comm, x, layer):
+    """So that all begin at once: nothing is gained, and everybody waits for the slowest."""
+    gather, scatter = pair(comm)
+
+    def scatter_together(x):
+        comm.barrier()
+        return scatter(x)
+
+    return conjugate(layer(conjugate(x, gather, scatter_together)), scatter, gather)
+
+
+def waits_for_all(comm, x, layer):
+    comm.barrier()
+    gather, scatter = pair(comm)
+    return conjugate(layer(conjugate(x, gather, scatter)), scatter, gather)
+
+
 def mixes_up_positions(comm, x, layer):
     """Puts first positions of all ranks first, then second ones."""
     gather, scatter = pair(comm)

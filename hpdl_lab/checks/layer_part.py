@@ -184,11 +184,19 @@ def check_kept(run, case, where):
 
 
 def check_sent(part, run, where):
-    """Raise Broken where the ranks together send more bytes than a right answer, by a ring or through rank 0."""
+    """Raise Broken where ranks wait in a barrier, or together send more bytes than by a ring or through rank 0."""
     case = part.case(len(run))
     for phase, most in case.most.items():
         sent = [getattr(ran, phase) for ran in run]
         total = sum(s.nbytes for s in sent)
+        for r, waited in enumerate(s.barriers for s in sent):
+            if waited:
+                message = (
+                    f"{capital(where)} all numbers are right, but in {phase} rank {r} waits in "
+                    f"{count(waited, 'barrier')}, where none is needed: there all ranks stand still for the slowest, "
+                    f"and what they need from each other comes with its message. {part.why[phase]}"
+                )
+                raise Broken("messages", message, events=run.events, size=len(run))
         if total <= most:
             continue
         allowed = f"{most:,.0f} are enough" if most else "nothing has to be sent"

@@ -5,14 +5,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+BARRIER = "barrier"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 
 
 class Sent(NamedTuple):
-    """What one rank did in one phase. calls: [(collective, elements)] in order; nbytes: of all messages it sent."""
+    """What one rank did in one phase. calls: [(collective, elements)] in order; nbytes: of all messages it sent.
+
+    barriers: how often it stood in a barrier, which sends no elements and is no call of `calls`.
+    """
 
     calls: list
     nbytes: int
+    barriers: int
 
     def told(self):
         """What this rank did, in words: "calls all_reduce of 24 numbers, 2 times", "sends nothing"."""
@@ -46,17 +51,17 @@ class Watch:
 
     def __init__(self, comm):
         self.comm, self.calls, self.inside, self.begun = comm, [], False, len(comm.trace.log)
-        for name in COLLECTIVES:
+        for name in (*COLLECTIVES, BARRIER):
             setattr(comm, name, self.noting(name, getattr(comm, name)))
 
     def noting(self, name, method):
-        def noted(x, *args, **kwargs):
+        def noted(*args, **kwargs):
             if self.inside:  # a part of another collective
-                return method(x, *args, **kwargs)
-            self.calls.append((name, x.numel() if isinstance(x, torch.Tensor) else x.size))
+                return method(*args, **kwargs)
+            self.calls.append((name, elements(*args, **kwargs)))
             self.inside = True
             try:
-                return method(x, *args, **kwargs)
+                return method(*args, **kwargs)
             finally:
                 self.inside = False
 
@@ -65,9 +70,16 @@ class Watch:
     def phase(self):
         """What has been sent since the last phase ended: Sent."""
         events = self.comm.trace.events[self.begun :]
-        sent = Sent(self.calls, sum(e.nbytes for e in events if e.op == "send"))
+        calls = [call for call in self.calls if call[0] != BARRIER]
+        nbytes = sum(e.nbytes for e in events if e.op == "send")
+        sent = Sent(calls, nbytes, len(self.calls) - len(calls))
         self.calls, self.begun = [], self.begun + len(events)
         return sent
+
+
+def elements(x=None, *args, **kwargs):
+    """Of what a collective is called with: none for a barrier."""
+    return 0 if x is None else x.numel() if isinstance(x, torch.Tensor) else x.size
 
 
 def run_layer(comm, fn, inputs, weight, given=()):

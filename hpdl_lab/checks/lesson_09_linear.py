@@ -199,6 +199,7 @@ EXERCISES = (
             WrongAnswer(answers.column_gathers_the_weight, "memory", "keeps a tensor of 60 numbers"),
             WrongAnswer(answers.column_asks_for_every_bias, "messages", "in forward the ranks send 144 bytes"),
             WrongAnswer(answers.column_only_rank_0_adds, "deadlock", "there is a deadlock"),
+            WrongAnswer(answers.column_waits_for_all, "messages", "in forward rank 0 waits in 1 barrier"),
             WrongAnswer(answers.column_needs_a_bias, "raises", "With 2 ranks and bias None"),
             WrongAnswer(answers.column_in_float32, "dtype", "y[0, 0, 0] should be"),
             WrongAnswer(answers.column_adds_in_float32, "dtype", "the gradient of x[0, 0, 0]"),

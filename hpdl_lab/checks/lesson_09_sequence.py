@@ -136,6 +136,8 @@ EXERCISES = (
             WrongAnswer(answers.forgets_the_sum, "sum", "only what the layer of rank 0 says"),
             WrongAnswer(answers.takes_the_mean, "mean", "the mean over 2 ranks"),
             WrongAnswer(answers.adds_everything_and_cuts, "messages", "An all-reduce is both"),
+            WrongAnswer(answers.waits_for_all, "messages", "in forward rank 0 waits in 1 barrier, where none is"),
+            WrongAnswer(answers.waits_for_all_in_backward, "messages", "in backward rank 0 waits in 1 barrier"),
             WrongAnswer(answers.mixes_up_positions, "order", "put together in another order"),
             WrongAnswer(answers.gathers_outside_autograd, "gradient", "x of rank 0 has no gradient"),
             WrongAnswer(answers.only_rank_0_scatters, "deadlock", "there is a deadlock"),
