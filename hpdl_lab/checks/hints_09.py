@@ -156,9 +156,14 @@ HALO_EXCHANGE = {
         "Up: rows[rank - 1][1], what the rank above needs below itself. Down: rows[rank + 1][0].",
         HALO_EXCHANGE_LAST,
     ),
+    "everything": (
+        "What are the last 0 rows of x? Try torch.arange(4)[-0:].",
+        "Its last n rows begin at row h - n, also where n is 0.",
+        HALO_EXCHANGE_LAST,
+    ),
     "deadlock": (
         "All ranks do the same at the same time. Who sends while everybody receives?",
-        "comm.isend and comm.irecv begin a message and return at once; wait() for all of them at the end.",
+        "sending and receiving begin a message and return at once; wait() for all of them at the end.",
         HALO_EXCHANGE_LAST,
     ),
     "steps": (

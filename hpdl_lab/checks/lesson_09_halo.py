@@ -1,5 +1,6 @@
 """Notebook 09, halos: the rows of its neighbors that a rank needs to convolve its strip of an image."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from ..parallel.tensor import spatial as reference
 from . import answers_09_halo as answers
 from . import hints_09
 from .layer_part import whole_numbers
-from .ranks import capital, count, number, on_engines, simulate
+from .ranks import capital, count, full_stop, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 BATCH, CHANNELS, WIDTH = 2, 2, 3
@@ -39,14 +40,39 @@ def image_of(height):
     return whole_numbers(31, BATCH, CHANNELS, height, WIDTH)
 
 
-def call(comm, fn, height, rows):
-    """fn(comm, x, rows) on this rank's strip of the image; returns Padded."""
+class Everything(NamedTuple):
+    """A rank sends its whole strip of `high` rows to a rank that needs none of it."""
+
+    source: int
+    dest: int
+    high: int
+
+
+def call(comm, fn, height, rows, noted=None):
+    """fn(comm, x, rows) on this rank's strip of the image; returns Padded. noted: a list for Everything that is sent.
+
+    It is noted when it is sent: most such messages never arrive.
+    """
     rows = rows_for(comm.size) if rows is None else list(rows)
     x = image_of(height).tensor_split(comm.size, 2)[comm.rank].contiguous()
     given = x.clone()
+    if noted is not None:
+        for name in ("send", "isend"):
+            setattr(comm, name, noting(comm, getattr(comm, name), x.shape[2], rows, noted))
     y = fn(comm, x, rows)
     value = y.detach().numpy().copy() if isinstance(y, torch.Tensor) else None
     return Padded(value, type(y).__name__, not torch.equal(x, given))
+
+
+def noting(comm, send, high, rows, noted):
+    """`send`, which also notes Everything that goes down to a rank that needs no rows from above."""
+
+    def sends(x, dest, *args, **kwargs):
+        if dest == comm.rank + 1 < comm.size and rows[dest][0] == 0 and x.ndim == 4 and x.shape[2] == high:
+            noted.append(Everything(comm.rank, dest, high))
+        return send(x, dest, *args, **kwargs)
+
+    return sends
 
 
 def rows_for(p):
@@ -56,11 +82,11 @@ def rows_for(p):
 
 def check_halo_exchange(fn, runner=None):
     for height, rows in CASES:
-        p, where = len(rows), case_of(height, rows)
+        p, where, noted = len(rows), case_of(height, rows), []
         try:
-            run = simulate(p, call, fn, height, rows, where=where)
+            run = simulate(p, partial(call, noted=noted), fn, height, rows, where=where)  # arguments would be copied
         except Broken as broken:
-            raise with_needs(broken, rows, where) from None
+            raise with_needs(broken, rows, where, noted) from None
         check_strips(run, height, rows, capital(where))
     check_bytes(run_of(fn, *CASES[4]), *CASES[4])
     run = run_of(fn, *CASES[2])
@@ -85,14 +111,23 @@ def case_of(height, rows):
     return f"with {count(len(rows), 'rank')}, an image of {height} rows and rows = {needs},"
 
 
-def with_needs(broken, rows, where):
+def with_needs(broken, rows, where, noted):
     """`broken`, or, where ranks need different numbers of rows and messages do not fit, what is behind it."""
     if len({pair[0] for pair in rows} | {pair[1] for pair in rows}) == 1 or broken.failed not in ("raises", "deadlock"):
         return broken
+    found = capital(broken.message.removeprefix(capital(where)).strip())
+    if noted:
+        sent = noted[0]
+        message = (
+            f"You send all {sent.high} rows where 0 are needed: x[:, :, -0:] is everything. So rank {sent.source} "
+            f"does to rank {sent.dest} {where.removesuffix(',')}: rows[{sent.dest}][0] is 0. Count from the front, as "
+            f"in x[:, :, h - n:]. {full_stop(found)}"
+        )
+        return Broken("everything", message, broken.detail, broken.events, broken.size)
     message = (
         f"{capital(where)} messages do not fit, though they do where all ranks need as many rows above as below. How "
-        "many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come is rows[rank][0]. Either "
-        f"may be 0, and x[:, :, -0:] is all of x, not nothing. {broken.message}"
+        "many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is "
+        f"rows[rank][0]. {full_stop(found)}"
     )
     return Broken("asks", message, broken.detail, broken.events, broken.size)
 
@@ -191,8 +226,8 @@ def check_steps(run):
     if took > MOST_STEPS:
         message = (
             f"The strips are right, but with {p} ranks it takes the time of {took} messages one after another, where "
-            f"{MOST_STEPS} are enough: a rank can send before its neighbor's rows have come. Begin all messages with "
-            "isend and irecv, then wait for them."
+            f"{MOST_STEPS} are enough: a rank can send before its neighbor's rows have come. Begin all messages "
+            "with sending and receiving, then wait for them."
         )
         raise Broken("steps", message, events=run.events, size=p)
     told = count(took, "message")
@@ -214,6 +249,8 @@ EXERCISES = (
             WrongAnswer(answers.around_the_ring, "edge", "no ring: zeros, not the rows of rank 2"),
             WrongAnswer(answers.repeats_the_edge, "edge", "outside the image are zeros"),
             WrongAnswer(answers.sends_what_it_needs_itself, "asks", "what the rank above asks for, rows[rank - 1][1]"),
+            WrongAnswer(answers.slices_from_minus_zero, "everything", "You send all 4 rows where 0 are needed"),
+            WrongAnswer(answers.sends_everything_for_nothing, "everything", "So rank 0 does to rank 1 with 3 ranks"),
             WrongAnswer(answers.only_from_above, "zeros", "The rows below the strip of rank 0 are zeros"),
             WrongAnswer(answers.upside_down, "upside down", "the right rows of rank 1 upside down"),
             WrongAnswer(answers.returns_only_the_strip, "shape", "1 + 3 + 1 rows"),
