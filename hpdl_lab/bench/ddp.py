@@ -5,11 +5,10 @@ our buckets with an all_reduce that does nothing. All of them take turns, and ar
 contenders take a few steps from the same parameters, and must come to the same.
 """
 
-import json
 import statistics
 
 from . import launch
-from .markdown import put, section
+from .step_table import StepTable
 
 LEARNING_RATE = 0.05
 CHECKED_STEPS = 3
@@ -50,17 +49,7 @@ def ddp(ranks, size, batch, rounds, json_path=None, markdown_path=None, command=
         messages = launch.on_ranks(ranks, "ddp_memory", [[*task, row["name"]]])
         row["peak_MiB"] = next(m["peak_MiB"] for m in messages if "peak_MiB" in m)
     title = f"gpt {size}, {rows[0]['parameters']:,} parameters, {batch} examples a step on {ranks} ranks"
-    print(f"{title}; {about['mpi']}, {about['machine']}\n\n{TABLE.format(*COLUMNS)}\n{TABLE.format(*UNITS)}")
-    for row in rows:
-        print(TABLE.format(*cells(row)))
-    print(*verdicts(rows), sep="\n")
-    if json_path:
-        with open(json_path, "w") as file:
-            json.dump({"command": command, **about, "rows": rows}, file, indent=1)
-    if markdown_path:
-        rows = [{**row, "collective": "one step"} for row in rows]
-        text = section(title, command, about, COLUMNS, UNITS, rows, cells)
-        put(markdown_path, title, "\n".join([text, "", *verdicts(rows)]))
+    StepTable(COLUMNS, UNITS, TABLE, cells, verdicts).tell(rows, title, about, command, json_path, markdown_path)
     return rows
 
 

@@ -5,10 +5,8 @@ and are compared round by round. Memory is measured in processes of its own for 
 the books.
 """
 
-import json
-
 from . import launch
-from .markdown import put, section
+from .step_table import StepTable
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble_h1")
 CHECKED_STEPS = 3
@@ -54,17 +52,7 @@ def pipeline(
         row |= next(m for m in launch.on_ranks(ranks, "pipeline_memory", [run]) if "peak_MiB" in m)
     parameters = rows[0]["parameters"]
     title = f"gpt {size}, {parameters:,} parameters, {batch} examples in {micro_batches} micro-batches on {ranks} ranks"
-    print(f"{title}; {about['mpi']}, {about['machine']}\n\n{TABLE.format(*COLUMNS)}\n{TABLE.format(*UNITS)}")
-    for row in rows:
-        print(TABLE.format(*cells(row)))
-    print(*verdicts(rows), sep="\n")
-    if json_path:
-        with open(json_path, "w") as file:
-            json.dump({"command": command, **about, "rows": rows}, file, indent=1)
-    if markdown_path:
-        rows = [{**row, "collective": "one step"} for row in rows]
-        text = section(title, command, about, COLUMNS, UNITS, rows, cells)
-        put(markdown_path, title, "\n".join([text, "", *verdicts(rows)]))
+    StepTable(COLUMNS, UNITS, TABLE, cells, verdicts).tell(rows, title, about, command, json_path, markdown_path)
     return rows
 
 
