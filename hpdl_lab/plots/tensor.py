@@ -38,8 +38,9 @@ def draw(figure, rows, prediction=None, title="", foot=""):
         if prediction is not None and row["way"] == "pair":
             sent.plot([prediction], [y], "*", color=INK, markersize=11, zorder=6)
     stacked(held, rows, ("weights", GREEN), ("kept", ORANGE))
+    steps = GREY if crowding(rows) else PURPLE
     for y, row in zip(places, rows, strict=True):
-        time.barh(y, row["seconds"], BAR, color=GREY if crowding([row]) else PURPLE)
+        time.barh(y, row["seconds"], BAR, color=steps)
         time.plot([row["p25"], row["p75"]], [y, y], color=INK, linewidth=1.2)
         mark(time, row["model_seconds"], y)
     for ax, name, text in (
@@ -56,7 +57,7 @@ def draw(figure, rows, prediction=None, title="", foot=""):
     sent.set_yticks(list(places), [row["name"] for row in rows])
     sent.set_ylim(3.5, -0.5)
     heading(figure, title, crowding(rows).replace("points", "bars"))
-    legend(figure, prediction is not None)
+    legend(figure, steps, prediction is not None)
     note(figure, foot)
 
 
@@ -78,13 +79,13 @@ def mega(nbytes):
     return "0" if not nbytes else f"{number_text(nbytes / 1e6)} MB" if nbytes >= 1e5 else bytes_text(nbytes)
 
 
-def legend(figure, predicted):
-    """Every color with its name, in one line under the title."""
+def legend(figure, steps, predicted):
+    """Every color with its name, in one line under the title. steps: the color of the bars of time."""
     names = [(BLUE, "■", "forward"), (SKY, "■", "backward"), (GREEN, "■", "weights")]
     names += [
         (ORANGE, "■", "kept for backward"),
-        (PURPLE, "■", "time"),
-        (INK, "–", "quartiles"),
+        (steps, "■", "time (median)"),
+        (INK, "–", "its quartiles"),
         (VERMILION, "|", "model"),
     ]
     names += [(INK, "★", "your prediction")] * predicted
