@@ -7,6 +7,7 @@ import torch
 
 from hpdl_lab import cli, models, schedules
 from hpdl_lab.bench import hybrid
+from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Islands, Switch
 from hpdl_lab.parallel.grid import memory
@@ -19,7 +20,7 @@ from hpdl_lab.parallel.grid.saved_bytes import SavedBytes
 from hpdl_lab.parallel.grid.search import best, best_grid, grids, search
 from hpdl_lab.parallel.grid.simulation import Simulated, simulate
 from hpdl_lab.parallel.grid.spec import SPECS, gpt
-from hpdl_lab.parallel.grid.steps import grid_steps
+from hpdl_lab.parallel.grid.steps import bytes_over_axes, grid_steps
 from hpdl_lab.parallel.hybrid.model import cross_entropy_per_answer
 from hpdl_lab.parallel.pipeline.times import pipeline_time
 
@@ -157,6 +158,43 @@ def test_the_seconds_predicted_are_those_of_simulated_ranks(machine, sizes, sche
     if sizes == (1, 2, 2):  # all-reduces over tp as messages, which share ports with those over pp
         sent = simulate(SMALL, grid, schedule, 8, recompute, tp_messages=True, **options)
         assert sent.seconds == pytest.approx(predicted.seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "schedule", "recompute", "width", "near"),
+    [
+        ((8, 1, 1), "gpipe", True, 512, 0.01),  # layers of unequal size, one after the other, and a tied table
+        ((1, 3, 1), "gems_master", True, 64, 0.04),  # a sum per layer over both replicas: latencies
+        ((1, 3, 1), "gems_master", False, 512, 0.01),
+    ],
+)
+def test_the_sums_of_gradients_are_predicted_layer_by_layer(sizes, schedule, recompute, width, near):
+    spec, dp = gpt("a gpt", 7, width, 8, 50_000 if sizes[0] == 8 else 100, 64), sizes[0]
+    m = 8 if dp == 8 else 24
+    row, taken = (
+        f(spec, grid_of(*sizes), schedule, m, recompute, machine=CLUSTER, batch=dp * m * 2) for f in (predict, simulate)
+    )
+    assert row.seconds == pytest.approx(taken.seconds, rel=near)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "schedule", "sequence"),
+    [
+        ((2, 2, 1), "1f1b", False),  # the table is summed over four ranks, all else over two
+        ((1, 2, 2), "1f1b", True),  # norms are summed over tp, too
+        ((2, 1, 2), "1f1b", True),
+        ((2, 2, 2), "1f1b", True),
+        ((1, 2, 2), "gems_master", True),
+    ],
+)
+def test_the_bytes_of_gradients_are_those_that_ranks_send(sizes, schedule, sequence):
+    model, tokens = models.build("gpt", vocabulary=16, block=8, layers=4, heads=4, width=16), torch.zeros(16, 8).long()
+    spec, grid = spec_of(model, tokens[:2]), grid_of(*sizes)
+    options = {"schedule": schedule, "micro_batches": 4, "sequence": sequence, "all_reduce": ring.all_reduce}
+    options["costs"] = [layer.flops for layer in spec.layers]
+    taken = sim.run(grid.size, grid_steps, model, grid, tokens, tokens, options, 1, threads=True)
+    row = predict(spec, grid, schedule, 4, sequence=sequence, batch=16)
+    assert bytes_over_axes(taken, grid)["dp"] == max(table["dp"] + table["shared"] for table in row.sent)
 
 
 def test_simulated_messages_do_not_depend_on_the_default_dtype():

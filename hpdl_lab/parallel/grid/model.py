@@ -8,6 +8,7 @@ A test holds the seconds to those of the same grid on simulated ranks, and the b
 Ref: Narayanan et al. 2021, arXiv:2104.04473, sections 3.2 and 3.3.
 """
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from ...collectives import cost
@@ -107,8 +108,8 @@ def predict(
     times = pipeline_time(schedule, grid["pp"], micro_batches, costs, transfer, chunks)
     share = micro_batches / dealt.replicas  # of the micro-batches, that each stage of a rank works on
     busy = [sum(sum(costs[s][:2]) for s in mine) * share for mine in dealt.held]
-    sums = [reductions(rank, dealt, layers, spec, grid) for rank in range(grid["pp"])]
-    ends = [end_of(rank, times, layers, stages, sums[rank], grid, machine) for rank in range(grid["pp"])]
+    sums = [reductions(rank, dealt, layers, spec, grid, sequence) for rank in range(grid["pp"])]
+    ends = [end_of(rank, times, layers, sums[rank], grid, machine) for rank in range(grid["pp"])]
     computed = [sum(stages[s].forward + stages[s].backward for s in mine) * share for mine in dealt.held]
     shared = grid["dp"] * grid["tp"] * sum(computed) / machine.at_once if machine.at_once else 0.0
     seconds = max(*ends, shared)
@@ -185,48 +186,60 @@ def gradients_of(part, spec, grid):
 
 
 class Reduction(NamedTuple):
-    """Gradients of one stage of the model that are added over `ranks` ranks; shared: by several stages."""
+    """Gradients of one layer that are added over `ranks` ranks.   layer: its place in the stage; shared: by stages."""
 
     stage: int
+    layer: int
     ranks: int
     nbytes: int
     shared: bool
 
 
-def reductions(rank, dealt, layers, spec, grid):
+def reductions(rank, dealt, layers, spec, grid, sequence):
     """What the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: a list of Reductions."""
     mine, last, rows = dealt.held[rank], dealt.stages - 1, []
-    tied = spec.tied // grid["tp"] * spec.bytes_each.gradients
+    each, over_tp = spec.bytes_each.gradients, grid["tp"] if sequence else 1
+    tied = spec.tied // grid["tp"] * each
     for stage in sorted({*mine}):
         holders = sum(stage in held for held in dealt.held)
-        tables = ((stage == 0) + (stage == last)) * tied
-        nbytes = gradients_of(layers[stage], spec, grid) - tables
-        rows.append(Reduction(stage, grid["dp"] * holders, nbytes, holders > 1))
+        if grid["dp"] * holders * over_tp == 1:
+            continue
+        for i, layer in enumerate(layers[stage]):
+            ends = ((stage, i) == (0, 0)) + ((stage, i) == (last, len(layers[last]) - 1))
+            parts = (layer.parameters - layer.cut) * each if over_tp > 1 else 0  # each tp rank saw other positions
+            nbytes = gradients_of((layer,), spec, grid) - ends * tied - parts
+            rows.append(Reduction(stage, i, grid["dp"] * holders, nbytes, holders > 1))
+            if parts:
+                rows.append(Reduction(stage, i, grid["dp"] * holders * over_tp, parts, holders > 1))
     if tied and {0, last} & {*mine}:
         holders = sum(0 in held or last in held for held in dealt.held)
-        rows.append(Reduction(min({0, last} & {*mine}), grid["dp"] * holders, tied, holders > 1))
-    return rows
+        rows.append(Reduction(min({0, last} & {*mine}), 0, grid["dp"] * holders, tied, holders > 1))
+    return [row for row in rows if row.nbytes and row.ranks > 1]
 
 
-def end_of(rank, times, layers, stages, sums, grid, machine):
+def end_of(rank, times, layers, sums, grid, machine):
     """When this rank has all its gradients: s since the step began.
 
-    A stage of k layers sends them in k parts during its last backward: what is left after it is exposed. What several
-    stages share comes after all of them.
+    A stage sends those of a layer when its last backward has come through it, one after the other: what is left when
+    backward has ended is exposed. What several stages share comes after all of them.
     """
     alpha, beta = message_cost(machine.network, grid, "dp")
-    ready, sender = dict(times.gradients[rank]), 0.0
-    ready = {stage % len(layers): end for stage, end in ready.items()}
-    for row in sorted(sums, key=lambda row: ready[row.stage]):
-        if row.ranks > 1 and not row.shared:
-            k, end = len(layers[row.stage]), ready[row.stage]
-            whole = k * all_reduce_seconds(row.ranks, row.nbytes / k, alpha, beta)
-            early = end - stages[row.stage].backward * (k - 1) / k
-            sender = max(max(sender, early) + whole, end + whole / k)
+    spans = {stage % len(layers): span for stage, *span in times.gradients[rank]}
+    complete = {stage: completed(layers[stage], *spans[stage], grid) for stage in {row.stage for row in sums}}
+    alone = [(complete[row.stage][row.layer], row) for row in sums if not row.shared]
+    sender = 0.0
+    for ready, row in sorted(alone, key=lambda pair: pair[0]):
+        sender = max(sender, ready) + all_reduce_seconds(row.ranks, row.nbytes, alpha, beta)
     end = max(times.ends[rank], sender)
     slow = [max(pair) for pair in zip((alpha, beta), message_cost(machine.network, grid, "pp"), strict=True)]
     shared = sum(all_reduce_seconds(row.ranks, row.nbytes, *slow) for row in sums if row.shared)
     return max(end, times.seconds) + shared if shared else end
+
+
+def completed(part, begin, end, grid):
+    """When the gradients of each layer are: the stage's last backward, from `begin` to `end`, ends with the first."""
+    before = [0.0, *accumulate(layer.flops_on(grid["tp"]) for layer in part)]
+    return [end - (end - begin) * flops / (before[-1] or 1) for flops in before[:-1]]
 
 
 def bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence, sums):

@@ -200,7 +200,8 @@ class SimulatedStage:
         for i, layer in reversed(list(enumerate(self.layers))):
             self.compute((layer,), passes, sums)
             key = self.step.key(self.place, i)
-            if key not in self.shared:
+            again = key == "tied" and i  # on one stage: complete when backward has come to its first layer
+            if key not in self.shared and not again:
                 tensor = self.step.tensor(self.step.gradients(key, self.grid))
                 self.works.append(self.dp.background(ring.all_reduce, tensor))
 

@@ -16,7 +16,8 @@ KINDS = {"F": 0, "B": 1, "I": 2, "W": 3}
 
 
 class PipelineTime(NamedTuple):
-    """s: ends[rank], when its last action ends; gradients[rank]: ((stage, s), ...), when a stage's are complete."""
+    """s: ends[rank], when its last action ends; gradients[rank]: ((stage, s, s), ...), when the
+    action with which a stage's are complete begins and ends."""
 
     ends: tuple
     gradients: tuple
@@ -46,7 +47,7 @@ def pipeline_time(name, ranks, micro_batches, costs, transfer, chunks=None):
 
     ends = tuple(map(go_on, short.ends, long.ends))
     gradients = tuple(
-        tuple((stage, go_on(few, many)) for (stage, few), (_, many) in zip(a, b, strict=True))
+        tuple((stage, *map(go_on, few, many)) for (stage, *few), (_, *many) in zip(a, b, strict=True))
         for a, b in zip(short.gradients, long.gradients, strict=True)
     )
     return PipelineTime(ends, gradients)
@@ -86,15 +87,14 @@ def order_of(name, ranks, micro_batches, chunks):
 
 def timed(order, ranks, costs, transfer):
     """The PipelineTime of an Order."""
-    clocks, done, late = [0.0] * ranks, [], (0.0, transfer)
+    clocks, spans, late = [0.0] * ranks, [], (0.0, transfer)
     for rank, stage, kind, need, apart in order.actions:
         begin = clocks[rank]
         if need >= 0:
-            there = done[need] + late[apart]
+            there = spans[need][1] + late[apart]
             if there > begin:
                 begin = there
-        begin += costs[stage][kind]
-        clocks[rank] = begin
-        done.append(begin)
-    gradients = tuple(tuple((stage, done[number]) for stage, number in stages) for stages in order.last)
+        clocks[rank] = end = begin + costs[stage][kind]
+        spans.append((begin, end))
+    gradients = tuple(tuple((stage, *spans[number]) for stage, number in stages) for stages in order.last)
     return PipelineTime(tuple(clocks), gradients)
