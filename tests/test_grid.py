@@ -263,6 +263,7 @@ def test_bench_hybrid_puts_published_figures_beside_ours(monkeypatch, tmp_path, 
     assert cli.main(["bench", "hybrid", "--markdown", str(tmp_path / "hybrid.md")]) == 0
     told = (tmp_path / "hybrid.md").read_text()
     assert "| s per step | 34.4 | 34.5 | 32 | NVIDIA, Megatron-LM" in told
+    assert "arXiv:2104.04473: (p - 1) / m of the ideal time" in told and "arXiv:1910.02054: 16 bytes" in told
     assert "| MB kept of a block, one sequence | 806 |  | 805 | Korthikanti" in told
     assert "1,024 ranks simulated in" in capsys.readouterr().out
 

@@ -17,8 +17,8 @@ GRID = {"dp": 8, "pp": 16, "tp": 8}
 BATCH, MICRO_BATCHES = 1536, 192
 README = 'NVIDIA, Megatron-LM, README.md, "GPT-3 Example", with examples/pretrain_gpt3_175B.sh: this grid and batch'
 SBH = "Korthikanti et al. 2022, arXiv:2205.05198, equation 1: sbh (34 + 5as/h), of which 32 sbh have no dropout masks"
-BUBBLE = "Narayanan et al. 2021, arXiv:2104.04473, section 2.2: (p - 1) / m of the ideal time, for equal stages"
-ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1: 16 bytes per parameter, over tp x pp"
+BUBBLE = "Narayanan et al. 2021, arXiv:2104.04473: (p - 1) / m of the ideal time, for equal stages"
+ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054: 16 bytes per parameter, over tp x pp"
 COLUMNS = ("name", "formulas", "simulated", "published", "source")
 
 

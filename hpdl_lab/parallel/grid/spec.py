@@ -25,9 +25,7 @@ TRAININGS = {
     "momentum": Training(4, 4, 4, 4),
     "adam": Training(4, 4, 8, 4),
     "float64 momentum": Training(8, 8, 8, 8),
-    "mixed adam": Training(
-        2, 2, 12, 2
-    ),  # 16 in all; Ref: Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, section 3.1
+    "mixed adam": Training(2, 2, 12, 2),  # 16 in all; Ref: Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054
 }
 
 
