@@ -20,6 +20,8 @@ from .grid_start import first
 from .grid_subject import subject_of
 from .plain import plainly
 
+FAR = 1.5  # times the prediction
+
 
 class Picker:
     """A grid that is picked: what it costs, and what it took when it ran.
@@ -108,6 +110,7 @@ class Picker:
             if self.prediction is None:
                 raise ValueError(f"this grid cannot run: {self.why}")
             self.under_way = GridRun(self.subject, self.setting, self.say, self._so_far)
+            self.under_way.predicted = self.prediction.seconds
         return self.under_way
 
     def _run(self, under_way):
@@ -116,6 +119,7 @@ class Picker:
             if measured is not None:
                 self.taken[under_way.setting] = measured
                 self.said = f"{under_way.setting}: {measured.kind} {seconds_text(measured.seconds)} a step."
+                self.said += far(measured, under_way.predicted)
             else:
                 self.said = "Stopped."
             return measured
@@ -182,6 +186,14 @@ class Picker:
         limit = drawing.bytes_amount(self.subject.limit)
         fits = f"fits into {limit} per rank" if self.prediction.fits else f"does NOT fit into {limit} per rank"
         return "\n".join(filter(None, [told, table, fits, self.said]))
+
+
+def far(measured, predicted):
+    """A sentence where a measurement is FAR from what was predicted and its cores were shared, else ""."""
+    times = measured.seconds / predicted
+    if 1 / FAR < times < FAR or not measured.busy:
+        return ""
+    return f" That is {times:.1f} times what was predicted: {measured.busy}."
 
 
 def of_memory(name):

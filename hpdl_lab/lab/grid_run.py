@@ -1,5 +1,6 @@
 """A setting of the picker, carried out: on the engines, or in virtual time where it needs more ranks than there are."""
 
+import os
 import threading
 from dataclasses import dataclass
 from statistics import median
@@ -8,6 +9,7 @@ from .. import features, schedules
 from ..engines.errors import EngineError
 from ..parallel.grid.simulated_grid import SimulatedGrid
 from ..parallel.grid.steps import Held, bytes_over_axes, grid_steps, last_step, rows_over_pp
+from ..plots.style import counted
 from .cluster import run, running
 
 STEPS = 5
@@ -18,7 +20,7 @@ DEADLINE = 30.0  # s: engines that share few cores import torch's tracer first
 class Measured:
     """seconds: of a step; bubble, memory (Held of the fullest rank), links: as of a Prediction; None where not known.
 
-    kind: "measured" or "simulated"; how: in words.
+    kind: "measured" or "simulated"; how: in words; busy: what ranks shared their cores with, in words, "" for nothing.
     """
 
     kind: str
@@ -27,6 +29,7 @@ class Measured:
     bubble: float | None = None
     memory: Held | None = None
     links: dict | None = None
+    busy: str = ""
 
 
 class GridRun:
@@ -66,6 +69,7 @@ class GridRun:
         cores = features.cores()
         crowd = f", which share {cores} cores" if cores < subject.ranks else ""
         how = f"{STEPS} steps on {subject.ranks} engines{crowd}"
+        busy = shared_by(subject.ranks, cores, os.getloadavg()[0])
 
         def on_row(row):
             if self.stopped:  # before the engines were free, so that there was no run to interrupt
@@ -86,6 +90,7 @@ class GridRun:
             schedules.summary(rows_over_pp(events, setting.grid)).bubble,
             max((taken.held for taken in results), key=lambda held: held.total),
             bytes_over_axes(results, setting.grid),
+            busy,
         )
 
     def simulated(self):
@@ -101,3 +106,11 @@ class GridRun:
             return None
         how = f"one step of {subject.ranks:,} simulated ranks on {subject.machine.name}, in virtual time"
         return Measured("simulated", how, seconds)
+
+
+def shared_by(ranks, cores, load):
+    """What the ranks' cores are shared with, "" for nothing. load: programs that ran or wanted to, before the run."""
+    told = [f"{ranks} engines share {counted(cores, 'core', 'cores')}"] if ranks > cores else []
+    if load >= 1:
+        told.append(f"a load of {load:.1f} on {counted(cores, 'core', 'cores')} was there in the minute before it")
+    return ", and ".join(told)

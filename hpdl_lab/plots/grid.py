@@ -23,8 +23,11 @@ from .style import (
 
 HEIGHT = 4.7  # inches
 MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN}
-TIME = {"compute": GREEN, "tp": PURPLE, "pp": SKY, "dp": ORANGE, "bubble": FAINT}
-NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over", "bubble": "waiting"}
+TIME = {"compute": GREEN, "tp": PURPLE, "pp": SKY, "dp": ORANGE, "bubble": "#9AA7B4", "cores": FAINT}
+NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over"} | {
+    "bubble": "waiting for stages",
+    "cores": "waiting for a core",
+}
 AXES = {"tp": PURPLE, "pp": SKY, "dp": ORANGE}
 MEASURED = {"hatch": "....", "edgecolor": INK, "linewidth": 0.8}
 OVER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
@@ -99,7 +102,8 @@ def time(ax, row, measured):
         longest = max(longest, measured.seconds)
     frame(ax, 1.14 * longest, names(bars, measured))
     ax.set_title("a step takes", fontsize=9.5, pad=16)
-    legend(ax, [(NAMES.get(name, name), color, row.parts[name]) for name, color in TIME.items()], seconds_text)
+    shown = {name: color for name, color in TIME.items() if name != "cores" or row.parts[name]}
+    legend(ax, [(NAMES.get(name, name), color, row.parts[name]) for name, color in shown.items()], seconds_text)
     ax.xaxis.set_major_formatter(lambda v, _: seconds_text(v) if v else "0")
 
 

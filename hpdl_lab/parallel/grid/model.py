@@ -28,7 +28,8 @@ class Prediction(NamedTuple):
     links:    {"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that the busiest rank sends in a step: along each
               axis, and, for parameters of several stages, to the ranks that hold them along dp and pp together.
     sent:     the same of every rank along pp: a tuple of such tables.
-    parts:    {"compute", "tp", "pp", "dp", "bubble": s} of the busiest rank, which add up to `seconds`.
+    parts:    {"compute", "tp", "pp", "dp", "bubble", "cores": s} of the busiest rank, which add up to `seconds`;
+              bubble: it waits for other stages; cores: it waits for a core that it shares with other ranks.
     limit:    bytes that a rank may hold.
     """
 
@@ -119,6 +120,7 @@ def predict(
         "tp": busy[most] - computed[most],
         "pp": 2 * (dealt.stages - 1) * transfer,  # of the first micro-batch, there and back
         "dp": max(ends) - times.seconds,
+        "cores": seconds - max(ends),
     }
     rows = memories.memory_of(spec, grid, schedule, micro_batches, micro_batch, recompute, sequence, chunks)
     sent = tuple(
