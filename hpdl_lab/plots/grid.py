@@ -24,10 +24,7 @@ from .style import (
 HEIGHT = 4.7  # inches
 MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN}
 TIME = {"compute": GREEN, "tp": PURPLE, "pp": SKY, "dp": ORANGE, "bubble": "#9AA7B4", "cores": FAINT}
-NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over"} | {
-    "bubble": "waiting for stages",
-    "cores": "waiting for a core",
-}
+NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over", "bubble": "waiting for stages"}
 AXES = {"tp": PURPLE, "pp": SKY, "dp": ORANGE}
 MEASURED = {"hatch": "....", "edgecolor": INK, "linewidth": 0.8}
 OVER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
@@ -102,7 +99,10 @@ def time(ax, row, measured):
         longest = max(longest, measured.seconds)
     frame(ax, 1.14 * longest, names(bars, measured))
     ax.set_title("a step takes", fontsize=9.5, pad=16)
-    shown = {name: color for name, color in TIME.items() if name != "cores" or row.parts[name]}
+    shown = {name: color for name, color in TIME.items() if name != "cores"}
+    if row.parts["cores"]:
+        core = f"light grey: waiting for a core {seconds_text(row.parts['cores'])}"
+        ax.set_title(core, loc="right", fontsize=8.2, pad=18, fontweight="normal")
     legend(ax, [(NAMES.get(name, name), color, row.parts[name]) for name, color in shown.items()], seconds_text)
     ax.xaxis.set_major_formatter(lambda v, _: seconds_text(v) if v else "0")
 
