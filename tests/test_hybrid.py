@@ -7,7 +7,7 @@ import torch
 import torch.utils.checkpoint
 from torch.nn.functional import cross_entropy
 
-from hpdl_lab import models
+from hpdl_lab import models, schedules
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.mesh import DeviceMesh
@@ -17,6 +17,7 @@ from hpdl_lab.parallel.grid.model import predict
 from hpdl_lab.parallel.hybrid import checkpoint as hybrid_checkpoint
 from hpdl_lab.parallel.hybrid.model import HybridParallel
 from hpdl_lab.parallel.hybrid.reduce_gradients import Placed, reduce_gradients
+from hpdl_lab.parallel.pipeline.model import Pipeline
 from hpdl_lab.parallel.tensor.plugged import on_a_ring
 
 BATCH, STEPS = 8, 2
@@ -452,3 +453,31 @@ def test_optimizers_whose_state_has_another_shape_are_refused_on_every_rank(tmp_
             hybrid_checkpoint.save(hybrid, tmp_path / "run", optimizer, 1)
 
     sim.run(2, save)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((8, 3), torch.int64), ((8, 6), torch.float64)])
+def test_answers_that_do_not_fit_the_loss_are_refused_on_every_rank(shape, dtype):
+    model, x, y = torch.nn.Linear(6, 6), torch.randn(8, 6), torch.zeros(shape, dtype=dtype)
+    wanted = r"output of shape \(8, 6\) needs y of shape \(8,\) in torch.int64, and y has shape \(8, "
+
+    def step(comm):
+        layers = torch.nn.Sequential(model, model)
+        with pytest.raises(ValueError, match=wanted):
+            HybridParallel(layers, DeviceMesh(comm, pp=2), x, micro_batches=2, costs=[1, 1]).step(x, y)
+        pipeline = Pipeline(comm, layers, schedules.build("gpipe", 2, 2), x[:4], costs=[1, 1])
+        if dtype == torch.int64:  # torch's cross_entropy takes probabilities, too
+            with pytest.raises(ValueError, match=wanted):
+                pipeline.step(x, y, torch.nn.functional.cross_entropy)
+
+    sim.run(2, step)
+
+
+def test_reentrant_checkpoints_and_backward_in_two_halves_are_refused_in_a_sentence():
+    x, y = torch.randn(8, 6, dtype=torch.float64), torch.zeros(8).long()
+    options = {"schedule": "zero_bubble_h1", "micro_batches": 2, "costs": [1] * 5}
+
+    def step(comm):
+        HybridParallel(Tempered(twice=True), DeviceMesh(comm, pp=2), x, **options).step(x, y)
+
+    with pytest.raises(ValueError, match="use_reentrant=True.*cannot be done in two halves"):
+        sim.run(2, step, threads=True)

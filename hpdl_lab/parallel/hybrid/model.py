@@ -33,7 +33,7 @@ from ..data import broadcast_parameters, name_of
 from ..pipeline.model import agreed, checksum_of, one_number
 from ..pipeline.run_schedule import require_valid, run_schedule
 from ..pipeline.split import Layers
-from ..pipeline.verdict import loss_of_all
+from ..pipeline.verdict import loss_of_all, require_answers
 from ..tensor.model import shard
 from ..tensor.vocabulary import vocabulary_cross_entropy
 from .gradients import Gradients
@@ -72,6 +72,7 @@ class HybridParallel:
     ):
         require_axes(mesh)
         require_tensor("example", example)
+        self.own_loss = loss is not None
         self.mesh, self.loss = mesh, loss or cross_entropy_per_answer
         costs = None if costs is None else [float(cost) for cost in costs]
         self.plan = plan_of(schedule, mesh, micro_batches, chunks)
@@ -90,6 +91,7 @@ class HybridParallel:
         if mesh["tp"].size > 1 or sequence:
             whole, self.loss = shard_and_loss(mesh["tp"], whole, sequence, self.loss)
         parts = Layers(whole, some).split(self.plan.stages, costs, recompute)
+        self.output = parts[-1].gives[0].shape  # of a micro-batch; with tp its classes may be cut
         self.stages = {number: parts[number % self.plan.stages] for number in self.plan.stages_of(mesh["pp"].rank)}
         self.state = State(aliases, whole, self.plan, parts, mesh["pp"].rank)
         in_parts = {name for name, cut in self.state.cuts.items() if cut.partial}
@@ -152,6 +154,8 @@ class HybridParallel:
             got = f"x of shape {tuple(x.shape)} in {x.dtype} and y of shape {tuple(y.shape)}"
             like = f"x of shape {self.shape} in {self.dtype}, its example"
             raise ValueError(f"a batch with {got}: this model was laid out for {like}")
+        if not self.own_loss:
+            require_answers((len(x), *self.output[1:]), y, classes=-1)
 
 
 def cross_entropy_per_answer(logits, y):

@@ -10,6 +10,7 @@ model is cut is split's. Here they come together: one call makes a pipeline of a
 import zlib
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from ..agreement import measure, require_same_model
 from ..data import broadcast_parameters
@@ -17,7 +18,7 @@ from .partition import partition
 from .run_schedule import require_valid, run_schedule
 from .shared_gradients import add_shared_gradients, holders, put_back, set_aside, shared_by_rank
 from .split import Layers, trainable
-from .verdict import loss_of_all
+from .verdict import loss_of_all, require_answers
 
 
 class Pipeline:
@@ -48,7 +49,7 @@ class Pipeline:
         costs = agreed(comm, layers, schedule.stages) if costs is None else costs
         parts = layers.split(schedule.stages, costs, recompute, partition)
         self.stages = {number: parts[number % schedule.stages] for number in schedule.stages_of(comm.rank)}
-        self.takes = parts[0].takes
+        self.takes, self.gives = parts[0].takes, parts[-1].gives
         names = trainable(parts)
         self.params = {n: p for number in self.stages for n, p in names[number % schedule.stages].items()}
         self.shared = shared_by_rank(comm.rank, holders(schedule, names), self.params)
@@ -73,6 +74,8 @@ class Pipeline:
                  which rank, what. Take no step then.
         """
         xs, ys = self.micro_batches(x, y)
+        if loss is cross_entropy and y.dtype == torch.int64 and len(self.gives) == 1:  # else y may be probabilities
+            require_answers((len(y), *self.gives[0].shape[1:]), y, classes=1)
         earlier = set_aside(self.shared)
         losses = run_schedule(
             self.comm,

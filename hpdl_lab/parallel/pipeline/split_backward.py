@@ -37,6 +37,7 @@ class DeferredWeights:
 
     def __init__(self, roots, params):
         self.roots = roots
+        require_halves(roots)
         self.groups, self.at_once = grouped(roots, params)
         self.gradients = []  # of the edges of every group, between the halves
 
@@ -68,6 +69,15 @@ class DeferredWeights:
             if pairs:
                 torch.autograd.backward(*zip(*pairs, strict=True), inputs=params)
         self.groups = []
+
+
+def require_halves(roots):
+    """Raise ValueError where a layer's own backward can only be done as a whole."""
+    if any(node.name() == "CheckpointFunctionBackward" for node in users_below(roots)):
+        raise ValueError(
+            "a layer uses torch.utils.checkpoint(use_reentrant=True), whose backward cannot be done in two halves, as "
+            "this schedule does it: say use_reentrant=False there, or take a schedule of whole backwards, such as 1f1b"
+        )
 
 
 def grouped(roots, params):

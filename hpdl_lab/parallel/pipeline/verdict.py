@@ -35,6 +35,19 @@ def loss_of_all(comm, losses, params, checksum=None):
     return total
 
 
+def require_answers(output, y, classes):
+    """Raise ValueError unless cross-entropy can compare `y` with what the model makes of the batch.
+
+    Args:    output: the shape of its output for the whole batch; classes: the dimension of that which holds classes.
+    """
+    wanted = tuple(size for dim, size in enumerate(output) if dim != classes % len(output))
+    if tuple(y.shape) != wanted or y.dtype != torch.int64:
+        raise ValueError(
+            f"cross-entropy of an output of shape {tuple(output)} needs y of shape {wanted} in torch.int64, and y has "
+            f"shape {tuple(y.shape)} in {y.dtype}: another y, or another loss"
+        )
+
+
 def not_finite(comm, losses, params):
     """One sentence about what is NaN or infinite, first where it must have come from. Collective."""
     found = [
