@@ -206,7 +206,7 @@ def of_links(axis):
 
 LINES = (
     ("seconds of a step", lambda r: seconds_text(r.seconds)),
-    ("bubble", lambda r: "" if r.bubble is None else f"{abs(r.bubble):.1%}"),
+    ("bubble", lambda r: "" if r.bubble is None else f"{r.bubble:.1%}"),
     *((f"{name} of the fullest rank", of_memory(name)) for name in ("parameters", "gradients", "optimizer")),
     ("activations", of_memory("activations")),
     ("all of it", of_memory("total")),

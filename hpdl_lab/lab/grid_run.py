@@ -7,8 +7,9 @@ from statistics import median
 
 from .. import features, schedules
 from ..engines.errors import EngineError
+from ..parallel.grid.memory import Memory
 from ..parallel.grid.simulated_grid import SimulatedGrid
-from ..parallel.grid.steps import Held, bytes_over_axes, grid_steps, last_step, rows_over_pp
+from ..parallel.grid.steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from ..plots.style import counted
 from .cluster import run, running
 
@@ -18,7 +19,7 @@ DEADLINE = 30.0  # s: engines that share few cores import torch's tracer first
 
 @dataclass(frozen=True)
 class Measured:
-    """seconds: of a step; bubble, memory (Held of the fullest rank), links: as of a Prediction; None where not known.
+    """seconds: of a step; bubble, memory (of the fullest rank), links: as of a Prediction; None where not known.
 
     kind: "measured" or "simulated"; how: in words; busy: what ranks shared their cores with, in words, "" for nothing.
     """
@@ -27,7 +28,7 @@ class Measured:
     how: str
     seconds: float
     bubble: float | None = None
-    memory: Held | None = None
+    memory: Memory | None = None
     links: dict | None = None
     busy: str = ""
 

@@ -135,7 +135,7 @@ def predict(
         recompute,
         sequence,
         seconds,
-        bubble=1 - sum(busy) / (times.seconds * grid["pp"]),
+        bubble=max(0.0, 1 - sum(busy) / (times.seconds * grid["pp"])),  # rounding may take it below 0
         memory=max(rows, key=lambda row: row.total),
         stages=tuple(rows),
         links={axis: max(table[axis] for table in sent) for axis in sent[0]},

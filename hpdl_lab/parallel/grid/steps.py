@@ -8,23 +8,11 @@ from ...collectives import cost
 from ...mesh import DeviceMesh
 from ..hybrid.model import HybridParallel
 from ..pipeline.events import timed_actions
+from .memory import Memory
 from .saved_bytes import SavedBytes
 
 LR, MOMENTUM = 0.01, 0.9
 LITTLE = 32  # bytes: of the all-reduce that adds the loss up, which is no layer's
-
-
-class Held(NamedTuple):
-    """Bytes that a rank held: as memory.Memory; activations: the most that autograd kept at once, without inputs."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def total(self):
-        return sum(self)
 
 
 class Taken(NamedTuple):
@@ -33,7 +21,7 @@ class Taken(NamedTuple):
     sums: {bytes of a bucket of gradients: among how many ranks it is added}.
     """
 
-    held: Held
+    held: Memory  # activations: the most that autograd kept at once, without inputs
     begin_ns: int
     sums: dict
 
@@ -65,7 +53,7 @@ def grid_steps(comm, model, grid, x, y, options, steps):
     hybrid.step(x, y)
     state = [t for values in optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
     gradients = [p.grad for p in params if p.grad is not None]
-    held = Held(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most)
+    held = Memory(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most)
     sums = {bucket.flat.nbytes: group.comm.size for group in hybrid.gradients.groups for bucket in group.buckets}
     return Taken(held, begin, sums)
 
