@@ -40,7 +40,7 @@ def keeps_gradients_to_itself(mesh, parameters):
         ("11.2", lambda sizes, axis: [[rank] for rank in range(12)], "Ranks 0 and 6 differ along axis 0 only"),
         ("11.3", lambda mesh, parameters: mesh["ddp"], "no axis of a mesh is called 'ddp'"),
         ("11.3", keeps_gradients_to_itself, "still has no gradient, while other replicas have the sum"),
-        ("11.3", nan_gradients, "should be 5 and is nan. It has to be added over dp"),
+        ("11.3", nan_gradients, "should be 7 and is nan. It has to be added over dp"),
         ("11.4", lambda ranks, predict, limit: predict, "something of type Prices: return (dp, pp, tp), three ints"),
         ("11.4", lambda ranks, predict, limit: predict(1, 1), "missing 1 required positional argument: 'tp'"),
         ("11.4", lambda ranks, predict, limit: (-1, -1, 12), "dp -1 x pp -1 x tp 12, which cannot be"),

@@ -24,6 +24,7 @@ KERNEL = """
 import os, signal, sys, time
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.keeper import shared_memory
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where tests run under nohup
 cluster = Cluster.start(2)
 pids = cluster.run(lambda comm: os.getpid())
 print("READY", cluster._keeper.pid, *pids, *shared_memory(pids), flush=True)

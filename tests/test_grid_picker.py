@@ -29,6 +29,7 @@ KIND = {"model": "mlp", "machine": "laptop", "ranks": 4, "batch": 32}
 @pytest.fixture
 def alone(monkeypatch):
     """No engines run."""
+    monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", None)
     for module in ("cluster", "grid_run", "grid_subject", "grid"):
         monkeypatch.setattr(import_module(f"hpdl_lab.lab.{module}"), "running", lambda: None)
 
