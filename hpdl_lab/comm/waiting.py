@@ -10,6 +10,7 @@ from .errors import CommTimeout, RankFailed, name_ranks
 SPIN = 0.001  # s: the first look at an operation spins, since most answers come at once
 SLICE = 0.02  # s: afterwards, the longest time without a look at signals
 NAP, LONG_NAP = 50e-6, 1e-3  # s: between two looks of the compiled code; the long one after PATIENCE
+CROWDED = 20  # where ranks share cores, a nap is 1/CROWDED of the wait so far: looking often costs others the core
 PATIENCE = 0.2  # s: then also look for peers that have died
 GRACE = 1.0  # s: for what a peer sent just before it finished or failed
 
@@ -143,10 +144,16 @@ class Waiting:
             if stop is not None:
                 stop()
             try:
-                if self._wait(operation, SLICE, nap):
+                if self._wait(operation, *self._pace((now - since) / 1e9, nap)):
                     return
             except RuntimeError as error:
                 self.explain(error, op, whom)
+
+    def _pace(self, waited, nap):
+        """(s until the next look at signals, s of a nap between two looks at the operation) after `waited` s."""
+        if not self.crowded:
+            return SLICE, nap
+        return min(SLICE, max(2 * SPIN, waited)), min(LONG_NAP, max(nap, waited / CROWDED))
 
     def explain(self, error, op, peers):
         """Raise RankFailed where a rank has died, which MPI may notice before we do and tell in words of its own.
