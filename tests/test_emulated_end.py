@@ -136,6 +136,7 @@ def start(root, traces):
     yield start
     for started in every:
         started.end()
+        started.wait_until_gone(files=False)  # before `root` is removed: the keeper still moves its files there
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -1,11 +1,16 @@
 """The connection to ipyparallel, on which `%px` runs: engines that a client has missed."""
 
+import json
+import os
+import stat
 import time
+from pathlib import Path
 
 import ipyparallel
 import pytest
+from IPython.core.profiledir import ProfileDir
 
-from hpdl_lab.engines import px_client
+from hpdl_lab.engines import controller, px_client
 from hpdl_lab.engines.errors import EngineError
 
 
@@ -47,3 +52,19 @@ def test_engines_that_never_appear_are_an_error_with_the_remedy(cluster, deaf):
     deaf(100)
     with pytest.raises(EngineError, match=r"%px knows 0 of 4 engines after 0.1 s: call lab.restart\(\)"):
         px_client.connect(cluster.path, 4, 0.1)
+
+
+def test_a_connection_file_is_there_only_when_it_is_whole(tmp_path, monkeypatch):
+    """Engines read it as soon as they see it."""
+    write = controller.IPController.save_connection_dict
+
+    def watched(self, fname, cdict):
+        write(self, fname, cdict)
+        seen.append(file.exists())
+
+    profile = ProfileDir.create_profile_dir(str(tmp_path / "profile"))
+    file, seen = Path(profile.security_dir, "ipcontroller-engine.json"), []
+    monkeypatch.setattr(controller.IPController, "save_connection_dict", watched)
+    controller.Controller(profile_dir=profile).save_connection_dict(file.name, {"key": "secret"})
+    assert seen == [False] and json.loads(file.read_text()) == {"key": "secret"}
+    assert os.listdir(profile.security_dir) == [file.name] and stat.S_IMODE(file.stat().st_mode) == 0o600

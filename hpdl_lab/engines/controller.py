@@ -24,6 +24,12 @@ class Controller(IPController):
         info = getattr(self, f"{kind}_info")
         return f"{info['interface']}:{info[channel] if index is None else info[channel][index]}"
 
+    def save_connection_dict(self, fname, cdict):
+        """All at once: engines read the file as soon as it is there, and ipyparallel itself writes into it."""
+        super().save_connection_dict(f"{fname}.new", cdict)
+        folder = self.profile_dir.security_dir
+        os.rename(os.path.join(folder, f"{fname}.new"), os.path.join(folder, fname))
+
 
 def main():
     config = Config()
