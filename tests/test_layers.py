@@ -12,7 +12,7 @@ LAYERS = [
     ["__main__"],
     ["cli"],
     ["lab"],
-    ["engines", "checks", "plots", "bench"],
+    ["engines", "classroom", "checks", "plots", "bench"],
     ["parallel", "zoo"],
     ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
     ["mesh"],
