@@ -8,6 +8,7 @@ import pytest
 from hpdl_lab import lab, zoo
 from hpdl_lab.checks import ranks
 from hpdl_lab.checks.exercises import check, find
+from hpdl_lab.checks.record import Broken
 from hpdl_lab.collectives import jobs
 from hpdl_lab.comm import sim
 from hpdl_lab.zoo import ward
@@ -127,12 +128,62 @@ def test_clumsy_answers_are_told_plainly(number, answer, says):
     assert len(result.message) < 400
 
 
+def in_a_cell(source):
+    """The function `f` as a notebook defines it: its source has the file name of a cell."""
+    namespace = {}
+    exec(compile(source, "/tmp/ipykernel_1/1.py", "exec"), namespace)
+    return namespace["f"]
+
+
 def test_a_function_without_ranks_has_a_deadline_too(monkeypatch):
     monkeypatch.setattr(ranks, "DEADLINE", 0.3)
-    namespace = {}
-    exec(
-        compile("def f(nbytes, limit, first):\n    while True:\n        pass\n", "/tmp/ipykernel_1/1.py", "exec"),
-        namespace,
-    )
-    result = check(find("6.3"), namespace["f"])
+    result = check(find("6.3"), in_a_cell("def f(nbytes, limit, first):\n    while True:\n        pass\n"))
     assert result.failed == "timeout" and "still running after 0.3 s, in cell:" in result.message
+
+
+def test_a_function_without_ranks_that_raises_is_told_with_its_line_and_what_it_printed(capsys):
+    result = check(find("6.3"), in_a_cell("def f(nbytes, limit, first):\n    print(limit)\n    return nbytes[99]\n"))
+    assert result.failed == "raises"
+    assert "your function raised IndexError: list index out of range (at cell:3)" in result.message
+    assert "your function printed:\n  450" in result.detail
+    assert capsys.readouterr().out == ""
+
+
+def test_a_function_that_wants_to_end_python_is_told_so():
+    result = check(find("6.3"), in_a_cell("def f(nbytes, limit, first):\n    raise SystemExit(3)\n"))
+    assert result.failed == "raises" and "your function raised SystemExit: 3" in result.message
+
+
+@pytest.mark.parametrize(
+    ("number", "source", "failed", "says"),
+    [
+        (
+            "9.3",
+            "def f(rank, ranks, heads, width):\n    return reference(rank, ranks, heads, width) if heads % ranks == 0 "
+            "else 1 / 0\n",
+            "raises",
+            "ZeroDivisionError: division by zero (at cell:2): raise ValueError with the numbers.",
+        ),
+        (
+            "11.4",
+            "def f(ranks, predict, limit):\n    return reference(ranks, predict, limit) if limit > 10 else 1 / 0\n",
+            "refuse",
+            "ZeroDivisionError: division by zero (at cell:2). Raise a ValueError with the numbers.",
+        ),
+    ],
+)
+def test_a_refusal_by_another_error_is_told_with_its_line(number, source, failed, says):
+    answer = in_a_cell(source)
+    answer.__globals__["reference"] = find(number).reference
+    result = check(find(number), answer)
+    assert result.failed == failed and says in result.message, result.message
+
+
+def test_what_has_to_refuse_something_may_still_be_unwritten_or_never_end(monkeypatch):
+    monkeypatch.setattr(ranks, "DEADLINE", 0.3)
+    unwritten = in_a_cell("def f(costs, stages):\n    raise NotImplementedError('exercise 10.3')\n")
+    with pytest.raises(NotImplementedError, match=r"exercise 10\.3"):
+        ranks.tried(unwritten, [1.0], 2)
+    with pytest.raises(Broken, match=r"still running after 0\.3 s, in cell:") as caught:
+        ranks.tried(in_a_cell("def f(costs, stages):\n    while True:\n        pass\n"), [1.0], 2)
+    assert caught.value.failed == "timeout"

@@ -4,7 +4,7 @@ from .. import zoo
 from ..comm import CommError, sim
 from ..zoo import ward as reference
 from . import answers_03_zoo as answers
-from .ranks import simulate
+from .ranks import alone
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 RIGHT = reference.diagnose()
@@ -12,7 +12,7 @@ DEADLINE = 1.0  # s of real time for a patient on simulated ranks
 
 
 def check_diagnose(fn, runner=None):
-    (named,) = simulate(1, lambda comm: fn(), where="here")
+    named = alone(fn, where="here")
     if not isinstance(named, dict):
         what = "nothing" if named is None else f"a {type(named).__name__}"
         raise Broken("returns", f"Your function returned {what}: return a dict, letter to diagnosis.")

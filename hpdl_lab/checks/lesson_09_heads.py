@@ -7,7 +7,7 @@ from ..parallel.tensor import attention as reference
 from . import answers_09_heads as answers
 from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, drawn, ring_bytes, width_for
-from .ranks import alone, capital, count, describe_error
+from .ranks import alone, capital, count, describe_error, tried
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 # (ranks, heads, width)
@@ -34,12 +34,7 @@ def check_rows_of_heads(fn, runner=None):
 
 def rows_of(fn, rank, ranks, heads, width, where):
     """The answer's rows as a list of ints, or Broken."""
-    try:
-        rows = alone(fn, rank, ranks, heads, width, where=where)
-    except (NotImplementedError, Broken):
-        raise
-    except Exception as error:
-        raise Broken("raises", describe_error(error, where)) from None
+    rows = alone(fn, rank, ranks, heads, width, where=where)
     if isinstance(rows, torch.Tensor) and rows.ndim == 1 and not rows.is_floating_point():
         return rows.tolist()
     rows = list(rows) if isinstance(rows, list | tuple | range) else None
@@ -90,14 +85,11 @@ def named(heads):
 
 def check_refused(fn, ranks, heads, width):
     where = f"for {count(heads, 'head')} of width {width // heads} on {ranks} ranks"
-    try:
-        alone(fn, 0, ranks, heads, width, where=where)
-    except (NotImplementedError, Broken):
-        raise
-    except ValueError:
+    _, error = tried(fn, 0, ranks, heads, width, where=where)
+    if isinstance(error, ValueError):
         return
-    except Exception as error:
-        raise Broken("raises", f"{describe_error(error, where + ',')}: raise ValueError with the numbers.") from None
+    if error is not None:
+        raise Broken("raises", f"{describe_error(error, where + ',')}: raise ValueError with the numbers.")
     message = (
         f"{capital(where)} your function returned something. A width of {width} can be shared by {ranks} ranks, but "
         "then a head would be cut in two, and half a head attends to something else: raise ValueError."

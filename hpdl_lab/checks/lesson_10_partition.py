@@ -5,7 +5,7 @@ import numpy as np
 from ..parallel.pipeline import partition as reference
 from . import answers_10_partition as answers
 from . import hints_10
-from .ranks import capital, number, simulate
+from .ranks import alone, capital, number, tried
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 DRAWN = ([5, 1, 1, 1, 4, 4], 3)  # (costs, stages): the case that the docstring draws
@@ -38,18 +38,13 @@ def check_partition(fn, runner=None):
     for costs, stages in cases():
         given = list(costs)
         where = f"for costs = {costs} and {stages} stage{'s' if stages > 1 else ''}"
-        sizes = answer_to(fn, given, stages, f"{where},")
+        sizes = alone(fn, given, stages, where=f"{where},")
         if given != costs:
             raise Broken("input", f"{capital(where)} your function changed costs: the caller still needs it.")
         check_form(sizes, costs, stages, capital(where))
         check_balance(sizes, costs, stages, capital(where))
     check_refusal(fn)
     return Passed((f"right in {len(CASES) + RANDOM} cases of up to 12 layers", fact_about_a_gpt(fn)))
-
-
-def answer_to(fn, costs, stages, where):
-    """fn(costs, stages), as a simulated rank: an endless loop ends at its deadline."""
-    return simulate(1, lambda comm: fn(costs, stages), where=where)[0]
 
 
 def check_form(sizes, costs, stages, where):
@@ -106,7 +101,7 @@ def check_balance(sizes, costs, stages, where):
 
 def check_refusal(fn):
     """Raise Broken unless more stages than layers are refused in a sentence."""
-    sizes, error = simulate(1, lambda comm: tried(fn, [1.0, 2.0], 3), where="for 2 layers and 3 stages,")[0]
+    sizes, error = tried(fn, [1.0, 2.0], 3, where="for 2 layers and 3 stages,")
     if error is None:
         message = f"2 layers cannot be shared by 3 stages, and your function returned {sizes}: raise ValueError."
     elif not isinstance(error, ValueError):
@@ -121,19 +116,9 @@ def check_refusal(fn):
     raise Broken("refusal", message)
 
 
-def tried(fn, costs, stages):
-    """(what fn returned, None), or (None, the exception)."""
-    try:
-        return fn(costs, stages), None
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return None, error
-
-
 def fact_about_a_gpt(fn):
     """What it means for a model whose head is expensive."""
-    sizes = [int(size) for size in answer_to(fn, list(A_GPT), 4, "for a GPT of 14 layers,")]
+    sizes = [int(size) for size in alone(fn, list(A_GPT), 4, where="for a GPT of 14 layers,")]
     equal = max(parts_of([4, 4, 3, 3], A_GPT))
     slowest = max(parts_of(sizes, A_GPT))
     return f"a GPT whose head costs six blocks: sizes {sizes}, slowest stage {number(slowest)}, not {number(equal)}"

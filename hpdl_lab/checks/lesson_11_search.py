@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..parallel.grid import search as reference
 from . import answers_11_search as answers
 from . import hints_11
-from .ranks import alone, capital, count, describe_error
+from .ranks import capital, count, describe_error, tried
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 MODEL = "a made-up model of 12 layers and 12 heads"
@@ -117,26 +117,25 @@ def check_best_grid(fn, runner=None):
 
 
 def called(fn, prices, limit, where):
+    """What fn says where there is a grid that fits, or Broken, also where it refuses."""
     prices.asked.clear()
-    try:
-        return alone(fn, prices.ranks, prices, limit, where=where)
-    except (NotImplementedError, Broken):
-        raise
-    except ValueError as error:
-        if "cannot be" in str(error):
-            message = (
-                f"{capital(where)} your function stopped at a grid that cannot be: {error}. predict says so by a "
-                "ValueError: leave that grid out and go on with the others."
-            )
-            raise Broken("impossible", message) from None
-        best = prices.best(limit)
+    got, error = tried(fn, prices.ranks, prices, limit, where=where)
+    if error is None:
+        return got
+    if not isinstance(error, ValueError):
+        raise Broken("raises", describe_error(error, where))
+    if "cannot be" in str(error):
         message = (
-            f"{capital(where)} your function refused ({error}), but dp {best[0]} x pp {best[1]} x tp {best[2]} needs "
-            f"{prices.table[best].nbytes:,} bytes, and fits: up to the limit, and the limit itself."
+            f"{capital(where)} your function stopped at a grid that cannot be: {error}. predict says so by a "
+            "ValueError: leave that grid out and go on with the others."
         )
-        raise Broken("limit", message) from None
-    except Exception as error:
-        raise Broken("raises", describe_error(error, where)) from None
+        raise Broken("impossible", message)
+    best = prices.best(limit)
+    message = (
+        f"{capital(where)} your function refused ({error}), but dp {best[0]} x pp {best[1]} x tp {best[2]} needs "
+        f"{prices.table[best].nbytes:,} bytes, and fits: up to the limit, and the limit itself."
+    )
+    raise Broken("limit", message)
 
 
 def check_grid(got, prices, limit, where):
@@ -184,21 +183,17 @@ def check_nothing_fits(fn):
     prices, limit = Prices(8, model), 10
     least = min(price.nbytes for price in prices.table.values())
     where = f"Where no grid of 8 ranks fits into {limit} bytes"
-    try:
-        got = alone(fn, 8, prices, limit, where=where)
-    except (NotImplementedError, Broken):
-        raise
-    except ValueError as error:
-        if not any(text in str(error) for text in (str(least), f"{least:,}", f"{least / 1e9:g}")):
-            message = (
-                f"{where} your function says {str(error)!r}: say how much the smallest grid needs, {least:,} bytes, so "
-                "that one knows what to buy, or what to cut."
-            )
-            raise Broken("refuse", message) from None
-        return
-    except Exception as error:
-        raise Broken("refuse", f"{describe_error(error, where)}. Raise a ValueError with the numbers.") from None
-    raise Broken("refuse", f"{where} your function returned {got!r}: raise a ValueError with the numbers.")
+    got, error = tried(fn, 8, prices, limit, where=where)
+    if error is None:
+        raise Broken("refuse", f"{where} your function returned {got!r}: raise a ValueError with the numbers.")
+    if not isinstance(error, ValueError):
+        raise Broken("refuse", f"{describe_error(error, where)}. Raise a ValueError with the numbers.")
+    if not any(text in str(error) for text in (str(least), f"{least:,}", f"{least / 1e9:g}")):
+        message = (
+            f"{where} your function says {str(error)!r}: say how much the smallest grid needs, {least:,} bytes, so "
+            "that one knows what to buy, or what to cut."
+        )
+        raise Broken("refuse", message)
 
 
 EXERCISES = (

@@ -2,7 +2,7 @@
 
 from ..schedules import KINDS, Action, Schedule, evaluate, over_time
 from ..schedules.validation import in_order
-from .ranks import capital, count, simulate
+from .ranks import alone, capital, count
 from .record import Broken
 
 CASES = ((3, 4), (4, 8), (2, 5), (1, 3), (4, 4), (4, 2), (3, 1), (8, 16), (5, 7))  # (ranks, micro-batches)
@@ -34,10 +34,7 @@ def schedule_of(fn, ranks, micro_batches, kinds):
     """
     where, rows = case_of(ranks, micro_batches), []
     for rank in range(ranks):
-        # as a simulated rank: an endless loop ends at its deadline
-        row = simulate(1, lambda comm, rank: fn(rank, ranks, micro_batches), rank, where=f"{where}, for rank {rank},")[
-            0
-        ]
+        row = alone(fn, rank, ranks, micro_batches, where=f"{where}, for rank {rank},")
         rows.append(formed(row, f"{capital(where)} rank {rank}"))
     schedule = Schedule(fn.__name__, ranks, ranks, micro_batches, 1, tuple(rows))
     for rank, row in enumerate(rows):
