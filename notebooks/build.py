@@ -2,6 +2,7 @@
 
     python notebooks/build.py            write what has changed
     python notebooks/build.py --check    write nothing; exit 1 and name what is out of date
+    python notebooks/build.py --into DIR write the exercise forms there, nothing else
 
 Source cells that are more than text or code:
 
@@ -25,9 +26,11 @@ import nbformat
 from stubs import import_lines, solution_source, stub_source
 
 from hpdl_lab.checks import exercises
+from hpdl_lab.classroom.forms import digest, worked_in
 
 HERE = Path(__file__).parent
 FORMS = {"exercise": HERE, "solution": HERE / "solutions"}
+SOURCES = sorted((HERE / "source").glob("[0-9][0-9]_*.py"))
 HIDDEN = re.compile(r"^[ \t]*### BEGIN HIDDEN TESTS\n.*?^[ \t]*### END HIDDEN TESTS\n", re.DOTALL | re.MULTILINE)
 NBGRADER_SCHEMA = 3
 
@@ -112,25 +115,17 @@ def cell_id(cell, stem, seen):
     return name if seen[name] == 1 else f"{name}-{seen[name]}"
 
 
-def digest(cells):
-    """What the cells say, in 16 hex digits: tells a notebook as built from one that somebody worked in."""
-    text = "\0".join(f"{cell['cell_type']}\n{cell['source']}" for cell in cells)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def worked_in(path):
-    """True for a notebook that differs from what was once built here: somebody's answers or results are in it."""
-    notebook = nbformat.read(path, as_version=4)
-    ran = any(cell.get("execution_count") for cell in notebook.cells)
-    return ran or digest(notebook.cells) != notebook.metadata.get("hpdl_lab", {}).get("digest")
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Write both forms of every notebook from notebooks/source.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a notebook is out of date")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="write the exercise forms there, nothing else")
     args = parser.parse_args(argv)
+    if args.into:
+        for source in SOURCES:
+            (args.into / f"{source.stem}.ipynb").write_text(build(source, "exercise"))
+        return 0
     stale = []
-    for source in sorted((HERE / "source").glob("[0-9][0-9]_*.py")):
+    for source in SOURCES:
         for form, folder in FORMS.items():
             path, text = folder / f"{source.stem}.ipynb", build(source, form)
             if path.exists() and path.read_text() == text:
@@ -138,7 +133,7 @@ def main(argv=None):
             stale.append(path)
             if args.check:
                 print(f"{path.relative_to(HERE.parent)} is out of date: run python notebooks/build.py")
-            elif path.exists() and worked_in(path):
+            elif path.exists() and worked_in(nbformat.read(path, as_version=4)):
                 print(
                     f"{path.relative_to(HERE.parent)} has been worked in and is kept: move it away, then run this again"
                 )

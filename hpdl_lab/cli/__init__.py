@@ -8,9 +8,9 @@ import argparse
 import sys
 
 from .. import __version__
-from . import bench, cluster, doctor, tune
+from . import bench, cluster, doctor, release, tune
 
-FAMILIES = (doctor, cluster, bench, tune)
+FAMILIES = (doctor, cluster, bench, tune, release)
 
 
 def main(argv=None):

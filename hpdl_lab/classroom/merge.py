@@ -1,0 +1,121 @@
+"""A notebook that an attendee worked in, and an update of it: cell by cell, what changed is carried into theirs.
+
+          base ────────── update ──────────> new          what the laboratory gave, and gives now
+            │                                  │
+       the attendee                            │
+            ▼                                  ▼
+          theirs ──────────────────────────> merged       new, with their answers, results and cells
+
+Cells are the same when their ids are, which notebooks/build.py keeps from build to build; a cell of text has an id of
+what it says, so a changed one is recognized by what both say.
+"""
+
+import difflib
+import uuid
+
+import nbformat
+from merge3 import Merge3
+
+ALIKE = 0.6  # from difflib, for which "a ratio over 0.6 means the sequences are close matches"
+
+
+def merge(base, theirs, new):
+    """Carry what changed from `base` to `new` into `theirs`; three nbformat notebooks, of which none is changed.
+
+    The order of cells is that of `new`. A cell that the attendee changed, added or ran is in the result with what it
+    says and shows; one that they removed is not.
+    Returns: (the merged notebook, names of cells where both changed the same lines: theirs stand there).
+    """
+    mine, update = pairs(base.cells, theirs.cells), pairs(base.cells, new.cells)
+    origin = {there: here for here, there in update.items()}
+    known = {cell.get("id"): i for i, cell in enumerate(theirs.cells) if i not in mine.values()}
+    rows, conflicts = [], []  # rows: (index in theirs or None, cell)
+    for n, cell in enumerate(new.cells):
+        if n in origin and origin[n] not in mine:
+            continue  # they removed it
+        at = mine[origin[n]] if n in origin else known.get(cell.id)  # known: of an update that was cut short
+        if at is None:
+            rows.append((None, nbformat.from_dict(cell)))
+            continue
+        was = base.cells[origin[n]] if n in origin else cell
+        merged, agreed = one_cell(was, theirs.cells[at], cell)
+        rows.append((at, merged))
+        conflicts += [] if agreed else [name_of(cell)]
+    removed = {at for here, at in mine.items() if here not in update and same(base.cells[here], theirs.cells[at])}
+    place_additions(rows, theirs.cells, removed)
+    return assembled(theirs, new, [cell for _, cell in rows]), conflicts
+
+
+def pairs(old, now):
+    """Which cell of `old` is which of `now`, {index: index}: by id, then by what they say, then by likeness."""
+    ids = {cell.get("id"): i for i, cell in enumerate(now)}
+    found = {i: ids[cell.id] for i, cell in enumerate(old) if cell.get("id") in ids}
+    for close in (same, alike):
+        for i in sorted(set(range(len(old))) - set(found)):
+            free = (j for j in range(len(now)) if j not in found.values() and close(old[i], now[j]))
+            if (match := next(free, None)) is not None:
+                found[i] = match
+    return found
+
+
+def same(one, other):
+    return (one.cell_type, one.source) == (other.cell_type, other.source)
+
+
+def alike(one, other):
+    if one.cell_type != other.cell_type:
+        return False
+    return difflib.SequenceMatcher(None, one.source, other.source, autojunk=False).ratio() >= ALIKE
+
+
+def one_cell(base, theirs, new):
+    """(their cell with what changed from base to new, False where both changed the same lines: theirs stands)."""
+    cell, agreed = nbformat.from_dict(theirs), True
+    if new.source != base.source and theirs.cell_type == new.cell_type:
+        cell.source, agreed = lines(base.source, theirs.source, new.source)
+    own = {key: value for key, value in theirs.metadata.items() if key not in base.metadata}
+    cell.metadata = nbformat.from_dict(own | new.metadata)
+    cell.id = new.id
+    return cell, agreed
+
+
+def lines(base, theirs, new):
+    """(the lines of theirs with the changes from base to new, True); (theirs, False) where they are the same lines."""
+    groups = Merge3(*(text.splitlines() for text in (base, theirs, new))).merge_groups()
+    merged = []
+    for group in groups:
+        if group[0] == "conflict":
+            return theirs, False
+        merged += group[1]
+    return "\n".join(merged), True
+
+
+def place_additions(rows, cells, removed):
+    """Put each cell of theirs that is not among the rows, nor removed by the update, behind the one it stood behind."""
+    placed, behind = {at for at, _ in rows}, 0
+    for at, cell in enumerate(cells):
+        if at in placed:
+            behind = next(i for i, row in enumerate(rows) if row[0] == at) + 1
+        elif at not in removed:
+            rows.insert(behind, (at, nbformat.from_dict(cell)))
+            behind += 1
+
+
+def assembled(theirs, new, cells):
+    """The notebook of these cells; each has an id of its own, also where an old program has left none."""
+    taken = set()
+    for cell in cells:
+        if cell.get("id") is None or cell.id in taken:
+            cell.id = uuid.uuid4().hex[:8]
+        taken.add(cell.id)
+    metadata = theirs.metadata | {"hpdl_lab": new.metadata["hpdl_lab"]}
+    minor = max(theirs.nbformat_minor, new.nbformat_minor)
+    return nbformat.v4.new_notebook(cells=cells, metadata=metadata, nbformat_minor=minor)
+
+
+def name_of(cell):
+    """How a sentence names a cell: "exercise 4.1", or the start of what it says."""
+    if "nbgrader" in cell.metadata:
+        kind, _, number = cell.metadata["nbgrader"]["grade_id"].partition("-")
+        return f"{kind} {number.replace('-', '.')}"
+    return f"the cell {cell.source.strip().splitlines()[0][:40]!r}"

@@ -1,0 +1,174 @@
+"""The attendee's folder: exercise forms and nothing else, updated without losing anything that the attendee did.
+
+    FOLDER/04_ring_all_reduce.ipynb                 theirs
+    FOLDER/04_ring_all_reduce.new.ipynb             the new form, where it could not be merged into theirs
+    FOLDER/.hpdl-release/given/04_ring_all_reduce.ipynb     the form as last given: what an update starts from
+    FOLDER/.hpdl-release/before/04_ring_all_reduce.ipynb    theirs as it was before the last merge
+
+Every file is written under another name, then renamed; `given` comes last. So whatever ends this half way, each
+notebook is as it was or as it will be, and the next run does the rest.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+
+from . import forms
+from .merge import merge
+
+HIDDEN = ".hpdl-release"
+
+
+def write(folder, source=None):
+    """Write the exercise forms of `source` (None: of this clone) into `folder`, or update those that it holds.
+
+    Run by root on a folder of somebody else, or in somebody's home, it writes as they would, with no more rights.
+
+    Returns: sentences, one for each notebook for which something was done or is to be said.
+    Raises:  RuntimeError, one sentence: what could not be written, and that nothing is lost.
+    """
+    folder, source = Path(os.path.abspath(folder)), Path(source or forms.NOTEBOOKS).resolve()
+    if folder.resolve() == source:
+        raise RuntimeError(f"{folder} is where the notebooks come from: name another folder for an attendee")
+    try:
+        if account := somebody_else(folder):
+            return as_account(*account, folder, source)
+        given = forms.exercises(source)
+        (folder / HIDDEN).mkdir(parents=True, exist_ok=True)
+        with alone(folder / HIDDEN):
+            return [said for name, form in given.items() if (said := bring(folder, name, form))]
+    except OSError as error:
+        raise RuntimeError(
+            f"{error.filename or folder}: {error.strerror}. Nothing is lost: no notebook is left half written; "
+            "mend that and run it again"
+        ) from None
+
+
+def bring(folder, name, form):
+    """Bring one notebook up to date. Returns a sentence, or None where there is nothing to do."""
+    path, given = folder / name, folder / HIDDEN / "given" / name
+    base = given.read_bytes() if given.is_file() else None
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return f"{name} is {'a symbolic link' if path.is_symlink() else 'no file'}: left alone"
+    if not path.exists():
+        said = f"{name}: written" if base is None else f"{name}: was missing, written anew"
+        replace(path, form)
+    elif (theirs := path.read_bytes()) in (form, base):
+        said = None if theirs == form else f"{name}: updated, there was nothing of yours in it"
+        if theirs != form:
+            replace(path, form, theirs)
+    else:
+        said = update(folder, name, theirs, base, form)
+    if base != form:
+        replace(given, form)
+    return said
+
+
+def update(folder, name, theirs, base, form):
+    """Merge the form into a notebook that the attendee has changed, or put it beside."""
+    try:
+        mine = parsed(theirs)
+    except ValueError as error:
+        return f"{name} cannot be read as a notebook ({error}): left alone; a fresh one is {beside(folder, name, form)}"
+    if base == form:
+        return None
+    if base is None and forms.worked_in(mine):
+        return f"{name} was here before: left alone; the one of the laboratory is {beside(folder, name, form)}"
+    merged, conflicts = merge(mine if base is None else parsed(base), mine, parsed(form))
+    if conflicts:
+        there = beside(folder, name, form)
+    replace(folder / HIDDEN / "before" / name, theirs)
+    replace(folder / name, (nbformat.writes(merged) + "\n").encode(), theirs)
+    if conflicts:
+        return (
+            f"{name}: updated, but in {' and '.join(conflicts)} you and the update changed the same lines: yours "
+            f"stand, the new ones are in {there}"
+        )
+    return f"{name}: updated, with all that you did in it"
+
+
+def parsed(text):
+    """The notebook of these bytes. Raises ValueError, with the reason, where it is none that Jupyter could open."""
+    try:
+        notebook = nbformat.reads(text.decode(), as_version=4)
+        nbformat.validate(notebook, relax_add_props=True)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("no notebook") from error
+    except (ValueError, nbformat.ValidationError) as error:
+        raise ValueError(str(error).strip().splitlines()[0][:100]) from error
+    return notebook
+
+
+def beside(folder, name, form):
+    """Put the form beside the attendee's notebook, over nothing. Returns its name."""
+    stem = name.removesuffix(".ipynb")
+    for number in itertools.count(1):
+        path = folder / (f"{stem}.new.ipynb" if number == 1 else f"{stem}.new-{number}.ipynb")
+        if not os.path.lexists(path):
+            replace(path, form)
+        elif not path.is_file() or path.read_bytes() != form:
+            continue
+        return path.name
+
+
+def replace(path, text, theirs=None):
+    """Put `text` at `path`, wholly or not at all; not over a file that has become another than `theirs` meanwhile."""
+    path.parent.mkdir(exist_ok=True)
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        with open(aside, "wb") as file:
+            if theirs is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if theirs is not None and path.read_bytes() != theirs:
+            raise RuntimeError(f"{path} is being saved by somebody: left alone; run this again")
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def alone(folder):
+    """Two servers of one attendee may start at the same time: one after the other."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def somebody_else(folder):
+    """(user id, group id) of who owns the folder, or the closest one above it that exists, when root acts for them."""
+    closest = next(path for path in (folder, *folder.parents) if path.exists())
+    owner = closest.stat()
+    return (owner.st_uid, owner.st_gid) if os.getuid() == 0 and owner.st_uid != 0 else None
+
+
+def as_account(user, group, folder, source):
+    """`write` by a process of this account: links that the account has laid lead root nowhere."""
+    command = [sys.executable, "-m", "hpdl_lab", "release", folder, "--from", source]
+    try:
+        done = subprocess.run(
+            command, user=user, group=group, extra_groups=[], cwd="/", capture_output=True, text=True, umask=0o022
+        )
+    except PermissionError:
+        raise RuntimeError(
+            f"user {user}, who owns {folder}, may not run {sys.executable}: put the laboratory where everybody may "
+            "read it, such as /opt"
+        ) from None
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().removeprefix("hpdl: ") or f"user {user} could not write {folder}")
+    return done.stdout.splitlines()
