@@ -17,7 +17,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # What conda calls otherwise, and what it must bring because no system compiler is assumed.
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "playwright": "playwright-python"}
-CONDA_ONLY = {"cxx-compiler", "python"}
+CONDA_ONLY = {"cxx-compiler", "pip", "python"}
 
 
 def requirements(lines):
@@ -40,7 +40,8 @@ def constraints():
 
 def test_environment_yml_equals_pyproject():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    conda = requirements(environment["dependencies"])
+    (by_pip,) = (part["pip"] for part in environment["dependencies"] if isinstance(part, dict))
+    conda = requirements([*(part for part in environment["dependencies"] if isinstance(part, str)), *by_pip])
     wanted = {CONDA_NAMES.get(name, name): bound for name, bound in pyproject_requirements().items()}
     assert {name: bound for name, bound in conda.items() if name not in CONDA_ONLY} == wanted
     assert conda["python"] == PYPROJECT["project"]["requires-python"]
