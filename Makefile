@@ -31,7 +31,7 @@ lab: $(INSTALLED) ## serve JupyterLab on notebooks/; installs first where needed
 	@$(VENV)/bin/python cluster/laptop/lab.py --port='$(PORT)' --browser='$(BROWSER)'
 
 install: $(INSTALLED) ## make .venv with exact versions, build csrc/, say what works
-	@$(VENV)/bin/hpdl doctor
+	@PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/hpdl doctor
 
 test: $(INSTALLED_DEV) ## run every test; the last line counts them
 	@$(VENV)/bin/python tests/run_all.py

@@ -16,7 +16,7 @@ LAYERS = [
     ["parallel", "zoo"],
     ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
     ["mesh"],
-    ["comm"],
+    ["comm", "symptoms"],
     ["trace", "features"],
     ["_core", "_cuda"],  # the compiled modules, csrc/ and, where there is nvcc, csrc/cuda/
     ["__init__"],  # the map: its docstring and the version

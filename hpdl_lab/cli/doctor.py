@@ -1,16 +1,58 @@
-"""`hpdl doctor`: what this machine and build can do."""
+"""`hpdl doctor`: what this machine and build can do, and what is known to be wrong here, with the fix."""
+
+import argparse
 
 from .. import __version__
 
 
 def add(commands):
-    command = commands.add_parser("doctor", help="what this machine and build can do, with the reason for each no")
+    command = commands.add_parser("doctor", help="what this machine and build can do, and what is wrong, with the fix")
+    command.add_argument("--log", metavar="FILE", help="name the symptoms in what a program has printed; -: stdin")
+    command.add_argument("--port", type=place, metavar="[HOST:]PORT", help="is it free here; does HOST answer there?")
     command.set_defaults(command=doctor)
 
 
-def doctor(arguments):
-    from .. import features
+def place(text):
+    """ "8000" -> ("", 8000), "node2:8000" -> ("node2", 8000)."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: a number from 1 to 65535 is needed, or HOST:PORT")
+    return host, int(port)
 
-    report = features.doctor()
-    print(f"hpdl_lab {__version__}\n\n{report}")
-    return 0 if report.ok else 1
+
+def doctor(arguments):
+    """The table and the symptoms; or only what a log, or a port, tells."""
+    if arguments.log:
+        return look_into(arguments.log)
+    if arguments.port:
+        return look_at_port(*arguments.port)
+    from ..engines import doctor
+
+    examination = doctor.doctor()
+    print(f"hpdl_lab {__version__}\n\n{examination}")
+    return 0 if examination.ok else 1
+
+
+def look_into(path):
+    """Name the symptoms in the log at `path`."""
+    from ..engines.doctor import KNOWN, describe
+    from ..symptoms import told_by
+
+    with open(0 if path == "-" else path, errors="replace") as file:
+        findings = told_by(KNOWN, file.read())
+    names = ", ".join(symptom.name for symptom in KNOWN if symptom.said)
+    print(describe(findings) or f"No symptom that logs are known to tell of: {names}.")
+    return 1 if findings else 0
+
+
+def look_at_port(host, port):
+    """Say that the port is free here, or answers on `host`. Raises features.Missing, which the command prints."""
+    from ..features import ports
+
+    if host:
+        ports.require_answer(host, port)
+        print(f"{host} answers at port {port}.")
+    else:
+        ports.require_free(port)
+        print(f"Port {port} is free.")
+    return 0

@@ -133,4 +133,4 @@ def one_gpu(version):
             f"NCCL {nccl.text_of(version)} runs one rank on each GPU, {nccl.text_of(nccl.SHARES_A_GPU)} and newer "
             "several: pip install --upgrade nvidia-nccl-cu12 (or -cu13), or start one rank for each GPU"
         )
-    return "Start one rank for each GPU, or set NCCL_MULTI_RANK_GPU_ENABLE=1 before the ranks start"
+    return nccl.ONE_RANK_EACH

@@ -5,6 +5,7 @@ import re
 import signal
 
 from ..comm.errors import name_ranks
+from ..symptoms import TABLE, told_by
 from . import session_dir
 
 OFTEN = {
@@ -19,16 +20,22 @@ def start_failure(path, n, gone, seconds):
     if "hosts" in gone:
         return last_line(tail(path, "hosts")) or "the process that holds the emulated hosts was killed: lab.restart()"
     for name in gone:
-        return f"the {name} ended at the start: {last_line(tail(path, name))}. Repair that, then call lab.start({n})"
+        return f"the {name} ended at the start: {cause(tail(path, name))}. Repair that, then call lab.start({n})"
     engines = tail(path, "engines")
     ended = [rank for rank in range(n) if os.path.exists(session_dir.exit_file(path, rank))]
     if ended:
-        return f"{name_ranks(ended)} ended at the start: {last_line(engines)}. Repair that, then call lab.start({n})"
+        return f"{name_ranks(ended)} ended at the start: {cause(engines)}. Repair that, then call lab.start({n})"
     started = sum(os.path.exists(session_dir.engine_socket(path, rank)) for rank in range(n))
     return (
         f"{started} of {n} engines answered within {seconds} s. The machine may be overloaded: start fewer engines. "
-        f"The last thing they said: {last_line(engines) or 'nothing'}"
+        f"The last thing they said: {cause(engines) or 'nothing'}"
     )
+
+
+def cause(log):
+    """The symptom of which the log tells, with its fix, as `hpdl doctor` says it; else the last thing it says."""
+    known = told_by(TABLE, log)
+    return str(known[0]) if known else last_line(log)
 
 
 def tail(path, name, nbytes=8000):

@@ -15,8 +15,10 @@ from contextlib import contextmanager, suppress
 
 from .errors import EngineError
 
+PREFIX = "hpdl-"  # of the names; the user's number and a hash of the environment follow
 SOCKET_PATH_LIMIT = 104  # bytes of a Unix socket's path where the system allows least (108 on Linux)
 LONGEST_NAME = len("/rank-9999.sock.new")
+PX_CHANNELS = 15  # sockets of ipyparallel's controller: 8 for engines, 6 for clients, 1 for itself
 
 
 def find():
@@ -25,7 +27,18 @@ def find():
     Returns: (path, reasons): reasons is a list of sentences, empty when the first choice is good.
     Raises:  EngineError when no place is writable.
     """
-    name = f"hpdl-{os.getuid()}-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]}"
+    return _first_fit(f"{PREFIX}{os.getuid()}-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]}")
+
+
+def of_an_engine(rank):
+    """Make a private directory for the sockets of engine `rank` on a node that is not the notebook's machine."""
+    path, _ = _first_fit(f"{PREFIX}engine-{os.getpid()}-{rank}")
+    os.mkdir(path, 0o700)
+    return path
+
+
+def _first_fit(name):
+    """(path, reasons) of the first place for a directory `name`; see `find`."""
     reasons = []
     for label, root in _candidates():
         path = os.path.join(root, name)
@@ -46,6 +59,11 @@ def _candidates():
     yield "the temporary directory", tempfile.gettempdir()
     yield "the temporary directory", "/tmp"
     yield "the temporary directory", "/var/tmp"
+
+
+def roots():
+    """The directories in which session directories may be, each once."""
+    return list(dict.fromkeys(root for _, root in _candidates()))
 
 
 def _unfit(label, root, path):
@@ -122,6 +140,21 @@ def forget_engines(path):
 def engine_socket(path, rank):
     """Path of the socket on which engine `rank` takes tasks."""
     return os.path.join(path, f"rank-{rank}.sock")
+
+
+def gateway_socket(path):
+    """Path of the socket on which the gateway to engines on other machines takes orders (step.py)."""
+    return os.path.join(path, "gateway.sock")
+
+
+def gateway_file(path):
+    """Path of the JSON file that the gateway writes when it is ready: {"addresses", "port", "shared"}."""
+    return os.path.join(path, "gateway.json")
+
+
+def job_file(path):
+    """Path of the JSON file that says how the Slurm job of the engines is doing (slurm_job.py)."""
+    return os.path.join(path, "job.json")
 
 
 def keeper_socket(path):

@@ -5,10 +5,12 @@ light: neither NumPy nor torch nor MPI is loaded.
 """
 
 import functools
+import glob
 import importlib
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -26,7 +28,18 @@ LAUNCH_ENVIRONMENT = {
 
 
 class Missing(RuntimeError):
-    """Something needed is not there; the message is one sentence with the remedy."""
+    """Something needed is not there; the message is one sentence with the remedy.
+
+    what, fix: its halves, "wheels overwrite each other" and "pip uninstall ..."; fix is "" where both are in `what`.
+    """
+
+    def __init__(self, what, fix=""):
+        super().__init__(f"{what}: {fix}" if fix else what)
+        self.what, self.fix = what, fix
+
+
+class NotCompiled(Missing, ImportError):
+    """This source tree has no compiled module that this Python can load."""
 
 
 def doctor():
@@ -37,15 +50,21 @@ def doctor():
 
 
 def compiled_module():
-    """The compiled module hpdl_lab._core; ImportError with the remedy where this source tree has none."""
+    """The compiled module hpdl_lab._core; NotCompiled with the remedy where this source tree has none."""
     try:
         return importlib.import_module("hpdl_lab._core")
     except ImportError as error:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        why = "has no compiled module" if isinstance(error, ModuleNotFoundError) else f"has one that fails: {error}"
-        raise ImportError(
-            f"hpdl_lab is imported from {package}, which {why}: "
-            f"run `make install` in {os.path.dirname(package)} and use its .venv/bin/python"
+        others = ", ".join(os.path.basename(path) for path in glob.glob(f"{package}/_core.*.so"))
+        if not isinstance(error, ModuleNotFoundError):
+            why = f"has one that fails: {error}"
+        elif others:
+            why = f"has one for another Python than this {platform.python_version()}: {others}"
+        else:
+            why = "has no compiled module"
+        raise NotCompiled(
+            f"hpdl_lab is imported from {package}, which {why}",
+            f"run `make install` in {os.path.dirname(package)} and use its .venv/bin/python",
         ) from error
 
 
@@ -71,8 +90,8 @@ def require_one_mpi():
     if len(wheels) > 1:
         names = " and ".join(f"{name} {version}" for name, version in wheels.items())
         raise Missing(
-            f"{names} are both installed in {sys.prefix} and overwrite each other's libmpi and mpiexec: "
-            f"pip uninstall -y {' '.join(wheels)} && pip install mpich"
+            f"{names} are both installed in {sys.prefix} and overwrite each other's libmpi and mpiexec",
+            f"pip uninstall -y {' '.join(wheels)} && pip install mpich",
         )
 
 
@@ -82,7 +101,7 @@ def mpiexec():
     beside = os.path.join(sys.prefix, "bin", "mpiexec")
     path = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
     if path is None:
-        raise Missing(f"no mpiexec in {os.path.dirname(beside)} nor on PATH: pip install mpich")
+        raise Missing(f"no mpiexec in {os.path.dirname(beside)} nor on PATH", "pip install mpich")
     return path
 
 

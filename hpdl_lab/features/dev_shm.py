@@ -9,6 +9,7 @@ PATH = "/dev/shm"
 MIB = 1 << 20
 LEAST = 24 * MIB  # for several ranks: MPICH 5.0.2 crashes in 16 MiB, which would be enough for two
 PER_RANK = 6 * MIB  # measured: 5.2 MiB for each of 1 to 16 ranks
+FIX = f"`mount -o remount,size=1g {PATH}` as root, remove files from it, or start the container with --shm-size=1g"
 
 
 def require_room(ranks):
@@ -19,10 +20,7 @@ def require_room(ranks):
     # Open MPI takes other files instead; other systems have shared memory without names in a folder.
     if what is None or "mpich" not in installed_mpi_wheels() or not sys.platform.startswith("linux"):
         return
-    raise Missing(
-        f"{PATH} {what}: `mount -o remount,size=1g {PATH}` as root, remove files from it, or start the container "
-        "with --shm-size=1g"
-    )
+    raise Missing(f"{PATH} {what}", FIX)
 
 
 def lack():

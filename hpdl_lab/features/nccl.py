@@ -9,6 +9,7 @@ from . import Missing, folders
 NAME = "libnccl.so.2"
 OLDEST = 21800  # 2.18: a communicator that neither blocks nor hides what went wrong
 SHARES_A_GPU = 23000  # 2.30: several ranks on one GPU, when asked
+ONE_RANK_EACH = "Start one rank for each GPU, or set NCCL_MULTI_RANK_GPU_ENABLE=1 before the ranks start"
 
 
 class Found(NamedTuple):

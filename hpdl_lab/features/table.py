@@ -5,7 +5,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -22,6 +21,8 @@ from . import (
     network_commands,
     require_one_mpi,
 )
+from .home import require_writable
+from .launcher import require as require_launcher
 
 SHM_NEEDED = 32 << 20  # bytes: the MPI library's own segments for a few ranks
 SHM_WANTED = 256 << 20  # bytes: the same for as many ranks as a laptop starts
@@ -44,10 +45,14 @@ class Report(list):
         return all(feature.ok for feature in self if feature.needed)
 
     def __str__(self):
+        return f"{self.rows()}\n\n{self.end()}"
+
+    def rows(self):
         width = max(60, shutil.get_terminal_size((120, 24)).columns)
-        rows = [self.row(feature, width) for feature in self]
-        end = "Ready." if self.ok else "Not ready: a NO is needed and says how to get it."
-        return "\n".join([*rows, "", end])
+        return "\n".join(self.row(feature, width) for feature in self)
+
+    def end(self):
+        return "Ready." if self.ok else "Not ready: a NO is needed and says how to get it."
 
     __repr__ = __str__
 
@@ -117,20 +122,14 @@ def mpi_library(answers):
 
 
 def launcher(answers):
-    """Does the launcher belong to the library? A mismatch starts n jobs of one rank each, which puzzles everybody.
-
-    There are two families: Open MPI, and MPICH with Intel MPI, MVAPICH and Cray MPICH.
-    """
+    """Does the launcher belong to the library?"""
+    library = answers.get("mpi", "an unknown MPI")
     try:
         path = mpiexec()
-        says = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20).stdout
-    except (Missing, OSError, subprocess.TimeoutExpired) as error:
+        if "mpi" in answers:
+            require_launcher(path, library)
+    except Missing as error:
         return Feature("mpiexec", False, str(error))
-    library = answers.get("mpi", "an unknown MPI")
-    if "mpi" in answers and ("Open MPI" in says) != ("Open MPI" in library):
-        kind = "Open MPI" if "Open MPI" in says else "MPICH"
-        remedy = "put the launcher of the same MPI first on PATH, or pip install mpich"
-        return Feature("mpiexec", False, f"{path} starts ranks of {kind}, but mpi4py loads {library}: {remedy}")
     return Feature("mpiexec", True, f"{short(path)} starts ranks of {library}")
 
 
@@ -223,10 +222,7 @@ def compiler():
 
 
 def home():
-    path = os.path.expanduser("~")
     try:
-        with tempfile.TemporaryFile(dir=path):
-            return Feature("home", True, f"{path} can be written")
-    except OSError as error:
-        remedy = "make lab uses .venv/home instead; elsewhere set HOME to a folder of yours"
-        return Feature("home", False, f"{path} cannot be written ({error.strerror}): {remedy}", needed=False)
+        return Feature("home", True, f"{require_writable()} can be written")
+    except Missing as error:
+        return Feature("home", False, str(error), needed=False)

@@ -1,6 +1,6 @@
 """The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.check(fn)` ..."""
 
-from ..features import doctor
+from ..engines.doctor import doctor
 from .cluster import cluster, inject, restart, run, running, start, stop
 from .designs import designs
 from .exercises import check, hint, solution

@@ -1,0 +1,61 @@
+"""The doctor: what this machine and build can do, and which known symptoms it has, each with the line that mends it.
+
+It stands here because engines are among what it looks at. It changes nothing and leaves nothing behind.
+"""
+
+import shutil
+import textwrap
+from typing import NamedTuple
+
+from .. import features
+from ..symptoms import TABLE, Finding, found, told_by
+from . import symptoms
+
+KNOWN = (*TABLE, *symptoms.SYMPTOMS)
+INDENT = " " * 4
+
+
+class Examination(NamedTuple):
+    """report: the table of features; findings: the symptoms that are here."""
+
+    report: list
+    findings: list[Finding]
+
+    @property
+    def ok(self):
+        return self.report.ok and not self.findings
+
+    def __str__(self):
+        if not self.findings:
+            return str(self.report)
+        count = f"{len(self.findings)} known symptom{'s' * (len(self.findings) > 1)}"
+        end = f"{count}: do what is said at Fix. {'' if self.report.ok else self.report.end()}".strip()
+        return "\n\n".join([self.report.rows(), describe(self.findings), end])
+
+    __repr__ = __str__
+
+
+def doctor():
+    """What this machine and build can do, and which known symptoms it has: an Examination, which prints itself."""
+    findings = [*found(KNOWN), *told_by(KNOWN, symptoms.logs())]
+    return Examination(features.doctor(), findings)
+
+
+def describe(findings):
+    """One paragraph for each finding: its name, what is wrong, the fix."""
+    width = max(60, shutil.get_terminal_size((120, 24)).columns)
+    lines = []
+    for finding in findings:
+        lines.append(f"Symptom: {finding.name}")
+        for label, text in (("", finding.what), ("Fix: ", finding.fix)):
+            lines.append(
+                textwrap.fill(
+                    label + text,
+                    width,
+                    initial_indent=INDENT,
+                    subsequent_indent=INDENT + " " * len(label),
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+    return "\n".join(lines)

@@ -1,0 +1,82 @@
+"""Symptoms of clusters: what an earlier one has left behind, and a controller that other nodes cannot reach."""
+
+import glob
+import ipaddress
+import json
+import os
+import shutil
+import socket
+from contextlib import suppress
+
+from ..features import Missing
+from ..symptoms import Symptom
+from . import leftovers, reach, session_dir
+
+
+def require_none_left():
+    """Raise Missing where an earlier cluster of this user has left processes or files."""
+    processes, folders = leftovers.processes(), leftovers.folders()
+    if not processes and not folders:
+        return
+    pids = " ".join(map(str, processes))
+    left = [f"process{'es' * (len(processes) > 1)} {pids}"] if processes else []
+    fixes = [f"kill -9 {pids}"] if processes else []
+    if folders:
+        left.append(", ".join(folders))
+        fixes.append(f"rm -r {' '.join(folders)}")
+    raise Missing(f"a cluster that ended badly has left {' and '.join(left)}", "; ".join(fixes))
+
+
+def require_reachable_controller():
+    """Raise Missing where engines on nodes of Slurm would look for the controller on their own localhost."""
+    if "SLURM_JOB_ID" not in os.environ and shutil.which("sinfo") is None:
+        return
+    if (told := os.environ.get(reach.ADDRESS)) and all(map(is_loopback, told.split(","))):
+        if away := [node for node in reach.node_addresses(None)[: reach.ASKED] if not is_here(node)]:
+            raise Missing(
+                f"{reach.ADDRESS}={told} sends the engines of node {away[0]} to their own localhost",
+                f"unset {reach.ADDRESS}, or set it to an address of this machine that the nodes reach",
+            )
+    for path in glob.glob(os.path.join(ipython_dir(), "profile_*", "security", "ipcontroller*-engine.json")):
+        with suppress(OSError, ValueError), open(path) as file:
+            interface = json.load(file).get("interface", "")
+            if interface.startswith("tcp://") and is_loopback(interface.removeprefix("tcp://")):
+                raise Missing(
+                    f"the controller of {path} listens on {interface}, where engines on other nodes never find it",
+                    'lab.start(4, where="slurm"), or plain ipyparallel with --ip="*" for ipcontroller',
+                )
+
+
+def is_loopback(host):
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host.strip())).is_loopback
+    except OSError:
+        return False
+
+
+def is_here(node):
+    """Does the name or address belong to this machine? What is sent to oneself leaves from the same address."""
+    try:
+        return reach.source(node) == socket.gethostbyname(node)
+    except OSError:
+        return False
+
+
+def ipython_dir():
+    return os.environ.get("IPYTHONDIR") or os.path.expanduser("~/.ipython")
+
+
+def logs():
+    """What the engines, and all beside them, have said since their last start; "" where none runs or is left."""
+    folder = session_dir.find()[0]
+    said = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.log"))):
+        with suppress(OSError), open(path, errors="replace") as file:
+            said.append(file.read()[-8000:])
+    return "\n".join(said)
+
+
+SYMPTOMS = (
+    Symptom("controller on localhost", look=require_reachable_controller),
+    Symptom("stale cluster", look=require_none_left),
+)

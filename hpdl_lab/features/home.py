@@ -1,0 +1,21 @@
+"""Can the home folder be written? Jupyter, IPython and matplotlib keep their files there."""
+
+import os
+import tempfile
+
+from . import Missing
+
+FIX = "export HOME=FOLDER, one that you can write (make lab does that by itself: it takes .venv/home)"
+
+
+def require_writable():
+    """Raise Missing, with the reason, where the home folder cannot be written; returns its path."""
+    path = os.path.expanduser("~")
+    if not os.path.isabs(path):
+        raise Missing(f"user {os.getuid()} has no home: HOME is not set, and no account says more", FIX)
+    try:
+        with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+            file.write(b"x")  # a full disk lets a file be made, but not written
+    except OSError as error:
+        raise Missing(f"{path} cannot be written ({error.strerror})", FIX) from None
+    return path

@@ -1,0 +1,72 @@
+"""Can programs talk here, over ports of this machine and with other hosts?"""
+
+import socket
+
+from . import Missing
+
+HERE = "127.0.0.1"
+SECONDS = 3  # for a connection: a port that a firewall drops never answers
+
+
+def require_loopback():
+    """Raise Missing where a program cannot talk to another one on this machine, as Jupyter does with its kernels."""
+    fix = "as root: ip link set lo up; or let the firewall pass what goes by lo"
+    with socket.socket() as listener, socket.socket() as caller:
+        try:
+            listener.bind((HERE, 0))
+            listener.listen()
+            caller.settimeout(SECONDS)
+            caller.connect(listener.getsockname())
+        except OSError as error:
+            what = f"{HERE} does not connect to itself ({reason(error)}): Jupyter could not talk to its kernels"
+            raise Missing(what, fix) from None
+
+
+def require_free(port, host=HERE):
+    """Raise Missing where nothing can be served at `port` of the address `host`, with the process that holds it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended is in nobody's way
+        try:
+            probe.bind((host, port))
+        except PermissionError:
+            what = f"port {port} is below 1024, which only root may serve on"
+            raise Missing(what, "choose one from 1024 to 65535") from None
+        except OSError as error:
+            who = holder(port)
+            what = f"port {port} of {host} is held by {who}" if who else f"port {port} of {host}: {reason(error)}"
+            raise Missing(what, "choose another port, or end what holds it") from None
+
+
+def holder(port):
+    """ "process 4711 (node)": who listens at `port`; "" where that cannot be seen, as with another user's."""
+    import psutil
+
+    try:
+        listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid]
+        pid = next((c.pid for c in listening if c.laddr.port == port), None)
+        return f"process {pid} ({psutil.Process(pid).name()})" if pid else ""
+    except psutil.Error:
+        return ""
+
+
+def require_answer(host, port):
+    """Raise Missing, with what is in the way, where `port` of another host cannot be reached from here."""
+    try:
+        socket.create_connection((host, port), SECONDS).close()
+    except ConnectionRefusedError:
+        raise Missing(
+            f"{host} can be reached, but nobody listens at its port {port}",
+            "start the server there, and have it listen on the address of the network, not on 127.0.0.1",
+        ) from None
+    except socket.gaierror as error:
+        raise Missing(f"the name {host} is unknown here ({error.strerror})", "use its address") from None
+    except OSError as error:
+        raise Missing(
+            f"port {port} of {host} does not answer from {socket.gethostname()} ({reason(error)})",
+            "let the firewall pass TCP between these hosts, or name the network interface that joins them",
+        ) from None
+
+
+def reason(error):
+    """ "timed out", "network is unreachable"."""
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,51 @@
+"""Symptoms of Jupyter: the kernel "python3" of every notebook must start this environment's Python."""
+
+import importlib
+import os
+import subprocess
+import sys
+import warnings
+
+from ..features import Missing
+from .record import Symptom
+
+KERNEL = "python3"  # of the notebooks' metadata
+ASK = "import sys; print(sys.prefix)"
+
+
+def require_own_kernel():
+    """Raise Missing where Jupyter would start another environment than this one for the kernel "python3"."""
+    specs = importlib.import_module("jupyter_client.kernelspec").KernelSpecManager()
+    with warnings.catch_warnings(action="ignore"):  # of IPython, about a home that cannot be written
+        folder = specs.find_kernel_specs().get(KERNEL)
+    if folder is None:
+        raise Missing(f'there is no kernel "{KERNEL}" in {sys.prefix}', "pip install ipykernel")
+    python = specs.get_kernel_spec(KERNEL).argv[0]
+    if python in ("python", "python3", f"python3.{sys.version_info.minor}"):
+        return  # Jupyter takes its own
+    starts = environment_of(python)
+    if starts is None or not os.path.samefile(starts, sys.prefix):
+        where = f"the environment {starts}" if starts else f"{python}, which does not run"
+        raise Missing(
+            f'the kernel "{KERNEL}" of {folder} starts {where}, not {sys.prefix}: notebooks would not find hpdl_lab',
+            f"mv {folder} {folder}-other, which keeps it under another name",
+        )
+
+
+def environment_of(python):
+    """The prefix of that Python; None where it does not run."""
+    try:
+        asked = subprocess.run([python, "-I", "-c", ASK], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return asked.stdout.strip() if asked.returncode == 0 and os.path.isdir(asked.stdout.strip()) else None
+
+
+SYMPTOMS = (
+    Symptom(
+        "ipykernel mismatch",
+        look=require_own_kernel,
+        said=r"No module named '?hpdl_lab'?|No module named ipykernel",
+        fix=f"take the kernel of {sys.prefix}: Jupyter must be started there, and `hpdl doctor` shows what shadows it",
+    ),
+)
