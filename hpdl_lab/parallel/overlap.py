@@ -50,22 +50,30 @@ class Reducer:
     def end(self):
         """Wait for all buckets, and begin a new step. Returns [what all_reduce has returned] of every bucket.
 
-        Raises what the first of them raised, after all have ended: a step that failed leaves nothing under way, unless
-        other ranks do not answer.
+        Raises what results_of raises: a step that failed leaves nothing under way, unless other ranks do not answer.
         """
         works, given_up, self.given_up = self.works, self.given_up, []
         self.begin()
-        results, first = [], None
-        for work in (*given_up, *works):
-            try:
-                results.append(work.wait())
-            except CommError:
-                raise
-            except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
-        return results[len(given_up) :]
+        return results_of([*given_up, *works])[len(given_up) :]
+
+
+def results_of(works):
+    """Wait for all; returns [what each has returned].
+
+    Raises what the first of them raised, after all have ended: nothing is left under way. A CommError passes at once,
+    because then other ranks do not answer.
+    """
+    results, first = [], None
+    for work in works:
+        try:
+            results.append(work.wait())
+        except CommError:
+            raise
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return results
 
 
 def gradient_ready(comm, reducer, index):

@@ -11,9 +11,9 @@ come through it, while backward goes on.   Ref: Awan et al. 2020 (HyPar-Flow), a
 the same without overlap.
 """
 
-from ...comm.errors import CommError
 from ..buckets import MIB, assign_buckets
 from ..data import best_all_reduce, checked
+from ..overlap import results_of
 from ..packing import allocate, allocate_beside, by_dtype
 from ..pipeline.routes import routes
 from ..pipeline.shared_gradients import holders
@@ -82,17 +82,10 @@ class Group:
             self.works.append(self.comm.background(self.all_reduce, flat) if self.comm.size > 1 else None)
 
     def end(self):
-        """Wait until all sums are here. Raises what the first of them raised, after all have ended."""
-        first = None
-        for bucket, work in zip(self.buckets, self.works, strict=True):
-            try:
-                bucket.hand_back(bucket.flat if work is None else checked(work.wait(), self.comm, bucket.flat))
-            except CommError:
-                raise
-            except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
+        """Wait until all sums are here. Raises what results_of raises, and ValueError for a result that is no sum."""
+        totals = results_of(self.works) if self.comm.size > 1 else [bucket.flat for bucket in self.buckets]
+        for bucket, total in zip(self.buckets, totals, strict=True):
+            bucket.hand_back(checked(total, self.comm, bucket.flat))
 
 
 class Gradients:

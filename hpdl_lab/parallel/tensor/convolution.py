@@ -27,50 +27,40 @@ def shard_convolutions(comm, block):
     return block
 
 
-class ColumnConvolution(nn.Conv2d):
-    """This rank's output channels of a convolution without bias: (b, c, h, w) -> (b, c_out/p, ...)."""
+class CutConvolution(nn.Conv2d):
+    """This rank's part of the kernel of a convolution without bias, cut along `dim`: 0 its outputs, 1 its inputs."""
+
+    dim: int
 
     def __init__(self, comm, whole):
-        self.cut = equal_shares(comm, whole.out_channels, 0, "the channels of a convolution")
-        super().__init__(
-            whole.in_channels,
-            whole.out_channels // comm.size,
-            whole.kernel_size,
-            whole.stride,
-            whole.padding,
-            bias=False,
-        )
+        channels = [whole.out_channels, whole.in_channels]
+        self.cut = equal_shares(comm, channels[self.dim], self.dim, "the channels of a convolution")
+        channels[self.dim] //= comm.size
+        out, inside = channels
+        super().__init__(inside, out, whole.kernel_size, whole.stride, whole.padding, bias=False)
         self.comm = comm
         self.weight = self.cut.parameter_of(whole.weight)
+
+    def cuts(self):
+        return {"weight": self.cut}
+
+
+class ColumnConvolution(CutConvolution):
+    """This rank's output channels: (b, c, h, w) -> (b, c_out/p, ...)."""
+
+    dim = 0
 
     def forward(self, x):
         return super().forward(copy_to(self.comm, x))
 
-    def cuts(self):
-        return {"weight": self.cut}
 
+class RowConvolution(CutConvolution):
+    """What this rank's input channels give, added over ranks: (b, c/p, h, w) -> (b, c_out, ...)."""
 
-class RowConvolution(nn.Conv2d):
-    """A convolution of which this rank has some input channels, added over ranks: (b, c/p, h, w) -> (b, c_out, ...)."""
-
-    def __init__(self, comm, whole):
-        self.cut = equal_shares(comm, whole.in_channels, 1, "the channels of a convolution")
-        super().__init__(
-            whole.in_channels // comm.size,
-            whole.out_channels,
-            whole.kernel_size,
-            whole.stride,
-            whole.padding,
-            bias=False,
-        )
-        self.comm = comm
-        self.weight = self.cut.parameter_of(whole.weight)
+    dim = 1
 
     def forward(self, x):
         return reduce_from(self.comm, super().forward(x))
-
-    def cuts(self):
-        return {"weight": self.cut}
 
 
 class CutGroupNorm(nn.GroupNorm):
