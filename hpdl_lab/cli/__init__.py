@@ -8,9 +8,9 @@ import argparse
 import sys
 
 from .. import __version__
-from . import bench, cluster, doctor, release, tune
+from . import bench, cluster, doctor, hub, release, tune
 
-FAMILIES = (doctor, cluster, bench, tune, release)
+FAMILIES = (doctor, cluster, bench, tune, hub, release)
 
 
 def main(argv=None):

@@ -1,0 +1,87 @@
+"""JupyterHub for a class on one machine. `hpdl hub` runs this file; a site edits it and runs it itself:
+
+    jupyterhub -f cluster/jupyterhub_config.py         as root, or as a service of systemd
+
+Every line has its reason. The three that a site most often replaces, TLS, AUTHENTICATOR and SPAWNER, are one line each.
+"""
+
+import sys
+from pathlib import Path
+
+from hpdl_lab.classroom import hub, proxy, settings, users
+
+c = get_config()  # noqa: F821  # JupyterHub puts it here
+
+# What `hpdl hub` was asked for. Without it: who may log in, and what each of them may take; settings.py has all of it.
+given = settings.read() or hub.prepare(settings.Settings(users=tuple(users.numbered(12)), address="127.0.0.1"))
+
+# -- who comes in ------------------------------------------------------------------------------------------------------
+
+# The address that browsers use. Beyond this machine only with TLS: passwords would be readable on the way.
+c.JupyterHub.bind_url = given.bind_url
+# TLS: the certificate chain and its key. Empty where a web server in front of this one does TLS.
+c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = given.certificate, given.key
+# AUTHENTICATOR: attendees choose a password at their first login, or have got one by the users file. Others: "pam" for
+# the accounts of this machine, "oauthenticator.GitHubOAuthenticator", ... "dummy" lets in anybody: for rehearsals.
+c.JupyterHub.authenticator_class = "dummy" if given.dummy else "firstuseauthenticator.FirstUseAuthenticator"
+# The names that may log in, and nobody else. A site with accounts of its own: c.Authenticator.allow_all = True.
+c.Authenticator.allowed_users = set(given.users)
+# Hashes of the passwords, which only root can read, and which a restart keeps.
+c.FirstUseAuthenticator.dbm_path = users.passwords_file(given)
+# A password for a name that nobody has given out is not even stored.
+c.FirstUseAuthenticator.create_users = False
+c.FirstUseAuthenticator.min_password_length = users.SHORTEST_PASSWORD
+# What the login page says above the form.
+c.JupyterHub.template_vars = {"announcement_login": hub.GREETING}
+
+# -- what they get -----------------------------------------------------------------------------------------------------
+
+# SPAWNER: a process of a Unix account of the attendee's own, within limits. Others: "batchspawner.SlurmSpawner" on a
+# cluster (cluster/slurm/), "systemdspawner.SystemdSpawner", "dockerspawner.DockerSpawner".
+c.JupyterHub.spawner_class = "hpdl_lab.classroom.spawner.AttendeeSpawner"
+# Brings the attendee's notebooks up to date, then becomes JupyterHub's single-user server.
+c.Spawner.cmd = [sys.executable, "-m", "hpdl_lab.classroom.server"]
+# The attendee's copy of the notebooks, in JupyterLab.
+c.Spawner.notebook_dir = "~/notebooks"
+c.Spawner.default_url = "/lab"
+c.Spawner.args = [
+    # Kernels talk over sockets in a folder that only the attendee can enter. Over TCP any account could read along.
+    "--KernelManager.transport=ipc",
+    # Saves an open notebook every 20 s instead of 120: a server that is stopped loses little.
+    f"--LabApp.app_settings_dir={Path(__file__).resolve().parent / 'laptop' / 'jupyterlab'}",
+    # No news from the internet, as in `make lab`.
+    "--LabApp.news_url=None",
+]
+# Seconds for a server to start, and to answer: a class that logs in at the same minute waits for cores.
+c.Spawner.start_timeout = c.Spawner.http_timeout = given.start_timeout
+# Seconds for a server to stop of itself; then it is killed, with all that it started.
+c.LocalProcessSpawner.interrupt_timeout, c.LocalProcessSpawner.term_timeout = 10, 5
+# A server that does not start is tried again by its attendee, not given up for the whole hub.
+c.Spawner.consecutive_failure_limit = 0
+
+# -- idle servers ------------------------------------------------------------------------------------------------------
+
+# Servers tell the hub of activity as often as idle ones are looked for.
+c.Spawner.environment = {"JUPYTERHUB_ACTIVITY_INTERVAL": str(given.look_seconds)}
+c.JupyterHub.last_activity_interval = given.look_seconds
+if given.idle:
+    # jupyterhub-idle-culler stops servers, with their engines, that nobody has used for so long. Files stay.
+    cull = ["--timeout", f"{given.idle * 60:.0f}", "--cull-every", str(given.look_seconds)]
+    c.JupyterHub.services = [{"name": "cull-idle", "command": [sys.executable, "-m", "jupyterhub_idle_culler", *cull]}]
+    # It may see who is active and stop servers, and nothing else.
+    scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
+    c.JupyterHub.load_roles = [{"name": "cull-idle", "scopes": scopes, "services": ["cull-idle"]}]
+
+# -- what stays, and who hears whom ------------------------------------------------------------------------------------
+
+# Who is there and whose server runs where: with it a hub that was restarted, or killed, takes over running servers.
+c.JupyterHub.db_url = f"sqlite:///{given.private / 'jupyterhub.sqlite'}"
+# Browsers stay logged in over a restart.
+c.JupyterHub.cookie_secret_file = str(given.private / "cookie_secret")
+# Servers reach the hub here; the port stays, because servers that run over a restart know it.
+c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{given.hub_port}"
+# The proxy: Node's, or the one in Python where there is no Node. Its own interface wants a token and is on loopback.
+c.ConfigurableHTTPProxy.command = proxy.find()[0]
+c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{given.proxy_port}"
+# By it a hub ends the proxy of one that was killed.
+c.ConfigurableHTTPProxy.pid_file = str(given.private / "proxy.pid")

@@ -1,0 +1,46 @@
+"""Ports of a hub: the one for browsers, and two on the loopback address that stay the same over restarts."""
+
+import socket
+
+from . import settings
+
+
+def free(address="127.0.0.1"):
+    """A port that nothing listens on now."""
+    with socket.socket(family(address)) as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
+
+
+def why_not(address, port):
+    """Why this port cannot be listened on, or None."""
+    try:
+        with socket.socket(family(address)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, port))
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return None
+
+
+def family(address):
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def check(given):
+    """Raise RuntimeError where browsers could not reach the hub at the port of `given`."""
+    if not 1 <= given.port <= 65535:
+        raise RuntimeError(f"{given.port} is no port: a number from 1 to 65535 is needed, as in --port 8000")
+    if reason := why_not(given.address, given.port):
+        raise RuntimeError(f"port {given.port} of {given.address} cannot be used ({reason}): name another, --port 8001")
+
+
+def inner(given):
+    """`given` with the two inner ports: those of before where a hub has been here, so that running servers find it."""
+    try:
+        before = settings.read(given.state)
+        kept = [before.hub_port, before.proxy_port]
+    except (OSError, ValueError, TypeError):
+        kept = [0, 0]
+    hub, proxy = (port if port and not why_not("127.0.0.1", port) else free() for port in kept)
+    return given._replace(hub_port=hub, proxy_port=proxy)

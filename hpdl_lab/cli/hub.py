@@ -1,0 +1,141 @@
+"""`hpdl hub`: JupyterHub for a class, on this machine."""
+
+import argparse
+import signal
+import sys
+
+from .arguments import ranks
+
+UNITS = {"": 1, "M": 1e6, "G": 1e9, "MB": 1e6, "GB": 1e9, "T": 1e12, "TB": 1e12}
+
+
+def add(commands):
+    from ..classroom.settings import STATE, Settings
+
+    usual = Settings()
+    command = commands.add_parser("hub", help="JupyterHub for a class on this machine, until Ctrl-C")
+    who = command.add_mutually_exclusive_group()
+    who.add_argument("--users", type=ranks, metavar="N", help="attendee01, attendee02, ..., who choose a password (12)")
+    who.add_argument(
+        "--users-file", metavar="FILE", help="a name on each line, and a first password where you give one"
+    )
+    command.add_argument("--engines", type=ranks, default=usual.engines, help="of one attendee at most (4)")
+    command.add_argument("--memory", type=size, default=0, help="of one attendee, such as 3G (1G and 0.5G an engine)")
+    command.add_argument("--cores", type=number, default=0, help="of one attendee (one for each engine)")
+    command.add_argument(
+        "--idle", type=number, default=usual.idle, help="minutes until unused servers stop; 0: never (60)"
+    )
+    command.add_argument("--start-timeout", type=ranks, default=usual.start_timeout, help="seconds for a server (120)")
+    command.add_argument(
+        "--address", default=usual.address, help="to listen on: 0.0.0.0 is all (127.0.0.1, this machine)"
+    )
+    command.add_argument("--port", type=int, default=usual.port, help="for browsers (8000)")
+    command.add_argument("--certificate", default="", metavar="FILE", help="TLS: the certificate chain")
+    command.add_argument("--key", default="", metavar="FILE", help="TLS: its key")
+    command.add_argument("--state", default=STATE, metavar="FOLDER", help=f"accounts' files and all else ({STATE})")
+    command.add_argument(
+        "--no-tls", action="store_true", help="beyond this machine without TLS: another server does it"
+    )
+    command.add_argument("--no-isolation", action="store_true", help="without root: all attendees share your account")
+    command.add_argument("--dummy", action="store_true", help="any password opens any account; on 127.0.0.1 only")
+    command.add_argument("--forget-password", metavar="NAME", help="NAME's next password is the new one; then end")
+    command.add_argument("--remove", action="store_true", help="remove accounts, files and passwords; then end")
+    command.set_defaults(command=hub)
+
+
+def hub(arguments):
+    """Serve until Ctrl-C, or do one of the two tasks that end at once."""
+    import os
+
+    from ..classroom import limits, proxy, settings, users
+    from ..classroom.hub import Hub, remove
+
+    state = os.path.abspath(arguments.state)
+    if arguments.remove:
+        remove(state)
+        print(f"Removed {state}, and the accounts of its attendees.")
+        return 0
+    if arguments.forget_password:
+        users.forget_password(settings.Settings(state=state), arguments.forget_password)
+        print(f"The next password that {arguments.forget_password} logs in with is the new one.")
+        return 0
+    if arguments.users_file:
+        passwords = users.read(arguments.users_file)
+    else:
+        passwords = dict.fromkeys(users.numbered(arguments.users or 12))
+    given = settings.Settings(
+        users=tuple(passwords),
+        state=state,
+        engines=arguments.engines,
+        memory=arguments.memory,
+        cores=arguments.cores,
+        idle=arguments.idle,
+        start_timeout=arguments.start_timeout,
+        address=arguments.address,
+        port=arguments.port,
+        certificate=os.path.abspath(arguments.certificate) if arguments.certificate else "",
+        key=os.path.abspath(arguments.key) if arguments.key else "",
+        isolated=not arguments.no_isolation,
+        dummy=arguments.dummy,
+    )
+    if not given.loopback and not given.certificate and not arguments.no_tls:
+        raise ValueError(
+            f"on {given.address} without TLS passwords are readable on the network: give --certificate and --key, or "
+            "say --no-tls where a web server in front of this one does TLS"
+        )
+    for signum in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends the class in order, as Ctrl-C does
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # but nohup keeps it
+            signal.signal(signum, interrupt)
+    _, which = proxy.find()
+    print("Starting JupyterHub ...", flush=True)
+    with Hub.start(given, passwords) as running:
+        for line in (*limits.said(running.settings), which, *words(running.settings)):
+            print(line)
+        sys.stdout.flush()
+        try:
+            running.serve(lambda text: print(text, flush=True))
+        except KeyboardInterrupt:
+            print("\nStopping JupyterHub, servers and engines ...", flush=True)
+    print("Stopped. Files, accounts and passwords stay: the same command goes on from here.")
+    return 0
+
+
+def words(given):
+    """What the instructor is told."""
+    if given.dummy:
+        yield "DUMMY: any password opens any account."
+    if not given.isolated:
+        yield "NOT ISOLATED: every attendee can read and change the files of all, and yours."
+    if given.loopback:
+        yield "Only this machine reaches it: --address 0.0.0.0 with --certificate and --key opens it to the class."
+    names = f"{given.users[0]} ... {given.users[-1]}" if len(given.users) > 1 else given.users[0]
+    yield f"\n  The hub is ready:  {given.url}"
+    yield f"  {len(given.users)} attendees ({names}), {given.engines} engines each.  Ctrl-C here stops it.\n"
+
+
+def interrupt(signum, frame):
+    raise KeyboardInterrupt
+
+
+def size(text):
+    """Bytes: "3G" -> 3e9."""
+    digits = text.rstrip("BGMTbgmt")
+    unit = text[len(digits) :].upper()
+    try:
+        nbytes = float(digits) * UNITS[unit]
+    except (ValueError, KeyError):
+        raise argparse.ArgumentTypeError(f"{text} is no amount of memory, such as 3G") from None
+    if nbytes < 0.5e9:
+        raise argparse.ArgumentTypeError(f"{text} is too little: JupyterLab and a kernel with torch take 0.5G")
+    return int(nbytes)
+
+
+def number(text):
+    """A number from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
+    return value
