@@ -17,15 +17,20 @@ def exercises(folder=NOTEBOOKS):
     Notebooks of the clone in which somebody has worked, an instructor perhaps, are built again in a folder aside.
     Raises: RuntimeError, one sentence, where there are none, or where one is worked in and cannot be built.
     """
-    folder = Path(folder)
-    found = {path.name: path.read_bytes() for path in sorted(folder.glob(NAMES))}
-    found = {name: text for name, text in found.items() if form_of(text) == (name, "exercise")}
+    folder, found, again = Path(folder), {}, []
+    for path in sorted(folder.glob(NAMES)):
+        found[path.name] = path.read_bytes()
+        try:
+            notebook = json.loads(found[path.name])
+            if made_as(notebook) != (path.name, "exercise"):
+                del found[path.name]
+            elif worked_in(notebook):
+                again.append(path.name)
+        except (ValueError, KeyError, TypeError):  # what is no notebook any more
+            again.append(path.name)
     if not found:
         raise RuntimeError(f"{folder} holds no exercise forms NN_name.ipynb: a clone has them in notebooks/")
-    worked = [name for name, text in found.items() if worked_in(json.loads(text))]
-    if worked:
-        found |= built(folder, worked)
-    return found
+    return found | (built(folder, again) if again else {})
 
 
 def built(folder, names):
@@ -34,27 +39,28 @@ def built(folder, names):
         command = [sys.executable, folder / "build.py", "--into", aside]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            why = done.stderr.strip().rpartition("\n")[2]
             raise RuntimeError(
-                f"{folder / names[0]} has been worked in, and {folder / 'build.py'} cannot build it anew ({why}): "
-                "move your copy away and take the notebook from git again"
+                f"{folder / names[0]} has been worked in, and building it anew failed "
+                f"({done.stderr.strip().rpartition(chr(10))[2]}): move it away, and take it from git again"
             )
         return {name: Path(aside, name).read_bytes() for name in names}
 
 
-def form_of(text):
+def made_as(notebook):
     """("00_engines.ipynb", "exercise") of what build.py has written; (None, None) of anything else."""
-    try:
-        made = json.loads(text)["metadata"]["hpdl_lab"]
-        return f"{made['source'].removesuffix('.py')}.ipynb", made["form"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None, None
+    made = notebook["metadata"].get("hpdl_lab")
+    return (f"{made['source'].removesuffix('.py')}.ipynb", made["form"]) if made else (None, None)
 
 
 def worked_in(notebook):
     """True for a notebook that differs from what was once built: somebody's answers or results are in it."""
-    ran = any(cell.get("execution_count") for cell in notebook["cells"])
-    return ran or digest(notebook["cells"]) != notebook["metadata"].get("hpdl_lab", {}).get("digest")
+    return changed(notebook) or any(cell.get("execution_count") for cell in notebook["cells"])
+
+
+def changed(notebook):
+    """True for a notebook whose cells say something else than when it was built."""
+    made = notebook["metadata"].get("hpdl_lab")
+    return not isinstance(made, dict) or made.get("digest") != digest(notebook["cells"])
 
 
 def digest(cells):

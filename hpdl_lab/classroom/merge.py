@@ -41,7 +41,8 @@ def merge(base, theirs, new):
         merged, agreed = one_cell(was, theirs.cells[at], cell)
         rows.append((at, merged))
         conflicts += [] if agreed else [name_of(cell)]
-    removed = {at for here, at in mine.items() if here not in update and same(base.cells[here], theirs.cells[at])}
+    dropped = ((base.cells[here], at) for here, at in mine.items() if here not in update)
+    removed = {at for cell, at in dropped if likeness(cell, theirs.cells[at], 1) == 1}
     place_additions(rows, theirs.cells, removed)
     return assembled(theirs, new, [cell for _, cell in rows]), conflicts
 
@@ -50,29 +51,31 @@ def pairs(old, now):
     """Which cell of `old` is which of `now`, {index: index}: by id, then by what they say, then by likeness."""
     ids = {cell.get("id"): i for i, cell in enumerate(now)}
     found = {i: ids[cell.id] for i, cell in enumerate(old) if cell.get("id") in ids}
-    for close in (same, alike):
+    for enough in (1.0, ALIKE):
         for i in sorted(set(range(len(old))) - set(found)):
-            free = (j for j in range(len(now)) if j not in found.values() and close(old[i], now[j]))
-            if (match := next(free, None)) is not None:
-                found[i] = match
+            free = set(range(len(now))) - set(found.values())
+            score, best = max(((likeness(old[i], now[j], enough), -j) for j in free), default=(0, 0))
+            if score >= enough:
+                found[i] = -best
     return found
 
 
-def same(one, other):
-    return (one.cell_type, one.source) == (other.cell_type, other.source)
-
-
-def alike(one, other):
+def likeness(one, other, enough):
+    """0 to 1, 1 only for what says the same; 0 for less than `enough`, where that is known at a glance."""
     if one.cell_type != other.cell_type:
-        return False
-    return difflib.SequenceMatcher(None, one.source, other.source, autojunk=False).ratio() >= ALIKE
+        return 0.0
+    if one.source == other.source or enough == 1:
+        return float(one.source == other.source)
+    texts = difflib.SequenceMatcher(None, one.source, other.source, autojunk=False)
+    return texts.ratio() if texts.real_quick_ratio() >= enough and texts.quick_ratio() >= enough else 0.0
 
 
 def one_cell(base, theirs, new):
     """(their cell with what changed from base to new, False where both changed the same lines: theirs stands)."""
     cell, agreed = nbformat.from_dict(theirs), True
-    if new.source != base.source and theirs.cell_type == new.cell_type:
-        cell.source, agreed = lines(base.source, theirs.source, new.source)
+    if new.source != base.source:
+        texts = base.source, theirs.source, new.source
+        cell.source, agreed = lines(*texts) if theirs.cell_type == new.cell_type else (theirs.source, False)
     own = {key: value for key, value in theirs.metadata.items() if key not in base.metadata}
     cell.metadata = nbformat.from_dict(own | new.metadata)
     cell.id = new.id
@@ -81,7 +84,7 @@ def one_cell(base, theirs, new):
 
 def lines(base, theirs, new):
     """(the lines of theirs with the changes from base to new, True); (theirs, False) where they are the same lines."""
-    groups = Merge3(*(text.splitlines() for text in (base, theirs, new))).merge_groups()
+    groups = Merge3(*(text.split("\n") for text in (base, theirs, new))).merge_groups()
     merged = []
     for group in groups:
         if group[0] == "conflict":

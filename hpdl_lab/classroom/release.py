@@ -12,10 +12,10 @@ notebook is as it was or as it will be, and the next run does the rest.
 import contextlib
 import fcntl
 import itertools
+import multiprocessing
 import os
 import stat
-import subprocess
-import sys
+from concurrent import futures
 from pathlib import Path
 
 import nbformat
@@ -38,17 +38,20 @@ def write(folder, source=None):
     if folder.resolve() == source:
         raise RuntimeError(f"{folder} is where the notebooks come from: name another folder for an attendee")
     try:
-        if account := somebody_else(folder):
-            return as_account(*account, folder, source)
         given = forms.exercises(source)
-        (folder / HIDDEN).mkdir(parents=True, exist_ok=True)
-        with alone(folder / HIDDEN):
-            return [said for name, form in given.items() if (said := bring(folder, name, form))]
+        account = somebody_else(folder)
+        return as_account(*account, folder, given) if account else bring_all(folder, given)
     except OSError as error:
         raise RuntimeError(
             f"{error.filename or folder}: {error.strerror}. Nothing is lost: no notebook is left half written; "
             "mend that and run it again"
         ) from None
+
+
+def bring_all(folder, given):
+    (folder / HIDDEN).mkdir(parents=True, exist_ok=True)
+    with alone(folder / HIDDEN):
+        return [said for name, form in given.items() if (said := bring(folder, name, form))]
 
 
 def bring(folder, name, form):
@@ -79,9 +82,9 @@ def update(folder, name, theirs, base, form):
         return f"{name} cannot be read as a notebook ({error}): left alone; a fresh one is {beside(folder, name, form)}"
     if base == form:
         return None
-    if base is None and forms.worked_in(mine):
+    if (start := started_from(base, mine)) is None:
         return f"{name} was here before: left alone; the one of the laboratory is {beside(folder, name, form)}"
-    merged, conflicts = merge(mine if base is None else parsed(base), mine, parsed(form))
+    merged, conflicts = merge(start, mine, parsed(form))
     if conflicts:
         there = beside(folder, name, form)
     replace(folder / HIDDEN / "before" / name, theirs)
@@ -92,6 +95,13 @@ def update(folder, name, theirs, base, form):
             f"stand, the new ones are in {there}"
         )
     return f"{name}: updated, with all that you did in it"
+
+
+def started_from(base, mine):
+    """The form that the attendee started from; None where nobody knows, because what was kept of it is gone."""
+    with contextlib.suppress(ValueError):
+        return parsed(base or b"")
+    return None if forms.changed(mine) else mine
 
 
 def parsed(text):
@@ -151,24 +161,26 @@ def alone(folder):
 
 
 def somebody_else(folder):
-    """(user id, group id) of who owns the folder, or the closest one above it that exists, when root acts for them."""
-    closest = next(path for path in (folder, *folder.parents) if path.exists())
-    owner = closest.stat()
-    return (owner.st_uid, owner.st_gid) if os.getuid() == 0 and owner.st_uid != 0 else None
+    """(user id, group id) of the account in whose folders, or behind whose link, `folder` is, when root acts for it."""
+    for path in [*reversed(folder.parents), folder] if os.getuid() == 0 else ():
+        if os.path.lexists(path) and (info := path.lstat()).st_uid != 0:
+            return info.st_uid, info.st_gid
+    return None
 
 
-def as_account(user, group, folder, source):
-    """`write` by a process of this account: links that the account has laid lead root nowhere."""
-    command = [sys.executable, "-m", "hpdl_lab", "release", folder, "--from", source]
-    try:
-        done = subprocess.run(
-            command, user=user, group=group, extra_groups=[], cwd="/", capture_output=True, text=True, umask=0o022
-        )
-    except PermissionError:
-        raise RuntimeError(
-            f"user {user}, who owns {folder}, may not run {sys.executable}: put the laboratory where everybody may "
-            "read it, such as /opt"
-        ) from None
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().removeprefix("hpdl: ") or f"user {user} could not write {folder}")
-    return done.stdout.splitlines()
+def as_account(user, group, folder, given):
+    """`bring_all` in a child process that is of this account: links that the account has laid lead root nowhere.
+
+    The child is forked and starts no program: the account may not be allowed to read this Python.
+    """
+    for form in given.values():
+        parsed(form)  # loads here, and not in the child, what reading a notebook needs
+    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(as_child, user, group, folder, given).result()
+
+
+def as_child(user, group, folder, given):
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)
+    return bring_all(folder, given)

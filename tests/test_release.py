@@ -1,0 +1,445 @@
+"""The attendee's folder: exercise forms and nothing else; updates merge; nothing that an attendee did is ever lost."""
+
+import copy
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from hpdl_lab.classroom import forms, merge, release
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+HELLO, RING = "00_engines.ipynb", "04_ring_all_reduce.ipynb"
+STUB, ANSWER = 'raise NotImplementedError("exercise 4.1: write reduce_scatter")', "return my_answer"
+NOBODY = 65534
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Two exercise forms that a test may update."""
+    folder = tmp_path / "laboratory"
+    folder.mkdir()
+    for name in (HELLO, RING):
+        shutil.copy(NOTEBOOKS / name, folder)
+    return folder
+
+
+@pytest.fixture
+def given(source, tmp_path):
+    """The folder of an attendee who was given them."""
+    folder = tmp_path / "attendee"
+    release.write(folder, source)
+    return folder
+
+
+def edit(path, change):
+    """Do `change(notebook)` to a notebook, as JupyterLab saves it; in a form, as build.py would have built it."""
+    notebook = nbformat.read(path, as_version=4)
+    change(notebook)
+    if path.parent.name == "laboratory":
+        notebook.metadata.hpdl_lab.digest = forms.digest(notebook.cells)
+    nbformat.write(notebook, path)
+
+
+def cell(notebook, which):
+    return next(c for c in notebook.cells if c.id == which or which in c.source)
+
+
+def says(folder, name=RING):
+    """What the cells of a notebook say."""
+    return [c.source for c in nbformat.read(folder / name, as_version=4).cells]
+
+
+def answered(folder, name=RING):
+    return any(ANSWER in text for text in says(folder, name))
+
+
+def answer(notebook):
+    stub = cell(notebook, "exercise-4-1")
+    assert STUB in stub.source
+    stub.source = stub.source.replace(STUB, ANSWER)
+
+
+def work(notebook):
+    """What an attendee does: an answer, a try below it, a prediction, a cell run, one removed."""
+    answer(notebook)
+    at = notebook.cells.index(cell(notebook, "exercise-4-1"))
+    notebook.cells.insert(at + 1, nbformat.v4.new_code_cell("my_try = 1"))
+    guess = cell(notebook, "my_bytes = ")
+    guess.source = guess.source.replace(guess.source.split("  #")[0], "my_bytes = 77")
+    race = cell(notebook, "race = lab.measure")
+    race.execution_count, race.outputs = 7, [nbformat.v4.new_output("stream", text="my race")]
+    notebook.cells.remove(cell(notebook, "## Question to discuss"))
+
+
+def improve(notebook):
+    """What an update of the laboratory does: text, a docstring, a check, a new cell, one that is gone."""
+    text = cell(notebook, "## Train with it")
+    text.source, text.id = text.source.replace("digits", "numerals"), "feedc0de"
+    stub = cell(notebook, "exercise-4-1")
+    first = stub.source.split('"""')[1].split("\n")[0]
+    stub.source = stub.source.replace(first, "Updated first line.")
+    cell(notebook, "check-4-1").source += "  # updated check"
+    at = notebook.cells.index(cell(notebook, "check-4-1"))
+    notebook.cells.insert(at, nbformat.v4.new_markdown_cell("A new paragraph."))
+    notebook.cells.remove(cell(notebook, "lab.timeline(trained)"))
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_gets_the_exercise_forms_and_nothing_else(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    said = release.write(folder)
+    names = [path.name for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))]
+    assert sorted(os.listdir(folder)) == [release.HIDDEN, *names]
+    assert said == [f"{name}: written" for name in names]
+    for name in names:
+        text = (folder / name).read_text()
+        assert json.loads(text)["metadata"]["hpdl_lab"]["form"] == "exercise"
+        assert "BEGIN SOLUTION" not in text and "HIDDEN TESTS" not in text
+    assert not list(folder.rglob("*.py"))
+
+
+def test_a_second_time_nothing_is_touched(given, source):
+    edit(given / RING, work)
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in given.rglob("*")}
+    assert release.write(given, source) == []
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in given.rglob("*")} == before
+
+
+def test_solutions_are_never_given_out(tmp_path):
+    with pytest.raises(RuntimeError, match=r"solutions holds no exercise forms NN_name.ipynb: a clone has them"):
+        release.write(tmp_path, NOTEBOOKS / "solutions")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_laboratorys_own_folder_is_no_attendees(source):
+    with pytest.raises(RuntimeError, match="laboratory is where the notebooks come from: name another folder"):
+        release.write(source, source)
+
+
+def test_where_the_instructor_has_worked_the_notebook_is_built_anew(tmp_path):
+    clone = tmp_path / "notebooks"
+    shutil.copytree(NOTEBOOKS, clone, ignore=shutil.ignore_patterns("__pycache__"))
+    edit(clone / RING, work)
+    (clone / HELLO).write_text("<<<<<<< HEAD")
+    release.write(tmp_path / "attendee", clone)
+    for name in (HELLO, RING):
+        assert (tmp_path / "attendee" / name).read_bytes() == (NOTEBOOKS / name).read_bytes()
+    assert "my_try = 1" in says(clone)
+
+
+def test_what_cannot_be_built_anew_is_said_and_given_to_nobody(source, tmp_path):
+    edit(source / RING, work)
+    (source / RING).write_text((source / RING).read_text().replace('"digest"', '"digests"'))
+    with pytest.raises(RuntimeError, match=r"04_ring_all_reduce.ipynb has been worked in, and building it anew failed"):
+        release.write(tmp_path / "attendee", source)
+    assert not (tmp_path / "attendee").exists()
+
+
+# -- updates -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_untouched_notebook_is_replaced(given, source):
+    edit(source / RING, improve)
+    assert release.write(given, source) == [f"{RING}: updated, there was nothing of yours in it"]
+    assert (given / RING).read_bytes() == (source / RING).read_bytes()
+
+
+def test_an_update_is_merged_cell_by_cell(given, source):
+    edit(given / RING, work)
+    edit(source / RING, improve)
+    before = (given / RING).read_bytes()
+    assert release.write(given, source) == [f"{RING}: updated, with all that you did in it"]
+    merged = nbformat.read(given / RING, as_version=4)
+    nbformat.validate(merged)
+    texts = [c.source for c in merged.cells]
+    at = texts.index("my_try = 1")
+    assert texts[at + 1 : at + 3] == ["A new paragraph.", cell(merged, "check-4-1").source]
+    assert cell(merged, "check-4-1").source.endswith("# updated check")
+    assert any(text.startswith("my_bytes = 77  #") for text in texts)
+    assert cell(merged, "race = lab.measure").outputs[0].text == "my race"
+    assert "numerals" in cell(merged, "## Train with it").source
+    assert not any(gone in text for text in texts for gone in ("## Question to discuss", "lab.timeline(trained)"))
+    assert (given / release.HIDDEN / "before" / RING).read_bytes() == before
+    assert not list(given.glob("*.new*"))
+    assert release.write(given, source) == []
+
+
+def test_a_new_docstring_stands_above_an_answer_that_kept_the_old_one(given, source):
+    edit(given / RING, answer)
+    edit(source / RING, improve)
+    release.write(given, source)
+    merged = cell(nbformat.read(given / RING, as_version=4), "exercise-4-1").source
+    assert '"""Updated first line.' in merged and merged.endswith(f"    {ANSWER}")
+
+
+def test_where_both_changed_the_same_lines_theirs_stand_and_the_new_form_is_beside(given, source):
+    def rewrite(notebook):
+        cell(notebook, "exercise-4-1").source = "def reduce_scatter(comm, x, chunks):\n    ..."
+
+    edit(given / RING, work)
+    edit(source / RING, rewrite)
+    (given / "04_ring_all_reduce.new.ipynb").write_text("mine, by chance")
+    said = release.write(given, source)
+    assert said == [
+        f"{RING}: updated, but in exercise 4.1 you and the update changed the same lines: yours stand, "
+        "the new ones are in 04_ring_all_reduce.new-2.ipynb"
+    ]
+    assert answered(given)
+    assert (given / "04_ring_all_reduce.new-2.ipynb").read_bytes() == (source / RING).read_bytes()
+    assert (given / "04_ring_all_reduce.new.ipynb").read_text() == "mine, by chance"
+    assert release.write(given, source) == []
+
+
+def test_ids_that_another_editor_made_anew_are_no_hindrance(given, source):
+    def other_editor(notebook):
+        work(notebook)
+        for i, c in enumerate(notebook.cells):
+            c.id = f"other-{i}"
+
+    edit(given / RING, other_editor)
+    edit(source / RING, improve)
+    assert release.write(given, source) == [f"{RING}: updated, with all that you did in it"]
+    texts = says(given)
+    assert "my_try = 1" in texts and "A new paragraph." in texts
+    assert len(texts) == len(says(source)) + 1 - 1  # their try more, the cell that they removed less
+
+
+def random_form(rng, form):
+    """An update: cells changed, added, removed, moved."""
+    new = copy.deepcopy(form)
+    for _ in range(rng.randrange(1, 6)):
+        at = rng.randrange(len(new.cells))
+        if rng.random() < 0.4:
+            random_line(rng, new.cells[at])
+            if "nbgrader" not in new.cells[at].metadata:
+                new.cells[at].id = f"{rng.getrandbits(32):08x}"
+        elif rng.random() < 0.4:
+            new.cells.insert(at, nbformat.v4.new_markdown_cell(f"new {rng.random()}"))
+        elif rng.random() < 0.5:
+            del new.cells[at]
+        else:
+            new.cells.insert(rng.randrange(len(new.cells)), new.cells.pop(at))
+    return new
+
+
+def random_work(rng, form):
+    """What an attendee does to a form; at times in an editor that makes all ids anew."""
+    mine = copy.deepcopy(form)
+    for _ in range(rng.randrange(6)):
+        at = rng.randrange(len(mine.cells))
+        if rng.random() < 0.5:
+            random_line(rng, mine.cells[at])
+        elif rng.random() < 0.6:
+            mine.cells.insert(at, nbformat.v4.new_code_cell(f"own {rng.random()}"))
+        else:
+            mine.cells.insert(rng.randrange(len(mine.cells)), mine.cells.pop(at))
+    for c in mine.cells if rng.random() < 0.2 else ():
+        c.id = uuid.UUID(int=rng.getrandbits(128)).hex[:8]
+    return mine
+
+
+def random_line(rng, target):
+    lines = target.source.split("\n")
+    at = rng.randrange(len(lines))
+    lines[at : at + rng.randrange(2)] = [f"line {rng.random()}"]
+    target.source = "\n".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_line_of_either_is_ever_lost(seed):
+    rng = random.Random(seed)
+    base = nbformat.read(NOTEBOOKS / RING, as_version=4)
+    base.cells = base.cells[6:18]
+    mine, new = random_work(rng, base), random_form(rng, base)
+    merged, conflicts = merge.merge(base, mine, new)
+    nbformat.validate(merged)
+    lines = {line for c in merged.cells for line in c.source.split("\n")}
+    old = {line for c in base.cells for line in c.source.split("\n")}
+    assert {line for c in mine.cells for line in c.source.split("\n")} - old <= lines
+    if not conflicts:
+        assert {line for c in new.cells for line in c.source.split("\n")} - old <= lines
+    once_more = merge.merge(base, merged, new)[0]  # as after a run that was cut short
+    assert [c.source for c in once_more.cells] == [c.source for c in merged.cells]
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_ended_at_any_moment_nothing_is_lost_and_the_next_run_does_the_rest(given, source, tmp_path, monkeypatch):
+    edit(given / RING, work)
+    edit(source / RING, improve)
+    edit(source / HELLO, lambda notebook: notebook.cells.append(nbformat.v4.new_markdown_cell("More.")))
+    whole = shutil.copytree(given, tmp_path / "whole")
+    release.write(whole, source)
+    rename, ended = os.replace, 0
+    while True:  # ends before the first rename, before the second one, ...
+        cut = shutil.copytree(given, tmp_path / f"cut-{ended}")
+        left = iter(range(ended))
+
+        def failing(here, there, left=left):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            rename(here, there)
+
+        monkeypatch.setattr(os, "replace", failing)
+        try:
+            release.write(cut, source)
+            break
+        except KeyboardInterrupt:
+            ended += 1
+        monkeypatch.setattr(os, "replace", rename)
+        assert answered(cut) and "my_try = 1" in says(cut) and says(cut, HELLO)
+        release.write(cut, source)
+        for name in (HELLO, RING):
+            assert says(cut, name) == says(whole, name)
+        assert sorted(os.listdir(cut)) == sorted(os.listdir(whole))
+    assert ended == 5  # before, RING, given/RING; HELLO, given/HELLO
+
+
+def test_a_full_disk_ends_in_one_sentence_and_changes_nothing(given, source):
+    edit(given / RING, work)
+    edit(source / RING, improve)
+    before = {path: path.read_bytes() for path in given.rglob("*.ipynb")}
+    limited = (
+        "import resource, signal, sys; from hpdl_lab.cli import main; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (9000, {resource.RLIM_INFINITY})); sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", limited, "release", given, "--from", source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "File too large. Nothing is lost" in done.stderr and done.stderr.count("\n") == 1
+    assert {path: path.read_bytes() for path in given.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("text", ['{"cells": [', "", "[]", "{}", '{"nbformat": 4, "cells": 3}', "\x00\xff"])
+def test_a_broken_notebook_is_left_alone_and_a_fresh_one_put_beside(given, source, text):
+    (given / RING).write_text(text, encoding="latin-1")
+    for _ in range(2):  # and no third one
+        said = release.write(given, source)
+        assert len(said) == 1 and said[0].startswith(f"{RING} cannot be read as a notebook (")
+        assert said[0].endswith("): left alone; a fresh one is 04_ring_all_reduce.new.ipynb") and "\n" not in said[0]
+        assert (given / RING).read_text(encoding="latin-1") == text
+        assert [path.name for path in given.glob("*.new*")] == ["04_ring_all_reduce.new.ipynb"]
+    assert (given / "04_ring_all_reduce.new.ipynb").read_bytes() == (source / RING).read_bytes()
+
+
+def test_a_notebook_that_was_deleted_or_renamed_is_written_anew(given, source):
+    edit(given / RING, work)
+    (given / RING).rename(given / "mine.ipynb")
+    assert release.write(given, source) == [f"{RING}: was missing, written anew"]
+    assert (given / RING).read_bytes() == (source / RING).read_bytes()
+    assert answered(given, "mine.ipynb")
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "folder"])
+def test_what_is_no_file_is_left_alone(given, source, tmp_path, kind):
+    (given / RING).unlink()
+    if kind == "folder":
+        (given / RING).mkdir()
+    else:
+        (given / RING).symlink_to(tmp_path / "elsewhere.ipynb")
+    if kind == "link":
+        (tmp_path / "elsewhere.ipynb").write_text("precious")
+    edit(source / RING, improve)
+    said = release.write(given, source)
+    assert said == [f"{RING} is {'no file' if kind == 'folder' else 'a symbolic link'}: left alone"]
+    assert (given / RING).is_dir() if kind == "folder" else (given / RING).is_symlink()
+    assert kind != "link" or (tmp_path / "elsewhere.ipynb").read_text() == "precious"
+
+
+def test_without_the_hidden_folder_what_was_only_run_is_merged_and_what_was_changed_is_left_alone(given, source):
+    def run(notebook):
+        notebook.cells[1].execution_count = 4
+
+    edit(given / HELLO, run)
+    edit(given / RING, work)
+    edit(source / HELLO, lambda notebook: notebook.cells.append(nbformat.v4.new_markdown_cell("More.")))
+    shutil.rmtree(given / release.HIDDEN)
+    assert release.write(given, source) == [
+        f"{HELLO}: updated, with all that you did in it",
+        f"{RING} was here before: left alone; the one of the laboratory is 04_ring_all_reduce.new.ipynb",
+    ]
+    assert says(given, HELLO)[-1] == "More." and answered(given)
+
+
+def test_a_notebook_that_is_saved_meanwhile_is_left_alone(given, source, monkeypatch):
+    def slow(*notebooks):
+        edit(given / RING, lambda notebook: notebook.cells.append(nbformat.v4.new_code_cell("saved just now")))
+        return merge.merge(*notebooks)
+
+    edit(given / RING, work)
+    edit(source / RING, improve)
+    monkeypatch.setattr(release, "merge", slow)
+    with pytest.raises(RuntimeError, match=f"{RING} is being saved by somebody: left alone; run this again"):
+        release.write(given, source)
+    assert says(given)[-1] == "saved just now" and answered(given)
+    monkeypatch.undo()
+    assert release.write(given, source) == [f"{RING}: updated, with all that you did in it"]
+    assert says(given)[-1] == "saved just now" and "A new paragraph." in says(given)
+
+
+def test_a_file_where_the_folder_should_be_is_one_sentence(tmp_path, source):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(RuntimeError, match=r"taken/.hpdl-release: Not a directory. Nothing is lost"):
+        release.write(tmp_path / "taken", source)
+
+
+# -- other accounts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(source):
+    """A home, of another account where root runs this; with the forms, where that account may read them."""
+    place = Path(tempfile.mkdtemp(prefix="hpdl-t-", dir="/tmp"))
+    place.chmod(0o755)
+    shutil.copytree(source, place / "laboratory")
+    home = place / "home"
+    home.mkdir(0o700)
+    if os.getuid() == 0:
+        os.chown(home, NOBODY, NOBODY)
+    yield home
+    shutil.rmtree(place)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(home):
+    home.chmod(0o500)
+    with pytest.raises(RuntimeError, match=r"home/notebooks: Permission denied. Nothing is lost: no notebook is left"):
+        release.write(home / "notebooks", home.parent / "laboratory")
+    home.chmod(0o700)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root writes for others")
+def test_root_writes_as_the_account_that_owns_the_home(home):
+    folder, laboratory = home / "notebooks", home.parent / "laboratory"
+    assert release.write(folder, laboratory) == [f"{HELLO}: written", f"{RING}: written"]
+    assert {path.stat().st_uid for path in [folder, *folder.rglob("*")]} == {NOBODY}
+    edit(folder / RING, work)
+    edit(laboratory / RING, improve)
+    assert release.write(folder, laboratory) == [f"{RING}: updated, with all that you did in it"]
+    assert {path.stat().st_uid for path in [folder, *folder.rglob("*")]} == {NOBODY}
+    assert answered(folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root writes for others")
+@pytest.mark.parametrize("link", ["notebooks", f"notebooks/{release.HIDDEN}"])
+def test_links_of_an_account_lead_root_nowhere(home, link):
+    secret = home.parent / "secret"
+    secret.mkdir(0o700)
+    (home / link).parent.mkdir(exist_ok=True)
+    (home / link).symlink_to(secret)
+    os.chown(home / "notebooks", NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(RuntimeError, match="Permission denied. Nothing is lost"):
+        release.write(home / "notebooks", home.parent / "laboratory")
+    assert os.listdir(secret) == []
