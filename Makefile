@@ -10,12 +10,13 @@ SIZES   ?= 4,1KiB,256KiB,4MiB,64MiB
 BUILD_TOOLS   := scikit-build-core nanobind cmake ninja
 INSTALLED     := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+INSTALLED_HUB := $(VENV)/.installed-hub
 SOURCES       := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/cuda/*.*)
 PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help lab install test test-gpu sanitize bench lint clean
+.PHONY: help lab install hub test test-gpu sanitize bench lint clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -32,6 +33,9 @@ lab: $(INSTALLED) ## serve JupyterLab on notebooks/; installs first where needed
 
 install: $(INSTALLED) ## make .venv with exact versions, build csrc/, say what works
 	@PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/hpdl doctor
+
+hub: $(INSTALLED_HUB) ## install JupyterHub and its proxy as well; then: .venv/bin/hpdl hub --help
+	@sh cluster/hub_proxy.sh '$(VENV)'
 
 test: $(INSTALLED_DEV) ## run every test; the last line counts them
 	@$(VENV)/bin/python tests/run_all.py
@@ -57,11 +61,12 @@ clean: ## remove .venv, builds and caches; notebooks stay as they are
 # The stamp holds what was installed: a clone that was moved, or whose files were renamed, is installed again.
 STATE := $(CURDIR) $(shell find hpdl_lab -name '*.py' | LC_ALL=C sort | cksum)
 ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(STATE))
-.PHONY: $(INSTALLED) $(INSTALLED_DEV)
+.PHONY: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_HUB)
 endif
 
 $(INSTALLED_DEV): EXTRAS := [dev]
-$(INSTALLED) $(INSTALLED_DEV): $(SOURCES)
+$(INSTALLED_HUB): EXTRAS := [hub]
+$(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_HUB): $(SOURCES)
 	@sh cluster/laptop/needs.sh '$(PYTHON)'
 	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(BUILD_TOOLS)

@@ -8,12 +8,12 @@ Every line has its reason. The three that a site most often replaces, TLS, AUTHE
 import sys
 from pathlib import Path
 
-from hpdl_lab.classroom import hub, proxy, settings, users
+from hpdl_lab.classroom import hub, preparation, proxy, settings, users
 
 c = get_config()  # noqa: F821  # JupyterHub puts it here
 
 # What `hpdl hub` was asked for. Without it: who may log in, and what each of them may take; settings.py has all of it.
-given = settings.read() or hub.prepare(settings.Settings(users=tuple(users.numbered(12)), address="127.0.0.1"))
+given = settings.read() or preparation.prepare(settings.Settings(users=tuple(users.numbered(12)), address="127.0.0.1"))
 
 # -- who comes in ------------------------------------------------------------------------------------------------------
 

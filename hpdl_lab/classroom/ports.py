@@ -2,6 +2,7 @@
 
 import socket
 
+from ..features import ports as machine
 from . import settings
 
 
@@ -32,6 +33,8 @@ def check(given):
     if not 1 <= given.port <= 65535:
         raise RuntimeError(f"{given.port} is no port: a number from 1 to 65535 is needed, as in --port 8000")
     if reason := why_not(given.address, given.port):
+        who = machine.holder(given.port)
+        reason = f"{who} has it" if who else reason
         raise RuntimeError(f"port {given.port} of {given.address} cannot be used ({reason}): name another, --port 8001")
 
 

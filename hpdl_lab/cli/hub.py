@@ -47,12 +47,12 @@ def hub(arguments):
     """Serve until Ctrl-C, or do one of the two tasks that end at once."""
     import os
 
-    from ..classroom import limits, proxy, settings, users
-    from ..classroom.hub import Hub, remove
+    from ..classroom import leftovers, limits, proxy, settings, users
+    from ..classroom.hub import Hub
 
     state = os.path.abspath(arguments.state)
     if arguments.remove:
-        remove(state)
+        leftovers.remove(state)
         print(f"Removed {state}, and the accounts of its attendees.")
         return 0
     if arguments.forget_password:

@@ -1,0 +1,65 @@
+"""What is left when a hub has ended, in order or not: proxy, processes, sockets, groups; and all of a hub, removed."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from . import accounts, limits, settings
+from .preparation import locked
+
+PROXY_SECONDS = 5  # for a proxy to end
+
+
+def end_proxy(given):
+    """End the proxy of a JupyterHub that was killed: it holds the port. Its number may be another process's by now."""
+    file = given.private / "proxy.pid"
+    give_up = time.monotonic() + PROXY_SECONDS
+    while True:
+        try:
+            pid = int(file.read_text())
+            command = Path("/proc", str(pid), "cmdline").read_bytes()  # empty where it has ended
+        except (OSError, ValueError):
+            break
+        if b"configurable" not in command:
+            break
+        os.kill(pid, signal.SIGTERM if time.monotonic() < give_up else signal.SIGKILL)
+        time.sleep(0.05)
+    file.unlink(missing_ok=True)
+
+
+def clear(given):
+    """End what is left of servers, and remove their sockets and groups."""
+    group = limits.of(given)
+    homes = Path(given.state, "homes")
+    for name in sorted({*given.users, *(os.listdir(homes) if homes.is_dir() else ())}):
+        with contextlib.suppress(ValueError):
+            account = accounts.of(given, name)
+            accounts.end_processes(given, account)
+            accounts.close_run(account)
+        if group:
+            group.remove(name)
+    if group:
+        group.close()
+
+
+def remove(state, names=()):
+    """Remove a hub that has been stopped: accounts, files of attendees, passwords, everything.
+
+    Raises: RuntimeError where it still runs, or where this is no state folder.
+    """
+    if not os.path.isdir(os.path.join(state, "hub")):
+        raise RuntimeError(f"{state} is no state folder of a hub: nothing is removed")
+    lock = locked(settings.Settings(state=state))
+    try:
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            given = settings.read(state)
+            clear(given)
+            for name in sorted({*names, *given.users, *os.listdir(os.path.join(state, "homes"))}):
+                accounts.remove(given, name)
+    finally:
+        os.close(lock)
+    shutil.rmtree(state)
