@@ -29,7 +29,7 @@ class Examination(NamedTuple):
         if not self.findings:
             return str(self.report)
         count = f"{len(self.findings)} known symptom{'s' * (len(self.findings) > 1)}"
-        end = f"{count}: do what is said at Fix. {'' if self.report.ok else self.report.end()}".strip()
+        end = f"{'' if self.report.ok else self.report.end()} {count}: do what is said at Fix.".lstrip()
         return "\n\n".join([self.report.rows(), describe(self.findings), end])
 
     __repr__ = __str__
@@ -37,8 +37,8 @@ class Examination(NamedTuple):
 
 def doctor():
     """What this machine and build can do, and which known symptoms it has: an Examination, which prints itself."""
-    findings = [*found(KNOWN), *told_by(KNOWN, symptoms.logs())]
-    return Examination(features.doctor(), findings)
+    report = features.doctor()
+    return Examination(report, [*found(KNOWN), *told_by(KNOWN, symptoms.logs())])
 
 
 def describe(findings):

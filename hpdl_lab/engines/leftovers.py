@@ -58,8 +58,8 @@ def processes():
 
 
 def without_keeper():
-    """Process ids of this user whose environment names a keeper of this machine that is not there any more."""
-    found = []
+    """Process ids of this user whose environment names a session here and a keeper that is not there any more."""
+    found, roots = [], list(map(os.fsencode, session_dir.roots()))
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.stat(f"/proc/{name}").st_uid != os.getuid():
@@ -68,9 +68,9 @@ def without_keeper():
                 variables = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
         except OSError:
             continue
-        session, owner = variables.get(b"HPDL_SESSION"), variables.get(b"HPDL_KEEPER", b"")
+        session, owner = variables.get(b"HPDL_SESSION", b""), variables.get(b"HPDL_KEEPER", b"")
         # An engine of Slurm has its keeper on another machine, and Slurm ends what is left of a job.
-        if session and owner.isdigit() and b"SLURM_JOB_ID" not in variables:
+        if os.path.dirname(session) in roots and owner.isdigit() and b"SLURM_JOB_ID" not in variables:
             if not keeps(int(owner), session) and keeper.alive(int(name)):
                 found.append(int(name))
     return sorted(found)

@@ -1,6 +1,5 @@
 """Symptoms of Jupyter: the kernel "python3" of every notebook must start this environment's Python."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -15,14 +14,16 @@ ASK = "import sys; print(sys.prefix)"
 
 def require_own_kernel():
     """Raise Missing where Jupyter would start another environment than this one for the kernel "python3"."""
-    specs = importlib.import_module("jupyter_client.kernelspec").KernelSpecManager()
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    specs = KernelSpecManager()
     with warnings.catch_warnings(action="ignore"):  # of IPython, about a home that cannot be written
         folder = specs.find_kernel_specs().get(KERNEL)
     if folder is None:
         raise Missing(f'there is no kernel "{KERNEL}" in {sys.prefix}', "pip install ipykernel")
     python = specs.get_kernel_spec(KERNEL).argv[0]
-    if python in ("python", "python3", f"python3.{sys.version_info.minor}"):
-        return  # Jupyter takes its own
+    if python in (sys.executable, "python", "python3", f"python3.{sys.version_info.minor}"):
+        return  # for a name without a path, Jupyter takes its own
     starts = environment_of(python)
     if starts is None or not os.path.samefile(starts, sys.prefix):
         where = f"the environment {starts}" if starts else f"{python}, which does not run"
