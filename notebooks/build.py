@@ -2,7 +2,7 @@
 
     python notebooks/build.py            write what has changed
     python notebooks/build.py --check    write nothing; exit 1 and name what is out of date
-    python notebooks/build.py --into DIR write the exercise forms there, nothing else
+    python notebooks/build.py --into DIR    write all of them there, and nothing here
 
 Source cells that are more than text or code:
 
@@ -118,11 +118,14 @@ def cell_id(cell, stem, seen):
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Write both forms of every notebook from notebooks/source.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a notebook is out of date")
-    parser.add_argument("--into", type=Path, metavar="DIR", help="write the exercise forms there, nothing else")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="write all of them there, and nothing here")
     args = parser.parse_args(argv)
     if args.into:
-        for source in SOURCES:
-            (args.into / f"{source.stem}.ipynb").write_text(build(source, "exercise"))
+        for form, folder in FORMS.items():
+            place = args.into / folder.relative_to(HERE)
+            place.mkdir(parents=True, exist_ok=True)
+            for source in SOURCES:
+                (place / f"{source.stem}.ipynb").write_text(build(source, form))
         return 0
     stale = []
     for source in SOURCES:

@@ -1,5 +1,6 @@
-"""The notebooks as built: exercise forms as an attendee gets them, and how a form is told from one worked in."""
+"""The notebooks as built, exercise and solution forms, and how a form is told from one that was worked in."""
 
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -17,33 +18,47 @@ def exercises(folder=NOTEBOOKS):
     Notebooks of the clone in which somebody has worked, an instructor perhaps, are built again in a folder aside.
     Raises: RuntimeError, one sentence, where there are none, or where one is worked in and cannot be built.
     """
-    folder, found, again = Path(folder), {}, []
+    return read(Path(folder), "exercise", Path(folder))
+
+
+def solutions(clone=NOTEBOOKS):
+    """The solution forms of a clone, as `exercises` has the exercise forms."""
+    return read(Path(clone, "solutions"), "solution", Path(clone))
+
+
+def read(folder, form, clone):
+    found, again = {}, []
     for path in sorted(folder.glob(NAMES)):
         found[path.name] = path.read_bytes()
         try:
             notebook = json.loads(found[path.name])
-            if made_as(notebook) != (path.name, "exercise"):
+            if made_as(notebook) != (path.name, form):
                 del found[path.name]
             elif worked_in(notebook):
                 again.append(path.name)
         except (ValueError, KeyError, TypeError):  # what is no notebook any more
             again.append(path.name)
     if not found:
-        raise RuntimeError(f"{folder} holds no exercise forms NN_name.ipynb: a clone has them in notebooks/")
-    return found | (built(folder, again) if again else {})
+        raise RuntimeError(f"{folder} holds no {form} forms NN_name.ipynb: a clone has them in notebooks/")
+    if again:
+        with built(clone, folder / again[0]) as aside:
+            found |= {name: (aside / folder.relative_to(clone) / name).read_bytes() for name in again}
+    return found
 
 
-def built(folder, names):
-    """The exercise forms of these names, built from folder/source, which takes some seconds."""
+@contextlib.contextmanager
+def built(clone, path):
+    """Another folder with all forms, built from clone/source because of `path`; it takes some seconds."""
     with tempfile.TemporaryDirectory(prefix="hpdl-") as aside:
-        command = [sys.executable, folder / "build.py", "--into", aside]
+        command = [sys.executable, clone / "build.py", "--into", aside]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
+            why = done.stderr.strip().split("\n")[-1]
             raise RuntimeError(
-                f"{folder / names[0]} has been worked in, and building it anew failed "
-                f"({done.stderr.strip().rpartition(chr(10))[2]}): move it away, and take it from git again"
+                f"{path} has been worked in, and building it anew failed ({why}): move it away, and take it from git "
+                "again"
             )
-        return {name: Path(aside, name).read_bytes() for name in names}
+        yield Path(aside)
 
 
 def made_as(notebook):

@@ -76,8 +76,8 @@ def one_cell(base, theirs, new):
     if new.source != base.source:
         texts = base.source, theirs.source, new.source
         cell.source, agreed = lines(*texts) if theirs.cell_type == new.cell_type else (theirs.source, False)
-    own = {key: value for key, value in theirs.metadata.items() if key not in base.metadata}
-    cell.metadata = nbformat.from_dict(own | new.metadata)
+    own = {key: value for key, value in theirs.metadata.items() if base.metadata.get(key) != value}
+    cell.metadata = nbformat.from_dict(new.metadata | own)
     cell.id = new.id
     return cell, agreed
 

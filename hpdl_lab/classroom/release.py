@@ -37,8 +37,12 @@ def write(folder, source=None):
     folder, source = Path(os.path.abspath(folder)), Path(source or forms.NOTEBOOKS).resolve()
     if folder.resolve() == source:
         raise RuntimeError(f"{folder} is where the notebooks come from: name another folder for an attendee")
+    return put(folder, forms.exercises(source))
+
+
+def put(folder, given):
+    """Bring the files `given`, {path in the folder: bytes}, to an absolute folder, as `write` does."""
     try:
-        given = forms.exercises(source)
         account = somebody_else(folder)
         return as_account(*account, folder, given) if account else bring_all(folder, given)
     except OSError as error:
@@ -118,19 +122,19 @@ def parsed(text):
 
 def beside(folder, name, form):
     """Put the form beside the attendee's notebook, over nothing. Returns its name."""
-    stem = name.removesuffix(".ipynb")
     for number in itertools.count(1):
-        path = folder / (f"{stem}.new.ipynb" if number == 1 else f"{stem}.new-{number}.ipynb")
+        there = name.replace(".ipynb", ".new.ipynb" if number == 1 else f".new-{number}.ipynb")
+        path = folder / there
         if not os.path.lexists(path):
             replace(path, form)
         elif not path.is_file() or path.read_bytes() != form:
             continue
-        return path.name
+        return there
 
 
 def replace(path, text, theirs=None):
     """Put `text` at `path`, wholly or not at all; not over a file that has become another than `theirs` meanwhile."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.part")
     try:
         with open(aside, "wb") as file:

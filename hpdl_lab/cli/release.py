@@ -1,19 +1,21 @@
-"""`hpdl release`: an attendee's folder of notebooks, written or brought up to date."""
+"""`hpdl release`: an attendee's folder of notebooks, or a course of nbgrader, written or brought up to date."""
 
 import sys
 
 
 def add(commands):
     command = commands.add_parser("release", help="write the exercises into a folder, or update what is there")
-    command.add_argument("folder", metavar="FOLDER", help="of one attendee; what they changed is kept")
-    command.add_argument("--from", dest="source", metavar="DIR", help="exercise forms (notebooks/ of this clone)")
+    command.add_argument("folder", metavar="FOLDER", help="of one attendee, or of a course: what was changed is kept")
+    kind = command.add_mutually_exclusive_group()
+    kind.add_argument("--from", dest="source", metavar="DIR", help="exercise forms (notebooks/ of this clone)")
+    kind.add_argument("--nbgrader", action="store_true", help="FOLDER is a course: write the sources for nbgrader")
     command.set_defaults(command=release)
 
 
 def release(arguments):
-    from ..classroom import release
+    from ..classroom import course, release
 
-    said = release.write(arguments.folder, arguments.source)
+    said = course.write(arguments.folder) if arguments.nbgrader else release.write(arguments.folder, arguments.source)
     for sentence in said:
         print(sentence)
     if not said:

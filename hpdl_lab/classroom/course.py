@@ -1,0 +1,66 @@
+"""A course of nbgrader: the sources from which it makes assignments, grades them and writes feedback, unchanged.
+
+hpdl release --nbgrader COURSE; cd COURSE
+nbgrader generate_assignment 04_ring_all_reduce     release/: what students get; then collect their submissions
+nbgrader autograde 04_ring_all_reduce               starts engines, checks, gives points
+nbgrader generate_feedback 04_ring_all_reduce       what each check said, for the student
+"""
+
+import os
+from pathlib import Path
+
+import nbformat
+
+from . import forms, release
+
+BEGIN, END = "    ### BEGIN SOLUTION\n", "    ### END SOLUTION"
+SKIPPED = "skip-execution"  # the tag of nbclient, which nbgrader grades with; JupyterLab runs such cells as any other
+CONFIG = "nbgrader_config.py"
+SETTINGS = b"""\
+# Written once by `hpdl release --nbgrader`; yours to change: it is never written over.
+c = get_config()
+c.CourseDirectory.course_id = "hpdl_lab"
+# Seconds for one cell. The first cell starts engines; a check that finds who waits for whom takes up to 20 s.
+c.Execute.timeout = 120
+"""
+
+
+def write(folder):
+    """Write the sources of all assignments into a course, or update those it holds. Returns and raises as
+    `release.write` does."""
+    folder, stubs = Path(os.path.abspath(folder)), forms.exercises()
+    given = {} if (folder / CONFIG).exists() else {CONFIG: SETTINGS}
+    for name, solution in forms.solutions().items():
+        stem = name.removesuffix(".ipynb")
+        given[f"source/{stem}/{name}"] = source_form(release.parsed(solution), release.parsed(stubs[name]))
+    return release.put(folder, given)
+
+
+def source_form(solution, exercise):
+    """The solution form, made ready for nbgrader, as bytes.
+
+    A check shows all that it has to say before it fails, for the feedback. Where an exercise has a broken program to be
+    repaired, that stands behind the solution, where it is never reached; a student finds it below nbgrader's stub.
+    Cells behind the first exercise that only show something are not run when answers are graded.
+    """
+    stubs, behind = {cell.id: cell.source for cell in exercise.cells}, False
+    for cell in solution.cells:
+        role = cell.metadata.get("nbgrader", {})
+        if role.get("solution"):
+            behind, cell.source = True, with_broken_program(cell.source, stubs[cell.id])
+        elif role.get("grade"):
+            check, *hidden, _ = cell.source.split("\n")
+            cell.source = "\n".join([check, "display(result)", *hidden])
+        elif behind and cell.cell_type == "code":
+            cell.metadata.tags = [*cell.metadata.get("tags", []), SKIPPED]
+    solution.metadata.hpdl_lab |= {"form": "nbgrader", "digest": forms.digest(solution.cells)}
+    return (nbformat.writes(solution) + "\n").encode()
+
+
+def with_broken_program(solution, stub):
+    """The solution of an exercise; where its stub is no stub but a program to be repaired, with that behind it."""
+    head, _, rest = solution.partition(BEGIN)
+    if "raise NotImplementedError(" in stub:
+        return solution
+    body, _, after = rest.partition(END)
+    return f"{head}{BEGIN}{body}    return\n{END}{after}\n{stub.removeprefix(head)}"
