@@ -18,7 +18,8 @@ from typing import NamedTuple
 PREFIX = "hpdl-"
 COMMENT = "attendee of a JupyterHub of hpdl_lab"
 RUN = "/run/hpdl-hub"  # short, as paths of sockets must be, and emptied by a reboot
-SECONDS = 20  # for killed processes to be gone
+SHARED_MEMORY = "/dev/shm"
+GRACE_SECONDS, KILL_SECONDS = 3, 20  # for processes that were asked to end, or killed, to be gone
 
 
 class Account(NamedTuple):
@@ -113,15 +114,20 @@ def state(pid):
 
 
 def end_processes(settings, account):
-    """Kill whatever an isolated attendee has left running, also what was meant to outlive the server."""
+    """End whatever an isolated attendee has left running, also what was meant to outlive the server, and its memory."""
     if not settings.isolated:
         return
-    give_up = time.monotonic() + SECONDS
-    while (left := processes(account.uid)) and time.monotonic() < give_up:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+    for signum, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_SECONDS)):  # keepers tidy up first
+        give_up = time.monotonic() + seconds
+        while (left := processes(account.uid)) and time.monotonic() < give_up:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+            time.sleep(0.05)
+    for entry in os.scandir(SHARED_MEMORY):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.stat(follow_symlinks=False).st_uid == account.uid and not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
 
 
 def remove(settings, name):
