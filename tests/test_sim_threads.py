@@ -321,10 +321,10 @@ def test_an_endless_loop_ends_at_the_deadline_and_is_located():
             pass
         comm.barrier()
 
-    started = time.monotonic()
+    used = time.process_time()
     with pytest.raises(CommTimeout, match=r"within 0\.3 s of real time, in test_sim_threads\.py:") as caught:
         sim.run(2, spin, deadline=0.3, threads=True)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - used < 2
     assert caught.value.waits[0].op == "barrier" and caught.value.rank == 1
     assert "rank 1 is still computing (test_sim_threads.py:" in caught.value.reason
 

@@ -1,17 +1,12 @@
 """The discrete-event scheduler under simulated ranks: whose turn it is, and what is booked next."""
 
 import heapq
-import signal
-import threading
-import time
-from contextlib import contextmanager
 
-from ..trace import line_of
 from .baton import BatonThread
 from .channel import Channel
 from .coroutine import Coroutine
-from .ending import raise_fault, waits_of
-from .errors import CommTimeout
+from .ending import raise_fault
+from .real_time import real_time_limit
 from .sim_rank import SimRank
 from .torch_state import Outside, bounded_workers
 
@@ -90,6 +85,10 @@ class Scheduler:
         """The code of the rank or lane that runs now; None while the scheduler does."""
         return next((rank.code for rank in self.scheduled if rank.code.running), None)
 
+    def threads_of_ranks(self):
+        """The system's numbers of the threads that ranks have."""
+        return [rank.code.thread.native_id for rank in self.ranks if self.threads and rank.code.thread is not None]
+
     def _book(self):
         """Book every message that has become ready at this virtual time."""
         bookings, self.bookings = self.bookings, []
@@ -103,46 +102,3 @@ class Scheduler:
         self.stopping = True
         for rank in self.scheduled:
             rank.code.stop()
-
-
-@contextmanager
-def real_time_limit(seconds, scheduler):
-    """Raise CommTimeout in whatever code runs once `seconds` of real time have passed, also in a loop without messages.
-
-    Only the main thread can be interrupted so (it is where notebooks and scripts run); elsewhere there is no limit.
-    A timer that was set before is restored with what is left of it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum, frame):
-        if scheduler.stopping:
-            return
-        code = scheduler.running_code()
-        frames = frames_up(code.where(frame) if code else frame)
-        line = next((line for f in frames if (line := line_of(f, f.f_lineno))), "")
-        at = f", in {line}" if line else ""
-        text = f"the simulated run did not end within {seconds:g} s of real time{at}"
-        error = CommTimeout(text, waits_of(scheduler, line))
-        if code is None:
-            raise error
-        code.give_up(error)
-
-    started = time.monotonic()
-    handler = signal.signal(signal.SIGALRM, stop)
-    # Repeats, because code that catches every exception may swallow the first.
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 0.001), interval)
-
-
-def frames_up(frame):
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
