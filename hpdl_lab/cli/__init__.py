@@ -8,9 +8,9 @@ import argparse
 import sys
 
 from .. import __version__
-from . import bench, cluster, doctor, hub, release, tune
+from . import bench, cluster, doctor, drill, hub, plan, release, tune
 
-FAMILIES = (doctor, cluster, bench, tune, hub, release)
+FAMILIES = (doctor, cluster, bench, tune, hub, plan, drill, release)
 
 
 def main(argv=None):

@@ -1,0 +1,54 @@
+"""`hpdl plan`: will a class fit on a node, what hurts first, and what to paste."""
+
+import dataclasses
+import sys
+
+from .arguments import file
+
+
+def add(commands):
+    command = commands.add_parser("plan", help="will a class fit on a node, what hurts first, settings to paste")
+    command.add_argument("--attendees", type=int, help="who come")
+    command.add_argument("--node-cores", type=int, help="cores of one node")
+    command.add_argument("--memory", help="of one node, with its unit: 256GB, or 12GiB")
+    command.add_argument("--gpus", type=int, default=0, help="of one node (0)")
+    command.add_argument("--engines", type=int, help="of each attendee (4, which the notebooks start)")
+    command.add_argument("--measure", action="store_true", help="measure the constants on this machine first, 1 minute")
+    command.add_argument("--save", type=file, metavar="FILE", help="where --measure writes (~/.hpdl/costs.json)")
+    command.set_defaults(command=plan)
+
+
+def plan(arguments):
+    """Print plan and constants; exit code 1 where the class does not fit on one node."""
+    from ..classroom import costs, plan_text
+    from ..classroom.plan import ENGINES, Plan
+
+    asked = (arguments.attendees, arguments.node_cores, arguments.memory)
+    if None in asked and not (arguments.measure and asked == (None,) * 3):
+        raise ValueError("a plan needs all three: hpdl plan --attendees 40 --node-cores 64 --memory 256GB")
+    if arguments.save and not arguments.measure:
+        raise ValueError("--save is where --measure writes: give both, or neither")
+    nbytes = plan_text.memory(arguments.memory) if arguments.memory else 0
+    constants = measured(arguments.save or costs.own_path()) if arguments.measure else costs.load()
+    if arguments.attendees is None:
+        print(constants)
+        return 0
+    engines = ENGINES if arguments.engines is None else arguments.engines
+    made = Plan(constants, arguments.attendees, arguments.node_cores, nbytes, arguments.gpus, engines)
+    print(plan_text.text(made), constants, sep="\n\n")
+    if made.fits < made.attendees:
+        print(
+            f"hpdl: {made.fits:,} of {made.attendees:,} attendees fit on such a node: see what hurts first",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def measured(path):
+    """Measure the constants with one attendee on this machine, and write them to `path`."""
+    from ..classroom import measure
+
+    constants = dataclasses.replace(measure.run("hpdl plan --measure"), path=str(path))
+    constants.save(path)
+    return constants
