@@ -21,6 +21,8 @@ given = settings.read() or preparation.prepare(settings.Settings(users=tuple(use
 c.JupyterHub.bind_url = given.bind_url
 # TLS: the certificate chain and its key. Empty where a web server in front of this one does TLS.
 c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = given.certificate, given.key
+# SUBDOMAINS: where the class has a wildcard name, c.JupyterHub.subdomain_host = "https://hub.example.org" gives each
+# attendee a web address of their own: a page that one of them made cannot use the server of another who opens it.
 # AUTHENTICATOR: attendees choose a password at their first login, or have got one by the users file. Others: "pam" for
 # the accounts of this machine, "oauthenticator.GitHubOAuthenticator", ... "dummy" lets in anybody: for rehearsals.
 c.JupyterHub.authenticator_class = "dummy" if given.dummy else "firstuseauthenticator.FirstUseAuthenticator"

@@ -9,16 +9,20 @@ from . import accounts, enter, limits, reach, server
 TOLD = "HPDL_MOST_ENGINES"  # engines/launch.py reads it
 
 
-def command(given, account, groups, argv):
-    """argv that runs `argv` as the attendee `account`; the process that starts it must be the hub's user."""
+def command(given, account, argv, groups=(), log=None):
+    """argv that runs `argv` as the attendee `account`; the process that starts it must be the hub's user.
+
+    groups: cgroup.procs files that it joins; log: name of a file in the home that what it prints is added to.
+    """
     who = {
         "uid": account.uid,
         "gid": account.gid,
         "home": account.home,
-        "groups": groups,
+        "groups": list(groups),
         "limits": limits.of_process(given, bool(groups)),
         "cores": limits.cores_of(given, account.name),
         "nice": limits.NICE,
+        "log": log and os.path.join(account.home, log),
         "view": reach.view(given, account.home) if given.isolated else [],
     }
     return [sys.executable, "-I", "-S", enter.__file__, json.dumps(who), *argv]

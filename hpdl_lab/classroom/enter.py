@@ -7,6 +7,7 @@ JSON object is made by spawner.py:
      "groups": [path],                     cgroup.procs files that this process joins
      "limits": {"RLIMIT_DATA": bytes},     no process of the attendee can raise them again
      "cores": [number], "nice": number,
+     "log": path or null,                  where what it prints is added, as a file of the account
      "view": [[wall, [[path, writable]]]]} folders to replace by what is needed of them: reach.py
 """
 
@@ -20,6 +21,8 @@ CLONE_NEWNS = 0x00020000  # linux/sched.h
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 0x1, 0x2, 0x4, 0x20  # linux/mount.h
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
+
+LONGEST_LOG = 1_000_000  # bytes: then the next server begins anew
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,7 +49,18 @@ def main():
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # no setuid program gives an attendee rights
     os.umask(0o077)
     os.chdir(who["home"])
+    if who["log"]:
+        write_to(who["log"])
     os.execvp(command[0], command)
+
+
+def write_to(log):
+    """Have the command print into the attendee's own file: the hub's, which it would inherit, it could change."""
+    too_long = os.path.exists(log) and os.path.getsize(log) > LONGEST_LOG
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if too_long else 0), 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
 
 
 def make_view(view):

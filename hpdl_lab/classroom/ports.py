@@ -1,5 +1,6 @@
 """Ports of a hub: the one for browsers, and two on the loopback address that stay the same over restarts."""
 
+import random
 import socket
 
 from ..features import ports as machine
@@ -11,6 +12,13 @@ def free(address="127.0.0.1"):
     with socket.socket(family(address)) as probe:
         probe.bind((address, 0))
         return probe.getsockname()[1]
+
+
+def reserved():
+    """A free port that no account but root's can listen on: while the hub is down no attendee can play it."""
+    ports = list(range(600, 1024))
+    random.shuffle(ports)
+    return next((port for port in ports if not why_not("127.0.0.1", port)), 0) or free()
 
 
 def why_not(address, port):
@@ -45,5 +53,6 @@ def inner(given):
         kept = [before.hub_port, before.proxy_port]
     except (OSError, ValueError, TypeError):
         kept = [0, 0]
-    hub, proxy = (port if port and not why_not("127.0.0.1", port) else free() for port in kept)
+    new = reserved if given.isolated else free
+    hub, proxy = (port if port and not why_not("127.0.0.1", port) else new() for port in kept)
     return given._replace(hub_port=hub, proxy_port=proxy)

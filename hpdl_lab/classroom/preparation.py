@@ -36,7 +36,17 @@ def check(given):
 
 
 def make_folders(given):
-    """The state folder, which others may pass through only, and the part of it that is only the hub's."""
+    """The state folder, which others may pass through only, and the part of it that is only the hub's.
+
+    Raises: ValueError where somebody else may have laid something into it.
+    """
+    os.makedirs(given.state, 0o711, exist_ok=True)
+    found = os.stat(given.state)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ValueError(
+            f"{given.state} belongs to user {found.st_uid}, mode {found.st_mode & 0o777:o}: others could change what "
+            "the hub keeps there: name another folder, --state, that only you may write"
+        )
     for folder, mode in ((given.state, 0o711), (given.private, 0o700), (os.path.join(given.state, "homes"), 0o711)):
         os.makedirs(folder, exist_ok=True)
         os.chmod(folder, mode)
@@ -85,7 +95,7 @@ def rehearse(given, account):
     """Have one attendee import what a server does. Raises RuntimeError with what keeps them from it."""
     argv = [sys.executable, "-c", "import jupyterhub.singleuser, jupyterlab, hpdl_lab"]
     done = subprocess.run(
-        account_process.command(given, account, [], argv),
+        account_process.command(given, account, argv),
         env=os.environ | account_process.environment(given, account),
         cwd="/",
         capture_output=True,

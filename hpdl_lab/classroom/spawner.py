@@ -11,6 +11,8 @@ from jupyterhub.spawner import LocalProcessSpawner
 
 from . import account_process, accounts, limits, settings
 
+LOG = "server.log"  # in the attendee's home
+
 
 class AttendeeSpawner(LocalProcessSpawner):
     """One attendee's JupyterLab with its kernels and engines, on this machine."""
@@ -50,7 +52,7 @@ class AttendeeSpawner(LocalProcessSpawner):
         accounts.open_run(account)
         group = limits.of(given)
         groups = group.make(self.user.name, given.memory_limit, given.core_limit) if group else []
-        plain, self.cmd = self.cmd, account_process.command(given, account, groups, self.cmd)
+        plain, self.cmd = self.cmd, account_process.command(given, account, self.cmd, groups, LOG)
         try:
             return await super().start()
         finally:
