@@ -2,16 +2,14 @@
 
 import contextlib
 import json
-import os
 import sys
 import time
 
 from ..comm.errors import name_ranks
-from . import diagnosis, hosts, keeper_client, launch, layout, outcome, px_client, session_dir, table
+from . import diagnosis, keeper_client, launch, layout, outcome, px_client, session_dir, slurm, table
 from .crew import Crew, warn
 from .errors import EngineError, EngineMute
-
-START_SECONDS = 60  # a cold disk and a busy machine included
+from .launching import START_SECONDS, Launching
 
 
 class Cluster:
@@ -35,7 +33,7 @@ class Cluster:
 
     @property
     def where(self):
-        """ "local" or "emulated"."""
+        """ "local", "emulated" or "slurm"."""
         return self.layout.where
 
     @property
@@ -87,24 +85,9 @@ class Cluster:
         raise EngineError(f"the cluster in {path} does not end: look for its keeper.py with ps, kill it, and try again")
 
     def _launch(self, wanted):
-        """Start hosts, where some are wanted, then controller and engines at the same time; connect to the engines."""
         self.layout = wanted
-        started = {}
-        if wanted.hosts:
-            self._spawn("hosts", launch.hosts_argv(self.path, wanted), started)
-            self._wait_for([hosts.told_in(self.path)], started)
-        self._spawn("controller", launch.controller_argv(), started)
-        self._spawn("engines", launch.engines_argv(wanted), started)
-        with open(session_dir.session_file(self.path), "w", opener=session_dir.readable_by_me) as file:
-            json.dump(wanted._asdict(), file)
-        self._wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.n)], started)
-        self._keeper.ask("ready")
+        Launching(self.path, wanted, self._keeper).go()
         self._connect()
-
-    def _spawn(self, name, argv, started):
-        env = launch.environment(self.path, self.layout, self._keeper.pid)
-        log = session_dir.log_file(self.path, name)
-        started[name] = self._keeper.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log)
 
     def _connect(self):
         try:
@@ -114,21 +97,6 @@ class Cluster:
             raise EngineError("the start of the engines was broken off: call lab.restart()") from None
         self._crew = Crew(self.path, self.n)
 
-    def _wait_for(self, files, started):
-        """Return when all `files` are there, which the processes `started` make. Raises EngineError when one ends."""
-        give_up = time.monotonic() + START_SECONDS
-        look = 0.0
-        while not all(map(os.path.exists, files)):
-            time.sleep(0.01)
-            now = time.monotonic()
-            if now > look:
-                look = now + 0.25
-                running = self._keeper.ask("status")["running"]
-                ended = [name for name in started if name not in running]
-                dead = [rank for rank in range(self.n) if os.path.exists(session_dir.exit_file(self.path, rank))]
-                if ended or dead or now > give_up:
-                    raise EngineError(diagnosis.start_failure(self.path, self.n, ended, START_SECONDS))
-
     def restart(self, n=None, **how):
         """New engines in place of the old ones, laid out as these were but for what is said; variables stay."""
         wanted = layout.wanted(self.n if n is None else n, running=self.layout, **how)
@@ -137,8 +105,9 @@ class Cluster:
             raise EngineError("the engine cluster has ended: call lab.start()")
         self._disconnect()
         with session_dir.locked(self.path):
-            self._keeper.ask("kill")
-            session_dir.forget_engines(self.path)
+            keep = slurm.kept(self.path, self._keeper.ask("status")["running"], self.layout, wanted)
+            self._keeper.ask("kill", keep=keep)
+            session_dir.forget_engines(self.path, keep)
             self._launch(wanted)
 
     def stop(self):
@@ -207,9 +176,9 @@ class Cluster:
         """`fn(comm, *args)` on every rank, or on `ranks`; see `lab.run`."""
         self._check_engines()
         run = self._crew.run(fn, args, ranks, deadline, on_row, inject)
-        if run.dead:  # all of them, perhaps, because another notebook has ended the cluster meanwhile
-            self._require_alive()
         error = self._crew.verdict(run)
+        if run.dead:  # all of them, perhaps, because another notebook has ended the cluster meanwhile
+            self._require_alive([run.engines[i].rank for i in run.dead])
         if run.stuck:
             warn(f"{name_ranks(run.stuck)} ignored the interrupt, as compiled code can: replacing the engines.")
             self.restart()
@@ -221,10 +190,13 @@ class Cluster:
         """End the run that another thread of this notebook has under way; True where there is one."""
         return self._crew is not None and self._crew.interrupt()
 
-    def _require_alive(self):
+    def _require_alive(self, ranks):
+        """Raise EngineError where `ranks` have not died by themselves: with their cluster, or with its Slurm job."""
         if not self.alive():
             self.detach()
             raise EngineError("the engine cluster was stopped in another notebook, or killed: call lab.start()")
+        if self.where == "slurm" and (text := slurm.end_of_job(self.path, self._crew.endings(ranks).values())):
+            raise EngineError(f"{text}: call lab.restart() for {self.n} engines in a new job; your variables stay")
 
     def _check_engines(self):
         """Raise EngineError when engines have died; connect again when another notebook has replaced them."""
@@ -237,7 +209,7 @@ class Cluster:
             self._connect()
         if not (gone := self._crew.gone()):
             return
-        self._require_alive()
+        self._require_alive(gone)
         if dead := self._crew.died(gone):
             raise EngineError(
                 f"{diagnosis.dead_text(dead)}: call lab.restart() for {self.n} new engines; your variables stay"

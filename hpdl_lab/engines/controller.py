@@ -13,8 +13,6 @@ from traitlets.config import Config
 from . import session_dir
 from .keeper import die_with_parent
 
-CHANNELS = 15  # 8 for engines, 6 for clients, 1 for itself
-
 
 class Controller(IPController):
     """ipyparallel's controller, on Unix sockets."""
@@ -35,7 +33,7 @@ def main():
     config = Config()
     config.IPController.transport = "ipc"
     config.IPController.ip = session_dir.px_sockets(os.environ["HPDL_SESSION"])
-    config.IPController.ports = list(range(1, CHANNELS + 1))  # ends of the sockets' names
+    config.IPController.ports = list(range(1, session_dir.PX_CHANNELS + 1))  # ends of the sockets' names
     config.IPController.use_threads = True  # schedulers as threads of this process, which forks less
     config.IPController.broadcast_scheduler_depth = 0
     config.IPController.db_class = "NoDB"

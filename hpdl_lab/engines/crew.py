@@ -114,13 +114,16 @@ class Crew:
             )
         if run.dead:
             waits = outcome.annotate(run.picture, run.outcomes, run.dead)
-            text = diagnosis.dead_text(self._died_now([run.engines[i].rank for i in run.dead]))
+            text = diagnosis.dead_text(self.endings([run.engines[i].rank for i in run.dead]))
             text += ". Call lab.restart() for new engines; your variables stay"
             return without_traceback(RankFailed(text, waits))
         return outcome.error_of(run.outcomes, run.picture)
 
-    def _died_now(self, ranks, seconds=0.5):
-        """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines."""
+    def endings(self, ranks, seconds=0.5):
+        """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines.
+
+        Where nothing is known in time: {rank: "has gone"} of all.
+        """
         give_up = time.monotonic() + seconds
         while len(dead := self.died(ranks)) < len(ranks) and time.monotonic() < give_up:
             time.sleep(0.005)

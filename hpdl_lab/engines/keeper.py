@@ -13,9 +13,11 @@ This file runs by itself (`python -I -S keeper.py DIRECTORY FD`): it imports the
 milliseconds. Requests and replies are JSON, one per line, each with the "id" of its request:
 
     {"do": "spawn", "name", "argv", "env", "cwd", "log"}   ->  {"pid"}
+                       "farewell": seconds from SIGTERM to SIGKILL, for one that has to undo something elsewhere
     {"do": "status"}                                       ->  {"running": {name: pid}, "attached": [pid]}
     {"do": "ready"}    the processes are all there         ->  {}
     {"do": "kill"}     end all processes, keep the session ->  {}
+                       "keep": names of those that go on
     {"do": "stop"}     end the session                     ->  {}
 """
 
@@ -58,6 +60,7 @@ class Keeper:
         self.directory = directory
         self.closed = False
         self.children = {}  # name -> Popen
+        self.farewells = {}  # name -> s
         self.mapped = set()  # shared memory files of our processes
         self.kernels = []
         self.selector = selectors.DefaultSelector()
@@ -113,7 +116,8 @@ class Keeper:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def do_spawn(self, name, argv, env, cwd, log):
+    def do_spawn(self, name, argv, env, cwd, log, farewell=0.0):
+        self.farewells[name] = farewell
         try:
             with open(log, "ab") as output:
                 self.children[name] = subprocess.Popen(
@@ -140,9 +144,9 @@ class Keeper:
         self.mapped |= shared_memory(descendants())
         return {}
 
-    def do_kill(self):
-        self.kill_all()
-        self.children.clear()
+    def do_kill(self, keep=()):
+        self.kill_all(keep)
+        self.children = {name: child for name, child in self.children.items() if name in keep}
         return {}
 
     def do_stop(self):
@@ -166,9 +170,19 @@ class Keeper:
         shutil.rmtree(ended, ignore_errors=True)
         self.kernels.clear()
 
-    def kill_all(self):
-        """Kill all descendants, wait until they are gone, and remove the shared memory that they had mapped."""
-        while pids := descendants():
+    def kill_all(self, keep=()):
+        """Kill all descendants but the children `keep`, wait until they are gone, and remove the shared memory that
+        they had mapped. Children with a farewell are asked first, and spared as long as that lasts.
+        """
+        kept = {child.pid for name, child in self.children.items() if name in keep}
+        asked = {}  # pid -> when it is killed
+        for name, child in self.children.items():
+            if self.farewells[name] and child.pid not in kept and alive(child.pid):
+                asked[child.pid] = time.monotonic() + self.farewells[name]
+                child.terminate()
+        while descendants(kept):
+            spared = kept | {pid for pid, end in asked.items() if time.monotonic() < end}
+            pids = descendants(spared)
             self.mapped |= shared_memory(pids)
             for pid in pids:
                 try:
@@ -176,7 +190,7 @@ class Keeper:
                 except ProcessLookupError:
                     pass
             reap()
-            time.sleep(0.002)
+            time.sleep(0.002 if pids else 0.02)
         reap()
         for path in self.mapped:
             try:
@@ -213,8 +227,8 @@ def reap():
         pass
 
 
-def descendants():
-    """Process ids of all living descendants of this process."""
+def descendants(spared=()):
+    """Process ids of all living descendants of this process, but for the children `spared` and what is below them."""
     children = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -227,7 +241,7 @@ def descendants():
                 children.setdefault(int(parent), []).append(int(name))
     found, todo = [], [os.getpid()]
     while todo:
-        below = children.get(todo.pop(), [])
+        below = [pid for pid in children.get(todo.pop(), []) if pid not in spared]
         found += below
         todo += below
     return found

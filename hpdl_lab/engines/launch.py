@@ -10,7 +10,7 @@ import sys
 
 from .. import features
 from ..features import dev_shm, gpu
-from . import link, session_dir
+from . import link, session_dir, slurm
 from .errors import EngineError
 from .hosts import INTERFACE
 
@@ -23,7 +23,12 @@ MOST_PER_CORE = 64  # beyond that a machine only switches between processes
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 # Left by a batch system or an outer mpiexec: a rank that inherits them takes itself for one of theirs.
-FOREIGN_PREFIXES = ("PMI_", "PMIX_", "HYDRA_", "MPIEXEC_", "OMPI_", "PRTE_", "JPY_")
+# A notebook's own keys to its hub are not for engines.
+FOREIGN_PREFIXES = (
+    *("PMI_", "PMIX_", "HYDRA_", "MPIEXEC_", "OMPI_", "PRTE_", "SLURM_", "SLURMD_", "SLURMSTEPD_"),
+    *("JPY_", "JUPYTERHUB_"),
+)
+KEPT = ("SLURM_CONF",)  # where Slurm's commands find its controller
 
 LOOPBACK = {  # the MPI libraries would listen on every network interface
     "UCX_TLS": "self,sm",
@@ -52,7 +57,12 @@ def mpiexec():
 
 
 def check(layout):
-    """Raise EngineError unless this machine can hold the engines of `layout`, and make the hosts that it wants."""
+    """Raise EngineError unless this machine can hold the engines of `layout`, and make the hosts that it wants.
+
+    Engines on Slurm are held by others.
+    """
+    if layout.where == "slurm":
+        return slurm.check()
     n, cores, free = layout.n, features.cores(), memory_available()
     most = max(1, min(int(free / ENGINE_NBYTES), MOST_PER_CORE * cores))
     if n > most:
@@ -105,8 +115,13 @@ def hosts_argv(path, layout):
     return [sys.executable, "-m", "hpdl_lab.engines.hosts", path, str(layout.hosts), str(bits), *commands]
 
 
-def engines_argv(layout):
-    """Engines under mpiexec, each below a shell that writes its exit status where the notebook can read it."""
+def engines_argv(path, layout):
+    """Engines under mpiexec, each below a shell that writes its exit status where the notebook can read it.
+
+    On Slurm: the process that asks the gateway for engines, and ends with them.
+    """
+    if layout.where == "slurm":
+        return slurm.step_argv(path, layout)
     status = session_dir.exit_file("$HPDL_SESSION", "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}")
     command = f'trap : INT QUIT TERM; "$0" "$@"; echo $? > "{status}"'
     engine = "host_engine" if layout.hosts else "engine"
@@ -116,10 +131,7 @@ def engines_argv(layout):
 
 def environment(path, layout, keeper_pid):
     """The environment of controller, hosts and engines: this process's, less what would mislead them."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES)}
-    threads = str(max(1, features.cores() // layout.n))
-    for variable in THREAD_VARIABLES:
-        env.setdefault(variable, threads)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES) or k in KEPT}
     own = {
         "HPDL_SESSION": path,
         "HPDL_KEEPER": str(keeper_pid),
@@ -128,10 +140,14 @@ def environment(path, layout, keeper_pid):
         "HPDL_DEVICE": layout.device,
         "IPP_PROFILE_DIR": session_dir.profile_dir(path),
         "IPYTHONDIR": os.path.join(path, "ipython"),  # the home directory may not be writable
-        "PRTE_MCA_prte_tmpdir_base": path,  # Open MPI's own files
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    return env | features.launch_environment() | (between_hosts(layout) if layout.hosts else LOOPBACK) | own
+    if layout.where == "slurm":
+        return env | own  # the rest is the nodes' own: far_engines.py
+    threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, features.cores() // layout.n)))
+    network = between_hosts(layout) if layout.hosts else LOOPBACK
+    files = {"PRTE_MCA_prte_tmpdir_base": path}  # Open MPI's own
+    return threads | env | features.launch_environment() | network | own | files
 
 
 def between_hosts(layout):

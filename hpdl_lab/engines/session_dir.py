@@ -18,6 +18,7 @@ from .errors import EngineError
 PREFIX = "hpdl-"  # of the names; the user's number and a hash of the environment follow
 SOCKET_PATH_LIMIT = 104  # bytes of a Unix socket's path where the system allows least (108 on Linux)
 LONGEST_NAME = len("/rank-9999.sock.new")
+ENGINE_PROCESSES = ("engines", "controller", "hosts", "gateway", "job")  # whose files bear their names
 PX_CHANNELS = 15  # sockets of ipyparallel's controller: 8 for engines, 6 for clients, 1 for itself
 
 
@@ -129,10 +130,14 @@ def readable_by_me(path, flags):
     return os.open(path, flags, 0o600)
 
 
-def forget_engines(path):
-    """Remove what belongs to the engines of one start, before the next: sockets, statuses, logs, connection files."""
+def forget_engines(path, keep=()):
+    """Remove what belongs to the engines of one start, before the next: sockets, statuses, logs, connection files.
+
+    keep: names of processes that go on, and whose files stay.
+    """
+    names = ["rank-", "exit-", "px:", *(f"{process}." for process in ENGINE_PROCESSES if process not in keep)]
     for entry in os.scandir(path):
-        if entry.name.startswith(("rank-", "exit-", "engines.", "controller.", "hosts.", "px:")):
+        if entry.name.startswith(tuple(names)):
             os.unlink(entry.path)
     shutil.rmtree(profile_dir(path), ignore_errors=True)
 

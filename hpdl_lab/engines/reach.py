@@ -1,0 +1,111 @@
+"""Where the nodes of a Slurm cluster reach this machine: asked of Slurm and of the routing table, not of the user.
+
+An engine on a node connects to the notebook's machine, never the other way: so does every task of `srun`, which makes
+it the one direction that a cluster has to allow. Where only some ports are open for that (SrunPortRange), one of those
+is taken.
+"""
+
+import os
+import random
+import re
+import socket
+import subprocess
+from contextlib import suppress
+
+from ..features import Missing
+
+ADDRESS, PORTS = "HPDL_ADDRESS", "HPDL_PORTS"  # variables that overrule what is found: "10.1.0.5", "60001-60100"
+ASKED = 8  # nodes whose routes are looked at: those of a partition share a network
+TRIES = 50
+SECONDS = 20.0  # for Slurm to answer
+CONTROLLER = "see whether its controller runs: scontrol ping"
+
+
+def addresses(partition=None):
+    """Addresses of this machine from which packets to the nodes of `partition` (None: all) leave, best first.
+
+    Raises: Missing where none can be told.
+    """
+    if told := os.environ.get(ADDRESS):
+        return [address.strip() for address in told.split(",")]
+    found, nodes = [], node_addresses(partition)
+    for node in nodes[:ASKED]:
+        with suppress(OSError):
+            found.append(source(node))
+    if not found:
+        raise Missing(
+            f"none of the nodes {', '.join(nodes[:3]) or '(Slurm names none)'} has an address that this machine knows",
+            f"set {ADDRESS} to an address of this machine that the nodes reach",
+        )
+    return list(dict.fromkeys(found))
+
+
+def node_addresses(partition):
+    """The NodeAddr of each node, as Slurm itself uses it."""
+    said = ask(["sinfo", "--noheader", "--Node", "--format=%o", *(["--partition", partition] if partition else [])])
+    return list(dict.fromkeys(said.split()))
+
+
+def source(node):
+    """The address of this machine from which packets to `node` leave; none is sent. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(node, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
+def ports():
+    """(first, last) of the ports on which nodes may connect to this machine; None where any will do."""
+    said = os.environ.get(PORTS)
+    if said is None:
+        found = re.search(r"^SrunPortRange\s*=\s*(\S+)", ask(["scontrol", "show", "config"]), re.M)
+        said = found[1] if found else "0-0"
+    match = re.fullmatch(r"(\d+)-(\d+)", said)
+    if match is None or not int(match[1]) <= int(match[2]) < 1 << 16:
+        raise Missing(f"{PORTS}={said!r} is no range of ports", "give one, such as 60001-60100")
+    first, last = int(match[1]), int(match[2])
+    return (first, last) if first else None
+
+
+def ask(argv):
+    """What a command of Slurm prints. Raises Missing with what it says where it fails."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise Missing(f"there is no command {argv[0]} here", "start where Slurm's commands are: a login node") from None
+    except subprocess.TimeoutExpired:
+        raise Missing(f"{argv[0]} does not answer within {SECONDS:g} s", CONTROLLER) from None
+    if done.returncode:
+        said = [*done.stderr.split("\n"), f"exit code {done.returncode}"]
+        raise Missing(f"{argv[0]} says {next(line for line in said if line)}", CONTROLLER)
+    return done.stdout
+
+
+def listeners(hosts, within=None):
+    """Listening sockets, one on each of the addresses `hosts`, all with the same port; (sockets, port).
+
+    within: (first, last) of the ports that may be taken; None: any. Raises Missing where none is free.
+    """
+    candidates = [0] * TRIES
+    if within:
+        every = range(within[0], within[1] + 1)
+        candidates = random.sample(every, min(TRIES, len(every)))
+    error = None
+    for port in candidates:
+        opened = []
+        try:
+            for host in hosts:
+                opened.append(socket.create_server((host, port), family=family_of(host)))
+                port = opened[0].getsockname()[1]
+            return opened, port
+        except OSError as refused:
+            error = refused
+            for one in opened:
+                one.close()
+    where = f" from {within[0]} to {within[1]}" if within else ""
+    what = f"no port{where} can be had on {', '.join(hosts)} ({error.strerror or error})"
+    raise Missing(what, f"name others in {PORTS}, or another address in {ADDRESS}")
+
+
+def family_of(host):
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

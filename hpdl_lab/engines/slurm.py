@@ -1,0 +1,97 @@
+"""Engines in a Slurm job, seen from the notebook's machine: gateway and job as children of the keeper, and their end.
+
+    keeper --- gateway      what the nodes connect to (gateway.py)
+           |-- job          has Slurm start the steward on nodes, follows the job, ends it (slurm_job.py)
+           |-- controller   as for engines of this machine
+           `-- engines      asks the gateway for engines, prints what they print (step.py)
+
+Gateway and job outlive `lab.restart()`: new engines in the same job wait in no queue.
+"""
+
+import json
+import shutil
+import sys
+import time
+
+from . import diagnosis, session_dir, shared_dir, slurm_job, step
+from .errors import EngineError
+from .queue_line import QueueLine
+
+JOB = ("gateway", "job")
+FIRST_IMPORT = 240  # s: all nodes read the same files of one file system, some for the first time
+GATEWAY_FAREWELL, JOB_FAREWELL = 5.0, 20.0  # s: to remove a folder; for scancel
+LOOK = 0.1  # s between two looks at the state of the job
+NEWS = 10.0  # s: until Slurm has noticed, and told, that a node or a job has gone
+LOST = ("was lost", "has gone")  # what is said of an engine that said nothing of its end: by the gateway, and here
+
+
+def check():
+    """Raise EngineError where this machine knows no Slurm."""
+    if shutil.which("sbatch") is None:
+        raise EngineError(
+            'there is no command sbatch here: lab.start(where="slurm") works where Slurm\'s commands are, '
+            "as on a login node, or in a notebook server that is itself a job; here there is lab.start(4)"
+        )
+
+
+def step_argv(path, layout):
+    """The process that asks the gateway for engines, and ends with them."""
+    request = json.dumps({"n": layout.n})
+    return [sys.executable, "-I", "-S", step.__file__, session_dir.gateway_socket(path), request]
+
+
+def prepare(launching):
+    """Return when a job runs in which engines can be started. Raises EngineError with the reason where none will."""
+    path = launching.path
+    if "job" not in launching.keeper.ask("status")["running"]:
+        partition = launching.layout.job.get("partition") or ""
+        argv = [sys.executable, "-m", "hpdl_lab.engines.gateway", path, partition]
+        launching.spawn("gateway", argv, farewell=GATEWAY_FAREWELL)
+        launching.wait_for([session_dir.gateway_file(path)])
+        with open(session_dir.gateway_file(path)) as file:
+            shared = json.load(file)["shared"]
+        steward = [sys.executable, "-m", "hpdl_lab.engines.steward", shared_dir.gateway_file(shared)]
+        argv = slurm_job.argv(path, launching.layout.n, launching.layout.job, steward, shared)
+        launching.spawn("job", argv, farewell=JOB_FAREWELL)
+    with QueueLine() as line:
+        while (told := state(path)).get("state") != "running":
+            ended = launching.ended()
+            if told.get("state") == "ended":
+                raise EngineError(told["text"])
+            if ended and state(path).get("state") != "ended":  # else it has come meanwhile
+                raise EngineError(diagnosis.start_failure(path, launching.layout.n, ended, 0))
+            if told:
+                line.show(told["text"])
+            time.sleep(LOOK)
+
+
+def kept(path, running, before, wanted):
+    """Names of the processes that go on when engines `before` are replaced by `wanted`, both a Layout.
+
+    running: names of the processes that are alive.
+    """
+    same = before == wanted and before.where == "slurm"
+    return JOB if same and set(JOB) <= set(running) and state(path).get("state") == "running" else ()
+
+
+def state(path):
+    """What the process "job" has written last: {"id", "state", "text", ...}; {} when nothing yet."""
+    try:
+        with open(session_dir.job_file(path)) as file:
+            return json.load(file)
+    except OSError:
+        return {}
+
+
+def end_of_job(path, endings):
+    """How the job ended, as a sentence without its full stop; None while it runs.
+
+    endings: what is known of the engines that have gone. Where they were lost, Slurm is given time to say why.
+    """
+    lost = any(ending.startswith(LOST) for ending in endings)
+    give_up = time.monotonic() + (NEWS if lost else 0)
+    while (told := state(path)).get("state") != "ended":
+        if time.monotonic() >= give_up:
+            return None
+        time.sleep(LOOK)
+    return told["text"].rstrip(".")
