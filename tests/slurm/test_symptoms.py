@@ -1,0 +1,33 @@
+"""`hpdl doctor` beside Slurm and in its jobs: a controller that nodes would look for on their own localhost."""
+
+import os
+import sys
+
+import pytest
+
+from hpdl_lab.engines import reach, symptoms
+from hpdl_lab.symptoms import found
+
+
+def test_an_address_that_nodes_take_for_their_own(slurm, monkeypatch):
+    if not slurm.network:
+        pytest.skip("no namespaces here: both nodes are this machine, and 127.0.0.1 is right")
+    monkeypatch.setenv("HOME", str(slurm.folder))
+    assert found(symptoms.SYMPTOMS[:1]) == []
+    for told in ("127.0.0.1", "localhost, 127.0.0.2"):
+        monkeypatch.setenv(reach.ADDRESS, told)
+        (finding,) = found(symptoms.SYMPTOMS[:1])
+        assert finding.name == "controller on localhost"
+        assert finding.what.startswith(f"{reach.ADDRESS}={told} sends the engines of node ")
+        assert finding.fix.startswith(f"unset {reach.ADDRESS}")
+    monkeypatch.setenv(reach.ADDRESS, slurm.network.address)
+    assert found(symptoms.SYMPTOMS[:1]) == []
+
+
+def test_the_doctor_works_in_a_job(slurm, monkeypatch, tmp_path):
+    """On a node, which has a network and processes of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+    done = slurm.ask("srun", "-N1", "-n1", "-t1", sys.executable, "-m", "hpdl_lab", "doctor")
+    assert "Python           yes" in done.stdout and done.stdout.rstrip().endswith("Ready."), done
+    assert done.returncode == 0
