@@ -13,6 +13,7 @@ from . import moves
 from .work import HpdlWork, MessageWork
 
 USE_GLOO = 'use gloo for this: dist.new_group(backend="gloo")'
+ADDED_BY_GLOO = (torch.bool, torch.int8, torch.complex64, torch.complex128)  # and not here
 
 
 class HpdlGroup(dist.ProcessGroup):
@@ -174,7 +175,10 @@ def require_sum(op, tensors, opts):
     name = name_of(opts)
     if name != "SUM":
         more = f", and {', '.join(moves.FOLDS)}" if op == "all_reduce" else ""
-        raise NotImplementedError(f'{op} of the backend "hpdl" adds (ReduceOp.SUM){more}; it has no {name}: {USE_GLOO}')
+        remedy = "multiply first, and add" if name == "PREMUL_SUM" else USE_GLOO
+        raise NotImplementedError(f'{op} of the backend "hpdl" adds (ReduceOp.SUM){more}; it has no {name}: {remedy}')
     for x in tensors:
         if dtype_name(x.dtype) not in ITEMSIZE:
-            raise ValueError(f"{op} adds {', '.join(DTYPES)}, not {dtype_name(x.dtype)}: {USE_GLOO}")
+            near = "torch.float32" if x.is_floating_point() else "torch.int64"
+            remedy = USE_GLOO if x.dtype in ADDED_BY_GLOO else f"nor does gloo; convert it, x.to({near})"
+            raise ValueError(f"{op} adds {', '.join(DTYPES)}, not {dtype_name(x.dtype)}: {remedy}")

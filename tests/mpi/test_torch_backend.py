@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpdl_lab.comm.errors import CommError, Mismatch
 from hpdl_lab.torch_backend import HpdlGroup, process_group
+from hpdl_lab.torch_backend.group import ADDED_BY_GLOO
 
 
 @pytest.fixture
@@ -130,7 +131,24 @@ def test_what_it_does_not_know_names_what_to_use(comm, group):
         dist.reduce(torch.ones(3), 0, op=dist.ReduceOp.MAX)
     with pytest.raises(ValueError, match="all_reduce adds float32, .*, not bool: use gloo for this: dist.new_group"):
         dist.all_reduce(torch.ones(3, dtype=torch.bool))
+    with pytest.raises(NotImplementedError, match="it has no PREMUL_SUM: multiply first, and add"):
+        dist.all_reduce(torch.ones(3), op=dist._make_nccl_premul_sum(2.0))
+    for dtype, near in ((torch.int16, "int64"), (torch.float8_e4m3fn, "float32")):
+        with pytest.raises(ValueError, match=rf"nor does gloo; convert it, x\.to\(torch\.{near}\)"):
+            dist.all_reduce(torch.ones(3).to(dtype))
     assert comm.all_reduce(torch.ones(1)) == comm.size
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.complex64, torch.int16, torch.float8_e4m3fn])
+def test_gloo_adds_what_the_sentences_above_send_to_it_and_nothing_else(comm, dtype):
+    x = torch.ones(3).to(dtype)
+    with process_group(comm):
+        if dtype in ADDED_BY_GLOO:
+            dist.all_reduce(x)
+            assert (x == torch.ones(3).mul(comm.size).to(dtype)).all()
+        else:
+            with pytest.raises(RuntimeError, match="Invalid scalar type"):
+                dist.all_reduce(x)
 
 
 @pytest.mark.parametrize("later", [False, True])
