@@ -4,12 +4,13 @@ import fcntl
 import os
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from . import frames, session_dir
+from . import clocks, frames, session_dir
 from .errors import EngineError, EngineMute
 
 HELLO_SECONDS = 10.0  # an engine that imports may be slow to answer
+CLOCK_SECONDS = 1.0  # for an answer of a few bytes
 FIRST_RUN = 1 << 20  # `comm.world()` in a cell of %px numbers its runs from 1
 
 
@@ -19,11 +20,16 @@ class EngineConnection:
     def __init__(self, path, rank):
         self.rank = rank
         self.reader = frames.Reader()
+        self.clock = clocks.Offset()
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(HELLO_SECONDS)
         try:
+            before = time.monotonic_ns()
             self.socket.connect(session_dir.engine_socket(path, rank))
             ((_, self.info),) = self._first()
+            self.clock.take([(before, self.info.pop("now_ns"), time.monotonic_ns())])
+            if self.clock.ns:
+                self.set_clock()
         except BaseException:
             self.socket.close()
             raise
@@ -36,6 +42,24 @@ class EngineConnection:
                 raise ConnectionResetError(f"engine {self.rank} closed the connection")
             if messages := list(self.reader.feed(data)):
                 return messages
+
+    def set_clock(self):
+        """Ask an engine with another clock for its time. Raises OSError when it is gone, or does not answer."""
+        answers = []
+        for _ in range(clocks.QUESTIONS):
+            before = time.monotonic_ns()
+            self.send(frames.STATE, None)
+            ((_, told),) = self._first()
+            answers.append((before, told["now_ns"], time.monotonic_ns()))
+        self.clock.take(answers)
+
+    def refresh_clock(self):
+        """Before a run: ask again where clocks may have drifted apart. Who does not answer is found out by the run."""
+        if self.clock.stale:
+            self.socket.settimeout(CLOCK_SECONDS)
+            with suppress(OSError):
+                self.set_clock()
+            self.socket.settimeout(None)
 
     def fileno(self):
         return self.socket.fileno()

@@ -81,6 +81,8 @@ class Crew:
         }
         with self._lock.held() as number:
             engines = [self.engines[rank] for rank in chosen]
+            for engine in engines:
+                engine.refresh_clock()
             run = self._under_way = Run(number, engines, on_row)
             try:
                 run.execute([content | {"run": number, "own": each} for each in own])

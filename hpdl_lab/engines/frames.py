@@ -1,7 +1,7 @@
 """The messages between a notebook's kernel and an engine: one byte of kind, eight of length, then a pickle.
 
 kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}     INTERRUPT run     STATE None
-engine -> kernel   HELLO {rank, pid, host, cores, gpu}    ROW row    TEXT (stream, text)    DONE outcome
+engine -> kernel   HELLO {rank, pid, host, ..., now_ns}    ROW row    TEXT (stream, text)    DONE outcome
                    STATE {slot, now_ns}
 """
 

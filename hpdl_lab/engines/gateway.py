@@ -117,7 +117,7 @@ class Gateway:
                 return
         with open(connection_file) as file:
             peer.send(connection=json.load(file))
-        server, ending = None, f"was lost with its node {node}"
+        server, ending = None, f"vanished with node {node}"
         while told := await peer.receive():
             if "exit" in told:
                 ending = str(told["exit"])

@@ -22,11 +22,11 @@ NONCE = 32  # bytes
 PROOF = hashlib.sha256().digest_size
 SECONDS = 15.0  # for TLS and proofs together: who does not prove itself in time holds no connection
 ANONYMOUS = "AECDH-AES256-SHA:@SECLEVEL=0"  # the level refuses whatever has no certificate: the key stands in for it
-KEEPALIVE = {  # a machine that has lost its power says no farewell: 25 s without any answer are one
-    socket.TCP_KEEPIDLE: 10,
-    socket.TCP_KEEPINTVL: 5,
+KEEPALIVE = {  # a machine that has lost its power says no farewell: 13 s without any answer are one
+    socket.TCP_KEEPIDLE: 4,
+    socket.TCP_KEEPINTVL: 3,
     socket.TCP_KEEPCNT: 3,
-    socket.TCP_USER_TIMEOUT: 25_000,
+    socket.TCP_USER_TIMEOUT: 13_000,
 }
 LIMIT = 1 << 20  # bytes that wait in memory for an end that reads slowly
 

@@ -31,7 +31,8 @@ class Launching:
         self.spawn("engines", launch.engines_argv(self.path, self.layout))
         with open(session_dir.session_file(self.path), "w", opener=session_dir.readable_by_me) as file:
             json.dump(self.layout._asdict(), file)
-        self.wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.layout.n)])
+        seconds = slurm.START_SECONDS if self.layout.where == "slurm" else START_SECONDS
+        self.wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.layout.n)], seconds)
         self.keeper.ask("ready")
 
     def spawn(self, name, argv, **options):
@@ -51,6 +52,8 @@ class Launching:
             if now > look:
                 look = now + 0.25
                 ended = self.ended()
+                if told := slurm.ended(self.path):
+                    raise EngineError(told)
                 ranks = range(self.layout.n)
                 dead = [rank for rank in ranks if os.path.exists(session_dir.exit_file(self.path, rank))]
                 if ended or dead or now > give_up:

@@ -53,6 +53,8 @@ def wanted(n, where=None, link=None, hosts=None, device=None, running=None, **jo
     check_whole(n, "the number of engines", "lab.start(4)")
     if n < 1:
         raise ValueError(f"{n} engines cannot do anything: start at least 1, as in lab.start(4)")
+    if unknown := set(job) - set(slurm_options.NAMES):
+        raise TypeError(f"unknown: {', '.join(sorted(unknown))}=; Slurm is asked by {', '.join(slurm_options.NAMES)}")
     job = {name: value for name, value in job.items() if value is not None}
     place = choice("where", where, PLACES) or (running.where if running else None) or implied(link, hosts, job)
     if place != "slurm" and job:

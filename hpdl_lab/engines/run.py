@@ -122,7 +122,7 @@ class Run:
         elif kind == frames.STATE:
             self.states.take(rank, content)
         elif kind == frames.DONE:
-            self.outcomes[rank] = content
+            self.outcomes[rank] = self.engines[rank].clock.moved(content)
             self.states.take(rank, content["state"])
             self.pending.discard(rank)
             self.output.finish(rank)

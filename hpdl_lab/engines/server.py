@@ -10,7 +10,8 @@ import signal
 import socket
 import threading
 
-from ..comm.mpi import machine_id
+from ..comm.mpi import HOST, machine_id
+from ..trace import now_ns
 from . import frames
 from .states import told_by
 from .task import execute, interrupted
@@ -172,10 +173,11 @@ def describe(rank):
     return {
         "rank": rank,
         "pid": os.getpid(),
-        "host": socket.gethostname(),
+        "host": os.environ.get(HOST) or socket.gethostname(),
         "machine": machine_id(),
         "cores": sorted(os.sched_getaffinity(0)),
         "gpu": gpu_of(rank),
+        "now_ns": now_ns(),
     }
 
 

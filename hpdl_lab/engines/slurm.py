@@ -12,17 +12,18 @@ import json
 import shutil
 import sys
 import time
+from contextlib import suppress
 
 from . import diagnosis, session_dir, shared_dir, slurm_job, step
 from .errors import EngineError
 from .queue_line import QueueLine
 
 JOB = ("gateway", "job")
-FIRST_IMPORT = 240  # s: all nodes read the same files of one file system, some for the first time
+START_SECONDS = 240  # all nodes read the same files of one file system, some for the first time
 GATEWAY_FAREWELL, JOB_FAREWELL = 5.0, 20.0  # s: to remove a folder; for scancel
 LOOK = 0.1  # s between two looks at the state of the job
 NEWS = 10.0  # s: until Slurm has noticed, and told, that a node or a job has gone
-LOST = ("was lost", "has gone")  # what is said of an engine that said nothing of its end: by the gateway, and here
+LOST = ("vanished", "has gone")  # what is said of an engine that said nothing of its end: by the gateway, and here
 
 
 def check():
@@ -55,11 +56,11 @@ def prepare(launching):
         launching.spawn("job", argv, farewell=JOB_FAREWELL)
     with QueueLine() as line:
         while (told := state(path)).get("state") != "running":
-            ended = launching.ended()
-            if told.get("state") == "ended":
-                raise EngineError(told["text"])
-            if ended and state(path).get("state") != "ended":  # else it has come meanwhile
-                raise EngineError(diagnosis.start_failure(path, launching.layout.n, ended, 0))
+            gone = launching.ended()
+            if text := ended(path):  # looked at after `gone`: the process "job" writes it before it ends
+                raise EngineError(text)
+            if gone:
+                raise EngineError(diagnosis.start_failure(path, launching.layout.n, gone, 0))
             if told:
                 line.show(told["text"])
             time.sleep(LOOK)
@@ -70,8 +71,17 @@ def kept(path, running, before, wanted):
 
     running: names of the processes that are alive.
     """
-    same = before == wanted and before.where == "slurm"
-    return JOB if same and set(JOB) <= set(running) and state(path).get("state") == "running" else ()
+    same = before == wanted and before.where == "slurm" and set(JOB) <= set(running)
+    return JOB if same and state(path).get("state") == "running" and not lost_a_node(path, before.n) else ()
+
+
+def lost_a_node(path, n):
+    """Has one of `n` engines vanished? Then the job can start no engines there, though Slurm may not know it yet."""
+    for rank in range(n):
+        with suppress(OSError), open(session_dir.exit_file(path, rank)) as file:
+            if file.read().startswith(LOST):
+                return True
+    return False
 
 
 def state(path):
@@ -83,15 +93,21 @@ def state(path):
         return {}
 
 
+def ended(path):
+    """How the job ended, as a sentence; None while it has not."""
+    told = state(path)
+    return told["text"] if told.get("state") == "ended" else None
+
+
 def end_of_job(path, endings):
     """How the job ended, as a sentence without its full stop; None while it runs.
 
-    endings: what is known of the engines that have gone. Where they were lost, Slurm is given time to say why.
+    endings: what is known of the engines that have gone. Where they vanished, Slurm is given time to say why.
     """
-    lost = any(ending.startswith(LOST) for ending in endings)
-    give_up = time.monotonic() + (NEWS if lost else 0)
-    while (told := state(path)).get("state") != "ended":
+    vanished = any(ending.startswith(LOST) for ending in endings)
+    give_up = time.monotonic() + (NEWS if vanished else 0)
+    while (text := ended(path)) is None:
         if time.monotonic() >= give_up:
             return None
         time.sleep(LOOK)
-    return told["text"].rstrip(".")
+    return text.rstrip(".")

@@ -27,22 +27,25 @@ class _Notebook:
         """The engine cluster that this notebook uses, or None when there is none."""
         return self._cluster if self._cluster is not None and self._cluster.alive() else None
 
-    def start(self, n=4, where=None, link=None, hosts=None, device=None):
-        """Start `n` MPI engines, or attach to those that run: another notebook's, or those of `hpdl cluster emulate`.
+    def start(self, n=4, where=None, link=None, hosts=None, device=None, **job):
+        """Start `n` MPI engines, or attach to those that run: another notebook's, or those of `hpdl cluster`.
 
         Called again it changes nothing; with another number, or place, it replaces the engines, and says so. What is
         not given stays as it runs.
 
         Args:    n: number of engines, 1 at least; the MPI rank of an engine is its id.
                  where: "local": all on this machine as it is; "emulated": on hosts that this machine emulates, each
-                 with a name and a network link of its own, between which messages go by TCP. Default "local".
+                 with a name and a network link of its own, between which messages go by TCP; "slurm": on nodes that
+                 Slurm gives to a job of this user, which ends with the engines. Default "local".
                  link: of each emulated host, in both directions, as `tc` spells it: "100mbit", "1gbit" (default).
                  hosts: emulated hosts that share the engines; default one for each engine.
-                 device: "cpu" (default) or "cuda".
+                 device: "cpu" (default) or "cuda" (with gpus=).
+                 job: what Slurm is asked for: partition="gpu", nodes=2 (that share the engines evenly), gpus=1 (for
+                 each engine), time="1:30:00", account=, qos=, reservation=, wait=600 (s in the queue at most).
         Returns: the Cluster, which shows who runs where; `with lab.start(4):` stops it at the end.
         Raises:  ValueError, EngineError: one sentence with the numbers and the remedy.
         """
-        how = {"where": where, "link": link, "hosts": hosts, "device": device}
+        how = {"where": where, "link": link, "hosts": hosts, "device": device, **job}
         if self.running() is None:
             self._cluster = Cluster.start(n, **how)
             if self._cluster.attached:
