@@ -14,7 +14,13 @@ import difflib
 import uuid
 
 import nbformat
-from merge3 import Merge3
+
+try:
+    from merge3 import Merge3
+except ImportError:
+    raise ImportError(
+        "merging notebooks needs merge3, of the extra hub: make hub, or pip install -c constraints.txt -e '.[hub]'"
+    ) from None
 
 ALIKE = 0.6  # from difflib, for which "a ratio over 0.6 means the sequences are close matches"
 
