@@ -1,0 +1,187 @@
+"""Connections between machines: only who has the key gets in, nobody in the middle, and a wiretap reads nothing."""
+
+import asyncio
+import contextlib
+import ssl
+
+import pytest
+
+from hpdl_lab.engines import handshake
+
+KEY, OTHER = handshake.new_key(), handshake.new_key()
+SECRET = b"what an attendee computes" * 40
+
+
+class Gateway:
+    """Accepts connections as gateway.py does and sends SECRET to whom it accepts."""
+
+    def __init__(self):
+        self.accepted, self.refused = 0, []
+        self.change = asyncio.Condition()
+
+    async def on_node(self, reader, writer):
+        try:
+            await handshake.accept(reader, writer, KEY)
+        except (OSError, TimeoutError) as error:
+            self.refused.append(error)
+            writer.transport.abort()
+        else:
+            self.accepted += 1
+            writer.write(SECRET)
+            await writer.drain()
+            writer.close()
+        async with self.change:
+            self.change.notify_all()
+
+    async def until(self, true):
+        """Return when `true()`."""
+        async with self.change, asyncio.timeout(30):
+            await self.change.wait_for(true)
+
+
+@contextlib.asynccontextmanager
+async def gateway():
+    """A (Gateway, port) on the loopback address."""
+    one = Gateway()
+    server = await asyncio.start_server(
+        one.on_node, "127.0.0.1", 0, ssl=handshake.context("gateway"), ssl_handshake_timeout=30
+    )
+    async with server:
+        yield one, server.sockets[0].getsockname()[1]
+
+
+@contextlib.asynccontextmanager
+async def between(port, seen):
+    """A port whose bytes pass to `port` and back, and are kept in `seen`."""
+
+    async def copy(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                seen.extend(data)
+                writer.write(data)
+        writer.close()
+
+    async def on_connection(reader, writer):
+        streams = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(copy(reader, streams[1]), copy(streams[0], writer))
+
+    async with await asyncio.start_server(on_connection, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@contextlib.asynccontextmanager
+async def in_the_middle(port):
+    """A port that speaks TLS with either end, without the key, and passes on all that they say."""
+
+    async def copy(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    async def on_node(reader, writer):
+        streams = await asyncio.open_connection("127.0.0.1", port, ssl=handshake.context("node"))
+        await asyncio.gather(copy(reader, streams[1]), copy(streams[0], writer))
+
+    context = handshake.context("gateway")
+    async with await asyncio.start_server(on_node, "127.0.0.1", 0, ssl=context) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def test_who_has_the_key_gets_in_and_a_wiretap_reads_nothing():
+    async def both():
+        seen = bytearray()
+        async with gateway() as (one, port), between(port, seen) as tapped:
+            reader, writer = await handshake.connect("127.0.0.1", tapped, KEY)
+            assert await reader.read(-1) == SECRET
+            assert writer.get_extra_info("ssl_object").cipher()[2] == 256  # bits
+            writer.close()
+            assert (one.accepted, one.refused) == (1, [])
+        assert len(seen) > len(SECRET)
+        assert SECRET[:25] not in seen and KEY.encode() not in seen and bytes.fromhex(KEY) not in seen
+
+    asyncio.run(both())
+
+
+def test_who_has_another_key_stays_outside():
+    async def stranger():
+        async with gateway() as (one, port):
+            with pytest.raises(handshake.Stranger):
+                await handshake.connect("127.0.0.1", port, OTHER)
+            await one.until(lambda: one.refused)
+            assert one.accepted == 0
+            assert "does not have the key of this session" in str(one.refused[0])
+
+    asyncio.run(stranger())
+
+
+def test_a_node_tells_nothing_to_a_gateway_without_the_key():
+    async def pretender(reader, writer):
+        writer.write(b"n" * handshake.NONCE)
+        await reader.readexactly(handshake.NONCE + handshake.PROOF)
+        writer.write(b"p" * handshake.PROOF)
+
+    async def node():
+        context = handshake.context("gateway")
+        async with await asyncio.start_server(pretender, "127.0.0.1", 0, ssl=context) as server:
+            with pytest.raises(handshake.Stranger, match="is not the gateway of this session"):
+                await handshake.connect("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+
+    asyncio.run(node())
+
+
+def test_nobody_in_the_middle_passes_proofs_on():
+    """Both ends have the key; who sits between them has two channels, whose bindings differ."""
+
+    async def both():
+        async with gateway() as (one, port), in_the_middle(port) as middle:
+            with pytest.raises(handshake.Stranger):
+                await handshake.connect("127.0.0.1", middle, KEY)
+            await one.until(lambda: one.refused)
+            assert one.accepted == 0
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 400, b""], ids=["http", "noise", "eof"]
+)
+def test_what_speaks_no_tls_is_let_go(said):
+    async def somebody():
+        async with gateway() as (one, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(said)
+            if not said:
+                writer.write_eof()
+            with contextlib.suppress(OSError):
+                async with asyncio.timeout(30):
+                    await reader.read(-1)  # until the gateway closes
+            writer.close()
+            assert one.accepted == 0
+
+    asyncio.run(somebody())
+
+
+def test_who_says_nothing_holds_no_connection(monkeypatch):
+    monkeypatch.setattr(handshake, "SECONDS", 0.3)
+
+    async def silent():
+        async with gateway() as (one, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=handshake.context("node"))
+            await one.until(lambda: one.refused)
+            assert isinstance(one.refused[0], TimeoutError) and one.accepted == 0
+            writer.transport.abort()
+
+    asyncio.run(silent())
+
+
+def test_a_browser_or_a_scanner_finds_no_common_cipher():
+    async def scanner():
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        async with gateway() as (one, port):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            assert one.accepted == 0
+
+    asyncio.run(scanner())
