@@ -21,7 +21,7 @@ def command(given, account, argv, groups=(), log=None):
         "groups": list(groups),
         "limits": limits.of_process(given, bool(groups)),
         "cores": limits.cores_of(given, account.name),
-        "nice": limits.NICE,
+        "nice": 0 if groups else limits.NICE,
         "log": log and os.path.join(account.home, log),
         "view": reach.view(given, account.home) if given.isolated else [],
     }

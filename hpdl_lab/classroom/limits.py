@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-NICE = 5  # the hub and its proxy go first
+NICE = 5  # where no group shares out the CPU: the hub and its proxy go first
 PROCESSES = 1024  # of one attendee, threads included: JupyterLab, two kernels and 8 engines take about 200
 PERIOD = 100_000  # microseconds in which a group's share of CPU time is counted
 SECONDS = 10  # for a group to be empty after its processes were killed
@@ -60,10 +60,12 @@ def values(version, memory, cores):
     """{controller, or "all": [(file, value)]} of one attendee."""
     quota = int(cores * PERIOD)
     if version == 2:
-        return {"all": [("memory.max", memory), ("cpu.max", f"{quota} {PERIOD}"), ("pids.max", PROCESSES)]}
+        weight = max(1, int(cores * 100))  # a group that waits for a core weighs as much as so many processes
+        cpu = [("cpu.max", f"{quota} {PERIOD}"), ("cpu.weight", weight)]
+        return {"all": [("memory.max", memory), *cpu, ("pids.max", PROCESSES)]}
     return {
         "memory": [("memory.limit_in_bytes", memory)],
-        "cpu": [("cpu.cfs_period_us", PERIOD), ("cpu.cfs_quota_us", quota)],
+        "cpu": [("cpu.cfs_period_us", PERIOD), ("cpu.cfs_quota_us", quota), ("cpu.shares", max(2, int(cores * 1024)))],
         "pids": [("pids.max", PROCESSES)],
     }
 
@@ -130,7 +132,8 @@ def cores_of(settings, name):
 def said(settings):
     """What is in force, as sentences."""
     group, why_not = of(settings), settings.why_no_groups
-    memory, cores = f"{settings.memory_limit / 1e9:.1f} GB", f"{settings.core_limit:g} cores"
+    n = settings.core_limit
+    memory, cores = f"{settings.memory_limit / 1e9:.1f} GB", f"{n:g} {'core' if n == 1 else 'cores'}"
     if group:
         return [
             f"Each attendee has {memory} of memory, {cores} and {PROCESSES:,} processes at most, by control groups "

@@ -125,7 +125,7 @@ def size(text):
         nbytes = float(digits) * UNITS[unit]
     except (ValueError, KeyError):
         raise argparse.ArgumentTypeError(f"{text} is no amount of memory, such as 3G") from None
-    if nbytes < 0.5e9:
+    if not nbytes >= 0.5e9:  # "nan" as well
         raise argparse.ArgumentTypeError(f"{text} is too little: JupyterLab and a kernel with torch take 0.5G")
     return int(nbytes)
 

@@ -17,6 +17,7 @@ from .hosts import INTERFACE
 FORKER = ".gforker"  # of MPICH: "mpiexec.gforker"
 
 ENGINE_NBYTES = 300e6  # resident memory of an engine that has imported torch
+MOST_ENGINES = "HPDL_MOST_ENGINES"  # in the environment of a hub's attendees
 MOST_PER_CORE = 64  # beyond that a machine only switches between processes
 
 # Libraries that each want every core make four engines on two cores run at a tenth of their speed.
@@ -64,6 +65,11 @@ def check(layout):
     if layout.where == "slurm":
         return slurm.check()
     n, cores, free = layout.n, features.cores(), memory_available()
+    if n > (given := int(os.environ.get(MOST_ENGINES, n))):
+        raise EngineError(
+            f"this hub gives each attendee {given} engines, {n:,} were asked for: lab.start({given}), or simulate: "
+            f"sim.run({n}, fn)"
+        )
     most = max(1, min(int(free / ENGINE_NBYTES), MOST_PER_CORE * cores))
     if n > most:
         raise EngineError(
