@@ -64,8 +64,9 @@ class Job:
             self.tell("ended", text=slurm_reasons.NO_SLURM.format(n=self.n))
             return False
         if code != 0 or not out.strip():
-            partitions = slurm_queue.partitions()
-            self.tell("ended", text=slurm_reasons.refusal(err, self.n, " ".join(asked), partitions))
+            if code < 0:  # it was not waited for any longer: perhaps the job has been taken meanwhile
+                self.cancel()
+            self.tell("ended", text=slurm_reasons.refusal(err, self.n, " ".join(asked), slurm_queue.partitions))
             return False
         self.number = out.strip().partition(";")[0]  # behind it, the cluster's name
         return True

@@ -104,12 +104,18 @@ NO_OUTPUT_FILE = "0:53"  # how Slurm says that the folder of a job's output is n
 
 
 def refusal(said, n, asked, partitions):
-    """The sentence for what sbatch printed instead of taking the job of `n` engines."""
+    """The sentence for what sbatch printed instead of taking the job.
+
+    Args:    n: engines. asked: the options of sbatch. partitions: a function that returns the names of those there are.
+    """
     last = said.strip().rpartition("\n")[2] or "nothing"
     slurm = re.sub(r"^sbatch: (error|fatal): (Batch job submission failed: )?", "", last)
     for words, remedy in REFUSED:
         if re.search(words, said):
-            return f"Slurm refused the job: {remedy.format(n=n, slurm=slurm, asked=asked, partitions=partitions)}"
+            known = {"n": n, "slurm": slurm, "asked": asked}
+            if "{partitions}" in remedy:
+                known["partitions"] = partitions()
+            return f"Slurm refused the job: {remedy.format(**known)}"
     return f"Slurm refused the job: {slurm}"
 
 

@@ -47,10 +47,10 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 ReturnToService=2
 KillWait=2
-SlurmdTimeout={node_timeout}
 SchedulerParameters=bf_interval=1,sched_min_interval=0
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
+{changed}
 {nodes}
 PartitionName=class Nodes=ALL Default=YES MaxTime=60 State=UP
 PartitionName=short Nodes=n1 MaxNodes=1 MaxTime=10 State=UP
@@ -118,8 +118,8 @@ class Slurm:
         for name in self.addresses:
             self.start_node(name)
 
-    def configure(self, node_timeout=300):
-        """Write slurm.conf. node_timeout: seconds without an answer after which a node counts as failed."""
+    def configure(self, **changed):
+        """Write slurm.conf, with `changed` in front: of several lines for one thing Slurm reads the first."""
         host = socket.gethostname().partition(".")[0]
         mine = "" if self.network else f"NodeHostname={host}"
         nodes = [
@@ -132,8 +132,8 @@ class Slurm:
             port=self.port,
             user=pwd.getpwuid(os.geteuid()).pw_name,
             folder=self.folder,
-            node_timeout=node_timeout,
             nodes="\n".join(nodes),
+            changed="\n".join(f"{name}={value}" for name, value in changed.items()),
         )
         for name, content in {"gres.conf": GPUS, "cgroup.conf": "CgroupPlugin=cgroup/v1\n", "slurm.conf": text}.items():
             new = self.folder / f"{name}.new"
@@ -144,6 +144,12 @@ class Slurm:
         """Start slurmctld; return when it answers."""
         self._run("slurmctld", "slurmctld", "-D")
         self._wait_for("slurmctld", lambda: self.ask("scontrol", "ping").returncode == 0)
+
+    def restart_controller(self, **changed):
+        """slurmctld with `changed` lines in slurm.conf, such as SlurmdTimeout=3; without, with those of the start."""
+        self.kill("slurmctld")
+        self.configure(**changed)
+        self.start_controller()
 
     def start_node(self, name):
         """Start the slurmd of node `name`; return when it takes jobs."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import time
 
 import psutil
@@ -13,11 +14,21 @@ from tests.slurm.controller import Slurm
 def test_nodes_are_machines_of_their_own(slurm, private_runtime_dir):
     if not slurm.network:
         pytest.skip("this system allows no namespaces: both nodes share this machine")
-    where = f"hostname; ls /proc | grep -cx {os.getpid()}; ls {private_runtime_dir} | wc -l; ls /dev/shm | wc -l"
-    open(os.path.join(private_runtime_dir, "here"), "w").close()
-    done = slurm.ask("srun", "--nodes=2", "--ntasks=2", "--label", "sh", "-c", where)
-    told = sorted(done.stdout.splitlines())
-    assert told == ["0: 0", "0: 0", "0: 0", "0: n1", "1: 0", "1: 0", "1: 0", "1: n2"], done
+    name = f"here-{os.getpid()}"
+    files = [os.path.join(folder, name) for folder in (private_runtime_dir, "/dev/shm")]
+    for file in files:
+        open(file, "w").close()
+    try:
+        look = f"hostname; ls -d {' '.join(files)} /proc/{os.getpid()} 2>/dev/null; ip -oneline -4 address show net0"
+        done = slurm.ask("srun", "--nodes=2", "--ntasks=2", "--label", "sh", "-c", look)
+    finally:
+        for file in files:
+            os.unlink(file)
+    first, second = (f"{slurm.network.node_address(number)}/24" for number in (1, 2))
+    told = [
+        re.findall(r"n[12]$|[0-9.]+/24", line) for line in sorted(done.stdout.splitlines(), key=lambda line: line[0])
+    ]
+    assert told == [["n1"], [first], ["n2"], [second]], done
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["machines of their own", "one machine"])
