@@ -15,6 +15,7 @@ import itertools
 import multiprocessing
 import os
 import stat
+import warnings
 from concurrent import futures
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from . import forms
 from .merge import merge
 
 HIDDEN = ".hpdl-release"
+NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError, nbformat.ValidationError)
 
 
 def write(folder, source=None):
@@ -67,6 +69,8 @@ def bring(folder, name, form):
     if not path.exists():
         said = f"{name}: written" if base is None else f"{name}: was missing, written anew"
         replace(path, form)
+    elif not os.access(path, os.R_OK):
+        return f"{name} may not be read by you: left alone"
     elif (theirs := path.read_bytes()) in (form, base):
         said = None if theirs == form else f"{name}: updated, there was nothing of yours in it"
         if theirs != form:
@@ -111,12 +115,12 @@ def started_from(base, mine):
 def parsed(text):
     """The notebook of these bytes. Raises ValueError, with the reason, where it is none that Jupyter could open."""
     try:
-        notebook = nbformat.reads(text.decode(), as_version=4)
-        nbformat.validate(notebook, relax_add_props=True)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError("no notebook") from error
-    except (ValueError, nbformat.ValidationError) as error:
-        raise ValueError(str(error).strip().splitlines()[0][:100]) from error
+        notebook = nbformat.v4.reads(text.decode())
+        with warnings.catch_warnings(action="ignore"):  # of cells without ids, as older programs leave them
+            nbformat.validate(notebook, version=4, relax_add_props=True)
+        nbformat.writes(notebook).encode()
+    except NOT_SO_WRITTEN as error:
+        raise ValueError("this is not how the cells of a notebook are written") from error
     return notebook
 
 
