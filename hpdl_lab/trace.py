@@ -172,6 +172,21 @@ def source_line(filename, lineno):
     return f"{os.path.basename(filename)}:{lineno}"
 
 
+def seconds_text(seconds):
+    """0.0021 -> "2.1 ms": three digits and the unit that suits."""
+    for unit, scale in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * scale:
+            return f"{number_text(seconds / scale)} {unit}"
+    return f"{number_text(seconds * 1e9)} ns" if seconds > 0 else "0 s"
+
+
+def number_text(value):
+    """Three digits: 0.123, 12.3, 123, 12,300; an exponent only below 0.0001."""
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}".replace("e-0", "e-")
+
+
 def bytes_sent(events):
     """Bytes sent by each rank: {rank: bytes}."""
     total = {}

@@ -1,6 +1,7 @@
 """How stuck ranks are described: the table, and the reason that each rule gives for waits made by hand."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -205,6 +206,12 @@ def test_the_table():
         "  4     failed    KeyError                                                                           cell:4",
         "  cycle: 0 -> 1 -> 0",
     ]
+
+
+def test_short_waits_are_told_in_a_unit_that_people_read():
+    waits = [replace(waiting(0, "recv", 1), seconds=2.01e-6), replace(waiting(1, "recv", 0), seconds=0.0451)]
+    assert [line.split("  ")[-2] for line in describe_waits(waits)[1:3]] == ["2.01 µs", "45.1 ms"]
+    assert str(waits[0]) == "rank 0 waits in recv of 8 bytes from rank 1 since 2.01 µs  (cell:0)"
 
 
 def test_the_table_of_many_ranks_shows_one_of_each_kind():

@@ -306,15 +306,6 @@ def test_texts():
     assert [style.bytes_text(n) for n in (4, 1000, 1024, 2**22, 3 * 2**30)] == [
         "4 B", "1,000 B", "1 KiB", "4 MiB", "3 GiB"
     ]  # fmt: skip
-    assert [style.seconds_text(s) for s in (0, 3e-9, 1.5e-6, 0.0021, 0.9999, 12.34, 5000)] == [
-        "0 s", "3 ns", "1.5 µs", "2.1 ms", "1 s", "12.3 s", "5,000 s"
-    ]  # fmt: skip
-
-
-def test_numbers():
-    assert [style.number_text(v) for v in (0, 1e-5, 0.1234, 12.34, 999.4, 12300, float("inf"))] == [
-        "0", "1e-5", "0.123", "12.3", "999", "12,300", "inf"
-    ]  # fmt: skip
 
 
 def test_labels_are_spread_and_stay_inside():

@@ -9,7 +9,17 @@ import numpy as np
 
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
-from hpdl_lab.trace import Event, Trace, bytes_sent, line_of, save_chrome, source_line, to_chrome
+from hpdl_lab.trace import (
+    Event,
+    Trace,
+    bytes_sent,
+    line_of,
+    number_text,
+    save_chrome,
+    seconds_text,
+    source_line,
+    to_chrome,
+)
 
 
 def test_events_are_keyed_by_rank_and_step_and_name_the_line():
@@ -134,3 +144,12 @@ def test_a_line_is_not_one_that_a_namedtuple_has_written_for_itself():
 def test_a_line_is_the_attendees_or_none():
     results = sim.run(2, ring.all_reduce, np.zeros(4))  # no line of this file runs on a rank
     assert {e.line for e in results.events} == {""}
+
+
+def test_times_and_numbers_as_people_read_them():
+    assert [seconds_text(s) for s in (0, 3e-9, 1.5e-6, 0.0021, 0.9999, 12.34, 5000)] == [
+        "0 s", "3 ns", "1.5 µs", "2.1 ms", "1 s", "12.3 s", "5,000 s"
+    ]  # fmt: skip
+    assert [number_text(v) for v in (0, 1e-5, 0.1234, 12.34, 999.4, 12300, float("inf"))] == [
+        "0", "1e-5", "0.123", "12.3", "999", "12,300", "inf"
+    ]  # fmt: skip

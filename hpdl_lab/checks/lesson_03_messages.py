@@ -6,6 +6,7 @@ from ..collectives import cost
 from ..comm import PerRank
 from ..comm.network import Switch
 from ..parallel import messages
+from ..trace import seconds_text
 from . import answers_03 as answers
 from .ranks import ALONE, capital, case, count, in_company, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
@@ -153,7 +154,10 @@ def explain_line(a, b, alpha, beta, name):
     if a == 0:
         return "alpha", "Without alpha an empty message would cost nothing. What does the smallest message take?"
     if name == "alpha" and abs(a - alpha) > alpha:
-        return "alpha", f"The message of {SIZES[0]} bytes took {alpha + SIZES[0] * beta:.3g} s: nearly all alpha."
+        return (
+            "alpha",
+            f"The message of {SIZES[0]} bytes took {seconds_text(alpha + SIZES[0] * beta)}: nearly all alpha.",
+        )
     if name == "alpha":
         return "alpha", (
             "Where all seconds count alike, a small error in the time of the largest message outweighs all that the "
@@ -232,7 +236,7 @@ EXERCISES = (
             WrongAnswer(answers.line_through_the_origin, "alpha", "an empty message would cost nothing"),
             WrongAnswer(answers.all_seconds_count_alike, "alpha", "Where all seconds count alike"),
             WrongAnswer(answers.round_trip_for_one_way, "factor", "those of one way already"),
-            WrongAnswer(answers.mean_time_for_alpha, "alpha", "The message of 8 bytes took 1e-06 s"),
+            WrongAnswer(answers.mean_time_for_alpha, "alpha", "The message of 8 bytes took 1 µs"),
             WrongAnswer(answers.only_alpha, "returns", "return two numbers"),
             WrongAnswer(answers.by_the_small_ones, "beta", "The large ones, where alpha hardly counts"),
         ),

@@ -2,6 +2,7 @@
 
 from ..collectives import choose as reference
 from ..collectives import cost
+from ..trace import seconds_text
 from . import answers_04_choose as answers
 from .ranks import capital, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
@@ -67,8 +68,8 @@ def check_name(name, costs, p, nbytes, where):
     if seconds[name] > seconds[best] * (1 + TIE):
         taken, least = costs[name](p, nbytes), costs[best](p, nbytes)
         message = (
-            f"{capital(case)} you say {name}, which takes {seconds[name]:.3g} s: {taken.steps} steps and "
-            f"{taken.nbytes:,.0f} bytes. {best} takes {seconds[best]:.3g} s: {least.steps} steps and "
+            f"{capital(case)} you say {name}, which takes {seconds_text(seconds[name])}: {taken.steps} steps and "
+            f"{taken.nbytes:,.0f} bytes. {best} takes {seconds_text(seconds[best])}: {least.steps} steps and "
             f"{least.nbytes:,.0f} bytes."
         )
         steps, moved = (taken.steps - least.steps) * alpha, (taken.nbytes - least.nbytes) * beta

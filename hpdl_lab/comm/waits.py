@@ -5,6 +5,8 @@ A list of Wait, one per rank, is the wait-for graph of a run: `reasons.py` finds
 
 from dataclasses import dataclass
 
+from ..trace import seconds_text
+
 MOST_ROWS = 16  # of the table: of more ranks, one stands for all that do the same in the same line
 
 
@@ -70,7 +72,7 @@ class Wait:
             return f"rank {self.rank} {self.state}{at}"
         size = f" of {self.nbytes:,} bytes" if self.nbytes else ""
         whom = f" {self.with_whom}" if self.peers else ""
-        return f"rank {self.rank} waits in {self.what}{size}{whom} since {self.seconds:.3g} s{at}"
+        return f"rank {self.rank} waits in {self.what}{size}{whom} since {seconds_text(self.seconds)}{at}"
 
     @property
     def what(self):
@@ -145,7 +147,7 @@ def row(w):
         w.with_whom if w.peers else "",
         f"{w.nbytes:,}" if w.nbytes else "",
         f"{w.count:,} {w.dtype}" if w.count >= 0 and w.dtype else "",
-        f"{w.seconds:.3g} s",
+        seconds_text(w.seconds),
         w.line,
     )
 

@@ -13,7 +13,7 @@ from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlap
 from ..parallel.scaling.accounting import account
 from ..parallel.scaling.virtual_time import spending
 from ..plots import designs as drawing
-from ..plots.style import seconds_text
+from ..trace import seconds_text
 from .picture import picture
 
 LAYERS, WIDTH = 4, 256  # equal layers: 65,792 float32 each

@@ -10,7 +10,7 @@ from ..parallel import graphs as topologies
 from ..parallel.gossip import gossip_step, one_peer_step
 from ..plots import graph as drawing
 from ..plots import live
-from ..plots.style import number_text
+from ..trace import number_text
 from .picture import picture
 
 ONE_PEER = "one_peer"  # the exponential graph, of which every step uses one neighbor

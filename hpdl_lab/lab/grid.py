@@ -12,7 +12,8 @@ from ..engines.errors import EngineError
 from ..parallel.grid.model import predict
 from ..plots import grid as drawing
 from ..plots import live
-from ..plots.style import counted, look, new_figure, seconds_text
+from ..plots.style import counted, look, new_figure
+from ..trace import seconds_text
 from .cluster import running
 from .grid_run import GridRun
 from .grid_setting import changed, followed

@@ -14,7 +14,8 @@ from IPython.display import display
 from .. import schedules
 from ..plots import live
 from ..plots.grid import bytes_amount
-from ..plots.style import VERMILION, seconds_text
+from ..plots.style import VERMILION
+from ..trace import seconds_text
 from .grid import sentence
 from .grid_setting import AXES, divisors
 

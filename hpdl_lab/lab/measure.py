@@ -9,7 +9,8 @@ from ..comm.network import Switch
 from ..engines.errors import without_traceback
 from ..plots import live
 from ..plots.measure import Reference, draw
-from ..plots.style import bytes_text, number_text, seconds_text
+from ..plots.style import bytes_text
+from ..trace import number_text, seconds_text
 from .contenders import peers, simulable
 from .crossing import crossing
 from .progress import progress

@@ -9,7 +9,8 @@ from ..collectives.sweep import SAMPLE_NS, SAMPLES, WrongAnswer, own_times, pars
 from ..parallel import messages
 from ..plots import live
 from ..plots.ping_pong import draw, sentence
-from ..plots.style import bytes_text, seconds_text
+from ..plots.style import bytes_text
+from ..trace import seconds_text
 from .measure import refusal
 from .ranks import place
 

@@ -11,8 +11,9 @@ from ..parallel.pipeline.partition import partition
 from ..parallel.pipeline.reports import model_step, sleeping_step
 from ..plots import live
 from ..plots import pipeline as drawing
-from ..plots.style import counted, seconds_text
+from ..plots.style import counted
 from ..schedules import Action, Evaluation, Timed
+from ..trace import seconds_text
 from .choice import model_and_data
 from .plain import plainly
 from .ranks import DEFAULT_RANKS, place

@@ -7,8 +7,7 @@ from ..comm import sim
 from ..comm.network import Switch, title
 from ..features import cores
 from ..parallel.scaling.overlap_model import Interference
-from ..plots.style import number_text, seconds_text
-from ..trace import now_ns
+from ..trace import now_ns, number_text, seconds_text
 from .cluster import running
 from .ranks import SIMULATED_DEADLINE, place
 from .scaling_points import FOLLOW_S, Cluster, measure, point, profiles, require_sums, shares

@@ -8,8 +8,8 @@ from .. import schedules
 from ..plots import animation, live
 from ..plots import schedule as drawing
 from ..plots.schedule import of_schedule
-from ..plots.style import number_text
 from ..schedules import Action, Schedule
+from ..trace import number_text
 from .picture import picture
 from .plain import plainly
 

@@ -8,7 +8,7 @@ from ..parallel.grid.model import Prediction
 from ..plots import grid_search as drawing
 from ..plots import live
 from ..plots.grid import bytes_amount
-from ..plots.style import seconds_text
+from ..trace import seconds_text
 from .grid_setting import AXES
 from .grid_subject import subject_of
 from .picture import picture

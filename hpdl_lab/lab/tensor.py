@@ -11,7 +11,7 @@ from ..parallel.tensor import ways as tensor_ways
 from ..parallel.tensor.ways import Parts, Shape
 from ..plots import live
 from ..plots import tensor as drawing
-from ..plots.style import seconds_text
+from ..trace import seconds_text
 from .measure import foot, refusal
 from .ranks import place
 

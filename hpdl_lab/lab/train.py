@@ -10,6 +10,7 @@ from ..parallel.hybrid.training import train_on_mesh
 from ..parallel.training import Recipe
 from ..parallel.training import train as train_on_rank
 from ..plots import live, loss
+from ..trace import seconds_text
 from .choice import model_and_data
 from .ranks import place
 
@@ -40,7 +41,7 @@ class TrainResult:
         return perplexity(self.test_loss)
 
     def __repr__(self):
-        seconds = f"{self.seconds:.3g} s{' of virtual time' if self.simulated else ''}"
+        seconds = f"{seconds_text(self.seconds)}{' of virtual time' if self.simulated else ''}"
         lines = [
             f"{self.where}: {len(self.losses)} steps in {seconds}, {self.samples_per_s:,.0f} samples/s, "
             f"loss {self.losses[0]:.3g} -> {self.losses[-1]:.3g}, {self.learned}"

@@ -4,7 +4,8 @@ from ..collectives.selector import NATIVE, function_of
 from ..collectives.sweep import SAMPLE_NS, SAMPLES, count_of, parse_size, sweep
 from ..collectives.table import names
 from ..collectives.tuner import fastest, predict
-from ..plots.style import OVERSUBSCRIBED, bytes_text, seconds_text
+from ..plots.style import OVERSUBSCRIBED, bytes_text
+from ..trace import seconds_text
 from .ranks import place
 
 SIZES = ("4", "256", "4KiB", "64KiB", "1MiB", "4MiB")

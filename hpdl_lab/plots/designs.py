@@ -1,6 +1,7 @@
 """Strategies as timelines of the same step, one under the other on one axis: rank 0, and what runs beside it."""
 
-from .style import BLUE, GREEN, GREY, INK, SKY, YELLOW, heading, note, seconds_text
+from ..trace import seconds_text
+from .style import BLUE, GREEN, GREY, INK, SKY, YELLOW, heading, note
 
 COLORS = {"forward": GREEN, "backward": YELLOW, "wait": "#BBBBBB", "send": BLUE, "recv": SKY}
 NAMES = {"wait": "waiting", "send": "sending", "recv": "receiving"}

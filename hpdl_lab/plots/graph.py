@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ..parallel.graphs import lambda2
-from .style import BLUE, FAINT, GREY, INK, SERIES, SKY, heading, label_ends, log_axis, note, number_text, x_label
+from ..trace import number_text
+from .style import BLUE, FAINT, GREY, INK, SERIES, SKY, heading, label_ends, log_axis, note, x_label
 
 MOST_RANKS = 32  # of the picture of one graph
 MOST_NUMBERED = 8  # ranks up to which every weight says its number

@@ -3,23 +3,8 @@
 Every bar is predicted; below it, once the grid has run, the measured one, dotted. Bytes are decimal: 1 MB is 10^6.
 """
 
-from .style import (
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-    counted,
-    heading,
-    note,
-    number_text,
-    seconds_text,
-)
+from ..trace import number_text, seconds_text
+from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, counted, heading, note
 
 HEIGHT = 4.7  # inches
 MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN}

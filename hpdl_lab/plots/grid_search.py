@@ -1,21 +1,8 @@
 """A search over grids: step time against memory of every grid, the limit, the best one, and the attendee's guess."""
 
+from ..trace import seconds_text
 from .grid import bytes_amount
-from .style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    heading,
-    log_axis,
-    note,
-    seconds_text,
-    x_label,
-)
+from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, heading, log_axis, note, x_label
 
 HEIGHT = 4.4
 COLORS = (BLUE, SKY, GREEN, ORANGE, PURPLE)

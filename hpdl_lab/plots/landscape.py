@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from .style import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, heading, number_text
+from ..trace import number_text
+from .style import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, heading
 
 COLORS = {"too low": BLUE, "good": GREEN, "too high": ORANGE, "diverges": VERMILION}
 GOOD = 0.05  # of the loss above the least that may be left at the end

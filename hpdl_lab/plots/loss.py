@@ -3,7 +3,8 @@
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from .style import BLUE, GREEN, heading, log_axis, note, number_text, x_label
+from ..trace import number_text
+from .style import BLUE, GREEN, heading, log_axis, note, x_label
 
 SMOOTH = 20  # steps over which samples/s are averaged: single steps show the operating system more than the training
 

@@ -3,21 +3,8 @@
 import itertools
 from dataclasses import dataclass
 
-from .style import (
-    FAINT,
-    GREY,
-    INK,
-    SERIES,
-    YOURS,
-    crowding,
-    heading,
-    label_ends,
-    log_axis,
-    note,
-    number_text,
-    seconds_text,
-    size_axis,
-)
+from ..trace import number_text, seconds_text
+from .style import FAINT, GREY, INK, SERIES, YOURS, crowding, heading, label_ends, log_axis, note, size_axis
 
 DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
 

@@ -6,7 +6,8 @@ from matplotlib.patches import Circle, FancyBboxPatch
 
 from ..comm.network import Ring
 from ..comm.network.describe import bandwidth, shared_links, title
-from .style import BLUE, FAINT, GREY, INK, SKY, VERMILION, heading, note, seconds_text
+from ..trace import seconds_text
+from .style import BLUE, FAINT, GREY, INK, SKY, VERMILION, heading, note
 
 MOST_RANKS = 64  # of a larger network the first ones are drawn
 ROWS = {"island": 0, "rank": 1, "leaf": 2, "adapter": 2, "spine": 3, "switch": 3}  # from the bottom

@@ -2,19 +2,8 @@
 
 import numpy as np
 
-from .style import (
-    BLUE,
-    GREY,
-    INK,
-    VERMILION,
-    heading,
-    label_ends,
-    log_axis,
-    note,
-    number_text,
-    seconds_text,
-    size_axis,
-)
+from ..trace import number_text, seconds_text
+from .style import BLUE, GREY, INK, VERMILION, heading, label_ends, log_axis, note, size_axis
 
 
 def draw(figure, rows, fit=None, prediction=None, title="", foot=""):

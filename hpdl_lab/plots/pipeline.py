@@ -1,7 +1,8 @@
 """A pipeline as planned and as measured, one under the other on one axis of time, with the attendee's guess."""
 
+from ..trace import number_text, seconds_text
 from . import schedule as rows
-from .style import BLUE, INK, heading, note, number_text, seconds_text
+from .style import BLUE, INK, heading, note
 
 TOP, BETWEEN, FOOT = 1.02, 0.62, 0.66  # inches: above, between and below the two panels
 LEFT, MIDDLE, RIGHT = 0.07, 0.775, 0.985

@@ -10,8 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..parallel.scaling.laws import FORMULAS
+from ..trace import number_text
 from .scaling_table import table
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, crowding, heading, note, number_text
+from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, crowding, heading, note
 
 PANELS = {"strong": "strong: the same work on more ranks", "weak": "weak: the same work per rank"}
 HEIGHT = 6.0  # inches

@@ -1,6 +1,7 @@
 """The numbers below a panel of scaling: what each point was, and where its time went."""
 
-from .style import BLUE, GREEN, GREY, INK, PURPLE, number_text
+from ..trace import number_text
+from .style import BLUE, GREEN, GREY, INK, PURPLE
 
 MOST_ROWS = 6
 COLUMNS = (  # heading, right edge as a share of the panel, what it says of a point

@@ -9,8 +9,9 @@ from collections import defaultdict
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
+from ..trace import number_text
 from .steps import write
-from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, counted, heading, note, number_text
+from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, counted, heading, note
 
 COLORS = {"F": BLUE, "B": GREEN, "I": ORANGE, "W": PURPLE}
 NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}

@@ -14,7 +14,8 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
-from .style import FAINT, GREEN, INK, VERMILION, WIDTH, bytes_text, heading, note, number_text, tile
+from ..trace import number_text
+from .style import FAINT, GREEN, INK, VERMILION, WIDTH, bytes_text, heading, note, tile
 
 SHADES = ("#FFFFFF", "#DCEBF5", "#A9CFE8", "#6BAED6", "#3182BD", "#0B559F")
 ADDS, COPIES = VERMILION, "#00347A"  # the colors of messages; the blue is dark enough to be seen on green

@@ -78,24 +78,9 @@ def bytes_text(nbytes):
     return f"{nbytes:,.0f} B"
 
 
-def seconds_text(seconds):
-    """0.0021 -> "2.1 ms": three digits and the unit that suits."""
-    for unit, scale in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= 0.9995 * scale:
-            return f"{number_text(seconds / scale)} {unit}"
-    return f"{number_text(seconds * 1e9)} ns" if seconds > 0 else "0 s"
-
-
 def counted(n, one, many=""):
     """2 -> "2 ranks", 1 -> "1 rank", 2000 -> "2,000 ranks"."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
-
-
-def number_text(value):
-    """Three digits: 0.123, 12.3, 123, 12,300; an exponent only below 0.0001."""
-    if abs(value) >= 999.5:
-        return f"{value:,.0f}"
-    return f"{value:.3g}".replace("e-0", "e-")
 
 
 def size_axis(ax, sizes):

@@ -2,22 +2,8 @@
 
 from matplotlib.ticker import MaxNLocator
 
-from .style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    bytes_text,
-    crowding,
-    heading,
-    note,
-    number_text,
-    seconds_text,
-)
+from ..trace import number_text, seconds_text
+from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, bytes_text, crowding, heading, note
 
 HEIGHT = 3.7  # inches
 BAR = 0.62

@@ -2,7 +2,8 @@
 
 import re
 
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, heading, note, seconds_text
+from ..trace import seconds_text
+from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, heading, note
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
 ROWS = {"send": 1, "recv": 2}

@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
-from .style import BLUE, FAINT, INK, VERMILION, heading, number_text
+from ..trace import number_text
+from .style import BLUE, FAINT, INK, VERMILION, heading
 
 SHADES = LinearSegmentedColormap.from_list("traffic", ["#FFFFFF", "#9CC8E3", BLUE, "#00324F"])
 MOST_NUMBERS = 8  # ranks up to which every cell says its number
