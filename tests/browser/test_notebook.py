@@ -22,14 +22,10 @@ PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
         'lab.steps("ring"': "ring",
         "lab.check(reduce_scatter)": "correct",
         "lab.check(all_reduce)": "all_correct",
-        "against=family": "family",
         "prediction=my_times": "measure",
         "lab.train(": "train",
         "lab.timeline(": "timeline",
         "lab.scaling(": "scaling",
-        "lab.network(": "network",
-        "lab.check(broadcast)": "segments",
-        "simulated=True": "real_links",
     },
     "06": {
         "lab.designs(DataParallelNaive": "idea",
@@ -47,8 +43,6 @@ PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
 LESS = {  # what a call measures beyond its picture: nbval runs all of it
     "lab.measure(all_reduce, prediction=my_times)": 'lab.measure(all_reduce, ["4", "64KiB"], prediction=my_times)',
     "lab.scaling(all_reduce=all_reduce)": 'lab.scaling(all_reduce=all_reduce, kind="strong", ranks=2, simulate=(64,))',
-    '"1MiB", "4MiB")': '"1MiB")',
-    "range(10, 23, 2)": "range(10, 23, 6)",
 }
 AT_THE_END = """
 def gradient_ready(comm, reducer, index):
@@ -117,9 +111,11 @@ def pictures(page, number):
 
 @pytest.mark.timeout(280)
 def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
-    """It stands first: while another notebook uses the engines, they are not replaced by emulated hosts."""
+    """Part one, from the idea to training and scaling; nbval runs part two as well."""
     path = served[1] / "solutions" / "04_ring_all_reduce.ipynb"
     notebook = nbformat.read(path, as_version=4)
+    end = next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("# Part two"))
+    notebook.cells = notebook.cells[:end]
     for much, less in LESS.items():
         assert sum(much in cell.source for cell in notebook.cells) == 1, much
         for cell in notebook.cells:
@@ -132,9 +128,6 @@ def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     wait_for(page, "engines: right on 4 MPI ranks")
     wait_for(page, re.compile("test accuracy 9[789]"))
     wait_for(page, re.compile(r"^scaling +ranks"))
-    for answer in ("4.4 broadcast", "4.5 choose"):
-        wait_for(page, f"{answer}: correct")
-    wait_for(page, re.compile("ring and tree cross at"))
     expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
     assert page.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
     pictures(page, "04")
