@@ -154,10 +154,8 @@ def explain_line(a, b, alpha, beta, name):
     if a == 0:
         return "alpha", "Without alpha an empty message would cost nothing. What does the smallest message take?"
     if name == "alpha" and abs(a - alpha) > alpha:
-        return (
-            "alpha",
-            f"The message of {SIZES[0]} bytes took {seconds_text(alpha + SIZES[0] * beta)}: nearly all alpha.",
-        )
+        took = seconds_text(alpha + SIZES[0] * beta)
+        return "alpha", f"The message of {SIZES[0]} bytes took {took}: nearly all alpha."
     if name == "alpha":
         return "alpha", (
             "Where all seconds count alike, a small error in the time of the largest message outweighs all that the "
