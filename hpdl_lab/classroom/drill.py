@@ -185,9 +185,10 @@ def rehearse(n, notebook=NOTEBOOK, engines=ENGINES, say=print, between=None):
     cells = solution(notebook)
     names = [f"drill{os.getpid()}-{i:02}" for i in range(1, n + 1)]  # no hub of this machine has them
     isolated = os.geteuid() == 0
-    say(f"a hub for {n} attendees, {'each with a Unix account' if isolated else 'all with your Unix account'} ...")
+    who = "each with a Unix account" if isolated else "all with your Unix account"
     with hub.private(names, engines=engines, isolated=isolated, idle=0) as running:
         folder = running.settings.state
+        say(f"a hub for {n} attendee{'s' * (n > 1)}, {who}, in {folder}")
         attendees = [Attendee(running.url, name, f"{name}-password") for name in names]
         drill = Drill(running, attendees, cells, engines, say)
         try:

@@ -143,12 +143,13 @@ def settings(plan):
 def reservation(plan, start=None):
     """Slurm's reservation to paste. start: datetime; default tomorrow at 9."""
     start = start or datetime.datetime.combine(datetime.date.today() + datetime.timedelta(days=1), datetime.time(9))
-    gres = f" TRES=gres/gpu={plan.gpus * max(1, plan.nodes)}" if plan.gpus else ""
+    nodes = max(1, plan.nodes)
+    whole = "; whole nodes, with their GPUs: PartitionName=... names where those are" if plan.gpus else ""
     return "\n".join(
         [
-            "Slurm, to paste; the day, the hours and the accounts of the attendees are yours to change",
+            f"Slurm, to paste; day, hours and the file with the attendees' accounts are yours to change{whole}",
             f"  scontrol create reservation ReservationName=hpdl StartTime={start:%Y-%m-%dT%H:%M:%S} Duration=08:00:00 "
-            f"Users=$(paste -sd, attendees.txt) NodeCnt={max(1, plan.nodes)}{gres}",
+            f"Users=$(paste -sd, attendees.txt) NodeCnt={nodes}",
             f'  lab.start({plan.engines}, where="slurm", reservation="hpdl")',
         ]
     )
