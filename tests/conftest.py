@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HPDL_TORCH"] = "later"  # most engines that a test starts are stopped before they would have imported it
 
 
-LONGEST = ("engines_stop", "engines_life", "torchrun", "notebooks", "setup", "emulated_end")
+LONGEST = ("nbgrader", "engines_stop", "engines_life", "torchrun", "notebooks", "setup", "emulated_end")
 
 
 def pytest_collection_modifyitems(items):

@@ -98,6 +98,9 @@ def test_a_conflict_is_named_by_its_exercise_or_by_how_the_cell_starts(base):
     merged, conflicts = merge.merge(base, mine, new)
     assert sorted(conflicts) == ["exercise 4.1", "the cell '# Another text'"]
     assert [merged.cells[i].source for i in (exercise, text)] == ["my answer", "my text"]
+    emptied = copy.deepcopy(base)
+    emptied.cells[text].source = ""
+    assert merge.merge(base, changed(base, text, "my text"), emptied)[1] == ["the cell ''"]
 
 
 def test_a_cell_that_was_made_text_stays_so_and_an_update_of_it_is_a_conflict(base):

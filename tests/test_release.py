@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from hpdl_lab.classroom import forms, merge, release
+from hpdl_lab.classroom import course, forms, merge, release
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 HELLO, RING = "00_engines.ipynb", "04_ring_all_reduce.ipynb"
@@ -383,6 +383,12 @@ def test_root_writes_as_the_account_that_owns_the_home(home):
     assert release.write(folder, laboratory) == [f"{RING}: updated, with all that you did in it"]
     assert {path.stat().st_uid for path in [folder, *folder.rglob("*")]} == {NOBODY}
     assert answered(folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root writes for others")
+def test_root_writes_a_course_as_the_account_that_owns_the_home(home):
+    assert course.write(home / "course")[0] == f"{course.CONFIG}: written"
+    assert {path.stat().st_uid for path in (home / "course").rglob("*")} == {NOBODY}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root writes for others")

@@ -127,4 +127,4 @@ def name_of(cell):
     if "nbgrader" in cell.metadata:
         kind, _, number = cell.metadata["nbgrader"]["grade_id"].partition("-")
         return f"{kind} {number.replace('-', '.')}"
-    return f"the cell {cell.source.strip().splitlines()[0][:40]!r}"
+    return f"the cell {cell.source.strip().partition(chr(10))[0][:40]!r}"
