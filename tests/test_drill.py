@@ -1,0 +1,178 @@
+"""The rehearsal on a real hub with its real proxy: who does everything, who fails at what, and that nothing is left."""
+
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpdl_lab import cli
+from hpdl_lab.classroom import attendee, costs, drill, drill_text, hub
+from hpdl_lab.classroom.plan import Plan
+
+NAMES = [f"{name}{os.getpid()}" for name in ("ada", "bob", "eve")]  # no other hub of this machine has them
+ADA, BOB, EVE = NAMES
+ENGINES = 2
+CELLS = [
+    ("print(sum(lab.run(lambda comm: comm.rank)))", False),
+    ("1 / 0", True),  # meant to fail
+    ("assert lab.run(lambda comm: comm.size) == [2, 2]", False),
+]
+
+
+@pytest.fixture(scope="module")
+def rehearsed():
+    """A drill in which bob loses an engine before the notebook and eve's server cannot start: (Drill, state folder)."""
+    with hub.private(NAMES, engines=ENGINES, isolated=os.geteuid() == 0, idle=0) as running:
+        folder = running.settings.state
+        home = Path(folder, "homes", EVE)
+        shutil.rmtree(home)
+        home.write_text("a file where a home should be")
+        attendees = [attendee.Attendee(running.url, name, f"{name}-password") for name in NAMES]
+        done = drill.Drill(running, attendees, CELLS, ENGINES)
+        for step in ("login", "server", "kernel", "engines"):
+            done.do(step)
+        engine = done.steps["engines"].census.of(BOB, "engine")[0]
+        os.kill(engine.pid, signal.SIGKILL)
+        done.do("notebook")
+        for one in attendees:
+            one.leave()
+    done.look_for_leftovers(folder)
+    return done, folder
+
+
+def failures(done, name):
+    return [failure for failure in done.failures if failure.name == name]
+
+
+@pytest.mark.timeout(280)
+def test_who_can_do_everything_does(rehearsed):
+    done, _ = rehearsed
+    assert failures(done, ADA) == []
+    for step in ("login", "server", "kernel", "engines", "notebook"):
+        assert done.steps[step].seconds[ADA] > 0
+    look = done.steps["notebook"].census.of(ADA)
+    kinds = sorted(process.kind for process in look if process.kind in ("server", "kernel", "keeper", "engine"))
+    assert kinds == ["engine", "engine", "keeper", "kernel", "server"]
+    assert look.of(ADA, "engine").total("private_MB") > 50 and look.shm_MB() > 0
+
+
+@pytest.mark.timeout(280)
+def test_a_server_that_cannot_start_is_named_with_user_and_step(rehearsed):
+    done, _ = rehearsed
+    (failure,) = failures(done, EVE)
+    assert failure.step == "server" and str(failure).startswith(f"{EVE} failed at server: ")
+    assert "homes" in str(failure) or "did not start" in str(failure), failure
+    assert EVE not in done.steps["kernel"].seconds
+
+
+@pytest.mark.timeout(280)
+def test_an_engine_that_is_killed_is_named_with_user_step_and_cell(rehearsed):
+    done, _ = rehearsed
+    (failure,) = failures(done, BOB)
+    assert failure.step == "notebook"
+    assert re.search(r"code cell 1 of 3 \(print\(sum\(lab\.run.*(RankFailed|EngineError): rank \d", str(failure))
+
+
+@pytest.mark.timeout(280)
+def test_nothing_is_left_behind(rehearsed):
+    done, folder = rehearsed
+    assert failures(done, "the hub") == []
+    assert len([trace for trace in done.seen if isinstance(trace, tuple)]) > 12
+    assert not any(map(drill.still_there, done.seen)) and not os.path.exists(folder)
+
+
+@pytest.mark.timeout(280)
+def test_the_command_prints_and_writes_the_tables_and_fails_where_somebody_failed(
+    rehearsed, monkeypatch, tmp_path, capsys
+):
+    done, _ = rehearsed
+    monkeypatch.setenv("HPDL_HOME", str(tmp_path))
+    monkeypatch.setattr(drill, "rehearse", lambda n, notebook, say: done)
+    file = tmp_path / "classroom.md"
+    assert cli.main(["drill", "--users", "3", "--markdown", str(file)]) == 1
+    printed, written = capsys.readouterr().out, file.read_text()
+    for failure in done.failures:
+        assert str(failure) in printed and str(failure) in written
+    assert "2 failures of 3 attendees." in printed
+    assert "login, until the last is ready (s)" in printed  # a step that everybody did has the plan's error
+    assert "notebook, until the last is ready (s)" not in printed
+    assert "`hpdl drill --users 3 --notebook 00 --markdown" in written and "Python 3" in written
+    monkeypatch.setattr(done, "failures", [])
+    assert cli.main(["drill", "--users", "3", "--markdown", str(file)]) == 0
+    assert "3 attendees, no failure, nothing left behind." in file.read_text()
+    assert file.read_text().count("made by hpdl bench: drill") == 1
+
+
+@pytest.mark.timeout(280)
+def test_the_error_of_the_plan_is_predicted_over_measured(rehearsed):
+    done, _ = rehearsed
+    plan = Plan(costs.read(costs.SHIPPED), 3, 2, 24 * 10**9, 0, ENGINES)
+    rows = {row[0]: row[1:] for row in drill_text.errors(done, plan)}
+    predicted, measured, error = rows["login, until the last is ready (s)"]
+    assert float(predicted) == round(plan.seconds("login"), 1)
+    assert float(measured) == round(max(done.steps["login"].seconds.values()), 1)
+    want = plan.seconds("login") / max(done.steps["login"].seconds.values()) - 1
+    assert error == f"{want:+.0%}"
+
+
+def test_what_is_left_is_found_and_said(tmp_path):
+    """A drill whose process, file and folder stay says so."""
+    done = object.__new__(drill.Drill)
+    done.failures, done.seen = [], {str(tmp_path / "segment")}
+    (tmp_path / "segment").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drill, "GONE_SECONDS", 0)
+        done.look_for_leftovers(str(tmp_path))
+    (failure,) = done.failures
+    assert str(failure).startswith("the hub failed at its end: 2 things are left, such as ")
+
+
+def test_a_process_that_took_over_a_number_is_not_taken_for_the_old_one():
+    assert not drill.still_there((os.getpid(), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--users", "2", "--notebook", "99"], "no notebook '99': 00, 01, 02"),
+        (["--users", "1000"], "GB free: rehearse with "),
+        (["--users", "1000000"], "attendees is a number from 1 to 10,000, got 1,000,000"),
+    ],
+)
+def test_a_clumsy_command_is_one_sentence(arguments, sentence, capsys):
+    assert cli.main(["drill", *arguments]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.timeout(280)
+def test_a_drill_that_is_ended_leaves_nothing(tmp_path):
+    """SIGTERM while the hub is up: accounts, folder and processes go."""
+    command = [sys.executable, "-u", "-m", "hpdl_lab", "drill", "--users", "1"]
+    environment = {**os.environ, "HPDL_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
+        folder = next(line.split()[-1] for line in run.stdout if " in /tmp/" in line)
+        next(line for line in run.stdout if line.startswith("login"))
+        run.terminate()
+        assert run.wait(200) == 130, run.stderr.read()
+    assert not os.path.exists(folder)
+    assert not any(entry.pw_dir.startswith(folder) for entry in pwd.getpwall())
+    assert not [p for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or ())]
+
+
+def test_no_users_is_wrong_usage(capsys):
+    with contextlib.suppress(SystemExit):
+        cli.main(["drill", "--users", "0"])
+    assert "0 is not a number from 1 on" in capsys.readouterr().err
+
+
+def test_cells_that_are_meant_to_fail_are_known():
+    cells = drill.solution("00")
+    assert [raises for _, raises in cells].count(True) == 1 and "deadline=3" in dict((r, c) for c, r in cells)[True]
