@@ -1,10 +1,12 @@
 """What tests share: a place of their own for the engines' sockets, four engines, and what a session leaves behind."""
 
+import contextlib
 import functools
 import glob
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 
@@ -15,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HPDL_TORCH"] = "later"  # most engines that a test starts are stopped before they would have imported it
 
 
+BESIDE = 5  # times as long may all take under `make test`, where workers, and other steps, share the cores
 LONGEST = ("nbgrader", "engines_stop", "engines_life", "torchrun", "notebooks", "setup", "emulated_end")
 
 
@@ -65,6 +68,16 @@ def no_engines_yet(monkeypatch):
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture
+def lasting_port():
+    """A free port that stays free: the system gives those from 32768 on to whoever asks for any."""
+    first = 20000 + os.getpid() % 10000
+    for port in range(first, first + 100):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise AssertionError(f"no free port from {first} on")
+
+
 @pytest.fixture(scope="session")
 def engine_cluster(private_runtime_dir):
     """Four engines for the whole session; a test asks for `cluster`, which repairs what an earlier one has broken."""
@@ -94,8 +107,22 @@ def within():
     The load is an average of the last minute: of other tests beside this one it knows nothing in the first seconds.
     """
     cores = len(os.sched_getaffinity(0))
-    beside = float(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-    return lambda seconds: seconds * max(beside, os.getloadavg()[0] / cores)
+    least = BESIDE if "PYTEST_XDIST_WORKER_COUNT" in os.environ else 1
+    return lambda seconds: seconds * max(least, os.getloadavg()[0] / cores)
+
+
+@pytest.fixture(scope="session")
+def eventually():
+    """`eventually(f)`: the first value of f() that is true, however long this machine takes; fails after a minute."""
+
+    def wait(condition, seconds=60):
+        give_up = time.monotonic() + seconds
+        while not (value := condition()):
+            assert time.monotonic() < give_up, f"not so after {seconds:g} s"
+            time.sleep(0.02)
+        return value
+
+    return wait
 
 
 def import_torch(comm):
@@ -129,7 +156,7 @@ class Traces:
                 found.append(int(name))
         return found
 
-    def wait_until_gone(self, files=True, seconds=10):
+    def wait_until_gone(self, files=True, seconds=30):
         """Return when no process, and no file, is left; the test fails after `seconds`."""
         give_up = time.monotonic() + seconds
         while (processes := self.processes()) or (files and glob.glob(f"{self.path}*")):

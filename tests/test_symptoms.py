@@ -162,6 +162,18 @@ def test_a_tree_without_the_compiled_module(tree):
     assert f"\n    Fix: run `make install` in {tree} and use its .venv/bin/python\n" in said
 
 
+def test_a_python_without_the_packages(tree, place):
+    """`python3 -m hpdl_lab doctor` in a new clone."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "bare"], check=True, timeout=200)
+    python = place / "bare" / "bin" / "python"
+    code, said = say("env", "-C", tree, python, "-m", "hpdl_lab", "doctor")
+    assert code == 1
+    sentence = (
+        rf"hpdl: {python} lacks packages that hpdl_lab needs \(No module named '\w+'\): run `make install` in {tree} "
+    )
+    assert re.match(sentence, said), said
+
+
 def test_a_compiled_module_of_another_python_or_older_than_its_sources(tree):
     mine = Path(features.compiled_module().__file__)
     other = mine.name.replace(f"cpython-{sys.version_info.major}{sys.version_info.minor}", "cpython-39")
@@ -227,9 +239,9 @@ def test_a_user_without_a_home_and_one_whose_disk_is_full(place):
 # -- ports -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_a_process_holds(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+def test_a_port_that_a_process_holds(capsys, lasting_port):
+    port = lasting_port
+    with socket.create_server(("127.0.0.1", port)):
         assert cli.main(["doctor", "--port", str(port)]) == 1
         said = capsys.readouterr().err
         assert said.startswith(f"hpdl: port {port} of 127.0.0.1 is held by process {os.getpid()} ("), said

@@ -56,7 +56,7 @@ def test_a_cluster_whose_keeper_was_killed(root):
     (left,) = cluster.run(leave_a_process_behind)
     engine, owner = cluster.infos[0]["pid"], cluster._keeper.pid
     try:
-        assert found(symptoms.SYMPTOMS) == []
+        assert found(symptoms.SYMPTOMS) == [] and told_by(TABLE, symptoms.logs()) == []
         again = second_engine(engine)
         assert again == "engine id is not the rank", again
         os.kill(owner, signal.SIGKILL)
@@ -142,7 +142,7 @@ def plain_controller(tmp_path, monkeypatch):
         wait_until(lambda: not any(keeper.alive(one.pid) for one in family), "the end of the controller")
 
 
-def test_a_controller_on_localhost_is_a_symptom_under_slurm_only(plain_controller, monkeypatch, root):
+def test_a_controller_on_localhost_is_a_symptom_under_slurm_only(plain_controller, monkeypatch, root, lasting_port):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("PATH", root)  # no Slurm on this machine
     assert found(symptoms.SYMPTOMS) == []
@@ -155,9 +155,7 @@ def test_a_controller_on_localhost_is_a_symptom_under_slurm_only(plain_controlle
     )
     assert finding.fix.startswith('lab.start(4, where="slurm"), or plain ipyparallel with --ip="*"')
     written = json.loads(plain_controller.read_text())
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        written["registration"] = closed.getsockname()[1]
-    plain_controller.write_text(json.dumps(written))
+    plain_controller.write_text(json.dumps(written | {"registration": lasting_port}))
     assert found(symptoms.SYMPTOMS) == [], "an old file, of a controller that does not run any more"
     plain_controller.write_text(json.dumps(written | {"location": "another-node"}))
     assert found(symptoms.SYMPTOMS)[0].what.endswith(

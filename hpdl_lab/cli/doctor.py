@@ -1,14 +1,16 @@
 """`hpdl doctor`: what this machine and build can do, and what is known to be wrong here, with the fix."""
 
 import argparse
+import sys
 
 from .. import __version__
 
 
 def add(commands):
     command = commands.add_parser("doctor", help="what this machine and build can do, and what is wrong, with the fix")
-    command.add_argument("--log", metavar="FILE", help="name the symptoms in what a program has printed; -: stdin")
-    command.add_argument("--port", type=place, metavar="[HOST:]PORT", help="is it free here; does HOST answer there?")
+    only = command.add_mutually_exclusive_group()
+    only.add_argument("--log", metavar="FILE", help="name the symptoms in what a program has printed; -: stdin")
+    only.add_argument("--port", type=place, metavar="[HOST:]PORT", help="is it free here; does HOST answer there?")
     command.set_defaults(command=doctor)
 
 
@@ -22,12 +24,16 @@ def place(text):
 
 def doctor(arguments):
     """The table and the symptoms; or only what a log, or a port, tells."""
-    if arguments.log:
-        return look_into(arguments.log)
     if arguments.port:
         return look_at_port(*arguments.port)
-    from ..engines import doctor
+    try:
+        from ..engines import doctor
+    except ModuleNotFoundError as error:
+        from ..symptoms.build import FIX
 
+        raise RuntimeError(f"{sys.executable} lacks packages that hpdl_lab needs ({error}): {FIX}") from None
+    if arguments.log:
+        return look_into(arguments.log)
     examination = doctor.doctor()
     print(f"hpdl_lab {__version__}\n\n{examination}")
     return 0 if examination.ok else 1

@@ -36,13 +36,13 @@ def test_the_doctor_works_in_a_job(slurm, monkeypatch, tmp_path):
     assert done.returncode == 0
 
 
-def test_a_port_of_this_machine_from_a_node(slurm):
+def test_a_port_of_this_machine_from_a_node(slurm, lasting_port):
     if not slurm.network:
         pytest.skip("no namespaces here: both nodes are this machine")
     ask = ["srun", "-N1", "-n1", "-t1", sys.executable, "-m", "hpdl_lab", "doctor", "--port"]
-    with socket.create_server((slurm.network.address, 0)) as server:
-        place = f"{slurm.network.address}:{server.getsockname()[1]}"
-        assert slurm.ask(*ask, place).stdout == f"{slurm.network.address} answers at port {place.rpartition(':')[2]}.\n"
+    place = f"{slurm.network.address}:{lasting_port}"
+    with socket.create_server((slurm.network.address, lasting_port)):
+        assert slurm.ask(*ask, place).stdout == f"{slurm.network.address} answers at port {lasting_port}.\n"
     done = slurm.ask(*ask, place)
     assert done.returncode == 1
     assert f"hpdl: {slurm.network.address} can be reached, but nobody listens at its port" in done.stderr
