@@ -1,4 +1,4 @@
-"""`hpdl cluster`: engines on emulated hosts that stay, and shells on them."""
+"""`hpdl cluster`: engines that stay up for notebooks, on this machine, in a Slurm job or on emulated hosts."""
 
 import os
 import sys
@@ -11,9 +11,21 @@ In a notebook or a script, by the same user:   from hpdl_lab import lab; lab.sta
 A shell on a host:                             hpdl cluster shell host1    (then: tc -s qdisc show dev net0)
 Ctrl-C ends engines and hosts."""
 
+STAYS = """
+In notebooks and scripts of yours on this machine:   from hpdl_lab import lab; lab.start({n}); lab.run(fn, x)
+They stay until:                                     hpdl cluster stop"""
+
+NONE_UP = "No engines of yours are up on this machine: hpdl cluster start --engines 4"
+
 
 def add(commands):
-    clusters = commands.add_parser("cluster", help="emulated hosts").add_subparsers(required=True, metavar="WHAT")
+    clusters = commands.add_parser("cluster", help="engines that stay up for notebooks")
+    clusters = clusters.add_subparsers(required=True, metavar="WHAT")
+    add_start(clusters.add_parser("start", help="start engines and leave them up, here or in a Slurm job"))
+    command = clusters.add_parser("status", help="which engines are up, where, and who uses them")
+    command.set_defaults(command=status)
+    command = clusters.add_parser("stop", help="end the engines, and their Slurm job")
+    command.set_defaults(command=stop)
     command = clusters.add_parser(
         "emulate", help="keep engines on emulated hosts until Ctrl-C, for notebooks and shells"
     )
@@ -24,6 +36,86 @@ def add(commands):
     command = clusters.add_parser("shell", help="a shell on one of the emulated hosts that are up")
     command.add_argument("host", metavar="HOST", help="such as host2")
     command.set_defaults(command=shell)
+
+
+def add_start(command):
+    command.add_argument("--engines", type=ranks, default=4, help="engines (4)")
+    command.add_argument("--where", choices=["local", "slurm"], help="on this machine, or in a Slurm job (local)")
+    command.add_argument("--device", choices=["cpu", "cuda"], help="of the engines (cpu; cuda with --gpus)")
+    slurm = command.add_argument_group("what Slurm is asked for", "any of them means --where slurm")
+    slurm.add_argument("--partition", help="as sinfo names it")
+    slurm.add_argument("--nodes", type=ranks, help="nodes that share the engines evenly")
+    slurm.add_argument("--gpus", type=ranks, help="GPUs for each engine")
+    slurm.add_argument("--time", help="of the job: minutes, or such as 1:30:00")
+    slurm.add_argument("--account", help="that pays")
+    slurm.add_argument("--qos", help="quality of service")
+    slurm.add_argument("--reservation", help="nodes that are kept free for the class")
+    slurm.add_argument("--wait", type=ranks, help="seconds that the job may wait in the queue (600)")
+    command.set_defaults(command=start)
+
+
+def start(arguments):
+    """Start engines that stay when this command has returned."""
+    from ..engines import holder, slurm_options
+    from ..engines.cluster import Cluster
+
+    names = ("where", "device", *slurm_options.NAMES)
+    how = {name: getattr(arguments, name) for name in names}
+    cluster = Cluster.start(arguments.engines, **how)
+    if cluster.attached:
+        running = cluster.layout
+        cluster.detach()
+        raise RuntimeError(f"{running} are up already: use them, or end them first: hpdl cluster stop")
+    try:
+        cluster.show()
+        holder.start(cluster.path)
+    except BaseException:
+        cluster.stop()
+        raise
+    cluster.detach()
+    print(STAYS.format(n=arguments.engines), flush=True)
+    return 0
+
+
+def status(arguments):
+    """Say what is up; exit code 0 where engines are, and are well."""
+    from ..engines import holder, slurm
+    from ..engines.cluster import Cluster
+
+    cluster = Cluster.find()
+    if cluster is None:
+        print(NONE_UP)
+        return 1
+    try:
+        told = slurm.state(cluster.path).get("text")
+        if cluster.layout is None:
+            print(f"Engines are being started. {told or ''}".rstrip())
+            return 1
+        users = [pid for pid in cluster.kernels() if pid != os.getpid() and not holder.is_one(pid)]
+        print(f"{cluster.layout}, used by {f'processes {users}' if users else 'nobody now'}.")
+        if told:
+            print(f"{told}.")
+        if ailment := cluster.ailment():
+            print(ailment)
+            return 1
+        cluster.show()
+    finally:
+        cluster.detach()
+    return 0
+
+
+def stop(arguments):
+    """End the engines for whoever uses them."""
+    from ..engines.cluster import Cluster
+
+    cluster = Cluster.find()
+    if cluster is None:
+        print(NONE_UP)
+        return 0
+    what = cluster.layout or "The engines that were being started"
+    cluster.stop()
+    print(f"{what}: ended.")
+    return 0
 
 
 def emulate(arguments):

@@ -84,6 +84,21 @@ class Cluster:
             time.sleep(0.02)
         raise EngineError(f"the cluster in {path} does not end: look for its keeper.py with ps, kill it, and try again")
 
+    @classmethod
+    def find(cls):
+        """This user's cluster, attached to; None where there is none. Its layout is None while it is being started."""
+        path, reasons = session_dir.find()
+        try:
+            keeper = keeper_client.attach(path)
+        except keeper_client.KeeperEnding:
+            return None
+        if keeper is None:
+            return None
+        self = cls(path, keeper, reasons, attached=True)
+        with contextlib.suppress(EngineError):
+            self._connect()
+        return self
+
     def _launch(self, wanted):
         self.layout = wanted
         Launching(self.path, wanted, self._keeper).go()

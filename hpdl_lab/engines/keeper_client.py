@@ -50,6 +50,12 @@ class KeeperConnection:
         line, _, self._received = self._received.partition(b"\n")
         return line
 
+    def outlast(self):
+        """Return when the keeper has ended; until then, what it keeps lives."""
+        self._connection.settimeout(None)
+        while self._connection.recv(1 << 16):
+            pass
+
     def close(self):
         self._connection.close()
 

@@ -28,7 +28,7 @@ def addresses(partition=None):
     """
     if told := os.environ.get(ADDRESS):
         return [address.strip() for address in told.split(",")]
-    found, nodes = [], node_addresses(partition)
+    found, nodes = [], node_addresses(partition) or node_addresses(None)  # sbatch says what is wrong with a partition
     for node in nodes[:ASKED]:
         with suppress(OSError):
             found.append(source(node))

@@ -49,7 +49,7 @@ class _Notebook:
         if self.running() is None:
             self._cluster = Cluster.start(n, **how)
             if self._cluster.attached:
-                print("Using the engines that another notebook, or `hpdl cluster emulate`, has started.", flush=True)
+                print("Using the engines that another notebook, or `hpdl cluster`, has started.", flush=True)
         cluster = self._cluster
         if ailment := cluster.ailment():
             print(f"{ailment}. Doing that.", flush=True)
