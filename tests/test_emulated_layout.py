@@ -84,7 +84,7 @@ def test_what_is_not_said_stays_as_it_runs(asked, running, found):
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"where": "cloud"}, "where='cloud': one of 'local', 'emulated' is needed"),
+        ({"where": "cloud"}, "where='cloud': one of 'local', 'emulated', 'slurm' is needed"),
         ({"device": "tpu"}, "device='tpu': one of 'cpu', 'cuda' is needed"),
         ({"hosts": 5}, "hosts=5: from 1 to 4 hosts can share 4 engines"),
         ({"hosts": 0}, "hosts=0: from 1 to 4 hosts can share 4 engines"),

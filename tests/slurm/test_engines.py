@@ -1,0 +1,186 @@
+"""Engines in a Slurm job on two nodes, driven by the verbs that drive those of this machine."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import tempfile
+import time
+
+import nbformat
+import numpy as np
+import psutil
+import pytest
+from nbclient import NotebookClient
+
+from hpdl_lab.comm.errors import CommTimeout, RankFailed
+from hpdl_lab.engines import session_dir
+from hpdl_lab.engines import slurm as slurm_engines
+from hpdl_lab.engines.cluster import Cluster
+from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
+from tests.test_engines_stop import receive_in_a_circle, stop_button
+
+pytestmark = pytest.mark.timeout(300)
+EMULATED = 'where="emulated"'  # from there on notebook 04 is about links that this machine emulates
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """In place of ~/.hpdl_lab: a folder that the nodes see. Nothing is left in it."""
+    path = tempfile.mkdtemp(prefix="hpdl-shared-", dir="/tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPDL_SHARED", path)
+        yield path
+    left = os.listdir(path)
+    shutil.rmtree(path)
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def job(one_slurm, shared):
+    """A job with two engines on each node."""
+    with Cluster.start(4, where="slurm", nodes=2, time=30) as cluster:
+        yield cluster
+    while one_slurm.jobs():  # the next module finds none
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def far(job):
+    """Four engines in a job, all well."""
+    if job.ailment():
+        job.restart()
+    return job
+
+
+def pid_of(comm):
+    return os.getpid()
+
+
+def node_of(comm):
+    return os.uname().nodename, comm.node_size
+
+
+def number_of(cluster):
+    return slurm_engines.state(cluster.path)["id"]
+
+
+def test_ranks_run_on_the_nodes(far, one_slurm):
+    def add(comm):
+        return float(comm.all_reduce(np.full(100_000, comm.rank + 1.0))[-1])
+
+    assert far.run(add) == [10.0] * 4
+    assert [info["host"] for info in far.infos] == ["n1", "n1", "n2", "n2"]
+    if one_slurm.network:
+        assert far.run(node_of) == [("n1", 2), ("n1", 2), ("n2", 2), ("n2", 2)]
+
+
+def test_px_reaches_the_engines(far):
+    assert far.client[:].apply_sync(os.getpid) == far.run(pid_of)
+
+
+def test_what_ranks_print_and_report_arrives_while_they_run(far, capsys):
+    def tell(comm):
+        print("hello")
+        for i in range(3):
+            comm.report(i=i)
+            comm.barrier()
+
+    seen = []
+    run = far.run(tell, on_row=lambda row: seen.append(row["i"]))
+    assert sorted(seen) == [0] * 4 + [1] * 4 + [2] * 4
+    assert "ranks 0-3 say hello" in capsys.readouterr().out
+    assert {event.rank for event in run.events if event.op == "barrier"} == {0, 1, 2, 3}
+
+
+def test_a_mistake_is_shown_with_its_line(far):
+    def wrong(comm):
+        raise ValueError("the cause")
+
+    with pytest.raises(RunFailed, match=r"ranks 0-3: ValueError: the cause"):
+        far.run(wrong)
+
+
+def test_the_stop_button_ends_a_deadlock_within_two_seconds(far, within):
+    pids = far.run(pid_of)
+    with stop_button(1.0) as pressed, pytest.raises(RunStopped) as caught:
+        far.run(receive_in_a_circle)
+    assert time.monotonic() - pressed[0] < within(2)
+    assert "cycle: 0 -> 1 -> 2 -> 3 -> 0" in str(caught.value)
+    assert far.run(pid_of) == pids
+
+
+def test_the_deadline_ends_a_deadlock(far):
+    with pytest.raises(CommTimeout, match="no answer within 1 s"):
+        far.run(receive_in_a_circle, deadline=1)
+
+
+def test_an_engine_that_is_killed_is_named_and_new_engines_wait_in_no_queue(far):
+    """Over TCP, MPICH may never return from a message to a rank that is dead: then all engines are replaced at once."""
+
+    def die(comm):
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+
+    number, pids = number_of(far), far.run(pid_of)
+    with pytest.raises(RankFailed, match=r"^rank 2 was killed by signal 9 \(SIGKILL"):
+        far.run(die)
+    if far.ailment():
+        far.restart()
+    assert not set(far.run(pid_of)) & set(pids)
+    assert number_of(far) == number
+
+
+def test_one_port_listens_on_the_address_that_the_nodes_see_and_only_the_user_can_read_the_key(
+    far, one_slurm, shared, private_runtime_dir, traces
+):
+    processes = [psutil.Process(pid) for pid in traces(private_runtime_dir).processes()]
+    listening = [c.laddr for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    with open(session_dir.gateway_file(far.path)) as file:
+        gateway = json.load(file)
+    assert (one_slurm.network.address if one_slurm.network else "127.0.0.1", gateway["port"]) in listening
+    assert len(listening) == 1 or not one_slurm.network  # else those of the job are here too: mpiexec's
+    assert os.path.dirname(gateway["shared"]) == shared
+    assert stat.S_IMODE(os.stat(gateway["shared"]).st_mode) == 0o700
+    for entry in os.scandir(gateway["shared"]):
+        assert stat.S_IMODE(entry.stat().st_mode) == 0o600, entry.path
+
+
+def test_a_cancelled_job_is_one_sentence_and_a_restart_asks_for_another(far, one_slurm):
+    number = number_of(far)
+    one_slurm.ask("scancel", number)
+    with pytest.raises(EngineError) as caught:
+        far.run(receive_in_a_circle, deadline=100)
+    assert re.fullmatch(
+        rf"Slurm job {number} was cancelled[^\n]*: call lab.restart\(\) for 4 engines in a new job; [^\n]*",
+        str(caught.value),
+    )
+    with pytest.raises(EngineError, match=rf"^Slurm job {number} was cancelled"):
+        far.run(pid_of)
+    far.restart()
+    assert len(far.run(pid_of)) == 4 and number_of(far) != number
+
+
+def test_a_node_without_power_is_one_sentence(far, one_slurm):
+    if not one_slurm.network:
+        pytest.skip("this system allows no namespaces: no node can lose its power")
+    one_slurm.kill("n2")
+    try:
+        with pytest.raises((EngineError, RankFailed)) as caught:
+            far.run(receive_in_a_circle, deadline=100)
+        assert "n2" in str(caught.value).splitlines()[0] and "lab.restart()" in str(caught.value)
+    finally:
+        one_slurm.start_node("n2")
+
+
+def test_the_solution_of_notebook_04_runs_on_two_nodes(one_slurm, shared, no_engines_yet):
+    notebook = nbformat.read("notebooks/solutions/04_ring_all_reduce.ipynb", as_version=4)
+    (start,) = [cell for cell in notebook.cells if cell.source.endswith("lab.start(4)")]
+    start.source = start.source.replace("lab.start(4)", 'lab.start(4, where="slurm", nodes=2)')
+    (cut,) = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code" and EMULATED in cell.source]
+    notebook.cells = notebook.cells[:cut]
+    notebook.cells.append(nbformat.v4.new_code_cell('assert {i["host"] for i in lab.cluster().infos} == {"n1", "n2"}'))
+    NotebookClient(notebook, timeout=200, resources={"metadata": {"path": "notebooks/solutions"}}).execute()
