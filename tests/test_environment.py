@@ -3,7 +3,7 @@
 import re
 import sys
 import tomllib
-from importlib.metadata import distribution, version
+from importlib.metadata import distribution, distributions, version
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,18 @@ def test_constraints_hold_everything_that_is_needed():
                 todo.append(requirement.name)
     needs_no_pin = {name for name in seen if name.startswith(("nvidia-", "triton", "cuda-"))}  # torch pins these itself
     assert seen - needs_no_pin - set(pins) == set()
+
+
+def test_every_pinned_version_installs_on_the_oldest_python():
+    """Debian 12 has Python 3.11.2: a pin that wants 3.11.5 leaves `make lab` there without an answer, after minutes."""
+    oldest, pins = PYPROJECT["project"]["requires-python"].removeprefix(">=") + ".0", constraints()
+    wanted = {
+        canonicalize_name(found.metadata["Name"]): found.metadata["Requires-Python"] or ""
+        for found in distributions()
+        if f"=={found.version.partition('+')[0]}" == pins.get(canonicalize_name(found.metadata["Name"]))
+    }
+    assert len(wanted) > 100
+    assert {name: bound for name, bound in wanted.items() if oldest not in SpecifierSet(bound)} == {}
 
 
 @pytest.mark.skipif(not (Path(sys.prefix) / ".installed").exists(), reason="this environment was not made by make")
