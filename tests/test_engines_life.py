@@ -191,19 +191,22 @@ def test_a_notebook_learns_that_another_has_restarted_or_stopped_the_engines(own
 def test_two_notebooks_that_start_at_once_share_one_cluster(root, traces):
     kernels = [
         subprocess.Popen(
-            [sys.executable, "-c", KERNEL.format(then="time.sleep(2)")],
+            [sys.executable, "-c", KERNEL.format(then="sys.stdin.read()")],
             env=os.environ | {"XDG_RUNTIME_DIR": root},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for _ in range(2)
     ]
-    said = [next(line for line in k.communicate()[0].splitlines() if line.startswith("READY")) for k in kernels]
+    said = [next(line for line in kernel.stdout if line.startswith("READY")) for kernel in kernels]
+    for kernel in kernels:  # not before both have said it: the engines end with the last
+        kernel.communicate()
     assert said[0] == said[1]
     traces(root).wait_until_gone()
 
 
-def test_the_verbs(own_session, capsys):
+def test_the_verbs(own_session, capsys, eventually):
     from hpdl_lab import lab
 
     with pytest.raises(EngineError, match=r"no engine cluster is running: call lab.start\(4\)"):
@@ -228,7 +231,7 @@ def test_the_verbs(own_session, capsys):
         lab.start(2)
     other.detach()
     os.kill(lab.run(lambda comm: os.getpid())[0], signal.SIGKILL)
-    time.sleep(0.3)
+    eventually(lab.cluster().ailment)
     lab.start(1)
     assert "rank 0 was killed by signal 9" in capsys.readouterr().out
     assert lab.run(lambda comm: comm.size) == [1]

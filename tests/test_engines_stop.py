@@ -6,7 +6,6 @@ import re
 import signal
 import threading
 import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -28,37 +27,50 @@ def pid_of(comm):
 
 
 def receive_in_a_circle(comm):
+    comm.report()  # to StopButton
     comm.recv(np.zeros(1000, "float32"), (comm.rank + 1) % comm.size)
 
 
 def rank_1_computes_for_ever(comm):
+    comm.report()
     while comm.rank == 1:
         pass
     if comm.rank != 1:
         comm.recv(np.zeros(1), 1)
 
 
-@contextmanager
-def stop_button(seconds):
-    """Interrupt this process after `seconds`; yields a list that will hold the time of the interrupt."""
-    pressed = []
+class StopButton:
+    """Interrupts this process `seconds` after the last of four ranks has told that it is there, by a row.
 
-    def press():
-        pressed.append(time.monotonic())
+    pressed: [when].
+    """
+
+    def __init__(self, seconds):
+        self.pressed, self.told = [], []
+        self.timer = threading.Timer(seconds, self.press)
+
+    def press(self):
+        self.pressed.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    timer = threading.Timer(seconds, press)
-    timer.start()
-    yield pressed
-    timer.cancel()
+    def on_row(self, row):
+        self.told.append(row["rank"])
+        if len(self.told) == 4:
+            self.timer.start()
+
+    @property
+    def seconds(self):
+        """Since it was pressed."""
+        return time.monotonic() - self.pressed[0]
 
 
 def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(cluster, within):
     pids = cluster.run(pid_of)
-    with stop_button(1.0) as pressed, pytest.raises(RunStopped) as caught:
-        cluster.run(receive_in_a_circle)
-    assert time.monotonic() - pressed[0] < within(2)
-    text, line = str(caught.value), receive_in_a_circle.__code__.co_firstlineno + 1
+    button = StopButton(1.0)
+    with pytest.raises(RunStopped) as caught:
+        cluster.run(receive_in_a_circle, deadline=60, on_row=button.on_row)
+    assert button.seconds < within(2)
+    text, line = str(caught.value), receive_in_a_circle.__code__.co_firstlineno + 2
     assert re.search(rf"2 +waiting +recv +from rank 3 +4,000 .* test_engines_stop.py:{line}$", text, re.M)
     assert "cycle: 0 -> 1 -> 2 -> 3 -> 0" in text
     assert [(w.rank, w.state, w.op, w.peers) for w in caught.value.waits] == [
@@ -68,35 +80,37 @@ def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(clus
     assert cluster.run(pid_of) == pids
 
 
-def test_another_thread_starts_a_run_and_this_one_ends_it(cluster, within):
+def test_another_thread_starts_a_run_and_this_one_ends_it(cluster, within, eventually):
     """What a button of the picker does: meanwhile a second run is refused in one sentence."""
-    pids, ended = cluster.run(pid_of), []
+    pids, told, ended = cluster.run(pid_of), [], []
 
     def press():
         try:
-            cluster.run(receive_in_a_circle, deadline=100)
+            cluster.run(receive_in_a_circle, deadline=100, on_row=told.append)
         except RunStopped as error:
             ended.append(str(error))
 
     assert not cluster.interrupt(), "nothing is under way"
     thread = threading.Thread(target=press)
     thread.start()
+    eventually(lambda: len(told) == 4)
     time.sleep(1)
     with pytest.raises(EngineError, match="a run is under way in this notebook"):
         cluster.run(pid_of)
     begin = time.monotonic()
     assert cluster.interrupt()
-    thread.join(20)
+    thread.join()
     assert time.monotonic() - begin < within(2) and "cycle: 0 -> 1 -> 2 -> 3 -> 0" in ended[0]
     assert cluster.run(pid_of) == pids
 
 
 def test_the_stop_button_ends_a_loop_that_never_communicates(cluster, within):
     pids = cluster.run(pid_of)
-    with stop_button(1.0) as pressed, pytest.raises(RunStopped) as caught:
-        cluster.run(rank_1_computes_for_ever)
-    assert time.monotonic() - pressed[0] < within(2)
-    line = rank_1_computes_for_ever.__code__.co_firstlineno + 1
+    button = StopButton(1.0)
+    with pytest.raises(RunStopped) as caught:
+        cluster.run(rank_1_computes_for_ever, deadline=60, on_row=button.on_row)
+    assert button.seconds < within(2)
+    line = rank_1_computes_for_ever.__code__.co_firstlineno + 2
     assert caught.value.waits[1].state == "running"
     assert caught.value.waits[1].line in (f"test_engines_stop.py:{line}", f"test_engines_stop.py:{line + 1}")
     assert cluster.run(pid_of) == pids
@@ -104,15 +118,17 @@ def test_the_stop_button_ends_a_loop_that_never_communicates(cluster, within):
 
 def test_the_stop_button_also_ends_a_loop_that_swallows_interrupts(cluster, within):
     def stubborn(comm):
+        comm.report()
         for _ in range(2):
             try:
                 time.sleep(600)
             except:  # noqa: E722
                 pass
 
-    with stop_button(0.5) as pressed, pytest.raises(RunStopped):
-        cluster.run(stubborn)
-    assert time.monotonic() - pressed[0] < within(2.5)
+    button = StopButton(0.5)
+    with pytest.raises(RunStopped):
+        cluster.run(stubborn, deadline=60, on_row=button.on_row)
+    assert button.seconds < within(2.5)
     assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
@@ -120,8 +136,9 @@ def test_the_stop_button_is_free_again_after_a_run(cluster):
     before = signal.getsignal(signal.SIGINT)
     cluster.run(rank_of)
     assert signal.getsignal(signal.SIGINT) is before
-    with stop_button(0.2), pytest.raises(KeyboardInterrupt):
-        time.sleep(5)
+    with pytest.raises(KeyboardInterrupt):
+        StopButton(0.2).timer.start()
+        time.sleep(30)
     assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
@@ -131,9 +148,11 @@ def test_stopping_during_a_slow_on_row_ends_the_run(cluster, within):
             comm.report(x=1)
             time.sleep(0.1)
 
-    with stop_button(0.7) as pressed, pytest.raises(RunStopped):
-        cluster.run(report, on_row=lambda row: time.sleep(30))
-    assert time.monotonic() - pressed[0] < within(2)
+    button = StopButton(0.7)
+    button.timer.start()
+    with pytest.raises(RunStopped):
+        cluster.run(report, on_row=lambda row: time.sleep(50))
+    assert button.seconds < within(2)
     assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
@@ -206,18 +225,18 @@ def test_the_deadline_ends_a_deadlock_with_the_same_report(cluster, within):
 
 def test_the_deadline_counts_from_the_moment_when_all_ranks_have_come(cluster):
     view = cluster.client[1]
-    view.execute("import time; time.sleep(1.5)", block=False)
+    view.execute("import time; time.sleep(3)", block=False)
     time.sleep(0.3)
-    assert cluster.run(rank_of, deadline=0.5) == [0, 1, 2, 3]
+    assert cluster.run(rank_of, deadline=1.5) == [0, 1, 2, 3]
 
 
 def test_a_run_that_makes_progress_outlives_its_deadline(cluster):
     def slow(comm):
         for _ in range(8):
-            time.sleep(0.2)
+            time.sleep(0.3)
             comm.barrier()
 
-    cluster.run(slow, deadline=1)
+    cluster.run(slow, deadline=2)
 
 
 def test_a_rank_that_computes_on_when_the_others_timed_out_is_interrupted_and_named(cluster, within):
@@ -226,9 +245,9 @@ def test_a_rank_that_computes_on_when_the_others_timed_out_is_interrupted_and_na
     with pytest.raises(CommTimeout) as caught:
         cluster.run(rank_1_computes_for_ever, deadline=1)
     assert time.monotonic() - began < within(5)
-    line = rank_1_computes_for_ever.__code__.co_firstlineno + 1
+    line = rank_1_computes_for_ever.__code__.co_firstlineno + 2
     assert re.search(rf"^  1 +running +test_engines_stop.py:({line}|{line + 1})$", str(caught.value), re.M)
-    assert caught.value.reason.startswith(f"rank 1 is still computing (test_engines_stop.py:{str(line)[:-1]}")
+    assert re.match(rf"rank 1 is still computing \(test_engines_stop.py:({line}|{line + 1})\b", caught.value.reason)
     assert cluster.run(pid_of) == pids
 
 
@@ -297,17 +316,17 @@ def test_an_engine_that_exits_by_itself_is_named(cluster):
         cluster.run(lambda comm: os._exit(7) if comm.rank == 3 else None)
 
 
-def test_an_engine_that_died_between_runs_is_named(cluster):
+def test_an_engine_that_died_between_runs_is_named(cluster, eventually):
     os.kill(cluster.run(pid_of)[1], signal.SIGKILL)
-    time.sleep(0.3)
-    with pytest.raises((EngineError, RankFailed), match="rank 1 was killed by signal 9"):  # the latter: noticed amid it
+    assert eventually(cluster.ailment).startswith("rank 1 was killed by signal 9")
+    with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
         cluster.run(rank_of)
 
 
-def test_all_engines_killed_at_once(cluster):
+def test_all_engines_killed_at_once(cluster, eventually):
     for pid in cluster.run(pid_of):
         os.kill(pid, signal.SIGKILL)
-    time.sleep(0.3)
+    eventually(cluster.ailment)
     with pytest.raises(EngineError, match=r"lab.restart\(\)"):
         cluster.run(rank_of)
     cluster.restart()
@@ -317,9 +336,8 @@ def test_all_engines_killed_at_once(cluster):
 def test_an_error_wins_over_the_timeouts_that_it_causes(cluster):
     def wrong(comm):
         if comm.rank == 0:
-            time.sleep(0.2)
             raise ValueError("the cause")
-        comm.recv(np.zeros(1), 0)
+        comm.recv(np.zeros(1), 0)  # for less than run.GRACE, after which it would be interrupted
 
     with pytest.raises(RunFailed, match=r"rank 0: ValueError: the cause"):
-        cluster.run(wrong, deadline=0.5)
+        cluster.run(wrong, deadline=0.7)
