@@ -13,18 +13,13 @@ from hpdl_lab import features, models
 EIGHT = Path(__file__).parent / "mpi" / "test_hybrid.py"
 
 
-def on_eight_ranks(mpiexec, python):
-    """What the script says, on ranks of that MPI; AssertionError where it fails."""
-    environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1"}
-    command = [str(mpiexec), "-n", "8", str(python), str(EIGHT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.timeout(260)
 def test_two_by_two_by_two_on_eight_ranks():
-    assert "8 ranks: right" in on_eight_ranks(features.mpiexec(), sys.executable)
+    environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1"}
+    command = [features.mpiexec(), "-n", "8", sys.executable, str(EIGHT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 ranks: right" in done.stdout
 
 
 def train(comm, sizes, x, y, options):
