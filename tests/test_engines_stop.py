@@ -80,6 +80,25 @@ def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(clus
     assert cluster.run(pid_of) == pids
 
 
+def test_an_engine_that_tells_late_what_it_does_is_not_taken_for_one_that_computes(cluster):
+    def hinder(comm, seconds):
+        from hpdl_lab.engines import server, states
+
+        def late(*args):
+            time.sleep(seconds)
+            return states.told_by(*args)
+
+        if comm.rank == 2:
+            server.told_by = late
+
+    cluster.run(hinder, 0.5)
+    button = StopButton(0.5)
+    with pytest.raises(RunStopped) as caught:
+        cluster.run(receive_in_a_circle, deadline=60, on_row=button.on_row)
+    assert [w.state for w in caught.value.waits] == ["waiting"] * 4
+    cluster.run(hinder, 0)
+
+
 def test_another_thread_starts_a_run_and_this_one_ends_it(cluster, within, eventually):
     """What a button of the picker does: meanwhile a second run is refused in one sentence."""
     pids, told, ended = cluster.run(pid_of), [], []

@@ -11,7 +11,7 @@ from ..comm.board import Slot
 from ..comm.errors import Wait
 from . import frames
 
-ANSWER = 0.2  # s: an engine whose interpreter is held by compiled code does not answer
+ANSWER = 1.0  # s: on a busy machine a thread waits for a core; one whose interpreter compiled code holds never answers
 
 
 class States:
