@@ -97,6 +97,7 @@ def test_what_hurts_first_stands_first_and_turns_do_not_keep_anybody_out():
     assert made.fits == 25 and made.nodes == 1
     said = plan_text.verdict(made)
     assert "GPUs, beyond 2 attendees, who then take turns" in said and "memory, beyond 25 attendees" in said
+    assert "cores, to compute: even one attendee has fewer than wanted" in plan_text.verdict(plan(cores=2))
 
 
 def test_who_does_not_fit_is_told_how_many_nodes_or_engines_would_do():
@@ -111,6 +112,7 @@ def test_who_does_not_fit_is_told_how_many_nodes_or_engines_would_do():
 def test_more_engines_than_memory_fit_nobody_and_say_so():
     made = plan(attendees=1, memory=4 * GB, engines=64)
     assert made.fits == 0 and made.nodes == 0
+    assert "hpdl hub" not in plan_text.text(made) and "scontrol" not in plan_text.text(made)
     assert "64 fit 0 of 1: take a larger node: no attendee fits on this one, or 8 engines each." in plan_text.verdict(
         made
     )

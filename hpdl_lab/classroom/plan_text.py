@@ -28,7 +28,10 @@ def memory(text):
 
 def text(plan):
     """The whole report, without the constants."""
-    return "\n\n".join([head(plan), resources(plan), times(plan), verdict(plan), settings(plan), reservation(plan)])
+    parts = [head(plan), resources(plan), times(plan), verdict(plan)]
+    if plan.fits:  # else there is no class to paste anything for
+        parts += [settings(plan), reservation(plan)]
+    return "\n\n".join(parts)
 
 
 def head(plan):
@@ -64,7 +67,7 @@ def times(plan):
     lines = [f"{'when all at once':<24}{'one alone':>12}{f'the last of {plan.attendees:,}':>18}"]
     for step in STEPS:
         lines.append(f"{WORDS[step]:<24}{plan.costs[f'{step}_s']:>10.1f} s{plan.seconds(step):>16.1f} s")
-    lines.append(f"{'from login to engines':<24}{'':>12}{plan.start_s:>16.1f} s")
+    lines.append(f"{'all of it, with torch':<24}{'':>12}{plan.start_s:>16.1f} s")
     return "\n".join(lines)
 
 
@@ -72,13 +75,12 @@ def verdict(plan):
     """Who fits, what hurts first, engines per person: sentences."""
     rows = plan.resources()
     hard = next(row for row in rows if not row.turns)
-    hurts = [
-        f"{row.name}, beyond {count(row.fits, 'attendee')}, who then take turns" for row in rows[: rows.index(hard)]
-    ]
+    hurts = [turns(row) for row in rows[: rows.index(hard)]]
     hurts.append(f"{hard.name}, beyond {count(hard.fits, 'attendee')}: {hard.beyond}")
     said = [
         f"What hurts first: {'; then '.join(hurts)}.",
-        f"Memory: {plan.attendee_MB() / 1e3:.2f} GB an attendee, {plan.memory_MB() / 1e3:.1f} GB in all.",
+        f"Memory: {plan.attendee_MB() / 1e3:.2f} GB an attendee, {plan.memory_MB() / 1e3:.1f} GB in all. "
+        f"Engines that do nothing keep {plan.attendees * plan.costs['idle_cores']:.1f} cores busy.",
     ]
     most = plan.most_engines()
     if plan.fits >= plan.attendees:
@@ -92,6 +94,13 @@ def verdict(plan):
     if plan.gpus:
         said.append(gpu_sentence(plan))
     return "\n".join(said)
+
+
+def turns(row):
+    """How a resource that can be shared hurts."""
+    if row.fits == 0:
+        return f"{row.name}: even one attendee has fewer than wanted"
+    return f"{row.name}, beyond {count(row.fits, 'attendee')}, who then take turns"
 
 
 def gpu_sentence(plan):
@@ -126,7 +135,7 @@ def settings(plan):
         f"  hpdl hub --users {here} --engines {plan.engines} --memory {gb:g}GB --start-timeout {seconds}",
         "or, in a jupyterhub_config.py of yours",
         f"  c.JupyterHub.active_server_limit = {here}",
-        f"  c.JupyterHub.concurrent_spawn_limit = {max(1, min(here, 2 * plan.cores))}",
+        f"  c.JupyterHub.concurrent_spawn_limit = {here}  # beyond it, browsers are told to try again",
         f"  c.Spawner.start_timeout = {seconds}",
         f"  c.Spawner.http_timeout = {seconds}",
         f"  c.Spawner.mem_limit = {memory_limit(plan)}  # bytes",
@@ -143,13 +152,12 @@ def settings(plan):
 def reservation(plan, start=None):
     """Slurm's reservation to paste. start: datetime; default tomorrow at 9."""
     start = start or datetime.datetime.combine(datetime.date.today() + datetime.timedelta(days=1), datetime.time(9))
-    nodes = max(1, plan.nodes)
     whole = "; whole nodes, with their GPUs: PartitionName=... names where those are" if plan.gpus else ""
     return "\n".join(
         [
             f"Slurm, to paste; day, hours and the file with the attendees' accounts are yours to change{whole}",
             f"  scontrol create reservation ReservationName=hpdl StartTime={start:%Y-%m-%dT%H:%M:%S} Duration=08:00:00 "
-            f"Users=$(paste -sd, attendees.txt) NodeCnt={nodes}",
+            f"Users=$(paste -sd, attendees.txt) NodeCnt={plan.nodes}",
             f'  lab.start({plan.engines}, where="slurm", reservation="hpdl")',
         ]
     )
