@@ -49,8 +49,9 @@ c.Spawner.default_url = "/lab"
 c.Spawner.args = [
     # Kernels talk over sockets in a folder that only the attendee can enter. Over TCP any account could read along.
     "--KernelManager.transport=ipc",
-    # Saves an open notebook every 20 s instead of 120: a server that is stopped loses little.
-    f"--LabApp.app_settings_dir={Path(__file__).resolve().parent / 'laptop' / 'jupyterlab'}",
+    # Saves an open notebook every 20 s instead of 120, as a server that is stopped should lose little; and no debugger:
+    # it listens on a port of this machine, at which it obeys any account.
+    f"--LabApp.app_settings_dir={Path(__file__).resolve().parent / 'hub'}",
     # No news from the internet, as in `make lab`.
     "--LabApp.news_url=None",
 ]

@@ -110,7 +110,7 @@ def processes(uid):
 
 def state(pid):
     """The state letter of a process."""
-    return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def end_processes(settings, account):

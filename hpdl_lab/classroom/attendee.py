@@ -56,7 +56,11 @@ class Attendee:
         if reply.status_code not in (201, 202):
             raise Trouble(f"the hub did not start the server: {why(reply)}")
         self._follow(give_up, seconds)
-        self._ask("GET", f"{self.server}/lab")  # the server asks the hub who this is, and leaves its cookie
+        self.enter_server()
+
+    def enter_server(self):
+        """Open JupyterLab on a server that runs: it asks the hub who this is, and leaves its cookie."""
+        self._ask("GET", f"{self.server}/lab")
 
     def _follow(self, give_up, seconds):
         """Return when the server is ready. Raises Trouble with what the hub says of a start that failed."""

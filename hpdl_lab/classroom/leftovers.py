@@ -17,17 +17,13 @@ PROXY_SECONDS = 5  # for a proxy to end
 def end_proxy(given):
     """End the proxy of a JupyterHub that was killed: it holds the port. Its number may be another process's by now."""
     file = given.private / "proxy.pid"
-    give_up = time.monotonic() + PROXY_SECONDS
-    while True:
-        try:
-            pid = int(file.read_text())
-            command = Path("/proc", str(pid), "cmdline").read_bytes()  # empty where it has ended
-        except (OSError, ValueError):
-            break
-        if b"configurable" not in command:
-            break
-        os.kill(pid, signal.SIGTERM if time.monotonic() < give_up else signal.SIGKILL)
-        time.sleep(0.05)
+    with contextlib.suppress(OSError, ValueError):  # there is none, or it has ended
+        pid = int(file.read_text())
+        if b"configurable" in Path("/proc", str(pid), "cmdline").read_bytes():
+            give_up = time.monotonic() + PROXY_SECONDS
+            while accounts.state(pid) not in "ZX":  # not before then has it let go of the port
+                os.kill(pid, signal.SIGTERM if time.monotonic() < give_up else signal.SIGKILL)
+                time.sleep(0.05)
     file.unlink(missing_ok=True)
 
 

@@ -93,7 +93,7 @@ def prepare(given):
 
 def rehearse(given, account):
     """Have one attendee import what a server does. Raises RuntimeError with what keeps them from it."""
-    argv = [sys.executable, "-c", "import jupyterhub.singleuser, jupyterlab, hpdl_lab"]
+    argv = [sys.executable, "-c", "import jupyterhub, jupyterlab, hpdl_lab"]
     done = subprocess.run(
         account_process.command(given, account, argv),
         env=os.environ | account_process.environment(given, account),

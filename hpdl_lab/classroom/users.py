@@ -22,7 +22,12 @@ def read(path):
     Raises: ValueError: one sentence with the first lines that are wrong.
     """
     users, seen_in, wrong = {}, {}, []
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeError) as error:
+        why = "not there" if isinstance(error, FileNotFoundError) else getattr(error, "strerror", None) or "no text"
+        raise ValueError(f"there is no users file {path} ({why}): one name on each line is wanted") from None
+    for number, line in enumerate(lines, 1):
         name, password = [*line.split("#")[0].split(maxsplit=1), "", ""][:2]
         if not name:
             continue

@@ -1,0 +1,324 @@
+"""Two attendees at once on the hub of `hpdl hub`: they work, apart from each other, and lose nothing by what ends."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from playwright.sync_api import expect
+
+from hpdl_lab.classroom import accounts, leftovers, ports, settings
+from hpdl_lab.classroom.attendee import Attendee
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="accounts for attendees need root")
+
+HERE = Path(__file__).resolve().parent
+SOLVED = HERE.parent.parent / "notebooks" / "solutions" / "04_ring_all_reduce.ipynb"
+ADA, BOB = (f"{name}{os.getpid()}" for name in ("ada", "bob"))
+PASSWORDS = {ADA: "given by the instructor", BOB: "chosen at the first login"}
+IDLE = "Python 3 (ipykernel) | Idle"
+HUB_SECONDS, SERVER_MS, RUN_MS = 180, 180_000, 240_000
+CULL_MINUTES = 0.3
+
+
+class Command:
+    """`hpdl hub` as an instructor starts it, and the lines that it prints."""
+
+    def __init__(self, state, port, users_file, *options):
+        command = [sys.executable, "-m", "hpdl_lab", "hub", "--users-file", users_file, "--state", state]
+        self.process = subprocess.Popen(
+            [*command, "--port", str(port), "--engines", "4", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines, self._heard = [], threading.Condition()
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.wait_for("The hub is ready")
+
+    def _listen(self):
+        for line in self.process.stdout:
+            with self._heard:
+                self.lines.append(line)
+                self._heard.notify_all()
+
+    def wait_for(self, text):
+        """Return when it has said this."""
+        with self._heard:
+            said = self._heard.wait_for(lambda: any(text in line for line in self.lines), HUB_SECONDS)
+        assert said, f"no {text!r} within {HUB_SECONDS} s: {''.join(self.lines)}"
+
+    def stop(self):
+        """Ctrl-C."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(HUB_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def room():
+    """(address, state folder, what starts `hpdl hub` there) with a file of two users; nothing is left afterwards."""
+    state, port = tempfile.mkdtemp(prefix="hpdl-hub-", dir="/tmp"), ports.free()
+    users_file = Path(state, "users.txt")
+    users_file.write_text(f"{ADA}   {PASSWORDS[ADA]}   # a password from the instructor\n{BOB}\n")
+    started = []
+
+    def start(*options):
+        started.append(Command(state, port, users_file, *options))
+        return started[-1]
+
+    try:
+        yield f"http://127.0.0.1:{port}", Path(state), start
+        for command in started:
+            command.stop()
+    finally:
+        for command in started:
+            with contextlib.suppress(ProcessLookupError):
+                command.process.kill()
+        leftovers.remove(state, [ADA, BOB])
+
+
+@pytest.fixture(scope="module")
+def command(room):
+    """`hpdl hub`, ready."""
+    return room[2]()
+
+
+@pytest.fixture(scope="module")
+def pages(chromium):
+    """{name: page}, each in a browser profile of its own."""
+    found = {}
+    for name in (ADA, BOB):
+        context = chromium.new_context(viewport={"width": 1440, "height": 900})
+        found[name] = context.new_page()
+        found[name].set_default_timeout(60_000)
+    yield found
+    for name, page in found.items():
+        with contextlib.suppress(Exception):
+            page.screenshot(path=HERE / f"hub_last_{name[:3]}.png")
+        page.context.close()
+
+
+@pytest.fixture(scope="module")
+def attendees(room, command):
+    """{name: Attendee}, logged in, each with a kernel of their own: for what is tried in Python."""
+    found = {name: Attendee(room[0], name, PASSWORDS[name]) for name in (ADA, BOB)}
+    yield found
+    for attendee in found.values():
+        attendee.leave()
+
+
+def notebook(state, name):
+    return state / "homes" / name / "notebooks" / "04_ring_all_reduce.ipynb"
+
+
+def answer(state, name):
+    """Write the first exercise's answer into the attendee's copy, and leave out what comes after its check."""
+    answers = {cell.id: cell.source for cell in nbformat.read(SOLVED, as_version=4).cells}
+    path = notebook(state, name)
+    theirs = nbformat.read(path, as_version=4)
+    last = next(i for i, cell in enumerate(theirs.cells) if cell.id == "check-4-1")
+    theirs.cells = theirs.cells[: last + 1]
+    for cell in theirs.cells:
+        if cell.id == "exercise-4-1":
+            assert "NotImplementedError" in cell.source
+            cell.source = answers[cell.id]
+    owner = path.stat().st_uid
+    path.write_text(nbformat.writes(theirs))
+    assert path.stat().st_uid == owner == accounts.of(settings.read(state), name).uid
+
+
+def log_in(page, address, name):
+    page.goto(address)
+    expect(page.get_by_text("Your first password here")).to_be_visible()
+    page.get_by_label("Username").fill(name)
+    page.get_by_label("Password").fill(PASSWORDS[name])
+    page.get_by_role("button", name="Sign in").click()
+
+
+def open_notebook(page, address, name):
+    page.goto(f"{address}/user/{name}/lab/tree/04_ring_all_reduce.ipynb?reset")
+    expect(page.get_by_text(IDLE)).to_be_visible(timeout=SERVER_MS)
+
+
+def run_all(page):
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name=re.compile("^Run All Cells")).click()
+
+
+def said(page, text):
+    """Wait until an output says this, or until a cell fails, which is an error at once."""
+    found = page.locator(".jp-OutputArea-output").get_by_text(text)
+    failed = page.locator("[data-mime-type='application/vnd.jupyter.error']")
+    expect(found.or_(failed).first).to_be_attached(timeout=RUN_MS)
+    assert failed.count() == 0, "\n".join(failed.all_text_contents())
+
+
+def wait_until(true, seconds=HUB_SECONDS):
+    """Return what `true()` returns as soon as that is true."""
+    give_up = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < give_up, f"not within {seconds} s"
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.timeout(580)
+def test_two_attendees_log_in_open_04_start_engines_and_pass_a_check(room, command, pages):
+    address, state, _ = room
+    for name, page in pages.items():
+        log_in(page, address, name)
+    for name, page in pages.items():
+        expect(page.locator(".jp-DirListing-content")).to_contain_text("04_ring_all_reduce", timeout=SERVER_MS)
+        page.screenshot(path=HERE / f"hub_lab_{name[:3]}.png")
+        answer(state, name)
+    for name, page in pages.items():
+        open_notebook(page, address, name)
+    for page in pages.values():
+        run_all(page)
+    for name, page in pages.items():
+        said(page, "4.1 reduce_scatter: correct")
+        said(page, "engines: right on 4 MPI ranks")
+        expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
+        page.locator(".jp-CodeCell", has_text="lab.check(reduce_scatter)").scroll_into_view_if_needed()
+        page.screenshot(path=HERE / f"hub_check_{name[:3]}.png")
+
+
+PROBE = """
+import json, os, socket, signal
+
+def tried(fn, *args):
+    try:
+        fn(*args)
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(path)
+
+def reach(port):
+    with socket.create_connection(("127.0.0.1", port), 5) as s:
+        s.sendall(f"GET /user/{other}/api/contents HTTP/1.0\\r\\n\\r\\n".encode())
+        answer = s.makefile().readline()
+    return answer.split()[1]
+
+print(json.dumps({
+    "home": tried(os.listdir, home), "notebook": tried(open, notebook), "write": tried(open, notebook, "a"),
+    "run": tried(os.listdir, run), "sockets": sorted({tried(connect, path) for path in sockets}),
+    "kill": sorted({tried(os.kill, pid, signal.SIGTERM) for pid in pids}),
+    "environment": tried(open, f"/proc/{pids[0]}/environ"), "memory": tried(open, f"/proc/{pids[0]}/mem"),
+    "shared": sorted({tried(open, path) for path in shared}), "hub": tried(os.listdir, state + "/hub"),
+    "log": [path for path in (os.readlink(f"/proc/{os.getppid()}/fd/{n}") for n in (1, 2)) if "/hub/" in path],
+    "server": reach(port), "root": os.listdir("/root") if os.access("/root", os.R_OK) else "closed",
+}))
+"""
+
+
+@pytest.mark.timeout(580)
+def test_one_attendee_reaches_nothing_of_the_other(room, command, pages, attendees):
+    """Tried from a notebook of ada's, while bob's engines run; and with ada's cookies, in her browser."""
+    address, state, _ = room
+    bob = accounts.of(settings.read(state), BOB)
+    pids = accounts.processes(bob.uid)
+    listening = {}
+    for pid in pids:
+        for connection in psutil.Process(pid).net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN:
+                assert connection.laddr.ip == "127.0.0.1"
+                listening[cmdline(pid)[2]] = connection.laddr.port
+    # The server; and of the kernel a socket that takes output of its children, by a secret. Engines listen on no port.
+    assert set(listening) == {"jupyterhub.singleuser", "ipykernel_launcher"}
+    sockets = [str(path) for path in Path(bob.run).rglob("*") if path.is_socket()]
+    assert any("rank-3.sock" in path for path in sockets) and any("/kernel-" in path for path in sockets)
+    shared = [entry.path for entry in os.scandir("/dev/shm") if entry.stat().st_uid == bob.uid]
+    told = {"home": bob.home, "notebook": str(notebook(state, BOB)), "run": bob.run, "sockets": sockets, "pids": pids}
+    told |= {"shared": shared, "state": str(state), "port": listening["jupyterhub.singleuser"], "other": BOB}
+    ada = attendees[ADA]
+    ada.log_in()
+    ada.enter_server()
+    ada.open_notebook("04_ring_all_reduce.ipynb")
+    names = "".join(f"{name} = {value!r}\n" for name, value in told.items())
+    found = json.loads(ada.run(names + PROBE, 60))
+    denied = dict.fromkeys(("home", "notebook", "write", "run", "environment", "memory", "hub"), "PermissionError")
+    assert {key: found[key] for key in denied} == denied
+    assert found["sockets"] == found["kill"] == ["PermissionError"]
+    assert found["shared"] in ([], ["PermissionError"])
+    assert found["log"] == []
+    assert found["server"] in ("302", "403")  # it asks for a login
+    assert found["root"] in ("closed", [".pyenv"]) or ".ssh" not in found["root"]
+    page = pages[ADA].context.new_page()
+    for path in ("lab", "api/contents", "files/04_ring_all_reduce.ipynb"):
+        reply = page.goto(f"{address}/user/{BOB}/{path}")
+        assert reply.status in (403, 404), (path, reply.status, page.url)
+    page.screenshot(path=HERE / "hub_forbidden.png")
+    page.close()
+
+
+@pytest.mark.timeout(580)
+def test_a_hub_that_is_killed_comes_back_and_open_notebooks_go_on(room, command, pages):
+    address, state, _ = room
+    account = accounts.of(settings.read(state), ADA)
+    engines = {pid for pid in accounts.processes(account.uid) if "engines.engine" in " ".join(cmdline(pid))}
+    assert len(engines) >= 4
+    hub = next(p for p in psutil.Process(command.process.pid).children() if "jupyterhub" in p.cmdline())
+    hub.kill()
+    command.wait_for("JupyterHub answers again")
+    page = pages[ADA]
+    page.get_by_role("menuitem", name="Kernel", exact=True).click()  # the page is as it was
+    page.keyboard.press("Escape")
+    cell = page.locator(".jp-CodeCell", has_text="lab.check(reduce_scatter)").locator(".cm-content")
+    cell.click()
+    page.keyboard.press("Control+End")
+    page.keyboard.type("\nprint('variables', result.failed, 'are still', 'there')")
+    page.keyboard.press("Control+Enter")
+    said(page, "variables None are still there")
+    assert engines <= set(accounts.processes(account.uid))
+    page.keyboard.press("Control+s")
+    wait_until(lambda: "are still" in notebook(state, ADA).read_text())
+    for other in pages.values():
+        other.reload()
+        expect(other.get_by_text(IDLE)).to_be_visible(timeout=SERVER_MS)
+
+
+def cmdline(pid):
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).cmdline()
+    return []
+
+
+@pytest.mark.timeout(580)
+def test_ctrl_c_leaves_no_process_and_an_idle_server_is_stopped_without_loss(room, command, pages):
+    address, state, start = room
+    given = settings.read(state)
+    uids = {name: accounts.of(given, name).uid for name in (ADA, BOB)}
+    assert command.stop() == 0
+    assert "Files, accounts and passwords stay" in command.lines[-1]
+    for uid in uids.values():
+        assert accounts.processes(uid) == []
+        assert [entry.path for entry in os.scandir("/dev/shm") if entry.stat().st_uid == uid] == []
+    command = start("--idle", str(CULL_MINUTES))
+    page = pages[ADA]
+    page.goto(f"{address}/hub/spawn")  # still logged in
+    expect(page.locator(".jp-DirListing-content")).to_contain_text("04_ring_all_reduce", timeout=SERVER_MS)
+    page.goto("about:blank")
+    wait_until(lambda: not accounts.processes(uids[ADA]))
+    assert "Culling server" in (state / "hub" / "hub.log").read_text()
+    page.goto(f"{address}/hub/spawn")
+    expect(page.locator(".jp-DirListing-content")).to_contain_text("04_ring_all_reduce", timeout=SERVER_MS)
+    page.goto(f"{address}/user/{ADA}/lab/tree/04_ring_all_reduce.ipynb?reset")
+    expect(page.locator(".jp-OutputArea-output").get_by_text("4.1 reduce_scatter: correct")).to_be_attached()
+    expect(page.locator(".jp-OutputArea-output").get_by_text("variables None are still there")).to_be_attached()
+    page.screenshot(path=HERE / "hub_after_culling.png")
+    page.goto("about:blank")

@@ -1,0 +1,194 @@
+"""Clumsy use of `hpdl hub`, each ended by one sentence; and the life of a hub: killed, started twice, gone on with."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpdl_lab import cli
+from hpdl_lab.classroom import accounts, hub, leftovers, limits, ports, preparation, proxy, settings
+from hpdl_lab.classroom.attendee import Attendee
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="accounts for attendees need root")
+NAME = f"cmd{os.getpid()}"
+SECONDS = 100
+HPDL_HUB = [sys.executable, "-m", "hpdl_lab", "hub"]
+
+
+def said(capsys, *arguments):
+    """What `hpdl hub` with these arguments says on stderr when it gives up: one line."""
+    assert cli.main(["hub", *map(str, arguments)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("hpdl: ") and error.count("\n") == 1, error
+    return error
+
+
+def test_a_users_file_that_is_not_there(capsys, tmp_path):
+    assert "there is no users file" in said(capsys, "--users-file", tmp_path / "nobody.txt", "--state", tmp_path / "s")
+
+
+def test_a_users_file_with_bad_names_makes_nothing(capsys, tmp_path):
+    file = tmp_path / "users.txt"
+    file.write_text("Ada\nbob\nbob\n")
+    assert "line 1: 'Ada' is no name" in said(capsys, "--users-file", file, "--state", tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_without_root_it_says_what_cannot_be_kept_apart(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    error = said(capsys, "--users", 2, "--state", tmp_path / "s")
+    assert "each could read and change the files of all, yours too" in error and "--no-isolation" in error
+
+
+def test_without_the_extra_it_says_how_to_install_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jupyterhub", None)
+    error = said(capsys, "--users", 2, "--state", tmp_path / "s")
+    assert "JupyterHub is not installed" in error and "make hub" in error
+
+
+def test_without_a_clone_it_says_that_one_is_needed(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "CONFIGURATION", tmp_path / "jupyterhub_config.py")
+    assert "started from a clone" in said(capsys, "--users", 2, "--no-isolation", "--state", tmp_path / "s")
+
+
+def test_a_port_in_use_is_named_and_nothing_is_made(capsys, tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        error = said(capsys, "--users", 1, "--no-isolation", "--state", tmp_path / "s", "--port", port)
+    assert f"port {port} of 127.0.0.1 cannot be used" in error and "--port" in error
+
+
+def test_a_certificate_that_is_not_there(capsys, tmp_path):
+    options = ["--no-isolation", "--certificate", "no.pem", "--key", "no.key", "--state", tmp_path / "s"]
+    assert "no.pem" in said(capsys, "--users", 1, *options)
+
+
+def test_what_is_no_state_folder_is_not_removed(capsys, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert "is no state folder of a hub: nothing is removed" in said(capsys, "--remove", "--state", tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("options", [["--users", "0"], ["--memory", "lots"], ["--idle", "-1"], ["--port", "web"]])
+def test_wrong_usage(options, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["hub", *options])
+    assert caught.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_proxy_is_nodes_or_the_one_in_python_and_which_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(proxy, "NODE_MODULES", str(tmp_path))
+    argv, sentence = proxy.find(path="")
+    assert argv[0] == sys.executable and "the one in Python, as there is no Node on this machine" in sentence
+    node, script = tmp_path / "node", tmp_path / proxy.NAME
+    node.write_text("#!/bin/sh\necho 5.3.0\n")
+    node.chmod(0o755)
+    assert "npm's configurable-http-proxy is not installed (`make hub` does it)" in proxy.find(path=str(tmp_path))[1]
+    script.write_text("#!/usr/bin/env node\n")
+    assert proxy.find(path=str(tmp_path)) == ([str(node), str(script)], "Proxy: configurable-http-proxy 5.3.0 on Node.")
+    monkeypatch.setattr(proxy, "says_version", lambda argv: "")
+    with pytest.raises(RuntimeError, match="there is no configurable-http-proxy, .*make hub"):
+        proxy.find(path="")
+
+
+# -- the life of one hub -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place():
+    """(state folder, port, command that starts the hub there) with one attendee; everything is removed afterwards."""
+    state, users, port = f"/tmp/hpdl-hub-{NAME}", Path(f"/tmp/hpdl-users-{NAME}"), ports.free()
+    users.write_text(f"{NAME} sesame street\n")
+    yield state, port, [*HPDL_HUB, "--users-file", users, "--state", state, "--port", str(port), "--idle", "0"]
+    users.unlink()
+    with contextlib.suppress(RuntimeError):  # it has been removed
+        leftovers.remove(state, [NAME])
+
+
+@pytest.fixture
+def no_node(tmp_path):
+    """An environment without Node, as on many machines."""
+    for command in ("useradd", "userdel"):
+        (tmp_path / command).symlink_to(f"/usr/sbin/{command}")
+    folders = [f for f in os.environ["PATH"].split(os.pathsep) if not os.path.exists(os.path.join(f, "node"))]
+    return {**os.environ, "PATH": os.pathsep.join([str(tmp_path), *folders])}
+
+
+class Command:
+    """`hpdl hub`, ready, and what it prints."""
+
+    def __init__(self, argv, **how):
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **how)
+        self.hear("The hub is ready")
+        self.hub = next(p for p in psutil.Process(self.process.pid).children() if "jupyterhub" in p.cmdline())
+
+    def hear(self, text):
+        """The next line that has this text."""
+        heard = []
+        for line in self.process.stdout:
+            heard.append(line)
+            if text in line:
+                return "".join(heard)
+        raise AssertionError("".join(heard))
+
+
+@ROOT
+@pytest.mark.timeout(400)
+def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_node):
+    state, port, argv = place
+    first = Command(argv, env=no_node)
+    given = settings.read(state)
+    uid = accounts.of(given, NAME).uid
+    assert [p for p in first.hub.children() if proxy.NAME in " ".join(p.cmdline()) and p.exe() == first.hub.exe()]
+    with pytest.raises(RuntimeError, match=re.escape(f"a hub runs already on {state}: http://127.0.0.1:{port}")):
+        hub.Hub.start(settings.Settings(users=(NAME,), state=state))
+    with pytest.raises(RuntimeError, match="a hub runs already"):
+        leftovers.remove(state)
+    someone = Attendee(given.url, NAME, "sesame street")
+    someone.log_in()
+    someone.start_server(SECONDS)
+    someone.open_notebook("00_engines.ipynb")
+    someone.run("x = 42", SECONDS)
+    running = set(accounts.processes(uid))
+    written = {os.readlink(f"/proc/{pid}/fd/{fd}") for pid in running for fd in (1, 2)}
+    assert not any(str(given.private) in path for path in written)  # or attendees could write into the hub's log
+
+    first.hub.kill()
+    assert "JupyterHub was killed (SIGKILL); attendees' servers go on." in first.hear("JupyterHub answers again.")
+    someone.open_notebook("00_engines.ipynb")  # the same kernel, as when a browser connects again
+    assert someone.run("print(x)", SECONDS) == "42\n"
+
+    second_hub = next(p for p in psutil.Process(first.process.pid).children() if "jupyterhub" in p.cmdline())
+    second_hub.suspend()  # so that it cannot end in order when its parent is killed
+    first.process.kill()
+    second_hub.kill()
+    first.process.wait(SECONDS)
+    second = Command(argv)
+    someone.open_notebook("00_engines.ipynb")
+    assert someone.run("print(x)", SECONDS) == "42\n"
+    assert running <= set(accounts.processes(uid))
+    someone.leave()
+
+    second.process.send_signal(signal.SIGTERM)
+    assert "Files, accounts and passwords stay" in second.hear("Files")
+    assert second.process.wait(SECONDS) == 0
+    assert accounts.processes(uid) == [] and not os.path.exists(accounts.of(given, NAME).run)
+    group = limits.of(given)
+    assert not group or not any(os.path.exists(folder) for folder in group.folders.values())
+    log = Path(given.private, "hub.log").read_text()
+    assert "sesame" not in log and "Traceback" not in log
+    removed = subprocess.run([*HPDL_HUB, "--remove", "--state", state], capture_output=True, text=True)
+    assert removed.stdout == f"Removed {state}, and the accounts of its attendees.\n", removed.stderr
+    assert not os.path.exists(state)
+    with pytest.raises(ValueError, match="has no account"):
+        accounts.of(given, NAME)
