@@ -157,7 +157,8 @@ def test_a_tree_without_the_compiled_module(tree):
     code, said = from_tree(tree, "from hpdl_lab import cli; sys.exit(cli.main(['doctor']))")
     assert code == 1
     assert "compiled module  NO " in said and "\ntorch            yes" in said, said
-    assert names(said) == ["no compiled module"], said
+    # an engine of another test may have been killed a minute ago, and its shared memory is everybody's
+    assert [name for name in names(said) if name != "stale cluster"] == ["no compiled module"], said
     assert f"hpdl_lab is imported from {tree}/hpdl_lab, which has no compiled module\n" in said
     assert f"\n    Fix: run `make install` in {tree} and use its .venv/bin/python\n" in said
 
@@ -211,7 +212,10 @@ def test_a_kernel_in_the_home_shadows_the_one_of_the_environment(place, monkeypa
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
     kernel = write_kernel(place / ".local" / "share" / "jupyter" / "kernels", python)
     finding = what(jupyter.SYMPTOMS)
-    assert f'the kernel "python3" of {kernel} starts {python}, which does not run, not {sys.prefix}' in finding.what
+    assert (
+        f'the kernel "python3" of {kernel} starts {python}, which is no Python that runs, not {sys.prefix}'
+        in finding.what
+    )
     subprocess.run(["sh", "-c", finding.fix.partition(",")[0]], check=True)
     assert found(jupyter.SYMPTOMS) == [], "the fix mends it"
 

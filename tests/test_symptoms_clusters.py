@@ -1,6 +1,7 @@
 """What clusters leave behind or get wrong, found by `hpdl doctor`: real engines, a real controller, a killed keeper."""
 
 import json
+import mmap
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from hpdl_lab import features
 from hpdl_lab.engines import keeper, leftovers, session_dir, symptoms
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
+from hpdl_lab.features import dev_shm
 from hpdl_lab.symptoms import TABLE, found, told_by
 
 pytestmark = pytest.mark.timeout(240)
@@ -34,11 +36,12 @@ def wait_until(true, what, seconds=200):
 
 @pytest.fixture
 def root(monkeypatch):
-    """The only place where session directories are looked for; short, and empty at first."""
+    """The only place where session directories and shared memory are looked for; short, and empty at first."""
     path = tempfile.mkdtemp(prefix="hpdl-t-", dir="/tmp")
     monkeypatch.setenv("XDG_RUNTIME_DIR", path)
     monkeypatch.setenv("HOME", path)
     monkeypatch.setattr(session_dir, "roots", lambda: [path])
+    monkeypatch.setattr(leftovers.segments, "__defaults__", (path,))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -55,6 +58,7 @@ def test_a_cluster_whose_keeper_was_killed(root):
     cluster = Cluster.start(1)
     (left,) = cluster.run(leave_a_process_behind)
     engine, owner = cluster.infos[0]["pid"], cluster._keeper.pid
+    mapped = keeper.shared_memory([engine])
     try:
         assert found(symptoms.SYMPTOMS) == [] and told_by(TABLE, symptoms.logs()) == []
         again = second_engine(engine)
@@ -64,11 +68,14 @@ def test_a_cluster_whose_keeper_was_killed(root):
         wait_until(lambda: leftovers.processes() == [left], "the end of all other processes")
         (finding,) = found(symptoms.SYMPTOMS)
         assert finding.name == "stale cluster"
-        assert finding.what == f"a cluster that ended badly has left process {left} and {cluster.path}"
+        assert finding.what == f"engines or ranks that were killed have left process {left}, {cluster.path}"
         assert finding.fix == f"kill -9 {left}; rm -r {cluster.path}"
         subprocess.run(["sh", "-c", finding.fix], check=True)
         wait_until(lambda: not keeper.alive(left), "the end of the process that was left")
         assert found(symptoms.SYMPTOMS) == [], "the fix mends it"
+        (segment,) = filter(os.path.exists, mapped)
+        os.unlink(segment)
+        assert os.path.basename(segment).startswith(leftovers.SEGMENTS), "MPICH has left one, by a name that is known"
     finally:
         cluster.detach()
         for pid in (left, owner):
@@ -86,6 +93,30 @@ def second_engine(first):
     findings = told_by(symptoms.SYMPTOMS + TABLE, said)
     assert findings and "Did not get the requested id: 1 != 0" in findings[0].what, said
     return findings[0].name
+
+
+def test_shared_memory_that_nobody_uses(root):
+    """Large, and so old that no start or end is under way."""
+    path = os.path.join(root, "mpich_shm_0")
+    Path(path).write_bytes(bytes(leftovers.LITTLE))
+    assert found(symptoms.SYMPTOMS) == []
+    os.utime(path, (1, 1))
+    (finding,) = found(symptoms.SYMPTOMS)
+    assert finding.what == "engines or ranks that were killed have left 1 file in /dev/shm, which no process uses"
+    assert finding.fix == f"rm -r {path}"
+    os.truncate(path, leftovers.LITTLE // 2)
+    os.utime(path, (1, 1))
+    assert found(symptoms.SYMPTOMS) == [], "in nobody's way"
+
+
+def test_shared_memory_that_a_process_uses():
+    with tempfile.NamedTemporaryFile(dir=dev_shm.PATH, prefix="mpich_") as file:
+        file.write(bytes(leftovers.LITTLE))
+        file.flush()
+        os.utime(file.name, (1, 1))
+        assert file.name in leftovers.segments()
+        with mmap.mmap(file.fileno(), 0):
+            assert file.name not in leftovers.segments()
 
 
 def test_a_directory_in_use_is_not_stale(root):

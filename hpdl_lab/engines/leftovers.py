@@ -1,4 +1,4 @@
-"""What clusters of this user have left behind: session directories without a keeper, and processes without one.
+"""What clusters of this user have left behind: session directories, processes and shared memory without a keeper.
 
 The keeper ends and removes everything, whatever ends the notebook. This is for where the keeper itself was killed.
 """
@@ -9,9 +9,13 @@ import os
 import socket
 import time
 
+from ..features import dev_shm
 from . import keeper, session_dir
 
 SETTLE = 0.5  # s: what has just lost its keeper may be ending
+SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # shared memory of MPICH, Open MPI and NCCL
+YOUNG = 60  # s: a segment that is not that old may be on its way into a process, or out of the way
+LITTLE = 16 << 20  # bytes of segments that are in nobody's way
 
 
 def folders():
@@ -74,6 +78,23 @@ def without_keeper():
             if not keeps(int(owner), session) and keeper.alive(int(name)):
                 found.append(int(name))
     return sorted(found)
+
+
+def segments(folder=dev_shm.PATH):
+    """Files of shared memory of this user that no process has mapped; [] where they are small."""
+    found = {}
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        try:
+            about = os.stat(os.path.join(folder, name))
+        except OSError:
+            continue
+        if name.startswith(SEGMENTS) and about.st_uid == os.getuid() and time.time() - about.st_mtime > YOUNG:
+            found[os.path.join(folder, name)] = about.st_blocks * 512
+    if sum(found.values()) < LITTLE:
+        return []
+    mapped = keeper.shared_memory(filter(str.isdigit, os.listdir("/proc")))
+    left = {path: nbytes for path, nbytes in found.items() if path not in mapped}
+    return sorted(left) if sum(left.values()) >= LITTLE else []
 
 
 def keeps(pid, session):

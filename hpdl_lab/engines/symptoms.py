@@ -8,23 +8,21 @@ import shutil
 import socket
 from contextlib import suppress
 
-from ..features import Missing
+from ..features import Missing, dev_shm
 from ..symptoms import Symptom
 from . import leftovers, reach, session_dir
 
 
 def require_none_left():
-    """Raise Missing where an earlier cluster of this user has left processes or files."""
-    processes, folders = leftovers.processes(), leftovers.folders()
-    if not processes and not folders:
-        return
-    pids = " ".join(map(str, processes))
-    left = [f"process{'es' * (len(processes) > 1)} {pids}"] if processes else []
-    fixes = [f"kill -9 {pids}"] if processes else []
-    if folders:
-        left.append(", ".join(folders))
-        fixes.append(f"rm -r {' '.join(folders)}")
-    raise Missing(f"a cluster that ended badly has left {' and '.join(left)}", "; ".join(fixes))
+    """Raise Missing where earlier engines, or ranks, of this user have left processes, files or shared memory."""
+    processes, folders, segments = leftovers.processes(), leftovers.folders(), leftovers.segments()
+    pids, files = " ".join(map(str, processes)), [*folders, *segments]
+    left = [f"process{'es' * (len(processes) > 1)} {pids}"] * bool(processes) + folders
+    if segments:
+        left.append(f"{len(segments)} file{'s' * (len(segments) > 1)} in {dev_shm.PATH}, which no process uses")
+    fixes = [f"kill -9 {pids}"] * bool(processes) + [f"rm -r {' '.join(files)}"] * bool(files)
+    if left:
+        raise Missing(f"engines or ranks that were killed have left {', '.join(left)}", "; ".join(fixes))
 
 
 def require_reachable_controller():

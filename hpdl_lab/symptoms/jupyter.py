@@ -26,7 +26,7 @@ def require_own_kernel():
         return  # for a name without a path, Jupyter takes its own
     starts = environment_of(python)
     if starts is None or not os.path.samefile(starts, sys.prefix):
-        where = f"the environment {starts}" if starts else f"{python}, which does not run"
+        where = f"the environment {starts}" if starts else f"{python}, which is no Python that runs"
         raise Missing(
             f'the kernel "{KERNEL}" of {folder} starts {where}, not {sys.prefix}: notebooks would not find hpdl_lab',
             f"mv {folder} {folder}-other, which keeps it under another name",
