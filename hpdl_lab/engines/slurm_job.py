@@ -31,13 +31,15 @@ LAST = ("COMPLETED", "FAILED", *slurm_reasons.ENDED)  # states that no other fol
 SCRIPT = "#!/bin/sh\n[ -r {shared} ] || exit {not_shared}\nexec {command}\n"
 
 
-def argv(path, n, options, command, shared):
+def argv(path, n, options, command, shared, bound=True):
     """The command line of this process.
 
     path: of the session directory. options: see slurm_options.checked. command: list; the first node runs it once.
-    shared: folder that the nodes see as well; job.log in it is what the job prints.
+    shared: folder that the nodes see as well; job.log in it is what the job prints. bound: cancel the job when the
+    process that has started this one is killed.
     """
-    return [sys.executable, "-m", "hpdl_lab.engines.slurm_job", path, str(n), json.dumps(options), shared, *command]
+    own = ["bound" if bound else "free", path, str(n), json.dumps(options), shared]
+    return [sys.executable, "-m", "hpdl_lab.engines.slurm_job", *own, *command]
 
 
 class Job:
@@ -164,12 +166,13 @@ def last_line(log):
 
 
 def main():
-    path, n, options, shared, *command = sys.argv[1:]
-    parent = os.getppid()
+    bound, path, n, options, shared, *command = sys.argv[1:]
     slurm_queue.block_signals()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        return
+    if bound == "bound":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            return
     os.umask(0o077)
     job = Job(path, int(n), json.loads(options), shared, command)
     try:
