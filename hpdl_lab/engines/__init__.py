@@ -6,6 +6,9 @@
         |                       |-- engine 0    one MPI rank each (engine.py), serving tasks (server.py, task.py)
         `--- one socket ------- `-- engine n-1
 
+On emulated hosts mpiexec's engines enter networks of their own (hosts.py, host_engine.py). In a Slurm job they run on
+nodes, and a gateway makes their sockets appear in the session directory all the same (slurm.py, gateway.py).
+
 `cluster.Cluster` starts, attaches, restarts and stops; `crew.Crew` is the engines of one start; `run.Run` has them run
 a function and streams what they say (output.py); `outcome.py` makes one text of what they raised.
 """

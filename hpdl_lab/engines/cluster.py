@@ -253,7 +253,7 @@ class Cluster:
 
     def show(self):
         """Show who runs where, and the cheat sheet: as HTML in a notebook, as text elsewhere."""
-        infos, notes = self.infos, [*self.reasons, *self.layout.remarks]
+        infos, notes = self.infos, [*self.reasons, *self.layout.remarks, *slurm.remarks(self.path)]
         shell = ipython()
         if shell is None:
             print(table.text(infos, notes), flush=True)

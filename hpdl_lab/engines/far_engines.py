@@ -47,7 +47,8 @@ def environment(path, n, node, interface):
     interface: the network interface by which this node is joined to the others; None where it has no name.
     """
     here = next((int(os.environ[name]) for name in RANKS_HERE if name in os.environ), 1)
-    threads = str(max(1, features.cores() // here))
+    cores = min(features.cores(), int(os.environ.get("SLURM_CPUS_ON_NODE", features.cores())))  # of the job
+    threads = str(max(1, cores // here))
     preset = dict.fromkeys(THREAD_VARIABLES, threads) | BETWEEN_NODES
     if interface is not None:
         preset |= dict.fromkeys(INTERFACES, interface)

@@ -93,6 +93,12 @@ def state(path):
         return {}
 
 
+def remarks(path):
+    """What to know of engines in a job: sentences without their full stops."""
+    told = state(path)
+    return [told["text"]] if told.get("state") == "running" else []
+
+
 def ended(path):
     """How the job ended, as a sentence; None while it has not."""
     told = state(path)

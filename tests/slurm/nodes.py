@@ -6,8 +6,9 @@
         |-- n1                              10.X.Y.1
         `-- n2                              10.X.Y.2
 
-On a node, 127.0.0.1 is the node, the process numbers of a notebook mean nothing, and the folders in `hidden` are empty:
-what works here does not lean on being one machine. All is held by processes below this one, and vanishes with them.
+On a node, 127.0.0.1 is the node, the process numbers of a notebook mean nothing, the monotonic clock is minutes ahead,
+and the folders in `hidden` are empty: what works here does not lean on being one machine. All is held by
+processes below this one, and vanishes with them.
 """
 
 import ctypes
@@ -19,6 +20,7 @@ import subprocess
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MTU = 9000
+AHEAD = 1000  # s: the monotonic clock of n1 is ahead of that of this machine by so much, that of n2 by twice that
 KINDS = ["--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 # The first process of a node, with which all its others end. It waits for a line: until the network is there.
 INIT = """
@@ -26,6 +28,13 @@ set -e
 hostname "$NODE"
 mount -t tmpfs tmpfs /dev/shm
 for folder in $HIDDEN; do mount -t tmpfs tmpfs "$folder"; done
+for wall in $WALLS; do
+    view=$(mktemp -d) && mount -t tmpfs -o mode=755 tmpfs "$view"
+    for path in $BEHIND; do case $path in "$wall"/*)
+        mkdir -p "$view${path#"$wall"}" && mount --bind "$path" "$view${path#"$wall"}" ;;
+    esac; done
+    mount --move "$view" "$wall" && rmdir "$view"
+done
 echo ready
 read -r network
 "$@" </dev/null &
@@ -62,10 +71,13 @@ class Network:
     def node_address(self, number):
         return f"{self.subnet}.{number}"
 
-    def add(self, number, command, environment, log, hidden=()):
+    def add(self, number, command, environment, log, hidden, opened):
         """Make node n`number`, on which `command` runs; returns a process with which the whole node ends."""
-        environment = {**environment, "NODE": f"n{number}", "HIDDEN": " ".join(hidden)}
-        node = held(["unshare", *KINDS, "sh", "-c", INIT, "init", *command], env=environment, stderr=log)
+        behind = [path for paths in opened.values() for path in paths]
+        own = {"HIDDEN": " ".join(hidden), "WALLS": " ".join(opened), "BEHIND": " ".join(behind)}
+        environment = {**environment, "NODE": f"n{number}", **own}
+        clock = ["--time", f"--monotonic={AHEAD * number}"]
+        node = held(["unshare", *KINDS, *clock, "sh", "-c", INIT, "init", *command], env=environment, stderr=log)
         try:
             wait_ready(node)
             self._plug("net0", node, number)

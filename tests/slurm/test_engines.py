@@ -6,7 +6,10 @@ import re
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 
 import nbformat
@@ -20,7 +23,6 @@ from hpdl_lab.engines import session_dir
 from hpdl_lab.engines import slurm as slurm_engines
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
-from tests.test_engines_stop import receive_in_a_circle, stop_button
 
 pytestmark = pytest.mark.timeout(300)
 EMULATED = 'where="emulated"'  # from there on notebook 04 is about links that this machine emulates
@@ -43,7 +45,9 @@ def job(one_slurm, shared):
     """A job with two engines on each node."""
     with Cluster.start(4, where="slurm", nodes=2, time=30) as cluster:
         yield cluster
+    give_up = time.monotonic() + 60
     while one_slurm.jobs():  # the next module finds none
+        assert time.monotonic() < give_up
         time.sleep(0.05)
 
 
@@ -61,6 +65,11 @@ def pid_of(comm):
 
 def node_of(comm):
     return os.uname().nodename, comm.node_size
+
+
+def receive_in_a_circle(comm):
+    comm.report(rank=comm.rank)
+    comm.recv(np.zeros(1000, "float32"), (comm.rank + 1) % comm.size)
 
 
 def number_of(cluster):
@@ -95,6 +104,24 @@ def test_what_ranks_print_and_report_arrives_while_they_run(far, capsys):
     assert {event.rank for event in run.events if event.op == "barrier"} == {0, 1, 2, 3}
 
 
+def test_events_of_all_nodes_are_on_one_time_line(far, one_slurm):
+    def meet(comm):
+        for _ in range(20):
+            comm.barrier()
+        return time.monotonic()
+
+    begin = time.monotonic_ns()
+    run = far.run(meet)
+    end = time.monotonic_ns()
+    if one_slurm.network:
+        assert run[2] - run[0] > 900, "the clocks of the nodes are not those of one machine"
+    assert all(begin < event.t0_ns <= event.t1_ns < end for event in run.events)
+    starts, ends = ([getattr(e, name) for e in run.events if e.op == "barrier"] for name in ("t0_ns", "t1_ns"))
+    for step in range(20):  # nobody leaves a barrier before the last has come: but for the error of the clocks
+        assert max(starts[step::20]) - min(ends[step::20]) < 5e6
+    assert 0 < run.seconds < (end - begin) / 1e9
+
+
 def test_a_mistake_is_shown_with_its_line(far):
     def wrong(comm):
         raise ValueError("the cause")
@@ -104,9 +131,19 @@ def test_a_mistake_is_shown_with_its_line(far):
 
 
 def test_the_stop_button_ends_a_deadlock_within_two_seconds(far, within):
-    pids = far.run(pid_of)
-    with stop_button(1.0) as pressed, pytest.raises(RunStopped) as caught:
-        far.run(receive_in_a_circle)
+    pids, told, pressed = far.run(pid_of), [], []
+
+    def press():
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def on_row(row):
+        told.append(row)
+        if len(told) == 4:
+            threading.Timer(0.5, press).start()
+
+    with pytest.raises(RunStopped) as caught:
+        far.run(receive_in_a_circle, deadline=200, on_row=on_row)
     assert time.monotonic() - pressed[0] < within(2)
     assert "cycle: 0 -> 1 -> 2 -> 3 -> 0" in str(caught.value)
     assert far.run(pid_of) == pids
@@ -174,6 +211,35 @@ def test_a_node_without_power_is_one_sentence(far, one_slurm):
         assert "n2" in str(caught.value).splitlines()[0] and "lab.restart()" in str(caught.value)
     finally:
         one_slurm.start_node("n2")
+
+
+def test_a_job_whose_notebook_has_gone_without_a_word_ends_by_itself(one_slurm, shared, no_engines_yet, monkeypatch):
+    monkeypatch.setenv("HPDL_SHARED", f"{shared}-killed")
+    others = set(one_slurm.jobs())
+    script = "import time; from hpdl_lab import lab; lab.start(1, where='slurm'); print('ready'); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as notebook:
+        try:
+            while "ready" not in (line := notebook.stdout.readline()):
+                assert line, "no engine has started"
+            assert len(set(one_slurm.jobs()) - others) == 1
+        finally:
+            every = [psutil.Process(notebook.pid), *psutil.Process(notebook.pid).children(recursive=True)]
+            names = {name_of(process) for process in every}
+            for process in every:
+                process.suspend()  # so that none has time to act on the end of another
+            for process in every:
+                process.kill()
+    assert {"gateway", "slurm_job"} <= names, "they should have been killed as well"
+    give_up = time.monotonic() + 120
+    while set(one_slurm.jobs()) - others:
+        assert time.monotonic() < give_up, "the job goes on"
+        time.sleep(0.05)
+    shutil.rmtree(f"{shared}-killed")
+
+
+def name_of(process):
+    """ "gateway" of "python -m hpdl_lab.engines.gateway ..."."""
+    return next((word.rpartition(".")[2] for word in process.cmdline() if word.startswith("hpdl_lab.")), "")
 
 
 def test_the_solution_of_notebook_04_runs_on_two_nodes(one_slurm, shared, no_engines_yet):
