@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from hpdl_lab import cli
 from hpdl_lab.classroom import attendee, costs, drill, drill_text, hub
-from hpdl_lab.classroom.plan import Plan
+from hpdl_lab.classroom.census import Census, Process
+from hpdl_lab.classroom.plan import STEPS, Plan
 
 NAMES = [f"{name}{os.getpid()}" for name in ("ada", "bob", "eve")]  # no other hub of this machine has them
 ADA, BOB, EVE = NAMES
@@ -121,6 +123,23 @@ def test_the_error_of_the_plan_is_predicted_over_measured(rehearsed):
     assert float(measured) == round(max(done.steps["login"].seconds.values()), 1)
     want = plan.seconds("login") / max(done.steps["login"].seconds.values()) - 1
     assert error == f"{want:+.0%}"
+
+
+@pytest.mark.parametrize(("notebook", "told"), [("00", True), ("04", False)])
+def test_the_plan_is_held_against_the_notebook_that_its_constants_know(notebook, told):
+    known = costs.read(costs.SHIPPED)
+    one = Process(1, "engine", "ada", 1000.0, 200.0, 300.0, 8.0, 5, 6, 7, frozenset({("/dev/shm/a", 4 * 10**6)}), 0.0)
+    done = SimpleNamespace(
+        attendees=["ada"],
+        notebook=notebook,
+        before=Census(),
+        steps={step: drill.Step(step, {"ada": 2.0}, 2.0, 4.0, 0.0, Census([one])) for step in STEPS},
+    )
+    rows = {row[0]: row[1:] for row in drill_text.errors(done, Plan(known, 1, 2, 24 * 10**9))}
+    assert ("notebook, processor time of one (s)" in rows) == ("memory in all after notebook (GB)" in rows) == told
+    assert rows["torch, processor time of one (s)"][:2] == [f"{4 * known['torch_cpu_s']:.2f}", "4.00"]
+    assert rows["memory in all after torch (GB)"][1] == "1.50" and rows["/dev/shm (MB)"][1] == "4.0"
+    assert rows["threads of attendees"][1] == "5" and rows["ports of attendees"][1] == "7"
 
 
 def test_what_is_left_is_found_and_said(tmp_path):

@@ -57,11 +57,15 @@ class Step(NamedTuple):
 
 
 class Drill:
-    """A rehearsal on a running hub.Hub. attendees: [Attendee]; cells: as of `solution`; say(sentence) tells how."""
+    """A rehearsal on a running hub.Hub. attendees: [Attendee]; cells: as of `solution`; say(sentence) tells how.
 
-    def __init__(self, running, attendees, cells, engines=ENGINES, say=lambda sentence: None):
+    notebook: the name of what the cells are of, "" for something else.
+    """
+
+    def __init__(self, running, attendees, cells, engines=ENGINES, say=lambda sentence: None, notebook=""):
         self.hub_pid, self.log = running.pid, running.settings.private / "hub.log"
         self.attendees, self.cells, self.engines, self.say = attendees, cells, engines, say
+        self.notebook = notebook
         self.steps, self.failures = {}, []
         self.before = census(self.hub_pid)
         self.seen = set()  # every process and file of shared memory that was there: nothing of it may be left
@@ -188,7 +192,7 @@ def rehearse(n, notebook=NOTEBOOK, engines=ENGINES, say=print, between=None):
         folder = running.settings.state
         say(f"a hub for {n} attendee{'s' * (n > 1)}, {who}, in {folder}")
         attendees = [Attendee(running.url, name, f"{name}-password") for name in names]
-        drill = Drill(running, attendees, cells, engines, say)
+        drill = Drill(running, attendees, cells, engines, say, notebook)
         try:
             for step in STEPS:
                 if drill.present:
