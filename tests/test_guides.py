@@ -61,8 +61,8 @@ def test_all_notebooks_together():
 
 def commands(text):
     """Every command line of a guide, in blocks and in sentences: ["hpdl plan --attendees 40", "make hub", ...]."""
-    lines = re.findall(r"^    (?:\.venv/bin/)?(\S.*)$", text, re.M) + re.findall(r"`([^`\n]+)`", text)
-    return [line for line in lines if re.match(r"(hpdl|make) ", line)]
+    lines = re.findall(r"^    (?:\.venv/bin/)?(\S.*)$", text, re.M) + re.findall(r"`([^`]+)`", text)
+    return [" ".join(line.split()) for line in lines if re.match(r"(hpdl|make) ", line)]
 
 
 @pytest.mark.parametrize("guide", GUIDES)
