@@ -86,7 +86,10 @@ def run(command):
 
 def open_run(account):
     """Make the attendee's empty folder for sockets, which nobody else can enter."""
-    os.makedirs(os.path.dirname(account.run), 0o711, exist_ok=True)
+    parent = os.path.dirname(account.run)
+    os.makedirs(parent, 0o711, exist_ok=True)
+    if os.stat(parent).st_uid != os.geteuid():
+        raise RuntimeError(f"{parent} belongs to somebody else, who could take its sockets: remove it")
     close_run(account)
     os.mkdir(account.run, 0o700)
     os.chown(account.run, account.uid, account.gid)

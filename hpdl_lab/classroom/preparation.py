@@ -27,6 +27,8 @@ def check(given):
             "without root all attendees would share your Unix account: each could read and change the files of all, "
             "yours too. Run it as root (sudo), or say --no-isolation where everybody trusts everybody"
         )
+    if not given.isolated and os.geteuid() == 0:
+        raise RuntimeError("--no-isolation is for those without root: attendees would be root; leave it out")
     if given.dummy and not given.loopback:
         raise ValueError(f"--dummy lets anybody in as anybody: on 127.0.0.1 only, not on {given.address}")
     if bool(given.certificate) != bool(given.key):
