@@ -71,7 +71,7 @@ def test_a_server_that_cannot_start_is_named_with_user_and_step(rehearsed):
     done, _ = rehearsed
     (failure,) = failures(done, EVE)
     assert failure.step == "server" and str(failure).startswith(f"{EVE} failed at server: ")
-    assert "homes" in str(failure) or "did not start" in str(failure), failure
+    assert "NotADirectoryError" in str(failure) or "FileExistsError" in str(failure), failure
     assert EVE not in done.steps["kernel"].seconds
 
 
@@ -123,6 +123,17 @@ def test_the_error_of_the_plan_is_predicted_over_measured(rehearsed):
     assert float(measured) == round(max(done.steps["login"].seconds.values()), 1)
     want = plan.seconds("login") / max(done.steps["login"].seconds.values()) - 1
     assert error == f"{want:+.0%}"
+
+
+def test_an_attendee_on_whom_the_drill_itself_fails_is_a_failure_too(monkeypatch):
+    """Nobody is forgotten, whatever the reply was."""
+    monkeypatch.setattr(drill, "census", lambda pid: Census())
+    running = SimpleNamespace(pid=1, settings=SimpleNamespace(state="/nowhere"))
+    strange = SimpleNamespace(name="ada", log_in=lambda: {}["kernel"])
+    done = drill.Drill(running, [strange], [])
+    done.do("login")
+    assert [str(failure) for failure in done.failures] == ["ada failed at login: KeyError: 'kernel'"]
+    assert done.present == []
 
 
 @pytest.mark.parametrize(("notebook", "told"), [("00", True), ("04", False)])

@@ -66,7 +66,7 @@ class Attendee:
         """Return when the server is ready. Raises Trouble with what the hub says of a start that failed."""
         path = f"/hub/api/users/{quote(self.name)}/server/progress"
         with self._ask("GET", path, xsrf="/hub/", stream=True) as events:
-            for line in events.iter_lines():
+            for line in lines_of(events):
                 if line.startswith(b"data:"):
                     event = json.loads(line[5:])
                     if event.get("failed"):
@@ -180,6 +180,14 @@ class Attendee:
         if not frame:
             raise Trouble("the server closed the connection to the kernel")
         return json.loads(frame)
+
+
+def lines_of(events):
+    """The lines of a reply as they come. Raises Trouble where it breaks off, or says nothing for HTTP_SECONDS."""
+    try:
+        yield from events.iter_lines()
+    except requests.RequestException as error:
+        raise Trouble(f"the hub's report on the server's start broke off: {error}") from None
 
 
 def why(reply):

@@ -8,10 +8,12 @@ engines": times and memory are those of the whole class at once. Whoever fails s
 the reason. At the end nothing may be left, which is looked at.
 """
 
+import contextlib
 import os
 import re
 import threading
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
@@ -63,7 +65,7 @@ class Drill:
     """
 
     def __init__(self, running, attendees, cells, engines=ENGINES, say=lambda sentence: None, notebook=""):
-        self.hub_pid, self.log = running.pid, running.settings.private / "hub.log"
+        self.hub_pid, self.state = running.pid, Path(running.settings.state)
         self.attendees, self.cells, self.engines, self.say = attendees, cells, engines, say
         self.notebook = notebook
         self.steps, self.failures = {}, []
@@ -87,6 +89,8 @@ class Drill:
                 getattr(self, f"_{step}")(attendee)
             except Trouble as trouble:
                 failed.append(Failure(attendee.name, step, str(trouble)))
+            except Exception as error:  # a reply that nobody thought of: this attendee failed, and is not forgotten
+                failed.append(Failure(attendee.name, step, f"{type(error).__name__}: {error}"))
             else:
                 seconds[attendee.name] = time.monotonic() - begin
 
@@ -125,13 +129,17 @@ class Drill:
             raise Trouble(f"{trouble}{self._said_of(attendee)}") from None
 
     def _said_of(self, attendee):
-        """What the hub's log tells of a server that did not start, of which a browser is told little."""
-        log = self.log.read_text(errors="replace")
-        of_hub = re.findall(rf"{re.escape(attendee.name)}'s server .*", log)
-        of_server = re.findall(r"^\w+(?:Error|Exception)\b.*", log, re.MULTILINE)  # the end of a traceback
-        return "".join(
-            f"; {who} said: {lines[-1]}" for who, lines in (("the hub", of_hub), ("a server", of_server)) if lines
-        )
+        """What the logs tell of a server that did not start, of which a browser is told little."""
+        own = self.state / "homes" / attendee.name / "server.log"
+        for who, log, line in (
+            ("the server", own, r"^\w+(?:Error|Exception)\b.*"),  # the end of a traceback
+            ("the hub", self.state / "hub" / "hub.log", rf"{re.escape(attendee.name)}'s server .*"),
+            ("a server", self.state / "hub" / "hub.log", r"^\w+(?:Error|Exception)\b.*"),
+        ):
+            with contextlib.suppress(OSError):
+                if lines := re.findall(line, log.read_text(errors="replace"), re.MULTILINE):
+                    return f"; {who} said: {lines[-1]}"
+        return ""
 
     def _kernel(self, attendee):
         attendee.open_notebook("drill.ipynb")
