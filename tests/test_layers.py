@@ -28,6 +28,7 @@ ONLY_IN = {  # what only one room may touch
     "hpdl_lab._cuda": {"comm", "features", "kernels"},
     "ipyparallel": {"engines"},
     "ipywidgets": {"lab"},
+    "jupyterhub": {"classroom"},
     "mpi4py": {"comm", "features"},
     "matplotlib": {"plots"},
     "nanobind": set(),
