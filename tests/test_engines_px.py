@@ -68,3 +68,15 @@ def test_a_connection_file_is_there_only_when_it_is_whole(tmp_path, monkeypatch)
     controller.Controller(profile_dir=profile).save_connection_dict(file.name, {"key": "secret"})
     assert seen == [False] and json.loads(file.read_text()) == {"key": "secret"}
     assert os.listdir(profile.security_dir) == [file.name] and stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_cells_behind_one_that_failed_on_a_rank_are_run_on_all(cluster):
+    """ipykernel itself drops those that have come meanwhile, on that rank, and without a word."""
+    view = cluster.client[:]
+    cells = ["import time; time.sleep(0.5); assert mpi_rank != 2", "behind = mpi_rank", "last = mpi_rank"]
+    first, *others = [view.execute(cell, silent=False, block=False) for cell in cells]  # as %px does it
+    with pytest.raises(ipyparallel.error.CompositeError, match="AssertionError"):
+        first.get()
+    for other in others:
+        other.get()
+    assert view.pull(["behind", "last"], block=True) == [[rank, rank] for rank in range(4)]

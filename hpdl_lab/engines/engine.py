@@ -36,9 +36,17 @@ class Engine(IPEngine):
         )
         self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
 
+    async def on_execute_request(self, stream, ident, parent):
+        """A cell of %px. Where one fails or is interrupted, ipykernel drops what has come meanwhile, without a word; it
+        would do so on some ranks and not on others, and leave them out of step.
+        """
+        parent["content"]["stop_on_error"] = False
+        await self.kernel.execute_request(stream, ident, parent)
+
     async def register(self):
         await super().register()
         self.kernel.control_handlers["signal_request"] = self.on_signal_request
+        self.kernel.shell_handlers["execute_request"] = self.on_execute_request
         if self.id != self.server.rank:
             raise SystemExit(f"the controller numbers MPI rank {self.server.rank} as engine {self.id}: lab.restart()")
         self.server.listen(self.loop)
