@@ -109,8 +109,9 @@ def words(given):
     if given.loopback:
         yield "Only this machine reaches it: --address 0.0.0.0 with --certificate and --key opens it to the class."
     names = f"{given.users[0]} ... {given.users[-1]}" if len(given.users) > 1 else given.users[0]
+    engines = "engine" if given.engines == 1 else "engines"
     yield f"\n  The hub is ready:  {given.url}"
-    yield f"  {len(given.users)} attendees ({names}), {given.engines} engines each.  Ctrl-C here stops it.\n"
+    yield f"  {len(given.users)} attendees ({names}), {given.engines} {engines} each.  Ctrl-C here stops it.\n"
 
 
 def interrupt(signum, frame):
