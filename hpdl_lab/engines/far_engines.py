@@ -10,7 +10,11 @@ from .session_dir import profile_dir
 # Of the request for the job. The one task by which mpiexec starts its daemon on a node must not be held to one task's
 # share of the node: all ranks of the node are its children.
 REQUEST_OF_ONE_TASK = ("SLURM_CPU_BIND", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_TASK")
-BOOTSTRAP = {"SLURM_CPU_BIND": "none", "SLURM_MPI_TYPE": "none"}
+BOOTSTRAP = {
+    "SLURM_CPU_BIND": "none",
+    "SLURM_MPI_TYPE": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": "node:oversubscribe",  # Open MPI would start all on the first node
+}
 
 # As between emulated hosts (launch.BETWEEN_HOSTS), and for the same reason; who knows better sets them in the notebook.
 BETWEEN_NODES = {
@@ -33,7 +37,7 @@ def launch_environment(interface):
     env = {name: value for name, value in os.environ.items() if not name.startswith(REQUEST_OF_ONE_TASK)}
     if interface is not None:
         env.setdefault("HYDRA_IFACE", interface)  # by its address: nodes need not know each other by name
-    return env | BOOTSTRAP | features.launch_environment()
+    return env | features.launch_environment() | BOOTSTRAP
 
 
 def rank():

@@ -81,9 +81,9 @@ def test_ranks_run_on_the_nodes(far, one_slurm):
         return float(comm.all_reduce(np.full(100_000, comm.rank + 1.0))[-1])
 
     assert far.run(add) == [10.0] * 4
-    assert [info["host"] for info in far.infos] == ["n1", "n1", "n2", "n2"]
+    assert sorted(info["host"] for info in far.infos) == ["n1", "n1", "n2", "n2"]
     if one_slurm.network:
-        assert far.run(node_of) == [("n1", 2), ("n1", 2), ("n2", 2), ("n2", 2)]
+        assert sorted(far.run(node_of)) == [("n1", 2), ("n1", 2), ("n2", 2), ("n2", 2)]
 
 
 def test_px_reaches_the_engines(far):
@@ -114,7 +114,7 @@ def test_events_of_all_nodes_are_on_one_time_line(far, one_slurm):
     run = far.run(meet)
     end = time.monotonic_ns()
     if one_slurm.network:
-        assert run[2] - run[0] > 900, "the clocks of the nodes are not those of one machine"
+        assert max(run) - min(run) > 900, "the clocks of the nodes are not those of one machine"
     assert all(begin < event.t0_ns <= event.t1_ns < end for event in run.events)
     starts, ends = ([getattr(e, name) for e in run.events if e.op == "barrier"] for name in ("t0_ns", "t1_ns"))
     for step in range(20):  # nobody leaves a barrier before the last has come: but for the error of the clocks
