@@ -41,6 +41,7 @@ def rehearsed():
         done = drill.Drill(running, attendees, CELLS, ENGINES)
         for step in ("login", "server", "kernel", "engines"):
             done.do(step)
+        assert [failure.name for failure in done.failures] == [EVE], done.failures
         engine = done.steps["engines"].census.of(BOB, "engine")[0]
         os.kill(engine.pid, signal.SIGKILL)
         done.do("notebook")
