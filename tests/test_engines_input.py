@@ -142,7 +142,7 @@ def test_no_mpi(monkeypatch, short):
 def test_engines_that_end_at_once_are_explained_by_what_they_said(monkeypatch, short):
     monkeypatch.setenv("XDG_RUNTIME_DIR", short)
     monkeypatch.setattr(
-        launch, "engines_argv", lambda layout: ["/bin/sh", "-c", "echo cannot open libmpi.so.12 >&2; exit 1"]
+        launch, "engines_argv", lambda path, layout: ["/bin/sh", "-c", "echo cannot open libmpi.so.12 >&2; exit 1"]
     )
     with pytest.raises(
         EngineError, match=r"^the engines ended at the start: cannot open libmpi.so.12. .* lab.start\(2\)"
@@ -152,9 +152,9 @@ def test_engines_that_end_at_once_are_explained_by_what_they_said(monkeypatch, s
 
 def test_one_engine_that_ends_at_once_is_named_without_waiting_for_the_others(monkeypatch, short, within):
     script = "import os, sys, time\nif os.environ['PMI_RANK'] == '1': sys.exit('no numpy here')\ntime.sleep(600)"
-    argv = launch.engines_argv(Layout(2))
+    argv = launch.engines_argv(short, Layout(2))
     monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-    monkeypatch.setattr(launch, "engines_argv", lambda layout: [*argv[:-2], "-c", script])
+    monkeypatch.setattr(launch, "engines_argv", lambda path, layout: [*argv[:-2], "-c", script])
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"ended at the start: no numpy here\."):
         Cluster.start(2)
@@ -163,15 +163,15 @@ def test_one_engine_that_ends_at_once_is_named_without_waiting_for_the_others(mo
 
 def test_a_program_that_cannot_be_started_is_named(monkeypatch, short):
     monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-    monkeypatch.setattr(launch, "engines_argv", lambda layout: ["/no/such/mpiexec"])
+    monkeypatch.setattr(launch, "engines_argv", lambda path, layout: ["/no/such/mpiexec"])
     with pytest.raises(EngineError, match="^cannot start /no/such/mpiexec: No such file or directory"):
         Cluster.start(2)
 
 
 def test_engines_that_do_not_answer_are_counted(monkeypatch, short):
     monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-    monkeypatch.setattr("hpdl_lab.engines.cluster.START_SECONDS", 0.5)
-    monkeypatch.setattr(launch, "engines_argv", lambda layout: ["/bin/sleep", "600"])
+    monkeypatch.setattr("hpdl_lab.engines.launching.START_SECONDS", 0.5)
+    monkeypatch.setattr(launch, "engines_argv", lambda path, layout: ["/bin/sleep", "600"])
     with pytest.raises(EngineError, match=r"^0 of 2 engines answered within 0.5 s. The machine may be overloaded"):
         Cluster.start(2)
 

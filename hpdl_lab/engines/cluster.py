@@ -225,7 +225,7 @@ class Cluster:
         if not (gone := self._crew.gone()):
             return
         self._require_alive(gone)
-        if dead := self._crew.died(gone):
+        if dead := self._crew.died_by_now(gone):
             raise EngineError(
                 f"{diagnosis.dead_text(dead)}: call lab.restart() for {self.n} new engines; your variables stay"
             )

@@ -121,15 +121,16 @@ class Crew:
             return without_traceback(RankFailed(text, waits))
         return outcome.error_of(run.outcomes, run.picture)
 
-    def endings(self, ranks, seconds=0.5):
-        """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines.
+    def endings(self, ranks):
+        """`died_by_now`; where nothing is known in time: {rank: "has gone"} of all."""
+        return self.died_by_now(ranks) or dict.fromkeys(ranks, "has gone")
 
-        Where nothing is known in time: {rank: "has gone"} of all.
-        """
+    def died_by_now(self, ranks, seconds=0.5):
+        """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines."""
         give_up = time.monotonic() + seconds
         while len(dead := self.died(ranks)) < len(ranks) and time.monotonic() < give_up:
             time.sleep(0.005)
-        return dead or dict.fromkeys(ranks, "has gone")
+        return dead
 
 
 def check_deadline(deadline):
