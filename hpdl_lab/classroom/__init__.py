@@ -5,10 +5,11 @@
         |  hpdl hub     hub.py     ------ proxy ---------->|  login, server, notebook, engines
         |  hpdl drill   drill.py   ------ proxy ------>  attendee.py, which does what the browser does
 
-A hub: `settings.py` what was asked for, `preparation.py` what is made before the start, `leftovers.py` what is ended and
-removed after it; `users.py` and `accounts.py` who may log in, and as which Unix account; `spawner.py` starts a server as
-that account (`account_process.py`, `enter.py`), within `limits.py`, with the view of `reach.py`; `server.py` is what then
-runs; `proxy.py` and `ports.py` say by which way browsers come. cluster/jupyterhub_config.py puts these together.
+A hub: `settings.py` what was asked for, `preparation.py` what is made before the start, `leftovers.py` what is ended
+and removed after it; `users.py` and `accounts.py` who may log in, and as which Unix account; `spawner.py` starts a
+server as that account (`account_process.py`, `enter.py`), within `limits.py`, with the view of `reach.py`; `server.py`
+is what then runs; `proxy.py` and `ports.py` say by which way browsers come. cluster/jupyterhub_config.py puts these
+together.
 
 `costs.py` holds what one attendee costs, measured; `census.py` counts the processes of a hub and what they use.
 
