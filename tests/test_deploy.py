@@ -177,7 +177,7 @@ def test_versions_are_those_of_the_project():
     assert f"Version {version}" in sections(APPTAINER.read_text())["labels"]
     told = {found for path in (DOCKER, VALUES) for found in re.findall(r"hpdl_lab:([\d.]+)", path.read_text())}
     assert told == {version}
-    (hub_of_chart,) = set(re.findall(r"JUPYTERHUB=([\d.]+)", values + DOCKER.read_text()))
+    (hub_of_chart,) = set(re.findall(r"JUPYTERHUB=(\d+\.\d+\.\d+)", values + DOCKER.read_text()))
     assert hub_of_chart in hub.specifier, f"the chart's hub {hub_of_chart} is not one that pyproject.toml allows: {hub}"
     (chart,) = set(re.findall(r"--version ([\d.]+)", values))
     assert f"Zero to JupyterHub {chart} " in SCHEMA.read_text()
