@@ -126,7 +126,7 @@ class Gateway:
                 session_dir.engine_socket(self.path, rank), lambda *streams: self.on_kernel(step, rank, *streams)
             )
         if self.step is step:  # else it was ended because nobody wants it any more
-            tunnel.write(session_dir.exit_file(self.path, rank), ending)
+            session_dir.write(session_dir.exit_file(self.path, rank), ending)
         if server is not None:
             server.close()
         for writer in step.joined.pop(rank):
@@ -204,8 +204,8 @@ async def serve(path, partition):
     watching = asyncio.create_task(gateway.watch_job())
     with shared_dir.made() as shared:
         where = {"addresses": addresses, "port": port}
-        tunnel.write(shared_dir.gateway_file(shared), json.dumps(where | {"key": key}))
-        tunnel.write(session_dir.gateway_file(path), json.dumps(where | {"shared": shared}))
+        session_dir.write(shared_dir.gateway_file(shared), json.dumps(where | {"key": key}))
+        session_dir.write(session_dir.gateway_file(path), json.dumps(where | {"shared": shared}))
         await ended.wait()
     watching.cancel()
 

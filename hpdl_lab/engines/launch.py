@@ -129,7 +129,7 @@ def engines_argv(path, layout):
     if layout.where == "slurm":
         return slurm.step_argv(path, layout)
     status = session_dir.exit_file("$HPDL_SESSION", "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}")
-    command = f'trap : INT QUIT TERM; "$0" "$@"; echo $? > "{status}"'
+    command = f'trap : INT QUIT TERM; "$0" "$@"; echo $? > "{status}.new"; mv "{status}.new" "{status}"'
     engine = "host_engine" if layout.hosts else "engine"
     shell = ["/bin/sh", "-c", command]
     return [mpiexec(), "-n", str(layout.n), *shell, sys.executable, "-m", f"hpdl_lab.engines.{engine}"]

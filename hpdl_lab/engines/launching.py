@@ -31,8 +31,7 @@ class Launching:
             slurm.prepare(self)
         self.spawn("controller", launch.controller_argv())
         self.spawn("engines", launch.engines_argv(self.path, self.layout))
-        with open(session_dir.session_file(self.path), "w", opener=session_dir.readable_by_me) as file:
-            json.dump(self.layout._asdict(), file)
+        session_dir.write(session_dir.session_file(self.path), json.dumps(self.layout._asdict()))
         seconds = slurm.START_SECONDS if self.layout.where == "slurm" else START_SECONDS
         self.wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.layout.n)], seconds)
         self.keeper.ask("ready")

@@ -48,7 +48,7 @@ class Outpost:
         """Let the engine find the controller's sockets in its own folder."""
         file = session_dir.connection_file(self.path, "engine")
         os.makedirs(os.path.dirname(file), 0o700)
-        tunnel.write(file, json.dumps(connection | {"interface": f"ipc://{session_dir.px_sockets(self.path)}"}))
+        session_dir.write(file, json.dumps(connection | {"interface": f"ipc://{session_dir.px_sockets(self.path)}"}))
         for channel in range(1, session_dir.PX_CHANNELS + 1):
             await tunnel.serve_unix(
                 f"{session_dir.px_sockets(self.path)}:{channel}",

@@ -130,6 +130,13 @@ def readable_by_me(path, flags):
     return os.open(path, flags, 0o600)
 
 
+def write(path, text):
+    """A file that only this user can read, whole as soon as it is there."""
+    with open(f"{path}.new", "w", opener=readable_by_me) as file:
+        file.write(text)
+    os.rename(f"{path}.new", path)
+
+
 def forget_engines(path, keep=()):
     """Remove what belongs to the engines of one start, before the next: sockets, statuses, logs, connection files.
 

@@ -137,11 +137,8 @@ class Job:
         if told == self.told:
             return
         self.told = told
-        file = session_dir.job_file(self.path)
         with contextlib.suppress(FileNotFoundError):  # the session has ended
-            with open(f"{file}.new", "w", opener=session_dir.readable_by_me) as new:
-                json.dump(told, new)
-            os.rename(f"{file}.new", file)
+            session_dir.write(session_dir.job_file(self.path), json.dumps(told))
 
     def cancel(self):
         """End the job, by its name: sbatch may not have told the number."""

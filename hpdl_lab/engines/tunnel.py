@@ -62,10 +62,3 @@ async def serve_unix(path, answer):
     server = await asyncio.start_unix_server(answer, f"{path}.new")
     os.rename(f"{path}.new", path)
     return server
-
-
-def write(path, text):
-    """A file that only this user can read, whole as soon as it is there."""
-    with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    os.rename(f"{path}.new", path)
