@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from hpdl_lab.classroom import reach
 from tests.slurm.nodes import Network, Refused, end, held
 
 CPUS = 8  # of each node
@@ -67,6 +68,7 @@ class Slurm:
         if missing:
             raise FileNotFoundError(f"no {', '.join(missing)}: apt-get install {PACKAGES}")
         self.hidden = [str(folder) for folder in hidden]
+        self.opened = reach.walls(reach.needed())
         self.alone = alone
         self.folder = Path(tempfile.mkdtemp(prefix="hpdl-slurm-", dir="/tmp"))
         self.folder.chmod(0o755)  # other users submit jobs too
@@ -123,7 +125,7 @@ class Slurm:
         host = socket.gethostname().partition(".")[0]
         mine = "" if self.network else f"NodeHostname={host}"
         nodes = [
-            f"NodeName={name} NodeAddr={address} Port={port} CPUs={CPUS} Gres=gpu:2 {mine}"
+            f"NodeName={name} NodeAddr={address} Port={port} CPUs={CPUS} RealMemory=8000 Gres=gpu:2 {mine}"
             for name, (address, port) in self.addresses.items()
         ]
         text = CONFIGURATION.format(
@@ -157,7 +159,7 @@ class Slurm:
             with open(self.folder / f"{name}.said", "ab") as log:
                 number, environment = int(name.removeprefix("n")), {**os.environ, **self.environment}
                 command = ["slurmd", "-D", "-N", name]
-                self.processes[name] = self.network.add(number, command, environment, log, self.hidden)
+                self.processes[name] = self.network.add(number, command, environment, log, self.hidden, self.opened)
         else:
             self._run(name, "slurmd", "-D", "-N", name)
         self._wait_for(name, lambda: self.states()[name] in ("idle", "mix", "alloc"))

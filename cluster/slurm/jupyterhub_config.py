@@ -1,0 +1,81 @@
+"""JupyterHub on a Slurm cluster: each attendee's server is a job of the attendee. A site edits it and runs, as root,
+
+    pip install -c constraints.txt -e '.[hub]'        where the nodes see it as well
+    jupyterhub -f cluster/slurm/jupyterhub_config.py  on a machine with sbatch, such as a login node
+
+Accounts and homes are the cluster's own. For a class on one machine there is cluster/jupyterhub_config.py.
+"""
+
+import sys
+from pathlib import Path
+
+import batchspawner  # its import gives the hub the address at which servers tell their port
+
+from hpdl_lab.classroom import proxy
+from hpdl_lab.engines import reach
+
+c = get_config()  # noqa: F821  # JupyterHub puts it here
+
+HERE = Path(__file__).resolve().parent
+STATE = Path("/var/lib/jupyterhub")  # of root alone, mode 700
+
+# -- who comes in ------------------------------------------------------------------------------------------------------
+
+# The address that browsers use: this machine only, until TLS is there. Then https://:443, say.
+c.JupyterHub.bind_url = "http://127.0.0.1:8000"
+# TLS: the certificate chain and its key.
+c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = "", ""
+# AUTHENTICATOR: the accounts of this machine. They must be the same on the nodes.
+c.JupyterHub.authenticator_class = "pam"
+# Whoever has an account. A class: c.Authenticator.allowed_users = {...} or c.PAMAuthenticator.allowed_groups = {...}
+c.Authenticator.allow_all = True
+
+# -- what they get -----------------------------------------------------------------------------------------------------
+
+c.JupyterHub.spawner_class = batchspawner.SlurmSpawner
+# Who submits: the attendee, so that Slurm's limits and accounting are theirs. Without sudo, which root does not need.
+# umask: what a server prints is nobody else's business.
+c.SlurmSpawner.exec_prefix = "umask 077; runuser -u {username} --"
+# What a server is given. Its engines, lab.start(4), share it; lab.start(8, where="slurm") is another job.
+c.SlurmSpawner.req_partition = ""  # of the site; "" is Slurm's default
+c.SlurmSpawner.req_nprocs = "4"
+c.SlurmSpawner.req_memory = "4G"
+c.SlurmSpawner.req_runtime = "4:00:00"  # then the server ends, and with it its engines; notebooks are saved every 20 s
+# scontrol create reservation ...: `hpdl plan` prints the line.
+c.SlurmSpawner.req_reservation = ""
+# The job, without srun around the server: engines are started by an mpiexec of their own.
+c.SlurmSpawner.batch_script = (HERE / "server.sbatch").read_text()
+# Takes a free port on the node and tells the hub, then brings the notebooks up to date and becomes the server.
+c.SlurmSpawner.batchspawner_singleuser_cmd = f"{sys.executable} -m batchspawner.singleuser"
+c.Spawner.cmd = [str(HERE / "single_user.py")]
+# The attendee's copy of the notebooks, in JupyterLab.
+c.Spawner.notebook_dir = "~/notebooks"
+c.Spawner.default_url = "/lab"
+c.Spawner.args = [
+    # Kernels talk over sockets in a folder that only the attendee can enter. Over TCP any account could read along.
+    "--KernelManager.transport=ipc",
+    # Saves an open notebook every 20 s, and no debugger, which listens on a port: as on one machine.
+    f"--LabApp.app_settings_dir={HERE.parent / 'hub'}",
+    "--LabApp.news_url=None",
+]
+# Where Slurm's configuration is, in case that it is not in its usual place.
+c.Spawner.env_keep = ["PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SLURM_CONF"]
+# Seconds that a server may wait in the queue and start; then its job is cancelled.
+c.Spawner.start_timeout = 600
+c.Spawner.http_timeout = 120
+# Whoever starts a server sees at once that it is on its way: jobs wait.
+c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
+
+# -- who hears whom ----------------------------------------------------------------------------------------------------
+
+# The hub listens where the nodes reach it: servers ask it who a visitor is. A server listens on all addresses of its
+# node. Between proxy, hub and servers it is plain HTTP: who can listen on the cluster's network reads cookies.
+c.JupyterHub.hub_bind_url = f"http://{reach.addresses()[0]}:8081"
+# The proxy: Node's, or the one in Python where there is no Node. Its own interface is on loopback.
+c.ConfigurableHTTPProxy.command = proxy.find()[0]
+# Who is there and whose job is whose: a hub that was restarted takes over running servers.
+c.JupyterHub.db_url = f"sqlite:///{STATE / 'jupyterhub.sqlite'}"
+c.JupyterHub.cookie_secret_file = str(STATE / "cookie_secret")
+c.ConfigurableHTTPProxy.pid_file = str(STATE / "proxy.pid")
+# A hub that is restarted leaves servers to run.
+c.JupyterHub.cleanup_servers = False
