@@ -266,6 +266,6 @@ def test_a_source_tree_without_the_compiled_module_says_so(tmp_path):
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=30)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
-        f"ImportError: hpdl_lab is imported from {tmp_path}/hpdl_lab, which has no compiled module: "
+        f"hpdl_lab.features.NotCompiled: hpdl_lab is imported from {tmp_path}/hpdl_lab, which has no compiled module: "
     )
     assert f"run `make install` in {tmp_path}" in last
