@@ -60,7 +60,6 @@ def test_engines_train_on_every_pair_of_axes_and_survive_a_rank_without_memory(c
     wanted = None
     for sizes, options in (
         ({"dp": 4}, {}),
-        ({"dp": 2, "pp": 2}, {}),
         ({"dp": 2, "tp": 2}, {"sequence": True}),
         ({"pp": 2, "tp": 2}, {"schedule": "zero_bubble_h1", "recompute": True}),
     ):

