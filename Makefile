@@ -40,7 +40,7 @@ hub: $(INSTALLED_HUB) ## install JupyterHub and its proxy as well; then: .venv/b
 test: $(INSTALLED_DEV) ## run the tests; the last line counts them
 	@$(VENV)/bin/python tests/run_all.py
 
-test-class: $(INSTALLED_DEV) ## what make test leaves out: hubs in a browser, long jobs of Slurm (8 minutes)
+test-class: $(INSTALLED_DEV) ## what make test leaves out: hubs in a browser, jobs of Slurm (6 minutes)
 	@$(VENV)/bin/python tests/run_all.py class
 
 test-gpu: ## run what needs a GPU: wants nvcc, and a PYTHON whose torch has CUDA

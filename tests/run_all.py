@@ -58,11 +58,10 @@ class Step(NamedTuple):
 
 
 def class_turns():
-    """What `make test-class` runs: hubs in a browser, and in jobs of Slurm what takes minutes."""
-    long = ("-m", "long")
+    """What `make test-class` runs: hubs in a browser, and engines and servers in jobs of a real Slurm."""
     return [
-        [Step("hub in a browser", pytest(sys.executable, *NO_CELLS, *long, "tests/browser"), 900)],
-        [Step("Slurm", pytest(sys.executable, *NO_CELLS, *long, "tests/slurm"), 600)],
+        [Step("hub in a browser", pytest(sys.executable, *NO_CELLS, "-m", "long", "tests/browser"), 900)],
+        [Step("Slurm", pytest(sys.executable, *NO_CELLS, "tests/slurm"), 900)],
     ]
 
 
@@ -78,7 +77,6 @@ def turns():
             Step("unit tests", pytest(python, *NO_CELLS, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 840),
             Step("browser", pytest(python, *NO_CELLS, *QUICK, "tests/browser"), 480),
             Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 600),
-            Step("Slurm", pytest(python, *NO_CELLS, *QUICK, "tests/slurm"), 360),
             Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 240, RANKS),
             Step("notebook 04", pytest(python, *CELLS, REPLACES_ENGINES), 240),
             Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other, *ABOUT_MPI), 240, RANKS),

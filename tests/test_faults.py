@@ -190,4 +190,6 @@ os._exit(0)
         name = NAMES[rank // 2]
         assert "right 60\n" in said(rank), (name, said(rank))
         assert "a wrong result" not in said(rank), name
-        assert re.search(r"error 1 (CommTimeout|RankFailed) ", said(rank)), (name, said(rank))
+        # The memory of a rank that has given up is gone when the other, late, wants to open it.
+        told = r"error 1 (CommTimeout|RankFailed|MemoryError allocate of 8,192 bytes for 2 ranks: rank \d cannot open) "
+        assert re.search(told, said(rank)), (name, said(rank))

@@ -149,7 +149,9 @@ class Slurm:
 
     def restart_controller(self, **changed):
         """slurmctld with `changed` lines in slurm.conf, such as SlurmdTimeout=3; without, with those of the start."""
-        self.kill("slurmctld")
+        ending = self.processes.pop("slurmctld")
+        ending.terminate()  # it saves what it knows of jobs: killed, it would take one that has ended for running
+        ending.wait(PATIENCE)
         self.configure(**changed)
         self.start_controller()
 

@@ -242,7 +242,6 @@ def name_of(process):
     return next((word.rpartition(".")[2] for word in process.cmdline() if word.startswith("hpdl_lab.")), "")
 
 
-@pytest.mark.long
 def test_the_solution_of_notebook_04_runs_on_two_nodes(one_slurm, shared, no_engines_yet):
     notebook = nbformat.read("notebooks/solutions/04_ring_all_reduce.ipynb", as_version=4)
     (start,) = [cell for cell in notebook.cells if cell.source.endswith("lab.start(4)")]

@@ -34,7 +34,7 @@ c.SlurmSpawner.req_memory, c.SlurmSpawner.req_runtime = "100M", "0:30:00"
 c.SlurmSpawner.state_exechost_re, c.SlurmSpawner.state_exechost_exp = r" n(\\d)$", r"{node}"  # no DNS knows n1
 """
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

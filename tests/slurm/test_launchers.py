@@ -59,7 +59,6 @@ def test_what_slurm_refuses_is_said(slurm):
     cluster.stop_cluster_sync()
 
 
-@pytest.mark.long
 def test_from_a_shell(slurm):
     """`ipcluster start --engines=hpdl-slurm`, and `ipcluster stop`, which cancels the job."""
     start = [*IPCLUSTER, "start", "--engines=hpdl-slurm", "-n", "2", "--daemonize", "--SlurmEngineSetLauncher.nodes=2"]
