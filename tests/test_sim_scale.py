@@ -35,12 +35,15 @@ for steps in (16, 80):
 
 @pytest.mark.timeout(120)
 def test_an_attendees_own_ring_on_1024_ranks():
-    done = subprocess.run([sys.executable, "-c", OWN_RING], capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr[-2000:]
-    first, second = ([float(number) for number in line.split()] for line in done.stdout.splitlines())
-    seconds, peak, virtual = (b + (2 * 1023 - 80) / (80 - 16) * (b - a) for a, b in zip(first, second, strict=True))
+    for _ in range(3):  # what the allocator keeps varies, by 30 times as much in the extrapolation
+        done = subprocess.run([sys.executable, "-c", OWN_RING], capture_output=True, text=True, timeout=110)
+        assert done.returncode == 0, done.stderr[-2000:]
+        first, second = ([float(number) for number in line.split()] for line in done.stdout.splitlines())
+        seconds, peak, virtual = (b + (2 * 1023 - 80) / (80 - 16) * (b - a) for a, b in zip(first, second, strict=True))
+        if peak < 1e9:
+            break
     assert virtual == pytest.approx(2 * 1023 * (2e-6 + 64 / 12.5e9), rel=1e-9)
-    assert peak < 2e9, f"{peak / 1e9:.2f} GB"  # 0.7 in most runs; what the allocator keeps is multiplied by 30 here
+    assert peak < 1e9, f"{peak / 1e9:.2f} GB"
     assert seconds < 60, f"{seconds:.0f} s"
 
 
