@@ -10,9 +10,12 @@ import sys
 import pytest
 
 OWN_RING = """
-import resource, time
+import re, time
 import numpy as np
 from hpdl_lab.comm import sim
+
+def peak():  # getrusage would give that of pytest, whose child this was
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
 def my_reduce_scatter(comm, x, steps):
     p, r = comm.size, comm.rank
@@ -29,22 +32,19 @@ for steps in (16, 80):
     results = sim.run(1024, my_reduce_scatter, np.ones(16 * 1024, np.float32), steps, deadline=100)
     seconds = time.process_time() - begin
     assert all(x == steps + 1 for x in results)
-    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, results.seconds)
+    print(seconds, peak(), results.seconds)
 """
 
 
 @pytest.mark.timeout(120)
 def test_an_attendees_own_ring_on_1024_ranks():
-    for _ in range(3):  # what the allocator keeps varies, by 30 times as much in the extrapolation
-        done = subprocess.run([sys.executable, "-c", OWN_RING], capture_output=True, text=True, timeout=110)
-        assert done.returncode == 0, done.stderr[-2000:]
-        first, second = ([float(number) for number in line.split()] for line in done.stdout.splitlines())
-        seconds, peak, virtual = (b + (2 * 1023 - 80) / (80 - 16) * (b - a) for a, b in zip(first, second, strict=True))
-        if peak < 1e9:
-            break
+    done = subprocess.run([sys.executable, "-c", OWN_RING], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = ([float(number) for number in line.split()] for line in done.stdout.splitlines())
+    seconds, peak, virtual = (b + (2 * 1023 - 80) / (80 - 16) * (b - a) for a, b in zip(first, second, strict=True))
     assert virtual == pytest.approx(2 * 1023 * (2e-6 + 64 / 12.5e9), rel=1e-9)
     assert peak < 1e9, f"{peak / 1e9:.2f} GB"
-    assert seconds < 60, f"{seconds:.0f} s"
+    assert seconds < 300, f"{seconds:.0f} s"  # 45 where nothing else runs: this only catches another order of growth
 
 
 TORCH_RING = """
