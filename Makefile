@@ -11,7 +11,7 @@ BUILD_TOOLS   := scikit-build-core nanobind cmake ninja
 INSTALLED     := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_HUB := $(VENV)/.installed-hub
-SOURCES       := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/cuda/*.*)
+SOURCES       := pyproject.toml constraints.txt cluster/laptop/install.py CMakeLists.txt $(wildcard csrc/*.* csrc/cuda/*.*)
 PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -67,11 +67,11 @@ ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(STATE))
 .PHONY: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_HUB)
 endif
 
-$(INSTALLED_DEV): EXTRAS := [dev]
-$(INSTALLED_HUB): EXTRAS := [hub]
+$(INSTALLED_DEV): EXTRA := dev
+$(INSTALLED_HUB): EXTRA := hub
 $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_HUB): $(SOURCES)
 	@sh cluster/laptop/needs.sh '$(PYTHON)'
 	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(BUILD_TOOLS)
-	$(PIP) --no-build-isolation -e '.$(EXTRAS)'
+	$(VENV)/bin/python cluster/laptop/install.py $(EXTRA)
 	@for stamp in $(sort $(INSTALLED) $@); do echo '$(STATE)' > $$stamp; done

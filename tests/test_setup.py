@@ -30,6 +30,7 @@ def load(path):
 
 
 lab = load(ROOT / "cluster" / "laptop" / "lab.py")
+install = load(ROOT / "cluster" / "laptop" / "install.py")
 
 
 # -- system needs: cluster/laptop/needs.sh on machines made of stand-ins -----------------------------------------------
@@ -246,6 +247,26 @@ def processes_of(home):
             if process.environ().get("HOME") == str(home):
                 found.append(process)
     return found
+
+
+# -- installation: cluster/laptop/install.py ---------------------------------------------------------------------------
+
+PIP = """
+import sys
+compiles = "-e" in sys.argv
+print("an error of the compiler" if compiles else " ".join(sys.argv[1:]), flush=True)
+sys.exit({fails!r} == ("module" if compiles else "packages"))
+"""
+
+
+@pytest.mark.parametrize("fails", ["", "module", "packages"])
+def test_packages_are_installed_while_the_module_is_compiled(monkeypatch, tmp_path, capfd, fails):
+    (tmp_path / "pip.py").write_text(PIP.format(fails=fails))
+    monkeypatch.setattr(install, "PIP", [sys.executable, str(tmp_path / "pip.py"), "install"])
+    assert install.main("hub") == bool(fails)
+    packages, module = capfd.readouterr().out.splitlines()
+    assert packages.startswith("install cloudpickle>=") and "torch>=" in packages and "jupyterhub>=" in packages
+    assert module == "an error of the compiler"
 
 
 # -- the Makefile, and a source tree that was not installed ------------------------------------------------------------
