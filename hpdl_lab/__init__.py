@@ -28,9 +28,14 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
     features     what this machine and build can do, with the reason for each "no"
 """
 
-from importlib.metadata import PackageNotFoundError, version
 
-try:
-    __version__ = version("hpdl_lab")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+source"
+def __getattr__(name):
+    """`__version__`, when it is asked for: to read it takes as long as all else that a small process imports."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("hpdl_lab")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0+source"

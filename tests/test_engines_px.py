@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import stat
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from IPython.core.profiledir import ProfileDir
 
 from hpdl_lab.engines import controller, px_client
+from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 
 
@@ -36,10 +39,15 @@ def deaf(monkeypatch):
     return make
 
 
+def well():
+    """Nothing has ended."""
+
+
 def test_engines_that_a_client_has_missed_are_asked_for_again(cluster, deaf, within):
+    assert cluster.client.ids == [0, 1, 2, 3]
     news = deaf(2)
     begin = time.monotonic()
-    client = px_client.connect(cluster.path, 4, 30)
+    client = px_client.connect(cluster.path, 4, 30, well)
     try:
         assert client.ids == [0, 1, 2, 3] and len(news) == 3
         assert client[:].apply_sync(lambda: 7) == [7] * 4
@@ -49,9 +57,10 @@ def test_engines_that_a_client_has_missed_are_asked_for_again(cluster, deaf, wit
 
 
 def test_engines_that_never_appear_are_an_error_with_the_remedy(cluster, deaf):
+    assert cluster.client.ids == [0, 1, 2, 3]
     deaf(100)
     with pytest.raises(EngineError, match=r"%px knows 0 of 4 engines after 0.1 s: call lab.restart\(\)"):
-        px_client.connect(cluster.path, 4, 0.1)
+        px_client.connect(cluster.path, 4, 0.1, well)
 
 
 def test_a_connection_file_is_there_only_when_it_is_whole(tmp_path, monkeypatch):
@@ -80,3 +89,34 @@ def test_cells_behind_one_that_failed_on_a_rank_are_run_on_all(cluster):
     for other in others:
         other.get()
     assert view.pull(["behind", "last"], block=True) == [[rank, rank] for rank in range(4)]
+
+
+def test_ipyparallel_is_there_once_somebody_wants_it(cluster):
+    """Its imports, and its controller, are most of what a start would take."""
+    cluster.restart()
+    with Cluster.start(4) as other:
+        assert "controller" not in cluster._keeper.ask("status")["running"]
+        assert cluster.run(imported) == [False] * 4
+        assert other.client[:].apply_sync(imported) == [True] * 4
+        controller = cluster._keeper.ask("status")["running"]["controller"]
+        assert cluster.client.ids == other.client.ids == [0, 1, 2, 3], "who comes second starts nothing"
+        assert cluster._keeper.ask("status")["running"]["controller"] == controller
+        assert cluster.run(imported) == [True] * 4
+
+
+def imported(comm=None):
+    return "ipyparallel" in sys.modules
+
+
+def test_what_has_ended_under_px_is_told(cluster, eventually):
+    """The controller, and then an engine: nobody waits for them to answer."""
+    assert cluster.client.ids == [0, 1, 2, 3]
+    os.kill(cluster._keeper.ask("status")["running"]["controller"], signal.SIGKILL)
+    eventually(lambda: "controller" not in cluster._keeper.ask("status")["running"])
+    with Cluster.start(4) as other:
+        with pytest.raises(EngineError, match=r"the controller of %px has ended \(.+\): call lab.restart\(\)"):
+            assert other.client
+    cluster.restart()
+    os.kill(cluster.infos[1]["pid"], signal.SIGKILL)
+    with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
+        assert eventually(lambda: cluster.client)

@@ -203,9 +203,9 @@ def states_of(cluster):
 
 def engine_session():
     """The comm.mpi.Session of the engine in which this runs."""
-    from ipyparallel.engine.app import IPEngine
+    from hpdl_lab.comm.mpi import session_of_this_process
 
-    return IPEngine.instance().server.session
+    return session_of_this_process()
 
 
 def test_an_interrupt_amid_the_start_of_a_run_leaves_nothing_open(cluster):

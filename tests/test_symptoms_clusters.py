@@ -91,7 +91,7 @@ def second_engine(first):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     said = f"{done.returncode} {done.stdout + done.stderr}"
     findings = told_by(symptoms.SYMPTOMS + TABLE, said)
-    assert findings and "Did not get the requested id: 1 != 0" in findings[0].what, said
+    assert findings and "a second process wants to be engine 0" in findings[0].what, said
     return findings[0].name
 
 

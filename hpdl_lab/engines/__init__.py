@@ -1,7 +1,7 @@
 """The engine cluster under the notebook: real MPI processes that are ipyparallel engines.
 
     notebook kernel --- keeper          one small process that owns all others and ends them (keeper.py)
-        |                 |-- controller        ipyparallel's, for %px (controller.py)
+        |                 |-- controller        ipyparallel's, once %px is used (controller.py, px_engine.py)
         |                 `-- mpiexec
         |                       |-- engine 0    one MPI rank each (engine.py), serving tasks (server.py, task.py)
         `--- one socket ------- `-- engine n-1

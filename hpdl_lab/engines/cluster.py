@@ -2,11 +2,12 @@
 
 import contextlib
 import json
+import os
 import sys
 import time
 
 from ..comm.errors import name_ranks
-from . import diagnosis, keeper_client, launch, layout, outcome, px_client, session_dir, slurm, table
+from . import diagnosis, keeper_client, launch, layout, outcome, px_client, px_magics, session_dir, slurm, table
 from .crew import Crew, warn
 from .errors import EngineError, EngineMute
 from .launching import START_SECONDS, Launching
@@ -236,18 +237,30 @@ class Cluster:
 
     @property
     def client(self):
-        """ipyparallel's Client of these engines: `cluster.client[:]` is the view that `%px` uses."""
+        """ipyparallel's Client of these engines: `cluster.client[:]` is the view that `%px` uses.
+
+        Raises: EngineError when the engines, or the controller between, cannot serve it.
+        """
         if self._parallel is None:
-            self._parallel = px_client.connect(self.path, self.n, START_SECONDS)
+            self._check_engines()
+            with session_dir.locked(self.path):
+                if not os.path.exists(session_dir.log_file(self.path, "controller")):
+                    Launching(self.path, self.layout, self._keeper).open_px()
+            self._crew.join_px()
+            self._parallel = px_client.connect(self.path, self.n, START_SECONDS, self._check_px)
         return self._parallel
 
     def activate_px(self):
         """Point the magics `%px` and `%%px` of this notebook at these engines; in a plain script there are none."""
-        if ipython() is None:
-            return
-        view = self.client[:]
-        view.block = True
-        view.activate()
+        if (shell := ipython()) is not None:
+            px_magics.offer(self, shell)
+
+    def _check_px(self):
+        """Raise EngineError when the controller or an engine has ended."""
+        self._check_engines()
+        if "controller" not in self._keeper.ask("status")["running"]:
+            why = diagnosis.cause(diagnosis.tail(self.path, "controller")) or "without a word"
+            raise EngineError(f"the controller of %px has ended ({why}): call lab.restart()")
 
     # -- display ------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 
 from ..comm.errors import RankFailed
-from . import client, diagnosis, outcome, package, session_dir
+from . import client, diagnosis, frames, outcome, package, session_dir
 from .errors import EngineError, RunStopped, without_traceback
 from .run import Run
 
@@ -26,6 +26,12 @@ class Crew:
     def infos(self):
         """What each engine said of itself: rank, pid, host, cores, gpu."""
         return [engine.info for engine in self.engines]
+
+    def join_px(self):
+        """Have the engines register with ipyparallel's controller; those that have done so stay as they are."""
+        for engine in self.engines:
+            with suppress(OSError):  # it has died: who waits for it finds out
+                engine.send(frames.PX, None)
 
     def gone(self):
         """Ranks of the engines that have closed their connection."""

@@ -1,6 +1,6 @@
 """The messages between a notebook's kernel and an engine: one byte of kind, eight of length, then a pickle.
 
-kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}     INTERRUPT run     STATE None
+kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}     INTERRUPT run     STATE None     PX None
 engine -> kernel   HELLO {rank, pid, host, ..., now_ns}    ROW row    TEXT (stream, text)    DONE outcome
                    STATE {slot, now_ns}
 """
@@ -8,7 +8,7 @@ engine -> kernel   HELLO {rank, pid, host, ..., now_ns}    ROW row    TEXT (stre
 import pickle
 import struct
 
-TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE = range(7)
+TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE, PX = range(8)
 
 HEADER = struct.Struct("<BQ")
 

