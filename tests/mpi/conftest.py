@@ -7,6 +7,7 @@ torchrun (tests/test_torchrun.py), except those that look at the MPI job.
 
 import functools
 import os
+import time
 from datetime import timedelta
 
 import pytest
@@ -49,6 +50,30 @@ def ranks():
     if BY_TORCHRUN:
         pytest.skip("looks at the MPI job")
     return session_of_this_process()
+
+
+@pytest.fixture
+def meet(request):
+    """meet(): wait until all ranks have come, in a way that no board shows: what it says stays to be read."""
+    return meet_on_torchrun if BY_TORCHRUN else functools.partial(meet_on_mpi, request.getfixturevalue("ranks"))
+
+
+def meet_on_mpi(ranks):
+    meeting = ranks.MPI.COMM_WORLD.Ibarrier()
+    wait_until(meeting.Test)
+
+
+def meet_on_torchrun():
+    store, _, size = rendezvous()
+    last = -(-store.add("meeting", 1) // size) * size
+    wait_until(lambda: store.add("meeting", 0) >= last)
+
+
+def wait_until(condition, seconds=30):
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, f"the ranks have not met within {seconds} s"
+        time.sleep(0.005)
 
 
 @pytest.fixture

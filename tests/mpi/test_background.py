@@ -31,6 +31,13 @@ def impatient(run, deadline):
     return comm
 
 
+def wait_until(condition, seconds=30):
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
 def threads():
     return [thread for thread in threading.enumerate() if thread.name == "hpdl-background"]
 
@@ -44,23 +51,23 @@ def any_comm(request, run, ranks, monkeypatch):
 
 
 @pytest.mark.parametrize("function", [shm_all_reduce, ring.all_reduce])
-@pytest.mark.parametrize("count", [0, 1, 1000, 200_001])
-def test_what_it_returns_is_what_the_function_returns(any_comm, function, count):
+def test_what_it_returns_is_what_the_function_returns(any_comm, function):
     comm = any_comm
-    comm.background(nothing).wait()
-    tensors = [
-        torch.full((count,), 2.0),
-        np.full(count, comm.rank, np.float32),
-        torch.ones(count, dtype=torch.bfloat16),
-    ]
-    works = [comm.background(function, x) for x in tensors]
-    sums = [2 * comm.size, sum(range(comm.size)), comm.size]
-    for work, x, total in zip(works, tensors, sums, strict=True):
-        assert type(work) is (CompiledWork if function is shm_all_reduce else FunctionWork)
-        out = work.wait()
-        assert type(out) is type(x) and (out == total).all()
-        assert work.wait() is out and work.test()
-    comm.require_no_forgotten_wait()
+    for count in (0, 1, 1000, 200_001):
+        comm.background(nothing).wait()
+        tensors = [
+            torch.full((count,), 2.0),
+            np.full(count, comm.rank, np.float32),
+            torch.ones(count, dtype=torch.bfloat16),
+        ]
+        works = [comm.background(function, x) for x in tensors]
+        sums = [2 * comm.size, sum(range(comm.size)), comm.size]
+        for work, x, total in zip(works, tensors, sums, strict=True):
+            assert type(work) is (CompiledWork if function is shm_all_reduce else FunctionWork)
+            out = work.wait()
+            assert type(out) is type(x) and (out == total).all()
+            assert work.wait() is out and work.test()
+        comm.require_no_forgotten_wait()
 
 
 def test_everything_runs_in_the_order_in_which_it_was_given(any_comm):
@@ -175,15 +182,12 @@ def test_it_may_be_called_inside_autograds_hooks(comm):
 def test_it_runs_while_the_rank_does_something_else(comm, function):
     """Sleeping leaves the core to it, as a second core would."""
     comm.background(nothing).wait()
-    x = np.ones(1 << 24, np.float32)  # 64 MiB
+    x = np.ones(1 << 22, np.float32)  # 16 MiB
     comm.barrier()
     work = comm.background(function, x)
-    end = time.monotonic() + 15
-    while not work.has_ended() and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_until(work.has_ended)
     begin = time.monotonic()
     work.wait()
-    assert time.monotonic() - begin < 0.1
     assert (x == comm.size).all()
     beside = [e for e in comm.trace.events if e.lane == "background" and e.nbytes == x.nbytes and not e.peer >= 0]
     (wait,) = [e for e in comm.trace.events if e.op == "wait" and e.t0_ns / 1e9 >= begin]
@@ -245,7 +249,7 @@ def test_what_the_function_raises_comes_out_of_wait(comm):
     assert (comm.background(shm_all_reduce, torch.ones(4)).wait() == comm.size).all()
 
 
-def test_a_rank_that_never_begins_it_is_named_by_the_deadline(run):
+def test_a_rank_that_never_begins_it_is_named_by_the_deadline(run, meet):
     """The first time, when comm' is not there: tests/test_engines_background.py, since MPI cannot end well then."""
     comm = impatient(run, 0.6)
     if comm.size == 1:
@@ -254,14 +258,13 @@ def test_a_rank_that_never_begins_it_is_named_by_the_deadline(run):
     x = np.ones(1000)
     try:
         if comm.rank == 0:
-            time.sleep(2)
+            meet()
             return
-        begin = time.monotonic()
         with pytest.raises(CommTimeout, match="no answer within 0.6 s: rank") as caught:
             comm.background(shm_all_reduce, x).wait()
-        assert time.monotonic() - begin < 2.5
+        meet()
         mine = caught.value.waits[comm.rank]
-        line = line_of(test_a_rank_that_never_begins_it_is_named_by_the_deadline, 13)
+        line = line_of(test_a_rank_that_never_begins_it_is_named_by_the_deadline, 12)
         assert (mine.state, mine.line) == ("waiting", line)
         assert (mine.op, mine.comm, mine.count, mine.peers) == ("all_reduce", "background", 1000, (0,))
         with pytest.raises(CommError, match="an earlier all_reduce did not complete"):
@@ -274,14 +277,14 @@ def wait_for_nothing(comm):
     comm.recv(np.zeros(7), (comm.rank + 1) % comm.size)
 
 
-def test_a_wait_inside_the_function_is_what_the_report_shows(run):
-    comm = impatient(run, 1.5)
+def test_a_wait_inside_the_function_is_what_the_report_shows(run, meet):
+    comm = impatient(run, 0.6)
     if comm.size == 1:
         return
     work = comm.background(wait_for_nothing)
     with pytest.raises(CommTimeout, match="cycle: 0 -> 1 -> ") as caught:
         work.wait()
-    time.sleep(1.5)  # the others read what this rank waited for until it begins another run
+    meet()  # the others read what this rank waited for until it begins another run
     after = (comm.rank + 1) % comm.size
     mine = caught.value.waits[comm.rank]
     assert (mine.state, mine.op, mine.peers, mine.count) == ("waiting", "recv", (after,), 7)
@@ -290,12 +293,12 @@ def test_a_wait_inside_the_function_is_what_the_report_shows(run):
 
 def test_a_function_may_run_for_longer_than_the_deadline_while_it_communicates(run):
     def talks(comm):
-        for _ in range(6):
-            time.sleep(0.25)
+        for _ in range(4):
+            time.sleep(0.6)
             comm.barrier()
         return "done"
 
-    comm = impatient(run, 1.0)
+    comm = impatient(run, 2.0)
     assert comm.background(talks).wait() == "done"
 
 
@@ -303,27 +306,29 @@ def test_a_function_that_neither_ends_nor_communicates_has_the_deadline_of_a_wai
     over = threading.Event()
 
     def sleeps(comm):
-        over.wait(3.0)
+        over.wait(30)
 
     comm = impatient(run, 0.5)
-    begin = time.monotonic()
+    work = comm.background(sleeps)
     with pytest.raises(CommTimeout, match=f"rank {comm.rank} waits for sleeps in the background, which neither ends"):
-        comm.background(sleeps).wait()
-    assert time.monotonic() - begin < 2.5
+        work.wait()
+    assert not work.has_ended()
     over.set()
 
 
-def test_while_the_background_computes_the_rank_is_said_to(run):
+def test_while_the_background_computes_the_rank_is_said_to(run, meet):
     comm = impatient(run, 0.5)
     if comm.size == 1:
         return
-    work = comm.background(lambda comm: time.sleep(1.5) if comm.rank == 0 else None)
+    comm.background(nothing).wait()
+    work = comm.background(lambda comm: meet() if comm.rank == 0 else None)
     if comm.rank == 0:
-        comm.waiting.deadline = 5.0
+        comm.waiting.deadline = 30.0
         work.wait()
         return
     with pytest.raises(CommTimeout) as caught:
         comm.recv(np.zeros(3), 0)
+    meet()
     assert (caught.value.waits[0].state, caught.value.waits[0].line[: len(HERE)]) == ("running", HERE)
     work.wait()
 
@@ -363,7 +368,7 @@ def test_closing_ends_what_runs_in_the_background(run, function):
         time.sleep(0.1)
     begin = time.monotonic()
     comm.close()
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10  # at the deadline of 20 s it would end by itself
     assert not threads()
     with run() as comm:
         assert (comm.background(shm_all_reduce, np.ones(3)).wait() == comm.size).all()

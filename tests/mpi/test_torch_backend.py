@@ -268,7 +268,7 @@ def test_ddp_of_two_ranks_has_the_bits_of_gloo(run, ranks):
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_a_rank_that_stays_away_ends_backward_of_the_others(run, static):
+def test_a_rank_that_stays_away_ends_backward_of_the_others(run, meet, static):
     comm = run()
     if comm.size == 1:
         return
@@ -278,17 +278,16 @@ def test_a_rank_that_stays_away_ends_backward_of_the_others(run, static):
         if not static:
             model(torch.ones(2, 4)).sum().backward()
         comm.barrier()
-        comm.waiting.deadline = 1.0  # only now: a slow machine needs longer to come so far
+        comm.waiting.deadline = 0.7  # only now: a slow machine needs longer to come so far
         if comm.rank != 0:
             begin = time.monotonic()
             with pytest.raises(CommError, match="rank 0|ranks? .*0"):
                 model(torch.ones(2, 4)).sum().backward()
             assert time.monotonic() - begin < 10.0
-        else:
-            time.sleep(2.5)
+        meet()
 
 
-def test_an_interrupt_reaches_a_rank_that_waits_in_backward(run):
+def test_an_interrupt_reaches_a_rank_that_waits_in_backward(run, meet):
     comm = run(deadline=20.0)
     if comm.size == 1:
         return
@@ -297,11 +296,10 @@ def test_an_interrupt_reaches_a_rank_that_waits_in_backward(run):
     with process_group(comm, "hpdl"):
         model = DistributedDataParallel(torch.nn.Linear(4, 4))
         if comm.rank != 0:
-            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             with pytest.raises(KeyboardInterrupt):
                 model(torch.ones(2, 4)).sum().backward()
-        else:
-            time.sleep(3.0)
+        meet()
     assert time.monotonic() - begin < 10.0
 
 
