@@ -12,21 +12,23 @@ import time
 
 import pytest
 
+from hpdl_lab import lab
 from hpdl_lab.engines import hosts, launch, layout
+from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 NOTEBOOK = """
 import os, signal, sys, time
 from hpdl_lab.engines.cluster import Cluster
-cluster = Cluster.start(2, where="emulated")
-assert [host for _, host in cluster.run(lambda comm: (comm.barrier(), os.uname().nodename))] == ["host0", "host1"]
+cluster = Cluster.start(1, where="emulated")
+assert cluster.run(lambda comm: os.uname().nodename) == ["host0"]
 print("READY", cluster._keeper.pid, flush=True)
 sys.stdin.readline()
 {then}
 """
-COMMAND = [sys.executable, "-m", "hpdl_lab", "cluster", "emulate", "--hosts", "2", "--link", "100mbit"]
+COMMAND = [sys.executable, "-m", "hpdl_lab", "cluster", "emulate", "--link", "100mbit", "--hosts"]
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def root():
 
 
 class Started:
-    """A process that has started two emulated hosts in `root` when it prints a line that begins with `ready`."""
+    """A process that has started emulated hosts in `root` when it prints a line that begins with `ready`."""
 
     def __init__(self, root, traces, command, ready):
         self.traces = traces(root)
@@ -63,8 +65,8 @@ class Started:
             raise AssertionError(self.process.communicate()[1])
         with open(hosts.told_in(self.traces.path)) as file:
             self.hosts = json.load(file)
-        self.networks = {os.stat(path).st_ino for host in self.hosts for path in host if "/fd/" in path}
-        assert len(self.networks) == 5 and self.networks & held_namespaces()  # two networks, two names, one for mounts
+        self.networks = namespaces_of(self.hosts)
+        assert self.networks & held_namespaces()
 
     def pid(self, words):
         """The process of the session whose command line holds `words`."""
@@ -79,8 +81,8 @@ class Started:
         self.process.stdin.flush()
 
     def wait_until_gone(self, files=True):
-        self.traces.wait_until_gone(files, seconds=20)
-        give_up = time.monotonic() + 10
+        self.traces.wait_until_gone(files)
+        give_up = time.monotonic() + 30
         while left := self.networks & held_namespaces():
             assert time.monotonic() < give_up, f"left behind: namespaces {left}"
             time.sleep(0.05)
@@ -89,6 +91,13 @@ class Started:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
+
+
+def namespaces_of(hosts):
+    """Numbers of the namespaces of `hosts`, as hosts.json lists them: a network and a name of each, one for mounts."""
+    found = {os.stat(path).st_ino for host in hosts for path in host if "/fd/" in path}
+    assert len(found) == 2 * len(hosts) + 1
+    return found
 
 
 def held_namespaces():
@@ -106,7 +115,7 @@ def held_namespaces():
 
 
 def notebook(then=""):
-    """The command of a notebook that does `then` when it is told to go, and what it says before."""
+    """The command of a notebook on an emulated host that does `then` when told to go, and what it says before."""
     return [sys.executable, "-c", NOTEBOOK.format(then=then)], "READY"
 
 
@@ -120,7 +129,7 @@ ENDS = {
     "stop": (*notebook("cluster.stop(); time.sleep(600)"), Started.go),
     "notebook killed": (*notebook(), lambda started: started.process.kill()),
     "holder and notebook killed": (*notebook(), holder_and_notebook_killed),
-    "command killed": (COMMAND, "Ctrl-C", lambda started: started.process.kill()),
+    "command killed": ([*COMMAND, "1"], "Ctrl-C", lambda started: started.process.kill()),
 }
 
 
@@ -154,31 +163,47 @@ def test_a_killed_keeper_takes_the_hosts_with_it(start):
     started.wait_until_gone(files=False)  # nobody is left who could remove them: the next start does
 
 
-def test_local_engines_instead(start):
-    started = start(*notebook("cluster.restart(where='local'); print('LOCAL', flush=True); time.sleep(600)"))
-    started.go()
-    assert started.process.stdout.readline() == "LOCAL\n"
-    assert not started.networks & held_namespaces()
+def test_the_verb_takes_what_runs_replaces_it_and_says_so(root, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", root)
+    with lab.start(2) as cluster:
+        lab.start(2, where="emulated", link="100mbit")
+        assert "2 engines were running: replacing them by 2 engines on 2 emulated hosts at 100mbit." in (
+            capsys.readouterr().out
+        )
+        with open(hosts.told_in(cluster.path)) as file:
+            networks = namespaces_of(json.load(file))
+        assert networks & held_namespaces()
+        pids = lab.run(lambda comm: os.getpid())
+        for how in ({}, {"where": "emulated"}, {"link": "100mbit"}, {"hosts": 2}):
+            assert lab.start(2, **how) is cluster and lab.run(lambda comm: os.getpid()) == pids
+        other = Cluster.start(2)
+        assert other.attached and (other.where, other.link) == ("emulated", "100mbit")
+        with pytest.raises(EngineError, match=r"1 other notebook\(s\) use what is running, 2 engines on 2 emulated"):
+            lab.start(2, where="local")
+        other.detach()
+        lab.start(2, where="local")
+        assert lab.run(lambda comm: comm.node_size) == [2, 2] and cluster.link == ""
+        assert not networks & held_namespaces()
 
 
-def test_the_command_keeps_the_hosts_up_for_others_until_ctrl_c(root, start):
-    started = start(COMMAND, "Ctrl-C")
+def test_the_command_keeps_the_hosts_up_for_others_until_ctrl_c(root, start, monkeypatch):
+    started = start([*COMMAND, "2"], "Ctrl-C")
     assert "".join(started.said).count("host1") >= 2 and "lab.start(2)" in "".join(started.said)
-    environment = os.environ | {"XDG_RUNTIME_DIR": root}
-    use = "from hpdl_lab import lab; lab.start(2); print(lab.run(lambda comm: comm.rank), lab.cluster().link)"
-    used = subprocess.run([sys.executable, "-c", use], env=environment, capture_output=True, text=True, timeout=50)
-    assert used.stdout.endswith("[0, 1] 100mbit\n"), used.stderr
+    monkeypatch.setenv("XDG_RUNTIME_DIR", root)
+    with Cluster.start(2) as used:
+        assert used.attached and used.link == "100mbit"
+        assert used.run(lambda comm: (comm.barrier(), comm.rank)[1]) == [0, 1]
     shell = [*COMMAND[:4], "shell", "host1"]
     commands = "hostname; cat /etc/hosts; pwd\n"
-    in_shell = {"env": environment | {"SHELL": "/bin/sh"}, "capture_output": True, "text": True, "timeout": 20}
+    in_shell = {"env": os.environ | {"SHELL": "/bin/sh"}, "capture_output": True, "text": True, "timeout": 50}
     said = subprocess.run(shell, input=commands, **in_shell)
     assert said.stdout == f"host1\n127.0.0.1 localhost\n10.77.0.1 host0\n10.77.0.2 host1\n{os.getcwd()}\n", said.stderr
     none = subprocess.run([*COMMAND[:4], "shell", "host2"], **in_shell)
     assert none.returncode == 1 and none.stderr.startswith("hpdl: no emulated host host2 is up: hpdl cluster emulate")
-    again = subprocess.run(COMMAND, **in_shell)
+    again = subprocess.run([*COMMAND, "2"], **in_shell)
     assert again.returncode == 1 and "2 engines on 2 emulated hosts at 100mbit are up already" in again.stderr
     started.process.send_signal(signal.SIGINT)
-    out, _ = started.process.communicate(timeout=20)
+    out, _ = started.process.communicate(timeout=50)
     assert out.endswith("Ended.\n") and started.process.returncode == 0
     started.wait_until_gone()
 

@@ -130,15 +130,15 @@ def test_what_enters_namespaces_starts_no_threads():
 
 
 STAYS = """
-from hpdl_lab import lab
+from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
-lab.start(2)
-try:
-    lab.start(2, where="emulated")
-except EngineError as error:
-    print("REFUSED", error)
-print(lab.run(lambda comm: comm.node_size), lab.cluster().where)
-lab.stop()
+with Cluster.start(1) as cluster:
+    pid = cluster.infos[0]["pid"]
+    try:
+        cluster.restart(where="emulated")
+    except EngineError as error:
+        print("REFUSED", error)
+    print(cluster.run(lambda comm: __import__("os").getpid()) == [pid], cluster.where)
 """
 
 
@@ -151,4 +151,4 @@ def test_refused_the_engines_that_run_stay(no_engines_yet):
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     refused, last = done.stdout.splitlines()[-2:]
     assert refused.startswith("REFUSED emulated hosts need root, or network namespaces for every user, which this")
-    assert "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in refused and last == "[2, 2] local"
+    assert "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in refused and last == "True local"

@@ -98,7 +98,7 @@ def short(monkeypatch):
 
 @pytest.mark.timeout(150)  # six points, three of them on more ranks than most laptops have cores
 def test_scaling_measures_and_simulates(short):
-    """How well both agree is a test of its own, on a quiet machine: test_scaling_agreement.py."""
+    """How well both agree is a test of its own, on a quiet machine: test_times_on_engines.py."""
     result = lab.scaling(all_reduce=ring.all_reduce, n=64, simulate=(8, 1024), prediction={2: 1.9}, deadline=40)
     points = [(kind, p) for kind in ("strong", "weak") for p in (1, 2, 4)]
     assert [(r["kind"], r["ranks"]) for r in result.rows] == points == list(result.agreement())
