@@ -81,7 +81,7 @@ def own_session(root, traces, monkeypatch):
 
 ENDS = {
     "stop": ("cluster.stop()", None),
-    "end of the script": ("pass", None),
+    "end of the script": ("cluster.client", None),  # %px: with a controller, and connections to it
     "exception": ("1 / 0", None),
     "detach": ("cluster.detach(); time.sleep(600)", None),
     "kill -9": (WAIT, lambda k: k.process.kill()),
@@ -95,7 +95,7 @@ ENDS = {
     "an engine killed, then kill -9": (WAIT, lambda k: (os.kill(k.engines[1], signal.SIGKILL), k.process.kill())),
     "keeper told to end": (WAIT, lambda k: os.kill(k.keeper, signal.SIGTERM)),
     "restart, then stop": ("cluster.restart(); cluster.stop()", None),
-    "restart, then kill -9": ("cluster.restart(); os.kill(os.getpid(), signal.SIGKILL)", None),
+    "restart, then kill -9": ("cluster.restart(); cluster.client; os.kill(os.getpid(), signal.SIGKILL)", None),
     "a daemon of the attendee's": (
         "cluster.run(lambda comm: os.posix_spawn('/bin/sleep', ['sleep', '600'], os.environ, setsid=True)); "
         "cluster.stop()",

@@ -1,10 +1,12 @@
 """The connection to ipyparallel, on which `%px` runs: engines that a client has missed."""
 
+import contextlib
 import json
 import os
 import signal
 import stat
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -120,3 +122,38 @@ def test_what_has_ended_under_px_is_told(cluster, eventually):
     os.kill(cluster.infos[1]["pid"], signal.SIGKILL)
     with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
         assert eventually(lambda: cluster.client)
+
+
+def test_a_first_use_that_is_interrupted_is_made_up_for_by_the_next(no_engines_yet):
+    with Cluster.start(1) as cluster:
+        for seconds in (0.01, 0.4):
+            timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with contextlib.suppress(KeyboardInterrupt):
+                assert cluster.client.ids == [0]
+                timer.join()
+                time.sleep(1)
+        assert cluster.client[:].apply_sync(lambda: 7) == [7]
+        assert cluster.run(lambda comm: comm.size) == [1]
+
+
+def test_first_uses_of_two_notebooks_at_once_wait_for_a_run_and_for_each_other(no_engines_yet, eventually, capsys):
+    with Cluster.start(1) as cluster, Cluster.start(1) as first, Cluster.start(1) as second:
+        rows, ids = [], []
+        run = threading.Thread(target=cluster.run, args=(report_and_sleep,), kwargs={"on_row": rows.append})
+        uses = [threading.Thread(target=lambda one=one: ids.append(one.client.ids)) for one in (first, second)]
+        run.start()
+        eventually(lambda: rows)
+        with pytest.raises(EngineError, match="a run is under way in this notebook"):
+            assert cluster.client
+        for use in uses:
+            use.start()
+        for thread in (run, *uses):
+            thread.join()
+        assert ids == [[0], [0]] and cluster.client.ids == [0]
+        assert capsys.readouterr().out.count("Another notebook uses the engines: waiting for its run to end.") >= 2
+
+
+def report_and_sleep(comm):
+    comm.report(begun=True)
+    time.sleep(2)

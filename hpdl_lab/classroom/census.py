@@ -1,7 +1,7 @@
 """Who runs what on a hub's machine, and what it uses: one look at /proc, below the hub's process.
 
     hub --- proxy                                        nobody's: owner ""
-     `----- server of ada --- kernel --- keeper --- controller
+     `----- server of ada --- kernel --- keeper --- controller, once %px is used
                                            `------- mpiexec --- engine, engine, ...       all of them ada's
 
 Memory is proportional (PSS): a page that k processes share counts 1/k in each, so that sums are true. It is split into
@@ -27,7 +27,7 @@ KINDS = (  # (kind, what its command line has); the first that fits
     ("culler", "jupyterhub_idle_culler"),
 )
 SERVER_MARK = "JUPYTERHUB_USER"  # in the environment of what a hub starts for an attendee
-CLUSTER = ("keeper", "controller", "mpiexec")  # one of each per engine cluster
+CLUSTER = ("keeper", "controller", "mpiexec")  # one of each per engine cluster, the controller where %px is used
 SHM = "/dev/shm/"
 
 

@@ -243,11 +243,10 @@ class Cluster:
         """
         if self._parallel is None:
             self._check_engines()
-            with session_dir.locked(self.path):
-                if not os.path.exists(session_dir.log_file(self.path, "controller")):
-                    Launching(self.path, self.layout, self._keeper).open_px()
-            self._crew.join_px()
-            self._parallel = px_client.connect(self.path, self.n, START_SECONDS, self._check_px)
+            with self._crew.between_runs():  # engines join ipyparallel where a task would run
+                self._open_px()
+                self._crew.join_px()
+                self._parallel = px_client.connect(self.path, self.n, START_SECONDS, self._check_px)
         return self._parallel
 
     def activate_px(self):
@@ -255,9 +254,18 @@ class Cluster:
         if (shell := ipython()) is not None:
             px_magics.offer(self, shell)
 
+    def _open_px(self):
+        """Start the controller, unless another notebook has done so."""
+        with session_dir.locked(self.path):
+            self._keeper.ask("status")  # when it answers, a start that was interrupted has left its log
+            if not os.path.exists(session_dir.log_file(self.path, "controller")):
+                Launching(self.path, self.layout, self._keeper).open_px()
+
     def _check_px(self):
         """Raise EngineError when the controller or an engine has ended."""
-        self._check_engines()
+        if gone := self._crew.gone():
+            self._require_alive(gone)
+            raise EngineError(f"{diagnosis.dead_text(self._crew.endings(gone))}: call lab.restart() for new engines")
         if "controller" not in self._keeper.ask("status")["running"]:
             why = diagnosis.cause(diagnosis.tail(self.path, "controller")) or "without a word"
             raise EngineError(f"the controller of %px has ended ({why}): call lab.restart()")

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from ..comm.errors import RankFailed
 from . import client, diagnosis, frames, outcome, package, session_dir
@@ -28,7 +28,7 @@ class Crew:
         return [engine.info for engine in self.engines]
 
     def join_px(self):
-        """Have the engines register with ipyparallel's controller; those that have done so stay as they are."""
+        """Have the engines register with ipyparallel's controller, between two runs; who has done so goes on."""
         for engine in self.engines:
             with suppress(OSError):  # it has died: who waits for it finds out
                 engine.send(frames.PX, None)
@@ -56,15 +56,29 @@ class Crew:
 
     def run(self, fn, args, ranks, deadline, on_row, inject=None):
         """Call `fn(comm, *args)` on `ranks` (None: all) and return the finished Run, whatever became of it."""
+        with self.alone():
+            try:
+                return self._run(fn, args, ranks, deadline, on_row, inject)
+            finally:
+                self._under_way = None
+
+    @contextmanager
+    def alone(self):
+        """No other run, or first use of %px, of this notebook meanwhile. Raises EngineError where one is under way."""
         if not self._busy.acquire(blocking=False):
             raise EngineError(
                 "a run is under way in this notebook: start the next one when it has ended, not in on_row"
             )
         try:
-            return self._run(fn, args, ranks, deadline, on_row, inject)
+            yield
         finally:
-            self._under_way = None
             self._busy.release()
+
+    @contextmanager
+    def between_runs(self):
+        """No run of any notebook meanwhile."""
+        with self.alone(), self._lock.held():
+            yield
 
     def interrupt(self):
         """End the run that is under way, in another thread, as the stop button does; True where there is one."""
