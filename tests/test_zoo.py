@@ -30,14 +30,17 @@ def test_no_such_specimen():
         find("lion")
 
 
-@pytest.mark.quiet  # a rank that gets no core for a second is not yet where the others wait for it
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_the_doctor_finds_the_reason_on_engines_which_are_usable_afterwards(cluster):
+    """Sooner or later: on a machine with much else to do not every rank is, at the deadline, where it waits."""
     pids = cluster.run(lambda comm: os.getpid())
     for specimen in SPECIMENS:
         ranks = range(specimen.ranks)
-        with pytest.raises(Exception) as caught:
-            cluster.run(specimen.broken, ranks=ranks, deadline=specimen.deadline)
+        for patience in (0.4, 1, 2, 2, 2):  # after 3 s the straggler has done its work
+            with pytest.raises(Exception) as caught:
+                cluster.run(specimen.broken, ranks=ranks, deadline=patience * specimen.deadline)
+            if specimen.reason in getattr(caught.value, "reason", ""):
+                break
         text = str(caught.value)
         assert specimen.reason in caught.value.reason, f"{specimen.name}: {text}"
         assert [w.rank for w in caught.value.waits] == list(ranks), text
