@@ -5,6 +5,7 @@ Most notebooks never use %px, whose imports take three times as long as all othe
 on in px_engine.py.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -45,11 +46,22 @@ def import_ahead(server):
     for it.
     """
     server.answered.wait()
+    gc.disable()  # it would go over all that is imported, again and again: a fifth of the time
     try:
         import torch  # noqa: F401
     except ImportError:
         pass  # an exercise that needs it says so itself
-    from . import px_engine  # noqa: F401
+    try:
+        from . import px_engine  # noqa: F401
+    finally:
+        gc.enable()
+    server.submit(keep_for_good)
+
+
+def keep_for_good():
+    """Between two tasks: spare the collector all that is there by now, most of it torch, in every task to come."""
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":

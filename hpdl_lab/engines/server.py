@@ -55,6 +55,12 @@ class Server:
         self._selector.register(self._keeper, selectors.EVENT_READ, lambda: os._exit(1))
         threading.Thread(target=self._serve, daemon=True, name="tasks").start()
 
+    def submit(self, job):
+        """Have job() called in the main thread, when what has come before is done."""
+        self._jobs.put(job)
+        if self._loop is not None:  # set before jobs are counted: none is left lying
+            self._loop.add_callback(self._work_once)
+
     def work(self):
         """Run tasks in this thread, the main one, until a kernel wants %px."""
         while (job := self._jobs.get()) is not None:
@@ -104,7 +110,7 @@ class Server:
         for kind, content in kernel.reader.feed(data):
             if kind == frames.TASK:
                 self._tasks.add((kernel, content["run"]))
-                self._submit(functools.partial(self._run, kernel, content))
+                self.submit(functools.partial(self._run, kernel, content))
             elif kind == frames.PX:
                 if not self._px_wanted:
                     self._px_wanted = True
@@ -113,11 +119,6 @@ class Server:
                 kernel.send(frames.STATE, told_by(self.session.board, self.rank))
             else:
                 self._interrupt(kernel, content)
-
-    def _submit(self, job):
-        self._jobs.put(job)
-        if self._loop is not None:  # set before jobs are counted: none is left lying
-            self._loop.add_callback(self._work_once)
 
     def _interrupt(self, kernel, run):
         """End task `run` of `kernel` (any, when None), or refuse it when its turn comes and end what is in its way."""
