@@ -87,7 +87,7 @@ class Grid:
 
     def __getitem__(self, axis):
         require_axis(axis)
-        return dict(zip(self.axes, self.sizes, strict=True)).get(axis, 1)
+        return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
 
     def __repr__(self):
         return f"Grid({', '.join(f'{axis}={size}' for axis, size in zip(self.axes, self.sizes, strict=True))})"

@@ -136,9 +136,9 @@ def in_a_cell(source):
 
 
 def test_a_function_without_ranks_has_a_deadline_too(monkeypatch):
-    monkeypatch.setattr(ranks, "DEADLINE", 0.3)
+    monkeypatch.setattr(ranks, "DEADLINE", 0.1)
     result = check(find("6.3"), in_a_cell("def f(nbytes, limit, first):\n    while True:\n        pass\n"))
-    assert result.failed == "timeout" and "still running after 0.3 s, in cell:" in result.message
+    assert result.failed == "timeout" and "still running after 0.1 s, in cell:" in result.message
 
 
 def test_a_function_without_ranks_that_raises_is_told_with_its_line_and_what_it_printed(capsys):
@@ -180,10 +180,10 @@ def test_a_refusal_by_another_error_is_told_with_its_line(number, source, failed
 
 
 def test_what_has_to_refuse_something_may_still_be_unwritten_or_never_end(monkeypatch):
-    monkeypatch.setattr(ranks, "DEADLINE", 0.3)
+    monkeypatch.setattr(ranks, "DEADLINE", 0.1)
     unwritten = in_a_cell("def f(costs, stages):\n    raise NotImplementedError('exercise 10.3')\n")
     with pytest.raises(NotImplementedError, match=r"exercise 10\.3"):
         ranks.tried(unwritten, [1.0], 2)
-    with pytest.raises(Broken, match=r"still running after 0\.3 s, in cell:") as caught:
+    with pytest.raises(Broken, match=r"still running after 0\.1 s, in cell:") as caught:
         ranks.tried(in_a_cell("def f(costs, stages):\n    while True:\n        pass\n"), [1.0], 2)
     assert caught.value.failed == "timeout"

@@ -86,7 +86,7 @@ def test_numbers_of_the_explanations():
 
 
 def test_an_endless_loop_names_its_line_and_not_what_a_tuple_is_made_by(monkeypatch):
-    monkeypatch.setattr(ranks, "DEADLINE", 0.3)
+    monkeypatch.setattr(ranks, "DEADLINE", 0.1)
     source = "def gpipe(rank, ranks, micro_batches):\n    while True:\n        Action(rank, 'F', 0)\n"
     namespace = {"Action": Action}
     exec(compile(source, "/tmp/ipykernel_1/1.py", "exec"), namespace)

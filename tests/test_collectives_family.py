@@ -11,7 +11,7 @@ from hpdl_lab.collectives.chunks import bounds
 from hpdl_lab.collectives.table import ALGORITHMS, collectives, find, names
 from hpdl_lab.comm import PerRank, sim
 
-RANKS = [*range(1, 10), 13, 16, 32]
+RANKS = [*range(1, 10), 13, 16]
 OPTIONS = [  # (name, collective, options) beside the defaults, in which every other number is found too
     *((name, "all_reduce", {"segments": s}) for name in ("double_tree", "hierarchical") for s in (1, 2, 7)),
     *(("segmented_ring", "all_reduce", {"segments": s}) for s in (2, 7)),

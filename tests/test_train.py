@@ -31,7 +31,7 @@ def test_four_simulated_ranks_learn_the_digits_and_say_that_they_are_simulated()
 
 
 def test_the_loss_curve_of_four_ranks_is_that_of_one():
-    kwargs = {"all_reduce": ring.all_reduce, "dtype": "float64", "steps": 40}
+    kwargs = {"all_reduce": ring.all_reduce, "dtype": "float64", "steps": 15}
     four, one = lab.train(ranks=4, **kwargs), lab.train(ranks=1, **kwargs)
     assert np.abs(np.array(four.losses) - one.losses).max() < 1e-10
 

@@ -124,11 +124,11 @@ def always_one(x):
 
 def by_bisection(x):
     """Try it out: does the distance to the bottom grow after many steps?"""
-    low, high = 0.0, 100.0
-    for _ in range(30):
+    low, high = 0.0, 10.0
+    for _ in range(14):
         rate = (low + high) / 2
         w, y = np.ones(x.shape[1]), np.zeros(len(x))
-        for _ in range(3000):
+        for _ in range(1000):
             w = w - rate * gradient(w, x, y)
             if np.abs(w).max() > 1e6:
                 break

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from ..trace import line_of
 from .ending import waits_of
@@ -81,8 +80,8 @@ class OwnTime:
 
 def seconds_waited(thread):
     """How long this thread has been ready without a core; 0 where it has ended, or where the system does not count."""
-    with suppress(OSError, IndexError):
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    with suppress(OSError, IndexError), open(f"/proc/self/task/{thread}/schedstat") as file:
+        return int(file.read().split()[1]) / 1e9
     return 0.0
 
 

@@ -8,6 +8,7 @@ A test holds the seconds to those of the same grid on simulated ranks, and the b
 Ref: Narayanan et al. 2021, arXiv:2104.04473, sections 3.2 and 3.3.
 """
 
+import functools
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -172,6 +173,7 @@ def stage_time(part, spec, grid, micro_batch, recompute, machine):
     return StageTime(compute, (2 + again) * compute, sums, returns + again * sums)
 
 
+@functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and a search asks for each of them
 def all_reduce_seconds(p, nbytes, alpha, beta):
     """Of a ring."""
     return cost.all_reduce(p, nbytes).seconds(alpha, beta)
@@ -184,7 +186,8 @@ def activation(part, spec, grid, micro_batch, sequence):
 
 def gradients_of(part, spec, grid):
     """Bytes of the gradients of these layers on one rank."""
-    return sum(layer.parameters_on(grid["tp"]) for layer in part) * spec.bytes_each.gradients
+    tp = grid["tp"]
+    return sum(layer.parameters_on(tp) for layer in part) * spec.bytes_each.gradients
 
 
 class Reduction(NamedTuple):
@@ -240,7 +243,8 @@ def end_of(rank, times, layers, sums, grid, machine):
 
 def completed(part, begin, end, grid):
     """When the gradients of each layer are: the stage's last backward, from `begin` to `end`, ends with the first."""
-    before = [0.0, *accumulate(layer.flops_on(grid["tp"]) for layer in part)]
+    tp = grid["tp"]
+    before = [0.0, *accumulate(layer.flops_on(tp) for layer in part)]
     return [end - (end - begin) * flops / (before[-1] or 1) for flops in before[:-1]]
 
 

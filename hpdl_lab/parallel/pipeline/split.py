@@ -162,7 +162,8 @@ class Layers:
     def measured(self):
         """s of forward and backward per layer: list of float."""
         with as_before(self.model):
-            runs = [timed(self.stages([1] * len(self)), self.example) for _ in range(REPEATS)]
+            stages = self.stages([1] * len(self))
+            runs = [timed(stages, self.example) for _ in range(REPEATS)]
         return [statistics.median(times) for times in zip(*runs, strict=True)]
 
     def _require_same_output(self, stages):

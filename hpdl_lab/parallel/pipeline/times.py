@@ -87,14 +87,15 @@ def order_of(name, ranks, micro_batches, chunks):
 
 def timed(order, ranks, costs, transfer):
     """The PipelineTime of an Order."""
-    clocks, spans, late = [0.0] * ranks, [], (0.0, transfer)
+    clocks, begins, ends, late = [0.0] * ranks, [], [], (0.0, transfer)  # two lists: pairs take longer
     for rank, stage, kind, need, apart in order.actions:
         begin = clocks[rank]
         if need >= 0:
-            there = spans[need][1] + late[apart]
+            there = ends[need] + late[apart]
             if there > begin:
                 begin = there
         clocks[rank] = end = begin + costs[stage][kind]
-        spans.append((begin, end))
-    gradients = tuple(tuple((stage, *spans[number]) for stage, number in stages) for stages in order.last)
+        begins.append(begin)
+        ends.append(end)
+    gradients = tuple(tuple((stage, begins[n], ends[n]) for stage, n in stages) for stages in order.last)
     return PipelineTime(tuple(clocks), gradients)
