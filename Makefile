@@ -16,7 +16,7 @@ PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help lab install hub test test-class test-gpu sanitize bench lint clean
+.PHONY: help lab install hub test test-gpu sanitize bench lint clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -39,9 +39,6 @@ hub: $(INSTALLED_HUB) ## install JupyterHub and its proxy as well; then: .venv/b
 
 test: $(INSTALLED_DEV) ## run the tests; the last line counts them
 	@$(VENV)/bin/python tests/run_all.py
-
-test-class: $(INSTALLED_DEV) ## what make test leaves out: hubs in a browser, jobs of Slurm (6 minutes)
-	@$(VENV)/bin/python tests/run_all.py class
 
 test-gpu: ## run what needs a GPU: wants nvcc, and a PYTHON whose torch has CUDA
 	@'$(PYTHON)' tests/gpu/run.py .venv-gpu build/gpu

@@ -1,4 +1,4 @@
-"""Run every kind of test, each step under a hard time limit, and count: `make test`; with "class": `make test-class`.
+"""Run every kind of test, each step under a hard time limit, and count: `make test`.
 
 The last line is "N passed, N failed, N skipped", counted from the steps' JUnit XML. A step that is stopped, that leaves
 no XML or that runs no test counts as one failure. A test on several ranks passes when it passes on all of them.
@@ -38,7 +38,6 @@ RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
 REPORT_SECONDS = 15  # for a step that has been interrupted
 NO_CELLS = ("-p", "no:nbval")  # whose import takes each process 2 s
 CELLS = ("--nbval-lax", "--nbval-cell-timeout=120", "--timeout=120")  # seconds for one cell
-QUICK = ("-m", "not long")  # see class_turns
 FIND_ENGINES = ("-p", "tests.held_engines")
 REPLACES_ENGINES = "notebooks/solutions/04_ring_all_reduce.ipynb"  # by hosts, which it may while nobody else uses them
 # Most tests use one core, or wait. Those of a file share what they start, so they stay in one process, in their order.
@@ -58,14 +57,6 @@ class Step(NamedTuple):
     ranks: int = 1
 
 
-def class_turns():
-    """What `make test-class` runs: hubs in a browser, and engines and servers in jobs of a real Slurm."""
-    return [
-        [Step("hub in a browser", pytest(sys.executable, *NO_CELLS, "-m", "long", "tests/browser"), 900)],
-        [Step("Slurm", pytest(sys.executable, *NO_CELLS, "tests/slurm"), 900)],
-    ]
-
-
 def turns():
     """One after the other; of the steps of one turn, two run at a time: most of them use one core, or wait."""
     python, other = sys.executable, OTHER / "bin" / "python"
@@ -76,8 +67,9 @@ def turns():
     return [
         [
             Step("unit tests", pytest(python, *NO_CELLS, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 840),
-            Step("browser", pytest(python, *NO_CELLS, *QUICK, "tests/browser"), 480),
+            Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 480),
             Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 600),
+            Step("Slurm", pytest(python, *NO_CELLS, "tests/slurm"), 480),
             Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 240, RANKS),
             Step("notebook 04", pytest(python, *CELLS, REPLACES_ENGINES), 240),
             Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other, *ABOUT_MPI), 240, RANKS),
@@ -103,7 +95,7 @@ def main():
     prepare()
     totals, lines = dict.fromkeys(WORST, 0), []
     with tempfile.TemporaryDirectory(prefix="hpdl-tests-") as folder:
-        for turn, steps in enumerate(class_turns() if "class" in sys.argv[1:] else turns()):
+        for turn, steps in enumerate(turns()):
             print(f"\n== {'; '.join(step.name for step in steps)} ==", flush=True)
             places = [Path(folder, f"{turn}-{i}") for i in range(len(steps))]
             with futures.ThreadPoolExecutor(SIDE_BY_SIDE) as pool:

@@ -20,7 +20,7 @@ from playwright.sync_api import expect
 from hpdl_lab.classroom import accounts, leftovers, ports, settings
 from hpdl_lab.classroom.attendee import Attendee
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(os.geteuid() != 0, reason="accounts for attendees need root")]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="accounts for attendees need root")
 
 HERE = Path(__file__).resolve().parent
 SOLVED = HERE.parent.parent / "notebooks" / "solutions" / "04_ring_all_reduce.ipynb"
