@@ -12,6 +12,7 @@ import pytest
 from hpdl_lab.collectives.native import shm_all_reduce
 from hpdl_lab.comm.errors import CommTimeout, RankFailed
 from hpdl_lab.engines.errors import RunFailed, RunStopped
+from tests.test_engines_stop import StopButton
 
 pytestmark = pytest.mark.timeout(60)
 HERE = os.path.basename(__file__)
@@ -51,16 +52,15 @@ def line(function, offset):
 )
 def test_the_stop_button_ends_what_runs_in_the_background(cluster, within, function, state, op, offset):
     def wait_for(comm):
+        comm.report()
         comm.background(function).wait()
 
     pids = cluster.run(pid_of)
-    pressed = []
-    timer = threading.Timer(1.0, lambda: pressed.append(time.monotonic()) or os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+    button = StopButton(0.5)
     with pytest.raises(RunStopped) as caught:
-        cluster.run(wait_for)
-    assert time.monotonic() - pressed[0] < within(3)
-    where = line(function, offset) if offset else line(wait_for, 1)
+        cluster.run(wait_for, on_row=button.on_row)
+    assert button.seconds < within(3)
+    where = line(function, offset) if offset else line(wait_for, 2)
     assert {(w.state, w.op, w.line) for w in caught.value.waits} == {(state, op, where)}
     if op:
         assert "cycle: 0 -> 1 -> 2 -> 3 -> 0" in str(caught.value)
@@ -155,6 +155,6 @@ def test_a_function_that_never_talks_has_the_deadline_of_a_wait(cluster):
     pids = cluster.run(pid_of)
     for function in (sleeps, compute_for_ever):
         with pytest.raises(CommTimeout, match=f"waits for {function.__name__} in the background, which neither ends"):
-            cluster.run(wait_for, function, deadline=1)
+            cluster.run(wait_for, function, deadline=0.5)
     assert cluster.run(computes_and_talks, deadline=2) == [0, 1, 2, 3]
     assert cluster.run(pid_of) == pids

@@ -137,10 +137,12 @@ def test_a_first_use_that_is_interrupted_is_made_up_for_by_the_next(no_engines_y
         assert cluster.run(lambda comm: comm.size) == [1]
 
 
-def test_first_uses_of_two_notebooks_at_once_wait_for_a_run_and_for_each_other(no_engines_yet, eventually, capsys):
+def test_first_uses_of_two_notebooks_at_once_wait_for_a_run_and_for_each_other(
+    no_engines_yet, eventually, capsys, tmp_path
+):
     with Cluster.start(1) as cluster, Cluster.start(1) as first, Cluster.start(1) as second:
-        rows, ids = [], []
-        run = threading.Thread(target=cluster.run, args=(report_and_sleep,), kwargs={"on_row": rows.append})
+        rows, ids, said, end = [], [], [], tmp_path / "end"
+        run = threading.Thread(target=cluster.run, args=(report_and_wait_for, end), kwargs={"on_row": rows.append})
         uses = [threading.Thread(target=lambda one=one: ids.append(one.client.ids)) for one in (first, second)]
         run.start()
         eventually(lambda: rows)
@@ -148,12 +150,15 @@ def test_first_uses_of_two_notebooks_at_once_wait_for_a_run_and_for_each_other(n
             assert cluster.client
         for use in uses:
             use.start()
+        wait = "Another notebook uses the engines: waiting for its run to end.\n"
+        eventually(lambda: said.append(capsys.readouterr().out) or "".join(said).count(wait) == 2)
+        end.touch()
         for thread in (run, *uses):
             thread.join()
         assert ids == [[0], [0]] and cluster.client.ids == [0]
-        assert capsys.readouterr().out.count("Another notebook uses the engines: waiting for its run to end.") >= 2
 
 
-def report_and_sleep(comm):
+def report_and_wait_for(comm, file):
     comm.report(begun=True)
-    time.sleep(2)
+    while not file.exists():
+        time.sleep(0.02)

@@ -66,7 +66,7 @@ class StopButton:
 
 def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(cluster, within):
     pids = cluster.run(pid_of)
-    button = StopButton(1.0)
+    button = StopButton(0.5)
     with pytest.raises(RunStopped) as caught:
         cluster.run(receive_in_a_circle, deadline=60, on_row=button.on_row)
     assert button.seconds < within(2)
@@ -125,7 +125,7 @@ def test_another_thread_starts_a_run_and_this_one_ends_it(cluster, within, event
 
 def test_the_stop_button_ends_a_loop_that_never_communicates(cluster, within):
     pids = cluster.run(pid_of)
-    button = StopButton(1.0)
+    button = StopButton(0.5)
     with pytest.raises(RunStopped) as caught:
         cluster.run(rank_1_computes_for_ever, deadline=60, on_row=button.on_row)
     assert button.seconds < within(2)

@@ -1,14 +1,14 @@
-"""The picker of hybrid grids: what its sliders keep right, what it says, and what its buttons end in."""
+"""The picker of hybrid grids: what its sliders keep right, what it says, and what its buttons end in.
 
-import base64
+Its widgets in a notebook: tests/test_live.py.
+"""
+
 import os
 import signal
 import threading
 import time
 from importlib import import_module
 
-import nbclient
-import nbformat
 import pytest
 
 from hpdl_lab import lab
@@ -309,59 +309,3 @@ def test_a_dead_engine_is_one_sentence(four):
         assert " 1 was killed by signal 9" in picker.said and "\n" not in picker.said and "lab.restart()" in picker.said
     four.restart(4)
     assert lab.run(lambda comm: comm.rank) == [0, 1, 2, 3]
-
-
-# -- in a notebook ----------------------------------------------------------------------------------------------------
-
-CELL = """
-import time
-
-from hpdl_lab import lab
-from hpdl_lab.collectives import ring
-from hpdl_lab.lab.grid_widgets import Panel
-
-picker = lab.grid("mlp", machine="laptop", ranks=4, batch=32)
-panel = picker.panel
-panel.axes["pp"].value = 2
-assert (panel.axes["dp"].value, picker.setting.pp, picker.grid.size) == (2, 2, 4)
-assert "dp 4 -&gt; 2, so that 2 x 2 x 1 = 4 ranks" in panel.message.value
-panel.micro_batches.value = 32
-assert "This grid cannot be: a batch of 32" in panel.message.value and panel.run.disabled
-panel.micro_batches.value = 4
-before = panel.numbers.value, panel.picture.value
-panel.recompute.value = True
-assert before[0] != panel.numbers.value and before[1] != panel.picture.value
-panel.run.click()
-while "no engine cluster is running" not in panel.message.value:  # what a thread of the picker's own will say
-    time.sleep(0.02)
-assert "no engine cluster is running" in panel.message.value and not panel.run.disabled
-panel.stop.click()
-assert "Nothing of this picker is running." in panel.message.value
-picker.set = None
-panel.axes["pp"].value = 1
-assert "TypeError" in panel.message.value, "an error of a callback is told where one looks"
-del picker.set
-"""
-
-
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory):
-    """What the cells display in a kernel without a browser, as under nbval."""
-    place = tmp_path_factory.mktemp("kernel")
-    cells = [nbformat.v4.new_code_cell(cell) for cell in (CELL, 'lab.grid("mlp", machine="laptop", ranks=4, batch=32)')]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(place))
-        notebook = nbformat.v4.new_notebook(cells=cells)
-        nbclient.NotebookClient(notebook, timeout=50, kernel_name="python3").execute()
-    return [[o for o in cell.outputs if o.output_type != "stream"] for cell in cells]
-
-
-def test_widgets_follow_and_tell_their_errors(outputs):
-    ((shown,), _) = outputs
-    assert "application/vnd.jupyter.widget-view+json" in shown.data
-
-
-def test_a_front_end_without_widgets_gets_a_picture_and_a_table(outputs):
-    (_, (shown,)) = outputs
-    assert base64.b64decode(shown.data["image/png"]).startswith(b"\x89PNG")
-    assert "pp=2" in shown.data["text/plain"], "what was picked before"

@@ -1,4 +1,4 @@
-"""A live picture in a real kernel: one output, changed in place, its last state drawn, matplotlib left alone."""
+"""Pictures in a real kernel: one output, changed in place, its last state drawn, matplotlib left alone; a panel."""
 
 import base64
 import io
@@ -40,16 +40,55 @@ lab.steps("ring", 2)
 """
 
 
+PICKER = """
+import time
+
+from hpdl_lab import lab
+from hpdl_lab.collectives import ring
+from hpdl_lab.lab.grid_widgets import Panel
+
+picker = lab.grid("mlp", machine="laptop", ranks=4, batch=32)
+panel = picker.panel
+panel.axes["pp"].value = 2
+assert (panel.axes["dp"].value, picker.setting.pp, picker.grid.size) == (2, 2, 4)
+assert "dp 4 -&gt; 2, so that 2 x 2 x 1 = 4 ranks" in panel.message.value
+panel.micro_batches.value = 32
+assert "This grid cannot be: a batch of 32" in panel.message.value and panel.run.disabled
+panel.micro_batches.value = 4
+before = panel.numbers.value, panel.picture.value
+panel.recompute.value = True
+assert before[0] != panel.numbers.value and before[1] != panel.picture.value
+panel.run.click()
+while "no engine cluster is running" not in panel.message.value:  # what a thread of the picker's own will say
+    time.sleep(0.02)
+assert "no engine cluster is running" in panel.message.value and not panel.run.disabled
+panel.stop.click()
+assert "Nothing of this picker is running." in panel.message.value
+picker.set = None
+panel.axes["pp"].value = 1
+assert "TypeError" in panel.message.value, "an error of a callback is told where one looks"
+del picker.set
+"""
+
+AGAIN = 'lab.grid("mlp", machine="laptop", ranks=4, batch=32)'
+
+
 @pytest.fixture(scope="module")
-def outputs():
-    """What each of the two cells displays."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (CELL, STEPS)])
-    nbclient.NotebookClient(notebook, timeout=50, kernel_name="python3").execute()
-    return [cell.outputs for cell in notebook.cells]
+def outputs(tmp_path_factory):
+    """What each of the cells displays in a kernel without a browser, as under nbval; no engines run."""
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (CELL, STEPS, PICKER, AGAIN)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("kernel")))
+        nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=100, kernel_name="python3").execute()
+    return [cell.outputs for cell in cells]
+
+
+def displayed(outputs):
+    return [o for o in outputs if o.output_type != "stream"]
 
 
 def test_one_output_holds_the_last_state(outputs):
-    ((output,), _) = outputs
+    (output,) = outputs[0]
     assert output.output_type == "display_data"
     data = base64.b64decode(output.data["image/png"])
     width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
@@ -63,6 +102,17 @@ def test_steps_play_above_and_stand_below(outputs):
     with Image.open(io.BytesIO(base64.b64decode(data))) as animation:
         assert animation.n_frames == 3 and animation.info["loop"] == 0  # start, two steps; again and again
     assert panels.data["image/png"] and result.data["text/plain"].startswith("ring on 2 ranks: 2 steps")
+
+
+def test_widgets_of_the_picker_follow_and_tell_their_errors(outputs):
+    (shown,) = displayed(outputs[2])
+    assert "application/vnd.jupyter.widget-view+json" in shown.data
+
+
+def test_a_front_end_without_widgets_gets_a_picture_and_a_table(outputs):
+    (shown,) = displayed(outputs[3])
+    assert base64.b64decode(shown.data["image/png"]).startswith(b"\x89PNG")
+    assert "pp=2" in shown.data["text/plain"], "what was picked before"
 
 
 def test_png_has_the_size_of_the_page_times_the_scale():
