@@ -26,7 +26,7 @@ from .ranks import SIMULATED_DEADLINE, place
 COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce)
 POINT_S = 1.0  # s, about, that the steps of one measured point take
 REHEARSALS_S = 1.0  # s, about, for the numbers of examples per rank that were not measured
-FOLLOW_S = 5.0  # s: where following every message of a step would take longer, its schedule is evaluated
+FOLLOW_S = 1.0  # s: where following every message of a step would take longer, its schedule is evaluated
 FOLLOWED_TURNS = 25  # of the steps of one measured point, at most
 
 

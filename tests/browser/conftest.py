@@ -78,13 +78,21 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """{"page": the page of the test before}, where there is one that passed: to load JupyterLab costs 4 s of a core."""
+    return {}
+
+
 @pytest.fixture
-def page(chromium, request):
+def page(chromium, kept, request):
     """A page as large as JupyterLab on a laptop. A test that fails leaves failed.png and prints what the cells said."""
-    page = chromium.new_page(viewport={"width": 1440, "height": 900})
+    page = kept.pop("page", None) or chromium.new_page(viewport={"width": 1440, "height": 900})
     page.set_default_timeout(30_000)
     yield page
     if request.node.failed_in_call:
         page.screenshot(path=Path(__file__).parent / "failed.png")
         print(*page.locator(".jp-OutputArea-output").all_text_contents(), sep="\n---\n")
-    page.close()
+        page.close()
+    else:
+        kept["page"] = page

@@ -1,4 +1,8 @@
-"""What an attendee sees: notebooks 03 and 04 from top to bottom, 06 with one wrong answer of four, half of 10."""
+"""What an attendee sees: 00, 03 and 04 from top to bottom, 06 with one wrong answer of four, half of 10, 11 by sliders.
+
+Notebooks that are run here as a whole are run by nobody else; nbval runs the others. 04 comes first, because it
+replaces the engines by hosts, which it may only while no other notebook uses them.
+"""
 
 import re
 from pathlib import Path
@@ -10,7 +14,7 @@ from playwright.sync_api import expect
 SCREENSHOTS = Path(__file__).parent
 IDLE = "Python 3 (ipykernel) | Idle"  # in the status bar
 KERNEL_MS = 60_000  # to open a notebook with its kernel
-RUN_MS = 90_000  # for any one thing to appear
+RUN_MS = 150_000  # for any one thing to appear
 PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
     "03": {
         "lab.ping_pong(": "ping_pong",
@@ -40,10 +44,6 @@ PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
         "lab.pipeline(mine)": "deadlock",
     },
 }
-LESS = {  # what a call measures beyond its picture: nbval runs all of it
-    "lab.measure(all_reduce, prediction=my_times)": 'lab.measure(all_reduce, ["4", "64KiB"], prediction=my_times)',
-    "lab.scaling(all_reduce=all_reduce)": 'lab.scaling(all_reduce=all_reduce, kind="strong", ranks=2, simulate=(64,))',
-}
 AT_THE_END = """
 def gradient_ready(comm, reducer, index):
     reducer.collect(index)
@@ -68,9 +68,18 @@ def reduce_scatter(comm, x):
 
 
 def open_notebook(page, served, path):
-    """Open one notebook and wait for its kernel."""
+    """Open one notebook and wait for its kernel; in a page that has one open, after closing that, as attendees do."""
     address, _ = served
-    page.goto(address.replace("/lab?", f"/lab/tree/{path}?reset&"))  # without the tabs of the test before
+    if page.url == "about:blank":
+        page.goto(address.replace("/lab?", f"/lab/tree/{path}?reset&"))
+    else:
+        menu(page, "File", "Save All")  # or it would be asked for
+        expect(page.locator(".jp-mod-dirty")).to_have_count(0)
+        menu(page, "File", "Close All Tabs")
+        expect(page.locator(".jp-NotebookPanel")).to_have_count(0)
+        menu(page, "File", "Open from Path")
+        page.get_by_role("dialog").get_by_role("textbox").fill(path)
+        page.get_by_role("dialog").get_by_role("button", name="Open").click()
     expect(page.locator(".jp-NotebookPanel-toolbar")).to_be_visible(timeout=KERNEL_MS)
     expect(page.get_by_text(IDLE)).to_be_visible(timeout=KERNEL_MS)
 
@@ -87,6 +96,20 @@ def wait_for(page, text):
     failed = page.locator("[data-mime-type='application/vnd.jupyter.error']")
     expect(said.or_(failed).first).to_be_attached(timeout=RUN_MS)
     assert failed.count() == 0, "\n".join(failed.all_text_contents())
+
+
+def wait_for_the_end(page, path):
+    """Wait until all cells of the notebook at `path` have run; none failed but where an exception is to be seen."""
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    last = page.locator(".jp-CodeCell").last.locator(".jp-InputPrompt")
+    expect(last).to_have_text(re.compile(r"^\[\d+\]:$"), timeout=RUN_MS)
+    expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
+    cells = page.locator(".jp-CodeCell")
+    assert cells.count() == len(code)
+    for i, cell in enumerate(code):
+        failed = cells.nth(i).locator("[data-mime-type='application/vnd.jupyter.error']")
+        may_fail = "raises-exception" in cell.metadata.get("tags", [])
+        assert may_fail or failed.count() == 0, "\n".join(failed.all_text_contents())
 
 
 def screenshot(page, locator, name):
@@ -109,18 +132,10 @@ def pictures(page, number):
             assert cell.locator("img").last.evaluate(whole), f"{call} left no picture"
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(480)
 def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
-    """Part one, from the idea to training and scaling; nbval runs part two as well."""
+    """Both parts; where this machine can play hosts, on real links, too."""
     path = served[1] / "solutions" / "04_ring_all_reduce.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    end = next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("# Part two"))
-    notebook.cells = notebook.cells[:end]
-    for much, less in LESS.items():
-        assert sum(much in cell.source for cell in notebook.cells) == 1, much
-        for cell in notebook.cells:
-            cell.source = cell.source.replace(much, less)
-    nbformat.write(notebook, path)
     open_notebook(page, served, f"solutions/{path.name}")
     menu(page, "Run", "Run All Cells")
     for answer in ("4.1 reduce_scatter", "4.2 all_gather", "4.3 all_reduce"):
@@ -128,26 +143,30 @@ def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     wait_for(page, "engines: right on 4 MPI ranks")
     wait_for(page, re.compile("test accuracy 9[789]"))
     wait_for(page, re.compile(r"^scaling +ranks"))
-    expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
+    wait_for(page, "4.4 broadcast: correct")
+    wait_for(page, "4.5 choose: correct")
+    wait_for(page, "ring and tree cross at")
+    wait_for_the_end(page, path)
     assert page.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
     pictures(page, "04")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_notebook_03_shows_a_stuck_program_as_a_table_and_goes_on(page, served):
-    open_notebook(page, served, "solutions/03_messages.ipynb")
+    path = served[1] / "solutions" / "03_messages.ipynb"
+    open_notebook(page, served, f"solutions/{path.name}")
     menu(page, "Run", "Run All Cells")
     outputs = page.locator(".jp-OutputArea-output")
     for answer in ("3.1 ping_pong", "3.3 which_collective", "3.4 diagnose", "3.7 sum_of_steps"):
         expect(outputs.get_by_text(f"{answer}: correct")).to_be_attached(timeout=RUN_MS)
-    expect(page.get_by_text(IDLE)).to_be_visible(timeout=RUN_MS)
+    wait_for_the_end(page, path)
     stuck = page.locator(".jp-CodeCell", has_text="opposite_communicators").locator(".jp-OutputArea-output")
     expect(stuck.get_by_text("two communicators in opposite order").first).to_be_attached()
     expect(stuck.get_by_text(re.compile(r"rank +state +in")).first).to_be_attached()
     pictures(page, "03")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_wrong_answer_is_explained_in_the_notebook(page, served):
     path = served[1] / "04_ring_all_reduce.ipynb"
     notebook = nbformat.read(path, as_version=4)
@@ -163,7 +182,7 @@ def test_a_wrong_answer_is_explained_in_the_notebook(page, served):
     screenshot(page, outputs.get_by_text("4.1 reduce_scatter: not yet"), "wrong_answer.png")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_stop_button_ends_a_stuck_cell_and_the_engines_go_on(page, served):
     path = served[1] / "solutions" / "00_engines.ipynb"
     path.write_text(path.read_text().replace("deadline=3", "deadline=100"))
@@ -175,10 +194,11 @@ def test_the_stop_button_ends_a_stuck_cell_and_the_engines_go_on(page, served):
     page.get_by_title("Interrupt the kernel").click()
     expect(outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0")).to_be_attached(timeout=10_000)
     expect(outputs.get_by_text("the same four processes answer")).to_be_attached(timeout=10_000)
+    wait_for_the_end(page, path)
     screenshot(page, outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0"), "stopped.png")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_notebook_06_shows_in_a_timeline_what_comes_too_late(page, served):
     path, solved = served[1] / "06_data_parallel.ipynb", served[1] / "solutions" / "06_data_parallel.ipynb"
     notebook = nbformat.read(path, as_version=4)
