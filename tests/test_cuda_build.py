@@ -44,7 +44,17 @@ def test_there_is_something_to_compile():
 @pytest.mark.timeout(120)
 def test_the_kernels_are_right_on_the_cpu(tmp_path):
     """Coroutines for threads: see tests/fakes/cuda_on_cpu.h for what that shows and what it does not."""
-    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{CUDA}", "-isystem"]
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-U_FORTIFY_SOURCE",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-unknown-pragmas",
+        f"-I{CUDA}",
+        "-isystem",
+    ]
     program = tmp_path / "kernels"
     source = ROOT / "tests" / "fakes" / "kernels_on_cpu.cpp"
     subprocess.run(["c++", *flags, include(), source, "-o", program], check=True, timeout=60)

@@ -10,7 +10,7 @@ import pytest
 
 from hpdl_lab.comm import CommTimeout, real_time, sim
 
-BUSY = 2  # processes that never rest, on the core that this one may use
+BUSY = 4  # processes that never rest, on the core that this one may use
 COUNTED = Path("/proc/self/schedstat").exists()
 
 
@@ -22,7 +22,7 @@ def one_busy_core():
     others = []
     try:
         for _ in range(BUSY):
-            command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+            command = [sys.executable, "-SE", "-c", "print(flush=True)\nwhile True: pass"]
             others.append(subprocess.Popen(command, stdout=subprocess.PIPE))
         for other in others:
             other.stdout.readline()  # it is there
@@ -48,10 +48,10 @@ def rest(comm):
 @pytest.mark.parametrize("threads", [False, True])
 def test_what_waits_for_a_core_is_not_at_its_deadline(threads, one_busy_core):
     begin, used = time.monotonic(), time.process_time()
-    with pytest.raises(CommTimeout, match=r"within 0\.2 s of real time, in test_real_time\.py:"):
-        sim.run(2, spin, deadline=0.2, threads=threads)
+    with pytest.raises(CommTimeout, match=r"within 0\.1 s of real time, in test_real_time\.py:"):
+        sim.run(2, spin, deadline=0.1, threads=threads)
     used, passed = time.process_time() - used, time.monotonic() - begin
-    assert used > 0.13, f"{used:.2f} s of a core in {passed:.2f} s"
+    assert used > 0.05, f"{used:.2f} s of a core in {passed:.2f} s, of which all others had four fifths"
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -59,7 +59,7 @@ def test_what_rests_is_at_its_deadline_without_using_a_core(threads):
     used = time.process_time()
     with pytest.raises(CommTimeout, match=r"within 0\.3 s of real time, in test_real_time\.py:"):
         sim.run(2, rest, deadline=0.3, threads=threads)
-    assert time.process_time() - used < 0.2
+    assert time.process_time() - used < 0.25  # of 0.02 on a quiet machine
 
 
 def test_where_the_system_does_not_count_all_time_is_its_own(monkeypatch):

@@ -127,7 +127,7 @@ def test_an_endless_loop_ends_at_the_deadline_and_is_located():
     used = time.process_time()
     with pytest.raises(CommTimeout, match=r"within 0\.3 s of real time, in test_sim_errors\.py:") as caught:
         sim.run(2, spin, deadline=0.3)
-    assert time.process_time() - used < 2
+    assert time.process_time() - used < 10  # 0.4 s on a quiet machine
     assert caught.value.waits[0].op == "barrier"
     assert "rank 1 is still computing (test_sim_errors.py:" in caught.value.reason
 

@@ -324,7 +324,7 @@ def test_an_endless_loop_ends_at_the_deadline_and_is_located():
     used = time.process_time()
     with pytest.raises(CommTimeout, match=r"within 0\.3 s of real time, in test_sim_threads\.py:") as caught:
         sim.run(2, spin, deadline=0.3, threads=True)
-    assert time.process_time() - used < 2
+    assert time.process_time() - used < 10  # 0.4 s on a quiet machine
     assert caught.value.waits[0].op == "barrier" and caught.value.rank == 1
     assert "rank 1 is still computing (test_sim_threads.py:" in caught.value.reason
 
@@ -374,8 +374,8 @@ def test_a_machine_without_threads_is_told(monkeypatch):
         sim.run(2, lambda comm: None, threads=True)
 
 
-@pytest.mark.parametrize("loaded", [True, False])
-def test_a_thousand_threads(loaded, monkeypatch):
+@pytest.mark.parametrize(("size", "loaded"), [(1024, True), (200, False)])
+def test_a_thousand_threads_and_some_without_torch(size, loaded, monkeypatch):
     if not loaded:
         monkeypatch.setitem(sys.modules, "torch", None)
 
@@ -388,6 +388,6 @@ def test_a_thousand_threads(loaded, monkeypatch):
         total.wait()
         return y[0], seen
 
-    results = sim.run(1024, around, threads=True)
-    assert [y for y, _ in results] == [1023, *range(1023)]
-    assert max(seen for _, seen in results) > 1024
+    results = sim.run(size, around, threads=True)
+    assert [y for y, _ in results] == [size - 1, *range(size - 1)]
+    assert max(seen for _, seen in results) > size

@@ -5,6 +5,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdio>
@@ -32,28 +33,32 @@ constexpr std::size_t kStack = 32 * 1024;
 constexpr unsigned kLanes = 32;
 
 struct Thread {
-    ucontext_t context;
+    ucontext_t context;  // where it begins
+    jmp_buf here;        // where it goes on: swapcontext would call the system, for signals that nobody sends
     std::unique_ptr<char[]> stack{new char[kStack]};
     unsigned index;
-    bool done = false;
+    bool begun = false, done = false;
     unsigned barriers = 0, shuffles = 0;  // that it has come to
     float lane_value;
 };
 
 struct Block {
     std::vector<Thread> threads;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     Thread* running = nullptr;
     void (*body)(void*) = nullptr;
     void* argument = nullptr;
 };
 inline Block block;
 
-inline void yield() { swapcontext(&block.running->context, &block.scheduler); }
+inline void yield() {
+    if (_setjmp(block.running->here) == 0) _longjmp(block.scheduler, 1);
+}
 
 inline void enter() {
     block.body(block.argument);
     block.running->done = true;
+    _longjmp(block.scheduler, 1);
 }
 
 // All threads of `of` have come as far as `counter` of the one that runs.
@@ -68,18 +73,23 @@ bool all_there(unsigned first, unsigned count, Counter counter) {
 inline void resume(Thread& thread) {
     block.running = &thread;
     threadIdx.x = thread.index;
-    swapcontext(&block.scheduler, &thread.context);
+    if (_setjmp(block.scheduler) != 0) return;
+    if (thread.begun) _longjmp(thread.here, 1);
+    thread.begun = true;
+    setcontext(&thread.context);
 }
 
 inline void run_block(unsigned threads) {
-    block.threads = std::vector<Thread>(threads);
+    if (block.threads.size() != threads) block.threads = std::vector<Thread>(threads);
     for (unsigned i = 0; i < threads; i++) {
         Thread& thread = block.threads[i];
         thread.index = i;
+        thread.begun = thread.done = false;
+        thread.barriers = thread.shuffles = 0;
         getcontext(&thread.context);
         thread.context.uc_stack.ss_sp = thread.stack.get();
         thread.context.uc_stack.ss_size = kStack;
-        thread.context.uc_link = &block.scheduler;
+        thread.context.uc_link = nullptr;
         makecontext(&thread.context, enter, 0);
     }
     const auto steps = [] {
