@@ -149,13 +149,15 @@ def test_the_table_compares_with_ddp_on_gloo(monkeypatch, tmp_path, capsys):
 SCRIPT = """
 import torch, torch.distributed as dist
 import hpdl_lab.torch_backend
+from mpi4py import MPI
 
-for _ in range(2):  # also after another
+for _ in range(2):  # also after another, when rank 0 has closed the store of that
     dist.init_process_group("hpdl")
     x = torch.full((1001,), float(dist.get_rank()))
     dist.all_reduce(x)
     told = f"{dist.get_backend()} {type(dist.group.WORLD.comm).__name__} {dist.get_world_size()} {x[0].item()}"
     dist.destroy_process_group()
+    MPI.COMM_WORLD.Barrier()
 import os
 os.write(1, f"{told}\\n".encode())
 """
