@@ -1,6 +1,5 @@
 """Communicators with one interface (`base.Comm`): `sim.run` for simulated ranks, `world()` for real ones."""
 
-from .base import Comm, PerRank, Results, Work
 from .errors import CommError, CommTimeout, Deadlock, RankFailed, Wait
 from .launcher import started_by
 
@@ -16,6 +15,18 @@ __all__ = [
     "Work",
     "world",
 ]
+
+
+def __getattr__(name):
+    """What `base` defines, when it is asked for: with numpy it takes longer than all else that a small process imports.
+
+    Such a process, as there is one beside each engine of a Slurm job, imports the errors.
+    """
+    if name not in ("Comm", "PerRank", "Results", "Work"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import base
+
+    return getattr(base, name)
 
 
 def world(deadline=10.0, device="cpu"):

@@ -61,15 +61,18 @@ GPUS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"  # Slurm wants files
 
 
 class Slurm:
-    """hidden: folders of this machine that are empty on the nodes. alone: a machine of its own for each node."""
+    """hidden: folders of this machine that are empty on the nodes. alone: a machine of its own for each node.
 
-    def __init__(self, hidden=(), alone=True):
+    changed: lines in slurm.conf, such as MaxJobCount=2.
+    """
+
+    def __init__(self, hidden=(), alone=True, **changed):
         missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name)]
         if missing:
             raise FileNotFoundError(f"no {', '.join(missing)}: apt-get install {PACKAGES}")
         self.hidden = [str(folder) for folder in hidden]
         self.opened = reach.walls(reach.needed())
-        self.alone = alone
+        self.alone, self.changed = alone, changed
         self.folder = Path(tempfile.mkdtemp(prefix="hpdl-slurm-", dir="/tmp"))
         self.folder.chmod(0o755)  # other users submit jobs too
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
@@ -121,7 +124,10 @@ class Slurm:
             self.start_node(name)
 
     def configure(self, **changed):
-        """Write slurm.conf, with `changed` in front: of several lines for one thing Slurm reads the first."""
+        """Write slurm.conf, with `changed` in front: of several lines for one thing Slurm reads the first.
+
+        Commands read it at once, daemons when they start, or when they are told: `scontrol reconfigure`.
+        """
         host = socket.gethostname().partition(".")[0]
         mine = "" if self.network else f"NodeHostname={host}"
         nodes = [
@@ -135,7 +141,7 @@ class Slurm:
             user=pwd.getpwuid(os.geteuid()).pw_name,
             folder=self.folder,
             nodes="\n".join(nodes),
-            changed="\n".join(f"{name}={value}" for name, value in changed.items()),
+            changed="\n".join(f"{name}={value}" for name, value in (self.changed | changed).items()),
         )
         for name, content in {"gres.conf": GPUS, "cgroup.conf": "CgroupPlugin=cgroup/v1\n", "slurm.conf": text}.items():
             new = self.folder / f"{name}.new"
@@ -149,11 +155,19 @@ class Slurm:
 
     def restart_controller(self, **changed):
         """slurmctld with `changed` lines in slurm.conf, such as SlurmdTimeout=3; without, with those of the start."""
+        self.stop_controller()
+        self.configure(**changed)
+        self.go_on()
+
+    def stop_controller(self):
         ending = self.processes.pop("slurmctld")
         ending.terminate()  # it saves what it knows of jobs: killed, it would take one that has ended for running
         ending.wait(PATIENCE)
-        self.configure(**changed)
+
+    def go_on(self):
+        """Start slurmctld again, and have nodes report to it now: by itself it would ask them seconds later."""
         self.start_controller()
+        self.ask("scontrol", "reconfigure")
 
     def start_node(self, name):
         """Start the slurmd of node `name`; return when it takes jobs."""

@@ -18,7 +18,10 @@ IPCLUSTER = [sys.executable, "-m", "ipyparallel.cluster"]
 
 @pytest.fixture(autouse=True)
 def private(tmp_path, monkeypatch):
-    """Profiles of this test's own, in a folder that the nodes see."""
+    """Profiles of this test's own, in a folder that the nodes see. An engine counts after two heartbeats."""
+    profile = tmp_path / "ipython" / "profile_default"
+    profile.mkdir(parents=True)
+    (profile / "ipcontroller_config.py").write_text("get_config().HeartMonitor.period = 300  # ms")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("HPDL_SHARED", str(tmp_path / "shared"))
     monkeypatch.chdir(tmp_path)
@@ -61,12 +64,13 @@ def test_what_slurm_refuses_is_said(slurm):
 
 def test_from_a_shell(slurm):
     """`ipcluster start --engines=hpdl-slurm`, and `ipcluster stop`, which cancels the job."""
-    start = [*IPCLUSTER, "start", "--engines=hpdl-slurm", "-n", "2", "--daemonize", "--SlurmEngineSetLauncher.nodes=2"]
+    start = [*IPCLUSTER, "start", "--engines=hpdl-slurm", "-n", "1", "--daemonize", "--SlurmEngineSetLauncher.time=7"]
     assert subprocess.run(start, timeout=120).returncode == 0
     with ipyparallel.Client(timeout=240, cluster_id="") as client:
-        client.wait_for_engines(2, timeout=240)
-        assert [rank for rank, _, _, _ in client[:].apply_sync(who)] == [0, 1]
-    assert len(slurm.jobs()) == 1
+        client.wait_for_engines(1, timeout=240)
+        assert [rank for rank, _, _, _ in client[:].apply_sync(who)] == [0]
+    (job,) = slurm.jobs()
+    assert "TimeLimit=00:07:00" in slurm.ask("scontrol", "show", "job", job).stdout
     assert subprocess.run([*IPCLUSTER, "stop"], timeout=120).returncode == 0
 
 

@@ -2,13 +2,12 @@
 
 import json
 import os
-import signal
 import subprocess
 import time
 
 import pytest
 
-from hpdl_lab.engines import session_dir, slurm_job, slurm_options
+from hpdl_lab.engines import session_dir, slurm_job, slurm_options, slurm_queue
 from tests.slurm.controller import PATIENCE, Slurm
 
 pytestmark = pytest.mark.timeout(300)  # s; what is waited for comes within a few
@@ -24,10 +23,16 @@ class Watched:
         command = slurm_job.argv(self.path, n, options, ["/bin/sh", "-c", script], self.shared)
         self.process = subprocess.Popen(command)
 
-    def told(self, state, has=""):
-        """job.json as soon as it tells `state`, with the text `has`, or the end of the job."""
+    def told(self, state, has="", hurry=False):
+        """job.json as soon as it tells `state`, with the text `has`, or the end of the job.
+
+        hurry: have it look often. It has told something before, so that the signal does not end it.
+        """
         give_up, told = time.monotonic() + PATIENCE, {}
         while time.monotonic() < give_up:
+            if hurry:
+                self.process.send_signal(slurm_queue.LOOK_NOW)
+                time.sleep(0.2)
             if os.path.exists(file := session_dir.job_file(self.path)):
                 with open(file) as opened:
                     told = json.load(opened)
@@ -52,9 +57,13 @@ def job(slurm, tmp_path):
         started.append(Watched(folder, n, script, **how))
         return started[-1]
 
+    def end():
+        for watched in started:
+            watched.end()
+
+    start.end = end
     yield start
-    for watched in started:
-        watched.end()
+    end()
 
 
 def test_a_job_runs_and_is_cancelled_at_the_end(slurm, job):
@@ -77,11 +86,11 @@ def test_the_job_is_cancelled_when_the_keeper_is_killed(slurm, tmp_path):
     keeper.wait()  # that no job is left, the fixture sees to
 
 
-@pytest.mark.parametrize("moment", [0, 0.05, 0.1, 0.15, 0.2, 0.3])
-def test_no_job_is_left_when_the_stop_button_is_pressed_amid_the_start(slurm, job, moment):
-    watched = job(1, "exec sleep 1000")
-    time.sleep(moment)
-    watched.end()
+def test_no_job_is_left_when_the_stop_button_is_pressed_amid_the_start(slurm, job):
+    for watched in [job(1, "exec sleep 1000") for _ in range(6)]:  # at six moments
+        watched.process.terminate()
+        time.sleep(0.08)
+    job.end()
     assert slurm.ask("squeue", "--noheader", "--states=PENDING,RUNNING").stdout == ""
 
 
@@ -92,17 +101,16 @@ def test_a_full_cluster_is_waited_for_and_the_wait_is_explained(slurm, job):
     told = second.told("pending", has="waits in partition class: the nodes, or the CPUs and GPUs in them, are in use")
     assert (told["state"], told["reason"]) == ("pending", "Resources")
     third = job(16, "exec sleep 1000", time=5, wait=2)
-    assert third.told("pending", has="; 1 job before it")["state"] == "pending"
     assert second.told("pending", has="; Slurm expects it to start at 20")["state"] == "pending"
     told = third.told("ended")
+    assert "; 1 job before it" in told["text"]
     assert "It was cancelled after 2 s in the queue: wait=4 waits longer" in told["text"], told
     first.end()
     assert second.told("running")["state"] == "running"
 
 
-@pytest.mark.parametrize(
-    ("n", "said", "sentence"),
-    [
+def test_what_can_never_run_is_refused_in_one_sentence(slurm, job):
+    refused = [  # engines, what is asked for, the sentence
         (1, {"partition": "gpu"}, "Slurm refused the job: it has no such partition; there are: class, short, closed"),
         (1, {"partition": "closed"}, "would never start in partition closed: the partition is closed"),
         (9, {"nodes": 9}, "would never start in partition class: it asks for more nodes than the partition has"),
@@ -110,28 +118,25 @@ def test_a_full_cluster_is_waited_for_and_the_wait_is_explained(slurm, job):
         (1, {"time": "9-0"}, "would never start in partition class: its time is more than the partition grants"),
         (1, {"gpus": 5}, "Slurm refused the job: no nodes of this partition have what is asked for, --ntasks=1 --gpus"),
         (1, {"reservation": "course"}, "Slurm refused the job: this reservation does not exist now"),
-    ],
-    ids=["partition", "closed", "nodes", "engines", "time", "gpus", "reservation"],
-)
-def test_what_can_never_run_is_refused_in_one_sentence(slurm, job, n, said, sentence):
-    told = job(n, "exec sleep 1000", **said).told("ended")
-    assert sentence in told["text"], told
+    ]
+    watched = [job(n, "exec sleep 1000", **said) for n, said, _ in refused]  # at once: each takes seconds
+    for one, (_, _, sentence) in zip(watched, refused, strict=True):
+        assert sentence in one.told("ended")["text"]
 
 
-@pytest.mark.parametrize(
-    ("script", "sentence"),
-    [
+def test_a_job_that_fails_by_itself_says_why(slurm, job):
+    failed = [
         ("exit 66", "failed: the nodes do not see the folder"),
         ("echo node n1 cannot reach 10.1.0.5; exit 67", "failed: node n1 cannot reach 10.1.0.5"),
         ("exec /nowhere/python", "failed: the nodes do not have /bin/sh"),
         ("echo out of ideas; exit 3", "ended with exit code 3: out of ideas"),
         ("kill -SEGV $$", "was killed by signal 11 (SIGSEGV)"),
         ("echo done", "ended by itself: done"),
-    ],
-)
-def test_a_job_that_fails_by_itself_says_why(job, script, sentence):
-    told = job(1, script).told("ended")
-    assert told["text"].startswith(f"Slurm job {told['id']} {sentence}"), told
+    ]
+    watched = [job(1, script) for script, _ in failed]
+    for one, (_, sentence) in zip(watched, failed, strict=True):
+        told = one.told("ended")
+        assert told["text"].startswith(f"Slurm job {told['id']} {sentence}"), told
 
 
 def test_a_folder_that_the_nodes_do_not_see(slurm, job, private_runtime_dir):
@@ -152,40 +157,43 @@ def test_someone_cancels_the_job(slurm, job):
 def test_a_node_fails(slurm, job):
     if not slurm.network:
         pytest.skip("this system allows no namespaces: no node can fail without the other")
-    slurm.restart_controller(SlurmdTimeout=3, MessageTimeout=5)
     watched = job(2, "exec sleep 1000", nodes=2)
     assert watched.told("running")["hosts"] == ["n1", "n2"]
+    slurm.restart_controller(SlurmdTimeout=3, MessageTimeout=2, TCPTimeout=1)
     slurm.kill("n2")
     try:
-        told = watched.told("ended")
+        told = watched.told("ended", hurry=True)
         assert "was ended by Slurm because a node failed: n2 Not responding" in told["text"], told
     finally:
-        slurm.restart_controller()
         slurm.start_node("n2")
+        slurm.configure()
+        slurm.ask("scontrol", "reconfigure")
 
 
 def test_slurmctld_does_not_answer(slurm, job):
     slurm.kill("slurmctld")
+    slurm.configure(MessageTimeout=2)  # so long sbatch tries
     try:
         told = job(1, "exec sleep 1000").told("ended")
     finally:
-        slurm.start_controller()
+        slurm.configure()
+        slurm.go_on()
     assert told["text"].startswith("Slurm refused the job: slurmctld, which takes jobs, does not answer"), told
 
 
 def test_a_job_outlives_a_restart_of_slurmctld(slurm, job):
     watched = job(1, "exec sleep 1000")
     number = watched.told("running")["id"]
-    slurm.kill("slurmctld")
-    watched.process.send_signal(signal.SIGUSR1)  # look now
-    slurm.start_controller()
+    slurm.stop_controller()
+    watched.process.send_signal(slurm_queue.LOOK_NOW)
+    slurm.go_on()
     slurm.ask("scancel", number)
-    assert watched.told("ended")["text"].endswith("was cancelled, with scancel or by an administrator")
+    assert watched.told("ended", hurry=True)["text"].endswith("was cancelled, with scancel or by an administrator")
 
 
 def test_the_queue_takes_no_more_jobs(job, monkeypatch):
-    with Slurm(alone=False) as another:  # which remembers no jobs that have ended: they count as well
-        another.restart_controller(MaxJobCount=2)  # it counts one more than there are
+    # It remembers no jobs that have ended, which count as well; and it counts one more than there are.
+    with Slurm(alone=False, MaxJobCount=2) as another:
         monkeypatch.setenv("SLURM_CONF", another.environment["SLURM_CONF"])
         first = job(1, "exec sleep 1000")
         assert first.told("running")["state"] == "running"
