@@ -9,8 +9,8 @@ from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.trace import bytes_sent
 
-RANKS = [*range(1, 10), 13, 16, 32]
-DIVISIBLE = 8 * 32 * 9 * 5 * 7 * 13  # every number of ranks divides it, and their chunks into 8 segments
+RANKS = [*range(1, 10), 13, 16]
+DIVISIBLE = 8 * 16 * 9 * 5 * 7 * 13  # every number of ranks divides it, and their chunks into 8 segments
 NETWORK = Switch(alpha=3e-6, beta=2e-9)
 
 

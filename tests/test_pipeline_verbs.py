@@ -67,11 +67,14 @@ def texts(figure):
         ({"schedule": "1f1b", "forward": 2, "backward": 4}, 66, [4, 3, 2, 1]),
     ],
 )
-def test_a_schedule_is_drawn_with_its_numbers(asked, makespan, live, tmp_path):
+def test_a_schedule_is_drawn_with_its_numbers(asked, makespan, live):
     drawn = lab.schedule(**asked)
     assert (drawn.makespan, drawn.live) == (makespan, live) and 0 < drawn.bubble < 1
     assert f"{drawn.bubble:.1%}" in texts(drawn.figure) and f"{drawn.bubble:.1%}" in repr(drawn)
-    drawn.save(tmp_path / "schedule.png")
+
+
+def test_a_drawn_schedule_can_be_saved(tmp_path):
+    lab.schedule("1f1b").save(tmp_path / "schedule.png")
     assert (tmp_path / "schedule.png").read_bytes().startswith(b"\x89PNG")
 
 

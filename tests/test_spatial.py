@@ -109,7 +109,7 @@ def my_rows(comm, image, weight, bias, stride, padding):
     return y.detach(), out, torch.autograd.grad(y, leaves, g), naive
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [1, 3, 4])
 @pytest.mark.parametrize("kernel", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_a_convolution_of_rows_is_the_convolution(p, kernel, stride):

@@ -14,7 +14,7 @@ from hpdl_lab.lab.steps import of_table
 from hpdl_lab.lab.watch import BASE, decoded, encoded, story_of
 from hpdl_lab.plots import animation, eight, holdings, live, steps, style
 
-RANKS = (2, 3, 5, 8, 16)
+RANKS = (2, 3, 5, 8)
 PIPELINED = {"segments": 2}
 
 

@@ -101,15 +101,15 @@ by_sequence = functools.partial(tensor_parallel, sequence=True)
 
 CASES = [  # name, fields of the model, how it is cut, on how many ranks
     ("mlp", {"hidden": (24, 36)}, by_tensor, (1, 2, 3, 4)),  # a pair, and one that is left
-    ("mlp", {"hidden": (24,)}, by_tensor, (1, 2, 3, 4)),
+    ("mlp", {"hidden": (24,)}, by_tensor, (1, 2)),
     ("mlp", {"hidden": (12, 12, 12)}, by_tensor, (2, 3)),  # two pairs
-    ("gpt", TWELVE, by_tensor, (1, 2, 3, 4)),  # 81 characters: an odd vocabulary, padded
-    ("gpt", TWELVE, by_sequence, (1, 2, 3, 4)),
-    ("vit", TWELVE, by_tensor, (1, 2, 3, 4)),
+    ("gpt", TWELVE, by_tensor, (1, 2, 3)),  # 81 characters: an odd vocabulary, padded
+    ("gpt", TWELVE, by_sequence, (1, 2, 4)),
+    ("vit", TWELVE, by_tensor, (1, 3)),
     ("vit", {**TWELVE, "image": 6}, by_sequence, (1, 2)),  # 3 x 3 patches and the answer: 10 positions
-    ("cnn", {}, by_tensor, (1, 2, 4)),  # 4 groups of channels
-    ("cnn", {"norm": "batch", "widths": (12, 24)}, by_tensor, (1, 2, 3, 4)),
-    ("cnn", {}, spatial_parallel, (1, 2, 3, 4)),  # 8 rows, then 4
+    ("cnn", {}, by_tensor, (1, 4)),  # 4 groups of channels
+    ("cnn", {"norm": "batch", "widths": (12, 24)}, by_tensor, (1, 3)),
+    ("cnn", {}, spatial_parallel, (1, 2, 4)),  # 8 rows, then 4
     ("cnn", {"norm": "batch"}, spatial_parallel, (3,)),
 ]
 
@@ -217,7 +217,7 @@ def traffic_of(p, name, sequence, **fields):
     return *run[0], bytes_sent(run.events)
 
 
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [2, 3])
 @pytest.mark.parametrize("name", ["gpt", "vit"])
 def test_a_layer_sends_two_all_reduces_forward_and_two_backward(p, name):
     n = BATCH * (12 if name == "gpt" else 17) * 24  # b s d
@@ -232,7 +232,7 @@ def test_a_layer_sends_two_all_reduces_forward_and_two_backward(p, name):
     assert sum(per_layer.values()) == 4 * 2 * (p - 1) * n * 8
 
 
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [2, 3])
 def test_sequence_parallel_sends_the_same_bytes(p):
     n = BATCH * 12 * 24
     layers = [[traffic_of(p, "gpt", sequence, layers=k, **TWELVE) for k in (1, 2)] for sequence in (False, True)]

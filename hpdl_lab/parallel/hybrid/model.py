@@ -84,13 +84,15 @@ class HybridParallel:
         whole = copy.deepcopy(model).to(mesh.comm.device)
         broadcast_parameters(mesh.comm, whole)
         aliases = aliases_of(whole)
-        if costs is None and self.plan.stages > 1:
-            layers = Layers(whole, some)
+        cut, measure = mesh["tp"].size > 1 or sequence, costs is None and self.plan.stages > 1
+        layers = Layers(whole, some) if measure or not cut else None
+        if measure:
             layers.require(self.plan.stages)
             costs = agreed(mesh.comm, layers, self.plan.stages)
-        if mesh["tp"].size > 1 or sequence:
+        if cut:
             whole, self.loss = shard_and_loss(mesh["tp"], whole, sequence, self.loss)
-        parts = Layers(whole, some).split(self.plan.stages, costs, recompute)
+            layers = Layers(whole, some)
+        parts = layers.split(self.plan.stages, costs, recompute)
         self.output = parts[-1].gives[0].shape  # of a micro-batch; with tp its classes may be cut
         self.stages = {number: parts[number % self.plan.stages] for number in self.plan.stages_of(mesh["pp"].rank)}
         self.state = State(aliases, whole, self.plan, parts, mesh["pp"].rank)
