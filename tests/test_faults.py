@@ -19,7 +19,8 @@ from hpdl_lab import features
 # Each does one collective of (n,) ones and returns whether this rank's result is right. n is large on purpose: the
 # victim is then most likely inside. The last but one sends many messages.
 OPERATIONS = """
-import os, sys, time
+import gc, os, sys, time
+gc.disable()  # or the import of torch, which "allocate" needs, takes twice as long
 import numpy as np
 from hpdl_lab.collectives import table
 from hpdl_lab.comm.mpi import session_of_this_process

@@ -17,7 +17,7 @@ from .interrupts import DeferredInterrupt
 from .library import load
 from .mpi_comm import MpiComm
 from .stale import drop_stale
-from .waiting import NAP, SLICE, Waiting
+from .waiting import NAP, RARELY, SLICE, Waiting
 from .work import unsettled
 
 HOST = "HPDL_HOST_ID"  # environment variable: ranks for which it differs share no memory, as if on different hosts
@@ -228,7 +228,9 @@ class Session:
         """
         agreement = self.core.Agreement(self.control, self.core.Call("leave", 0, 0, -1), note)
         self.abandoned.append(agreement)
-        while not agreement.wait(SLICE, NAP, self.crowded):
+        pace = SLICE, NAP
+        while not agreement.wait(*pace, self.crowded):
+            pace = RARELY
             gone = [r for r in range(self.size) if self.board.is_dead(r)]
             if gone and not agreement.wait(SLICE, NAP, self.crowded):
                 raise CommError(f"{name_ranks(gone)} cannot leave together with the others")
@@ -239,7 +241,7 @@ class Session:
 def finish_blindly(operation, call):
     """Wait for `operation` while there is no board that could tell who is missing."""
     end = time.monotonic() + START
-    while not operation.wait(0.02, 0.0, True):
+    while not operation.wait(SLICE, NAP, True):
         if time.monotonic() > end:
             raise CommError(f"{call}: the ranks have not met within {START:g} s")
 

@@ -10,6 +10,7 @@ from .errors import CommTimeout, RankFailed, name_ranks
 SPIN = 0.001  # s: the first look at an operation spins, since most answers come at once
 SLICE = 0.02  # s: afterwards, the longest time without a look at signals
 NAP, LONG_NAP = 50e-6, 1e-3  # s: between two looks of the compiled code; the long one after PATIENCE
+LONG, RARELY = 1.0, (0.05, 5e-3)  # s: after so long, SLICE and the nap are these: 1 % of a core instead of 4 %
 CROWDED = 20  # where ranks share cores, a nap is 1/CROWDED of the wait so far: looking often costs others the core
 PATIENCE = 0.2  # s: then also look for peers that have died
 GRACE = 1.0  # s: for what a peer sent just before it finished or failed
@@ -151,6 +152,8 @@ class Waiting:
 
     def _pace(self, waited, nap):
         """(s until the next look at signals, s of a nap between two looks at the operation) after `waited` s."""
+        if waited > LONG:
+            return RARELY
         if not self.crowded:
             return SLICE, nap
         return min(SLICE, max(2 * SPIN, waited)), min(LONG_NAP, max(nap, waited / CROWDED))
