@@ -31,13 +31,11 @@ def total(comm, count, dtype):
 
 
 def groups(run):
-    """Communicators of 1, 2, ... of the ranks, for those that are in them."""
+    """Communicators of all ranks, of one less, ... and of rank 0 alone, for those that are in them."""
     world = run()
-    for size in range(1, world.size):
-        part = world.split(world.rank < size)
-        if world.rank < size:
-            yield part
     yield world
+    for size in range(world.size - 1, world.rank, -1):
+        yield run(members=range(size))
 
 
 @pytest.mark.parametrize("function", COMPILED, ids=lambda f: f.__name__)
