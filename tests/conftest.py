@@ -21,7 +21,7 @@ gc.disable()  # until all is imported: see pytest_collection_finish
 
 
 BESIDE = 5  # times as long may all take under `make test`, where workers, and other steps, share the cores
-LONGEST = ("nbgrader", "bench", "engines_life", "drill", "hub_command", "torchrun", "setup", "emulated_end")
+LONGEST = ("nbgrader", "bench", "engines_life", "drill", "hub_command", "torchrun", "setup")
 REPLACING = ("engines_stop", "engines_background", "engines_px", "engines_say", "faults_engines", "grid_picker")
 
 

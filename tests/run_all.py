@@ -62,7 +62,7 @@ def turns():
     python, other = sys.executable, OTHER / "bin" / "python"
     notebooks = ["notebooks/solutions", f"--ignore={REPLACES_ENGINES}"]
     quiet = [
-        str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_*.py")) if "quiet" in path.read_text()
+        str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_*.py")) if "mark.quiet" in path.read_text()
     ]
     return [
         [
