@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..collectives.cost import fit_alpha_beta
-from ..collectives.sweep import SAMPLE_NS, SAMPLES, WrongAnswer, own_times, parse_size
+from ..collectives.rounds import time_rounds
+from ..collectives.sweep import SAMPLE_NS, SAMPLES, parse_size
 from ..parallel import messages
 from ..plots import live
 from ..plots.ping_pong import draw, sentence
@@ -15,7 +14,6 @@ from .measure import refusal
 from .ranks import place
 
 SIZES = tuple(2**k for k in range(3, 24, 2))  # 8 B to 8 MiB
-MOST_ROUNDS = 500  # per sample
 
 
 @dataclass(frozen=True)
@@ -68,33 +66,3 @@ def ping_pong(fn=messages.ping_pong, sizes=SIZES, *, ranks=None, prediction=None
     fit = fit_alpha_beta(nbytes, seconds)
     figure = plot.finish(rows, fit, prediction, title, where.remark)
     return PingPongResult(str(where), nbytes, seconds, *fit, figure)
-
-
-def time_rounds(comm, fn, sizes, samples, sample_ns):
-    """Check and time `fn` for each size; rank 0 reports {size, seconds (median, one way), p25, p75}."""
-    buffer = comm.allocate((max(sizes),), "uint8")
-    for size in sizes:
-        x = buffer[:size]
-        require_echo(comm, fn, x)
-        times = one_way(comm, fn, x, samples, sample_ns)
-        if comm.rank == 0:
-            p25, median, p75 = (float(q) for q in np.percentile(times, (25, 50, 75)))
-            comm.report(size=size, seconds=median, p25=p25, p75=p75)
-
-
-def require_echo(comm, fn, x):
-    """Raise WrongAnswer, on every rank, unless rank 1 gets what rank 0 has, and rank 0 gets it back."""
-    x[:] = 7 + comm.rank
-    fn(comm, x)
-    wrong = int((x != 7).sum()) if comm.rank < 2 else 0
-    for rank, count in enumerate(np.asarray(comm.all_gather(np.array([wrong]))).reshape(-1)):
-        if count:
-            raise WrongAnswer(
-                f"ping-pong is not timed: rank 0 sent {len(x):,} bytes with the value 7, and after a round "
-                f"{count:,} of those on rank {rank} are something else; lab.check says why"
-            )
-
-
-def one_way(comm, fn, x, samples, sample_ns):
-    """(samples,) s of half a round on this rank's clock; each sample is many rounds where time is real."""
-    return own_times(comm, fn, x, samples, sample_ns, MOST_ROUNDS) / 2e9

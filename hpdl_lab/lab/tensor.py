@@ -1,11 +1,7 @@
 """`lab.tensor`: one part of a transformer cut in four ways: what each sends, keeps and takes, drawn as it goes."""
 
-import statistics
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from ..collectives import sweep
 from ..features import cores
 from ..parallel.tensor import ways as tensor_ways
 from ..parallel.tensor.ways import Parts, Shape
@@ -87,7 +83,7 @@ def tensor(column_linear=None, row_linear=None, sequence_parallel=None, *, ranks
         plot.update(*state())
 
     try:
-        where.run(race, parts, shape, 1 if where.simulated else REPEATS, on_row=on_row, threads=True)
+        where.run(tensor_ways.race, parts, shape, 1 if where.simulated else REPEATS, on_row=on_row, threads=True)
     except BaseException as error:
         raise refusal(error) from None
     figure = plot.finish(*state())
@@ -106,26 +102,6 @@ def asked_shape(shape, p):
             f"{p} ranks cannot share {tokens} tokens and a width of {width} equally: both must divide by {p}"
         )
     return batch, tokens, width
-
-
-def race(comm, parts, shape, repeats):
-    """On one rank: a ping-pong, then every way; rank 0 reports the largest of what the ranks send and keep."""
-    for way in ("pair", "sequence"):  # with the functions that were given: a mistake shows before anything is measured
-        tensor_ways.try_way(comm, way, parts, Shape(1, comm.size, comm.size), 0)
-    alpha, beta, gamma = sweep.ping_pong(comm, 1 if repeats == 1 else sweep.SAMPLES, 1 if repeats == 1 else 20)
-    if comm.rank == 0:
-        comm.report(alpha=alpha, beta=beta, gamma=gamma)
-    for way in tensor_ways.WAYS:
-        found = tensor_ways.try_way(comm, way, parts, shape, repeats)
-        seconds = found.pop("seconds")
-        found = {name: most(comm, n) if name != "way" else n for name, n in found.items()}
-        if comm.rank == 0:
-            comm.report(**found, seconds=statistics.median(seconds), times=seconds)
-
-
-def most(comm, n):
-    """The largest of the ranks' numbers."""
-    return int(np.max(comm.all_gather(np.array([n]))))
 
 
 def row_of(row, p, shape, rows, fit):
