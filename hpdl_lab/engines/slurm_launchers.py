@@ -15,8 +15,9 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
+import psutil
 from ipyparallel.cluster.launcher import LauncherError, LocalControllerLauncher, LocalEngineLauncher
 from traitlets import Integer, Unicode
 
@@ -25,6 +26,26 @@ from . import reach, session_dir, shared_dir, slurm_job, slurm_options
 FAREWELL = 20  # s for slurm_job to cancel the job
 LOOK = 0.1  # s between two looks at the state of the job
 CHANNELS = 15  # ports of a controller
+
+
+@contextmanager
+def ending_with_children(pid):
+    """End process `pid`, a controller: in the context it is waited for, and what it has started ends after it.
+
+    By itself a controller that is ended amid its start leaves its schedulers behind.
+    """
+    try:
+        controller = psutil.Process(pid)
+        controller.suspend()  # so that it starts no more
+        children = controller.children(recursive=True)
+        controller.terminate()
+        controller.resume()
+    except psutil.NoSuchProcess:
+        children = []
+    yield
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 class SlurmControllerLauncher(LocalControllerLauncher):
@@ -40,6 +61,10 @@ class SlurmControllerLauncher(LocalControllerLauncher):
                 sockets[0].close()
             own += [f"--IPController.ports={port}" for _, port in ports]
         return self.controller_cmd + self.cluster_args + own + self.controller_args
+
+    async def stop(self):
+        with ending_with_children(self.pid):
+            await super().stop()
 
 
 class SlurmEngineSetLauncher(LocalEngineLauncher):
@@ -88,7 +113,8 @@ class SlurmEngineSetLauncher(LocalEngineLauncher):
                 'with a controller that nodes reach, Cluster(controller="hpdl-slurm", engines="hpdl-slurm")'
             )
         written = cluster.controller.connection_files
-        await cluster.stop_controller()
+        with ending_with_children(cluster.controller.pid):
+            await cluster.stop_controller()
         for file in written.values():  # whoever waits for the new ones must not find these
             with suppress(FileNotFoundError):
                 os.unlink(file)

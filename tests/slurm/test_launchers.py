@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import ipyparallel
+import psutil
 import pytest
 from ipyparallel.cluster.launcher import LauncherError
 
 from hpdl_lab.engines import slurm_step
+from tests.slurm.controller import environment_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,7 +28,15 @@ def private(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("HPDL_SHARED", str(tmp_path / "shared"))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    ours = f"IPYTHONDIR={profile.parent}"
+    give_up = time.monotonic() + 60
+    while left := [process for process in psutil.process_iter() if ours in environment_of(process)]:
+        if time.monotonic() > give_up:
+            for process in left:
+                process.kill()
+            pytest.fail(f"left behind: {left}")
+        time.sleep(0.1)
 
 
 def who():
