@@ -31,7 +31,7 @@ def main():
     signal.signal(signal.SIGINT, server.on_sigint)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if os.environ.get("HPDL_TORCH") != "later":
-        threading.Thread(target=import_ahead, args=(server,), daemon=True).start()
+        threading.Thread(target=import_torch, args=(server,), daemon=True).start()
     server.listen()
     server.work()
     from . import px_engine
@@ -39,11 +39,10 @@ def main():
     px_engine.serve(server, session_dir.connection_file(path, "engine"))
 
 
-def import_ahead(server):
+def import_torch(server):
     """Import torch once a first kernel has been answered, while the attendee reads; who needs it now waits for it.
 
-    And what %px needs. With HPDL_TORCH=later in the environment nobody does: engines that live for seconds have no use
-    for it.
+    With HPDL_TORCH=later in the environment nobody does: engines that live for seconds have no use for it.
     """
     server.answered.wait()
     gc.disable()  # it would go over all that is imported, again and again: a fifth of the time
@@ -51,8 +50,6 @@ def import_ahead(server):
         import torch  # noqa: F401
     except ImportError:
         pass  # an exercise that needs it says so itself
-    try:
-        from . import px_engine  # noqa: F401
     finally:
         gc.enable()
     server.submit(keep_for_good)
