@@ -75,7 +75,8 @@ def test_benchmarks_say_what_is_missing(within_mounts):
 def test_who_fills_it_afterwards_disturbs_nobody(within_mounts):
     """Tensors that ranks share have no name there, and MPI has taken what it needs."""
     script = """
-import os, sys
+import gc, os, sys
+gc.disable()  # or the import of torch takes twice as long
 import numpy as np
 from hpdl_lab.comm import world
 comm = world(30)

@@ -30,14 +30,14 @@ def test_the_compiled_module_is_the_one_that_was_tested_under_mpich():
 
 
 def test_four_engines_start_run_and_stop():
-    from hpdl_lab import lab
     from hpdl_lab.collectives.ring import all_reduce
+    from hpdl_lab.engines.cluster import Cluster
 
     def sum_of_ranks(comm):
         import numpy as np
 
         return all_reduce(comm, np.full(1001, float(comm.rank))).tolist()
 
-    with lab.start(4):
-        results = lab.run(sum_of_ranks)
+    with Cluster.start(4) as cluster:
+        results = cluster.run(sum_of_ranks)
     assert results == [[6.0] * 1001] * 4
