@@ -27,6 +27,8 @@ def doctor(arguments):
     if arguments.port:
         return look_at_port(*arguments.port)
     try:
+        import numpy  # noqa: F401  # without which nothing here works; doctor.py itself can do without
+
         from ..engines import doctor
     except ModuleNotFoundError as error:
         from ..symptoms.build import FIX
