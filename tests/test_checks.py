@@ -119,6 +119,18 @@ def test_a_loop_without_messages_names_its_line(monkeypatch):
     assert re.search(said, result.message), result.message
 
 
+def test_of_ranks_that_would_all_loop_the_others_are_not_begun(monkeypatch):
+    monkeypatch.setattr(ranks, "DEADLINE", 0.1)
+    begun = []
+
+    def loops(comm, x):
+        begun.append(comm.rank)
+        while True:
+            pass
+
+    assert check(find("4.1"), loops).failed == "timeout" and begun == [0]
+
+
 def test_what_an_answer_prints_is_shown_only_where_it_fails_and_only_the_end_of_it(capsys):
     fn = in_a_cell(
         "def reduce_scatter(comm, x):\n    for i in range(9):\n        print('rank', comm.rank, 'line', i)\n    1 / 0\n"

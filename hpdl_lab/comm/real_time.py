@@ -45,6 +45,7 @@ def real_time_limit(seconds, scheduler):
         at = f", in {line}" if line else ""
         text = f"the simulated run did not end within {seconds:g} s of real time{at}"
         error = CommTimeout(text, waits_of(scheduler, line))
+        scheduler.late = error
         if code is None:
             raise error
         code.give_up(error)

@@ -34,6 +34,7 @@ class Scheduler:
         self.channels = {}  # (communicator, source, dest) -> Channel
         self.meetings = {}  # (communicator, n) -> Meeting, until its last rank has arrived
         self.stopping = False
+        self.late = None  # CommTimeout, once the deadline has passed
 
     @property
     def seconds(self):
@@ -70,9 +71,12 @@ class Scheduler:
         return [rank.value for rank in self.ranks]
 
     def _run_in_order(self):
-        """Let ranks run until none is ready and nothing is to be booked."""
+        """Let ranks run until none is ready and nothing is to be booked, or the deadline has passed.
+
+        Then others that loop without end are not begun: each of them would have to be interrupted as well.
+        """
         ready, scheduled = self.ready, self.scheduled
-        while ready or self.bookings:
+        while (ready or self.bookings) and self.late is None:
             if self.bookings and not (ready and ready[0][0] <= self.now):
                 self._book()
             else:
@@ -80,6 +84,8 @@ class Scheduler:
                 rank = scheduled[number]
                 rank.clock = self.now
                 rank.code.resume()
+        if self.late is not None and not any(rank.error for rank in self.ranks) and (ready or self.bookings):
+            raise self.late  # whose code was interrupted has caught it
 
     def running_code(self):
         """The code of the rank or lane that runs now; None while the scheduler does."""
