@@ -125,6 +125,9 @@ for number, (name, operation) in enumerate(OPERATIONS.items()):
     except Exception as error:
         say("end", name, "|", type(error).__name__, "|", str(error).splitlines()[0])
         comm.close(error)
+open(f"done-{rank}", "w").close()
+while not all(os.path.exists(f"done-{r}") for r in (0, 1)):  # or the other may see the end of this one first
+    time.sleep(0.01)
 say("done")
 os._exit(0)
 """,

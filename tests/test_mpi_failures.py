@@ -138,6 +138,9 @@ for number, wait in enumerate({WAITS}):
     except Exception as error:
         say("after", time.monotonic() - begin, wait, type(error).__name__, error)
         comm.close(error)
+open(f"done-{{rank}}", "w").close()
+while not all(os.path.exists(f"done-{{r}}") for r in (0, 1)):  # or the other rank may see the end of this one first
+    time.sleep(0.01)
 say("done")
 os._exit(0)
 """,
