@@ -116,7 +116,7 @@ def screenshot(page, locator, name):
     """What the window shows where this element is, as a picture to look at: tests/browser/NAME."""
     for _ in range(3):  # cells get their height when they come into view, which moves what is below them
         locator.evaluate("element => element.scrollIntoView({block: 'center'})")
-        page.wait_for_timeout(300)
+        page.wait_for_timeout(150)
     page.screenshot(path=SCREENSHOTS / name)
 
 
@@ -192,8 +192,8 @@ def test_the_stop_button_ends_a_stuck_cell_and_the_engines_go_on(page, served):
     expect(outputs.get_by_text("you guessed 100 ms")).to_be_attached(timeout=60_000)
     page.wait_for_timeout(3000)  # now all ranks wait
     page.get_by_title("Interrupt the kernel").click()
-    expect(outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0")).to_be_attached(timeout=10_000)
-    expect(outputs.get_by_text("the same four processes answer")).to_be_attached(timeout=10_000)
+    expect(outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0")).to_be_attached(timeout=30_000)
+    expect(outputs.get_by_text("the same four processes answer")).to_be_attached(timeout=30_000)
     wait_for_the_end(page, path)
     screenshot(page, outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0"), "stopped.png")
 
