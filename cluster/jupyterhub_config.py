@@ -69,8 +69,13 @@ c.Spawner.environment = {"JUPYTERHUB_ACTIVITY_INTERVAL": str(given.look_seconds)
 c.JupyterHub.last_activity_interval = given.look_seconds
 if given.idle:
     # jupyterhub-idle-culler stops servers, with their engines, that nobody has used for so long. Files stay.
-    cull = ["--timeout", f"{given.idle * 60:.0f}", "--cull-every", str(given.look_seconds)]
-    c.JupyterHub.services = [{"name": "cull-idle", "command": [sys.executable, "-m", "jupyterhub_idle_culler", *cull]}]
+    # It ends with its hub (1: PR_SET_PDEATHSIG), also where that is killed: the next one starts another.
+    cull = (
+        "import ctypes, runpy; ctypes.CDLL(None).prctl(1, 9); "
+        "runpy.run_module('jupyterhub_idle_culler', run_name='__main__', alter_sys=True)"
+    )
+    often = ["--timeout", f"{given.idle * 60:.0f}", "--cull-every", str(given.look_seconds)]
+    c.JupyterHub.services = [{"name": "cull-idle", "command": [sys.executable, "-c", cull, *often]}]
     # It may see who is active and stop servers, and nothing else.
     scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
     c.JupyterHub.load_roles = [{"name": "cull-idle", "scopes": scopes, "services": ["cull-idle"]}]

@@ -115,7 +115,7 @@ def place():
     """(state folder, port, command that starts the hub there) with one attendee; everything is removed afterwards."""
     state, users, port = f"/tmp/hpdl-hub-{NAME}", Path(f"/tmp/hpdl-users-{NAME}"), ports.free()
     users.write_text(f"{NAME} sesame street\n")
-    yield state, port, [*HPDL_HUB, "--users-file", users, "--state", state, "--port", str(port), "--idle", "0"]
+    yield state, port, [*HPDL_HUB, "--users-file", users, "--state", state, "--port", str(port)]
     users.unlink()
     with contextlib.suppress(RuntimeError):  # it has been removed
         leftovers.remove(state, [NAME])
@@ -150,7 +150,7 @@ class Command:
 
 @ROOT
 @pytest.mark.timeout(400)
-def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_node):
+def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_node, eventually):
     state, port, argv = place
     first = Command(argv, env=no_node)
     given = settings.read(state)
@@ -169,7 +169,9 @@ def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_
     written = {os.readlink(f"/proc/{pid}/fd/{fd}") for pid in running for fd in (1, 2)}
     assert not any(str(given.private) in path for path in written)  # or attendees could write into the hub's log
 
+    cullers = eventually(lambda: [p for p in first.hub.children() if "jupyterhub_idle_culler" in " ".join(p.cmdline())])
     first.hub.kill()
+    assert psutil.wait_procs(cullers, SECONDS)[1] == []
     assert "JupyterHub was killed (SIGKILL); attendees' servers go on." in first.hear("JupyterHub answers again.")
     someone.open_notebook("00_engines.ipynb")  # the same kernel, as when a browser connects again
     assert someone.run("print(x)", SECONDS) == "42\n"
