@@ -1,5 +1,6 @@
 """Engines in a Slurm job on two nodes, driven by the verbs that drive those of this machine."""
 
+import contextlib
 import json
 import os
 import re
@@ -236,11 +237,14 @@ def test_a_job_whose_notebook_has_gone_without_a_word_ends_by_itself(one_slurm, 
             assert len(set(one_slurm.jobs()) - others) == 1
         finally:
             every = [psutil.Process(notebook.pid), *psutil.Process(notebook.pid).children(recursive=True)]
-            names = {name_of(process) for process in every}
+            names = set()
             for process in every:
-                process.suspend()  # so that none has time to act on the end of another
+                with contextlib.suppress(psutil.NoSuchProcess):  # a command of Slurm, which has ended meanwhile
+                    names.add(name_of(process))
+                    process.suspend()  # so that none has time to act on the end of another
             for process in every:
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
     assert {"gateway", "slurm_job"} <= names, "they should have been killed as well"
     give_up = time.monotonic() + 120
     while set(one_slurm.jobs()) - others:
