@@ -64,7 +64,7 @@ def test_who_can_do_everything_does(rehearsed):
     look = done.steps["notebook"].census.of(ADA)
     kinds = sorted(process.kind for process in look if process.kind in ("server", "kernel", "keeper", "engine"))
     assert kinds == ["engine", "engine", "keeper", "kernel", "server"]
-    assert look.of(ADA, "engine").total("private_MB") > 50 and look.shm_MB() > 0
+    assert look.of(ADA, "engine").total("private_MB") > 10 and look.shm_MB() > 0
 
 
 @pytest.mark.timeout(280)

@@ -2,18 +2,23 @@
 
 import os
 import stat
+import tempfile
 
 import psutil
 import pytest
 
 from hpdl_lab.engines import session_dir
+from hpdl_lab.engines.cluster import Cluster
 
 
-@pytest.fixture
-def with_px(cluster):
-    """Four engines, and ipyparallel's controller."""
-    assert cluster.client.ids == [0, 1, 2, 3]
-    return cluster
+@pytest.fixture(scope="module")
+def with_px():
+    """Two engines on which nothing has run yet, and ipyparallel's controller."""
+    with tempfile.TemporaryDirectory(prefix="hpdl-t-", dir="/tmp") as root, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", root)
+        with Cluster.start(2) as started:
+            assert started.client.ids == [0, 1]
+            yield started
 
 
 def test_only_the_user_can_read_the_files(with_px):
@@ -25,7 +30,7 @@ def test_only_the_user_can_read_the_files(with_px):
         assert stat.S_IMODE(os.stat(session_dir.connection_file(with_px.path, kind)).st_mode) == 0o600
 
 
-def test_nothing_listens_on_a_network(with_px, private_runtime_dir, traces):
-    processes = [psutil.Process(pid) for pid in traces(private_runtime_dir).processes()]
-    assert len(processes) >= 6
+def test_nothing_listens_on_a_network(with_px, traces):
+    processes = [psutil.Process(pid) for pid in traces(os.path.dirname(with_px.path)).processes()]
+    assert len(processes) >= 5
     assert [c for process in processes for c in process.net_connections("inet")] == []

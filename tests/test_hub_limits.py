@@ -178,7 +178,7 @@ if os.fork() == 0:
 """
     assert python(given, account, code).returncode == 0
     assert len(accounts.processes(account.uid)) == 1
-    shared = Path(f"/dev/shm/hpdl-left-{account.uid}")
+    shared = Path(f"/dev/shm/left-by-{account.uid}")
     python(given, account, f"open({str(shared)!r}, 'w')")
     assert shared.exists()
     accounts.end_processes(given, account)
