@@ -44,7 +44,7 @@ REPLACES_ENGINES = "notebooks/solutions/04_ring_all_reduce.ipynb"  # by hosts, w
 TWO_AT_A_TIME = ("-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
 # What another MPI may do otherwise; what stands on messages alone has been tested on the first one.
 ABOUT_MPI = [f"tests/mpi/test_{name}.py" for name in ("messages", "collectives", "communicators", "background")]
-SIDE_BY_SIDE = 2  # steps, one of which runs its tests two at a time: all of them wait now and then
+SIDE_BY_SIDE = 3  # steps, one of which runs its tests two at a time: all of them wait now and then
 WORST = ("passed", "skipped", "failed")
 
 
@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 
 def turns():
-    """One after the other; of the steps of one turn, two run at a time: most of them use one core, or wait."""
+    """One after the other; of the steps of one turn, three run at a time: most of them use one core, or wait."""
     python, other = sys.executable, OTHER / "bin" / "python"
     notebooks = ["notebooks/solutions", f"--ignore={REPLACES_ENGINES}"]
     quiet = [
@@ -67,9 +67,9 @@ def turns():
     return [
         [
             Step("unit tests", pytest(python, *NO_CELLS, *TWO_AT_A_TIME, "-m", "not quiet", "tests"), 840),
-            Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 480),
-            Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 600),
+            Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 600),
             Step("Slurm", pytest(python, *NO_CELLS, "tests/slurm"), 480),
+            Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 600),
             Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 240, RANKS),
             Step("notebook 04", pytest(python, *CELLS, REPLACES_ENGINES), 240),
             Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other, *ABOUT_MPI), 240, RANKS),
