@@ -12,7 +12,9 @@ from pathlib import Path
 
 import ipyparallel
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
+from traitlets.config import Config
 
 from hpdl_lab.engines import controller, px_client
 from hpdl_lab.engines.cluster import Cluster
@@ -122,6 +124,27 @@ def test_what_has_ended_under_px_is_told(cluster, eventually):
     os.kill(cluster.infos[1]["pid"], signal.SIGKILL)
     with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
         assert eventually(lambda: cluster.client)
+
+
+@pytest.fixture
+def shell():
+    """A notebook's IPython."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    yield InteractiveShell.instance(config=config)
+    InteractiveShell.clear_instance()
+
+
+def test_px_goes_on_with_new_engines_and_says_that_there_are_none(no_engines_yet, shell):
+    with Cluster.start(1) as cluster:
+        cluster.activate_px()
+        shell.run_line_magic("px", "x = mpi_rank + 1")
+        assert cluster.client[0]["x"] == 1
+        cluster.restart()
+        shell.run_cell_magic("px", "", "x = mpi_rank + 2")
+        assert cluster.client[0]["x"] == 2
+    with pytest.raises(EngineError, match=r"has ended: call lab.start\(\)"):
+        shell.run_line_magic("px", "x = 3")
 
 
 def test_a_first_use_that_is_interrupted_is_made_up_for_by_the_next(no_engines_yet):

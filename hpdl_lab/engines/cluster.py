@@ -149,6 +149,7 @@ class Cluster:
         if self._parallel is not None:
             self._parallel.close()
             self._parallel = None
+            self.activate_px()  # %px asks again who is there, and says so where nobody is
 
     def __enter__(self):
         return self
