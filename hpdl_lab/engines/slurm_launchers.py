@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -36,7 +37,9 @@ def ending_with_children(pid):
     """
     try:
         controller = psutil.Process(pid)
-        controller.suspend()  # so that it starts no more
+        controller.suspend()  # so that it starts no more, once it is out of the fork that it may be amid
+        while controller.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            time.sleep(0.001)
         children = controller.children(recursive=True)
         controller.terminate()
         controller.resume()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from ipyparallel.cluster.launcher import LauncherError
 
 from hpdl_lab.engines import slurm_step
+from hpdl_lab.engines.slurm_launchers import ending_with_children
 from tests.slurm.controller import environment_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,9 +35,10 @@ def private(tmp_path, monkeypatch):
     give_up = time.monotonic() + 60
     while left := [process for process in psutil.process_iter() if ours in environment_of(process)]:
         if time.monotonic() > give_up:
+            told = [f"{process}: {' '.join(process.cmdline())}" for process in left]
             for process in left:
                 process.kill()
-            pytest.fail(f"left behind: {left}")
+            pytest.fail(f"left behind: {told}")
         time.sleep(0.1)
 
 
@@ -96,3 +99,23 @@ def test_from_a_shell(slurm):
 )
 def test_each_rank_of_a_node_has_its_share_of_the_gpus(devices, size, shares):
     assert [slurm_step.share(devices, rank, size) for rank in range(size)] == shares
+
+
+FORKING = """
+import os, time
+much = b"1" * (100 << 20)  # which makes each fork long
+print(flush=True)
+for _ in range(300):
+    if os.fork() == 0:
+        break
+time.sleep(100)
+"""
+
+
+def test_a_controller_that_is_starting_processes_is_ended_with_all_of_them():
+    """The fixture above finds what would be left."""
+    process = subprocess.Popen([sys.executable, "-c", FORKING], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    with process.stdout, ending_with_children(process.pid):
+        process.wait(60)
+    assert process.returncode == -signal.SIGTERM
