@@ -1,4 +1,4 @@
-"""`pytest -p tests.held_engines`: four engines run, with torch imported, for as long as the session lasts.
+"""`pytest -p tests.held_engines`: four engines run, with torch's optimizers imported, for as long as the session lasts.
 
 Notebooks find them running, as in the second notebook that an attendee opens: starting engines for each would take as
 long as all else that some of them do. What notebooks start by themselves, and replace, is looked at without this.
@@ -21,4 +21,6 @@ def pytest_sessionfinish(session):
 
 
 def import_torch(comm):
-    import torch  # noqa: F401
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first imports torch._dynamo, for seconds where cores are busy

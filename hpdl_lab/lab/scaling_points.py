@@ -24,10 +24,10 @@ from ..trace import now_ns
 from .ranks import SIMULATED_DEADLINE, place
 
 COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce)
-POINT_S = 1.0  # s, about, that the steps of one measured point take
-REHEARSALS_S = 1.0  # s, about, for the numbers of examples per rank that were not measured
-FOLLOW_S = 1.0  # s: where following every message of a step would take longer, its schedule is evaluated
-FOLLOWED_TURNS = 25  # of the steps of one measured point, at most
+POINT_S = 0.5  # s, about, that the steps of one measured point take
+REHEARSALS_S = 0.5  # s, about, for the numbers of examples per rank that were not measured
+FOLLOW_S = 0.3  # s: where following every message of a step would take longer, its schedule is evaluated
+FOLLOWED_TURNS = 9  # of the steps of one measured point, at most
 
 
 class Job(NamedTuple):

@@ -10,7 +10,7 @@ from PIL import Image
 from .style import DPI, HEIGHT, look, new_figure
 
 CRISP = 2  # pixels of a final picture per pixel of the page: sharp on high-density screens
-PERIOD = 0.1  # s from frame to frame: smooth to the eye, and half a core at least is left to the ranks
+PERIOD = 0.18  # s from frame to frame: the eye can follow, and most of a core is left to the ranks
 LEAST_PAUSE = 0.02  # s between two frames where drawing is slow
 
 
@@ -55,7 +55,7 @@ class Live:
     """A figure redrawn by a pure function of what is known so far.
 
         live = Live(loss.draw)
-        live.update(rows)      as often as you like: draws about ten times a second at most
+        live.update(rows)      as often as you like: draws about five times a second
         live.finish(rows)      always draws
 
     `draw(figure, *args)` fills an empty figure. In a plain script nothing is shown, and only the last state is drawn.

@@ -218,7 +218,7 @@ link
 from hpdl_lab.collectives import cost
 
 costs = {"ring": cost.all_reduce, "tree": cost.tree, "parameter_server": cost.parameter_server}
-sizes = [2**k for k in range(10, 23, 2)]
+sizes = [2**k for k in range(10, 23, 3)]
 {size: choose(costs, 4, size, link.alpha, link.beta) for size in sizes}
 
 # %%
