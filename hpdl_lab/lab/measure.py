@@ -18,6 +18,7 @@ from .ranks import SIMULATED_DEADLINE, place
 
 SIZES = ("4", "1KiB", "16KiB", "128KiB", "1MiB", "4MiB")
 REST_S = 0.1  # between two measurements: long enough to draw the last one
+LINK_SAMPLES = 5  # of each row on a shaped link, which takes long and about equally long each time
 LINK_PING_SIZES = (8, 2**20, 2**22)  # a shaped link lets some 64 KiB pass at once, which says nothing of its speed
 RING = {"all_reduce": cost.all_reduce, "reduce_scatter": cost.reduce_scatter, "all_gather": cost.all_gather}
 
@@ -176,7 +177,8 @@ def measure(
         fit.update(row) if "alpha" in row else rows.append(row)
         plot.update(*state())
 
-    timing = (1, 0, 0.0) if where.simulated else (SAMPLES, SAMPLE_NS, REST_S)  # virtual time is the same every time
+    samples = LINK_SAMPLES if where.link else SAMPLES
+    timing = (1, 0, 0.0) if where.simulated else (samples, SAMPLE_NS, REST_S)  # virtual time is the same every time
     pings = LINK_PING_SIZES if where.link else PING_SIZES
     try:
         where.run(race, functions, sizes, "float32", *timing, collective, pings, deadline=deadline, on_row=on_row)

@@ -27,7 +27,7 @@ COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, s
 POINT_S = 0.5  # s, about, that the steps of one measured point take
 REHEARSALS_S = 0.5  # s, about, for the numbers of examples per rank that were not measured
 FOLLOW_S = 0.3  # s: where following every message of a step would take longer, its schedule is evaluated
-FOLLOWED_TURNS = 9  # of the steps of one measured point, at most
+FOLLOWED_TURNS = 15  # of the steps of one measured point, at most
 
 
 class Job(NamedTuple):

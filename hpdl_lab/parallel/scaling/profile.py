@@ -23,7 +23,7 @@ from .interference import Both
 from .overlap_model import StepProfile
 from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
 
-LEAST, MOST = 7, 80  # steps that are timed
+LEAST, MOST = 5, 80  # steps that are timed
 WARM_UP = 2
 PROBE = 1001  # elements with which an all-reduce is checked before anything is timed
 TINY = 8  # bytes, of the message that says what the number of messages costs
