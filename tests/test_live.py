@@ -16,6 +16,8 @@ from hpdl_lab import lab
 from hpdl_lab.optim.gradient_descent import gradient_step
 from hpdl_lab.plots import live, loss, style
 
+pytestmark = pytest.mark.timeout(200)  # the kernel of the first test takes a minute where cores are busy
+
 CELL = """
 %matplotlib inline
 import matplotlib.pyplot as plt
