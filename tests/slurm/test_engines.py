@@ -24,16 +24,18 @@ from hpdl_lab.engines import session_dir
 from hpdl_lab.engines import slurm as slurm_engines
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
+from tests.slurm.test_slurm_job import Watched
 
 pytestmark = pytest.mark.timeout(300)
 EMULATED = 'where="emulated"'  # from there on notebook 04 is about links that this machine emulates
 WITHOUT_ENGINES = ("lab.steps(", "lab.network(", "ranks=16", "def choose(", "lab.check(choose)")
 LIGHTER = {  # the least of what each verb does on engines
-    "lab.start(4)": 'lab.start(4, where="slurm", nodes=2)',
+    "lab.start(4)": 'lab.start(2, where="slurm", nodes=2)',
     "lab.measure(all_reduce, prediction=my_times)": 'lab.measure(all_reduce, sizes=("4", "4MiB"), prediction=my_times)',
+    "sent == 6 * 2**20 and all(bool((x == 4)": "sent == 4 * 2**20 and all(bool((x == 2)",
     "lab.train(all_reduce=all_reduce)": "lab.train(all_reduce=all_reduce, steps=60, batch=256)",
     "trained.test_accuracy >= 0.97": "trained.test_accuracy >= 0.9 and trained.drift == 0",
-    "lab.scaling(": 'lab.scaling(ranks=(1, 4), kind="weak", simulate=(8,), ',
+    "lab.scaling(": 'lab.scaling(ranks=(1, 2), kind="weak", simulate=(4,), ',
 }
 
 
@@ -66,6 +68,16 @@ def far(job):
     if job.ailment():
         job.restart()
     return job
+
+
+@pytest.fixture(scope="module")
+def limited(one_slurm, tmp_path_factory):
+    """A job of one minute, of which one second is left. Slurm looks every 30 s only: tests go on meanwhile."""
+    watched = Watched(tmp_path_factory.mktemp("limited"), 1, "exec sleep 1000", time=1)
+    number = watched.told("running")["id"]
+    one_slurm.ask("scontrol", "update", f"JobId={number}", "EndTime=now+1")
+    yield watched
+    watched.end()
 
 
 def pid_of(comm):
@@ -195,7 +207,7 @@ def test_one_port_listens_on_the_address_that_the_nodes_see_and_only_the_user_ca
         assert stat.S_IMODE(entry.stat().st_mode) == 0o600, entry.path
 
 
-def test_a_cancelled_job_is_one_sentence_and_a_restart_asks_for_another(far, one_slurm):
+def test_a_cancelled_job_is_one_sentence_and_a_restart_asks_for_another(far, limited, one_slurm):
     number = number_of(far)
     one_slurm.ask("scancel", number)
     with pytest.raises(EngineError) as caught:
@@ -268,3 +280,9 @@ def test_the_solution_of_notebook_04_runs_on_two_nodes(one_slurm, shared, no_eng
         cell.source = cell.source.replace(verb, lighter)
     notebook.cells.append(nbformat.v4.new_code_cell('assert {i["host"] for i in lab.cluster().infos} == {"n1", "n2"}'))
     NotebookClient(notebook, timeout=200, resources={"metadata": {"path": "notebooks/solutions"}}).execute()
+
+
+def test_a_job_that_reaches_its_time_limit_says_so(limited):
+    told = limited.told("ended", hurry=True)
+    limit = "reached its time limit of 00:01:00 (hours:minutes:seconds): ask for more with time="
+    assert told["text"] == f"Slurm job {told['id']} {limit}"
