@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
 import psutil
@@ -147,8 +148,10 @@ def log_in(page, address, name):
     page.get_by_role("button", name="Sign in").click()
 
 
-def open_notebook(page, address, name):
-    page.goto(f"{address}/user/{name}/lab/tree/04_ring_all_reduce.ipynb?reset")
+def open_notebook(page, address, name, start=False):
+    """start: the server first."""
+    path = f"/user/{name}/lab/tree/04_ring_all_reduce.ipynb?reset"
+    page.goto(f"{address}/hub/spawn?next={quote(path)}" if start else f"{address}{path}")
     expect(page.get_by_text(IDLE)).to_be_visible(timeout=SERVER_MS)
 
 
@@ -290,6 +293,7 @@ def test_a_hub_that_is_killed_comes_back_and_open_notebooks_go_on(room, command,
     page.keyboard.press("Control+s")
     wait_until(lambda: "are still" in notebook(state, ADA).read_text())
     open_notebook(pages[BOB], address, BOB)
+    pages[BOB].goto("about:blank")  # or it asks for its server all through the next test
 
 
 def cmdline(pid):
@@ -317,9 +321,8 @@ def test_ctrl_c_leaves_no_process_and_an_idle_server_is_stopped_without_loss(roo
     assert "Culling server" in (state / "hub" / "hub.log").read_text()
     assert culling.stop() == 0
     start()
-    page.goto(f"{address}/hub/spawn")
-    expect(page.locator(".jp-DirListing-content")).to_contain_text("04_ring_all_reduce", timeout=SERVER_MS)
-    open_notebook(page, address, ADA)
+    open_notebook(page, address, ADA, start=True)
+    expect(page.locator(".jp-DirListing-content")).to_contain_text("04_ring_all_reduce")
     outputs = page.locator(".jp-OutputArea-output")
     expect(outputs.get_by_text("4.1 reduce_scatter: correct").first).to_be_attached()
     expect(outputs.get_by_text("variables None are still there").first).to_be_attached()
