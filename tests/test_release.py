@@ -317,13 +317,15 @@ def test_without_the_hidden_folder_what_was_only_run_is_merged_and_what_was_chan
 
 
 def test_a_notebook_that_is_saved_meanwhile_is_left_alone(given, source, monkeypatch):
+    merged = merge.merge
+
     def slow(*notebooks):
         edit(given / RING, lambda notebook: notebook.cells.append(nbformat.v4.new_code_cell("saved just now")))
-        return merge.merge(*notebooks)
+        return merged(*notebooks)
 
     edit(given / RING, work)
     edit(source / RING, improve)
-    monkeypatch.setattr(release, "merge", slow)
+    monkeypatch.setattr(merge, "merge", slow)
     with pytest.raises(RuntimeError, match=f"{RING} is being saved by somebody: left alone; run this again"):
         release.write(given, source)
     assert says(given)[-1] == "saved just now" and answered(given)

@@ -7,10 +7,14 @@
 
 Every file is written under another name, then renamed; `given` comes last. So whatever ends this half way, each
 notebook is as it was or as it will be, and the next run does the rest.
+
+Each attendee's server runs this as it starts, mostly with nothing to merge: nbformat, which takes as long to import as
+all the rest, comes in only where there is.
 """
 
 import contextlib
 import fcntl
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -19,13 +23,10 @@ import warnings
 from concurrent import futures
 from pathlib import Path
 
-import nbformat
-
 from . import forms
-from .merge import merge
 
 HIDDEN = ".hpdl-release"
-NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError, nbformat.ValidationError)
+NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError)
 
 
 def write(folder, source=None):
@@ -84,6 +85,10 @@ def bring(folder, name, form):
 
 def update(folder, name, theirs, base, form):
     """Merge the form into a notebook that the attendee has changed, or put it beside."""
+    import nbformat
+
+    from .merge import merge
+
     try:
         mine = parsed(theirs)
     except ValueError as error:
@@ -114,12 +119,14 @@ def started_from(base, mine):
 
 def parsed(text):
     """The notebook of these bytes. Raises ValueError, with the reason, where it is none that Jupyter could open."""
+    import nbformat
+
     try:
         notebook = nbformat.v4.reads(text.decode())
         with warnings.catch_warnings(action="ignore"):  # of cells without ids, as older programs leave them
             nbformat.validate(notebook, version=4, relax_add_props=True)
         nbformat.writes(notebook).encode()
-    except NOT_SO_WRITTEN as error:
+    except (*NOT_SO_WRITTEN, nbformat.ValidationError) as error:
         raise ValueError("this is not how the cells of a notebook are written") from error
     return notebook
 
@@ -181,7 +188,8 @@ def as_account(user, group, folder, given):
 
     The child is forked and starts no program: the account may not be allowed to read this Python.
     """
-    parsed(next(text for name, text in given.items() if name.endswith(".ipynb")))  # loads here what the child needs
+    importlib.import_module(".merge", __package__)  # what the child may need is loaded here
+    parsed(next(text for name, text in given.items() if name.endswith(".ipynb")))
     with futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         return pool.submit(as_child, user, group, folder, given).result()
 

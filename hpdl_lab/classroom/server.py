@@ -18,7 +18,7 @@ def main():
         source = os.environ.get(SOURCE, forms.NOTEBOOKS)
         for sentence in release.write(os.path.expanduser(f"~/{FOLDER}"), source=source):
             print(sentence, file=sys.stderr)
-    except (OSError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError) as error:
         print(f"The notebooks were not brought up to date: {error}", file=sys.stderr)
     os.makedirs(os.path.expanduser(f"~/{FOLDER}"), exist_ok=True)
     sys.stderr.flush()
