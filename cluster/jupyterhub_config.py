@@ -69,9 +69,9 @@ c.Spawner.environment = {"JUPYTERHUB_ACTIVITY_INTERVAL": str(given.look_seconds)
 c.JupyterHub.last_activity_interval = given.look_seconds
 if given.idle:
     # jupyterhub-idle-culler stops servers, with their engines, that nobody has used for so long. Files stay.
-    # It ends with its hub (1: PR_SET_PDEATHSIG), also where that is killed: the next one starts another.
+    # It ends with its hub, also where that is killed: the next one starts another.
     cull = (
-        "import ctypes, runpy; ctypes.CDLL(None).prctl(1, 9); "
+        "import runpy; from hpdl_lab.classroom.hub import end_with_parent; end_with_parent(); "
         "runpy.run_module('jupyterhub_idle_culler', run_name='__main__', alter_sys=True)"
     )
     often = ["--timeout", f"{given.idle * 60:.0f}", "--cull-every", str(given.look_seconds)]

@@ -36,10 +36,12 @@ def main(extra=""):
         sys.stdout.flush()
         sys.stdout.buffer.write(said.read())
         sys.stdout.flush()
+    if packages or compiled:
+        return 1
     # Files for other versions of Python, and templates, do not compile, here as under pip.
     everything = [sys.executable, "-m", "compileall", "-qq", "-j0", sysconfig.get_path("purelib")]
     subprocess.call(everything, stdout=subprocess.DEVNULL)
-    return 1 if packages or compiled else 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def private(names, **how):
 
 
 def end_with_parent():
-    """In JupyterHub's process: be asked to end when the process that started it is killed."""
+    """In JupyterHub's process, or its culler's: be asked to end when the process that started it is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -142,7 +142,7 @@ class Server:
         try:
             job = self._jobs.get_nowait()
         except queue.Empty:
-            return  # asked for twice: by `work_in` and by `_submit`
+            return  # asked for twice: by `work_in` and by `submit`
         job()
 
     def _run(self, kernel, task):

@@ -208,12 +208,13 @@ lab.schedule("gems_master", micro_batches=6)
 
 # %%
 my_speedup = 1.5  # your guess
-waiting = lab.pipeline("gpipe", micro_batches=1)
-gems = lab.pipeline("gems_master", micro_batches=8)
+seconds = (0.06, 0.12)  # so that a rank which gets its core a tenth of a second late spoils little
+waiting = lab.pipeline("gpipe", micro_batches=1, seconds=seconds)
+gems = lab.pipeline("gems_master", micro_batches=8, seconds=seconds)
 
 # %%
 speedup = 8 * waiting.measured.makespan / gems.measured.makespan
-assert 0.5 < speedup < 5 and gems.measured.live == [1] * 4, f"{speedup:.2f}, live: {gems.measured.live}"
+assert 1 < speedup < 1.7 and gems.measured.live == [1] * 4, f"{speedup:.2f}, live: {gems.measured.live}"
 print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {96 / 75:.2f}, and you said {my_speedup}")
 
 # %% [markdown]

@@ -25,8 +25,9 @@ def nothing(comm):
 
 
 def impatient(run, deadline):
-    """A communicator whose waits end after `deadline` seconds, once all ranks have come."""
+    """A communicator whose waits end after `deadline` seconds, once all ranks have come and made comm'."""
     comm = run()
+    comm.background(nothing).wait()
     comm.waiting.deadline = deadline
     return comm
 

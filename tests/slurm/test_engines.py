@@ -24,7 +24,7 @@ from hpdl_lab.engines import session_dir
 from hpdl_lab.engines import slurm as slurm_engines
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
-from tests.slurm.test_slurm_job import Watched
+from tests.slurm.watched import Watched
 
 pytestmark = pytest.mark.timeout(300)
 EMULATED = 'where="emulated"'  # from there on notebook 04 is about links that this machine emulates

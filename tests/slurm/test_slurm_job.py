@@ -1,49 +1,16 @@
 """The process that submits, watches and cancels the job of the engines: every way in which such a job can end."""
 
-import json
 import os
 import subprocess
 import time
 
 import pytest
 
-from hpdl_lab.engines import session_dir, slurm_job, slurm_options, slurm_queue
-from tests.slurm.controller import PATIENCE, Slurm
+from hpdl_lab.engines import slurm_job, slurm_queue
+from tests.slurm.controller import Slurm
+from tests.slurm.watched import Watched
 
 pytestmark = pytest.mark.timeout(300)  # s; what is waited for comes within a few
-
-
-class Watched:
-    """A slurm_job process, and what it tells."""
-
-    def __init__(self, folder, n, script, shared=None, **said):
-        self.path = str(folder)
-        self.shared = str(shared or folder)
-        options = slurm_options.checked(said, n)
-        command = slurm_job.argv(self.path, n, options, ["/bin/sh", "-c", script], self.shared)
-        self.process = subprocess.Popen(command)
-
-    def told(self, state, has="", hurry=False):
-        """job.json as soon as it tells `state`, with the text `has`, or the end of the job.
-
-        hurry: have it look often. It has told something before, so that the signal does not end it.
-        """
-        give_up, told = time.monotonic() + PATIENCE, {}
-        while time.monotonic() < give_up:
-            if hurry:
-                self.process.send_signal(slurm_queue.LOOK_NOW)
-                time.sleep(0.2)
-            if os.path.exists(file := session_dir.job_file(self.path)):
-                with open(file) as opened:
-                    told = json.load(opened)
-                if told["state"] == "ended" or (told["state"] == state and has in told["text"]):
-                    return told
-            time.sleep(0.02)
-        pytest.fail(f"not {state} {has!r} within {PATIENCE} s: {told}")
-
-    def end(self):
-        self.process.terminate()
-        return self.process.wait()
 
 
 @pytest.fixture
