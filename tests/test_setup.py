@@ -263,8 +263,9 @@ sys.exit({fails!r} == ("module" if compiles else "packages"))
 def test_packages_are_installed_while_the_module_is_compiled(monkeypatch, tmp_path, capfd, fails):
     (tmp_path / "pip.py").write_text(PIP.format(fails=fails))
     monkeypatch.setattr(install, "PIP", [sys.executable, str(tmp_path / "pip.py"), "install"])
-    monkeypatch.setattr(install.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(install, "FIRST_IMPORTS", (f"io; open({str(tmp_path / 'imported')!r}, 'w')",))
     assert install.main("hub") == bool(fails)
+    assert (tmp_path / "imported").exists() == (not fails)
     packages, module = capfd.readouterr().out.splitlines()
     assert packages.startswith("install cloudpickle>=") and "torch>=" in packages and "jupyterhub>=" in packages
     assert module == "an error of the compiler"

@@ -3,13 +3,13 @@
     python cluster/laptop/install.py [EXTRA]       as `make` does, in the repository, with the build tools installed
 
 Two runs of pip side by side: packages are fetched and unpacked on one core, csrc/ is compiled on the others. What the
-second says is shown when it has ended. Then Python's files are compiled on all cores, where pip would use one. Exits
-with 1 where either pip fails.
+second says is shown when it has ended. Then what a class uses is imported once: Python compiles it, a third of all the
+packages, and matplotlib looks for its fonts. The first cell of a notebook would do that otherwise. Exits with 1 where
+a pip fails.
 """
 
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import tomllib
 from pathlib import Path
@@ -17,6 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile", "-c", "constraints.txt"]
 MODULE = ["--no-build-isolation", "--no-deps", "-e", "."]
+FIRST_IMPORTS = (  # by engines and notebooks; by servers. `torch._dynamo` is what torch's optimizers import
+    "hpdl_lab.lab, torch._dynamo, sklearn.datasets",
+    "ipykernel.kernelapp, ipyparallel, ipywidgets, jupyterlab.labapp",
+)
 
 
 def requirements(extra=""):
@@ -38,9 +42,9 @@ def main(extra=""):
         sys.stdout.flush()
     if packages or compiled:
         return 1
-    # Files for other versions of Python, and templates, do not compile, here as under pip.
-    everything = [sys.executable, "-m", "compileall", "-qq", "-j0", sysconfig.get_path("purelib")]
-    subprocess.call(everything, stdout=subprocess.DEVNULL)
+    imports = [subprocess.Popen([sys.executable, "-c", f"import {names}"], cwd=ROOT) for names in FIRST_IMPORTS]
+    for process in imports:
+        process.wait()  # one that fails shows its traceback, and `make lab` says what is missing
     return 0
 
 
