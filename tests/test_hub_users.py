@@ -7,6 +7,7 @@ import socket
 import bcrypt
 import pytest
 
+from hpdl_lab import cli
 from hpdl_lab.classroom import ports, settings, users
 from hpdl_lab.cli import hub as command
 
@@ -20,10 +21,15 @@ def test_numbered_names_are_sorted_and_good_names(n, last):
     assert all(users.NAME.fullmatch(name) for name in names)
 
 
+def test_no_class_has_a_million_attendees():
+    with pytest.raises(ValueError, match="a hub has 10,000 attendees at most, not 1,000,000"):
+        users.numbered(1_000_000)
+
+
 def test_a_users_file_has_names_with_and_without_passwords(tmp_path):
     file = tmp_path / "users.txt"
-    file.write_text("# the class of May\nada  sesame street\n\n  bob # chooses one\neve\tlong-enough\n")
-    assert users.read(file) == {"ada": "sesame street", "bob": None, "eve": "long-enough"}
+    file.write_text("\ufeff# the class of May\nada  sesame street\n\n  bob # chooses one\neve\tlong#enough #1\n")
+    assert users.read(file) == {"ada": "sesame street", "bob": None, "eve": "long#enough"}
 
 
 @pytest.mark.parametrize(
@@ -106,6 +112,9 @@ def test_a_port_in_use_and_no_port_are_refused_in_one_sentence(given):
     ports.check(given)
     with pytest.raises(RuntimeError, match="70000 is no port: a number from 1 to 65535"):
         ports.check(given._replace(port=70000))
+    for address in ("192.0.2.1", ""):
+        with pytest.raises(RuntimeError, match=f"'{address}' is no address of this machine .*--address 0.0.0.0"):
+            ports.check(given._replace(address=address))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +144,24 @@ def test_amounts_of_memory(text, nbytes):
     assert command.size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "G", "3X", "-3G", "3", "0.1G", "nan"])
+@pytest.mark.parametrize("text", ["", "G", "3X", "-3G", "3", "0.1G", "nan", "infG", "1e300G"])
 def test_what_is_no_amount_of_memory_is_said(text):
     with pytest.raises(argparse.ArgumentTypeError, match="memory|too little"):
         command.size(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [(command.cores, "0.01"), (command.cores, "-1"), (command.cores, "inf"), (command.minutes, "1e7")]
+    + [(read, wrong) for read in (command.cores, command.minutes) for wrong in ("nan", "two", "")],
+)
+def test_what_is_no_number_of_cores_or_minutes_is_said(read, text):
+    assert (command.cores("0.5"), command.cores("0"), command.minutes("0")) == (0.5, 0, 0)
+    with pytest.raises(argparse.ArgumentTypeError, match="no number of cores|not a number of minutes"):
+        read(text)
+
+
+def test_a_password_is_forgotten_or_all_removed_but_not_both(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["hub", "--forget-password", "ada", "--remove", "--state", "/proc/none"])
+    assert "not allowed with argument" in capsys.readouterr().err

@@ -40,6 +40,10 @@ def check(given):
     """Raise RuntimeError where browsers could not reach the hub at the port of `given`."""
     if not 1 <= given.port <= 65535:
         raise RuntimeError(f"{given.port} is no port: a number from 1 to 65535 is needed, as in --port 8000")
+    if reason := why_not(given.address, 0) if given.address else "it is empty":
+        raise RuntimeError(
+            f"{given.address!r} is no address of this machine ({reason}): --address 0.0.0.0 is all that it has"
+        )
     if reason := why_not(given.address, given.port):
         who = machine.holder(given.port)
         reason = f"{who} has it" if who else reason

@@ -4,31 +4,35 @@ import dbm
 import re
 from pathlib import Path
 
+MOST = 10_000  # attendees: a typing mistake beyond
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,23}")  # with accounts.PREFIX it is a Unix account; at most 32 characters there
+COMMENT = re.compile(r"(^|\s)#.*")  # a "#" within a password is part of it
 SHORTEST_PASSWORD = 8  # characters
 LONGEST_PASSWORD = 72  # bytes: bcrypt looks at no more
 ROUNDS = 10  # of bcrypt, log2: 40 passwords of a file in 3 s; those that attendees choose take its default
 
 
 def numbered(n):
-    """n names: attendee01, attendee02, ..."""
+    """n names: attendee01, attendee02, ... Raises ValueError for more than MOST."""
+    if n > MOST:
+        raise ValueError(f"a hub has {MOST:,} attendees at most, not {n:,}")
     digits = max(2, len(str(n)))
     return [f"attendee{i:0{digits}}" for i in range(1, n + 1)]
 
 
 def read(path):
-    """{name: password, or None where the attendee chooses one} of a users file; "#" begins a comment.
+    """{name: password, or None where the attendee chooses one} of a users file; " #" begins a comment.
 
     Raises: ValueError: one sentence with the first lines that are wrong.
     """
     users, seen_in, wrong = {}, {}, []
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeError) as error:
         why = "not there" if isinstance(error, FileNotFoundError) else getattr(error, "strerror", None) or "no text"
         raise ValueError(f"there is no users file {path} ({why}): one name on each line is wanted") from None
     for number, line in enumerate(lines, 1):
-        name, password = [*line.split("#")[0].split(maxsplit=1), "", ""][:2]
+        name, password = [*COMMENT.sub("", line).split(maxsplit=1), "", ""][:2]
         if not name:
             continue
         password = password.strip()

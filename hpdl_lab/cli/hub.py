@@ -6,6 +6,8 @@ import sys
 
 from .arguments import ranks
 
+LEAST_CORES = 0.1  # of one attendee: with less no server starts in time
+MOST_MINUTES, MOST_BYTES = 1e6, 1e15  # typing mistakes beyond
 UNITS = {"": 1, "M": 1e6, "G": 1e9, "MB": 1e6, "GB": 1e9, "T": 1e12, "TB": 1e12}
 
 
@@ -21,9 +23,9 @@ def add(commands):
     )
     command.add_argument("--engines", type=ranks, default=usual.engines, help="of one attendee at most (4)")
     command.add_argument("--memory", type=size, default=0, help="of one attendee, such as 3G (1G and 0.5G an engine)")
-    command.add_argument("--cores", type=number, default=0, help="of one attendee (one for each engine)")
+    command.add_argument("--cores", type=cores, default=0, help="of one attendee (one for each engine)")
     command.add_argument(
-        "--idle", type=number, default=usual.idle, help="minutes until unused servers stop; 0: never (60)"
+        "--idle", type=minutes, default=usual.idle, help="minutes until unused servers stop; 0: never (60)"
     )
     command.add_argument("--start-timeout", type=ranks, default=usual.start_timeout, help="seconds for a server (120)")
     command.add_argument(
@@ -38,8 +40,9 @@ def add(commands):
     )
     command.add_argument("--no-isolation", action="store_true", help="without root: all attendees share your account")
     command.add_argument("--dummy", action="store_true", help="any password opens any account; on 127.0.0.1 only")
-    command.add_argument("--forget-password", metavar="NAME", help="NAME's next password is the new one; then end")
-    command.add_argument("--remove", action="store_true", help="remove accounts, files and passwords; then end")
+    task = command.add_mutually_exclusive_group()
+    task.add_argument("--forget-password", metavar="NAME", help="NAME's next password is the new one; then end")
+    task.add_argument("--remove", action="store_true", help="remove accounts, files and passwords; then end")
     command.set_defaults(command=hub)
 
 
@@ -125,18 +128,33 @@ def size(text):
     try:
         nbytes = float(digits) * UNITS[unit]
     except (ValueError, KeyError):
-        raise argparse.ArgumentTypeError(f"{text} is no amount of memory, such as 3G") from None
-    if not nbytes >= 0.5e9:  # "nan" as well
+        nbytes = float("nan")
+    if not nbytes <= MOST_BYTES:  # "nan" as well
+        raise argparse.ArgumentTypeError(f"{text} is no amount of memory, such as 3G")
+    if nbytes < 0.5e9:
         raise argparse.ArgumentTypeError(f"{text} is too little: JupyterLab and a kernel with torch take 0.5G")
     return int(nbytes)
 
 
-def number(text):
-    """A number from 0 on."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
+def cores(text):
+    """A number of cores, 0 or from LEAST_CORES on."""
+    value = number(text)
+    if not value == 0 and not LEAST_CORES <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of cores: {LEAST_CORES} at least, 0 for one an engine")
     return value
+
+
+def minutes(text):
+    """A number from 0 to MOST_MINUTES."""
+    value = number(text)
+    if not 0 <= value <= MOST_MINUTES:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of minutes from 0 to {MOST_MINUTES:,.0f}")
+    return value
+
+
+def number(text):
+    """The number, "nan" where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
