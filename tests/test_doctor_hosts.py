@@ -18,7 +18,7 @@ from hpdl_lab.comm.board import Board, Slot
 from hpdl_lab.comm.bulletin import Bulletin
 
 BEGIN = """
-import os, sys, time
+import os, sys, threading, time
 import numpy as np
 from hpdl_lab.comm.mpi import session_of_this_process
 
@@ -27,6 +27,34 @@ rank, size = session.rank, session.size
 x, y = np.full(10, rank, np.float32), np.zeros(10, np.float32)
 assert type(session.board).__name__ == "Bulletin"
 programs = []
+
+def write(name, text=""):
+    with open(f"{name}-{number}-{rank}.tmp", "w") as file:
+        file.write(text)
+    os.rename(f"{name}-{number}-{rank}.tmp", f"{name}-{number}-{rank}")
+
+def wait_for(name, ranks):
+    while not all(os.path.exists(f"{name}-{number}-{r}") for r in ranks):
+        time.sleep(0.01)
+
+def in_a_thread(function):
+    threading.Thread(target=function, daemon=True).start()
+
+def see(op, waiting):
+    # Until this rank, which waits meanwhile, has heard of all ranks, and that `waiting` are in `op`.
+    def seen():
+        slots = [session.board.slot(r) for r in range(size)]
+        heard = all(slot.run == number + 1 for slot in slots)
+        return heard and all((slots[r].state, slots[r].op) == ("waiting", op) for r in waiting)
+
+    while not seen():
+        time.sleep(0.01)
+    write("seen")
+
+def see_and_give_up(comm, op, waiting, who):
+    see(op, waiting)
+    wait_for("seen", who)
+    comm.waiting.deadline = 0.1
 """
 
 PROGRAM = """
@@ -36,41 +64,36 @@ programs.append(program)
 """
 
 END = """
-def write(name, text):
-    with open(name + ".tmp", "w") as file:
-        file.write(text)
-    os.rename(name + ".tmp", name)
-
 for number, program in enumerate(programs):
-    comm, error, said = session.comm(number + 1, deadline=0.8), None, ""
+    comm, error, said = session.comm(number + 1, deadline=20), None, ""
     try:
         program(comm)
     except Exception as raised:
         error, said = raised, f"{type(raised).__name__} {raised}"
     comm.close(error, "cell:4")
-    write(f"said-{number}-{rank}", said)
-    while not all(os.path.exists(f"said-{number}-{r}") for r in range(size)):  # or they would see the next run
-        time.sleep(0.01)
+    write("said", said)
+    wait_for("said", range(size))  # or they would see the next run
 
 with session.comm(99) as comm:
     here = comm.split(session.hosts[rank])
     assert here.size == comm.node_size == 2
     assert comm.all_reduce(np.ones(3, np.float32))[0] == 4
-write(f"ended-{rank}", "")
+write("ended")
 """
 
 # (name, the program, ranks that speak, what their tables hold, their reason)
 CASES = [
     (
         "a circle over both hosts",
-        "comm.recv(y, (rank + 1) % size)",
+        "in_a_thread(lambda: see_and_give_up(comm, 'recv', range(4), range(4)))\n    comm.recv(y, (rank + 1) % size)",
         (0, 1, 2, 3),
         [r"0 +waiting +recv +from rank 1 +40 ", r"3 +waiting +recv +from rank 0 ", "cycle: 0 -> 1 -> 2 -> 3 -> 0"],
         "likely: ranks 0-3 all receive first",
     ),
     (
         "a rank that has finished on the other host",
-        "rank == 3 or comm.barrier()",
+        "if rank == 3:\n        wait_for('seen', range(3))\n    else:\n"
+        "        in_a_thread(lambda: see('barrier', range(3)))\n        comm.barrier()",
         (0, 1, 2),
         [r"0 +waiting +barrier", r"2 +waiting +barrier", r"3 +finished"],
         r"likely: rank 3 never called barrier: it finished",
@@ -98,7 +121,8 @@ CASES = [
     ),
     (
         "a rank that works on the other host",
-        "if rank == 3:\n        time.sleep(1.5)\n    comm.barrier()",
+        "if rank == 3:\n        wait_for('said', (0, 1))\n        return\n    if rank < 2:\n"
+        "        in_a_thread(lambda: see_and_give_up(comm, 'barrier', range(3), range(2)))\n    comm.barrier()",
         (0, 1),
         [r"0 +waiting +barrier", r"2 +waiting +barrier", r"3 +running"],
         r"likely: rank 3 is still computing: not a deadlock, a deadline",
@@ -118,8 +142,8 @@ def said(tmp_path_factory):
     command = [features.mpiexec(), "-n", "4", "sh", "-c", play, sys.executable, str(path)]
     # Not its exit status: ranks whose collectives were broken off leave without MPI_Finalize, which mpiexec minds.
     done = subprocess.run(command, cwd=folder, env=environment, timeout=50, capture_output=True, text=True)
-    assert all((folder / f"ended-{rank}").exists() for rank in range(4)), done.stderr
     names = [case[0] for case in CASES]
+    assert all((folder / f"ended-{len(names) - 1}-{rank}").exists() for rank in range(4)), done.stderr
     return lambda name, rank: (folder / f"said-{names.index(name)}-{rank}").read_text()
 
 
@@ -213,7 +237,6 @@ rank = session.rank
 comm = session.comm(1, deadline=30)
 comm.barrier()
 if rank == 3:
-    time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 begin = time.monotonic()
 try:
@@ -221,7 +244,8 @@ try:
 except Exception as error:
     with open(f"said-{rank}", "w") as file:
         print(type(error).__name__, time.monotonic() - begin < 15, error, file=file)
-time.sleep(2)  # or the other ranks may see the end of this one first
+while not all(os.path.exists(f"said-{r}") for r in range(3)):  # or they may see the end of this one first
+    time.sleep(0.01)
 """
 
 

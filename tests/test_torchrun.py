@@ -18,7 +18,7 @@ SOME = "not posting_is_interrupted"  # patches MPI's own
 SCRIPT = """
 import gc
 gc.disable()  # or the import of torch takes twice as long
-import os, sys, time, torch
+import os, sys, threading, time, torch
 import pytest
 import torch.distributed as dist
 from hpdl_lab import comm
@@ -40,7 +40,14 @@ for _ in range(2):  # every world is a fresh one, while the group that carried i
     world.barrier()
     world.close()
 pair = dist.new_group([0, 1])
-world = comm.world(deadline=1.0)
+world = comm.world()
+
+def lose_patience():
+    while any(world.waiting.board.slot(rank).op != "recv" for rank in range(3)):
+        time.sleep(0.01)
+    world.waiting.deadline = 0.1
+
+threading.Thread(target=lose_patience, daemon=True).start()
 try:
     world.recv(torch.zeros(3), (world.rank + 1) % 3)
 except CommTimeout as error:

@@ -103,10 +103,9 @@ class Background:
         self.waiting.stop()
         if self._thread is not None:
             self._functions.put(None)
-            self._thread.join(SOON)
-            if self._thread.is_alive():
+            if not ends(self._thread, SOON):
                 interrupt(self._thread)
-                self._thread.join(LATER)
+                ends(self._thread, LATER)
         return [] if self.double is None else self.double._release()
 
     # -- Python thread ----------------------------------------------------------------------------------------------
@@ -260,6 +259,13 @@ class FunctionWork(BackgroundWork):
         ending = Ending(self._ended, background.signs_of_life)
         background.comm.waiting.watch(ending, self.what, lambda: corner.told, self.line)
         self.settled = True
+
+
+def ends(thread, seconds):
+    """True when `thread` ends within `seconds`: in short waits, of which one is lost where the process is stopped."""
+    for _ in range(10):
+        thread.join(seconds / 10)
+    return not thread.is_alive()
 
 
 def interrupt(thread):

@@ -22,6 +22,7 @@ from .waiting import GRACE
 NUMBERS = 1 << 29  # of communicators: four tags each, below 2^31
 LETTER = struct.Struct("<24sqiiH120s")  # of an agreement: op, count, index of the dtype, root, bytes of the note, note
 BROKEN = timedelta(milliseconds=1)
+LOOK = 0.05  # s: at a thread that has to end, also where the time for it has passed while this process was stopped
 
 
 class Wire:
@@ -98,7 +99,7 @@ class Wire:
             carrier.jobs.put(None)
         end = time.monotonic() + seconds
         for carrier in self.carriers.values():
-            carrier.join(max(0.0, end - time.monotonic()))
+            carrier.join(max(LOOK, end - time.monotonic()))
         left = [carrier for carrier in self.carriers.values() if carrier.is_alive()]
         self.carriers = {}
         if left:

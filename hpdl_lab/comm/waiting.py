@@ -14,6 +14,26 @@ LONG, RARELY = 1.0, (0.05, 5e-3)  # s: after so long, SLICE and the nap are thes
 CROWDED = 20  # where ranks share cores, a nap is 1/CROWDED of the wait so far: looking often costs others the core
 PATIENCE = 0.2  # s: then also look for peers that have died
 GRACE = 1.0  # s: for what a peer sent just before it finished or failed
+ABSENT = 0.2  # s: who has not looked for so long got no core, or was stopped, and those it waits for perhaps too
+
+
+class Stillness:
+    """For how long nothing has moved, as far as this rank was there to see it.
+
+    Each look is judged by the time at which it began: what had come by then is found before anybody gives up.
+    """
+
+    def __init__(self, now):
+        self._progress, self._moved, self._looked = None, now, now
+
+    def seconds(self, progress, now):
+        """After a look that began at `now` (ns). progress: changes when something moves; None where that is so."""
+        if now - self._looked > ABSENT * 1e9:
+            self._moved += now - self._looked
+        if progress is None or progress != self._progress:
+            self._progress, self._moved = progress, now
+        self._looked = now
+        return (now - self._moved) / 1e9
 
 
 class Waiting:
@@ -79,25 +99,24 @@ class Waiting:
         if self._wait(operation, SPIN, 0.0):
             return
         computes = Slot(0, self.run, "running", "", (), 0, now_ns(), 0, line, {})
-        shown, progress, moved, next_exchange = None, None, now_ns(), now_ns() + PATIENCE * 1e9
+        shown, stillness, next_exchange = None, Stillness(now_ns()), now_ns() + PATIENCE * 1e9
         try:
-            done = False
-            while not done:
+            while True:
+                now = now_ns()
                 slot = told() or computes
                 slot = slot if slot.state == "waiting" and not slot.until_ns else computes
-                if slot is not computes or operation.progress != progress:
-                    progress, moved = operation.progress, now_ns()
-                elif now_ns() - moved > self.deadline * 1e9:
-                    ends_not = f"which neither ends nor communicates for {self.deadline:g} s"
-                    me = self._names([self.rank])
-                    raise CommTimeout(f"{me} waits for {what} in the background, {ends_not}", self.waits())
                 if slot != shown:
                     shown = slot
                     self.board.publish(self.rank, slot.state, self.run, *slot[3:])
-                if now_ns() >= next_exchange:
-                    next_exchange = now_ns() + PATIENCE * 1e9
+                if now >= next_exchange:
+                    next_exchange = now + PATIENCE * 1e9
                     self.board.exchange(self.members)
-                done = self._wait(operation, SLICE, LONG_NAP)
+                if self._wait(operation, SLICE, LONG_NAP):
+                    break
+                if stillness.seconds(operation.progress if slot is computes else None, now) > self.deadline:
+                    ends_not = f"which neither ends nor communicates for {self.deadline:g} s"
+                    me = self._names([self.rank])
+                    raise CommTimeout(f"{me} waits for {what} in the background, {ends_not}", self.waits())
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 error.waits = tuple(self.waits())
@@ -125,23 +144,19 @@ class Waiting:
         return look
 
     def _look(self, operation, op, peers, nbytes, line, since, stop, facts):
-        whom, progress, moved, next_search = None, None, since, since + PATIENCE * 1e9
+        whom, stillness, next_search = None, Stillness(since), since + PATIENCE * 1e9
         nap = NAP
         while True:
             now = now_ns()
-            if operation.progress != progress:
-                progress, moved = operation.progress, now
             now_whom = peers() if callable(peers) else peers
             if now_whom != whom:
                 whom = now_whom
                 self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
-            if now >= next_search:
+            search = now >= next_search
+            if search:
                 nap, next_search = LONG_NAP, now + PATIENCE * 1e9
                 self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
                 self.board.exchange(self.members)
-                self._search(operation, op, whom, moved, now)
-            if now - moved > self.deadline * 1e9:
-                raise CommTimeout(f"no answer within {self.deadline:g} s: {self._me(op, whom)}", self.waits())
             if stop is not None:
                 stop()
             try:
@@ -149,6 +164,11 @@ class Waiting:
                     return
             except RuntimeError as error:
                 self.explain(error, op, whom)
+            still = stillness.seconds(operation.progress, now)
+            if search:
+                self._search(operation, op, whom, still, now)
+            if still > self.deadline:
+                raise CommTimeout(f"no answer within {self.deadline:g} s: {self._me(op, whom)}", self.waits())
 
     def _pace(self, waited, nap):
         """(s until the next look at signals, s of a nap between two looks at the operation) after `waited` s."""
@@ -163,15 +183,17 @@ class Waiting:
 
         The operation is not asked again: MPI has forgotten the request that failed, and says of it that it is done.
         """
-        time.sleep(PATIENCE)
-        self._require_alive(op, peers() if callable(peers) else peers, error)
+        give_up = time.monotonic() + GRACE
+        while time.monotonic() < give_up:
+            time.sleep(SLICE)
+            self._require_alive(op, peers() if callable(peers) else peers, error)
         raise error
 
     def _require_alive(self, op, whom, error=None):
         if died := [r for r in self.members if self.board.died(r)]:
             raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits()) from error
 
-    def _search(self, operation, op, whom, moved, now):
+    def _search(self, operation, op, whom, still, now):
         """Raise RankFailed or CommTimeout where one of the ranks waited for will never answer."""
         if any(self.board.died(r) for r in self.members):
             try:
@@ -181,7 +203,7 @@ class Waiting:
                 self.explain(error, op, whom)
             self._require_alive(op, whom)
         gone = [r for r in whom if op != "start" and self._left(r, now)]
-        if gone and now - moved > GRACE * 1e9:
+        if gone and still > GRACE:
             failed = any(self.board.slot(r)[1:3] == (self.run, "failed") for r in gone)
             why = f"{self._names(gone)} {'failed' if failed else 'left the run'} and will not answer"
             raise (RankFailed if failed else CommTimeout)(f"{why}: {self._me(op, whom)}", self.waits())

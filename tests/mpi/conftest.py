@@ -7,6 +7,7 @@ torchrun (tests/test_torchrun.py), except those that look at the MPI job.
 
 import functools
 import os
+import threading
 import time
 from datetime import timedelta
 
@@ -72,8 +73,25 @@ def meet_on_torchrun():
 def wait_until(condition, seconds=30):
     give_up = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < give_up, f"the ranks have not met within {seconds} s"
+        assert time.monotonic() < give_up, f"not so after {seconds} s: have the ranks not met?"
         time.sleep(0.005)
+
+
+@pytest.fixture
+def once():
+    """once(condition, act): act() as soon as condition() is true, in a thread, while this rank waits for something.
+
+    So a wait ends when all is as a test wants it, however late a rank that got no core may come.
+    """
+    threads = []
+
+    def once(condition, act):
+        threads.append(threading.Thread(target=lambda: (wait_until(condition), act())))
+        threads[-1].start()
+
+    yield once
+    for thread in threads:
+        thread.join()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What runs beside a rank: in order, apart from the foreground, really at the same time, and never for ever."""
 
 import os
+import signal
 import threading
 import time
 
@@ -24,12 +25,15 @@ def nothing(comm):
     """The first thing in the background: then comm' is there."""
 
 
-def impatient(run, deadline):
-    """A communicator whose waits end after `deadline` seconds, once all ranks have come and made comm'."""
-    comm = run()
-    comm.background(nothing).wait()
-    comm.waiting.deadline = deadline
-    return comm
+def shown(comm, rank=None):
+    """What the board shows of `rank`, or of this one."""
+    return comm.waiting.board.slot(comm.rank if rank is None else rank)
+
+
+def lose_patience(*waitings):
+    """The waits of these end soon."""
+    for waiting in waitings:
+        waiting.deadline = 0.1
 
 
 def wait_until(condition, seconds=30):
@@ -154,9 +158,9 @@ def test_in_the_background_there_is_no_other(comm):
 
 def test_where_mpi_is_not_for_several_threads_it_runs_at_once(run, ranks, monkeypatch):
     monkeypatch.setattr(ranks, "threads", False)
-    comm = run()
+    comm, before = run(), threads()
     assert not comm.runs_beside
-    assert (comm.background(shm_all_reduce, np.ones(3)).wait() == comm.size).all() and not threads()
+    assert (comm.background(shm_all_reduce, np.ones(3)).wait() == comm.size).all() and not {*threads()} - {*before}
 
 
 def test_memory_of_the_background_is_added_where_it_is(comm):
@@ -251,9 +255,9 @@ def test_what_the_function_raises_comes_out_of_wait(comm):
     assert (comm.background(shm_all_reduce, torch.ones(4)).wait() == comm.size).all()
 
 
-def test_a_rank_that_never_begins_it_is_named_by_the_deadline(run, meet):
+def test_a_rank_that_never_begins_it_is_named_by_the_deadline(run, meet, once):
     """The first time, when comm' is not there: tests/test_engines_background.py, since MPI cannot end well then."""
-    comm = impatient(run, 0.6)
+    comm = run()
     if comm.size == 1:
         return
     comm.background(nothing).wait()
@@ -262,11 +266,12 @@ def test_a_rank_that_never_begins_it_is_named_by_the_deadline(run, meet):
         if comm.rank == 0:
             meet()
             return
-        with pytest.raises(CommTimeout, match="no answer within 0.6 s: rank") as caught:
+        once(lambda: shown(comm).peers == (0,), lambda: lose_patience(comm.waiting))
+        with pytest.raises(CommTimeout, match="no answer within 0.1 s: rank") as caught:
             comm.background(shm_all_reduce, x).wait()
         meet()
         mine = caught.value.waits[comm.rank]
-        line = line_of(test_a_rank_that_never_begins_it_is_named_by_the_deadline, 12)
+        line = line_of(test_a_rank_that_never_begins_it_is_named_by_the_deadline, 13)
         assert (mine.state, mine.line) == ("waiting", line)
         assert (mine.op, mine.comm, mine.count, mine.peers) == ("all_reduce", "background", 1000, (0,))
         with pytest.raises(CommError, match="an earlier all_reduce did not complete"):
@@ -279,11 +284,17 @@ def wait_for_nothing(comm):
     comm.recv(np.zeros(7), (comm.rank + 1) % comm.size)
 
 
-def test_a_wait_inside_the_function_is_what_the_report_shows(run, meet):
-    comm = impatient(run, 0.6)
+def test_a_wait_inside_the_function_is_what_the_report_shows(run, meet, once):
+    comm = run()
     if comm.size == 1:
         return
     work = comm.background(wait_for_nothing)
+
+    def all_wait():
+        slots = [shown(comm, rank) for rank in range(comm.size)]
+        return all((slot.run, slot.op) == (comm.waiting.run, "recv") for slot in slots)
+
+    once(all_wait, lambda: lose_patience(comm.beside.waiting))
     with pytest.raises(CommTimeout, match="cycle: 0 -> 1 -> ") as caught:
         work.wait()
     meet()  # the others read what this rank waited for until it begins another run
@@ -295,12 +306,14 @@ def test_a_wait_inside_the_function_is_what_the_report_shows(run, meet):
 
 def test_a_function_may_run_for_longer_than_the_deadline_while_it_communicates(run):
     def talks(comm):
-        for _ in range(4):
-            time.sleep(0.6)
+        for _ in range(7):
+            time.sleep(0.5)  # far below the deadline: a rank may come later
             comm.barrier()
         return "done"
 
-    comm = impatient(run, 2.0)
+    comm = run()
+    comm.background(nothing).wait()
+    comm.waiting.deadline = 3.0
     assert comm.background(talks).wait() == "done"
 
 
@@ -310,7 +323,9 @@ def test_a_function_that_neither_ends_nor_communicates_has_the_deadline_of_a_wai
     def sleeps(comm):
         over.wait(30)
 
-    comm = impatient(run, 0.5)
+    comm = run()
+    comm.background(nothing).wait()
+    comm.waiting.deadline = 0.5
     work = comm.background(sleeps)
     with pytest.raises(CommTimeout, match=f"rank {comm.rank} waits for sleeps in the background, which neither ends"):
         work.wait()
@@ -318,16 +333,17 @@ def test_a_function_that_neither_ends_nor_communicates_has_the_deadline_of_a_wai
     over.set()
 
 
-def test_while_the_background_computes_the_rank_is_said_to(run, meet):
-    comm = impatient(run, 0.5)
+def test_while_the_background_computes_the_rank_is_said_to(run, meet, once):
+    comm = run()
     if comm.size == 1:
         return
     comm.background(nothing).wait()
+    meet()
     work = comm.background(lambda comm: meet() if comm.rank == 0 else None)
     if comm.rank == 0:
-        comm.waiting.deadline = 30.0
         work.wait()
         return
+    once(lambda: shown(comm, 0).line.startswith(HERE), lambda: lose_patience(comm.waiting))
     with pytest.raises(CommTimeout) as caught:
         comm.recv(np.zeros(3), 0)
     meet()
@@ -371,26 +387,25 @@ def test_closing_ends_what_runs_in_the_background(run, function):
     begin = time.monotonic()
     comm.close()
     assert time.monotonic() - begin < 10  # at the deadline of 20 s it would end by itself
-    assert not threads()
+    wait_until(lambda: not threads())
     with run() as comm:
         assert (comm.background(shm_all_reduce, np.ones(3)).wait() == comm.size).all()
 
 
-def test_an_interrupt_ends_the_wait_and_the_thread(run, monkeypatch):
+def test_an_interrupt_ends_the_wait_and_the_thread(run, once):
     comm = run()
     if comm.size == 1:
         return
     comm.background(nothing).wait()
     work = comm.background(wait_for_nothing)
     main = threading.main_thread().ident
-    timer = threading.Timer(0.3, lambda: __import__("signal").pthread_kill(main, 2))
-    timer.start()
+    once(lambda: shown(comm).op == "recv", lambda: signal.pthread_kill(main, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt) as caught:
         work.wait()
     mine = caught.value.waits[comm.rank]
     assert (mine.state, mine.op, mine.line) == ("waiting", "recv", line_of(wait_for_nothing))
     comm.close(caught.value)
-    assert not threads()
+    wait_until(lambda: not threads())
 
 
 def test_a_process_that_was_forked_says_that_it_cannot(comm):
@@ -417,4 +432,5 @@ def test_many_runs_leave_nothing_behind(run, ranks):
             works = [comm.background(f, x) for f in (shm_all_reduce, ring.all_reduce, shm_all_reduce)]
             works[-1].wait()
             assert (x == comm.size**3).all()
-    assert threading.active_count() == before and len(ranks.unfree) == unfree
+    wait_until(lambda: threading.active_count() <= before)
+    assert len(ranks.unfree) == unfree

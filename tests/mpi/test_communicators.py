@@ -213,10 +213,11 @@ def test_many_runs(run, ranks):
             comm.Free()
 
 
-def test_deadline(run):
-    comm = run(deadline=0.4)
+def test_deadline(run, meet):
+    comm = run()
     if comm.size == 1:
         return
+    comm.waiting.deadline = 0.4
     begin = time.monotonic()
     with pytest.raises(CommTimeout, match=r"no answer within 0.4 s: rank . waits in recv from rank") as caught:
         comm.recv(np.zeros(10, np.float32), (comm.rank + 1) % comm.size)
@@ -225,15 +226,19 @@ def test_deadline(run):
     assert (mine.state, mine.op, mine.peers, mine.nbytes) == ("waiting", "recv", ((comm.rank + 1) % comm.size,), 40)
     assert mine.line.startswith("test_communicators.py:")
     assert 0.4 <= mine.seconds < 10
+    meet()
     run().barrier()
 
 
-def test_a_collective_names_who_is_missing(run, meet):
-    comm = run(deadline=0.5)
+def test_a_collective_names_who_is_missing(run, meet, once):
+    comm = run()
     if comm.size == 1:
         return
     comm.barrier()
     if comm.rank != comm.size - 1:
+        waiting = comm.waiting
+        last_missing = lambda: waiting.board.slot(comm.rank).peers == (comm.size - 1,)  # noqa: E731
+        once(last_missing, lambda: setattr(waiting, "deadline", 0.1))
         with pytest.raises(CommTimeout, match=f"waits in all_reduce with rank {comm.size - 1}"):
             comm.all_reduce(torch.zeros(100))
         with pytest.raises(CommError, match="an earlier all_reduce did not complete"):
@@ -245,10 +250,23 @@ def test_a_collective_names_who_is_missing(run, meet):
 
 def test_a_slow_rank_is_waited_for(run):
     """The deadline is of one wait, not of the run."""
-    comm = run(deadline=2.0)
-    for _ in range(3):
-        time.sleep(0.75 * (comm.rank == 0))
+    comm = run(deadline=3.0)
+    for _ in range(4):
+        time.sleep(0.8 * (comm.rank == 0))
         comm.barrier()
+
+
+def test_a_rank_that_could_not_look_has_not_waited(comm):
+    """Its process was stopped, or got no core: what came meanwhile is there, or may come when all go on."""
+    looks = []
+
+    def wait(*_):
+        looks.append(time.sleep(0.8) if len(looks) == 3 else None)
+        return len(looks) == 9
+
+    comm.waiting.deadline = 0.7
+    comm.waiting.finish(SimpleNamespace(wait=wait, progress=0), "recv", comm.others)
+    assert len(looks) == 9
 
 
 def test_a_rank_that_failed_is_not_waited_for_until_the_deadline(run, meet):

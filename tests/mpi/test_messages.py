@@ -137,8 +137,7 @@ def test_without_a_trace_nothing_is_recorded(run):
 @pytest.mark.parametrize(
     ("sent", "expected"), [(1000, 1001), (1001, 1000), (3, 300_000), (300_000, 3), (300_000, 300_001), (300_001, 1)]
 )
-def test_another_count_is_named_with_both_numbers(run, sent, expected):
-    comm = run(deadline=0.3)
+def test_another_count_is_named_with_both_numbers(comm, sent, expected):
     if comm.rank == 0 and comm.size > 1:
         comm.isend(np.zeros(sent, np.float32), 1)  # a large one is never taken, so it is not waited for
     elif comm.rank == 1:
@@ -219,7 +218,7 @@ def test_a_receive_goes_on_while_its_rank_waits_for_something_else(comm, amid):
     AMID[amid](comm, sent)
     sent.wait()
     received.wait()
-    assert (y == (r - 1) % p).all() and time.monotonic() - begin < 5
+    assert (y == (r - 1) % p).all() and time.monotonic() - begin < 15
 
 
 def test_a_receive_that_failed_unseen_fails_when_it_is_waited_for(comm):

@@ -19,7 +19,7 @@ from hpdl_lab.comm.nccl_api import Nccl
     ],
 )
 def test_ends_that_disagree(run, nccl, mine, message):
-    with run(make=nccl.comm, deadline=2.0) as comm:
+    with run(make=nccl.comm) as comm:
         name = comm.clique.name
         if comm.rank == 1:
             with pytest.raises(ValueError, match=message):
@@ -41,7 +41,8 @@ def test_ranks_that_disagree_about_a_collective(run, nccl):
 
 def test_nobody_answers(run, nccl, fake):
     """A deadline ends what hangs on the GPU, says who waits, and the next run works."""
-    comm = run(make=nccl.comm, deadline=1.0)
+    comm = run(make=nccl.comm)
+    comm.waiting.deadline = 1.0
     clique = comm.clique
     begin = time.monotonic()
     if comm.rank == 0:
@@ -67,7 +68,7 @@ def test_a_message_that_nobody_receives_ends_with_the_run(run, nccl):
 
 
 def test_an_error_of_nccl_has_its_words_and_the_rank(run, nccl, fake):
-    comm = run(make=nccl.comm, deadline=2.0)
+    comm = run(make=nccl.comm)
     if comm.rank == 2:
         fake.fake_fail(b"ncclAllReduce", 2, b"no space left on the moon")
     words = r"ncclAllReduce failed on rank 2: unhandled system error \(no space left on the moon\)"
@@ -82,7 +83,7 @@ def test_an_error_of_nccl_has_its_words_and_the_rank(run, nccl, fake):
 
 def test_an_error_that_comes_later(run, nccl, fake):
     """As of a network: the call succeeds, the communicator says afterwards that it has failed."""
-    comm = run(make=nccl.comm, deadline=2.0)
+    comm = run(make=nccl.comm)
     if comm.rank == 0:
         work = comm.irecv(torch.zeros(4), 1)
         assert not work.test()
@@ -96,7 +97,7 @@ def test_rank_0_cannot_make_an_id(run, nccl, fake):
     if nccl.api.rank == 0:
         fake.fake_fail(b"ncclGetUniqueId", 2, b"no network interface")
     with pytest.raises(CommError, match=r"ncclGetUniqueId failed on rank 0: unhandled system error"):
-        run(make=nccl.comm, deadline=5.0)
+        run(make=nccl.comm)
     assert run(make=nccl.comm).all_reduce(torch.ones(1)) == 3
 
 
