@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -78,10 +79,33 @@ def test_a_certificate_that_is_not_there(capsys, tmp_path):
     assert "no.pem" in said(capsys, "--users", 1, *options)
 
 
-def test_what_is_no_state_folder_is_not_removed(capsys, tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
+@pytest.mark.parametrize("path", ["thesis.tex", "hub/thesis.tex", "homes/me/thesis.tex"])
+def test_a_folder_of_something_else_is_neither_taken_nor_removed(capsys, tmp_path, path):
+    tmp_path.chmod(0o750)
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text("years of work")
     assert "is no state folder of a hub: nothing is removed" in said(capsys, "--remove", "--state", tmp_path)
-    assert (tmp_path / "thesis.tex").exists()
+    error = said(capsys, "--users", 1, *SHARED, "--state", tmp_path, "--port", ports.free())
+    assert f"{tmp_path} holds other things, such as {path.split('/')[0]}" in error and "name a new folder" in error
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path / path]
+    assert tmp_path.stat().st_mode & 0o777 == 0o750
+
+
+def test_what_no_hub_has_laid_into_a_state_folder_stays_when_it_is_removed(tmp_path):
+    given = settings.Settings(state=str(tmp_path))
+    os.close(preparation.locked(given))
+    (tmp_path / "homes" / "ada").mkdir()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    leftovers.remove(given.state)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_a_private_hub_that_cannot_be_says_why_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "CONFIGURATION", tmp_path / "jupyterhub_config.py")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(RuntimeError, match="started from a clone"), hub.private([NAME], isolated=os.geteuid() == 0):
+        pass
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("options", [["--users", "0"], ["--memory", "lots"], ["--idle", "-1"], ["--port", "web"]])
@@ -148,6 +172,11 @@ class Command:
         raise AssertionError("".join(heard))
 
 
+def has_ended(process):
+    """Also where nobody has asked how: it is a child of nobody that runs."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 @ROOT
 @pytest.mark.timeout(400)
 def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_node, eventually):
@@ -171,7 +200,7 @@ def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_
 
     cullers = eventually(lambda: [p for p in first.hub.children() if "jupyterhub_idle_culler" in " ".join(p.cmdline())])
     first.hub.kill()
-    assert psutil.wait_procs(cullers, SECONDS)[1] == []
+    eventually(lambda: all(map(has_ended, cullers)))
     assert "JupyterHub was killed (SIGKILL); attendees' servers go on." in first.hear("JupyterHub answers again.")
     someone.open_notebook("00_engines.ipynb")  # the same kernel, as when a browser connects again
     assert someone.run("print(x)", SECONDS) == "42\n"
@@ -181,6 +210,7 @@ def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_
     first.process.kill()
     second_hub.kill()
     first.process.wait(SECONDS)
+    eventually(lambda: has_ended(second_hub))
     second = Command(argv)
     someone.open_notebook("00_engines.ipynb")
     assert someone.run("print(x)", SECONDS) == "42\n"

@@ -91,7 +91,8 @@ class Hub:
                 preexec_fn=end_with_parent,
             )
         give_up = time.monotonic() + START_SECONDS
-        while not answers(self.url):
+        # It answers a little earlier than it has found the servers that run, and than SIGTERM would end it in order.
+        while not (answers(self.url) and catches(self.pid, signal.SIGTERM)):
             if self.process.poll() is not None or time.monotonic() > give_up:
                 with open(log, "rb") as file:
                     file.seek(begin)
@@ -123,6 +124,7 @@ class Hub:
                 self.process.kill()
                 self.process.wait()
         finally:
+            leftovers.end_proxy(self.settings)  # of a JupyterHub that had to be killed, or was ended amid its start
             leftovers.clear(self.settings)
             if self._lock is not None:
                 os.close(self._lock)
@@ -147,12 +149,23 @@ def private(names, **how):
         with Hub.start(given) as hub:
             yield hub
     finally:
-        leftovers.remove(folder, names)
+        if preparation.is_state_folder(folder):
+            leftovers.remove(folder, names)
+        else:  # it was refused before anything was made
+            os.rmdir(folder)
 
 
 def end_with_parent():
     """In JupyterHub's process, or its culler's: be asked to end when the process that started it is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def catches(pid, signum):
+    """Whether a process has said what it will do on this signal."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        caught = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
+        return bool(int(caught, 16) >> (signum - 1) & 1)
+    return False
 
 
 def answers(url):

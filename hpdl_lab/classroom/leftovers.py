@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from . import accounts, limits, settings
-from .preparation import locked
+from .preparation import is_state_folder, locked
 
 PROXY_SECONDS = 5  # for a proxy to end
 
@@ -43,11 +43,11 @@ def clear(given):
 
 
 def remove(state, names=()):
-    """Remove a hub that has been stopped: accounts, files of attendees, passwords, everything.
+    """Remove a hub that has been stopped: accounts, files of attendees, passwords. What no hub has laid there stays.
 
     Raises: RuntimeError where it still runs, or where this is no state folder.
     """
-    if not os.path.isdir(os.path.join(state, "hub")):
+    if not is_state_folder(state):
         raise RuntimeError(f"{state} is no state folder of a hub: nothing is removed")
     lock = locked(settings.Settings(state=state))
     try:
@@ -58,4 +58,8 @@ def remove(state, names=()):
                 accounts.remove(given, name)
     finally:
         os.close(lock)
-    shutil.rmtree(state)
+    for part in settings.PARTS:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(os.path.join(state, part))
+    if not os.listdir(state):
+        os.rmdir(state)

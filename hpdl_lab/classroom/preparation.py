@@ -40,9 +40,14 @@ def check(given):
 def make_folders(given):
     """The state folder, which others may pass through only, and the part of it that is only the hub's.
 
-    Raises: ValueError where somebody else may have laid something into it.
+    Raises: ValueError where somebody else may have laid something into it, or where it is not a hub's.
     """
     os.makedirs(given.state, 0o711, exist_ok=True)
+    if not is_state_folder(given.state) and (there := sorted(os.listdir(given.state))):
+        raise ValueError(
+            f"{given.state} holds other things, such as {there[0]}, and would be closed to others: name a new folder, "
+            "--state, or an empty one"
+        )
     found = os.stat(given.state)
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise ValueError(
@@ -52,6 +57,11 @@ def make_folders(given):
     for folder, mode in ((given.state, 0o711), (given.private, 0o700), (os.path.join(given.state, "homes"), 0o711)):
         os.makedirs(folder, exist_ok=True)
         os.chmod(folder, mode)
+
+
+def is_state_folder(folder):
+    """Whether a hub has been here, by `hpdl hub` or by a site itself: other folders are neither taken nor removed."""
+    return any(os.path.isfile(os.path.join(folder, "hub", name)) for name in ("lock", "settings.json"))
 
 
 def locked(given):

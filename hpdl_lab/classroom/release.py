@@ -38,7 +38,7 @@ def write(folder, source=None):
     Raises:  RuntimeError, one sentence: what could not be written, and that nothing is lost.
     """
     folder, source = Path(os.path.abspath(folder)), Path(source or forms.NOTEBOOKS).resolve()
-    if folder.resolve() == source:
+    if source in (folder.resolve(), *folder.resolve().parents):
         raise RuntimeError(f"{folder} is where the notebooks come from: name another folder for an attendee")
     return put(folder, forms.exercises(source))
 

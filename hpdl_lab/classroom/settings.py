@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 VARIABLE = "HPDL_HUB"  # the state folder of the hub, in the environment of the hub's processes
 STATE = "/var/lib/hpdl-hub"
+PARTS = ("homes", "notebooks", "hub")  # of a state folder; "hub", by which one is known, goes last
 MEMORY_OF_SERVER, MEMORY_OF_ENGINE = 1.0e9, 0.5e9  # bytes: JupyterLab with one kernel, and an engine at work
 
 

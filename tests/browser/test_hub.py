@@ -67,10 +67,10 @@ class Command:
 
 
 @pytest.fixture(scope="module")
-def room():
+def room(tmp_path_factory):
     """(address, state folder, what starts `hpdl hub` there) with a file of two users; nothing is left afterwards."""
     state, port = tempfile.mkdtemp(prefix="hpdl-hub-", dir="/tmp"), ports.free()
-    users_file = Path(state, "users.txt")
+    users_file = tmp_path_factory.mktemp("room") / "users.txt"
     users_file.write_text(f"{ADA}   {PASSWORDS[ADA]}   # a password from the instructor\n{BOB}\n")
     started = []
 
