@@ -56,6 +56,7 @@ def test_help_and_version_are_quick_and_need_nothing():
         (["bench", "all_reduce", "--ranks", "two"], "two is not a number from 1 on"),
         (["bench", "all_reduce", "--against", "mpi,nccl"], "unknown: nccl; known: mpi, gloo, none"),
         (["bench", "run", "--json", "/proc/none/x.json"], "/proc/none/x.json cannot be written"),
+        (["release", ""], '"" is no folder; "." is the one where you are'),
     ],
 )
 def test_wrong_usage_is_code_2_with_one_sentence(arguments, sentence, capsys):

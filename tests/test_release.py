@@ -121,8 +121,9 @@ def test_solutions_are_never_given_out(tmp_path):
 
 
 def test_the_laboratorys_own_folder_is_no_attendees(source):
-    with pytest.raises(RuntimeError, match="laboratory is where the notebooks come from: name another folder"):
-        release.write(source, source)
+    for folder in (source, source / "solutions"):
+        with pytest.raises(RuntimeError, match=f"{folder} is where the notebooks come from: name another folder"):
+            release.write(folder, source)
 
 
 @pytest.mark.timeout(240)  # builds all notebooks: imports torch

@@ -201,8 +201,9 @@ def write_kernel(kernels, python):
     return folder
 
 
-def test_the_kernel_of_this_environment_is_no_symptom(place):
+def test_the_kernel_of_this_environment_is_no_symptom_and_looking_makes_nothing(place):
     assert found(jupyter.SYMPTOMS) == []
+    assert os.listdir(place) == ["run"]
 
 
 @pytest.mark.parametrize("python", ["/usr/bin/env", "{place}/gone/bin/python"])

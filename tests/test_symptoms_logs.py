@@ -164,7 +164,7 @@ def test_a_long_log_is_read_in_no_time(told, within):
 
 def test_a_log_that_is_not_there(capsys):
     assert cli.main(["doctor", "--log", "/proc/none/log"]) == 1
-    assert capsys.readouterr().err == "hpdl: [Errno 2] No such file or directory: '/proc/none/log'\n"
+    assert capsys.readouterr().err == "hpdl: /proc/none/log: No such file or directory\n"
 
 
 def test_a_log_by_a_pipe():

@@ -22,8 +22,14 @@ def main(argv=None):
         print("hpdl: interrupted", file=sys.stderr)
         return 130
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # what a user can mend; a bug shows its traceback
-        print(f"hpdl: {error}", file=sys.stderr)
+        print(f"hpdl: {sentence(error)}", file=sys.stderr)
         return 1
+
+
+def sentence(error):
+    """What it says; of what the system refused, the file and why, without the number."""
+    refused = isinstance(error, OSError) and error.filename and error.strerror
+    return f"{error.filename}: {error.strerror}" if refused else error
 
 
 def parser():

@@ -17,3 +17,10 @@ def file(path):
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise argparse.ArgumentTypeError(f"{path} cannot be written")
     return path
+
+
+def folder(path):
+    """A path; not "", which a variable of the shell that is not set leaves, and which would mean this folder."""
+    if not path:
+        raise argparse.ArgumentTypeError('"" is no folder; "." is the one where you are')
+    return path

@@ -2,12 +2,18 @@
 
 import sys
 
+from .arguments import folder
+
 
 def add(commands):
     command = commands.add_parser("release", help="write the exercises into a folder, or update what is there")
-    command.add_argument("folder", metavar="FOLDER", help="of one attendee, or of a course: what was changed is kept")
+    command.add_argument(
+        "folder", type=folder, metavar="FOLDER", help="of one attendee, or of a course: what was changed is kept"
+    )
     kind = command.add_mutually_exclusive_group()
-    kind.add_argument("--from", dest="source", metavar="DIR", help="exercise forms (notebooks/ of this clone)")
+    kind.add_argument(
+        "--from", dest="source", type=folder, metavar="DIR", help="exercise forms (notebooks/ of this clone)"
+    )
     kind.add_argument("--nbgrader", action="store_true", help="FOLDER is a course: write the sources for nbgrader")
     command.set_defaults(command=release)
 

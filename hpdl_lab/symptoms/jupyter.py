@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 
 from ..features import Missing
 from .record import Symptom
@@ -15,10 +14,11 @@ ASK = "import sys; print(sys.prefix)"
 def require_own_kernel():
     """Raise Missing where Jupyter would start another environment than this one for the kernel "python3"."""
     from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_core.paths import jupyter_path
 
-    specs = KernelSpecManager()
-    with warnings.catch_warnings(action="ignore"):  # of IPython, about a home that cannot be written
-        folder = specs.find_kernel_specs().get(KERNEL)
+    ipython = os.environ.get("IPYTHONDIR") or os.path.expanduser("~/.ipython")  # IPython, if asked, would make it
+    specs = KernelSpecManager(kernel_dirs=[*jupyter_path("kernels"), os.path.join(ipython, "kernels")])
+    folder = specs.find_kernel_specs().get(KERNEL)
     if folder is None:
         raise Missing(f'there is no kernel "{KERNEL}" in {sys.prefix}', "pip install ipykernel")
     python = specs.get_kernel_spec(KERNEL).argv[0]
