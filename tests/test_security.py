@@ -127,6 +127,7 @@ def test_only_root_reads_the_hubs_own_files(running):
         (["--address", "0.0.0.0"], "without TLS passwords are readable on the network"),
         (["--address", "0.0.0.0", "--no-tls", "--dummy"], "lets anybody in as anybody: on 127.0.0.1 only"),
         (["--certificate", "/dev/null"], "TLS needs both, --certificate and --key"),
+        (["--certificate", "/dev/null", "--key", "/dev/null"], "no certificate chain and its key, in PEM and without"),
     ],
 )
 def test_a_hub_that_would_be_open_does_not_start(options, why, tmp_path, capsys):

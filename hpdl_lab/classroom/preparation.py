@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import ssl
 import subprocess
 import sys
 
@@ -34,7 +35,14 @@ def check(given):
     if bool(given.certificate) != bool(given.key):
         raise ValueError("TLS needs both, --certificate and --key")
     for path in filter(None, (given.certificate, given.key)):
-        open(path).close()
+        open(path).close()  # OSError with its name
+    if given.certificate:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(given.certificate, given.key, password="")
+        except ssl.SSLError:
+            raise ValueError(
+                f"{given.certificate} and {given.key} are no certificate chain and its key, in PEM and without password"
+            ) from None
 
 
 def make_folders(given):
