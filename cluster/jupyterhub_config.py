@@ -89,7 +89,7 @@ c.JupyterHub.cookie_secret_file = str(given.private / "cookie_secret")
 # Servers reach the hub here; the port stays, because servers that run over a restart know it.
 c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{given.hub_port}"
 # The proxy: Node's, or the one in Python where there is no Node. Its own interface wants a token and is on loopback.
-c.ConfigurableHTTPProxy.command = proxy.find()[0]
+c.ConfigurableHTTPProxy.command = list(given.proxy) or proxy.find()[0]
 c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{given.proxy_port}"
 # By it a hub ends the proxy of one that was killed.
 c.ConfigurableHTTPProxy.pid_file = str(given.private / "proxy.pid")

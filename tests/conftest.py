@@ -11,6 +11,7 @@ import socket
 import tempfile
 import time
 
+import psutil
 import pytest
 
 # Before torch is imported: two workers with a thread per core each would wait for each other's.
@@ -139,6 +140,23 @@ def eventually():
         return value
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def until_ended(eventually):
+    """`until_ended(processes)`: return when these psutil.Process have ended.
+
+    Zombies have: what a parent that was killed has left is nobody's child where the first process of a container asks
+    no one how they ended.
+    """
+
+    def has_ended(process):
+        try:
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    return lambda processes: eventually(lambda: all(map(has_ended, processes)))
 
 
 def import_torch(comm):

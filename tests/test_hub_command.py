@@ -72,6 +72,7 @@ def test_a_port_in_use_is_named_and_nothing_is_made(capsys, tmp_path):
         port = other.getsockname()[1]
         error = said(capsys, "--users", 1, *SHARED, "--state", tmp_path / "s", "--port", port)
     assert f"port {port} of 127.0.0.1 cannot be used" in error and "--port" in error
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_certificate_that_is_not_there(capsys, tmp_path):
@@ -108,7 +109,16 @@ def test_a_private_hub_that_cannot_be_says_why_and_leaves_nothing(tmp_path, monk
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("options", [["--users", "0"], ["--memory", "lots"], ["--idle", "-1"], ["--port", "web"]])
+@pytest.mark.parametrize("task", [["--remove"], ["--forget-password", "ada"]])
+def test_where_no_hub_has_been_there_is_nothing_to_do_and_nothing_is_made(capsys, tmp_path, task):
+    assert "is no state folder of a hub" in said(capsys, *task, "--state", tmp_path / "s")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--users", "0"], ["--memory", "lots"], ["--idle", "-1"], ["--port", "web"], ["--remove", "--state", ""]],
+)
 def test_wrong_usage(options, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["hub", *options])
@@ -172,14 +182,9 @@ class Command:
         raise AssertionError("".join(heard))
 
 
-def has_ended(process):
-    """Also where nobody has asked how: it is a child of nobody that runs."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 @ROOT
 @pytest.mark.timeout(400)
-def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_node, eventually):
+def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_node, eventually, until_ended):
     state, port, argv = place
     first = Command(argv, env=no_node)
     given = settings.read(state)
@@ -200,7 +205,7 @@ def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_
 
     cullers = eventually(lambda: [p for p in first.hub.children() if "jupyterhub_idle_culler" in " ".join(p.cmdline())])
     first.hub.kill()
-    eventually(lambda: all(map(has_ended, cullers)))
+    until_ended(cullers)
     assert "JupyterHub was killed (SIGKILL); attendees' servers go on." in first.hear("JupyterHub answers again.")
     someone.open_notebook("00_engines.ipynb")  # the same kernel, as when a browser connects again
     assert someone.run("print(x)", SECONDS) == "42\n"
@@ -210,7 +215,7 @@ def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_
     first.process.kill()
     second_hub.kill()
     first.process.wait(SECONDS)
-    eventually(lambda: has_ended(second_hub))
+    until_ended([second_hub])
     second = Command(argv)
     someone.open_notebook("00_engines.ipynb")
     assert someone.run("print(x)", SECONDS) == "42\n"

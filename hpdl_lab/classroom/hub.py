@@ -24,7 +24,7 @@ import time
 import urllib.error
 import urllib.request
 
-from . import leftovers, ports, preparation, settings, users
+from . import leftovers, ports, preparation, proxy, settings, users
 
 START_SECONDS, STOP_SECONDS = 90, 60
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -39,6 +39,7 @@ class Hub:
 
     def __init__(self, given, lock):
         self.settings = given
+        self.proxy = ""  # which one it is, in a sentence
         self.process = None  # JupyterHub
         self._lock = lock
 
@@ -60,11 +61,15 @@ class Hub:
         Raises:  ValueError, RuntimeError, OSError: one sentence with the remedy.
         """
         preparation.check(given)
-        self = cls(given, preparation.locked(given))
+        if not preparation.is_state_folder(given.state):  # else a proxy that was left may hold the port
+            ports.check(given)
+        argv, which = proxy.find()
+        self = cls(given._replace(proxy=tuple(argv)), preparation.locked(given))
+        self.proxy = which
         try:
             leftovers.end_proxy(given)
             ports.check(given)
-            self.settings = given = preparation.prepare(given)
+            self.settings = given = preparation.prepare(self.settings)
             users.hand_out(given, passwords or {})
             self._launch()
         except BaseException:  # Ctrl-C as well: half a hub helps nobody

@@ -35,6 +35,7 @@ class Settings(NamedTuple):
     dummy: bool = False  # any password does; on the loopback address only
     hub_port: int = 0  # on the loopback address: kept over restarts, as servers that run know it
     proxy_port: int = 0  # of the proxy's own interface, on the loopback address
+    proxy: tuple = ()  # the command that starts it; empty: proxy.find looks for one
     groups: tuple = ()  # limits.Group of attendees: version and folders; empty where there is none
     why_no_groups: str = ""
 
@@ -105,7 +106,8 @@ def read(state=None):
     if not state:
         return None
     said = json.loads(Path(state, "hub", "settings.json").read_text())
-    return Settings(**{**said, "users": tuple(said["users"]), "groups": tuple(said["groups"])})
+    lists = {name: tuple(value) for name, value in said.items() if isinstance(value, list)}
+    return Settings(**said | lists)
 
 
 def write_whole(path, text):

@@ -1,6 +1,7 @@
 """`hpdl hub`: JupyterHub for a class, on this machine."""
 
 import argparse
+import os
 import signal
 import sys
 
@@ -34,7 +35,7 @@ def add(commands):
     command.add_argument("--port", type=int, default=usual.port, help="for browsers (8000)")
     command.add_argument("--certificate", default="", metavar="FILE", help="TLS: the certificate chain")
     command.add_argument("--key", default="", metavar="FILE", help="TLS: its key")
-    command.add_argument("--state", default=STATE, metavar="FOLDER", help=f"accounts' files and all else ({STATE})")
+    command.add_argument("--state", type=folder, default=STATE, help=f"accounts' files and all else ({STATE})")
     command.add_argument(
         "--no-tls", action="store_true", help="beyond this machine without TLS: another server does it"
     )
@@ -48,17 +49,17 @@ def add(commands):
 
 def hub(arguments):
     """Serve until Ctrl-C, or do one of the two tasks that end at once."""
-    import os
-
-    from ..classroom import leftovers, limits, proxy, settings, users
+    from ..classroom import leftovers, limits, preparation, settings, users
     from ..classroom.hub import Hub
 
-    state = os.path.abspath(arguments.state)
+    state = arguments.state
     if arguments.remove:
         leftovers.remove(state)
         print(f"Removed {state}, and the accounts of its attendees.")
         return 0
     if arguments.forget_password:
+        if not preparation.is_state_folder(state):
+            raise RuntimeError(f"{state} is no state folder of a hub: nobody has a password there")
         users.forget_password(settings.Settings(state=state), arguments.forget_password)
         print(f"The next password that {arguments.forget_password} logs in with is the new one.")
         return 0
@@ -89,10 +90,9 @@ def hub(arguments):
     for signum in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends the class in order, as Ctrl-C does
         if signal.getsignal(signum) is not signal.SIG_IGN:  # but nohup keeps it
             signal.signal(signum, interrupt)
-    _, which = proxy.find()
     print("Starting JupyterHub ...", flush=True)
     with Hub.start(given, passwords) as running:
-        for line in (*limits.said(running.settings), which, *words(running.settings)):
+        for line in (*limits.said(running.settings), running.proxy, *words(running.settings)):
             print(line)
         sys.stdout.flush()
         try:
@@ -119,6 +119,13 @@ def words(given):
 
 def interrupt(signum, frame):
     raise KeyboardInterrupt
+
+
+def folder(text):
+    """The whole path of a folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it wants the name of a folder")
+    return os.path.abspath(text)
 
 
 def size(text):
