@@ -1,10 +1,11 @@
-"""The deadline of simulated ranks in real time: a machine that is busy with other things does not make it shorter."""
+"""The deadline of simulated ranks in real time: a machine that is busy, or stands still, does not make it shorter."""
 
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,3 +79,18 @@ def test_two_that_wait_at_once_do_not_make_time_run_backward(monkeypatch):
     while time.process_time() - used < 0.1:
         pass
     assert own.seconds() >= 0.1
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_process_that_was_stopped_is_not_at_its_deadline(threads, monkeypatch):
+    """As a virtual machine is, or a laptop that sleeps: suddenly it is later, and nothing has been done."""
+    stopped = []
+    clocks = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(stopped), process_time=time.process_time)
+    monkeypatch.setattr(real_time, "time", clocks)
+
+    def right(comm):
+        stopped.append(5.0)
+        time.sleep(0.2)  # the deadline is looked at meanwhile
+        return comm.rank
+
+    assert sim.run(2, right, deadline=0.6, threads=threads) == [0, 1]

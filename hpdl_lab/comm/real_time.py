@@ -1,8 +1,9 @@
 """How long simulated ranks may run in real time, which is not their virtual time, and what does not count as running.
 
 On a busy machine, such as a classroom's, most of the time that passes is not theirs: they are ready, and others have
-the cores. Ranks that are threads feel it most, because each hand-over waits for a core. So a right program would end at
-a deadline of which it has used a hundredth; here only its own time counts.
+the cores, or the machine itself, a virtual one, gets none for a while. Ranks that are threads feel it most, because
+each hand-over waits for a core. So a right program would end at a deadline of which it has used a hundredth; here only
+its own time counts.
 """
 
 import signal
@@ -14,7 +15,7 @@ from ..trace import line_of
 from .ending import waits_of
 from .errors import CommTimeout
 
-SHORTEST = 0.05  # s: between two looks at what is left
+LOOK = 0.25  # s: between two looks at what has passed, of which a deadline has four at least
 AGAIN = 0.5  # s: after the deadline it is raised again and again, because code that catches all may swallow the first
 
 
@@ -28,16 +29,14 @@ def real_time_limit(seconds, scheduler):
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    own, passed = OwnTime(scheduler.threads_of_ranks), False
+    own, look, passed = OwnTime(scheduler.threads_of_ranks), min(LOOK, seconds / 4), False
 
     def stop(signum, frame):
         nonlocal passed
-        if scheduler.stopping:
+        if scheduler.stopping or not passed and own.seconds(look) < seconds:
             return
-        left = 0.0 if passed else seconds - own.seconds()
-        if left > 0:
-            signal.setitimer(signal.ITIMER_REAL, max(left, SHORTEST), AGAIN)
-            return
+        if not passed:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN, AGAIN)
         passed = True
         code = scheduler.running_code()
         frames = frames_up(code.where(frame) if code else frame)
@@ -52,7 +51,7 @@ def real_time_limit(seconds, scheduler):
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, stop)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, look, look)
     try:
         yield
     finally:
@@ -70,19 +69,26 @@ class OwnTime:
 
     def __init__(self, others):
         self.others, self.main = others, threading.get_native_id()
-        self.began, self.used_before = time.monotonic(), time.process_time()
-        self.waited_before = seconds_waited(self.main)
+        self.own = 0.0
+        self.looked, self.used = time.monotonic(), time.process_time()
+        self.waited = {}  # thread -> s, at the last look; of the first look also those of before: most runs need none
 
-    def seconds(self):
-        passed, used = time.monotonic() - self.began, time.process_time() - self.used_before
-        waited = seconds_waited(self.main) - self.waited_before + sum(map(seconds_waited, self.others()))
-        return max(passed - waited, min(used, passed))  # two that wait at once for a moment count twice
+    def seconds(self, look=float("inf")):
+        """The seconds until now. look: when they were to be asked for again; where it got later, all was stopped."""
+        now, used = time.monotonic(), time.process_time()
+        waited = {thread: seconds_waited(thread) for thread in (self.main, *self.others())}
+        waits = sum(max(0.0, s - self.waited.get(thread, 0.0)) for thread, s in waited.items())
+        passed = now - self.looked
+        worked = min(used - self.used, passed)  # two that wait at once for a moment count twice
+        self.own += max(min(passed - waits, look), worked)
+        self.looked, self.used, self.waited = now, used, waited
+        return self.own
 
 
 def seconds_waited(thread):
     """How long this thread has been ready without a core; 0 where it has ended, or where the system does not count."""
-    with suppress(OSError, IndexError), open(f"/proc/self/task/{thread}/schedstat") as file:
-        return int(file.read().split()[1]) / 1e9
+    with suppress(OSError, IndexError), open(f"/proc/self/task/{thread}/schedstat", "rb", buffering=0) as file:
+        return int(file.read(100).split()[1]) / 1e9
     return 0.0
 
 
