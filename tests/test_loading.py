@@ -132,9 +132,18 @@ def test_an_error_in_the_readers_thread_reaches_the_rank_and_the_thread_ends():
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("options", [{"seconds": -1}, {"ahead": -1}, {"seconds": float("nan")}])
+@pytest.mark.parametrize(
+    "options", [{"seconds": -1}, {"ahead": -1}, {"seconds": float("nan")}, {"seconds": float("inf")}]
+)
 def test_costs_that_cannot_be_are_refused(options):
     with pytest.raises(ValueError, match="both must be at least 0"):
+        Reader(**options)
+
+
+@pytest.mark.parametrize("options", [{"seconds": "1"}, {"ahead": 1.5}, {"prepare": 3}], ids=repr)
+def test_what_is_no_number_and_no_function_is_refused(options):
+    ((name, value),) = options.items()
+    with pytest.raises(TypeError, match=f"{name}={value!r}.* needed"):
         Reader(**options)
 
 

@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
+from numbers import Integral, Real
 
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 SETS = {  # name -> module and function, and what is said to the function
     "digits": ("digits", "load", {}),
     "digit_images": ("digits", "load", {"images": True}),
@@ -28,10 +30,26 @@ def load(name, **options):
         raise LookupError(f"no data set is called {name!r}: {', '.join(SETS)}")
     module, function, said = SETS[name]
     make = getattr(importlib.import_module(f".{module}", __name__), function)  # here, because it takes torch along
-    known = [option for option in inspect.signature(make).parameters if option not in said]
+    known = {o.name: o.default for o in inspect.signature(make).parameters.values() if o.name not in said}
     if "dtype" not in known:
         options.pop("dtype", None)
     unknown = [option for option in options if option not in known]
     if unknown:
         raise ValueError(f"{name} has no option {unknown[0]!r}: its options are {', '.join(known)}")
+    for option, value in options.items():
+        is_one, words = KINDS[type(known[option])]
+        if not is_one(value):
+            raise ValueError(f"{name} cannot have {option}={value!r}: {words} is needed, such as {known[option]!r}")
     return make(**said, **options)
+
+
+def is_whole(value):
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+KINDS = {  # of an option, by what it is by default: whether a value is such, and what is needed
+    int: (is_whole, "a whole number"),
+    float: (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
+    tuple: (lambda value: isinstance(value, tuple | list) and all(map(is_whole, value)), "a tuple of whole numbers"),
+    str: (DTYPES.__contains__, f"one of {', '.join(DTYPES)}"),
+}

@@ -7,12 +7,14 @@
 Training takes its examples inside a span "input", so that the timeline shows how long each step waited for them.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
+from numbers import Integral, Real
 
 import torch
 from torch.nn.functional import pad
@@ -36,11 +38,15 @@ class Reader:
     prepare: Callable | None = None
 
     def __post_init__(self):
-        if not self.seconds >= 0 or self.ahead < 0:
+        if not (isinstance(self.seconds, Real) and isinstance(self.ahead, Integral)):
+            raise TypeError(f"seconds={self.seconds!r}, ahead={self.ahead!r}: a number and a whole number are needed")
+        if not 0 <= self.seconds < math.inf or self.ahead < 0:
             raise ValueError(
                 f"an input pipeline of {self.seconds!r} s per example and {self.ahead!r} steps ahead: "
                 "both must be at least 0"
             )
+        if self.prepare is not None and not callable(self.prepare):
+            raise TypeError(f"prepare={self.prepare!r}: a function prepare(x, numbers) is needed")
 
     def shards(self, comm, x, y, schedule, seed=0):
         """Yield (x, y, batch) of one step after another: this rank's shard, and the examples over all ranks.

@@ -1,7 +1,9 @@
 """Small networks by name, readable torch: mlp, cnn, gpt and vit, each tiny (for 2 cores), small, or as in its paper."""
 
 import importlib
+from numbers import Integral
 
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 MODELS = {  # name -> what it reads: the number of dimensions of an example, its kind, and data sets that are such
     "mlp": (1, "rows of numbers, (n, features)", "digits, synthetic"),
     "cnn": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
@@ -18,7 +20,8 @@ def build(name, size="tiny", seed=0, dtype="float32", **fields):
     Args:    name: "mlp", "cnn", "gpt" or "vit"; size: "tiny", "small" or "paper"; fields: what shall differ from that
              size, see SIZES in the model's file.
     Returns: nn.Module.
-    Raises:  LookupError for names that are none; ValueError for fields that the model does not have or cannot be.
+    Raises:  LookupError for names that are none; ValueError for fields that the model does not have or
+             cannot be, and for a dtype or a seed that is none.
     """
     module = module_of(name)
     if size not in module.SIZES:
@@ -27,7 +30,28 @@ def build(name, size="tiny", seed=0, dtype="float32", **fields):
     unknown = [field for field in fields if field not in settings]
     if unknown:
         raise ValueError(f"{name} has no field {unknown[0]!r}: its fields are {', '.join(settings)}")
+    for field, value in fields.items():
+        require_like(f"{name} cannot have {field}={value!r}", value, settings[field])
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise ValueError(f"seed={seed!r}: a whole number is needed")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: one of {', '.join(map(repr, DTYPES))} is needed")
     return module.build(**{**settings, **fields}, seed=seed, dtype=dtype)
+
+
+def require_like(what, value, example):
+    """Raise ValueError unless `value` is what the size of a model can be: of the kind of `example`."""
+    if isinstance(example, str):
+        return  # the model knows which words it knows
+    several = isinstance(example, tuple)
+    numbers = value if several else (value,)
+    if not isinstance(numbers, tuple | list) or not all(map(is_size, numbers)):
+        needed = "whole numbers of at least 1 are" if several else "a whole number of at least 1 is"
+        raise ValueError(f"{what}: {needed} needed, such as {example}")
+
+
+def is_size(number):
+    return isinstance(number, Integral) and not isinstance(number, bool) and number > 0
 
 
 def build_for(data, name, size="tiny", seed=0, dtype="float32", **fields):

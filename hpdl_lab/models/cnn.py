@@ -55,6 +55,8 @@ class CNN(nn.Module):
         super().__init__()
         if norm not in NORMS:
             raise ValueError(f"norm={norm!r}: one of {', '.join(NORMS)} is needed")
+        if not widths:
+            raise ValueError("a cnn needs the width of at least one stage, such as widths=(8,)")
         if norm == "group" and any(width % GROUPS for width in widths):
             raise ValueError(f"widths of {widths} cannot be cut into {GROUPS} groups of channels: give multiples of it")
         norm = NORMS[norm]
