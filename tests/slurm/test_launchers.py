@@ -18,15 +18,19 @@ from tests.slurm.controller import environment_of
 
 pytestmark = pytest.mark.timeout(300)
 
+HEARTBEATS = "c = get_config(); c.HeartMonitor.period, c.HeartMonitor.max_heartmonitor_misses = 300, 100"  # ms
 IPCLUSTER = [sys.executable, "-m", "ipyparallel.cluster"]
 
 
 @pytest.fixture(autouse=True)
 def private(tmp_path, monkeypatch):
-    """Profiles of this test's own, in a folder that the nodes see. An engine counts after two heartbeats."""
+    """Profiles of this test's own, in a folder that the nodes see. An engine counts after two heartbeats.
+
+    They come often, so that one is lost only after many.
+    """
     profile = tmp_path / "ipython" / "profile_default"
     profile.mkdir(parents=True)
-    (profile / "ipcontroller_config.py").write_text("get_config().HeartMonitor.period = 300  # ms")
+    (profile / "ipcontroller_config.py").write_text(HEARTBEATS)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("HPDL_SHARED", str(tmp_path / "shared"))
     monkeypatch.chdir(tmp_path)

@@ -8,6 +8,8 @@ import pytest
 from hpdl_lab.classroom import costs, plan_text
 from hpdl_lab.classroom.plan import Plan
 
+pytestmark = pytest.mark.timeout(300)
+
 
 def printed(gpus, start):
     """The shell line of a plan for a few attendees."""
