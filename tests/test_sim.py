@@ -142,6 +142,28 @@ def test_split_makes_communicators_that_do_not_hear_each_other():
     assert sim.run(4, rows) == [(1, 2, 1), (0, 2, 0), (1, 2, 3), (0, 2, 2)]
 
 
+@pytest.mark.parametrize(
+    ("color", "key", "why"),
+    [
+        (
+            lambda rank: rank > 0,
+            lambda rank: rank % 2 or None,
+            "keys of one color that cannot be compared: 1 of rank 1",
+        ),
+        (lambda rank: float("nan") if rank == 1 else 0, lambda rank: 0, "color nan of rank 1 does not equal itself"),
+    ],
+)
+def test_a_split_that_one_part_cannot_make_is_refused_on_every_rank(color, key, why):
+    """As on MPI ranks."""
+
+    def refused(comm):
+        with pytest.raises(ValueError, match=why):
+            comm.split(color(comm.rank), key(comm.rank))
+        return comm.split(0).size  # the ranks are still in step
+
+    assert sim.run(3, refused) == [3, 3, 3]
+
+
 def test_rows_stream_and_are_kept():
     live = []
     results = sim.run(2, lambda comm: comm.report(loss=comm.rank / 2), on_row=live.append)

@@ -1,7 +1,10 @@
 """Where simulated ranks meet: the two ends of a message in a channel, the ranks of a collective in a meeting."""
 
+import functools
+
 from .buffers import payload_of
 from .errors import Mismatch
+from .parts import parts_of
 from .reasons import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
 
 
@@ -85,9 +88,15 @@ class Meeting:
         self.members = members
         self.answers, self.calls, self.waiters = {}, {}, []
 
+    @functools.cached_property
+    def parts(self):
+        """{member: the members of its color, ordered by (key, rank)}, once all have given (color, key)."""
+        parts = [[self.members[r] for r in part] for part in parts_of([self.answers[m] for m in self.members])]
+        return {member: part for part in parts for member in part}
+
     def require_same(self, index, call):
         """Raise Mismatch unless rank `index` calls what the others have called."""
-        if any(other.op != call.op for other in self.calls.values()):
+        if next(iter(self.calls.values()), call).op != call.op:
             calls = {i: (c.op, c.count, c.dtype, c.root) for i, c in {**self.calls, index: call}.items()}
             raise Mismatch(f"{disagreement(calls)}: every rank must call the same")
 

@@ -4,11 +4,15 @@ import pickle
 
 
 def part_of(notes, rank):
-    """The ranks whose color is that of `rank`, ordered by (key, rank), after a look at every other part as well.
+    """The part to which `rank` belongs, of `parts_of`. notes: pickled (color, key) of every rank, in rank order."""
+    return next(part for part in parts_of([pickle.loads(note) for note in notes]) if rank in part)
 
-    notes: pickled (color, key) of every rank, in rank order. Raises ValueError, the same for every `rank`.
+
+def parts_of(answers):
+    """The ranks of each color, ordered by (key, rank). answers: (color, key) of every rank, in rank order.
+
+    Raises ValueError, the same for every rank.
     """
-    answers = [pickle.loads(note) for note in notes]
     parts = []
     for r, (color, _) in enumerate(answers):
         if not color == color:  # as nan, which would belong to no part
@@ -18,7 +22,7 @@ def part_of(notes, rank):
             parts.append([r])
         else:
             part.append(r)
-    return next(part for part in [in_order(part, answers) for part in parts] if rank in part)
+    return [in_order(part, answers) for part in parts]
 
 
 def in_order(part, answers):

@@ -102,10 +102,9 @@ class SimComm(Comm):
         self._meet("barrier")
 
     def split(self, color, key=0):
-        answers = self._meet("split", (color, key))
-        chosen = [r for _, r in sorted((k, r) for r, (c, k) in answers.items() if c == color)]
+        members = self._meet("split", (color, key)).parts[self.state.index]
         path = (*self.key, self.meetings, repr(color))
-        part = SimComm(self.scheduler, self.state, [self.members[r] for r in chosen], self.on_row, path)
+        part = SimComm(self.scheduler, self.state, members, self.on_row, path)
         part.name = self.name_of_part(color)
         return part
 
@@ -130,16 +129,16 @@ class SimComm(Comm):
         state.trace.add(step, "compute", t0, state.clock_ns(), line=state.trace.line())
 
     def _meet(self, op, answer=None):
-        """Wait for every rank of this communicator to call the same operation; returns {rank: answer}."""
+        """Wait for every rank of this communicator to call the same operation; returns their Meeting."""
         self.meetings += 1
         state = self.state
         if state.delay or state.ahead:
             self._before_a_message()
         step, t0, line = state.trace.step(), state.clock_ns(), state.trace.line()
         call = begin(self, op, line=line)
-        answers = state.meet(call, (self.key, self.meetings), self.members, answer)
+        meeting = state.meet(call, (self.key, self.meetings), self.members, answer)
         state.trace.add(step, op, t0, state.clock_ns(), line=line)
-        return {r: answers[m] for r, m in enumerate(self.members)}
+        return meeting
 
     def _before_a_message(self):
         """Spend the delay that was injected into this rank, and let the others catch up with it."""

@@ -92,7 +92,7 @@ class SimRank:
             self.sleep_until(self.clock)
 
     def meet(self, call, key, members, answer):
-        """Wait for `members` to meet in the operation `key`; returns {index: answer}."""
+        """Wait for `members` to meet in the operation `key`; returns the Meeting."""
         self.settle()
         meeting = self.scheduler.meetings.setdefault(key, Meeting(members))
         meeting.require_same(self.index, call)
@@ -100,13 +100,13 @@ class SimRank:
         if len(meeting.answers) < len(members):
             meeting.waiters.append(self)
             self.block(MeetingSeat(meeting, self.index))
-            return meeting.answers
+            return meeting
         del self.scheduler.meetings[key]
         end = self.clock + self.scheduler.network.alpha * math.ceil(math.log2(len(members)))
         for rank in meeting.waiters:
             self.scheduler.resume_at(end, rank)
         self.sleep_until(end)
-        return meeting.answers
+        return meeting
 
     def _unwind(self):
         """End this rank's code. Where that is caught again and again, in a loop, it is left where it is."""
