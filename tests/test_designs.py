@@ -42,8 +42,16 @@ def test_a_design_needs_a_strategy_and_company():
             lab.designs(wrong)
     with pytest.raises(ValueError, match="asynchronous: its ranks take no step together that could be drawn"):
         lab.designs(StaleSynchronous())
-    with pytest.raises(ValueError, match="1 rank has nobody to talk to"):
-        lab.designs(DataParallel(), ranks=1)
+    for options, error, text in (
+        ({"ranks": 1}, ValueError, "ranks=1: at least 2 are needed, for one rank has nobody to talk to"),
+        ({"ranks": "4"}, ValueError, "ranks='4': at least 2 are needed"),
+        ({"network": "ethernet"}, TypeError, "network='ethernet': one of comm.network is needed"),
+        ({"backward": -1}, ValueError, "backward=-1: seconds of virtual time, at least 0"),
+    ):
+        with pytest.raises(error, match=text):
+            lab.designs(DataParallel(), **options)
+    with pytest.raises(ValueError, match="does not add up: on rank 0, element 0 of 9 should be 4, the sum"):
+        lab.designs(DataParallel(lambda comm, x: -ring.all_reduce(comm, x)))
 
 
 def test_the_horovod_script_learns_and_its_timeline_has_a_row_for_every_gradient(tmp_path):

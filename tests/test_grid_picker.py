@@ -10,6 +10,7 @@ import time
 from importlib import import_module
 
 import pytest
+from torch import nn
 
 from hpdl_lab import lab
 from hpdl_lab.collectives import ring
@@ -82,8 +83,14 @@ def test_what_does_not_fit_is_refused_with_the_numbers(alone):
         picker.set(dp=2, tp=4)
     with pytest.raises(ValueError, match="a grid has no cp: dp, pp, tp, micro_batches, recompute, schedule can be set"):
         picker.set(cp=2)
-    with pytest.raises(ValueError, match="micro_batches must be a whole number of at least 1, got 0"):
-        picker.set(micro_batches=0)
+    for wrong, text in (
+        ({"micro_batches": 0}, "micro_batches must be a whole number of at least 1, got 0"),
+        ({"dp": "2"}, "dp must be a whole number of at least 1, got '2'"),
+        ({"schedule": "2f2b"}, "no schedule is called '2f2b': gpipe, 1f1b"),
+        ({"recompute": "no"}, "recompute must be True or False, got 'no'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            picker.set(**wrong)
     assert picker.setting == before
     picker.set(dp=2, micro_batches=32)
     assert picker.prediction is None and picker.why.startswith("a batch of 32 cannot be cut into dp=2 shards of 32")
@@ -123,6 +130,12 @@ def test_limits_are_read_as_people_write_them(text, nbytes):
         ({"limit": 0}, ValueError, "limit=0: bytes per rank"),
         ({"limit": "2 i"}, ValueError, "limit='2 i'"),
         ({"ranks": 0}, ValueError, "ranks must be a whole number of at least 1"),
+        (
+            {"model": "gpt3", "ranks": 10**9},
+            ValueError,
+            "1,000,000,000 ranks: grids of at most 1,048,576",
+        ),
+        ({"model": nn.ReLU()}, ValueError, "ReLU has no parameters: there is nothing to share out"),
         ({"batch": 1.5}, ValueError, "batch must be a whole number"),
         ({"machine": "vax"}, ValueError, "no machine is called 'vax': laptop, dgx_a100"),
         ({"machine": 3}, TypeError, "machine=3: a name"),

@@ -86,6 +86,12 @@ def test_a_drawn_schedule_can_be_saved(tmp_path):
         (loses_one, ValueError, "loses_one: no rank does 0B7"),
         (not_written, NotImplementedError, "exercise 10.1: write gpipe"),
         (lambda rank, ranks, micro_batches: None, TypeError, "returned None: a list of Action"),
+        (
+            lambda rank, ranks, micro_batches: [(0, "F", "a")],
+            TypeError,
+            "returned .*'a'.*: a list of Action",
+        ),
+        (max, TypeError, r"max is no function of a row: f\(rank, ranks, micro_batches\) is needed"),
         ("2f2b", ValueError, "no schedule is called '2f2b'"),
         (7, TypeError, "7 is no schedule: a name"),
     ],
@@ -105,18 +111,23 @@ def test_the_attendees_own_mistake_keeps_its_line(alone):
 def test_a_schedule_too_large_for_a_picture_is_refused():
     with pytest.raises(ValueError, match="8,192 actions do not fit a picture"):
         lab.schedule("gpipe", ranks=64, micro_batches=64)
+    with pytest.raises(ValueError, match="16,000,000,000,000 actions do not fit"):  # which nobody waits for
+        lab.schedule("1f1b", ranks=10**6, micro_batches=8 * 10**6)
     assert "1 micro-batch:" in repr(lab.schedule("gpipe", micro_batches=1))
 
 
-@pytest.mark.parametrize("times", [{"forward": -1}, {"backward": 0}, {"forward": [1, 2]}, {"transfer": "x"}])
+@pytest.mark.parametrize("times", [{"forward": -1}, {"backward": 0}, {"forward": [1, 2]}, {"weight": None}])
 def test_times_that_are_none_are_refused(times):
     with pytest.raises(ValueError, match="a time above 0 is needed, or one for each of 4 stages"):
         lab.schedule("1f1b", **times)
+    with pytest.raises(ValueError, match=r"transfer=\[1, 1, 1, 1\]: a time of a message, of at least 0, is needed"):
+        lab.schedule("1f1b", transfer=[1, 1, 1, 1])
 
 
 def test_a_row_may_be_written_as_torch_does():
     def row(rank, ranks, micro_batches):
-        return [str(action) for action in gpipe(rank, ranks, micro_batches)]
+        first, *others = gpipe(rank, ranks, micro_batches)
+        return (item for item in [first, "", *map(str, others)])
 
     assert lab.schedule(row).makespan == 33
     with pytest.raises(ValueError, match="'forward 1' is no action"):
@@ -166,6 +177,8 @@ def test_stages_of_unequal_length(alone):
         ({"seconds": 3}, r"seconds are those of forward and backward, such as \(0.02, 0.04\), got 3"),
         ({"seconds": ([0.1], 0.2)}, "a number above 0, or one for each of 4 stages, is needed"),
         ({"seconds": (0, 1)}, "a number above 0"),
+        ({"seconds": (None, 1)}, r"seconds=\(None, 1\): a number above 0"),
+        ({"prediction": {"makespan": float("nan")}}, "a step takes more than 0 s, got makespan=nan"),
         ({"seconds": (30, 30)}, "this step would take 660 s"),
         ({"prediction": 1.5}, "a prediction is a bubble from 0 to 1"),
         ({"prediction": "half"}, "a prediction is a bubble from 0 to 1"),
@@ -229,7 +242,7 @@ def test_engines_stand_at_their_coordinates(four):
         ((Grid(dp=2),), {"tp": 2}, ValueError, "a Grid or the sizes of axes, not both"),
         ((4,), {}, TypeError, "4 is no grid"),
         ((), {"xp": 2}, ValueError, "no axis of a mesh is called 'xp'"),
-        ((), {"dp": 5000}, ValueError, "5,000 ranks: at most 4,096"),
+        ((), {"dp": 10**7}, ValueError, r"^Grid\(dp=10000000\) has 10,000,000 ranks: at most 4,096 can be drawn$"),
     ],
 )
 def test_a_mesh_that_is_none_is_refused(args, sizes, error, text):
@@ -262,7 +275,10 @@ def test_a_search_in_which_nothing_fits_says_the_least(alone):
     [
         ({"prediction": {"dp": 3}}, "the grid that you expect has 3 x 1 x 1 places, and there are 4 ranks"),
         ({"prediction": 4}, "a prediction is a grid such as"),
+        ({"prediction": {"dp": "2"}}, "the size of an axis is a whole number of at least 1, got '2'"),
         ({"schedules": ("1f1b", "x")}, "no schedule is called 'x'"),
+        ({"schedules": 3}, "no schedule is called 3"),
+        ({"recompute": "both"}, r"recompute is True, False, or \(False, True\) to try both, got 'both'"),
         ({"limit": "lots"}, "limit='lots': bytes per rank are needed"),
     ],
 )

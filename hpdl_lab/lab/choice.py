@@ -1,8 +1,11 @@
 """A model and a data set that fit each other, by name: what `lab.train` and `lab.scaling` do unless told otherwise."""
 
+import copy
 from typing import NamedTuple
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from .. import data as sets
 from .. import models
@@ -34,7 +37,8 @@ def model_and_data(model=None, data=None, size="tiny", dtype="float32"):
              is not given, it is what suits the other; by default the mlp of lesson 04 on handwritten digits.
              size, dtype: of a model that is named.
     Returns: Choice.
-    Raises:  LookupError for a name that is none; ValueError where the model does not read such data; TypeError for
+    Raises:  LookupError for a name that is none; ValueError where the model does not read such data, or answers with
+             too few numbers; TypeError for
              something that is neither a name nor a model or data set; DataError where the data is missing.
     """
     named = model if isinstance(model, str) else None
@@ -56,7 +60,26 @@ def model_and_data(model=None, data=None, size="tiny", dtype="float32"):
         named = MODEL_FOR.get(what) or suiting(data)
     if named is not None:
         model = models.build_for(data, named, size, dtype=dtype)
+    else:
+        require_reads(model, data)
     return Choice(model, data, f"{named or type(model).__name__} on {what.replace('_', ' ')}", RECIPES.get(named, {}))
+
+
+def require_reads(model, data):
+    """Raise ValueError unless `model`, an attendee's, answers examples of `data` with a number for each class."""
+    if any(is_lazy(p) or p.device.type != "cpu" for p in model.parameters()):
+        return  # without values, which is said where ranks agree on a model, or elsewhere than the data
+    x, y, kind = data.train_x[:2], data.train_y[:2], type(model).__name__
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            answer = copy.deepcopy(model).eval()(x)
+    except RuntimeError as error:
+        said = f"{kind} does not read examples of shape {tuple(x.shape[1:])} in {str(x.dtype).removeprefix('torch.')}"
+        raise ValueError(f"{said}: {str(error).splitlines()[0]}") from error
+    shape = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
+    if shape[:-1] != tuple(y.shape) or shape[-1] < data.classes:
+        wanted = f"{(*y.shape, data.classes)}, a number for each of {data.classes} classes"
+        raise ValueError(f"{kind} answers {len(x)} examples with {shape}: {wanted}, is needed")
 
 
 def suiting(data):

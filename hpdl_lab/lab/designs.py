@@ -1,14 +1,17 @@
 """`lab.designs`: what strategies do with the same training step, one timeline under the other, in virtual time."""
 
+import math
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from ..comm import sim
-from ..comm.network import Switch
+from ..comm.network import Network, Switch
 from ..models.mlp import mlp
 from ..parallel.data import Strategy
+from ..parallel.known_sum import require_sums
 from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
 from ..parallel.scaling.accounting import account
 from ..parallel.scaling.virtual_time import spending
@@ -69,6 +72,7 @@ def designs(*strategies, ranks=4, network=NETWORK, forward=3e-3, backward=6e-3):
     Args:    strategies: parallel.data.Strategy, one or more. ranks: 2 or more; network: of comm.network.
              forward, backward: s of virtual time for all layers together.
     Returns: Designs.
+    Raises:  ValueError, also where the all_reduce of a strategy does not add up; TypeError.
     """
     if not strategies:
         raise ValueError("lab.designs needs a strategy, such as DataParallel(): see parallel/data.py")
@@ -80,8 +84,13 @@ def designs(*strategies, ranks=4, network=NETWORK, forward=3e-3, backward=6e-3):
             )
         if not strategy.synchronous:
             raise ValueError(f"{strategy} is asynchronous: its ranks take no step together that could be drawn")
-    if ranks < 2:
-        raise ValueError(f"{ranks} rank has nobody to talk to: lab.designs needs at least 2")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:
+        raise ValueError(f"ranks={ranks!r}: at least 2 are needed, for one rank has nobody to talk to")
+    if not isinstance(network, Network):
+        raise TypeError(f"network={network!r}: one of comm.network is needed, such as Switch(alpha=2e-6, beta=1.5e-9)")
+    for name, seconds in (("forward", forward), ("backward", backward)):
+        if not isinstance(seconds, Real) or not 0 <= seconds < math.inf:
+            raise ValueError(f"{name}={seconds!r}: seconds of virtual time, at least 0, are needed")
     found = [design_of(strategy, ranks, network, forward, backward) for strategy in strategies]
     title = f"The same step on {ranks} ranks: what rank 0 does"
     shown = picture(drawing.draw, found, title, text=title, height=drawing.height(len(found)))
@@ -109,6 +118,7 @@ def step_with(comm, strategy, forward, backward):
     y = torch.arange(4)
     with spending(comm, model, forward, backward):
         strategy.start(comm, model)
+        require_sums(comm, strategy)
         comm.barrier()
         begin = comm.trace.clock()
         with comm.trace.span("forward"):

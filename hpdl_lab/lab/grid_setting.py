@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ..parallel.grid.machine import grid_of
 from ..parallel.grid.search import grids
+from ..schedules import CATALOG
 
 AXES = ("dp", "pp", "tp")
 
@@ -42,9 +43,14 @@ def changed(setting, ranks, **wanted):
     axes = {axis: wanted[axis] for axis in AXES if axis in wanted}
     if unknown := set(wanted) - set(Setting._fields):
         raise ValueError(f"a grid has no {', '.join(sorted(unknown))}: {', '.join(Setting._fields)} can be set")
-    m = wanted.get("micro_batches", 1)
-    if isinstance(m, bool) or not isinstance(m, int) or m < 1:
-        raise ValueError(f"micro_batches must be a whole number of at least 1, got {m!r}")
+    for name in (*AXES, "micro_batches"):
+        n = wanted.get(name, 1)
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {n!r}")
+    if (name := wanted.get("schedule", "1f1b")) not in CATALOG:
+        raise ValueError(f"no schedule is called {name!r}: {', '.join(CATALOG)}")
+    if not isinstance(again := wanted.get("recompute", False), bool):
+        raise ValueError(f"recompute must be True or False, got {again!r}")
     fitting = [g for g in grids(ranks) if all(g[AXES.index(axis)] == size for axis, size in axes.items())]
     if not fitting:
         told = " x ".join(f"{axis}={size}" for axis, size in axes.items())

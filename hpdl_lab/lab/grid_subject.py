@@ -14,6 +14,7 @@ from .ranks import DEFAULT_RANKS
 FEW = 8  # examples with which the machine is measured
 BATCHES = {"gpt3": 1536}  # sequences: NVIDIA, Megatron-LM, examples/pretrain_gpt3_175B.sh
 PUBLISHED_RANKS, PUBLISHED_MACHINE = 1024, "dgx_a100"
+MOST_RANKS = 2**20  # whose grids are listed in a tenth of a second
 PER_RANK = 8  # examples of a batch, where nothing is said
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -44,6 +45,8 @@ def subject_of(model="gpt", data=None, size="tiny", ranks=None, batch=None, limi
     Raises:  ValueError, TypeError, LookupError in one sentence.
     """
     ranks, batch = whole(ranks, "ranks"), whole(batch, "batch")
+    if ranks is not None and ranks > MOST_RANKS:
+        raise ValueError(f"{ranks:,} ranks: grids of at most {MOST_RANKS:,} are looked at here")
     limit = asked_bytes(limit)
     if isinstance(machine, str) and machine not in MACHINES:
         raise ValueError(f"no machine is called {machine!r}: {', '.join(MACHINES)}")

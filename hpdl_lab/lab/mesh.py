@@ -37,7 +37,7 @@ def asked_grid(grid, sizes):
         raise TypeError(f"{grid!r} is no grid: lab.mesh(dp=2, tp=2), or a Grid, is needed")
     grid = Grid(**sizes) if grid is None else grid
     if grid.size > MOST_RANKS:
-        raise ValueError(f"{grid} has {grid.size:,} ranks: at most {MOST_RANKS:,} can be drawn")
+        raise ValueError(f"{grid!r} has {grid.size:,} ranks: at most {MOST_RANKS:,} can be drawn")
     return grid
 
 

@@ -150,12 +150,13 @@ def asked_seconds(seconds, plan):
         raise ValueError(f"seconds are those of forward and backward, such as (0.02, 0.04), got {seconds!r}")
     costs = {}
     for kind, cost in zip("FBIW", (*seconds, *seconds[1:], *seconds[1:]), strict=False):
-        each = [cost / plan.chunks] * plan.stages if isinstance(cost, Real) else list(cost)
-        if len(each) != plan.stages or not all(isinstance(s, Real) and 0 < s < MOST_SECONDS for s in each):
+        each = [cost / plan.chunks] * plan.stages if isinstance(cost, Real) else cost
+        listed = isinstance(each, tuple | list) and len(each) == plan.stages
+        if not listed or not all(isinstance(s, Real) and 0 < s < MOST_SECONDS for s in each):
             raise ValueError(
                 f"seconds={seconds!r}: a number above 0, or one for each of {plan.stages} stages, is needed"
             )
-        costs[kind] = [s / 2 for s in each] if kind in "IW" and len(seconds) == 2 else each
+        costs[kind] = [s / 2 for s in each] if kind in "IW" and len(seconds) == 2 else list(each)
     return costs
 
 
@@ -170,7 +171,7 @@ def asked_prediction(prediction, planned):
     kinds = [name for name in ("bubble", "makespan") if isinstance(told.get(name), Real)]
     if not kinds or set(told) - {"bubble", "makespan"} or not 0 <= told.get("bubble", 0) < 1:
         raise ValueError(f'a prediction is a bubble from 0 to 1, or {{"makespan": s}}, got {prediction!r}')
-    if told.get("makespan", 1) <= 0:
+    if not 0 < told.get("makespan", 1) < float("inf"):
         raise ValueError(f"a step takes more than 0 s, got makespan={told['makespan']!r}")
     if not planned.rows:
         return None  # there is no plan yet

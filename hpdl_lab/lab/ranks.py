@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ..comm import sim
 from ..comm.network import Network, Ring, Switch, title
 from ..engines import link
+from ..engines.crew import check_deadline
 from .cluster import injected, run, running
 
 SIMULATED_DEADLINE = 600.0  # s of real time: a deadlock is proved at once, this only ends loops that never end
@@ -54,6 +55,7 @@ class Place:
 
         threads: whether fn waits for other ranks inside autograd's backward, for which simulated ranks must be threads.
         """
+        check_deadline(deadline)
         if self.simulated:
             told = {"deadline": SIMULATED_DEADLINE, "on_row": on_row, "inject": injected(), "threads": threads}
             return sim.run(self.ranks, fn, *args, network=self.network, **told)

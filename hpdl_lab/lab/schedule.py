@@ -2,13 +2,14 @@
 
 import inspect
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 
 from .. import schedules
 from ..plots import animation, live
 from ..plots import schedule as drawing
 from ..plots.schedule import of_schedule
 from ..schedules import Action, Schedule
+from ..schedules.strings import parse
 from ..trace import number_text
 from .picture import picture
 from .plain import plainly
@@ -71,9 +72,10 @@ def schedule(
     Raises:  ValueError, one sentence, before anything is drawn: a micro-batch that is lost, the cycle of ranks that
              would wait for each other, an action before what it needs.
     """
+    if isinstance(ranks, int) and isinstance(micro_batches, int):
+        require_few(2 * ranks * micro_batches)  # before they are made
     plan = asked_schedule(schedule, ranks, micro_batches, chunks)
-    if (n := sum(map(len, plan.rows))) > MOST_ACTIONS:
-        raise ValueError(f"{n:,} actions do not fit a picture: take fewer ranks or micro-batches")
+    require_few(sum(map(len, plan.rows)))
     require_times(plan, forward=forward, backward=backward, input=input, weight=weight, transfer=transfer)
     times = schedules.evaluate(plan, forward, backward, input, weight, transfer)
     text = f"{plan.name}: {of_schedule(plan)}, bubble {times.bubble:.1%}"
@@ -83,13 +85,19 @@ def schedule(
     return Drawn(plan, times.makespan, times.bubble, list(times.peak), shown.figure)
 
 
-def require_times(plan, **times):
-    """Raise ValueError unless each is a time, or one for every stage: above 0, or 0 for messages."""
+def require_few(actions):
+    """Raise ValueError where one picture cannot hold so many actions."""
+    if actions > MOST_ACTIONS:
+        raise ValueError(f"{actions:,} actions do not fit a picture: take fewer ranks or micro-batches")
+
+
+def require_times(plan, transfer, **times):
+    """Raise ValueError unless each is a time above 0, or one for every stage, and `transfer` a time of at least 0."""
+    if not isinstance(transfer, Real) or not 0 <= transfer < float("inf"):
+        raise ValueError(f"transfer={transfer!r}: a time of a message, of at least 0, is needed")
     for name, time in times.items():
         each = time if isinstance(time, list | tuple) else [time]
-        good = all(
-            isinstance(t, Real) and (t > 0 or (t == 0 and name == "transfer")) and t < float("inf") for t in each
-        )
+        good = all(isinstance(t, Real) and 0 < t < float("inf") for t in each)
         if not good or len(each) not in (1, plan.stages):
             raise ValueError(f"{name}={time!r}: a time above 0 is needed, or one for each of {plan.stages} stages")
 
@@ -114,7 +122,10 @@ def schedule_of(row, ranks, micro_batches, chunks=None):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{what} of a schedule is a whole number, at least 1, got {number!r}")
     name = getattr(row, "__name__", "your schedule")
-    takes = inspect.signature(row).parameters
+    try:
+        takes = inspect.signature(row).parameters
+    except ValueError:  # of some functions that are written in C
+        raise TypeError(f"{name} is no function of a row: f(rank, ranks, micro_batches) is needed") from None
     chunks = chunks or (2 if "chunks" in takes else 1)
     more = (chunks,) if "chunks" in takes else ()
     rows = tuple(actions_of(row(rank, ranks, micro_batches, *more), name, rank) for rank in range(ranks))
@@ -123,14 +134,21 @@ def schedule_of(row, ranks, micro_batches, chunks=None):
 
 def actions_of(row, name, rank):
     """A tuple of Action of what the function has made for one rank. Raises TypeError."""
+    actions = []
     try:
-        if any(isinstance(action, str) for action in row):  # "2F5", as torch writes them
-            return schedules.from_strings([row]).rows[0]
-        return tuple(Action(*action) for action in row)
+        for place, item in enumerate(row):
+            if isinstance(item, str):  # "2F5", as torch writes them
+                actions += parse(item, rank, place)
+            else:
+                actions.append(Action(*item))
+        good = all(isinstance(n, Integral) for a in actions for n in (a.stage, a.micro_batch))
     except TypeError:
+        good = False
+    if not good:
         raise TypeError(
             f"{name}({rank}, ...) returned {row!r:.80}: a list of Action(stage, kind, micro_batch) is needed"
-        ) from None
+        )
+    return tuple(actions)
 
 
 def play(plan, times, text):

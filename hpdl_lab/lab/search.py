@@ -78,7 +78,9 @@ def search(
     Raises:  ValueError in one sentence, also where no grid can be at all.
     """
     schedules = require_schedules(schedules)
-    recompute = (recompute,) if isinstance(recompute, bool) else tuple(recompute)
+    recompute = (recompute,) if isinstance(recompute, bool) else recompute
+    if not isinstance(recompute, tuple | list) or not recompute or not all(isinstance(r, bool) for r in recompute):
+        raise ValueError(f"recompute is True, False, or (False, True) to try both, got {recompute!r}")
     subject = subject_of(model, data, size, ranks, batch, limit, machine)
     if machine is None and subject.model is not None:  # it is measured on cores that ranks share
         here = replace(subject.machine, at_once=0, name=f"{subject.machine.name}, with a core for each rank")
@@ -105,7 +107,9 @@ def asked_guess(prediction, ranks):
     if not isinstance(prediction, dict) or set(prediction) - set(AXES):
         raise ValueError(f'a prediction is a grid such as {{"dp": 2, "pp": 2}}, got {prediction!r}')
     sizes = tuple(prediction.get(axis, 1) for axis in AXES)
-    if not all(isinstance(n, int) and n > 0 for n in sizes) or sizes[0] * sizes[1] * sizes[2] != ranks:
+    if wrong := [n for n in sizes if isinstance(n, bool) or not isinstance(n, int) or n < 1]:
+        raise ValueError(f"the size of an axis is a whole number of at least 1, got {wrong[0]!r} in {prediction!r}")
+    if sizes[0] * sizes[1] * sizes[2] != ranks:
         told = " x ".join(map(str, sizes))
         raise ValueError(f"the grid that you expect has {told} places, and there are {ranks:,} ranks")
     return sizes
@@ -113,7 +117,7 @@ def asked_guess(prediction, ranks):
 
 def require_schedules(names):
     """A tuple of names of schedules. Raises ValueError."""
-    names = (names,) if isinstance(names, str) else tuple(names)
+    names = tuple(names) if isinstance(names, tuple | list) else (names,)
     if not names or (unknown := [name for name in names if name not in known.CATALOG]):
         raise ValueError(f"no schedule is called {unknown[0] if names else ''!r}: {', '.join(known.CATALOG)}")
     return names

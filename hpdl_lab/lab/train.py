@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, fields
 
+from ..data.loading import Reader
 from ..mesh import Grid
 from ..models import batch_norm
 from ..parallel.data import DataParallel, Strategy
@@ -100,6 +101,10 @@ def train(
         )
     if all_reduce is not None and not callable(all_reduce):
         raise TypeError(f"all_reduce={all_reduce!r}: a function f(comm, x) is needed, which makes x its sum over ranks")
+    if reader is not None and not isinstance(reader, Reader):
+        raise TypeError(f"reader={reader!r}: a data.loading.Reader is needed, such as Reader(seconds=1e-3)")
+    if mesh is None and (schedule != "1f1b" or recompute):
+        raise ValueError("schedule and recompute are of a model on a mesh: give one, too, such as mesh={'pp': 4}")
     known = [option.name for option in fields(Recipe)]
     if unknown := [name for name in recipe if name not in known]:
         raise TypeError(f"lab.train has no {', '.join(unknown)}: a recipe has {', '.join(known)}")

@@ -90,7 +90,10 @@ def spec_of(model, example, name=None, training=None):
     Returns: Spec, whose layers are those between which split.split cuts.
     Raises:  ValueError for a model that cannot be split.
     """
-    double = next(model.parameters()).dtype == torch.float64
+    parameters = list(model.parameters())
+    if not parameters:
+        raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to share out")
+    double = parameters[0].dtype == torch.float64
     training = training or ("float64 momentum" if double else "momentum")
     heads, positions = heads_of(model)
     n = len(example)
@@ -99,7 +102,7 @@ def spec_of(model, example, name=None, training=None):
     part = shard_readings(model, example, ways, False) or whole
     narrow = shard_readings(model, example, ways, True) or part
     layers = [layer_of(w, p, s, ways, n) for w, p, s in zip(whole, part, narrow, strict=True)]
-    tied = sum(layer.parameters for layer in layers) - sum(p.numel() for p in model.parameters())
+    tied = sum(layer.parameters for layer in layers) - sum(p.numel() for p in parameters)
     kind = type(model).__name__
     return Spec(name or kind, tuple(layers), heads, positions, tied, training)
 
