@@ -6,7 +6,6 @@ Every line has its reason. The three that a site most often replaces, TLS, AUTHE
 """
 
 import sys
-from pathlib import Path
 
 from hpdl_lab.classroom import hub, preparation, proxy, settings, users
 
@@ -51,7 +50,7 @@ c.Spawner.args = [
     "--KernelManager.transport=ipc",
     # Saves an open notebook every 20 s instead of 120, as a server that is stopped should lose little; and no debugger:
     # it listens on a port of this machine, at which it obeys any account.
-    f"--LabApp.app_settings_dir={Path(__file__).resolve().parent / 'hub'}",
+    f"--LabApp.app_settings_dir={preparation.CONFIGURATION.parent / 'hub'}",
     # No news from the internet, as in `make lab`.
     "--LabApp.news_url=None",
 ]
