@@ -150,6 +150,21 @@ def test_the_first_free_port_is_taken(monkeypatch):
     assert lab.free_port("") == 8890
 
 
+@pytest.mark.parametrize(("wanted", "again"), [([], True), (["--port=8899"], False)])
+def test_a_port_that_somebody_takes_meanwhile_is_left_to_him(busy_port, monkeypatch, capsys, wanted, again):
+    """Two that start at once see the same free port, seconds before the server listens there."""
+    begun = []
+    monkeypatch.setattr(sys, "argv", ["lab.py", *wanted])
+    monkeypatch.setattr(lab, "free_port", lambda wanted: busy_port)
+    monkeypatch.setattr(lab, "serve", lambda options, url: sys.exit(1))  # as jupyter_server does
+    monkeypatch.setattr(os, "execv", lambda *command: begun.append(command))
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")  # is set back
+    with contextlib.nullcontext() if again else pytest.raises(SystemExit):
+        lab.main()
+    assert begun == [(sys.executable, [sys.executable, "lab.py"])] * again
+    assert ("trying the next one" in capsys.readouterr().out) == again
+
+
 def start_lab(**variables):
     return subprocess.Popen(
         [sys.executable, "cluster/laptop/lab.py", "--browser=no"],
@@ -188,10 +203,10 @@ def test_lab_answers_on_loopback_only_and_ctrl_c_stops_it(stop, tmp_path):
     server = start_lab(HOME=str(tmp_path))
     stop(server)
     url, _ = address(server)
-    with urllib.request.urlopen(url, timeout=20) as page:
+    with urllib.request.urlopen(url, timeout=50) as page:
         assert b"JupyterLab" in page.read()
     notification = "lab/api/settings/@jupyterlab/apputils-extension:notification"
-    with urllib.request.urlopen(url.replace("lab?", f"{notification}?"), timeout=20) as answer:
+    with urllib.request.urlopen(url.replace("lab?", f"{notification}?"), timeout=50) as answer:
         properties = json.load(answer)["schema"]["properties"]
     assert properties["fetchNews"]["default"] == "false"  # no question about news in front of the first notebook
     port = int(re.search(r":(\d+)/", url).group(1))
@@ -200,7 +215,7 @@ def test_lab_answers_on_loopback_only_and_ctrl_c_stops_it(stop, tmp_path):
         addresses = [line.split()[1] for line in listening.read_text().splitlines()[1:] if line.split()[3] == "0A"]
         assert {a.split(":")[0] for a in addresses if int(a.split(":")[1], 16) == port} == {"0100007F"}
     os.killpg(server.pid, signal.SIGINT)
-    assert server.wait(20) == 0
+    assert server.wait(50) == 0
 
 
 def test_a_home_that_cannot_be_written_is_replaced(stop):
@@ -209,34 +224,33 @@ def test_a_home_that_cannot_be_written_is_replaced(stop):
     _, said = address(server)
     assert f"/proc/none cannot be written (No such file or directory): settings and progress go to {sys.prefix}" in said
     os.killpg(server.pid, signal.SIGTERM)
-    server.wait(20)
+    server.wait(50)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGHUP", "SIGTERM"])
-def test_kernels_and_engines_end_with_their_server(stop, tmp_path, no_engines_yet, signal_name):
+def test_kernels_and_engines_end_with_their_server(stop, tmp_path, no_engines_yet, until_ended, signal_name):
     """Ctrl-C, a closed terminal, a kill: nothing that the lab has started is left."""
     server = start_lab(HOME=str(tmp_path))
     stop(server)
     url, _ = address(server)
     base, token = url.split("/lab?token=")
     post = urllib.request.Request(f"{base}/api/kernels", b"{}", {"Authorization": f"token {token}"})
-    with urllib.request.urlopen(post, timeout=20) as answer:
+    with urllib.request.urlopen(post, timeout=50) as answer:
         kernel = json.load(answer)["id"]
     client = BlockingKernelClient()
     client.load_connection_file(find_connection_file(kernel, [f"{tmp_path}/.local/share/jupyter/runtime"]))
     client.start_channels(hb=False)  # a busy machine takes its time, and is not dead
     client.wait_for_ready(timeout=60)
-    start = "from hpdl_lab.engines.cluster import Cluster; Cluster.start(2)"  # lab.start without pictures and torch
+    start = "from hpdl_lab.engines.cluster import Cluster; Cluster.start(1)"  # lab.start without pictures and torch
     reply = client.execute_interactive(start, timeout=60, output_hook=lambda _: None)
     assert reply["content"]["status"] == "ok", reply["content"]
     client.stop_channels()
     started = processes_of(tmp_path)
-    assert len(started) >= 4  # server, kernel, two engines
+    assert len(started) >= 3  # server, kernel, engine
     os.killpg(server.pid, getattr(signal, signal_name))
-    server.wait(20)
-    left = psutil.wait_procs(started, timeout=15)[1]
-    assert left == []
+    server.wait(50)
+    until_ended(started)
 
 
 def processes_of(home):

@@ -21,27 +21,37 @@ def main():
     token = secrets.token_hex(16)
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel "python3" is this environment's, not one in the home
 
-    from jupyterlab.labapp import LabApp
+    options = [
+        f"--ServerApp.ip={HOST}",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        f"--ServerApp.root_dir={ROOT / 'notebooks'}",
+        f"--ServerApp.open_browser={arguments.browser != 'no' and has_display()}",
+        "--ServerApp.allow_root=True",
+        "--ServerApp.answer_yes=True",  # Ctrl-C stops at once, without a question
+        "--Application.log_level=ERROR",
+        f"--IdentityProvider.token={token}",
+        f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
+        "--LabApp.news_url=None",
+        "--ContentsManager.hide_globs=['__pycache__', '*.pyc', 'build.py', 'stubs.py', '.*']",
+    ]
+    try:
+        serve(options, f"http://{HOST}:{port}/lab?token={token}")
+    except SystemExit as ended:
+        if not ended.code or arguments.port or why_not(port) is None:
+            raise
+        print(f"Somebody else was faster on port {port}: trying the next one.", flush=True)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
 
-    server = LabApp.initialize_server(
-        [
-            f"--ServerApp.ip={HOST}",
-            f"--ServerApp.port={port}",
-            "--ServerApp.port_retries=0",
-            f"--ServerApp.root_dir={ROOT / 'notebooks'}",
-            f"--ServerApp.open_browser={arguments.browser != 'no' and has_display()}",
-            "--ServerApp.allow_root=True",
-            "--ServerApp.answer_yes=True",  # Ctrl-C stops at once, without a question
-            "--Application.log_level=ERROR",
-            f"--IdentityProvider.token={token}",
-            f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
-            "--LabApp.news_url=None",
-            "--ContentsManager.hide_globs=['__pycache__', '*.pyc', 'build.py', 'stubs.py', '.*']",
-        ]
-    )
+
+def serve(options, url):
+    """Serve until a signal ends it. Raises SystemExit, not 0, where the port has been taken meanwhile."""
+    from jupyterlab.labapp import LabApp  # takes its time
+
+    server = LabApp.initialize_server(options)
     # A closed terminal must stop kernels and engines as Ctrl-C does.
     signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    server.io_loop.add_callback(announce, f"http://{HOST}:{port}/lab?token={token}")
+    server.io_loop.add_callback(announce, url)
     server.start()
 
 
