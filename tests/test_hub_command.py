@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hpdl_lab import cli
-from hpdl_lab.classroom import accounts, hub, leftovers, limits, ports, preparation, proxy, settings
+from hpdl_lab.classroom import account_process, accounts, hub, leftovers, limits, ports, preparation, proxy, settings
 from hpdl_lab.classroom.attendee import Attendee
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="accounts for attendees need root")
@@ -63,6 +63,15 @@ def test_without_the_extra_it_says_how_to_install_it(capsys, tmp_path, monkeypat
 def test_without_a_clone_it_says_that_one_is_needed(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "CONFIGURATION", tmp_path / "jupyterhub_config.py")
     assert "started from a clone" in said(capsys, "--users", 2, *SHARED, "--state", tmp_path / "s")
+
+
+@pytest.mark.parametrize("folder", ["", "jupyterhub"])
+def test_packages_that_attendees_cannot_read_are_named_before_any_of_them_comes(tmp_path, monkeypatch, folder):
+    (tmp_path / folder).mkdir(exist_ok=True)  # empty, as it is to those who may not look into it
+    monkeypatch.setattr(account_process, "command", lambda given, account, argv: [argv[0], "-S", *argv[1:]])
+    monkeypatch.setattr(account_process, "environment", lambda given, account: {"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(RuntimeError, match=r"could not start a server: ModuleNotFoundError: .* 'jupyterhub'$"):
+        preparation.rehearse(settings.Settings(), None)
 
 
 def test_a_port_in_use_is_named_and_nothing_is_made(capsys, tmp_path):

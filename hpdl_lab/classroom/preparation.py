@@ -9,6 +9,14 @@ import sys
 from . import account_process, accounts, limits, ports, reach, release, settings
 
 CONFIGURATION = reach.PACKAGE / "cluster" / "jupyterhub_config.py"
+LOOK = """
+from importlib.util import find_spec
+for name in ("jupyterhub", "jupyterlab", "hpdl_lab"):
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:  # a folder of this name whose files cannot be read counts as a package
+        raise ModuleNotFoundError(f"No module named {name!r}")
+    open(spec.origin).close()
+"""
 
 
 def check(given):
@@ -112,8 +120,8 @@ def prepare(given):
 
 
 def rehearse(given, account):
-    """Have one attendee import what a server does. Raises RuntimeError with what keeps them from it."""
-    argv = [sys.executable, "-c", "import jupyterhub, jupyterlab, hpdl_lab"]
+    """Have one attendee look for what a server imports. Raises RuntimeError with what keeps them from it."""
+    argv = [sys.executable, "-c", LOOK]
     done = subprocess.run(
         account_process.command(given, account, argv),
         env=os.environ | account_process.environment(given, account),

@@ -28,7 +28,7 @@ SOLVED = HERE.parent.parent / "notebooks" / "solutions" / "04_ring_all_reduce.ip
 ADA, BOB = (f"{name}{os.getpid()}" for name in ("ada", "bob"))
 PASSWORDS = {ADA: "given by the instructor", BOB: "chosen at the first login"}
 IDLE = "Python 3 (ipykernel) | Idle"
-HUB_SECONDS, SERVER_MS, RUN_MS = 180, 180_000, 240_000
+HUB_SECONDS, PAGE_MS, SERVER_MS, RUN_MS = 180, 60_000, 180_000, 240_000
 CULL_MINUTES = 0.1
 
 
@@ -44,7 +44,8 @@ class Command:
             text=True,
         )
         self.lines, self._heard = [], threading.Condition()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
         self.wait_for("The hub is ready")
 
     def _listen(self):
@@ -60,9 +61,10 @@ class Command:
         assert said, f"no {text!r} within {HUB_SECONDS} s: {''.join(self.lines)}"
 
     def stop(self):
-        """Ctrl-C."""
+        """Ctrl-C; returns when all that it says has been heard."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
+        self._listening.join(HUB_SECONDS)
         return self.process.wait(HUB_SECONDS)
 
 
@@ -102,7 +104,8 @@ def pages(chromium):
     for name in (ADA, BOB):
         context = chromium.new_context(viewport={"width": 1440, "height": 900})
         found[name] = context.new_page()
-        found[name].set_default_timeout(60_000)
+        found[name].set_default_timeout(PAGE_MS)
+    expect.set_options(timeout=PAGE_MS)
     yield found
     for name, page in found.items():
         with contextlib.suppress(Exception):
@@ -214,7 +217,7 @@ def connect(path):
         s.connect(path)
 
 def reach(port):
-    with socket.create_connection(("127.0.0.1", port), 5) as s:
+    with socket.create_connection(("127.0.0.1", port), 60) as s:
         s.sendall(f"GET /user/{other}/api/contents HTTP/1.0\\r\\n\\r\\n".encode())
         answer = s.makefile().readline()
     return answer.split()[1]
@@ -255,7 +258,7 @@ def test_one_attendee_reaches_nothing_of_the_other(room, command, pages, attende
     ada.enter_server()
     ada.open_notebook("04_ring_all_reduce.ipynb")
     names = "".join(f"{name} = {value!r}\n" for name, value in told.items())
-    found = json.loads(ada.run(names + PROBE, 60))
+    found = json.loads(ada.run(names + PROBE, HUB_SECONDS))
     denied = dict.fromkeys(("home", "notebook", "write", "run", "environment", "memory", "hub"), "PermissionError")
     assert {key: found[key] for key in denied} == denied
     assert found["sockets"] == found["kill"] == ["PermissionError"]
