@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from hpdl_lab import lab
+from hpdl_lab.engines.errors import EngineError
+
 pytestmark = pytest.mark.timeout(300)
 
 HPDL = [sys.executable, "-m", "hpdl_lab", "cluster"]
@@ -35,7 +38,7 @@ def test_engines_in_a_job_stay_for_notebooks(slurm):
     assert hpdl("stop").stdout == "2 engines in a Slurm job: ended.\n"
 
 
-def test_the_wait_is_told_and_ended_by_ctrl_c(slurm):
+def test_the_wait_is_told_and_ended_by_ctrl_c_or_in_one_sentence(slurm):
     busy = slurm.ask(
         "sbatch", "--parsable", "--ntasks=16", "--output=/dev/null", "--wrap=exec sleep 1000"
     ).stdout.strip()
@@ -50,6 +53,10 @@ def test_the_wait_is_told_and_ended_by_ctrl_c(slurm):
             assert (told.returncode, "waits in partition class" in told.stdout) == (1, True), told
             waiting.send_signal(signal.SIGINT)
             assert waiting.wait(120) == 130
+        assert slurm.jobs() == [busy]
+        in_one_sentence = r"Slurm job \d+ waits in partition class: [^\n]* It was cancelled after 1 s in the queue: wait=2"
+        with pytest.raises(EngineError, match=rf"^{in_one_sentence} waits longer[^\n]*$"):
+            lab.start(1, where="slurm", wait=1)
         assert slurm.jobs() == [busy]
     finally:
         slurm.ask("scancel", busy)
