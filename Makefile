@@ -7,7 +7,7 @@ BROWSER ?=
 RANKS   ?= 2
 SIZES   ?= 4,1KiB,256KiB,4MiB,64MiB
 
-BUILD_TOOLS   := scikit-build-core nanobind cmake ninja
+BUILD_TOOLS   := pip scikit-build-core nanobind cmake ninja
 INSTALLED     := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_HUB := $(VENV)/.installed-hub
