@@ -164,12 +164,15 @@ def test_an_unwritable_home_is_said_once_and_nothing_else_changes(tmp_path, caps
 def test_a_plain_script_can_check_without_engines(tmp_path):
     script = tmp_path / "answer.py"
     script.write_text(
-        "from hpdl_lab import lab\n\n\n"
+        "import sys, hpdl_lab.checks.exercises\n"
+        "print('imported:', [m for m in ('ipyparallel', 'matplotlib', 'mpi4py') if m in sys.modules])\n"
+        "from hpdl_lab import lab\n"
         "def all_gather(comm, x):\n    comm.send(x, (comm.rank + 1) % comm.size)\n    return x\n\n\n"
         "print(lab.check(all_gather))\nprint(lab.hint())\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "imported: []\n" in done.stdout, "checks need neither engines nor plots"
     assert "4.2 all_gather: not yet (deadlock)" in done.stdout
     assert "answer.py:5" in done.stdout
     assert "first hint on 'deadlock'" in done.stdout
