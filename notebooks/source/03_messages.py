@@ -64,8 +64,10 @@ link
 # %% check="hpdl_lab.collectives.cost:fit_alpha_beta"
 
 # %%
+from hpdl_lab.plots.ping_pong import sentence
+
 alpha, beta = fit_alpha_beta(link.nbytes, link.seconds)
-print(f"α = {1e6 * alpha:.1f} µs, 1/β = {1e-9 / beta:.2f} GB/s, equal at {alpha / beta:,.0f} bytes")
+print(sentence(alpha, beta))
 
 # %% [markdown]
 # Below that size a message is all latency, above it all bandwidth. Ten messages of 100 bytes cost ten times as much as
