@@ -16,7 +16,7 @@ from .picture import picture
 ONE_PEER = "one_peer"  # the exponential graph, of which every step uses one neighbor
 NUMBERS = 32  # in the vector of every rank
 MOST_GOSSIPING = 64  # ranks
-FRAME_SECONDS = 0.15  # from step to step
+STEP_SECONDS = 0.08  # from step to step, of which every second or third one is drawn
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def gossip(graphs=("ring", "wheel", "star", "exponential"), n=16, steps=20, step
     plot = live.Live(drawing.draw_gossip, alt="disagreement against gossip steps")
     for k in range(1, steps + 1) if plot.shown else ():
         plot.update({name: error[:k] for name, error in errors.items()}, promises, steps, title)
-        time.sleep(max(0.0, FRAME_SECONDS - plot.cost))
+        time.sleep(STEP_SECONDS)
     return GossipResult(n, errors, promises, plot.finish(errors, promises, steps, title))
 
 

@@ -1,6 +1,5 @@
 """`lab.landscape`: gradient descent on the bowl of a loss, one panel per learning rate, drawn step by step."""
 
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +8,6 @@ from ..optim.gradient_descent import descend, loss
 from ..plots import landscape as bowls
 from ..plots import live
 
-FRAME_SECONDS = 0.18  # from step to step
 MOST_RATES = 5  # panels that are still readable side by side
 
 
@@ -51,7 +49,7 @@ def landscape(step, x, y, rates, steps=20):
     if plot.shown:
         for k in range(1, steps + 1):
             plot.update(bowl, {rate: path[:k] for rate, path in paths.items()}, steps, title)
-            time.sleep(max(0.0, FRAME_SECONDS - plot.cost))
+            plot.rest()
     figure = plot.finish(bowl, paths, steps, title)
     above = {rate: bowl.above(path) for rate, path in paths.items()}
     verdicts = {rate: bowls.verdict(paths[rate], above[rate]) for rate in rates}

@@ -10,8 +10,8 @@ from PIL import Image
 from .style import DPI, HEIGHT, look, new_figure
 
 CRISP = 2  # pixels of a final picture per pixel of the page: sharp on high-density screens
-PERIOD = 0.18  # s from frame to frame: the eye can follow, and most of a core is left to the ranks
-LEAST_PAUSE = 0.02  # s between two frames where drawing is slow
+PERIOD = 0.18  # s from frame to frame: the eye can follow
+LEAST_PAUSE = 1.0  # times what the frame before took: at least half of a core is left to the ranks
 
 
 def pixels(figure, scale=CRISP):
@@ -67,13 +67,16 @@ class Live:
         self.shown = in_notebook()
         self.handle = None
         self.frames = 0
-        self.cost = 0.0  # s, of the last frame
-        self._next = 0.0
+        self._next = 0.0  # s, when a frame may be drawn
 
     def update(self, *args):
         """Draw the present state, unless the last frame was a moment ago."""
         if self.shown and time.monotonic() >= self._next:
             self._frame(args, scale=1)
+
+    def rest(self):
+        """Sleep until the next frame may be drawn, so that `update` leaves out none."""
+        time.sleep(max(0.0, self._next - time.monotonic()))
 
     def finish(self, *args):
         """Draw the final state; returns the figure."""
@@ -82,14 +85,16 @@ class Live:
 
     def _frame(self, args, scale):
         begin = time.monotonic()
+        for ax in self.figure.axes:  # taken off as they are: clear() would empty each of them first
+            self.figure.delaxes(ax)
         self.figure.clear()
         with look():
             self.draw(self.figure, *args)
         if self.shown:
             self.handle = publish(self.figure, self.alt, scale, self.handle)
         end = time.monotonic()
-        self.frames, self.cost = self.frames + 1, end - begin
-        self._next = max(begin + PERIOD, end + LEAST_PAUSE)
+        self.frames += 1
+        self._next = max(begin + PERIOD, end + LEAST_PAUSE * (end - begin))
 
 
 def in_notebook():
