@@ -9,10 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_SECONDS = 60
+WAIT_MS = 30_000  # for what the page, or the kernel, does in a moment where they have a core
 ARGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -88,7 +89,8 @@ def kept():
 def page(chromium, kept, request):
     """A page as large as JupyterLab on a laptop. A test that fails leaves failed.png and prints what the cells said."""
     page = kept.pop("page", None) or chromium.new_page(viewport={"width": 1440, "height": 900})
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(WAIT_MS)
+    expect.set_options(timeout=WAIT_MS)
     yield page
     if request.node.failed_in_call:
         page.screenshot(path=Path(__file__).parent / "failed.png")
