@@ -220,9 +220,9 @@ def test_a_forgotten_broadcast_is_named_in_the_first_step(later):
     assert [text[: len(told)] for text in sim.run(3, body, True)] == [told] * 3
 
 
-@pytest.mark.parametrize("failing", [2, 6])
+@pytest.mark.parametrize("failing", [3, 7])
 def test_a_step_whose_all_reduce_fails_says_so_and_the_next_one_is_clean(failing):
-    """The second all_reduce of the first step, which is negotiated, and of the second, which is not: of 4 each."""
+    """After a known sum: the second one of the first step, which is negotiated, and of the second, which is not."""
 
     def body(comm):
         count = [0]

@@ -160,8 +160,17 @@ def test_bad_input_is_said():
         sim.run(1, build, [nn.Parameter(torch.zeros(1), requires_grad=False)])
     with pytest.raises(ValueError, match="named_parameters lacks 1 of the optimizer's 1 parameters"):
         sim.run(1, build, [w], [])
-    with pytest.raises(ValueError, match="got threshold -1, cycle 0.001, passes 1"):
-        sim.run(1, lambda comm: build(comm, [w], threshold=-1))
+    with pytest.raises(TypeError, match="named_parameters are pairs of a name and a parameter"):
+        sim.run(1, build, [w], ["w"])
+    with pytest.raises(TypeError, match="needs an optimizer of torch.optim, got Linear"):
+        sim.run(1, lambda comm: DistributedOptimizer(nn.Linear(1, 1), comm))
+    with pytest.raises(TypeError, match=r"all_reduce=3: a function all_reduce\(comm, x\) is needed"):
+        sim.run(1, lambda comm: build(comm, [w], all_reduce=3))
+    with pytest.raises(ValueError, match="does not add up: on rank 0, element 0 of 5 should be 2, the sum over 2"):
+        sim.run(2, lambda comm: build(comm, [w], all_reduce=lambda comm, x: -ring.all_reduce(comm, x)))
+    for wrong, told in ((-1, "-1"), ("1MB", "'1MB'")):
+        with pytest.raises(ValueError, match=f"got threshold {told}, cycle 0.001, passes 1"):
+            sim.run(1, lambda comm, wrong=wrong: build(comm, [w], threshold=wrong))
 
 
 def test_the_timeline_speaks_as_horovods_and_is_balanced(tmp_path):

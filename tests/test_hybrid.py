@@ -194,6 +194,9 @@ def test_every_parameter_is_reduced_exactly_once_over_communicators_of_the_repli
 
     def step(comm):
         hybrid, x, y = laid_out(comm, "mlp", {"dp": 2, "pp": 2}, all_reduce=noted)
+        comm.barrier()
+        reduced.clear()  # of known sums, before the first step
+        comm.barrier()
         hybrid.step(x, y)
         return {n: p.numel() for n, p in hybrid.named_parameters().items()}
 
@@ -374,16 +377,25 @@ def refuse(*_):
     raise MemoryError("no room")
 
 
+def negative(comm, x):
+    return -ring.all_reduce(comm, x)
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         (lambda model, mesh, x: HybridParallel(model, mesh.comm, x), "the second argument is a mesh"),
+        (lambda model, mesh, x: HybridParallel("mlp", mesh, x), "a model is an nn.Module; got something of str"),
+        (
+            lambda model, mesh, x: HybridParallel(model, mesh, x, all_reduce=negative),
+            "negative does not add up: on rank 0",
+        ),
         (lambda model, mesh, x: HybridParallel(model, mesh, (x,)), "example is one tensor of examples"),
         (lambda model, mesh, x: HybridParallel(model, mesh, x).step(x.float(), x[:, 0].long()), "in torch.float32"),
         (lambda model, mesh, x: HybridParallel(model, mesh, x, loss=lambda out, y: out).step(x, x), "with one number"),
         (lambda model, mesh, x: HybridParallel(model, mesh, x).load_state_dict({"no.weight": x}), "has no.weight"),
     ],
-    ids=["no mesh", "tuple", "dtype", "loss", "state"],
+    ids=["no mesh", "no model", "sign", "tuple", "dtype", "loss", "state"],
 )
 def test_other_mistakes_are_said_on_every_rank(wrong, told):
     def make(comm):

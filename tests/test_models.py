@@ -146,6 +146,8 @@ def test_what_cannot_be_built_is_refused_with_the_numbers(name, size, fields, er
 def test_examples_of_another_size_are_refused_with_the_numbers():
     with pytest.raises(ValueError, match="reads 64 tokens at once, got 65: build it with block=65"):
         models.build("gpt")(torch.zeros(1, 65, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"a gpt reads tokens of shape \(b, s\), got \(64,\)"):
+        models.build("gpt")(torch.zeros(64, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"shape \(1, 8, 8\), got \(3, 8, 8\)"):
         models.build("vit")(torch.zeros(1, 3, 8, 8))
     with pytest.raises(ValueError, match="input and an output"):

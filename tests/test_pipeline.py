@@ -256,6 +256,33 @@ def test_bad_input_is_one_sentence_with_numbers_before_the_first_message():
     refused("Asks cannot be split into stages: its forward asks for the value", build("gpipe", 3, 3), whole[1])
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"model": "mlp"}, TypeError, "a model is an nn.Module; got something of str"),
+        (
+            {"example": [1, 2]},
+            TypeError,
+            "example is one tensor of examples, the same on every rank; got something of list",
+        ),
+        ({"partition": [4, 4]}, TypeError, r"partition=\[4, 4\]: a function partition\(costs, stages\) is needed"),
+        (
+            {"partition": lambda costs, stages: None},
+            ValueError,
+            "the partition returned None: how many layers each stage",
+        ),
+        ({"partition": lambda costs, stages: [4.5, 3.5]}, ValueError, r"the partition returned \[4.5, 3.5\]: how many"),
+        ({"partition": lambda costs, stages: [8, 0]}, ValueError, r"\[8, 0\] does not share 8 layers among 2 stages"),
+        ({"costs": [1] * 7 + [float("nan")]}, ValueError, "the cost of a layer is a number of at least 0, got nan"),
+    ],
+)
+def test_what_is_no_model_no_example_or_no_cut_is_refused(options, error, text):
+    model, x, _ = CASES["mlp"]
+    given = {"model": model, "schedule": schedules.build("1f1b", 2, 4), "example": x[:3], "costs": [1] * 8} | options
+    with pytest.raises(error, match=text):
+        sim.run(2, lambda comm: Pipeline(comm, **given))
+
+
 class Asks(nn.Linear):
     def __init__(self):
         super().__init__(8, 10, dtype=torch.float64)

@@ -1,5 +1,6 @@
 """What the README says is so: its map, its notebooks and minutes, its example, its picture."""
 
+import importlib.util
 import re
 import struct
 import subprocess
@@ -51,6 +52,16 @@ def test_notebooks_and_minutes_are_those_of_the_sources():
     for source in sorted((ROOT / "notebooks" / "source").glob("*.py")):
         there[source.stem] = re.search(r"^# \| (\d+) \| ", source.read_text(), re.MULTILINE).group(1)
     assert listed == there
+
+
+def test_what_documents_import_is_there():
+    lines = "\n".join(path.read_text() for path in [*ROOT.glob("docs/*.md"), ROOT / "README.md"])
+    found = re.findall(r"^from (hpdl_lab[\w.]*) import (.+?)(?: *#.*)?$", lines, re.MULTILINE)
+    assert ("hpdl_lab.parallel.pipeline.model", "Pipeline") in found
+    for module, names in found:
+        for name in names.split(", "):
+            there = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
+            assert there, f"a document imports {name} from {module}, where it is not"
 
 
 def test_links_lead_somewhere():

@@ -514,7 +514,12 @@ def test_misuse_is_a_sentence(strategy):
         backward(model, comm)
         mine.add_gradients(comm, model)
 
+    def everybodys(comm, model):
+        shared.start(comm, model)
+
+    shared = copy.deepcopy(strategy)
     for misuse, sentence in (
+        (everybodys, "rank 1 starts the .* of rank 0: every simulated rank needs its own, made inside the function"),
         (unstarted, "was not started"),
         (unstarted_finish, "was not started"),
         (too_early, "add_gradients inside accumulating"),
@@ -522,6 +527,7 @@ def test_misuse_is_a_sentence(strategy):
     ):
         with pytest.raises(ValueError, match=sentence):
             sim.run(2, misuse, mlp(SIZES))
+    sim.run(2, lambda comm, mine, model: mine.start(comm, model), shared, mlp(SIZES))  # a copy for each is well
 
 
 def test_sparse_gradients_and_impossible_options_are_refused():
@@ -538,6 +544,11 @@ def test_sparse_gradients_and_impossible_options_are_refused():
             DataParallelBucketed(bucket_nbytes=wrong)
     with pytest.raises(ValueError, match="servers=0"):
         ParameterServer(0)
+    for wrong in ({"all_reduce": ring}, {"assign_buckets": 3}, {"gradient_ready": "late"}):
+        with pytest.raises(
+            TypeError, match=rf"^{next(iter(wrong))}=.*: a function {next(iter(wrong))}\(.*\) is needed"
+        ):
+            DataParallelOverlapped(**wrong)
 
 
 def test_a_model_without_trainable_parameters_is_left_alone():
@@ -585,7 +596,7 @@ def test_a_model_without_values_is_a_sentence():
         (nn.Linear(2, 3, device="meta"), "weight of the model is on torch's meta device and has no values"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            DataParallel().start(None, model)
+            sim.run(1, DataParallel().start, model)
 
 
 def my_ring(comm, x):

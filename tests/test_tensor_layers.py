@@ -292,6 +292,7 @@ REFUSED = [
     (lambda c: rows_of_heads(0, 3, 4, 24), "4 heads of a width of 24 cannot be shared equally by 3 ranks"),
     (lambda c: rows_of_heads(0, 8, 4, 24), "4 heads of a width of 24 cannot be shared equally by 8 ranks"),
     (lambda c: rows_of_heads(0, 2, 4, 26), "4 heads of a width of 26"),
+    (lambda c: rows_of_heads(0, 2, 0, 24), "0 heads of a width of 24"),
     (
         lambda c: attention_heads(c, numbers(1, 2, 8), numbers(8, 8), None, numbers(8, 4), None, 2, True),
         "2 heads on this rank do not fit its qkv weight of 8 rows and an out of 4 columns",

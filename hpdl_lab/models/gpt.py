@@ -35,6 +35,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens):
+        if len(tokens.shape) != 2:
+            raise ValueError(f"a gpt reads tokens of shape (b, s), got {tuple(tokens.shape)}")
         b, s = tokens.shape
         if s > self.block:
             raise ValueError(f"this gpt reads {self.block} tokens at once, got {s}: build it with block={s}")

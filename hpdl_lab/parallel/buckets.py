@@ -6,7 +6,7 @@ buckets           [ w1   b1 ] [ w2   b2 ] [ w3 b3 ]
 sent                  third       second      first: small, so that something is under way soon
 """
 
-from .data import Strategy
+from .data import Strategy, require_function
 from .packing import by_dtype
 
 MIB = 1 << 20
@@ -52,7 +52,8 @@ class DataParallelBucketed(Strategy):
         if not all(isinstance(nbytes, int | float) and nbytes >= 1 for nbytes in (bucket_nbytes, first_nbytes)):
             got = f"got {bucket_nbytes!r} and {first_nbytes!r} for the first"
             raise ValueError(f"a bucket holds a number of bytes, at least 1: {got}")
-        self.bucket_nbytes, self.first_nbytes, self.assign_buckets = bucket_nbytes, first_nbytes, assign_buckets
+        self.bucket_nbytes, self.first_nbytes = bucket_nbytes, first_nbytes
+        self.assign_buckets = require_function("assign_buckets(nbytes, limit, first)", assign_buckets)
 
     def assign(self, params):
         buckets, groups = [], by_dtype(params).values()

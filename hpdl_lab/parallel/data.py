@@ -105,8 +105,9 @@ class Strategy(ABC):
     talks_in_backward = False  # may a hook of it wait for messages, so that simulated ranks have to be threads?
 
     def __init__(self, all_reduce=None):
-        self.all_reduce = all_reduce or best_all_reduce
+        self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
         self.buckets = None  # [Bucket], between start and stop
+        self.owner = None  # (this object, which no copy is; the rank that has started it)
         self.adds_up = False  # inside accumulating()?
 
     def __repr__(self):
@@ -125,6 +126,9 @@ class Strategy(ABC):
 
         Raises:  ValueError on every rank where their models differ in more than values: which rank, what it has.
         """
+        self.require_own(comm)
+        self.stop()
+        self.owner = (id(self), comm.rank)
         require_same_model(comm, model, repr(self))
         broadcast_parameters(comm, model)
         self.names, self.params = names_and_params(model)
@@ -163,6 +167,15 @@ class Strategy(ABC):
         finally:
             self.adds_up = False
 
+    def require_own(self, comm):
+        """Raise ValueError where simulated ranks, whose memory is one, use one strategy together."""
+        started, rank = self.owner or (None, None)
+        if started == id(self) and rank != comm.rank:
+            raise ValueError(
+                f"rank {comm.rank} starts the {type(self).__name__} of rank {rank}: every simulated rank needs its "
+                "own, made inside the function, or given to sim.run as an argument, of which each rank gets a copy"
+            )
+
     def require_begun(self):
         """Raise ValueError outside start ... stop."""
         if self.buckets is None:
@@ -194,7 +207,7 @@ class Strategy(ABC):
 
     def stop(self):
         """Forget the model. Not collective."""
-        self.buckets = None
+        self.buckets = self.owner = None
 
 
 class DataParallelNaive(Strategy):
@@ -224,6 +237,14 @@ class DataParallel(Strategy):
 def best_all_reduce(comm, x):
     """The communicator's own all-reduce: the best that its back end has."""
     return comm.all_reduce(x)
+
+
+def require_function(signature, value):
+    """`value`, which an attendee has given. Raises TypeError unless it can be called."""
+    if not callable(value):
+        name = signature.partition("(")[0]
+        raise TypeError(f"{name}={name_of(value)}: a function {signature} is needed")
+    return value
 
 
 def names_and_params(model):

@@ -12,17 +12,22 @@ from .packing import allocate
 
 
 def require_sums(comm, strategy):
-    """Raise ValueError on every rank unless the all_reduce of a strategy that was started adds what it should.
+    """Raise ValueError on every rank unless the all_reduce of a strategy that was started adds what it should."""
+    require_sums_of(comm, strategy.all_reduce, [bucket.flat.dtype for bucket in strategy.buckets])
+
+
+def require_sums_of(comm, all_reduce, dtypes):
+    """Raise ValueError on every rank unless `all_reduce` adds what it should.
 
     Once for each dtype that travels; the communicator's own is trusted. Collective.
     Steps: one all_reduce of 2p + 1 elements, which no chunks divide equally, and an all_gather of 32 bytes.
     """
-    if strategy.all_reduce is best_all_reduce:
+    if all_reduce is best_all_reduce:
         return
     recording, comm.trace.enabled = comm.trace.enabled, False
     try:
-        for dtype in dict.fromkeys(bucket.flat.dtype for bucket in strategy.buckets):
-            require_sum(comm, strategy.all_reduce, dtype)
+        for dtype in dict.fromkeys(dtypes):
+            require_sum(comm, all_reduce, dtype)
     finally:
         comm.trace.enabled = recording
 

@@ -7,7 +7,7 @@ beside it                            [bucket 0]   [bucket 1][bucket 2]
 
 from ..comm.errors import CommError
 from .buckets import MIB, DataParallelBucketed, assign_buckets
-from .data import checked
+from .data import checked, require_function
 
 
 class Reducer:
@@ -122,14 +122,13 @@ class DataParallelOverlapped(DataParallelBucketed):
         gradient_ready=gradient_ready,
     ):
         super().__init__(all_reduce, bucket_nbytes, first_nbytes, assign_buckets)
-        self.gradient_ready = gradient_ready
+        self.gradient_ready = require_function("gradient_ready(comm, reducer, index)", gradient_ready)
 
     @property
     def talks_in_backward(self):
         return self.gradient_ready is not gradient_ready  # that of somebody else may do anything
 
     def start(self, comm, model):
-        self.stop()
         super().start(comm, model)
         self.reducer = Reducer(self.buckets, self.all_reduce)
         self.hooks = [

@@ -48,7 +48,6 @@ class SCaffe(Strategy):
 
     def start(self, comm, model):
         """Begin with rank 0's parameters; hooks bring them to the other ranks at the beginning of every forward."""
-        self.stop()
         self.layers = layers_of(model)
         super().start(comm, model)
         self.comm = comm

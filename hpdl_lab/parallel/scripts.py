@@ -13,6 +13,7 @@ from ..models import build_for
 from .data import broadcast_parameters
 from .ddp import Communication, ddp_hook
 from .horovod.distributed_optimizer import DistributedOptimizer
+from .known_sum import require_sums_of
 
 BATCH, LR = 32, 3e-3
 
@@ -36,7 +37,8 @@ def ddp_script(comm, data, steps=10, all_reduce=None, hook=ddp_hook):
     """Train a tiny GPT by PyTorch's DistributedDataParallel, which sends its gradients by `hook` and `all_reduce`.
 
     Args:    data, steps: as above; all_reduce: f(comm, x), default the communicator's own; hook: of parallel/ddp.py.
-    Raises:  ValueError on simulated ranks: PyTorch's process groups need processes.
+    Raises:  ValueError on simulated ranks, because PyTorch's process groups need processes; where all_reduce does not
+             add up.
     """
     from torch.nn.parallel import DistributedDataParallel  # takes torch.distributed along
 
@@ -45,6 +47,7 @@ def ddp_script(comm, data, steps=10, all_reduce=None, hook=ddp_hook):
     with process_group(comm):
         model = DistributedDataParallel(build_for(data, "gpt", seed=comm.rank))
         state = Communication(comm) if all_reduce is None else Communication(comm, all_reduce)
+        require_sums_of(comm, state.all_reduce, [torch.float32])
         model.register_comm_hook(state, hook)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
         return [step(model, optimizer, x, y) for x, y in shares(comm, data, steps)]

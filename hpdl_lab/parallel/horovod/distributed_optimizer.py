@@ -14,6 +14,8 @@ Each rank then reads its own share of the data. What looks at gradients before t
 Ref: Sergeev & Del Balso 2018, arXiv:1802.05799, section 4.
 """
 
+import torch
+
 from .fusion import Fusion
 
 
@@ -31,6 +33,9 @@ def DistributedOptimizer(optimizer, comm, named_parameters=None, **fusion):
              names, shapes or dtypes of their parameters. Later, backward: ValueError where it comes to a parameter more
              than `passes` times in one step; `step` and `synchronize`: see Fusion.synchronize.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise TypeError(f"DistributedOptimizer(optimizer, comm) needs an optimizer of torch.optim, got {kind}")
     if hasattr(optimizer, "synchronize"):
         raise ValueError("this optimizer averages its gradients already: DistributedOptimizer once is enough")
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -65,7 +70,10 @@ def names_of(params, named_parameters=None):
     """The names of `params`, in their order; "parameter 0", "parameter 1", ... where none are given."""
     if named_parameters is None:
         return [f"parameter {i}" for i in range(len(params))]
-    known = {id(param): name for name, param in named_parameters}
+    pairs = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise TypeError("named_parameters are pairs of a name and a parameter: model.named_parameters()")
+    known = {id(param): name for name, param in pairs}
     missing = [i for i, param in enumerate(params) if id(param) not in known]
     if missing:
         of = f"{len(missing)} of the optimizer's {len(params)} parameters"

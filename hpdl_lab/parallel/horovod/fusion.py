@@ -12,11 +12,13 @@ NaN where a gradient of a rank is not finite: only then do ranks tell each other
 
 import warnings
 from contextlib import contextmanager
+from numbers import Integral, Real
 
 import torch
 
 from ..agreement import require_same_parameters
-from ..data import best_all_reduce, name_of, result_of
+from ..data import best_all_reduce, name_of, require_function, result_of
+from ..known_sum import require_sums_of
 from ..verdict import FINE, WORDS, Verdict, condition_of
 from .fused_batch import pack, unpack
 from .negotiation import checksums, negotiate, pause
@@ -57,7 +59,8 @@ class Fusion:
              average: divide by the number of ranks; passes: backward passes that add up before a gradient is ready.
              timeline: record Horovod's activities for every gradient, see parallel/horovod/timeline.py.
     Use:     after backward, before the optimizer's step: `synchronize()`. Collective, as is the constructor.
-    Raises:  ValueError on every rank where their parameters or options differ: which rank, what it has.
+    Raises:  ValueError on every rank where their parameters or options differ: which rank, what it has; or where
+             all_reduce does not add up.
     Messages: in the first step a gather and a broadcast of 4n bytes per cycle, for n parameters, and of 4n and 8 bytes
     more in the first cycle, which compares the values; then none but the all-reduces, of N + n + batches elements
     together for N elements of gradients.
@@ -76,11 +79,12 @@ class Fusion:
         passes=1,
         timeline=False,
     ):
-        if threshold < 0 or not cycle > 0 or passes < 1:
-            told = f"threshold {threshold}, cycle {cycle}, passes {passes}"
+        numbers = isinstance(threshold, Real) and isinstance(cycle, Real) and isinstance(passes, Integral)
+        if not numbers or threshold < 0 or not cycle > 0 or passes < 1:
+            told = f"threshold {threshold!r}, cycle {cycle!r}, passes {passes!r}"
             raise ValueError(f"fusion needs a threshold >= 0 bytes, a cycle > 0 s and passes >= 1, got {told}")
         self.comm, self.params, self.names = comm, list(params), list(names)
-        self.all_reduce = all_reduce or best_all_reduce
+        self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
         self.threshold, self.cycle, self.average, self.passes = threshold, cycle, average, passes
         self.timeline = timeline
         self.nbytes = [p.numel() * p.element_size() for p in self.params]
@@ -91,6 +95,7 @@ class Fusion:
         self._warned = self._same = False  # said that gradients are missing; seen that all ranks' parameters are equal
         plan = f"fusion of {name_of(self.all_reduce)}, {threshold=}, {average=}, {passes=}"
         require_same_parameters(comm, self.params, self.names, plan)
+        require_sums_of(comm, self.all_reduce, self.dtypes)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self.params)]
         self._begin()
 

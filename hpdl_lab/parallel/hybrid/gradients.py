@@ -12,7 +12,8 @@ the same without overlap.
 """
 
 from ..buckets import MIB, assign_buckets
-from ..data import best_all_reduce, checked
+from ..data import best_all_reduce, checked, require_function
+from ..known_sum import require_sums_of
 from ..overlap import results_of
 from ..packing import allocate, allocate_beside, by_dtype
 from ..pipeline.routes import routes
@@ -97,7 +98,10 @@ class Gradients:
     """
 
     def __init__(self, mesh, plan, names, stages, params, partial=(), all_reduce=None):
-        self.stages, self.all_reduce = stages, all_reduce or best_all_reduce
+        self.stages = stages
+        self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
+        if mesh["dp"].size > 1:
+            require_sums_of(mesh["dp"], self.all_reduce, [p.dtype for p in params.values()])
         shared = holders(plan, names)
         order = sorted(stages, key=routes(plan, mesh["pp"].rank).last.__getitem__)  # whose gradients are complete first
         self.groups = []

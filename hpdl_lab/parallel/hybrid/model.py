@@ -30,7 +30,7 @@ from ...models.gpt import GPT
 from ...schedules import Schedule
 from ..agreement import require_same_model
 from ..data import broadcast_parameters, name_of
-from ..pipeline.model import agreed, checksum_of, one_number
+from ..pipeline.model import agreed, checksum_of, one_number, require_model, require_tensor
 from ..pipeline.run_schedule import require_valid, run_schedule
 from ..pipeline.split import Layers
 from ..pipeline.verdict import loss_of_all, require_answers
@@ -53,7 +53,8 @@ class HybridParallel:
              costs: of each layer (split.layers_of), by which stages are balanced; by default s that rank 0 measures.
              loss: f(output, y) -> mean loss of some examples; by default cross-entropy per answer.
     Raises:  ValueError on every rank: the batch, heads, layers or schedule cannot be shared out like this, the model
-             cannot be cut (which module), or the ranks' models differ.
+             cannot be cut (which module), the ranks' models differ, or all_reduce does not add up; TypeError for what
+             is no mesh, model or tensor.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class HybridParallel:
         loss=None,
     ):
         require_axes(mesh)
+        require_model(model)
         require_tensor("example", example)
         self.own_loss = loss is not None
         self.mesh, self.loss = mesh, loss or cross_entropy_per_answer
@@ -176,14 +178,6 @@ def shard_and_loss(comm, whole, sequence, loss):
 def vocabulary_loss(logits, y, comm, vocabulary):
     """cross_entropy_per_answer where each tp rank has some of the logits."""
     return vocabulary_cross_entropy(comm, logits, y, vocabulary)
-
-
-def require_tensor(what, x):
-    """Raise TypeError unless `x` is a tensor of examples."""
-    if not isinstance(x, torch.Tensor) or not x.ndim:
-        raise TypeError(
-            f"{what} is one tensor of examples, the same on every rank; got something of {type(x).__name__}"
-        )
 
 
 def require_axes(mesh):

@@ -10,6 +10,7 @@ model is cut is split's. Here they come together: one call makes a pipeline of a
 import zlib
 
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ..agreement import measure, require_same_model
@@ -36,12 +37,16 @@ class Pipeline:
              schedule: a Schedule for comm.size ranks. example: x of one micro-batch; every micro-batch has its shape.
              recompute: see stage.Stage; costs, partition: see split.split; costs by default as rank 0 measures them.
     Raises:  ValueError on every rank, before the first message about the model, for a schedule that is not valid or for
-             another number of ranks, more stages than layers, or a model that cannot be split.
+             another number of ranks, more stages than layers, or a model that cannot be split; TypeError for what is
+             no model or tensor.
     """
 
     def __init__(self, comm, model, schedule, example, recompute=False, costs=None, partition=partition):
         self.comm, self.schedule = comm, schedule
         require_valid(comm, schedule)
+        require_model(model)
+        for tensor in example if isinstance(example, tuple) else (example,):
+            require_tensor("example", tensor)
         layers = Layers(model, example)
         layers.require(schedule.stages, costs)
         require_same_model(comm, model, plan_of(schedule, recompute, costs))
@@ -73,6 +78,8 @@ class Pipeline:
                  example, or ranks have had another batch; FloatingPointError on every rank where something is NaN:
                  which rank, what. Take no step then.
         """
+        for what, tensor in (*(("x", part) for part in (x if isinstance(x, tuple) else (x,))), ("y", y)):
+            require_tensor(what, tensor)
         xs, ys = self.micro_batches(x, y)
         if loss is cross_entropy and y.dtype == torch.int64 and len(self.gives) == 1:  # else y may be probabilities
             require_answers((len(y), *self.gives[0].shape[1:]), y, classes=1)
@@ -101,6 +108,20 @@ class Pipeline:
         if given != wanted:
             raise ValueError(f"micro-batches of {given}: this pipeline was made for {wanted}, its example")
         return xs, y.chunk(m)
+
+
+def require_model(model):
+    """Raise TypeError unless `model` is one."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a model is an nn.Module; got something of {type(model).__name__}")
+
+
+def require_tensor(what, x):
+    """Raise TypeError unless `x` is a tensor of examples."""
+    if not isinstance(x, torch.Tensor) or not x.ndim:
+        raise TypeError(
+            f"{what} is one tensor of examples, the same on every rank; got something of {type(x).__name__}"
+        )
 
 
 def plan_of(schedule, recompute, costs):

@@ -7,12 +7,16 @@ Where a value skips stages, as in a U-shaped network, every stage between passes
 that is used by layers of several stages is a parameter of each of them: their gradients have to be added.
 """
 
+import math
+import operator
 import statistics
 import time
+from numbers import Real
 
 import torch
 from torch import fx
 
+from ..data import require_function
 from .partition import partition
 from .stage import Stage
 from .tracing import as_before, trace
@@ -102,13 +106,15 @@ class Layers:
             raise ValueError(f"{kind} has {known}, which cannot be shared by {stages} stages")
         if costs is not None and len(costs) != len(self):
             raise ValueError(f"{len(costs)} costs were given for {known}")
+        if wrong := [cost for cost in costs or () if not isinstance(cost, Real) or not 0 <= cost < math.inf]:
+            raise ValueError(f"the cost of a layer is a number of at least 0, got {wrong[0]!r}")
 
     def split(self, stages, costs=None, recompute=False, partition=partition):
         """See `split`."""
         self.require(stages, costs)
         if costs is None:
             costs = self.measured() if stages > 1 else [1] * len(self)
-        sizes = list(partition(list(costs), stages))
+        sizes = whole_numbers(require_function("partition(costs, stages)", partition)(list(costs), stages))
         if len(sizes) != stages or sum(sizes) != len(self) or min(sizes) < 1:
             raise ValueError(f"{sizes} does not share {len(self)} layers among {stages} stages, one at least for each")
         stages = self.stages(sizes, recompute)
@@ -181,6 +187,15 @@ class Layers:
                 f"{kind} cannot be split into {len(stages)} stages: its operations, done again one by one, answer "
                 "otherwise. Does its forward use autocast, or write into a tensor of which another stage has a view?"
             )
+
+
+def whole_numbers(sizes):
+    """`sizes`, which a partition has returned, as a list of ints. Raises ValueError."""
+    try:
+        return [operator.index(size) for size in sizes]
+    except TypeError:
+        wanted = "how many layers each stage gets, in whole numbers, is needed"
+        raise ValueError(f"the partition returned {sizes!r}: {wanted}") from None
 
 
 def parameter_names(node, known):

@@ -29,7 +29,7 @@ def rows_of_heads(rank, ranks, heads, width):
     Returns: (3 * width / ranks,) int64 tensor of row numbers below 3 * width: q's, then k's, then v's.
     Raises:  ValueError where the ranks do not divide the heads, or the heads the width.
     """
-    if heads % ranks or width % heads:
+    if heads < 1 or heads % ranks or width % heads:
         raise ValueError(
             f"{heads} heads of a width of {width} cannot be shared equally by {ranks} ranks: the ranks must divide the "
             f"heads, and the heads the width"
