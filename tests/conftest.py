@@ -23,17 +23,17 @@ gc.disable()  # until all is imported: see pytest_collection_finish
 
 BESIDE = 5  # times as long may all take under `make test`, where workers, and other steps, share the cores
 LONGEST = ("nbgrader", "bench", "engines_life", "drill", "hub_command", "torchrun", "setup")
-REPLACING = ("engines_stop", "engines_background", "engines_px", "engines_say", "faults_engines", "grid_picker")
+REPLACING = ("grid_picker", "engines_say", "engines_background", "engines_stop", "faults_engines")
 
 
 def pytest_collection_modifyitems(items):
     """The files that take longest come first: with two workers, none of them is left over at the end for one.
 
     Of those that share the engines of `cluster`, which begin with bench, they come last that end engines: new ones have
-    not imported torch yet.
+    not imported torch yet, which grid_picker needs before it ends them.
     """
     order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
-    order |= {f"test_{name}.py": len(LONGEST) + 1 for name in REPLACING}
+    order |= {f"test_{name}.py": len(LONGEST) + 1 + place for place, name in enumerate(REPLACING)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -67,7 +66,7 @@ def test_a_second_process_reads_the_same_file(board):
 def test_seconds_count_until_the_rank_gives_up(board):
     since = now_ns() - 3_000_000_000
     board.publish(0, "waiting", op="recv", peers=(1,), since_ns=since)
-    assert 3.0 <= board.waits()[0].seconds < 3.5
+    assert 3.0 <= board.waits()[0].seconds <= (now_ns() - since) / 1e9
     board.end_wait(0, now=lambda: since + 2_000_000_000)
     assert board.waits()[0].seconds == 2.0
 
@@ -98,16 +97,14 @@ def test_long_texts_and_many_peers_are_cut(board):
 
 
 @pytest.mark.parametrize("reap", [False, True])  # a child that has died stays in the table until its parent looks
-def test_a_killed_process_is_dead(board, reap):
+def test_a_killed_process_is_dead(board, reap, eventually):
     process = sleeper()
     publish_as(board, process, 1, "waiting", op="recv", peers=(0,), line="cell:3")
     assert not board.is_dead(1)
     process.kill()
     if reap:
         process.wait()
-    end = time.monotonic() + 5
-    while not board.is_dead(1) and time.monotonic() < end:
-        time.sleep(0.01)
+    eventually(lambda: board.is_dead(1))
     assert board.died(1)
     assert board.waits() == [Wait(1, "dead", line="cell:3")]
     process.wait()

@@ -3,7 +3,7 @@
 import signal
 import sys
 import threading
-import time
+from functools import partial
 
 import pytest
 
@@ -22,6 +22,27 @@ def server(monkeypatch):
     return server
 
 
+@pytest.fixture
+def later(monkeypatch):
+    """`later()`: the server's timer, which starts once, has come to its end."""
+
+    class Timer:
+        def __init__(self, seconds, function, args):
+            assert seconds == AGAIN
+            self.end = partial(function, *args)
+
+        def start(self):
+            started.append(self)
+
+    def end():
+        (timer,) = started
+        timer.end()
+
+    started = []
+    monkeypatch.setattr(threading, "Timer", Timer)
+    return end
+
+
 def interrupted_in(server, module):
     """Call the handler from the top level of a module of this name, below a function of its own."""
     source = "def below():\n    handler(2, sys._getframe())\nbelow()"
@@ -36,16 +57,15 @@ def test_elsewhere_an_interrupt_ends_the_task_at_once(server):
     assert server.sent == []
 
 
-def test_amid_the_import_of_torch_it_is_sent_again_until_that_is_complete(server):
+def test_amid_the_import_of_torch_it_is_sent_again_until_that_is_complete(server, later):
     interrupted_in(server, "torch")
-    give_up = time.monotonic() + 20
-    while not server.sent and time.monotonic() < give_up:
-        time.sleep(0.01)
+    assert server.sent == []
+    later()
     assert server.sent == [(server._main, signal.SIGINT)]
 
 
-def test_what_has_ended_meanwhile_is_left_alone_and_so_is_the_next_task(server):
+def test_what_has_ended_meanwhile_is_left_alone_and_so_is_the_next_task(server, later):
     interrupted_in(server, "torch")
     server.current = ("kernel", "run 8")
-    time.sleep(5 * AGAIN)
+    later()
     assert server.sent == []

@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import ipyparallel
@@ -16,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
-from hpdl_lab.engines import controller, px_client
+from hpdl_lab.engines import controller, px_client, run
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 
@@ -95,35 +96,45 @@ def test_cells_behind_one_that_failed_on_a_rank_are_run_on_all(cluster):
     assert view.pull(["behind", "last"], block=True) == [[rank, rank] for rank in range(4)]
 
 
-def test_ipyparallel_is_there_once_somebody_wants_it(cluster):
+def test_ipyparallel_is_there_once_somebody_wants_it_and_what_ends_under_it_is_told(
+    no_engines_yet, eventually, monkeypatch, capsys
+):
     """Its imports, and its controller, are most of what a start would take."""
-    cluster.restart()
-    with Cluster.start(4) as other:
-        assert "controller" not in cluster._keeper.ask("status")["running"]
-        assert cluster.run(imported) == [False] * 4
-        assert other.client[:].apply_sync(imported) == [True] * 4
-        controller = cluster._keeper.ask("status")["running"]["controller"]
-        assert cluster.client.ids == other.client.ids == [0, 1, 2, 3], "who comes second starts nothing"
-        assert cluster._keeper.ask("status")["running"]["controller"] == controller
-        assert cluster.run(imported) == [True] * 4
+
+    def running():
+        return cluster._keeper.ask("status")["running"]
+
+    with Cluster.start(2) as cluster:
+        with Cluster.start(2) as other:
+            assert "controller" not in running()
+            monkeypatch.setattr(run, "BUSY", 0.1)
+            cluster.run(comes_late_to_the_next, 0.5)
+            assert cluster.run(imported) == [False] * 2
+            assert "%px" not in capsys.readouterr().out, "there is no cell that they could be busy with"
+            assert other.client[:].apply_sync(imported) == [True] * 2
+            controller = running()["controller"]
+            assert cluster.client.ids == other.client.ids == [0, 1], "who comes second starts nothing"
+            assert running()["controller"] == controller
+            assert cluster.run(imported) == [True] * 2
+        os.kill(controller, signal.SIGKILL)  # nobody waits for it to answer, nor for an engine
+        eventually(lambda: "controller" not in running())
+        with Cluster.start(2) as other:
+            with pytest.raises(EngineError, match=r"the controller of %px has ended \(.+\): call lab.restart\(\)"):
+                assert other.client
+        cluster.restart()
+        os.kill(cluster.infos[1]["pid"], signal.SIGKILL)
+        with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
+            assert eventually(lambda: cluster.client)
+
+
+def comes_late_to_the_next(comm, seconds):
+    """The main thread of this engine has something else to do first."""
+    tasks = next(thread for thread in threading.enumerate() if thread.name == "tasks")
+    tasks._target.__self__.submit(partial(time.sleep, seconds))
 
 
 def imported(comm=None):
     return "ipyparallel" in sys.modules
-
-
-def test_what_has_ended_under_px_is_told(cluster, eventually):
-    """The controller, and then an engine: nobody waits for them to answer."""
-    assert cluster.client.ids == [0, 1, 2, 3]
-    os.kill(cluster._keeper.ask("status")["running"]["controller"], signal.SIGKILL)
-    eventually(lambda: "controller" not in cluster._keeper.ask("status")["running"])
-    with Cluster.start(4) as other:
-        with pytest.raises(EngineError, match=r"the controller of %px has ended \(.+\): call lab.restart\(\)"):
-            assert other.client
-    cluster.restart()
-    os.kill(cluster.infos[1]["pid"], signal.SIGKILL)
-    with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
-        assert eventually(lambda: cluster.client)
 
 
 @pytest.fixture

@@ -21,11 +21,13 @@ class EngineConnection:
         self.rank = rank
         self.reader = frames.Reader()
         self.clock = clocks.Offset()
+        self._address = session_dir.engine_socket(path, rank)
+        self._made = made(self._address)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(HELLO_SECONDS)
         try:
             before = time.monotonic_ns()
-            self.socket.connect(session_dir.engine_socket(path, rank))
+            self.socket.connect(self._address)
             ((_, self.info),) = self._first()
             self.clock.take([(before, self.info.pop("now_ns"), time.monotonic_ns())])
             if self.clock.ns:
@@ -87,6 +89,10 @@ class EngineConnection:
         except OSError:
             return True
 
+    def is_replaced(self):
+        """True when the socket is another one than it was, or not there: a notebook has restarted the engines."""
+        return made(self._address) != self._made
+
     def close(self):
         self.socket.close()
 
@@ -122,6 +128,14 @@ class RunLock:
 
     def close(self):
         os.close(self._file)
+
+
+def made(path):
+    """What tells the file at `path` from those that were there before it; None where there is none."""
+    with suppress(FileNotFoundError):
+        status = os.stat(path)
+        return status.st_ino, status.st_mtime_ns
+    return None
 
 
 def connect(path, n):

@@ -232,7 +232,8 @@ class Cluster:
                 f"{diagnosis.dead_text(dead)}: call lab.restart() for {self.n} new engines; your variables stay"
             )
         self._disconnect()
-        self._connect()
+        with session_dir.locked(self.path):  # once the other notebook's are all there
+            self._connect()
 
     # -- ipyparallel --------------------------------------------------------------------------------------------------
 

@@ -145,10 +145,15 @@ class Crew:
         """`died_by_now`; where nothing is known in time: {rank: "has gone"} of all."""
         return self.died_by_now(ranks) or dict.fromkeys(ranks, "has gone")
 
-    def died_by_now(self, ranks, seconds=0.5):
-        """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines."""
+    def died_by_now(self, ranks, seconds=3.0):
+        """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines.
+
+        Of engines that another notebook has replaced nothing will be known.
+        """
         give_up = time.monotonic() + seconds
         while len(dead := self.died(ranks)) < len(ranks) and time.monotonic() < give_up:
+            if any(self.engines[rank].is_replaced() for rank in ranks):
+                break
             time.sleep(0.005)
         return dead
 

@@ -2,7 +2,7 @@
 
 kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}     INTERRUPT run     STATE None     PX None
 engine -> kernel   HELLO {rank, pid, host, ..., now_ns}    ROW row    TEXT (stream, text)    DONE outcome
-                   STATE {slot, now_ns}
+                   STATE {slot, px, now_ns}
 """
 
 import pickle

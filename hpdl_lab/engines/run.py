@@ -161,7 +161,7 @@ class Run:
         if not self.states.settled(self.dead):
             return
         self.told_busy = True
-        busy = [rank for rank in self.pending if not self.states.has_begun(rank)]
+        busy = [rank for rank in self.pending if self.states.is_behind_a_cell(rank)]
         if busy:
             who = f"{name_ranks(busy)} {'is' if len(busy) == 1 else 'are'}"
             print(f"{who} busy with an earlier cell of %px: waiting for its end. The stop button ends it.", flush=True)

@@ -116,7 +116,7 @@ class Server:
                     self._px_wanted = True
                     self._jobs.put(None)
             elif kind == frames.STATE:
-                kernel.send(frames.STATE, told_by(self.session.board, self.rank))
+                kernel.send(frames.STATE, self._told())
             else:
                 self._interrupt(kernel, content)
 
@@ -130,6 +130,9 @@ class Server:
         elif self.current != (kernel, run):
             self._cancelled.add((kernel, run))
         signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _told(self):
+        return told_by(self.session.board, self.rank, self._loop is not None)
 
     def _interrupt_again(self, kernel, run):
         """End task `run` of `kernel`, unless it has ended by itself meanwhile."""
@@ -159,7 +162,7 @@ class Server:
             self._tasks.discard(key)
             self._cancelled.discard(key)
             self._leave(task["run"])
-        kernel.send(frames.DONE, outcome | {"state": told_by(self.session.board, self.rank)})
+        kernel.send(frames.DONE, outcome | {"state": self._told()})
         self.answered.set()
 
     def _leave(self, run):

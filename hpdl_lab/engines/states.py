@@ -20,6 +20,7 @@ class States:
     def __init__(self, number, engines):
         self.number, self.engines = number, engines
         self.slots = {}  # rank -> Slot
+        self.with_px = set()  # ranks that are engines of ipyparallel by now
         self.expected = set()  # ranks that have been asked and have not answered
         self.asked_at = None
 
@@ -34,6 +35,8 @@ class States:
         """A rank has answered, or has ended. told: see `told_by`."""
         self.expected.discard(rank)
         self.slots[rank] = Slot(*told["slot"]).moved(time.monotonic_ns() - told["now_ns"])
+        if told["px"]:
+            self.with_px.add(rank)
 
     def settled(self, gone=()):
         """True when all that were asked have answered, or will not; `gone` will not."""
@@ -42,6 +45,10 @@ class States:
     def has_begun(self, rank):
         """False where a rank has said that it is doing something else than this run."""
         return rank not in self.slots or self.slots[rank].run == self.number
+
+    def is_behind_a_cell(self, rank):
+        """True where what keeps a rank from this run is a cell of %px, and not only that it gets no core."""
+        return rank in self.with_px and not self.has_begun(rank)
 
     def waits(self, dead=()):
         """What the ranks are doing, as list[Wait] in rank order. dead: ranks that have closed their connection."""
@@ -59,6 +66,6 @@ class States:
         return waits
 
 
-def told_by(board, rank):
-    """What an engine tells of its rank: plain values, with the time on its own clock."""
-    return {"slot": tuple(board.slot(rank)), "now_ns": time.monotonic_ns()}
+def told_by(board, rank, px):
+    """What an engine tells of its rank: plain values, with the time on its own clock. px: does it run cells of %px?"""
+    return {"slot": tuple(board.slot(rank)), "px": px, "now_ns": time.monotonic_ns()}
