@@ -54,8 +54,8 @@ def test_the_wait_is_told_and_ended_by_ctrl_c_or_in_one_sentence(slurm):
             waiting.send_signal(signal.SIGINT)
             assert waiting.wait(120) == 130
         assert slurm.jobs() == [busy]
-        in_one_sentence = r"Slurm job \d+ waits in partition class: [^\n]* It was cancelled after 1 s in the queue: wait=2"
-        with pytest.raises(EngineError, match=rf"^{in_one_sentence} waits longer[^\n]*$"):
+        waited = r"waits in partition class: [^\n]* It was cancelled after 1 s in the queue: wait=2 waits longer"
+        with pytest.raises(EngineError, match=rf"^Slurm job \d+ {waited}[^\n]*$"):
             lab.start(1, where="slurm", wait=1)
         assert slurm.jobs() == [busy]
     finally:
