@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from hpdl_lab import features
 from hpdl_lab.comm.board import Board, Slot
 from hpdl_lab.comm.bulletin import Bulletin
+from hpdl_lab.comm.errors import Wait, wait_cycle
 
 BEGIN = """
 import os, sys, threading, time
@@ -40,19 +42,19 @@ def wait_for(name, ranks):
 def in_a_thread(function):
     threading.Thread(target=function, daemon=True).start()
 
-def see(op, waiting):
-    # Until this rank, which waits meanwhile, has heard of all ranks, and that `waiting` are in `op`.
+def see(op, whom):
+    # Until this rank, which waits meanwhile, has heard of all ranks, and that those of `whom` wait so {rank: for whom}.
     def seen():
         slots = [session.board.slot(r) for r in range(size)]
         heard = all(slot.run == number + 1 for slot in slots)
-        return heard and all((slots[r].state, slots[r].op) == ("waiting", op) for r in waiting)
+        return heard and all(slots[r][2:5] == ("waiting", op, peers) for r, peers in whom.items())
 
     while not seen():
         time.sleep(0.01)
     write("seen")
 
-def see_and_give_up(comm, op, waiting, who):
-    see(op, waiting)
+def see_and_give_up(comm, op, whom, who):
+    see(op, whom)
     wait_for("seen", who)
     comm.waiting.deadline = 0.1
 """
@@ -85,7 +87,8 @@ write("ended")
 CASES = [
     (
         "a circle over both hosts",
-        "in_a_thread(lambda: see_and_give_up(comm, 'recv', range(4), range(4)))\n    comm.recv(y, (rank + 1) % size)",
+        "in_a_thread(lambda: see_and_give_up(comm, 'recv', {0: (1,), 1: (2,), 2: (3,), 3: (0,)}, range(4)))\n"
+        "    comm.recv(y, (rank + 1) % size)",
         (0, 1, 2, 3),
         [r"0 +waiting +recv +from rank 1 +40 ", r"3 +waiting +recv +from rank 0 ", "cycle: 0 -> 1 -> 2 -> 3 -> 0"],
         "likely: ranks 0-3 all receive first",
@@ -93,7 +96,7 @@ CASES = [
     (
         "a rank that has finished on the other host",
         "if rank == 3:\n        wait_for('seen', range(3))\n    else:\n"
-        "        in_a_thread(lambda: see('barrier', range(3)))\n        comm.barrier()",
+        "        in_a_thread(lambda: see('barrier', dict.fromkeys(range(3), (3,))))\n        comm.barrier()",
         (0, 1, 2),
         [r"0 +waiting +barrier", r"2 +waiting +barrier", r"3 +finished"],
         r"likely: rank 3 never called barrier: it finished",
@@ -122,7 +125,8 @@ CASES = [
     (
         "a rank that works on the other host",
         "if rank == 3:\n        wait_for('said', (0, 1))\n        return\n    if rank < 2:\n"
-        "        in_a_thread(lambda: see_and_give_up(comm, 'barrier', range(3), range(2)))\n    comm.barrier()",
+        "        in_a_thread(lambda: see_and_give_up(comm, 'barrier', dict.fromkeys(range(3), (3,)), range(2)))\n"
+        "    comm.barrier()",
         (0, 1),
         [r"0 +waiting +barrier", r"2 +waiting +barrier", r"3 +running"],
         r"likely: rank 3 is still computing: not a deadlock, a deadline",
@@ -155,6 +159,12 @@ def test_the_table_and_the_reason_cross_hosts(said, name, body, speakers, table,
         for pattern in table:
             assert re.search(rf"^ *{pattern}", text, re.M), text
         assert re.search(reason, text), text
+
+
+def test_ranks_of_one_barrier_are_no_cycle_although_each_has_heard_of_the_others_too_late():
+    waits = [Wait(rank, "waiting", "barrier", (1 - rank, 2), nth=4) for rank in (0, 1)]
+    assert wait_cycle([*waits, Wait(2, "running")]) == ()
+    assert wait_cycle([waits[0], replace(waits[1], nth=5)]) == (0, 1)
 
 
 class Messages:

@@ -100,8 +100,13 @@ def name_ranks(ranks):
 
 
 def wait_cycle(waits):
-    """One cycle of the wait-for graph as ranks in order, or (): 0 waits for 1 waits for 0 gives (0, 1)."""
-    edges = {w.rank: w.peers for w in waits if w.state == "waiting" and w.op != "start"}
+    """One cycle of the wait-for graph as ranks in order, or (): 0 waits for 1 waits for 0 gives (0, 1).
+
+    Ranks that have met in a collective do not wait for each other, though what is heard from other hosts may be older.
+    """
+    waiting = {w.rank: w for w in waits if w.state == "waiting" and w.op != "start"}
+    met = {rank: (w.op, w.comm, w.nth) if w.nth and not w.call else rank for rank, w in waiting.items()}
+    edges = {rank: [p for p in w.peers if met.get(p) != met[rank]] for rank, w in waiting.items()}
     visited = set()
     for start in edges:
         path, on_path = [], {}
