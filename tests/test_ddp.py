@@ -1,15 +1,11 @@
 """PyTorch's DDP on any all-reduce, on the engines: the hooks, the backend "hpdl", and the bench of all of them."""
 
 import importlib
-import os
-import subprocess
-import sys
 import types
 
 import pytest
 import torch
 
-from hpdl_lab import features
 from hpdl_lab.bench import launch
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
@@ -142,33 +138,3 @@ def test_the_table_compares_with_ddp_on_gloo(monkeypatch, tmp_path, capsys):
     assert '"peak_MiB": 300.0' in (tmp_path / "rows.json").read_text()
     with pytest.raises(ValueError, match="a batch of 1 has no example for some of 2 ranks"):
         bench.ddp(2, "tiny", 1, 5)
-
-
-# -- a script of one's own ---------------------------------------------------------------------------------------------
-
-SCRIPT = """
-import torch, torch.distributed as dist
-import hpdl_lab.torch_backend
-from mpi4py import MPI
-
-for _ in range(2):  # also after another, when rank 0 has closed the store of that
-    dist.init_process_group("hpdl")
-    x = torch.full((1001,), float(dist.get_rank()))
-    dist.all_reduce(x)
-    told = f"{dist.get_backend()} {type(dist.group.WORLD.comm).__name__} {dist.get_world_size()} {x[0].item()}"
-    dist.destroy_process_group()
-    MPI.COMM_WORLD.Barrier()
-import os
-os.write(1, f"{told}\\n".encode())
-"""
-
-
-@pytest.mark.timeout(120)
-def test_a_script_of_mpiexec_needs_no_more_than_torchs_two_lines(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    command = [features.mpiexec(), "-n", "2", sys.executable, path]
-    environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("hpdl MpiComm 2 1.0\n") == 2

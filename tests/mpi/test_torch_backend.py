@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpdl_lab.comm.errors import CommError, Mismatch
 from hpdl_lab.torch_backend import HpdlGroup, process_group
+from hpdl_lab.torch_backend.create import tell_torch_of_mpiexec
 from hpdl_lab.torch_backend.group import ADDED_BY_GLOO
 
 
@@ -195,6 +196,20 @@ def test_a_group_can_follow_another(comm):
             with pytest.raises(RuntimeError, match="has a default process group already"), process_group(comm):
                 pass
         assert not dist.is_initialized()
+
+
+def test_a_program_of_mpiexec_needs_no_more_than_torchs_two_lines(ranks, meet, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name)  # of the first import, long ago: the port may be somebody else's now
+    tell_torch_of_mpiexec()  # as `import hpdl_lab.torch_backend` does
+    for _ in range(2):  # also after another, when rank 0 has closed the store of that
+        dist.init_process_group("hpdl")
+        x = torch.full((1001,), float(dist.get_rank()))
+        dist.all_reduce(x)
+        assert (x == sum(range(ranks.size))).all() and dist.get_backend() == "hpdl"
+        assert type(dist.group.WORLD.comm).__name__ == "MpiComm" and dist.get_world_size() == ranks.size
+        dist.destroy_process_group()
+        meet()
 
 
 def test_another_rank_than_the_communicators_is_refused(comm, group):
