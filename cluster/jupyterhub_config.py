@@ -53,6 +53,11 @@ c.Spawner.args = [
     f"--LabApp.app_settings_dir={preparation.CONFIGURATION.parent / 'hub'}",
     # No news from the internet, as in `make lab`.
     "--LabApp.news_url=None",
+    # Not what starts clusters of its own, edits scripts as notebooks, or looks for language servers by npm: without it
+    # a server starts in three quarters of the time, which counts where a class comes at once.
+    "--ServerApp.jpserver_extensions=ipyparallel=False",
+    "--ServerApp.jpserver_extensions=jupyterlab_jupytext=False",
+    "--LanguageServerManager.autodetect=False",
 ]
 # Seconds for a server to start, and to answer: a class that logs in at the same minute waits for cores.
 c.Spawner.start_timeout = c.Spawner.http_timeout = given.start_timeout

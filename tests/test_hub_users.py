@@ -92,6 +92,11 @@ def test_settings_are_read_as_they_were_saved_and_only_by_the_hub(given, monkeyp
     assert settings.read() is None  # a site that starts JupyterHub itself
 
 
+def test_a_free_port_is_one_that_the_system_gives_to_nobody_else():
+    first, last = map(int, ports.GIVEN.read_text().split())
+    assert all(1024 <= ports.free(address) not in range(first, last + 1) for address in ("127.0.0.1", "", "::1"))
+
+
 def test_the_inner_ports_stay_over_restarts_unless_something_else_has_them(given):
     first = ports.inner(given)
     assert first.hub_port != first.proxy_port and first.hub_port and first.proxy_port

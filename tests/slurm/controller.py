@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from hpdl_lab.classroom import reach
+from hpdl_lab.classroom import ports, reach
 from tests.slurm.nodes import Network, Refused, end, held
 
 CPUS = 8  # of each node
@@ -87,8 +87,8 @@ class Slurm:
                     self.network = Network()
                 except Refused as refused:
                     print(f"both nodes share this machine: {refused}")
-            self.port, *ports = free_ports(3)
-            for number, port in enumerate(ports, 1):
+            self.port, *others = free_ports(3)
+            for number, port in enumerate(others, 1):
                 there = self.network.node_address(number) if self.network else "127.0.0.1"
                 self.addresses[f"n{number}"] = (there, port)
             self._start()
@@ -234,10 +234,7 @@ def environment_of(process):
 
 def free_ports(count):
     """That many ports that nobody uses now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    found = set()
+    while len(found) < count:
+        found.add(ports.free(""))
+    return list(found)
