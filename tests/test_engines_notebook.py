@@ -1,14 +1,18 @@
 """Engines under a real Jupyter kernel: what an attendee sees, the stop button, `%%px`, a kernel that is killed."""
 
+import json
 import os
 import queue
 import re
 import signal
 import tempfile
+import threading
 import time
 from typing import NamedTuple
 
 import pytest
+
+from tests.onlooker import Onlooker, UsedCores, waiting
 
 manager = pytest.importorskip("jupyter_client.manager")
 
@@ -18,8 +22,9 @@ IMPORTS = """
 import os, time
 import numpy as np
 from hpdl_lab import lab
-from hpdl_lab.engines import output
+from hpdl_lab.engines import output, states
 output.PATIENCE = 60.0  # so that what all ranks say is said once, however late one of them is
+states.ANSWER = 60.0  # so that the notebook hears of every rank
 """
 
 
@@ -44,15 +49,15 @@ class Notebook:
         self.manager, self.client = manager.start_new_kernel(env=os.environ | {"XDG_RUNTIME_DIR": root})
         self.pid = self.manager.provisioner.pid
 
-    def cell(self, code, act=None, once="", after=0.0):
+    def cell(self, code, act=None, once="", seen=lambda: True):
         """Run `code` and return Said.
 
-        act: called `after` seconds after the cell has begun, or has said `once`; Said.seconds counts from then.
+        act: called as soon as the cell has said `once`, and seen() then; Said.seconds counts from then.
         """
         request, began, acted = self.client.execute(code), None, None
         text, html, error, give_up = [], [], "", time.monotonic() + 100
         while True:
-            if began is not None and act is not None and acted is None and time.monotonic() - began > after:
+            if began is not None and act is not None and acted is None and seen():
                 act()
                 acted = time.monotonic()
             assert time.monotonic() < give_up, f"{code} hangs"
@@ -75,7 +80,7 @@ class Notebook:
             if began is None and once in "\n".join(text):
                 began = time.monotonic()
         if self.was_dropped(request):
-            return self.cell(code, act, once, after)
+            return self.cell(code, act, once, seen)
         return Said("\n".join(text), "\n".join(html), error, time.monotonic() - (acted or began))
 
     def was_dropped(self, request):
@@ -139,9 +144,11 @@ STUCK = """def stuck(comm):
 lab.run(stuck, deadline=600)"""
 
 
-def test_the_stop_button(notebook, within):
+def test_the_stop_button(notebook, root, traces, within):
     pids = notebook.cell("lab.run(lambda comm: os.getpid())").value
-    said = notebook.cell(STUCK, notebook.stop, once="I wait", after=1.0)
+    all_wait = threading.Event()
+    with Onlooker(traces(root).path, range(4), waiting("recv"), all_wait.set):
+        said = notebook.cell(STUCK, notebook.stop, once="I wait", seen=all_wait.is_set)
     assert said.seconds < within(2)
     assert "ranks 0-3 say I wait" in said.text
     assert re.match(
@@ -153,7 +160,13 @@ def test_the_stop_button(notebook, within):
 
 def test_the_stop_button_in_an_endless_loop(notebook, within):
     loop = "def loop(comm):\n    print('I go')\n    while True:\n        pass\nlab.run(loop)"
-    said = notebook.cell(loop, notebook.stop, once="I go", after=0.5)
+    pids, since = json.loads(notebook.cell("lab.run(lambda comm: os.getpid())").value), []
+
+    def all_compute():
+        since[:] = since or [UsedCores(pids)]
+        return since[0].by_all()
+
+    said = notebook.cell(loop, notebook.stop, once="I go", seen=all_compute)
     assert said.seconds < within(2) and len(re.findall(r"running +cell:[34]", said.error)) == 4
     assert notebook.cell("lab.run(lambda comm: comm.rank)").value == "[0, 1, 2, 3]"
 
@@ -165,11 +178,18 @@ comm.barrier()
 print("met", comm.rank)"""
 
 
-def test_px_works_and_its_stop_button_too(notebook, within):
+SLEEP = """%%px
+import time
+open(f"{folder}/{{mpi_rank}}", "w").close()
+time.sleep(90)"""
+
+
+def test_px_works_and_its_stop_button_too(notebook, within, tmp_path):
     said = notebook.cell("%%px\nx = mpi_rank * 10\nprint(x, mpi_size)")
     assert said.error == "" and all(f"{10 * r} 4" in said.text for r in range(4))
     assert notebook.cell("cluster.client[:]['x']").text == "[0, 10, 20, 30]"
-    assert notebook.cell("%%px\nimport time\ntime.sleep(90)", notebook.stop, after=1).seconds < within(5)
+    all_sleep = lambda: len(os.listdir(tmp_path)) == 4  # noqa: E731
+    assert notebook.cell(SLEEP.format(folder=tmp_path), notebook.stop, seen=all_sleep).seconds < within(5)
     said = notebook.cell(MEET)
     assert said.error == "" and all(f"met {r}" in said.text for r in range(4))
     assert notebook.cell("lab.run(lambda comm: comm.rank)").value == "[0, 1, 2, 3]"
@@ -178,12 +198,18 @@ def test_px_works_and_its_stop_button_too(notebook, within):
 BUSY = """
 view = cluster.client[:]
 view.block = False
-busy = view.execute("import os, time\\nwhile not os.path.exists({file!r}): time.sleep(0.01)")
-time.sleep(0.5)"""
+busy = view.execute('''
+import os, time
+open(f"{folder}/{{mpi_rank}}", "w").close()
+while not os.path.exists("{folder}/told"):
+    time.sleep(0.01)
+''')
+while len(os.listdir("{folder}")) < 4:
+    time.sleep(0.01)"""
 
 
 def test_a_run_behind_a_busy_px_says_so(notebook, tmp_path):
-    notebook.cell(BUSY.format(file=str(tmp_path / "told")))
+    notebook.cell(BUSY.format(folder=tmp_path))
     said = notebook.cell("lab.run(lambda comm: comm.rank)", (tmp_path / "told").touch, once="an earlier cell of %px")
     assert "ranks 0-3 are busy with an earlier cell of %px" in said.text and said.value == "[0, 1, 2, 3]"
 

@@ -136,7 +136,7 @@ class Crew:
             )
         if run.dead:
             waits = outcome.annotate(run.picture, run.outcomes, run.dead)
-            text = diagnosis.dead_text(self.endings([run.engines[i].rank for i in run.dead]))
+            text = diagnosis.dead_text(self.endings(sorted(run.engines[i].rank for i in run.dead)))
             text += ". Call lab.restart() for new engines; your variables stay"
             return without_traceback(RankFailed(text, waits))
         return outcome.error_of(run.outcomes, run.picture)
