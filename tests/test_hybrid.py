@@ -27,6 +27,7 @@ FIELDS = {
     "gpt": {"vocabulary": 11, "block": 6, "layers": 3, "heads": 2, "width": 8},
     "vit": {"image": 4, "patch": 2, "channels": 1, "classes": 6, "layers": 3, "heads": 2, "width": 8},
 }
+LAYERS = {"mlp": 4, "cnn": 5, "gpt": 7, "vit": 8}
 SHAPES = {"mlp": (12,), "cnn": (1, 6, 6), "vit": (1, 4, 4)}
 
 
@@ -54,8 +55,10 @@ def sequential(name):
 
 
 def laid_out(comm, name, sizes, **options):
-    """A HybridParallel, and its batch."""
+    """A HybridParallel, and its batch. With tp each layer costs the same; else they are measured, which takes time."""
     model, (x, y) = models.build(name, dtype="float64", **FIELDS[name]), batch_of(name)
+    if "tp" in sizes:
+        options = {"costs": [1] * LAYERS[name], **options}
     return HybridParallel(model, DeviceMesh(comm, **sizes), x, **{"micro_batches": 2, **options}), x, y
 
 
