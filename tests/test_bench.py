@@ -12,6 +12,8 @@ from hpdl_lab.bench.markdown import put
 from hpdl_lab.collectives import expected, table
 from hpdl_lab.comm import sim
 
+pytestmark = pytest.mark.timeout(120)
+
 NAMES = ["speed of light", "registered", "any tensor", "compiled ring", "MPI in place", "MPI out of place", "gloo"]
 
 
@@ -30,7 +32,6 @@ def test_a_race_of_one_element_on_engines(cluster):
     assert [(row["name"], row["size"], row["wrong"]) for row in rows] == [(name, 4, 0) for name in NAMES]
 
 
-@pytest.mark.timeout(120)
 def test_a_race(tmp_path, capfd):
     """On ranks of its own."""
     path = tmp_path / "rows.json"
@@ -69,7 +70,6 @@ def test_ranks_that_end_with_an_error(capfd):
     assert "Traceback" in capfd.readouterr().err
 
 
-@pytest.mark.timeout(120)
 def test_the_family(cluster, monkeypatch, tmp_path, capfd):
     """On engines, which have imported torch."""
 

@@ -12,6 +12,8 @@ import pytest
 
 from hpdl_lab import features
 
+pytestmark = pytest.mark.timeout(120)
+
 BEGIN = """
 import os, signal, sys, threading, time
 import numpy as np
@@ -73,7 +75,7 @@ def said(tmp_path):
     return lambda rank: (tmp_path / f"said-{rank}").read_text() if (tmp_path / f"said-{rank}").exists() else ""
 
 
-def until(condition, limit=20):
+def until(condition, limit=60):
     """Wait until `condition()`."""
     end = time.monotonic() + limit
     while not condition():
@@ -83,7 +85,7 @@ def until(condition, limit=20):
 
 def test_an_interrupt_ends_a_wait_at_once_and_the_next_run_works(start, said):
     process = start("""
-comm = session.comm(1)
+comm = session.comm(1, deadline=30)
 once(lambda: waits_in("recv", [rank]), lambda: say("pid", os.getpid()))
 try:
     comm.recv(y, after)
@@ -100,11 +102,11 @@ with session.comm(2) as comm:
     sent = time.time()
     for pid in pids:
         os.kill(pid, signal.SIGINT)
-    process.wait(20)
+    process.wait(60)
     for rank in range(3):
         text = said(rank)
         stopped = float(re.search(r"interrupted at ([0-9.]+)", text)[1])
-        assert stopped - sent < 5, "long before the deadline of 10 s; on a quiet machine at once"
+        assert stopped - sent < 15, "long before the deadline; on a quiet machine at once"
         assert re.search(
             rf"rank {rank} waits in recv of 40 bytes from rank {(rank + 1) % 3} since .* \(script.py:", text
         )
@@ -170,12 +172,12 @@ def test_an_uncaught_error_on_one_rank_ends_the_others(start):
     process = start("""
 from hpdl_lab.comm import world
 session.leave = lambda: None
-comm = session.comm(1, deadline=30)
+comm = session.comm(1, deadline=100)
 if rank == 1:
     raise ZeroDivisionError("as a test")
 comm.recv(y, 1)
 """)
-    process.wait(20)  # long before the deadline
+    process.wait(60)
     assert process.returncode != 0
 
 
@@ -190,7 +192,7 @@ except Exception as error:
 write("done")
 until(lambda: wrote("done", range(size)))
 """)
-    process.wait(20)
+    process.wait(60)
     for rank in range(3):
         assert said(rank).startswith(f"CommTimeout no answer within 0.1 s: rank {rank} waits in recv from rank")
         assert "cycle: 0 -> 1 -> 2 -> 0" in said(rank)
@@ -212,7 +214,7 @@ with session.comm(2) as comm:
     comm.all_reduce(x)
     say("next", x[0])
 """)
-    process.wait(20)
+    process.wait(60)
     assert said(0) == said(1) == "interrupted\nnext 3.0\n"
     assert said(2) == "next 3.0\n"
 
@@ -224,7 +226,7 @@ if rank != 1:
     time.sleep(1.5)
 say("bye")
 """)
-    process.wait(20)
+    process.wait(60)
     assert process.returncode == 0
     assert [said(rank) for rank in range(3)] == ["bye\n"] * 3
 
@@ -242,7 +244,7 @@ time.sleep(30)
     until(lambda: all("\n" in said(rank) for rank in range(3)))
     for rank in range(3):
         os.kill(int(said(rank)), signal.SIGKILL)
-    process.wait(20)
+    process.wait(60)
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "hpdl" in name]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hpdl")] == []
 
@@ -257,6 +259,6 @@ with session.comm(1) as comm:
     say(comm.size, comm.all_reduce(x)[0], memory.array(0, 4096).sum())
 """
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
     assert said(0) == "1 0.0 0\n", done.stderr
     assert done.returncode == 0

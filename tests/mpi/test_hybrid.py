@@ -1,7 +1,4 @@
-"""Hybrid parallel training on real ranks: every mesh of however many there are; run as a script it is 2 x 2 x 2 alone.
-
-mpiexec -n 8 python tests/mpi/test_hybrid.py      says "8 ranks: right" on rank 0
-"""
+"""Hybrid parallel training on real ranks: every mesh of however many there are. 2 x 2 x 2: test_hybrid_mpi.py."""
 
 import functools
 
@@ -10,7 +7,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from hpdl_lab import models
-from hpdl_lab.comm import world
 from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.parallel.grid.search import grids
 from hpdl_lab.parallel.hybrid.model import HybridParallel
@@ -82,10 +78,3 @@ def test_what_cannot_be_ends_on_every_rank_alike_and_leaves_them_usable(run):
         with pytest.raises(ValueError, match=told):
             HybridParallel(models.build("gpt", **fields), DeviceMesh(comm, dp=comm.size), x, **options)
     assert int(comm.all_reduce(torch.ones(1))) == comm.size
-
-
-if __name__ == "__main__":
-    with world(deadline=60) as comm:
-        require_equal(comm, "gpt", {"dp": 2, "pp": 2, "tp": 2}, micro_batches=3)
-        if comm.rank == 0:
-            print(f"{comm.size} ranks: right")
