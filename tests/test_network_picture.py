@@ -15,7 +15,7 @@ def drawn(network, size):
     with look():
         figure = new_figure(height=picture.height(network, size))
         picture.draw(figure, network, size)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     return figure
 
 

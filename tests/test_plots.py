@@ -118,7 +118,7 @@ def drawn_texts(figure):
 
 def assert_readable(figure):
     """Every text is on the page, and no two of them cover each other."""
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     boxes = {text: text.get_window_extent() for text in drawn_texts(figure)}
     for text, box in boxes.items():
         inside = -1 < box.x0 and box.x1 < figure.bbox.x1 + 1 and -1 < box.y0 and box.y1 < figure.bbox.y1 + 1

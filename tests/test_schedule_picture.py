@@ -15,7 +15,7 @@ def drawn(name, p, m, now=None, **costs):
     figure, times = new_figure(height=drawing.height(schedule)), evaluate(schedule, **costs)
     with look():
         drawing.draw(figure, schedule, times, now=now)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     return figure, times
 
 
