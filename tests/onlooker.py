@@ -27,6 +27,8 @@ class Onlooker(threading.Thread):
         self.seen, self.act = seen, act
         self.slots, self.rows = {}, []
         self._engines = {rank: EngineConnection(path, rank) for rank in ranks}
+        for engine in self._engines.values():
+            engine.socket.settimeout(40)
         self._earlier = {rank: self._ask(engine).run for rank, engine in self._engines.items()}
         self._over = threading.Event()
 
@@ -36,7 +38,10 @@ class Onlooker(threading.Thread):
 
     def run(self):
         while not self._over.wait(0.02):
-            told = {rank: self._ask(engine) for rank, engine in self._engines.items()}
+            try:
+                told = {rank: self._ask(engine) for rank, engine in self._engines.items()}
+            except OSError:  # an engine has gone, or its interpreter is held: the test will say what is wrong then
+                return None
             self.slots = {rank: slot for rank, slot in told.items() if slot.run > self._earlier[rank]}
             if len(self.slots) == len(told) and self.seen(self):
                 return self.act()

@@ -12,6 +12,7 @@ def everything(comm, seconds):
     """All collectives, again and again."""
     import numpy as np
 
+    comm.report()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         x, rows = np.ones(50_000), np.ones((comm.size, 5_000))
@@ -24,6 +25,7 @@ def mpi_alone(comm, seconds):
     """MPI's own all-reduce, which blocks where nothing reaches it."""
     import numpy as np
 
+    comm.report()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         comm.mpi_all_reduce(np.ones(300_000))
@@ -39,13 +41,17 @@ def right(comm):
 def test_an_engine_killed_inside(cluster, work, within):
     before = set(os.listdir("/dev/shm"))
     pids = cluster.run(lambda comm: os.getpid())
-    killer = threading.Timer(1.0, os.kill, (pids[2], signal.SIGKILL))
-    killer.start()
-    begin = time.monotonic()
+    begun = []
+
+    def on_row(row):
+        begun.append(time.monotonic())
+        if len(begun) == 4:
+            threading.Timer(0.3, os.kill, (pids[2], signal.SIGKILL)).start()
+
     with pytest.raises(Exception, match=r"(?s)rank 2\b.*(died|killed)") as caught:
-        cluster.run(work, 60, deadline=20)
+        cluster.run(work, 60, deadline=20, on_row=on_row)
     assert type(caught.value).__module__.startswith("hpdl_lab."), repr(caught.value)
-    assert time.monotonic() - begin < within(12)
+    assert time.monotonic() - begun[3] < within(11)
     cluster.restart(4)
     assert cluster.run(right) == [4.0] * 4
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]

@@ -94,7 +94,9 @@ def test_cuda_and_the_reason_for_its_absence(monkeypatch):
     assert "torch has CUDA 13.0, but finds no GPU" in table.cuda({"cuda": "13.0", "gpus": []}).text
 
 
-def test_a_library_that_cannot_be_loaded_is_a_row_and_no_traceback(monkeypatch):
+def test_a_library_that_cannot_be_loaded_is_a_row_and_no_traceback(monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('whose import would take a second')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
     features.ask.cache_clear()
     try:

@@ -32,7 +32,7 @@ NBYTES = 8 << 20
 NAMES = ("ring", "tree", "parameter_server")
 PING_NBYTES = (256 << 10, 1 << 20, 4 << 20)  # above what the links let pass at once after a pause
 TOLERANCE = 0.15
-ATTEMPTS = 3  # other work on this machine strikes steps and rehearsals alike, but only on average
+ATTEMPTS = 5  # other work on this machine strikes steps and rehearsals alike, but only on average
 
 
 def import_torch(comm):
@@ -198,7 +198,7 @@ def test_sleeping_stages_take_the_time_of_the_formulas(four, name, m):
     schedule, forward, backward = schedules.build(name, 4, m), 0.02, 0.04
     planned = schedules.evaluate(schedule, forward, backward, backward / 2, backward / 2)
     tried = []
-    for _ in range(3):
+    for _ in range(10):
         found = schedules.summary(timed_actions(four.run(sleeping, schedule, forward, backward).events, 4))
         assert found.peak == planned.peak
         tried.append(found.makespan / planned.makespan)

@@ -183,7 +183,7 @@ def test_ranks_that_disagree_are_named_on_engines():
 
 
 def test_a_slow_engine_holds_up_others_only_beyond_the_bound():
-    """Rank 1 loses 0.05 s before each of its three messages: with staleness 3 the others make three steps meanwhile."""
+    """Rank 1 loses 0.15 s before each of its three messages: with staleness 3 the others make three steps meanwhile."""
 
     def three_steps(comm, staleness):
         model, strategy = mlp((64, 16, 10)), StaleSynchronous(staleness)
@@ -198,10 +198,11 @@ def test_a_slow_engine_holds_up_others_only_beyond_the_bound():
         strategy.finish(comm, model)
         return seconds
 
-    lab.inject(rank=1, delay=0.05)
+    lab.inject(rank=1, delay=0.15)
     try:
-        waits = lab.run(three_steps, 0)[0]
-        goes_on = min(lab.run(three_steps, 3)[0] for _ in range(3))  # a core may be taken away for a moment
+        waits, goes_on = lab.run(three_steps, 0)[0], []
+        while len(goes_on) < 5 and min(goes_on, default=waits) >= waits / 3:  # a core may be taken away for a moment
+            goes_on.append(lab.run(three_steps, 3)[0])
     finally:
         lab.inject()
-    assert waits > 3 * 0.1 and goes_on < waits / 3
+    assert waits > 3 * 0.3 and min(goes_on) < waits / 3
