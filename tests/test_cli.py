@@ -101,10 +101,10 @@ def test_wrong_elements_fail_the_bench(monkeypatch, capsys):
 
 
 def test_bench_run_measures_real_engines_of_its_own(tmp_path):
-    done = hpdl("bench", "run", "--ranks", "2", "--repeats", "5", "--json", str(tmp_path / "run.json"))
+    done = hpdl("bench", "run", "--ranks", "1", "--repeats", "5", "--json", str(tmp_path / "run.json"))
     assert done.returncode == 0, done.stderr
     assert "empty lab.run, median" in done.stdout
-    assert '"ranks": 2' in (tmp_path / "run.json").read_text()
+    assert '"ranks": 1' in (tmp_path / "run.json").read_text()
 
 
 def test_bench_scaling_writes_the_medians_of_each_place_and_the_figure(monkeypatch, tmp_path):
