@@ -154,8 +154,9 @@ def line_of(frame, lineno):
 
 def is_generated(frame):
     """True for what a namedtuple or a dataclass has written for itself: it has no line in any file."""
-    named = str(frame.f_globals.get("__name__")).startswith("namedtuple_") or frame.f_code.co_name.startswith("__")
-    return frame.f_code.co_filename == "<string>" and named
+    if frame.f_code.co_filename != "<string>":
+        return False
+    return str(frame.f_globals.get("__name__")).startswith("namedtuple_") or frame.f_code.co_name.startswith("__")
 
 
 @functools.lru_cache(maxsize=4096)
