@@ -155,6 +155,8 @@ def test_what_torch_adds_for_its_runtime_is_left_out():
         ([["0F0"], ["1F0", "1X0"]], "row 1, cell 1: '1X0' is no action"),
         ([["0F"]], "row 0, cell 0: '0F' is no action; one is a stage, F, B, I or W, and a micro-batch: 2F5"),
         ([[], [""]], "there is no action in 2 rows"),
+        ([[1, "0F0"]], "row 0, cell 0: '1' is no action"),
+        (["0F0", "0B0"], r"one list of actions for each rank, such as \[\['0F0', '0B0'\]\], got \['0F0', '0B0'\]"),
     ],
 )
 def test_strings_that_are_no_schedule(rows, says):
@@ -165,6 +167,8 @@ def test_strings_that_are_no_schedule(rows, says):
 def test_replicas_that_do_not_divide_the_stages():
     with pytest.raises(ValueError, match="2 replicas cannot have equal parts of 3 stages"):
         from_strings([["0F0"], ["1F0"], ["2F0"]], replicas=2)
+    with pytest.raises(ValueError, match="replicas=0: a whole number of at least 1 is needed"):
+        from_strings([["0F0", "0B0"]], replicas=0)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +243,18 @@ def test_more_than_fits_into_memory_is_refused():
     with pytest.raises(ValueError, match="rank 0 holds the activations of 9 micro-batches at once, and there is room"):
         validate(build("gpipe", 4, 9), most_live=4)
     assert validate(build("1f1b", 4, 9), most_live=4)
+
+
+@pytest.mark.parametrize("fn", [validate, evaluate])
+def test_what_is_no_schedule_is_refused(fn):
+    with pytest.raises(TypeError, match="a Schedule is needed, got '1f1b': schedules.build"):
+        fn("1f1b")
+
+
+@pytest.mark.parametrize("time", [-1, None, "long", [1, float("nan")]])
+def test_what_is_no_time_is_refused(time):
+    with pytest.raises(ValueError, match="^backward takes a time of at least 0, or one for each stage, got "):
+        evaluate(build("1f1b", 2, 2), backward=time)
 
 
 def test_evaluating_names_what_no_rank_does():

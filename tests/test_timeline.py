@@ -89,6 +89,8 @@ def test_nothing_to_draw_is_said():
         lab.timeline()
     with pytest.raises(ValueError, match="recorded no events"):
         lab.timeline(sim.run(2, lambda comm: comm.rank))
+    with pytest.raises(TypeError, match="can be drawn; something of int cannot"):
+        lab.timeline(3)
 
 
 def test_traffic_counts_bytes_and_messages(results):

@@ -65,7 +65,11 @@ def events_of(results):
         results = last_run()
     if results is None:
         raise ValueError("no run to draw yet: lab.run(...) first, or give lab.timeline what sim.run returned")
-    events = list(getattr(results, "events", results))
+    try:
+        events = list(getattr(results, "events", results))
+    except TypeError:
+        told = f"something of {type(results).__name__} cannot"
+        raise TypeError(f"what lab.run or sim.run returned, or a list of events, can be drawn; {told}") from None
     if not events or not isinstance(events[0], trace.Event):
         raise ValueError("the run recorded no events: it had no message, or it was timed, which records none")
     return events

@@ -5,9 +5,11 @@ fractions: nothing but sums and one division by the number of chunks is done wit
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
+from numbers import Real
 from typing import NamedTuple
 
-from .schedule import Action
+from .schedule import Action, require_schedule
 
 
 class Timed(NamedTuple):
@@ -44,8 +46,10 @@ def evaluate(schedule, forward=1, backward=2, input=1, weight=1, transfer=0):
              rank: with v chunks each takes 1/v of it. A sequence has one number for each stage of the model.
              transfer: from the end of an action to the begin of what needs it on another rank.
     Returns: Evaluation.
-    Raises:  ValueError that names the cycle where the schedule deadlocks; for sequences of another length.
+    Raises:  ValueError that names the cycle where the schedule deadlocks; for sequences of another length, and what is
+             no time; TypeError for what is no Schedule.
     """
+    require_schedule(schedule)
     costs = {"F": per_stage(schedule, "forward", forward), "B": per_stage(schedule, "backward", backward)}
     costs |= {"I": per_stage(schedule, "input", input), "W": per_stage(schedule, "weight", weight)}
     return summary(timed(schedule, costs, transfer))
@@ -53,10 +57,12 @@ def evaluate(schedule, forward=1, backward=2, input=1, weight=1, transfer=0):
 
 def per_stage(schedule, what, cost):
     """One number for each stage of the model."""
-    try:
-        costs = list(cost)
-    except TypeError:
-        return [cost / schedule.chunks if schedule.chunks > 1 else cost] * schedule.stages
+    if isinstance(cost, Real):
+        costs = [cost / schedule.chunks if schedule.chunks > 1 else cost] * schedule.stages
+    else:
+        costs = list(cost) if isinstance(cost, Iterable) else [cost]
+    if wrong := [time for time in costs if not isinstance(time, Real) or not time >= 0]:
+        raise ValueError(f"{what} takes a time of at least 0, or one for each stage, got {wrong[0]!r}")
     if len(costs) != schedule.stages:
         raise ValueError(f"{what} has {len(costs)} numbers, and {schedule.name} has {schedule.stages} stages")
     return costs

@@ -112,3 +112,9 @@ class Schedule:
         if not self.is_last(stage):
             needed.append((stage + 1, "BI", micro_batch))
         return needed
+
+
+def require_schedule(value):
+    """Raise TypeError unless `value` is a Schedule."""
+    if not isinstance(value, Schedule):
+        raise TypeError(f'a Schedule is needed, got {value!r:.40}: schedules.build("1f1b", 4, 8) makes one')

@@ -26,6 +26,12 @@ def from_strings(rows, name="imported", replicas=1):
     Raises:  ValueError with the place of what is no action, or without any. Whether the schedule can run is
              what validate says.
     """
+    if isinstance(rows, str) or not all(isinstance(row, list | tuple) for row in rows):
+        raise ValueError(
+            f"a schedule has one list of actions for each rank, such as [['0F0', '0B0']], got {rows!r:.80}"
+        )
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise ValueError(f"replicas={replicas!r}: a whole number of at least 1 is needed")
     parsed = tuple(
         tuple(action for place, text in enumerate(row) for action in parse(text, rank, place))
         for rank, row in enumerate(rows)
@@ -42,7 +48,7 @@ def from_strings(rows, name="imported", replicas=1):
 
 def parse(text, rank, place):
     """The actions in one cell: none, one, or those that torch would overlap."""
-    text = (text or "").strip()
+    text = str(text or "").strip()
     if not text or ADDED.fullmatch(text):
         return []
     if together := TOGETHER.fullmatch(text):

@@ -3,7 +3,7 @@
 from itertools import chain
 
 from .evaluation import evaluate
-from .schedule import KINDS
+from .schedule import KINDS, require_schedule
 
 
 def validate(schedule, most_live=None):
@@ -14,6 +14,7 @@ def validate(schedule, most_live=None):
     Raises:  ValueError, one sentence: the first action that is missing, doubled, out of range or before what it
              needs on its own rank; the cycle of ranks that wait for each other; the rank that holds too much.
     """
+    require_schedule(schedule)
     if len(schedule.rows) != schedule.ranks:
         raise ValueError(f"{schedule.name} has {len(schedule.rows)} rows for {schedule.ranks} ranks")
     whole = schedule.ranks > 0 and schedule.stages % schedule.ranks == 0

@@ -86,8 +86,10 @@ def median_step(times):
 def price(dp, pp, tp, model="gpt3", machine="dgx_a100", batch=1536, recompute=True):
     """What a step of a published model costs on a grid of GPUs: a grid.model.Prediction, .seconds and .nbytes.
 
-    Micro-batches of one sequence, 1F1B.   Raises:  ValueError where the grid cannot be.
+    Micro-batches of one sequence, 1F1B.   Raises:  ValueError where the grid cannot be; LookupError for a name that
+    is none.
     """
+    require_known(model, machine)
     m = count_of_micro_batches(batch, dp, 1)
     grid, of = grid_of(dp, pp, tp), MACHINES[machine]
     return predict(SPECS[model], grid, "1f1b", m, recompute, machine=of, batch=batch)
@@ -95,7 +97,15 @@ def price(dp, pp, tp, model="gpt3", machine="dgx_a100", batch=1536, recompute=Tr
 
 def simulated_step(dp, pp, tp, micro_batches, model="gpt3", machine="dgx_a100"):
     """(s on simulated ranks, s by the model) of one step with micro-batches of one example each, recomputed."""
+    require_known(model, machine)
     spec, grid, machine = SPECS[model], grid_of(dp, pp, tp), MACHINES[machine]
     asked = {"recompute": True, "machine": machine, "batch": dp * micro_batches}
     simulated = simulate(spec, grid, "1f1b", micro_batches, **asked)
     return simulated.seconds, predict(spec, grid, "1f1b", micro_batches, **asked).seconds
+
+
+def require_known(model, machine):
+    """Raise LookupError unless these are names of a published model and of a machine."""
+    for what, name, known in (("model", model, SPECS), ("machine", machine, MACHINES)):
+        if name not in known:
+            raise LookupError(f"no {what} is called {name!r}: {', '.join(known)}")
