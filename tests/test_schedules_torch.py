@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed.pipelining.schedules as theirs
 
 from hpdl_lab.comm import sim
 from hpdl_lab.parallel.pipeline.run_schedule import run_schedule
@@ -12,6 +11,14 @@ from hpdl_lab.schedules import build, evaluate, from_csv, from_strings, to_csv, 
 
 OURS = [("gpipe", 4, 8), ("1f1b", 4, 8), ("1f1b", 3, 7), ("interleaved", 4, 8), ("zero_bubble_h1", 4, 9)]
 SHAPES = [(1, 1), (2, 2), (2, 5), (3, 4), (4, 4), (4, 8), (4, 11), (8, 16)]
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """torch's schedules, which take a second to import: not in every process that collects tests."""
+    import torch.distributed.pipelining.schedules as schedules
+
+    return schedules
 
 
 def stages_of(rank, p, chunks=1):
@@ -31,26 +38,26 @@ def order_of(schedule):
     return [[str(a) for a in order[r] if a is not None and "REDUCE" not in str(a)] for r in sorted(order)]
 
 
-def parsed(schedule):
+def parsed(theirs, schedule):
     return {rank: [theirs._Action.from_str(text) for text in row] for rank, row in enumerate(to_strings(schedule))}
 
 
 @pytest.mark.parametrize(("name", "p", "m"), OURS)
-def test_torch_reads_and_validates_ours(name, p, m):
+def test_torch_reads_and_validates_ours(theirs, name, p, m):
     schedule = build(name, p, m)
-    actions = parsed(schedule)
+    actions = parsed(theirs, schedule)
     assert [[str(a) for a in actions[r]] for r in range(p)] == to_strings(schedule)
     ranks = theirs._validate_schedule(actions, p, schedule.stages, m)
     assert ranks == {stage: schedule.rank_of(stage) for stage in range(schedule.stages)}
-    with_messages = theirs._add_send_recv(parsed(schedule), schedule.rank_of, schedule.stages)
+    with_messages = theirs._add_send_recv(parsed(theirs, schedule), schedule.rank_of, schedule.stages)
     theirs._simulate_comms_compute(with_messages, schedule.rank_of, schedule.stages)  # raises where it would deadlock
     assert from_strings([[str(a) for a in with_messages[r]] for r in range(p)], name).rows == schedule.rows
     assert "Rank 3" in theirs._format_pipeline_order(actions) or p == 3
 
 
-def test_torch_reads_the_actions_of_gems_though_it_has_no_replicas():
+def test_torch_reads_the_actions_of_gems_though_it_has_no_replicas(theirs):
     schedule = build("gems_master", 4, 6)
-    assert [[str(a) for a in row] for row in parsed(schedule).values()] == to_strings(schedule)
+    assert [[str(a) for a in row] for row in parsed(theirs, schedule).values()] == to_strings(schedule)
 
 
 def executed(kind, rank, p, m):
@@ -68,13 +75,13 @@ def executed(kind, rank, p, m):
 
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
-def test_gpipe_and_1f1b_do_what_torchs_do(p, m):
+def test_gpipe_and_1f1b_do_what_torchs_do(theirs, p, m):
     for name, kind in (("gpipe", theirs.ScheduleGPipe), ("1f1b", theirs.Schedule1F1B)):
         assert [executed(kind, rank, p, m) for rank in range(p)] == to_strings(build(name, p, m))
 
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
-def test_gpipe_and_1f1b_are_as_torch_writes_them_down(p, m):
+def test_gpipe_and_1f1b_are_as_torch_writes_them_down(theirs, p, m):
     stage = stages_of(0, p)[0]
     assert order_of(theirs.ScheduleGPipe(stage, m)) == to_strings(build("gpipe", p, m))
     ours, listed = to_strings(build("1f1b", p, m)), order_of(theirs.Schedule1F1B(stage, m))
@@ -86,12 +93,12 @@ def test_gpipe_and_1f1b_are_as_torch_writes_them_down(p, m):
 @pytest.mark.parametrize(
     ("p", "m", "v"), [(2, 2, 2), (2, 4, 3), (4, 4, 2), (4, 8, 2), (4, 8, 3), (8, 16, 2), (3, 6, 1)]
 )
-def test_interleaved_is_torchs(p, m, v):
+def test_interleaved_is_torchs(theirs, p, m, v):
     assert order_of(theirs.ScheduleInterleaved1F1B(stages_of(0, p, v), m)) == to_strings(build("interleaved", p, m, v))
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 6), (3, 3), (4, 4), (4, 8), (8, 16)])
-def test_zb_h1_is_torchs_zero_bubble_of_one_stage_per_rank(p, m):
+def test_zb_h1_is_torchs_zero_bubble_of_one_stage_per_rank(theirs, p, m):
     assert order_of(theirs.ScheduleInterleavedZeroBubble(stages_of(0, p), m)) == to_strings(
         build("zero_bubble_h1", p, m)
     )
@@ -104,7 +111,7 @@ def timed_step(comm, schedule):
 
 
 @pytest.mark.parametrize("kind", ["ScheduleZBVZeroBubble", "ScheduleDualPipeV", "ScheduleLoopedBFS"])
-def test_schedules_that_only_torch_has_are_taken_over_and_carried_out(kind):
+def test_schedules_that_only_torch_has_are_taken_over_and_carried_out(theirs, kind):
     p, m = 4, 8
     torchs = getattr(theirs, kind)(stages_of(0, p, 2), m)
     schedule = validate(from_strings([[str(a) if a else "" for a in torchs.pipeline_order[r]] for r in range(p)], kind))
@@ -116,7 +123,7 @@ def test_schedules_that_only_torch_has_are_taken_over_and_carried_out(kind):
     assert evaluate(schedule).makespan == (25.5 if v_shaped else 28.5)
 
 
-def test_files_go_both_ways(tmp_path):
+def test_files_go_both_ways(theirs, tmp_path):
     torchs, ours = theirs.ScheduleInterleaved1F1B(stages_of(0, 2, 2), 4), build("interleaved", 2, 4)
     torchs._dump_csv(tmp_path / "theirs.csv")
     assert from_csv(tmp_path / "theirs.csv", "interleaved") == ours
