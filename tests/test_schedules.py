@@ -155,6 +155,7 @@ def test_what_torch_adds_for_its_runtime_is_left_out():
         ([["0F0"], ["1F0", "1X0"]], "row 1, cell 1: '1X0' is no action"),
         ([["0F"]], "row 0, cell 0: '0F' is no action; one is a stage, F, B, I or W, and a micro-batch: 2F5"),
         ([[], [""]], "there is no action in 2 rows"),
+        (None, "one list of actions for each rank, such as .* got None"),
         ([[1, "0F0"]], "row 0, cell 0: '1' is no action"),
         (["0F0", "0B0"], r"one list of actions for each rank, such as \[\['0F0', '0B0'\]\], got \['0F0', '0B0'\]"),
     ],

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections.abc import Iterable
 
 from .schedule import Action, Schedule
 
@@ -26,7 +27,8 @@ def from_strings(rows, name="imported", replicas=1):
     Raises:  ValueError with the place of what is no action, or without any. Whether the schedule can run is
              what validate says.
     """
-    if isinstance(rows, str) or not all(isinstance(row, list | tuple) for row in rows):
+    rows = rows if isinstance(rows, str) or not isinstance(rows, Iterable) else list(rows)
+    if not isinstance(rows, list) or not all(isinstance(row, list | tuple) for row in rows):
         raise ValueError(
             f"a schedule has one list of actions for each rank, such as [['0F0', '0B0']], got {rows!r:.80}"
         )
