@@ -13,8 +13,8 @@ from IPython.display import display
 
 from .. import schedules
 from ..plots import live
-from ..plots.grid import bytes_amount
-from ..plots.style import VERMILION
+from ..plots.grid import HEIGHT, bytes_amount
+from ..plots.style import VERMILION, new_figure
 from ..trace import seconds_text
 from .grid import sentence
 from .grid_setting import AXES, divisors
@@ -33,6 +33,7 @@ class Panel:
     def __init__(self, picker):
         self.picker = picker
         self._quiet = False  # while widgets follow what was picked
+        self._drawn, self._scale = None, 0  # what the picture shows, and how sharp it is
         self._lock = threading.RLock()
         sizes = divisors(picker.subject.ranks)
         self.axes = {
@@ -91,7 +92,16 @@ class Panel:
             self.stop.disabled = picker.under_way is None
             self.message.value = message(picker)
             self.numbers.value = numbers(picker)
-            self.picture.value = live.png(picker.figure())
+            self._draw()
+
+    def _draw(self):
+        """Make the picture anew where it would be another one, which takes a third of a second; sharp in the end."""
+        picker = self.picker
+        state = picker.setting, picker.measured, picker.why
+        scale = live.CRISP if picker.under_way is None else 1
+        if state != self._drawn or scale > self._scale:
+            self._drawn, self._scale = state, scale
+            self.picture.value = live.png(picker.figure(), scale)
 
 
 def show(picker):
@@ -99,9 +109,8 @@ def show(picker):
     if picker.panel is None:
         picker.panel = Panel(picker)
     data, metadata = picker.panel.box._repr_mimebundle_(), {}
-    figure = picker.figure()
-    width, height = live.page_size(figure)
-    data |= {"image/png": base64.b64encode(live.png(figure)).decode(), "text/plain": repr(picker)}
+    width, height = live.page_size(new_figure(height=HEIGHT))
+    data |= {"image/png": base64.b64encode(picker.panel.picture.value).decode(), "text/plain": repr(picker)}
     metadata["image/png"] = {"width": width, "height": height}
     display(data, metadata=metadata, raw=True)
 
