@@ -11,9 +11,10 @@ import nbformat
 import pytest
 from playwright.sync_api import expect
 
+pytestmark = pytest.mark.timeout(480)  # five times as long as where cores are busy; what hangs ends by RUN_MS
 SCREENSHOTS = Path(__file__).parent
 IDLE = "Python 3 (ipykernel) | Idle"  # in the status bar
-KERNEL_MS = 60_000  # to open a notebook with its kernel
+KERNEL_MS = 120_000  # to open a notebook with its kernel
 RUN_MS = 150_000  # for any one thing to appear
 PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
     "03": {
@@ -91,7 +92,7 @@ def open_notebook(page, served, path):
     """Open one notebook and wait for its kernel; in a page that has one open, after closing that, as attendees do."""
     address, _ = served
     if page.url == "about:blank":
-        page.goto(address.replace("/lab?", f"/lab/tree/{path}?reset&"))
+        page.goto(address.replace("/lab?", f"/lab/tree/{path}?reset&"), wait_until="commit")
     else:
         menu(page, "File", "Save All")  # or it would be asked for
         expect(page.locator(".jp-mod-dirty")).to_have_count(0)
@@ -186,7 +187,6 @@ def width_of(picture):
     return picture.evaluate("image => image.decode().then(() => image.naturalWidth)")
 
 
-@pytest.mark.timeout(240)
 def test_notebook_03_shows_a_stuck_program_as_a_table_and_goes_on(page, served):
     path = with_less(served[1] / "solutions" / "03_messages.ipynb")
     open_notebook(page, served, f"solutions/{path.name}")
@@ -201,7 +201,6 @@ def test_notebook_03_shows_a_stuck_program_as_a_table_and_goes_on(page, served):
     pictures(page, "03")
 
 
-@pytest.mark.timeout(240)
 def test_a_wrong_answer_is_explained_in_the_notebook(page, served):
     path = served[1] / "04_ring_all_reduce.ipynb"
     with_answers(path, {"exercise-4-1": WRONG.strip()}, "lab.check(all_gather)")
@@ -215,7 +214,6 @@ def test_a_wrong_answer_is_explained_in_the_notebook(page, served):
     screenshot(page, outputs.get_by_text("4.1 reduce_scatter: not yet"), "wrong_answer.png")
 
 
-@pytest.mark.timeout(240)
 def test_the_stop_button_ends_a_stuck_cell_and_the_engines_go_on(page, served):
     path = with_less(served[1] / "solutions" / "00_engines.ipynb")
     open_notebook(page, served, f"solutions/{path.name}")
@@ -230,7 +228,6 @@ def test_the_stop_button_ends_a_stuck_cell_and_the_engines_go_on(page, served):
     screenshot(page, outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0"), "stopped.png")
 
 
-@pytest.mark.timeout(240)
 def test_notebook_06_shows_in_a_timeline_what_comes_too_late(page, served):
     path = served[1] / "06_data_parallel.ipynb"
     right = {id: text for id, text in solutions(served, path.name).items() if id.startswith("exercise-6-")}
@@ -249,7 +246,6 @@ def test_notebook_06_shows_in_a_timeline_what_comes_too_late(page, served):
 PICKER = ("lab.start(", "my_grid = ", "lab.grid(", "picker.run()")  # the cells of notebook 11 that it needs
 
 
-@pytest.mark.timeout(280)
 def test_the_picker_of_notebook_11_follows_its_sliders_runs_and_stops(page, served):
     path = served[1] / "solutions" / "11_hybrid_parallel.ipynb"
     notebook = nbformat.read(path, as_version=4)
@@ -277,7 +273,6 @@ def test_the_picker_of_notebook_11_follows_its_sliders_runs_and_stops(page, serv
     screenshot(page, large.locator("img").last, "11_gpt3.png")
 
 
-@pytest.mark.timeout(280)
 def test_notebook_10_shows_the_bubble_and_names_the_cycle_of_a_deadlock(page, served):
     path = served[1] / "10_pipeline_parallel.ipynb"
     solved = solutions(served, path.name)
@@ -294,7 +289,6 @@ def test_notebook_10_shows_the_bubble_and_names_the_cycle_of_a_deadlock(page, se
     pictures(page, "10")
 
 
-@pytest.mark.timeout(480)
 def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     """Both parts; engines that other open notebooks use are left to them, which is all that may be said as an error."""
     path = with_less(served[1] / "solutions" / "04_ring_all_reduce.ipynb")
