@@ -199,10 +199,7 @@ def stop():
         server.stdout.close()
 
 
-def test_lab_answers_on_loopback_only_and_ctrl_c_stops_it(stop, tmp_path):
-    server = start_lab(HOME=str(tmp_path))
-    stop(server)
-    url, _ = address(server)
+def assert_answers_on_loopback_only(url):
     with urllib.request.urlopen(url, timeout=50) as page:
         assert b"JupyterLab" in page.read()
     notification = "lab/api/settings/@jupyterlab/apputils-extension:notification"
@@ -214,8 +211,6 @@ def test_lab_answers_on_loopback_only_and_ctrl_c_stops_it(stop, tmp_path):
     if listening.exists():
         addresses = [line.split()[1] for line in listening.read_text().splitlines()[1:] if line.split()[3] == "0A"]
         assert {a.split(":")[0] for a in addresses if int(a.split(":")[1], 16) == port} == {"0100007F"}
-    os.killpg(server.pid, signal.SIGINT)
-    assert server.wait(50) == 0
 
 
 def test_a_home_that_cannot_be_written_is_replaced(stop):
@@ -229,11 +224,12 @@ def test_a_home_that_cannot_be_written_is_replaced(stop):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGHUP", "SIGTERM"])
-def test_kernels_and_engines_end_with_their_server(stop, tmp_path, no_engines_yet, until_ended, signal_name):
+def test_lab_is_private_and_kernels_and_engines_end_with_it(stop, tmp_path, no_engines_yet, until_ended, signal_name):
     """Ctrl-C, a closed terminal, a kill: nothing that the lab has started is left."""
     server = start_lab(HOME=str(tmp_path))
     stop(server)
     url, _ = address(server)
+    assert_answers_on_loopback_only(url)
     base, token = url.split("/lab?token=")
     post = urllib.request.Request(f"{base}/api/kernels", b"{}", {"Authorization": f"token {token}"})
     with urllib.request.urlopen(post, timeout=50) as answer:
@@ -249,7 +245,7 @@ def test_kernels_and_engines_end_with_their_server(stop, tmp_path, no_engines_ye
     started = processes_of(tmp_path)
     assert len(started) >= 3  # server, kernel, engine
     os.killpg(server.pid, getattr(signal, signal_name))
-    server.wait(50)
+    assert server.wait(50) == 0
     until_ended(started)
 
 
