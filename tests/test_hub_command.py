@@ -164,14 +164,29 @@ def test_a_hub_that_is_ended_amid_its_start_leaves_no_proxy(tmp_path):
 
 
 @pytest.fixture
-def place():
-    """(state folder, port, command that starts the hub there) with one attendee; everything is removed afterwards."""
+def place(eventually):
+    """(state folder, port, what starts the hub there) with one attendee; everything is ended and removed afterwards."""
     state, users, port = f"/tmp/hpdl-hub-{NAME}", Path(f"/tmp/hpdl-users-{NAME}"), ports.free()
     users.write_text(f"{NAME} sesame street\n")
-    yield state, port, [*HPDL_HUB, "--users-file", users, "--state", state, "--port", str(port)]
+    started = []
+
+    def start(**how):
+        argv = [*HPDL_HUB, "--users-file", users, "--state", state, "--port", str(port)]
+        started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **how))
+        return Command(started[-1])
+
+    def removed():
+        with contextlib.suppress(RuntimeError):  # JupyterHub is about to end
+            leftovers.remove(state, [NAME])
+        return not os.path.exists(state)
+
+    yield state, port, start
     users.unlink()
-    with contextlib.suppress(RuntimeError):  # it has been removed
-        leftovers.remove(state, [NAME])
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    eventually(lambda: not os.path.exists(state) or removed())
 
 
 @pytest.fixture
@@ -186,8 +201,8 @@ def no_node(tmp_path):
 class Command:
     """`hpdl hub`, ready, and what it prints."""
 
-    def __init__(self, argv, **how):
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **how)
+    def __init__(self, process):
+        self.process = process
         self.hear("The hub is ready")
         self.hub = next(p for p in psutil.Process(self.process.pid).children() if "jupyterhub" in p.cmdline())
 
@@ -204,8 +219,8 @@ class Command:
 @ROOT
 @pytest.mark.timeout(400)
 def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_node, eventually, until_ended):
-    state, port, argv = place
-    first = Command(argv, env=no_node)
+    state, port, start = place
+    first = start(env=no_node)
     given = settings.read(state)
     uid = accounts.of(given, NAME).uid
     assert [p for p in first.hub.children() if proxy.NAME in " ".join(p.cmdline()) and p.exe() == first.hub.exe()]
@@ -235,7 +250,7 @@ def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_
     second_hub.kill()
     first.process.wait(SECONDS)
     until_ended([second_hub])
-    second = Command(argv)
+    second = start()
     someone.open_notebook("00_engines.ipynb")
     assert someone.run("print(x)", SECONDS) == "42\n"
     assert running <= set(accounts.processes(uid))
