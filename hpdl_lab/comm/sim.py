@@ -24,7 +24,7 @@ def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, i
     Args:    args: copied for every rank; a PerRank gives rank i its item i.
              network: a network of comm/network; default Switch().
              deadline: seconds of real time after which the run is stopped, wherever it is; that in which it waits for
-             a core which other processes have does not count.
+             a core which other processes have, or in which the whole process stands still, does not count.
              on_row: called with every row that a rank reports; trace: record events.
              inject: an Injection of comm/inject.py: ranks and links that are slow.
              threads: each rank is a thread, one of which runs at a time, instead of a coroutine: slower, but a function
