@@ -1,14 +1,15 @@
-"""Who may log in on a hub, what a hub is asked for, and which ports it takes."""
+"""Who may log in on a hub, what a hub is asked for, which ports it takes, and that its end is not cut short."""
 
 import argparse
 import json
+import signal
 import socket
 
 import bcrypt
 import pytest
 
 from hpdl_lab import cli
-from hpdl_lab.classroom import ports, settings, users
+from hpdl_lab.classroom import hub, leftovers, ports, settings, users
 from hpdl_lab.cli import hub as command
 
 
@@ -170,3 +171,13 @@ def test_a_password_is_forgotten_or_all_removed_but_not_both(capsys):
     with pytest.raises(SystemExit):
         cli.main(["hub", "--forget-password", "ada", "--remove", "--state", "/proc/none"])
     assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_leaves_no_half_of_a_hub(tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr(leftovers, "clear", lambda given: signal.raise_signal(signal.SIGINT) or ended.append(given))
+    given = settings.Settings(state=str(tmp_path))
+    hub.Hub(given, None).stop()
+    assert ended == [given]
+    with pytest.raises(KeyboardInterrupt):  # afterwards it is heeded
+        signal.raise_signal(signal.SIGINT)

@@ -20,6 +20,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +28,7 @@ import urllib.request
 from . import leftovers, ports, preparation, proxy, settings, users
 
 START_SECONDS, STOP_SECONDS = 90, 60
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GREETING = (
     f"Take the name that you were given. Your first password here, {users.SHORTEST_PASSWORD} characters or more, "
@@ -121,14 +123,13 @@ class Hub:
 
     def stop(self):
         """Stop JupyterHub, proxy, servers, kernels and engines. Files, accounts and passwords stay."""
-        try:
+        with undisturbed():
             if self.process is not None:
                 self.process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(STOP_SECONDS)
                 self.process.kill()
                 self.process.wait()
-        finally:
             leftovers.end_proxy(self.settings)  # of a JupyterHub that had to be killed, or was ended amid its start
             leftovers.clear(self.settings)
             if self._lock is not None:
@@ -154,10 +155,23 @@ def private(names, **how):
         with Hub.start(given) as hub:
             yield hub
     finally:
-        if preparation.is_state_folder(folder):
-            leftovers.remove(folder, names)
-        else:  # it was refused before anything was made
-            os.rmdir(folder)
+        with undisturbed():
+            if preparation.is_state_folder(folder):
+                leftovers.remove(folder, names)
+            else:  # it was refused before anything was made
+                os.rmdir(folder)
+
+
+@contextlib.contextmanager
+def undisturbed():
+    """Heed no second Ctrl-C within it: what is being ended, which takes a minute at most, would stay half ended."""
+    main = threading.current_thread() is threading.main_thread()  # the only one that may say so
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in INTERRUPTS if main}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def end_with_parent():

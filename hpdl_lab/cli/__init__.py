@@ -15,8 +15,8 @@ FAMILIES = (doctor, cluster, bench, tune, hub, plan, drill, release)
 
 def main(argv=None):
     """Run one command; returns the exit code."""
-    arguments = parser().parse_args(argv)
     try:
+        arguments = parser().parse_args(argv)
         return arguments.command(arguments)
     except KeyboardInterrupt:
         print("hpdl: interrupted", file=sys.stderr)
