@@ -47,13 +47,13 @@ def within_mounts(tmp_path):
     return run
 
 
-def on_ranks(script):
-    return [features.mpiexec(), "-n", "2", sys.executable, "-c", script]
+def on_ranks(n, script):
+    return [features.mpiexec(), "-n", str(n), sys.executable, "-c", script]
 
 
 @pytest.mark.parametrize("mounts", [FULL, READ_ONLY, ABSENT], ids=IDS)
 def test_ranks_say_what_is_missing(within_mounts, mounts):
-    said = within_mounts(mounts, *on_ranks("from hpdl_lab.comm import world; world()"))
+    said = within_mounts(mounts, *on_ranks(1, "from hpdl_lab.comm import world; world()"))
     assert "CommError: " + LACKS[mounts].format("1 MPI rank", 6) in said, said
 
 
@@ -93,7 +93,7 @@ comm.sendrecv(x, 1 - comm.rank, y, 1 - comm.rank)
 right = [(comm.all_reduce(z) == 2).all(), (comm.all_reduce(x) == 2).all(), (comm.ring_all_reduce(y) == 2).all()]
 sys.stdout.write(f"rank {comm.rank}: {free} blocks free, {all(map(bool, right))}\\n")
 """
-    said = within_mounts(ROOMY, *on_ranks(script))
+    said = within_mounts(ROOMY, *on_ranks(2, script))
     assert "rank 0: 0 blocks free, True" in said and "rank 1: 0 blocks free, True" in said, said
 
 

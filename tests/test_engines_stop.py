@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from hpdl_lab.comm.board import Slot
 from hpdl_lab.comm.errors import CommError, CommTimeout, RankFailed
 from hpdl_lab.engines import frames, run, states
 from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
@@ -188,6 +189,26 @@ def engine_session():
     from hpdl_lab.comm.mpi import session_of_this_process
 
     return session_of_this_process()
+
+
+def test_a_late_answer_to_an_earlier_question_is_not_believed():
+    class Engine:
+        def send(self, kind, content):
+            asked.append(content)
+
+    def answer(question, state):
+        slot = Slot(1, 7, state, "", (), 0, 0, 0, "", {})
+        asking.take(0, {"slot": tuple(slot), "px": False, "now_ns": 0, "asked": question})
+
+    asked, asking = [], States(7, [Engine()])
+    asking.ask([0])
+    asking.ask([0])
+    answer(asked[0], "running")
+    assert not asking.settled() and not asking.slots
+    answer(asked[1], "waiting")
+    assert asking.settled() and asking.slots[0].state == "waiting"
+    answer((6, 2), "running")  # of an earlier run
+    assert asking.slots[0].state == "waiting"
 
 
 def test_an_interrupt_amid_the_start_of_a_run_leaves_nothing_open(cluster):

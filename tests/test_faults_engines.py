@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from hpdl_lab.engines import run
+
 
 def everything(comm, seconds):
     """All collectives, again and again."""
@@ -38,9 +40,10 @@ def right(comm):
 
 
 @pytest.mark.parametrize("work", [everything, mpi_alone], ids=lambda work: work.__name__)
-def test_an_engine_killed_inside(cluster, work, within):
+def test_an_engine_killed_inside(cluster, work, within, monkeypatch):
     before = set(os.listdir("/dev/shm"))
     pids = cluster.run(lambda comm: os.getpid())
+    monkeypatch.setattr(run, "STUCK", 1.5)  # in MPI's own, three ranks spin until then
     begun = []
 
     def on_row(row):

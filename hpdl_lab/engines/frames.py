@@ -1,8 +1,8 @@
 """The messages between a notebook's kernel and an engine: one byte of kind, eight of length, then a pickle.
 
-kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}     INTERRUPT run     STATE None     PX None
+kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}   INTERRUPT run   STATE question   PX None
 engine -> kernel   HELLO {rank, pid, host, ..., now_ns}    ROW row    TEXT (stream, text)    DONE outcome
-                   STATE {slot, px, now_ns}
+                   STATE {slot, px, now_ns, asked}
 """
 
 import pickle

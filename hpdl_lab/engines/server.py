@@ -116,7 +116,7 @@ class Server:
                     self._px_wanted = True
                     self._jobs.put(None)
             elif kind == frames.STATE:
-                kernel.send(frames.STATE, self._told())
+                kernel.send(frames.STATE, self._told() | {"asked": content})
             else:
                 self._interrupt(kernel, content)
 

@@ -23,16 +23,20 @@ class States:
         self.with_px = set()  # ranks that are engines of ipyparallel by now
         self.expected = set()  # ranks that have been asked and have not answered
         self.asked_at = None
+        self.question = (number, 0)  # the last one: an answer to an earlier one may come when much has changed
 
     def ask(self, ranks):
         """Ask `ranks` what they are doing."""
         self.asked_at, self.expected = time.monotonic(), set(ranks)
+        self.question = (self.number, self.question[1] + 1)
         for rank in ranks:
             with suppress(OSError):  # it has died: its connection says so next
-                self.engines[rank].send(frames.STATE, None)
+                self.engines[rank].send(frames.STATE, self.question)
 
     def take(self, rank, told):
-        """A rank has answered, or has ended. told: see `told_by`."""
+        """A rank has answered, or has ended. told: see `told_by`; an answer says to which question it is, "asked"."""
+        if told.get("asked", self.question) != self.question:
+            return
         self.expected.discard(rank)
         self.slots[rank] = Slot(*told["slot"]).moved(time.monotonic_ns() - told["now_ns"])
         if told["px"]:
