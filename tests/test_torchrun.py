@@ -73,7 +73,7 @@ def said(tmp_path_factory):
     """What the ranks of `torchrun --nproc-per-node 3 script.py` have said."""
     folder = tmp_path_factory.mktemp("torchrun")
     (folder / "script.py").write_text(SCRIPT)
-    torchrun = "import gc; gc.disable(); from torch.distributed.run import main; main()"
+    torchrun = "import gc; gc.disable(); from torch.distributed.run import main; gc.freeze(); main()"
     command = [sys.executable, "-c", torchrun, "--nproc-per-node", "3", "script.py", "-k", SOME]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *WANTED], cwd=folder, capture_output=True, text=True, timeout=150, env=environment)

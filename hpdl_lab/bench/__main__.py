@@ -26,8 +26,8 @@ def main():
     """Do the task of the first argument; rank 0 prints what is reported, one JSON object a line."""
     task = json.loads(sys.argv[1])
     do = KINDS[task["kind"]]
+    session = session_of_this_process()  # before the long import: who waits in MPI's start takes a core from the others
     import_torch()
-    session = session_of_this_process()
     tell = (lambda row: print(json.dumps(row), flush=True)) if session.rank == 0 else None
     if tell:
         tell({"about": about(session)})
