@@ -1,16 +1,19 @@
 """PyTorch's DDP on any all-reduce, on the engines: the hooks, the backend "hpdl", and the bench of all of them."""
 
+import functools
 import importlib
 import types
 
 import pytest
 import torch
 
+from hpdl_lab import data
 from hpdl_lab.bench import launch
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.torch_group import process_group
 from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_beside
+from hpdl_lab.parallel.scripts import ddp_script
 
 bench = importlib.import_module("hpdl_lab.bench.ddp")  # hpdl_lab.bench.ddp is its function
 
@@ -60,6 +63,38 @@ def test_the_hook_beside_refuses_what_is_no_sum(cluster):
     with pytest.raises(Exception, match=r"all_reduce was given shape \(\d+,\) and returned shape \(1,\)"):
         cluster.run(trained, ddp_hook_beside, first_element, ranks=[0, 1], deadline=10)
     assert cluster.run(trained, ddp_hook, ring.all_reduce, 1, ranks=[0, 1])[0].numel() == 5 * 300 * 301
+
+
+def promised(state, bucket, *value):
+    """A future, with this value where one is given."""
+    future = torch.futures.Future()
+    if value:
+        future.set_result(value[0])
+    return future
+
+
+@pytest.mark.timeout(60)
+def test_a_wrong_hook_is_a_sentence_where_ddp_would_crash_or_wait_for_ever(cluster):
+    def run(**options):
+        script = functools.partial(ddp_script, data=data.load("copy", n=64), steps=1, **options)
+        return cluster.run(script, ranks=[0, 1], deadline=20)
+
+    for hook, text in (
+        (lambda state, bucket: None, "the hook returned NoneType: DDP needs a torch.futures.Future"),
+        (lambda state, bucket: bucket.buffer(), "the hook returned Tensor: DDP needs"),
+        (promised, r"the hook's future has no value: DDP needs the average of \(\d+,\) numbers"),
+        (lambda state, bucket: promised(state, bucket, [0.0]), "the hook's future has list: DDP needs"),
+        (
+            lambda state, bucket: promised(state, bucket, bucket.buffer()[:3].clone()),
+            r"the hook.s future has shape \(3,\)",
+        ),
+    ):
+        with pytest.raises(Exception, match=rf"rank \d: {text}"):
+            run(hook=hook)
+    with pytest.raises(Exception, match="does not add up: on rank 0, element 0 of 5 should be 2, the sum over 2 ranks"):
+        run(all_reduce=lambda comm, x: -ring.all_reduce(comm, x))
+    for hook in (ddp_hook_beside, lambda mine, other_names: ddp_hook(mine, other_names)):
+        assert len(run(all_reduce=ring.all_reduce, hook=hook)[0]) == 1
 
 
 def test_engines_are_whole_after_a_rank_has_left_in_the_middle(cluster):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..comm.torch_backward import before_backward_ends
-from .data import best_all_reduce, checked, result_of
+from .data import best_all_reduce, checked, require_function, result_of
 
 
 class Communication(NamedTuple):
@@ -64,3 +64,28 @@ def ddp_hook_beside(state, bucket):
 
     before_backward_ends(finish)
     return future
+
+
+def guarded(hook):
+    """`hook`, whose mistakes end in a sentence: what it returns DDP takes in C++, which crashes, or waits for ever."""
+
+    def guard(state, bucket):
+        future = require_function("hook(state, bucket)", hook)(state, bucket)
+        if not isinstance(future, torch.futures.Future):
+            kind = type(future).__name__
+            raise TypeError(f"rank {state.comm.rank}: the hook returned {kind}: DDP needs a torch.futures.Future")
+        before_backward_ends(lambda: require_average(state.comm, future, bucket.buffer().shape))
+        return future
+
+    return guard
+
+
+def require_average(comm, future, shape):
+    """Raise ValueError unless `future` has a tensor of this shape."""
+    value = future.value() if future.done() else None
+    if not isinstance(value, torch.Tensor) or value.shape != shape:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        told = got if future.done() else "no value"
+        raise ValueError(
+            f"rank {comm.rank}: the hook's future has {told}: DDP needs the average of {tuple(shape)} numbers"
+        )

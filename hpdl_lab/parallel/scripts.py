@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from ..data.sharding import batches, shard
 from ..models import build_for
 from .data import broadcast_parameters
-from .ddp import Communication, ddp_hook
+from .ddp import Communication, ddp_hook, guarded
 from .horovod.distributed_optimizer import DistributedOptimizer
 from .known_sum import require_sums_of
 
@@ -48,7 +48,7 @@ def ddp_script(comm, data, steps=10, all_reduce=None, hook=ddp_hook):
         model = DistributedDataParallel(build_for(data, "gpt", seed=comm.rank))
         state = Communication(comm) if all_reduce is None else Communication(comm, all_reduce)
         require_sums_of(comm, state.all_reduce, [torch.float32])
-        model.register_comm_hook(state, hook)
+        model.register_comm_hook(state, guarded(hook))
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
         return [step(model, optimizer, x, y) for x, y in shares(comm, data, steps)]
 
