@@ -78,30 +78,40 @@ def timed(schedule, costs, transfer):
     ready = list(range(len(rows)))
     while ready:
         rank = ready.pop()
-        for action in schedule.rows[rank][len(rows[rank]) :]:
-            missing = missing_of(schedule, action, ends)
+        row = rows[rank]
+        now = row[-1].end if row else 0
+        for action in schedule.rows[rank][len(row) :]:
+            begin, missing = begin_of(schedule, rank, action, now, ends, transfer)
             if missing:
                 waiting[missing[0], missing[2]].append(rank)
                 break
-            begin = rows[rank][-1].end if rows[rank] else 0
-            for stage, kinds, micro_batch in schedule.needs(action):
-                end = next(ends[stage, kind, micro_batch] for kind in kinds if (stage, kind, micro_batch) in ends)
-                begin = max(begin, end if schedule.rank_of(stage) == rank else end + transfer)
-            ends[action] = begin + costs[action.kind][action.stage % schedule.stages]
-            rows[rank].append(Timed(action, begin, ends[action]))
+            ends[action] = now = begin + costs[action.kind][action.stage % schedule.stages]
+            row.append(Timed(action, begin, now))
             ready += waiting.pop((action.stage, action.micro_batch), [])
     if any(len(row) < len(actions) for row, actions in zip(rows, schedule.rows, strict=True)):
         raise ValueError(told_cycle(schedule, [len(row) for row in rows], ends))
     return rows
 
 
-def missing_of(schedule, action, ends):
-    """The first of what `action` needs that has not ended, as Schedule.needs has it; None where all has."""
+def begin_of(schedule, rank, action, free, ends, transfer):
+    """(when `action` begins on `rank`, which is free then, None), or (free, the first that it needs and has not ended).
+
+    What it needs is as Schedule.needs has it; ends: {action: when it has ended}.
+    """
+    begin = free
     for need in schedule.needs(action):
         stage, kinds, micro_batch = need
-        if not any((stage, kind, micro_batch) in ends for kind in kinds):
-            return need
-    return None
+        for kind in kinds:
+            if (stage, kind, micro_batch) in ends:
+                break
+        else:
+            return free, need
+        end = ends[stage, kind, micro_batch]
+        if schedule.rank_of(stage) != rank:
+            end += transfer
+        if end > begin:
+            begin = end
+    return begin, None
 
 
 def told_cycle(schedule, heads, ends):
@@ -111,7 +121,7 @@ def told_cycle(schedule, heads, ends):
     while rank not in passed:
         passed.append(rank)
         action = schedule.rows[rank][heads[rank]]
-        stage, kinds, micro_batch = missing_of(schedule, action, ends)
+        stage, kinds, micro_batch = begin_of(schedule, rank, action, 0, ends, 0)[1]
         later = [(r, a) for r, row in enumerate(schedule.rows) for a in row[heads[r] :]]
         found = [(r, a) for r, a in later if (a.stage, a.micro_batch) == (stage, micro_batch) and a.kind in kinds]
         if not found:
