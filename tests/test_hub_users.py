@@ -9,7 +9,7 @@ import bcrypt
 import pytest
 
 from hpdl_lab import cli
-from hpdl_lab.classroom import hub, leftovers, ports, settings, users
+from hpdl_lab.classroom import hub, leftovers, ports, preparation, settings, users
 from hpdl_lab.cli import hub as command
 
 
@@ -181,3 +181,8 @@ def test_a_second_ctrl_c_leaves_no_half_of_a_hub(tmp_path, monkeypatch):
     assert ended == [given]
     with pytest.raises(KeyboardInterrupt):  # afterwards it is heeded
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_state_folder_that_cannot_be_made_is_named_with_the_remedy():
+    with pytest.raises(ValueError, match=r"^/proc/none cannot be made \(No such file or directory\): .* --state$"):
+        preparation.make_folders(settings.Settings(state="/proc/none"))

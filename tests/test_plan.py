@@ -1,11 +1,14 @@
 """`hpdl plan`: its arithmetic, its constants, and one sentence for each clumsy input."""
 
 import dataclasses
+import errno
 import json
+import os
 
 import pytest
 
 from hpdl_lab import cli
+from hpdl_lab.bench import markdown
 from hpdl_lab.classroom import costs, measure, plan_text
 from hpdl_lab.classroom.census import Census, Process, census, kind_of
 from hpdl_lab.classroom.costs import COSTS, Costs
@@ -174,6 +177,19 @@ def test_constants_of_this_machine_come_first_and_survive_a_round_trip(home):
     KNOWN.save(costs.own_path())
     assert costs.load() == dataclasses.replace(KNOWN, path=costs.own_path())
     assert [path.name for path in home.iterdir()] == ["costs.json"]
+
+
+@pytest.mark.parametrize("write", [KNOWN.save, lambda path: markdown.put(path, "drill", "new")])
+def test_on_a_full_disk_what_was_there_stays_and_the_file_is_named(write, tmp_path, monkeypatch):
+    def full(*paths):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "kept").write_text("as it was")
+    monkeypatch.setattr(os, "rename", full)
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/kept'"):
+        write(str(tmp_path / "kept"))
+    assert os.listdir(tmp_path) == ["kept"] and (tmp_path / "kept").read_text() == "as it was"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tables in a file of documentation: made by a command, replaced by the next run of it."""
 
+import contextlib
 import os
 
 BEGIN, END = "<!-- made by hpdl bench: {} -->", "<!-- end of {} -->"
@@ -36,7 +37,10 @@ def line(cells):
 
 
 def put(path, title, text):
-    """Write `text` into the file, in place of what an earlier run of this title has written there, or at its end."""
+    """Write `text` into the file, in place of what an earlier run of this title has written there, or at its end.
+
+    Raises: OSError with the path; then the file is as it was.
+    """
     begin, end = BEGIN.format(title), END.format(title)
     old = ""
     if os.path.exists(path):
@@ -45,5 +49,13 @@ def put(path, title, text):
     before, found, rest = old.partition(begin)
     after = rest.partition(end)[2] if found else ""
     before = before if found or not before.strip() else before.rstrip("\n") + "\n\n"
-    with open(path, "w") as file:
-        file.write(f"{before}{begin}\n\n{text}\n\n{end}{after if found else chr(10)}")
+    new = f"{path}.{os.getpid()}"
+    try:
+        with open(new, "w") as file:
+            file.write(f"{before}{begin}\n\n{text}\n\n{end}{after if found else chr(10)}")
+        os.replace(new, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)

@@ -86,8 +86,13 @@ class Costs:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         text = json.dumps({name: value for name, value in asdict(self).items() if name != "path"}, indent=1)
         new = f"{path}.{os.getpid()}"
-        Path(new).write_text(text + "\n")
-        os.rename(new, path)
+        try:
+            Path(new).write_text(text + "\n")
+            os.rename(new, path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        finally:
+            Path(new).unlink(missing_ok=True)
 
 
 def own_path():

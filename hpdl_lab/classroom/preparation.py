@@ -56,9 +56,14 @@ def check(given):
 def make_folders(given):
     """The state folder, which others may pass through only, and the part of it that is only the hub's.
 
-    Raises: ValueError where somebody else may have laid something into it, or where it is not a hub's.
+    Raises: ValueError where it cannot be made, somebody else may have laid something into it, or it is not a hub's.
     """
-    os.makedirs(given.state, 0o711, exist_ok=True)
+    try:
+        os.makedirs(given.state, 0o711, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"{given.state} cannot be made ({error.strerror}): name a folder that you may write, --state"
+        ) from None
     if not is_state_folder(given.state) and (there := sorted(os.listdir(given.state))):
         raise ValueError(
             f"{given.state} holds other things, such as {there[0]}, and would be closed to others: name a new folder, "
