@@ -18,7 +18,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HPDL_TORCH"] = "later"  # most engines that a test starts are stopped before they would have imported it
 
-gc.disable()  # until all is imported: see pytest_collection_finish
+gc.disable()  # until all is imported: see keep_what_is_there
 
 
 BESIDE = 5  # times as long may all take under `make test`, where workers, and other steps, share the cores
@@ -27,7 +27,7 @@ REPLACING = ("grid_picker", "engines_say", "engines_background", "engines_stop",
 
 
 def pytest_collection_modifyitems(items):
-    """The files that take longest come first: with two workers, none of them is left over at the end for one.
+    """The files that take longest come first: none of them is left over at the end for one worker.
 
     Of those that share the engines of `cluster`, which begin with bench, they come last that end engines: new ones have
     not imported torch yet, which grid_picker needs before it ends them.
@@ -38,10 +38,21 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
+    keep_what_is_there()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """A file's tests may have imported more."""
+    if nextitem is None or nextitem.path != item.path:
+        keep_what_is_there()
+
+
+def keep_what_is_there():
     """What has been imported stays. Looking for garbage among torch's 300,000 objects took a tenth of all time."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
