@@ -41,10 +41,10 @@ CELLS = ("--nbval-lax", "--nbval-cell-timeout=120", "--timeout=120")  # seconds 
 FIND_ENGINES = ("-p", "tests.held_engines")
 REPLACES_ENGINES = "notebooks/solutions/04_ring_all_reduce.ipynb"  # by hosts, which it may while nobody else uses them
 # Most tests use one core, or wait. Those of a file share what they start, so they stay in one process, in their order.
-AT_A_TIME = ("-n3", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
+WORKERS = ("-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
 # What another MPI may do otherwise; what stands on messages alone has been tested on the first one.
 ABOUT_MPI = [f"tests/mpi/test_{name}.py" for name in ("messages", "collectives", "communicators", "background")]
-SIDE_BY_SIDE = 3  # steps, one of which runs its tests three at a time: all of them wait now and then
+SIDE_BY_SIDE = 3  # steps, one of which runs its tests two at a time: all of them wait now and then
 WORST = ("passed", "skipped", "failed")
 
 
@@ -66,7 +66,7 @@ def turns():
     ]
     return [
         [
-            Step("unit tests", pytest(python, *NO_CELLS, *AT_A_TIME, "-m", "not quiet", "tests"), 840),
+            Step("unit tests", pytest(python, *NO_CELLS, *WORKERS, "-m", "not quiet", "tests"), 840),
             Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 600),
             Step("Slurm", pytest(python, *NO_CELLS, "tests/slurm"), 480),
             Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 600),

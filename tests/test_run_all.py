@@ -72,12 +72,10 @@ TWO_FILES = {
 
 
 @pytest.mark.timeout(150)
-def test_of_two_at_a_time_one_that_dies_and_one_that_hangs_count_as_failed(tmp_path, run_all):
+def test_of_several_at_a_time_one_that_dies_and_one_that_hangs_count_as_failed(tmp_path, run_all):
     for name, source in TWO_FILES.items():
         (tmp_path / name).write_text(source)
-    command = run_all.pytest(
-        sys.executable, *run_all.NO_CELLS, *run_all.TWO_AT_A_TIME, "-p", "no:cacheprovider", tmp_path
-    )
+    command = run_all.pytest(sys.executable, *run_all.NO_CELLS, *run_all.WORKERS, "-p", "no:cacheprovider", tmp_path)
     xml = tmp_path / "x.xml"
     ending = run_all.run([str(part).replace("{xml}", str(xml)) for part in command], 120, os.environ)
     assert {(name, outcome) for (_, name), outcome in run_all.read(xml)} == {

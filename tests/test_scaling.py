@@ -25,6 +25,7 @@ def no_engines(monkeypatch):
     for module in ("ranks", "scaling", "scaling_runs"):  # by import_module: the verb lab.scaling hides the module
         monkeypatch.setattr(import_module(f"hpdl_lab.lab.{module}"), "running", lambda: None)
     monkeypatch.setattr(import_module("hpdl_lab.lab.scaling_points"), "REHEARSALS_S", 0.2)
+    monkeypatch.setattr(import_module("hpdl_lab.lab.scaling_runs"), "FOLLOW_S", 60)  # of any work; no core for a while
 
 
 @pytest.fixture(scope="module")

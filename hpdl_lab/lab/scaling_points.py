@@ -1,5 +1,6 @@
 """The points of `lab.scaling`: measured on engines, simulated with what was measured, and computed by the model."""
 
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -20,13 +21,12 @@ from ..parallel.scaling.interference import interference
 from ..parallel.scaling.overlap_model import median_of, profile_for, step_time
 from ..parallel.scaling.profile import TINY, rehearse, require_sum, time_steps
 from ..parallel.scaling.simulated_step import simulated_step
-from ..trace import now_ns
 from .ranks import SIMULATED_DEADLINE, place
 
 COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce)
 POINT_S = 0.5  # s, about, that the steps of one measured point take
 REHEARSALS_S = 0.5  # s, about, for the numbers of examples per rank that were not measured
-FOLLOW_S = 0.3  # s: where following every message of a step would take longer, its schedule is evaluated
+FOLLOW_S = 0.3  # s of a core: where following every message of a step would take longer, its schedule is evaluated
 FOLLOWED_TURNS = 15  # of the steps of one measured point, at most
 
 
@@ -153,7 +153,7 @@ class Cluster:
 
     def __init__(self, job, network, profiles):
         self.job, self.network, self.profiles = job, network, profiles
-        self.pace = 0.0  # s of real time per squared rank, of the last step whose messages were followed
+        self.pace = 0.0  # s of a core per squared rank, of the last step whose messages were followed
         self.times = {}  # (ranks, bytes) -> s, by schedule
         self.left_out = []  # numbers of ranks that would take too long
 
@@ -161,11 +161,11 @@ class Cluster:
         """The row of one step on p ranks, or None where it would take too long and no schedule is known."""
         sizes = sizes_of(kind, n, p)
         if self.pace * p * p <= FOLLOW_S:
-            begin = now_ns()
+            begin = time.process_time()
             mine = PerRank([profile_for(self.profiles, size) for size in sizes])
             told = {"network": self.network, "deadline": SIMULATED_DEADLINE}
             run = sim.run(p, simulated_step, mine, self.job.all_reduce, **told)
-            self.pace = (now_ns() - begin) / 1e9 / (p * p)
+            self.pace = (time.process_time() - begin) / (p * p)
             return self.row(kind, p, sizes, run.seconds, "messages", shares(account(run.events)))
         if self.job.algorithm is None:
             self.left_out.append(p)
