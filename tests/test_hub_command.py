@@ -150,11 +150,12 @@ def test_the_proxy_is_nodes_or_the_one_in_python_and_which_is_said(tmp_path, mon
         proxy.find(path="")
 
 
-def test_a_hub_that_is_ended_amid_its_start_leaves_no_proxy(tmp_path):
+def test_a_hub_that_is_ended_amid_its_start_leaves_no_proxy(tmp_path, eventually):
     """JupyterHub itself does not end it then."""
     given = settings.Settings(state=str(tmp_path))
     started = hub.Hub(given, preparation.locked(given))
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", proxy.NAME]) as process:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", proxy.NAME]) as process:
+        eventually(lambda: proxy.NAME in psutil.Process(process.pid).cmdline())  # which is empty amid exec
         (given.private / "proxy.pid").write_text(str(process.pid))
         started.stop()
         assert process.wait(SECONDS) == -signal.SIGTERM
@@ -263,7 +264,9 @@ def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_
     group = limits.of(given)
     assert not group or not any(os.path.exists(folder) for folder in group.folders.values())
     log = Path(given.private, "hub.log").read_text()
-    assert "sesame" not in log and "Traceback" not in log
+    errors = [error.split("\n[")[0] for error in log.split("Traceback")[1:]]  # up to the log's next line
+    assert "sesame" not in log
+    assert all("jupyterhub_idle_culler" in error for error in errors)  # which asked a hub that was killed just then
     removed = subprocess.run([*HPDL_HUB, "--remove", "--state", state], capture_output=True, text=True)
     assert removed.stdout == f"Removed {state}, and the accounts of its attendees.\n", removed.stderr
     assert not os.path.exists(state)
