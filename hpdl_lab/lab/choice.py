@@ -38,8 +38,8 @@ def model_and_data(model=None, data=None, size="tiny", dtype="float32"):
              size, dtype: of a model that is named.
     Returns: Choice.
     Raises:  LookupError for a name that is none; ValueError where the model does not read such data, or answers with
-             too few numbers; TypeError for
-             something that is neither a name nor a model or data set; DataError where the data is missing.
+             too few numbers; TypeError for something that is neither a name nor a model or data set; DataError where
+             the data is missing.
     """
     named = model if isinstance(model, str) else None
     if named is not None:

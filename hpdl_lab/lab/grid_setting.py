@@ -33,6 +33,12 @@ class Setting(NamedTuple):
         return f"dp={self.dp}, pp={self.pp}, tp={self.tp}"
 
 
+def require_whole(value, name):
+    """Raise ValueError unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
 def changed(setting, ranks, **wanted):
     """The setting nearest to `setting` that has what is wanted, on `ranks` ranks.
 
@@ -44,9 +50,7 @@ def changed(setting, ranks, **wanted):
     if unknown := set(wanted) - set(Setting._fields):
         raise ValueError(f"a grid has no {', '.join(sorted(unknown))}: {', '.join(Setting._fields)} can be set")
     for name in (*AXES, "micro_batches"):
-        n = wanted.get(name, 1)
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {n!r}")
+        require_whole(wanted.get(name, 1), name)
     if (name := wanted.get("schedule", "1f1b")) not in CATALOG:
         raise ValueError(f"no schedule is called {name!r}: {', '.join(CATALOG)}")
     if not isinstance(again := wanted.get("recompute", False), bool):

@@ -9,6 +9,7 @@ from ..parallel.grid.measure import measured, spec_of
 from ..parallel.grid.spec import SPECS, Spec
 from .choice import model_and_data
 from .cluster import run, running
+from .grid_setting import require_whole
 from .ranks import DEFAULT_RANKS
 
 FEW = 8  # examples with which the machine is measured
@@ -44,7 +45,9 @@ def subject_of(model="gpt", data=None, size="tiny", ranks=None, batch=None, limi
              machine: a name of MACHINES, a Machine; by default this machine, measured, or DGX nodes for a mere spec.
     Raises:  ValueError, TypeError, LookupError in one sentence.
     """
-    ranks, batch = whole(ranks, "ranks"), whole(batch, "batch")
+    for name, value in (("ranks", ranks), ("batch", batch)):
+        if value is not None:
+            require_whole(value, name)
     if ranks is not None and ranks > MOST_RANKS:
         raise ValueError(f"{ranks:,} ranks: grids of at most {MOST_RANKS:,} are looked at here")
     limit = asked_bytes(limit)
@@ -78,13 +81,6 @@ def this_machine(model, x, y, flops):
     here, laptop = sim.run(1, measured, model, x, y, None, flops)[0], MACHINES["laptop"]
     network = replace(laptop.network, flops_per_s=here.network.flops_per_s)
     return replace(here, network=network, at_once=laptop.at_once)
-
-
-def whole(value, name):
-    """A whole number of at least 1, or None."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return value
 
 
 def asked_bytes(limit):
