@@ -1,4 +1,4 @@
-"""`pytest -p tests.held_engines`: four engines run, with torch's optimizers imported, for as long as the session lasts.
+"""`pytest -p tests.held_engines`: four engines run, with torch imported, for as long as the session lasts.
 
 Notebooks find them running, as in the second notebook that an attendee opens: starting engines for each would take as
 long as all else that some of them do. What notebooks start by themselves, and replace, is looked at without this.
@@ -21,6 +21,7 @@ def pytest_sessionfinish(session):
 
 
 def import_torch(comm):
-    import torch
+    from hpdl_lab.features.uncollected import uncollected
 
-    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first imports torch._dynamo, for seconds where cores are busy
+    with uncollected():  # as engines do that import it before they are asked to
+        import torch  # noqa: F401

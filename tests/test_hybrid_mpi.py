@@ -14,6 +14,8 @@ EIGHT = Path(__file__).parent / "mpi" / "test_hybrid.py"
 START = """
 import gc, runpy, sys
 from hpdl_lab.comm.mpi import session_of_this_process
+from hpdl_lab.features.torch_compiler import put_off_torch_compiler
+put_off_torch_compiler()  # as engines do
 gc.disable()  # or the import of torch takes twice as long
 session_of_this_process()  # before that: who waits in MPI's start takes a core from those who still import
 runpy.run_path(sys.argv[1], run_name="__main__")

@@ -1,10 +1,12 @@
 """On every rank: `mpiexec -n 2 python -m hpdl_lab.bench TASK`, as bench/launch.py starts it."""
 
-import gc
 import json
 import sys
 
 from ..comm.mpi import session_of_this_process
+from ..features.freed_memory import keep_freed_memory
+from ..features.torch_compiler import put_off_torch_compiler
+from ..features.uncollected import uncollected
 from . import family, race
 from .ddp import memory_on_ranks
 from .ddp import on_ranks as ddp_on_ranks
@@ -24,6 +26,8 @@ KINDS = {
 
 def main():
     """Do the task of the first argument; rank 0 prints what is reported, one JSON object a line."""
+    keep_freed_memory()
+    put_off_torch_compiler()
     task = json.loads(sys.argv[1])
     do = KINDS[task["kind"]]
     session = session_of_this_process()  # before the long import: who waits in MPI's start takes a core from the others
@@ -38,11 +42,8 @@ def main():
 
 def import_torch():
     """As all benchmarks do, here without looking for garbage, which would take a third of the time."""
-    gc.disable()
-    import torch  # noqa: F401
-
-    gc.freeze()
-    gc.enable()
+    with uncollected():
+        import torch  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -12,11 +12,15 @@ import sys
 import threading
 
 from ..comm.mpi import session_of_this_process
+from ..features.freed_memory import keep_freed_memory
+from ..features.torch_compiler import put_off_torch_compiler
 from . import session_dir
 from .server import Server
 
 
 def main():
+    keep_freed_memory()
+    put_off_torch_compiler()
     path, size = os.environ["HPDL_SESSION"], int(os.environ["HPDL_SIZE"])
     session = session_of_this_process()  # `comm.world()` in a cell of %px uses the same
     rank = session.rank

@@ -4,6 +4,7 @@ It is a process of its own because a broken MPI library can end the process that
 takes seconds that a notebook must not spend on a question.
 """
 
+import gc
 import json
 
 
@@ -53,4 +54,6 @@ def loaded_library(name):
 
 
 if __name__ == "__main__":
+    gc.disable()  # it would go over all that torch makes, again and again: a third of the time
     print(json.dumps(answers()))
+    gc.freeze()  # and once more at the end

@@ -1,6 +1,11 @@
 """The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.check(fn)` ..."""
 
-from .uncollected import uncollected
+from ..features.freed_memory import keep_freed_memory
+from ..features.torch_compiler import put_off_torch_compiler
+from ..features.uncollected import uncollected
+
+keep_freed_memory()  # this and the next as on engines, or a step of simulated ranks would take longer than theirs
+put_off_torch_compiler()
 
 with uncollected():  # a fifth of the time to the first answer of a notebook
     from ..engines.doctor import doctor

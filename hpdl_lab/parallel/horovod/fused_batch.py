@@ -1,4 +1,4 @@
-"""One batch of tensor fusion: gradients in a row, and behind them what ranks tell each other with the same message.
+"""The batches of tensor fusion: which gradients travel together, and behind them what ranks tell each other.
 
 [ w3.grad ....... | w1.grad ... | lacking w3 | lacking w1 | more ]      (elements + len(params) + 1,), added over ranks
 """
@@ -9,6 +9,29 @@ from typing import NamedTuple
 import torch
 
 from ..verdict import finite_in_float16
+
+
+def fuse(order, nbytes, dtypes, threshold):
+    """Cut `order` into batches of one dtype each: greedy first fit, up to `threshold` bytes.
+
+        order a b c d, of 3, 4, 2, 1 bytes, threshold 6:   a + c + d | b        b does not fit any more, c and d do
+
+    Args:    order: indices, the same on every rank; nbytes, dtypes: of every gradient, by index.
+             threshold: bytes; a larger gradient travels alone, and with 0 each of them does.
+    Returns: list of lists of indices.
+    """
+    left, batches = list(order), []
+    while left:
+        batch, total, rest = [left[0]], nbytes[left[0]], []
+        for i in left[1:]:
+            if dtypes[i] == dtypes[batch[0]] and total + nbytes[i] <= threshold:
+                batch.append(i)
+                total += nbytes[i]
+            else:
+                rest.append(i)
+        left = rest
+        batches.append(batch)
+    return batches
 
 
 class Told(NamedTuple):

@@ -20,35 +20,12 @@ from ..agreement import require_same_parameters
 from ..data import best_all_reduce, name_of, require_function, result_of
 from ..known_sum import require_sums_of
 from ..verdict import FINE, WORDS, Verdict, condition_of
-from .fused_batch import pack, unpack
+from .fused_batch import fuse, pack, unpack
 from .negotiation import checksums, negotiate, pause
 from .timeline import ALLREDUCE, MEMCPY_IN, MEMCPY_OUT, MPI_ALLREDUCE, NEGOTIATE, RANK_READY
 
 THRESHOLD = 128 * 2**20  # bytes, as HOROVOD_FUSION_THRESHOLD
 CYCLE = 1e-3  # s, as HOROVOD_CYCLE_TIME
-
-
-def fuse(order, nbytes, dtypes, threshold):
-    """Cut `order` into batches of one dtype each: greedy first fit, up to `threshold` bytes.
-
-        order a b c d, of 3, 4, 2, 1 bytes, threshold 6:   a + c + d | b        b does not fit any more, c and d do
-
-    Args:    order: indices, the same on every rank; nbytes, dtypes: of every gradient, by index.
-             threshold: bytes; a larger gradient travels alone, and with 0 each of them does.
-    Returns: list of lists of indices.
-    """
-    left, batches = list(order), []
-    while left:
-        batch, total, rest = [left[0]], nbytes[left[0]], []
-        for i in left[1:]:
-            if dtypes[i] == dtypes[batch[0]] and total + nbytes[i] <= threshold:
-                batch.append(i)
-                total += nbytes[i]
-            else:
-                rest.append(i)
-        left = rest
-        batches.append(batch)
-    return batches
 
 
 class Fusion:
