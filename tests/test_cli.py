@@ -17,19 +17,27 @@ from hpdl_lab.features import table
 
 def hpdl(*arguments):
     command = [sys.executable, "-m", "hpdl_lab", *arguments]
-    own_tools_first = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=58, stdin=subprocess.DEVNULL, env=own_tools_first
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=58, stdin=subprocess.DEVNULL)
 
 
-def test_doctor_prints_the_table_and_finds_nothing():
-    done = hpdl("doctor")
-    symptoms = re.findall("^Symptom: (.*)", done.stdout, re.MULTILINE)
-    assert set(symptoms) <= {"stale cluster"}, done.stdout  # of another test, which may have killed a keeper just now
-    assert done.returncode == bool(symptoms), done.stdout + done.stderr
-    assert done.stdout.startswith(f"hpdl_lab {__version__}\n")
-    assert "MPI library" in done.stdout and done.stdout.endswith("Fix.\n" if symptoms else "Ready.\n")
+def test_doctor_prints_the_table_and_finds_nothing(monkeypatch, capsys):
+    """As a process of its own: tests/test_symptoms.py."""
+    monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")  # own tools first
+    code, said = cli.main(["doctor"]), capsys.readouterr().out
+    symptoms = re.findall("^Symptom: (.*)", said, re.MULTILINE)
+    assert set(symptoms) <= {"stale cluster"}, said  # of another test, which may have killed a keeper just now
+    assert code == bool(symptoms), said
+    assert said.startswith(f"hpdl_lab {__version__}\n")
+    assert "MPI library" in said and said.endswith("Fix.\n" if symptoms else "Ready.\n")
+
+
+def test_this_environment_is_ready_and_every_row_says_something():
+    report = features.doctor()
+    assert report.ok, str(report)
+    assert str(report).endswith("\n\nReady.")
+    assert len(str(report).splitlines()) >= len(report) + 2
+    for feature in report:
+        assert feature.text, f"{feature.name} has no number and no reason"
 
 
 def test_doctor_fails_when_something_needed_is_missing(monkeypatch, capsys):
@@ -100,10 +108,12 @@ def test_wrong_elements_fail_the_bench(monkeypatch, capsys):
     assert "1,024 wrong elements" in capsys.readouterr().err
 
 
-def test_bench_run_measures_real_engines_of_its_own(tmp_path):
-    done = hpdl("bench", "run", "--ranks", "1", "--repeats", "5", "--json", str(tmp_path / "run.json"))
-    assert done.returncode == 0, done.stderr
-    assert "empty lab.run, median" in done.stdout
+def test_bench_run_measures_real_engines_of_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # set back afterwards
+    code = cli.main(["bench", "run", "--ranks", "1", "--repeats", "5", "--json", str(tmp_path / "run.json")])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert "empty lab.run, median" in said.out
     assert '"ranks": 1' in (tmp_path / "run.json").read_text()
 
 

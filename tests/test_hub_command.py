@@ -219,7 +219,8 @@ class Command:
 
 @ROOT
 @pytest.mark.timeout(400)
-def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_node, eventually, until_ended):
+def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place, no_node, until_ended):
+    """Where JupyterHub alone is killed, tests/browser/test_hub.py sees the command start it again."""
     state, port, start = place
     first = start(env=no_node)
     given = settings.read(state)
@@ -238,21 +239,13 @@ def test_a_hub_that_is_killed_in_every_way_goes_on_and_leaves_nothing(place, no_
     written = {os.readlink(f"/proc/{pid}/fd/{fd}") for pid in running for fd in (1, 2)}
     assert not any(str(given.private) in path for path in written)  # or attendees could write into the hub's log
 
-    cullers = eventually(lambda: [p for p in first.hub.children() if "jupyterhub_idle_culler" in " ".join(p.cmdline())])
-    first.hub.kill()
-    until_ended(cullers)
-    assert "JupyterHub was killed (SIGKILL); attendees' servers go on." in first.hear("JupyterHub answers again.")
-    someone.open_notebook("00_engines.ipynb")  # the same kernel, as when a browser connects again
-    assert someone.run("print(x)", SECONDS) == "42\n"
-
-    second_hub = next(p for p in psutil.Process(first.process.pid).children() if "jupyterhub" in p.cmdline())
-    second_hub.suspend()  # so that it cannot end in order when its parent is killed
+    first.hub.suspend()  # so that it cannot end in order when its parent is killed
     first.process.kill()
-    second_hub.kill()
+    first.hub.kill()
     first.process.wait(SECONDS)
-    until_ended([second_hub])
+    until_ended([first.hub])
     second = start()
-    someone.open_notebook("00_engines.ipynb")
+    someone.open_notebook("00_engines.ipynb")  # the same kernel, as when a browser connects again
     assert someone.run("print(x)", SECONDS) == "42\n"
     assert running <= set(accounts.processes(uid))
     someone.leave()

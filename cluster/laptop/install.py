@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile", "-c", "constraints.txt"]
 MODULE = ["--no-build-isolation", "--no-deps", "-e", "."]
-FIRST_IMPORTS = (  # by engines and notebooks; by servers. `torch._dynamo` is what torch's optimizers import
-    "hpdl_lab.lab, torch._dynamo, sklearn.datasets",
+FIRST_IMPORTS = (  # by engines and notebooks; by servers. hpdl_lab puts off `torch._dynamo`, which DDP imports
+    "torch._dynamo, hpdl_lab.lab",
     "ipykernel.kernelapp, ipyparallel, ipywidgets, jupyterlab.labapp",
 )
 

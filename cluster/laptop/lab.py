@@ -46,7 +46,10 @@ def main():
 
 def serve(options, url):
     """Serve until a signal ends it. Raises SystemExit, not 0, where the port has been taken meanwhile."""
-    from jupyterlab.labapp import LabApp  # takes its time
+    from hpdl_lab.classroom.server import quick_imports
+
+    with quick_imports():
+        from jupyterlab.labapp import LabApp  # takes its time
 
     server = LabApp.initialize_server(options)
     # A closed terminal must stop kernels and engines as Ctrl-C does.

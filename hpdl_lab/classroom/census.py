@@ -25,6 +25,7 @@ KINDS = (  # (kind, what its command line has); the first that fits
     ("proxy", "configurable-http-proxy"),
     ("proxy", "configurable_http_proxy"),
     ("culler", "jupyterhub_idle_culler"),
+    ("server", "hpdl_lab.classroom.server"),
 )
 SERVER_MARK = "JUPYTERHUB_USER"  # in the environment of what a hub starts for an attendee
 CLUSTER = ("keeper", "controller", "mpiexec")  # one of each per engine cluster, the controller where %px is used

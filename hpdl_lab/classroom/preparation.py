@@ -5,6 +5,7 @@ import os
 import ssl
 import subprocess
 import sys
+from importlib.util import find_spec
 
 from . import account_process, accounts, limits, ports, reach, release, settings
 
@@ -21,14 +22,12 @@ for name in ("jupyterhub", "jupyterlab", "hpdl_lab"):
 
 def check(given):
     """Raise RuntimeError or ValueError where a hub like this cannot be, before anything is made."""
-    try:
-        import firstuseauthenticator  # noqa: F401
-        import jupyterhub  # noqa: F401
-    except ImportError as error:
-        raise RuntimeError(
-            f"JupyterHub is not installed ({error.name} is missing): make hub, or "
-            "pip install -c constraints.txt -e '.[hub]'"
-        ) from None
+    for package in ("firstuseauthenticator", "jupyterhub"):
+        if find_spec(package) is None:
+            raise RuntimeError(
+                f"JupyterHub is not installed ({package} is missing): make hub, or "
+                "pip install -c constraints.txt -e '.[hub]'"
+            )
     if not CONFIGURATION.is_file():
         raise RuntimeError(f"there is no {CONFIGURATION}: a hub is started from a clone, not from an installed package")
     if given.isolated and os.geteuid() != 0:

@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 could not be done (one sentence on stderr), 2 wrong usage,
 import argparse
 import sys
 
-from .. import __version__
 from . import bench, cluster, doctor, drill, hub, plan, release, tune
 
 FAMILIES = (doctor, cluster, bench, tune, hub, plan, drill, release)
@@ -34,8 +33,18 @@ def sentence(error):
 
 def parser():
     top = argparse.ArgumentParser(prog="hpdl", description="A laboratory for distributed deep learning: `make lab`.")
-    top.add_argument("--version", action="version", version=f"hpdl_lab {__version__}")
+    top.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for family in FAMILIES:
         family.add(commands)
     return top
+
+
+class Version(argparse.Action):
+    """Reads the version when it is asked for: no other command waits for that."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        from .. import __version__
+
+        print(f"hpdl_lab {__version__}")
+        parser.exit()

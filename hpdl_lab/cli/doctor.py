@@ -3,8 +3,6 @@
 import argparse
 import sys
 
-from .. import __version__
-
 
 def add(commands):
     command = commands.add_parser("doctor", help="what this machine and build can do, and what is wrong, with the fix")
@@ -29,6 +27,7 @@ def doctor(arguments):
     try:
         import numpy  # noqa: F401  # without which nothing here works; doctor.py itself can do without
 
+        from .. import __version__
         from ..engines import doctor
     except ModuleNotFoundError as error:
         from ..symptoms.build import FIX
