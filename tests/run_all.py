@@ -42,8 +42,21 @@ FIND_ENGINES = ("-p", "tests.held_engines")
 REPLACES_ENGINES = "notebooks/solutions/04_ring_all_reduce.ipynb"  # by hosts, which it may while nobody else uses them
 # Most tests use one core, or wait. Those of a file share what they start, so they stay in one process, in their order.
 WORKERS = ("-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
-# What another MPI may do otherwise; what stands on messages alone has been tested on the first one.
-ABOUT_MPI = [f"tests/mpi/test_{name}.py" for name in ("messages", "collectives", "communicators", "background")]
+# What another MPI may do otherwise; what stands on messages, or in shared memory, has been tested on the first one.
+ABOUT_MPI = [
+    *(f"tests/mpi/test_{name}.py" for name in ("messages", "communicators", "background")),
+    *(
+        f"tests/mpi/test_collectives.py::test_{name}"
+        for name in (
+            "all_reduce",
+            "the_rivals_are_right_too",
+            "mpi_does_not_know_16_bit_floats",
+            "an_event_for_each",
+            "the_compiled_ring_shows_what_it_sends",
+            "another_count_on_one_rank",
+        )
+    ),
+]
 SIDE_BY_SIDE = 3  # steps, one of which runs its tests two at a time: all of them wait now and then
 WORST = ("passed", "skipped", "failed")
 

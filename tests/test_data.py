@@ -2,10 +2,15 @@
 
 import bz2
 import copy
+import hashlib
 import itertools
 import math
+import re
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,10 +52,15 @@ def test_the_text_has_more_than_a_megabyte_and_comes_back_from_tokens():
     assert text.decode(text.encode(text.vocabulary())) == text.vocabulary()
 
 
+@pytest.fixture(scope="module")
+def whole():
+    """The text as tokens."""
+    return text.encode(text.read())
+
+
 @pytest.mark.parametrize("block", [1, 7, 64])
-def test_windows_of_the_text_follow_each_other_and_say_what_comes_next(block):
+def test_windows_of_the_text_follow_each_other_and_say_what_comes_next(block, whole):
     found = data.load("text", block=block)
-    whole = text.encode(text.read())
     n = found.train_x.numel()
     assert torch.equal(found.train_x.flatten(), whole[:n]) and torch.equal(found.train_y.flatten(), whole[1 : n + 1])
     assert found.train_x.shape[1] == found.positions == block and found.classes == 81
@@ -58,8 +68,8 @@ def test_windows_of_the_text_follow_each_other_and_say_what_comes_next(block):
     assert abs(found.test_x.numel() / len(whole) - 0.1) < 0.001
 
 
-def test_the_last_tenth_of_the_text_is_not_trained_on():
-    found, whole = data.load("text", block=100), text.encode(text.read())
+def test_the_last_tenth_of_the_text_is_not_trained_on(whole):
+    found = data.load("text", block=100)
     cut = len(whole) - len(whole) // 10
     assert torch.equal(found.test_x[0], whole[cut : cut + 100])
     assert found.train_x.numel() + 1 <= cut  # not even as what comes next
@@ -145,14 +155,21 @@ def test_digits_without_scikit_learn_end_in_one_sentence_that_says_what_to_do(mo
 
 
 def test_the_tables_are_those_that_scikit_learn_gives():
-    from sklearn.datasets import load_diabetes, load_digits
-
-    digits_there, patients = load_digits(), load_diabetes(scaled=False)
-    rows = scikit_learn.table("digits.csv.gz", delimiter=",")
-    assert (rows[:, :-1] == digits_there.data).all() and (rows[:, -1] == digits_there.target).all()
-    assert [patients.feature_names[column] for column in diabetes.CHOLESTEROL] == ["s1", "s2"]
-    assert (scikit_learn.table("diabetes_data_raw.csv.gz") == patients.data).all()
-    assert (scikit_learn.table("diabetes_target.csv.gz") == patients.target).all()
+    """Of load_digits() and load_diabetes(scaled=False) of scikit-learn 1.9, whose import would take seconds: SHA-256
+    of data and target, side by side, and what is told of the columns.
+    """
+    patients = scikit_learn.table("diabetes_data_raw.csv.gz"), scikit_learn.table("diabetes_target.csv.gz")
+    given = {
+        "30aa855cd90427ff3c4996b3f40109597c57049f8a038cc52db1efeac8ad2e26": [
+            scikit_learn.table("digits.csv.gz", delimiter=",")
+        ],
+        "839c546b0b4ac02c2e6cbe5e5c92313cefa993446c9733e9b49477cc3f96e104": patients,
+    }
+    for digest, columns in given.items():
+        assert hashlib.sha256(np.column_stack(columns).astype("<f8").tobytes()).hexdigest() == digest
+    told = Path(find_spec("sklearn").origin).parent / "datasets" / "descr" / "diabetes.rst"
+    names = re.findall(r"^    - (\w+)", told.read_text(), re.MULTILINE)
+    assert [names[column] for column in diabetes.CHOLESTEROL] == ["s1", "s2"] and len(names) == 10
 
 
 def test_a_character_that_the_text_does_not_have_is_named():

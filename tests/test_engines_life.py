@@ -95,7 +95,7 @@ ENDS = {
     "an engine killed, then kill -9": (WAIT, lambda k: (os.kill(k.engines[1], signal.SIGKILL), k.process.kill())),
     "keeper told to end": (WAIT, lambda k: os.kill(k.keeper, signal.SIGTERM)),
     "restart, then stop": ("cluster.restart(); cluster.stop()", None),
-    "restart, then kill -9": ("cluster.restart(); cluster.client; os.kill(os.getpid(), signal.SIGKILL)", None),
+    "restart, then kill -9": ("cluster.restart(); os.kill(os.getpid(), signal.SIGKILL)", None),
     "a daemon of the attendee's": (
         "cluster.run(lambda comm: os.posix_spawn('/bin/sleep', ['sleep', '600'], os.environ, setsid=True)); "
         "cluster.stop()",
@@ -154,37 +154,37 @@ def test_a_killed_keeper_takes_everything_with_it_and_the_next_start_sweeps_up(r
 # -- privacy ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_others_could_enter_is_closed(own_session):
+def test_a_directory_that_others_could_enter_is_closed_and_with_stops_what_it_has_started(own_session):
     os.mkdir(own_session.path)
     os.chmod(own_session.path, 0o777)
-    with Cluster.start(1):
+    with Cluster.start(1) as cluster:
         assert stat.S_IMODE(os.stat(own_session.path).st_mode) == 0o700
+        assert cluster.run(lambda comm: comm.size) == [1]
+        assert len(own_session.processes()) >= 4  # keeper, mpiexec, shell, engine
+    with pytest.raises(EngineError, match=r"has ended: call lab.start\(\)"):
+        cluster.run(lambda comm: comm.size)
 
 
 # -- start, attach, resize --------------------------------------------------------------------------------------------
 
 
-def test_with_stops_what_it_has_started(own_session):
-    with Cluster.start(2) as cluster:
-        assert cluster.run(lambda comm: comm.size) == [2, 2]
-        assert len(own_session.processes()) >= 5
-    with pytest.raises(EngineError, match=r"has ended: call lab.start\(\)"):
-        cluster.run(lambda comm: comm.size)
-
-
 def test_a_second_notebook_attaches_and_leaves_the_engines_to_the_first(own_session):
-    with Cluster.start(2) as first:
-        pids = first.run(lambda comm: os.getpid())
-        with Cluster.start(2) as second:
+    with Cluster.start(1) as first:
+        pids, numbers = first.run(lambda comm: os.getpid()), []
+        with Cluster.start(1) as second:
             assert second.attached and second.run(lambda comm: os.getpid()) == pids
+            for crew in itertools.islice(itertools.cycle((first._crew, second._crew)), 6):
+                with crew._lock.held() as number:
+                    numbers.append(number)
+        assert numbers == list(range(numbers[0], numbers[0] + 6)), "numbers of runs are never used twice"
         assert first.run(lambda comm: os.getpid()) == pids
 
 
 def test_a_notebook_learns_that_another_has_restarted_or_stopped_the_engines(own_session):
-    first, second = Cluster.start(2), Cluster.start(2)
-    second.restart(3)
+    first, second = Cluster.start(1), Cluster.start(1)
+    second.restart(2)
     assert all(engine.is_replaced() for engine in first._crew.engines), "nobody waits for how those ended"
-    assert first.run(lambda comm: comm.size) == [3, 3, 3]
+    assert first.run(lambda comm: comm.size) == [2, 2]
     second.stop()
     with pytest.raises(EngineError, match="stopped in another notebook"):
         first.run(lambda comm: comm.size)
@@ -259,12 +259,3 @@ def test_the_stop_button_during_a_restart(own_session):
                 time.sleep(1)
             cluster.restart()
             assert cluster.run(lambda comm: comm.size) == [1]
-
-
-def test_run_numbers_are_never_used_twice(own_session):
-    with Cluster.start(1) as first, Cluster.start(1) as second:
-        numbers = []
-        for crew in itertools.islice(itertools.cycle((first._crew, second._crew)), 6):
-            with crew._lock.held() as number:
-                numbers.append(number)
-    assert numbers == list(range(numbers[0], numbers[0] + 6))

@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import sys
+import tempfile
 import threading
 import time
 from functools import partial
@@ -20,6 +21,40 @@ from traitlets.config import Config
 from hpdl_lab.engines import controller, px_client, run
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two engines of which nobody has used %px; the tests below that ask for it go on with it, in order."""
+    with tempfile.TemporaryDirectory(prefix="hpdl-t-", dir="/tmp") as root, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", root)
+        with Cluster.start(2) as cluster:
+            yield cluster
+
+
+def test_first_uses_of_two_notebooks_at_once_wait_for_a_run_and_for_each_other(pair, eventually, capsys, tmp_path):
+    with Cluster.start(2) as first, Cluster.start(2) as second:
+        rows, ids, said, end = [], [], [], tmp_path / "end"
+        run = threading.Thread(target=pair.run, args=(report_and_wait_for, end), kwargs={"on_row": rows.append})
+        uses = [threading.Thread(target=lambda one=one: ids.append(one.client.ids)) for one in (first, second)]
+        run.start()
+        eventually(lambda: rows)
+        with pytest.raises(EngineError, match="a run is under way in this notebook"):
+            assert pair.client
+        for use in uses:
+            use.start()
+        wait = "Another notebook uses the engines: waiting for its run to end.\n"
+        eventually(lambda: said.append(capsys.readouterr().out) or "".join(said).count(wait) == 2)
+        end.touch()
+        for thread in (run, *uses):
+            thread.join()
+        assert ids == [[0, 1]] * 2 and pair.client.ids == [0, 1]
+
+
+def report_and_wait_for(comm, file):
+    comm.report(begun=True)
+    while not file.exists():
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -48,24 +83,22 @@ def well():
     """Nothing has ended."""
 
 
-def test_engines_that_a_client_has_missed_are_asked_for_again(cluster, deaf, within):
-    assert cluster.client.ids == [0, 1, 2, 3]
+def test_engines_that_a_client_has_missed_are_asked_for_again(pair, deaf, within):
     news = deaf(2)
     begin = time.monotonic()
-    client = px_client.connect(cluster.path, 4, 30, well)
+    client = px_client.connect(pair.path, 2, 30, well)
     try:
-        assert client.ids == [0, 1, 2, 3] and len(news) == 3
-        assert client[:].apply_sync(lambda: 7) == [7] * 4
+        assert client.ids == [0, 1] and len(news) == 3
+        assert client[:].apply_sync(lambda: 7) == [7] * 2
     finally:
         client.close()
     assert 2 * px_client.PATIENCE < time.monotonic() - begin < within(5)
 
 
-def test_engines_that_never_appear_are_an_error_with_the_remedy(cluster, deaf):
-    assert cluster.client.ids == [0, 1, 2, 3]
+def test_engines_that_never_appear_are_an_error_with_the_remedy(pair, deaf):
     deaf(100)
-    with pytest.raises(EngineError, match=r"%px knows 0 of 4 engines after 0.1 s: call lab.restart\(\)"):
-        px_client.connect(cluster.path, 4, 0.1, well)
+    with pytest.raises(EngineError, match=r"%px knows 0 of 2 engines after 0.1 s: call lab.restart\(\)"):
+        px_client.connect(pair.path, 2, 0.1, well)
 
 
 def test_a_connection_file_is_there_only_when_it_is_whole(tmp_path, monkeypatch):
@@ -84,16 +117,16 @@ def test_a_connection_file_is_there_only_when_it_is_whole(tmp_path, monkeypatch)
     assert os.listdir(profile.security_dir) == [file.name] and stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_cells_behind_one_that_failed_on_a_rank_are_run_on_all(cluster):
+def test_cells_behind_one_that_failed_on_a_rank_are_run_on_all(pair):
     """ipykernel itself drops those that have come meanwhile, on that rank, and without a word."""
-    view = cluster.client[:]
-    cells = ["import time; time.sleep(0.5); assert mpi_rank != 2", "behind = mpi_rank", "last = mpi_rank"]
+    view = pair.client[:]
+    cells = ["import time; time.sleep(0.5); assert mpi_rank != 1", "behind = mpi_rank", "last = mpi_rank"]
     first, *others = [view.execute(cell, silent=False, block=False) for cell in cells]  # as %px does it
     with pytest.raises(ipyparallel.error.CompositeError, match="AssertionError"):
         first.get()
     for other in others:
         other.get()
-    assert view.pull(["behind", "last"], block=True) == [[rank, rank] for rank in range(4)]
+    assert view.pull(["behind", "last"], block=True) == [[rank, rank] for rank in range(2)]
 
 
 def test_ipyparallel_is_there_once_somebody_wants_it_and_what_ends_under_it_is_told(
@@ -104,26 +137,26 @@ def test_ipyparallel_is_there_once_somebody_wants_it_and_what_ends_under_it_is_t
     def running():
         return cluster._keeper.ask("status")["running"]
 
-    with Cluster.start(2) as cluster:
-        with Cluster.start(2) as other:
+    with Cluster.start(1) as cluster:
+        with Cluster.start(1) as other:
             assert "controller" not in running()
             monkeypatch.setattr(run, "BUSY", 0.1)
             cluster.run(comes_late_to_the_next, 0.5)
-            assert cluster.run(imported) == [False] * 2
+            assert cluster.run(imported) == [False]
             assert "%px" not in capsys.readouterr().out, "there is no cell that they could be busy with"
-            assert other.client[:].apply_sync(imported) == [True] * 2
+            assert other.client[:].apply_sync(imported) == [True]
             controller = running()["controller"]
-            assert cluster.client.ids == other.client.ids == [0, 1], "who comes second starts nothing"
+            assert cluster.client.ids == other.client.ids == [0], "who comes second starts nothing"
             assert running()["controller"] == controller
-            assert cluster.run(imported) == [True] * 2
+            assert cluster.run(imported) == [True]
         os.kill(controller, signal.SIGKILL)  # nobody waits for it to answer, nor for an engine
         eventually(lambda: "controller" not in running())
-        with Cluster.start(2) as other:
+        with Cluster.start(1) as other:
             with pytest.raises(EngineError, match=r"the controller of %px has ended \(.+\): call lab.restart\(\)"):
                 assert other.client
         cluster.restart()
-        os.kill(cluster.infos[1]["pid"], signal.SIGKILL)
-        with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
+        os.kill(cluster.infos[0]["pid"], signal.SIGKILL)
+        with pytest.raises(EngineError, match="rank 0 was killed by signal 9"):
             assert eventually(lambda: cluster.client)
 
 
@@ -146,53 +179,21 @@ def shell():
     InteractiveShell.clear_instance()
 
 
-def test_px_goes_on_with_new_engines_and_says_that_there_are_none(no_engines_yet, shell):
-    with Cluster.start(1) as cluster:
-        cluster.activate_px()
-        shell.run_line_magic("px", "x = mpi_rank + 1")
-        assert cluster.client[0]["x"] == 1
-        cluster.restart()
-        shell.run_cell_magic("px", "", "x = mpi_rank + 2")
-        assert cluster.client[0]["x"] == 2
+def test_px_goes_on_with_new_engines_after_an_interrupted_first_use_and_says_that_there_are_none(pair, shell):
+    pair.activate_px()
+    shell.run_line_magic("px", "x = mpi_rank + 1")
+    assert pair.client[0]["x"] == 1
+    pair.restart()
+    for seconds in (0.01, 0.4):
+        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with contextlib.suppress(KeyboardInterrupt):
+            assert pair.client.ids == [0, 1]
+            timer.join()
+            time.sleep(1)
+    shell.run_cell_magic("px", "", "x = mpi_rank + 2")
+    assert pair.client[0]["x"] == 2
+    assert pair.run(lambda comm: comm.size) == [2, 2]
+    pair.stop()
     with pytest.raises(EngineError, match=r"has ended: call lab.start\(\)"):
         shell.run_line_magic("px", "x = 3")
-
-
-def test_a_first_use_that_is_interrupted_is_made_up_for_by_the_next(no_engines_yet):
-    with Cluster.start(1) as cluster:
-        for seconds in (0.01, 0.4):
-            timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
-            with contextlib.suppress(KeyboardInterrupt):
-                assert cluster.client.ids == [0]
-                timer.join()
-                time.sleep(1)
-        assert cluster.client[:].apply_sync(lambda: 7) == [7]
-        assert cluster.run(lambda comm: comm.size) == [1]
-
-
-def test_first_uses_of_two_notebooks_at_once_wait_for_a_run_and_for_each_other(
-    no_engines_yet, eventually, capsys, tmp_path
-):
-    with Cluster.start(1) as cluster, Cluster.start(1) as first, Cluster.start(1) as second:
-        rows, ids, said, end = [], [], [], tmp_path / "end"
-        run = threading.Thread(target=cluster.run, args=(report_and_wait_for, end), kwargs={"on_row": rows.append})
-        uses = [threading.Thread(target=lambda one=one: ids.append(one.client.ids)) for one in (first, second)]
-        run.start()
-        eventually(lambda: rows)
-        with pytest.raises(EngineError, match="a run is under way in this notebook"):
-            assert cluster.client
-        for use in uses:
-            use.start()
-        wait = "Another notebook uses the engines: waiting for its run to end.\n"
-        eventually(lambda: said.append(capsys.readouterr().out) or "".join(said).count(wait) == 2)
-        end.touch()
-        for thread in (run, *uses):
-            thread.join()
-        assert ids == [[0], [0]] and cluster.client.ids == [0]
-
-
-def report_and_wait_for(comm, file):
-    comm.report(begun=True)
-    while not file.exists():
-        time.sleep(0.02)

@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import psutil
@@ -245,10 +246,13 @@ def test_the_deadline_ends_a_deadlock_with_the_same_report(cluster, within):
     assert cluster.run(pid_of) == pids
 
 
-def test_the_deadline_counts_from_the_moment_when_all_ranks_have_come(cluster, eventually, tmp_path):
-    cell = f"import time; file = open({str(tmp_path / 'begun')!r}, 'w'); time.sleep(3)"
-    cluster.client[1].execute(cell, block=False)
-    eventually((tmp_path / "begun").exists)
+def test_the_deadline_counts_from_the_moment_when_all_ranks_have_come(cluster):
+    def comes_late_to_the_next(comm, seconds):
+        """The main thread of this engine has something else to do first, as a cell of %px."""
+        tasks = next(thread for thread in threading.enumerate() if thread.name == "tasks")
+        tasks._target.__self__.submit(partial(time.sleep, seconds))
+
+    cluster.run(comes_late_to_the_next, 3, ranks=[1])
     assert cluster.run(rank_of, deadline=1.5) == [0, 1, 2, 3]
 
 
@@ -339,7 +343,8 @@ def test_how_each_engine_ended_is_told(cluster):
 
 
 def test_an_engine_that_died_between_runs_is_named_however_late_its_shell_tells_it(cluster, eventually):
-    pid = cluster.run(pid_of)[1]
+    """Then the others die, all at once."""
+    _, pid, *others = pids = cluster.run(pid_of)
     shell = psutil.Process(pid).ppid()
     os.kill(shell, signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
@@ -347,11 +352,8 @@ def test_an_engine_that_died_between_runs_is_named_however_late_its_shell_tells_
     assert eventually(cluster.ailment).startswith("rank 1 was killed by signal 9")
     with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
         cluster.run(rank_of)
-
-
-def test_all_engines_killed_at_once(cluster, eventually):
-    for pid in cluster.run(pid_of):
-        os.kill(pid, signal.SIGKILL)
+    for other in (pids[0], *others):
+        os.kill(other, signal.SIGKILL)
     eventually(cluster.ailment)
     with pytest.raises(EngineError, match=r"lab.restart\(\)"):
         cluster.run(rank_of)

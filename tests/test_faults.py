@@ -1,7 +1,7 @@
-"""Ranks that are killed or stopped in the middle of every collective: an error or a right result, and nothing left.
+"""Ranks that are stopped or killed in the middle of every collective: an error or a right result, and nothing left.
 
-Each job has many ranks and one start: in the first, ranks 0 and 1 meet one victim after the other; in the second, pairs
-of ranks do different collectives at the same time, and one of each pair is stopped.
+All is done by one start of many ranks. First, pairs of them do different collectives at the same time, and one of each
+pair is stopped; then ranks 0 and 1 meet one victim after the other, which is killed.
 """
 
 import os
@@ -18,8 +18,8 @@ from hpdl_lab import features
 
 # Each does one collective of (n,) ones and returns whether this rank's result is right. n is large on purpose: the
 # victim is then most likely inside. The last but one sends many messages.
-OPERATIONS = """
-import os, sys, time, types
+RANKS = """
+import itertools, os, sys, time, types
 import numpy as np
 from hpdl_lab.collectives import table
 from hpdl_lab.comm.mpi import session_of_this_process
@@ -64,41 +64,52 @@ said = open(f"said-{rank}", "w")
 
 def say(*words):
     print(*words, file=said, flush=True)
+
+say("pid", os.getpid())
+for number in itertools.count():
+    while not os.path.exists(f"task-{number}"):
+        time.sleep(0.02)
+    exec(open(f"task-{number}").read())
 """
-NAMES = re.findall(r'^    "([a-z_ ]+)":', OPERATIONS, re.M)
+NAMES = re.findall(r'^    "([a-z_ ]+)":', RANKS, re.M)
 
 
-@pytest.fixture
-def job(tmp_path):
-    """job(script, ranks): ranks whose launcher does not hear of a killed one; they end with the test."""
-    started = []
-
-    def start(script, ranks):
-        launcher = features.mpiexec() + ".gforker"
-        if not os.path.exists(launcher):
-            pytest.skip("this MPI has no mpiexec.gforker")
-        path = tmp_path / "script.py"
-        path.write_text(OPERATIONS + script)
-        environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-        shell = ["sh", "-c", 'trap : INT; "$0" "$@"; true']
-        command = [launcher, "-n", str(ranks), *shell, sys.executable, str(path)]
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=2))
-        return started[-1]
-
-    before = set(os.listdir("/dev/shm"))
-    yield start
-    for process in started:
-        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        for member in [*family, process]:
-            member.kill()
-        process.wait()
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Ranks, two more than collectives, whose launcher does not hear of a killed one; they end with the tests."""
+    launcher = features.mpiexec() + ".gforker"
+    if not os.path.exists(launcher):
+        pytest.skip("this MPI has no mpiexec.gforker")
+    folder, before = tmp_path_factory.mktemp("faults"), set(os.listdir("/dev/shm"))
+    (folder / "script.py").write_text(RANKS)
+    environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    shell = ["sh", "-c", 'trap : INT; "$0" "$@"; true']
+    command = [launcher, "-n", str(len(NAMES) + 2), *shell, sys.executable, "script.py"]
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=2)
+    yield Job(process, folder)
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    for member in [*family, process]:
+        member.kill()
+    process.wait()
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "hpdl" in name]
 
 
-@pytest.fixture
-def said(tmp_path):
-    """said(rank): what it has said so far."""
-    return lambda rank: (tmp_path / f"said-{rank}").read_text() if (tmp_path / f"said-{rank}").exists() else ""
+class Job:
+    """Ranks that do one task after the other."""
+
+    def __init__(self, process, folder):
+        self.process, self.folder, self.tasks = process, folder, 0
+
+    def do(self, task):
+        """Let all ranks execute the text `task`."""
+        (self.folder / "new").write_text(task)
+        (self.folder / "new").rename(self.folder / f"task-{self.tasks}")
+        self.tasks += 1
+
+    def said(self, rank):
+        """What the rank has said so far."""
+        path = self.folder / f"said-{rank}"
+        return path.read_text() if path.exists() else ""
 
 
 def until(condition, limit, process=None, told=str):
@@ -114,59 +125,15 @@ def victim_of(said, rank):
     return int(re.search(r"pid (\d+)", said(rank))[1])
 
 
-@pytest.mark.timeout(120)
-def test_a_rank_killed_inside_each_collective(job, said, within):
-    process = job(
-        """
-say("pid", os.getpid())
-for number, (name, operation) in enumerate(OPERATIONS.items()):
-    victim = number + 2
-    if rank not in (0, 1, victim):
-        continue
-    comm = session.comm(number + 1, ranks=(0, 1, victim), deadline=200)
-    operation(comm)
-    say("begin", name)
-    try:
-        while operation(comm):
-            pass
-        say("wrong", name)
-    except Exception as error:
-        say("end", name, "|", type(error).__name__, "|", str(error).splitlines()[0])
-        comm.close(error)
-open(f"done-{rank}", "w").close()
-while not all(os.path.exists(f"done-{r}") for r in (0, 1)):  # or the other may see the end of this one first
-    time.sleep(0.01)
-say("done")
-os._exit(0)
-""",
-        len(NAMES) + 2,
-    )
-    for number, name in enumerate(NAMES):
-        told = lambda: [said(rank)[-300:] for rank in (0, 1, number + 2)]  # noqa: B023, E731
-        until(lambda n=name: all(f"begin {n}\n" in said(rank) for rank in (0, 1)), within(30), process, told)
-        time.sleep(0.05)
-        os.kill(victim_of(said, number + 2), signal.SIGKILL)
-        killed = time.monotonic()
-        until(lambda n=name: all(f"end {n} |" in said(rank) for rank in (0, 1)), within(15), process)
-        assert time.monotonic() - killed < within(5), name
-    until(lambda: all("done" in said(rank) for rank in (0, 1)), within(10))
-    process.wait(within(10))
-    for rank in (0, 1):
-        assert "wrong" not in said(rank)
-        for name in NAMES:
-            end = re.search(rf"end {name} \| (.*)", said(rank))[1]
-            assert end.startswith("RankFailed | rank 2 died: "), (name, end)
-
-
 PAIRS = -(-len(NAMES) // 2)  # one half of the collectives at a time
 
 
 @pytest.mark.timeout(240)
-def test_a_rank_stopped_inside_each_collective(job, said, within, tmp_path):
+def test_a_rank_stopped_inside_each_collective(job, within):
     """Within a deadline of 60 s nothing is wrong or lost; within one of 1 s everybody is told."""
-    process = job(
+    said = job.said
+    job.do(
         f"""
-say("pid", os.getpid())
 pair = (rank - rank % 2, rank - rank % 2 + 1)
 for turn, deadline in enumerate((60, 60, 1, 1)):
     names = list(OPERATIONS)[turn % 2 * {PAIRS} :][:{PAIRS}]
@@ -189,21 +156,18 @@ for turn, deadline in enumerate((60, 60, 1, 1)):
     except Exception as error:
         say("error", turn, type(error).__name__, str(error).splitlines()[0])
     session.comm(1000 + turn, ranks=pair, deadline=100).close()
-say("done")
-os._exit(0)
-""",
-        2 * PAIRS,
+"""
     )
 
     def wait_for(words, turn, ranks):
         wanted = re.compile(f"({words}) {turn}[ \n]")
-        until(lambda: all(wanted.search(said(rank)) for rank in ranks), within(40), process)
+        until(lambda: all(wanted.search(said(rank)) for rank in ranks), within(40), job.process)
 
     for turn in range(4):  # on a machine with much else to do those with 1 s may end before the stop
         names = NAMES[turn % 2 * PAIRS :][:PAIRS]
         ranks, victims = range(2 * len(names)), range(1, 2 * len(names), 2)
         wait_for("ready|error", turn, ranks)
-        (tmp_path / f"go-{turn}").touch()
+        (job.folder / f"go-{turn}").touch()
         wait_for("begin|error", turn, ranks)
         for rank in victims:
             os.kill(victim_of(said, rank), signal.SIGSTOP)
@@ -213,7 +177,7 @@ os._exit(0)
             wait_for("error", turn, set(ranks) - set(victims))
         for rank in victims:
             os.kill(victim_of(said, rank), signal.SIGCONT)
-        (tmp_path / f"over-{turn}").touch()
+        (job.folder / f"over-{turn}").touch()
         wait_for("right" if turn < 2 else "error", turn, ranks)
         for rank in ranks:
             assert "a wrong result" not in said(rank), names[rank // 2]
@@ -221,4 +185,49 @@ os._exit(0)
             memory = r"MemoryError allocate of 8,192 bytes for 2 ranks: rank \d cannot open"
             told = f"right {turn}\n" if turn < 2 else f"error {turn} (CommTimeout|RankFailed|{memory}) "
             assert re.search(told, said(rank)), (names[rank // 2], said(rank))
-    until(lambda: all("done" in said(rank) for rank in range(2 * PAIRS)), within(40))
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_killed_inside_each_collective(job, within):
+    """The last test: it leaves no rank."""
+    process, said = job.process, job.said
+    job.do("""
+for number, (name, operation) in enumerate(OPERATIONS.items()):
+    victim = number + 2
+    if rank not in (0, 1, victim):
+        continue
+    if rank == victim:
+        while not os.path.exists(f"turn-{victim}"):  # a dozen ranks that wait for theirs in MPI take a fifth of a core
+            time.sleep(0.02)
+    open(f"turn-{victim}", "w").close()
+    comm = session.comm(2000 + number, ranks=(0, 1, victim), deadline=200)
+    operation(comm)
+    say("begin", name)
+    try:
+        while operation(comm):
+            pass
+        say("wrong", name)
+    except Exception as error:
+        say("end", name, "|", type(error).__name__, "|", str(error).splitlines()[0])
+        comm.close(error)
+open(f"done-{rank}", "w").close()
+while not all(os.path.exists(f"done-{r}") for r in (0, 1)):  # or the other may see the end of this one first
+    time.sleep(0.01)
+say("done")
+os._exit(0)
+""")
+    for number, name in enumerate(NAMES):
+        told = lambda: [said(rank)[-300:] for rank in (0, 1, number + 2)]  # noqa: B023, E731
+        until(lambda n=name: all(f"begin {n}\n" in said(rank) for rank in (0, 1)), within(30), process, told)
+        time.sleep(0.05)
+        os.kill(victim_of(said, number + 2), signal.SIGKILL)
+        killed = time.monotonic()
+        until(lambda n=name: all(f"end {n} |" in said(rank) for rank in (0, 1)), within(15), process)
+        assert time.monotonic() - killed < within(5), name
+    until(lambda: all("done" in said(rank) for rank in (0, 1)), within(10))
+    process.wait(within(10))
+    for rank in (0, 1):
+        assert "wrong" not in said(rank)
+        for name in NAMES:
+            end = re.search(rf"end {name} \| (.*)", said(rank))[1]
+            assert end.startswith("RankFailed | rank 2 died: "), (name, end)

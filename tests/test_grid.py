@@ -1,5 +1,6 @@
 """The model of grids: what autograd really keeps, what simulated ranks really take, and which grid is best."""
 
+import functools
 import time
 
 import pytest
@@ -26,6 +27,13 @@ from hpdl_lab.parallel.pipeline.times import pipeline_time
 
 CLUSTER = MACHINES["dgx_a100"]
 SMALL = gpt("a small gpt", layers=10, width=512, heads=8, vocabulary=4096, positions=256)
+
+
+@functools.cache
+def gpt_of(batch, block, **sizes):
+    """A gpt of four layers, which ranks copy, a batch for it, and its Spec."""
+    model, tokens = models.build("gpt", layers=4, block=block, **sizes), torch.zeros(batch, block).long()
+    return model, tokens, spec_of(model, tokens[:2])
 
 
 # -- specs and memory --------------------------------------------------------------------------------------------------
@@ -67,8 +75,7 @@ def test_the_memory_of_a_step_is_measured_as_predicted(name, shape):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble_h1", "gems_master"])
 def test_what_stages_keep_is_measured_as_predicted(schedule, recompute):
     """Both ranks of a pipeline, the most that autograd keeps in a step: within 4%, as the loss keeps a little more."""
-    model, tokens = models.build("gpt", vocabulary=12, block=16, layers=4, heads=2, width=32), torch.zeros(8, 16).long()
-    spec, grid = spec_of(model, tokens[:2]), grid_of(pp=2)
+    (model, tokens, spec), grid = gpt_of(vocabulary=12, block=16, heads=2, width=32, batch=8), grid_of(pp=2)
     options = {"schedule": schedule, "micro_batches": 4, "recompute": recompute}
     costs = [layer.flops for layer in spec.layers]
     # in threads, each of which autograd tells what it keeps
@@ -189,8 +196,7 @@ def test_the_sums_of_gradients_are_predicted_layer_by_layer(sizes, schedule, rec
     ],
 )
 def test_the_bytes_of_gradients_are_those_that_ranks_send(sizes, schedule, sequence):
-    model, tokens = models.build("gpt", vocabulary=16, block=8, layers=4, heads=4, width=16), torch.zeros(16, 8).long()
-    spec, grid = spec_of(model, tokens[:2]), grid_of(*sizes)
+    (model, tokens, spec), grid = gpt_of(vocabulary=16, block=8, heads=4, width=16, batch=16), grid_of(*sizes)
     options = {"schedule": schedule, "micro_batches": 2, "sequence": sequence, "all_reduce": ring.all_reduce}
     options["costs"] = [layer.flops for layer in spec.layers]
     taken = sim.run(grid.size, grid_steps, model, grid, tokens, tokens, options, 1, threads=grid["tp"] > 1)

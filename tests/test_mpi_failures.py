@@ -83,7 +83,8 @@ def until(condition, limit=60):
         time.sleep(0.01)
 
 
-def test_an_interrupt_ends_a_wait_at_once_and_the_next_run_works(start, said):
+def test_interrupts_and_a_deadlock_end_waits_at_once_and_the_next_runs_work(start, said):
+    """On one start of ranks, of which one leaves early: the program ends well."""
     process = start("""
 comm = session.comm(1, deadline=30)
 once(lambda: waits_in("recv", [rank]), lambda: say("pid", os.getpid()))
@@ -96,6 +97,34 @@ comm.close()
 with session.comm(2) as comm:
     comm.sendrecv(x, after, y, before)
     say("next", y[0] == before)
+
+comm = session.comm(3)  # everybody receives
+once(lambda: waits_in("recv", range(size)), lambda: setattr(comm.waiting, "deadline", 0.1))
+try:
+    comm.recv(y, after)
+except Exception as error:
+    say("deadlock", type(error).__name__, error)
+write("done")
+until(lambda: wrote("done", range(size)))
+comm.close()
+
+if rank != 2:  # ranks 0 and 1 wait for rank 2 to come to run 4, are interrupted, and meet it in run 5
+    once(lambda: waits_in("start", [rank]), lambda: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        session.comm(4)
+        say("no interrupt")
+    except KeyboardInterrupt:
+        say("interrupted while they gather")
+    write("interrupted")
+until(lambda: wrote("interrupted", (0, 1)))
+with session.comm(5) as comm:
+    comm.all_reduce(x)
+    say("next", x[0])
+
+comm = session.comm(6)
+if rank != 1:
+    time.sleep(1.5)
+say("bye")
 """)
     until(lambda: all("pid" in said(rank) for rank in range(3)))
     pids = [int(said(rank).split()[1]) for rank in range(3)]
@@ -107,10 +136,12 @@ with session.comm(2) as comm:
         text = said(rank)
         stopped = float(re.search(r"interrupted at ([0-9.]+)", text)[1])
         assert stopped - sent < 15, "long before the deadline; on a quiet machine at once"
-        assert re.search(
-            rf"rank {rank} waits in recv of 40 bytes from rank {(rank + 1) % 3} since .* \(script.py:", text
-        )
-        assert "next True" in text
+        waits = f"rank {rank} waits in recv of 40 bytes from rank {(rank + 1) % 3} since"
+        assert re.search(rf"{waits} .* \(script.py:", text.partition("next True\n")[0])
+        told = f"\nnext True\ndeadlock CommTimeout no answer within 0.1 s: rank {rank} waits in recv from rank"
+        assert told in text and "cycle: 0 -> 1 -> 2 -> 0" in text
+        assert text.endswith("interrupted while they gather\nnext 3.0\nbye\n" if rank < 2 else "\nnext 3.0\nbye\n")
+        assert ("interrupted while" in text) == (rank < 2) and "no interrupt" not in text
     assert process.returncode == 0
 
 
@@ -179,56 +210,6 @@ comm.recv(y, 1)
 """)
     process.wait(60)
     assert process.returncode != 0
-
-
-def test_the_deadlock_of_everybody_is_a_cycle(start, said):
-    process = start("""
-comm = session.comm(1)
-once(lambda: waits_in("recv", range(size)), lambda: setattr(comm.waiting, "deadline", 0.1))
-try:
-    comm.recv(y, after)
-except Exception as error:
-    say(type(error).__name__, error)
-write("done")
-until(lambda: wrote("done", range(size)))
-""")
-    process.wait(60)
-    for rank in range(3):
-        assert said(rank).startswith(f"CommTimeout no answer within 0.1 s: rank {rank} waits in recv from rank")
-        assert "cycle: 0 -> 1 -> 2 -> 0" in said(rank)
-
-
-def test_who_interrupts_while_ranks_gather_spoils_nothing(start, said):
-    """Ranks 0 and 1 wait for rank 2 to come to run 1, are interrupted, and meet it in run 2."""
-    process = start("""
-if rank != 2:
-    once(lambda: waits_in("start", [rank]), lambda: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        session.comm(1)
-        say("no interrupt")
-    except KeyboardInterrupt:
-        say("interrupted")
-    write("interrupted")
-until(lambda: wrote("interrupted", (0, 1)))
-with session.comm(2) as comm:
-    comm.all_reduce(x)
-    say("next", x[0])
-""")
-    process.wait(60)
-    assert said(0) == said(1) == "interrupted\nnext 3.0\n"
-    assert said(2) == "next 3.0\n"
-
-
-def test_a_program_that_ends_early_on_one_rank_ends_well(start, said):
-    process = start("""
-comm = session.comm(1)
-if rank != 1:
-    time.sleep(1.5)
-say("bye")
-""")
-    process.wait(60)
-    assert process.returncode == 0
-    assert [said(rank) for rank in range(3)] == ["bye\n"] * 3
 
 
 def test_nothing_is_left(start, said, tmp_path):

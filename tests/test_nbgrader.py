@@ -48,35 +48,65 @@ def runtime():
     shutil.rmtree(path, ignore_errors=True)
 
 
+NBGRADER_COMMANDS = """  # each in a child: to import nbgrader takes as long as what a command does
+import gc, json, os, sys
+gc.disable()
+from nbgrader.apps.nbgraderapp import main
+gc.freeze()
+gc.enable()
+for line in sys.stdin:
+    if not (child := os.fork()):
+        os.dup2(2, 1)
+        sys.argv[1:] = json.loads(line)
+        sys.exit(main())
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def graded(written, runtime):
     """The course after generate_assignment, two submissions, autograde and generate_feedback."""
-    nbgrader(written, runtime, "generate_assignment", LESSON)
-    for student, answers in ANSWERS.items():
-        notebook = nbformat.read(released(written), as_version=4)
-        for cell in notebook.cells:
-            number = cell.id.removeprefix("exercise-")
-            if number in answers:
-                assert STUB in cell.source
-                cell.source = cell.source.replace(STUB, answers[number])
-        place = written / "submitted" / student / LESSON / f"{LESSON}.ipynb"
-        place.parent.mkdir(parents=True)
-        nbformat.write(notebook, place)
-    nbgrader(written, runtime, "autograde", LESSON, "--create")
-    nbgrader(written, runtime, "generate_feedback", LESSON)
+    assert (NBGRADER / "installed").exists(), "build/nbgrader is missing: `make test` installs it"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # nbgrader finds all but itself, such as alembic, in this environment.
+    places = {"HOME": str(written), "XDG_RUNTIME_DIR": runtime, "PYTHONPATH": str(NBGRADER), "PATH": path}
+    with (
+        open(written / "said", "w+") as said,
+        subprocess.Popen(
+            [sys.executable, "-c", NBGRADER_COMMANDS],
+            cwd=written,
+            env=os.environ | places,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        ) as process,
+    ):
+
+        def nbgrader(*arguments):
+            print(json.dumps(arguments), file=process.stdin, flush=True)
+            code = process.stdout.readline()
+            assert code == "0\n", (code, (written / "said").read_text()[-5000:])
+
+        nbgrader("generate_assignment", LESSON)
+        for student, answers in ANSWERS.items():
+            submit(written, student, answers)
+        nbgrader("autograde", LESSON, "--create")
+        nbgrader("generate_feedback", LESSON)
     return written
 
 
-def nbgrader(folder, runtime, *arguments):
-    """One command of nbgrader, in the course: it finds all but itself, such as alembic, in this environment."""
-    assert (NBGRADER / "installed").exists(), "build/nbgrader is missing: `make test` installs it"
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    places = {"HOME": str(folder), "XDG_RUNTIME_DIR": runtime, "PYTHONPATH": str(NBGRADER), "PATH": path}
-    command = [sys.executable, "-m", "nbgrader", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | places, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+def submit(folder, student, answers):
+    """The released notebook with these answers in it, as the student hands it in."""
+    notebook = nbformat.read(released(folder), as_version=4)
+    for cell in notebook.cells:
+        number = cell.id.removeprefix("exercise-")
+        if number in answers:
+            assert STUB in cell.source
+            cell.source = cell.source.replace(STUB, answers[number])
+    place = folder / "submitted" / student / LESSON / f"{LESSON}.ipynb"
+    place.parent.mkdir(parents=True)
+    nbformat.write(notebook, place)
 
 
 def released(folder):

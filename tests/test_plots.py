@@ -123,10 +123,12 @@ def assert_readable(figure):
     for text, box in boxes.items():
         inside = -1 < box.x0 and box.x1 < figure.bbox.x1 + 1 and -1 < box.y0 and box.y1 < figure.bbox.y1 + 1
         assert inside, f"{text.get_text()!r} leaves the page: {box}"
-    for (a, box_a), (b, box_b) in itertools.combinations(boxes.items(), 2):
-        width = min(box_a.x1, box_b.x1) - max(box_a.x0, box_b.x0)
-        height = min(box_a.y1, box_b.y1) - max(box_a.y0, box_b.y0)
-        assert width < 3 or height < 4, f"{a.get_text()!r} covers {b.get_text()!r}"
+    x0, y0, x1, y1 = np.array([box.extents for box in boxes.values()]).reshape(-1, 4).T
+    width = np.minimum.outer(x1, x1) - np.maximum.outer(x0, x0)
+    height = np.minimum.outer(y1, y1) - np.maximum.outer(y0, y0)
+    texts = [text.get_text() for text in boxes]
+    covered = [(texts[a], texts[b]) for a, b in np.argwhere(np.triu((width >= 3) & (height >= 4), 1))]
+    assert not covered, f"texts that cover each other: {covered}"
 
 
 FIGURES = {

@@ -46,6 +46,14 @@ def fresh_answers():
     features.ask.cache_clear()
 
 
+@pytest.fixture
+def no_torch(place, monkeypatch):
+    """For processes of a test that is not about it: to import it takes each a second."""
+    (place / "broken").mkdir()
+    (place / "broken" / "torch.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(place / "broken"))
+
+
 def say(*command, within=(), **environment):
     """(exit code, what the command prints), in namespaces of its own where `within` is an unshare command."""
     done = subprocess.run([*within, *map(str, command)], env={**os.environ, **environment}, cwd=os.environ["HOME"],
@@ -102,7 +110,7 @@ def test_a_machine_on_which_nothing_is_right(place, within):
 
 
 @other_mpi
-def test_another_mpi_for_mpi4py_than_the_launchers(place, monkeypatch, fresh_answers):
+def test_another_mpi_for_mpi4py_than_the_launchers(place, no_torch, monkeypatch, fresh_answers):
     monkeypatch.setenv("MPI4PY_LIBMPI", str(next((OTHER / "lib").glob("libmpi.so.*"))))
     finding = what(mpi.SYMPTOMS)
     assert finding.name == "wrong mpiexec"
@@ -111,7 +119,7 @@ def test_another_mpi_for_mpi4py_than_the_launchers(place, monkeypatch, fresh_ans
 
 
 @other_mpi
-def test_two_mpis_that_were_installed_into_one_environment(place):
+def test_two_mpis_that_were_installed_into_one_environment(place, no_torch):
     """Both wheels' own files, one over the other, as pip leaves them."""
     both = place / "both"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", both], check=True, timeout=200)

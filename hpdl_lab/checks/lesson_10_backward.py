@@ -1,5 +1,7 @@
 """Notebook 10, one action: what a stage does when the backward of a micro-batch is its turn."""
 
+import copy
+import functools
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,6 +49,11 @@ def plan_of(name, ranks, micro_batches):
 
 def layers_of(part):
     """The layers of one stage, the same wherever it is: (b, WIDTH) -> (b, WIDTH)."""
+    return copy.deepcopy(drawn(part))
+
+
+@functools.cache
+def drawn(part):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(part)
         return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()).double()

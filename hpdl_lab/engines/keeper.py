@@ -180,9 +180,10 @@ class Keeper:
             if self.farewells[name] and child.pid not in kept and alive(child.pid):
                 asked[child.pid] = time.monotonic() + self.farewells[name]
                 child.terminate()
-        while descendants(kept):
-            spared = kept | {pid for pid, end in asked.items() if time.monotonic() < end}
-            pids = descendants(spared)
+        while pids := descendants(kept):
+            spared = {pid for pid, end in asked.items() if time.monotonic() < end}
+            if spared:
+                pids = descendants(kept | spared)
             self.mapped |= shared_memory(pids)
             for pid in pids:
                 try:

@@ -66,7 +66,7 @@ class MeasureResult:
     def __repr__(self):
         names = list(dict.fromkeys(r["name"] for r in self.rows))
         cells = {(r["name"], r["size"]): r for r in self.rows}
-        width = max(20, *(len(n) + 2 for n in names))  # five columns fit a notebook
+        width = max(18, *(len(n) + 2 for n in names))  # five columns fit a notebook beside the list of files
         lines = [f"{spoken(self.collective)} on {self.where}: median time per call (bus bandwidth, GB/s)"]
         lines.append(f"{'size':>10}" + "".join(f"{n:>{width}}" for n in names))
         for size in dict.fromkeys(r["size"] for r in self.rows):
@@ -121,7 +121,10 @@ class MeasureResult:
 
 
 def time_text(row):
-    return f"{seconds_text(row['time_us'] / 1e6)} ({row['busbw_GBps']:.3g})" if row else ""
+    if not row:
+        return ""
+    digits = 3 if row["busbw_GBps"] >= 1 else 2  # as narrow as a small bandwidth's zeros, or exponent, allow
+    return f"{seconds_text(row['time_us'] / 1e6)} ({row['busbw_GBps']:.{digits}g})"
 
 
 def spoken(collective):

@@ -1,9 +1,10 @@
 """Gradient descent seen from above: contours of the loss, and the path of the weights for each learning rate."""
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from ..trace import number_text
-from .style import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, heading
+from .style import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, heading, x_label
 
 COLORS = {"too low": BLUE, "good": GREEN, "too high": ORANGE, "diverges": VERMILION}
 GOOD = 0.05  # of the loss above the least that may be left at the end
@@ -55,7 +56,10 @@ def draw(figure, bowl, paths, steps, title=""):
         ax.contour(*bowl.axes, bowl.grid, levels=bowl.levels, colors=[GREY], linewidths=0.6, alpha=0.7)
         ax.plot(*bowl.best, "*", color=INK, markersize=11, zorder=3)
         walk(ax, bowl, rate, path, done=len(path) > steps)
-        ax.set_xlabel("weight 0")
+        x_label(ax, "weight 0")
+        ax.xaxis.set_major_locator(MaxNLocator(4))  # a tick is five artists, made anew in every frame
+        ax.yaxis.set_visible(ax is axes[0])
+    axes[0].yaxis.set_major_locator(MaxNLocator(5))
     axes[0].set_ylabel("weight 1")
     heading(figure, title, "Each dot is a step. The lines join weights of equal loss; the star is where it is least.")
 

@@ -59,7 +59,7 @@ def served(tmp_path_factory):
             server.wait()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium():
     """A headless browser."""
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

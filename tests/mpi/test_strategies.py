@@ -16,7 +16,7 @@ from hpdl_lab.parallel.data_with_servers import ParameterServer
 from hpdl_lab.parallel.overlap import DataParallelOverlapped
 from hpdl_lab.parallel.training import Recipe, train, train_step
 
-STEPS, BATCH = 5, 11  # 2, 3 and 4 ranks do not divide 11
+STEPS, BATCH = 3, 11  # 2, 3 and 4 ranks do not divide 11
 SMALL = {"bucket_nbytes": 20_000, "first_nbytes": 2_000}
 STRATEGIES = [
     DataParallelNaive(),

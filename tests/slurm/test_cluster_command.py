@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -13,7 +14,6 @@ from hpdl_lab.engines.errors import EngineError
 pytestmark = pytest.mark.timeout(300)
 
 HPDL = [sys.executable, "-m", "hpdl_lab", "cluster"]
-USE = "from hpdl_lab import lab; lab.start(2); print('on', lab.run(lambda comm: __import__('socket').gethostname()))"
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,12 @@ def hpdl(*arguments):
 def test_engines_in_a_job_stay_for_notebooks(slurm):
     done = hpdl("start", "--engines", "2", "--nodes", "2", "--partition", "class", "--time", "10")
     assert done.returncode == 0 and "lab.start(2)" in done.stdout, done
-    used = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True, timeout=250)
     where = ["n1", "n2"] if slurm.network else [os.uname().nodename.partition(".")[0]] * 2
-    assert used.stdout.endswith(f"on {where}\n"), used
+    cluster = lab.start(2)
+    try:
+        assert cluster.attached and lab.run(lambda comm: socket.gethostname()) == where
+    finally:
+        cluster.detach()
     told = hpdl("status")
     assert told.returncode == 0 and "2 engines in a Slurm job, used by nobody now." in told.stdout, told
     assert f"Slurm job {slurm.jobs()[0]} runs on n1, n2." in told.stdout

@@ -46,7 +46,9 @@ def private(tmp_path, monkeypatch):
         time.sleep(0.1)
 
 
+@ipyparallel.interactive  # or engines would import this file for it
 def who():
+    import os
     import socket
 
     from mpi4py import MPI

@@ -75,10 +75,10 @@ def order_of(name, ranks, micro_batches, chunks):
         action = rows[rank][i].action
         need = -1
         for stage, kinds, micro_batch in plan.needs(action):
-            if plan.rank_of(stage) != rank or stage != action.stage:
+            if stage != action.stage or plan.rank_of(stage) != rank:
                 need = next(n for k in kinds if (n := numbers.get((stage, k, micro_batch))) is not None)
         apart = int(need >= 0 and actions[need][0] != rank)
-        numbers[tuple(action)] = len(actions)
+        numbers[action] = len(actions)
         if action.kind in "BW":
             last[rank][action.stage] = len(actions)
         actions.append((rank, action.stage % plan.stages, KINDS[action.kind], need, apart))

@@ -101,8 +101,9 @@ def race(comm, parts, shape, repeats):
     alpha, beta, gamma = sweep.ping_pong(comm, 1 if repeats == 1 else sweep.SAMPLES, 1 if repeats == 1 else 20)
     if comm.rank == 0:
         comm.report(alpha=alpha, beta=beta, gamma=gamma)
+    known = Known.of(comm, shape)
     for way in WAYS:
-        found = try_way(comm, way, parts, shape, repeats)
+        found = try_way(comm, way, parts, shape, repeats, known)
         seconds = found.pop("seconds")
         found = {name: most(comm, n) if name != "way" else n for name, n in found.items()}
         if comm.rank == 0:
@@ -114,19 +115,32 @@ def most(comm, n):
     return int(np.max(comm.all_gather(np.array([n]))))
 
 
-def try_way(comm, way, parts, shape, repeats):
+class Known(NamedTuple):
+    """What all ways of one shape begin with and must come to: x, weights of the whole layer, count_step on one rank."""
+
+    x: torch.Tensor
+    weights: list
+    right: dict
+
+    @classmethod
+    def of(cls, comm, shape):
+        x, weights = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(1)), weights_of(shape)
+        return cls(x, weights, count_step(comm, "whole", Parts(), x, weights))
+
+
+def try_way(comm, way, parts, shape, repeats, known=None):
     """Forward and backward of one way on this rank: right first, then counted, then timed.
 
     Args:    parts: Parts; shape: Shape, whose tokens the ranks share equally; repeats: times that are measured.
+             known: Known of this shape, for several ways; default made here.
     Returns: dict: way, forward, backward: bytes sent on a ring; kept: bytes of activations kept for backward;
              weights: bytes; seconds: list of times of a forward and a backward.
     Raises:  collectives.sweep.WrongAnswer on every rank where the result is not that of one rank.
     """
-    x = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(1))
-    right = count_step(comm, "whole", parts, x, weights_of(shape))
-    weights = [w.clone().requires_grad_(True) for w in weights_here(comm, way, weights_of(shape))]
+    x, whole, right = known or Known.of(comm, shape)
+    weights = [w.clone().requires_grad_(True) for w in weights_here(comm, way, whole)]
     if way == "sequence":
-        x, right["y"], right["x.grad"] = (positions_here(comm, t) for t in (x, right["y"], right["x.grad"]))
+        x, right = positions_here(comm, x), {name: positions_here(comm, right[name]) for name in ("y", "x.grad")}
     ring = on_a_ring(comm)
     counted = count_step(ring, way, parts, x, weights)
     for name in ("y", "x.grad"):
