@@ -196,6 +196,24 @@ def test_px_works_and_its_stop_button_too(notebook, within, tmp_path):
     assert notebook.cell("lab.run(lambda comm: comm.rank)").value == "[0, 1]"
 
 
+LATE = """
+from ipyparallel.client.view import DirectView
+execute = DirectView.execute
+def late(*args, **options):
+    result = execute(*args, **options)
+    result.wait_for_output()
+    return result
+DirectView.execute = late"""
+
+
+def test_px_shows_what_engines_said_before_the_notebook_listened(notebook):
+    assert notebook.cell(LATE).error == ""
+    said = notebook.cell("%%px\nprint(f'early {mpi_rank}')\n1 / mpi_rank\nmpi_rank - 5")
+    assert all(said.text.count(f"[stdout:{r}] early {r}") == 1 for r in range(2)), said
+    assert said.text.count("division by zero") == 1 and "[0:execute]" in said.text and "-4" in said.text
+    assert notebook.cell("DirectView.execute = execute").error == ""
+
+
 BUSY = """
 view = cluster.client[:]
 view.block = False

@@ -19,6 +19,9 @@ def connect(path, n, seconds, look):
     """
     from ipyparallel import Client
 
+    from . import px_result
+
+    px_result.show_all()
     give_up = time.monotonic() + seconds
     while not os.path.exists(session_dir.connection_file(path, "client")) and time.monotonic() < give_up:
         look()
