@@ -228,6 +228,9 @@ def test_the_verbs(own_session, capsys, eventually):
     assert sum(line.startswith(("lab.", "%%px", "stop button")) for line in out.splitlines()) == 5
     assert lab.start(2) is cluster and lab.cluster() is cluster and lab.run(lambda comm: os.getpid()) == pids
     capsys.readouterr()
+    with pytest.raises(EngineError, match="^10,000 engines need"):
+        lab.start(10_000)
+    assert capsys.readouterr().out == "" and lab.run(lambda comm: os.getpid()) == pids  # which goes on
     lab.start(1)
     assert capsys.readouterr().out.startswith("2 engines were running: replacing them by 1 engine.\n")
     assert lab.run(lambda comm: comm.size) == [1]

@@ -198,6 +198,10 @@ REFUSED = [
     (lambda c: conv(c, 6, 3, edges=(0, 3, 6), x=numbers(B, C, 3, 9)), r"edges of an image are \(0, 3, 6\)"),
     (lambda c: halo_exchange(c, numbers(B, C, 4, W), [(1, 1)] * 2), r"a pair \(above, below\) for each of the 3 ranks"),
     (lambda c: halo_exchange(c, numbers(B, C, 4, W), [(1, -1)] * 3), r"rows must be a pair"),
+    (lambda c: halo_exchange(c, numbers(B, C, 4, W), 1), r"a pair \(above, below\) for each of the 3 ranks, got 1$"),
+    (lambda c: halo_exchange(c, numbers(B, C, 4, W), [1, 1, 1]), r"each of the 3 ranks, got \[1, 1, 1\]$"),
+    (lambda c: conv(c, 6, 3, stride=0), "a stride of 1 at least .*, got kernel 3, stride 0, padding 0$"),
+    (lambda c: conv(c, 6, 3, padding=-1), "a padding of 0 at least, got kernel 3, stride 1, padding -1$"),
     (
         lambda c: SpatialConvolution(c, nn.Conv2d(4, 4, (3, 5))),
         r"square, without groups and dilation: Conv2d\(4, 4, kernel_size=\(3, 5\)",

@@ -113,12 +113,17 @@ class Cluster:
             raise EngineError("the start of the engines was broken off: call lab.restart()") from None
         self._crew = Crew(self.path, self.n)
 
-    def restart(self, n=None, **how):
-        """New engines in place of the old ones, laid out as these were but for what is said; variables stay."""
+    def restart(self, n=None, announce="", **how):
+        """New engines in place of the old ones, laid out as these were but for what is said; variables stay.
+
+        announce: a line to print before the old ones end, which they do where this machine can hold the new ones.
+        """
         wanted = layout.wanted(self.n if n is None else n, running=self.layout, **how)
         launch.check(wanted)
         if not self.alive():
             raise EngineError("the engine cluster has ended: call lab.start()")
+        if announce:
+            print(announce, flush=True)
         self._disconnect()
         with session_dir.locked(self.path):
             keep = slurm.kept(self.path, self._keeper.ask("status")["running"], self.layout, wanted)

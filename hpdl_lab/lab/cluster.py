@@ -52,8 +52,7 @@ class _Notebook:
                 print("Using the engines that another notebook, or `hpdl cluster`, has started.", flush=True)
         cluster = self._cluster
         if ailment := cluster.ailment():
-            print(f"{ailment}. Doing that.", flush=True)
-            cluster.restart(n, **how)
+            cluster.restart(n, announce=f"{ailment}. Doing that.", **how)
         elif (wanted := layout.wanted(n, running=cluster.layout, **how)) != cluster.layout:
             self._replace(cluster, wanted)
         cluster.activate_px()
@@ -67,8 +66,7 @@ class _Notebook:
                 f"{others} other notebook(s) use what is running, {cluster.layout}: "
                 f"take it as it is, lab.start({cluster.n}), or end it first, lab.stop()"
             )
-        print(f"{cluster.layout} were running: replacing them by {wanted}.", flush=True)
-        cluster.restart(**wanted.asked())
+        cluster.restart(announce=f"{cluster.layout} were running: replacing them by {wanted}.", **wanted.asked())
 
     def run(self, fn, *args, ranks=None, deadline=10, on_row=None):
         """Call `fn(comm, *args)` on every engine, each with its own rank in one fresh communicator.

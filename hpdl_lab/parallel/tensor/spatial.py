@@ -49,8 +49,14 @@ def plan_of(edges, kernel, stride, padding):
     """The Plan of a convolution of rows that lie as `edges` say: row j of the result is where row j * stride is.
 
     Args:    edges: (p + 1) ints, as of edges_of; kernel, stride, padding: of the rows, ints.
-    Raises:  ValueError, on every rank alike: no row of the result for a rank, or a halo larger than a neighbor's rows.
+    Raises:  ValueError, on every rank alike: a stride of 0 and the like, no row of the result for a rank, or a halo
+             larger than a neighbor's rows.
     """
+    if min(kernel, stride) < 1 or padding < 0:
+        raise ValueError(
+            "a convolution needs a kernel and a stride of 1 at least and a padding of 0 at least, "
+            f"got kernel {kernel}, stride {stride}, padding {padding}"
+        )
     height, ranks = edges[-1], len(edges) - 1
     total = (height + 2 * padding - kernel) // stride + 1
     out = (*(min(-(-edge // stride), total) for edge in edges[:-1]), total)
@@ -198,7 +204,8 @@ class SpatialConvolution(nn.Module):
 
 def require_pairs(comm, rows):
     """Raise ValueError unless `rows` has a pair of numbers for each rank."""
-    if len(rows) != comm.size or any(len(pair) != 2 or min(pair) < 0 for pair in rows):
+    lists = isinstance(rows, tuple | list) and all(isinstance(pair, tuple | list) for pair in rows)
+    if not lists or len(rows) != comm.size or any(len(pair) != 2 or min(pair) < 0 for pair in rows):
         raise ValueError(f"rows must be a pair (above, below) for each of the {comm.size} ranks, got {rows}")
 
 
