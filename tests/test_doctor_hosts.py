@@ -237,6 +237,18 @@ def test_what_this_host_does_is_told_by_a_rank_that_waits_and_only_when_it_has_c
     assert len(bulletin._comm.sent) == 2 and bulletin.settle()
 
 
+def test_of_a_death_elsewhere_others_tell_and_nothing_is_sent_to_the_dead(bulletin):
+    bulletin.turn_to(5)
+    bulletin.publish(0, "waiting", 5, "recv", (1,))
+    assert not bulletin.mourns(1)
+    bulletin.mourn(0)  # on this host, where its process can be seen
+    bulletin.mourn(1)
+    bulletin.exchange([0, 1])
+    assert bulletin._comm.sent == [] and bulletin.mourns(1) and not bulletin.mourns(0)
+    assert bulletin.died(1) and not bulletin.died(0)
+    assert [wait.state for wait in bulletin.waits([0, 1], 5)] == ["waiting", "dead"]
+
+
 KILLED = """
 import os, re, signal, sys, time
 import numpy as np

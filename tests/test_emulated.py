@@ -140,8 +140,26 @@ def test_the_stop_button(hosts, within):
     assert hosts.run(lambda comm: comm.rank) == [0, 1, 2]
 
 
+def test_ranks_that_have_heard_of_a_death_send_nothing_to_the_dead(hosts, capsys):
+    """They end by themselves, whoever of them would have sent; MPICH would try to connect to it for ever."""
+
+    def killed(comm):
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not comm.waiting.board.mourns(1):
+            time.sleep(0.01)
+        comm.send(np.ones(4), 1)
+
+    with pytest.raises(RankFailed, match="rank 1 was killed by signal 9") as caught:
+        hosts.run(killed, deadline=60)
+    assert [wait.state for wait in caught.value.waits] == ["failed", "dead", "failed"]
+    assert "react" not in capsys.readouterr().out
+    hosts.restart()
+    assert hosts.run(lambda comm: comm.rank) == [0, 1, 2]
+
+
 def test_a_killed_rank_is_named_and_the_new_engines_may_share_hosts_and_their_memory(hosts, monkeypatch):
-    """Who tells the dead one something is stuck in MPICH, which tries to connect for ever, until it is given up."""
+    """Who sends the dead one something before hearing of it is stuck in MPICH, until it is given up."""
     monkeypatch.setattr("hpdl_lab.engines.run.STUCK", 1.0)
 
     def killed(comm):

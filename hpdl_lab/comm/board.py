@@ -203,6 +203,13 @@ class Board:
         ended.register(self._watched[pid], select.POLLIN)
         return bool(ended.poll(0))
 
+    def mourn(self, rank):
+        """Somebody has seen the process of `rank` end: no news to those of this host, who see it themselves."""
+
+    def mourns(self, rank):
+        """True where MPI must not be given a message to `rank`, as it would try to connect to it and not return."""
+        return False
+
     def died(self, rank):
         """True when the process of `rank` has ended in the middle of its work."""
         return self.slot(rank).state in ("running", "waiting", "failed") and self.is_dead(rank)

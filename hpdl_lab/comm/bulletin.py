@@ -6,7 +6,8 @@
               the lowest rank that waits for long tells them, when they have changed
 
 A rank that waits for long looks for such messages too. Who ends a run tells its own slot, as nobody may be waiting on
-its host. A rank of which nobody tells works, or its host is gone: it is "silent".
+its host. A rank of which nobody tells works, or its host is gone: it is "silent". That it has died, the notebook tells:
+nothing is sent to it from then on.
 """
 
 import json
@@ -29,6 +30,7 @@ class Bulletin(Board):
         self._MPI, self._comm, self._rank = MPI, comm, comm.rank
         self._far = [host != hosts[self._rank] for host in hosts]
         self._heard = {}  # rank -> {run: (time of its host's clock, Slot)}
+        self._mourned = set()  # ranks elsewhere whose processes have ended
         self._told = None  # what was told last
         self._sent = []  # (request, bytes) of messages that MPI may still read
         self._run = 0
@@ -41,7 +43,15 @@ class Bulletin(Board):
         heard = self._heard.get(rank, {})
         last = max(heard, default=-1)
         # News of an earlier run that come late do not say that the rank has left this one.
-        return heard[self._run if self._run in heard else last][1] if last >= self._run else SILENT
+        slot = heard[self._run if self._run in heard else last][1] if last >= self._run else SILENT
+        return slot.died() if rank in self._mourned else slot
+
+    def mourn(self, rank):
+        if self._far[rank]:
+            self._mourned.add(rank)
+
+    def mourns(self, rank):
+        return rank in self._mourned
 
     def is_dead(self, rank):
         return self.slot(rank).state == "dead" if self._far[rank] else super().is_dead(rank)
@@ -88,7 +98,7 @@ class Bulletin(Board):
         for rank, slot in slots.items():
             raw = json.dumps([rank, self.now(), slot]).encode()
             for to in members:
-                if self._far[to]:
+                if self._far[to] and not self.mourns(to):
                     self._sent.append((self._comm.Isend([raw, self._MPI.BYTE], to, NEWS), raw))
 
     def _hear(self):

@@ -30,6 +30,7 @@ class MpiComm(RealComm):
     def isend(self, x, to):
         self._require_open()
         self.check_peer(to, "sends to")
+        self.waiting.require_reachable(to)
         if self.waiting.inject is not None:
             self.waiting.inject.before(self)
         return MpiWork(self, "send", self.core.send, x, to)

@@ -189,6 +189,11 @@ class Waiting:
             self._require_alive(op, peers() if callable(peers) else peers, error)
         raise error
 
+    def require_reachable(self, to):
+        """Raise RankFailed where a message to rank `to` of the run could not even be posted."""
+        if self.board.mourns(self.members[to]):
+            self._require_alive("send", (self.members[to],))
+
     def _require_alive(self, op, whom, error=None):
         if died := [r for r in self.members if self.board.died(r)]:
             raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits()) from error

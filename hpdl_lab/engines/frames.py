@@ -1,6 +1,7 @@
 """The messages between a notebook's kernel and an engine: one byte of kind, eight of length, then a pickle.
 
 kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}   INTERRUPT run   STATE question   PX None
+                   DEAD rank
 engine -> kernel   HELLO {rank, pid, host, ..., now_ns}    ROW row    TEXT (stream, text)    DONE outcome
                    STATE {slot, px, now_ns, asked}
 """
@@ -8,7 +9,7 @@ engine -> kernel   HELLO {rank, pid, host, ..., now_ns}    ROW row    TEXT (stre
 import pickle
 import struct
 
-TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE, PX = range(8)
+TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE, PX, DEAD = range(9)
 
 HEADER = struct.Struct("<BQ")
 

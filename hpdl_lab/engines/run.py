@@ -146,6 +146,9 @@ class Run:
         self.pending.discard(rank)
         self.output.finish(rank)
         self.dead.append(rank)
+        for other in self.pending:  # which may be on other hosts, where nobody sees it
+            with suppress(OSError):
+                self.engines[other].send(frames.DEAD, self.engines[rank].rank)
         self._failed()
 
     def _failed(self):

@@ -117,6 +117,8 @@ class Server:
                     self._jobs.put(None)
             elif kind == frames.STATE:
                 kernel.send(frames.STATE, self._told() | {"asked": content})
+            elif kind == frames.DEAD:
+                self.session.board.mourn(content)
             else:
                 self._interrupt(kernel, content)
 
