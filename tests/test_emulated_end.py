@@ -65,8 +65,8 @@ class Started:
             raise AssertionError(self.process.communicate()[1])
         with open(hosts.told_in(self.traces.path)) as file:
             self.hosts = json.load(file)
-        self.networks = namespaces_of(self.hosts)
-        assert self.networks & held_namespaces()
+        self.namespaces = Namespaces(self.hosts)
+        assert self.namespaces.held()
 
     def pid(self, words):
         """The process of the session whose command line holds `words`."""
@@ -83,9 +83,10 @@ class Started:
     def wait_until_gone(self, files=True):
         self.traces.wait_until_gone(files)
         give_up = time.monotonic() + 30
-        while left := self.networks & held_namespaces():
+        while left := self.namespaces.held():
             assert time.monotonic() < give_up, f"left behind: namespaces {left}"
             time.sleep(0.05)
+        self.namespaces.close()
 
     def end(self):
         with contextlib.suppress(ProcessLookupError):
@@ -93,25 +94,34 @@ class Started:
         self.process.communicate()
 
 
-def namespaces_of(hosts):
-    """Numbers of the namespaces of `hosts`, as hosts.json lists them: a network and a name of each, one for mounts."""
-    found = {os.stat(path).st_ino for host in hosts for path in host if "/fd/" in path}
-    assert len(found) == 2 * len(hosts) + 1
-    return found
+class Namespaces:
+    """The namespaces of `hosts`, as hosts.json lists them: a network and a name of each, one for mounts.
 
+    They are kept open, or the kernel would give their numbers to those of Chromium, say, as soon as they are gone.
+    """
 
-def held_namespaces():
-    """Numbers of all namespaces that a process is in, or holds open."""
-    found = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        for folder in ("ns", "fd"):
-            with contextlib.suppress(OSError):
-                for name in os.listdir(f"/proc/{pid}/{folder}"):
-                    with contextlib.suppress(OSError):
-                        kind, _, number = os.readlink(f"/proc/{pid}/{folder}/{name}").partition(":[")
-                        if kind in ("net", "uts", "mnt"):
-                            found.add(int(number.rstrip("]")))
-    return found
+    def __init__(self, hosts):
+        self.kept = {path: os.open(path, os.O_RDONLY) for path in {p for host in hosts for p in host if "/fd/" in p}}
+        self.numbers = {os.fstat(handle).st_ino for handle in self.kept.values()}
+        assert len(self.numbers) == 2 * len(hosts) + 1
+
+    def held(self):
+        """Numbers of those that a process is in, or holds open."""
+        found, mine = set(), {f"/proc/{os.getpid()}/fd/{handle}" for handle in self.kept.values()}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            for folder in ("ns", "fd"):
+                with contextlib.suppress(OSError):
+                    for path in {f"/proc/{pid}/{folder}/{name}" for name in os.listdir(f"/proc/{pid}/{folder}")} - mine:
+                        with contextlib.suppress(OSError):
+                            kind, _, number = os.readlink(path).partition(":[")
+                            if kind in ("net", "uts", "mnt"):
+                                found.add(int(number.rstrip("]")))
+        return self.numbers & found
+
+    def close(self):
+        while self.kept:
+            os.close(self.kept.popitem()[1])
+        self.numbers = set()
 
 
 def notebook(then=""):
@@ -171,8 +181,8 @@ def test_the_verb_takes_what_runs_replaces_it_and_says_so(root, monkeypatch, cap
             capsys.readouterr().out
         )
         with open(hosts.told_in(cluster.path)) as file:
-            networks = namespaces_of(json.load(file))
-        assert networks & held_namespaces()
+            namespaces = Namespaces(json.load(file))
+        assert namespaces.held()
         pids = lab.run(lambda comm: os.getpid())
         for how in ({}, {"where": "emulated"}, {"link": "100mbit"}, {"hosts": 2}):
             assert lab.start(2, **how) is cluster and lab.run(lambda comm: os.getpid()) == pids
@@ -183,7 +193,8 @@ def test_the_verb_takes_what_runs_replaces_it_and_says_so(root, monkeypatch, cap
         other.detach()
         lab.start(2, where="local")
         assert lab.run(lambda comm: comm.node_size) == [2, 2] and cluster.link == ""
-        assert not networks & held_namespaces()
+        assert not namespaces.held()
+        namespaces.close()
 
 
 def test_the_command_keeps_the_hosts_up_for_others_until_ctrl_c(root, start, monkeypatch):
