@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -82,6 +83,11 @@ def limited(one_slurm, tmp_path_factory):
 
 def pid_of(comm):
     return os.getpid()
+
+
+def process_of(comm):
+    """Nodes number their processes each for itself."""
+    return socket.gethostname(), os.getpid()
 
 
 def import_torch(comm):
@@ -230,12 +236,12 @@ def test_an_engine_that_is_killed_is_named_and_new_engines_wait_in_no_queue(far,
             os.kill(os.getpid(), signal.SIGKILL)
         comm.barrier()
 
-    number, pids = number_of(far), far.run(pid_of)
+    number, processes = number_of(far), far.run(process_of)
     with pytest.raises(RankFailed, match=r"^rank 2 was killed by signal 9 \(SIGKILL"):
         far.run(die)
     if far.ailment():
         far.restart()
-    assert not set(far.run(pid_of)) & set(pids)
+    assert not set(far.run(process_of)) & set(processes)
     assert number_of(far) == number
 
 
