@@ -2,7 +2,8 @@
 
 A run ends when every rank has answered. A rank that fails or dies leaves others waiting for it: after `GRACE` they are
 interrupted. So they are at once when the attendee interrupts. A rank that still has not answered `STUCK` seconds later
-is in compiled code that no interrupt reaches; the cluster replaces the engines then.
+is in compiled code that no interrupt reaches; the cluster replaces the engines then. Where a rank has died they have to
+be replaced anyway, so that is after `BESIDE_DEAD` seconds.
 """
 
 import selectors
@@ -21,6 +22,7 @@ AGAIN = 0.3  # seconds between two interrupts: a bare `except:` in the attendee'
 BUSY = 2.0  # seconds after which a rank that has not begun is worth a word
 SLOW = 1.5  # seconds from the first interrupt to a word about ranks that do not react
 STUCK = 5.0  # seconds from the first interrupt to giving them up: a busy machine, or an import, may take some
+BESIDE_DEAD = 2.5  # seconds likewise, where a rank has died
 
 
 class Run:
@@ -176,12 +178,13 @@ class Run:
             if self.stopped or self.raised or (self.failed_at is not None and now - self.failed_at > GRACE):
                 self._look_and_interrupt()
             return False
-        if now - self.interrupted_at > STUCK:
+        patience = min(STUCK, BESIDE_DEAD) if self.dead else STUCK
+        if now - self.interrupted_at > patience:
             return True
         if now - self.interrupted_at > SLOW and not self.told_slow:
             self.told_slow = True
             who = f"{name_ranks(self.pending)} {'does' if len(self.pending) == 1 else 'do'}"
-            print(f"{who} not react yet: waiting {STUCK - SLOW:g} s more.", flush=True)
+            print(f"{who} not react yet: waiting {patience - SLOW:g} s more.", flush=True)
         if now - self.repeated_at > AGAIN:
             self._interrupt()
         return False
