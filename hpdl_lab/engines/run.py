@@ -178,7 +178,7 @@ class Run:
             if self.stopped or self.raised or (self.failed_at is not None and now - self.failed_at > GRACE):
                 self._look_and_interrupt()
             return False
-        patience = min(STUCK, BESIDE_DEAD) if self.dead else STUCK
+        patience = BESIDE_DEAD if self.dead else STUCK
         if now - self.interrupted_at > patience:
             return True
         if now - self.interrupted_at > SLOW and not self.told_slow:

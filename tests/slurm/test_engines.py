@@ -229,7 +229,7 @@ def test_the_solution_of_notebook_04_runs_on_two_nodes(far, limited):
 
 def test_an_engine_that_is_killed_is_named_and_new_engines_wait_in_no_queue(far, monkeypatch):
     """Over TCP, MPICH may never return from a message to a rank that is dead: then all engines are replaced at once."""
-    monkeypatch.setattr("hpdl_lab.engines.run.STUCK", 1.0)  # until then it keeps a core busy
+    monkeypatch.setattr("hpdl_lab.engines.run.BESIDE_DEAD", 1.0)  # until then it keeps a core busy
 
     def die(comm):
         if comm.rank == 2:
