@@ -7,12 +7,16 @@ Every line has its reason. The three that a site most often replaces, TLS, AUTHE
 
 import sys
 
-from hpdl_lab.classroom import hub, preparation, proxy, settings, users
+from hpdl_lab.classroom import authenticator, hub, settings, state
 
 c = get_config()  # noqa: F821  # JupyterHub puts it here
 
 # What `hpdl hub` was asked for. Without it: who may log in, and what each of them may take; settings.py has all of it.
-given = settings.read() or preparation.prepare(settings.Settings(users=tuple(users.numbered(12)), address="127.0.0.1"))
+given = settings.read()
+by_hand = given is None
+if by_hand:
+    given = settings.Settings(users=tuple(authenticator.numbered(12)), address="127.0.0.1")
+    given = hub.prepare(given, state.State.make(given.state))
 
 # -- who comes in ------------------------------------------------------------------------------------------------------
 
@@ -24,21 +28,25 @@ c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = given.certificate, given.key
 # attendee a web address of their own: a page that one of them made cannot use the server of another who opens it.
 # AUTHENTICATOR: attendees choose a password at their first login, or have got one by the users file. Others: "pam" for
 # the accounts of this machine, "oauthenticator.GitHubOAuthenticator", ... "dummy" lets in anybody: for rehearsals.
-c.JupyterHub.authenticator_class = "dummy" if given.dummy else "firstuseauthenticator.FirstUseAuthenticator"
+c.JupyterHub.authenticator_class = "dummy" if given.dummy else "hpdl_lab.classroom.authenticator.AttendeeAuthenticator"
 # The names that may log in, and nobody else. A site with accounts of its own: c.Authenticator.allow_all = True.
 c.Authenticator.allowed_users = set(given.users)
+# Nor who was on an earlier list: they lose their sessions and tokens.
+c.Authenticator.allow_existing_users, c.Authenticator.delete_invalid_users = False, not given.dummy
 # Hashes of the passwords, which only root can read, and which a restart keeps.
-c.FirstUseAuthenticator.dbm_path = users.passwords_file(given)
-# A password for a name that nobody has given out is not even stored.
-c.FirstUseAuthenticator.create_users = False
-c.FirstUseAuthenticator.min_password_length = users.SHORTEST_PASSWORD
+c.AttendeeAuthenticator.passwords = str(given.passwords)
 # What the login page says above the form.
-c.JupyterHub.template_vars = {"announcement_login": hub.GREETING}
+c.JupyterHub.template_vars = {"announcement_login": authenticator.GREETING}
+# Sessions and tokens last for the day of a class.
+c.JupyterHub.cookie_max_age_days = 1
+c.JupyterHub.token_expires_in_max_seconds = 24 * 3600
 
 # -- what they get -----------------------------------------------------------------------------------------------------
 
-# SPAWNER: a process of a Unix account of the attendee's own, within limits. Others: "batchspawner.SlurmSpawner" on a
-# cluster (cluster/slurm/), "systemdspawner.SystemdSpawner", "dockerspawner.DockerSpawner".
+# SPAWNER: a sandbox by bubblewrap, as a user of the attendee's own, within limits. Others: "batchspawner.SlurmSpawner" on
+# a cluster (cluster/slurm/), "dockerspawner.DockerSpawner"; where systemd starts services, "systemdspawner.SystemdSpawner"
+# with c.SystemdSpawner.dynamic_users = c.SystemdSpawner.isolate_tmp = c.SystemdSpawner.isolate_devices = True and
+# c.SystemdSpawner.unit_extra_properties = {"PrivateIPC": "yes", "ProtectProc": "invisible", "KillMode": "control-group"}.
 c.JupyterHub.spawner_class = "hpdl_lab.classroom.spawner.AttendeeSpawner"
 # Brings the attendee's notebooks up to date, then becomes JupyterHub's single-user server.
 c.Spawner.cmd = [sys.executable, "-m", "hpdl_lab.classroom.server"]
@@ -50,7 +58,7 @@ c.Spawner.args = [
     "--KernelManager.transport=ipc",
     # Saves an open notebook every 20 s instead of 120, as a server that is stopped should lose little; and no debugger:
     # it listens on a port of this machine, at which it obeys any account.
-    f"--LabApp.app_settings_dir={preparation.CONFIGURATION.parent / 'hub'}",
+    f"--LabApp.app_settings_dir={settings.CONFIGURATION.parent / 'hub'}",
     # No news from the internet, as in `make lab`.
     "--LabApp.news_url=None",
     # Not what starts clusters of its own, edits scripts as notebooks, or looks for language servers by npm: without it
@@ -61,8 +69,6 @@ c.Spawner.args = [
 ]
 # Seconds for a server to start, and to answer: a class that logs in at the same minute waits for cores.
 c.Spawner.start_timeout = c.Spawner.http_timeout = given.start_timeout
-# Seconds for a server to stop of itself; then it is killed, with all that it started.
-c.LocalProcessSpawner.interrupt_timeout, c.LocalProcessSpawner.term_timeout = 10, 5
 # A server that does not start is tried again by its attendee, not given up for the whole hub.
 c.Spawner.consecutive_failure_limit = 0
 
@@ -71,6 +77,9 @@ c.Spawner.consecutive_failure_limit = 0
 # Servers tell the hub of activity as often as idle ones are looked for.
 c.Spawner.environment = {"JUPYTERHUB_ACTIVITY_INTERVAL": str(given.look_seconds)}
 c.JupyterHub.last_activity_interval = given.look_seconds
+# `hpdl hub --forget-password` may delete a user, with sessions and tokens, and nothing else.
+c.JupyterHub.services = [{"name": "hpdl", "api_token": (given.private / hub.API_TOKEN).read_text()}]
+c.JupyterHub.load_roles = [{"name": "hpdl", "scopes": ["delete:users", "delete:servers"], "services": ["hpdl"]}]
 if given.idle:
     # jupyterhub-idle-culler stops servers, with their engines, that nobody has used for so long. Files stay.
     # It ends with its hub, also where that is killed: the next one starts another.
@@ -79,10 +88,10 @@ if given.idle:
         "runpy.run_module('jupyterhub_idle_culler', run_name='__main__', alter_sys=True)"
     )
     often = ["--timeout", f"{given.idle * 60:.0f}", "--cull-every", str(given.look_seconds)]
-    c.JupyterHub.services = [{"name": "cull-idle", "command": [sys.executable, "-c", cull, *often]}]
+    c.JupyterHub.services.append({"name": "cull-idle", "command": [sys.executable, "-c", cull, *often]})
     # It may see who is active and stop servers, and nothing else.
     scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
-    c.JupyterHub.load_roles = [{"name": "cull-idle", "scopes": scopes, "services": ["cull-idle"]}]
+    c.JupyterHub.load_roles.append({"name": "cull-idle", "scopes": scopes, "services": ["cull-idle"]})
 
 # -- what stays, and who hears whom ------------------------------------------------------------------------------------
 
@@ -90,10 +99,15 @@ if given.idle:
 c.JupyterHub.db_url = f"sqlite:///{given.private / 'jupyterhub.sqlite'}"
 # Browsers stay logged in over a restart.
 c.JupyterHub.cookie_secret_file = str(given.private / "cookie_secret")
+# What hub, proxy and servers say to each other is encrypted, and each proves who it is: a server that an attendee starts
+# in the place of another's is not believed.
+c.JupyterHub.internal_ssl = True
+c.JupyterHub.internal_certs_location = str(given.certificates)
 # Servers reach the hub here; the port stays, because servers that run over a restart know it.
-c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{given.hub_port}"
-# The proxy: Node's, or the one in Python where there is no Node. Its own interface wants a token and is on loopback.
-c.ConfigurableHTTPProxy.command = list(given.proxy) or proxy.find()[0]
-c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{given.proxy_port}"
+c.JupyterHub.hub_bind_url = f"https://127.0.0.1:{given.hub_port}"
+# The proxy, for Node. Its own interface is on loopback. `hpdl hub` starts it and holds the ports of both.
+c.ConfigurableHTTPProxy.should_start = by_hand
+c.ConfigurableHTTPProxy.command = hub.proxy_program()
+c.ConfigurableHTTPProxy.api_url = f"https://127.0.0.1:{given.proxy_port}"
 # By it a hub ends the proxy of one that was killed.
 c.ConfigurableHTTPProxy.pid_file = str(given.private / "proxy.pid")

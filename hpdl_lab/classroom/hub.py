@@ -1,20 +1,25 @@
 r"""A hub: JupyterHub with its proxy, culler and attendees' servers, as one object that starts, stops and is removed.
 
-    hpdl hub -- Hub             waits; starts JupyterHub again when that is killed, while servers go on
+    hpdl hub -- Hub             holds the ports; starts JupyterHub or the proxy again when one is killed
+                 |-- proxy               the only one that browsers talk to; it goes on while JupyterHub is started again
                  `-- jupyterhub -f cluster/jupyterhub_config.py
-                        |-- proxy               the only one that browsers talk to
                         |-- idle culler
-                        `-- server of ada       enter.py -> server.py -> JupyterLab -> kernels -> engines
+                        `-- sandbox of ada       server.py -> JupyterLab -> kernels -> engines
 
     with Hub.start(Settings(users=("ada", "bob"), port=8000)) as hub:
         print(hub.settings.url)
 
-Should this process itself be killed, the system tells JupyterHub to end, and JupyterHub ends the rest.
+Should this process itself be killed, the system tells both to end, and JupyterHub ends the rest.
 """
 
+import collections
 import contextlib
 import ctypes
+import json
+import logging.handlers
 import os
+import secrets
+import shutil
 import signal
 import ssl
 import subprocess
@@ -24,146 +29,395 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
-from . import leftovers, ports, preparation, proxy, settings, users
+from . import authenticator, limits, release, sandbox, sockets
+from .settings import CONFIGURATION, VARIABLE, Settings, read, write_whole
+from .state import REHEARSAL, State
 
-START_SECONDS, STOP_SECONDS = 90, 60
+START_SECONDS, STOP_SECONDS, REHEARSAL_SECONDS = 90, 60, 60
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-GREETING = (
-    f"Take the name that you were given. Your first password here, {users.SHORTEST_PASSWORD} characters or more, "
-    "becomes your password, unless you were given one."
-)
+LOG_BYTES, LOGS = 10_000_000, 3  # of each log, and how many older ones are kept
+NODE_MODULES = Path(sys.prefix, "lib", "hpdl-hub", "node_modules")  # `make hub` has npm install the proxy there
+PROXY = "configurable-http-proxy"
+PROGRESS_BYTES = 65536
+PROGRESS = f"""
+import os, stat, sys
+fd = os.open(os.environ["HOME"] + "/.hpdl/progress.jsonl", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+found = os.fstat(fd)
+if stat.S_ISREG(found.st_mode):
+    first = max(0, found.st_size - {PROGRESS_BYTES // 2})
+    os.lseek(fd, first, os.SEEK_SET)
+    sys.stdout.write("\\n" * (first == 0) + os.read(fd, {PROGRESS_BYTES // 2}).decode(errors="replace"))
+"""
+API_TOKEN = "api_token"  # file: what `hpdl hub --forget-password` asks a running hub with
+NEEDED = "jupyterhub, jupyterlab.labapp, hpdl_lab.classroom.server"
 
 
 class Hub:
     """A running hub. `with Hub.start(Settings(...)) as hub:` stops it, and every server, at the end; files stay."""
 
-    def __init__(self, given, lock):
-        self.settings = given
-        self.proxy = ""  # which one it is, in a sentence
-        self.process = None  # JupyterHub
-        self._lock = lock
+    def __init__(self, given: Settings, state: State):
+        self.settings, self.state = given, state
+        self.process: subprocess.Popen | None = None  # JupyterHub
+        self.proxy: subprocess.Popen | None = None
+        self._held: list[sockets.Held] = []
+        self._token = secrets.token_hex(32)  # between JupyterHub and its proxy
 
     @property
-    def pid(self):
-        """Of JupyterHub; proxy and servers are below it."""
+    def pid(self) -> int:
+        """Of JupyterHub; servers are below it."""
         return self.process.pid
 
     @property
-    def url(self):
+    def pids(self) -> tuple[int, ...]:
+        """Of JupyterHub and of the proxy."""
+        return self.process.pid, self.proxy.pid
+
+    @property
+    def url(self) -> str:
         """For browsers on this machine."""
         return self.settings.local_url
 
     @classmethod
-    def start(cls, given, passwords=None):
+    def start(cls, given: Settings, passwords: dict[str, str | None] | None = None) -> "Hub":
         """Start a hub on the state folder of `given`, or go on with the one that was there.
 
-        Args:    given: Settings; passwords: {name: first password, or None}, as users.read returns it.
+        Args:    passwords: {name: first password, or None}, as authenticator.read returns it.
         Raises:  ValueError, RuntimeError, OSError: one sentence with the remedy.
         """
-        preparation.check(given)
-        if not preparation.is_state_folder(given.state):  # else a proxy that was left may hold the port
-            ports.check(given)
-        argv, which = proxy.find()
-        self = cls(given._replace(proxy=tuple(argv)), preparation.locked(given))
-        self.proxy = which
+        check(given)
+        public = sockets.Held(given.address, given.port)
         try:
-            leftovers.end_proxy(given)
-            ports.check(given)
-            self.settings = given = preparation.prepare(self.settings)
-            users.hand_out(given, passwords or {})
-            self._launch()
+            self = cls(given.replace(port=public.port), State.make(given.state))
+        except BaseException:
+            public.close()
+            raise
+        self._held.append(public)
+        try:
+            self._held += [sockets.inner(port) for port in self.state.manifest.ports]
+            self.state.manifest.ports = [held.port for held in self._held[1:]]
+            hub_port, proxy_port = self.state.manifest.ports
+            self.settings = prepare(self.settings.replace(hub_port=hub_port, proxy_port=proxy_port), self.state)
+            authenticator.store(self.settings.passwords, passwords or {}, keep=True)
+            self._start()
         except BaseException:  # Ctrl-C as well: half a hub helps nobody
             self.stop()
             raise
         return self
 
-    def _launch(self):
-        """Start JupyterHub and return when it answers through its proxy."""
-        log = self.settings.private / "hub.log"
-        leftovers.end_proxy(self.settings)
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTERHUB_", "CONFIGPROXY_"))}
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
-            begin = output.tell()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "jupyterhub", "-f", str(preparation.CONFIGURATION)],
-                cwd=self.settings.private,
-                env=environment | {settings.VARIABLE: self.settings.state},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[self._lock],  # so that the state folder stays locked until JupyterHub has ended
-                start_new_session=True,  # Ctrl-C in the terminal is for this process, which ends JupyterHub in order
-                preexec_fn=end_with_parent,
-            )
-        give_up = time.monotonic() + START_SECONDS
-        # It answers a little earlier than it has found the servers that run, and than SIGTERM would end it in order.
-        while not (answers(self.url) and catches(self.pid, signal.SIGTERM)):
-            if self.process.poll() is not None or time.monotonic() > give_up:
-                with open(log, "rb") as file:
-                    file.seek(begin)
-                    why = preparation.reason(file.read().decode(errors="replace"))
-                ended = "ended" if self.process.poll() is not None else f"did not answer within {START_SECONDS} s"
-                raise RuntimeError(f"JupyterHub {ended}: {why} (all it said: {log})")
-            time.sleep(0.1)
+    def _start(self) -> None:
+        """Start what does not run, and return when JupyterHub answers through its proxy."""
+        logs = []
+        if self.process is None or self.process.poll() is not None:
+            hub = [sys.executable, "-m", "hpdl_lab.classroom.sockets", "-f", str(CONFIGURATION)]
+            self.process, log = self._launch(hub, "hub.log", self._held[1:2])
+            logs.append(("JupyterHub", self.process, log))
+        made = [self.settings.certificates / name / f"{name}.crt" for name in ("hub-internal", "proxy-client")]
+        wait_for(lambda: all(path.exists() for path in made), logs)
+        if self.proxy is None or self.proxy.poll() is not None:
+            self.proxy, log = self._launch(proxy_command(self.settings), "proxy.log", [self._held[0], self._held[2]])
+            logs.append(("The proxy", self.proxy, log))
+        # JupyterHub answers a little earlier than it has found the servers that run, and than SIGTERM would end it in order.
+        wait_for(lambda: answers(self.url) and catches(self.pid, signal.SIGTERM), logs)
 
-    def serve(self, say=print):
-        """Return when JupyterHub has ended by itself; where something has killed it, start it again.
+    def _launch(self, argv: list[str], log: str, held: Sequence[sockets.Held]) -> tuple[subprocess.Popen, "Log"]:
+        keep = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTERHUB_", "CONFIGPROXY_"))}
+        inherited = {each.port: each.socket.fileno() for each in held}
+        output = Log(self.settings.private / log)
+        process = subprocess.Popen(
+            argv,
+            cwd=self.settings.private,
+            env=keep
+            | {VARIABLE: self.settings.state, "CONFIGPROXY_AUTH_TOKEN": self._token}
+            | {sockets.VARIABLE: json.dumps(inherited)},
+            stdin=subprocess.DEVNULL,
+            stdout=output.write_end,
+            stderr=output.write_end,
+            pass_fds=[*inherited.values(), self.state.lock],  # so that the folder stays locked until all has ended
+            start_new_session=True,  # Ctrl-C in the terminal is for this process, which ends JupyterHub in order
+            preexec_fn=end_with_parent,
+        )
+        os.close(output.write_end)
+        return process, output
 
-        Servers go on meanwhile, and the new hub takes them over.
+    def serve(self, say: Callable[[str], None] = print) -> None:
+        """Return when JupyterHub has ended by itself; if something has killed it, or the proxy, start that again.
+
+        Servers go on meanwhile.
         """
         while True:
-            code = self.process.wait()
-            if code >= 0:
-                raise RuntimeError(f"JupyterHub ended with exit code {code}: see {self.settings.private / 'hub.log'}")
-            say(f"JupyterHub was killed ({signal.Signals(-code).name}); attendees' servers go on. Starting it again.")
-            self._launch()
-            say("JupyterHub answers again.")
+            for name, process in (("JupyterHub", self.process), ("The proxy", self.proxy)):
+                if (code := process.poll()) is None:
+                    continue
+                if code >= 0:
+                    raise RuntimeError(f"{name} ended with exit code {code}: see the logs in {self.settings.private}")
+                say(f"{name} was killed ({signal.Signals(-code).name}); attendees' servers go on. Starting it again.")
+                self._start()
+                say("JupyterHub answers again.")
+            time.sleep(0.2)
 
-    def stop(self):
-        """Stop JupyterHub, proxy, servers, kernels and engines. Files, accounts and passwords stay."""
+    def stop(self) -> None:
+        """Stop JupyterHub, proxy, servers, kernels and engines. Files, user ids and passwords stay."""
         with undisturbed():
-            if self.process is not None:
-                self.process.terminate()
+            for process in filter(None, (self.process, self.proxy)):
+                process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(STOP_SECONDS)
-                self.process.kill()
-                self.process.wait()
-            leftovers.end_proxy(self.settings)  # of a JupyterHub that had to be killed, or was ended amid its start
-            leftovers.clear(self.settings)
-            if self._lock is not None:
-                os.close(self._lock)
-                self._lock = None
+                    process.wait(STOP_SECONDS)
+                process.kill()
+                process.wait()
+            try:
+                clear(self.settings, self.state, self.state.manifest.names)
+            finally:
+                for held in self._held:
+                    held.close()
+                self.state.close()
 
-    def __enter__(self):
+    def __enter__(self) -> "Hub":
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc) -> None:
         self.stop()
 
 
 @contextlib.contextmanager
-def private(names, **how):
+def private(names: Sequence[str], **how) -> Iterator[Hub]:
     """A Hub of its own for `names`, on a free port of the loopback address, of which nothing is left afterwards.
 
-    how: fields of Settings, such as engines=2. Names should be such that no other hub of this machine has them.
+    how: fields of Settings, such as engines=2. Its attendees are trusted where they cannot be kept apart.
     """
     folder = tempfile.mkdtemp(prefix="hpdl-hub-", dir="/tmp")
-    given = settings.Settings(users=tuple(names), state=folder, port=ports.free(), **how)
+    given = Settings(users=tuple(names), state=os.path.join(folder, "state"), port=0)
     try:
-        with Hub.start(given) as hub:
+        with Hub.start(given.replace(**{"trust_attendees": True, **how})) as hub:
             yield hub
     finally:
         with undisturbed():
-            if preparation.is_state_folder(folder):
-                leftovers.remove(folder, names)
-            else:  # it was refused before anything was made
-                os.rmdir(folder)
+            if os.path.exists(given.state):
+                State.lock_existing(given.state).remove()
+            os.rmdir(folder)
+
+
+def check(given: Settings) -> None:
+    """Raise RuntimeError or ValueError if a hub like this cannot be, before anything is made."""
+    if find_spec("jupyterhub") is None:
+        raise RuntimeError("JupyterHub is not installed: make hub, or pip install -c constraints.txt -e '.[hub]'")
+    if not CONFIGURATION.is_file():
+        raise RuntimeError(f"there is no {CONFIGURATION}: a hub is started from a clone, not from an installed package")
+    proxy_command(given)
+    if given.dummy and not given.loopback:
+        raise ValueError(f"--dummy lets anybody in as anybody: on 127.0.0.1 only, not on {given.address}")
+    if bool(given.certificate) != bool(given.key):
+        raise ValueError("TLS needs both, --certificate and --key")
+    for path in filter(None, (given.certificate, given.key)):
+        open(path).close()  # OSError with its name
+    if given.certificate:
+        authenticator.require_secret(given.key, "whoever has the key can be the hub")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(given.certificate, given.key, password="")
+        except ssl.SSLError:
+            raise ValueError(
+                f"{given.certificate} and {given.key} are no certificate chain and its key, in PEM and without password"
+            ) from None
+
+
+def prepare(given: Settings, state: State) -> Settings:
+    """Make what a hub of these settings needs: limits, notebooks, accounts; returns them filled in.
+
+    Raises: ValueError, RuntimeError, OSError: one sentence with the remedy, in particular if attendees cannot be kept
+    apart, or not within limits, and are not trusted.
+    """
+    mask = os.umask(0o022)  # attendees copy from it
+    try:
+        release.write(given.notebooks)
+    finally:
+        os.umask(mask)
+    given = walled(given, state)
+    clear(given, state, set(state.manifest.names) - set(given.users))  # who was taken off the list
+    for name in given.users:
+        state.account(name)
+    state.save()
+    if not (given.private / API_TOKEN).exists():
+        write_whole(given.private / API_TOKEN, secrets.token_hex(32))
+    given.save()
+    os.environ[VARIABLE] = given.state
+    return given
+
+
+def walled(given: Settings, state: State) -> Settings:
+    """`given` with the sandbox and the limits that this machine allows; each is tried.
+
+    Raises: RuntimeError if one is missing and attendees are not trusted, or if no server could start.
+    """
+    if os.geteuid() != 0:
+        if not given.trust_attendees:
+            raise RuntimeError(
+                "without root all attendees would share your Unix account: each could read and change the files of "
+                "all, yours too. Run it as root (sudo), or say --trust-attendees"
+            )
+    else:
+        try:
+            given = given.replace(groups=limits.find(f"hpdl-{state.manifest.id[:12]}"))
+        except RuntimeError as error:
+            if not given.trust_attendees:
+                raise RuntimeError(
+                    f"one attendee could take all memory of this machine: {error}. In a container give it its control "
+                    "groups to write (docker run --privileged --cgroupns=private), or say --trust-attendees"
+                ) from None
+        try:
+            rehearse(given.replace(sandbox=True), state)
+            return given.replace(sandbox=True)
+        except (OSError, RuntimeError) as error:
+            if not given.trust_attendees:
+                raise RuntimeError(
+                    f"attendees cannot be kept apart: their sandbox does not start ({error}). Debian: apt-get install "
+                    "bubblewrap; a container needs --cap-add SYS_ADMIN and no seccomp profile; where systemd starts "
+                    "servers, see SPAWNER in cluster/jupyterhub_config.py; or say --trust-attendees"
+                ) from None
+    rehearse(given, state)
+    return given
+
+
+def rehearse(given: Settings, state: State) -> None:
+    """Have an account of the hub's own import what a server imports. Raises RuntimeError with what keeps it from it."""
+    if given.sandbox and shutil.which("bwrap") is None:
+        raise RuntimeError("there is no bwrap")
+    account = state.account(REHEARSAL)
+    sandbox.write_names(account)
+    try:
+        sandbox.run_as(given, account, [sys.executable, "-I", "-c", f"import {NEEDED}"], REHEARSAL_SECONDS)
+    except RuntimeError as error:
+        raise RuntimeError(f"attendees could not start a server: {error}") from None
+
+
+def clear(given: Settings, state: State, names: Sequence[str] | set[str]) -> None:
+    """End what runs as these attendees, and remove their control groups."""
+    for name in names:
+        sandbox.end_all(state.account(name))
+        limits.remove(given, name)
+    limits.remove(given)
+
+
+def forget_password(folder: str, name: str) -> str:
+    """Give `name` a new password and return it; sessions, tokens and the server of before end.
+
+    Raises: ValueError if there is none to forget; RuntimeError if this is no hub's folder, or the hub does not answer.
+    """
+    state = State.open(folder)
+    given = read(folder) or Settings(state=folder)
+    password = authenticator.renew(given, name)
+    try:
+        State.lock_existing(folder).close()
+    except RuntimeError:  # it runs
+        token = (given.private / API_TOKEN).read_text()
+        request = urllib.request.Request(
+            f"{given.local_url}/hub/api/users/{name}", method="DELETE", headers={"Authorization": f"token {token}"}
+        )
+        try:
+            ask(request, STOP_SECONDS)
+        except urllib.error.HTTPError as error:
+            if error.code != 404:  # nobody has logged in with this name
+                raise RuntimeError(f"the password is new, but sessions of before go on: {error}") from None
+    else:
+        import sqlite3
+
+        with contextlib.closing(sqlite3.connect(given.private / "jupyterhub.sqlite")) as database, database:
+            with contextlib.suppress(sqlite3.OperationalError):  # the hub has never run
+                database.execute("PRAGMA foreign_keys = ON")
+                database.execute("DELETE FROM users WHERE name = ?", [name])
+        sandbox.end_all(state.account(name))
+    return password
+
+
+def progress(folder: str) -> str:
+    """How far each attendee is, a line each: exercises passed, and what they did last. Read as the attendee."""
+    state = State.open(folder)
+    given = read(folder) or Settings(state=folder)
+    lines = []
+    for name in (name for name in state.manifest.names if name != REHEARSAL):
+        try:
+            said = sandbox.run_as(
+                given, state.account(name), [sys.executable, "-I", "-c", PROGRESS], 10, PROGRESS_BYTES
+            )
+            rows = [json.loads(line) for line in said.decode(errors="replace").split("\n")[1:] if line.strip()]
+            passed = sorted({str(row["exercise"]) for row in rows if row["kind"] == "check" and row["passed"]})
+            last = {key: rows[-1].get(key) for key in ("time", "kind", "exercise", "failed")} if rows else {}
+            said = f"passed {' '.join(passed) or 'nothing'}; last: {' '.join(str(v) for v in last.values() if v) or 'nothing'}"
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            said = f"cannot be read: {type(error).__name__}: {error}"
+        lines.append(
+            f"{name}  {ascii(said)[1:-1][:300]}"
+        )  # nothing that an attendee wrote reaches the terminal as it is
+    return "\n".join(lines)
+
+
+def proxy_program() -> list[str]:
+    """Node and the proxy's script, of this environment or of the machine. Raises RuntimeError if there is none."""
+    places = [str(Path(sys.prefix, "bin")), str(NODE_MODULES / ".bin"), os.environ.get("PATH", "")]
+    for script in filter(None, (shutil.which(PROXY, path=place) for place in places[1:] + places[:1])):
+        with open(script, "rb") as file:
+            if b"node" in file.readline() and (node := shutil.which("node", path=os.pathsep.join(places))):
+                return [node, os.path.realpath(script)]
+    raise RuntimeError(f"there is no {PROXY} for Node on this machine: run `make hub`, which installs it")
+
+
+def proxy_command(given: Settings) -> list[str]:
+    """How the proxy is started, with the certificates that JupyterHub makes."""
+    node, script = proxy_program()
+    at, here = given.certificates, sockets.INNER
+    argv = [node, "--require", str(CONFIGURATION.parent / "hub" / "inherited_sockets.cjs"), script]
+    argv += ["--ip", given.address, "--port", str(given.port), "--api-ip", here, "--api-port", str(given.proxy_port)]
+    argv += ["--error-target", f"https://{here}:{given.hub_port}/hub/error", "--log-level", "warn"]
+    if given.certificate:
+        argv += ["--ssl-key", given.key, "--ssl-cert", given.certificate]
+    for side, name in (("api", "proxy-api"), ("client", "proxy-client")):
+        argv += [f"--{side}-ssl-key={at / name / name}.key", f"--{side}-ssl-cert={at / name / name}.crt"]
+        argv += [f"--{side}-ssl-ca={at / name}-ca_trust.crt"]
+        argv += [f"--{side}-ssl-request-cert", f"--{side}-ssl-reject-unauthorized"]
+    return argv
+
+
+class Log:
+    """A log file of bounded size, written by a thread from what a process prints. tail: its last lines."""
+
+    def __init__(self, path: Path):
+        self.path, self.tail = path, collections.deque(maxlen=100)
+        self._read, self.write_end = os.pipe()
+        threading.Thread(target=self._copy, daemon=True).start()
+
+    def _copy(self) -> None:
+        handler = logging.handlers.RotatingFileHandler(self.path, maxBytes=LOG_BYTES, backupCount=LOGS)
+        with contextlib.closing(handler), open(self._read, errors="replace") as lines:
+            for line in lines:
+                self.tail.append(line)
+                handler.emit(logging.makeLogRecord({"msg": "%s", "args": (line.rstrip("\n"),)}))
+
+
+def wait_for(ready: Callable[[], bool], logs: Sequence[tuple[str, subprocess.Popen, Log]]) -> None:
+    """Return when `ready`. Raises RuntimeError if one of the processes ends first, or after START_SECONDS."""
+    give_up = time.monotonic() + START_SECONDS
+    while not ready():
+        ended = [row for row in logs if row[1].poll() is not None]
+        if ended or time.monotonic() > give_up:
+            name, _, log = (ended or logs)[0]
+            time.sleep(0.2)  # for the last lines to come
+            what = "ended" if ended else f"did not answer within {START_SECONDS} s"
+            raise RuntimeError(f"{name} {what}: {reason(''.join(log.tail))} (all it said: {log.path})")
+        time.sleep(0.05)
+
+
+def reason(log: str) -> str:
+    """The line of a log that tells most: the last that names an error."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "cannot" in line]
+    return (telling or lines or ["it said nothing"])[-1]
 
 
 @contextlib.contextmanager
-def undisturbed():
+def undisturbed() -> Iterator[None]:
     """Heed no second Ctrl-C within it: what is being ended, which takes a minute at most, would stay half ended."""
     main = threading.current_thread() is threading.main_thread()  # the only one that may say so
     before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in INTERRUPTS if main}
@@ -174,12 +428,12 @@ def undisturbed():
             signal.signal(signum, handler)
 
 
-def end_with_parent():
+def end_with_parent() -> None:
     """In JupyterHub's process, or its culler's: be asked to end when the process that started it is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def catches(pid, signum):
+def catches(pid: int, signum: int) -> bool:
     """Whether a process has said what it will do on this signal."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
         caught = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
@@ -187,12 +441,17 @@ def catches(pid, signum):
     return False
 
 
-def answers(url):
+def answers(url: str) -> bool:
     """Whether JupyterHub answers through its proxy."""
-    trusting = ssl._create_unverified_context()  # the certificate is for the site's name, not for this address
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusting))
     try:
-        with opener.open(f"{url}/hub/health", timeout=5) as reply:
-            return reply.status == 200
-    except (OSError, urllib.error.URLError):
+        return ask(urllib.request.Request(f"{url}/hub/health"), 5) == 200
+    except OSError:
         return False
+
+
+def ask(request: urllib.request.Request, seconds: float) -> int:
+    """The status of the reply of the hub on this machine, whose certificate is for the site's name. Raises OSError."""
+    context = ssl._create_unverified_context()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    with opener.open(request, timeout=seconds) as reply:
+        return reply.status

@@ -1,12 +1,13 @@
 """What an attendee's server is started as: `python -m hpdl_lab.classroom.server ARGUMENTS`, by any spawner.
 
 It brings the attendee's notebooks up to date, as the attendee, and then is JupyterHub's own single-user server.
-Where that fails the server starts all the same: old notebooks are better than none.
+If that fails the server starts all the same: old notebooks are better than none.
 """
 
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from ..features.uncollected import uncollected
 from . import forms, release
@@ -15,7 +16,7 @@ FOLDER = "notebooks"  # in the home; the configuration has JupyterLab start ther
 SOURCE = "HPDL_NOTEBOOKS"  # environment: the folder of exercise forms; else those of the clone
 
 
-def main():
+def main() -> None:
     try:
         source = os.environ.get(SOURCE, forms.NOTEBOOKS)
         for sentence in release.write(os.path.expanduser(f"~/{FOLDER}"), source=source):
@@ -31,9 +32,9 @@ def main():
 
 
 @contextlib.contextmanager
-def quick_imports():
-    """Import JupyterLab in less time: out of sight of Node, which it would start to ask yarn where packages are that
-    nobody installs here, and without going over all that it makes, again and again."""
+def quick_imports() -> Iterator[None]:
+    """Import JupyterLab in less time: without Node on the path, which it would ask for packages that nobody installs
+    here, and without the garbage collector."""
     path = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = os.devnull
     try:

@@ -1,26 +1,22 @@
-"""What one hub was asked for: `hpdl hub` writes it into the state folder, the hub and its spawner read it there.
-
-STATE/               root's; others may pass through, not look around
-  hub/               only root's: settings, hub database, cookie secret, hashed passwords, log
-  notebooks/         the exercise forms from which each attendee gets a copy
-  homes/NAME/        one attendee's files, only that account's
-"""
+"""What one hub is asked for: `hpdl hub` writes it into the state folder, JupyterHub and its spawner read it there."""
 
 import json
 import os
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 VARIABLE = "HPDL_HUB"  # the state folder of the hub, in the environment of the hub's processes
 STATE = "/var/lib/hpdl-hub"
-PARTS = ("homes", "notebooks", "hub")  # of a state folder; "hub", by which one is known, goes last
+PACKAGE = Path(__file__).resolve().parents[2]  # the clone, or the site-packages that holds this package
+CONFIGURATION = PACKAGE / "cluster" / "jupyterhub_config.py"
 MEMORY_OF_SERVER, MEMORY_OF_ENGINE = 1.0e9, 0.5e9  # bytes: JupyterLab with one kernel, and an engine at work
 
 
-class Settings(NamedTuple):
+@dataclass(frozen=True)
+class Settings:
     """One hub. Whatever has a default here has the same one in `hpdl hub --help`."""
 
-    users: tuple = ()  # names that may log in; none: whom the authenticator of the site lets in
+    users: tuple[str, ...] = ()  # names that may log in; none: whom the authenticator of the site lets in
     state: str = STATE
     engines: int = 4  # the most that one attendee may start
     memory: int = 0  # bytes for each attendee; 0: what a server and the engines take
@@ -28,79 +24,87 @@ class Settings(NamedTuple):
     idle: float = 60  # minutes without activity after which a server is stopped with its engines; 0: never
     start_timeout: int = 120  # seconds that a server may take to start
     address: str = "127.0.0.1"  # the one on which browsers reach the proxy
-    port: int = 8000
+    port: int = 8000  # 0: any free one
     certificate: str = ""  # paths of the certificate chain and of its key: https
     key: str = ""
-    isolated: bool = True  # each attendee has a Unix account of their own
+    trust_attendees: bool = False  # start also where attendees cannot be kept apart, or not within limits
     dummy: bool = False  # any password does; on the loopback address only
-    hub_port: int = 0  # on the loopback address: kept over restarts, as servers that run know it
-    proxy_port: int = 0  # of the proxy's own interface, on the loopback address
-    proxy: tuple = ()  # the command that starts it; empty: proxy.find looks for one
-    groups: tuple = ()  # limits.Group of attendees: version and folders; empty where there is none
-    why_no_groups: str = ""
+    hub_port: int = 8081  # on the loopback address: running servers know it
+    proxy_port: int = 8001  # of the proxy's own interface, on the loopback address
+    sandbox: bool = False  # bubblewrap works here, and is used
+    groups: tuple[str, ...] = ()  # folders below which each attendee gets a control group; empty: no limits
 
     @property
-    def private(self):
+    def private(self) -> Path:
         """The folder that only the hub may read."""
         return Path(self.state, "hub")
 
     @property
-    def notebooks(self):
+    def notebooks(self) -> Path:
         """The folder that attendees' notebooks are copied from."""
         return Path(self.state, "notebooks")
 
     @property
-    def memory_limit(self):
+    def certificates(self) -> Path:
+        """Where JupyterHub keeps its internal certificate authorities, and what they have signed."""
+        return self.private / "internal-ssl"
+
+    @property
+    def passwords(self) -> Path:
+        """The file with the hashes of attendees' passwords."""
+        return self.private / "passwords.json"
+
+    @property
+    def memory_limit(self) -> int:
         """Bytes that one attendee may use."""
         return int(self.memory or MEMORY_OF_SERVER + self.engines * MEMORY_OF_ENGINE)
 
     @property
-    def core_limit(self):
+    def core_limit(self) -> float:
         """Cores that one attendee may use, no more than the machine has."""
         return min(self.cores or self.engines, len(os.sched_getaffinity(0)))
 
     @property
-    def url(self):
+    def url(self) -> str:
         """What attendees type into their browser."""
-        return self._url(os.uname().nodename if self.everywhere else self.address)
+        return self._url(os.uname().nodename if self.address in ("0.0.0.0", "::") else self.address)
 
     @property
-    def local_url(self):
+    def local_url(self) -> str:
         """The same from this machine."""
         return self._url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address))
 
     @property
-    def bind_url(self):
+    def bind_url(self) -> str:
         """What the proxy listens on."""
         return self._url(self.address)
 
-    def _url(self, host):
+    def _url(self, host: str) -> str:
         return f"http{'s' if self.certificate else ''}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
-    def everywhere(self):
-        """Whether the proxy listens on every address of this machine."""
-        return self.address in ("0.0.0.0", "::")
-
-    @property
-    def loopback(self):
+    def loopback(self) -> bool:
         """Whether only this machine reaches the proxy."""
-        return self.address == "localhost" or self.address == "::1" or self.address.startswith("127.")
+        return self.address in ("localhost", "::1") or self.address.startswith("127.")
 
     @property
-    def look_seconds(self):
+    def look_seconds(self) -> int:
         """How often servers tell the hub of activity, and the hub looks for idle ones."""
-        return max(1, min(60, int(self.idle * 60 / 5)))
+        return max(5, min(60, int(self.idle * 60 / 5)))
 
-    def save(self):
+    def replace(self, **fields) -> "Settings":
+        """A copy with other values of some fields."""
+        return replace(self, **fields)
+
+    def save(self) -> None:
         """Write it for the hub's processes."""
-        write_whole(self.private / "settings.json", json.dumps(self._asdict(), indent=1))
+        write_whole(self.private / "settings.json", json.dumps(asdict(self), indent=1))
 
 
-def read(state=None):
+def read(state: str | None = None) -> Settings | None:
     """The settings of the hub whose state is in `state`; without one, of the hub that started this process.
 
-    Returns: Settings; None where neither is said, as when a site starts JupyterHub itself.
+    Returns: Settings; None if neither is said, as when a site starts JupyterHub itself.
     """
     state = state or os.environ.get(VARIABLE)
     if not state:
@@ -110,7 +114,7 @@ def read(state=None):
     return Settings(**said | lists)
 
 
-def write_whole(path, text):
+def write_whole(path: str | Path, text: str) -> None:
     """Write a file that only this user may read, so that others find the old one or the new one, never half of it."""
     new = f"{path}.new"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -1,23 +1,36 @@
-"""Starts an attendee's server: as their Unix account, within their limits, with a folder of sockets of their own.
-
-JupyterHub's LocalProcessSpawner starts, watches and stops the process; what is added here is who it is (enter.py), what
-it may take (limits.py), what it may see (reach.py), and that nothing of it is left when it has stopped.
-"""
+"""Starts an attendee's server for JupyterHub: as a user id of their own, in a sandbox, within limits."""
 
 import asyncio
+import contextlib
 import os
+import shutil
+import subprocess
+import time
 
-from jupyterhub.spawner import LocalProcessSpawner
+import psutil
+from jupyterhub.spawner import Spawner
+from jupyterhub.utils import random_port
+from traitlets import List, Unicode, default
 
-from . import account_process, accounts, limits, settings
+from . import limits, sandbox, settings
+from .state import Account, State, own
 
-LOG = "server.log"  # in the attendee's home
+LOG = "server.log"  # in the attendee's home: what the last server printed
+TERM_SECONDS = 5  # for a server to end its kernels and engines in order; then the sandbox is killed
 
 
-class AttendeeSpawner(LocalProcessSpawner):
+class AttendeeSpawner(Spawner):
     """One attendee's JupyterLab with its kernels and engines, on this machine."""
 
-    def _given(self):
+    readable = List(Unicode(), config=True, help="Folders, such as data sets, that every attendee may read.")
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._first: psutil.Process | None = None  # of the sandbox, which ends with it
+        self._started: subprocess.Popen | None = None  # what this process has started, if it did
+
+    @property
+    def _given(self) -> settings.Settings:
         given = settings.read()
         if given is None:
             raise RuntimeError(
@@ -25,55 +38,122 @@ class AttendeeSpawner(LocalProcessSpawner):
             )
         return given
 
-    def _account(self):
-        return accounts.of(self._given(), self.user.name)
+    @property
+    def _account(self) -> Account:
+        return State.open(self._given.state).account(self.user.name)
 
-    def make_preexec_fn(self, name):
-        """Nothing: enter.py changes the account, after it has used root's rights for the rest."""
-        return None
+    # An address for each: the certificate of one attendee is no good at the address of another.
 
-    def user_env(self, env):
-        return env | account_process.environment(self._given(), self._account())
+    @default("ip")
+    def _default_ip(self) -> str:
+        return self._account.ip
 
-    def load_state(self, state):
-        """As LocalProcessSpawner; but a number that another process got meanwhile, after a reboot, is not signalled."""
+    @default("ssl_alt_names")
+    def _default_ssl_alt_names(self) -> list[str]:
+        return [f"IP:{self.ip}"]
+
+    @default("ssl_alt_names_include_local")
+    def _default_ssl_alt_names_include_local(self) -> bool:
+        return False
+
+    async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
+        """Copy the server's certificate to where the sandbox has it."""
+        account, moved = self._account, {}
+        for kind, path in paths.items():
+            there = os.path.join(account.given, kind)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(there)
+            with (
+                open(os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file,
+                open(path, "rb") as source,
+            ):
+                shutil.copyfileobj(source, file)
+            own(there, account.uid)
+            moved[kind] = f"{sandbox.GIVEN}/own/{kind}" if self._given.sandbox else there
+        return moved
+
+    def get_env(self) -> dict[str, str]:
+        return super().get_env() | sandbox.environment(self._given, self._account)
+
+    def get_state(self) -> dict:
+        process = self._first
+        return super().get_state() | ({"first": [process.pid, process.create_time()]} if process else {})
+
+    def load_state(self, state: dict) -> None:
         super().load_state(state)
-        try:
-            if self.pid and os.stat(f"/proc/{self.pid}").st_uid != self._account().uid:
-                self.pid = 0
-        except (OSError, ValueError):
-            self.pid = 0
+        pid, created = state.get("first", (0, 0))
+        with contextlib.suppress(psutil.NoSuchProcess, ValueError):
+            if (process := psutil.Process(pid)).create_time() == created:
+                self._first = process
 
-    async def start(self):
-        """Make account, home, groups and folder of sockets where they are not there; start the server."""
-        given = self._given()
-        account = accounts.ensure(given, self.user.name)
-        accounts.end_processes(given, account)
-        accounts.open_run(account)
-        group = limits.of(given)
-        groups = group.make(self.user.name, given.memory_limit, given.core_limit) if group else []
-        plain, self.cmd = self.cmd, account_process.command(given, account, self.cmd, groups, LOG)
+    def clear_state(self) -> None:
+        super().clear_state()
+        self._first = self._started = None
+
+    async def start(self) -> tuple[str, int]:
+        """Start the server; returns the address and port at which it will answer."""
+        self.port = self.port or random_port()
+        argv, env = [*self.cmd, *self.get_args()], self.get_env()
+        await asyncio.to_thread(self._start, argv, env)
+        return self.ip, self.port
+
+    def _start(self, argv: list[str], env: dict[str, str]) -> None:
+        given, account = self._given, self._account
+        sandbox.end_all(account)
+        sandbox.write_names(account)
+        groups = limits.make(given, account.name)
+        read, write = os.pipe()
         try:
-            return await super().start()
+            self._started = subprocess.Popen(
+                sandbox.command(given, account, argv, LOG, groups, self.readable, write),
+                env=env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[write],
+            )
         finally:
-            self.cmd = plain
+            os.close(write)
+        pid = self._started.pid
+        if given.sandbox:
+            with contextlib.suppress(ValueError):  # bubblewrap has failed, and said why in the hub's log; poll sees it
+                pid = sandbox.first_process(read)
+        else:
+            os.close(read)
+        self._first = psutil.Process(pid)
 
-    async def stop(self, now=False):
-        """Stop the server and whatever else the attendee has left running."""
-        await super().stop(now)
-        await self._clear()
+    async def poll(self) -> int | None:
+        """None while the server runs, else its exit code."""
+        code = self._started.poll() if self._started else None
+        if self._first is not None and code is None and is_alive(self._first):
+            return None
+        await asyncio.to_thread(self._clear)
+        return (self._started.wait() if self._started else 0) or 0
 
-    async def poll(self):
-        """As LocalProcessSpawner; a server that ended by itself leaves nothing either."""
-        was, status = self.pid, await super().poll()
-        if was and status is not None:
-            await self._clear()
-        return status
+    async def stop(self, now: bool = False) -> None:
+        """Ask the server to end, then end whatever else runs in the sandbox."""
+        await asyncio.to_thread(self._stop, 0 if now else TERM_SECONDS)
 
-    async def _clear(self):
-        given = self._given()
-        account = accounts.of(given, self.user.name)
-        await asyncio.to_thread(accounts.end_processes, given, account)
-        await asyncio.to_thread(accounts.close_run, account)
-        if group := limits.of(given):
-            await asyncio.to_thread(group.remove, self.user.name)
+    def _stop(self, seconds: float) -> None:
+        if self._first is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                servers = self._first.children() if self._given.sandbox else [self._first]
+                for server in servers:
+                    server.terminate()
+            give_up = time.monotonic() + seconds
+            while is_alive(self._first) and time.monotonic() < give_up:
+                time.sleep(0.05)
+            sandbox.kill_tree(self._first.pid)
+        self._clear()
+
+    def _clear(self) -> None:
+        given, account = self._given, self._account
+        sandbox.end_all(account)
+        limits.remove(given, account.name)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still runs: it itself, not another one that has got its number."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -39,34 +39,39 @@ def add(commands):
     command.add_argument(
         "--no-tls", action="store_true", help="beyond this machine without TLS: another server does it"
     )
-    command.add_argument("--no-isolation", action="store_true", help="without root: all attendees share your account")
+    command.add_argument(
+        "--trust-attendees", action="store_true", help="start even if they cannot be kept apart, or within limits"
+    )
     command.add_argument("--dummy", action="store_true", help="any password opens any account; on 127.0.0.1 only")
     task = command.add_mutually_exclusive_group()
-    task.add_argument("--forget-password", metavar="NAME", help="NAME's next password is the new one; then end")
-    task.add_argument("--remove", action="store_true", help="remove accounts, files and passwords; then end")
+    task.add_argument("--forget-password", metavar="NAME", help="print a new password for NAME; the old one ends")
+    task.add_argument("--progress", action="store_true", help="print which exercises each attendee has passed")
+    task.add_argument("--remove", action="store_true", help="remove attendees' files, passwords and all else")
     command.set_defaults(command=hub)
 
 
 def hub(arguments):
     """Serve until Ctrl-C, or do one of the two tasks that end at once."""
-    from ..classroom import leftovers, limits, preparation, settings, users
-    from ..classroom.hub import Hub
+    from ..classroom import authenticator, limits, settings
+    from ..classroom.hub import Hub, forget_password, progress
+    from ..classroom.state import State
 
     state = arguments.state
     if arguments.remove:
-        leftovers.remove(state)
-        print(f"Removed {state}, and the accounts of its attendees.")
+        State.lock_existing(state).remove()
+        print(f"Removed {state}, with the files of its attendees.")
         return 0
     if arguments.forget_password:
-        if not preparation.is_state_folder(state):
-            raise RuntimeError(f"{state} is no state folder of a hub: nobody has a password there")
-        users.forget_password(settings.Settings(state=state), arguments.forget_password)
-        print(f"The next password that {arguments.forget_password} logs in with is the new one.")
+        password = forget_password(state, arguments.forget_password)
+        print(f"The new password of {arguments.forget_password}: {password}")
+        return 0
+    if arguments.progress:
+        print(progress(state))
         return 0
     if arguments.users_file:
-        passwords = users.read(arguments.users_file)
+        passwords = authenticator.read(arguments.users_file)
     else:
-        passwords = dict.fromkeys(users.numbered(arguments.users or 12))
+        passwords = dict.fromkeys(authenticator.numbered(arguments.users or 12))
     given = settings.Settings(
         users=tuple(passwords),
         state=state,
@@ -79,7 +84,7 @@ def hub(arguments):
         port=arguments.port,
         certificate=os.path.abspath(arguments.certificate) if arguments.certificate else "",
         key=os.path.abspath(arguments.key) if arguments.key else "",
-        isolated=not arguments.no_isolation,
+        trust_attendees=arguments.trust_attendees,
         dummy=arguments.dummy,
     )
     if not given.loopback and not given.certificate and not arguments.no_tls:
@@ -92,14 +97,14 @@ def hub(arguments):
             signal.signal(signum, interrupt)
     print("Starting JupyterHub ...", flush=True)
     with Hub.start(given, passwords) as running:
-        for line in (*limits.said(running.settings), running.proxy, *words(running.settings)):
+        for line in (limits.said(running.settings), *words(running.settings)):
             print(line)
         sys.stdout.flush()
         try:
             running.serve(lambda text: print(text, flush=True))
         except KeyboardInterrupt:
             print("\nStopping JupyterHub, servers and engines ...", flush=True)
-    print("Stopped. Files, accounts and passwords stay: the same command goes on from here.")
+    print("Stopped. Files and passwords stay: the same command goes on from here.")
     return 0
 
 
@@ -107,8 +112,9 @@ def words(given):
     """What the instructor is told."""
     if given.dummy:
         yield "DUMMY: any password opens any account."
-    if not given.isolated:
-        yield "NOT ISOLATED: every attendee can read and change the files of all, and yours."
+    if not given.sandbox:
+        theirs = "" if os.geteuid() == 0 else ", and read and change the files of all, and yours"
+        yield f"NO SANDBOX: every attendee can disturb the programs of all{theirs}."
     if given.loopback:
         yield "Only this machine reaches it: --address 0.0.0.0 with --certificate and --key opens it to the class."
     names = f"{given.users[0]} ... {given.users[-1]}" if len(given.users) > 1 else given.users[0]

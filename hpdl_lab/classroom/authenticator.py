@@ -1,0 +1,175 @@
+"""Who may log in: names of the list, each with a first password from the instructor, or one chosen at the first login."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from pathlib import Path
+
+from jupyterhub.auth import Authenticator
+from tornado.web import HTTPError
+from traitlets import Unicode
+
+from .settings import Settings, write_whole
+from .state import NAME
+
+MOST = 10_000  # attendees: a typing mistake beyond
+COMMENT = re.compile(r"(^|\s)#.*")  # a "#" within a password is part of it
+SHORTEST, LONGEST = 8, 256  # of passwords: characters, bytes
+AT_ONCE, WAITING = 2, 100  # password checks that run, and that may wait: each takes a core for 50 ms
+PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds after a wrong password, doubled with each one more
+GREETING = (
+    f"Take the name that you were given. Your first password here, {SHORTEST} characters or more, "
+    "becomes your password, unless you were given one."
+)
+_writing = threading.Lock()
+
+
+class AttendeeAuthenticator(Authenticator):
+    """Passwords of attendees. Checks run outside of the event loop; who guesses has to wait longer each time."""
+
+    passwords = Unicode(config=True, help="The file with the hashes of passwords, which only root may read.")
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self._wrong: dict[tuple[str, str], tuple[int, float]] = {}  # (name, address): (how often, wait until)
+        self._checks, self._waiting = asyncio.Semaphore(AT_ONCE), 0
+
+    def add_user(self, user) -> None:
+        """Called for each name of the database as well, when the hub starts: who is off the list is deleted there."""
+        if user.name not in self.allowed_users:
+            raise ValueError(f"{user.name} is not on the list")
+        super().add_user(user)
+
+    async def authenticate(self, handler, data: dict[str, str]) -> str | None:
+        """The name, or None for a wrong name or password. Raises HTTPError for who should wait."""
+        name, password = data["username"], data["password"]
+        source = (name[:64], handler.request.remote_ip)
+        wrong, until = self._wrong.get(source, (0, 0.0))
+        if (pause := until - time.monotonic()) > 0:
+            raise HTTPError(429, f"Too many wrong passwords: try again in {pause:.0f} s", reason="Wait")
+        if self._waiting >= WAITING:
+            raise HTTPError(429, "Too many logins at once: try again", reason="Wait")
+        self._waiting += 1
+        try:
+            async with self._checks:
+                why = await asyncio.to_thread(check, Path(self.passwords), name, password, name in self.allowed_users)
+        finally:
+            self._waiting -= 1
+        if why is None:
+            self._wrong.pop(source, None)
+            return name
+        if len(self._wrong) > MOST:
+            self._wrong.clear()
+        self._wrong[source] = wrong + 1, time.monotonic() + min(PAUSE * 2**wrong, LONGEST_PAUSE)
+        if why:
+            raise HTTPError(403, why, reason="Refused")
+        return None
+
+
+def check(path: Path, name: str, password: str, listed: bool) -> str | None:
+    """None if the password is right, or becomes that of `name`; else why not, "" for a wrong one."""
+    stored = load(path).get(name) if listed else None
+    if not listed or len(password.encode()) > LONGEST:
+        return ""
+    if stored is not None:
+        return None if is_right(password, stored) else ""
+    if why := weakness(password):
+        return f"Your password {why}"
+    return None if store(path, {name: password}, keep=True)[name] else ""
+
+
+def is_right(password: str, stored: str) -> bool:
+    salt, _, digest = stored.partition("$")
+    return hmac.compare_digest(hashed(password, bytes.fromhex(salt)), stored)
+
+
+def hashed(password: str, salt: bytes) -> str:
+    """ "salt$digest" in hex. scrypt with the cost that RFC 7914 gives for logins."""
+    return f"{salt.hex()}${hashlib.scrypt(password.encode(), salt=salt, n=2**14, r=8, p=1).hex()}"
+
+
+def load(path: Path) -> dict[str, str]:
+    """{name: hash} of those who have a password."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def store(path: Path, passwords: dict[str, str | None], keep: bool) -> dict[str, bool]:
+    """Store hashes; {name: whether this password was stored}. keep: those that there are stay as they are."""
+    new = {name: hashed(password, secrets.token_bytes(16)) for name, password in passwords.items() if password}
+    with _writing:
+        stored = load(path)
+        done = {name: not (keep and name in stored) for name in new}
+        write_whole(path, json.dumps(stored | {name: new[name] for name in new if done[name]}))
+    return done
+
+
+def numbered(n: int) -> list[str]:
+    """n names: attendee01, attendee02, ... Raises ValueError for more than MOST."""
+    if n > MOST:
+        raise ValueError(f"a hub has {MOST:,} attendees at most, not {n:,}")
+    digits = max(2, len(str(n)))
+    return [f"attendee{i:0{digits}}" for i in range(1, n + 1)]
+
+
+def read(path: str) -> dict[str, str | None]:
+    """{name: password, or None if the attendee chooses one} of a users file; " #" begins a comment.
+
+    Raises: ValueError: one sentence with the first lines that are wrong, or that others can read the passwords.
+    """
+    users, seen_in, wrong = {}, {}, []
+    try:
+        lines = Path(path).read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeError) as error:
+        why = "not there" if isinstance(error, FileNotFoundError) else getattr(error, "strerror", None) or "no text"
+        raise ValueError(f"there is no users file {path} ({why}): one name on each line is wanted") from None
+    for number, line in enumerate(lines, 1):
+        name, password = [*COMMENT.sub("", line).split(maxsplit=1), "", ""][:2]
+        if not name:
+            continue
+        password = password.strip()
+        if not NAME.fullmatch(name):
+            wrong.append(f"line {number}: {name!r} is no name: a lower-case letter, then at most 23 of a-z 0-9 _ -")
+        elif name in seen_in:
+            wrong.append(f"line {number}: {name} is in line {seen_in[name]} already")
+        elif password and (why := weakness(password)):
+            wrong.append(f"line {number}: the password of {name} {why}")
+        seen_in.setdefault(name, number)
+        users[name] = password or None
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise ValueError(f"{path}: {'; '.join(wrong[:3])}{more}")
+    if not users:
+        raise ValueError(f"{path}: no names in it: one on each line is wanted, with a password behind it or without")
+    if any(users.values()):
+        require_secret(path, "the first passwords in it")
+    return users
+
+
+def require_secret(path: str, what: str) -> None:
+    """Raise ValueError if other accounts can read the file."""
+    if (mode := os.stat(path).st_mode) & 0o077:
+        raise ValueError(f"other accounts can read {path} (mode {mode & 0o777:o}), and {what}: chmod 600 {path}")
+
+
+def weakness(password: str) -> str | None:
+    """What is wrong with a password, or None."""
+    if len(password) < SHORTEST:
+        return f"has {len(password)} characters: {SHORTEST} at least"
+    if len(password.encode()) > LONGEST:
+        return f"has {len(password.encode())} bytes: {LONGEST} at most"
+    return None
+
+
+def renew(given: Settings, name: str) -> str:
+    """Give `name` a new random password, and return it. Raises ValueError for who has none."""
+    if name not in load(given.passwords):
+        raise ValueError(f"{name} has no password on this hub: the first one that they log in with becomes theirs")
+    password = secrets.token_urlsafe(9)
+    store(given.passwords, {name: password}, keep=False)
+    return password

@@ -1,0 +1,205 @@
+"""Programs of attendees, each attendee's in a sandbox by bubblewrap: processes, memory, sockets and files of their own.
+
+    the attendee sees     /home/ada                  their files, the only ones that they can change for good
+                          /tmp /run /dev/shm         theirs, empty at first, of bounded size, in memory
+                          /usr /etc ... , this Python and this package, read-only
+                          their own processes        the sandbox ends with its first process, and nothing outlives it
+
+Root makes the sandbox and has no rights in it: setpriv gives up all of them before anything of the attendee's runs.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import psutil
+
+from .settings import PACKAGE, Settings
+
+if TYPE_CHECKING:
+    from .state import Account
+
+SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # links into /usr, or folders of their own
+DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
+GIVEN = "/run/hpdl"  # where the sandbox has what the hub gives: certificate, notebooks
+END_SECONDS = 20  # for processes that were killed to be gone
+ENTER = 'umask 077; [ -z "$0" ] || { mkdir -p "$XDG_RUNTIME_DIR" && exec >"$0" 2>&1; }; exec "$@"'
+JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'  # groups, "--", command
+
+
+def command(
+    given: Settings,
+    account: "Account",
+    argv: Sequence[str],
+    log: str = "",
+    groups: Sequence[str] = (),
+    readable: Sequence[str] = (),
+    info: int | None = None,
+) -> list[str]:
+    """argv that runs `argv` as the attendee `account`, in a sandbox if the hub has one.
+
+    log: file in the home that what it prints replaces; groups: cgroup.procs files that it joins; readable: more folders
+    that it may read; info: file descriptor to which bubblewrap writes the number of the first process, as JSON.
+    """
+    inner = ["sh", "-c", ENTER, log, *argv]
+    if os.geteuid() == 0:
+        rights = ["--clear-groups", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+        inner = ["setpriv", f"--reuid={account.uid}", f"--regid={account.uid}", *rights, *inner]
+    if given.sandbox:
+        fd = ["--info-fd", str(info)] if info is not None else []
+        inner = ["bwrap", *fd, *walls(given, account, readable), *inner]
+    else:
+        inner = ["env", "-C", account.home, *inner]
+    return ["sh", "-c", JOIN, "sh", *groups, "--", *inner]
+
+
+def walls(given: Settings, account: "Account", readable: Sequence[str] = ()) -> Iterator[str]:
+    """The arguments of bubblewrap: what the sandbox of `account` has."""
+    yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--new-session")
+    for path in SYSTEM:
+        if os.path.islink(path):
+            yield from ("--symlink", os.readlink(path), path)
+        elif os.path.isdir(path):
+            yield from ("--ro-bind", path, path)
+    yield from ("--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--ro-bind", "/sys", "/sys")
+    yield from ("--proc", "/proc", "--dev", "/dev", "--ro-bind-try", "/opt", "/opt")
+    for path in ("/tmp", "/run", "/dev/shm"):
+        yield from ("--perms", "1777", "--size", str(given.memory_limit // 2), "--tmpfs", path)
+    yield from ("--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve")  # where /etc/resolv.conf may lead
+    for path in (path for pattern in DEVICES for path in glob.glob(pattern)):
+        yield from ("--dev-bind", path, path)
+    for path in sorted({*(os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, PACKAGE)), *readable}):
+        parents = path.split("/")[1:-1]
+        for depth in range(len(parents)):  # folders above, which may be closed outside, as /root is
+            yield from ("--perms", "0755", "--dir", "/" + "/".join(parents[: depth + 1]))
+        yield from ("--ro-bind", path, path)
+    for name in ("passwd", "group"):
+        yield from ("--ro-bind-try", os.path.join(account.given, name), f"/etc/{name}")
+    yield from ("--perms", "0755", "--dir", GIVEN, "--ro-bind", account.given, f"{GIVEN}/own")
+    yield from ("--ro-bind-try", str(given.notebooks), f"{GIVEN}/notebooks")
+    yield from ("--perms", "0755", "--dir", "/home", "--bind", account.home, home(given, account))
+    yield from ("--remount-ro", "/", "--chdir", home(given, account), "--")
+
+
+def home(given: Settings, account: "Account") -> str:
+    """Where the attendee finds their home."""
+    return f"/home/{account.name}" if given.sandbox else account.home
+
+
+def environment(given: Settings, account: "Account") -> dict[str, str]:
+    """What the attendee's processes find in their environment."""
+    run = f"{GIVEN}-{account.uid}" if given.sandbox else f"/tmp/hpdl-hub-{account.uid}-{account.name}"
+    return {
+        "HOME": home(given, account),
+        "USER": account.name,
+        "LOGNAME": account.name,
+        "SHELL": "/bin/bash",
+        "XDG_RUNTIME_DIR": run,  # short, as paths of sockets must be
+        "JUPYTER_RUNTIME_DIR": f"{run}/jupyter",
+        "JUPYTER_PREFER_ENV_PATH": "1",  # the kernel "python3" is this environment's, not one in the home
+        "PATH": os.pathsep.join([os.path.join(sys.prefix, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "HPDL_MOST_ENGINES": str(given.engines),
+        "HPDL_NOTEBOOKS": f"{GIVEN}/notebooks" if given.sandbox else str(given.notebooks),
+    }
+
+
+def write_names(account: "Account") -> None:
+    """Write the user database that the sandbox sees, in which the attendee has a name."""
+    entries = {
+        "passwd": (
+            "root:x:0:0::/root:/usr/sbin/nologin",
+            f"{account.name}:x:{account.uid}:{account.uid}::/home/{account.name}:/bin/bash",
+        ),
+        "group": ("root:x:0:", f"{account.name}:x:{account.uid}:"),
+    }
+    for name, lines in entries.items():
+        with open(os.path.join(account.given, name), "w") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+        os.chmod(os.path.join(account.given, name), 0o644)
+
+
+def run_as(given: Settings, account: "Account", argv: Sequence[str], seconds: float, most: int = 65536) -> bytes:
+    """Run a short program as the attendee; returns the first `most` bytes that it prints.
+
+    Raises: RuntimeError with the last line of what it said, or that it took longer than `seconds`.
+    """
+    limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", *argv]  # kB of address space
+    env = {"LANG": "C.UTF-8", **environment(given, account)}
+    with subprocess.Popen(
+        command(given, account, limited),
+        env=env,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        os.set_blocking(process.stdout.fileno(), False)
+        said, give_up = b"", time.monotonic() + seconds
+        while process.poll() is None and time.monotonic() < give_up and len(said) < most:
+            said += process.stdout.read(most - len(said)) or b""
+            time.sleep(0.01)
+        late = process.poll() is None
+        if late:
+            kill_tree(process.pid)
+        said += process.stdout.read(most - len(said)) or b""
+    if late and len(said) < most:
+        raise RuntimeError(f"it took longer than {seconds:g} s")
+    if process.returncode and not late:
+        raise RuntimeError(ascii(said.decode(errors="replace").strip().rpartition("\n")[2][-300:]))
+    return said
+
+
+def first_process(info: int) -> int:
+    """What bubblewrap wrote to `info`: the process with which the sandbox ends. Raises ValueError if it failed."""
+    with open(info, "rb") as file:
+        return json.loads(file.read())["child-pid"]
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and all below it; a sandbox of which the first process is among them ends as a whole."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def processes() -> Iterator[psutil.Process]:
+    """All processes that are not dead; one whose first thread has ended may go on in others."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1:
+                yield process
+
+
+def left(account: "Account") -> list[psutil.Process]:
+    """What runs as the attendee. Without root everything runs as one user, and nobody can tell."""
+    if os.geteuid() != 0:
+        return []
+    found = []
+    for process in processes():
+        with contextlib.suppress(psutil.Error):
+            if account.uid in process.uids():
+                found.append(process)
+    return found
+
+
+def end_all(account: "Account") -> None:
+    """Kill whatever runs as the attendee. Raises RuntimeError if something stays."""
+    give_up = time.monotonic() + END_SECONDS
+    while running := left(account):
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"process {running[0].pid} of {account.name} (user {account.uid}) cannot be ended")
+        become = ["setpriv", f"--reuid={account.uid}", f"--regid={account.uid}", "--clear-groups"]
+        subprocess.run([*become, "kill", "-KILL", "--", "-1"], capture_output=True)  # all at once: none can fork anew
+        with contextlib.suppress(psutil.Error):
+            running[0].send_signal(signal.SIGKILL)
+        time.sleep(0.02)
