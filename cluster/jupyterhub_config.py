@@ -43,10 +43,10 @@ c.JupyterHub.token_expires_in_max_seconds = 24 * 3600
 
 # -- what they get -----------------------------------------------------------------------------------------------------
 
-# SPAWNER: a sandbox by bubblewrap, as a user of the attendee's own, within limits. Others: "batchspawner.SlurmSpawner" on
-# a cluster (cluster/slurm/), "dockerspawner.DockerSpawner"; where systemd starts services, "systemdspawner.SystemdSpawner"
-# with c.SystemdSpawner.dynamic_users = c.SystemdSpawner.isolate_tmp = c.SystemdSpawner.isolate_devices = True and
-# c.SystemdSpawner.unit_extra_properties = {"PrivateIPC": "yes", "ProtectProc": "invisible", "KillMode": "control-group"}.
+# SPAWNER: a sandbox by bubblewrap, as a user of the attendee's own, within limits. Others: "dockerspawner.DockerSpawner",
+# "batchspawner.SlurmSpawner" on a cluster (cluster/slurm/), or "systemdspawner.SystemdSpawner" where systemd runs, with
+# c.SystemdSpawner.dynamic_users = c.SystemdSpawner.isolate_tmp = c.SystemdSpawner.isolate_devices = True
+# c.SystemdSpawner.unit_extra_properties = {"PrivateIPC": "yes", "ProtectProc": "invisible", "ProtectHome": "tmpfs"}
 c.JupyterHub.spawner_class = "hpdl_lab.classroom.spawner.AttendeeSpawner"
 # Brings the attendee's notebooks up to date, then becomes JupyterHub's single-user server.
 c.Spawner.cmd = [sys.executable, "-m", "hpdl_lab.classroom.server"]
@@ -99,8 +99,8 @@ if given.idle:
 c.JupyterHub.db_url = f"sqlite:///{given.private / 'jupyterhub.sqlite'}"
 # Browsers stay logged in over a restart.
 c.JupyterHub.cookie_secret_file = str(given.private / "cookie_secret")
-# What hub, proxy and servers say to each other is encrypted, and each proves who it is: a server that an attendee starts
-# in the place of another's is not believed.
+# What hub, proxy and servers say to each other is encrypted, and each proves who it is: nobody believes a server that
+# an attendee starts in the place of another's.
 c.JupyterHub.internal_ssl = True
 c.JupyterHub.internal_certs_location = str(given.certificates)
 # Servers reach the hub here; the port stays, because servers that run over a restart know it.

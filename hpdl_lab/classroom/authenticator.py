@@ -1,4 +1,4 @@
-"""Who may log in: names of the list, each with a first password from the instructor, or one chosen at the first login."""
+"""Who may log in: names of a list, each with a password from the instructor, or one chosen at the first login."""
 
 import asyncio
 import hashlib

@@ -1,7 +1,7 @@
 r"""A hub: JupyterHub with its proxy, culler and attendees' servers, as one object that starts, stops and is removed.
 
     hpdl hub -- Hub             holds the ports; starts JupyterHub or the proxy again when one is killed
-                 |-- proxy               the only one that browsers talk to; it goes on while JupyterHub is started again
+                 |-- proxy               the only one that browsers talk to; it outlives a JupyterHub that is killed
                  `-- jupyterhub -f cluster/jupyterhub_config.py
                         |-- idle culler
                         `-- sandbox of ada       server.py -> JupyterLab -> kernels -> engines
@@ -43,15 +43,16 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOG_BYTES, LOGS = 10_000_000, 3  # of each log, and how many older ones are kept
 NODE_MODULES = Path(sys.prefix, "lib", "hpdl-hub", "node_modules")  # `make hub` has npm install the proxy there
 PROXY = "configurable-http-proxy"
-PROGRESS_BYTES = 65536
-PROGRESS = f"""
+PROGRESS_SECONDS = 10
+PROGRESS = """
 import os, stat, sys
-fd = os.open(os.environ["HOME"] + "/.hpdl/progress.jsonl", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-found = os.fstat(fd)
-if stat.S_ISREG(found.st_mode):
-    first = max(0, found.st_size - {PROGRESS_BYTES // 2})
-    os.lseek(fd, first, os.SEEK_SET)
-    sys.stdout.write("\\n" * (first == 0) + os.read(fd, {PROGRESS_BYTES // 2}).decode(errors="replace"))
+path = os.environ["HOME"] + "/.hpdl/progress.jsonl"
+if os.path.lexists(path):
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        first = max(0, os.fstat(fd).st_size - 32768)
+        os.lseek(fd, first, os.SEEK_SET)
+        print("" if first else "\\n", os.read(fd, 32768).decode(errors="replace"), sep="")  # the first line may be cut
 """
 API_TOKEN = "api_token"  # file: what `hpdl hub --forget-password` asks a running hub with
 NEEDED = "jupyterhub, jupyterlab.labapp, hpdl_lab.classroom.server"
@@ -121,8 +122,7 @@ class Hub:
         if self.proxy is None or self.proxy.poll() is not None:
             self.proxy, log = self._launch(proxy_command(self.settings), "proxy.log", [self._held[0], self._held[2]])
             logs.append(("The proxy", self.proxy, log))
-        # JupyterHub answers a little earlier than it has found the servers that run, and than SIGTERM would end it in order.
-        wait_for(lambda: answers(self.url) and catches(self.pid, signal.SIGTERM), logs)
+        wait_for(lambda: answers(self.url), logs)
 
     def _launch(self, argv: list[str], log: str, held: Sequence[sockets.Held]) -> tuple[subprocess.Popen, "Log"]:
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTERHUB_", "CONFIGPROXY_"))}
@@ -335,22 +335,20 @@ def forget_password(folder: str, name: str) -> str:
 def progress(folder: str) -> str:
     """How far each attendee is, a line each: exercises passed, and what they did last. Read as the attendee."""
     state = State.open(folder)
-    given = read(folder) or Settings(state=folder)
+    given, read_it = read(folder) or Settings(state=folder), [sys.executable, "-I", "-c", PROGRESS]
     lines = []
     for name in (name for name in state.manifest.names if name != REHEARSAL):
         try:
-            said = sandbox.run_as(
-                given, state.account(name), [sys.executable, "-I", "-c", PROGRESS], 10, PROGRESS_BYTES
-            )
-            rows = [json.loads(line) for line in said.decode(errors="replace").split("\n")[1:] if line.strip()]
+            text = sandbox.run_as(given, state.account(name), read_it, PROGRESS_SECONDS).decode(errors="replace")
+            rows = [json.loads(line) for line in text.split("\n")[1:] if line.strip()]
             passed = sorted({str(row["exercise"]) for row in rows if row["kind"] == "check" and row["passed"]})
-            last = {key: rows[-1].get(key) for key in ("time", "kind", "exercise", "failed")} if rows else {}
-            said = f"passed {' '.join(passed) or 'nothing'}; last: {' '.join(str(v) for v in last.values() if v) or 'nothing'}"
+            last = (
+                [str(rows[-1].get(key) or "") for key in ("time", "kind", "exercise", "failed")] if rows else ["none"]
+            )
+            said = f"passed {' '.join(passed) or 'none'}; last: {' '.join(last)}"
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             said = f"cannot be read: {type(error).__name__}: {error}"
-        lines.append(
-            f"{name}  {ascii(said)[1:-1][:300]}"
-        )  # nothing that an attendee wrote reaches the terminal as it is
+        lines.append(f"{name}  {ascii(said)[1:-1][:300]}")  # no escape sequence of an attendee's reaches the terminal
     return "\n".join(lines)
 
 
@@ -431,14 +429,6 @@ def undisturbed() -> Iterator[None]:
 def end_with_parent() -> None:
     """In JupyterHub's process, or its culler's: be asked to end when the process that started it is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def catches(pid: int, signum: int) -> bool:
-    """Whether a process has said what it will do on this signal."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        caught = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
-        return bool(int(caught, 16) >> (signum - 1) & 1)
-    return False
 
 
 def answers(url: str) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from .settings import PACKAGE, Settings
+from .settings import PACKAGE, Settings, write_whole
 
 if TYPE_CHECKING:
     from .state import Account
@@ -112,17 +112,14 @@ def environment(given: Settings, account: "Account") -> dict[str, str]:
 
 def write_names(account: "Account") -> None:
     """Write the user database that the sandbox sees, in which the attendee has a name."""
-    entries = {
-        "passwd": (
-            "root:x:0:0::/root:/usr/sbin/nologin",
-            f"{account.name}:x:{account.uid}:{account.uid}::/home/{account.name}:/bin/bash",
-        ),
-        "group": ("root:x:0:", f"{account.name}:x:{account.uid}:"),
+    entry = f"{account.name}:x:{account.uid}:"
+    texts = {
+        "passwd": f"root:x:0:0::/root:/bin/false\n{entry}{account.uid}::/home/{account.name}:/bin/bash\n",
+        "group": f"root:x:0:\n{entry}\n",
     }
-    for name, lines in entries.items():
-        with open(os.path.join(account.given, name), "w") as file:
-            file.write("".join(f"{line}\n" for line in lines))
-        os.chmod(os.path.join(account.given, name), 0o644)
+    for name, text in texts.items():
+        write_whole(path := os.path.join(account.given, name), text)
+        os.chmod(path, 0o644)
 
 
 def run_as(given: Settings, account: "Account", argv: Sequence[str], seconds: float, most: int = 65536) -> bytes:

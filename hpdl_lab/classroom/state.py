@@ -148,10 +148,6 @@ class State:
             raise ValueError(f"{home} is not the folder of user id {uid} that this hub has made: move it away")
         return account
 
-    def accounts(self) -> list[Account]:
-        """The accounts of all names that ever were on the list, and of the rehearsal."""
-        return [self.account(name) for name in list(self.manifest.names)]
-
     def remove(self) -> None:
         """End what runs as any of its user ids, and remove all that the manifest lists; other things stay.
 
@@ -216,7 +212,7 @@ def own(path: str, uid: int) -> None:
 def free_block() -> int:
     """The first of BLOCK user ids, drawn at random, as which nothing runs."""
     running = {process.uids().real for process in sandbox.processes()}
-    blocks = range(*UNUSED, BLOCK)
-    return next(
-        first for first in iter(lambda: random.choice(blocks), None) if not running & set(range(first, first + BLOCK))
-    )
+    while True:
+        first = random.randrange(*UNUSED, BLOCK)
+        if not running & set(range(first, first + BLOCK)):
+            return first
