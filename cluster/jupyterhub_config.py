@@ -43,7 +43,7 @@ c.JupyterHub.token_expires_in_max_seconds = 24 * 3600
 
 # -- what they get -----------------------------------------------------------------------------------------------------
 
-# SPAWNER: a sandbox by bubblewrap, as a user of the attendee's own, within limits. Others: "dockerspawner.DockerSpawner",
+# SPAWNER: a sandbox by bubblewrap, as a user of the attendee's own, limited. Others: "dockerspawner.DockerSpawner",
 # "batchspawner.SlurmSpawner" on a cluster (cluster/slurm/), or "systemdspawner.SystemdSpawner" where systemd runs, with
 # c.SystemdSpawner.dynamic_users = c.SystemdSpawner.isolate_tmp = c.SystemdSpawner.isolate_devices = True
 # c.SystemdSpawner.unit_extra_properties = {"PrivateIPC": "yes", "ProtectProc": "invisible", "ProtectHome": "tmpfs"}
