@@ -64,9 +64,8 @@ class AttendeeAuthenticator(Authenticator):
         if why is None:
             self._wrong.pop(source, None)
             return name
-        if len(self._wrong) > MOST:
-            self._wrong.clear()
-        self._wrong[source] = wrong + 1, time.monotonic() + min(PAUSE * 2**wrong, LONGEST_PAUSE)
+        if name in self.allowed_users:  # the others cost nothing
+            self._wrong[source] = wrong + 1, time.monotonic() + min(PAUSE * 2**wrong, LONGEST_PAUSE)
         if why:
             raise HTTPError(403, why, reason="Refused")
         return None

@@ -55,7 +55,7 @@ if os.path.lexists(path):
         print("" if first else "\\n", os.read(fd, 32768).decode(errors="replace"), sep="")  # the first line may be cut
 """
 API_TOKEN = "api_token"  # file: what `hpdl hub --forget-password` asks a running hub with
-NEEDED = "jupyterhub, jupyterlab.labapp, hpdl_lab.classroom.server"
+LOOK = "import jupyterhub, hpdl_lab.classroom.server, importlib.util as u; open(u.find_spec('jupyterlab').origin)"
 
 
 class Hub:
@@ -282,13 +282,13 @@ def walled(given: Settings, state: State) -> Settings:
 
 
 def rehearse(given: Settings, state: State) -> None:
-    """Have an account of the hub's own import what a server imports. Raises RuntimeError with what keeps it from it."""
+    """Have an account of the hub's own look for what a server imports. Raises RuntimeError with what keeps it from it."""
     if given.sandbox and shutil.which("bwrap") is None:
         raise RuntimeError("there is no bwrap")
     account = state.account(REHEARSAL)
     sandbox.write_names(account)
     try:
-        sandbox.run_as(given, account, [sys.executable, "-I", "-c", f"import {NEEDED}"], REHEARSAL_SECONDS)
+        sandbox.run_as(given, account, [sys.executable, "-I", "-c", LOOK], REHEARSAL_SECONDS)
     except RuntimeError as error:
         raise RuntimeError(f"attendees could not start a server: {error}") from None
 

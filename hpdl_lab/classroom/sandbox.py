@@ -75,7 +75,8 @@ def walls(given: Settings, account: "Account", readable: Sequence[str] = ()) -> 
     yield from ("--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve")  # where /etc/resolv.conf may lead
     for path in (path for pattern in DEVICES for path in glob.glob(pattern)):
         yield from ("--dev-bind", path, path)
-    for path in sorted({*(os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, PACKAGE)), *readable}):
+    needed = [str(path) for path in (sys.prefix, sys.base_prefix, PACKAGE)]
+    for path in sorted({*needed, *map(os.path.realpath, needed), *readable}):
         parents = path.split("/")[1:-1]
         for depth in range(len(parents)):  # folders above, which may be closed outside, as /root is
             yield from ("--perms", "0755", "--dir", "/" + "/".join(parents[: depth + 1]))

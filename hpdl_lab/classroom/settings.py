@@ -90,7 +90,7 @@ class Settings:
     @property
     def look_seconds(self) -> int:
         """How often servers tell the hub of activity, and the hub looks for idle ones."""
-        return max(5, min(60, int(self.idle * 60 / 5)))
+        return max(1, min(60, int(self.idle * 60 / 5))) if self.idle else 60
 
     def replace(self, **fields) -> "Settings":
         """A copy with other values of some fields."""
