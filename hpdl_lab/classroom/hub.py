@@ -282,7 +282,7 @@ def walled(given: Settings, state: State) -> Settings:
 
 
 def rehearse(given: Settings, state: State) -> None:
-    """Have an account of the hub's own look for what a server imports. Raises RuntimeError with what keeps it from it."""
+    """Have an account of the hub's own look for what a server imports. Raises RuntimeError with what hinders it."""
     if given.sandbox and shutil.which("bwrap") is None:
         raise RuntimeError("there is no bwrap")
     account = state.account(REHEARSAL)
