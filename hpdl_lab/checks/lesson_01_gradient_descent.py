@@ -293,6 +293,12 @@ def why_rate(got, expected, x):
     return "value", start + ("It would diverge." if got > expected else "A larger one still converges.")
 
 
+AN_ARRAY = (
+    "What are w, x and y? What you return should be of the same kind as w: as many numbers, of the same dtype.",
+    "Arrays are added and multiplied as a whole, and the result is an array. Is there a list or a tensor in between?",
+    "np.array(numbers) makes an array of a list; tensor.numpy() makes one of a tensor.",
+)
+
 EXERCISES = (
     Exercise(
         id="1.1",
@@ -312,6 +318,7 @@ EXERCISES = (
                 "The number of examples is len(y), which is also len(x).",
                 "return x.T @ error / len(y)",
             ),
+            "returns": AN_ARRAY,
             "input": (
                 "In Python w -= ... changes the caller's array.",
                 "x @ w - y makes a new array; `w -= 1` does not.",
@@ -365,6 +372,7 @@ EXERCISES = (
                 "gradient(w, x, y) is the slope at w; the rate says how much of it to walk.",
                 "return w - rate * gradient(w, x, y)",
             ),
+            "returns": AN_ARRAY,
             "input": (
                 "w -= ... changes the caller's array; then the path that is drawn has only one point.",
                 "w - step makes a new array.",

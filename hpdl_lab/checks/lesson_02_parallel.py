@@ -139,6 +139,11 @@ EXERCISES = (
                 "Divide by the number of ranks, once.",
                 "comm.all_reduce(g)\ng /= comm.size\nreturn g",
             ),
+            "bitwise": (
+                "a + b + c and b + c + a may differ in the last bit. In which order does each of your ranks add?",
+                "Either one rank adds and sends the sum, or all add in the order of ranks: comm.all_reduce sees to it.",
+                "comm.all_reduce(g)\ng /= comm.size\nreturn g",
+            ),
             "in place": (
                 "The caller looks at g, not only at what you return. Which line makes a new array?",
                 "g / n is a new array; g /= n changes g itself.",

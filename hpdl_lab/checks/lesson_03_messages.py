@@ -244,6 +244,11 @@ EXERCISES = (
                 "A send ends when its receive has begun. If both do the same thing first, neither of them goes on.",
                 "Rank 0 sends first, rank 1 receives first; the other ranks do neither.",
             ),
+            "raises": (
+                "Which line makes an array of its own? x may be an array or a tensor, of any dtype.",
+                "No array but x is needed: rank 1 receives into x, and sends x.",
+                "comm.recv(x, 0)\ncomm.send(x, 0)",
+            ),
             "returns": (
                 "Look at the line `Returns:` of the docstring: who returns what?",
                 "Every rank returns x, those that only look on as well.",

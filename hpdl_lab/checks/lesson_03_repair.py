@@ -193,6 +193,11 @@ EXERCISES = (
                 "A collective is called by all ranks, or by none. Printing may be left to one.",
                 "Move comm.all_reduce(loss) and the division in front of the if.",
             ),
+            "log": (
+                "Which lines are for every rank, and which for rank 0 alone?",
+                "The collective and the division are for all, the line that prints is for one.",
+                "if comm.rank == 0:\n    print(...)",
+            ),
         },
         wrong_answers=(
             WrongAnswer(zoo.find("branch_around_collective").broken, "deadlock", "there is a deadlock"),
