@@ -209,7 +209,9 @@ def test_trouble_with_the_engines_is_not_blamed_on_the_answer():
         ("1.1", lambda w, x, y: "downhill", r"of type str: a NumPy array of shape \(2,\)"),
         ("1.1", lambda w, x, y: [[1, 2], [3]], r"of type list: a NumPy array of shape \(2,\)"),
         ("1.2", lambda w, x, y, rate: 0.0, r"of type float: a NumPy array of shape \(2,\)"),
+        ("1.2", lambda w, x, y, rate: np.full(2, np.inf), r"number 0 of the result should be -1\.33464 and is inf"),
         ("1.3", lambda x: float("nan"), "you say nan"),
+        ("1.3", lambda x: np.array("1"), "a float; your function returned ndarray"),
     ],
 )
 def test_odd_things_that_answers_do_are_said_plainly(name, answer, says):

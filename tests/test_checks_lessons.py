@@ -119,6 +119,7 @@ def strided(comm, x, root=0, segments=4):
         ("3.2", lambda sizes, seconds: sizes.clear(), "changed its arguments: work on copies"),
         ("3.3", lambda: {"A": 1}, "Job A: no collective is called 1"),
         ("3.4", lambda: {"A": ["circle"]}, "Program A: there is no diagnosis ['circle']"),
+        ("3.5", lambda comm: [1, 2] if comm.rank else 3.0, "rank 0 returned 3 and should return 4"),
         ("3.5", lambda comm: [1, 2], "rank 0 returned [1, 2]: every rank returns a float, here 4"),
         ("4.4", strided, "cannot send a non-contiguous tensor"),
         ("4.4", lambda comm, x: x, "takes 2 positional arguments but 4 were given"),
