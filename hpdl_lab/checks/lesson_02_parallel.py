@@ -7,6 +7,7 @@ from ..parallel import averaging as reference
 from . import answers_02 as answers
 from .ranks import capital, count, kind, number, on_engines, simulate, unlike
 from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import additions
 
 
 def gradients(p, d):
@@ -27,6 +28,10 @@ def check_average_gradients(fn, runner=None):
         except Broken as broken:
             raise missed_by_a_loop(broken, where) from None
         check_mean(run, values, where)
+    made = max(simulate(4, additions, fn, PerRank(list(gradients(4, 2)))))
+    if made > 1:
+        message = f"The mean is right, but every rank calls {made} collectives that add: one all_reduce is enough."
+        raise Broken("steps", message)
     facts = ["the mean of the gradients, the same on every rank, for 1, 2, 3, 4, 5 and 8 simulated ranks"]
     if runner is not None:
         facts.append(check_on_engines(fn, runner))
@@ -177,13 +182,19 @@ EXERCISES = (
             WrongAnswer(answers.divides_by_one_less, "mean", "You divided by 3, but there are 4 ranks"),
             WrongAnswer(answers.mean_of_the_wrong_axis, "returns", "something of shape (4,)"),
             WrongAnswer(answers.only_rank_0_divides, "mean", "on rank 1 should be"),
+            WrongAnswer(answers.averages_the_mean_again, "steps", "calls 2 collectives that add"),
             WrongAnswer(answers.each_in_its_own_order, "bitwise", "hold different bits"),
             WrongAnswer(answers.passes_once_too_often, "loop", "The gradient of rank 0 is in it twice"),
             WrongAnswer(answers.passes_once_too_few, "loop", "The gradient of rank 1 is missing in it"),
             WrongAnswer(answers.collects_one_too_few, "deadlock", "leave out rank 3?"),
             WrongAnswer(answers.collects_one_too_many, "raises", "ranks here are 0 to 3"),
         ),
-        right_answers=(answers.divides_first, answers.by_gathering, answers.by_messages),
+        right_answers=(
+            answers.divides_first,
+            answers.by_gathering,
+            answers.by_messages,
+            answers.reduces_and_broadcasts,
+        ),
         explanation=(
             "Every rank ends with the same mean, so every rank takes the same step, and the copies of the model stay "
             "equal without ever being compared. Nothing else passes between the ranks: this one line is data "

@@ -6,7 +6,7 @@ from .. import zoo
 from . import answers_03_zoo as answers
 from .ranks import ALONE, capital, count, in_company, number, on_engines, real, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
-from .traffic import check_waits, messages_sent
+from .traffic import additions, check_waits, messages_sent
 
 RANKS = (4, 2, 3, 5, 8)
 
@@ -105,13 +105,6 @@ def check_steps(fn, run, where):
             f"are enough: {too_many} too many."
         )
         raise Broken("steps", message)
-
-
-def additions(comm, fn):
-    """How often fn(comm) calls a collective that brings the numbers of all ranks together."""
-    fn(comm)
-    others = ("send", "recv", "broadcast", "barrier")
-    return sum(times for (op, _), times in comm.calls.counts.items() if op not in others)
 
 
 def check_log(fn, run, where):
