@@ -10,7 +10,10 @@ from hpdl_lab.checks import ranks
 from hpdl_lab.checks.exercises import check, find
 from hpdl_lab.checks.record import Broken
 from hpdl_lab.collectives import jobs
-from hpdl_lab.comm import sim
+from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.data import diabetes
+from hpdl_lab.optim import gradient_descent as descent
+from hpdl_lab.parallel import averaging, descent_with_server, graphs
 from hpdl_lab.zoo import ward
 
 
@@ -103,18 +106,20 @@ def strided(comm, x, root=0, segments=4):
 @pytest.mark.parametrize(
     ("number", "answer", "says"),
     [
-        ("2.2", lambda comm, w, g, rate: list(w), "something of type list: return w, of shape (2,)"),
+        ("2.2", lambda comm, w, g, rate: list(w), "type list: every rank returns w, a NumPy array of shape (2,)"),
         ("2.2", lambda comm, w, g: w, "takes 3 positional arguments but 4 were given"),
         ("2.2", send_to_nobody, "rank 0 sends to rank 4: ranks here are 0 to 3"),
-        ("2.3", lambda comm, x, graph: 3, "something of shape (): return x, (10,)"),
+        ("2.3", lambda comm, x, graph: 3, "something of type int: return x, a NumPy array of shape (10,)"),
         ("3.1", tensor_and_rank_swapped, "comm.send(x, to), comm.recv(x, source)"),
         ("3.1", never_waits, "never waited for its receive from rank 0"),
         ("3.1", lambda comm, x: x, "rank 1 does not hold what rank 0 sent"),
         ("3.2", lambda sizes, seconds: ("a", "b"), "return two numbers, alpha and beta"),
         ("3.2", lambda sizes, seconds: (np.nan, np.nan), "Is there a division by zero"),
+        ("3.2", lambda sizes, seconds: (find("3.2").reference(sizes, seconds)[0], np.nan), "a division by zero"),
         ("3.2", lambda sizes, seconds: sizes.clear(), "changed its arguments: work on copies"),
         ("3.3", lambda: {"A": 1}, "Job A: no collective is called 1"),
         ("3.4", lambda: {"A": ["circle"]}, "Program A: there is no diagnosis ['circle']"),
+        ("3.5", lambda comm: [1, 2] if comm.rank else 3.0, "rank 0 returned 3 and should return 4"),
         ("3.5", lambda comm: [1, 2], "rank 0 returned [1, 2]: every rank returns a float, here 4"),
         ("4.4", strided, "cannot send a non-contiguous tensor"),
         ("4.4", lambda comm, x: x, "takes 2 positional arguments but 4 were given"),
@@ -126,6 +131,50 @@ def test_clumsy_answers_are_told_plainly(number, answer, says):
     assert not result
     assert says.lower() in result.message.lower(), result.message
     assert len(result.message) < 400
+
+
+def answers_of(*numbers):
+    """(number, function) of every answer to these exercises that the check accepts."""
+    return [(e.id, fn) for e in map(find, numbers) for fn in (e.reference, *e.right_answers)]
+
+
+@pytest.mark.parametrize(
+    ("number", "fn"),
+    answers_of("1.1", "1.2", "1.3", "2.1", "2.2", "2.3", "3.1", "3.2"),
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_what_a_check_accepts_serves_the_notebooks_own_data(number, fn):
+    x, y = (part[:440] for part in diabetes.load())
+    w, graph = np.array([0.3, -0.2]), graphs.graph("star", 16)
+    step = descent.gradient_step(w, x, y, 0.5)
+    if number == "1.1":
+        assert np.allclose(fn(w, x, y), descent.gradient(w, x, y), rtol=1e-9)
+    elif number == "1.2":
+        assert np.allclose(fn(w, x, y, 0.5), step, rtol=1e-9)
+    elif number == "1.3":
+        assert fn(x) == pytest.approx(1.0542, rel=0.01)
+    elif number == "2.1":
+        assert np.allclose(sim.run(4, averaging.step_together, w, x, y, 0.5, fn), step, rtol=1e-12)
+    elif number == "2.2":
+        assert np.allclose(sim.run(5, descent_with_server.step_with_server, w, x, y, 0.5, fn), step, rtol=1e-12)
+    elif number == "2.3":
+        values = np.random.default_rng(0).normal(size=(16, 3))
+        assert np.allclose(sim.run(16, fn, PerRank(list(values)), graph), graphs.metropolis(graph) @ values)
+    elif number == "3.1":
+        times = lab.ping_pong(fn, (8, "1KiB"), ranks=4)
+        assert times.seconds[1] > times.seconds[0] > 0
+    else:
+        sizes = [8 * 4**k for k in range(11)]
+        assert np.allclose(fn(sizes, [1e-6 + 1e-10 * n for n in sizes]), (1e-6, 1e-10), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("value", "index", "told"), [([1, 2], 2, True), (np.ones(2), 2, True), (np.ones(2), 7, False)], ids=str
+)
+def test_the_first_index_that_is_not_there_is_said_to_be_one_step_too_many(value, index, told):
+    result = check(find("1.1"), lambda w, x, y: value[index])
+    assert result.failed == "raises" and "IndexError" in result.message
+    assert ("one step too far" in result.message) == told
 
 
 def in_a_cell(source):

@@ -31,6 +31,87 @@ def forgets_to_transpose(w, x, y):
     return x @ (x @ w - y) / len(y)
 
 
+def as_a_list(w, x, y):
+    return list(gradient(w, x, y))
+
+
+def as_a_tensor(w, x, y):
+    import torch
+
+    return torch.from_numpy(gradient(w, x, y))
+
+
+def in_float32(w, x, y):
+    return gradient(w, x, y).astype(np.float32)
+
+
+def as_a_column(w, x, y):
+    return x.T @ (x @ w - y)[:, None] / len(y)
+
+
+def mean_of_the_wrong_axis(w, x, y):
+    return ((x @ w - y)[:, None] * x).mean(axis=1)
+
+
+def product_of_means(w, x, y):
+    return (x @ w - y).mean() * x.mean(axis=0)
+
+
+def each_weight_alone(w, x, y):
+    """Right where the columns of x have nothing in common."""
+    return w * (x**2).mean(axis=0) - x.T @ y / len(y)
+
+
+def median_for_mean(w, x, y):
+    return np.median((x @ w - y)[:, None] * x, axis=0)
+
+
+def divides_by_one_less(w, x, y):
+    return x.T @ (x @ w - y) / (len(y) - 1)
+
+
+def halves(w, x, y):
+    return gradient(w, x, y) / 2
+
+
+def loses_the_signs(w, x, y):
+    return abs(gradient(w, x, y))
+
+
+def rounds(w, x, y):
+    return gradient(w, x, y).round(5)
+
+
+def sum_of(examples, w, x, y):
+    total = np.zeros(len(w))
+    for i in examples:
+        total += (x[i] @ w - y[i]) * x[i]
+    return total / len(y)
+
+
+def forgets_the_last_example(w, x, y):
+    return sum_of(range(len(y) - 1), w, x, y)
+
+
+def forgets_the_first_example(w, x, y):
+    return sum_of(range(1, len(y)), w, x, y)
+
+
+def one_example_too_many(w, x, y):
+    return sum_of(range(len(y) + 1), w, x, y)
+
+
+def returns_inside_the_loop(w, x, y):
+    return sum_of(range(1), w, x, y)
+
+
+def forgets_the_last_weight(w, x, y):
+    slope, error = np.zeros(len(w)), x @ w - y
+    for j in range(len(w) - 1):
+        slope[j] = (error * x[:, j]).mean()
+    return slope
+
+
 def changes_y(w, x, y):
     y -= x @ w
     return -x.T @ y / len(y)
@@ -55,6 +136,14 @@ def as_a_mean_of_rows(w, x, y):
     return ((x @ w - y)[:, None] * x).mean(axis=0)
 
 
+def by_automatic_differentiation(w, x, y):
+    import torch
+
+    w = torch.tensor(w, requires_grad=True)
+    (((torch.tensor(x) @ w - torch.tensor(y)) ** 2).mean() / 2).backward()
+    return w.grad.numpy()
+
+
 # -- gradient_step: wrong ----------------------------------------------------------------------------------------------
 
 
@@ -77,6 +166,63 @@ def steps_in_place(w, x, y, rate):
 
 def stays(w, x, y, rate):
     return w.copy()
+
+
+def twenty_steps(w, x, y, rate):
+    for _ in range(20):
+        w = w - rate * gradient(w, x, y)
+    return w
+
+
+def a_step_too_many(w, x, y, rate):
+    for _ in range(2):
+        w = w - rate * gradient(w, x, y)
+    return w
+
+
+def walks_to_the_bottom(w, x, y, rate):
+    return np.linalg.lstsq(x, y, rcond=None)[0]
+
+
+def a_step_for_every_example(w, x, y, rate):
+    for row, target in zip(x, y, strict=True):
+        w = w - rate * (row @ w - target) * row
+    return w
+
+
+def follows_the_sum(w, x, y, rate):
+    return w - rate * x.T @ (x @ w - y)
+
+
+def steps_of_equal_length(w, x, y, rate):
+    slope = gradient(w, x, y)
+    return w - rate * slope / np.linalg.norm(slope)
+
+
+def gradient_for_every_weight(w, x, y, rate):
+    w = w.copy()
+    for j in range(len(w)):
+        w[j] -= rate * gradient(w, x, y)[j]
+    return w
+
+
+def gradient_at_zero(w, x, y, rate):
+    return w - rate * gradient(np.zeros(len(w)), x, y)
+
+
+def rate_of_its_own(w, x, y, rate):
+    return w - 0.5 * gradient(w, x, y)
+
+
+def steps_as_a_list(w, x, y, rate):
+    return [a - rate * b for a, b in zip(w, gradient(w, x, y), strict=True)]
+
+
+def leaves_the_last_weight(w, x, y, rate):
+    w, slope = w.copy(), gradient(w, x, y)
+    for j in range(len(w) - 1):
+        w[j] -= rate * slope[j]
+    return w
 
 
 def steps_and_forgets(w, x, y, rate):
@@ -119,6 +265,50 @@ def always_one(x):
     return 1.0
 
 
+def largest_entry(x):
+    return 2 / (x.T @ x / len(x)).max()
+
+
+def largest_on_the_diagonal(x):
+    """Right where the columns of x have nothing in common."""
+    return 2 / np.diag(x.T @ x / len(x)).max()
+
+
+def largest_row(x):
+    """Right for the data of the notebook: two columns of the same size."""
+    return 2 / abs(x.T @ x / len(x)).sum(axis=0).max()
+
+
+def norm_of_the_matrix(x):
+    """Nearly right where one axis is much steeper than all others."""
+    return 2 / np.linalg.norm(x.T @ x / len(x))
+
+
+def last_of_unsorted_axes(x):
+    return 2 / np.linalg.eig(x.T @ x / len(x))[0][-1]
+
+
+def second_axis(x):
+    """Right for two weights."""
+    return 2 / np.linalg.eigvalsh(x.T @ x / len(x))[min(1, x.shape[1] - 1)]
+
+
+def of_the_covariance(x):
+    """Right for columns with mean 0."""
+    x = x - x.mean(axis=0)
+    return 2 / np.linalg.eigvalsh(x.T @ x / len(x)).max()
+
+
+def of_a_singular_value(x):
+    return 2 / np.linalg.norm(x, 2)
+
+
+def rate_as_a_tensor(x):
+    import torch
+
+    return torch.tensor(by_norm(x))
+
+
 # -- largest_stable_rate: right ----------------------------------------------------------------------------------------
 
 
@@ -138,3 +328,11 @@ def by_bisection(x):
 
 def by_norm(x):
     return 2 * len(x) / np.linalg.norm(x, 2) ** 2
+
+
+def by_power_iteration(x):
+    curvature, axis = x.T @ x / len(x), np.random.default_rng(0).standard_normal(x.shape[1])
+    for _ in range(200):
+        axis = curvature @ axis
+        axis /= np.linalg.norm(axis)
+    return 2 / (axis @ curvature @ axis)

@@ -56,6 +56,113 @@ def averages_to_a_number(comm, g):
     return comm.all_reduce(g).mean()
 
 
+def mean_of_all(comm, g):
+    """Right: what most of the answers below do something more to."""
+    comm.all_reduce(g)
+    g /= comm.size
+    return g
+
+
+def averages_the_mean_again(comm, g):
+    """Nothing changes, and every byte is sent twice."""
+    return mean_of_all(comm, mean_of_all(comm, g))
+
+
+def averages_to_a_list(comm, g):
+    return list(mean_of_all(comm, g))
+
+
+def averages_to_a_tensor(comm, g):
+    import torch
+
+    return torch.from_numpy(mean_of_all(comm, g))
+
+
+def returns_float32(comm, g):
+    return mean_of_all(comm, g).astype(np.float32)
+
+
+def adds_in_float32(comm, g):
+    g[...] = mean_of_all(comm, g.astype(np.float32))
+    return g
+
+
+def divides_and_rounds_down(comm, g):
+    comm.all_reduce(g)
+    g //= comm.size
+    return g
+
+
+def takes_the_median(comm, g):
+    g[...] = np.median(comm.all_gather(g), axis=0)
+    return g
+
+
+def takes_the_largest(comm, g):
+    g[...] = comm.all_gather(g).max(axis=0)
+    return g
+
+
+def divides_by_one_less(comm, g):
+    comm.all_reduce(g)
+    g /= comm.size - 1
+    return g
+
+
+def mean_of_the_wrong_axis(comm, g):
+    return comm.all_gather(g).mean(axis=1)
+
+
+def only_rank_0_divides(comm, g):
+    comm.all_reduce(g)
+    if comm.rank == 0:
+        g /= comm.size
+    return g
+
+
+def passed_around(comm, g, steps):
+    """Every gradient goes around a ring, and every rank adds what comes by."""
+    mine, arriving = g.copy(), np.empty_like(g)
+    for _ in range(steps):
+        comm.sendrecv(mine, (comm.rank + 1) % comm.size, arriving, (comm.rank - 1) % comm.size)
+        mine[...] = arriving
+        g += arriving
+    g /= comm.size
+    return g
+
+
+def each_in_its_own_order(comm, g):
+    return passed_around(comm, g, comm.size - 1)
+
+
+def passes_once_too_often(comm, g):
+    return passed_around(comm, g, comm.size)
+
+
+def passes_once_too_few(comm, g):
+    return passed_around(comm, g, comm.size - 2)
+
+
+def collected(comm, g, sources):
+    if comm.rank > 0:
+        comm.send(g, 0)
+        return comm.recv(g, 0)
+    for source in sources:
+        g += comm.recv(np.empty_like(g), source)
+    g /= comm.size
+    for to in range(1, comm.size):
+        comm.send(g, to)
+    return g
+
+
+def collects_one_too_few(comm, g):
+    return collected(comm, g, range(1, comm.size - 1))
+
+
+def collects_one_too_many(comm, g):
+    return collected(comm, g, range(1, comm.size + 1))
+
+
 # -- average_gradients: right ------------------------------------------------------------------------------------------
 
 
@@ -81,3 +188,10 @@ def by_messages(comm, g):
         comm.send(g, 0)
         comm.recv(g, 0)
     return g
+
+
+def reduces_and_broadcasts(comm, g):
+    total = comm.reduce(g)
+    if comm.rank == 0:
+        g[...] = total / comm.size
+    return comm.broadcast(g)

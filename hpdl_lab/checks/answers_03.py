@@ -98,6 +98,93 @@ def one_element(comm, x):
     return x
 
 
+def ends_with_a_barrier(comm, x):
+    with_works(comm, x)
+    comm.barrier()
+    return x
+
+
+def begins_with_a_barrier(comm, x):
+    comm.barrier()
+    return with_works(comm, x)
+
+
+def tells_that_it_is_done(comm, x):
+    with_works(comm, x)
+    if comm.rank == 0:
+        comm.recv(x[:0], 1)
+    elif comm.rank == 1:
+        comm.send(x[:0], 0)
+    return x
+
+
+def in_two_halves(comm, x):
+    for half in (x[: len(x) // 2], x[len(x) // 2 :]):
+        with_works(comm, half)
+    return x
+
+
+def receives_once_too_often(comm, x):
+    with_works(comm, x)
+    return comm.recv(x, 1) if comm.rank == 0 else x
+
+
+def does_not_take_it_back(comm, x):
+    if comm.rank == 0:
+        comm.send(x, 1)
+    elif comm.rank == 1:
+        comm.send(comm.recv(x, 0), 0)
+    return x
+
+
+def plays_with_the_last_rank(comm, x):
+    """Right on two ranks."""
+    last = comm.size - 1
+    if comm.rank == 0:
+        comm.send(x, last)
+        comm.recv(x, last)
+    elif comm.rank == last:
+        comm.send(comm.recv(x, 0), 0)
+    return x
+
+
+def receives_beside_x(comm, x):
+    if comm.rank == 1:
+        comm.send(comm.recv(np.empty(len(x)), 0), 0)
+        return x
+    return returns_what_arrived(comm, x)
+
+
+def array_for_a_tensor(comm, x):
+    if comm.rank == 1:
+        x[...] = comm.recv(np.empty_like(x), 0)
+        comm.send(x, 0)
+        return x
+    return returns_what_arrived(comm, x)
+
+
+def float64_for_bytes(comm, x):
+    if comm.rank == 1:
+        arriving = comm.recv(np.empty(len(x)), 0)
+        x[...] = arriving
+        comm.send(arriving, 0)
+        return x
+    return returns_what_arrived(comm, x)
+
+
+def returns_float32(comm, x):
+    return with_works(comm, x).astype("f4")
+
+
+def returns_a_list(comm, x):
+    return list(with_works(comm, x))
+
+
+def returns_inside_the_if(comm, x):
+    if comm.rank < 2:
+        return with_works(comm, x)
+
+
 # -- ping_pong: right --------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +253,63 @@ def by_the_small_ones(sizes, seconds):
     return start, slope
 
 
+def smallest_and_largest(sizes, seconds):
+    return min(seconds), max(seconds) / max(sizes)
+
+
+def by_two_ends(sizes, seconds):
+    """No line at all: the smallest message shows alpha, the largest shows beta."""
+    pairs = sorted(zip(sizes, seconds, strict=True))
+    alpha = pairs[0][1]
+    return alpha, (pairs[-1][1] - alpha) / pairs[-1][0]
+
+
+def line_through_two_ends(sizes, seconds):
+    slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
+    return seconds[0] - slope * sizes[0], slope
+
+
+def weighted(sizes, seconds, weights):
+    slope, start = np.polyfit(sizes, seconds, 1, w=weights)
+    return start, slope
+
+
+def squares_the_weights(sizes, seconds):
+    return weighted(sizes, seconds, 1 / np.square(seconds))
+
+
+def roots_of_the_weights(sizes, seconds):
+    return weighted(sizes, seconds, 1 / np.sqrt(seconds))
+
+
+def weights_by_size(sizes, seconds):
+    return weighted(sizes, seconds, 1 / np.array(sizes))
+
+
+def without_the_first(sizes, seconds):
+    return weighted(sizes[1:], seconds[1:], 1 / np.array(seconds[1:]))
+
+
+def without_the_last(sizes, seconds):
+    return weighted(sizes[:-1], seconds[:-1], 1 / np.array(seconds[:-1]))
+
+
+def seconds_per_bit(sizes, seconds):
+    return weighted(8 * np.array(sizes), seconds, 1 / np.array(seconds))
+
+
+def halves_the_times(sizes, seconds):
+    return weighted(sizes, np.array(seconds) / 2, 1 / np.array(seconds))
+
+
+def line_as_text(sizes, seconds):
+    return [f"{value:.6g}" for value in weighted(sizes, seconds, 1 / np.array(seconds))]
+
+
+def divides_by_a_list(sizes, seconds):
+    return weighted(sizes, seconds, 1 / seconds)
+
+
 # -- fit_alpha_beta: right ---------------------------------------------------------------------------------------------
 
 
@@ -174,11 +318,19 @@ def with_weights(sizes, seconds):
     return [start, slope]
 
 
-def by_two_ends(sizes, seconds):
-    """No line at all: the smallest message shows alpha, the largest shows beta."""
-    pairs = sorted(zip(sizes, seconds, strict=True))
-    alpha = pairs[0][1]
-    return alpha, (pairs[-1][1] - alpha) / pairs[-1][0]
+def by_linear_algebra(sizes, seconds):
+    sizes, seconds = np.array(sizes), np.array(seconds)
+    rows = np.stack([np.ones(len(sizes)), sizes], axis=1) / seconds[:, None]
+    return tuple(np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0])
+
+
+def with_weights_of_the_line(sizes, seconds):
+    """Relative to what the line says, not to what was measured; found in a few rounds."""
+    predicted = np.array(seconds)
+    for _ in range(5):
+        start, slope = weighted(sizes, seconds, 1 / predicted)
+        predicted = start + slope * np.array(sizes)
+    return start, slope
 
 
 # -- which_collective: wrong -------------------------------------------------------------------------------------------
@@ -199,7 +351,10 @@ scatters_the_weights = says(A="scatter")
 adds_for_everybody = says(C="all_reduce")
 sums_the_mistakes = says(E="reduce")
 forgets_the_layers = says(F=None)
-spells_as_mpi_does = says(B="MPI_Allreduce")
+invents_a_collective = says(B="all_add")
+sums_on_one_rank = says(B="reduce")
+gathers_on_all = says(E="all_gather")
+one_job_too_many = says(I="reduce")
 gathers_gradients = says(B="all_gather")
 adds_every_row = says(G="all_reduce")
 gives_everybody_all_words = says(H="all_gather")
@@ -208,6 +363,23 @@ broadcasts_the_images = says(D="broadcast")
 
 def as_a_list():
     return list(which_collective().values())
+
+
+def tuples_of_names():
+    return {letter: (name,) for letter, name in which_collective().items()}
+
+
+def one_letter_late():
+    return dict(zip("BCDEFGHI", which_collective().values(), strict=True))
+
+
+def one_job_early():
+    first, *names = which_collective().values()
+    return dict(zip("ABCDEFGH", [*names, first], strict=True))
+
+
+def names_to_letters():
+    return {name: letter for letter, name in which_collective().items()}
 
 
 def prints_the_names():
@@ -223,3 +395,17 @@ def sorted_by_name():
 
 def in_capital_letters():
     return {letter: name.upper() for letter, name in which_collective().items()}
+
+
+def as_mpi4py_spells_them():
+    names = "Bcast Allreduce Reduce Scatter Gather Allgather Reduce_scatter_block Alltoall"
+    return dict(zip("ABCDEFGH", names.split(), strict=True))
+
+
+def as_mpi_spells_them():
+    return {letter: f"MPI_{name}" for letter, name in as_mpi4py_spells_them().items()}
+
+
+def as_torch_spells_them():
+    names = "broadcast all_reduce reduce scatter gather all_gather_into_tensor reduce_scatter_tensor all_to_all_single"
+    return {letter: f"dist.{name}" for letter, name in zip("ABCDEFGH", names.split(), strict=True)}

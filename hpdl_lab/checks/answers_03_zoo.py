@@ -24,12 +24,25 @@ calls_an_order_absent = says(D="absent")
 calls_unequal_loops_a_circle = says(E="circle")
 calls_a_straggler_absent = says(F="absent")
 calls_an_error_absent = says(G="absent")
+calls_a_circle_an_order = says(A="order")
+calls_a_mismatch_an_error = says(B="error")
+calls_unequal_loops_a_straggler = says(E="slow")
+calls_an_order_a_circle = says(D="circle")
 forgets_the_straggler = says(F=None)
 invents_a_diagnosis = says(A="deadlock")
 
 
 def knows_another_patient():
     return diagnose() | {"X": "slow"}
+
+
+def one_program_early():
+    first, *rest = diagnose().values()
+    return dict(zip("ABCDEFG", [*rest, first], strict=True))
+
+
+def lists_of_diagnoses():
+    return {letter: [said] for letter, said in diagnose().items()}
 
 
 def as_text():
@@ -45,6 +58,10 @@ def prints_the_diagnoses():
 
 def backwards():
     return dict(reversed(diagnose().items()))
+
+
+def diagnoses_in_capital_letters():
+    return {letter.lower(): said.upper() for letter, said in diagnose().items()}
 
 
 # -- add_neighbors: wrong ----------------------------------------------------------------------------------------------
@@ -87,6 +104,72 @@ def into_one_place(comm):
     return float(2 * theirs[0])
 
 
+def exchanges(comm, steps):
+    """The number of each of the ranks that are `steps` away, added up."""
+    mine, theirs, total = np.full(1, float(comm.rank)), np.empty(1), 0.0
+    for step in steps:
+        neighbor = (comm.rank + step) % comm.size
+        total += comm.sendrecv(mine, neighbor, theirs, neighbor)[0]
+    return float(total)
+
+
+def right_or_left_first(comm):
+    return (1, -1) if comm.rank % 2 == 0 else (-1, 1)
+
+
+def one_step_too_few(comm):
+    return exchanges(comm, right_or_left_first(comm)[:1])
+
+
+def one_step_too_many(comm):
+    first, second = right_or_left_first(comm)
+    return exchanges(comm, (first, second, first))
+
+
+def in_the_other_direction(comm):
+    return exchanges(comm, (-1, 1))
+
+
+def meets_in_a_barrier_first(comm):
+    comm.barrier()
+    return exchanges(comm, (1, -1))
+
+
+def sums_all(comm):
+    return float(comm.all_reduce(np.full(1, float(comm.rank)))[0])
+
+
+def sums_all_but_itself(comm):
+    """Right on three ranks."""
+    return sums_all(comm) - comm.rank
+
+
+def passes_on_what_arrived(comm):
+    """What the left neighbor gets is no longer this rank's own number."""
+    (right, left), mine, total = neighbors(comm), np.full(1, float(comm.rank)), 0.0
+    for to, source in ((right, left), (left, right)):
+        mine = comm.sendrecv(mine, to, np.empty(1), source)
+        total += mine[0]
+    return float(total)
+
+
+def neighbors_as_a_pair(comm):
+    return rightly(comm), 0.0
+
+
+def neighbors_as_text(comm):
+    return str(rightly(comm))
+
+
+def never_waits_for_its_sends(comm):
+    mine, total = np.full(1, float(comm.rank)), 0.0
+    for to in neighbors(comm):
+        comm.isend(mine, to)
+    for source in neighbors(comm):
+        total += comm.recv(np.empty(1), source)[0]
+    return float(total)
+
+
 def adds_its_own_too(comm):
     return rightly(comm) + comm.rank
 
@@ -117,6 +200,11 @@ def one_is_different(comm):
     return float(total)
 
 
+def pairs_of_two(comm):
+    """Somebody is different, and that is enough."""
+    return exchanges(comm, (1, -1) if comm.rank // 2 % 2 == 0 else (-1, 1))
+
+
 # -- mean_loss: wrong --------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +231,52 @@ def the_others_call_something_else(comm):
     return float(loss[0] / comm.size)
 
 
+def all_write_the_log(comm):
+    """The `if` is gone, with everything inside it."""
+    mean = by_gathering(comm)
+    print(f"mean loss {mean:.2f}")
+    return mean
+
+
+def all_but_rank_0_add(comm):
+    loss = np.full(1, comm.rank + 1.0)
+    if comm.rank != 0:
+        comm.all_reduce(loss)
+    return float(loss[0] / comm.size)
+
+
+def only_rank_0_divides(comm):
+    total = adds_and_does_not_divide(comm)
+    return total / comm.size if comm.rank == 0 else total
+
+
+def divides_by_four(comm):
+    return adds_and_does_not_divide(comm) / 4
+
+
+def divides_by_one_less(comm):
+    return adds_and_does_not_divide(comm) / (comm.size - 1)
+
+
+def the_largest_loss(comm):
+    return float(comm.all_gather(np.full(1, comm.rank + 1.0)).max())
+
+
+def adds_twice(comm):
+    loss = np.full(1, comm.rank + 1.0)
+    comm.all_reduce(loss)
+    comm.all_reduce(loss)
+    return float(loss[0] / comm.size)
+
+
+def loss_of_rank_0(comm):
+    return float(comm.broadcast(np.full(1, comm.rank + 1.0))[0])
+
+
+def mean_as_text(comm):
+    return str(by_gathering(comm))
+
+
 def knows_the_mean(comm):
     return (comm.size + 1) / 2
 
@@ -158,6 +292,17 @@ def logs_and_returns_nothing(comm):
 
 def by_gathering(comm):
     return float(comm.all_gather(np.full(1, comm.rank + 1.0)).mean())
+
+
+def prints_while_it_searches(comm):
+    print("rank", comm.rank, "is here")
+    return by_gathering(comm)
+
+
+def reduces_and_broadcasts(comm):
+    loss = np.full(1, comm.rank + 1.0)
+    total = comm.reduce(loss)
+    return float(comm.broadcast(total if comm.rank == 0 else loss)[0] / comm.size)
 
 
 # -- sum_of_steps: wrong -----------------------------------------------------------------------------------------------
@@ -192,6 +337,67 @@ def one_more_for_the_last(comm):
     for number in mine:
         total += float(comm.all_reduce(np.full(1, float(number)))[0])
     return total
+
+
+def steps(comm, firsts, last=10, collective="all_reduce"):
+    """What the repaired program does, with these first numbers of the steps."""
+    total = 0.0
+    for first in firsts:
+        number = first + comm.rank
+        x = np.full(1, float(number) if number <= last else 0.0)
+        getattr(comm, collective)(x)
+        total += x[0]
+    return float(total)
+
+
+def one_step_too_few_for_all(comm):
+    return steps(comm, range(0, 11 - comm.size, comm.size))
+
+
+def one_step_too_many_for_all(comm):
+    return steps(comm, range(0, 11 + comm.size, comm.size))
+
+
+def one_number_too_few(comm):
+    return steps(comm, range(0, 11, comm.size), last=9)
+
+
+def one_number_too_many(comm):
+    return steps(comm, range(0, 12, comm.size), last=11)
+
+
+def a_step_for_every_number(comm):
+    return steps(comm, range(0, 11 * comm.size, comm.size))
+
+
+def begins_one_step_late(comm):
+    return steps(comm, range(comm.size, 11, comm.size))
+
+
+def the_last_number_again(comm):
+    """Who has no number left adds 10 once more."""
+    firsts = range(0, 11, comm.size)
+    return sum(float(comm.all_reduce(np.full(1, float(min(first + comm.rank, 10))))[0]) for first in firsts)
+
+
+def skips_what_is_not_there(comm):
+    total = 0.0
+    for first in range(0, 11, comm.size):
+        if first + comm.rank < 11:
+            total += float(comm.all_reduce(np.full(1, float(first + comm.rank)))[0])
+    return total
+
+
+def waits_in_a_barrier(comm):
+    mine = range(comm.rank, 11, comm.size)
+    total = sum(float(comm.all_reduce(np.full(1, float(number)))[0]) for number in mine)
+    for _ in range(-(-11 // comm.size) - len(mine)):
+        comm.barrier()
+    return total
+
+
+def sums_on_rank_0(comm):
+    return steps(comm, range(0, 11, comm.size), collective="reduce")
 
 
 def adds_its_own_only(comm):

@@ -90,6 +90,109 @@ def only_the_first_neighbor(comm, x, graph):
     return x
 
 
+def meets(comm, x, graph, neighbors):
+    """One exchange after another, with these neighbors."""
+    degree = [len(who) for who in graph.neighbors]
+    before, arriving = x.copy(), np.empty_like(x)
+    for j in neighbors:
+        comm.sendrecv(before, j, arriving, j)
+        x += (arriving - before) / (1 + max(degree[comm.rank], degree[j]))
+    return x
+
+
+def all_but_the_last_neighbor(comm, x, graph):
+    return meets(comm, x, graph, graph.neighbors[comm.rank][:-1])
+
+
+def all_but_the_first_neighbor(comm, x, graph):
+    return meets(comm, x, graph, graph.neighbors[comm.rank][1:])
+
+
+def one_neighbor_too_many(comm, x, graph):
+    near = graph.neighbors[comm.rank]
+    return meets(comm, x, graph, near + near[-1:])
+
+
+def one_index_too_many(comm, x, graph):
+    near = graph.neighbors[comm.rank]
+    return meets(comm, x, graph, (near[k] for k in range(len(near) + 1)))
+
+
+def meets_itself(comm, x, graph):
+    return meets(comm, x, graph, sorted((*graph.neighbors[comm.rank], comm.rank)))
+
+
+def weighs(comm, x, graph, weight):
+    """weight(degree, i, j) for a neighbor j of rank i."""
+    degree = [len(who) for who in graph.neighbors]
+    change = sum(weight(degree, comm.rank, j) * (xj - x) for j, xj in heard(comm, x, graph).items())
+    x += change
+    return x
+
+
+def one_over_the_ranks(comm, x, graph):
+    return weighs(comm, x, graph, lambda degree, i, j: 1 / comm.size)
+
+
+def third_for_everybody(comm, x, graph):
+    """Right on a ring."""
+    return weighs(comm, x, graph, lambda degree, i, j: 1 / 3)
+
+
+def largest_degree_of_all(comm, x, graph):
+    """Right on a ring and on a star."""
+    return weighs(comm, x, graph, lambda degree, i, j: 1 / (1 + max(degree)))
+
+
+def degree_of_the_neighbor(comm, x, graph):
+    return weighs(comm, x, graph, lambda degree, i, j: 1 / (1 + degree[j]))
+
+
+def moves_away(comm, x, graph):
+    return weighs(comm, x, graph, lambda degree, i, j: -1 / (1 + max(degree[i], degree[j])))
+
+
+def sends_what_changes(comm, x, graph):
+    """`before` is another name of x."""
+    degree = [len(who) for who in graph.neighbors]
+    before, arriving = x, np.empty_like(x)
+    for j in graph.neighbors[comm.rank]:
+        comm.sendrecv(before, j, arriving, j)
+        x += (arriving - before) / (1 + max(degree[comm.rank], degree[j]))
+    return x
+
+
+def one_place_for_all(comm, x, graph):
+    degree, near = [len(who) for who in graph.neighbors], graph.neighbors[comm.rank]
+    before, arriving = x.copy(), np.empty_like(x)
+    for work in [comm.irecv(arriving, j) for j in near] + [comm.isend(before, j) for j in near]:
+        work.wait()
+    for j in near:
+        x += (arriving - before) / (1 + max(degree[comm.rank], degree[j]))
+    return x
+
+
+def gossips_in_float32(comm, x, graph):
+    x[...] = metropolis(comm, x.astype(np.float32), graph)
+    return x
+
+
+def gossips_into_a_list(comm, x, graph):
+    return list(metropolis(comm, x, graph))
+
+
+def gossips_into_a_tensor(comm, x, graph):
+    import torch
+
+    return torch.from_numpy(metropolis(comm, x, graph))
+
+
+def meets_everybody_in_a_barrier(comm, x, graph):
+    metropolis(comm, x, graph)
+    comm.barrier()
+    return x
+
+
 def receives_first(comm, x, graph):
     degree = [len(who) for who in graph.neighbors]
     before, arriving = x.copy(), np.empty_like(x)
@@ -141,3 +244,7 @@ def own_weight_last(comm, x, graph):
     for j, weight in weights.items():
         x += weight * parts[j]
     return x
+
+
+def in_falling_order(comm, x, graph):
+    return meets(comm, x, graph, graph.neighbors[comm.rank][::-1])

@@ -1,19 +1,29 @@
 """Notebook 01: the gradient, a step, and the largest learning rate that is stable. One process, no ranks."""
 
+import numbers
+
 import numpy as np
 
 from ..optim import gradient_descent as reference
 from . import answers_01 as answers
-from .ranks import number, simulate
+from .ranks import count, kind, number, simulate, unlike
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 SHAPES = ((50, 2), (7, 1), (1, 3), (200, 5))  # (examples, weights)
+MOST_STEPS = 100  # that a function may take in the place of one and is told how many they were
+MAKES = {"list": " np.array(...) makes one.", "tuple": " np.array(...) makes one.", "Tensor": " .numpy() makes one."}
 
 
 def problem(n, d):
     """w (d,), x (n, d), y (n,): random, the same in every run."""
     rng = np.random.default_rng([n, d])
     return rng.standard_normal(d), rng.standard_normal((n, d)), rng.standard_normal(n)
+
+
+def columns(n, d, common):
+    """x (n, d) as data are: columns of different sizes, with means, that have this much in common with each other."""
+    rng = np.random.default_rng([n, d])
+    return (common * rng.standard_normal((n, 1)) + rng.standard_normal((n, d))) * np.linspace(1, 1.5, d) + 0.4
 
 
 def call(fn, *args, unchanged):
@@ -28,49 +38,96 @@ def call(fn, *args, unchanged):
             raise Broken("input", message)
     if out is None:
         raise Broken("returns", "Your function returned nothing: is there a `return`?")
-    try:
-        return np.asarray(out, dtype=float)
-    except (TypeError, ValueError):
-        raise Broken(
-            "returns", f"Your function returned {out!r}, a {type(out).__name__}: numbers were asked for."
-        ) from None
+    return out
 
 
 def shape_of(args):
     return next(a.shape for a in args if getattr(a, "ndim", 0) == 2)
 
 
-def check_vector(got, expected, n, d, explain):
-    """`explain(got, expected)` returns (invariant, sentence) or None for a vector of the right shape."""
-    where = f"For {n} examples and {d} weights"
-    if np.shape(got) != expected.shape:
-        message = f"{where} the result has shape {np.shape(got)}: it should be {expected.shape}, one number per weight."
-        raise Broken("shape", message)
-    if not np.allclose(got, expected, rtol=1e-6, atol=1e-12):
-        j = int(np.argmax(~np.isclose(got, expected, rtol=1e-6, atol=1e-12)))
-        failed, why = explain(np.asarray(got), expected) or ("value", "")
+def check_vector(got, expected, begun, n, explain):
+    """`explain(got, expected)` returns (invariant, sentence) or None; `begun`: what a loop over weights begins with."""
+    d = len(expected)
+    where = f"For {count(n, 'example')} and {count(d, 'weight')}"
+    if unlike(got, expected):
+        message = (
+            f"{where} your function returned {unlike(got, expected)}: {kind(expected)} was asked for, one number per "
+            f"weight.{MAKES.get(type(got).__name__, '')}"
+        )
+        raise Broken("returns", message)
+    wrong = ~np.isclose(got, expected, rtol=1e-9, atol=1e-12)
+    if wrong.any():
+        j = int(np.argmax(wrong))
+        with np.errstate(all="ignore"):  # it may be anything
+            failed, why = explain(got, expected) or in_general(got, expected, begun)
         message = f"{where}, number {j} of the result should be {number(expected[j])} and is {number(got[j])}. {why}"
         raise Broken(failed, message.rstrip())
+
+
+def in_general(got, expected, begun):
+    """(invariant, sentence) for a wrong array, whatever it was to be."""
+    if np.allclose(got, expected, rtol=1e-3):
+        return "precision", "The first digits are right: is it rounded, float32, or a quotient of small differences?"
+    if len(got) > 1 and np.allclose(got, [*expected[:-1], begun[-1]]):
+        return "loop", "The last weight has been left out: a loop over the weights ends one step too early."
+    if len(got) > 1 and np.allclose(got, [begun[0], *expected[1:]]):
+        return "loop", "The first weight has been left out: a loop over the weights begins one step too late."
+    return "value", ""
 
 
 def check_gradient(fn, runner=None):
     for n, d in SHAPES:
         w, x, y = problem(n, d)
+        pulls = (x @ w - y)[:, None] * x  # (n, d): of every example
+        half = "That is half as much: the slope of e² is 2e, and the 2 takes up the 1/2 of the loss."
+        half += " Or did you divide by x.size?" if d == 2 else ""
 
-        def explain(got, expected, n=n, x=x, w=w, y=y):
+        def explain(got, expected, n=n, x=x, w=w, y=y, pulls=pulls, half=half):
             for factor, failed, why in (
                 (-1, "sign", "The sign is the other way round: the gradient points uphill, towards a larger loss."),
                 (n, "mean", f"That is {n} times as much: a sum over the examples, not their mean."),
                 (2, "factor", "That is twice as much: the loss has a 1/2 in front of the square."),
                 (-2, "factor", "That is twice as much, and the sign is the other way round."),
+                (1 / 2, "factor", half),
                 (n / len(w), "mean", f"You divided by the {len(w)} weights, not by the {n} examples."),
+                (1 / len(w), "mean", f"You divided by the {x.size} numbers in x, not by the {n} examples."),
+                (n / max(n - 1, 1), "mean", f"You divided by {n - 1}: there are {n} examples."),
             ):
-                if np.allclose(got, factor * expected, rtol=1e-6):
+                if np.allclose(got, factor * expected):
                     return failed, why
-            if np.allclose(got, x.T @ np.sign(x @ w - y) / n):
-                return "value", "That is the gradient of the absolute error; here the error is squared."
+            for value, failed, why in (
+                (pulls[:-1].sum(axis=0) / n, "loop", "The last example is missing: the loop is one step too short."),
+                (pulls[1:].sum(axis=0) / n, "loop", "The first example is missing: the loop begins one step too late."),
+                (pulls[-1] / n, "loop", "Only the last example is in it: add up those of all."),
+                (pulls[0] / n, "loop", "Only the first example is in it: does the loop end at a `return`?"),
+                (
+                    x.T @ np.sign(x @ w - y) / n,
+                    "value",
+                    "That is the gradient of the absolute error; here the error is squared.",
+                ),
+                (x.T @ abs(x @ w - y) / n, "sign", "The error has lost its sign: too high and too low pull apart."),
+                (
+                    w * (x**2).mean(axis=0) - x.T @ y / n,
+                    "value",
+                    "Each weight is alone in it with its own column. The error of an example comes from all weights.",
+                ),
+                (
+                    (x @ w - y).mean() * x.mean(axis=0),
+                    "value",
+                    "That is the mean error times the mean input: first multiply for every example, then average.",
+                ),
+                (x.T @ (x @ w) / n, "value", "y is not in it: the error is x @ w - y."),
+                (-x.T @ y / n, "value", "w is not in it: the error is x @ w - y."),
+                (abs(expected), "sign", "The size is right; the signs are lost."),
+                (expected / np.linalg.norm(expected), "factor", "That is only the direction: its length is 1."),
+                (np.median(pulls, axis=0), "mean", "That is the median over the examples, not the mean."),
+                (pulls.max(axis=0), "mean", "That is the largest of the examples, not their mean."),
+            ):
+                if np.allclose(got, value):
+                    return failed, why
 
-        check_vector(call(fn, w, x, y, unchanged=("w", "x", "y")), reference.gradient(w, x, y), n, d, explain)
+        got = call(fn, w, x, y, unchanged=("w", "x", "y"))
+        check_vector(got, reference.gradient(w, x, y), 0 * w, n, explain)
     w, x, y = problem(50, 2)
     slope = (reference.loss(w + [1e-6, 0], x, y) - reference.loss(w - [1e-6, 0], x, y)) / 2e-6
     here = f"at w = ({w[0]:.3f}, {w[1]:.3f})"
@@ -88,18 +145,37 @@ def check_gradient_step(fn, runner=None):
             w, x, y = problem(n, d)
             slope = reference.gradient(w, x, y)
 
-            def explain(got, expected, w=w, slope=slope, rate=rate):
-                if np.allclose(got, w + rate * slope):
-                    return "sign", "That is a step uphill: go against the gradient."
-                if np.allclose(got, w - slope):
-                    return "rate", f"The rate is {rate}, and was not used: w - rate * gradient."
-                if np.allclose(got, -rate * slope) or np.allclose(got, rate * slope):
-                    return "value", "That is the way to go, not the place where you arrive: start from w."
-                if np.allclose(got, w):
-                    return "value", "That is w itself: no step was taken."
+            def explain(got, expected, n=n, w=w, x=x, y=y, slope=slope, rate=rate):
+                for value, failed, why in (
+                    (w + rate * slope, "sign", "That is a step uphill: go against the gradient."),
+                    (w - slope, "rate", f"The rate is {rate}, and was not used: w - rate * gradient."),
+                    (w - slope / rate, "rate", "The gradient was divided by the rate: w - rate * gradient."),
+                    (w - rate**2 * slope, "rate", "The rate was used twice."),
+                    (w - rate * n * slope, "gradient", f"The gradient in it is {n} times as large: a sum, not a mean."),
+                    (w - rate * slope / n, "gradient", f"The gradient in it was divided by {n} once more."),
+                    (w - 2 * rate * slope, "gradient", "The gradient in it is twice as large."),
+                    (
+                        w - rate * slope / np.linalg.norm(slope),
+                        "gradient",
+                        "Only the direction of the gradient is in it: where it is steeper, the step is longer.",
+                    ),
+                    (w - rate * np.sign(slope), "gradient", "Only the sign of the gradient is in it."),
+                    (w - rate * slope.mean(), "gradient", "One number was taken off every weight: each has its own."),
+                    (
+                        w - rate * reference.gradient(0 * w, x, y),
+                        "gradient",
+                        "The gradient in it is that at w = 0: it changes with every step, take it at w.",
+                    ),
+                    (-rate * slope, "value", "That is the way to go, not the place where you arrive: start from w."),
+                    (rate * slope, "value", "That is the way to go, not the place where you arrive: start from w."),
+                    (w, "value", "That is w itself: no step was taken."),
+                ):
+                    if np.allclose(got, value):
+                        return failed, why
+                return too_many_steps(got, w, x, y, rate) or another_rate(got, w, slope, rate)
 
             got = call(fn, w, x, y, rate, unchanged=("w", "x", "y"))
-            check_vector(got, w - rate * slope, n, d, explain)
+            check_vector(got, w - rate * slope, w, n, explain)
     w, x, y = problem(50, 2)
     before, after = reference.loss(w, x, y), reference.loss(fn(w, x, y, 0.1), x, y)
     return Passed(
@@ -110,13 +186,41 @@ def check_gradient_step(fn, runner=None):
     )
 
 
+def too_many_steps(got, w, x, y, rate):
+    """(invariant, sentence) where `got` is where more than one step ends, or None."""
+    asked = "One step was asked for: whoever calls your function repeats it."
+    for steps, moved in enumerate(reference.descend(x, y - x @ w, rate, MOST_STEPS)):  # as seen from w
+        if np.allclose(got, w + moved):
+            return "steps", f"Those are {steps} steps. {asked}"
+    by_example, by_weight = w, w.copy()
+    for row, target in zip(x, y, strict=True):
+        by_example = by_example - rate * (row @ by_example - target) * row
+    if np.allclose(got, by_example):
+        return "steps", f"Those are {len(y)} steps, one for each example. {asked}"
+    for j in range(len(w)):
+        by_weight[j] -= rate * reference.gradient(by_weight, x, y)[j]
+    if np.allclose(got, by_weight):
+        return "gradient", "The gradient was taken again for every weight: take it once, at w, before any weight moves."
+    if np.allclose(reference.gradient(got, x, y), 0, atol=1e-3):
+        return "steps", f"That is the bottom of the bowl. {asked}"
+    return None
+
+
+def another_rate(got, w, slope, rate):
+    """(invariant, sentence) where `got` is a step of another rate, or None."""
+    used = (w - got) @ slope / (slope @ slope)
+    if len(w) > 1 and np.allclose(got, w - used * slope) and abs(used / rate - 1) > 1e-3:
+        return "rate", f"That is a step of rate {number(used)}: here the rate is {rate}."
+    return None
+
+
 def check_largest_stable_rate(fn, runner=None):
-    for n, d in ((50, 2), (7, 1), (200, 5), (30, 3)):
-        _, x, _ = problem(n, d)
-        x = x * np.linspace(1, 3, d)
+    for n, d, common in ((50, 2, 3.0), (7, 1, 0.0), (200, 5, 0.5), (30, 3, 1.0)):
+        x = columns(n, d, common)
         got, expected = call(fn, x, unchanged=("x",)), reference.largest_stable_rate(x)
-        if got.ndim:
-            raise Broken("shape", f"The rate is one number; your function returned {got.size}: {got}.")
+        if not isinstance(got[()] if isinstance(got, np.ndarray) else got, numbers.Real):
+            message = f"The rate is one number, a float; your function returned {type(got).__name__}: {got!r:.60}."
+            raise Broken("returns", message)
         if not abs(got - expected) <= 0.01 * expected:
             raise Broken(*why_rate(float(got), expected, x))
     return Passed(
@@ -138,10 +242,17 @@ def remaining(x, rate, steps=200):
 
 def why_rate(got, expected, x):
     """(invariant, sentence) for a rate that is not the largest stable one."""
-    curvatures = np.linalg.eigvalsh(x.T @ x / len(x))
+    n, d = x.shape
+    curvature = x.T @ x / n
+    curvatures = np.linalg.eigvalsh(curvature)
+    around_mean = np.linalg.eigvalsh(np.atleast_2d(np.cov(x.T, bias=True)))
     start = (
-        f"For {len(x)} examples and {x.shape[1]} weights the largest stable rate is {number(expected)}, and you say "
-        f"{number(got)}. "
+        f"For {count(n, 'example')} and {count(d, 'weight')} the largest stable rate is {number(expected)}, and you "
+        f"say {number(got)}. "
+    )
+    entry = (
+        "That is 2 / (largest entry of the matrix). An axis of the bowl is no weight where the columns of x rise and "
+        "fall together: the curvatures are the eigenvalues."
     )
     known = (
         (
@@ -151,18 +262,43 @@ def why_rate(got, expected, x):
         ),
         (2 / curvatures.min(), "axis", "That is the rate of the flattest axis: the steepest one diverges first."),
         (curvatures.max(), "value", "That is the largest curvature itself."),
+        (2 / np.diag(curvature).max(), "entry", entry),
+        (2 / abs(curvature).max(), "entry", entry),
         (2 / curvatures.sum(), "axis", "That is 2 / (sum of the curvatures): safe, but smaller than it need be."),
+        (2 / curvatures.mean(), "axis", "That is 2 / (mean of the curvatures): the steepest axis diverges."),
+        *(
+            (2 / c, "axis", "That is the rate of one axis, but not of the steepest: take the largest eigenvalue.")
+            for c in curvatures
+        ),
+        (2 / np.linalg.norm(curvature), "axis", "That is 2 / np.linalg.norm(curvature), made of all curvatures."),
+        (2 / abs(curvature).sum(axis=0).max(), "entry", "That is 2 / (largest sum of a row), not of an eigenvalue."),
+        *(
+            (2 / variance, "mean", "You took the mean off the columns of x. The model has no constant: x.T @ x / n.")
+            for variance in (around_mean.max(), around_mean.max() * n / (n - 1))
+        ),
         (
-            2 / (curvatures.max() * len(x)),
+            2 / (curvatures.max() * n),
             "mean",
             "The loss is a mean over the examples, so the curvature is x.T @ x / n.",
         ),
+        (
+            2 / np.sqrt(curvatures.max() * n),
+            "mean",
+            "A singular value of x is the root of n * curvature: square it, and divide by n.",
+        ),
+        (2 * d / (curvatures.max() * n), "mean", f"You divided by the {d} weights, not by the {n} examples."),
     )
     for value, failed, why in known:
         if np.isclose(got, value, rtol=1e-6):
             return failed, start + why
     return "value", start + ("It would diverge." if got > expected else "A larger one still converges.")
 
+
+AN_ARRAY = (
+    "What are w, x and y? What you return should be of the same kind as w: as many numbers, of the same dtype.",
+    "Arrays are added and multiplied as a whole, and the result is an array. Is there a list or a tensor in between?",
+    "np.array(numbers) makes an array of a list; tensor.numpy() makes one of a tensor.",
+)
 
 EXERCISES = (
     Exercise(
@@ -183,6 +319,7 @@ EXERCISES = (
                 "The number of examples is len(y), which is also len(x).",
                 "return x.T @ error / len(y)",
             ),
+            "returns": AN_ARRAY,
             "input": (
                 "In Python w -= ... changes the caller's array.",
                 "x @ w - y makes a new array; `w -= 1` does not.",
@@ -194,12 +331,29 @@ EXERCISES = (
             WrongAnswer(answers.points_downhill, "sign", "the gradient points uphill"),
             WrongAnswer(answers.forgets_the_half, "factor", "the loss has a 1/2 in front of the square"),
             WrongAnswer(answers.of_the_absolute_error, "value", "the gradient of the absolute error"),
-            WrongAnswer(answers.one_number_for_all, "shape", "one number per weight"),
+            WrongAnswer(answers.one_number_for_all, "returns", "one number per weight"),
+            WrongAnswer(answers.as_a_list, "returns", "something of type list: a NumPy array of shape (2,)"),
+            WrongAnswer(answers.as_a_tensor, "returns", "something of type Tensor: a NumPy array of shape (2,)"),
+            WrongAnswer(answers.in_float32, "returns", "something of dtype float32"),
+            WrongAnswer(answers.as_a_column, "returns", "something of shape (2, 1)"),
+            WrongAnswer(answers.mean_of_the_wrong_axis, "returns", "something of shape (50,)"),
+            WrongAnswer(answers.product_of_means, "value", "first multiply for every example"),
+            WrongAnswer(answers.each_weight_alone, "value", "alone in it with its own column"),
+            WrongAnswer(answers.median_for_mean, "mean", "the median over the examples"),
+            WrongAnswer(answers.divides_by_one_less, "mean", "You divided by 49"),
+            WrongAnswer(answers.halves, "factor", "half as much"),
+            WrongAnswer(answers.loses_the_signs, "sign", "the signs are lost"),
+            WrongAnswer(answers.rounds, "precision", "The first digits are right"),
+            WrongAnswer(answers.forgets_the_last_example, "loop", "The last example is missing"),
+            WrongAnswer(answers.forgets_the_first_example, "loop", "The first example is missing"),
+            WrongAnswer(answers.returns_inside_the_loop, "loop", "Only the first example is in it"),
+            WrongAnswer(answers.one_example_too_many, "raises", "does a loop go one step too far?"),
+            WrongAnswer(answers.forgets_the_last_weight, "loop", "The last weight has been left out"),
             WrongAnswer(answers.forgets_to_transpose, "raises", "raised ValueError"),
             WrongAnswer(answers.changes_y, "input", "changed its argument y"),
             WrongAnswer(answers.never_converges, "timeout", "Is there a loop that never ends?"),
         ),
-        right_answers=(answers.with_a_loop, answers.as_a_mean_of_rows),
+        right_answers=(answers.with_a_loop, answers.as_a_mean_of_rows, answers.by_automatic_differentiation),
         explanation=(
             "Each example pulls every weight by error times input: far-off predictions pull hard, and an input of "
             "zero cannot have been the culprit. The mean of these pulls is the slope. Because it is a mean over "
@@ -219,6 +373,7 @@ EXERCISES = (
                 "gradient(w, x, y) is the slope at w; the rate says how much of it to walk.",
                 "return w - rate * gradient(w, x, y)",
             ),
+            "returns": AN_ARRAY,
             "input": (
                 "w -= ... changes the caller's array; then the path that is drawn has only one point.",
                 "w - step makes a new array.",
@@ -230,6 +385,17 @@ EXERCISES = (
             WrongAnswer(answers.ignores_the_rate, "rate", "was not used"),
             WrongAnswer(answers.returns_the_way, "value", "start from w"),
             WrongAnswer(answers.steps_in_place, "input", "changed its argument w"),
+            WrongAnswer(answers.twenty_steps, "steps", "Those are 20 steps"),
+            WrongAnswer(answers.a_step_too_many, "steps", "Those are 2 steps"),
+            WrongAnswer(answers.walks_to_the_bottom, "steps", "the bottom of the bowl"),
+            WrongAnswer(answers.a_step_for_every_example, "steps", "one for each example"),
+            WrongAnswer(answers.follows_the_sum, "gradient", "50 times as large: a sum"),
+            WrongAnswer(answers.steps_of_equal_length, "gradient", "Only the direction"),
+            WrongAnswer(answers.gradient_for_every_weight, "gradient", "before any weight moves"),
+            WrongAnswer(answers.gradient_at_zero, "gradient", "that at w = 0"),
+            WrongAnswer(answers.rate_of_its_own, "rate", "a step of rate 0.5"),
+            WrongAnswer(answers.steps_as_a_list, "returns", "something of type list: a NumPy array of shape (2,)"),
+            WrongAnswer(answers.leaves_the_last_weight, "loop", "The last weight has been left out"),
             WrongAnswer(answers.stays, "value", "no step was taken"),
             WrongAnswer(answers.steps_and_forgets, "returns", "returned nothing"),
         ),
@@ -259,10 +425,19 @@ EXERCISES = (
             WrongAnswer(answers.flattest_axis, "axis", "the steepest one diverges first"),
             WrongAnswer(answers.sum_of_axes, "axis", "safe, but smaller than it need be"),
             WrongAnswer(answers.rate_of_the_sum, "mean", "the curvature is x.T @ x / n"),
-            WrongAnswer(answers.all_axes, "shape", "The rate is one number"),
+            WrongAnswer(answers.all_axes, "returns", "The rate is one number"),
+            WrongAnswer(answers.largest_entry, "entry", "2 / (largest entry of the matrix)"),
+            WrongAnswer(answers.largest_on_the_diagonal, "entry", "2 / (largest entry of the matrix)"),
+            WrongAnswer(answers.largest_row, "entry", "2 / (largest sum of a row)"),
+            WrongAnswer(answers.norm_of_the_matrix, "axis", "made of all curvatures"),
+            WrongAnswer(answers.last_of_unsorted_axes, "axis", "of one axis, but not of the steepest"),
+            WrongAnswer(answers.second_axis, "axis", "of one axis, but not of the steepest"),
+            WrongAnswer(answers.of_the_covariance, "mean", "took the mean off the columns"),
+            WrongAnswer(answers.of_a_singular_value, "mean", "square it, and divide by n"),
+            WrongAnswer(answers.rate_as_a_tensor, "returns", "your function returned Tensor"),
             WrongAnswer(answers.always_one, "value", "It would diverge."),
         ),
-        right_answers=(answers.by_bisection, answers.by_norm),
+        right_answers=(answers.by_bisection, answers.by_norm, answers.by_power_iteration),
         explanation=(
             "At 2 / curvature every step overshoots the bottom by exactly the distance it came from, for ever. The "
             "steepest axis gets there first, while the flattest is still crawling: the ratio of the two, the "

@@ -8,11 +8,12 @@ from ..comm import PerRank
 from ..parallel import gossip as reference
 from ..parallel import graphs
 from . import answers_gossip as answers
-from .ranks import capital, count, number, on_engines, simulate
+from .lesson_02_parallel import IMPRECISE
+from .ranks import capital, count, kind, number, on_engines, simulate, unlike
 from .record import Broken, Exercise, Passed, WrongAnswer
 from .traffic import check_waits
 
-CASES = (("ring", 4), ("ring", 8), ("star", 5), ("wheel", 8), ("random", 8), ("ring", 2), ("ring", 3), ("ring", 1))
+CASES = (("ring", 8), ("ring", 4), ("star", 5), ("wheel", 8), ("random", 8), ("ring", 2), ("ring", 3), ("ring", 1))
 SHOWN = ("wheel", 8)
 STEPS = 12  # of the run whose error is compared with the second eigenvalue
 
@@ -33,7 +34,10 @@ def check_gossip_step(fn, runner=None):
     for name, p in CASES:
         graph, values = graphs.graph(name, p), inputs(p)
         where = f"on a {name} of {count(p, 'rank')}"
-        run = simulate(p, call, fn, PerRank(list(values)), graph, where=where)
+        try:
+            run = simulate(p, call, fn, PerRank(list(values)), graph, where=where)
+        except Broken as broken:
+            raise one_neighbor_off(broken, graph, where) from None
         check_peers(run, graph, capital(where))
         check_step(run, values, graph, capital(where))
         check_messages(run, graph, capital(where))
@@ -46,6 +50,22 @@ def check_gossip_step(fn, runner=None):
         check_step(run, inputs(len(run)), graph, f"on {count(len(run), 'engine')}")
         facts.append(f"engines: right on a ring of {count(len(run), 'MPI rank')}")
     return Passed(tuple(facts), shown, SHOWN[1])
+
+
+def one_neighbor_off(broken, graph, where):
+    """The same failure; of a deadlock in which a rank met too few of its neighbors, or too many, which rank that is."""
+    for wait in getattr(broken.__cause__, "waits", ()):
+        met = sum(times for op, _, times in wait.counts if op == "recv")
+        degree = len(graph.neighbors[wait.rank])
+        if wait.state == "finished" and met < degree:
+            how = f"received from {met} of its {count(degree, 'neighbor')} and finished: the loop is too short"
+        elif wait.state == "waiting" and met > degree:
+            how = f"has {count(degree, 'neighbor')} and waits for message number {met}: the loop is too long"
+        else:
+            continue
+        broken.message = f"{capital(where)} there is a deadlock: rank {wait.rank} {how}."
+        break
+    return broken
 
 
 def call_on_engine(comm, fn):
@@ -70,11 +90,8 @@ def check_step(run, values, graph, where):
     expected = graphs.metropolis(graph) @ values
     after = np.array([held for _, held in run])
     for r, (out, held) in enumerate(run):
-        if out is None:
-            message = f"{where}, rank {r} returned nothing: return x."
-            raise Broken("returns", message, events=run.events, size=p)
-        if np.shape(out) != held.shape:
-            message = f"{where}, rank {r} returned something of shape {np.shape(out)}: return x, {held.shape}."
+        if unlike(out, held):
+            message = f"{where}, rank {r} returned {unlike(out, held)}: return x, {kind(held)}."
             raise Broken("returns", message, events=run.events, size=p)
         if not np.allclose(held, expected[r], rtol=1e-9):
             if np.allclose(out, expected[r], rtol=1e-9):
@@ -102,6 +119,8 @@ def explain(after, values, graph, r):
 
     if np.allclose(after, values):
         return "sum", "That is what it was before: nothing of the neighbors is in it."
+    if np.allclose(after, w @ values, rtol=1e-3):
+        return "precision", IMPRECISE
     if np.allclose(after, w @ w @ values):
         return "steps", "Those are two steps: one was asked for, the caller repeats it."
     if np.allclose(after, weighted(lambda i, j: 1 / (1 + degree[i]))):
@@ -115,6 +134,18 @@ def explain(after, values, graph, r):
         )
     if np.allclose(after, weighted(lambda i, j: 1 / (1 + min(degree[i], degree[j])))):
         return "weights", "You took the smaller degree of the two: take the larger one, so that no rank gives too much."
+    if np.allclose(after, 2 * values - w @ values):
+        return "sign", "That is a step away from the neighbors: add weight * (theirs - mine)."
+    for weight, which in (
+        (lambda i, j: 1 / (1 + degree[j]), "1 / (1 + the neighbor's degree)"),
+        (lambda i, j: 1 / (degree[i] + degree[j]), "1 / (the sum of the two degrees)"),
+        (lambda i, j: 1 / (1 + max(degree)), "1 / (1 + the largest degree of the whole graph)"),
+        (lambda i, j: 1 / p, "1 / (the number of ranks)"),
+        (lambda i, j: 1 / 2, "1/2 for every neighbor"),
+        (lambda i, j: 1 / 3, "1/3 for every neighbor"),
+    ):
+        if np.allclose(after, weighted(weight)):
+            return "weights", f"That is what the weight {which} gives: use 1 / (1 + the larger of the two degrees)."
     if not np.allclose(after.sum(axis=0), values.sum(axis=0)):
         return "mean", moved(after, values, "Add weight * (theirs - mine), both from before the step")
     return "sum", (
@@ -131,8 +162,11 @@ def moved(after, values, advice):
 
 
 def check_messages(run, graph, where):
-    """Raise Broken unless each neighbor has been sent one message."""
+    """Raise Broken unless each neighbor has been sent one message, and nobody has waited for all ranks."""
     check_waits(run.events, graph.n)
+    if any(e.op == "barrier" for e in run.events):
+        message = f"{where}, the result is right, but every rank waits in a barrier: gossip waits for neighbors only."
+        raise Broken("peers", message, events=run.events, size=graph.n)
     sent = Counter((e.rank, e.peer) for e in run.events if e.op == "send")
     for (a, b), times in sent.items():
         if times > 1:
@@ -210,7 +244,23 @@ EXERCISES = (
             WrongAnswer(answers.adds_without_taking_off, "mean", "The mean over all ranks was"),
             WrongAnswer(answers.mean_of_all, "peers", "which is not its neighbor"),
             WrongAnswer(answers.always_on_a_ring, "peers", "On a star of 5 ranks"),
-            WrongAnswer(answers.only_the_first_neighbor, "deadlock", "there is a deadlock"),
+            WrongAnswer(answers.only_the_first_neighbor, "deadlock", "received from 1 of its 2 neighbors"),
+            WrongAnswer(answers.all_but_the_last_neighbor, "deadlock", "the loop is too short"),
+            WrongAnswer(answers.all_but_the_first_neighbor, "deadlock", "the loop is too short"),
+            WrongAnswer(answers.one_neighbor_too_many, "deadlock", "the loop is too long"),
+            WrongAnswer(answers.one_index_too_many, "raises", "does a loop go one step too far?"),
+            WrongAnswer(answers.meets_itself, "raises", "receives from itself"),
+            WrongAnswer(answers.one_over_the_ranks, "weights", "the weight 1 / (the number of ranks)"),
+            WrongAnswer(answers.third_for_everybody, "weights", "the weight 1/3 for every neighbor"),
+            WrongAnswer(answers.largest_degree_of_all, "weights", "the largest degree of the whole graph"),
+            WrongAnswer(answers.degree_of_the_neighbor, "weights", "the neighbor's degree"),
+            WrongAnswer(answers.moves_away, "sign", "a step away from the neighbors"),
+            WrongAnswer(answers.sends_what_changes, "sum", "still the x from before the step?"),
+            WrongAnswer(answers.one_place_for_all, "mean", "The mean over all ranks was"),
+            WrongAnswer(answers.gossips_in_float32, "precision", "The first digits are right"),
+            WrongAnswer(answers.gossips_into_a_list, "returns", "something of type list"),
+            WrongAnswer(answers.gossips_into_a_tensor, "returns", "something of type Tensor"),
+            WrongAnswer(answers.meets_everybody_in_a_barrier, "peers", "gossip waits for neighbors only"),
             WrongAnswer(answers.receives_first, "deadlock", "receive first"),
             WrongAnswer(answers.two_steps, "steps", "Those are two steps"),
             WrongAnswer(answers.listens_twice, "bytes", "one is enough"),
@@ -218,7 +268,7 @@ EXERCISES = (
             WrongAnswer(answers.gossips_and_returns_nothing, "returns", "returned nothing: return x"),
             WrongAnswer(answers.changes_nothing, "sum", "nothing of the neighbors is in it"),
         ),
-        right_answers=(answers.metropolis, answers.own_weight_last),
+        right_answers=(answers.metropolis, answers.own_weight_last, answers.in_falling_order),
         explanation=(
             "No rank knows more than its neighbors, and yet all approach the mean of all: every step is a "
             "multiplication by W, which keeps the mean and shrinks the rest, in each direction by an eigenvalue. The "

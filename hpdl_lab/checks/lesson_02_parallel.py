@@ -5,13 +5,14 @@ import numpy as np
 from ..comm import PerRank
 from ..parallel import averaging as reference
 from . import answers_02 as answers
-from .ranks import capital, count, number, on_engines, simulate
+from .ranks import capital, count, kind, number, on_engines, simulate, unlike
 from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import additions
 
 
 def gradients(p, d):
-    """(p, d) one gradient per rank; every number is a multiple of 840, so that means over 1 to 8 ranks are whole."""
-    return np.random.default_rng([p, d]).integers(1, 1000, (p, d)) * 840.0
+    """(p, d) one gradient per rank: of both signs, and not whole, so that the order of additions shows."""
+    return 100 * np.random.default_rng([p, d]).standard_normal((p, d))
 
 
 def call(comm, fn, g):
@@ -22,8 +23,15 @@ def call(comm, fn, g):
 def check_average_gradients(fn, runner=None):
     for p, d in ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (1, 2), (4, 0)):
         values, where = gradients(p, d), f"with {count(p, 'rank')} and gradients of {count(d, 'number')}"
-        run = simulate(p, call, fn, PerRank(list(values)), where=where)
+        try:
+            run = simulate(p, call, fn, PerRank(list(values)), where=where)
+        except Broken as broken:
+            raise missed_by_a_loop(broken, where) from None
         check_mean(run, values, where)
+    made = max(simulate(4, additions, fn, PerRank(list(gradients(4, 2)))))
+    if made > 1:
+        message = f"The mean is right, but every rank calls {made} collectives that add: one all_reduce is enough."
+        raise Broken("steps", message)
     facts = ["the mean of the gradients, the same on every rank, for 1, 2, 3, 4, 5 and 8 simulated ranks"]
     if runner is not None:
         facts.append(check_on_engines(fn, runner))
@@ -34,31 +42,51 @@ def check_mean(run, values, where):
     p, where = len(values), capital(where)
     mean = values.mean(axis=0)
     for r, (out, left) in enumerate(run):
-        if out is None:
-            raise Broken(
-                "returns", f"{where}, rank {r} returned nothing: return the gradient.", events=run.events, size=p
-            )
-        if getattr(out, "shape", None) != mean.shape:
-            got = f"shape {out.shape}" if hasattr(out, "shape") else f"type {type(out).__name__}"
-            message = f"{where}, rank {r} returned something of {got}: the gradient has shape {mean.shape}."
+        if unlike(out, left):
+            message = f"{where}, rank {r} returned {unlike(out, left)}: the gradient is {kind(left)}."
             raise Broken("returns", message, events=run.events, size=p)
-        out = np.asarray(out, dtype=float)
-        if not np.allclose(out, mean, rtol=1e-5):
-            j = int(np.argmax(~np.isclose(out, mean, rtol=1e-5)))
+        if not same(out, mean).all():
+            j = int(np.argmin(same(out, mean)))
             failed, why = explain(out, values, r, np.asarray(run[-1][0]))
             message = f"{where}, g[{j}] on rank {r} should be {number(mean[j])} and is {number(out[j])}. {why}"
             raise Broken(failed, message.rstrip(), events=run.events, size=p)
         if not np.array_equal(out, np.asarray(run[0][0])):
             message = f"{where}, ranks 0 and {r} hold different bits: replicas that round differently drift apart."
             raise Broken("bitwise", message, events=run.events, size=p)
-        if not np.allclose(left, mean, rtol=1e-5):
+        if not same(left, mean).all():
             message = f"{where}, what rank {r} returns is right, but g was not overwritten with it."
             raise Broken("in place", message, events=run.events, size=p)
+
+
+def same(a, b):
+    """Where a and b, (d,), are the same but for the rounding of float64 sums over a few ranks."""
+    return np.isclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max(initial=0))
+
+
+IMPRECISE = "The first digits are right: is something rounded, or float32, on its way?"
+
+
+def missed_by_a_loop(broken, where):
+    """The same failure; of a deadlock in which rank 0 sends to a rank whose own message it never received, why."""
+    waits = {w.rank: w for w in getattr(broken.__cause__, "waits", ())}
+    hub = waits.get(0)
+    if hub is not None and (hub.state, hub.op) == ("waiting", "send"):
+        other = waits[hub.peers[0]]
+        if (other.state, other.op, other.peers) == ("waiting", "send", (0,)):
+            broken.message = (
+                f"{capital(where)} there is a deadlock: rank 0 sends to rank {other.rank} and has not received what "
+                f"rank {other.rank} sent to it. Does a loop that receives leave out rank {other.rank}?"
+            )
+    return broken
 
 
 def explain(out, values, r, last):
     """(invariant, sentence) for a result of rank r that is not the mean; `last` is that of the last rank."""
     p, total = len(values), values.sum(axis=0)
+    if np.allclose(out * p, total, rtol=1e-3):
+        return "precision", IMPRECISE
+    if np.array_equal(out, np.round(out)):
+        return "precision", "Those are whole numbers: / divides, // rounds down as well."
     if np.allclose(out, total):
         return "mean", f"That is the sum of the {p} gradients: the step would be {p} times too long."
     if np.allclose(out * 4, total):
@@ -67,6 +95,17 @@ def explain(out, values, r, last):
         return "sum", f"That is its own gradient divided by {p}: add those of all ranks first."
     if np.allclose(out * p * p, total):
         return "mean", f"It was divided by {p} twice."
+    for divisor in (p - 1, p + 1):
+        if np.allclose(out * divisor, total):
+            return "mean", f"You divided by {divisor}, but there are {p} ranks."
+    for value, which in ((np.median(values, axis=0), "median"), (values.max(axis=0), "largest")):
+        if p > 2 and np.allclose(out, value):
+            return "mean", f"That is the {which} of the {p} gradients, not their mean."
+    for s in range(p):
+        if np.allclose(out * p, total - values[s]):
+            return "loop", f"The gradient of rank {s} is missing in it: is a loop one step too short?"
+        if np.allclose(out * p, total + values[s]):
+            return "loop", f"The gradient of rank {s} is in it twice: is a loop one step too long?"
     if np.allclose(out, values[r]) and np.allclose(last, values[-1]):
         return "sum", f"That is what rank {r} had before: nothing came from the others."
     for s in range(p):
@@ -105,6 +144,11 @@ EXERCISES = (
                 "Divide by the number of ranks, once.",
                 "comm.all_reduce(g)\ng /= comm.size\nreturn g",
             ),
+            "bitwise": (
+                "a + b + c and b + c + a may differ in the last bit. In which order does each of your ranks add?",
+                "Either one rank adds and sends the sum, or all add in the order of ranks: comm.all_reduce sees to it.",
+                "comm.all_reduce(g)\ng /= comm.size\nreturn g",
+            ),
             "in place": (
                 "The caller looks at g, not only at what you return. Which line makes a new array?",
                 "g / n is a new array; g /= n changes g itself.",
@@ -127,9 +171,30 @@ EXERCISES = (
             WrongAnswer(answers.only_rank_0_calls, "deadlock", "never called all_reduce"),
             WrongAnswer(answers.divides_into_a_new_array, "in place", "g was not overwritten"),
             WrongAnswer(answers.averages_and_forgets, "returns", "returned nothing"),
-            WrongAnswer(answers.averages_to_a_number, "returns", "the gradient has shape (2,)"),
+            WrongAnswer(answers.averages_to_a_number, "returns", "the gradient is a NumPy array of shape (2,)"),
+            WrongAnswer(answers.averages_to_a_list, "returns", "something of type list"),
+            WrongAnswer(answers.averages_to_a_tensor, "returns", "something of type Tensor"),
+            WrongAnswer(answers.returns_float32, "returns", "something of dtype float32"),
+            WrongAnswer(answers.adds_in_float32, "precision", "The first digits are right"),
+            WrongAnswer(answers.divides_and_rounds_down, "precision", "// rounds down"),
+            WrongAnswer(answers.takes_the_median, "mean", "the median of the 4 gradients"),
+            WrongAnswer(answers.takes_the_largest, "mean", "the largest of the 4 gradients"),
+            WrongAnswer(answers.divides_by_one_less, "mean", "You divided by 3, but there are 4 ranks"),
+            WrongAnswer(answers.mean_of_the_wrong_axis, "returns", "something of shape (4,)"),
+            WrongAnswer(answers.only_rank_0_divides, "mean", "on rank 1 should be"),
+            WrongAnswer(answers.averages_the_mean_again, "steps", "calls 2 collectives that add"),
+            WrongAnswer(answers.each_in_its_own_order, "bitwise", "hold different bits"),
+            WrongAnswer(answers.passes_once_too_often, "loop", "The gradient of rank 0 is in it twice"),
+            WrongAnswer(answers.passes_once_too_few, "loop", "The gradient of rank 1 is missing in it"),
+            WrongAnswer(answers.collects_one_too_few, "deadlock", "leave out rank 3?"),
+            WrongAnswer(answers.collects_one_too_many, "raises", "ranks here are 0 to 3"),
         ),
-        right_answers=(answers.divides_first, answers.by_gathering, answers.by_messages),
+        right_answers=(
+            answers.divides_first,
+            answers.by_gathering,
+            answers.by_messages,
+            answers.reduces_and_broadcasts,
+        ),
         explanation=(
             "Every rank ends with the same mean, so every rank takes the same step, and the copies of the model stay "
             "equal without ever being compared. Nothing else passes between the ranks: this one line is data "

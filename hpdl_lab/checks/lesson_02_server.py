@@ -1,23 +1,25 @@
 """Notebook 02, parameter server: one rank holds the weights, and everything passes through it."""
 
+import re
+
 import numpy as np
 
 from ..comm import PerRank
 from ..parallel import descent_with_server as reference
 from . import answers_parameter_server as answers
-from .lesson_02_parallel import gradients
-from .ranks import ALONE, capital, count, in_company, number, on_engines, simulate
+from .lesson_02_parallel import IMPRECISE, gradients, missed_by_a_loop, same
+from .ranks import ALONE, capital, count, in_company, kind, number, on_engines, simulate, unlike
 from .record import Broken, Exercise, Passed, WrongAnswer
 from .traffic import check_waits
 
-RATE = 0.5
+RATE = 0.3
 STALE = -3.0  # what a worker's weights hold before the server has sent new ones
 CASES = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (4, 0))  # (ranks, weights)
 
 
 def inputs(p, d):
     """w: one (d,) array per rank, of which that of rank 0 counts; g: (p, d), one gradient per rank."""
-    weights = np.random.default_rng([p, d, 2]).integers(1, 1000, d) * 840.0
+    weights = 100 * np.random.default_rng([p, d, 2]).standard_normal(d)
     return [weights.copy()] + [np.full(d, STALE) for _ in range(p - 1)], gradients(p, d)
 
 
@@ -34,7 +36,10 @@ def check_server_step(fn, runner=None):
     for p, d in CASES:
         weights, g = inputs(p, d)
         where = f"with a server and {count(p - 1, 'worker')}"
-        run = simulate(p, call, fn, PerRank(weights), PerRank(list(g)), where=where)
+        try:
+            run = simulate(p, call, fn, PerRank(weights), PerRank(list(g)), where=where)
+        except Broken as broken:
+            raise beyond_the_workers(missed_by_a_loop(broken, where), p) from None
         check_weights(run, weights, g, capital(where))
     weights, g = inputs(8, 1000)
     run = simulate(8, call, fn, PerRank(weights), PerRank(list(g)), where="with a server and 7 workers")
@@ -46,6 +51,13 @@ def check_server_step(fn, runner=None):
     if runner is not None:
         facts.append(check_on_engines(fn, runner))
     return Passed(tuple(facts), run.events, 8)
+
+
+def beyond_the_workers(broken, p):
+    """The same failure; of a server that talks to itself or to a rank that is not there, who its workers are."""
+    if broken.failed == "raises" and re.search("rank 0 (sends to|receives from) (itself|rank)", broken.message):
+        broken.message += f". The workers are ranks 1 to {p - 1}: where does the loop of the server begin and end?"
+    return broken
 
 
 def check_on_engines(fn, runner):
@@ -67,20 +79,15 @@ def check_weights(run, weights, g, where):
     p, expected = len(run), expected_weights(weights, g)
     for r, (out, held, left) in enumerate(run):
         who = "the server" if r == 0 else f"rank {r}"
-        if out is None:
-            message = f"{where}, {who} returned nothing: every rank returns w, the server too."
+        if unlike(out, held):
+            message = f"{where}, {who} returned {unlike(out, held)}: every rank returns w, {kind(held)}."
             raise Broken("returns", message, events=run.events, size=p)
-        if getattr(out, "shape", None) != expected.shape:
-            got = f"of shape {out.shape}" if hasattr(out, "shape") else f"of type {type(out).__name__}"
-            message = f"{where}, {who} returned something {got}: return w, of shape {expected.shape}."
-            raise Broken("returns", message, events=run.events, size=p)
-        out = np.asarray(out, dtype=float)
-        if not np.allclose(out, expected):
-            j = int(np.argmax(~np.isclose(out, expected)))
+        if not same(out, expected).all():
+            j = int(np.argmin(same(out, expected)))
             failed, why = explain(out, expected, weights, g, r)
             message = f"{where}, w[{j}] on {who} should be {number(expected[j])} and is {number(out[j])}. {why}"
             raise Broken(failed, message.rstrip(), events=run.events, size=p)
-        if not np.allclose(held, expected):
+        if not same(held, expected).all():
             message = f"{where}, what {who} returns is right, but w was not overwritten with it."
             raise Broken("in place", message, events=run.events, size=p)
         if not np.array_equal(out, run[0][0]):
@@ -95,12 +102,14 @@ def explain(out, expected, weights, g, r):
     """(invariant, sentence) for weights of rank r that are not the expected ones."""
     p, workers, w = len(g), len(g) - 1, weights[0]
     total, everybody = g[1:].sum(axis=0), g.sum(axis=0)
+    if np.allclose(out, expected, rtol=1e-3):
+        return "precision", IMPRECISE
     for value, failed, why in (
         (w - RATE * total, "mean", f"That is a step along the sum of {workers} gradients: divide by {workers}."),
         (
             w - RATE * total / p,
             "workers",
-            f"You divided by {p}, the number of ranks. The server has no examples: there are {workers} workers.",
+            f"You divided by {p}, the number of ranks. The server has no examples: comm.size - 1 is {workers}.",
         ),
         (
             w - RATE * everybody / p,
@@ -110,6 +119,12 @@ def explain(out, expected, weights, g, r):
         (w - RATE * everybody / workers, "workers", "The gradient of rank 0 is in it: only the workers' count."),
         (w + RATE * total / workers, "sign", "That is a step uphill: go against the gradient."),
         (w - total / workers, "rate", f"The rate is {RATE}, and was not used."),
+        (w - RATE**2 * total / workers, "rate", "The rate was used twice."),
+        (
+            STALE - RATE * total / workers,
+            "send back",
+            "That is a step from the weights of a worker. Only the server's count: gradients go in, weights come out.",
+        ),
         (
             w - RATE * total / 3,
             "size",
@@ -121,6 +136,10 @@ def explain(out, expected, weights, g, r):
     for s in range(1, p):
         if np.allclose(out, w - RATE * g[s]):
             return "sum", f"Only the gradient of rank {s} is in it: add those of all workers before the step."
+        if np.allclose(out, w - RATE * (total - g[s]) / workers):
+            return "loop", f"The gradient of rank {s} is missing in it: is a loop one step too short?"
+        if np.allclose(out, w - RATE * (total + g[s]) / workers):
+            return "loop", f"The gradient of rank {s} is in it twice: is a loop one step too long?"
     if r > 0 and np.allclose(out, STALE):
         return "send back", f"Those are the weights that rank {r} had before: the server's never arrived."
     if r > 0 and any(np.allclose(out, w - RATE * g[1 : s + 1].sum(axis=0) / workers) for s in range(p)):
@@ -223,8 +242,24 @@ EXERCISES = (
             WrongAnswer(answers.steps_without_return, "returns", "the server returned nothing"),
             WrongAnswer(answers.adds_into_its_gradient, "input", "changed its gradient g"),
             WrongAnswer(answers.for_three_workers, "size", "here there is 1 worker: comm.size - 1"),
+            WrongAnswer(answers.uses_the_rate_twice, "rate", "The rate was used twice"),
+            WrongAnswer(answers.rounds_its_step_down, "sum", "on the server should be"),
+            WrongAnswer(answers.adds_in_float32, "precision", "The first digits are right"),
+            WrongAnswer(answers.averages_weights, "send back", "a step from the weights of a worker"),
+            WrongAnswer(answers.workers_step_themselves, "send back", "a step from the weights of a worker"),
+            WrongAnswer(answers.leaves_out_the_last_worker, "deadlock", "leave out rank 3?"),
+            WrongAnswer(answers.leaves_out_the_first_worker, "deadlock", "leave out rank 1?"),
+            WrongAnswer(answers.one_worker_too_many, "raises", "The workers are ranks 1 to 3"),
+            WrongAnswer(answers.counts_from_rank_0, "raises", "The workers are ranks 1 to 3"),
+            WrongAnswer(answers.answers_one_worker_too_few, "deadlock", "rank 0 never sent to rank 3"),
+            WrongAnswer(answers.adds_one_too_few, "loop", "The gradient of rank 3 is missing in it"),
+            WrongAnswer(answers.sends_before_the_step, "order", "before it had all gradients"),
+            WrongAnswer(answers.one_place_for_all, "sum", "Only the gradient of rank 3 is in it"),
+            WrongAnswer(answers.returns_a_list, "returns", "something of type list"),
+            WrongAnswer(answers.returns_float32, "returns", "something of dtype float32"),
+            WrongAnswer(answers.never_waits_for_its_sends, "wait", "did not wait for 1 of its sends"),
         ),
-        right_answers=(answers.with_collectives, answers.all_at_once),
+        right_answers=(answers.with_collectives, answers.all_at_once, answers.from_the_last_worker),
         explanation=(
             "The workers hold nothing but a copy: whoever asks the server has the model. That is simple, and one "
             "worker more or less changes little. But all gradients meet at one door: p - 1 vectors in and p - 1 out "

@@ -1,11 +1,14 @@
 """Notebook 03, collectives: which of the eight does the job?"""
 
+import re
+
 from ..collectives import jobs as reference
 from . import answers_03 as answers
 from .ranks import alone, capital
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 RIGHT = reference.which_collective()
+LETTERS = {name.replace("_", ""): name for name in reference.DOES} | {"bcast": "broadcast"}
 TOO_MUCH = {  # (right, named): what the named one does beyond the job
     ("reduce", "all_reduce"): "all_reduce would do it, and send the sum to ranks that do not need it",
     ("gather", "all_gather"): "all_gather would do it, and send the lists to ranks that do not need them",
@@ -31,12 +34,19 @@ def check_which_collective(fn, runner=None):
     return Passed(("8 of 8 jobs, each with the collective that sends no more than is needed",))
 
 
+def spelled(said):
+    """The name of this lesson for what MPI, mpi4py, NCCL or torch call otherwise: "Allreduce" -> "all_reduce"."""
+    letters = re.sub("[^a-z]", "", said.lower().rpartition(".")[2]) if isinstance(said, str) else ""
+    letters = re.sub("^(mpi|nccl)|(block|intotensor|tensor|single)$", "", letters)
+    return LETTERS.get(letters, str(said))
+
+
 def check_job(job, named):
     """Raise Broken unless this job is done by the collective that is named for it, and not by a larger one."""
     right = RIGHT[job.letter]
     if job.letter not in named:
         raise Broken("missing", f"Job {job.letter} has no answer. {job.text}")
-    said = str(named[job.letter]).lower()
+    said = spelled(named[job.letter])
     if said not in reference.DOES:
         known = ", ".join(reference.DOES)
         message = f"Job {job.letter}: no collective is called {named[job.letter]!r}. The eight are {known}."
@@ -77,7 +87,14 @@ EXERCISES = (
             WrongAnswer(answers.adds_for_everybody, "too much", "Job C: all_reduce would do it"),
             WrongAnswer(answers.sums_the_mistakes, "job", "Job E: reduce adds what every rank has"),
             WrongAnswer(answers.forgets_the_layers, "missing", "Job F has no answer"),
-            WrongAnswer(answers.spells_as_mpi_does, "name", "no collective is called 'MPI_Allreduce'"),
+            WrongAnswer(answers.invents_a_collective, "name", "no collective is called 'all_add'"),
+            WrongAnswer(answers.tuples_of_names, "name", "no collective is called ('broadcast',)"),
+            WrongAnswer(answers.one_letter_late, "missing", "Job A has no answer"),
+            WrongAnswer(answers.one_job_early, "job", "Job A: all_reduce adds"),
+            WrongAnswer(answers.one_job_too_many, "missing", "There is no job 'I'"),
+            WrongAnswer(answers.names_to_letters, "missing", "Job A has no answer"),
+            WrongAnswer(answers.sums_on_one_rank, "job", "Job B: reduce adds"),
+            WrongAnswer(answers.gathers_on_all, "too much", "Job E: all_gather would do it"),
             WrongAnswer(answers.gathers_gradients, "too much", "p vectors to receive, not two"),
             WrongAnswer(answers.adds_every_row, "too much", "the other rows of the sum"),
             WrongAnswer(answers.gives_everybody_all_words, "too much", "what is meant for others"),
@@ -85,7 +102,13 @@ EXERCISES = (
             WrongAnswer(answers.as_a_list, "returns", "returned a list: return a dict"),
             WrongAnswer(answers.prints_the_names, "returns", "returned nothing: return a dict"),
         ),
-        right_answers=(answers.sorted_by_name, answers.in_capital_letters),
+        right_answers=(
+            answers.sorted_by_name,
+            answers.in_capital_letters,
+            answers.as_mpi4py_spells_them,
+            answers.as_mpi_spells_them,
+            answers.as_torch_spells_them,
+        ),
         explanation=(
             "Training uses all eight: B is data parallelism, G and F are the two halves of B and of sharded training "
             "(ZeRO), H sends words to experts, D and A start a run, C and E end it. Whoever asks for more than is "

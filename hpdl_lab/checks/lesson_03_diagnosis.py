@@ -16,7 +16,9 @@ def check_diagnose(fn, runner=None):
     if not isinstance(named, dict):
         what = "nothing" if named is None else f"a {type(named).__name__}"
         raise Broken("returns", f"Your function returned {what}: return a dict, letter to diagnosis.")
-    named = {str(letter).upper(): said for letter, said in named.items()}
+    named = {
+        str(letter).upper(): said.strip().lower() if isinstance(said, str) else said for letter, said in named.items()
+    }
     for letter, right in RIGHT.items():
         if letter not in named:
             raise Broken("missing", f"Program {letter} has no diagnosis.")
@@ -42,6 +44,7 @@ AGAINST = {  # (diagnosis, the right one): what in the table speaks against it; 
     ("slow", "absent"): "However long you wait, nothing changes: who is missing has finished.",
     ("order", "circle"): "With these calls no other order helps, as long as both ranks have the same.",
     ("absent", "slow"): "It does come to the call, only late.",
+    ("error", "mismatch"): "It is the laboratory that stops it, because two ranks contradict each other.",
 }
 QUESTION = {  # what to look at, by the right diagnosis
     "circle": "What is the first call of each rank, and what does it need to end?",
@@ -102,13 +105,19 @@ EXERCISES = (
             WrongAnswer(answers.calls_unequal_loops_a_circle, "diagnosis", "ranks that wait, but no circle"),
             WrongAnswer(answers.calls_a_straggler_absent, "diagnosis", "It does come to the call, only late"),
             WrongAnswer(answers.calls_an_error_absent, "diagnosis", "A rank is absent, that is true: but why?"),
+            WrongAnswer(answers.calls_a_circle_an_order, "diagnosis", "With these calls no other order helps"),
+            WrongAnswer(answers.calls_a_mismatch_an_error, "diagnosis", "two ranks contradict each other"),
+            WrongAnswer(answers.calls_unequal_loops_a_straggler, "diagnosis", "who is missing has finished"),
+            WrongAnswer(answers.calls_an_order_a_circle, "diagnosis", "but not in the same call"),
+            WrongAnswer(answers.one_program_early, "diagnosis", "Program A: you say 'mismatch'"),
+            WrongAnswer(answers.lists_of_diagnoses, "name", "there is no diagnosis ['circle']"),
             WrongAnswer(answers.forgets_the_straggler, "missing", "Program F has no diagnosis"),
             WrongAnswer(answers.invents_a_diagnosis, "name", "there is no diagnosis 'deadlock'"),
             WrongAnswer(answers.knows_another_patient, "missing", "There is no program 'X'"),
             WrongAnswer(answers.as_text, "returns", "returned a str: return a dict"),
             WrongAnswer(answers.prints_the_diagnoses, "returns", "returned nothing: return a dict"),
         ),
-        right_answers=(answers.backwards,),
+        right_answers=(answers.backwards, answers.diagnoses_in_capital_letters),
         explanation=(
             "Nobody sees a deadlock: one sees ranks that wait. Who waits for whom, in which call, and who is missing: "
             "these three tell the diseases apart, and the doctor of this laboratory does nothing else."

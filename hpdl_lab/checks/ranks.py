@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import re
 
 from ..comm import CommError, CommTimeout, Deadlock, sim
+from ..comm.buffers import dtype_name, is_tensor
 from .record import AnswerFailed, Broken
 
 DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of a right answer takes about 0.05 s
@@ -12,20 +14,22 @@ PRINTED_LINES = 10  # of the attendee's own prints that are shown beside a failu
 
 
 def simulate(p, fn, *args, network=None, where="", threads=False):
-    """sim.run for a check: returns Results, or raises Broken; NotImplementedError where `fn` is still a stub.
+    """sim.run for a check: Results with what was `printed`, or raises Broken; NotImplementedError for a stub.
 
     `where` says in which case this is, such as "with 3 ranks and 1,000 elements"; `threads`: see sim.run.
     """
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            return sim.run(p, fn, *args, network=network, deadline=DEADLINE, threads=threads)
+            run = sim.run(p, fn, *args, network=network, deadline=DEADLINE, threads=threads)
+        run.printed = printed.getvalue()
+        return run
     except NotImplementedError:
         raise  # not wrong: not written yet
     except Deadlock as error:
         first, *table = str(error).split("\n")
         message = f"{capital(where)} there is a deadlock: {full_stop(first.removeprefix('deadlock: '))}"
-        raise Broken("deadlock", message, "\n".join(table) + tail(printed)) from None
+        raise Broken("deadlock", message, "\n".join(table) + tail(printed)) from error
     except CommTimeout as error:
         first, *table = str(error).split("\n")
         place = first.partition(" of real time")[2]  # ", in cell:4"
@@ -76,7 +80,15 @@ def describe_error(error, where):
     notes = getattr(error, "__notes__", [])
     known = notes[0].replace("on simulated rank 0 of 1, ", "").removesuffix("at ").removesuffix(", ") if notes else ""
     place = f" ({known})" if known else ""
-    return f"{capital(where)} your function raised {type(error).__name__}: {error}{place}"
+    return f"{capital(where)} your function raised {type(error).__name__}: {error}{place}{past_the_end(error)}"
+
+
+def past_the_end(error):
+    """What an IndexError is mostly about: one step too many; "" where it is not the first index that is not there."""
+    numbers = re.search(r"index (\d+) is out of bounds for .* size (\d+)", str(error))
+    if not isinstance(error, IndexError) or (numbers and numbers[1] != numbers[2]):
+        return ""
+    return ". Indices end one before the length: does a loop go one step too far?"
 
 
 def tail(printed):
@@ -91,6 +103,29 @@ def tail(printed):
         else "\nyour function printed:"
     )
     return "\n".join([head, *(f"  {line}" for line in lines[-PRINTED_LINES:])])
+
+
+def unlike(out, like):
+    """What is wrong with `out` in the place of `like`, an array or tensor, such as "nothing"; "" where nothing is."""
+    if out is None:
+        return "nothing"
+    if type(out) is not type(like):
+        return f"something of type {type(out).__name__}"
+    if out.shape != like.shape:
+        return f"something of shape {tuple(out.shape)}"
+    return f"something of dtype {dtype_name(out.dtype)}" if out.dtype != like.dtype else ""
+
+
+def kind(x):
+    """What an array or tensor is, in words: "a NumPy array of shape (2,), float64"."""
+    return f"a {'torch tensor' if is_tensor(x) else 'NumPy array'} of shape {tuple(x.shape)}, {dtype_name(x.dtype)}"
+
+
+def real(value):
+    """float(value), but of no text. Raises TypeError, ValueError."""
+    if isinstance(value, str):
+        raise TypeError(f"{value!r} is a text, not a number")
+    return float(value)
 
 
 def full_stop(sentence):

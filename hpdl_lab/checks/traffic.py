@@ -50,6 +50,13 @@ def messages_sent(events, p):
     return [sum(e.op == "send" and e.rank == r for e in events) for r in range(p)]
 
 
+def additions(comm, fn, *args):
+    """How often fn(comm, *args) calls a collective that brings the numbers of all ranks together."""
+    fn(comm, *args)
+    others = ("send", "recv", "broadcast", "barrier")
+    return sum(times for (op, _), times in comm.calls.counts.items() if op not in others)
+
+
 def check_peers(events, p):
     """Raise Broken where a rank sends to anyone but its two neighbours on the ring."""
     for e in events:

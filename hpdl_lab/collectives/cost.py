@@ -217,8 +217,8 @@ def fit_alpha_beta(sizes, seconds):
 
     Relative errors, because small messages would not count otherwise.
 
-    Args:    sizes: bytes; seconds: the same number of times, all > 0; at least two different sizes.
-    Returns: (alpha s, beta s/byte), both at least 0.
+    Args:    sizes: list of bytes; seconds: list of as many times, all > 0; at least two different sizes.
+    Returns: (alpha s, beta s/byte). (hpdl_lab's own returns 0 where the line has one below 0.)
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2:
         raise ValueError(

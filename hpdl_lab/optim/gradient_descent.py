@@ -22,7 +22,7 @@ def gradient(w, x, y):
         d loss / d w[j] = mean(error * x[:, j])
 
     Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,) what should have been predicted.
-    Returns: (d,) new array; w, x and y stay as they are.
+    Returns: (d,) new NumPy array; w, x and y stay as they are.
     """
     error = x @ w - y  # (n, d) @ (d,) - (n,) = (n,)
     return x.T @ error / len(y)  # (d, n) @ (n,) = (d,)
@@ -32,7 +32,7 @@ def gradient_step(w, x, y, rate):
     """The weights after one step downhill, against the gradient.
 
     Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,); rate: the learning rate, a number above 0.
-    Returns: (d,) new array; w stays as it is, so that the path of all the w can be drawn.
+    Returns: (d,) new NumPy array; w stays as it is, so that the path of all the w can be drawn.
     """
     return w - rate * gradient(w, x, y)
 

@@ -27,7 +27,7 @@ def own_gradient(comm, w, x, y):
 def average_gradients(comm, g):
     """Replace the gradient of every rank by the mean over ranks.
 
-    Args:    g: (d,) float array or tensor, different per rank, overwritten with the mean.
+    Args:    g: (d,) float array, different per rank, overwritten with the mean. (hpdl_lab's own takes tensors too.)
     Returns: g, bitwise the same on every rank.
     Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
     Steps: one all_reduce.   Bytes per rank: those of the communicator's all_reduce for d elements.

@@ -18,7 +18,8 @@ from ..optim.gradient_descent import gradient
 def server_step(comm, w, g, rate):
     """Take one step: rank 0, the server, collects the workers' gradients, updates the weights and sends them out.
 
-    Args:    w: (d,) float array or tensor: on rank 0 the weights, on the workers overwritten with the new ones.
+    Args:    w: (d,) float array: on rank 0 the weights, on the workers overwritten with the new ones. (hpdl_lab's own
+             takes tensors too.)
              g: (d,) like w, the gradient of a worker, left as it is. That of rank 0 does not count: it has no examples.
              rate: the learning rate.
     Returns: w, the new weights, bitwise the same on every rank.

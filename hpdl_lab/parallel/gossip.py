@@ -14,8 +14,9 @@ def gossip_step(comm, x, graph):
     Every rank meets its neighbors in rising order. So nobody waits for ever: of all pairs that have not met, the one
     with the lowest ranks has nobody to wait for.
 
-    Args:    x: (N,) float tensor, different per rank, overwritten. graph: graphs.Graph, the same on every rank; the
-             ranks that rank i talks to are graph.neighbors[i], in rising order.
+    Args:    x: (N,) float array, different per rank, overwritten. (hpdl_lab's own takes tensors too.)
+             graph: graphs.Graph, the same on every rank; the ranks that rank i talks to are graph.neighbors[i], in
+             rising order.
     Returns: x.
     Raises:  ValueError if the graph has another number of ranks; CommTimeout if a neighbor does not answer.
     Steps: one per neighbor.   Bytes per rank: neighbors * N * itemsize.   Ref: Xiao & Boyd 2004; Lian et al. 2017.
