@@ -73,6 +73,17 @@ def one_step_too_many(comm, x):
     return chunk(x, p, r)
 
 
+def one_step_too_many_of_several(comm, x):
+    return chunk(x, 1, 0) if comm.size == 1 else one_step_too_many(comm, x)
+
+
+def needs_a_neighbor(comm, x):
+    mine = ring.reduce_scatter(comm, x)
+    if comm.size < 2:
+        comm.recv(mine, comm.rank + 1)
+    return mine
+
+
 def returns_nothing(comm, x):
     ring.reduce_scatter(comm, x)
 
