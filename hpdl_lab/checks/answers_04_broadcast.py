@@ -53,6 +53,11 @@ def root_is_always_0(comm, x, root=0, segments=4):
     return chain.broadcast(comm, x, 0, segments)
 
 
+def counts_from_the_wrong_end(comm, x, root=0, segments=4):
+    """Right for root 0, and for root 2 of four ranks."""
+    return chain.broadcast(comm, x, -root % comm.size, segments)
+
+
 def sends_what_has_not_come(comm, x, root=0, segments=4):
     """Starts its sends before the segments are there."""
     p, v = comm.size, (comm.rank - root) % comm.size
@@ -82,6 +87,16 @@ def the_last_one_sends_too(comm, x, root=0, segments=4):
 def one_segment_short(comm, x, root=0, segments=4):
     p, v = comm.size, (comm.rank - root) % comm.size
     for k in range(max(1, segments - 1)):
+        if v > 0:
+            comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
+        if v < p - 1:
+            comm.send(chunk(x, segments, k), (comm.rank + 1) % p)
+    return x
+
+
+def one_segment_too_many(comm, x, root=0, segments=4):
+    p, v = comm.size, (comm.rank - root) % comm.size
+    for k in range(segments + 1):
         if v > 0:
             comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
         if v < p - 1:
