@@ -92,7 +92,7 @@ def explain(name, r, run, before):
     """(invariant, sentence) for the tensor `name` of rank r, which is not what rank 0 had."""
     got, mine = run[r].values[name], before[r][name]
     changed = [other for other in before[r] if not np.array_equal(run[r].values[other], before[r][other])]
-    if np.allclose(got, sum(b[name] for b in before) / len(before)):
+    if not np.array_equal(got, mine) and np.allclose(got, sum(b[name] for b in before) / len(before)):
         return "value", "That is the mean over ranks: equal everywhere, but no layer was initialized for such values."
     for s in range(1, len(before)):
         if s != r and np.array_equal(got, before[s][name]):
@@ -103,14 +103,19 @@ def explain(name, r, run, before):
         return "value", ""
     if not changed:
         return "copy", f"Nothing in the model of rank {r} has changed: did what arrived go into a copy?"
-    if name not in dict(replica(0).named_parameters()):
+    parameters = dict(replica(0).named_parameters())
+    if name not in parameters and not set(changed) - set(parameters):
         return "buffers", (
             f"{name} is a buffer: a part of the model that no gradient reaches, so it stays different for ever. "
             "model.parameters() does not list it; model.buffers() does."
         )
     if name == FROZEN:
         return "frozen", f"{name} is frozen: it needs no gradient, but rank {r} computes with it all the same."
-    return "some", f"That is what rank {r} had before, although {changed[0]} has arrived: every tensor must travel."
+    right = sum(np.array_equal(run[r].values[other], value) for other, value in before[0].items())
+    return "some", (
+        f"That is what rank {r} had before, although {changed[0]} has arrived: {right} of {len(before[0])} tensors are "
+        "those of rank 0, and every one must be."
+    )
 
 
 def check_bytes(run, p):
@@ -137,6 +142,8 @@ EXERCISES = (
         wrong_answers=(
             WrongAnswer(answers.forgets_the_buffers, "buffers", "model.buffers() does"),
             WrongAnswer(answers.sends_only_the_first, "some", "although 0.weight has arrived"),
+            WrongAnswer(answers.forgets_the_last, "some", "8 of 9 tensors are those of rank 0"),
+            WrongAnswer(answers.forgets_the_last_two, "some", "7 of 9 tensors are those of rank 0"),
             WrongAnswer(answers.leaves_out_the_frozen, "frozen", "2.bias is frozen"),
             WrongAnswer(answers.makes_new_parameters, "object", "an optimizer made before still holds the old one"),
             WrongAnswer(answers.broadcasts_from_itself, "deadlock", "rank 1 with root 1"),

@@ -93,6 +93,17 @@ def tail(printed):
     return "\n".join([head, *(f"  {line}" for line in lines[-PRINTED_LINES:])])
 
 
+def times(got, right):
+    """How many times `right` an array is: a number, or None where it is no multiple, or nothing at all."""
+    import numpy as np
+
+    got, right = np.ravel(got), np.ravel(right)
+    if got.shape != right.shape or not right.any() or not np.isfinite(got).all():
+        return None
+    share = float(got @ right / (right @ right))
+    return share if share and np.allclose(got, share * right, rtol=1e-10, atol=1e-12) else None
+
+
 def full_stop(sentence):
     return sentence if sentence[-1:] in ".?!" else sentence + "."
 
