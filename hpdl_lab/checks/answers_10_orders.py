@@ -36,6 +36,10 @@ def counts_from_one(rank, ranks, micro_batches):
     return [Action(rank, kind, i) for kind in "FB" for i in range(1, micro_batches + 1)]
 
 
+def one_micro_batch_too_many(rank, ranks, micro_batches):
+    return [Action(rank, kind, i) for kind in "FB" for i in range(micro_batches + 1)]
+
+
 def backwards_first(rank, ranks, micro_batches):
     return [Action(rank, kind, i) for kind in "BF" for i in range(micro_batches)]
 

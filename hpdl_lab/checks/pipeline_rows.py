@@ -75,7 +75,10 @@ def check_actions(rank, row, schedule, kinds, who):
             )
             raise Broken("stage", message)
         if not isinstance(action.micro_batch, int) or not 0 <= action.micro_batch < m:
+            many = sum(other.kind == action.kind for other in row)
             message = f"{who} does {action}: there is no micro-batch {action.micro_batch}, they go from 0 to {m - 1}."
+            if many > m:
+                message += f" It does {many} times {KINDS[action.kind]}, and {m} are needed: {many - m} too many."
             raise Broken("micro-batch", message)
     for kind in kinds:
         done = [action.micro_batch for action in row if action.kind == kind]
