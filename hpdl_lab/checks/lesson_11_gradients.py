@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -113,6 +114,11 @@ def case_of(sizes):
 
 def with_missing(broken, where):
     """`broken`, or what is likely behind ranks that wait for each other."""
+    if broken.failed == "raises" and re.search(
+        "'NoneType' object has no attribute '(all_reduce|size)'", broken.message
+    ):
+        message = f"{broken.message} placed.shared is None where one stage alone holds the parameter."
+        return Broken("shared", message, broken.detail, broken.events, broken.size)
     if broken.failed == "raises" and "NoneType" in broken.message:
         message = (
             f"{broken.message} A gradient of None counts as zeros: {UNUSED} has one on other replicas, which wait for "
@@ -190,6 +196,9 @@ def explain(name, got, place, grid, axes):
                 if axis in (*taken, "dp") and np.allclose(got, total / ways(grid, axis)):
                     same = [a for a in long if a in (*taken, "dp") and ways(grid, a) == ways(grid, axis)]
                     return mean_over(same, ways(grid, axis))
+            often = math.prod(ways(grid, axis) for axis in taken)
+            if len(taken) > 1 and np.array_equal(got, total * often):
+                return "twice", f"That is {often} times the sum over {over}: it was added over each of them twice."
             for axis in taken:
                 if np.array_equal(got, total * ways(grid, axis)):
                     return "twice", (
@@ -255,7 +264,9 @@ EXERCISES = (
             WrongAnswer(answers.one_or_the_other, "axis", "the sum over tp only: dp is missing"),
             WrongAnswer(answers.tied_or_over_tp, "axis", "the sum over dp and pp only: tp is missing"),
             WrongAnswer(answers.goes_by_names, "axis", "should be"),
+            WrongAnswer(answers.shared_by_all, "shared", "where one stage alone holds the parameter"),
             WrongAnswer(answers.twice_over_replicas, "twice", "it was added over dp twice"),
+            WrongAnswer(answers.takes_the_last_twice, "twice", "it was added over each of them twice"),
             WrongAnswer(
                 answers.pipelines_instead_of_replicas, "axis", "That is the sum over pp: pp too much, and dp is missing"
             ),

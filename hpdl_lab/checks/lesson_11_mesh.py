@@ -68,8 +68,8 @@ def why_place(places, rank, sizes):
         return "twice", f"Ranks {both[0]} and {both[1]} would both stand at {twice}."
     n = sizes[-1]
     return "place", (
-        f"The last axis has {n} coordinates, so it is {rank} % {n} = {rank % n} there; {rank} // {n} = {rank // n} is "
-        "left for the axes before it."
+        f"The last axis has {count(n, 'coordinate')}, so it is {rank} % {n} = {rank % n} there; {rank} // {n} = "
+        f"{rank // n} is left for the axes before it."
     )
 
 
