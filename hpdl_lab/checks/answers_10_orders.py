@@ -230,6 +230,11 @@ def loses_what_was_kept_back(rank, ranks, micro_batches):
     return row[: len(row) - rank]
 
 
+def one_pair_too_many(rank, ranks, micro_batches):
+    row = zero_bubble_h1(rank, ranks, micro_batches)
+    return [*row, Action(rank, "I", micro_batches), Action(rank, "W", micro_batches)]
+
+
 def weights_before_input(rank, ranks, micro_batches):
     row = kept_back(rank, ranks, micro_batches, 0)
     return [Action(rank, {"I": "W", "W": "I"}.get(kind, kind), i) for _, kind, i in row]

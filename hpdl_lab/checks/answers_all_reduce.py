@@ -152,10 +152,10 @@ def reduces_twice(comm, x):
     return ring.all_reduce(comm, ring.all_reduce(comm, x))
 
 
-def one_loop_too_long(comm, x):
-    """Both halves in one loop, which goes round once too often."""
+def in_steps(comm, x, steps):
+    """Both halves in one loop, which goes round so many times."""
     p, r = comm.size, comm.rank
-    for i in range(2 * p - 1):
+    for i in range(steps):
         mine, theirs = chunk(x, p, r - i), chunk(x, p, r - i - 1)
         arriving = comm.sendrecv(mine, (r + 1) % p, torch.empty_like(theirs), (r - 1) % p)
         if i < p - 1:
@@ -163,6 +163,14 @@ def one_loop_too_long(comm, x):
         else:
             theirs.copy_(arriving)
     return x
+
+
+def one_loop_too_long(comm, x):
+    return in_steps(comm, x, 2 * comm.size - 1)
+
+
+def one_loop_too_short(comm, x):
+    return in_steps(comm, x, 2 * comm.size - 3)
 
 
 def scatters_too_long(comm, x):
@@ -180,15 +188,7 @@ def only_even_ranks_gather(comm, x):
 
 
 def in_one_loop(comm, x):
-    p, r = comm.size, comm.rank
-    for i in range(2 * (p - 1)):
-        mine, theirs = chunk(x, p, r - i), chunk(x, p, r - i - 1)
-        arriving = comm.sendrecv(mine, (r + 1) % p, torch.empty_like(theirs), (r - 1) % p)
-        if i < p - 1:
-            theirs += arriving
-        else:
-            theirs.copy_(arriving)
-    return x
+    return in_steps(comm, x, 2 * (comm.size - 1))
 
 
 def the_other_way_around(comm, x):

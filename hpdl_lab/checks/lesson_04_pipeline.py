@@ -7,7 +7,7 @@ from ..comm import PerRank
 from ..comm.network import Switch
 from . import answers_04_broadcast as answers
 from .collective import call
-from .ranks import SENTINEL, capital, count, number, on_engines, simulate
+from .ranks import SENTINEL, capital, count, number, off_by, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
 from .traffic import check_waits
 
@@ -79,10 +79,9 @@ def check_copies(run, expected, where, root, segments):
                 raise Broken("in place", message, events=run.events, size=p)
             i = int(np.argmax(left.x != expected))
             message = f"{where}, x[{i}] on rank {r} should be {number(expected[i])} and is {number(left.x[i])}. "
-            came = sum(e.op == "recv" and e.rank == r for e in run.events)
-            if r != root and 0 < came < segments <= n:
-                message += f"{count((left.x == SENTINEL).sum(), 'element')} never arrived: "
-                message += f"{miscounted('received', r, came, segments)}"
+            came, lacking = sum(e.op == "recv" and e.rank == r for e in run.events), int((left.x == SENTINEL).sum())
+            if r != root and lacking and 0 < came < segments <= n:
+                message += f"{count(lacking, 'element')} never arrived: {miscounted('received', r, came, segments)}"
                 raise Broken("segment", message, events=run.events, size=p)
             raise Broken(*why_copy(left, expected, i, message, r, root), events=run.events, size=p)
         if left.out is None or not np.array_equal(left.out, expected):
@@ -93,11 +92,8 @@ def check_copies(run, expected, where, root, segments):
 
 def miscounted(what, r, messages, segments):
     """The sentence about a loop over segments that goes round too often, or not often enough."""
-    off = abs(messages - segments)
-    return (
-        f"rank {r} {what} {count(messages, 'message')}, and there are {segments} segments: "
-        f"{'one' if off == 1 else off} too {'many' if messages > segments else 'few'}."
-    )
+    told = f"rank {r} {what} {count(messages, 'message')}, and there are {segments} segments"
+    return f"{told}: {off_by(messages, segments, 'message')}."
 
 
 def why_copy(left, expected, i, message, r, root):
@@ -225,7 +221,7 @@ EXERCISES = (
             WrongAnswer(answers.sends_what_has_not_come, "order", "sent on before it had arrived"),
             WrongAnswer(answers.the_last_one_sends_too, "deadlock", "there is a deadlock"),
             WrongAnswer(
-                answers.one_segment_short, "segment", "received 2 messages, and there are 3 segments: one too few"
+                answers.one_segment_short, "segment", "received 2 messages, and there are 3 segments: one message too"
             ),
             WrongAnswer(answers.one_segment_too_many, "segment", "sent 17 messages, and there are 16 segments"),
             WrongAnswer(answers.never_waits_for_its_segments, "wait", "did not wait for"),

@@ -167,6 +167,7 @@ EXERCISES = (
             WrongAnswer(answers_all_reduce.reduces_and_returns_nothing, "returns", "returned nothing: return x"),
             WrongAnswer(answers_all_reduce.reduces_twice, "steps", "all is done twice"),
             WrongAnswer(answers_all_reduce.one_loop_too_long, "steps", "sent 15 messages, where 14 are needed"),
+            WrongAnswer(answers_all_reduce.one_loop_too_short, "steps", "where 8 are needed: one step too few"),
             WrongAnswer(answers_all_reduce.scatters_too_long, "steps", "14 are needed: one step too many"),
             WrongAnswer(answers_all_reduce.only_even_ranks_gather, "deadlock", "it finished"),
         ),

@@ -93,6 +93,12 @@ def tail(printed):
     return "\n".join([head, *(f"  {line}" for line in lines[-PRINTED_LINES:])])
 
 
+def off_by(got, needed, noun):
+    """What a loop that goes round too often, or not often enough, has done: "one step too many", "2 steps too few"."""
+    n = abs(got - needed)
+    return f"{'one' if n == 1 else n} {noun}{'s' * (n > 1)} too {'many' if got > needed else 'few'}"
+
+
 def times(got, right):
     """How many times `right` an array is: a number, or None where it is no multiple, or nothing at all."""
     import numpy as np

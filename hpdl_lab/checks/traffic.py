@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from .ranks import count
+from .ranks import count, off_by
 from .record import Broken
 
 ROUNDING = 0.01  # more bytes than the best answer's are allowed, as where pieces are not cut evenly
@@ -15,8 +15,7 @@ def miscount(events, p, steps):
         return ""
     if sent[0] == 0:
         return "No rank sent anything."
-    off = abs(sent[0] - steps)
-    why = f"{'one step' if off == 1 else f'{off} steps'} too {'many' if sent[0] > steps else 'few'}"
+    why = off_by(sent[0], steps, "step")
     if sent[0] == 2 * steps:
         why = "all is done twice"
     elif 2 * sent[0] == steps == 2 * (p - 1):

@@ -1,6 +1,6 @@
 """What a training loop did, in which order, and what cannot be right about it: the log of exercise 6.6."""
 
-from .ranks import capital, count
+from .ranks import capital, count, off_by
 from .record import Broken
 
 
@@ -50,7 +50,7 @@ def judge(looped, shape, where, broken=None):
         rank, n = next(iter(wrong.items()))
         told = (
             f"{capital(where)}, rank {rank} adds gradients {count(n, 'time')}, and {most} are needed, as many as the "
-            f"rank with most steps has: {abs(n - most)} too {'many' if n > most else 'few'}. "
+            f"rank with most steps has: {off_by(n, most, 'step')}. "
         )
         if n < most:
             told += (
