@@ -50,11 +50,11 @@ def judge(looped, shape, where, broken=None):
         rank, n = next(iter(wrong.items()))
         told = (
             f"{capital(where)}, rank {rank} adds gradients {count(n, 'time')}, and {most} are needed, as many as the "
-            f"rank with most steps has: {off_by(n, most, 'step')}. "
+            f"rank with most steps has: {off_by(n, most, 'step')}."
         )
         if n < most:
             told += (
-                "Adding is collective: who leaves the loop earlier leaves the others waiting, and who stops everybody "
+                " Adding is collective: who leaves the loop earlier leaves the others waiting, and who stops everybody "
                 "earlier drops batches."
             )
         raise Broken("lengths", told, detail, broken.events if broken else (), size)
