@@ -197,14 +197,17 @@ def one_after_the_other(comm, x, rows):
     return strip_with(comm, x, rows, top, bottom)
 
 
-def forgets_to_wait_for_a_send(comm, x, rows):
+def waits_for_what_comes_only(comm, x, rows):
     up, down = asked(comm, rows)
-    received = [torch.zeros_like(x[:, :, :1]).repeat(1, 1, n, 1) for n in rows[comm.rank]]
-    for out, to, got in ((x[:, :, :up], comm.rank - 1, received[0]), (last(x, down), comm.rank + 1, received[1])):
-        if 0 <= to < comm.size:
-            works = [comm.irecv(got, to), comm.isend(out.contiguous(), to)]
-            works[0].wait()
-    return torch.cat([received[0], x, received[1]], 2)
+    top, bottom = (torch.zeros_like(x[:, :, :1]).repeat(1, 1, n, 1) for n in rows[comm.rank])
+    coming = []
+    for out, peer, halo in ((x[:, :, :up], comm.rank - 1, top), (last(x, down), comm.rank + 1, bottom)):
+        if 0 <= peer < comm.size:
+            coming.append(comm.irecv(halo, peer))
+            comm.isend(out.contiguous(), peer)
+    for work in coming:
+        work.wait()
+    return torch.cat([top, x, bottom], 2)
 
 
 def clears_its_edge(comm, x, rows):

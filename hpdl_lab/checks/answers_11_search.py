@@ -106,7 +106,8 @@ def says_nothing_where_none_fits(ranks, predict, limit):
 def refuses_with_the_last_one(ranks, predict, limit):
     found = priced(ranks, predict)
     if all(told.nbytes > limit for told, _ in found):
-        raise ValueError(f"nothing fits: {found[-1][0].nbytes} bytes are needed")
+        last = max(found, key=lambda f: f[1][::-1])  # in the order of tp
+        raise ValueError(f"nothing fits: {last[0].nbytes} bytes are needed")
     return fastest_among(ranks, predict, limit, lambda *grid: True)
 
 

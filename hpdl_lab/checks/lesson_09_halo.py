@@ -267,7 +267,7 @@ EXERCISES = (
             WrongAnswer(answers.sends_one_halo_twice, "bytes", "6 messages with something in them, and 4 would do"),
             WrongAnswer(answers.everybody_receives_first, "deadlock", "there is a deadlock"),
             WrongAnswer(answers.one_after_the_other, "steps", "the time of 14 messages one after another"),
-            WrongAnswer(answers.forgets_to_wait_for_a_send, "wait", "did not wait for 1 of its sends"),
+            WrongAnswer(answers.waits_for_what_comes_only, "wait", "did not wait for 1 of its sends"),
             WrongAnswer(answers.clears_its_edge, "input", "rank 0 has changed x"),
         ),
         right_answers=(answers.by_sendrecv, answers.all_at_once),
