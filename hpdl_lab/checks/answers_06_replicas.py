@@ -79,6 +79,15 @@ def copies_under_autograd(comm, model):
         tensor.copy_(comm.broadcast(tensor.detach().clone()))
 
 
+def sends_without_wait(comm, model):
+    for tensor in (*model.parameters(), *model.buffers()):
+        if comm.rank > 0:
+            comm.recv(tensor.data, 0)
+        else:
+            for rank in range(1, comm.size):
+                comm.isend(tensor.data, rank)
+
+
 def gathers_all_models(comm, model):
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.copy_(comm.all_gather(tensor.data)[0])

@@ -128,6 +128,16 @@ def adds_parameters_too(mesh, parameters):
         mesh["dp"].all_reduce(placed.parameter.data)
 
 
+def sends_without_wait(mesh, parameters):
+    for placed in parameters:
+        added(mesh, placed, dp=False)
+        comm, part = mesh["dp"], placed.parameter.grad.clone()
+        for peer in set(range(comm.size)) - {comm.rank}:
+            comm.isend(part, peer)
+        for peer in set(range(comm.size)) - {comm.rank}:
+            placed.parameter.grad += comm.recv(torch.empty_like(part), peer)
+
+
 def gathers_all_replicas(mesh, parameters):
     for placed in parameters:
         added(mesh, placed, dp=False)

@@ -10,6 +10,7 @@ import torch
 from .layer_run import run_layer
 from .ranks import capital, count, full_stop, number, on_engines, simulate, times
 from .record import Broken
+from .traffic import check_waits
 
 RANKS = (2, 3, 4, 1)
 TOLERANCE = 1e-10
@@ -67,6 +68,7 @@ def check_part(part, fn, runner, more=""):
         except Broken as broken:
             raise in_backward(broken) from None
         judge(part, run, where)
+        check_waits(run.events, p)
         check_sent(part, run, where)
         check_inputs(run, where)
         if p == max(RANKS):

@@ -11,6 +11,7 @@ from . import answers_06_replicas as answers
 from . import hints_06
 from .ranks import capital, count, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import check_waits
 
 RANKS = (3, 2, 1, 5)
 FROZEN = "2.bias"
@@ -56,6 +57,7 @@ def check_broadcast_parameters(fn, runner=None):
         where = f"with {count(p, 'rank')}"
         run = simulate(p, call, fn, where=where)
         check_replicas(run, where)
+        check_waits(run.events, p)
     run = simulate(4, call, fn, where="with 4 ranks")
     facts = [
         "parameters, frozen parameters and buffers of rank 0, bit for bit, on 1, 2, 3 and 5 simulated ranks",
@@ -153,6 +155,7 @@ EXERCISES = (
             WrongAnswer(answers.averages_the_parameters, "value", "That is the mean over ranks"),
             WrongAnswer(answers.trusts_a_seed, "value", "another seed is another model"),
             WrongAnswer(answers.copies_under_autograd, "raises", "a leaf Variable that requires grad"),
+            WrongAnswer(answers.sends_without_wait, "wait", "did not wait for 9 of its sends to rank 1"),
             WrongAnswer(answers.gathers_all_models, "bytes", "What the others have, nobody needs"),
         ),
         right_answers=(answers.by_state_dict, answers.by_messages, answers.packed_by_dtype),

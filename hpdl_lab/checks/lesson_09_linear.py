@@ -243,6 +243,7 @@ EXERCISES = (
             ),
             WrongAnswer(answers.row_adds_outside_autograd, "gradient", "has left the sight of autograd"),
             WrongAnswer(answers.row_needs_a_bias, "raises", "With 2 ranks and bias None"),
+            WrongAnswer(answers.row_sends_without_wait, "wait", "did not wait for 1 of its sends"),
             WrongAnswer(answers.row_only_rank_0_adds, "deadlock", "there is a deadlock"),
         ),
         right_answers=(answers.row_adds_in_place, answers.row_with_columns_of_x_first),

@@ -15,6 +15,7 @@ from . import hints_11
 from .layer_part import ring_bytes, whole_numbers
 from .ranks import capital, count, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import check_waits
 
 # (dp, pp, tp): dp and tp of two sizes first, so that a mean over one of them is not taken for one over the other
 CASES = ((3, 2, 2), (2, 1, 3), (2, 2, 2), (2, 1, 2), (2, 3, 1), (1, 2, 2), (3, 1, 1), (1, 1, 1))
@@ -93,6 +94,7 @@ def check_reduce_gradients(fn, runner=None):
         except Broken as broken:
             raise with_missing(broken, where) from None
         check_sums(run, sizes, where)
+        check_waits(run.events, len(run))
         check_bytes(run, sizes, where)
     most = CASES[0]
     run = simulate(math.prod(most), call, fn, most, where=case_of(most))
@@ -273,6 +275,7 @@ EXERCISES = (
             WrongAnswer(answers.leaves_out_what_has_no_gradient, "deadlock", "also a replica whose gradient"),
             WrongAnswer(answers.zeros_are_not_handed_back, "hand back", "still has no gradient"),
             WrongAnswer(answers.adds_parameters_too, "parameters", "the step is the optimizer's"),
+            WrongAnswer(answers.sends_without_wait, "wait", "did not wait for 6 of its sends"),
             WrongAnswer(answers.gathers_all_replicas, "messages", "one all_reduce of a gradient for each axis"),
             WrongAnswer(answers.only_replica_0_adds, "deadlock", "there is a deadlock"),
         ),
