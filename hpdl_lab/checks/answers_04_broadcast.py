@@ -29,6 +29,13 @@ def receives_or_sends(comm, x, root=0, segments=4):
     return x
 
 
+def waits_for_all_in_every_step(comm, x, root=0, segments=4):
+    for k in range(segments):
+        chain.broadcast(comm, chunk(x, segments, k), root, 1)
+        comm.barrier()
+    return x
+
+
 def whole_vector_per_segment(comm, x, root=0, segments=4):
     p, v = comm.size, (comm.rank - root) % comm.size
     for _ in range(segments):

@@ -136,6 +136,15 @@ def rank_0_sends_first(comm, x):
     return chunk(x, p, r)
 
 
+def waits_for_all_in_every_step(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r - i - 2)
+        theirs += comm.sendrecv(chunk(x, p, r - i - 1), (r + 1) % p, new_like(x, theirs.shape), (r - 1) % p)
+        comm.barrier()
+    return chunk(x, p, r)
+
+
 def never_waits_for_its_sends(comm, x):
     """Passes whole vectors, and no send leaves an event."""
     p, r = comm.size, comm.rank

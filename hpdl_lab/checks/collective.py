@@ -12,7 +12,7 @@ from ..comm.network import Switch
 from .diagnose import explain
 from .ranks import SENTINEL, capital, case, count, number, on_engines, simulate
 from .record import Broken, Passed
-from .traffic import check_bytes, check_peers, check_waits
+from .traffic import check_bytes, check_peers, check_waits, in_barriers
 
 ENGINE_SIZES = (1000, 1001, 1, 0)
 GUARD = 16  # elements before and after every buffer that nobody may touch
@@ -252,10 +252,10 @@ def check_steps(collective, fn, steps):
     run = simulate_case(collective, fn, inputs(8, 1000), network=Switch(alpha=1.0, beta=0.0))
     took = round(run.seconds)
     if took > 2 * steps:
+        in_a_row = "the ranks wait for each other in a row. Let all of them send and receive at once: comm.sendrecv."
         message = (
             f"Result and bytes are right, but with 8 ranks it takes the time of {took} messages one after another, "
-            f"where {steps} are enough: the ranks wait for each other in a row. Let all of them send and receive at "
-            "once: comm.sendrecv."
+            f"where {steps} are enough: {in_barriers(run.events) or in_a_row}"
         )
         raise Broken("steps", message, events=run.events, size=8)
     if took > steps:

@@ -9,7 +9,7 @@ from . import answers_04_broadcast as answers
 from .collective import call
 from .ranks import SENTINEL, capital, count, number, off_by, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
-from .traffic import check_waits
+from .traffic import check_waits, in_barriers
 
 CASES = (  # (ranks, elements, segments, root)
     (4, 12, 3, 0),
@@ -138,7 +138,9 @@ def check_time(run, p, segments):
     if took <= best + 3:
         return took
     head = f"Result and bytes are right, but {segments} segments take {took} message times along {p} ranks: "
-    if took >= segments * (p - 1):
+    if waits := in_barriers(run.events):
+        why = waits
+    elif took >= segments * (p - 1):
         why = "every rank has all of x before it passes anything on."
     else:
         why = "while a rank passes a segment on, nothing comes in. isend starts a send without waiting for its end."
@@ -214,6 +216,7 @@ EXERCISES = (
         wrong_answers=(
             WrongAnswer(answers.one_rank_after_the_other, "steps", "has all of x before it passes anything on"),
             WrongAnswer(answers.receives_or_sends, "steps", "while a rank passes a segment on, nothing comes in"),
+            WrongAnswer(answers.waits_for_all_in_every_step, "steps", "a rank waits in 16 barriers"),
             WrongAnswer(answers.whole_vector_per_segment, "bytes", "each segment is to be sent once"),
             WrongAnswer(answers.root_sends_to_everybody, "peers", "on a chain it passes on to the next"),
             WrongAnswer(answers.root_is_always_0, "root", "The data come from rank 2"),

@@ -89,6 +89,7 @@ EXERCISES = (
             WrongAnswer(answers_reduce_scatter.never_ends, "timeout", "Is there a loop that never ends?"),
             WrongAnswer(answers_reduce_scatter.writes_past_the_end, "bounds", "wrote outside x, at x[1001]"),
             WrongAnswer(answers_reduce_scatter.rank_0_sends_first, "steps", "the ranks wait for each other in a row"),
+            WrongAnswer(answers_reduce_scatter.waits_for_all_in_every_step, "steps", "a rank waits in 7 barriers"),
             WrongAnswer(
                 answers_reduce_scatter.never_waits_for_its_sends, "wait", "did not wait for 7 of its sends to rank 1"
             ),

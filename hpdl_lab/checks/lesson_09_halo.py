@@ -13,7 +13,7 @@ from . import hints_09
 from .layer_part import whole_numbers
 from .ranks import capital, count, full_stop, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
-from .traffic import check_waits
+from .traffic import check_waits, in_barriers
 
 BATCH, CHANNELS, WIDTH = 2, 4, 3  # no two alike, so that none is taken for another
 CASES = (  # (height of the image, (above, below) of each rank)
@@ -231,10 +231,13 @@ def check_steps(run):
     """Raise Broken where ranks wait for each other in a row: `run` is one where a message takes 1 s. Returns a fact."""
     p, took = len(run), round(run.seconds)
     if took > MOST_STEPS:
+        in_a_row = (
+            "a rank can send before its neighbor's rows have come. Begin all messages with sending and receiving, then "
+            "wait for them."
+        )
         message = (
             f"The strips are right, but with {p} ranks it takes the time of {took} messages one after another, where "
-            f"{MOST_STEPS} are enough: a rank can send before its neighbor's rows have come. Begin all messages "
-            "with sending and receiving, then wait for them."
+            f"{MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}"
         )
         raise Broken("steps", message, events=run.events, size=p)
     told = count(took, "message")
@@ -267,6 +270,7 @@ EXERCISES = (
             WrongAnswer(answers.sends_one_halo_twice, "bytes", "6 messages with something in them, and 4 would do"),
             WrongAnswer(answers.everybody_receives_first, "deadlock", "there is a deadlock"),
             WrongAnswer(answers.one_after_the_other, "steps", "the time of 14 messages one after another"),
+            WrongAnswer(answers.waits_for_all, "steps", "a rank waits in 1 barrier, and none is needed"),
             WrongAnswer(answers.waits_for_what_comes_only, "wait", "did not wait for 1 of its sends"),
             WrongAnswer(answers.clears_its_edge, "input", "rank 0 has changed x"),
         ),

@@ -35,6 +35,13 @@ def check_waits(events, p):
         raise Broken("wait", message, events=events, size=p)
 
 
+def in_barriers(events):
+    """What to say of ranks that wait in barriers; "" where they do not."""
+    n = max(Counter(e.rank for e in events if e.op == "barrier").values(), default=0)
+    told = f"a rank waits in {count(n, 'barrier')}, and none is needed: there all stand still for the slowest."
+    return told if n else ""
+
+
 def check_bytes(events, p, nbytes, best):
     """The most that a rank sent; raises Broken where the best answer, a Cost for vectors of `nbytes`, sends less.
 
