@@ -30,7 +30,7 @@ def keeps_gradients_to_itself(mesh, parameters):
         ("9.3", lambda rank, ranks, heads, width: torch.arange(3.0), "one flat tensor of them, int64"),
         ("9.3", lambda rank, ranks, heads, width: [10**6], "there is no row 1000000: the packed weight has 3 x 8"),
         ("9.3", lambda rank, ranks, heads, width: [], "your rows hold q of no head, k of no head, v of no head"),
-        ("9.4", lambda comm, x, *rest: x.view(3, 3), "shape '[3, 3]' is invalid for input of size 160"),
+        ("9.4", lambda comm, x, *rest: x.view(3, 3), "shape '[3, 3]' is invalid for input of size 120"),
         ("9.5", lambda comm, x, layer: layer, "something of type function: return this rank's positions"),
         ("9.6", lambda comm, x, rows: comm.isend(x[:, :, :1], 1), "use x.contiguous()"),
         ("9.6", lambda comm, x, rows: x[0], "1 + 3 + 1 rows, those above, its own and those below"),

@@ -28,6 +28,18 @@ def four_ranks_for_ever(comm):
     return f"hello from rank {comm.rank} of 4"
 
 
+def size_and_rank_swapped(comm):
+    return f"hello from rank {comm.size} of {comm.rank}"
+
+
+def says_all_numbers(comm):
+    return f"hello from one of the ranks {list(range(comm.size + 1))}"
+
+
+def without_a_space(comm):
+    return f"hello from {comm.rank}{comm.size}"
+
+
 def returns_a_number(comm):
     return comm.rank
 
@@ -47,6 +59,10 @@ def waits_for_an_answer(comm):
 
 def in_other_words(comm):
     return "I am number " + str(comm.rank) + ", and we are " + str(comm.size)
+
+
+def size_first(comm):
+    return f"of {comm.size} ranks I am {comm.rank}"
 
 
 def formatted_and_printed(comm):

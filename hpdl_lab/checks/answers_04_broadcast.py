@@ -29,6 +29,13 @@ def receives_or_sends(comm, x, root=0, segments=4):
     return x
 
 
+def waits_for_all_in_every_step(comm, x, root=0, segments=4):
+    for k in range(segments):
+        chain.broadcast(comm, chunk(x, segments, k), root, 1)
+        comm.barrier()
+    return x
+
+
 def whole_vector_per_segment(comm, x, root=0, segments=4):
     p, v = comm.size, (comm.rank - root) % comm.size
     for _ in range(segments):
@@ -51,6 +58,11 @@ def root_sends_to_everybody(comm, x, root=0, segments=4):
 
 def root_is_always_0(comm, x, root=0, segments=4):
     return chain.broadcast(comm, x, 0, segments)
+
+
+def counts_from_the_wrong_end(comm, x, root=0, segments=4):
+    """Right for root 0, and for root 2 of four ranks."""
+    return chain.broadcast(comm, x, -root % comm.size, segments)
 
 
 def sends_what_has_not_come(comm, x, root=0, segments=4):
@@ -82,6 +94,16 @@ def the_last_one_sends_too(comm, x, root=0, segments=4):
 def one_segment_short(comm, x, root=0, segments=4):
     p, v = comm.size, (comm.rank - root) % comm.size
     for k in range(max(1, segments - 1)):
+        if v > 0:
+            comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
+        if v < p - 1:
+            comm.send(chunk(x, segments, k), (comm.rank + 1) % p)
+    return x
+
+
+def one_segment_too_many(comm, x, root=0, segments=4):
+    p, v = comm.size, (comm.rank - root) % comm.size
+    for k in range(segments + 1):
         if v > 0:
             comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
         if v < p - 1:

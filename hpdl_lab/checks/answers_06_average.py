@@ -57,6 +57,21 @@ def forgets_to_hand_back(comm, params, all_reduce):
     flat /= comm.size
 
 
+def hands_back_all_but_the_last(comm, params, all_reduce):
+    flat, begin = all_reduce(comm, pack(params)) / comm.size, 0
+    for p in params[:-1]:
+        p.grad = flat[begin : begin + p.numel()].view(p.shape)
+        begin += p.numel()
+
+
+def averages_in_float32(comm, params, all_reduce):
+    hand_back(params, (all_reduce(comm, pack(params).float()) / comm.size).double())
+
+
+def divides_by_parameters(comm, params, all_reduce):
+    hand_back(params, all_reduce(comm, pack(params)) / len(params))
+
+
 def adds_the_mean(comm, params, all_reduce):
     flat = all_reduce(comm, pack(params)) / comm.size
     for p, mean in zip(params, flat.split([p.numel() for p in params]), strict=True):

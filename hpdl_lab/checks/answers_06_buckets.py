@@ -35,6 +35,14 @@ def forgets_the_last_bucket(nbytes, limit, first):
     return buckets
 
 
+def ends_one_too_early(nbytes, limit, first):
+    return [[i + 1 for i in bucket] for bucket in assign_buckets(nbytes[1:], limit, first)]
+
+
+def begins_one_too_late(nbytes, limit, first):
+    return assign_buckets(nbytes[:-1], limit, first)
+
+
 def first_is_like_the_others(nbytes, limit, first):
     return assign_buckets(nbytes, limit, limit)
 

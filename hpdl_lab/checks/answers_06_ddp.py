@@ -46,6 +46,21 @@ def divides_by_two(state, bucket):
     return promise(total(state, bucket) / 2)
 
 
+def multiplies(state, bucket):
+    return promise(state.all_reduce(state.comm, bucket.buffer()) * state.comm.size)
+
+
+def reduces_in_float32(state, bucket):
+    return promise(state.all_reduce(state.comm, bucket.buffer().float()) / state.comm.size)
+
+
+def fulfills_too_early(state, bucket):
+    """The all_reduce goes on beside backward, and the future has its value before the sum is there."""
+    flat = bucket.buffer() / state.comm.size
+    state.comm.background(state.all_reduce, flat)
+    return promise(flat)
+
+
 def fulfills_with_the_old_buffer(state, bucket):
     flat = bucket.buffer().clone()
     state.all_reduce(state.comm, flat)

@@ -64,6 +64,30 @@ def adds_inside_accumulating(comm, model, strategy, optimizer, steps, loss_of):
         optimizer.step()
 
 
+def one_step_too_many(comm, model, strategy, optimizer, steps, loss_of):
+    for i in range(most_of(comm, steps) + 1):
+        optimizer.zero_grad()
+        backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
+        strategy.add_gradients(comm, model)
+        optimizer.step()
+
+
+def one_step_too_few(comm, model, strategy, optimizer, steps, loss_of):
+    for i in range(most_of(comm, steps) - 1):
+        optimizer.zero_grad()
+        backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
+        strategy.add_gradients(comm, model)
+        optimizer.step()
+
+
+def leaves_out_the_first_micro_batch(comm, model, strategy, optimizer, steps, loss_of):
+    for i in range(most_of(comm, steps)):
+        optimizer.zero_grad()
+        backward(model, strategy, steps[i][1:] if i < len(steps) else [], loss_of)
+        strategy.add_gradients(comm, model)
+        optimizer.step()
+
+
 def loops_over_its_own_steps(comm, model, strategy, optimizer, steps, loss_of):
     for parts in steps:
         optimizer.zero_grad()

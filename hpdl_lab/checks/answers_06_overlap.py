@@ -1,5 +1,7 @@
 """Answers to gradient_ready of notebook 06 that a check must reject or accept; CI proves both."""
 
+from ..collectives.ring import all_reduce_naive
+
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
 
@@ -35,6 +37,39 @@ def one_bucket_per_gradient(comm, reducer, index):
     reducer.collect(index)
     reducer.missing[reducer.bucket_of[index]] -= 1
     if len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+        start(comm, reducer, len(reducer.works))
+
+
+def started_with(comm, reducer, index, all_reduce):
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    while len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+        reducer.works.append(comm.background(all_reduce, reducer.buckets[len(reducer.works)].packed()))
+
+
+def takes_another_all_reduce(comm, reducer, index):
+    reducer.collect(index)
+    started_with(comm, reducer, index, all_reduce_naive)
+
+
+def takes_the_mean(comm, reducer, index):
+    def averaged(comm, x):
+        reducer.all_reduce(comm, x)
+        x /= comm.size
+
+    reducer.collect(index)
+    started_with(comm, reducer, index, averaged)
+
+
+def collects_nothing(comm, reducer, index):
+    started_with(comm, reducer, index, reducer.all_reduce)
+
+
+def waits_for_the_one_before(comm, reducer, index):
+    reducer.collect(index)
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    while len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+        if reducer.works:
+            reducer.works[-1].wait()
         start(comm, reducer, len(reducer.works))
 
 

@@ -15,6 +15,16 @@ def sends_only_the_first(comm, model):
     comm.broadcast(next(model.parameters()).data)
 
 
+def forgets_the_last(comm, model):
+    for tensor in [*model.parameters(), *model.buffers()][:-1]:
+        comm.broadcast(tensor.data)
+
+
+def forgets_the_last_two(comm, model):
+    for tensor in [*model.parameters(), *model.buffers()][:-2]:
+        comm.broadcast(tensor.data)
+
+
 def leaves_out_the_frozen(comm, model):
     for tensor in (*(p for p in model.parameters() if p.requires_grad), *model.buffers()):
         comm.broadcast(tensor.data)
@@ -67,6 +77,15 @@ def trusts_a_seed(comm, model):
 def copies_under_autograd(comm, model):
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.copy_(comm.broadcast(tensor.detach().clone()))
+
+
+def sends_without_wait(comm, model):
+    for tensor in (*model.parameters(), *model.buffers()):
+        if comm.rank > 0:
+            comm.recv(tensor.data, 0)
+        else:
+            for rank in range(1, comm.size):
+                comm.isend(tensor.data, rank)
 
 
 def gathers_all_models(comm, model):

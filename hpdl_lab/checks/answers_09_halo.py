@@ -125,6 +125,15 @@ def upside_down(comm, x, rows):
     return strip_with(comm, x, rows, *(None if part is None else part.flip(2) for part in (top, bottom)))
 
 
+def takes_channels_for_the_batch(comm, x, rows):
+    c, b, _, w = x.shape
+    above, below = rows[comm.rank]
+    up, down = asked(comm, rows)
+    got = swap(comm, x[:, :, :up], last(x, down), above, below)
+    ends = [x.new_zeros(b, c, n, w) if part is None else part for n, part in zip((above, below), got, strict=True)]
+    return torch.cat([ends[0], x, ends[1]], 2)
+
+
 def returns_only_the_strip(comm, x, rows):
     up, down = asked(comm, rows)
     swap(comm, x[:, :, :up], last(x, down), *rows[comm.rank])
@@ -150,6 +159,14 @@ def whole_strips_travel(comm, x, rows):
     first = sum(heights[: comm.rank])
     padded = torch.nn.functional.pad(image, (0, 0, above, below))
     return padded[:, :, first : first + above + x.shape[2] + below].contiguous()
+
+
+def sends_one_halo_twice(comm, x, rows):
+    above, below = rows[comm.rank]
+    up, down = asked(comm, rows)
+    got = swap(comm, x[:, :, :up], last(x, down), above, below)
+    swap(comm, x[:, :, :up], last(x, 0), 0, below)
+    return strip_with(comm, x, rows, *got)
 
 
 def everybody_receives_first(comm, x, rows):
@@ -178,6 +195,25 @@ def one_after_the_other(comm, x, rows):
     if r > 0:
         comm.send(x[:, :, :up].contiguous(), r - 1)
     return strip_with(comm, x, rows, top, bottom)
+
+
+def waits_for_all(comm, x, rows):
+    y = by_sendrecv(comm, x, rows)
+    comm.barrier()
+    return y
+
+
+def waits_for_what_comes_only(comm, x, rows):
+    up, down = asked(comm, rows)
+    top, bottom = (torch.zeros_like(x[:, :, :1]).repeat(1, 1, n, 1) for n in rows[comm.rank])
+    coming = []
+    for out, peer, halo in ((x[:, :, :up], comm.rank - 1, top), (last(x, down), comm.rank + 1, bottom)):
+        if 0 <= peer < comm.size:
+            coming.append(comm.irecv(halo, peer))
+            comm.isend(out.contiguous(), peer)
+    for work in coming:
+        work.wait()
+    return torch.cat([top, x, bottom], 2)
 
 
 def clears_its_edge(comm, x, rows):

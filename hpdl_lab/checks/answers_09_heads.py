@@ -52,6 +52,12 @@ def rows_of_the_next_rank(rank, ranks, heads, width):
     return torch.cat([torch.arange(part * width + rank * n, part * width + (rank + 1) * n) for part in range(3)])
 
 
+def rows_without_the_last(rank, ranks, heads, width):
+    require(heads, ranks)
+    n = width // ranks
+    return [part * width + rank * n + i for part in range(3) for i in range(n)][:-1]
+
+
 def rows_as_slices(rank, ranks, heads, width):
     require(heads, ranks)
     n = width // ranks
@@ -108,6 +114,13 @@ def heads_all_in_one(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads,
 def heads_scaled_by_the_width(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, causal):
     heard = attended(column_linear(comm, x, qkv_weight, qkv_bias), heads, causal, x.shape[-1] ** -0.5)
     return row_linear(comm, heard, out_weight, out_bias)
+
+
+def heads_scaled_without_a_root(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, causal):
+    b, s, _ = x.shape
+    q, k, v = column_linear(comm, x, qkv_weight, qkv_bias).view(b, s, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    heard = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1 / q.shape[-1])
+    return row_linear(comm, heard.transpose(1, 2).reshape(b, s, -1), out_weight, out_bias)
 
 
 def heads_without_copy_to(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, causal):

@@ -38,6 +38,11 @@ def column_takes_the_mean(comm, x, weight, bias):
     return linear(x, weight, bias)
 
 
+def column_hooks_the_callers_x(comm, x, weight, bias):
+    x.register_hook(lambda g: comm.all_reduce(g.clone()))
+    return linear(x, weight, bias)
+
+
 def column_detaches_x(comm, x, weight, bias):
     return linear(x.detach(), weight, bias)
 
@@ -145,6 +150,11 @@ def row_adds_in_backward_too(comm, x, weight, bias):
     return copy_to(comm, reduce_from(comm, linear(x, weight))) + bias
 
 
+def row_copies_x(comm, x, weight, bias):
+    y = reduce_from(comm, linear(copy_to(comm, x), weight))
+    return y if bias is None else y + bias
+
+
 def row_gathers_x_and_weight(comm, x, weight, bias):
     xs, columns = list(comm.all_gather(x.detach())), list(comm.all_gather(weight.detach()))
     xs[comm.rank], columns[comm.rank] = x, weight
@@ -163,6 +173,23 @@ def row_adds_outside_autograd(comm, x, weight, bias):
 
 def row_needs_a_bias(comm, x, weight, bias):
     return reduce_from(comm, linear(x, weight)) + bias
+
+
+def row_sends_without_wait(comm, x, weight, bias):
+    """The sum over ranks by messages, none of which is waited for where it leaves."""
+
+    def added(part):
+        total = part.clone()
+        for peer in range(comm.size):
+            if peer != comm.rank:
+                comm.isend(part.contiguous(), peer)
+        for peer in range(comm.size):
+            if peer != comm.rank:
+                total += comm.recv(torch.empty_like(total), peer)
+        return total
+
+    y = conjugate(linear(x, weight), added, lambda grad: grad)
+    return y if bias is None else y + bias
 
 
 def row_only_rank_0_adds(comm, x, weight, bias):

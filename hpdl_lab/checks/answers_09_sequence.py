@@ -60,6 +60,12 @@ def takes_the_mean(comm, x, layer):
     return conjugate(layer(conjugate(x, gather, scatter)), scatter, gather) / comm.size
 
 
+def takes_the_mean_in_backward(comm, x, layer):
+    gather, scatter = pair(comm)
+    whole = conjugate(x, gather, lambda grad: scatter(grad) / comm.size)
+    return conjugate(layer(whole), scatter, gather)
+
+
 def adds_everything_and_cuts(comm, x, layer):
     gather, scatter = pair(comm)
     whole = reduce_from(comm, layer(conjugate(x, gather, scatter)))

@@ -129,6 +129,21 @@ def asks_for_the_shape(comm, schedule, action, saved):
         comm.send(x.grad, before(schedule, stage))
 
 
+def forgets_to_wait(comm, schedule, action, saved):
+    stage, _, i = action
+    x, y = saved.pop((stage, i))
+    torch.autograd.backward(y, gradient_of(comm, schedule, stage, y))
+    if not schedule.is_first(stage):
+        comm.isend(x.grad, before(schedule, stage))
+
+
+def waits_for_all_stages(comm, schedule, action, saved):
+    """Right in GPipe, where all ranks have as many backwards: one after the other."""
+    do_backward(comm, schedule, action, saved)
+    if schedule.ranks > 2:
+        comm.barrier()
+
+
 def sends_first(comm, schedule, action, saved):
     stage, _, i = action
     x, y = saved.pop((stage, i))

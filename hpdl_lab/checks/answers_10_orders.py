@@ -36,6 +36,10 @@ def counts_from_one(rank, ranks, micro_batches):
     return [Action(rank, kind, i) for kind in "FB" for i in range(1, micro_batches + 1)]
 
 
+def one_micro_batch_too_many(rank, ranks, micro_batches):
+    return [Action(rank, kind, i) for kind in "FB" for i in range(micro_batches + 1)]
+
+
 def backwards_first(rank, ranks, micro_batches):
     return [Action(rank, kind, i) for kind in "BF" for i in range(micro_batches)]
 
@@ -224,6 +228,11 @@ def keeps_one_too_many(rank, ranks, micro_batches):
 def loses_what_was_kept_back(rank, ranks, micro_batches):
     row = zero_bubble_h1(rank, ranks, micro_batches)
     return row[: len(row) - rank]
+
+
+def one_pair_too_many(rank, ranks, micro_batches):
+    row = zero_bubble_h1(rank, ranks, micro_batches)
+    return [*row, Action(rank, "I", micro_batches), Action(rank, "W", micro_batches)]
 
 
 def weights_before_input(rank, ranks, micro_batches):

@@ -55,6 +55,18 @@ def never_over_tp(mesh, parameters):
         added(mesh, placed, tp=False)
 
 
+def takes_the_last_twice(mesh, parameters):
+    for placed in [*parameters, parameters[-1]]:
+        added(mesh, placed)
+
+
+def shared_by_all(mesh, parameters):
+    for placed in parameters:
+        grad = gradient_of(placed)
+        placed.shared.all_reduce(grad)
+        placed.parameter.grad = mesh["dp"].all_reduce(grad)
+
+
 def forgets_tied_weights(mesh, parameters):
     for placed in parameters:
         added(mesh, placed, shared=False)
@@ -114,6 +126,16 @@ def adds_parameters_too(mesh, parameters):
     for placed in parameters:
         added(mesh, placed)
         mesh["dp"].all_reduce(placed.parameter.data)
+
+
+def sends_without_wait(mesh, parameters):
+    for placed in parameters:
+        added(mesh, placed, dp=False)
+        comm, part = mesh["dp"], placed.parameter.grad.clone()
+        for peer in set(range(comm.size)) - {comm.rank}:
+            comm.isend(part, peer)
+        for peer in set(range(comm.size)) - {comm.rank}:
+            placed.parameter.grad += comm.recv(torch.empty_like(part), peer)
 
 
 def gathers_all_replicas(mesh, parameters):

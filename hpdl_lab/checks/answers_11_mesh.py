@@ -95,6 +95,22 @@ def once_for_every_rank(sizes, axis):
     return [group for rank in range(math.prod(sizes)) for group in found if rank in group]
 
 
+def grouped(ranks, sizes, axis):
+    found = {}
+    for rank in ranks:
+        place = coordinates(rank, sizes)
+        found.setdefault(place[:axis] + place[axis + 1 :], []).append(rank)
+    return list(found.values())
+
+
+def one_rank_too_many(sizes, axis):
+    return grouped(range(math.prod(sizes) + 1), sizes, axis)
+
+
+def one_rank_too_few(sizes, axis):
+    return grouped(range(math.prod(sizes) - 1), sizes, axis)
+
+
 def only_those_of_rank_0(sizes, axis):
     return right_groups(sizes, axis)[:1]
 

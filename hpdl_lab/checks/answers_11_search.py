@@ -41,6 +41,11 @@ def only_powers_of_two(ranks, predict, limit):
     return fastest_among(ranks, predict, limit, lambda dp, pp, tp: pp & (pp - 1) == 0 and tp & (tp - 1) == 0)
 
 
+def one_too_few_for_each_axis(ranks, predict, limit):
+    """range(1, ranks), where range(1, ranks + 1) would do."""
+    return fastest_among(ranks, predict, limit, lambda *grid: ranks == 1 or max(grid) < ranks)
+
+
 def stumbles_over_the_impossible(ranks, predict, limit):
     grids = [g for g in itertools.product(range(1, ranks + 1), repeat=3) if g[0] * g[1] * g[2] == ranks]
     fitting = [(predict(*g).seconds, g) for g in grids if predict(*g).nbytes <= limit]
@@ -96,6 +101,21 @@ def takes_the_last_of_equals(ranks, predict, limit):
 def says_nothing_where_none_fits(ranks, predict, limit):
     fitting = [f for f in priced(ranks, predict) if f[0].nbytes <= limit]
     return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1] if fitting else None
+
+
+def refuses_with_the_last_one(ranks, predict, limit):
+    found = priced(ranks, predict)
+    if all(told.nbytes > limit for told, _ in found):
+        last = max(found, key=lambda f: f[1][::-1])  # in the order of tp
+        raise ValueError(f"nothing fits: {last[0].nbytes} bytes are needed")
+    return fastest_among(ranks, predict, limit, lambda *grid: True)
+
+
+def refuses_with_the_fastest(ranks, predict, limit):
+    found = priced(ranks, predict)
+    if all(told.nbytes > limit for told, _ in found):
+        raise ValueError(f"nothing fits: {min(found)[0].nbytes} bytes are needed")
+    return fastest_among(ranks, predict, limit, lambda *grid: True)
 
 
 def refuses_without_numbers(ranks, predict, limit):

@@ -5,7 +5,7 @@ import torch
 from ..collectives import ring
 from ..collectives.chunks import chunk
 from ..comm.buffers import copy_of, new_like
-from .answers_reduce_scatter import other_direction
+from .answers_reduce_scatter import one_step_too_many, other_direction
 
 # -- all_gather: wrong -------------------------------------------------------------------------------------------------
 
@@ -77,6 +77,13 @@ def gathers_one_step_short(comm, x):
     return x
 
 
+def gathers_one_step_too_many(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p):
+        comm.sendrecv(chunk(x, p, r - i), (r + 1) % p, chunk(x, p, r - i - 1), (r - 1) % p)
+    return x
+
+
 def gathers_and_returns_its_chunk(comm, x):
     return chunk(ring.all_gather(comm, x), comm.size, comm.rank)
 
@@ -112,6 +119,11 @@ def asks_the_communicator(comm, x):
     return comm.all_reduce(x)
 
 
+def adds_in_float64(comm, x):
+    x.copy_(ring.all_reduce(comm, x.double()))
+    return x
+
+
 def takes_the_average(comm, x):
     x /= comm.size
     return ring.all_reduce(comm, x)
@@ -140,17 +152,10 @@ def reduces_twice(comm, x):
     return ring.all_reduce(comm, ring.all_reduce(comm, x))
 
 
-def only_even_ranks_gather(comm, x):
-    ring.reduce_scatter(comm, x)
-    return ring.all_gather(comm, x) if comm.rank % 2 == 0 else x
-
-
-# -- all_reduce: right -------------------------------------------------------------------------------------------------
-
-
-def in_one_loop(comm, x):
+def in_steps(comm, x, steps):
+    """Both halves in one loop, which goes round so many times."""
     p, r = comm.size, comm.rank
-    for i in range(2 * (p - 1)):
+    for i in range(steps):
         mine, theirs = chunk(x, p, r - i), chunk(x, p, r - i - 1)
         arriving = comm.sendrecv(mine, (r + 1) % p, torch.empty_like(theirs), (r - 1) % p)
         if i < p - 1:
@@ -160,6 +165,39 @@ def in_one_loop(comm, x):
     return x
 
 
+def one_loop_too_long(comm, x):
+    return in_steps(comm, x, 2 * comm.size - 1)
+
+
+def one_loop_too_short(comm, x):
+    return in_steps(comm, x, 2 * comm.size - 3)
+
+
+def scatters_too_long(comm, x):
+    """With a reduce_scatter of which the result is right, but not the number of steps."""
+    one_step_too_many(comm, x)
+    return ring.all_gather(comm, x)
+
+
+def only_even_ranks_gather(comm, x):
+    ring.reduce_scatter(comm, x)
+    return ring.all_gather(comm, x) if comm.rank % 2 == 0 else x
+
+
+# -- all_reduce: right -------------------------------------------------------------------------------------------------
+
+
+def in_one_loop(comm, x):
+    return in_steps(comm, x, 2 * (comm.size - 1))
+
+
 def the_other_way_around(comm, x):
     other_direction(comm, x)
     return gathers_the_other_way(comm, x)
+
+
+def one_half_after_the_other(comm, x):
+    """Twice the messages, of half the size."""
+    for part in (x[: len(x) // 2], x[len(x) // 2 :]):
+        ring.all_reduce(comm, part)
+    return x

@@ -73,6 +73,17 @@ def one_step_too_many(comm, x):
     return chunk(x, p, r)
 
 
+def one_step_too_many_of_several(comm, x):
+    return chunk(x, 1, 0) if comm.size == 1 else one_step_too_many(comm, x)
+
+
+def needs_a_neighbor(comm, x):
+    mine = ring.reduce_scatter(comm, x)
+    if comm.size < 2:
+        comm.recv(mine, comm.rank + 1)
+    return mine
+
+
 def returns_nothing(comm, x):
     ring.reduce_scatter(comm, x)
 
@@ -122,6 +133,15 @@ def rank_0_sends_first(comm, x):
             comm.recv(arriving, (r - 1) % p)
             comm.send(mine, (r + 1) % p)
         theirs += arriving
+    return chunk(x, p, r)
+
+
+def waits_for_all_in_every_step(comm, x):
+    p, r = comm.size, comm.rank
+    for i in range(p - 1):
+        theirs = chunk(x, p, r - i - 2)
+        theirs += comm.sendrecv(chunk(x, p, r - i - 1), (r + 1) % p, new_like(x, theirs.shape), (r - 1) % p)
+        comm.barrier()
     return chunk(x, p, r)
 
 

@@ -127,9 +127,11 @@ ALL_REDUCE_HINTS = COMMON | {
         "    reduce_scatter(comm, x)\n    return all_gather(comm, x)",
     ),
     "steps": (
-        "p - 1 steps for each half. Which half is missing, or done twice?",
-        "reduce_scatter leaves one chunk of the sum on each rank; all_gather brings the others.",
-        "    reduce_scatter(comm, x)\n    return all_gather(comm, x)",
+        "p - 1 steps for each half. Which half is missing, is done twice, or goes round once too often?",
+        "reduce_scatter leaves one chunk of the sum on each rank; all_gather brings the others. Each has a loop over "
+        "range(p - 1).",
+        "    reduce_scatter(comm, x)\n    return all_gather(comm, x)\n\n"
+        "each once, and each right by itself: lab.check(reduce_scatter), lab.check(all_gather)",
     ),
     "in place": (
         "The caller keeps x and looks at it afterwards. Did you work on a copy?",

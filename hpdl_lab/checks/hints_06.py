@@ -183,8 +183,9 @@ ASSIGN_BUCKETS = {
         ASSIGN_BUCKETS_LAST,
     ),
     "cover": (
-        "What is in your hand when the loop is over?",
-        "Put a bucket into the list when you begin it, not when it is full: then none is forgotten.",
+        "Which indices does your loop reach, first and last? And what is in your hand when it is over?",
+        "reversed(range(len(nbytes))) goes from the last index to 0. Put a bucket into the list when you begin it, not "
+        "when it is full: then none is forgotten.",
         ASSIGN_BUCKETS_LAST,
     ),
     "first": (

@@ -62,13 +62,15 @@ ONE_F_ONE_B = {
         ONE_F_ONE_B_LAST,
     ),
     "lost": (
-        "After the last pair: which micro-batches have no backward yet?",
-        "Those of the warm-up are still to come: the backwards of the last warm_up micro-batches.",
+        "Count them: m forwards, m backwards. After the last pair: which micro-batches have no backward yet?",
+        "After a warm-up of w come m - w pairs, and then the backwards of the last w micro-batches.",
         ONE_F_ONE_B_LAST,
     ),
     "micro-batch": (
-        "What if there are 2 micro-batches and 4 ranks?",
-        "Warm-up can have no more forwards than there are micro-batches: min(ranks - 1 - rank, micro_batches).",
+        "How many forwards has your row in all, and how many backwards? And what if there are 2 micro-batches and 4 "
+        "ranks?",
+        "m of each, counted from 0 to m - 1; those of the warm-up count as well. It can have no more forwards than "
+        "there are micro-batches: min(ranks - 1 - rank, micro_batches).",
         ONE_F_ONE_B_LAST,
     ),
 }

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from .layer_run import run_layer
-from .ranks import capital, count, full_stop, number, on_engines, simulate
+from .ranks import capital, count, full_stop, number, on_engines, simulate, times
 from .record import Broken
+from .traffic import check_waits
 
 RANKS = (2, 3, 4, 1)
 TOLERANCE = 1e-10
@@ -67,6 +68,7 @@ def check_part(part, fn, runner, more=""):
         except Broken as broken:
             raise in_backward(broken) from None
         judge(part, run, where)
+        check_waits(run.events, p)
         check_sent(part, run, where)
         check_inputs(run, where)
         if p == max(RANKS):
@@ -117,21 +119,24 @@ def nearly(got, right):
 
 
 def difference(got, expected):
-    """ "[1, 2] should be 3 and is 4": the first element of an array that is not what it should be."""
+    """ "[1, 2] should be 3 and is 4": the first element that is wrong, by more than rounding if there is one."""
     wrong = ~np.isclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
-    index = tuple(int(i) for i in np.argwhere(wrong if wrong.any() else np.ones(got.shape, bool))[0])
+    far = ~np.isclose(got, expected, rtol=1e-4, atol=1e-4)
+    shown = next((places for places in (far, wrong) if places.any()), np.ones(got.shape, bool))
+    index = tuple(int(i) for i in np.argwhere(shown)[0])
     told = f"{list(index)} should be {number(expected[index])} and is {number(got[index])}"
     return told if got.dtype == expected.dtype else f"{told}, a {got.dtype}"
 
 
-def judged(candidates, got):
+def judged(candidates, got, right):
     """(invariant, sentence) of the first of [(array, invariant, sentence)] that is what was got; ("", "") if none."""
     if np.isnan(got).any():
         return "value", "NaN is no number: a division by zero, or memory that nobody has written to?"
     for value, failed, why in candidates:
         if equal(np.asarray(value), got):
             return failed, why
-    return "", ""
+    share = times(got, right)
+    return "", "" if share is None else f"That is {number(share)} times as much."
 
 
 def check_output(run, case, promise, where):
@@ -142,7 +147,7 @@ def check_output(run, case, promise, where):
             raise Broken("returns", f"{capital(where)} rank {r} returned {what}: return {promise}.", **events)
         if equal(ran.y, right):
             continue
-        failed, why = nearly(ran.y, right) or judged(case.explain(ran.y, r), ran.y)
+        failed, why = nearly(ran.y, right) or judged(case.explain(ran.y, r), ran.y, right)
         if ran.y.shape == right.shape:
             message = f"{capital(where)} y{difference(ran.y, right)} on rank {r}. {why}".rstrip()
             raise Broken(failed or "value", message, **events)
@@ -157,7 +162,7 @@ def check_gradients(run, case, where):
             if equal(got, right):
                 continue
             zeros = np.zeros_like(right) if got is None else got
-            failed, why = nearly(zeros, right) or judged(case.explain_grad(name, zeros, r), zeros)
+            failed, why = nearly(zeros, right) or judged(case.explain_grad(name, zeros, r), zeros, right)
             if got is None:
                 why = why or (
                     "What was computed from it has left the sight of autograd (detach, .data, a new tensor), or has no "
@@ -213,6 +218,13 @@ def check_inputs(run, where):
             message = (
                 f"{capital(where)} all numbers are right, but rank {r} has written into {ran.changed[0]}, which its "
                 "caller still needs: write into a tensor of your own."
+            )
+            raise Broken("input", message, events=run.events, size=len(run))
+        if ran.hooked:
+            message = (
+                f"{capital(where)} all numbers are right, but what you have put on x of rank {r} acts on its caller as "
+                "well: where x is also used beside the layer, as by a residual connection, that gradient is changed, "
+                f"too. Put it on a view of your own: x.view_as(x)."
             )
             raise Broken("input", message, events=run.events, size=len(run))
 

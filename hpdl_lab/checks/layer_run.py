@@ -34,7 +34,7 @@ class Ran(NamedTuple):
     y:       what the answer returned, as an array, or None where it is no tensor; kind: its type.
     grads:   {name of an input: its gradient as an array, or None}.
     forward, backward: Sent; kept: elements of the largest tensor that autograd kept for backward.
-    changed: names of the inputs that the answer wrote into.
+    changed: names of the inputs that the answer wrote into; hooked: whether it changes what others say about x.
     """
 
     y: np.ndarray | None
@@ -44,6 +44,7 @@ class Ran(NamedTuple):
     backward: Sent
     kept: int
     changed: list
+    hooked: bool
 
 
 class Watch:
@@ -90,13 +91,14 @@ def run_layer(comm, fn, inputs, weight, given=()):
     """
     leaves = {name: x.detach().clone().requires_grad_(True) for name, x in inputs.items()}
     kept, watch = [0], Watch(comm)
+    x = leaves["x"].view_as(leaves["x"])  # as it comes out of another layer
 
-    def keep(x):
-        kept.append(x.numel())
-        return x
+    def keep(tensor):
+        kept.append(tensor.numel())
+        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        y = fn(comm, *leaves.values(), *given)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = fn(comm, *(leaves | {"x": x}).values(), *given)
     kind, forward = type(y).__name__, watch.phase()
     y = y if isinstance(y, torch.Tensor) else None
     value = None if y is None else y.detach().cpu().numpy().copy()
@@ -105,4 +107,6 @@ def run_layer(comm, fn, inputs, weight, given=()):
     backward = watch.phase()
     changed = [name for name, x in leaves.items() if not torch.equal(x, inputs[name])]
     grads = {name: None if x.grad is None else x.grad.cpu().numpy().copy() for name, x in leaves.items()}
-    return Ran(value, kind, grads, forward, backward, max(kept), changed)
+    (others,) = torch.autograd.grad(x, leaves["x"], torch.ones_like(x))  # what a residual connection says about x
+    hooked = not bool((others == 1).all())
+    return Ran(value, kind, grads, forward, backward, max(kept), changed, hooked)

@@ -31,18 +31,27 @@ def check_sentences(results, p):
         if not isinstance(said, str):
             message = f"{capital(where)}, rank {r} returned {said!r}: a str was asked for, not {type(said).__name__}."
             raise Broken("returns", message)
+    if p > 1 and len(set(results)) == 1:
+        raise Broken(
+            "rank", f"{capital(where)}, all of them said {results[0]!r}: comm.rank is different on every rank."
+        )
     for r, said in enumerate(results):
         numbers = {int(digits) for digits in re.findall(r"\d+", said)}
+        called = re.search(r"\brank\D?\D?(\d+)", said, re.IGNORECASE)
+        if called and int(called[1]) == p != r and r in numbers:
+            message = f"{capital(where)}, rank {r} said {said!r}: its number is {r}, and {p} is how many there are."
+            raise Broken("rank", message)
         if {r, p} <= numbers:
             continue
-        if p > 1 and len(set(results)) == 1:
-            raise Broken("rank", f"{capital(where)}, all of them said {said!r}: comm.rank is different on every rank.")
         if r in numbers:
             what = f"the number of ranks is {p}, which is comm.size"
             raise Broken("size", f"{capital(where)}, rank {r} said {said!r}: {what}.")
-        raise Broken(
-            "rank", f"{capital(where)}, rank {r} said {said!r}: its number is {r}, because ranks count from 0."
+        why = (
+            ", because ranks count from 0"
+            if r + 1 in numbers
+            else ", which does not stand there as a number of its own"
         )
+        raise Broken("rank", f"{capital(where)}, rank {r} said {said!r}: its number is {r}{why}.")
 
 
 def check_who_runs_where(fn, runner=None):
@@ -107,11 +116,14 @@ EXERCISES = (
             WrongAnswer(answers.counts_from_one, "rank", "ranks count from 0"),
             WrongAnswer(answers.last_rank_as_size, "size", "the number of ranks is 4, which is comm.size"),
             WrongAnswer(answers.four_ranks_for_ever, "size", "the number of ranks is 1"),
+            WrongAnswer(answers.size_and_rank_swapped, "rank", "its number is 0, and 4 is how many there are"),
+            WrongAnswer(answers.says_all_numbers, "rank", "all of them said"),
+            WrongAnswer(answers.without_a_space, "rank", "which does not stand there as a number of its own"),
             WrongAnswer(answers.returns_a_number, "returns", "a str was asked for, not int"),
             WrongAnswer(answers.misspells_rank, "raises", "has no attribute 'Rank'"),
             WrongAnswer(answers.waits_for_an_answer, "deadlock", "all receive first"),
         ),
-        right_answers=(answers.in_other_words, answers.formatted_and_printed),
+        right_answers=(answers.in_other_words, answers.formatted_and_printed, answers.size_first),
         explanation=(
             "One function, many processes. Nobody tells a rank what to do: it reads its own number and acts on it. "
             "That is the whole programming model, called SPMD: single program, multiple data."

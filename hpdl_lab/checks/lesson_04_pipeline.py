@@ -7,9 +7,9 @@ from ..comm import PerRank
 from ..comm.network import Switch
 from . import answers_04_broadcast as answers
 from .collective import call
-from .ranks import SENTINEL, capital, count, number, on_engines, simulate
+from .ranks import SENTINEL, capital, count, number, off_by, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
-from .traffic import check_waits
+from .traffic import check_waits, in_barriers
 
 CASES = (  # (ranks, elements, segments, root)
     (4, 12, 3, 0),
@@ -17,7 +17,7 @@ CASES = (  # (ranks, elements, segments, root)
     (8, 1000, 1, 0),
     (3, 1001, 4, 0),
     (5, 7, 10, 0),
-    (4, 1000, 4, 2),
+    (5, 1000, 4, 2),  # of an even number of ranks, root - rank would do as well as rank - root
     (3, 0, 2, 0),
     (1, 10, 4, 0),
 )
@@ -41,14 +41,14 @@ def check_broadcast(fn, runner=None):
         where = f"with {count(p, 'rank')}, {count(n, 'element')}, {count(segments, 'segment')} and root {root}"
         values = starts(p, n, root)
         run = simulate(p, call_broadcast, fn, PerRank(values), root, segments, where=where)
-        check_copies(run, values[root], capital(where), root)
+        check_copies(run, values[root], capital(where), root, segments)
     p, n, segments = TIMED
     values = starts(p, n, 0)
     network = Switch(alpha=1.0, beta=0.0)  # on which a message takes 1 s, whatever its size
     run = simulate(p, call_broadcast, fn, PerRank(values), 0, segments, network=network, where="on a slow network")
     try:
         check_waits(run.events, p)
-        check_chain(run.events, p, 4 * n)
+        check_chain(run.events, p, 4 * n, segments)
         took = check_time(run, p, segments)
     except Broken as broken:
         best = simulate(p, call_broadcast, chain.broadcast, PerRank(values), 0, segments, network=network)
@@ -65,7 +65,7 @@ def check_broadcast(fn, runner=None):
     return Passed(tuple(facts), run.events, p)
 
 
-def check_copies(run, expected, where, root):
+def check_copies(run, expected, where, root, segments):
     """Raise Broken unless every rank holds and returns what the root had, and no guard element has changed."""
     n, p = len(expected), len(run)
     for r in sorted(range(p), key=lambda r: r != root):  # the root first: what it lost, nobody can have
@@ -79,11 +79,21 @@ def check_copies(run, expected, where, root):
                 raise Broken("in place", message, events=run.events, size=p)
             i = int(np.argmax(left.x != expected))
             message = f"{where}, x[{i}] on rank {r} should be {number(expected[i])} and is {number(left.x[i])}. "
+            came, lacking = sum(e.op == "recv" and e.rank == r for e in run.events), int((left.x == SENTINEL).sum())
+            if r != root and lacking and 0 < came < segments <= n:
+                message += f"{count(lacking, 'element')} never arrived: {miscounted('received', r, came, segments)}"
+                raise Broken("segment", message, events=run.events, size=p)
             raise Broken(*why_copy(left, expected, i, message, r, root), events=run.events, size=p)
         if left.out is None or not np.array_equal(left.out, expected):
             what = "nothing" if left.kind == "NoneType" else f"something else ({left.kind})"
             message = f"{where}, x is right on rank {r}, but your function returned {what}: return x."
             raise Broken("returns", message, events=run.events, size=p)
+
+
+def miscounted(what, r, messages, segments):
+    """The sentence about a loop over segments that goes round too often, or not often enough."""
+    told = f"rank {r} {what} {count(messages, 'message')}, and there are {segments} segments"
+    return f"{told}: {off_by(messages, segments, 'message')}."
 
 
 def why_copy(left, expected, i, message, r, root):
@@ -99,7 +109,7 @@ def why_copy(left, expected, i, message, r, root):
     return "segment", f"{message}The segment with the last {count(k, 'element')} never arrived: cut x with chunk."
 
 
-def check_chain(events, p, nbytes):
+def check_chain(events, p, nbytes, segments):
     """Raise Broken where a rank sends to another than the next, or more than its vector."""
     for r in range(p):
         sends = [e for e in events if e.op == "send" and e.rank == r]
@@ -111,6 +121,9 @@ def check_chain(events, p, nbytes):
             )
             raise Broken("peers", message, events=events, size=p)
         sent = sum(e.nbytes for e in sends)
+        if sent > nbytes and segments < len(sends) <= 2 * segments:
+            message = f"The result is right, but {miscounted('sent', r, len(sends), segments)}"
+            raise Broken("segment", message, events=events, size=p)
         if sent > nbytes:
             message = (
                 f"The result is right, but rank {r} sent {sent:,} bytes, and its vector has {nbytes:,}: each segment "
@@ -125,7 +138,9 @@ def check_time(run, p, segments):
     if took <= best + 3:
         return took
     head = f"Result and bytes are right, but {segments} segments take {took} message times along {p} ranks: "
-    if took >= segments * (p - 1):
+    if waits := in_barriers(run.events):
+        why = waits
+    elif took >= segments * (p - 1):
         why = "every rank has all of x before it passes anything on."
     else:
         why = "while a rank passes a segment on, nothing comes in. isend starts a send without waiting for its end."
@@ -201,12 +216,17 @@ EXERCISES = (
         wrong_answers=(
             WrongAnswer(answers.one_rank_after_the_other, "steps", "has all of x before it passes anything on"),
             WrongAnswer(answers.receives_or_sends, "steps", "while a rank passes a segment on, nothing comes in"),
+            WrongAnswer(answers.waits_for_all_in_every_step, "steps", "a rank waits in 16 barriers"),
             WrongAnswer(answers.whole_vector_per_segment, "bytes", "each segment is to be sent once"),
             WrongAnswer(answers.root_sends_to_everybody, "peers", "on a chain it passes on to the next"),
             WrongAnswer(answers.root_is_always_0, "root", "The data come from rank 2"),
+            WrongAnswer(answers.counts_from_the_wrong_end, "root", "The data come from rank 2"),
             WrongAnswer(answers.sends_what_has_not_come, "order", "sent on before it had arrived"),
             WrongAnswer(answers.the_last_one_sends_too, "deadlock", "there is a deadlock"),
-            WrongAnswer(answers.one_segment_short, "segment", "never arrived: cut x with chunk"),
+            WrongAnswer(
+                answers.one_segment_short, "segment", "received 2 messages, and there are 3 segments: one message too"
+            ),
+            WrongAnswer(answers.one_segment_too_many, "segment", "sent 17 messages, and there are 16 segments"),
             WrongAnswer(answers.never_waits_for_its_segments, "wait", "did not wait for"),
             WrongAnswer(answers.broadcasts_and_forgets, "returns", "returned nothing: return x"),
             WrongAnswer(answers.cuts_without_the_rest, "segment", "The segment with the last 1 element never arrived"),

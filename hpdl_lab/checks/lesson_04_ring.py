@@ -73,8 +73,12 @@ EXERCISES = (
             ),
             WrongAnswer(answers_reduce_scatter.data_of_rank_0, "sum", "the data of rank 0, not the sum over ranks"),
             WrongAnswer(answers_reduce_scatter.sends_first, "deadlock", "all send first"),
-            WrongAnswer(answers_reduce_scatter.forgets_the_last_step, "steps", "the last step is missing"),
-            WrongAnswer(answers_reduce_scatter.one_step_too_many, "one rank", "1 rank, which has no neighbor"),
+            WrongAnswer(answers_reduce_scatter.forgets_the_last_step, "steps", "where 4 are needed: one step too few"),
+            WrongAnswer(answers_reduce_scatter.one_step_too_many, "steps", "sent 8 messages, where 7 are needed"),
+            WrongAnswer(
+                answers_reduce_scatter.one_step_too_many_of_several, "steps", "7 are needed: one step too many"
+            ),
+            WrongAnswer(answers_reduce_scatter.needs_a_neighbor, "one rank", "1 rank, which has no neighbor"),
             WrongAnswer(answers_reduce_scatter.returns_nothing, "returns", "returned nothing: return chunk 0 of x"),
             WrongAnswer(
                 answers_reduce_scatter.returns_all_of_x,
@@ -85,6 +89,7 @@ EXERCISES = (
             WrongAnswer(answers_reduce_scatter.never_ends, "timeout", "Is there a loop that never ends?"),
             WrongAnswer(answers_reduce_scatter.writes_past_the_end, "bounds", "wrote outside x, at x[1001]"),
             WrongAnswer(answers_reduce_scatter.rank_0_sends_first, "steps", "the ranks wait for each other in a row"),
+            WrongAnswer(answers_reduce_scatter.waits_for_all_in_every_step, "steps", "a rank waits in 7 barriers"),
             WrongAnswer(
                 answers_reduce_scatter.never_waits_for_its_sends, "wait", "did not wait for 7 of its sends to rank 1"
             ),
@@ -127,7 +132,8 @@ EXERCISES = (
             WrongAnswer(answers_all_reduce.gathers_whole_vectors, "bytes", "you pass the whole vector at every hop"),
             WrongAnswer(answers_all_reduce.gathers_on_rank_0, "bytes", "everything passes through rank 0"),
             WrongAnswer(answers_all_reduce.gathers_receiving_first, "deadlock", "all receive first"),
-            WrongAnswer(answers_all_reduce.gathers_one_step_short, "steps", "the last step is missing"),
+            WrongAnswer(answers_all_reduce.gathers_one_step_short, "steps", "where 4 are needed: one step too few"),
+            WrongAnswer(answers_all_reduce.gathers_one_step_too_many, "steps", "sent 8 messages, where 7 are needed"),
             WrongAnswer(
                 answers_all_reduce.gathers_and_returns_its_chunk,
                 "returns",
@@ -151,6 +157,9 @@ EXERCISES = (
         hints=ALL_REDUCE_HINTS,
         wrong_answers=(
             WrongAnswer(ring.all_reduce_naive, "bytes", "Cut x into chunks"),
+            WrongAnswer(
+                answers_all_reduce.adds_in_float64, "bytes", "each twice as large: is what you send of the dtype"
+            ),
             WrongAnswer(answers_all_reduce.asks_the_communicator, "bytes", "everything passes through rank 0"),
             WrongAnswer(answers_all_reduce.takes_the_average, "sum", "It is the average"),
             WrongAnswer(answers_all_reduce.forgets_the_all_gather, "steps", "only one of the two halves is done"),
@@ -158,9 +167,16 @@ EXERCISES = (
             WrongAnswer(answers_all_reduce.leaves_x_as_it_was, "in place", "x was not overwritten"),
             WrongAnswer(answers_all_reduce.reduces_and_returns_nothing, "returns", "returned nothing: return x"),
             WrongAnswer(answers_all_reduce.reduces_twice, "steps", "all is done twice"),
+            WrongAnswer(answers_all_reduce.one_loop_too_long, "steps", "sent 15 messages, where 14 are needed"),
+            WrongAnswer(answers_all_reduce.one_loop_too_short, "steps", "where 8 are needed: one step too few"),
+            WrongAnswer(answers_all_reduce.scatters_too_long, "steps", "14 are needed: one step too many"),
             WrongAnswer(answers_all_reduce.only_even_ranks_gather, "deadlock", "it finished"),
         ),
-        right_answers=(answers_all_reduce.in_one_loop, answers_all_reduce.the_other_way_around),
+        right_answers=(
+            answers_all_reduce.in_one_loop,
+            answers_all_reduce.the_other_way_around,
+            answers_all_reduce.one_half_after_the_other,
+        ),
         explanation=(
             "After reduce_scatter every chunk of the sum exists once, on its own rank; all_gather hands the chunks "
             "round. Each of the two sends (p-1)/p of the vector per rank. Together 2(p-1)/p: less than two vectors "

@@ -11,7 +11,8 @@ from ..models.mlp import mlp
 from ..parallel import data as reference
 from . import answers_06_average as answers
 from . import hints_06
-from .ranks import capital, count, number, on_engines, simulate
+from .layer_part import nearly
+from .ranks import capital, count, number, on_engines, simulate, times
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 SIZES = (5, 4, 3)  # of the layers: tensors of 20, 4, 12 and 3 numbers
@@ -179,19 +180,31 @@ def explain(name, r, run, before):
         (total / p / p, "mean", f"It was divided by {p} twice."),
         (total / 2, "size", f"You divided by 2, but there are {p} ranks: comm.size."),
         (total / max(len(who), 1), "size", f"You divided by the {len(who)} ranks that have one: all {p} count."),
-        (mine, "hand back", f"That is rank {r}'s own gradient, as it was: the mean has not come back into p.grad."),
+        (mine, "hand back", f"That is rank {r}'s own gradient, as it was: {handed_back(r, run, before)}."),
         (mine / p, "sum", f"That is rank {r}'s own gradient divided by {p}: add those of all ranks first."),
         (mine + total / p, "hand back", "The mean was added to the gradient that was there: it takes its place."),
     ):
         if np.allclose(got, value, rtol=TOLERANCE, atol=TOLERANCE):
             return failed, why
+    if found := nearly(got, total / p):
+        return found
     means = np.concatenate([sum(b[other] for b in before).reshape(-1) / p for other in before[0]])
     if np.isclose(means[None], got.reshape(-1)[:, None], rtol=TOLERANCE, atol=TOLERANCE).any(axis=1).all():
         return "order", (
             "That is the mean of another gradient: what was packed first has to be taken out first, each as many "
             "numbers as it has."
         )
-    return "sum", ""
+    share = times(got, total / p)
+    return ("sum", "") if share is None else ("mean", f"That is {number(share)} times the mean: what do you divide by?")
+
+
+def handed_back(r, run, before):
+    """How many gradients of rank r are the mean, in words."""
+    means = {name: sum(b[name] for b in before) / len(run) for name in before[0]}
+    right = sum(np.allclose(run[r].after[name], mean, rtol=TOLERANCE, atol=TOLERANCE) for name, mean in means.items())
+    if not right:
+        return "the mean has not come back into p.grad"
+    return f"the mean has come back into p.grad of {right} of {count(len(means), 'parameter')}"
 
 
 def check_calls(run, where):
@@ -258,6 +271,9 @@ EXERCISES = (
             WrongAnswer(answers.divides_by_those_who_have_one, "size", "You divided by the 3 ranks that have one"),
             WrongAnswer(answers.hands_back_only_where_there_was_one, "hand back", "rank 1 still has no gradient"),
             WrongAnswer(answers.forgets_to_hand_back, "hand back", "the mean has not come back into p.grad"),
+            WrongAnswer(answers.hands_back_all_but_the_last, "hand back", "into p.grad of 3 of 4 parameters"),
+            WrongAnswer(answers.averages_in_float32, "dtype", "right to the 7 digits of float32"),
+            WrongAnswer(answers.divides_by_parameters, "mean", "That is 0.75 times the mean"),
             WrongAnswer(answers.adds_the_mean, "hand back", "it takes its place"),
             WrongAnswer(answers.unpacks_in_another_order, "order", "That is the mean of another gradient"),
             WrongAnswer(answers.divides_its_own, "sum", "add those of all ranks first"),

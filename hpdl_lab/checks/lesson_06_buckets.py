@@ -79,9 +79,14 @@ def check_cover(got, nbytes, where):
         raise Broken("split", f"{where} gradient {twice} is in more than one place: it would be added twice.")
     lost = [i for i in range(n) if i not in flat]
     if lost:
-        tail = lost == list(range(len(lost)))
-        why = "the last bucket was never put into the list" if tail and flat else "every gradient has to travel"
-        raise Broken("cover", f"{where} gradients {shown(lost)} are in none of them: {why}.")
+        why = "every gradient has to travel"
+        if flat and lost == list(range(len(lost))):
+            why = "the last bucket was never put into the list"
+            why = f"the loop ends one too early, or {why}" if len(lost) == 1 else why
+        if lost == [n - 1]:
+            why = "the loop begins one too late"
+        which = f"gradient {lost[0]} is" if len(lost) == 1 else f"gradients {shown(lost)} are"
+        raise Broken("cover", f"{where} {which} in none of them, {len(flat)} of {n} are: {why}.")
     if flat == list(range(n)) and n > 1:
         message = (
             f"{where} they are in the order of registration. Backward goes the other way: gradient {n - 1} is ready "
@@ -122,8 +127,8 @@ def too_large(where, b, bucket, total, most, limit):
             "under way soon after backward has begun."
         )
     return "limit", (
-        f"{where} bucket {b}, {bucket}, holds {total} bytes, and the limit is {most}. Look whether a gradient fits "
-        "before you put it in, not after."
+        f"{where} bucket {b}, {bucket}, holds {total} bytes, and {'the limit' if b else 'first'} is {most}. Look "
+        "whether a gradient fits before you put it in, not after."
     )
 
 
@@ -149,6 +154,12 @@ EXERCISES = (
             WrongAnswer(answers.in_the_order_of_registration, "order", "they are in the order of registration"),
             WrongAnswer(answers.looks_too_late, "limit", "Look whether a gradient fits before"),
             WrongAnswer(answers.forgets_the_last_bucket, "cover", "the last bucket was never put into the list"),
+            WrongAnswer(
+                answers.ends_one_too_early, "cover", "gradient 0 is in none of them, 5 of 6 are: the loop ends"
+            ),
+            WrongAnswer(
+                answers.begins_one_too_late, "cover", "gradient 5 is in none of them, 5 of 6 are: the loop begins"
+            ),
             WrongAnswer(answers.first_is_like_the_others, "first", "the first bucket holds"),
             WrongAnswer(answers.all_are_like_the_first, "small", "would have fitted: the limit is 450"),
             WrongAnswer(answers.splits_gradients, "split", "is in more than one place"),

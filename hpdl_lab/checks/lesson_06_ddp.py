@@ -12,8 +12,9 @@ from ..parallel import ddp as reference
 from ..trace import now_ns
 from . import answers_06_ddp as answers
 from . import hints_06
+from .layer_part import nearly
 from .overlapped_steps import load_optimizers
-from .ranks import capital, count, number, on_engines, simulate
+from .ranks import capital, count, number, on_engines, simulate, times
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 SIZES = (6, 5, 4, 3)  # of the layers: six gradients
@@ -196,7 +197,10 @@ def explain(out, r, b, run):
     ):
         if np.allclose(out, value, rtol=TOLERANCE, atol=TOLERANCE):
             return failed, why
-    return "sum", ""
+    if found := nearly(out, total / p):
+        return found
+    share = times(out, total / p)
+    return ("sum", "") if share is None else ("mean", f"That is {number(share)} times the mean: what do you divide by?")
 
 
 def train(comm, fn):
@@ -265,6 +269,9 @@ EXERCISES = (
             WrongAnswer(answers.gives_the_sum, "mean", "DDP divides nothing when it has a hook"),
             WrongAnswer(answers.divides_twice, "mean", "It was divided by 3 twice"),
             WrongAnswer(answers.divides_by_two, "size", "there are 3 ranks: state.comm.size"),
+            WrongAnswer(answers.multiplies, "mean", "That is 9 times the mean"),
+            WrongAnswer(answers.reduces_in_float32, "dtype", "right to the 7 digits of float32"),
+            WrongAnswer(answers.fulfills_too_early, "raises", "never waited for all_reduce in the background"),
             WrongAnswer(answers.fulfills_with_the_old_buffer, "buffer", "is it the sum that you give to the future"),
             WrongAnswer(answers.divides_its_own, "buffer", "the others are not in it"),
             WrongAnswer(answers.takes_another_all_reduce, "all_reduce", "called state.all_reduce 0 times"),

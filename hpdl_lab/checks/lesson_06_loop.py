@@ -16,7 +16,7 @@ from . import answers_06_loop as answers
 from . import hints_06
 from .lesson_06_average import Ledger
 from .overlapped_steps import SIZES, SMALL, load_optimizers
-from .ranks import capital, count, number, on_engines, simulate
+from .ranks import capital, count, number, on_engines, simulate, times
 from .record import Broken, Exercise, Passed, WrongAnswer
 from .training_log import judge
 
@@ -175,8 +175,8 @@ def check_course(run, p, shape, where):
             off = np.abs(left.kept[step] - alone[step]).max()
             if not off < TOLERANCE:
                 got, should = left.kept[step] - left.kept[step - 1], alone[step] - alone[step - 1]
-                share = float(got @ should / (should @ should))
-                scaled = np.allclose(got, share * should, atol=TOLERANCE)
+                share = times(got, should)
+                scaled = share is not None
                 why = (
                     f" It is {number(share)} times as long: parts of the loss add up, so do gradients."
                     if scaled
@@ -207,6 +207,9 @@ EXERCISES = (
             WrongAnswer(answers.loops_over_its_own_steps, "lengths", "leaves the others waiting"),
             WrongAnswer(answers.as_many_as_rank_0, "lengths", "as many as the rank with most"),
             WrongAnswer(answers.as_few_as_the_one_with_fewest, "lengths", "who stops everybody earlier drops batches"),
+            WrongAnswer(answers.one_step_too_many, "lengths", "with most steps has: one step too many"),
+            WrongAnswer(answers.one_step_too_few, "lengths", "with most steps has: one step too few"),
+            WrongAnswer(answers.leaves_out_the_first_micro_batch, "lost", "uses 1 of its 2 micro-batches in step 0"),
             WrongAnswer(answers.leaves_out_empty_steps, "lengths", "leaves the others waiting"),
             WrongAnswer(answers.begins_again_from_the_front, "repeat", "twice: what is over is over"),
             WrongAnswer(answers.never_zeroes, "zero", "counts a second time"),

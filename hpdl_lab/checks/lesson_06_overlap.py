@@ -49,6 +49,7 @@ class Scripted(NamedTuple):
 
     works: how many had been started after each of them; seconds: how long each call took; ended: how many at the end.
     missing: what the reducer still waited for; flats, before: the buckets after the sum, and before it.
+    reduced: how often reducer.all_reduce was called.
     """
 
     works: list
@@ -57,6 +58,7 @@ class Scripted(NamedTuple):
     missing: list
     flats: list
     before: list
+    reduced: int
 
 
 def play(comm, fn, order, ledger):
@@ -71,7 +73,13 @@ def play(comm, fn, order, ledger):
     ledger[comm.rank] = []
     for number, bucket in enumerate(buckets):
         bucket.number, bucket.started = number, ledger[comm.rank]
-    reducer = reference.Reducer(buckets, ring.all_reduce)
+    reduced = []
+
+    def noted(comm, x):
+        reduced.append(x.numel())
+        return ring.all_reduce(comm, x)
+
+    reducer = reference.Reducer(buckets, noted)
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     before = [torch.cat([grads[i].reshape(-1) for i in part]).numpy().copy() for part in BUCKETS]
     works, seconds = [], []
@@ -83,7 +91,7 @@ def play(comm, fn, order, ledger):
     for work in reducer.works:
         work.wait()
     flats = [bucket.flat.numpy().copy() for bucket in buckets]
-    return Scripted(works, seconds, len(reducer.works), list(reducer.missing), flats, before)
+    return Scripted(works, seconds, len(reducer.works), list(reducer.missing), flats, before, len(reduced))
 
 
 def check_gradient_ready(fn, runner=None):
@@ -222,8 +230,14 @@ def check_sums(run, where):
         total = sum(left.before[b] for left in run)
         for r, left in enumerate(run):
             if not np.allclose(left.flats[b][:-1], total, rtol=1e-10, atol=1e-12):
+                why = ""
+                if np.allclose(left.flats[b][:-1] * p, total, rtol=1e-10, atol=1e-12):
+                    why = " It holds the mean: dividing is left to add_gradients."
+                elif not left.flats[b].any():
+                    why = " It holds zeros: reducer.collect(index) copies a gradient into its bucket."
                 message = (
                     f"{where}, bucket {b} on rank {r}, of the gradients {bucket}, does not hold their sum over ranks."
+                    f"{why}"
                 )
                 raise Broken("sum", message, events=run.events, size=p)
             lacking = float(p > 1 and 3 in bucket)
@@ -234,6 +248,13 @@ def check_sums(run, where):
                     "bare tensor."
                 )
                 raise Broken("flag", message, events=run.events, size=p)
+    for r, left in enumerate(run):
+        if left.reduced < len(BUCKETS):
+            message = (
+                f"{where}, the sums are right, but rank {r} called reducer.all_reduce {count(left.reduced, 'time')} "
+                f"for {len(BUCKETS)} buckets: the reducer says which all-reduce is to be used."
+            )
+            raise Broken("all_reduce", message, events=run.events, size=p)
 
 
 def with_time(broken, fn):
@@ -271,6 +292,12 @@ EXERCISES = (
             WrongAnswer(answers.starts_again_and_again, "twice", "rank 0 starts bucket 0"),
             WrongAnswer(answers.forgets_to_count, "count", "is [2, 2, 1, 1] when all gradients are there"),
             WrongAnswer(answers.sends_the_bare_tensor, "flag", "rank 1 has no gradient for parameter 3"),
+            WrongAnswer(
+                answers.takes_another_all_reduce, "all_reduce", "called reducer.all_reduce 0 times for 4 buckets"
+            ),
+            WrongAnswer(answers.takes_the_mean, "sum", "It holds the mean"),
+            WrongAnswer(answers.collects_nothing, "sum", "It holds zeros"),
+            WrongAnswer(answers.waits_for_the_one_before, "waits", "backward stands still"),
             WrongAnswer(answers.keeps_no_works, "twice", "len(reducer.works) is the number of the next bucket"),
         ),
         right_answers=(answers.with_a_for_loop, answers.through_a_function),

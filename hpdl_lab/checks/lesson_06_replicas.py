@@ -11,6 +11,7 @@ from . import answers_06_replicas as answers
 from . import hints_06
 from .ranks import capital, count, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import check_waits
 
 RANKS = (3, 2, 1, 5)
 FROZEN = "2.bias"
@@ -56,6 +57,7 @@ def check_broadcast_parameters(fn, runner=None):
         where = f"with {count(p, 'rank')}"
         run = simulate(p, call, fn, where=where)
         check_replicas(run, where)
+        check_waits(run.events, p)
     run = simulate(4, call, fn, where="with 4 ranks")
     facts = [
         "parameters, frozen parameters and buffers of rank 0, bit for bit, on 1, 2, 3 and 5 simulated ranks",
@@ -92,7 +94,7 @@ def explain(name, r, run, before):
     """(invariant, sentence) for the tensor `name` of rank r, which is not what rank 0 had."""
     got, mine = run[r].values[name], before[r][name]
     changed = [other for other in before[r] if not np.array_equal(run[r].values[other], before[r][other])]
-    if np.allclose(got, sum(b[name] for b in before) / len(before)):
+    if not np.array_equal(got, mine) and np.allclose(got, sum(b[name] for b in before) / len(before)):
         return "value", "That is the mean over ranks: equal everywhere, but no layer was initialized for such values."
     for s in range(1, len(before)):
         if s != r and np.array_equal(got, before[s][name]):
@@ -103,14 +105,19 @@ def explain(name, r, run, before):
         return "value", ""
     if not changed:
         return "copy", f"Nothing in the model of rank {r} has changed: did what arrived go into a copy?"
-    if name not in dict(replica(0).named_parameters()):
+    parameters = dict(replica(0).named_parameters())
+    if name not in parameters and not set(changed) - set(parameters):
         return "buffers", (
             f"{name} is a buffer: a part of the model that no gradient reaches, so it stays different for ever. "
             "model.parameters() does not list it; model.buffers() does."
         )
     if name == FROZEN:
         return "frozen", f"{name} is frozen: it needs no gradient, but rank {r} computes with it all the same."
-    return "some", f"That is what rank {r} had before, although {changed[0]} has arrived: every tensor must travel."
+    right = sum(np.array_equal(run[r].values[other], value) for other, value in before[0].items())
+    return "some", (
+        f"That is what rank {r} had before, although {changed[0]} has arrived: {right} of {len(before[0])} tensors are "
+        "those of rank 0, and every one must be."
+    )
 
 
 def check_bytes(run, p):
@@ -137,6 +144,8 @@ EXERCISES = (
         wrong_answers=(
             WrongAnswer(answers.forgets_the_buffers, "buffers", "model.buffers() does"),
             WrongAnswer(answers.sends_only_the_first, "some", "although 0.weight has arrived"),
+            WrongAnswer(answers.forgets_the_last, "some", "8 of 9 tensors are those of rank 0"),
+            WrongAnswer(answers.forgets_the_last_two, "some", "7 of 9 tensors are those of rank 0"),
             WrongAnswer(answers.leaves_out_the_frozen, "frozen", "2.bias is frozen"),
             WrongAnswer(answers.makes_new_parameters, "object", "an optimizer made before still holds the old one"),
             WrongAnswer(answers.broadcasts_from_itself, "deadlock", "rank 1 with root 1"),
@@ -146,6 +155,7 @@ EXERCISES = (
             WrongAnswer(answers.averages_the_parameters, "value", "That is the mean over ranks"),
             WrongAnswer(answers.trusts_a_seed, "value", "another seed is another model"),
             WrongAnswer(answers.copies_under_autograd, "raises", "a leaf Variable that requires grad"),
+            WrongAnswer(answers.sends_without_wait, "wait", "did not wait for 9 of its sends to rank 1"),
             WrongAnswer(answers.gathers_all_models, "bytes", "What the others have, nobody needs"),
         ),
         right_answers=(answers.by_state_dict, answers.by_messages, answers.packed_by_dtype),

@@ -13,8 +13,9 @@ from . import hints_09
 from .layer_part import whole_numbers
 from .ranks import capital, count, full_stop, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import check_waits, in_barriers
 
-BATCH, CHANNELS, WIDTH = 2, 2, 3
+BATCH, CHANNELS, WIDTH = 2, 4, 3  # no two alike, so that none is taken for another
 CASES = (  # (height of the image, (above, below) of each rank)
     (9, ((1, 1),) * 3),
     (4, ((1, 1),) * 2),
@@ -88,6 +89,7 @@ def check_halo_exchange(fn, runner=None):
         except Broken as broken:
             raise with_needs(broken, rows, where, noted) from None
         check_strips(run, height, rows, capital(where))
+        check_waits(run.events, p)
     check_bytes(run_of(fn, *CASES[4]), *CASES[4])
     run = run_of(fn, *CASES[2])
     facts = [
@@ -209,12 +211,17 @@ def same(a, b):
 def check_bytes(run, height, rows):
     """Raise Broken where more than the halos was sent. Returns a fact."""
     p, row = len(run), BATCH * CHANNELS * WIDTH * 8
-    sent = sum(e.nbytes for e in run.events if e.op == "send")
+    sends = [e.nbytes for e in run.events if e.op == "send"]
+    sent, halos = sum(sends), [(r > 0) * above for r, (above, _) in enumerate(rows)]
+    halos += [(r < p - 1) * below for r, (_, below) in enumerate(rows)]
     needed = row * sum((r > 0) * above + (r < p - 1) * below for r, (above, below) in enumerate(rows))
     if sent > needed:
+        why = "of a neighbor's strip a rank needs only the rows next to its own, and of all others none"
+        many, enough = sum(n > 0 for n in sends), sum(n > 0 for n in halos)
+        if many > enough:
+            why = f"{count(many, 'message')} with something in them, and {enough} would do, one for each halo: {why}"
         message = (
-            f"The strips are right, but with {p} ranks {sent:,} bytes were sent, where {needed:,} are enough: of a "
-            "neighbor's strip a rank needs only the rows next to its own, and of all others none."
+            f"The strips are right, but with {p} ranks {sent:,} bytes were sent, where {needed:,} are enough: {why}."
         )
         raise Broken("bytes", message, events=run.events, size=p)
     return f"bytes: {sent:,} with {p} ranks, the halos and nothing else; the image has {height * row:,}"
@@ -224,10 +231,13 @@ def check_steps(run):
     """Raise Broken where ranks wait for each other in a row: `run` is one where a message takes 1 s. Returns a fact."""
     p, took = len(run), round(run.seconds)
     if took > MOST_STEPS:
+        in_a_row = (
+            "a rank can send before its neighbor's rows have come. Begin all messages with sending and receiving, then "
+            "wait for them."
+        )
         message = (
             f"The strips are right, but with {p} ranks it takes the time of {took} messages one after another, where "
-            f"{MOST_STEPS} are enough: a rank can send before its neighbor's rows have come. Begin all messages "
-            "with sending and receiving, then wait for them."
+            f"{MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}"
         )
         raise Broken("steps", message, events=run.events, size=p)
     told = count(took, "message")
@@ -253,11 +263,15 @@ EXERCISES = (
             WrongAnswer(answers.sends_everything_for_nothing, "everything", "So rank 0 does to rank 1 with 3 ranks"),
             WrongAnswer(answers.only_from_above, "zeros", "The rows below the strip of rank 0 are zeros"),
             WrongAnswer(answers.upside_down, "upside down", "the right rows of rank 1 upside down"),
+            WrongAnswer(answers.takes_channels_for_the_batch, "raises", "Sizes of tensors must match"),
             WrongAnswer(answers.returns_only_the_strip, "shape", "1 + 3 + 1 rows"),
             WrongAnswer(answers.sends_the_most_that_anybody_needs, "bytes", "only the rows next to its own"),
             WrongAnswer(answers.whole_strips_travel, "bytes", "only the rows next to its own"),
+            WrongAnswer(answers.sends_one_halo_twice, "bytes", "6 messages with something in them, and 4 would do"),
             WrongAnswer(answers.everybody_receives_first, "deadlock", "there is a deadlock"),
             WrongAnswer(answers.one_after_the_other, "steps", "the time of 14 messages one after another"),
+            WrongAnswer(answers.waits_for_all, "steps", "a rank waits in 1 barrier, and none is needed"),
+            WrongAnswer(answers.waits_for_what_comes_only, "wait", "did not wait for 1 of its sends"),
             WrongAnswer(answers.clears_its_edge, "input", "rank 0 has changed x"),
         ),
         right_answers=(answers.by_sendrecv, answers.all_at_once),

@@ -70,6 +70,11 @@ def check_rows(rows, rank, ranks, heads, width, where):
     if holds[0] != holds[1] or holds[1] != holds[2]:
         raise Broken("boundary", f"{where} your rows hold {told}: a head's q, k and v have to be on one rank.")
     mine = list(range(rank * per, (rank + 1) * per))
+    if holds[0] == mine:
+        lost = sorted(set(right) - set(rows))
+        what = f"row {lost[0]} is missing" if lost else "some are there twice"
+        message = f"{where} you give {count(len(rows), 'row')}, and {len(right)} are needed: {what}."
+        raise Broken("rows", message)
     message = (
         f"{where} your rows hold {named(holds[0])}, and should hold {named(mine)}: neighbors stay together, in the "
         "order of the ranks, so that the shards put side by side are the whole weight again."
@@ -97,7 +102,7 @@ def check_refused(fn, ranks, heads, width):
     raise Broken("refuse", message)
 
 
-BATCH, TOKENS, HEAD = 2, 5, 4
+BATCH, TOKENS, HEAD = 2, 5, 3  # a head's width is no root of that of all heads
 
 
 def attention_case(p, causal):
@@ -140,6 +145,11 @@ def attention_case(p, causal):
             (made(turned=True), "causal", f"Positions {other}: is_causal=causal."),
             (made(one=True), "heads", f"Your rank attends with one head of {per * HEAD} numbers, not with {per}."),
             (made(scale=d**-0.5), "scale", f"Scores are divided by the root of {HEAD}, a head's width, not of {d}."),
+            (
+                made(scale=1 / HEAD),
+                "scale",
+                f"Scores are divided by the root of {HEAD}, a head's width, not by {HEAD}.",
+            ),
             (made(swapped=True), "boundary", SWAPPED),
             (made(unmerged=True), "merge", "After attention the heads come first: .transpose(1, 2), then reshape."),
         )
@@ -230,6 +240,9 @@ EXERCISES = (
             WrongAnswer(
                 answers.rows_of_the_next_rank, "heads", "your rows hold heads 2, 3, and should hold heads 0, 1"
             ),
+            WrongAnswer(
+                answers.rows_without_the_last, "rows", "you give 11 rows, and 12 are needed: row 19 is missing"
+            ),
             WrongAnswer(answers.rows_as_slices, "returns", "one flat tensor of them"),
         ),
         right_answers=(answers.rows_by_a_view, answers.rows_as_a_list),
@@ -251,13 +264,14 @@ EXERCISES = (
             WrongAnswer(answers.heads_before_parts, "boundary", "the first third are queries of all its heads"),
             WrongAnswer(answers.heads_see_the_future, "causal", "Positions hear what comes later"),
             WrongAnswer(answers.heads_always_causal, "causal", "hear only what came before"),
-            WrongAnswer(answers.heads_all_in_one, "heads", "attends with one head of 8 numbers, not with 2"),
-            WrongAnswer(answers.heads_scaled_by_the_width, "scale", "divided by the root of 4"),
+            WrongAnswer(answers.heads_all_in_one, "heads", "attends with one head of 6 numbers, not with 2"),
+            WrongAnswer(answers.heads_scaled_by_the_width, "scale", "divided by the root of 3"),
+            WrongAnswer(answers.heads_scaled_without_a_root, "scale", "a head's width, not by 3"),
             WrongAnswer(answers.heads_without_copy_to, "transposed", "only what the heads of rank 0 say about x"),
             WrongAnswer(answers.heads_without_sum, "sum", "Only the heads of rank 0 are in it"),
             WrongAnswer(answers.heads_with_many_biases, "bias", "out_bias was added 2 times"),
             WrongAnswer(answers.heads_merged_wrongly, "merge", ".transpose(1, 2), then reshape"),
-            WrongAnswer(answers.heads_all_columns_at_once, "messages", "all_reduce of 160 numbers, 3 times"),
+            WrongAnswer(answers.heads_all_columns_at_once, "messages", "all_reduce of 120 numbers, 3 times"),
             WrongAnswer(answers.heads_gathered, "messages", "heads need nothing from each other"),
         ),
         right_answers=(answers.heads_by_hand, answers.heads_bias_last),

@@ -116,7 +116,11 @@ def row_case(p, biased=True):
         right = {"x": g @ weights[r], "weight": weight_grads[r], "bias": bias_grad}[name]
         often = f"That is {p} times as much: all-reduce in forward, and in backward nothing, not once more."
         few = f"That is 1/{p} of it: what has been added in forward is not divided in backward."
-        if name != "bias":
+        if name == "x":
+            others = sum(g @ weight for weight in weights)
+            mixed = "It was added over ranks, but every rank has other columns of x, and their gradients are its own."
+            return (p * right, "transposed", often), (right / p, "mean", few), (others, "transposed", mixed)
+        if name == "weight":
             return (p * right, "transposed", often), (right / p, "mean", few)
         few = f"That is 1/{p} of it: bias / {p} on every rank gives the right sum, but learns {p} times too slowly."
         none = "Only some ranks add it. Here it stays as it is, while the others change theirs: replicas drift apart."
@@ -194,6 +198,7 @@ EXERCISES = (
             WrongAnswer(answers.column_without_bias, "bias", "The bias is missing: 6 numbers"),
             WrongAnswer(answers.column_adds_twice, "twice", "added over ranks twice"),
             WrongAnswer(answers.column_takes_the_mean, "mean", "That is the mean over 2 ranks"),
+            WrongAnswer(answers.column_hooks_the_callers_x, "input", "as by a residual connection"),
             WrongAnswer(answers.column_detaches_x, "gradient", "x of rank 0 has no gradient"),
             WrongAnswer(answers.column_adds_gradients_of_weights, "shard", "every rank has other rows"),
             WrongAnswer(answers.column_gathers_the_weight, "memory", "keeps a tensor of 60 numbers"),
@@ -231,12 +236,14 @@ EXERCISES = (
             WrongAnswer(
                 answers.row_adds_in_backward_too, "transposed", "all-reduce in forward, and in backward nothing"
             ),
+            WrongAnswer(answers.row_copies_x, "transposed", "every rank has other columns of x"),
             WrongAnswer(answers.row_gathers_x_and_weight, "memory", "that is a whole layer"),
             WrongAnswer(
                 answers.row_compares_the_sums, "messages", "all_reduce of 30 numbers, all_gather of 30 numbers"
             ),
             WrongAnswer(answers.row_adds_outside_autograd, "gradient", "has left the sight of autograd"),
             WrongAnswer(answers.row_needs_a_bias, "raises", "With 2 ranks and bias None"),
+            WrongAnswer(answers.row_sends_without_wait, "wait", "did not wait for 1 of its sends"),
             WrongAnswer(answers.row_only_rank_0_adds, "deadlock", "there is a deadlock"),
         ),
         right_answers=(answers.row_adds_in_place, answers.row_with_columns_of_x_first),

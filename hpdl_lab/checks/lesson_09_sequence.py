@@ -135,6 +135,7 @@ EXERCISES = (
             WrongAnswer(answers.returns_all_positions, "whole", "Those are all positions"),
             WrongAnswer(answers.forgets_the_sum, "sum", "only what the layer of rank 0 says"),
             WrongAnswer(answers.takes_the_mean, "mean", "the mean over 2 ranks"),
+            WrongAnswer(answers.takes_the_mean_in_backward, "gradient", "That is 0.5 times as much"),
             WrongAnswer(answers.adds_everything_and_cuts, "messages", "An all-reduce is both"),
             WrongAnswer(answers.waits_for_all, "messages", "in forward rank 0 waits in 1 barrier, where none is"),
             WrongAnswer(answers.waits_for_all_in_backward, "messages", "in backward rank 0 waits in 1 barrier"),

@@ -16,6 +16,7 @@ from . import hints_10
 from .pipeline_rows import case_of
 from .ranks import ALONE, capital, count, full_stop, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import check_waits, in_barriers
 
 WIDTH, EXAMPLES = 3, 2  # numbers that pass between stages for an example; examples of a micro-batch
 GPIPE, GEMS = "gpipe", "gems_mast"
@@ -149,6 +150,10 @@ def check_step(run, schedule, where):
             if got is None or not np.allclose(got, right[name], rtol=TOLERANCE, atol=TOLERANCE):
                 failed, text = explain(got, name, stage, mine, schedule)
                 raise Broken(failed, f"{where} {text}", events=events, size=len(run))
+    if events:
+        check_waits(events, len(run))
+    if waits := in_barriers(events):
+        raise Broken("traffic", f"{where} the gradients are right, but {waits}", events=events, size=len(run))
     for rank, ran in enumerate(run):
         for action, taken in ran.taken:
             if taken != [(action.stage, action.micro_batch)]:
@@ -241,6 +246,8 @@ EXERCISES = (
             ),
             WrongAnswer(answers.takes_the_newest, "micro-batch", "gradients would meet the wrong activations"),
             WrongAnswer(answers.asks_for_the_shape, "traffic", "nothing has to be asked"),
+            WrongAnswer(answers.forgets_to_wait, "wait", "rank 1 did not wait for 1 of its sends to rank 0"),
+            WrongAnswer(answers.waits_for_all_stages, "traffic", "a rank waits in 4 barriers, and none is needed"),
             WrongAnswer(answers.sends_first, "raises", "NoneType"),
         ),
         right_answers=(answers.posts_its_receive_first, answers.by_the_tensors_own_method),

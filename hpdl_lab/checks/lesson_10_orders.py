@@ -95,6 +95,11 @@ EXERCISES = (
             WrongAnswer(answers.stage_and_micro_batch_swapped, "stage", "An Action is (stage, kind, micro-batch)"),
             WrongAnswer(answers.works_for_the_neighbor, "stage", "rank 0 holds stage 0 and no other"),
             WrongAnswer(answers.counts_from_one, "micro-batch", "there is no micro-batch 4, they go from 0 to 3"),
+            WrongAnswer(
+                answers.one_micro_batch_too_many,
+                "micro-batch",
+                "It does 5 forwards, where 4 are needed: one forward too",
+            ),
             WrongAnswer(answers.backwards_first, "order", "rank 0 does 0B0 before 0F0"),
             WrongAnswer(answers.every_other_rank_the_other_way, "bubble", "Do all ranks take the micro-batches in the"),
             WrongAnswer(answers.forward_twice, "twice", "does 0F0 2 times"),

@@ -5,7 +5,7 @@ import numpy as np
 from ..parallel.pipeline import partition as reference
 from . import answers_10_partition as answers
 from . import hints_10
-from .ranks import alone, capital, number, tried
+from .ranks import alone, capital, count, number, tried
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 DRAWN = ([5, 1, 1, 1, 4, 4], 3)  # (costs, stages): the case that the docstring draws
@@ -37,7 +37,7 @@ def cases():
 def check_partition(fn, runner=None):
     for costs, stages in cases():
         given = list(costs)
-        where = f"for costs = {costs} and {stages} stage{'s' if stages > 1 else ''}"
+        where = f"for costs = {costs} and {count(stages, 'stage')}"
         sizes = alone(fn, given, stages, where=f"{where},")
         if given != costs:
             raise Broken("input", f"{capital(where)} your function changed costs: the caller still needs it.")
@@ -60,7 +60,7 @@ def check_form(sizes, costs, stages, where):
         raise Broken("form", f"{where} your function returned {str(sizes)[:60]}: sizes are a list of whole numbers.")
     told = f"{where} your sizes are {items}"
     if len(items) != stages:
-        raise Broken("form", f"{told}: {len(items)} parts for {stages} stages.")
+        raise Broken("form", f"{told}: {count(len(items), 'part')} for {count(stages, 'stage')}.")
     if min(items) < 1:
         message = f"{told}: a stage without a layer would only pass on what it gets, and a rank would do nothing."
         raise Broken("empty", message)

@@ -57,6 +57,7 @@ EXERCISES = (
             WrongAnswer(answers.keeps_one_too_few, "bubble", "which W is left by then?"),
             WrongAnswer(answers.keeps_one_too_many, "memory", "How many Ws do you keep back?"),
             WrongAnswer(answers.loses_what_was_kept_back, "lost", "the weights of that stage would miss its examples"),
+            WrongAnswer(answers.one_pair_too_many, "micro-batch", "does 5 input gradients, where 4 are needed"),
             WrongAnswer(answers.weights_before_input, "order", "before"),
             WrongAnswer(answers.whole_backward, "kind", "one each of F, I and W"),
             WrongAnswer(answers.drops_the_last_input_gradient, "lost", "the stage before would wait for ever"),

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from . import hints_11
 from .layer_part import ring_bytes, whole_numbers
 from .ranks import capital, count, number, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
+from .traffic import check_waits
 
 # (dp, pp, tp): dp and tp of two sizes first, so that a mean over one of them is not taken for one over the other
 CASES = ((3, 2, 2), (2, 1, 3), (2, 2, 2), (2, 1, 2), (2, 3, 1), (1, 2, 2), (3, 1, 1), (1, 1, 1))
@@ -92,6 +94,7 @@ def check_reduce_gradients(fn, runner=None):
         except Broken as broken:
             raise with_missing(broken, where) from None
         check_sums(run, sizes, where)
+        check_waits(run.events, len(run))
         check_bytes(run, sizes, where)
     most = CASES[0]
     run = simulate(math.prod(most), call, fn, most, where=case_of(most))
@@ -113,6 +116,11 @@ def case_of(sizes):
 
 def with_missing(broken, where):
     """`broken`, or what is likely behind ranks that wait for each other."""
+    if broken.failed == "raises" and re.search(
+        "'NoneType' object has no attribute '(all_reduce|size)'", broken.message
+    ):
+        message = f"{broken.message} placed.shared is None where one stage alone holds the parameter."
+        return Broken("shared", message, broken.detail, broken.events, broken.size)
     if broken.failed == "raises" and "NoneType" in broken.message:
         message = (
             f"{broken.message} A gradient of None counts as zeros: {UNUSED} has one on other replicas, which wait for "
@@ -190,6 +198,9 @@ def explain(name, got, place, grid, axes):
                 if axis in (*taken, "dp") and np.allclose(got, total / ways(grid, axis)):
                     same = [a for a in long if a in (*taken, "dp") and ways(grid, a) == ways(grid, axis)]
                     return mean_over(same, ways(grid, axis))
+            often = math.prod(ways(grid, axis) for axis in taken)
+            if len(taken) > 1 and np.array_equal(got, total * often):
+                return "twice", f"That is {often} times the sum over {over}: it was added over each of them twice."
             for axis in taken:
                 if np.array_equal(got, total * ways(grid, axis)):
                     return "twice", (
@@ -255,13 +266,16 @@ EXERCISES = (
             WrongAnswer(answers.one_or_the_other, "axis", "the sum over tp only: dp is missing"),
             WrongAnswer(answers.tied_or_over_tp, "axis", "the sum over dp and pp only: tp is missing"),
             WrongAnswer(answers.goes_by_names, "axis", "should be"),
+            WrongAnswer(answers.shared_by_all, "shared", "where one stage alone holds the parameter"),
             WrongAnswer(answers.twice_over_replicas, "twice", "it was added over dp twice"),
+            WrongAnswer(answers.takes_the_last_twice, "twice", "it was added over each of them twice"),
             WrongAnswer(
                 answers.pipelines_instead_of_replicas, "axis", "That is the sum over pp: pp too much, and dp is missing"
             ),
             WrongAnswer(answers.leaves_out_what_has_no_gradient, "deadlock", "also a replica whose gradient"),
             WrongAnswer(answers.zeros_are_not_handed_back, "hand back", "still has no gradient"),
             WrongAnswer(answers.adds_parameters_too, "parameters", "the step is the optimizer's"),
+            WrongAnswer(answers.sends_without_wait, "wait", "did not wait for 6 of its sends"),
             WrongAnswer(answers.gathers_all_replicas, "messages", "one all_reduce of a gradient for each axis"),
             WrongAnswer(answers.only_replica_0_adds, "deadlock", "there is a deadlock"),
         ),

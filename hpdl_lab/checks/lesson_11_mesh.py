@@ -68,8 +68,8 @@ def why_place(places, rank, sizes):
         return "twice", f"Ranks {both[0]} and {both[1]} would both stand at {twice}."
     n = sizes[-1]
     return "place", (
-        f"The last axis has {n} coordinates, so it is {rank} % {n} = {rank % n} there; {rank} // {n} = {rank // n} is "
-        "left for the axes before it."
+        f"The last axis has {count(n, 'coordinate')}, so it is {rank} % {n} = {rank % n} there; {rank} // {n} = "
+        f"{rank // n} is left for the axes before it."
     )
 
 
@@ -195,6 +195,8 @@ EXERCISES = (
             WrongAnswer(answers.everybody_but_the_axis, "axis", "A group is the other way round"),
             WrongAnswer(answers.counts_axes_from_the_end, "axis", "Those are the groups along axis 2"),
             WrongAnswer(answers.once_for_every_rank, "twice", "Rank 0 is in 2 groups"),
+            WrongAnswer(answers.one_rank_too_many, "returns", "a group holds 12: ranks are ints from 0 to 11"),
+            WrongAnswer(answers.one_rank_too_few, "cover", "Rank 11 is in no group"),
             WrongAnswer(answers.only_those_of_rank_0, "cover", "Rank 1 is in no group"),
             WrongAnswer(answers.holds_places, "returns", "ranks are ints from 0 to 11"),
             WrongAnswer(answers.with_one_stride, "cover", "Rank 6 is in no group"),

@@ -131,11 +131,13 @@ def called(fn, prices, limit, where):
         )
         raise Broken("impossible", message)
     best = prices.best(limit)
-    message = (
+    head = (
         f"{capital(where)} your function refused ({error}), but dp {best[0]} x pp {best[1]} x tp {best[2]} needs "
-        f"{prices.table[best].nbytes:,} bytes, and fits: up to the limit, and the limit itself."
+        f"{prices.table[best].nbytes:,} bytes, and fits"
     )
-    raise Broken("limit", message)
+    if best not in prices.asked:
+        raise Broken("cover", f"{head}. {never_asked(prices, best)}")
+    raise Broken("limit", f"{head}: up to the limit, and the limit itself.")
 
 
 def check_grid(got, prices, limit, where):
@@ -165,9 +167,16 @@ def check_grid(got, prices, limit, where):
     if mine.seconds == least.seconds:
         raise Broken("ties", f"{head}Of equally fast ones the one that leaves more room is asked for.")
     if best not in prices.asked:
-        every = f"every dp x pp x tp = {prices.ranks} counts"
-        raise Broken("cover", f"{head}You never asked predict about it: {every}{beyond(prices, best)}.")
+        raise Broken("cover", f"{head}{never_asked(prices, best)}")
     raise Broken("slow", f"{head}Both fit, so the faster one is asked for.")
+
+
+def never_asked(prices, best):
+    asked = len({grid for grid in prices.asked if math.prod(grid) == prices.ranks})
+    return (
+        f"You never asked predict about it: every dp x pp x tp = {prices.ranks} counts, {len(grids(prices.ranks))} in "
+        f"all, and you asked about {asked}{beyond(prices, best)}."
+    )
 
 
 def beyond(prices, best):
@@ -180,10 +189,10 @@ def beyond(prices, best):
 
 
 def check_nothing_fits(fn):
-    prices, limit = Prices(8, model), 10
+    prices, limit = Prices(12, random_price(0)), 10  # of which neither the last nor the fastest is the smallest
     least = min(price.nbytes for price in prices.table.values())
-    where = f"Where no grid of 8 ranks fits into {limit} bytes"
-    got, error = tried(fn, 8, prices, limit, where=where)
+    where = f"Where no grid of 12 ranks fits into {limit} bytes"
+    got, error = tried(fn, 12, prices, limit, where=where)
     if error is None:
         raise Broken("refuse", f"{where} your function returned {got!r}: raise a ValueError with the numbers.")
     if not isinstance(error, ValueError):
@@ -207,7 +216,8 @@ EXERCISES = (
         wrong_answers=(
             WrongAnswer(answers.forgets_the_limit, "limit", "yours does not fit"),
             WrongAnswer(answers.takes_the_smallest, "slow", "Both fit, so the faster one"),
-            WrongAnswer(answers.only_powers_of_two, "limit", "tp 4 needs 3,000,000,000 bytes, and fits"),
+            WrongAnswer(answers.only_powers_of_two, "cover", "tp 4 needs 3,000,000,000 bytes, and fits"),
+            WrongAnswer(answers.one_too_few_for_each_axis, "cover", "counts, 9 in all, and you asked about 6"),
             WrongAnswer(answers.stumbles_over_the_impossible, "impossible", "leave that grid out and go on"),
             WrongAnswer(answers.without_pipelines, "cover", "every dp x pp x tp = 12 counts"),
             WrongAnswer(answers.tensor_parallel_up_to_8, "cover", "your longest tp is 8"),
@@ -218,6 +228,8 @@ EXERCISES = (
             WrongAnswer(answers.must_be_below_the_limit, "limit", "and the limit itself"),
             WrongAnswer(answers.takes_the_last_of_equals, "ties", "leaves more room"),
             WrongAnswer(answers.says_nothing_where_none_fits, "refuse", "returned None: raise a ValueError"),
+            WrongAnswer(answers.refuses_with_the_last_one, "refuse", "say how much the smallest grid needs"),
+            WrongAnswer(answers.refuses_with_the_fastest, "refuse", "say how much the smallest grid needs"),
             WrongAnswer(answers.refuses_without_numbers, "refuse", "so that one knows what to buy"),
             WrongAnswer(answers.returns_the_time, "returns", "three ints"),
         ),

@@ -2,7 +2,7 @@
 
 from ..schedules import KINDS, Action, Schedule, evaluate, over_time
 from ..schedules.validation import in_order
-from .ranks import alone, capital, count
+from .ranks import alone, capital, count, off_by
 from .record import Broken
 
 CASES = ((3, 4), (4, 8), (2, 5), (1, 3), (4, 4), (4, 2), (3, 1), (8, 16), (5, 7))  # (ranks, micro-batches)
@@ -75,7 +75,11 @@ def check_actions(rank, row, schedule, kinds, who):
             )
             raise Broken("stage", message)
         if not isinstance(action.micro_batch, int) or not 0 <= action.micro_batch < m:
+            many = sum(other.kind == action.kind for other in row)
             message = f"{who} does {action}: there is no micro-batch {action.micro_batch}, they go from 0 to {m - 1}."
+            if many > m:
+                word = KINDS[action.kind]
+                message += f" It does {count(many, word)}, where {m} are needed: {off_by(many, m, word)}."
             raise Broken("micro-batch", message)
     for kind in kinds:
         done = [action.micro_batch for action in row if action.kind == kind]

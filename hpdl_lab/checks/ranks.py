@@ -39,7 +39,10 @@ def simulate(p, fn, *args, network=None, where="", threads=False):
         )
         raise Broken("timeout", message, "\n".join(table) + tail(printed)) from None
     except (Exception, SystemExit) as error:
-        raise Broken("raises", describe_error(error, where), tail(printed)) from error
+        message = describe_error(error, where)
+        if isinstance(error, IndexError):
+            message += ". Does a loop, or an index, go one too far?"
+        raise Broken("raises", message, tail(printed)) from error
 
 
 def alone(fn, *args, where=""):
@@ -126,6 +129,23 @@ def real(value):
     if isinstance(value, str):
         raise TypeError(f"{value!r} is a text, not a number")
     return float(value)
+
+
+def off_by(got, needed, noun):
+    """What a loop that goes round too often, or not often enough, has done: "one step too many", "2 steps too few"."""
+    n = abs(got - needed)
+    return f"{'one' if n == 1 else n} {noun}{'s' * (n > 1)} too {'many' if got > needed else 'few'}"
+
+
+def times(got, right):
+    """How many times `right` an array is: a number, or None where it is no multiple, or nothing at all."""
+    import numpy as np
+
+    got, right = np.ravel(got), np.ravel(right)
+    if got.shape != right.shape or not right.any() or not np.isfinite(got).all():
+        return None
+    share = float(got @ right / (right @ right))
+    return share if share and np.allclose(got, share * right, rtol=1e-10, atol=1e-12) else None
 
 
 def full_stop(sentence):

@@ -1,8 +1,26 @@
-"""What an answer sent, read from its events: how many bytes, and to whom."""
+"""What an answer sent, read from its events: how many messages, how many bytes, and to whom."""
 
 from collections import Counter
 
+from .ranks import count, off_by
 from .record import Broken
+
+ROUNDING = 0.01  # more bytes than the best answer's are allowed, as where pieces are not cut evenly
+
+
+def miscount(events, p, steps):
+    """What to say where every rank sent another number of messages than the `steps` that are needed; "" elsewhere."""
+    sent = messages_sent(events, p)
+    if len(set(sent)) > 1 or sent[0] == steps:
+        return ""
+    if sent[0] == 0:
+        return "No rank sent anything."
+    why = off_by(sent[0], steps, "step")
+    if sent[0] == 2 * steps:
+        why = "all is done twice"
+    elif 2 * sent[0] == steps == 2 * (p - 1):
+        why = "only one of the two halves is done"
+    return f"With {p} ranks every rank sent {count(sent[0], 'message')}, where {steps} are needed: {why}."
 
 
 def check_waits(events, p):
@@ -17,29 +35,45 @@ def check_waits(events, p):
         raise Broken("wait", message, events=events, size=p)
 
 
+def in_barriers(events):
+    """What to say of ranks that wait in barriers; "" where they do not."""
+    n = max(Counter(e.rank for e in events if e.op == "barrier").values(), default=0)
+    told = f"a rank waits in {count(n, 'barrier')}, and none is needed: there all stand still for the slowest."
+    return told if n else ""
+
+
 def check_bytes(events, p, nbytes, best):
-    """Raise Broken where a rank sent more than the best answer does (`best`: a Cost for vectors of `nbytes`)."""
+    """The most that a rank sent; raises Broken where the best answer, a Cost for vectors of `nbytes`, sends less.
+
+    Too many messages come before too many bytes: a loop that goes round once too often sends both.
+    """
     sent = {r: sum(e.nbytes for e in events if e.op == "send" and e.rank == r) for r in range(p)}
     worst = max(sent, key=sent.get)
-    if sent[worst] <= best.nbytes:
-        return
+    if sent[worst] <= best.nbytes * (1 + ROUNDING):
+        return sent[worst]
+    if best.steps < min(messages_sent(events, p)) <= 2 * best.steps and (why := miscount(events, p, best.steps)):
+        raise Broken("steps", f"The result is right, but it takes too long. {why}", events=events, size=p)
     who = "every rank" if len(set(sent.values())) == 1 else f"rank {worst}"
     message = (
         f"The result is right, but with {p} ranks {who} sent {sent[worst]:,} bytes; a ring sends {best.nbytes:,.0f}: "
-        f"{why_so_much(sent, worst, nbytes, best)}"
+        f"{why_so_much(sent, worst, nbytes, best, messages_sent(events, p))}"
     )
     raise Broken("bytes", message, events=events, size=p)
 
 
-def why_so_much(sent, worst, nbytes, best):
-    """The likely reason for too many bytes: `sent` is {rank: bytes}."""
+def why_so_much(sent, worst, nbytes, best, messages):
+    """The likely reason for too many bytes: `sent` is {rank: bytes}, `messages` how many there were of each rank."""
     others = [n for r, n in sent.items() if r != worst]
     if max(others) < sent[worst] / 2:
         return f"everything passes through rank {worst}, whose link becomes the bottleneck for all."
     if sent[worst] == best.steps * nbytes:
         return "you pass the whole vector at every hop. Cut it into chunks, and send one chunk per step."
     if sent[worst] % nbytes == 0:
-        return f"that is {sent[worst] // nbytes} whole vectors. Cut x into chunks, and send one chunk per step."
+        return (
+            f"that is {count(sent[worst] // nbytes, 'whole vector')}. Cut x into chunks, and send one chunk per step."
+        )
+    if set(messages) == {best.steps} and sent[worst] == 2 * best.nbytes:
+        return "as many messages, each twice as large: is what you send of the dtype of x?"
     return (
         f"that is {sent[worst] / best.nbytes:.2g} times as much. Which chunk is sent that its receiver does not need?"
     )

@@ -1,6 +1,6 @@
 """What a training loop did, in which order, and what cannot be right about it: the log of exercise 6.6."""
 
-from .ranks import capital, count
+from .ranks import capital, count, off_by
 from .record import Broken
 
 
@@ -49,10 +49,14 @@ def judge(looped, shape, where, broken=None):
     if wrong:
         rank, n = next(iter(wrong.items()))
         told = (
-            f"{capital(where)}, rank {rank} adds gradients {count(n, 'time')}, and {most} are needed: as many as the "
-            "rank with most steps has. Adding is collective: who leaves the loop earlier leaves the others waiting, "
-            "and who stops everybody earlier drops batches."
+            f"{capital(where)}, rank {rank} adds gradients {count(n, 'time')}, and {most} are needed, as many as the "
+            f"rank with most steps has: {off_by(n, most, 'step')}."
         )
+        if n < most:
+            told += (
+                " Adding is collective: who leaves the loop earlier leaves the others waiting, and who stops everybody "
+                "earlier drops batches."
+            )
         raise Broken("lengths", told, detail, broken.events if broken else (), size)
     for rank, n in adds.items():
         updates = Log(looped[rank].log).times("step")
@@ -62,6 +66,16 @@ def judge(looped, shape, where, broken=None):
                 "every rank takes every step, also one without a batch, or the replicas drift apart."
             )
             raise Broken("apart", told, detail, broken.events if broken else (), size)
+    for rank in looped:
+        done = {tuple(place) for what, *place in looped[rank].log if what == "forward"}
+        for i, parts in enumerate(shape[rank % len(shape)]):
+            lost = [k for k in range(parts) if (i, k) not in done]
+            if lost:
+                told = (
+                    f"{capital(where)}, rank {rank} uses {parts - len(lost)} of its {parts} micro-batches in step {i}: "
+                    f"micro-batch {lost[0]} is left out, and missing in the gradient."
+                )
+                raise Broken("lost", told, detail, broken.events if broken else (), size)
 
 
 def faults(log, rank, shape, size):
