@@ -39,10 +39,7 @@ def simulate(p, fn, *args, network=None, where="", threads=False):
         )
         raise Broken("timeout", message, "\n".join(table) + tail(printed)) from None
     except (Exception, SystemExit) as error:
-        message = describe_error(error, where)
-        if isinstance(error, IndexError):
-            message += ". Does a loop, or an index, go one too far?"
-        raise Broken("raises", message, tail(printed)) from error
+        raise Broken("raises", describe_error(error, where), tail(printed)) from error
 
 
 def alone(fn, *args, where=""):
