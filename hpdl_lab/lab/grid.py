@@ -221,7 +221,6 @@ class _Shelf:
     def __init__(self):
         self.pickers = {}
 
-    @plainly
     def grid(
         self, model="gpt", *, data=None, size="tiny", ranks=None, batch=None, limit=None, machine=None, fresh=False
     ):
