@@ -154,6 +154,18 @@ def test_many_runs_in_a_row(cluster):
         assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
+class Autocall:
+    """As IPython's `exit` in a kernel, which refers to its shell."""
+
+    __module__ = "ipykernel.zmqshell"
+
+    def __init__(self):
+        self.shell = threading.Lock()
+
+
+exit = Autocall()
+
+
 # -- what cannot travel -------------------------------------------------------------------------------------------
 
 
@@ -163,8 +175,10 @@ def test_what_cannot_travel_there_is_named(cluster):
     def uses_a_lock(comm):
         return lock
 
-    with pytest.raises(TypeError, match=r"uses_a_lock .* uses the variable lock, a lock .* inside uses_a_lock"):
+    with pytest.raises(TypeError, match=r"uses_a_lock .* uses the variable lock, a lock .* inside the function"):
         cluster.run(uses_a_lock)
+    with pytest.raises(TypeError, match=r"your lambda .* it uses exit, which only the notebook has$"):
+        cluster.run(lambda comm: exit())
     with pytest.raises(TypeError, match=r"argument 2, a lock, cannot travel"):
         cluster.run(lambda comm, a, b: None, 1, lock)
     with pytest.raises(TypeError, match=r"PerRank argument cannot travel"):
@@ -183,10 +197,20 @@ def test_what_cannot_travel_back_is_named(cluster):
     assert list(caught.value.errors) == [1]
 
 
-def test_a_function_without_comm_is_explained(cluster):
-    def forgets(x):
-        return x
+def all_reduce(comm, x):
+    return x
 
-    with pytest.raises(TypeError, match=r"forgets\(x\) cannot be called with .* and 1 arguments .* def forgets\(comm"):
-        cluster.run(forgets, 3)
+
+@pytest.mark.parametrize(
+    ("fn", "args", "text"),
+    [
+        (lambda: 0, (), r"^your lambda\(\) takes 0 arguments, and lab.run gives it comm$"),
+        (lambda x: x, (3,), r"^your lambda\(x\) takes 1 argument, and lab.run gives it 2: comm and 1 more$"),
+        (all_reduce, (), r"^all_reduce\(comm, x\) needs x as well: lab.run\(fn, x\)$"),
+        (all_reduce, (1, 2), r"^all_reduce\(comm, x\) takes 2 arguments, and lab.run gives it 3: comm and 2 more$"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_counted_or_named(fn, args, text, cluster):
+    with pytest.raises(TypeError, match=text):
+        cluster.run(fn, *args)
     assert cluster.run(rank_of) == [0, 1, 2, 3]

@@ -68,7 +68,7 @@ class _Notebook:
             )
         cluster.restart(announce=f"{cluster.layout} were running: replacing them by {wanted}.", **wanted.asked())
 
-    def run(self, fn, *args, ranks=None, deadline=10, on_row=None):
+    def run(self, fn, *args, ranks=None, deadline=10, limit: float | None = None, on_row=None):
         """Call `fn(comm, *args)` on every engine, each with its own rank in one fresh communicator.
 
         What the ranks print appears while they run, equal lines once. The stop button of the notebook interrupts the
@@ -79,13 +79,15 @@ class _Notebook:
                  args: the same on every rank; `PerRank([a, b, c, d])` gives rank i item i.
                  ranks: a list of the ranks that take part; None means all.
                  deadline: the longest that any single wait may block, in seconds.
+                 limit: the longest that the whole run may take, computing included, in seconds; None: for ever.
                  on_row: called here with each row of `comm.report(...)` as it arrives, while the ranks run.
         Returns: Results: the return values in rank order, with `.events`, `.rows` and `.seconds`.
         Raises:  RunFailed (what the function raised, once per kind), CommTimeout or RankFailed with who waits for whom,
+                 CommTimeout at the limit (which ranks still compute, in which line of the cell),
                  RunStopped (the stop button), EngineError (dead engines), TypeError (what cannot travel).
         """
-        inject = self._injection
-        self._last = self._running().run(fn, *args, ranks=ranks, deadline=deadline, on_row=on_row, inject=inject)
+        options = {"ranks": ranks, "deadline": deadline, "limit": limit, "on_row": on_row}
+        self._last = self._running().run(fn, *args, **options, inject=self._injection)
         return self._last
 
     def inject(self, rank=None, delay=None, link=None, bandwidth=None):
