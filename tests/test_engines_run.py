@@ -154,6 +154,11 @@ def test_many_runs_in_a_row(cluster):
         assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
+def test_nobody_can_answer_an_engine(cluster):
+    with pytest.raises(RunFailed, match=r"^ranks 0-3: EOFError: nobody can answer input\(\)"):
+        cluster.run(lambda comm: input())
+
+
 class Autocall:
     """As IPython's `exit` in a kernel, which refers to its shell."""
 

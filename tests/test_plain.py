@@ -161,6 +161,14 @@ def test_the_stop_button_is_one_line_where_only_our_code_runs_and_shows_the_line
     assert "----> 2     raise KeyboardInterrupt" in shown and PACKAGE not in shown
 
 
+def test_nobody_can_answer_a_checked_function(notebook, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda prompt="": "7")  # as the kernel's, which cells may go on to call
+    notebook.error("def hello(comm):\n    return input('name? ')\nchecked = lab.check(hello)")
+    checked = notebook.user_ns["checked"]
+    assert checked.failed == "raises" and "EOFError" in checked.message and "cell:2" in checked.message
+    assert notebook.error("assert input() == '7'") == ""
+
+
 def test_a_bug_of_ours_keeps_its_traceback(notebook, monkeypatch):
     monkeypatch.setattr(eight, "height", {}.__getitem__)  # raises KeyError in steps.py
     shown = notebook.error("lab.collectives(4)")

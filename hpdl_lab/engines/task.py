@@ -13,6 +13,7 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
 from ..comm.errors import CommError
+from ..comm.no_input import no_input
 from ..trace import is_the_attendees, now_ns, source_line
 from . import device, frames
 
@@ -27,7 +28,7 @@ def execute(server, kernel, task, cancelled):
     out, err = Writer(kernel, "stdout"), Writer(kernel, "stderr")
     comm = error = None
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with redirect_stdout(out), redirect_stderr(err), no_input():
             server.interruptible = True
             comm = server.session.comm(
                 task["run"],
