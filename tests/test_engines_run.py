@@ -154,6 +154,14 @@ def test_many_runs_in_a_row(cluster):
         assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
+def test_what_other_libraries_call_it_is_translated(cluster):
+    with pytest.raises(RunFailed, match=r"AttributeError: .* here it is comm.rank\n"):
+        cluster.run(lambda comm: comm.Get_rank(), ranks=[1])
+    for call in (lambda comm: comm.send(np.zeros(2), dest=1), lambda comm: comm.isend(np.zeros(2), dest=1)):
+        with pytest.raises(RunFailed, match=r"TypeError: comm.i?send\(\) .*'dest'; here it is comm.i?send\(x, to\)"):
+            cluster.run(call)
+
+
 def test_nobody_can_answer_an_engine(cluster):
     with pytest.raises(RunFailed, match=r"^ranks 0-3: EOFError: nobody can answer input\(\)"):
         cluster.run(lambda comm: input())

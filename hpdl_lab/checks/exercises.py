@@ -86,7 +86,7 @@ def find(name):
 def closest(name: str) -> Exercise | None:
     """The exercise whose name is most like `name`, the longest one that is a part of it first; None if none is."""
     parts = sorted((e.name for e in EXERCISES if e.name in name), key=len)
-    near = parts[-1:] or difflib.get_close_matches(name, [e.name for e in EXERCISES], n=1)
+    near = parts[-1:] or difflib.get_close_matches(name, [e.name for e in EXERCISES], n=1, cutoff=0.8)
     return find(near[0]) if near else None
 
 

@@ -12,8 +12,10 @@ import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
+from ..comm.base import Comm
 from ..comm.errors import CommError
 from ..comm.no_input import no_input
+from ..comm.spelling import name_the_call
 from ..trace import is_the_attendees, now_ns, source_line
 from . import device, frames
 
@@ -47,6 +49,7 @@ def execute(server, kernel, task, cancelled):
             outcome["value"] = dump(value)
     except BaseException as raised:
         error = raised
+        name_the_call(error, Comm)
     finally:
         server.interruptible = False
     outcome.setdefault("t1_ns", now_ns())
