@@ -102,6 +102,8 @@ class Cluster:
 
     def _launch(self, wanted):
         self.layout = wanted
+        if text := launch.announcement(wanted):
+            print(text, flush=True)
         Launching(self.path, wanted, self._keeper).go()
         self._connect()
 
