@@ -169,6 +169,22 @@ def test_nobody_can_answer_a_checked_function(notebook, monkeypatch):
     assert notebook.error("assert input() == '7'") == ""
 
 
+def test_a_cell_that_did_not_come_to_its_function_is_told(notebook):
+    hello = "def hello(comm):\n    return {}"
+    number = notebook.execution_count
+    assert notebook.error(hello.format("'hello'")) == ""
+    notebook.error("checked = lab.check(hello)")
+    assert notebook.user_ns["checked"].outdated == "", "it is of the last cell that defines it"
+    assert "SyntaxError" in notebook.error(hello.format("(comm.rank"))
+    notebook.error("checked = lab.check(hello)")
+    checked = notebook.user_ns["checked"]
+    assert f"In[{number}]" in checked.outdated and f"In[{number + 2}]" in checked.outdated
+    assert checked.outdated in str(checked).replace("\n  ", " ")
+    notebook.error(hello.format("'hi'"))
+    notebook.error("checked = lab.check(hello)")
+    assert notebook.user_ns["checked"].outdated == ""
+
+
 def test_a_bug_of_ours_keeps_its_traceback(notebook, monkeypatch):
     monkeypatch.setattr(eight, "height", {}.__getitem__)  # raises KeyError in steps.py
     shown = notebook.error("lab.collectives(4)")
