@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from hpdl_lab.collectives import table
 from hpdl_lab.comm.base import PerRank
 from hpdl_lab.engines.errors import RunFailed
-from hpdl_lab.trace import Event
+from hpdl_lab.trace import Event, line_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -160,6 +161,14 @@ def test_what_other_libraries_call_it_is_translated(cluster):
     for call in (lambda comm: comm.send(np.zeros(2), dest=1), lambda comm: comm.isend(np.zeros(2), dest=1)):
         with pytest.raises(RunFailed, match=r"TypeError: comm.i?send\(\) .*'dest'; here it is comm.i?send\(x, to\)"):
             cluster.run(call)
+
+
+def test_a_refusal_of_this_package_shows_none_of_its_lines_and_a_bug_does(cluster):
+    with pytest.raises(RunFailed) as caught:
+        cluster.run(table.find, "all_reduce")  # which takes comm for a name
+    assert str(caught.value).startswith("ranks 0-3: LookupError: ") and "table.py" not in str(caught.value)
+    with pytest.raises(RunFailed, match=r"AttributeError: .*\n    base.py:\d+ in __getattr__"):
+        cluster.run(line_of, 3)  # which takes comm for a frame
 
 
 def test_nobody_can_answer_an_engine(cluster):

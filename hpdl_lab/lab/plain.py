@@ -7,10 +7,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
+from ..engines.errors import is_bug
 from ..trace import PACKAGE, line_of
-
-ON_PURPOSE = (ValueError, TypeError, LookupError, RuntimeError, OSError, ImportError, KeyboardInterrupt)
-BUGS = (KeyError, IndexError, RecursionError)  # which belong to those
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +51,7 @@ def shorten(error: BaseException, stopped: str) -> None:
         return
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     raiser = next(frame for frame in reversed(frames) if is_own(frame) or is_ours(frame))
-    if is_ours(raiser) and (not isinstance(error, ON_PURPOSE) or isinstance(error, BUGS)):
+    if is_ours(raiser) and is_bug(error):
         return
     if any(map(is_own, frames)) and not isinstance(error, NotImplementedError):
         error._render_traceback_ = functools.partial(own_lines, error)
