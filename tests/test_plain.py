@@ -140,6 +140,8 @@ def all_reduce(comm, x):
         ("return {}[0]", "KeyError"),
         ("return torch.nn.Linear(3, 3)(x)", "RuntimeError"),  # torch's frames are the last ones here
         ("comm.send(x, 7)", "ValueError"),  # and ours here
+        ("comm.Get_rank()", "AttributeError"),
+        ("comm.send(x, dest=1)", "TypeError"),
     ],
 )
 @pytest.mark.parametrize("verb", ["train(all_reduce=all_reduce, steps=2)", "steps(all_reduce, 4)"])

@@ -14,8 +14,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def plainly(verb: Callable[P, R]) -> Callable[P, R]:
-    """Wrap `verb` so that a notebook shows what helps of its errors: see `shorten`. Scripts show them as ever."""
+def plainly(verb: Callable[P, R], owner: str = "lab") -> Callable[P, R]:
+    """Wrap `verb` so that a notebook shows what helps of its errors: see `shorten`. Scripts show them as ever.
+
+    owner: what it is called on, as in lab.run.
+    """
+    name = f"{owner}.{verb.__name__}"
 
     @functools.wraps(verb)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -23,8 +27,8 @@ def plainly(verb: Callable[P, R]) -> Callable[P, R]:
             return verb(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
             if isinstance(error, TypeError) and error.__traceback__.tb_next is None:  # Python could not enter the verb
-                error.args = (f"lab.{verb.__name__}: {misfit(verb, args, kwargs) or error}",)
-            shorten(error, f"lab.{verb.__name__} was stopped")
+                error.args = (f"{name}: {misfit(verb, args, kwargs) or error}",)
+            shorten(error, f"{name} was stopped")
             raise
 
     return wrapped
@@ -50,7 +54,8 @@ def shorten(error: BaseException, stopped: str) -> None:
     if hasattr(error, "_render_traceback_"):
         return
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    raiser = next(frame for frame in reversed(frames) if is_own(frame) or is_ours(frame))
+    raisers = (frame for frame in reversed(frames) if is_own(frame) or is_ours(frame))
+    raiser = next(frame for frame in raisers if frame.f_code.co_name != "__getattr__")  # but who asked for the name
     if is_ours(raiser) and is_bug(error):
         return
     if any(map(is_own, frames)) and not isinstance(error, NotImplementedError):
