@@ -141,6 +141,7 @@ def all_reduce(comm, x):
         ("return torch.nn.Linear(3, 3)(x)", "RuntimeError"),  # torch's frames are the last ones here
         ("comm.send(x, 7)", "ValueError"),  # and ours here
         ("comm.Get_rank()", "AttributeError"),
+        ("comm.gather(None)", "AttributeError"),
         ("comm.send(x, dest=1)", "TypeError"),
     ],
 )

@@ -54,11 +54,11 @@ def shorten(error: BaseException, stopped: str) -> None:
     if hasattr(error, "_render_traceback_"):
         return
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    raisers = (frame for frame in reversed(frames) if is_own(frame) or is_ours(frame))
-    raiser = next(frame for frame in raisers if frame.f_code.co_name != "__getattr__")  # but who asked for the name
-    if is_ours(raiser) and is_bug(error):
+    raiser = next(frame for frame in reversed(frames) if is_own(frame) or is_ours(frame))
+    led = any(map(is_own, frames))
+    if is_ours(raiser) and is_bug(error) and not (led and isinstance(error, AttributeError)):  # comm.Send, say
         return
-    if any(map(is_own, frames)) and not isinstance(error, NotImplementedError):
+    if led and not isinstance(error, NotImplementedError):
         error._render_traceback_ = functools.partial(own_lines, error)
         return
     text = str(error) or (stopped if isinstance(error, KeyboardInterrupt) else "")
