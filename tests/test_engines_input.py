@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -55,6 +56,16 @@ def test_as_many_as_the_message_allows_are_allowed(monkeypatch):
     launch.check(Layout(10))
     with pytest.raises(EngineError, match="start 10 at most"):
         launch.check(Layout(11))
+
+
+def test_a_start_that_takes_long_is_announced_with_the_numbers(monkeypatch, capsys):
+    monkeypatch.setattr(features, "cores", lambda: 2)
+    assert "64 engines on 2 cores" in launch.announcement(Layout(64)) and "16 s" in launch.announcement(Layout(64))
+    assert launch.announcement(Layout(8)) == launch.announcement(Layout(64, "slurm")) == ""
+    monkeypatch.setattr("hpdl_lab.engines.cluster.Launching", Mock(side_effect=EngineError("not in this test")))
+    with pytest.raises(EngineError, match="not in this test"):
+        Cluster("/nowhere", None)._launch(Layout(64))
+    assert capsys.readouterr().out == launch.announcement(Layout(64)) + "\n"
 
 
 # -- places -----------------------------------------------------------------------------------------------------------

@@ -251,6 +251,39 @@ def test_the_verbs(own_session, capsys, eventually):
         lab.run(lambda comm: comm.rank)
 
 
+def test_the_verbs_after_another_notebook_has_stopped_the_engines(own_session, capsys):
+    from hpdl_lab import lab
+
+    lab.start(1)
+    Cluster.find().stop()
+    lab.restart()
+    assert lab.run(lambda comm: comm.size) == [1]
+    Cluster.find().stop()
+    other = Cluster.start(2)
+    with pytest.raises(EngineError, match=r"^1 other notebook\(s\) use .*, 2 engines: .*, lab.start\(2\)"):
+        lab.restart()
+    lab.start()
+    assert lab.run(lambda comm: comm.size) == [2, 2]
+    capsys.readouterr()
+    lab.stop()
+    assert capsys.readouterr().out.startswith("1 other notebook(s) used these engines, too")
+    other.detach()
+    assert lab.start().n == 4
+    capsys.readouterr()
+    lab.stop()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_kernel_is_called_by_its_notebook_where_jupyter_says_which_that_is(eventually):
+    from hpdl_lab.lab.cluster import notebook_of
+
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(sleep, env=os.environ | {"JPY_SESSION_NAME": "work/03_messages.ipynb"}) as kernel:
+        name = eventually(lambda: notebook_of(kernel.pid))  # the system may still be setting the process up
+        kernel.kill()
+    assert name == "03_messages.ipynb" and notebook_of(kernel.pid) == ""
+
+
 def test_the_stop_button_during_a_restart(own_session):
     with Cluster.start(1) as cluster:
         for seconds in (0.05, 0.3, 0.6):

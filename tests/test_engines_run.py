@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from hpdl_lab.collectives import table
 from hpdl_lab.comm.base import PerRank
 from hpdl_lab.engines.errors import RunFailed
-from hpdl_lab.trace import Event
+from hpdl_lab.trace import Event, line_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -154,6 +155,39 @@ def test_many_runs_in_a_row(cluster):
         assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
+def test_what_other_libraries_call_it_is_translated(cluster):
+    with pytest.raises(RunFailed, match=r"AttributeError: .* here it is comm.rank\n"):
+        cluster.run(lambda comm: comm.Get_rank(), ranks=[1])
+    for call in (lambda comm: comm.send(np.zeros(2), dest=1), lambda comm: comm.isend(np.zeros(2), dest=1)):
+        with pytest.raises(RunFailed, match=r"TypeError: comm.i?send\(\) .*'dest'; here it is comm.i?send\(x, to\)"):
+            cluster.run(call)
+
+
+def test_a_refusal_of_this_package_shows_none_of_its_lines_and_a_bug_does(cluster):
+    with pytest.raises(RunFailed) as caught:
+        cluster.run(table.find, "all_reduce")  # which takes comm for a name
+    assert str(caught.value).startswith("ranks 0-3: LookupError: ") and "table.py" not in str(caught.value)
+    with pytest.raises(RunFailed, match=r"AttributeError: .*\n    base.py:\d+ in __getattr__"):
+        cluster.run(line_of, 3)  # which takes comm for a frame
+
+
+def test_nobody_can_answer_an_engine(cluster):
+    with pytest.raises(RunFailed, match=r"^ranks 0-3: EOFError: nobody can answer input\(\)"):
+        cluster.run(lambda comm: input())
+
+
+class Autocall:
+    """As IPython's `exit` in a kernel, which refers to its shell."""
+
+    __module__ = "ipykernel.zmqshell"
+
+    def __init__(self):
+        self.shell = threading.Lock()
+
+
+exit = Autocall()
+
+
 # -- what cannot travel -------------------------------------------------------------------------------------------
 
 
@@ -163,8 +197,10 @@ def test_what_cannot_travel_there_is_named(cluster):
     def uses_a_lock(comm):
         return lock
 
-    with pytest.raises(TypeError, match=r"uses_a_lock .* uses the variable lock, a lock .* inside uses_a_lock"):
+    with pytest.raises(TypeError, match=r"uses_a_lock .* uses the variable lock, a lock .* inside the function"):
         cluster.run(uses_a_lock)
+    with pytest.raises(TypeError, match=r"your lambda .* it uses exit, which only the notebook has$"):
+        cluster.run(lambda comm: exit())
     with pytest.raises(TypeError, match=r"argument 2, a lock, cannot travel"):
         cluster.run(lambda comm, a, b: None, 1, lock)
     with pytest.raises(TypeError, match=r"PerRank argument cannot travel"):
@@ -183,10 +219,20 @@ def test_what_cannot_travel_back_is_named(cluster):
     assert list(caught.value.errors) == [1]
 
 
-def test_a_function_without_comm_is_explained(cluster):
-    def forgets(x):
-        return x
+def all_reduce(comm, x):
+    return x
 
-    with pytest.raises(TypeError, match=r"forgets\(x\) cannot be called with .* and 1 arguments .* def forgets\(comm"):
-        cluster.run(forgets, 3)
+
+@pytest.mark.parametrize(
+    ("fn", "args", "text"),
+    [
+        (lambda: 0, (), r"^your lambda\(\) takes 0 arguments, and lab.run gives it comm$"),
+        (lambda x: x, (3,), r"^your lambda\(x\) takes 1 argument, and lab.run gives it 2: comm and 1 more$"),
+        (all_reduce, (), r"^all_reduce\(comm, x\) needs x as well: lab.run\(fn, x\)$"),
+        (all_reduce, (1, 2), r"^all_reduce\(comm, x\) takes 2 arguments, and lab.run gives it 3: comm and 2 more$"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_counted_or_named(fn, args, text, cluster):
+    with pytest.raises(TypeError, match=text):
+        cluster.run(fn, *args)
     assert cluster.run(rank_of) == [0, 1, 2, 3]

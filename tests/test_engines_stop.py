@@ -131,6 +131,47 @@ def test_the_stop_button_also_ends_a_loop_that_swallows_interrupts(cluster, with
     assert cluster.run(rank_of) == [0, 1, 2, 3]
 
 
+def all_compute_for_ever(comm):
+    while True:
+        comm.rank + 1
+
+
+def test_a_limit_ends_a_run_that_computes_and_names_the_ranks_and_the_line(cluster, within):
+    pids, began = cluster.run(pid_of), time.monotonic()
+    with pytest.raises(CommTimeout) as caught:
+        cluster.run(all_compute_for_ever, limit=1)
+    assert time.monotonic() - began < within(1 + 2)
+    first = all_compute_for_ever.__code__.co_firstlineno
+    text, lines = str(caught.value), set(re.findall(r"test_engines_stop.py:(\d+)", str(caught.value)))
+    assert "limit of 1 s" in text and "computing were ranks" in text and "\n" not in text
+    assert lines <= {str(first + 1), str(first + 2)} and lines
+    assert caught.value._render_traceback_() == [f"CommTimeout: {text}"]
+    assert cluster.run(pid_of, limit=30) == pids
+
+
+def test_a_limit_says_who_waits_where_not_all_compute(cluster):
+    with pytest.raises(CommTimeout) as caught:
+        cluster.run(rank_1_computes_for_ever, limit=1, deadline=60)
+    assert re.search(r"limit of 1 s: still computing was rank 1 in test_engines_stop.py:\d+$", str(caught.value), re.M)
+    assert [w.state for w in caught.value.waits] == ["waiting", "running", "waiting", "waiting"]
+
+
+def test_an_error_before_the_limit_is_the_one_that_is_told(cluster):
+    def one_raises(comm):
+        if comm.rank == 2:
+            raise ValueError("no sum")
+        all_compute_for_ever(comm)
+
+    with pytest.raises(RunFailed, match="rank 2: ValueError: no sum"):
+        cluster.run(one_raises, limit=0.9)
+
+
+@pytest.mark.parametrize("limit", [0, -1, "60", True])
+def test_a_limit_that_is_none_is_refused(limit, cluster):
+    with pytest.raises(ValueError, match=rf"^limit={limit!r}: "):
+        cluster.run(rank_of, limit=limit)
+
+
 def test_the_stop_button_is_free_again_after_a_run(cluster):
     before = signal.getsignal(signal.SIGINT)
     cluster.run(rank_of)

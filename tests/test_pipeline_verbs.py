@@ -30,10 +30,6 @@ def not_written(rank, ranks, micro_batches):
     raise NotImplementedError("exercise 10.1: write gpipe")
 
 
-def stumbles(rank, ranks, micro_batches):
-    return [][rank]
-
-
 @pytest.fixture
 def four(cluster, monkeypatch):
     """The verbs of `lab` use the engines of this session."""
@@ -100,12 +96,6 @@ def test_a_bad_schedule_is_refused_in_one_sentence_before_it_runs(verb, asked, e
     with pytest.raises(error, match=text) as caught:
         verb(asked)
     assert caught.value._render_traceback_() == [f"{error.__name__}: {caught.value}"], "no traceback in a notebook"
-
-
-def test_the_attendees_own_mistake_keeps_its_line(alone):
-    with pytest.raises(LookupError) as caught:
-        lab.schedule(stumbles)
-    assert not hasattr(caught.value, "_render_traceback_")
 
 
 def test_a_schedule_too_large_for_a_picture_is_refused():

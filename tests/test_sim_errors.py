@@ -163,3 +163,35 @@ def test_a_wrong_number_of_ranks_is_refused(size):
 def test_a_per_rank_argument_of_the_wrong_length_is_refused():
     with pytest.raises(ValueError, match="PerRank has 2 items for 3 ranks"):
         sim.run(3, lambda comm, x: x, PerRank([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("call", "here"),
+    [
+        (lambda comm, x: comm.Get_rank(), "comm.rank"),
+        (lambda comm, x: comm.Get_size(), "comm.size"),
+        (lambda comm, x: comm.get_world_size(), "comm.size"),
+        (lambda comm, x: comm.Rank, "comm.rank"),
+        (lambda comm, x: comm.Send(x, dest=1), "comm.send(x, to)"),
+        (lambda comm, x: comm.Isend(x, dest=1), "comm.isend(x, to)"),
+        (lambda comm, x: comm.Bcast(x), "comm.broadcast(x, root=0)"),
+        (lambda comm, x: comm.Allreduce(x), "comm.all_reduce(x)"),
+        (lambda comm, x: comm.all_to_all_single(x), "comm.all_to_all(x)"),
+        (lambda comm, x: comm.send(x, dest=1), "comm.send(x, to)"),
+        (lambda comm, x: comm.isend(x, dst=1), "comm.isend(x, to)"),
+        (lambda comm, x: comm.recv(source=1), "comm.recv(x, source)"),
+        (lambda comm, x: comm.recv(x, src=1), "comm.recv(x, source)"),
+        (lambda comm, x: comm.all_reduce(x, op="sum"), "comm.all_reduce(x)"),
+    ],
+)
+def test_what_other_libraries_call_it_is_translated(call, here):
+    with pytest.raises((AttributeError, TypeError)) as caught:
+        sim.run(2, call, np.zeros(2))
+    assert str(caught.value).endswith(f"; here it is {here}") and "\n" not in str(caught.value)
+
+
+def test_what_no_library_has_is_not_guessed():
+    with pytest.raises(AttributeError, match=r"object has no attribute 'lion'\n"):
+        sim.run(2, lambda comm: comm.lion)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'dest'\n"):
+        sim.run(2, lambda comm: (lambda x: x)(dest=1))

@@ -1,5 +1,7 @@
 """The table of exercises, and `check`, which runs one of them."""
 
+import difflib
+
 from . import (
     lesson_00_engines,
     lesson_01_gradient_descent,
@@ -31,7 +33,7 @@ from . import (
     lesson_11_mesh,
     lesson_11_search,
 )
-from .record import Broken
+from .record import Broken, Exercise
 from .result import CheckResult
 
 EXERCISES = (
@@ -75,8 +77,17 @@ def find(name):
     for exercise in EXERCISES:
         if name in (exercise.id, exercise.name, exercise.path):
             return exercise
+    if meant := closest(name):
+        raise LookupError(f"no exercise is called {name!r}: did you mean {meant.name} ({meant.id})?")
     known = ", ".join(f"{e.name} ({e.id})" for e in EXERCISES)
     raise LookupError(f"no exercise is called {name!r}. Known: {known}")
+
+
+def closest(name: str) -> Exercise | None:
+    """The exercise whose name is most like `name`, the longest one that is a part of it first; None if none is."""
+    parts = sorted((e.name for e in EXERCISES if e.name in name), key=len)
+    near = parts[-1:] or difflib.get_close_matches(name, [e.name for e in EXERCISES], n=1, cutoff=0.8)
+    return find(near[0]) if near else None
 
 
 def check(exercise, fn, runner=None):

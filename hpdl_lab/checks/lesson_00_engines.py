@@ -26,7 +26,7 @@ def check_sentences(results, p):
     where = f"with {count(p, 'rank')}"
     for r, said in enumerate(results):
         if said is None:
-            message = f"{capital(where)}, rank {r} returned nothing: print shows a text, `return` hands it back."
+            message = f"{capital(where)}, rank {r} returned nothing: print shows a text, return hands it back."
             raise Broken("returns", message)
         if not isinstance(said, str):
             message = f"{capital(where)}, rank {r} returned {said!r}: a str was asked for, not {type(said).__name__}."
@@ -111,7 +111,7 @@ EXERCISES = (
             ),
         },
         wrong_answers=(
-            WrongAnswer(answers.prints_only, "returns", "print shows a text, `return` hands it back"),
+            WrongAnswer(answers.prints_only, "returns", "print shows a text, return hands it back"),
             WrongAnswer(answers.always_rank_0, "rank", "comm.rank is different on every rank"),
             WrongAnswer(answers.counts_from_one, "rank", "ranks count from 0"),
             WrongAnswer(answers.last_rank_as_size, "size", "the number of ranks is 4, which is comm.size"),

@@ -59,6 +59,7 @@ class CheckResult(Card):
     detail:  lines under it: who waits for whom, what the function printed.
     facts:   what was found in a right answer.
     events:  of the run that a picture can show, on `size` ranks; expected: those of a right answer in the same run.
+    outdated: a sentence where a later cell was to define the function that was checked, and did not.
     picture: HTML of the picture; next_step: the sentence about hints, or about what comes next.
     """
 
@@ -70,6 +71,7 @@ class CheckResult(Card):
     events: list = field(default_factory=list)
     expected: list = field(default_factory=list)
     size: int = 0
+    outdated: str = ""
     picture: str = ""
     next_step: str = ""
 
@@ -87,6 +89,8 @@ class CheckResult(Card):
         return GREEN if self else ORANGE
 
     def sections(self):
+        if self.outdated:
+            yield "text", self.outdated
         if self.facts:
             yield "lines", "\n".join(self.facts)
         if not self:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 from .buffers import buffer_of, copy_into, copy_of, is_tensor, new_like
 from .calls import SENDRECV, Calls, PartOf
+from .spelling import spelled_here
 
 
 class PerRank(list):
@@ -94,6 +95,11 @@ class Comm(ABC):
         self.calling = None  # the Call that messages are now a part of
         self.rows = []
         self.on_row = on_row  # called with each row as it is reported; None keeps rows for the end of the run
+
+    def __getattr__(self, name: str):
+        here = spelled_here(Comm, name)
+        text = f"{type(self).__name__!r} object has no attribute {name!r}{here and f'; here it is {here}'}"
+        raise AttributeError(text, name=name, obj=self)
 
     # -- messages ---------------------------------------------------------------------------------------------------
 

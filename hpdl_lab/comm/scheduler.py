@@ -6,6 +6,7 @@ from .baton import BatonThread
 from .channel import Channel
 from .coroutine import Coroutine
 from .ending import raise_fault
+from .no_input import no_input
 from .real_time import real_time_limit
 from .sim_rank import SimRank
 from .torch_state import Outside, bounded_workers
@@ -63,7 +64,8 @@ class Scheduler:
             rank.start(body)
             self.resume_at(0.0, rank)
         try:
-            with real_time_limit(deadline, self), bounded_workers(len(self.ranks) if self.threads else 0):
+            workers = len(self.ranks) if self.threads else 0
+            with real_time_limit(deadline, self), bounded_workers(workers), no_input():
                 self._run_in_order()
         finally:
             self._stop_unfinished()

@@ -5,9 +5,11 @@ import math
 from greenlet import GreenletExit
 
 from ..trace import Trace, caller_line
+from .base import Comm
 from .calls import Calls
 from .channel import Meeting, MeetingSeat
 from .ending import raised_line, require_no_forgotten_wait
+from .spelling import name_the_call
 
 UNWIND = 100  # times that a rank which the scheduler stops may go on to wait, in one `finally` after the other
 
@@ -46,6 +48,7 @@ class SimRank:
             except GreenletExit:
                 pass  # stopped by the scheduler: `state` says in what
             except Exception as error:
+                name_the_call(error, Comm)
                 self.error, self.state = error, "failed"
                 self.error_line = raised_line(error)
 

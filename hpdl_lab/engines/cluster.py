@@ -102,6 +102,8 @@ class Cluster:
 
     def _launch(self, wanted):
         self.layout = wanted
+        if text := launch.announcement(wanted):
+            print(text, flush=True)
         Launching(self.path, wanted, self._keeper).go()
         self._connect()
 
@@ -194,10 +196,10 @@ class Cluster:
             return str(error)
         return None
 
-    def run(self, fn, *args, ranks=None, deadline=10, on_row=None, inject=None):
+    def run(self, fn, *args, ranks=None, deadline=10, limit: float | None = None, on_row=None, inject=None):
         """`fn(comm, *args)` on every rank, or on `ranks`; see `lab.run`."""
         self._check_engines()
-        run = self._crew.run(fn, args, ranks, deadline, on_row, inject)
+        run = self._crew.run(fn, args, ranks, deadline, on_row, inject, limit)
         error = self._crew.verdict(run)
         if run.dead:  # all of them, perhaps, because another notebook has ended the cluster meanwhile
             self._require_alive([run.engines[i].rank for i in run.dead])

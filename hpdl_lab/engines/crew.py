@@ -54,11 +54,11 @@ class Crew:
             engine.close()
         self._lock.close()
 
-    def run(self, fn, args, ranks, deadline, on_row, inject=None):
+    def run(self, fn, args, ranks, deadline, on_row, inject=None, limit: float | None = None):
         """Call `fn(comm, *args)` on `ranks` (None: all) and return the finished Run, whatever became of it."""
         with self.alone():
             try:
-                return self._run(fn, args, ranks, deadline, on_row, inject)
+                return self._run(fn, args, ranks, deadline, on_row, inject, limit)
             finally:
                 self._under_way = None
 
@@ -87,8 +87,10 @@ class Crew:
             run.stopped = True
         return run is not None
 
-    def _run(self, fn, args, ranks, deadline, on_row, inject):
+    def _run(self, fn, args, ranks, deadline, on_row, inject, limit):
         chosen = self._chosen(ranks)
+        if limit is not None:
+            limit = check_seconds("limit", limit, "the longest that the whole run may take")
         if inject is not None:
             inject.check(len(chosen))
         task, own = package.package(fn, args, len(chosen))
@@ -103,7 +105,7 @@ class Crew:
             engines = [self.engines[rank] for rank in chosen]
             for engine in engines:
                 engine.refresh_clock()
-            run = self._under_way = Run(number, engines, on_row)
+            run = self._under_way = Run(number, engines, on_row, limit)
             try:
                 run.execute([content | {"run": number, "own": each} for each in own])
             except BaseException:  # a test's alarm, say: closing the connections ends the tasks
@@ -139,6 +141,9 @@ class Crew:
             text = diagnosis.dead_text(self.endings(sorted(run.engines[i].rank for i in run.dead)))
             text += ". Call lab.restart() for new engines; your variables stay"
             return without_traceback(RankFailed(text, waits))
+        if run.late:
+            waits = outcome.annotate(run.picture, run.outcomes)
+            return without_traceback(outcome.too_late(waits, run.limit))
         return outcome.error_of(run.outcomes, run.picture)
 
     def endings(self, ranks):
@@ -160,9 +165,14 @@ class Crew:
 
 def check_deadline(deadline):
     """`deadline` as a float. Raises ValueError unless it is a positive number of seconds."""
-    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline < 1e9:
-        raise ValueError(f"deadline={deadline!r}: the longest that a wait may block is a number of seconds, such as 10")
-    return float(deadline)
+    return check_seconds("deadline", deadline, "the longest that a wait may block")
+
+
+def check_seconds(name: str, seconds: float, what: str) -> float:
+    """`seconds` as a float. Raises ValueError unless it is a positive number; what: the meaning of argument `name`."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
+        raise ValueError(f"{name}={seconds!r}: {what} is a number of seconds, such as 10")
+    return float(seconds)
 
 
 def warn(text):

@@ -2,6 +2,14 @@
 
 from ..comm.errors import likely_reason, report
 
+ON_PURPOSE = (ValueError, TypeError, LookupError, RuntimeError, OSError, ImportError, KeyboardInterrupt)
+BUGS = (KeyError, IndexError, RecursionError)  # which belong to those
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether `error`, raised in this package, is of a type that it never raises on purpose."""
+    return not isinstance(error, ON_PURPOSE) or isinstance(error, BUGS)
+
 
 class EngineError(RuntimeError):
     """The cluster cannot do what was asked: too many engines, no port, an engine that died before. Says what to do."""

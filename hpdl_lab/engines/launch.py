@@ -13,12 +13,15 @@ from ..features import dev_shm, gpu
 from . import link, session_dir, slurm
 from .errors import EngineError
 from .hosts import INTERFACE
+from .layout import Layout
 
 FORKER = ".gforker"  # of MPICH: "mpiexec.gforker"
 
 ENGINE_NBYTES = 300e6  # resident memory of an engine that has imported torch
 MOST_ENGINES = "HPDL_MOST_ENGINES"  # in the environment of a hub's attendees
 MOST_PER_CORE = 64  # beyond that a machine only switches between processes
+CORE_SECONDS = 0.5  # that the start of an engine takes
+LONG_START = 5.0  # s: a start that takes longer is announced
 
 # Libraries that each want every core make four engines on two cores run at a tenth of their speed.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -95,6 +98,18 @@ def check(layout):
         tried = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if tried.returncode:
             raise EngineError(tried.stderr.strip().rpartition("\n")[2])
+
+
+def announcement(layout: Layout) -> str:
+    """What to say before a start that will take long because the engines are many for this machine; else ""."""
+    n, cores = layout.n, features.cores()
+    seconds = n * CORE_SECONDS / cores
+    if layout.where == "slurm" or seconds < LONG_START:
+        return ""
+    return (
+        f"{n} engines on {cores} cores: their start takes about {seconds:.0f} s, and then each has "
+        f"1/{n / cores:.0f} of a core. The stop button ends it; sim.run({n}, fn) simulates as many ranks at once."
+    )
 
 
 def memory_available():

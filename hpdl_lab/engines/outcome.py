@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..comm import errors as comm_errors
 from ..comm.base import Results
-from ..comm.errors import name_ranks
+from ..comm.errors import CommTimeout, Wait, name_ranks
 from ..trace import Event, source_line
 from .errors import RunFailed, without_traceback
 
@@ -55,6 +55,22 @@ def error_of(outcomes, picture=()):
             return without_traceback(error)
     stopped = {rank: failed[rank] for rank in sorted(failed)}
     return RunFailed("\n".join(describe_stopped(stopped)), waits=picture) if stopped else None
+
+
+def too_late(waits: tuple[Wait, ...], limit: float) -> CommTimeout:
+    """The error of a run that its limit has ended: which ranks were still computing, and in which lines.
+
+    With the table of who waits for whom where some were not.
+    """
+    places = {}
+    for wait in waits:
+        if wait.state == "running":
+            places.setdefault(wait.line, []).append(wait.rank)
+    text = f"the run did not end within its limit of {limit:g} s"
+    if places:
+        who = ", ".join(f"{name_ranks(ranks)}{f' in {line}' if line else ''}" for line, ranks in places.items())
+        text += f": still computing {'was' if sum(map(len, places.values())) == 1 else 'were'} {who}"
+    return CommTimeout(text, waits if any(wait.state != "running" for wait in waits) else ())
 
 
 def annotate(waits, outcomes, dead=(), picture=()):

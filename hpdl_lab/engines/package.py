@@ -4,6 +4,7 @@ import inspect
 import os
 import pickle
 import sys
+from collections.abc import Callable
 
 import cloudpickle
 
@@ -45,11 +46,27 @@ def check_signature(fn, args):
     try:
         signature.bind(None, *args)
     except TypeError as error:
-        name = getattr(fn, "__name__", type(fn).__name__)
-        raise TypeError(
-            f"{name}{signature} cannot be called with the communicator and {len(args)} arguments ({error}): "
-            f"the first parameter is comm, as in def {name}(comm, ...)"
-        ) from None
+        raise TypeError(misfit(fn, signature, len(args), error)) from None
+
+
+def misfit(fn: Callable, signature: inspect.Signature, count: int, error: TypeError) -> str:
+    """Why `fn` cannot be called with comm and `count` arguments, in one sentence. error: what Python says of it."""
+    called = f"{name_of(fn)}{signature}"
+    parameters = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if missing := [p.name for p in parameters[count + 1 :] if p.default is p.empty]:
+        handed_over = ", ".join(p.name for p in parameters[1:])
+        return f"{called} needs {' and '.join(missing)} as well: lab.run(fn, {handed_over})"
+    if count + 1 > len(parameters):
+        takes = "1 argument" if len(parameters) == 1 else f"{len(parameters)} arguments"
+        given = f"{count + 1}: comm and {count} more" if count else "comm"
+        return f"{called} takes {takes}, and lab.run gives it {given}"
+    return f"{called} cannot be called so: {error}"
+
+
+def name_of(fn: Callable) -> str:
+    """What to call `fn` in a sentence."""
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return "your lambda" if name == "<lambda>" else name
 
 
 def dump(value):
@@ -75,12 +92,14 @@ def culprit(fn, args, error):
     for position, value in enumerate(args):
         if (why := trouble(value)) is not None:
             return f"argument {position + 1}, a {type(value).__name__}, cannot travel to the engines: {why}"
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = name_of(fn)
     for variable, value in variables(fn).items():
         if value is not fn and (why := trouble(value)) is not None:
+            if type(value).__module__.startswith(("IPython.", "ipykernel.")):
+                return f"{name} cannot travel to the engines: it uses {variable}, which only the notebook has"
             return (
                 f"{name} cannot travel to the engines: it uses the variable {variable}, "
-                f"a {type(value).__name__} ({why}). Make {variable} inside {name} instead"
+                f"a {type(value).__name__} ({why}). Make {variable} inside the function instead"
             )
     return f"{name} cannot travel to the engines: {reason(error)}"
 

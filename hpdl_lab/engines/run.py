@@ -1,9 +1,9 @@
 """One run: send the task to every rank, stream what they say, and bring them all back, whatever happens.
 
 A run ends when every rank has answered. A rank that fails or dies leaves others waiting for it: after `GRACE` they are
-interrupted. So they are at once when the attendee interrupts. A rank that still has not answered `STUCK` seconds later
-is in compiled code that no interrupt reaches; the cluster replaces the engines then. Where a rank has died they have to
-be replaced anyway, so that is after `BESIDE_DEAD` seconds.
+interrupted. So they are at once when the attendee interrupts, or when the limit of the run has passed. A rank that
+still has not answered `STUCK` seconds later is in compiled code that no interrupt reaches; the cluster replaces the
+engines then. Where a rank has died they have to be replaced anyway, so that is after `BESIDE_DEAD` seconds.
 """
 
 import selectors
@@ -28,8 +28,9 @@ BESIDE_DEAD = 2.5  # seconds likewise, where a rank has died
 class Run:
     """Run `number` on `engines` (connections: rank i of the run is engines[i])."""
 
-    def __init__(self, number, engines, on_row):
+    def __init__(self, number, engines, on_row, limit: float | None = None):
         self.number = number
+        self.limit = limit  # seconds for all of it
         self.engines = engines
         self.pending = set(range(len(engines)))
         self.states = States(number, engines)
@@ -40,6 +41,7 @@ class Run:
         self.unsent = []  # ranks that got no task, because the attendee interrupted before
         self.picture = ()  # who waited for whom just before the first interrupt, or when a run that failed had ended
         self.stopped = False  # by the attendee
+        self.late = False  # the limit has passed, and no rank had failed
         self.breakable = False  # an interrupt may raise here and now
         self.raised = None  # an exception of on_row
         self.seconds = 0.0  # from the start to the first interrupt
@@ -175,7 +177,10 @@ class Run:
         """Interrupt those who wait in vain; True when what is left answers nothing."""
         now = time.monotonic()
         if self.interrupted_at is None:
-            if self.stopped or self.raised or (self.failed_at is not None and now - self.failed_at > GRACE):
+            if self.limit is not None and self.failed_at is None and now - self.started_at > self.limit:
+                self.late = True
+            failed = self.failed_at is not None and now - self.failed_at > GRACE
+            if self.stopped or self.raised or self.late or failed:
                 self._look_and_interrupt()
             return False
         patience = BESIDE_DEAD if self.dead else STUCK

@@ -12,9 +12,13 @@ import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
+from ..comm.base import Comm
 from ..comm.errors import CommError
+from ..comm.no_input import no_input
+from ..comm.spelling import name_the_call
 from ..trace import is_the_attendees, now_ns, source_line
 from . import device, frames
+from .errors import is_bug
 
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
 
@@ -27,7 +31,7 @@ def execute(server, kernel, task, cancelled):
     out, err = Writer(kernel, "stdout"), Writer(kernel, "stderr")
     comm = error = None
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with redirect_stdout(out), redirect_stderr(err), no_input():
             server.interruptible = True
             comm = server.session.comm(
                 task["run"],
@@ -46,6 +50,7 @@ def execute(server, kernel, task, cancelled):
             outcome["value"] = dump(value)
     except BaseException as raised:
         error = raised
+        name_the_call(error, Comm)
     finally:
         server.interruptible = False
     outcome.setdefault("t1_ns", now_ns())
@@ -104,7 +109,7 @@ def describe_failure(error):
     """Plain facts about an exception of the task.
 
     kind:   "interrupt", "comm" (a CommError: what the communicator says), "result" (CannotReturn) or "error".
-    frames: [(file, line, function)] of the attendee's code, outermost first; of any code where the attendee has none.
+    frames: [(file, line, function)] of the attendee's code, outermost first; see `frames_of`.
     comm:   (name of the class, message, waits) of a CommError.
     """
     kind = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
@@ -117,12 +122,12 @@ def describe_failure(error):
 
 
 def frames_of(error):
-    """[(file, line, function)] where `error` was raised, the attendee's own frames only where there are any."""
+    """[(file, line, function)] of the attendee's code that led to `error`; where none did, and it is a bug, of ours."""
     every = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         every.append((error.filename, error.lineno or 0, ""))
     every = [f for f in every if f[0] != __file__]
-    return [f for f in every if is_the_attendees(f[0])] or every[-1:]
+    return [f for f in every if is_the_attendees(f[0])] or (every[-1:] if is_bug(error) else [])
 
 
 class Writer(io.TextIOBase):

@@ -8,6 +8,8 @@ from ..engines import layout
 from ..engines.cluster import Cluster
 from ..engines.errors import EngineError
 
+DEFAULT_ENGINES = 4
+
 
 class _Notebook:
     """What this kernel uses: one cluster at most. The verbs below are its methods."""
@@ -27,13 +29,13 @@ class _Notebook:
         """The engine cluster that this notebook uses, or None when there is none."""
         return self._cluster if self._cluster is not None and self._cluster.alive() else None
 
-    def start(self, n=4, where=None, link=None, hosts=None, device=None, **job):
+    def start(self, n: int | None = None, where=None, link=None, hosts=None, device=None, **job):
         """Start `n` MPI engines, or attach to those that run: another notebook's, or those of `hpdl cluster`.
 
         Called again it changes nothing; with another number, or place, it replaces the engines, and says so. What is
         not given stays as it runs.
 
-        Args:    n: number of engines, 1 at least; the MPI rank of an engine is its id.
+        Args:    n: number of engines, 1 at least, default 4; the MPI rank of an engine is its id.
                  where: "local": all on this machine as it is; "emulated": on hosts that this machine emulates, each
                  with a name and a network link of its own, between which messages go by TCP; "slurm": on nodes that
                  Slurm gives to a job of this user, which ends with the engines. Default "local".
@@ -47,10 +49,11 @@ class _Notebook:
         """
         how = {"where": where, "link": link, "hosts": hosts, "device": device, **job}
         if self.running() is None:
-            self._cluster = Cluster.start(n, **how)
+            self._cluster = Cluster.start(DEFAULT_ENGINES if n is None else n, **how)
             if self._cluster.attached:
                 print("Using the engines that another notebook, or `hpdl cluster`, has started.", flush=True)
         cluster = self._cluster
+        n = cluster.n if n is None else n
         if ailment := cluster.ailment():
             cluster.restart(n, announce=f"{ailment}. Doing that.", **how)
         elif (wanted := layout.wanted(n, running=cluster.layout, **how)) != cluster.layout:
@@ -60,15 +63,14 @@ class _Notebook:
         return cluster
 
     def _replace(self, cluster, wanted):
-        others = len(cluster.kernels()) - 1
-        if others:
+        if others := others_of(cluster):
             raise EngineError(
-                f"{others} other notebook(s) use what is running, {cluster.layout}: "
+                f"{others} use what is running, {cluster.layout}: "
                 f"take it as it is, lab.start({cluster.n}), or end it first, lab.stop()"
             )
         cluster.restart(announce=f"{cluster.layout} were running: replacing them by {wanted}.", **wanted.asked())
 
-    def run(self, fn, *args, ranks=None, deadline=10, on_row=None):
+    def run(self, fn, *args, ranks=None, deadline=10, limit: float | None = None, on_row=None):
         """Call `fn(comm, *args)` on every engine, each with its own rank in one fresh communicator.
 
         What the ranks print appears while they run, equal lines once. The stop button of the notebook interrupts the
@@ -79,13 +81,15 @@ class _Notebook:
                  args: the same on every rank; `PerRank([a, b, c, d])` gives rank i item i.
                  ranks: a list of the ranks that take part; None means all.
                  deadline: the longest that any single wait may block, in seconds.
+                 limit: the longest that the whole run may take, computing included, in seconds; None: for ever.
                  on_row: called here with each row of `comm.report(...)` as it arrives, while the ranks run.
         Returns: Results: the return values in rank order, with `.events`, `.rows` and `.seconds`.
         Raises:  RunFailed (what the function raised, once per kind), CommTimeout or RankFailed with who waits for whom,
+                 CommTimeout at the limit (which ranks still compute, in which line of the cell),
                  RunStopped (the stop button), EngineError (dead engines), TypeError (what cannot travel).
         """
-        inject = self._injection
-        self._last = self._running().run(fn, *args, ranks=ranks, deadline=deadline, on_row=on_row, inject=inject)
+        options = {"ranks": ranks, "deadline": deadline, "limit": limit, "on_row": on_row}
+        self._last = self._running().run(fn, *args, **options, inject=self._injection)
         return self._last
 
     def inject(self, rank=None, delay=None, link=None, bandwidth=None):
@@ -119,16 +123,23 @@ class _Notebook:
         return self._cluster
 
     def restart(self):
-        """Replace all engines by new ones; the notebook keeps its variables. Returns the Cluster."""
+        """Replace all engines by new ones; the notebook keeps its variables. Returns the Cluster.
+
+        Where another notebook has ended them, start them again, or use those that it has started since.
+        """
         cluster = self._running()
+        if not cluster.alive():
+            return self.start(**cluster.layout.asked())
         cluster.restart()
         cluster.activate_px()
         cluster.show()
         return cluster
 
     def stop(self):
-        """End the engines and remove their files; other notebooks that use them are told at their next run."""
+        """End the engines and remove their files, also for other notebooks that use them, whose next run says so."""
         if self._cluster is not None:
+            if self.running() is not None and (others := others_of(self._cluster)):
+                print(f"{others} used these engines, too: lab.start() there starts new ones.", flush=True)
             self._cluster.stop()
             self._cluster = None
 
@@ -136,6 +147,24 @@ class _Notebook:
         """At exit: the cluster ends when no other kernel uses it."""
         if self.running() is not None and self._cluster.kernels() == [os.getpid()]:
             self._cluster.stop()
+
+
+def others_of(cluster: Cluster) -> str:
+    """How many other notebooks use `cluster`, and their names where Jupyter gives them; "" where there are none."""
+    pids = cluster.kernels()
+    pids.remove(os.getpid())
+    names = ", ".join(sorted(filter(None, map(notebook_of, pids))))
+    return f"{len(pids)} other notebook(s){names and f' ({names})'}" if pids else ""
+
+
+def notebook_of(pid: int) -> str:
+    """The file name of the notebook whose kernel is process `pid`, "" where that is not known."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
+    except OSError:
+        return ""
+    return os.path.basename(os.fsdecode(variables.get(b"JPY_SESSION_NAME", b"")))
 
 
 _notebook = _Notebook()

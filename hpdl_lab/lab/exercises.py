@@ -1,6 +1,8 @@
 """The verbs of exercises: check an answer, ask for a hint, look at the solution."""
 
 import inspect
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +12,8 @@ from ..checks import exercises
 from ..checks.record import AnswerFailed
 from ..checks.result import Note
 from ..collectives.table import find
-from ..engines.errors import RunFailed, without_traceback
+from ..engines.cluster import ipython
+from ..engines.errors import RunFailed
 from ..plots import animation, live, style, timeline, traffic
 from ..plots import schedule as rows
 from ..plots import steps as panels
@@ -43,12 +46,27 @@ def check(fn):
             f"lab.check needs your function itself, not {type(fn).__name__}: lab.check(reduce_scatter), nothing called"
         )
     exercise, engines = exercise_of(fn), running() is not None
-    try:
-        result = exercises.check(exercise, fn, run_answer if engines else None)
-    except NotImplementedError as error:  # a stub: its text says it all
-        raise without_traceback(error) from None
+    result = exercises.check(exercise, fn, run_answer if engines else None)
     progress().add("check", exercise=exercise.id, name=exercise.name, passed=bool(result), failed=result.failed)
-    return replace(result, picture=picture(exercise, result), next_step=next_step(exercise, result, engines))
+    shown = {"picture": picture(exercise, result), "next_step": next_step(exercise, result, engines)}
+    return replace(result, outdated=outdated(fn), **shown)
+
+
+def outdated(fn: Callable) -> str:
+    """A sentence where a later cell than that of `fn` defines it as well, and cannot have come so far; else ""."""
+    shell, code = ipython(), getattr(inspect.unwrap(fn), "__code__", None)
+    cell = shell.compile.format_code_name(code.co_filename) if shell and code else None  # ("Cell", "In[11]")
+    if not cell:
+        return ""
+    definition, since = re.compile(rf"^def {fn.__name__}\b", re.M), int(re.sub(r"\D", "", cell[1])) + 1
+    inputs = list(enumerate(shell.history_manager.input_hist_raw))[since:]
+    later = [number for number, text in inputs if definition.search(text) and not text.startswith("%%")]
+    if not later:
+        return ""
+    return (
+        f"Checked: {fn.__name__} of {cell[1]}. In[{later[-1]}] was to define it anew and has not: look for the error "
+        "below that cell."
+    )
 
 
 def run_answer(fn, *args):

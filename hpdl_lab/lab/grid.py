@@ -6,6 +6,7 @@ grid_widgets.py shows it in a notebook.
 
 import threading
 from contextlib import suppress
+from functools import partial
 
 from ..comm.errors import CommError
 from ..engines.errors import EngineError
@@ -52,7 +53,7 @@ class Picker:
     def measured(self):
         return self.taken.get(self.setting)
 
-    @plainly
+    @partial(plainly, owner="picker")
     def set(self, **wanted):
         """Pick: `picker.set(dp=2, pp=2)`. Axes that are not said follow, so that the product stays the ranks.
 
@@ -84,7 +85,7 @@ class Picker:
 
     # -- run it -------------------------------------------------------------------------------------------------------
 
-    @plainly
+    @partial(plainly, owner="picker")
     def run(self):
         """Take a few steps on the engines, or simulate one; returns Measured, None where it was stopped.
 
@@ -221,7 +222,6 @@ class _Shelf:
     def __init__(self):
         self.pickers = {}
 
-    @plainly
     def grid(
         self, model="gpt", *, data=None, size="tiny", ranks=None, batch=None, limit=None, machine=None, fresh=False
     ):

@@ -30,13 +30,18 @@ def landscape(step, x, y, rates, steps=20):
     Args:    step: f(w, x, y, rate), returns the weights after one step, such as optim.gradient_descent.gradient_step.
              x: (n, 2), y: (n,): the examples; rates: up to five numbers above 0; steps: of every walk, at least 2.
     Returns: LandscapeResult.
-    Raises:  ValueError for another number of weights, no or too many rates, or a step of another shape.
+    Raises:  ValueError for another number of weights, no or too many rates, or a step of another shape; TypeError for
+             a step that is no function.
     """
     rates = [float(r) for r in np.atleast_1d(rates)]
     if not 1 <= len(rates) <= MOST_RATES or min(rates) <= 0 or len(set(rates)) < len(rates):
         raise ValueError(f"rates must be 1 to {MOST_RATES} different numbers above 0, got {rates}")
-    if x.ndim != 2 or x.shape[1] != 2:
-        raise ValueError(f"a landscape has two weights, so x must have shape (n, 2), got {x.shape}")
+    if not callable(step):
+        raise TypeError(f"lab.landscape needs a function f(w, x, y, rate) that takes one step, got {step!r}")
+    if np.ndim(x) != 2 or np.shape(x)[1] != 2:
+        raise ValueError(f"a landscape has two weights, so x must have shape (n, 2), got {np.shape(x)}")
+    if np.shape(y) != np.shape(x)[:1]:
+        raise ValueError(f"y needs one number for each of the {len(x)} examples in x, got shape {np.shape(y)}")
     if not isinstance(steps, int) or steps < 2:
         raise ValueError(f"steps must be a whole number of at least 2, got {steps!r}")
     with np.errstate(all="ignore"):  # diverging is part of the lesson

@@ -6,7 +6,6 @@ from ..collectives import cost, expected, table
 from ..collectives.sweep import PING_SIZES, SAMPLE_NS, SAMPLES, WrongAnswer, count_of, parse_size, race, sweep
 from ..comm import sim
 from ..comm.network import Switch
-from ..engines.errors import without_traceback
 from ..plots import live
 from ..plots.measure import Reference, draw
 from ..plots.style import bytes_text
@@ -239,8 +238,8 @@ def refusal(error):
     """WrongAnswer where that is what stopped the ranks, on engines as on simulated ranks; else the error itself."""
     for rank_error in getattr(error, "errors", {}).values():
         if rank_error.type == WrongAnswer.__name__:
-            error = WrongAnswer(rank_error.message)
-    return without_traceback(error) if isinstance(error, WrongAnswer) else error
+            return WrongAnswer(rank_error.message)
+    return error
 
 
 def modelled(collective, p, sizes, fit):

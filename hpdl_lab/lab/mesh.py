@@ -5,12 +5,10 @@ from ..mesh import Grid
 from ..plots import mesh as drawing
 from .cluster import running
 from .picture import picture
-from .plain import plainly
 
 MOST_RANKS = 4096
 
 
-@plainly
 def mesh(grid=None, **sizes):
     """Draw a mesh: every rank at its coordinates, where its engine runs, and the groups along every axis.
 

@@ -15,7 +15,6 @@ from ..plots.style import counted
 from ..schedules import Action, Evaluation, Timed
 from ..trace import seconds_text
 from .choice import model_and_data
-from .plain import plainly
 from .ranks import DEFAULT_RANKS, place
 from .schedule import asked_schedule
 
@@ -71,7 +70,6 @@ class PipelineRun:
         live.save(self.figure, path)
 
 
-@plainly
 def pipeline(
     schedule="1f1b",
     micro_batches=8,

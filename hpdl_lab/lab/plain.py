@@ -1,33 +1,94 @@
-"""Verbs that refuse in one sentence: a notebook shows no traceback through this package."""
+"""What a notebook shows of an error that a verb raises: one line, or the attendee's own lines where these led to it."""
 
 import functools
+import inspect
 import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import ParamSpec, TypeVar
 
-from ..engines.errors import without_traceback
-from ..trace import is_the_attendees
+from ..engines.errors import is_bug
+from ..trace import PACKAGE, line_of
 
-REFUSALS = (ValueError, TypeError, LookupError, NotImplementedError)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def plainly(verb):
-    """The verb, of whose own refusals a notebook shows the sentence alone.
+def plainly(verb: Callable[P, R], owner: str = "lab") -> Callable[P, R]:
+    """Wrap `verb` so that a notebook shows what helps of its errors: see `shorten`. Scripts show them as ever.
 
-    What a function of the attendee's raises keeps the traceback, which leads to its line; not so a stub, which says
-    what is still to be written.
+    owner: what it is called on, as in lab.run.
     """
+    name = f"{owner}.{verb.__name__}"
 
     @functools.wraps(verb)
-    def wrapped(*args, **kwargs):
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return verb(*args, **kwargs)
-        except REFUSALS as error:
-            raise (error if led_by_the_attendee(error) else without_traceback(error)) from None
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, TypeError) and error.__traceback__.tb_next is None:  # Python could not enter the verb
+                error.args = (f"{name}: {misfit(verb, args, kwargs) or error}",)
+            shorten(error, f"{name} was stopped")
+            raise
 
     return wrapped
 
 
-def led_by_the_attendee(error):
-    """Whether the attendee's own code, and no stub, raised it or called what did."""
-    if isinstance(error, NotImplementedError):
-        return False
-    return any(is_the_attendees(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
+def misfit(verb: Callable, args: tuple, kwargs: dict) -> TypeError | None:
+    """Why `verb` cannot be called with these arguments; None where it can."""
+    try:
+        inspect.signature(verb).bind(*args, **kwargs)
+    except TypeError as error:
+        return error
+    return None
+
+
+def shorten(error: BaseException, stopped: str) -> None:
+    """Set what IPython shows of `error`; a bug of this package keeps its whole traceback, to be reported.
+
+    An error that came from, or through, the attendee's function shows the lines of that, and of the cell; any other
+    shows only its text, as does a stub, which says what is still to be written.
+
+    Args:    stopped: the text for a KeyboardInterrupt.
+    """
+    if hasattr(error, "_render_traceback_"):
+        return
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raiser = next(frame for frame in reversed(frames) if is_own(frame) or is_ours(frame))
+    led = any(map(is_own, frames))
+    if is_ours(raiser) and is_bug(error) and not (led and isinstance(error, AttributeError)):  # comm.Send, say
+        return
+    if led and not isinstance(error, NotImplementedError):
+        error._render_traceback_ = functools.partial(own_lines, error)
+        return
+    text = str(error) or (stopped if isinstance(error, KeyboardInterrupt) else "")
+    error._render_traceback_ = lambda: [": ".join(filter(None, [type(error).__name__, text]))]
+
+
+def is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(PACKAGE)
+
+
+def is_own(frame: FrameType) -> bool:
+    """Whether the attendee wrote the code of `frame`."""
+    return not is_ours(frame) and line_of(frame, 0) != ""
+
+
+def own_lines(error: BaseException) -> list[str]:
+    """What IPython shows of `error` and of its causes, without the frames of libraries and of this package."""
+    from IPython import get_ipython
+
+    cause = error
+    while cause is not None:
+        cause.__traceback__ = own_frames(cause.__traceback__)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    formatter = get_ipython().InteractiveTB
+    return formatter.structured_traceback(type(error), error, error.__traceback__, tb_offset=0)
+
+
+def own_frames(entry: TracebackType | None) -> TracebackType | None:
+    """The traceback with the attendee's frames only."""
+    if entry is None:
+        return None
+    inner = own_frames(entry.tb_next)
+    return TracebackType(inner, entry.tb_frame, entry.tb_lasti, entry.tb_lineno) if is_own(entry.tb_frame) else inner

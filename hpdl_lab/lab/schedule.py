@@ -12,7 +12,6 @@ from ..schedules import Action, Schedule
 from ..schedules.strings import parse
 from ..trace import number_text
 from .picture import picture
-from .plain import plainly
 
 MOST_FRAMES = 16  # of the animation
 FRAME_MS = 350  # from frame to frame
@@ -45,7 +44,6 @@ class Drawn:
         live.save(self.figure, path)
 
 
-@plainly
 def schedule(
     schedule="1f1b",
     ranks=4,

@@ -12,7 +12,6 @@ from ..trace import seconds_text
 from .grid_setting import AXES
 from .grid_subject import subject_of
 from .picture import picture
-from .plain import plainly
 
 SHOWN = 8  # rows of the printed table
 
@@ -52,7 +51,6 @@ class Searched:
         live.save(self.figure, path)
 
 
-@plainly
 def search(
     model="gpt",
     *,

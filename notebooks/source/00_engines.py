@@ -8,8 +8,9 @@
 # |---|---|---|
 # | 15 | half day, full day | this notebook; two cores are enough |
 #
-# Run the cells from top to bottom with Shift+Enter. Nothing here can be broken: whatever you write, the laboratory
-# stops it and says why.
+# Run the cells from top to bottom with Shift+Enter. Nothing here can be broken. Ranks that wait in vain are stopped
+# after 10 seconds. A loop that computes for ever ends with the stop button ■, or by itself where you said
+# `lab.run(fn, limit=60)`. Each time you are told what every rank was doing.
 
 # %%
 import numpy as np

@@ -46,7 +46,7 @@ PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
         "lab.pipeline(mine)": "deadlock",
     },
 }
-REFUSED = "other notebook(s) use what is running"  # by the cell of 04 that would replace the engines by hosts
+REFUSED = "use what is running"  # by the cell of 04 that would replace the engines by hosts
 LESS = {  # notebook: {what calls do beyond what is looked at here: fewer sizes, contenders, steps and ranks}
     "00": {  # nothing ends this cell but the stop button, which is pressed when all ranks have come
         "comm: comm.recv(": "comm: comm.barrier() or print('all are here') or comm.recv(",

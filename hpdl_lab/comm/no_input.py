@@ -1,0 +1,26 @@
+"""`input()` in a rank: nobody can answer it."""
+
+import builtins
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_input() -> Iterator[None]:
+    """Let `input()` raise EOFError at once; in a notebook it would wait, and catch what is to end it.
+
+    In the main thread only, where ranks run: a run of another thread leaves `input()` to the cells of the notebook.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, builtins.input = builtins.input, refuse
+    try:
+        yield
+    finally:
+        builtins.input = before
+
+
+def refuse(prompt: object = "") -> str:
+    raise EOFError("nobody can answer input() here: ask in a cell of its own, and hand the answer over as an argument")

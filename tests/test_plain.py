@@ -1,0 +1,194 @@
+"""What a notebook shows of a mistake: one line from every verb, and of the attendee's own code the lines of that."""
+
+import functools
+import re
+import signal
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from hpdl_lab import lab
+from hpdl_lab.lab import exercises
+from hpdl_lab.plots import eight, live
+from hpdl_lab.trace import PACKAGE
+
+START = """
+import numpy as np, torch
+from hpdl_lab import lab
+x, y = np.ones((20, 2)), np.ones(20)
+
+def all_reduce(comm, x):
+    raise NotImplementedError("exercise 4.3: write all_reduce")
+
+def my_all_reduce(comm, x):
+    return x
+
+def unfinished(w, x, y, rate):
+    raise NotImplementedError("exercise 1.2: write gradient_step")
+"""
+
+CLUMSY = {
+    "check": ("my_all_reduce", "all_reduce", "3", ""),
+    "cluster": ("", "4"),
+    "collectives": ("99", "'four'"),
+    "designs": ("3", "'x', 'y'"),
+    "doctor": ("3", "verbose=True"),
+    "gossip": ("3", "'lion'", "ranks='x'"),
+    "graph": ("7", ""),
+    "grid": ("3", "'lion'", "limit='much'", "ranks='4'"),
+    "hint": ("3", "my_all_reduce", "'4.99'"),
+    "horovod_timeline": ("3", "x"),
+    "inject": ("rank='two', delay=1", "link=3, bandwidth=1e8", "rank=1"),
+    "landscape": ("unfinished, x, y, [0.1]", "unfinished, 'x', y, 0.1", "all_reduce, x, y, 0.1", "3, x, y[:3], 0.1"),
+    "measure": ("all_reduce, sizes='1MB'", "3", "'rings'", "lambda x: x", "all_reduce", "'ring', against=3"),
+    "mesh": ("dp='2'", "3", "lion=2"),
+    "network": ("3", "'lion'"),
+    "ping_pong": ("3", "lambda x: x", "sizes='1MB'"),
+    "pipeline": ("7", "'1f1b', ranks='4'", "'1f1b', prediction='half'"),
+    "predict": ("3", "{'1MB': 3}", "{None: 3}"),
+    "restart": ("", "4"),
+    "run": ("all_reduce", "3", ""),
+    "running": ("4", "n=4"),
+    "scaling": ("3", "ranks='4'", "strategy='ring'"),
+    "schedule": ("7", "'1f1b', ranks='4'", "'1f1b', micro_batches=None"),
+    "search": ("7", "ranks='4'", "schedules=3"),
+    "solution": ("3", ""),
+    "start": ("'four'", "4, 'here'", "4, size=3", "4, link='fast'"),
+    "steps": ("'rings', 4", "'ring', '4'", "7", "'ring', 4, segments=3", "all_reduce, 4"),
+    "stop": ("4", "n=4"),
+    "tensor": ("7", "model=7"),
+    "timeline": ("7", "'run'"),
+    "traffic": ("7", "'run'"),
+    "train": (
+        "all_reduce=3",
+        "'lion'",
+        "step=3",
+        "torch.nn.Linear(3, 3)",
+        "ranks='4'",
+        "steps='many'",
+        "all_reduce=len",
+    ),
+    "tune": ("3", "'x', 'y'", "sizes='1MB'"),
+    "zoo": ("3", "'lion'", "['A', 'B']"),
+}
+
+
+class Notebook(InteractiveShell):
+    """IPython that keeps what it would show of an error."""
+
+    shown = ""
+
+    def _showtraceback(self, etype, evalue, stb):
+        self.shown = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(stb))
+
+    def error(self, source):
+        """What is shown when a cell with `source` has raised, or ""."""
+        self.shown = ""
+        self.run_cell(source, store_history=True)
+        return self.shown
+
+
+@pytest.fixture
+def notebook(monkeypatch, tmp_path):
+    monkeypatch.setenv("HPDL_HOME", str(tmp_path))
+    monkeypatch.setattr(exercises, "running", lambda: None)
+    config = Config()
+    config.HistoryManager.enabled = False
+    shell = Notebook.instance(config=config)
+    assert shell.error(START) == ""
+    yield shell
+    Notebook.clear_instance()
+
+
+def test_every_verb_is_listed():
+    assert sorted(CLUMSY) == sorted(lab.__all__)
+
+
+@pytest.mark.parametrize("verb", CLUMSY)
+def test_a_mistake_is_one_line(verb, notebook):
+    for arguments in CLUMSY[verb]:
+        shown = notebook.error(f"lab.{verb}({arguments})")
+        assert re.fullmatch(r"\w+Error: .+", shown), (arguments, shown)
+        assert "object at 0x" not in shown and "_Notebook" not in shown and "_Shelf" not in shown
+
+
+def test_a_call_that_does_not_fit_names_the_verb(notebook):
+    assert notebook.error("lab.run()") == "TypeError: lab.run: missing a required argument: 'fn'"
+    assert notebook.error("lab.restart(4)") == "TypeError: lab.restart: too many positional arguments"
+
+
+def test_a_name_that_is_nearly_that_of_an_exercise(notebook):
+    assert notebook.error("lab.check(my_all_reduce)").endswith("did you mean all_reduce (4.3)?")
+    assert notebook.error("lab.hint('reduce_scater')").endswith("did you mean reduce_scatter (4.1)?")
+
+
+OWN = """
+def all_reduce(comm, x):
+    try:
+        {}
+    except KeyError as error:
+        raise ValueError(nothing) from error
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("return nothing(x)", "NameError"),
+        ("assert comm is None", "AssertionError"),
+        ("return {}[0]", "KeyError"),
+        ("return torch.nn.Linear(3, 3)(x)", "RuntimeError"),  # torch's frames are the last ones here
+        ("comm.send(x, 7)", "ValueError"),  # and ours here
+        ("comm.Get_rank()", "AttributeError"),
+        ("comm.gather(None)", "AttributeError"),
+        ("comm.send(x, dest=1)", "TypeError"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["train(all_reduce=all_reduce, steps=2)", "steps(all_reduce, 4)"])
+def test_the_attendees_own_mistake_shows_the_lines_of_the_cell_and_no_others(line, error, verb, notebook):
+    notebook.error(OWN.format(line))
+    shown = notebook.error(f"lab.{verb}")
+    assert error in shown and f"----> 1 lab.{verb}" in shown
+    assert re.search(rf"^----> 3 +{re.escape(line)}$", shown, re.M)
+    assert PACKAGE not in shown and "site-packages" not in shown and "File " not in shown
+
+
+def test_the_stop_button_is_one_line_where_only_our_code_runs_and_shows_the_line_of_a_loop(notebook, monkeypatch):
+    monkeypatch.setattr(live, "in_notebook", lambda: True)
+    monkeypatch.setattr(live, "publish", lambda *_: None)
+    monkeypatch.setattr(live.Live, "rest", functools.partial(signal.raise_signal, signal.SIGINT))
+    shown = notebook.error("lab.landscape(lambda w, x, y, rate: w, x, y, 0.1)")
+    assert shown == "KeyboardInterrupt: lab.landscape was stopped"
+    shown = notebook.error("def step(w, x, y, rate):\n    raise KeyboardInterrupt\nlab.landscape(step, x, y, 0.1)")
+    assert "----> 2     raise KeyboardInterrupt" in shown and PACKAGE not in shown
+
+
+def test_nobody_can_answer_a_checked_function(notebook, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda prompt="": "7")  # as the kernel's, which cells may go on to call
+    notebook.error("def hello(comm):\n    return input('name? ')\nchecked = lab.check(hello)")
+    checked = notebook.user_ns["checked"]
+    assert checked.failed == "raises" and "EOFError" in checked.message and "cell:2" in checked.message
+    assert notebook.error("assert input() == '7'") == ""
+
+
+def test_a_cell_that_did_not_come_to_its_function_is_told(notebook):
+    hello = "def hello(comm):\n    return {}"
+    number = notebook.execution_count
+    assert notebook.error(hello.format("'hello'")) == ""
+    notebook.error("checked = lab.check(hello)")
+    assert notebook.user_ns["checked"].outdated == "", "it is of the last cell that defines it"
+    assert "SyntaxError" in notebook.error(hello.format("(comm.rank"))
+    notebook.error("checked = lab.check(hello)")
+    checked = notebook.user_ns["checked"]
+    assert f"In[{number}]" in checked.outdated and f"In[{number + 2}]" in checked.outdated
+    assert checked.outdated in str(checked).replace("\n  ", " ")
+    notebook.error(hello.format("'hi'"))
+    notebook.error("checked = lab.check(hello)")
+    assert notebook.user_ns["checked"].outdated == ""
+
+
+def test_a_bug_of_ours_keeps_its_traceback(notebook, monkeypatch):
+    monkeypatch.setattr(eight, "height", {}.__getitem__)  # raises KeyError in steps.py
+    shown = notebook.error("lab.collectives(4)")
+    assert "KeyError" in shown and f"{PACKAGE}lab/steps.py" in shown
