@@ -19,7 +19,7 @@ def drill(arguments):
 
     from .. import features
     from ..bench.markdown import put
-    from ..classroom import costs, drill, drill_text, measure
+    from ..classroom import costs, drill
     from ..classroom.plan import ENGINES, Plan
 
     memory = psutil.virtual_memory().total
@@ -30,18 +30,17 @@ def drill(arguments):
         done = drill.rehearse(arguments.users, arguments.notebook, say=lambda sentence: print(sentence, flush=True))
     finally:
         signal.signal(signal.SIGTERM, before)
-    print(f"\n{drill_text.text(done, plan)}")
+    command = f"hpdl drill --users {arguments.users} --notebook {arguments.notebook}"
+    report = drill.report(done, plan, command + (f" --markdown {arguments.markdown}" if arguments.markdown else ""))
+    print(f"\n{report}")
     if arguments.markdown:
-        command = f"hpdl drill --users {arguments.users} --notebook {arguments.notebook}"
-        about = f"{measure.machine()}, {memory / 1e9:.0f} GB; {measure.versions()}; {measure.today()}."
-        text = drill_text.markdown(done, plan, about, f"{command} --markdown {arguments.markdown}")
-        put(arguments.markdown, "drill", text)
+        put(arguments.markdown, "drill", report)
     return int(bool(done.failures))
 
 
 def require_memory(plan, available):
     """Raise ValueError where so many attendees would fill this machine's memory. available: bytes."""
-    most = int((available / 1e6 - plan.costs["hub_MB"] - plan.costs["files_MB"]) / plan.attendee_MB())
+    most = int((available / 1e6 - plan.once_MB) / plan.each("MB"))
     if plan.attendees > most:
         raise ValueError(
             f"{plan.attendees:,} attendees take {plan.memory_MB() / 1e3:,.1f} GB of memory, and this machine has "
