@@ -18,6 +18,7 @@ from hpdl_lab import cli
 from hpdl_lab.classroom import attendee, costs, drill, hub
 from hpdl_lab.classroom.census import Census, Process
 from hpdl_lab.classroom.plan import STEPS, Plan
+from hpdl_lab.cli import drill as command
 
 NAMES = [f"{name}{os.getpid()}" for name in ("ada", "bob", "eve")]  # no other hub of this machine has them
 ADA, BOB, EVE = NAMES
@@ -116,7 +117,7 @@ def test_the_command_prints_and_writes_the_tables_and_fails_where_somebody_faile
 def test_the_error_of_the_plan_is_predicted_over_measured_where_everybody_was_there(rehearsed):
     done, _ = rehearsed
     plan = Plan(costs.read(costs.SHIPPED), 3, 2, 24 * 10**9, 0, ENGINES)
-    rows = {row[0]: row[1:] for row in drill.steps(done, plan)}
+    rows = {row[0]: row[1:] for row in command.steps(done, plan)}
     assert all(rows[step][0] == "2" and rows[step][3] == rows[step][4] == "" for step in ("kernel", "engines"))
     measured = max(done.steps["login"].seconds.values())
     error = f"{plan.seconds('login') / measured - 1:+.0%}"
@@ -150,7 +151,7 @@ def rehearsal(notebook="00"):
 @pytest.mark.parametrize(("notebook", "planned"), [("00", True), ("04", False)])
 def test_the_plan_is_held_against_the_notebook_that_its_constants_know(notebook, planned):
     known = costs.read(costs.SHIPPED)
-    rows = {row[0]: row[1:] for row in drill.steps(rehearsal(notebook), Plan(known, 1, 2, 24 * 10**9))}
+    rows = {row[0]: row[1:] for row in command.steps(rehearsal(notebook), Plan(known, 1, 2, 24 * 10**9))}
     assert all((rows["notebook"][i] != "") == planned for i in (3, 4, 6, 7, 9, 10))
     assert rows["torch"][:3] == ["1", "2.0", "2.0"]
     assert rows["torch"][5:7] == ["2.50", f"{4 * known['torch_engine_cpu_s']:.2f}"] and rows["torch"][8] == "2.75"

@@ -87,7 +87,7 @@ def look(process, kind, owner):
     anonymous, shared, file = (int(pss_kB[name]) * 1024 / MB for name in ("Anon", "Shmem", "File"))
     shm = set()
     for path in set(re.findall(r"/dev/shm/.*", (proc / "maps").read_text())):
-        with contextlib.suppress(OSError):  # removed: it counts as memory only
+        with contextlib.suppress(OSError):  # removed
             shm.add((path, os.lstat(f"{proc}/root{path}").st_blocks * 512))
     cpu_s, threads, began = sum(process.cpu_times()[:4]), process.num_threads(), process.create_time()
     return Process(process.pid, kind, owner, anonymous + shared, file, cpu_s, threads, frozenset(shm), began)

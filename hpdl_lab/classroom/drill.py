@@ -11,7 +11,6 @@ the reason. At the end nothing may be left, which is looked at. A drill of one a
 import os
 import platform
 import re
-import statistics
 import threading
 import time
 from datetime import UTC, datetime
@@ -27,7 +26,7 @@ from . import forms, hub
 from .attendee import Attendee, CellFailed, Trouble
 from .census import Census, census
 from .costs import Costs
-from .plan import ENGINES, STEPS, count, table
+from .plan import ENGINES, STEPS, count
 
 NOTEBOOK = "00"  # the one that a class opens first, and all at once
 SERVER_SECONDS, CELL_SECONDS = 600, 300
@@ -126,14 +125,9 @@ class Drill:
         try:
             attendee.start_server(SERVER_SECONDS)
         except Trouble as trouble:  # of which a browser is told little
-            text = self.log.read_text(errors="replace")
-            for who, line in (
-                ("the hub", rf"{re.escape(attendee.name)}'s server .*"),
-                ("a server", r"^\w+(?:Error|Exception)\b.*"),  # the end of a traceback
-            ):
-                if lines := re.findall(line, text, re.MULTILINE):
-                    raise Trouble(f"{trouble}; {who} said: {lines[-1]}") from None
-            raise
+            text, own = self.log.read_text(errors="replace"), rf"\b{re.escape(attendee.name)}'s server .*"
+            lines = re.findall(own, text) or re.findall(r"^\w+(?:Error|Exception)\b.*", text, re.MULTILINE)
+            raise Trouble("; the hub's log says: ".join([str(trouble), *lines[-1:]])) from None
 
     def _notebook(self, attendee):
         for number, (cell, raises) in enumerate(self.cells, 1):
@@ -239,61 +233,3 @@ def about():
     versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in VERSIONS)]
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return f"{features.processor()}, {features.cores()} cores", ", ".join(versions), date
-
-
-# -- what is printed ---------------------------------------------------------------------------------------------------
-
-USER_COLUMNS = ("attendee", *(f"{step} (s)" for step in STEPS), "memory (MB)", "failed at")
-STEP_COLUMNS = ("step", "done", "median (s)", "last (s)", "planned", "error", "processor of one (s)", "planned")
-STEP_COLUMNS += ("error", "memory of all (GB)", "planned", "error")
-
-
-def report(done, plan, command):
-    """The whole report, as a section of documentation that reads well in a terminal."""
-    machine, versions, date = about()
-    known, n = plan.costs, count(len(done.attendees), "attendee")
-    verdict = f"{n}, no failure, nothing left behind."
-    if done.failures:
-        verdict = "\n".join([*map(str, done.failures), f"{count(len(done.failures), 'failure')} of {n}."])
-    parts = [
-        f"## {n} at once",
-        f"`{command}`",
-        f"{machine}, {plan.memory / 1e9:.0f} GB; {versions}; {date}.",
-        "### Each attendee",
-        table(USER_COLUMNS, users(done)),
-        "### All together, and the plan's error",
-        table(STEP_COLUMNS, steps(done, plan)),
-        f"The plan's constants were measured on {known.machine}, by `{known.command}`, {known.date}.",
-        verdict,
-    ]
-    return "\n\n".join(parts)
-
-
-def users(done):
-    """[[text]]: each attendee's seconds, memory at the end of the last step that they did, and where they failed."""
-    failed, rows = {failure.name: failure.step for failure in done.failures}, []
-    for number, attendee in enumerate(done.attendees, 1):
-        seconds = {step: row.seconds.get(attendee.name) for step, row in done.steps.items()}
-        times = (f"{s:.1f}" if (s := seconds.get(step)) else "" for step in STEPS)
-        memory = max((row.after.of(attendee.name).memory_MB for row in done.steps.values()), default=0)
-        rows.append([str(number), *times, f"{memory:,.0f}", failed.get(attendee.name, "")])
-    return rows
-
-
-def steps(done, plan):
-    """[[text]]: each step of all together, beside what the plan predicts of it; error: predicted/measured - 1."""
-    n, rows = len(done.attendees), []
-    for step, row in done.steps.items():
-        times = list(row.seconds.values()) or [0.0]
-        # The plan knows steps that everybody has done, and what one notebook takes, not what others do.
-        planned = len(row.seconds) == n and (step != "notebook" or done.notebook == plan.costs.notebook)
-        rows.append([step, str(len(row.seconds)), f"{statistics.median(times):.1f}"])
-        for digits, measured, predicted in (
-            (1, max(times), plan.seconds(step)),
-            (2, row.cpu_s() / n, plan.each("cpu_s", step)),
-            (2, row.after.memory_MB / 1e3, plan.memory_MB(step) / 1e3),
-        ):
-            rows[-1] += [f"{measured:,.{digits}f}", "", ""]
-            if planned and measured:
-                rows[-1][-2:] = f"{predicted:,.{digits}f}", f"{predicted / measured - 1:+.0%}"
-    return rows

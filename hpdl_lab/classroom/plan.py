@@ -21,14 +21,7 @@ LAB_START_SECONDS = 60  # after which lab.start gives up: engines/cluster.py
 THREADS = 32768  # kernel.pid_max and the like, where the system does not raise it
 HEADROOM = 1.5  # of memory, above what was measured: attendees make mistakes
 MOST = {"attendees": 10_000, "cores": 10_000, "gpus": 1_000, "engines": 1_000}  # a typing mistake beyond
-STEPS = {  # what all do, in this order; see drill.py
-    "login": "log in",
-    "server": "start a server",
-    "kernel": "open a notebook",
-    "engines": "start engines",
-    "torch": "import torch on them",
-    "notebook": "run the notebook",
-}
+STEPS = ("login", "server", "kernel", "engines", "torch", "notebook")  # what all do, in this order; see drill.py
 BEYOND = {  # {resource: what happens where there is too little of it, and the remedy}
     "memory": "the system kills processes, or swaps: fewer engines, or another node",
     "cores, at the start": f"lab.start gives up after {LAB_START_SECONDS} s where all call it at once: do it in groups",
@@ -175,9 +168,8 @@ def resources(plan):
 
 def times(plan):
     """Seconds of each step, one alone and all at once."""
-    rows = [[does, f"{plan.costs[f'{step}_s']:.1f} s", f"{plan.seconds(step):.1f} s"] for step, does in STEPS.items()]
-    start_s = sum(plan.seconds(step) for step in STEPS if step != "notebook")
-    rows.append(["all of it, with torch", "", f"{start_s:.1f} s"])
+    rows = [[step, f"{plan.costs[f'{step}_s']:.1f} s", f"{plan.seconds(step):.1f} s"] for step in STEPS]
+    rows.insert(-1, ["all until torch", "", f"{sum(plan.seconds(step) for step in STEPS[:-1]):.1f} s"])
     return table(("when all at once", "one alone", f"the last of {plan.attendees:,}"), rows)
 
 
@@ -205,21 +197,20 @@ def verdict(plan):
     if plan.engines < ENGINES:
         said.append(f"The notebooks call lab.start({ENGINES}): attendees have to write lab.start({plan.engines}).")
     if plan.gpus:
-        said.append(gpu_sentence(plan))
+        said.append(f"GPUs: {shared_gpus(plan, plan.gpu_engines)}.")
     return "\n".join(said)
 
 
-def gpu_sentence(plan):
-    """How a class shares its GPUs."""
-    at_once = plan.gpus // plan.gpu_engines
-    idle = plan.gpus - plan.attendees * plan.gpu_engines
+def shared_gpus(plan, each):
+    """How a class shares its GPUs. each: engines that one attendee has on them."""
+    idle, at_once = plan.gpus - plan.attendees * each, plan.gpus // each
     if at_once == 0:
-        return f"GPUs: one for {plan.gpu_engines} engines, which NCCL refuses to share: use it for lab.start(1) alone."
-    said = f"GPUs: one for each of {plan.gpu_engines} engines, so {count(at_once, 'attendee')} at a time"
+        return f"one for {each} engines, which NCCL refuses to share: use it for lab.start(1) alone"
+    said = f"one for each of {each} engines, so {count(at_once, 'attendee')} at a time"
     if idle > 0:
-        return f"{said}, which is all of them; {count(idle, 'GPU')} stay idle."
+        return f"{said}, which is all of them; {count(idle, 'GPU')} stay idle"
     turns = count(math.ceil(plan.attendees / at_once), "turn")
-    return f"{said}, {turns} for all: memory of engines on GPUs was not measured."
+    return f"{said}, {turns} for all: memory of engines on GPUs was not measured"
 
 
 def settings(plan):
