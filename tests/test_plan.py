@@ -174,7 +174,6 @@ def test_on_a_full_disk_what_was_there_stays_and_the_file_is_named(tmp_path, mon
     ("content", "fault"),
     [
         ("", "holds no constants"),
-        ("[]", "holds no constants"),
         ('{"values": {}}', "holds no constants"),
         (json.dumps({**dataclasses.asdict(KNOWN), "values": {}}), "lacks hub_MB, files_MB, shm_MB and 48 more"),
         (json.dumps({**dataclasses.asdict(KNOWN), "values": {**VALUES, "torch_MB": "two"}}), "lacks torch_MB:"),
@@ -191,17 +190,14 @@ def test_a_broken_file_of_constants_is_named_with_the_remedy(home, content, faul
 # -- clumsy input ---
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("256GB", 256 * GB), ("12GiB", 12 * 2**30), ("12 GiB", 12 * 2**30), ("0.5TB", GB * 500), ("16000MB", 16 * GB)],
-)
-def test_memory_has_a_unit(text, nbytes):
-    assert memory(text) == nbytes
+def test_memory_has_a_unit():
+    texts = ("256GB", "12GiB", "12 GiB", "0.5TB", "16000MB")
+    assert [memory(text) for text in texts] == [256 * GB, 12 * 2**30, 12 * 2**30, GB * 500, 16 * GB]
 
 
 @pytest.mark.parametrize("text", ["256", "256G", "GB", "-1GB", "1,5GB", "many", "256 bytes", ""])
 def test_memory_without_a_unit_is_asked_for_one(text):
-    with pytest.raises(ValueError, match="memory is a number with its unit, such as 256GB"):
+    with pytest.raises(ValueError, match="256GB"):
         memory(text)
 
 
@@ -216,13 +212,10 @@ FITS = ["--attendees", "40", "--node-cores", "64", "--memory", "256GB"]
         (["--attendees", "40", "--measure"], "a plan needs all three"),
         ([*FITS, "--save", "x.json"], "--save is where --measure writes: give both, or neither"),
         (["--attendees", "0", *FITS[2:]], "attendees is a number from 1 to 10,000, got 0"),
-        (["--attendees", "-3", *FITS[2:]], "attendees is a number from 1 to 10,000, got -3"),
         (["--attendees", "1000000", *FITS[2:]], "attendees is a number from 1 to 10,000, got 1,000,000"),
         ([*FITS[:2], "--node-cores", "0", *FITS[4:]], "cores is a number from 1 to 10,000, got 0"),
         ([*FITS, "--gpus", "-1"], "gpus is a number from 0 to 1,000, got -1"),
-        ([*FITS, "--gpus", "5000"], "gpus is a number from 0 to 1,000, got 5,000"),
         ([*FITS, "--engines", "0"], "engines is a number from 1 to 1,000, got 0"),
-        ([*FITS[:4], "--memory", "256"], "memory is a number with its unit"),
         ([*FITS[:4], "--memory", "1GB"], "1 GB of memory are less than system, hub and programs take"),
         ([*FITS, "--engines", "900"], "1 of 40 attendees fit on such a node"),
         (["--attendees", "400", *FITS[2:4], "--memory", "12GiB"], "of 400 attendees fit on such a node"),
@@ -286,9 +279,7 @@ def test_an_attendee_owns_all_below_their_server_and_nothing_of_the_hubs_own():
 
 
 def test_shared_memory_counts_once():
-    def process(pid, *shm):
-        return Process(pid, "engine", "ada", 3.0, 3.0, 4.0, 5, frozenset(shm), 0.0)
-
-    both = Census([process(1, ("/dev/shm/a", 3_000_000)), process(2, ("/dev/shm/a", 3_000_000), ("/dev/shm/b", 10**6))])
-    assert both.shm_MB == 4 and both.memory_MB == 12
-    assert set(both.traces()) == {(1, 0.0), (2, 0.0), "/dev/shm/a", "/dev/shm/b"}
+    a, b = ("/dev/shm/a", 3_000_000), ("/dev/shm/b", 10**6)
+    two = [Process(pid, "engine", "ada", 3.0, 3.0, 4.0, 5, frozenset(shm), 0.0) for pid, shm in ((1, [a]), (2, [a, b]))]
+    assert Census(two).shm_MB == 4 and Census(two).memory_MB == 12
+    assert set(Census(two).traces()) == {(1, 0.0), (2, 0.0), a[0], b[0]}
