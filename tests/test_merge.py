@@ -129,3 +129,14 @@ def test_a_notebook_of_an_old_program_without_ids_gets_them(base):
     nbformat.validate(merged)
     assert conflicts == [] and merged.cells[0].source == "mine"
     assert [c.id for c in merged.cells][1:] == [c.id for c in base.cells][1:]  # of "mine" nobody knows what it was
+
+
+def test_a_text_that_both_changed_is_recognized_under_another_id_but_not_as_code(base):
+    text = nbformat.v4.new_markdown_cell("# A ring\n\nEach rank sends one chunk.\n\nThen it receives one.")
+    base.cells.insert(3, text)
+    mine, new = changed(base, 3, text.source + "\n\nMine."), changed(base, 3, text.source.replace("ring", "tree"))
+    new.cells[3].id = "feedc0de"
+    merged, conflicts = merge.merge(base, mine, new)
+    assert conflicts == [] and len(merged.cells) == len(base.cells)
+    assert merged.cells[3].source.startswith("# A tree") and merged.cells[3].source.endswith("Mine.")
+    assert merge.pairs([text], [nbformat.v4.new_code_cell(text.source)]) == {}

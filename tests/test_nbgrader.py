@@ -48,21 +48,6 @@ def runtime():
     shutil.rmtree(path, ignore_errors=True)
 
 
-NBGRADER_COMMANDS = """  # each in a child: to import nbgrader takes as long as what a command does
-import gc, json, os, sys
-gc.disable()
-from nbgrader.apps.nbgraderapp import main
-gc.freeze()
-gc.enable()
-for line in sys.stdin:
-    if not (child := os.fork()):
-        os.dup2(2, 1)
-        sys.argv[1:] = json.loads(line)
-        sys.exit(main())
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
 @pytest.fixture(scope="module")
 def graded(written, runtime):
     """The course after generate_assignment, two submissions, autograde and generate_feedback."""
@@ -70,29 +55,17 @@ def graded(written, runtime):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # nbgrader finds all but itself, such as alembic, in this environment.
     places = {"HOME": str(written), "XDG_RUNTIME_DIR": runtime, "PYTHONPATH": str(NBGRADER), "PATH": path}
-    with (
-        open(written / "said", "w+") as said,
-        subprocess.Popen(
-            [sys.executable, "-c", NBGRADER_COMMANDS],
-            cwd=written,
-            env=os.environ | places,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-        ) as process,
-    ):
 
-        def nbgrader(*arguments):
-            print(json.dumps(arguments), file=process.stdin, flush=True)
-            code = process.stdout.readline()
-            assert code == "0\n", (code, (written / "said").read_text()[-5000:])
+    def nbgrader(*arguments):
+        command = [sys.executable, "-m", "nbgrader", *arguments]
+        done = subprocess.run(command, cwd=written, env=os.environ | places, capture_output=True, text=True)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
 
-        nbgrader("generate_assignment", LESSON)
-        for student, answers in ANSWERS.items():
-            submit(written, student, answers)
-        nbgrader("autograde", LESSON, "--create")
-        nbgrader("generate_feedback", LESSON)
+    nbgrader("generate_assignment", LESSON)
+    for student, answers in ANSWERS.items():
+        submit(written, student, answers)
+    nbgrader("autograde", LESSON, "--create")
+    nbgrader("generate_feedback", LESSON)
     return written
 
 

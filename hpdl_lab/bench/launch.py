@@ -50,7 +50,7 @@ def about(session):
         except PackageNotFoundError:
             continue
     return {
-        "machine": f"{processor()}, {features.cores()} cores",
+        "machine": f"{features.processor()}, {features.cores()} cores",
         "system": f"{platform.system()} {platform.release()}",
         "instructions": session.core.instructions()[0],
         "mpi": " ".join(session.MPI.Get_library_version().splitlines()[0].strip("\0").split()),
@@ -58,13 +58,3 @@ def about(session):
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "ranks": session.size,
     }
-
-
-def processor():
-    """The processor's name, where the system tells it."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-        return names[0]
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()

@@ -39,7 +39,7 @@ def line(cells):
 def put(path, title, text):
     """Write `text` into the file, in place of what an earlier run of this title has written there, or at its end.
 
-    Raises: OSError with the path; then the file is as it was.
+    Raises: as `write`.
     """
     begin, end = BEGIN.format(title), END.format(title)
     old = ""
@@ -49,10 +49,15 @@ def put(path, title, text):
     before, found, rest = old.partition(begin)
     after = rest.partition(end)[2] if found else ""
     before = before if found or not before.strip() else before.rstrip("\n") + "\n\n"
+    write(path, f"{before}{begin}\n\n{text}\n\n{end}{after if found else chr(10)}")
+
+
+def write(path, text):
+    """Write a file, whole or not at all. Raises: OSError with the path; then the file is as it was."""
     new = f"{path}.{os.getpid()}"
     try:
         with open(new, "w") as file:
-            file.write(f"{before}{begin}\n\n{text}\n\n{end}{after if found else chr(10)}")
+            file.write(text)
         os.replace(new, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from None

@@ -26,8 +26,7 @@ c.Execute.timeout = 120
 
 
 def write(folder):
-    """Write the sources of all assignments into a course, or update those it holds. Returns and raises as
-    `release.write` does."""
+    """Write the sources of all assignments into a course, or update them: returns and raises as `release.write`."""
     folder, stubs = Path(os.path.abspath(folder)), forms.exercises()
     given = {} if (folder / CONFIG).exists() else {CONFIG: SETTINGS}
     for name, solution in forms.solutions().items():
@@ -59,8 +58,7 @@ def source_form(solution, exercise):
 
 def with_broken_program(solution, stub):
     """The solution of an exercise; where its stub is no stub but a program to be repaired, with that behind it."""
-    head, _, rest = solution.partition(BEGIN)
     if "raise NotImplementedError(" in stub:
         return solution
-    body, _, after = rest.partition(END)
-    return f"{head}{BEGIN}{body}    return\n{END}{after}\n{stub.removeprefix(head)}"
+    head = solution.partition(BEGIN)[0]
+    return f"{solution.replace(END, f'    return{chr(10)}{END}')}\n{stub.removeprefix(head)}"

@@ -5,24 +5,28 @@
 
 A step begins when everybody who is still there has done the one before, as when an instructor says "now start your
 engines": times and memory are those of the whole class at once. Whoever fails stays out, and is named with the step and
-the reason. At the end nothing may be left, which is looked at.
+the reason. At the end nothing may be left, which is looked at. A drill of one attendee measures the plan's constants.
 """
 
-import contextlib
 import os
+import platform
 import re
 import threading
 import time
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
 import psutil
 
+from .. import features
 from . import forms, hub
 from .attendee import Attendee, CellFailed, Trouble
 from .census import Census, census
-from .plan import ENGINES, STEPS
+from .costs import Costs
+from .plan import ENGINES, STEPS, count
 
 NOTEBOOK = "00"  # the one that a class opens first, and all at once
 SERVER_SECONDS, CELL_SECONDS = 600, 300
@@ -32,7 +36,8 @@ os.environ["HPDL_TORCH"] = "later"  # as a step of its own, so that memory and t
 from hpdl_lab import lab
 lab.start({n})
 lab.run(lambda comm: None)"""
-TORCH = "lab.run(lambda comm: __import__('torch').__version__, deadline={seconds})"
+TORCH = f"lab.run(lambda comm: __import__('torch').__version__, deadline={CELL_SECONDS})"
+VERSIONS = ("hpdl_lab", "jupyterhub", "jupyterlab", "ipykernel", "torch", "mpich")
 
 
 class Failure(NamedTuple):
@@ -47,15 +52,15 @@ class Failure(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What became of one step. seconds: {name: s} of those who did it; wall_s: until the last; cpu_s: of the whole hub,
-    and hub_cpu_s: of the hub's own process; census: afterwards."""
+    """What became of one step. seconds: {name: s} of those who did it; before, after: the Census of either time."""
 
-    name: str
     seconds: dict
-    wall_s: float
-    cpu_s: float
-    hub_cpu_s: float
-    census: Census
+    before: Census
+    after: Census
+
+    def cpu_s(self, *kinds):
+        """Processor time that it took, of all processes or of some kinds."""
+        return self.after.of(None, *kinds).total("cpu_s") - self.before.of(None, *kinds).total("cpu_s")
 
 
 class Drill:
@@ -65,12 +70,20 @@ class Drill:
     """
 
     def __init__(self, running, attendees, cells, engines=ENGINES, say=lambda sentence: None, notebook=""):
-        self.hub_pid, self.state = running.pid, Path(running.settings.state)
+        self.pids, self.log = running.pids, Path(running.settings.state, "hub", "hub.log")
         self.attendees, self.cells, self.engines, self.say = attendees, cells, engines, say
         self.notebook = notebook
         self.steps, self.failures = {}, []
-        self.before = census(self.hub_pid)
+        self.last = census(self.pids)
         self.seen = set()  # every process and file of shared memory that was there: nothing of it may be left
+        self.actions = {
+            "login": lambda attendee: attendee.log_in(),
+            "server": self._server,
+            "kernel": lambda attendee: attendee.open_notebook("drill.ipynb"),
+            "engines": lambda attendee: attendee.run(START.format(n=engines), CELL_SECONDS),
+            "torch": lambda attendee: attendee.run(TORCH, CELL_SECONDS),
+            "notebook": self._notebook,
+        }
 
     @property
     def present(self):
@@ -80,19 +93,17 @@ class Drill:
 
     def do(self, step):
         """Have everybody who is present do one step, all at once."""
-        seconds, failed = {}, []
-        began = time.monotonic()
+        seconds, failed, began = {}, [], time.monotonic()
 
         def one(attendee):
-            begin = time.monotonic()
             try:
-                getattr(self, f"_{step}")(attendee)
+                self.actions[step](attendee)
             except Trouble as trouble:
                 failed.append(Failure(attendee.name, step, str(trouble)))
             except Exception as error:  # a reply that nobody thought of: this attendee failed, and is not forgotten
                 failed.append(Failure(attendee.name, step, f"{type(error).__name__}: {error}"))
             else:
-                seconds[attendee.name] = time.monotonic() - begin
+                seconds[attendee.name] = time.monotonic() - began
 
         # Daemons: after Ctrl-C they end with this process, and do not keep it.
         threads = [threading.Thread(target=one, args=[attendee], daemon=True) for attendee in self.present]
@@ -100,55 +111,23 @@ class Drill:
             thread.start()
         for thread in threads:
             thread.join()
-        wall_s, last = time.monotonic() - began, self.last
-        now = census(self.hub_pid)
+        wall_s, now = time.monotonic() - began, census(self.pids)
         self.seen.update(now.traces())
-        cpu_s = now.total("cpu_s") - last.total("cpu_s")
-        hub_cpu_s = now.of("", "hub").total("cpu_s") - last.of("", "hub").total("cpu_s")
-        self.steps[step] = Step(step, seconds, wall_s, cpu_s, hub_cpu_s, now)
+        self.steps[step] = Step(seconds, self.last, now)
+        self.last = now
         self.failures += sorted(failed)
-        memory = f"{now.total('pss_MB') / 1e3:.2f} GB in use"
+        memory = f"{now.memory_MB / 1e3:.2f} GB in use"
         self.say(f"{step:<10}{len(seconds):>3} of {len(threads)} in {wall_s:6.1f} s, {memory}")
         for failure in sorted(failed):
             self.say(str(failure))
 
-    @property
-    def last(self):
-        """The census before the next step."""
-        return next(reversed(self.steps.values())).census if self.steps else self.before
-
-    # -- what an attendee does at each step ---------------------------------------------------------------------------
-
-    def _login(self, attendee):
-        attendee.log_in()
-
     def _server(self, attendee):
         try:
             attendee.start_server(SERVER_SECONDS)
-        except Trouble as trouble:
-            raise Trouble(f"{trouble}{self._said_of(attendee)}") from None
-
-    def _said_of(self, attendee):
-        """What the logs tell of a server that did not start, of which a browser is told little."""
-        own = self.state / "homes" / attendee.name / "server.log"
-        for who, log, line in (
-            ("the server", own, r"^\w+(?:Error|Exception)\b.*"),  # the end of a traceback
-            ("the hub", self.state / "hub" / "hub.log", rf"{re.escape(attendee.name)}'s server .*"),
-            ("a server", self.state / "hub" / "hub.log", r"^\w+(?:Error|Exception)\b.*"),
-        ):
-            with contextlib.suppress(OSError):
-                if lines := re.findall(line, log.read_text(errors="replace"), re.MULTILINE):
-                    return f"; {who} said: {lines[-1]}"
-        return ""
-
-    def _kernel(self, attendee):
-        attendee.open_notebook("drill.ipynb")
-
-    def _engines(self, attendee):
-        attendee.run(START.format(n=self.engines), CELL_SECONDS)
-
-    def _torch(self, attendee):
-        attendee.run(TORCH.format(seconds=CELL_SECONDS), CELL_SECONDS)
+        except Trouble as trouble:  # of which a browser is told little
+            text, own = self.log.read_text(errors="replace"), rf"\b{re.escape(attendee.name)}'s server .*"
+            lines = re.findall(own, text) or re.findall(r"^\w+(?:Error|Exception)\b.*", text, re.MULTILINE)
+            raise Trouble("; the hub's log says: ".join([str(trouble), *lines[-1:]])) from None
 
     def _notebook(self, attendee):
         for number, (cell, raises) in enumerate(self.cells, 1):
@@ -160,19 +139,16 @@ class Drill:
                 first = next((line for line in cell.splitlines() if line.strip()), "")
                 raise Trouble(f"code cell {number} of {len(self.cells)} ({first}): {trouble}") from None
 
-    # -- afterwards ---------------------------------------------------------------------------------------------------
-
     def look_for_leftovers(self, folder):
         """Add a Failure for what is still there after the hub has stopped: processes, shared memory, the folder."""
         give_up = time.monotonic() + GONE_SECONDS
         while (left := [trace for trace in self.seen if still_there(trace)]) and time.monotonic() < give_up:
             time.sleep(0.1)
-        left = [*(f"process {trace[0]}" if isinstance(trace, tuple) else trace for trace in left)]
-        left += [folder] if os.path.exists(folder) else []
+        left = [f"process {trace[0]}" if isinstance(trace, tuple) else trace for trace in left]
+        left += [folder] * os.path.exists(folder)
         if left:
-            self.failures.append(
-                Failure("the hub", "its end", f"{len(left)} things are left, such as {sorted(left)[0]}")
-            )
+            said = f"{len(left)} things are left, such as {sorted(left)[0]}"
+            self.failures.append(Failure("the hub", "its end", said))
 
 
 def still_there(trace):
@@ -186,26 +162,22 @@ def still_there(trace):
         return False
 
 
-def rehearse(n, notebook=NOTEBOOK, engines=ENGINES, say=print, between=None):
+def rehearse(n, notebook=NOTEBOOK, engines=ENGINES, say=print):
     """A whole drill of `n` attendees on a hub of its own, which is removed afterwards; returns the Drill.
 
-    between: {step: f(hub_pid)}, called after the step, while nobody does anything.
     Raises: ValueError, RuntimeError, OSError: one sentence where no hub can be started.
     """
     cells = solution(notebook)
     names = [f"drill{os.getpid()}-{i:02}" for i in range(1, n + 1)]  # no hub of this machine has them
-    isolated = os.geteuid() == 0
-    who = "each with a Unix account" if isolated else "all with your Unix account"
-    with hub.private(names, engines=engines, isolated=isolated, idle=0) as running:
+    with hub.private(names, engines=engines, idle=0) as running:
         folder = running.settings.state
-        say(f"a hub for {n} attendee{'s' * (n > 1)}, {who}, in {folder}")
+        say(f"a hub for {count(n, 'attendee')} in {folder}")
         attendees = [Attendee(running.url, name, f"{name}-password") for name in names]
         drill = Drill(running, attendees, cells, engines, say, notebook)
         try:
             for step in STEPS:
                 if drill.present:
                     drill.do(step)
-                (between or {}).get(step, lambda hub_pid: None)(running.pid)
         finally:
             for attendee in attendees:
                 attendee.leave()
@@ -221,3 +193,43 @@ def solution(number):
     cells = nbformat.read(there[number], as_version=4).cells
     code = [cell for cell in cells if cell.cell_type == "code" and cell.source.strip()]
     return [(cell.source, "raises-exception" in cell.metadata.get("tags", ())) for cell in code]
+
+
+# -- the plan's constants ----------------------------------------------------------------------------------------------
+
+
+def measure(command, say=print):
+    """Rehearse with one attendee on this machine, for `hpdl plan --measure`; returns Costs.
+
+    Raises: RuntimeError, ValueError, OSError: one sentence where the drill fails, or no hub can be started.
+    """
+    done = rehearse(1, say=say)
+    if any(failure.step in STEPS for failure in done.failures):
+        raise RuntimeError(f"nothing was measured: {done.failures[0]}")
+    return Costs(values(done), done.engines, done.notebook, command, *about())
+
+
+def values(done):
+    """{name in costs.COSTS: number} from the Drill of one attendee."""
+    found, n, (name,) = {}, done.engines, (attendee.name for attendee in done.attendees)
+    for step, row in done.steps.items():
+        by_hub = row.cpu_s("hub") if step in ("login", "server") else 0.0  # later it only looks who is there
+        found |= {f"{step}_s": row.seconds[name], f"{step}_hub_cpu_s": by_hub}
+        own, engines = row.after.of(name), row.after.of(name, "engine", "shell")
+        for what, whole, of_engines in (
+            ("cpu_s", row.cpu_s(), max(0.0, row.cpu_s("engine"))),  # less than none where they were started anew
+            ("MB", own.total("own_MB"), engines.total("own_MB")),
+            ("threads", own.total("threads"), engines.total("threads")),
+        ):
+            found |= {f"{step}_{what}": whole - of_engines, f"{step}_engine_{what}": of_engines / n}
+    found["hub_MB"] = row.after.of("").total("own_MB")
+    found["files_MB"] = max(step.after.total("file_MB") for step in done.steps.values())
+    found["shm_MB"] = row.after.shm_MB / n
+    return {key: round(value, 3) for key, value in found.items()}
+
+
+def about():
+    """(machine, versions, date): what numbers depend on, as texts."""
+    versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in VERSIONS)]
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return f"{features.processor()}, {features.cores()} cores", ", ".join(versions), date

@@ -1,6 +1,5 @@
 """The notebooks as built, exercise and solution forms, and how a form is told from one that was worked in."""
 
-import contextlib
 import hashlib
 import json
 import subprocess
@@ -40,25 +39,20 @@ def read(folder, form, clone):
             again.append(path.name)
     if not found:
         raise RuntimeError(f"{folder} holds no {form} forms NN_name.ipynb: a clone has them in notebooks/")
-    if again:
-        with built(clone, folder / again[0]) as aside:
-            found |= {name: (aside / folder.relative_to(clone) / name).read_bytes() for name in again}
-    return found
+    return found | built(clone, folder, again) if again else found
 
 
-@contextlib.contextmanager
-def built(clone, path):
-    """Another folder with all forms, built from clone/source because of `path`; it takes some seconds."""
+def built(clone, folder, names):
+    """{name: its bytes} of forms of `folder`, built anew from clone/source in a folder aside; it takes some seconds."""
     with tempfile.TemporaryDirectory(prefix="hpdl-") as aside:
         command = [sys.executable, clone / "build.py", "--into", aside]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            why = done.stderr.strip().split("\n")[-1]
             raise RuntimeError(
-                f"{path} has been worked in, and building it anew failed ({why}): move it away, and take it from git "
-                "again"
+                f"{folder / names[0]} has been worked in, and building it anew failed "
+                f"({done.stderr.strip().split(chr(10))[-1]}): move it away, and take it from git again"
             )
-        yield Path(aside)
+        return {name: Path(aside, folder.relative_to(clone), name).read_bytes() for name in names}
 
 
 def made_as(notebook):

@@ -22,7 +22,7 @@ except ImportError:
         "merging notebooks needs merge3, of the extra hub: make hub, or pip install -c constraints.txt -e '.[hub]'"
     ) from None
 
-ALIKE = 0.6  # from difflib, for which "a ratio over 0.6 means the sequences are close matches"
+ALIKE = 0.6  # of words; from difflib, for which "a ratio over 0.6 means the sequences are close matches"
 
 
 def merge(base, theirs, new):
@@ -47,8 +47,8 @@ def merge(base, theirs, new):
         merged, agreed = one_cell(was, theirs.cells[at], cell)
         rows.append((at, merged))
         conflicts += [] if agreed else [name_of(cell)]
-    dropped = ((base.cells[here], at) for here, at in mine.items() if here not in update)
-    removed = {at for cell, at in dropped if likeness(cell, theirs.cells[at], 1) == 1}
+    dropped = [(base.cells[here], at) for here, at in mine.items() if here not in update]
+    removed = {at for cell, at in dropped if all(cell[key] == theirs.cells[at][key] for key in ("cell_type", "source"))}
     place_additions(rows, theirs.cells, removed)
     return assembled(theirs, new, [cell for _, cell in rows]), conflicts
 
@@ -58,22 +58,13 @@ def pairs(old, now):
     ids = {cell.get("id"): i for i, cell in enumerate(now)}
     found = {i: ids[cell.id] for i, cell in enumerate(old) if cell.get("id") in ids}
     for enough in (1.0, ALIKE):
-        for i in sorted(set(range(len(old))) - set(found)):
-            free = set(range(len(now))) - set(found.values())
-            score, best = max(((likeness(old[i], now[j], enough), -j) for j in free), default=(0, 0))
-            if score >= enough:
-                found[i] = -best
+        for i, cell in enumerate(old):
+            if i not in found:
+                rest = ((j, c) for j, c in reversed([*enumerate(now)]) if j not in found.values())
+                free = {tuple(c.source.split()): j for j, c in rest if c.cell_type == cell.cell_type}
+                for best in difflib.get_close_matches(cell.source.split(), free, 1, enough):
+                    found[i] = free[best]
     return found
-
-
-def likeness(one, other, enough):
-    """0 to 1, 1 only for what says the same; 0 for less than `enough`, where that is known at a glance."""
-    if one.cell_type != other.cell_type:
-        return 0.0
-    if one.source == other.source or enough == 1:
-        return float(one.source == other.source)
-    texts = difflib.SequenceMatcher(None, one.source, other.source, autojunk=False)
-    return texts.ratio() if texts.real_quick_ratio() >= enough and texts.quick_ratio() >= enough else 0.0
 
 
 def one_cell(base, theirs, new):
@@ -90,13 +81,10 @@ def one_cell(base, theirs, new):
 
 def lines(base, theirs, new):
     """(the lines of theirs with the changes from base to new, True); (theirs, False) where they are the same lines."""
-    groups = Merge3(*(text.split("\n") for text in (base, theirs, new))).merge_groups()
-    merged = []
-    for group in groups:
-        if group[0] == "conflict":
-            return theirs, False
-        merged += group[1]
-    return "\n".join(merged), True
+    groups = [*Merge3(*(text.split("\n") for text in (base, theirs, new))).merge_groups()]
+    if any(kind == "conflict" for kind, *_ in groups):
+        return theirs, False
+    return "\n".join(line for _, lines, *_ in groups for line in lines), True
 
 
 def place_additions(rows, cells, removed):

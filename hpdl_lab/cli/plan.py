@@ -1,9 +1,13 @@
 """`hpdl plan`: will a class fit on a node, what hurts first, and what to paste."""
 
 import dataclasses
+import os
+import re
 import sys
 
 from .arguments import file
+
+UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def add(commands):
@@ -20,22 +24,22 @@ def add(commands):
 
 def plan(arguments):
     """Print plan and constants; exit code 1 where the class does not fit on one node."""
-    from ..classroom import costs, plan_text
-    from ..classroom.plan import ENGINES, Plan
+    from ..classroom import costs
+    from ..classroom.plan import ENGINES, Plan, text
 
     asked = (arguments.attendees, arguments.node_cores, arguments.memory)
     if None in asked and not (arguments.measure and asked == (None,) * 3):
         raise ValueError("a plan needs all three: hpdl plan --attendees 40 --node-cores 64 --memory 256GB")
     if arguments.save and not arguments.measure:
         raise ValueError("--save is where --measure writes: give both, or neither")
-    nbytes = plan_text.memory(arguments.memory) if arguments.memory else 0
+    nbytes = memory(arguments.memory) if arguments.memory else 0
     constants = measured(arguments.save or costs.own_path()) if arguments.measure else costs.load()
     if arguments.attendees is None:
         print(constants)
         return 0
     engines = ENGINES if arguments.engines is None else arguments.engines
     made = Plan(constants, arguments.attendees, arguments.node_cores, nbytes, arguments.gpus, engines)
-    print(plan_text.text(made), constants, sep="\n\n")
+    print(text(made), constants, sep="\n\n")
     if made.fits < made.attendees:
         print(
             f"hpdl: {made.fits:,} of {made.attendees:,} attendees fit on such a node: see what hurts first",
@@ -45,10 +49,20 @@ def plan(arguments):
     return 0
 
 
+def memory(text):
+    """Bytes of "256GB" (10^9) or "12GiB" (2^30). Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT]I?B)", text.strip().upper())
+    if match is None:
+        raise ValueError(f"memory is a number with its unit, such as 256GB (10^9 bytes) or 12GiB (2^30), got {text!r}")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
 def measured(path):
     """Measure the constants with one attendee on this machine, and write them to `path`."""
-    from ..classroom import measure
+    from ..bench.markdown import write
+    from ..classroom import drill
 
-    constants = dataclasses.replace(measure.run("hpdl plan --measure"), path=str(path))
-    constants.save(path)
+    constants = dataclasses.replace(drill.measure("hpdl plan --measure"), path=str(path))
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    write(path, constants.json())
     return constants

@@ -125,6 +125,15 @@ def launch_environment():
     return dict(LAUNCH_ENVIRONMENT)
 
 
+def processor():
+    """The processor's name, where the system tells it."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
 def cores():
     """Cores that this process may use: the affinity mask, and the share that a container is given."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from hpdl_lab.classroom import costs, plan_text
-from hpdl_lab.classroom.plan import Plan
+from hpdl_lab.classroom import costs
+from hpdl_lab.classroom.plan import Plan, reservation
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 def printed(gpus, start):
     """The shell line of a plan for a few attendees."""
     plan = Plan(costs.read(costs.SHIPPED), 3, 8, 64 * 10**9, gpus)
-    (line,) = (line for line in plan_text.reservation(plan, start).splitlines() if "scontrol" in line)
+    (line,) = (line for line in reservation(plan, start).splitlines() if "scontrol" in line)
     return line.strip()
 
 
