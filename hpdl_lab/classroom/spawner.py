@@ -115,7 +115,8 @@ class AttendeeSpawner(Spawner):
                 pid = sandbox.first_process(read)
         else:
             os.close(read)
-        self._first = psutil.Process(pid)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
+            self._first = psutil.Process(pid)
 
     async def poll(self) -> int | None:
         """None while the server runs, else its exit code."""

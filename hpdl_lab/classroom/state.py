@@ -161,7 +161,7 @@ class State:
             try:
                 account = self.account(name)
                 sandbox.end_all(account)
-                clean = "chmod -R u+rwX . && find . -xdev -mindepth 1 -delete"
+                clean = "chmod -R u+rwX . ; find . -xdev -mindepth 1 -delete"
                 sandbox.run_as(given, account, ["sh", "-c", clean], REMOVE_SECONDS)
                 os.rmdir(home)
             except (OSError, ValueError, RuntimeError) as error:
