@@ -10,11 +10,11 @@ import nbformat
 import numpy as np
 import pytest
 from matplotlib.text import Text
-from PIL import Image
+from PIL import Image, ImageColor
 
 from hpdl_lab import lab
 from hpdl_lab.optim.gradient_descent import gradient_step
-from hpdl_lab.plots import live, loss, style
+from hpdl_lab.plots import live, loss, steps, style
 
 pytestmark = pytest.mark.timeout(200)  # the kernel of the first test takes a minute where cores are busy
 
@@ -103,6 +103,11 @@ def test_steps_play_above_and_stand_below(outputs):
     data = played.data["text/html"].partition("base64,")[2].partition('"')[0]
     with Image.open(io.BytesIO(base64.b64decode(data))) as animation:
         assert animation.n_frames == 3 and animation.info["loop"] == 0  # start, two steps; again and again
+        animation.seek(1)
+        frame = animation.convert("RGB")
+    colors = {color: count for count, color in frame.getcolors(frame.width * frame.height)}
+    for name in (steps.ADDS, "#FFFFFF"):  # of arrows, which the last frame has none of; of the page
+        assert colors[ImageColor.getrgb(name)] > 1000
     assert panels.data["image/png"] and result.data["text/plain"].startswith("ring on 2 ranks: 2 steps")
 
 
