@@ -74,11 +74,13 @@ del picker.set
 
 AGAIN = 'lab.grid("mlp", machine="laptop", ranks=4, batch=32)'
 
+LATER = "_2"  # the result of the cell STEPS
+
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     """What each of the cells displays in a kernel without a browser, as under nbval; no engines run."""
-    cells = [nbformat.v4.new_code_cell(cell) for cell in (CELL, STEPS, PICKER, AGAIN)]
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (CELL, STEPS, PICKER, AGAIN, LATER)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("kernel")))
         nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=100, kernel_name="python3").execute()
@@ -109,6 +111,15 @@ def test_steps_play_above_and_stand_below(outputs):
     for name in (steps.ADDS, "#FFFFFF"):  # of arrows, which the last frame has none of; of the page
         assert colors[ImageColor.getrgb(name)] > 1000
     assert panels.data["image/png"] and result.data["text/plain"].startswith("ring on 2 ranks: 2 steps")
+
+
+def test_a_result_shows_its_figure_again_in_a_later_cell(outputs):
+    """Its own cell has shown it, where a browser was there to see it."""
+    _, panels, result = outputs[1]
+    (later,) = outputs[4]
+    assert set(result.data) == {"text/plain"}
+    assert panels.data["image/png"].replace("\n", "") in later.data["text/html"]
+    assert result.data["text/plain"] in later.data["text/html"] and later.data["text/plain"] == result.data["text/plain"]
 
 
 def test_widgets_of_the_picker_follow_and_tell_their_errors(outputs):

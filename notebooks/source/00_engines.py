@@ -8,8 +8,9 @@
 # |---|---|---|
 # | 15 | half day, full day | this notebook; two cores are enough |
 #
-# Run the cells from top to bottom with Shift+Enter. Nothing here can be broken: whatever you write, the laboratory
-# stops it and says why.
+# Run the cells from top to bottom with Shift+Enter. Nothing here hangs for good: a rank that waits for 10 seconds, its
+# *deadline*, gives up, and you read who waited for whom. The stop button above, ■, ends everything, also a loop that
+# computes for ever; `lab.run(f, limit=60)` gives up after 60 s.
 
 # %%
 import numpy as np
