@@ -119,7 +119,8 @@ def test_a_result_shows_its_figure_again_in_a_later_cell(outputs):
     (later,) = outputs[4]
     assert set(result.data) == {"text/plain"}
     assert panels.data["image/png"].replace("\n", "") in later.data["text/html"]
-    assert result.data["text/plain"] in later.data["text/html"] and later.data["text/plain"] == result.data["text/plain"]
+    assert result.data["text/plain"] in later.data["text/html"]
+    assert result.data["text/plain"] == later.data["text/plain"]
 
 
 def test_widgets_of_the_picker_follow_and_tell_their_errors(outputs):

@@ -35,7 +35,7 @@ class Card:
         styles = {
             "text": "<div style='margin:.4em 0;max-width:60em;line-height:1.45'>{}</div>",
             "lines": "<pre style='margin:.5em 0;padding:0;background:none;line-height:1.35;"
-            "white-space:pre-wrap;word-break:normal'>{}</pre>",  # JupyterLab breaks lines of <pre> within words
+            "white-space:pre-wrap'>{}</pre>",
         }
         body = "".join(
             text if kind == "html" else styles[kind].format(html.escape(text.strip("\n")))

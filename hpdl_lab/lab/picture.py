@@ -21,7 +21,7 @@ class WithFigure:
         if live.shown_here(self.figure):
             return {}
         text = html.escape(repr(self))
-        return {"text/html": f"{live.html(self.figure)}<pre style='word-break:normal'>{text}</pre>"}
+        return {"text/html": f"{live.html(self.figure)}<pre style='margin:0;padding:0'>{text}</pre>"}
 
 
 @dataclass(frozen=True)

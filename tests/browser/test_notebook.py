@@ -244,6 +244,8 @@ def test_a_live_plot_stays_in_the_window_below_its_cell(page, served):
     menu(page, "Run", "Run All Above Selected Cell")
     wait_for(page, "1.2 gradient_step: correct")
     wait_until_idle(page, RUN_MS)
+    boxes = page.locator(".jp-OutputArea-output pre").all()
+    assert boxes and {box.evaluate("box => getComputedStyle(box).wordBreak") for box in boxes} == {"normal"}
     panel = page.locator(".jp-WindowedPanel-outer")
     for _ in range(3):  # as in screenshot()
         cell.evaluate("element => element.scrollIntoView({block: 'start'})")

@@ -1,4 +1,4 @@
-"""Every JupyterLab of this environment, by whichever server, has the style in custom/custom.css.
+"""Every JupyterLab of this environment, by whichever server, has the style of custom/custom.css.
 
 Like the rest of cluster/environment/ it is installed into the environment. Settings in a home come after these.
 """
