@@ -307,6 +307,16 @@ def test_packages_are_installed_while_the_module_is_compiled(monkeypatch, tmp_pa
     assert module == "an error of the compiler"
 
 
+def test_what_a_class_imports_is_compiled_also_in_containers(monkeypatch, tmp_path):
+    (tmp_path / "lesson.py").write_text("numbers = 1, 2\n")
+    monkeypatch.setattr(install, "FIRST_IMPORTS", ("lesson",))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    install.import_once()
+    assert list(tmp_path.rglob("lesson.*.pyc"))
+
+
 # -- the Makefile, and a source tree that was not installed ------------------------------------------------------------
 
 
