@@ -12,6 +12,7 @@ INSTALLED     := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_HUB := $(VENV)/.installed-hub
 SOURCES       := pyproject.toml constraints.txt cluster/laptop/install.py CMakeLists.txt $(wildcard csrc/*.* csrc/cuda/*.*)
+SOURCES       += $(wildcard cluster/environment/etc/*/*.* cluster/environment/etc/*/*/*.*)
 PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help

@@ -96,6 +96,7 @@ def test_three_hints_are_chosen_by_what_failed_and_opened_one_by_one(home):
     assert exercises.check(wrong).next_step == "For a third hint: lab.hint()"
     assert "lab.solution(reduce_scatter) shows one answer" in str(exercises.hint())
     assert "no more hints" in exercises.hint().title
+    assert all(f"{level}. " in str(exercises.hint()) for level in (1, 2, 3))  # which are shown again
     assert exercises.check(wrong).next_step == "All hints are open. lab.solution(reduce_scatter) shows one answer."
     assert [r["level"] for r in rows(home) if r["kind"] == "hint"] == [1, 2, 3]
 

@@ -103,6 +103,15 @@ def test_a_runtime_directory_with_a_long_path_is_passed_over_with_the_numbers(mo
     assert len(reasons) == 1 and f"is {len(deep)} bytes long, and a socket's path allows" in reasons[0]
 
 
+def test_sockets_of_kernels_have_short_paths_where_the_home_has_a_long_one(monkeypatch, short):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+    with session_dir.of_kernels(short) as usual:
+        assert usual == short
+    with session_dir.of_kernels(os.path.join(short, "d" * 40)) as instead:
+        assert os.path.dirname(instead) == short and os.stat(instead).st_mode & 0o777 == 0o700
+    assert not os.listdir(short)
+
+
 def test_a_directory_of_someone_else_is_never_used(monkeypatch, short):
     monkeypatch.setenv("XDG_RUNTIME_DIR", short)
     path = session_dir.find()[0]

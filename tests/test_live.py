@@ -10,11 +10,11 @@ import nbformat
 import numpy as np
 import pytest
 from matplotlib.text import Text
-from PIL import Image
+from PIL import Image, ImageColor
 
 from hpdl_lab import lab
 from hpdl_lab.optim.gradient_descent import gradient_step
-from hpdl_lab.plots import live, loss, style
+from hpdl_lab.plots import live, loss, steps, style
 
 pytestmark = pytest.mark.timeout(200)  # the kernel of the first test takes a minute where cores are busy
 
@@ -74,11 +74,13 @@ del picker.set
 
 AGAIN = 'lab.grid("mlp", machine="laptop", ranks=4, batch=32)'
 
+LATER = "_2"  # the result of the cell STEPS
+
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     """What each of the cells displays in a kernel without a browser, as under nbval; no engines run."""
-    cells = [nbformat.v4.new_code_cell(cell) for cell in (CELL, STEPS, PICKER, AGAIN)]
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (CELL, STEPS, PICKER, AGAIN, LATER)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("kernel")))
         nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=100, kernel_name="python3").execute()
@@ -103,7 +105,22 @@ def test_steps_play_above_and_stand_below(outputs):
     data = played.data["text/html"].partition("base64,")[2].partition('"')[0]
     with Image.open(io.BytesIO(base64.b64decode(data))) as animation:
         assert animation.n_frames == 3 and animation.info["loop"] == 0  # start, two steps; again and again
+        animation.seek(1)
+        frame = animation.convert("RGB")
+    colors = {color: count for count, color in frame.getcolors(frame.width * frame.height)}
+    for name in (steps.ADDS, "#FFFFFF"):  # of arrows, which the last frame has none of; of the page
+        assert colors[ImageColor.getrgb(name)] > 1000
     assert panels.data["image/png"] and result.data["text/plain"].startswith("ring on 2 ranks: 2 steps")
+
+
+def test_a_result_shows_its_figure_again_in_a_later_cell(outputs):
+    """Its own cell has shown it, where a browser was there to see it."""
+    _, panels, result = outputs[1]
+    (later,) = outputs[4]
+    assert set(result.data) == {"text/plain"}
+    assert panels.data["image/png"].replace("\n", "") in later.data["text/html"]
+    assert result.data["text/plain"] in later.data["text/html"]
+    assert result.data["text/plain"] == later.data["text/plain"]
 
 
 def test_widgets_of_the_picker_follow_and_tell_their_errors(outputs):

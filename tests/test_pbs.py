@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jupyter_client import BlockingKernelClient, find_connection_file
+from jupyter_client import BlockingKernelClient
 
 ROOT = Path(__file__).resolve().parent.parent
 PBS = ROOT / "cluster" / "pbs"
@@ -154,7 +154,8 @@ def test_four_engines_in_a_notebook_of_the_job_and_qdel_ends_them(job, tmp_path,
     with urllib.request.urlopen(post, timeout=100) as answer:
         kernel = json.load(answer)["id"]
     client = BlockingKernelClient()
-    client.load_connection_file(find_connection_file(kernel, [f"{tmp_path}/home/.local/share/jupyter/runtime"]))
+    arguments = [argument for process in processes_of(tmp_path / "home") for argument in process.cmdline()]
+    client.load_connection_file(next(argument for argument in arguments if argument.endswith(f"{kernel}.json")))
     client.start_channels(hb=False)
     client.wait_for_ready(timeout=100)
     said = []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jupyter_client import BlockingKernelClient, find_connection_file
+from jupyter_client import BlockingKernelClient
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = ROOT / "cluster" / "laptop" / "needs.sh"
@@ -220,32 +220,59 @@ def test_lab_is_private_and_kernels_and_engines_end_with_it(stop, tmp_path, no_e
 
     The second one is in a home that cannot be written, which is replaced.
     """
-    home = {"SIGINT": tmp_path, "SIGHUP": Path("/proc/none")}[signal_name]
-    server = start_lab(HOME=str(home), STARTED_BY=str(tmp_path))
+    home = {"SIGINT": no_engines_yet, "SIGHUP": "/proc/none"}[signal_name]
+    server = start_lab(HOME=home, STARTED_BY=str(tmp_path))
     stop(server)
     url, said = address(server)
-    if home != tmp_path:
+    if home == "/proc/none":
         reason = "cannot be written (No such file or directory)"
         assert f"{home} {reason}: settings and progress go to {sys.prefix}" in said
-        home = Path(sys.prefix, "home")
     assert_answers_on_loopback_only(url)
     base, token = url.split("/lab?token=")
     post = urllib.request.Request(f"{base}/api/kernels", b"{}", {"Authorization": f"token {token}"})
     with urllib.request.urlopen(post, timeout=50) as answer:
         kernel = json.load(answer)["id"]
+    arguments = [argument for process in processes_of(tmp_path) for argument in process.cmdline()]
+    (connection,) = (argument for argument in arguments if argument.endswith(f"{kernel}.json"))
     client = BlockingKernelClient()
-    client.load_connection_file(find_connection_file(kernel, [f"{home}/.local/share/jupyter/runtime"]))
+    client.load_connection_file(connection)
     client.start_channels(hb=False)  # a busy machine takes its time, and is not dead
     client.wait_for_ready(timeout=60)
-    start = "from hpdl_lab.engines.cluster import Cluster; Cluster.start(1)"  # lab.start without pictures and torch
-    reply = client.execute_interactive(start, timeout=60, output_hook=lambda _: None)
+    messages = []
+    reply = client.execute_interactive(WORK, timeout=60, output_hook=messages.append)
     assert reply["content"]["status"] == "ok", reply["content"]
     client.stop_channels()
+    printed = "".join(m["content"]["text"] for m in messages if m["msg_type"] == "stream")
+    assert "from a forked child" in printed and "from a pool" in printed
     started = processes_of(tmp_path)
     assert len(started) >= 3  # server, kernel, engine
+    port = int(base.rpartition(":")[2])
+    assert {(p.pid, c.laddr.port) for p in started for c in listening(p)} == {(server.pid, port)}
     os.killpg(server.pid, getattr(signal, signal_name))
     assert server.wait(50) == 0
     until_ended(started)
+    if signal_name == "SIGHUP":  # without a terminal the server ends on SIGINT as it is, and leaves such files
+        assert [file.name for file in Path(connection).parent.glob("*-ipc-*")] == []
+    assert "TCP" not in said + server.stdout.read()  # as in ipykernel's warning of kernels that others can listen to
+
+
+WORK = """
+import multiprocessing, os
+from hpdl_lab.engines.cluster import Cluster
+
+cluster = Cluster.start(1)  # lab.start without pictures and torch
+if os.fork() == 0:
+    print("from a forked child", flush=True)
+    os._exit(0)
+os.wait()
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    pool.apply(print, ["from a pool"], {"flush": True})
+"""
+
+
+def listening(process):
+    """The TCP sockets at which it can be reached."""
+    return [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
 
 
 def processes_of(folder):
@@ -278,6 +305,16 @@ def test_packages_are_installed_while_the_module_is_compiled(monkeypatch, tmp_pa
     packages, module = capfd.readouterr().out.splitlines()
     assert packages.startswith("install cloudpickle>=") and "torch>=" in packages and "jupyterhub>=" in packages
     assert module == "an error of the compiler"
+
+
+def test_what_a_class_imports_is_compiled_also_in_containers(monkeypatch, tmp_path):
+    (tmp_path / "lesson.py").write_text("numbers = 1, 2\n")
+    monkeypatch.setattr(install, "FIRST_IMPORTS", ("lesson",))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    install.import_once()
+    assert list(tmp_path.rglob("lesson.*.pyc"))
 
 
 # -- the Makefile, and a source tree that was not installed ------------------------------------------------------------

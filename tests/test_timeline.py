@@ -11,6 +11,7 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.inject import Injection
 from hpdl_lab.optim import gradient_descent
+from hpdl_lab.plots import style, traffic
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +97,21 @@ def test_nothing_to_draw_is_said():
 def test_traffic_counts_bytes_and_messages(results):
     # p = 3, 10 elements of 8 bytes: chunks of 4, 3, 3; everything is sent but one chunk, twice
     assert repr(lab.traffic(results)) == "320 bytes in 12 messages"
+
+
+@pytest.mark.parametrize("nbytes", [4000, 99_999, 100_001])
+@pytest.mark.parametrize("p", [5, 6, 8])
+def test_bytes_from_rank_to_rank_fit_into_their_cells(p, nbytes):
+    figure = style.new_figure()
+    values = np.full((p, p), nbytes)
+    with style.look():
+        traffic.draw(figure, values, values)
+        figure.canvas.draw()
+    for ax in figure.axes:
+        cells = [text.get_window_extent() for text in ax.texts]
+        assert len(cells) == p * p
+        assert max(cell.width for cell in cells) < ax.bbox.width / p
+        assert max(cell.height for cell in cells) < ax.bbox.height / p
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ packages, and matplotlib looks for its fonts. The first cell of a notebook would
 a pip fails.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,10 +43,16 @@ def main(extra=""):
         sys.stdout.flush()
     if packages or compiled:
         return 1
-    imports = [subprocess.Popen([sys.executable, "-c", f"import {names}"], cwd=ROOT) for names in FIRST_IMPORTS]
-    for process in imports:
-        process.wait()  # one that fails shows its traceback, and `make lab` says what is missing
+    import_once()
     return 0
+
+
+def import_once():
+    """Have Python compile what a class uses. One that fails shows its traceback; `make lab` says what is missing."""
+    keeping = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # of containers
+    commands = [[sys.executable, "-c", f"import {names}"] for names in FIRST_IMPORTS]
+    for process in [subprocess.Popen(command, cwd=ROOT, env=keeping) for command in commands]:
+        process.wait()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def main():
         "--ServerApp.answer_yes=True",  # Ctrl-C stops at once, without a question
         "--Application.log_level=ERROR",
         f"--IdentityProvider.token={token}",
+        "--KernelManager.transport=ipc",  # over TCP other accounts of this machine could read cells and results
         f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
         "--LabApp.news_url=None",
         "--ContentsManager.hide_globs=['__pycache__', '*.pyc', 'build.py', 'stubs.py', '.*']",
@@ -46,16 +47,20 @@ def main():
 
 def serve(options, url):
     """Serve until a signal ends it. Raises SystemExit, not 0, where the port has been taken meanwhile."""
+    from jupyter_core.paths import jupyter_runtime_dir
+
     from hpdl_lab.classroom.server import quick_imports
+    from hpdl_lab.engines import session_dir
 
     with quick_imports():
         from jupyterlab.labapp import LabApp  # takes its time
 
-    server = LabApp.initialize_server(options)
-    # A closed terminal must stop kernels and engines as Ctrl-C does.
-    signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    server.io_loop.add_callback(announce, url)
-    server.start()
+    with session_dir.of_kernels(jupyter_runtime_dir()) as os.environ["JUPYTER_RUNTIME_DIR"]:
+        server = LabApp.initialize_server(options)
+        # A closed terminal must stop kernels and engines as Ctrl-C does.
+        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        server.io_loop.add_callback(announce, url)
+        server.start()
 
 
 def parse():

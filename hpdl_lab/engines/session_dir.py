@@ -7,6 +7,7 @@ finds a running cluster. It is locked (flock) while a cluster starts, and the ke
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import sys
@@ -19,6 +20,7 @@ PREFIX = "hpdl-"  # of the names; the user's number and a hash of the environmen
 SOCKET_PATH_LIMIT = 104  # bytes of a Unix socket's path where the system allows least (108 on Linux)
 LONGEST_NAME = len("/rank-9999.sock.new")
 ENGINE_PROCESSES = ("engines", "controller", "hosts", "gateway", "job")  # whose files bear their names
+LONGEST_KERNEL_NAME = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5f")
 PX_CHANNELS = 15  # sockets of ipyparallel's controller: 8 for engines, 6 for clients, 1 for itself
 
 
@@ -38,12 +40,27 @@ def of_an_engine(rank):
     return path
 
 
-def _first_fit(name):
-    """(path, reasons) of the first place for a directory `name`; see `find`."""
+@contextmanager
+def of_kernels(usual):
+    """The directory for the sockets of Jupyter's kernels: `usual`, or where its path is too long for them a private one
+    that goes with the context."""
+    if len(os.fsencode(usual)) + LONGEST_KERNEL_NAME <= SOCKET_PATH_LIMIT:
+        yield usual
+        return
+    path, _ = _first_fit(f"{PREFIX}lab-{secrets.token_hex(4)}", LONGEST_KERNEL_NAME)
+    os.mkdir(path, 0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _first_fit(name, longest=LONGEST_NAME):
+    """(path, reasons) of the first place for a directory `name`; see `find`. longest: bytes of a name in it."""
     reasons = []
     for label, root in _candidates():
         path = os.path.join(root, name)
-        why = _unfit(label, root, path)
+        why = _unfit(label, root, path, longest)
         if why is None:
             return path, reasons
         reasons.append(why)
@@ -67,10 +84,10 @@ def roots():
     return list(dict.fromkeys(root for _, root in _candidates()))
 
 
-def _unfit(label, root, path):
+def _unfit(label, root, path, longest):
     """Why the session directory cannot be at `path`; None when it can."""
-    if len(os.fsencode(path)) + LONGEST_NAME > SOCKET_PATH_LIMIT:
-        most = SOCKET_PATH_LIMIT - LONGEST_NAME - len(os.path.basename(path)) - 1
+    if len(os.fsencode(path)) + longest > SOCKET_PATH_LIMIT:
+        most = SOCKET_PATH_LIMIT - longest - len(os.path.basename(path)) - 1
         return f"{label} {root} is {len(os.fsencode(root))} bytes long, and a socket's path allows {most}"
     if not os.path.isdir(root):
         return f"{label} {root} does not exist"

@@ -17,7 +17,7 @@ from ..parallel.scaling.accounting import account
 from ..parallel.scaling.virtual_time import spending
 from ..plots import designs as drawing
 from ..trace import seconds_text
-from .picture import picture
+from .picture import WithFigure, picture
 
 LAYERS, WIDTH = 4, 256  # equal layers: 65,792 float32 each
 NETWORK = Switch(alpha=2e-6, beta=1.5e-9)  # on which an all-reduce of a layer takes about 0.6 ms
@@ -44,7 +44,7 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Designs:
+class Designs(WithFigure):
     """One Design for each strategy, in the order given."""
 
     designs: list

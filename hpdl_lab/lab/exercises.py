@@ -86,16 +86,15 @@ def hint(fn=None):
     failed = last["failed"] if last else None
     opened, hints = progress().hints_opened(exercise.id, failed), exercise.hints_for(failed)
     label = f"{exercise.id} {exercise.name}"
-    if opened >= len(hints):
-        return Note(
-            f"{label}: no more hints", f"All {len(hints)} are open. lab.solution({exercise.name}) shows one answer."
-        )
-    progress().add("hint", exercise=exercise.id, name=exercise.name, failed=failed, level=opened + 1)
+    which = f"no more hints, these are all {len(hints)}"
+    if opened < len(hints):
+        progress().add("hint", exercise=exercise.id, name=exercise.name, failed=failed, level=opened + 1)
+        which = f"{ORDINALS[opened]} hint"
     about = f" on {failed!r}" if failed in exercise.hints else ""
     shown = [f"{i + 1}. {text}" for i, text in enumerate(hints[: opened + 1])]
-    left = len(hints) - opened - 1
+    left = len(hints) - len(shown)
     more = f"\n\n{left} more: lab.hint()" if left else f"\n\nlab.solution({exercise.name}) shows one answer."
-    return Note(f"{label}: {ORDINALS[opened]} hint{about}", lines="\n".join(shown) + more)
+    return Note(f"{label}: {which}{about}", lines="\n".join(shown) + more)
 
 
 def solution(fn):

@@ -11,7 +11,7 @@ from ..parallel.gossip import gossip_step, one_peer_step
 from ..plots import graph as drawing
 from ..plots import live
 from ..trace import number_text
-from .picture import picture
+from .picture import WithFigure, picture
 
 ONE_PEER = "one_peer"  # the exponential graph, of which every step uses one neighbor
 NUMBERS = 32  # in the vector of every rank
@@ -20,7 +20,7 @@ STEP_SECONDS = 0.08  # from step to step, of which every second or third one is 
 
 
 @dataclass(frozen=True)
-class GossipResult:
+class GossipResult(WithFigure):
     """errors: {graph: (steps + 1,) disagreement of the ranks}; lambda2: {graph: second eigenvalue of its weights}."""
 
     n: int

@@ -7,12 +7,13 @@ import numpy as np
 from ..optim.gradient_descent import descend, loss
 from ..plots import landscape as bowls
 from ..plots import live
+from .picture import WithFigure
 
 MOST_RATES = 5  # panels that are still readable side by side
 
 
 @dataclass(frozen=True)
-class LandscapeResult:
+class LandscapeResult(WithFigure):
     """verdicts: {rate: "too low", "good", "too high" or "diverges"}; losses: {rate: (steps + 1,)}; paths: weights."""
 
     verdicts: dict

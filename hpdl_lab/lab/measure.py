@@ -12,6 +12,7 @@ from ..plots.style import bytes_text
 from ..trace import number_text, seconds_text
 from .contenders import peers, simulable
 from .crossing import crossing
+from .picture import WithFigure
 from .progress import progress
 from .ranks import SIMULATED_DEADLINE, place
 
@@ -45,7 +46,7 @@ def predict(times_us):
 
 
 @dataclass(frozen=True)
-class MeasureResult:
+class MeasureResult(WithFigure):
     """rows: one per function and size, see collectives.sweep.sweep; alpha s, beta s/B, gamma s/B: from ping-pong.
 
     simulated: {name: {size: seconds}} on simulated ranks with that alpha and beta, where they were asked for.

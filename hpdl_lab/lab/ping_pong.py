@@ -11,13 +11,14 @@ from ..plots.ping_pong import draw, sentence
 from ..plots.style import bytes_text
 from ..trace import seconds_text
 from .measure import refusal
+from .picture import WithFigure
 from .ranks import place
 
 SIZES = tuple(2**k for k in range(3, 24, 2))  # 8 B to 8 MiB
 
 
 @dataclass(frozen=True)
-class PingPongResult:
+class PingPongResult(WithFigure):
     """nbytes, seconds: of the measured messages, one way, medians; alpha s, beta s/byte: fitted to them."""
 
     where: str

@@ -15,6 +15,7 @@ from ..plots.style import counted
 from ..schedules import Action, Evaluation, Timed
 from ..trace import seconds_text
 from .choice import model_and_data
+from .picture import WithFigure
 from .ranks import DEFAULT_RANKS, place
 from .schedule import asked_schedule
 
@@ -43,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PipelineRun:
+class PipelineRun(WithFigure):
     """predicted: by arithmetic, measured: from the events; guess: {"makespan": s, "bubble": share} or None.
 
     chunks: stages that a rank holds.
@@ -65,9 +66,6 @@ class PipelineRun:
         if (chunks := self.chunks) > 1:
             lines.append(f"live: activations of stages 1/{chunks} as long as those of a schedule with one per rank")
         return "\n".join(lines)
-
-    def save(self, path):
-        live.save(self.figure, path)
 
 
 def pipeline(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ..parallel.scaling.laws import fit
 from ..plots import live
+from .picture import WithFigure
 
 COLUMNS = (
     "source",
@@ -25,7 +26,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class ScalingResult:
+class ScalingResult(WithFigure):
     """Points are dicts: kind, ranks, cores, rate (median, units of work per s), p25, p75, speedup, efficiency, exposed,
     overlap, imbalance (see parallel/scaling/accounting.py; None where the events do not tell).
 

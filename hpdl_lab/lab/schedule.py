@@ -11,7 +11,7 @@ from ..plots.schedule import of_schedule
 from ..schedules import Action, Schedule
 from ..schedules.strings import parse
 from ..trace import number_text
-from .picture import picture
+from .picture import WithFigure, picture
 
 MOST_FRAMES = 16  # of the animation
 FRAME_MS = 350  # from frame to frame
@@ -19,7 +19,7 @@ MOST_ACTIONS = 4000  # that one picture can hold
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(WithFigure):
     """A schedule and its times: makespan in units of the costs given; bubble 0 to 1; live: the most that a rank holds.
 
     live: for each rank, how many micro-batches' activations at once.
@@ -39,9 +39,6 @@ class Drawn:
             f"live activations at most {', '.join(map(str, self.live))}"
             f"{f', of stages 1/{plan.chunks} as long' if plan.chunks > 1 else ''}"
         )
-
-    def save(self, path):
-        live.save(self.figure, path)
 
 
 def schedule(

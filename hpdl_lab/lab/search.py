@@ -6,18 +6,17 @@ from .. import schedules as known
 from ..parallel.grid import search as grid_search
 from ..parallel.grid.model import Prediction
 from ..plots import grid_search as drawing
-from ..plots import live
 from ..plots.grid import bytes_amount
 from ..trace import seconds_text
 from .grid_setting import AXES
 from .grid_subject import subject_of
-from .picture import picture
+from .picture import WithFigure, picture
 
 SHOWN = 8  # rows of the printed table
 
 
 @dataclass(frozen=True)
-class Searched:
+class Searched(WithFigure):
     """rows: grid.model.Predictions, fastest first; best: the fastest that fits, None where none does.
 
     guess: the row of the grid that the attendee expected, or None.
@@ -46,9 +45,6 @@ class Searched:
                 f"none fits into {bytes_amount(self.rows[0].limit)} per rank: the least is {bytes_amount(least)}"
             )
         return "\n".join(lines)
-
-    def save(self, path):
-        live.save(self.figure, path)
 
 
 def search(

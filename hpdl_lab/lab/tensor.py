@@ -9,6 +9,7 @@ from ..plots import live
 from ..plots import tensor as drawing
 from ..trace import seconds_text
 from .measure import foot, refusal
+from .picture import WithFigure
 from .ranks import place
 
 REPEATS = 5  # odd, so that the median is one of them
@@ -17,7 +18,7 @@ NAMES["sequence"] = "sequence parallel"
 
 
 @dataclass(frozen=True)
-class TensorResult:
+class TensorResult(WithFigure):
     """rows: one dict per way: way, name; forward, backward, kept, weights: bytes, on the rank that has most; seconds
     (median), p25, p75; and the model's model_forward, model_backward, model_seconds.
 

@@ -13,13 +13,14 @@ from ..parallel.training import train as train_on_rank
 from ..plots import live, loss
 from ..trace import seconds_text
 from .choice import model_and_data
+from .picture import WithFigure
 from .ranks import place
 
 SAME = 1e-3  # how far the ranks' parameters may drift apart by rounding, as a share of the largest
 
 
 @dataclass(frozen=True)
-class TrainResult:
+class TrainResult(WithFigure):
     """losses: of the global batch at every step; test_loss: mean cross-entropy per answer; test_accuracy: 0 to 1.
 
     learned: the same in words; perplexity: exp(test_loss); seconds: in steps; drift: between the ranks' parameters.

@@ -2,7 +2,9 @@
 
 import base64
 import io
+from collections import Counter
 
+import numpy as np
 from PIL import Image
 
 from .live import CRISP, page_size, pixels
@@ -11,6 +13,7 @@ from .style import HEIGHT, look, new_figure
 FRAME_MS = 900  # long enough to follow every arrow of a step
 COLORS = 128  # of all frames together
 LAST_MS = 3500  # then it starts again
+RGB = 1 << 16, 1 << 8, 1  # a color as one number
 
 
 def show(draw, frames, alt, height, frame_ms=FRAME_MS):
@@ -38,6 +41,16 @@ def html(draw, frames, alt="animation", height=HEIGHT, frame_ms=FRAME_MS):
 
 
 def in_one_palette(images):
-    """The frames with one byte per pixel: a third of the size. The last one, where all is done, has all the colors."""
-    palette = images[-1].quantize(COLORS)
-    return [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    """The frames with one byte per pixel, a third of the size: the most frequent colors of all frames are as they were,
+    and each other one is the nearest of these."""
+    counts = Counter()
+    for image in images:
+        counts.update({color: count for count, color in image.getcolors(image.width * image.height)})
+    colors = np.array([color for color, _ in counts.most_common()])
+    kept = colors[:COLORS]
+    index = np.zeros(1 << 24, np.uint8)  # of every color; Pillow's own search confuses colors that are alike
+    index[colors @ RGB] = np.abs(colors[:, None] - kept).sum(axis=2).argmin(axis=1)
+    frames = [Image.fromarray(index[np.asarray(image) @ RGB]) for image in images]
+    for frame in frames:
+        frame.putpalette(kept.astype(np.uint8).tobytes())
+    return frames

@@ -103,6 +103,18 @@ def in_notebook():
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
+def shown_here(figure):
+    """True where the figure has been displayed by the cell that runs now."""
+    return getattr(figure, "cell", None) == cell()
+
+
+def cell():
+    """The number of the cell that runs now."""
+    from IPython import get_ipython
+
+    return get_ipython().execution_count
+
+
 def page_size(figure):
     """Width and height of the figure on the page, in CSS pixels."""
     width, height = figure.get_size_inches() * DPI
@@ -113,6 +125,7 @@ def publish(figure, alt, scale, handle=None):
     """Display the figure, or replace what `handle` displays; returns the handle."""
     from IPython.display import DisplayHandle
 
+    figure.cell = cell()
     width, height = page_size(figure)
     data = {"image/png": base64.b64encode(png(figure, scale)).decode(), "text/plain": f"<{alt}>"}
     # The size is fixed in advance, so that the page does not move while the browser decodes the next frame.

@@ -133,7 +133,7 @@ def titles(figure, story, left_out=""):
     """What is drawn, above; how to read it, below."""
     heading(figure, title_of(story))
     numbers = "Number: ranks in the sum" if story.adds else "Number: whose data"
-    arrows = "Red arrows add, blue copy." if story.adds else ""
+    arrows = "Orange arrows add, blue copy." if story.adds else ""
     note(figure, f"{numbers} (green: done).  {arrows}  Dot: sent, frame: received.  {left_out}")
 
 

@@ -9,6 +9,7 @@ from .style import BLUE, FAINT, INK, VERMILION, heading
 
 SHADES = LinearSegmentedColormap.from_list("traffic", ["#FFFFFF", "#9CC8E3", BLUE, "#00324F"])
 MOST_NUMBERS = 8  # ranks up to which every cell says its number
+ONE_LINE = 42  # points of a cell's width that "97.7 KiB" needs; where there are fewer, the unit has a line of its own
 
 
 def matrix(events, size):
@@ -53,10 +54,12 @@ def heat_map(ax, values, most):
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     if p <= MOST_NUMBERS:
+        narrow = ax.bbox.width / ax.figure.dpi * 72 / p < ONE_LINE
         for (row, column), nbytes in np.ndenumerate(values):
             color = "white" if nbytes > 0.45 * most else INK
             text = cell_text(nbytes) if nbytes else ""
-            ax.text(column, row, text, ha="center", va="center", fontsize=8.5, color=color)
+            text, points = (text.replace(" ", "\n"), 7.5) if narrow else (text, 8.5)
+            ax.text(column, row, text, ha="center", va="center", fontsize=points, linespacing=1, color=color)
 
 
 def frame(row, column):

@@ -8,9 +8,9 @@
 # |---|---|---|
 # | 15 | half day, full day | this notebook; two cores are enough |
 #
-# Run the cells from top to bottom with Shift+Enter. Nothing here can be broken. Ranks that wait in vain are stopped
-# after 10 seconds. A loop that computes for ever ends with the stop button ■, or by itself where you said
-# `lab.run(fn, limit=60)`. Each time you are told what every rank was doing.
+# Run the cells from top to bottom with Shift+Enter. Nothing here hangs for good: a rank that waits for 10 seconds, its
+# *deadline*, gives up, and you read who waited for whom. The stop button above, ■, ends everything, also a loop that
+# computes for ever; `lab.run(f, limit=60)` gives up after 60 s.
 
 # %%
 import numpy as np

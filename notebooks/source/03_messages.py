@@ -76,7 +76,8 @@ print(sentence(alpha, beta))
 # ## Eight patterns
 #
 # Programs rarely send single messages. Eight patterns, in which all ranks take part, are so common that they have
-# names: the **collectives**. Each row is a rank; each picture says what it has before and after.
+# names: the **collectives**. Each column is a rank, each row a chunk; on the left is what the ranks have
+# before, on the right what they have after.
 
 # %%
 lab.collectives(4)

@@ -236,6 +236,35 @@ def test_the_stop_button_ends_a_stuck_cell_and_a_wrong_answer_is_explained(page,
     screenshot(page, outputs.get_by_text("4.1 reduce_scatter: not yet"), "wrong_answer.png")
 
 
+def test_a_live_plot_stays_in_the_window_below_its_cell(page, served):
+    """Notebook 01: Shift+Enter in a cell of the upper half selects the next one, which must not hold its place."""
+    open_notebook(page, served, "solutions/01_gradient_descent.ipynb")
+    cell = page.locator(".jp-CodeCell", has_text="walks = lab.landscape(")
+    cell.locator(".cm-content").click()
+    menu(page, "Run", "Run All Above Selected Cell")
+    wait_for(page, "1.2 gradient_step: correct")
+    wait_until_idle(page, RUN_MS)
+    boxes = page.locator(".jp-OutputArea-output pre").all()
+    assert boxes and {box.evaluate("box => getComputedStyle(box).wordBreak") for box in boxes} == {"normal"}
+    panel = page.locator(".jp-WindowedPanel-outer")
+    for _ in range(3):  # as in screenshot()
+        cell.evaluate("element => element.scrollIntoView({block: 'start'})")
+        panel.evaluate("panel => panel.scrollTop -= 100")
+        page.wait_for_timeout(150)
+    cell.locator(".cm-content").click()
+    top, height = cell.bounding_box()["y"], page.viewport_size["height"]
+    assert top < height / 2
+    page.keyboard.press("Shift+Enter")
+    plot = cell.locator(".jp-OutputArea-output img")
+    plot.wait_for(timeout=RUN_MS)
+    for moment in range(20):
+        box = plot.bounding_box()
+        assert box is None or top < box["y"] < box["y"] + box["height"] < height, (moment, box)  # None: a new frame
+        page.wait_for_timeout(100)
+    page.screenshot(path=SCREENSHOTS / "live_plot.png")
+    wait_until_idle(page, RUN_MS)
+
+
 def test_notebook_06_shows_in_a_timeline_what_comes_too_late(page, served):
     path = served[1] / "06_data_parallel.ipynb"
     right = {id: text for id, text in solutions(served, path.name).items() if id.startswith("exercise-6-")}
