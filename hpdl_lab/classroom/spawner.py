@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 from jupyterhub.spawner import Spawner
-from jupyterhub.utils import random_port
+from jupyterhub.utils import can_connect, random_port
 from traitlets import List, Unicode, default
 
 from . import limits, sandbox, settings
@@ -86,10 +86,16 @@ class AttendeeSpawner(Spawner):
         self._first = self._started = None
 
     async def start(self) -> tuple[str, int]:
-        """Start the server; returns the address and port at which it will answer."""
+        """Start the server; returns the address and port at which it listens."""
         self.port = self.port or random_port()
         argv, env = [*self.cmd, *self.get_args()], self.get_env()
         await asyncio.to_thread(self._start, argv, env)
+        while not can_connect(self.ip, self.port):
+            if (code := await self.poll()) is not None:
+                error = RuntimeError(f"{self.user.name}'s server ended at its start with exit code {code}: see {LOG}")
+                error.jupyterhub_message = str(error)  # shown to the attendee
+                raise error
+            await asyncio.sleep(0.1)
         return self.ip, self.port
 
     def _start(self, argv: list[str], env: dict[str, str]) -> None:
