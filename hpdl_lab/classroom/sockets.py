@@ -1,4 +1,4 @@
-"""The ports of a hub, held open by `hpdl hub` while JupyterHub and its proxy are started again.
+r"""The ports of a hub, held open by `hpdl hub` while JupyterHub and its proxy are started again.
 
     hpdl hub  binds and listens ---- inherits ----> proxy         cluster/hub/inherited_sockets.cjs
                                 \--- inherits ----> JupyterHub    python -m hpdl_lab.classroom.sockets -f CONFIGURATION
