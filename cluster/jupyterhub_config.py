@@ -76,7 +76,8 @@ c.Spawner.consecutive_failure_limit = 0
 
 # Servers tell the hub of activity as often as idle ones are looked for.
 c.Spawner.environment = {"JUPYTERHUB_ACTIVITY_INTERVAL": str(given.look_seconds)}
-c.JupyterHub.last_activity_interval = given.look_seconds
+# Seconds between two looks at the proxy: one that was killed and started again gets its routes then.
+c.JupyterHub.last_activity_interval = 5
 # `hpdl hub --forget-password` may delete a user, with sessions and tokens, and nothing else.
 c.JupyterHub.services = [{"name": "hpdl", "api_token": (given.private / hub.API_TOKEN).read_text()}]
 c.JupyterHub.load_roles = [{"name": "hpdl", "scopes": ["delete:users", "delete:servers"], "services": ["hpdl"]}]

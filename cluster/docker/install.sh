@@ -2,7 +2,7 @@
 # What goes into every image, Docker's, Binder's and Apptainer's: the one list of commands, in two steps.
 #
 #     sh cluster/docker/install.sh system      Debian packages; needs nothing of this clone
-#     sh cluster/docker/install.sh lab         /opt/venv, by `make install`, with JupyterHub's server for one attendee
+#     sh cluster/docker/install.sh lab         /opt/venv, as `make hub` does, with JupyterHub's server for one attendee
 #
 # Both as root. JUPYTERHUB=5.5.0 in the environment takes that version in place of the one in constraints.txt:
 # the server of an attendee and the hub that starts it must agree, and a hub in Kubernetes comes with its chart.
@@ -22,7 +22,7 @@ system)
 lab)
     cd "$(dirname "$0")/../.."
     export PIP_NO_CACHE_DIR=1
-    make install VENV=/opt/venv EXTRAS='[hub]'
+    make /opt/venv/.installed-hub VENV=/opt/venv
     if [ -n "${JUPYTERHUB:-}" ]; then
         /opt/venv/bin/python -m pip install --no-deps "jupyterhub==$JUPYTERHUB"
     fi

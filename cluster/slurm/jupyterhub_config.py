@@ -1,6 +1,6 @@
 """JupyterHub on a Slurm cluster: each attendee's server is a job of the attendee. A site edits it and runs, as root,
 
-    pip install -c constraints.txt -e '.[hub]'        where the nodes see it as well
+    make hub                                          where the nodes see it as well
     jupyterhub -f cluster/slurm/jupyterhub_config.py  on a machine with sbatch, such as a login node
 
 Accounts and homes are the cluster's own. For a class on one machine there is cluster/jupyterhub_config.py.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import batchspawner  # its import gives the hub the address at which servers tell their port
 
-from hpdl_lab.classroom import proxy
+from hpdl_lab.classroom import hub
 from hpdl_lab.engines import reach
 
 c = get_config()  # noqa: F821  # JupyterHub puts it here
@@ -76,8 +76,8 @@ c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
 # The hub listens where the nodes reach it: servers ask it who a visitor is. A server listens on all addresses of its
 # node. Between proxy, hub and servers it is plain HTTP: who can listen on the cluster's network reads cookies.
 c.JupyterHub.hub_bind_url = f"http://{reach.addresses()[0]}:8081"
-# The proxy: Node's, or the one in Python where there is no Node. Its own interface is on loopback.
-c.ConfigurableHTTPProxy.command = proxy.find()[0]
+# The proxy, for Node, as `make hub` installs it. Its own interface is on loopback.
+c.ConfigurableHTTPProxy.command = hub.proxy_program()
 # Who is there and whose job is whose: a hub that was restarted takes over running servers.
 c.JupyterHub.db_url = f"sqlite:///{STATE / 'jupyterhub.sqlite'}"
 c.JupyterHub.cookie_secret_file = str(STATE / "cookie_secret")

