@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 from jupyterhub.auth import Authenticator
+from tornado.httputil import HTTPServerRequest
 from tornado.web import HTTPError
 from traitlets import Unicode
 
@@ -48,13 +50,19 @@ class AttendeeAuthenticator(Authenticator):
 
     async def authenticate(self, handler, data: dict[str, str]) -> str | None:
         """The name, or None for a wrong name or password. Raises HTTPError for who should wait."""
+        if not {"username", "password"} <= data.keys():
+            raise HTTPError(400, "A name and a password are wanted")
         name, password = data["username"], data["password"]
-        source = (name[:64], handler.request.remote_ip)
+        source = (name[:64], address(handler.request))
         wrong, until = self._wrong.get(source, (0, 0.0))
         if (pause := until - time.monotonic()) > 0:
             raise HTTPError(429, f"Too many wrong passwords: try again in {pause:.0f} s", reason="Wait")
         if self._waiting >= WAITING:
             raise HTTPError(429, "Too many logins at once: try again", reason="Wait")
+        if len(self._wrong) > MOST:
+            self._wrong.clear()
+        # Before the check: who guesses does not get in a hundred of them meanwhile.
+        self._wrong[source] = wrong + 1, time.monotonic() + min(PAUSE * 2**wrong, LONGEST_PAUSE)
         self._waiting += 1
         try:
             async with self._checks:
@@ -64,12 +72,22 @@ class AttendeeAuthenticator(Authenticator):
         if why is None:
             self._wrong.pop(source, None)
             return name
-        if len(self._wrong) > MOST:
-            self._wrong.clear()
-        self._wrong[source] = wrong + 1, time.monotonic() + min(PAUSE * 2**wrong, LONGEST_PAUSE)
         if why:
             raise HTTPError(403, why, reason="Refused")
         return None
+
+
+def address(request: HTTPServerRequest) -> str:
+    """Where a login comes from. Only what the hub's own proxy has added is believed, which is the last in its header:
+    anybody can send more headers, and who is on this machine has all addresses 127.x.x.x."""
+    subject = dict(row[0] for row in (request.get_ssl_certificate() or {}).get("subject", ()))
+    if subject.get("commonName") not in (None, "proxy-client"):
+        return subject["commonName"]  # an attendee's program, by the certificate of their server
+    try:
+        ip = ipaddress.ip_address(request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip())
+    except ValueError:
+        return ""
+    return "" if ip.is_loopback else str(ipaddress.ip_network((ip, 64 if ip.version == 6 else 32), strict=False))
 
 
 def check(path: Path, name: str, password: str, listed: bool) -> str | None:
