@@ -6,3 +6,9 @@ const listen = Server.prototype.listen;
 Server.prototype.listen = function (port, ...rest) {
   return port in sockets ? listen.call(this, { fd: sockets[port] }) : listen.call(this, port, ...rest);
 };
+// Whom it asks proves to be who is at that address. Node would want a certificate for the name that the browser has typed.
+const { Agent } = require("http");
+const addRequest = Agent.prototype.addRequest;
+Agent.prototype.addRequest = function (request, options, ...rest) {
+  return addRequest.call(this, request, Object.assign(options, { servername: "" }), ...rest);
+};

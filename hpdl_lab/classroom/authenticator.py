@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 from jupyterhub.auth import Authenticator
+from tornado.httputil import HTTPServerRequest
 from tornado.web import HTTPError
 from traitlets import Unicode
 
@@ -51,35 +53,49 @@ class AttendeeAuthenticator(Authenticator):
 
     async def authenticate(self, handler, data: dict[str, str]) -> str | None:
         """The name, or None for a wrong name or password. Raises HTTPError for who should wait."""
+        if not {"username", "password"} <= data.keys():
+            raise HTTPError(400, "A name and a password are wanted")
         name, password = data["username"], data["password"]
-        source = (name[:64], handler.request.remote_ip)
+        if name not in self.allowed_users or len(password.encode()) > LONGEST:
+            return None
+        source = name, address(handler.request)
         wrong, until = self._wrong.get(source, (0, 0.0))
         if (pause := until - time.monotonic()) > 0:
             raise HTTPError(429, f"Too many wrong passwords: try again in {pause:.0f} s", reason="Wait")
         if self._waiting >= WAITING:
             raise HTTPError(429, "Too many logins at once: try again", reason="Wait")
+        # Before the check: who guesses does not get in a hundred of them meanwhile.
+        self._wrong[source] = wrong + 1, time.monotonic() + min(PAUSE * 2**wrong, LONGEST_PAUSE)
         self._waiting += 1
         try:
             async with self._checks:
-                why = await asyncio.to_thread(check, Path(self.passwords), name, password, name in self.allowed_users)
+                why = await asyncio.to_thread(check, Path(self.passwords), name, password)
         finally:
             self._waiting -= 1
         if why is None:
             self._wrong.pop(source, None)
             return name
-        if name in self.allowed_users:  # the others cost nothing
-            self._wrong[source] = wrong + 1, time.monotonic() + min(PAUSE * 2**wrong, LONGEST_PAUSE)
         if why:
             raise HTTPError(403, why, reason="Refused")
         return None
 
 
-def check(path: Path, name: str, password: str, listed: bool) -> str | None:
-    """None if the password is right, or becomes that of `name`; else why not, "" for a wrong one."""
-    stored = load(path).get(name) if listed else None
-    if not listed or len(password.encode()) > LONGEST:
+def address(request: HTTPServerRequest) -> str:
+    """Where a login comes from. Only what the hub's own proxy has added is believed, which is the last in its header:
+    anybody can send more headers, and who is on this machine has all addresses 127.x.x.x."""
+    subject = dict(row[0] for row in (request.get_ssl_certificate() or {}).get("subject", ()))
+    if subject.get("commonName") not in (None, "proxy-client"):
+        return subject["commonName"]  # an attendee's program, by the certificate of their server
+    try:
+        ip = ipaddress.ip_address(request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip())
+    except ValueError:
         return ""
-    if stored is not None:
+    return "" if ip.is_loopback else str(ipaddress.ip_network((ip, 64 if ip.version == 6 else 32), strict=False))
+
+
+def check(path: Path, name: str, password: str) -> str | None:
+    """None if the password is right, or becomes that of `name`; else why not, "" for a wrong one."""
+    if (stored := load(path).get(name)) is not None:
         return None if is_right(password, stored) else ""
     if why := weakness(password):
         return f"Your password {why}"

@@ -9,6 +9,7 @@ Root makes the sandbox and has no rights in it: setpriv gives up all of them bef
 """
 
 import contextlib
+import ctypes
 import glob
 import json
 import os
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # links into /usr, or folders of their own
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
 GIVEN = "/run/hpdl"  # where the sandbox has what the hub gives: certificate, notebooks
+KEYCTL = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)  # number of the system call
+KEYCTL_JOIN_SESSION_KEYRING = 1  # linux/keyctl.h
 END_SECONDS = 20  # for processes that were killed to be gone
 ENTER = 'umask 077; [ -z "$0" ] || { mkdir -p "$XDG_RUNTIME_DIR" && exec >"$0" 2>&1; }; exec "$@"'
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'  # groups, "--", command
@@ -121,6 +124,12 @@ def write_names(account: "Account") -> None:
     for name, text in texts.items():
         write_whole(path := os.path.join(account.given, name), text)
         os.chmod(path, 0o644)
+
+
+def leave_keyring() -> None:
+    """Have this process, and those below, no key of root's: the kernel hands down the keyring of a session for ever."""
+    if KEYCTL is not None:
+        ctypes.CDLL(None).syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)  # where it fails there are no keyrings
 
 
 def run_as(given: Settings, account: "Account", argv: Sequence[str], seconds: float, most: int = 65536) -> bytes:

@@ -112,6 +112,7 @@ class AttendeeSpawner(Spawner):
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 pass_fds=[write],
+                preexec_fn=sandbox.leave_keyring,
             )
         finally:
             os.close(write)
