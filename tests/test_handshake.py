@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import resource
 import ssl
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -173,6 +177,87 @@ def test_who_says_nothing_holds_no_connection(monkeypatch):
             writer.transport.abort()
 
     asyncio.run(silent())
+
+
+# A gateway as it runs for a session, in a process that may open few files; a node asks it for nothing.
+SERVE = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (700, 700))
+from hpdl_lab.engines import gateway, handshake, reach
+async def serve():
+    (listener,), port = reach.listeners(["127.0.0.1"])
+    print(port, flush=True)
+    one = gateway.Gateway(".", sys.argv[1])
+    await one.entrance.serve(listener, one.on_node)
+asyncio.run(serve())
+"""
+SILENT = 1000
+
+
+@pytest.fixture
+def serving():
+    """The port of a gateway in a process of its own."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard < SILENT + 200:
+        pytest.skip(f"a process may open {hard} files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with subprocess.Popen([sys.executable, "-c", SERVE, KEY], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as one:
+        yield int(one.stdout.readline())
+        one.kill()
+
+
+async def silent(port, n):
+    """Connections that say nothing: `n`, or as many as the gateway takes within 5 s."""
+    opened, end = [], time.monotonic() + 5
+    while len(opened) < n and time.monotonic() < end:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.5):  # for a SYN to be repeated
+                opened.append(await asyncio.open_connection("127.0.0.1", port))
+    return [writer.transport for _, writer in opened]
+
+
+def test_a_thousand_silent_connections_keep_no_node_out(serving, within):
+    """Attack: connections that never prove themselves took all files that the gateway may open, for 15 s each."""
+
+    async def node():
+        opened = await silent(serving, SILENT)
+        for _ in range(5):
+            t0 = time.monotonic()
+            _, writer = await handshake.connect("127.0.0.1", serving, KEY, within(8))
+            assert time.monotonic() - t0 < within(3)  # one repeated SYN is 1 s
+            writer.close()
+        for one in opened:
+            one.abort()
+
+    asyncio.run(node())
+
+
+def test_who_is_encrypted_and_silent_makes_room_as_well(serving, within):
+    async def attack():
+        tls = handshake.context("node")
+        first, *others = [
+            await asyncio.open_connection("127.0.0.1", serving, ssl=tls) for _ in range(handshake.OF_ONE + 1)
+        ]
+        async with asyncio.timeout(within(5)):
+            assert len(await first[0].read()) == handshake.NONCE  # and the end, long before its time is over
+        for _, writer in (first, *others):
+            writer.transport.abort()
+
+    asyncio.run(attack())
+
+
+def test_who_has_proved_itself_is_not_closed_for_others(serving, within):
+    async def attack():
+        reader, node = await handshake.connect("127.0.0.1", serving, KEY, within(8))
+        opened = await silent(serving, SILENT)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await reader.read()
+        node.transport.abort()
+        for one in opened:
+            one.abort()
+
+    asyncio.run(attack())
 
 
 def test_a_browser_or_a_scanner_finds_no_common_cipher():
