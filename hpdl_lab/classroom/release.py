@@ -29,7 +29,7 @@ from . import forms
 
 HIDDEN = ".hpdl-release"
 LARGEST = 64 << 20  # bytes of a notebook: reading one takes ten times its size
-WHY = {errno.ELOOP: "is a symbolic link", errno.EACCES: "may not be read by you"}
+WHY = {errno.ELOOP: "is a symbolic link", errno.EISDIR: "is no file", errno.EACCES: "may not be read by you"}
 NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError)
 
 
@@ -66,7 +66,7 @@ def bring_all(folder, given):
 
 
 class LeftAlone(Exception):
-    """What is in the place of a notebook cannot be read as a file."""
+    """What is in the place of a notebook cannot be read as one."""
 
 
 def bring(folder, name, form):
@@ -77,11 +77,10 @@ def bring(folder, name, form):
         if theirs is None:
             said = f"{name}: written" if base is None else f"{name}: was missing, written anew"
             replace(path, form)
-        elif theirs == form:
-            said = None
-        elif theirs == base:
-            said = f"{name}: updated, there was nothing of yours in it"
-            replace(path, form, theirs)
+        elif theirs in (form, base):
+            said = None if theirs == form else f"{name}: updated, there was nothing of yours in it"
+            if theirs != form:
+                replace(path, form, theirs)
         else:
             said = update(folder, name, theirs, base, form)
     except LeftAlone as why:
@@ -95,16 +94,15 @@ def contents(path):
     """The bytes of the file at `path`, None where there is nothing. Raises LeftAlone. Never waits, as for a pipe."""
     try:
         with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise LeftAlone("is no file")
-            if about.st_size > LARGEST:
+            if len(text := file.read(LARGEST + 1)) > LARGEST:
                 raise LeftAlone(f"is larger than {LARGEST >> 20} MiB")
-            return file.read(LARGEST)
+            return text
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise LeftAlone(WHY.get(error.errno, "is no file")) from None
+        raise LeftAlone(WHY.get(error.errno, f"cannot be read ({error.strerror})")) from None
 
 
 def update(folder, name, theirs, base, form):
@@ -192,13 +190,12 @@ def alone(folder):
     """Two servers of one attendee may start at the same time: one of them does it. Raises RuntimeError in the other."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise RuntimeError(f"{folder.parent} is being brought up to date by another process") from None
-    except OSError:
-        pass  # a file system without locks
-    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(f"{folder.parent} is being brought up to date by another process") from None
+        except OSError:
+            pass  # a file system without locks
         yield
     finally:
         os.close(handle)
