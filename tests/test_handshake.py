@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import os
 import resource
 import ssl
 import subprocess
@@ -10,7 +12,7 @@ import time
 
 import pytest
 
-from hpdl_lab.engines import handshake
+from hpdl_lab.engines import handshake, session_dir, shared_dir
 
 KEY, OTHER = handshake.new_key(), handshake.new_key()
 SECRET = b"what an attendee computes" * 40
@@ -179,31 +181,32 @@ def test_who_says_nothing_holds_no_connection(monkeypatch):
     asyncio.run(silent())
 
 
-# A gateway as it runs for a session, in a process that may open few files; a node asks it for nothing.
-SERVE = """
-import asyncio, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (700, 700))
-from hpdl_lab.engines import gateway, handshake, reach
-async def serve():
-    (listener,), port = reach.listeners(["127.0.0.1"])
-    print(port, flush=True)
-    one = gateway.Gateway(".", sys.argv[1])
-    await one.entrance.serve(listener, one.on_node)
-asyncio.run(serve())
-"""
+FILES = 700  # that the gateway of these tests may open
 SILENT = 1000
 
 
 @pytest.fixture
-def serving():
-    """The port of a gateway in a process of its own."""
+def serving(tmp_path, eventually):
+    """(port, connect) of a gateway as it runs for a session: connect(seconds) is a node that has the key."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard < SILENT + 200:
         pytest.skip(f"a process may open {hard} files here")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with subprocess.Popen([sys.executable, "-c", SERVE, KEY], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as one:
-        yield int(one.stdout.readline())
-        one.kill()
+    run = tmp_path / "run"
+    run.mkdir()
+    place = {"HPDL_ADDRESS": "127.0.0.1", "HPDL_PORTS": "0-0", "HPDL_SHARED": str(tmp_path / "shared")}
+    limited = ["prlimit", f"--nofile={FILES // 3}:{FILES}", sys.executable]
+    command = [*limited, "-m", "hpdl_lab.engines.gateway", run, ""]
+    with subprocess.Popen(command, env=os.environ | place, stderr=subprocess.DEVNULL) as gateway:
+        eventually(lambda: os.path.exists(session_dir.gateway_file(run)))
+        with open(session_dir.gateway_file(run)) as file:
+            shared = json.load(file)["shared"]
+        with open(shared_dir.gateway_file(shared)) as file:
+            told = json.load(file)
+        assert resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE) == (FILES, FILES)
+        yield told["port"], lambda seconds: handshake.connect("127.0.0.1", told["port"], told["key"], seconds)
+        gateway.terminate()
+        assert gateway.wait(30) == 0
 
 
 async def silent(port, n):
@@ -220,10 +223,11 @@ def test_a_thousand_silent_connections_keep_no_node_out(serving, within):
     """Attack: connections that never prove themselves took all files that the gateway may open, for 15 s each."""
 
     async def node():
-        opened = await silent(serving, SILENT)
+        port, connect = serving
+        opened = await silent(port, SILENT)
         for _ in range(5):
             t0 = time.monotonic()
-            _, writer = await handshake.connect("127.0.0.1", serving, KEY, within(8))
+            _, writer = await connect(within(8))
             assert time.monotonic() - t0 < within(3)  # one repeated SYN is 1 s
             writer.close()
         for one in opened:
@@ -236,7 +240,7 @@ def test_who_is_encrypted_and_silent_makes_room_as_well(serving, within):
     async def attack():
         tls = handshake.context("node")
         first, *others = [
-            await asyncio.open_connection("127.0.0.1", serving, ssl=tls) for _ in range(handshake.OF_ONE + 1)
+            await asyncio.open_connection("127.0.0.1", serving[0], ssl=tls) for _ in range(handshake.OF_ONE + 1)
         ]
         async with asyncio.timeout(within(5)):
             assert len(await first[0].read()) == handshake.NONCE  # and the end, long before its time is over
@@ -248,8 +252,9 @@ def test_who_is_encrypted_and_silent_makes_room_as_well(serving, within):
 
 def test_who_has_proved_itself_is_not_closed_for_others(serving, within):
     async def attack():
-        reader, node = await handshake.connect("127.0.0.1", serving, KEY, within(8))
-        opened = await silent(serving, SILENT)
+        port, connect = serving
+        reader, node = await connect(within(8))
+        opened = await silent(port, SILENT)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await reader.read()
