@@ -218,3 +218,13 @@ def test_engines_share_nothing_that_others_may_open(cluster):
 
     for paths, _ in cluster.run(perms):
         assert paths and not [path for path in paths if path.startswith("/SYSV")]
+
+
+@mpich
+def test_ranks_of_a_script_share_nothing_with_the_group_of_their_user(monkeypatch):
+    """UCX would make memory of System V with mode 660, which any account of the same group may write."""
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    script = "from hpdl_lab.comm import segments, world; world(30); print(*segments.shared().values(), sep='\\n')"
+    command = [features.mpiexec(), "-n", "2", sys.executable, "-c", script]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=50).stdout
+    assert "mpich_shm_" in said and "SYSV" not in said
