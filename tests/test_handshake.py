@@ -2,11 +2,17 @@
 
 import asyncio
 import contextlib
+import json
+import os
+import resource
 import ssl
+import subprocess
+import sys
+import time
 
 import pytest
 
-from hpdl_lab.engines import handshake
+from hpdl_lab.engines import handshake, session_dir, shared_dir
 
 KEY, OTHER = handshake.new_key(), handshake.new_key()
 SECRET = b"what an attendee computes" * 40
@@ -173,6 +179,90 @@ def test_who_says_nothing_holds_no_connection(monkeypatch):
             writer.transport.abort()
 
     asyncio.run(silent())
+
+
+FILES = 700  # that the gateway of these tests may open
+SILENT = 1000
+
+
+@pytest.fixture
+def serving(tmp_path, eventually):
+    """(port, connect) of a gateway as it runs for a session: connect(seconds) is a node that has the key."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard < SILENT + 200:
+        pytest.skip(f"a process may open {hard} files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    run = tmp_path / "run"
+    run.mkdir()
+    place = {"HPDL_ADDRESS": "127.0.0.1", "HPDL_PORTS": "0-0", "HPDL_SHARED": str(tmp_path / "shared")}
+    limited = ["prlimit", f"--nofile={FILES // 3}:{FILES}", sys.executable]
+    command = [*limited, "-m", "hpdl_lab.engines.gateway", run, ""]
+    with subprocess.Popen(command, env=os.environ | place, stderr=subprocess.DEVNULL) as gateway:
+        eventually(lambda: os.path.exists(session_dir.gateway_file(run)))
+        with open(session_dir.gateway_file(run)) as file:
+            shared = json.load(file)["shared"]
+        with open(shared_dir.gateway_file(shared)) as file:
+            told = json.load(file)
+        assert resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE) == (FILES, FILES)
+        yield told["port"], lambda seconds: handshake.connect("127.0.0.1", told["port"], told["key"], seconds)
+        gateway.terminate()
+        assert gateway.wait(30) == 0
+
+
+async def silent(port, n):
+    """Connections that say nothing: `n`, or as many as the gateway takes within 5 s."""
+    opened, end = [], time.monotonic() + 5
+    while len(opened) < n and time.monotonic() < end:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.5):  # for a SYN to be repeated
+                opened.append(await asyncio.open_connection("127.0.0.1", port))
+    return [writer.transport for _, writer in opened]
+
+
+def test_a_thousand_silent_connections_keep_no_node_out(serving, within):
+    """Attack: connections that never prove themselves took all files that the gateway may open, for 15 s each."""
+
+    async def node():
+        port, connect = serving
+        opened = await silent(port, SILENT)
+        for _ in range(5):
+            t0 = time.monotonic()
+            _, writer = await connect(within(8))
+            assert time.monotonic() - t0 < within(3)  # one repeated SYN is 1 s
+            writer.close()
+        for one in opened:
+            one.abort()
+
+    asyncio.run(node())
+
+
+def test_who_is_encrypted_and_silent_makes_room_as_well(serving, within):
+    async def attack():
+        tls = handshake.context("node")
+        first, *others = [
+            await asyncio.open_connection("127.0.0.1", serving[0], ssl=tls) for _ in range(handshake.OF_ONE + 1)
+        ]
+        async with asyncio.timeout(within(5)):
+            assert len(await first[0].read()) == handshake.NONCE  # and the end, long before its time is over
+        for _, writer in (first, *others):
+            writer.transport.abort()
+
+    asyncio.run(attack())
+
+
+def test_who_has_proved_itself_is_not_closed_for_others(serving, within):
+    async def attack():
+        port, connect = serving
+        reader, node = await connect(within(8))
+        opened = await silent(port, SILENT)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await reader.read()
+        node.transport.abort()
+        for one in opened:
+            one.abort()
+
+    asyncio.run(attack())
 
 
 def test_a_browser_or_a_scanner_finds_no_common_cipher():

@@ -402,6 +402,73 @@ def test_links_of_an_account_lead_root_nowhere(home, link):
     (home / link).parent.mkdir(exist_ok=True)
     (home / link).symlink_to(secret)
     os.chown(home / "notebooks", NOBODY, NOBODY, follow_symlinks=False)
-    with pytest.raises(RuntimeError, match="Permission denied. Nothing is lost"):
+    with pytest.raises(RuntimeError, match="(Permission denied|Not a directory). Nothing is lost"):
         release.write(home / "notebooks", home.parent / "laboratory")
     assert os.listdir(secret) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root writes for others")
+def test_a_link_of_roots_into_a_home_is_followed_as_the_account_only(home):
+    link = home.parent / "class"
+    link.symlink_to(home)
+    release.write(link / "notebooks", home.parent / "laboratory")
+    assert {path.stat().st_uid for path in (home / "notebooks").rglob("*")} == {NOBODY}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root is led astray")
+@pytest.mark.parametrize(("mode", "group"), [(0o777, 0), (0o1777, 0), (0o775, NOBODY)])
+@pytest.mark.parametrize("below", [".", "inside"])
+def test_root_releases_nothing_where_others_may_lay_links(home, mode, group, below):
+    """Attack: a link under the name that a notebook has while it is written; it had root overwrite the file."""
+    if below == "inside" and mode & 0o1000:
+        pytest.skip("in such a folder, as /tmp is, what is root's stays root's")
+    folder, precious = home.parent / "shared", home.parent / "precious"
+    precious.write_text("precious")
+    (folder / below).mkdir(parents=True)
+    (folder / below / f".{HELLO}.part").symlink_to(precious)
+    os.chown(folder, 0, group)
+    folder.chmod(mode)
+    with pytest.raises(RuntimeError, match=f"other accounts may write to {folder}.*: chmod go-w {folder}"):
+        release.write(folder / below, home.parent / "laboratory")
+    assert precious.read_text() == "precious" and os.listdir(folder / below) == [f".{HELLO}.part"]
+
+
+# -- attacks that need no other account to be tried --------------------------------------------------------------------
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_lies_under_the_old_name_of_a_file_being_written_is_not_opened(tmp_path, source, kind):
+    folder, precious = tmp_path / "attendee", tmp_path / "precious"
+    folder.mkdir()
+    precious.write_text("precious")
+    planted = folder / f".{HELLO}.part"
+    planted.symlink_to(precious) if kind == "link" else os.mkfifo(planted)
+    assert release.write(folder, source) == [f"{HELLO}: written", f"{RING}: written"]
+    assert precious.read_text() == "precious" and (folder / HELLO).read_bytes() == (source / HELLO).read_bytes()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("place", ["", f"{release.HIDDEN}/given/"])
+def test_a_pipe_in_place_of_a_notebook_is_not_waited_for(given, source, place):
+    (given / place / RING).unlink()
+    os.mkfifo(given / place / RING)
+    with pytest.raises(release.LeftAlone, match="is no file"):
+        release.contents(given / place / RING)
+    assert release.write(given, source) == [f"{RING} is no file: left alone"]
+
+
+def test_a_huge_notebook_is_not_read(given, source):
+    with open(given / RING, "wb") as file:
+        file.truncate(1 << 40)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert release.write(given, source) == [f"{RING} is larger than 64 MiB: left alone"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB
+
+
+@pytest.mark.timeout(30)
+def test_a_lock_that_is_held_is_not_waited_for(given, source):
+    with release.alone(given / release.HIDDEN):
+        with pytest.raises(RuntimeError, match="is being brought up to date by another process"):
+            release.write(given, source)
+    assert release.write(given, source) == []

@@ -5,19 +5,21 @@
     FOLDER/.hpdl-release/given/04_ring_all_reduce.ipynb     the form as last given: what an update starts from
     FOLDER/.hpdl-release/before/04_ring_all_reduce.ipynb    theirs as it was before the last merge
 
-Every file is written under another name, then renamed; `given` comes last. So whatever ends this half way, each
-notebook is as it was or as it will be, and the next run does the rest.
+Every file is written under a new name that nobody can foresee, then renamed; `given` comes last. So whatever ends this
+half way, each notebook is as it was or as it will be, and the next run does the rest.
 
 Each attendee's server runs this as it starts, mostly with nothing to merge: nbformat, which takes as long to import as
 all the rest, comes in only where there is.
 """
 
 import contextlib
+import errno
 import fcntl
 import importlib
 import itertools
 import multiprocessing
 import os
+import secrets
 import stat
 import warnings
 from concurrent import futures
@@ -26,6 +28,8 @@ from pathlib import Path
 from . import forms
 
 HIDDEN = ".hpdl-release"
+LARGEST = 64 << 20  # bytes of a notebook: reading one takes ten times its size
+WHY = {errno.ELOOP: "is a symbolic link", errno.EISDIR: "is no file", errno.EACCES: "may not be read by you"}
 NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError)
 
 
@@ -61,26 +65,44 @@ def bring_all(folder, given):
         return [said for name, form in given.items() if (said := bring(folder, name, form))]
 
 
+class LeftAlone(Exception):
+    """What is in the place of a notebook cannot be read as one."""
+
+
 def bring(folder, name, form):
     """Bring one notebook up to date. Returns a sentence, or None where there is nothing to do."""
     path, given = folder / name, folder / HIDDEN / "given" / name
-    base = given.read_bytes() if given.is_file() else None
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return f"{name} is {'a symbolic link' if path.is_symlink() else 'no file'}: left alone"
-    if not path.exists():
-        said = f"{name}: written" if base is None else f"{name}: was missing, written anew"
-        replace(path, form)
-    elif not os.access(path, os.R_OK):
-        return f"{name} may not be read by you: left alone"
-    elif (theirs := path.read_bytes()) in (form, base):
-        said = None if theirs == form else f"{name}: updated, there was nothing of yours in it"
-        if theirs != form:
-            replace(path, form, theirs)
-    else:
-        said = update(folder, name, theirs, base, form)
+    try:
+        base, theirs = contents(given), contents(path)
+        if theirs is None:
+            said = f"{name}: written" if base is None else f"{name}: was missing, written anew"
+            replace(path, form)
+        elif theirs in (form, base):
+            said = None if theirs == form else f"{name}: updated, there was nothing of yours in it"
+            if theirs != form:
+                replace(path, form, theirs)
+        else:
+            said = update(folder, name, theirs, base, form)
+    except LeftAlone as why:
+        return f"{name} {why}: left alone"
     if base != form:
         replace(given, form)
     return said
+
+
+def contents(path):
+    """The bytes of the file at `path`, None where there is nothing. Raises LeftAlone. Never waits, as for a pipe."""
+    try:
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise LeftAlone("is no file")
+            if len(text := file.read(LARGEST + 1)) > LARGEST:
+                raise LeftAlone(f"is larger than {LARGEST >> 20} MiB")
+            return text
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LeftAlone(WHY.get(error.errno, f"cannot be read ({error.strerror})")) from None
 
 
 def update(folder, name, theirs, base, form):
@@ -138,7 +160,7 @@ def beside(folder, name, form):
         path = folder / there
         if not os.path.lexists(path):
             replace(path, form)
-        elif not path.is_file() or path.read_bytes() != form:
+        elif not path.is_file() or contents(path) != form:
             continue
         return there
 
@@ -146,15 +168,15 @@ def beside(folder, name, form):
 def replace(path, text, theirs=None):
     """Put `text` at `path`, wholly or not at all; not over a file that has become another than `theirs` meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with open(aside, "wb") as file:
+        with open(aside, "xb") as file:
             if theirs is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+                os.fchmod(file.fileno(), stat.S_IMODE(path.lstat().st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        if theirs is not None and path.read_bytes() != theirs:
+        if theirs is not None and contents(path) != theirs:
             raise RuntimeError(f"{path} is being saved by somebody: left alone; run this again")
         os.replace(aside, path)
     except BaseException:
@@ -165,21 +187,33 @@ def replace(path, text, theirs=None):
 
 @contextlib.contextmanager
 def alone(folder):
-    """Two servers of one attendee may start at the same time: one after the other."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Two servers of one attendee may start at the same time: one of them does it. Raises RuntimeError in the other."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(f"{folder.parent} is being brought up to date by another process") from None
+        except OSError:
+            pass  # a file system without locks
         yield
     finally:
         os.close(handle)
 
 
 def somebody_else(folder):
-    """(user id, group id) of the account in whose folders, or behind whose link, `folder` is, when root acts for it."""
-    for path in [*reversed(folder.parents), folder] if os.getuid() == 0 else ():
-        if os.path.lexists(path) and (info := path.lstat()).st_uid != 0:
+    """(user id, group id) of the account in whose folders, or behind whose link, `folder` is, when root acts for it.
+
+    Raises: RuntimeError where it is root's own, but others may put links there.
+    """
+    ways = [folder, folder.resolve()] if os.getuid() == 0 else []
+    for path in [part for way in ways for part in (*reversed(way.parents), way) if os.path.lexists(part)]:
+        info = path.lstat()
+        if info.st_uid != 0:
             return info.st_uid, info.st_gid
+        others = info.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if info.st_gid else 0))
+        if others and not stat.S_ISLNK(info.st_mode) and (path in ways or not info.st_mode & stat.S_ISVTX):
+            raise RuntimeError(f"other accounts may write to {path} of root's and lay links there: chmod go-w {path}")
     return None
 
 

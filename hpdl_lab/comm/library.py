@@ -1,8 +1,11 @@
 """What the compiled module must be told of the MPI library that mpi4py has loaded: what mpi.h would have said."""
 
 import ctypes
+import os
+import sys
 
 from ..features import Missing, dev_shm
+from . import segments
 from .buffers import DTYPES
 from .errors import CommError
 
@@ -20,10 +23,24 @@ def load(core):
         raise CommError(str(error)) from None
     # A rank that failed must be able to end: MPI_Finalize would wait for it, or for its peers. See Session.leave.
     mpi4py.rc.finalize = False
+    os.environ.setdefault("UCX_TLS", "^sysv")  # whose memory is open to the user's group
+    earlier = None if "mpi4py.MPI" in sys.modules else segments.shared()
     from mpi4py import MPI
 
+    require_own_memory(MPI, earlier)
     require_tags(MPI)
     return MPI, core.Mpi(MPI.__file__, MPI.COMM_WORLD.rank, constants(MPI))
+
+
+def require_own_memory(MPI, earlier):
+    """Raise CommError where another account may read what ranks of this machine send each other.
+
+    earlier: what was shared before MPI was started; None where the program has started it by itself.
+    """
+    by_chance = MPI.Get_library_version().startswith("Intel")  # its names nobody can foresee, and it removes them
+    mapped = segments.shared()
+    new = {key: path for key, path in mapped.items() if key not in (earlier or ())}
+    segments.require_own(new, unknown=earlier is not None and not by_chance)
 
 
 def require_tags(MPI):

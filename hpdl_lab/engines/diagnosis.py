@@ -5,6 +5,7 @@ import re
 import signal
 
 from ..comm.errors import name_ranks
+from ..features import dev_shm
 from ..symptoms import TABLE, told_by
 from . import session_dir
 
@@ -23,12 +24,14 @@ def start_failure(path, n, gone, seconds):
         return f"the {name} ended at the start: {cause(tail(path, name))}. Repair that, then call lab.start({n})"
     engines = tail(path, "engines")
     ended = [rank for rank in range(n) if os.path.exists(session_dir.exit_file(path, rank))]
+    others = f". {dev_shm.of_others()}".removesuffix(". ")
     if ended:
-        return f"{name_ranks(ended)} ended at the start: {cause(engines)}. Repair that, then call lab.start({n})"
+        why = cause(engines) + (others if "MPIDI_POSIX" in engines else "")
+        return f"{name_ranks(ended)} ended at the start: {why}. Repair that, then call lab.start({n})"
     started = sum(os.path.exists(session_dir.engine_socket(path, rank)) for rank in range(n))
     return (
         f"{started} of {n} engines answered within {seconds} s. The machine may be overloaded: start fewer engines. "
-        f"The last thing they said: {cause(engines) or 'nothing'}"
+        f"The last thing they said: {cause(engines) or 'nothing'}{others}"
     )
 
 

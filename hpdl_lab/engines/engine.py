@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 
+from ..comm.errors import CommError
 from ..comm.mpi import session_of_this_process
 from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
@@ -22,7 +23,10 @@ def main():
     keep_freed_memory()
     put_off_torch_compiler()
     path, size = os.environ["HPDL_SESSION"], int(os.environ["HPDL_SIZE"])
-    session = session_of_this_process()  # `comm.world()` in a cell of %px uses the same
+    try:
+        session = session_of_this_process()  # `comm.world()` in a cell of %px uses the same
+    except CommError as error:
+        raise SystemExit(str(error)) from None
     rank = session.rank
     if session.size != size:
         from .keeper import shared_memory

@@ -21,6 +21,7 @@ import asyncio
 import itertools
 import json
 import os
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -51,6 +52,7 @@ class Gateway:
 
     def __init__(self, path, key):
         self.path, self.key = path, key
+        self.entrance = handshake.Entrance()
         self.steward = None  # Steering
         self.steward_came = asyncio.Event()
         self.step = None  # the Step that runs
@@ -67,6 +69,8 @@ class Gateway:
         except (OSError, TimeoutError) as error:
             say(f"refused a connection: {error or 'it did not prove itself in time'}")
             return writer.transport.abort()
+        finally:
+            self.entrance.leave(writer.get_extra_info("peername"))
         peer = tunnel.Steering(reader, writer)
         try:
             if hello := await peer.receive():
@@ -195,11 +199,8 @@ async def serve(path, partition):
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     key, addresses = handshake.new_key(), reach.addresses(partition)
     sockets, port = reach.listeners(addresses, reach.ports())
-    gateway, tls = Gateway(path, key), handshake.context("gateway")
-    for opened in sockets:
-        await asyncio.start_server(
-            gateway.on_node, sock=opened, ssl=tls, ssl_handshake_timeout=handshake.SECONDS, limit=handshake.LIMIT
-        )
+    gateway = Gateway(path, key)
+    doors = [asyncio.create_task(gateway.entrance.serve(opened, gateway.on_node)) for opened in sockets]
     await tunnel.serve_unix(session_dir.gateway_socket(path), gateway.on_step)
     watching = asyncio.create_task(gateway.watch_job())
     with shared_dir.made() as shared:
@@ -207,7 +208,8 @@ async def serve(path, partition):
         session_dir.write(shared_dir.gateway_file(shared), json.dumps(where | {"key": key}))
         session_dir.write(session_dir.gateway_file(path), json.dumps(where | {"shared": shared}))
         await ended.wait()
-    watching.cancel()
+    for task in (watching, *doors):
+        task.cancel()
 
 
 def say(text):
@@ -215,6 +217,8 @@ def say(text):
 
 
 def main():
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         asyncio.run(serve(sys.argv[1], sys.argv[2] or None))
     except (OSError, Missing) as error:

@@ -12,6 +12,7 @@ Ref: RFC 2104 (HMAC), RFC 5929 (channel bindings), RFC 8422 (ECDH_anon).
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import os
@@ -29,6 +30,8 @@ KEEPALIVE = {  # a machine that has lost its power says no farewell: 13 s withou
     socket.TCP_USER_TIMEOUT: 13_000,
 }
 LIMIT = 1 << 20  # bytes that wait in memory for an end that reads slowly
+UNPROVED, OF_ONE = 512, 256  # connections that have not proved themselves yet: all of them, those of one address
+FULL = 0.05  # s until the next try where the system has no place for one more connection
 
 
 class Stranger(ConnectionError):
@@ -55,6 +58,53 @@ def context(side):
         ) from None
     made.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     return made
+
+
+class Entrance:
+    """The gateway's side of connections, until they are proved; of too many, the oldest is closed.
+
+    Whoever connects and says nothing takes no place from a node, which proves itself within milliseconds.
+    """
+
+    def __init__(self):
+        self.unproved = {}  # name of the other end: socket; the oldest first
+        self.tasks = set()
+
+    async def serve(self, listener, answer):
+        """Encrypt each connection to the listening socket, then call `answer(reader, writer)`; it calls `leave`."""
+        loop, tls = asyncio.get_running_loop(), context("gateway")
+        listener.setblocking(False)
+        while True:
+            try:
+                connection, peer = await loop.sock_accept(listener)
+            except OSError:
+                await asyncio.sleep(FULL)
+                continue
+            of_one = [other for other in self.unproved if other[0] == peer[0]]
+            if len(of_one) >= OF_ONE or len(self.unproved) >= UNPROVED:
+                self.close(of_one[0] if len(of_one) >= OF_ONE else next(iter(self.unproved)))
+            self.unproved[peer] = connection
+            task = asyncio.create_task(self.encrypt(connection, peer, answer, tls))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def encrypt(self, connection, peer, answer, tls):
+        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(LIMIT), answer)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=SECONDS
+            )
+        except OSError:
+            self.leave(peer)
+
+    def close(self, peer):
+        """Close the connection; whoever waits for its other end is told."""
+        with contextlib.suppress(OSError):  # it is closed
+            self.unproved.pop(peer).shutdown(socket.SHUT_RDWR)
+
+    def leave(self, peer):
+        """The other end has proved itself, or has gone."""
+        self.unproved.pop(peer, None)
 
 
 async def connect(address, port, key, seconds=SECONDS):

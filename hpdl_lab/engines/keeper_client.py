@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -87,6 +88,7 @@ def attach(path):
     """A connection to the keeper of the session directory `path`; None when none is alive. Raises KeeperEnding."""
     connection = socket.socket(socket.AF_UNIX)
     try:
+        os.close(session_dir.opened(path))  # what is there from now on, nobody else can replace
         connection.connect(session_dir.keeper_socket(path))
     except OSError:
         connection.close()

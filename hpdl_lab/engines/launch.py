@@ -35,7 +35,7 @@ FOREIGN_PREFIXES = (
 KEPT = ("SLURM_CONF",)  # where Slurm's commands find its controller
 
 LOOPBACK = {  # the MPI libraries would listen on every network interface
-    "UCX_TLS": "self,sm",
+    "UCX_TLS": "self,posix,cma",  # "sm" less System V's memory, which is open to the user's group
     "OMPI_MCA_btl": "self,sm",
     "NCCL_SOCKET_IFNAME": "=lo",
 }

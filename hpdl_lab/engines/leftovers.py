@@ -40,9 +40,9 @@ def in_use(path):
         except OSError:
             pass
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        handle = session_dir.opened(path)
     except OSError:
-        return True  # gone meanwhile
+        return True  # gone meanwhile, or another's
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

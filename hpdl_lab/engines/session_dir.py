@@ -4,6 +4,7 @@ The directory is the same for every notebook of this user and this Python enviro
 finds a running cluster. It is locked (flock) while a cluster starts, and the keeper removes it when the cluster ends.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -93,6 +94,8 @@ def _unfit(label, root, path, longest):
         return f"{label} {root} does not exist"
     if not os.access(root, os.W_OK | os.X_OK):
         return f"{label} {root} is not writable"
+    if (mode := os.stat(root).st_mode) & 0o022 and not mode & stat.S_ISVTX:
+        return f"in {label} {root} others may replace what is yours: chmod +t {root}"
     try:
         info = os.lstat(path)
     except FileNotFoundError:
@@ -107,14 +110,19 @@ def locked(path):
     """Create `path` as a directory that only this user may enter, and hold its lock: one kernel starts at a time.
 
     The keeper of a cluster that ends removes the directory; then whoever waited for the lock makes a new one.
+    Raises EngineError where there is a link, or what is somebody else's.
     """
     while True:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            handle = opened(path)
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise EngineError(
+                f"{path} is no directory of yours ({error.strerror}): remove it, or have it removed"
+            ) from None
         try:
             os.fchmod(handle, 0o700)
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -125,21 +133,34 @@ def locked(path):
             os.close(handle)
 
 
+def opened(path):
+    """A handle on the directory `path`. Raises OSError where there is none, a link, or somebody else's."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    if os.fstat(handle).st_uid != os.getuid():
+        os.close(handle)
+        raise PermissionError(errno.EPERM, "it belongs to someone else", path)
+    return handle
+
+
 def _is_at(path, handle):
     """True when the open directory is still the one at `path`: the keeper of a cluster that ends moves it away."""
     try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
     except FileNotFoundError:
         return False
 
 
 def empty(path):
-    """Remove what a cluster that ended badly left in its session directory."""
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path, ignore_errors=True)
-        else:
-            os.unlink(entry.path)
+    """Remove what a cluster that ended badly left in its session directory. Raises OSError where that is another's."""
+    handle = opened(path)
+    try:
+        for name in os.listdir(handle):
+            if stat.S_ISDIR(os.lstat(name, dir_fd=handle).st_mode):
+                shutil.rmtree(name, ignore_errors=True, dir_fd=handle)
+            else:
+                os.unlink(name, dir_fd=handle)
+    finally:
+        os.close(handle)
 
 
 def readable_by_me(path, flags):

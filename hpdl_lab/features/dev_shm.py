@@ -1,5 +1,6 @@
 """Whether /dev/shm has room for MPI: where it has none, MPICH ends with a SIGBUS and not one word of why."""
 
+import collections
 import contextlib
 import glob
 import os
@@ -40,6 +41,19 @@ def room():
     """Bytes free."""
     found = os.statvfs(PATH)
     return found.f_bavail * found.f_frsize
+
+
+def of_others():
+    """A sentence on files there that other accounts have named like those of MPICH; "" where there are none."""
+    owners = collections.Counter()
+    for path in glob.glob(f"{PATH}/mpich_shm_*"):
+        with contextlib.suppress(OSError):
+            owners[os.lstat(path).st_uid] += 1
+    del owners[os.geteuid()]
+    found = ", ".join(f"{n:,} of user {owner}" for owner, n in owners.items())
+    return (
+        f"Under names like {PATH}/mpich_shm_* are files of others ({found}): they may keep MPICH out" if found else ""
+    )
 
 
 def remove_abandoned():
