@@ -12,7 +12,7 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
 
     lab          the attendee's verbs: start, run, check, hint, solution, measure, train, timeline, scaling, doctor
     engines      the ipyparallel cluster under the notebook: start, run, interrupt, restart, stop
-    classroom    a hub for many attendees, its plan and its rehearsal, the folder that each of them gets
+    classroom    a hub for many attendees, its plan and its rehearsal
     checks       one file per notebook; `exercises.py` is the table of exercises
     plots        pure functions of rows and events
     bench        sweeps: correctness first, time second

@@ -30,7 +30,7 @@ from hpdl_lab.features.uncollected import uncollected
 
 with uncollected():  # a quarter of the time
     from hpdl_lab.checks import exercises
-    from hpdl_lab.classroom.forms import digest, worked_in
+    from hpdl_lab.release.forms import digest, worked_in
 
 HERE = Path(__file__).parent
 FORMS = {"exercise": HERE, "solution": HERE / "solutions"}

@@ -133,7 +133,8 @@ def log_in(given, monkeypatch):
     authenticator.store(given.passwords, {"ada": "sesame street"}, keep=True)
 
     async def log_in(name, password, address="10.0.0.1"):
-        handler = SimpleNamespace(request=SimpleNamespace(remote_ip=address))
+        request = SimpleNamespace(headers={"X-Forwarded-For": address}, get_ssl_certificate=lambda: None)
+        handler = SimpleNamespace(request=request)
         try:
             return await made.authenticate(handler, {"username": name, "password": password})
         except HTTPError as error:

@@ -13,7 +13,7 @@ LAYERS = [
     ["cli"],
     ["lab"],
     ["engines", "classroom", "checks", "plots", "bench"],
-    ["parallel", "zoo"],
+    ["parallel", "zoo", "release"],
     ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
     ["mesh"],
     ["comm", "symptoms"],

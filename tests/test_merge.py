@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from hpdl_lab.classroom import merge
+from hpdl_lab.release import merge
 
 RING = Path(__file__).resolve().parent.parent / "notebooks" / "04_ring_all_reduce.ipynb"
 

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from packaging.requirements import Requirement
 
-from hpdl_lab.classroom import course, forms
+from hpdl_lab.release import course, forms
 
 ROOT = Path(__file__).resolve().parent.parent
 NBGRADER = ROOT / "build" / "nbgrader"

@@ -8,7 +8,4 @@
 A hub: `settings.py` what was asked for, `state.py` what it has made and whose that is, `authenticator.py` who may log
 in, `spawner.py` starts a server in the attendee's `sandbox.py`, within `limits.py`; `server.py` is what then runs;
 `sockets.py` keeps the ports. cluster/jupyterhub_config.py puts these together.
-
-`release.py` writes an attendee's notebooks and merges updates of them; `course.py` writes the same lessons as a course
-for nbgrader.
 """

@@ -22,7 +22,8 @@ import nbformat
 import psutil
 
 from .. import features
-from . import forms, hub
+from ..release import forms
+from . import hub
 from .attendee import Attendee, CellFailed, Trouble
 from .census import Census, census
 from .costs import Costs

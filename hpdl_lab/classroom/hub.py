@@ -34,7 +34,8 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from . import authenticator, limits, release, sandbox, sockets
+from ..release import update
+from . import authenticator, limits, sandbox, sockets
 from .settings import CONFIGURATION, VARIABLE, Settings, read, write_whole
 from .state import REHEARSAL, State
 
@@ -234,7 +235,7 @@ def prepare(given: Settings, state: State) -> Settings:
     """
     mask = os.umask(0o022)  # attendees copy from it
     try:
-        release.write(given.notebooks)
+        update.write(given.notebooks)
     finally:
         os.umask(mask)
     given = walled(given, state)

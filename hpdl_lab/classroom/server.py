@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from ..features.uncollected import uncollected
-from . import forms, release
+from ..release import forms, update
 
 FOLDER = "notebooks"  # in the home; the configuration has JupyterLab start there
 SOURCE = "HPDL_NOTEBOOKS"  # environment: the folder of exercise forms; else those of the clone
@@ -19,7 +19,7 @@ SOURCE = "HPDL_NOTEBOOKS"  # environment: the folder of exercise forms; else tho
 def main() -> None:
     try:
         source = os.environ.get(SOURCE, forms.NOTEBOOKS)
-        for sentence in release.write(os.path.expanduser(f"~/{FOLDER}"), source=source):
+        for sentence in update.write(os.path.expanduser(f"~/{FOLDER}"), source=source):
             print(sentence, file=sys.stderr)
     except (ImportError, OSError, RuntimeError) as error:
         print(f"The notebooks were not brought up to date: {error}", file=sys.stderr)

@@ -19,9 +19,9 @@ def add(commands):
 
 
 def release(arguments):
-    from ..classroom import course, release
+    from ..release import course, update
 
-    said = course.write(arguments.folder) if arguments.nbgrader else release.write(arguments.folder, arguments.source)
+    said = course.write(arguments.folder) if arguments.nbgrader else update.write(arguments.folder, arguments.source)
     for sentence in said:
         print(sentence)
     if not said:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from . import forms, release
+from . import forms, update
 
 BEGIN, END = "    ### BEGIN SOLUTION\n", "    ### END SOLUTION"
 SKIPPED = "skip-execution"  # the tag of nbclient, which nbgrader grades with; JupyterLab runs such cells as any other
@@ -26,13 +26,13 @@ c.Execute.timeout = 120
 
 
 def write(folder):
-    """Write the sources of all assignments into a course, or update them: returns and raises as `release.write`."""
+    """Write the sources of all assignments into a course, or update them: returns and raises as `update.write`."""
     folder, stubs = Path(os.path.abspath(folder)), forms.exercises()
     given = {} if (folder / CONFIG).exists() else {CONFIG: SETTINGS}
     for name, solution in forms.solutions().items():
         stem = name.removesuffix(".ipynb")
-        given[f"source/{stem}/{name}"] = source_form(release.parsed(solution), release.parsed(stubs[name]))
-    return release.put(folder, given)
+        given[f"source/{stem}/{name}"] = source_form(update.parsed(solution), update.parsed(stubs[name]))
+    return update.put(folder, given)
 
 
 def source_form(solution, exercise):
