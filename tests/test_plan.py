@@ -16,6 +16,7 @@ from hpdl_lab.classroom import plan as planning
 from hpdl_lab.classroom.census import Census, Process, census, kind_of
 from hpdl_lab.classroom.costs import COSTS, Costs
 from hpdl_lab.classroom.plan import LAB_START_SECONDS, Plan
+from hpdl_lab.cli import plan_text
 from hpdl_lab.cli.plan import memory
 from hpdl_lab.engines import cluster
 
@@ -85,25 +86,25 @@ def test_what_hurts_first_stands_first_and_turns_do_not_keep_anybody_out():
     assert fits == sorted(fits) and made.resources()[0].name in ("GPUs", "cores, to compute")
     assert resource(made, "GPUs").fits == 2 and resource(made, "cores, to compute").fits == 2
     assert made.fits == 25 and made.nodes == 1
-    said = planning.verdict(made)
+    said = plan_text.verdict(made)
     assert "GPUs, beyond 2 attendees, who then take turns" in said and "memory, beyond 25 attendees" in said
-    assert "cores, to compute: even one attendee has fewer than wanted" in planning.verdict(plan(cores=2))
+    assert "cores, to compute: even one attendee has fewer than wanted" in plan_text.verdict(plan(cores=2))
 
 
 def test_who_does_not_fit_is_told_how_many_nodes_or_engines_would_do():
     made = plan(attendees=60)
     assert made.fits == 25 and made.nodes == 3 and made.most_engines() == 0
-    assert "Engines per person: 4 fit 25 of 60: take 3 such nodes." in planning.verdict(made)
+    assert "Engines per person: 4 fit 25 of 60: take 3 such nodes." in plan_text.verdict(made)
     made = plan(attendees=40)
     assert made.most_engines() == 1  # 400 + 200 * n <= 30,000 / 40
-    assert "4 fit 25 of 40: take 2 such nodes, or 1 engine each." in planning.verdict(made)
+    assert "4 fit 25 of 40: take 2 such nodes, or 1 engine each." in plan_text.verdict(made)
 
 
 def test_more_engines_than_memory_fit_nobody_and_say_so():
     made = plan(attendees=1, memory=4 * GB, engines=64)
     assert made.fits == 0 and made.nodes == 0
-    assert "hpdl hub" not in planning.text(made) and "scontrol" not in planning.text(made)
-    assert "64 fit 0 of 1: take a larger node: no attendee fits on this one, or 8 engines each." in planning.verdict(
+    assert "hpdl hub" not in plan_text.text(made) and "scontrol" not in plan_text.text(made)
+    assert "64 fit 0 of 1: take a larger node: no attendee fits on this one, or 8 engines each." in plan_text.verdict(
         made
     )
 
@@ -117,7 +118,7 @@ def test_more_engines_than_memory_fit_nobody_and_say_so():
     ],
 )
 def test_gpus_fewer_or_more_than_wanted_are_said(gpus, attendees, sentence):
-    assert sentence in planning.verdict(plan(attendees, 64, 256 * GB, gpus))
+    assert sentence in plan_text.verdict(plan(attendees, 64, 256 * GB, gpus))
 
 
 # -- what is pasted ---
@@ -125,7 +126,7 @@ def test_gpus_fewer_or_more_than_wanted_are_said(gpus, attendees, sentence):
 
 def test_the_hub_line_is_one_that_hpdl_hub_takes():
     made = plan(attendees=20)
-    line = next(line for line in planning.settings(made).splitlines() if "hpdl hub" in line)
+    line = next(line for line in plan_text.settings(made).splitlines() if "hpdl hub" in line)
     asked = cli.parser().parse_args(line.split()[1:])
     assert asked.users == 20 and asked.engines == 4 and asked.start_timeout == 60
     assert "--memory 1.8GB" in line  # half more than 1,200 MB
@@ -135,7 +136,7 @@ def test_the_lines_of_a_configuration_are_options_of_jupyterhub():
     from jupyterhub.app import JupyterHub
     from jupyterhub.spawner import Spawner
 
-    lines = [line.strip() for line in planning.settings(plan()).splitlines() if line.strip().startswith("c.")]
+    lines = [line.strip() for line in plan_text.settings(plan()).splitlines() if line.strip().startswith("c.")]
     assert len(lines) == 6
     for line in lines:
         kind, name = line.split(" = ")[0].split(".")[1:]
@@ -152,7 +153,7 @@ def test_lab_start_gives_up_when_the_plan_says():
 def test_the_shipped_constants_are_whole_and_all_printed_with_their_origin(home):
     shipped = costs.load()
     assert shipped.path == str(costs.SHIPPED) and set(shipped.values) == set(COSTS)
-    printed = str(shipped)
+    printed = plan_text.constants(shipped)
     for text in (*(f"{value:,.4g}" for value in shipped.values.values()), *costs.COLUMNS.values()):
         assert text in printed
     for text in (shipped.command, shipped.machine, shipped.versions, shipped.date):

@@ -9,7 +9,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .plan import STEPS, table
+from .plan import STEPS
 
 SHIPPED = Path(__file__).with_suffix(".json")
 COLUMNS = {  # of each step, for one attendee who is alone: {name: what it is}; memory and threads are those afterwards
@@ -45,15 +45,6 @@ class Costs:
 
     def __getitem__(self, name):
         return self.values[name]
-
-    def __str__(self):
-        once = ", ".join(f"{what} {self[name]:,.4g}" for name, what in ONCE.items())
-        rows = [[step, *(f"{self[f'{step}_{column}']:,.4g}" for column in COLUMNS)] for step in STEPS]
-        return (
-            f"constants, measured by `{self.command}` with {self.engines} engines and notebook {self.notebook}\n"
-            f"  on {self.machine}; {self.versions}; {self.date}\n"
-            f"  kept in {self.path}; memory (MB): {once}\n" + table(("one alone", *COLUMNS.values()), rows)
-        )
 
     def json(self):
         """The text of the file that `read` takes."""

@@ -27,7 +27,7 @@ from . import hub
 from .attendee import Attendee, CellFailed, Trouble
 from .census import Census, census
 from .costs import Costs
-from .plan import ENGINES, STEPS, count
+from .plan import ENGINES, STEPS
 
 NOTEBOOK = "00"  # the one that a class opens first, and all at once
 SERVER_SECONDS, CELL_SECONDS = 600, 300
@@ -172,7 +172,7 @@ def rehearse(n, notebook=NOTEBOOK, engines=ENGINES, say=print):
     names = [f"drill{os.getpid()}-{i:02}" for i in range(1, n + 1)]  # no hub of this machine has them
     with hub.private(names, engines=engines, idle=0) as running:
         folder = running.settings.state
-        say(f"a hub for {count(n, 'attendee')} in {folder}")
+        say(f"a hub for {n} attendee{'s' * (n != 1)} in {folder}")
         attendees = [Attendee(running.url, name, f"{name}-password") for name in names]
         drill = Drill(running, attendees, cells, engines, say, notebook)
         try:

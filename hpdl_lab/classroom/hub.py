@@ -317,24 +317,20 @@ def forget_password(folder: str, name: str) -> str:
     return password
 
 
-def progress(folder: str) -> str:
-    """How far each attendee is, a line each: exercises passed, and what they did last. Read as the attendee."""
-    state, lines = State.open(folder), []
+def progress(folder: str) -> dict[str, list[dict] | str]:
+    """{name: rows of what an attendee did last, or why they cannot be read}. It is read as the attendee."""
+    state, found = State.open(folder), {}
     given = read(folder) or Settings(state=folder)
     for account in (state.account(name) for name in state.manifest.names if name != REHEARSAL):
-        rows = []
         find = ["find", sandbox.home(given, account), *PROGRESS, "-exec", "tail", "-c", str(PROGRESS_BYTES), "{}", ";"]
         try:
+            rows = found[account.name] = []
             for line in sandbox.run_as(given, account, find, PROGRESS_SECONDS, PROGRESS_BYTES).splitlines():
-                with contextlib.suppress(ValueError):  # the first may be cut
+                with contextlib.suppress(ValueError, TypeError):  # the first may be cut
                     rows.append(dict(json.loads(line)))
-            passed = sorted({str(row["exercise"]) for row in rows if row["kind"] == "check" and row["passed"]})
-            last = [str(rows[-1].get(key) or "") for key in ("time", "kind", "exercise", "failed")] if rows else []
-            said = f"passed {' '.join(passed) or 'none'}; last: {' '.join(last) or 'none'}"
-        except (KeyError, TypeError, RuntimeError) as error:
-            said = f"cannot be read: {type(error).__name__}: {error}"
-        lines.append(f"{account.name}  {ascii(said)[1:-1][:300]}")  # no escape sequence of theirs reaches the terminal
-    return "\n".join(lines)
+        except RuntimeError as error:
+            found[account.name] = str(error)
+    return found
 
 
 def proxy_program() -> list[str]:

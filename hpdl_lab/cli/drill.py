@@ -3,8 +3,9 @@
 import signal
 import statistics
 
-from ..classroom.plan import STEPS, Plan, count, table
+from ..classroom.plan import STEPS, Plan
 from .arguments import file, ranks
+from .plan_text import count, table
 
 USER_COLUMNS = ("attendee", *(f"{step} (s)" for step in STEPS), "memory (MB)", "failed at")
 STEP_COLUMNS = ("step", "done", "median (s)", "last (s)", "planned", "error", "processor of one (s)", "planned")

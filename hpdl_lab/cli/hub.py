@@ -66,7 +66,8 @@ def hub(arguments):
         print(f"The new password of {arguments.forget_password}: {password}")
         return 0
     if arguments.progress:
-        print(progress(state))
+        for name, rows in progress(state).items():
+            print(f"{name}  {how_far(rows)}")
         return 0
     if arguments.users_file:
         passwords = authenticator.read(arguments.users_file)
@@ -106,6 +107,15 @@ def hub(arguments):
             print("\nStopping JupyterHub, servers and engines ...", flush=True)
     print("Stopped. Files and passwords stay: the same command goes on from here.")
     return 0
+
+
+def how_far(rows: list[dict] | str) -> str:
+    """What an attendee has passed and did last. Nothing that they wrote reaches the terminal as an escape sequence."""
+    if isinstance(rows, str):
+        return f"cannot be read: {rows}"
+    passed = sorted({str(row.get("exercise")) for row in rows if row.get("kind") == "check" and row.get("passed")})
+    last = [str(rows[-1][key]) for key in ("time", "kind", "exercise", "failed") if rows[-1].get(key)] if rows else []
+    return ascii(f"passed {' '.join(passed) or 'none'}; last: {' '.join(last) or 'none'}")[1:-1][:300]
 
 
 def words(given):

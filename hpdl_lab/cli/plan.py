@@ -25,7 +25,8 @@ def add(commands):
 def plan(arguments):
     """Print plan and constants; exit code 1 where the class does not fit on one node."""
     from ..classroom import costs
-    from ..classroom.plan import ENGINES, Plan, text
+    from ..classroom.plan import ENGINES, Plan
+    from .plan_text import constants, text
 
     asked = (arguments.attendees, arguments.node_cores, arguments.memory)
     if None in asked and not (arguments.measure and asked == (None,) * 3):
@@ -33,13 +34,13 @@ def plan(arguments):
     if arguments.save and not arguments.measure:
         raise ValueError("--save is where --measure writes: give both, or neither")
     nbytes = memory(arguments.memory) if arguments.memory else 0
-    constants = measured(arguments.save or costs.own_path()) if arguments.measure else costs.load()
+    known = measured(arguments.save or costs.own_path()) if arguments.measure else costs.load()
     if arguments.attendees is None:
-        print(constants)
+        print(constants(known))
         return 0
     engines = ENGINES if arguments.engines is None else arguments.engines
-    made = Plan(constants, arguments.attendees, arguments.node_cores, nbytes, arguments.gpus, engines)
-    print(text(made), constants, sep="\n\n")
+    made = Plan(known, arguments.attendees, arguments.node_cores, nbytes, arguments.gpus, engines)
+    print(text(made), constants(known), sep="\n\n")
     if made.fits < made.attendees:
         print(
             f"hpdl: {made.fits:,} of {made.attendees:,} attendees fit on such a node: see what hurts first",

@@ -6,7 +6,8 @@ import subprocess
 import pytest
 
 from hpdl_lab.classroom import costs
-from hpdl_lab.classroom.plan import Plan, reservation
+from hpdl_lab.classroom.plan import Plan
+from hpdl_lab.cli.plan_text import reservation
 
 pytestmark = pytest.mark.timeout(300)
 
