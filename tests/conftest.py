@@ -27,7 +27,7 @@ put_off_torch_compiler()
 
 
 BESIDE = 5  # times as long may all take under `make test`, where workers, and other steps, share the cores
-LONGEST = ("nbgrader", "bench", "engines_life", "drill", "hub_command", "torchrun", "setup")
+LONGEST = ("nbgrader", "bench", "engines_life", "drill", "hub_attacks", "hub_command", "torchrun", "setup")
 REPLACING = ("grid_picker", "engines_say", "engines_background", "engines_stop", "faults_engines")
 
 

@@ -61,7 +61,6 @@ def make(given: Settings, name: str) -> list[str]:
         "cpu.shares": max(2, int(given.core_limit * 1024)),
         "pids.max": PROCESSES,
     }
-    remove(given, name)  # what is left of an earlier one may have a lower limit of memory and swap
     for folder in given.groups:
         os.makedirs(os.path.join(folder, name), exist_ok=True)
         for file, value in limits.items():

@@ -1,0 +1,625 @@
+"""Attacks that once succeeded, by attendees with programs of their own on a real hub, or by strangers at its port.
+
+docs/security.md names the test behind each of its claims. Eve is the attacker.
+"""
+
+import concurrent.futures
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from hpdl_lab import cli
+from hpdl_lab.classroom import authenticator, hub, limits, sandbox, settings
+from hpdl_lab.classroom.attendee import Attendee, Trouble
+from hpdl_lab.classroom.state import State
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes of several user ids need root"),
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bwrap"),
+    pytest.mark.timeout(150),
+]
+ADA, BOB, DAN, EVE, FAY = NAMES = [f"{name}{os.getpid()}" for name in ("ada", "bob", "dan", "eve", "fay")]
+PASSWORD, SECRET = "correct horse", "the-secret-of-root"
+MEGABYTE = 2**20
+PAGE = "PAGE OF THE ATTACKER"
+
+# Runs four programs that want to stay: with the first thread ended, respawning, detached, and not to be looked at.
+STAY = """
+import ctypes, os, signal, threading, time
+libc = ctypes.CDLL(None)
+def ghost():
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    libc.syscall({"x86_64": 60}.get(os.uname().machine, 93), 0)  # exit, of this thread alone
+def respawn():
+    while True:
+        if os.fork():
+            time.sleep(0.05)
+            os._exit(0)
+def detached():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    time.sleep(1000)
+def unseen():
+    libc.prctl(4, 0)  # PR_SET_DUMPABLE
+    libc.unshare(0x10000000 | 0x20000000)  # a user namespace, and a process namespace below it
+    os.fork()
+    time.sleep(1000)
+for stay in (ghost, respawn, detached, unseen):
+    if not os.fork():
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(signum, signal.SIG_IGN)
+        os.closerange(0, 3)
+        stay()
+"""
+
+
+@pytest.fixture(scope="module")
+def running():
+    """The hub of these tests. What root has in its environment and keyring is nobody else's."""
+    libc = ctypes.CDLL(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        if os.uname().machine == "x86_64":
+            libc.syscall(250, 1, None)  # a session keyring of this process, and a key in it
+            libc.syscall(248, b"user", b"hpdl-attack", SECRET.encode(), len(SECRET), -3)
+        with hub.private(NAMES, engines=2, idle=0, trust_attendees=False) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def browser(running):
+    """`browser(name)`: that attendee, logged in."""
+    came = {}
+
+    def come(name):
+        if name not in came:
+            came[name] = Attendee(running.url, name, PASSWORD)
+            came[name].log_in()
+        return came[name]
+
+    yield come
+    for one in came.values():
+        one.leave()
+
+
+@pytest.fixture(scope="module")
+def at_work(browser):
+    """`at_work(name)`: that attendee in a notebook."""
+
+    def work(name):
+        one = browser(name)
+        if one.kernel is None:
+            one.start_server(120)
+            one.open_notebook("00_engines.ipynb")
+        return one
+
+    return work
+
+
+@contextlib.contextmanager
+def attack(given, account, code, joins=(), arguments=()):
+    """Python code in the sandbox of an attendee, ended afterwards."""
+    sandbox.write_names(account)
+    with subprocess.Popen(
+        sandbox.command(given, account, [sys.executable, "-I", "-c", code, *map(str, arguments)], groups=joins),
+        env=sandbox.environment(given, account),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            sandbox.kill_tree(process.pid)
+
+
+def of_user(uid):
+    """Numbers of all processes of which some thread runs as this user, looked for without the product's help."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/task/[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if str(uid) in lines["Uid"].split() and not lines["State"].startswith(("Z", "X")):
+                found.append(int(status.parts[2]))
+    return found
+
+
+@contextlib.contextmanager
+def others_are_answered(running, within, seconds=1.0):
+    """The hub answers everybody else meanwhile, each time within `seconds`."""
+    worst, stop = [], []
+
+    def ask():
+        while not stop:
+            begin = time.monotonic()
+            assert requests.get(f"{running.url}/hub/health", timeout=60).status_code == 200
+            worst.append(time.monotonic() - begin)
+            time.sleep(0.05)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        asking = pool.submit(ask)
+        try:
+            yield
+        finally:
+            stop.append(True)
+    asking.result()
+    assert max(worst) < within(seconds), sorted(worst)[-5:]
+
+
+def where(running, name):
+    """(address, port) that the hub has told the attendee's server to listen at, once it is started."""
+    give_up, uid = time.monotonic() + 60, running.state.account(name).uid
+    while time.monotonic() < give_up:
+        for pid in of_user(uid):
+            with contextlib.suppress(psutil.Error, KeyError):
+                url = psutil.Process(pid).environ()["JUPYTERHUB_SERVICE_URL"]
+                address, _, port = url.removeprefix("https://").partition("/")[0].partition(":")
+                return address, int(port)
+        time.sleep(0.02)
+    raise AssertionError(f"no server of {name} was started")
+
+
+# -- what an attendee can do to the machine ----------------------------------------------------------------------------
+
+
+def test_a_sandbox_shows_nothing_of_root_and_opens_to_nobody(running, at_work):
+    """Environment, keys, open files, terminal, processes, folders and control groups; also with a user namespace."""
+    eve = at_work(EVE)
+    code = f"""
+import ctypes, json, os, subprocess
+found, libc = {{}}, ctypes.CDLL(None)
+found["environment"] = {SECRET!r} in str(os.environ)
+found["key"] = os.uname().machine == "x86_64" and libc.syscall(250, 10, -3, b"user", b"hpdl-attack", 0) > 0
+found["users"] = len({{os.stat(f"/proc/{{pid}}").st_uid for pid in os.listdir("/proc") if pid.isdigit()}})
+for path in ("/dev/tty", "/run/hpdl/own/new", "/etc/new", "/sys/fs/cgroup/new", "/proc/sys/kernel/core_pattern"):
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT))
+        found[path] = True
+    except OSError:
+        found[path] = False
+found["state"] = os.path.exists({running.settings.state!r})
+for program in ("mount -o remount,rw,bind /etc", "umount /etc/passwd", "mount -t cgroup x /mnt"):
+    found[program] = subprocess.run(["unshare", "-Urm", *program.split()], capture_output=True).returncode == 0
+print(json.dumps(found))
+"""
+    found = json.loads(eve.run(code, 60))
+    assert found.pop("users") == 2  # hers, and root's first process of the sandbox
+    assert [what for what, succeeded in found.items() if succeeded] == []
+    opened = [os.fstat(fd) for fd in (running.state.lock, *(held.socket.fileno() for held in running._held))]
+    mine, theirs = {(file.st_dev, file.st_ino) for file in opened}, set()
+    for pid in of_user(running.state.account(EVE).uid):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                theirs.add((fd.stat().st_dev, fd.stat().st_ino))
+    assert theirs and not mine & theirs
+
+
+def test_shared_memory_that_an_attendee_plants_reaches_no_engines_of_others(at_work):
+    plant = """
+import os
+for pid in range(1, 3001):
+    number = 0x811C9DC5
+    for byte in f"kvs_{pid}_0".encode():
+        number = (number ^ byte) * 0x01000193 % 2**32
+    os.close(os.open(f"/dev/shm/mpich_shm_{number:x}_0", os.O_CREAT | os.O_RDWR, 0o600))
+print(len(os.listdir("/dev/shm")))
+"""
+    assert int(at_work(EVE).run(plant, 60)) >= 3000
+    ada = at_work(ADA)
+    assert ada.run("import os; print(os.listdir('/dev/shm'))", 60).strip() == "[]"
+    code = "from hpdl_lab import lab\nlab.start(2)\nprint(list(lab.run(lambda comm: comm.rank)))\nlab.stop()"
+    assert "[0, 1]" in ada.run(code, 100)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        "os.makedirs('/dev/shm/a'); f = open('/dev/shm/a/b', 'wb', 0)\nfor _ in range(400): f.write(block)",
+        "os.makedirs('/run/a'); f = open('/run/a/b', 'wb', 0)\nfor _ in range(400): f.write(block)",
+        "m = mmap.mmap(-1, 400 * 2**20)\nfor _ in range(400): m.write(block)",
+        "l = ctypes.CDLL(None); l.shmat.restype = ctypes.c_void_p\n"
+        "for _ in range(400): ctypes.memset(l.shmat(l.shmget(0, 2**20, 0o1600), None, 0), 1, 2**20)",
+    ],
+    ids=["dev-shm", "run", "mmap-shared", "system-v"],
+)
+def test_memory_that_processes_share_is_bounded_and_ends_with_the_sandbox(running, take, eventually):
+    small, account = running.settings.replace(memory=200 * MEGABYTE), running.state.account(DAN)
+    joins = limits.make(small, DAN)
+    if not joins:
+        pytest.skip("no control groups here")
+    with attack(
+        small, account, f"import ctypes, mmap, os\nblock = bytes(2**20)\n{take}\nprint('all of it')", joins
+    ) as it:
+        assert "all of it" not in it.communicate(timeout=60)[0]  # no space left, or killed
+    statistics = next(file for join in joins if (file := Path(join).with_name("memory.stat")).exists())
+    eventually(lambda: int(dict(row.split() for row in statistics.read_text().splitlines())["shmem"]) < MEGABYTE)
+    limits.remove(small, DAN)
+    assert of_user(account.uid) == [] and not any(os.path.exists(join) for join in joins)
+    assert str(account.uid) not in Path("/proc/sysvipc/shm").read_text().split()
+    assert account.uid not in {entry.stat(follow_symlinks=False).st_uid for entry in os.scandir("/dev/shm")}
+
+
+# -- what an attendee can do to others ---------------------------------------------------------------------------------
+
+TAKE_PLACE = f"""
+import socket, ssl, sys, time
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("/run/hpdl/own/certfile", "/run/hpdl/own/keyfile")
+while True:
+    try:
+        listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+        break
+    except OSError:
+        time.sleep(0.01)
+print("listening", flush=True)
+while True:
+    try:
+        with context.wrap_socket(listener.accept()[0], server_side=True) as channel:
+            channel.settimeout(5)
+            channel.recv(65536)
+            channel.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: {len(PAGE)}\\r\\n\\r\\n{PAGE}")
+    except OSError:
+        pass
+"""
+
+
+def test_no_attendee_takes_the_place_of_a_server_that_starts_or_has_died(running, browser, at_work):
+    """Eve has the port first, with the certificate of her own server. Nobody who asks for theirs sees her page."""
+    at_work(EVE)  # so that she has a certificate
+    eve, fay, bob = running.state.account(EVE), browser(FAY), browser(BOB)
+
+    def seen(one):
+        return one.http.get(f"{running.url}{one.server}/lab", timeout=60).text
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        starting = pool.submit(fay.start_server, 5)
+        with attack(running.settings, eve, TAKE_PLACE, arguments=where(running, FAY)) as process:
+            assert process.stdout.readline() == "listening\n"
+            while not starting.done():
+                assert PAGE not in seen(fay)
+                time.sleep(0.2)
+        assert isinstance(starting.exception(), Trouble)
+    bob.start_server(100)
+    assert "JupyterLab" in seen(bob)
+    with attack(running.settings, eve, TAKE_PLACE, arguments=where(running, BOB)) as process:
+        sandbox.end_all(running.state.account(BOB))  # as when memory has run out
+        assert process.stdout.readline() == "listening\n"
+        for _ in range(5):
+            assert PAGE not in seen(bob)
+
+
+def test_a_certificate_of_ones_own_opens_no_other_server_and_not_the_proxy(running, at_work):
+    eve, _ = at_work(EVE), at_work(ADA)
+    own = where(running, EVE)
+    code = f"""
+import http.client, ssl
+def ask(host, port, path):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain("/run/hpdl/own/certfile", "/run/hpdl/own/keyfile")
+    try:
+        connection = http.client.HTTPSConnection(host, port, context=context, timeout=20)
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except OSError as error:
+        return type(error).__name__
+print([ask("127.0.0.1", {running.settings.hub_port}, "/hub/api/"), ask(*{where(running, ADA)}, "/user/{ADA}/api"),
+       ask(*{own}, "/user/{EVE}/api"), ask("127.0.0.1", {running.settings.proxy_port}, "/api/routes")])
+"""
+    answers = eve.run(code, 60)
+    assert answers.startswith("[200, 'SSL") and answers.count("Error") == 2
+    assert answers.endswith(" 403]\n")  # the proxy wants its token as well
+
+
+TAKE_PORTS = """
+import socket, sys, time
+tried = 0
+while True:
+    for port in map(int, sys.argv[1:]):
+        for family, address in ((2, "127.0.0.1"), (2, "0.0.0.0"), (10, "::1"), (10, "::"), (10, "::ffff:127.0.0.1")):
+            for option in (None, socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+                with socket.socket(family) as listener:
+                    if option:
+                        listener.setsockopt(socket.SOL_SOCKET, option, 1)
+                    if address == "::":
+                        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    tried += 1
+                    try:
+                        listener.bind((address, port))
+                        listener.listen()
+                        print("took", address, port, option, flush=True)
+                    except OSError:
+                        pass
+    print(tried, flush=True)
+    time.sleep(0.01)
+"""
+
+
+class Enough(Exception):
+    """The hub has been started again often enough."""
+
+
+def test_the_ports_of_a_hub_that_is_killed_are_nobodys(running, at_work):
+    """JupyterHub, then its proxy. Servers and sessions go on."""
+    at_work(ADA).run("x = 'before'", 60)
+    given, said = running.settings, []
+    ports = given.port, given.hub_port, given.proxy_port
+
+    def say(text):
+        said.append(text)
+        if "again." in text and text.startswith("JupyterHub answers"):
+            if len(said) > 2:
+                raise Enough
+            os.kill(running.proxy.pid, signal.SIGKILL)
+
+    with attack(given, running.state.account(EVE), TAKE_PORTS, arguments=ports) as eve:
+        assert eve.stdout.readline()
+        os.kill(running.process.pid, signal.SIGKILL)
+        with pytest.raises(Enough):
+            running.serve(say)
+        sandbox.kill_tree(eve.pid)
+        lines = eve.stdout.read().splitlines()
+    assert [line for line in lines if line.startswith("took")] == []
+    assert int(lines[-1]) > 1000
+    for name in (ADA, EVE):
+        one = at_work(name)
+        one.leave()
+        one.open_notebook("00_engines.ipynb")
+    assert at_work(ADA).run("print(x)", 60) == "before\n"
+
+
+def test_nothing_of_an_attendee_survives_the_stop_of_the_server(running, at_work, browser, eventually, within):
+    uid = running.state.account(EVE).uid
+    eve = at_work(EVE)
+    before = len(set(of_user(uid)))
+    eve.run(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {STAY!r}])", 60)
+    eventually(lambda: len(set(of_user(uid))) >= before + 4)
+    with others_are_answered(running, within):
+        eve.stop_server()
+        eventually(lambda: not of_user(uid))
+        ready = f"{running.url}/hub/api/users/{EVE}"
+        eventually(lambda: eve.http.get(ready, timeout=20).json().get("server") is None)
+    assert not any(os.path.exists(os.path.join(folder, EVE)) for folder in running.settings.groups)
+
+
+# -- what strangers, and those who may not come any more, can do -------------------------------------------------------
+
+
+def guess(running, name, password, **headers):
+    """The HTTP status of one login by somebody without cookies."""
+    with requests.Session() as http:
+        http.headers.update({key.replace("_", "-"): value for key, value in headers.items()})
+        http.get(f"{running.url}/hub/login", timeout=60)
+        form = {"_xsrf": http.cookies.get("_xsrf", path="/hub/")}
+        form |= {key: value for key, value in (("username", name), ("password", password)) if value is not None}
+        return http.post(f"{running.url}/hub/login", data=form, timeout=60, allow_redirects=False).status_code
+
+
+def test_who_guesses_waits_and_keeps_nobody_else_from_the_hub(running, browser, within):
+    browser(BOB)
+    with others_are_answered(running, within), concurrent.futures.ThreadPoolExecutor(40) as pool:
+        codes = list(pool.map(lambda i: guess(running, BOB, f"wrong password {i}"), range(40)))
+    assert set(codes) == {403, 429} and codes.count(403) <= 8, codes
+    forged = [guess(running, BOB, "wrong again", X_Real_Ip=f"10.0.0.{i}", X_Forwarded_For="10.1.1.1") for i in range(9)]
+    assert forged.count(429) >= 3, forged  # the address that a client claims changes nothing
+    assert guess(running, FAY, "x" * 10_000) == 403 and guess(running, None, None) == 400
+
+
+def test_a_log_that_strangers_fill_stays_small(tmp_path, monkeypatch, eventually):
+    monkeypatch.setattr(hub, "LOG_BYTES", 10_000)
+    log = hub.Log(tmp_path / "hub.log")
+    with open(log.write_end, "w") as lines:
+        for number in range(10_000):
+            print(f"line {number} of a stranger", file=lines)
+    eventually(lambda: log.tail and "line 9999 " in log.tail[-1])
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= (hub.LOGS + 1) * 10_000
+
+
+def test_a_hub_with_a_host_name_checks_the_servers_address(running, at_work):
+    at_work(ADA)
+    for path in ("/hub/health", f"/user/{ADA}/api"):
+        reply = requests.get(running.url + path, headers={"Host": "hub.example.org"}, timeout=60)
+        assert reply.status_code == 200, reply.text
+
+
+def token_of(one):
+    """An API token that an attendee makes for later."""
+    reply = one._ask("POST", f"/hub/api/users/{one.name}/tokens", json={"note": "for later"}, xsrf="/hub/")
+    return {"Authorization": f"token {reply.json()['token']}"}
+
+
+def is_in(running, one, token):
+    """Whether an earlier session, or an earlier token, still opens anything of the hub."""
+    session = one.http.get(f"{running.url}/hub/home", timeout=60, allow_redirects=False).status_code == 200
+    return session or requests.get(f"{running.url}/hub/api/user", headers=token, timeout=60).status_code == 200
+
+
+def test_a_forgotten_password_throws_everybody_out_and_lets_in_only_the_new_one(running, browser, eventually):
+    dan = browser(DAN)
+    dan.start_server(100)
+    token = token_of(dan)
+    assert is_in(running, dan, token)
+    new = hub.forget_password(running.settings.state, DAN)
+    assert not is_in(running, dan, token)
+    eventually(lambda: not of_user(running.state.account(DAN).uid))
+    assert [guess(running, DAN, password) for password in (PASSWORD, new)] in ([403, 302], [403, 429])
+    eventually(lambda: guess(running, DAN, new) == 302)
+
+
+def test_progress_is_read_as_the_attendee_whatever_lies_there(running):
+    texts = {
+        ADA: lambda path: os.symlink("/dev/zero", path),
+        BOB: os.mkfifo,
+        EVE: lambda path: os.symlink(running.settings.private / "cookie_secret", path),
+        FAY: lambda path: path.write_text('{"kind": "\x1b]0;x\x07", "exercise": "\x9b31m"}\n' + "[" * 40_000 + "\n"),
+    }
+    for name, lay in texts.items():
+        home = Path(running.state.account(name).home, ".hpdl")
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        lay(home / "progress.jsonl")
+        shutil.chown(home, running.state.account(name).uid)
+    begin = time.monotonic()
+    said = hub.progress(running.settings.state)
+    assert time.monotonic() - begin < 60
+    assert said.count("\n") == len(NAMES) - 1 and said.isascii() and said.replace("\n", "").isprintable()
+    assert (running.settings.private / "cookie_secret").read_text().strip()[:16] not in said
+
+
+# -- the life of a state folder ----------------------------------------------------------------------------------------
+
+
+def plant(home, uid):
+    """What an attendee lays where root might run Python, or a shell."""
+    loot = "import os; open(os.path.expanduser('~/loot'), 'a').write(str(os.environ))\n"
+    for file in ("importlib/__init__.py", "jupyterhub/__init__.py", "sitecustomize.py", ".profile", ".bashrc"):
+        path = Path(home, file)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(loot if file.endswith("py") else "env > ~/loot\n")
+    subprocess.run(["chown", "-hR", f"{uid}:{uid}", home], check=True)
+
+
+def test_a_second_hub_with_the_same_names_and_who_is_off_the_list(running, at_work, tmp_path_factory, eventually):
+    """Its start, its second start with another list, its stop and its removal reach nothing of the first."""
+    ada = at_work(ADA)
+    ada.run("open('/home/' + __import__('os').environ['USER'] + '/mine', 'w').write('kept')", 60)
+    state = str(tmp_path_factory.mktemp("second") / "state")
+    given = settings.Settings(users=(ADA, EVE), state=state, port=0, engines=1, idle=0)
+    with hub.Hub.start(given) as second:
+        eve = Attendee(second.url, EVE, PASSWORD)
+        eve.log_in()
+        token = token_of(eve)
+        assert is_in(second, eve, token)
+        before = {name: second.state.account(name) for name in (ADA, EVE)}
+        first = {running.state.account(name).uid for name in NAMES}
+        assert not first & {account.uid for account in before.values()}
+        port = second.settings.port
+    plant(before[EVE].home, before[EVE].uid)
+    rehearsal = second.state.account("-rehearsal-")
+    plant(rehearsal.home, rehearsal.uid)  # more than an attendee could
+    with hub.Hub.start(given.replace(users=(BOB, ADA), port=port)) as second:
+        assert not is_in(second, eve, token) and guess(second, EVE, PASSWORD) == 403
+        now = {name: second.state.account(name) for name in (ADA, BOB)}
+        assert now[ADA] == before[ADA] and now[BOB].uid not in {account.uid for account in before.values()}
+        assert os.listdir(now[BOB].home) == []
+        hub.progress(state)
+        assert not any(Path(account.home, "loot").exists() for account in second.state.accounts())
+        # Something of Bob's has left its sandbox: a process that the hub has not started, in no group.
+        become = ["setpriv", f"--reuid={now[BOB].uid}", f"--regid={now[BOB].uid}", "--clear-groups"]
+        subprocess.run([*become, sys.executable, "-I", "-c", STAY], cwd="/", check=True)
+        eventually(lambda: len(set(of_user(now[BOB].uid))) >= 4)
+    assert not of_user(now[BOB].uid)
+    subprocess.run([*become, sys.executable, "-I", "-c", STAY], cwd="/", check=True)
+    assert cli.main(["hub", "--remove", "--state", state]) == 0
+    assert not os.path.exists(state) and not of_user(now[BOB].uid)
+    assert ada.run("print(open('/home/' + __import__('os').environ['USER'] + '/mine').read())", 60) == "kept\n"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """The state folder of a hub that does not run, with work of Ada in it."""
+    state = State.make(str(tmp_path / "state"))
+    account = state.account(ADA)
+    Path(account.home, "work").write_text("a week of it")
+    os.chown(Path(account.home, "work"), account.uid, account.uid)
+    state.close()
+    yield state
+    subprocess.run(["rm", "-rf", state.folder], check=True)  # also what is too deep for pytest
+
+
+def test_removing_a_copy_leaves_the_original_and_its_programs_alone(made, tmp_path, capsys):
+    account = made.account(ADA)
+    copy = str(tmp_path / "copy")
+    subprocess.run(["cp", "-a", made.folder, copy], check=True)
+    command = ["setpriv", f"--reuid={account.uid}", "--clear-groups", "sleep", "100"]
+    with subprocess.Popen(command) as working:
+        assert cli.main(["hub", "--remove", "--state", copy]) == 1
+        assert "is a copy" in capsys.readouterr().err and working.poll() is None
+        working.kill()
+    assert Path(account.home, "work").read_text() == "a week of it" and os.listdir(f"{copy}/homes")
+    moved = str(tmp_path / "moved")
+    os.rename(made.folder, moved)  # the same folder: it goes, and not what stands in its place now
+    again = State.make(made.folder)
+    again.account(ADA)
+    again.close()
+    State.lock_existing(moved).remove()
+    assert not os.path.exists(moved) and os.path.isdir(account.home)
+
+
+def test_removing_follows_no_links_and_no_names_that_were_tampered_with(made, tmp_path):
+    other = tmp_path / "other"
+    (other / "precious").mkdir(parents=True)
+    os.rename(f"{made.folder}/homes", tmp_path / "homes")
+    os.symlink(other, f"{made.folder}/homes")
+    with pytest.raises((ValueError, RuntimeError), match="homes"):
+        State.lock_existing(made.folder).remove()
+    os.unlink(f"{made.folder}/homes")
+    os.rename(tmp_path / "homes", f"{made.folder}/homes")
+    made.manifest.names.append("../../other/precious")
+    made.save()
+    state = State.lock_existing(made.folder)
+    with pytest.raises(RuntimeError, match="1 homes could not be removed"):
+        state.remove()
+    state.close()
+    assert (other / "precious").is_dir()
+
+
+def test_a_home_of_somebody_else_is_not_used(made):
+    account = made.account(ADA)
+    os.chown(account.home, account.uid + 1, account.uid + 1)
+    with pytest.raises(ValueError, match=str(account.uid)):
+        made.account(ADA)
+    shutil.rmtree(account.home)
+    os.symlink("/tmp", account.home)
+    with pytest.raises(ValueError, match=str(account.uid)):
+        made.account(ADA)
+
+
+def test_no_home_is_too_deep_or_too_closed_to_be_removed(made):
+    code = """
+import os
+os.makedirs("closed/inner"); open("closed/inner/file", "w"); open("-rf\\n*", "w")
+os.symlink("/etc", "link"); os.mkfifo("fifo")
+os.chmod("closed/inner", 0); os.chmod("closed", 0)
+for _ in range(2500):
+    os.mkdir("deep"); os.chdir("deep")
+os.chmod(os.environ["HOME"], 0)
+"""
+    given = settings.Settings(state=made.folder, sandbox=True)
+    Path(made.account(ADA).home, "of-root").touch(0o400)
+    sandbox.run_as(given, made.account(ADA), [sys.executable, "-I", "-c", code], 60)
+    State.lock_existing(made.folder).remove()
+    assert not os.path.exists(made.folder)
+
+
+def test_secrets_that_others_can_read_are_refused(tmp_path):
+    users, key = tmp_path / "class.txt", tmp_path / "key.pem"
+    users.write_text("ada correct-horse\n")
+    key.write_text("")
+    for mode in (0o644, 0o640):
+        users.chmod(mode)
+        key.chmod(mode)
+        with pytest.raises(ValueError, match="600"):
+            authenticator.read(str(users))
+        with pytest.raises(ValueError, match="600"):
+            hub.check(settings.Settings(certificate=str(key), key=str(key)))
+    users.chmod(0o600)
+    assert authenticator.read(str(users)) == {"ada": "correct-horse"}
+
+
+def test_a_hub_that_stops_nobody_is_not_asked_each_second():
+    assert settings.Settings(idle=0).look_seconds >= 5
