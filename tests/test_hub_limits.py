@@ -203,6 +203,17 @@ except BlockingIOError:
     limits.remove(limited, "ada")
 
 
+@ROOT
+def test_groups_go_with_the_state_folder_also_if_its_hub_was_killed(folder, limited):
+    made = State.make(str(folder / "killed"))
+    given = limited.replace(state=made.folder, groups=limits.find(f"hpdl-test-{os.getpid()}-killed"))
+    given.save()
+    joins = limits.make(given, made.account("ada").name)
+    assert all(os.path.exists(path) for path in joins)
+    made.remove()
+    assert not any(os.path.exists(path) for path in given.groups)
+
+
 def test_groups_of_version_2_are_made_below_the_hubs_own(tmp_path):
     mine = tmp_path / "system.slice" / "hub.service"
     mine.mkdir(parents=True)
