@@ -287,13 +287,6 @@ def test_no_account_for_what_is_no_name(other, name):
     assert os.listdir(f"{other.folder}/homes") == []
 
 
-@ROOT
-def test_a_home_of_somebody_else_is_not_given_to_an_attendee(other):
-    os.mkdir(f"{other.folder}/homes/ada")
-    with pytest.raises(ValueError, match="homes/ada is not the folder of user id"):
-        other.account("ada")
-
-
 def test_a_copy_of_a_state_folder_is_not_taken_for_the_original(other, tmp_path):
     """Its attendees would have the user ids of those of the original, and --remove would end their programs."""
     shutil.copytree(other.folder, tmp_path / "copy")

@@ -135,7 +135,8 @@ def log_in(given, monkeypatch):
     authenticator.store(given.passwords, {"ada": "sesame street"}, keep=True)
 
     async def log_in(name, password, address="10.0.0.1"):
-        handler = SimpleNamespace(request=SimpleNamespace(remote_ip=address))
+        said = {"remote_ip": address, "headers": {"X-Forwarded-For": address}, "get_ssl_certificate": lambda: None}
+        handler = SimpleNamespace(request=SimpleNamespace(**said))
         try:
             return await made.authenticate(handler, {"username": name, "password": password})
         except HTTPError as error:
