@@ -89,7 +89,8 @@ if given.idle:
         "runpy.run_module('jupyterhub_idle_culler', run_name='__main__', alter_sys=True)"
     )
     often = ["--timeout", f"{given.idle * 60:.0f}", "--cull-every", str(given.look_seconds)]
-    c.JupyterHub.services.append({"name": "cull-idle", "command": [sys.executable, "-c", cull, *often]})
+    proof = ["--ssl-enabled=true", f"--internal-certs-location={given.certificates}"]
+    c.JupyterHub.services.append({"name": "cull-idle", "command": [sys.executable, "-c", cull, *often, *proof]})
     # It may see who is active and stop servers, and nothing else.
     scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
     c.JupyterHub.load_roles.append({"name": "cull-idle", "scopes": scopes, "services": ["cull-idle"]})

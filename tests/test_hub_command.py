@@ -16,7 +16,7 @@ import pytest
 
 from hpdl_lab import cli
 from hpdl_lab.classroom import authenticator, hub, sandbox, settings, sockets
-from hpdl_lab.classroom.attendee import Attendee, Trouble
+from hpdl_lab.classroom.attendee import Attendee
 from hpdl_lab.classroom.state import State
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="user ids for attendees need root")
@@ -256,13 +256,9 @@ def command(*options):
     return done.stdout
 
 
-def forget(state):
-    return command("--forget-password", NAME, "--state", state).split()[-1]
-
-
 @ROOT
 @pytest.mark.timeout(400)
-def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place, until_ended, eventually):
+def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place, until_ended):
     """Where JupyterHub alone is killed, tests/browser/test_hub.py sees the command start it again."""
     state, port, start = place
     first = start()
@@ -281,10 +277,10 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     someone.run("x = 42", SECONDS)
     running = set(sandbox.left(account))
     written = {os.readlink(f"/proc/{process.pid}/fd/{fd}") for process in running for fd in (1, 2)}
-    assert not any("/hub/" in path or path == first.process.stdout for path in written)
+    inner, proxy = first.child("classroom.sockets"), first.child(hub.PROXY)
+    assert os.readlink(f"/proc/{inner.pid}/fd/1") not in written  # attendees do not write into the hub's log
 
     # JupyterHub and its command, at the same moment.
-    inner, proxy = first.child("classroom.sockets"), first.child(hub.PROXY)
     inner.suspend()  # so that it cannot end in order when its parent is killed
     first.process.kill()
     inner.kill()
@@ -298,24 +294,13 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     # The proxy.
     second.child(hub.PROXY).kill()
     second.hear("The proxy was killed (SIGKILL)")
+    killed = time.monotonic()
     second.hear("answers again")
+    assert time.monotonic() - killed < 30
     someone.open_notebook("00_engines.ipynb")
     assert someone.run("print(x)", SECONDS) == "42\n"
 
-    # A new password ends what was begun with the old one, and works at once.
-    password = forget(state)
-    eventually(lambda: not sandbox.left(account))
-    with pytest.raises(Trouble, match="403|401|302"):
-        someone.start_server(SECONDS)
     someone.leave()
-    with pytest.raises(Trouble, match="does not accept"):
-        Attendee(url, NAME, "sesame street").log_in()
-    time.sleep(authenticator.PAUSE)
-    again = Attendee(url, NAME, password)
-    again.log_in()
-    again.start_server(SECONDS)
-    assert sandbox.left(account)
-    again.leave()
 
     second.process.send_signal(signal.SIGTERM)
     second.hear("Files and passwords stay")
@@ -326,6 +311,8 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     errors = [error.split("\n[")[0] for error in log.split("Traceback")[1:]]  # up to the log's next line
     assert "sesame" not in log
     assert all("jupyterhub_idle_culler" in error for error in errors), errors  # which asked a hub that was killed then
-    assert password not in forget(state)
+    password = command("--forget-password", NAME, "--state", state).split()[-1]
+    found = [authenticator.check(given.passwords, NAME, each, True) for each in ("sesame street", password)]
+    assert found == ["", None]
     assert command("--remove", "--state", state) == f"Removed {state}, with the files of its attendees.\n"
     assert not os.path.exists(state)

@@ -203,6 +203,17 @@ except BlockingIOError:
     limits.remove(limited, "ada")
 
 
+@ROOT
+def test_groups_go_with_the_state_folder_also_if_its_hub_was_killed(folder, limited):
+    made = State.make(str(folder / "killed"))
+    given = limited.replace(state=made.folder, groups=limits.find(f"hpdl-test-{os.getpid()}-killed"))
+    given.save()
+    joins = limits.make(given, made.account("ada").name)
+    assert all(os.path.exists(path) for path in joins)
+    made.remove()
+    assert not any(os.path.exists(path) for path in given.groups)
+
+
 def test_groups_of_version_2_are_made_below_the_hubs_own(tmp_path):
     mine = tmp_path / "system.slice" / "hub.service"
     mine.mkdir(parents=True)
@@ -274,13 +285,6 @@ def test_no_account_for_what_is_no_name(other, name):
     with pytest.raises(ValueError, match="no name"):
         other.account(name)
     assert os.listdir(f"{other.folder}/homes") == []
-
-
-@ROOT
-def test_a_home_of_somebody_else_is_not_given_to_an_attendee(other):
-    os.mkdir(f"{other.folder}/homes/ada")
-    with pytest.raises(ValueError, match="homes/ada is not the folder of user id"):
-        other.account("ada")
 
 
 def test_a_copy_of_a_state_folder_is_not_taken_for_the_original(other, tmp_path):

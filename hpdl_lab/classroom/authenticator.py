@@ -48,9 +48,6 @@ class AttendeeAuthenticator(Authenticator):
             raise ValueError(f"{user.name} is not on the list")
         super().add_user(user)
 
-    def delete_user(self, user) -> None:
-        """Called when a password was forgotten: who gets a new one stays on the list."""
-
     async def authenticate(self, handler, data: dict[str, str]) -> str | None:
         """The name, or None for a wrong name or password. Raises HTTPError for who should wait."""
         if not {"username", "password"} <= data.keys():

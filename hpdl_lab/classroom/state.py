@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from . import sandbox
+from . import limits, sandbox
 from .settings import Settings, read, write_whole
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,23}")
@@ -154,6 +154,7 @@ class State:
         Raises: RuntimeError naming what could not be removed; the rest is gone, and a second try does the rest.
         """
         given, left = Settings(state=self.folder), []
+        limited = read(self.folder) or given
         for name in list(self.manifest.names):
             home = os.path.join(self.folder, "homes", name)
             if not os.path.lexists(home):
@@ -161,12 +162,14 @@ class State:
             try:
                 account = self.account(name)
                 sandbox.end_all(account)
+                limits.remove(limited, name)
                 os.chmod(home, 0o700)  # an attendee may have closed it
                 clean = "chmod -R u+rwX . 2>/dev/null; find . -xdev -mindepth 1 -delete"
                 sandbox.run_as(given, account, ["sh", "-c", clean], REMOVE_SECONDS)
                 os.rmdir(home)
             except (OSError, ValueError, RuntimeError) as error:
                 left.append(f"{home} ({error})")
+        limits.remove(limited)
         if left:
             raise RuntimeError(f"{len(left)} homes could not be removed, such as {left[0]}: mend that and try again")
         for part in ("attendees", "notebooks", "hub"):  # root's only: no link in them is somebody else's
