@@ -166,10 +166,10 @@ class State:
             try:
                 account = self.account(name)
                 sandbox.end_all(account)
-                limits.remove(limited, name)
                 clean = "chmod -R u+rwX . && find . -xdev -mindepth 1 -delete"
                 sandbox.run_as(given, account, ["sh", "-c", clean], REMOVE_SECONDS)
                 os.rmdir(home)
+                limits.remove(limited, name)
             except (OSError, ValueError, RuntimeError) as error:
                 left.append(f"{home} ({error})")
         limits.remove(limited)
