@@ -131,7 +131,7 @@ def test_the_servers_address_and_certificate_are_of_one_attendee(running, attend
             requests.get(f"{scheme}://{at[0]}:{at[1]}/user/{ADA}/api", timeout=20, verify=False)
     key = Path(account.given, "keyfile").stat()
     assert (stat.S_IMODE(key.st_mode), key.st_uid) == (0o400, account.uid)
-    someone.stop_server()
+    someone._ask("DELETE", someone.api, xsrf="/hub/")
 
 
 @pytest.mark.timeout(180)

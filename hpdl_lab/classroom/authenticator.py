@@ -48,6 +48,9 @@ class AttendeeAuthenticator(Authenticator):
             raise ValueError(f"{user.name} is not on the list")
         super().add_user(user)
 
+    def delete_user(self, user) -> None:
+        """Keep the name on the list: it is its sessions and tokens that `hpdl hub --forget-password` ends."""
+
     async def authenticate(self, handler, data: dict[str, str]) -> str | None:
         """The name, or None for a wrong name or password. Raises HTTPError for who should wait."""
         if not {"username", "password"} <= data.keys():

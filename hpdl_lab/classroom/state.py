@@ -162,11 +162,11 @@ class State:
             try:
                 account = self.account(name)
                 sandbox.end_all(account)
-                limits.remove(limited, name)
                 os.chmod(home, 0o700)  # an attendee may have closed it
                 clean = "chmod -R u+rwX . 2>/dev/null; find . -xdev -mindepth 1 -delete"
                 sandbox.run_as(given, account, ["sh", "-c", clean], REMOVE_SECONDS)
                 os.rmdir(home)
+                limits.remove(limited, name)
             except (OSError, ValueError, RuntimeError) as error:
                 left.append(f"{home} ({error})")
         limits.remove(limited)
