@@ -33,7 +33,7 @@ GIVEN = "/run/hpdl"  # where the sandbox has what the hub gives: certificate, no
 KEYCTL = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)  # number of the system call
 KEYCTL_JOIN_SESSION_KEYRING = 1  # linux/keyctl.h
 END_SECONDS = 20  # for processes that were killed to be gone
-ENTER = 'umask 077; [ -z "$0" ] || { mkdir -p "$XDG_RUNTIME_DIR" && exec >"$0" 2>&1; }; exec "$@"'
+ENTER = 'umask 077; [ -z "$0" ] || { mkdir -p "$XDG_RUNTIME_DIR" && exec >"$0" 2>&1; }; "$@"; exit $?'
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'  # groups, "--", command
 
 
@@ -65,7 +65,7 @@ def command(
 
 def walls(given: Settings, account: "Account", readable: Sequence[str] = ()) -> Iterator[str]:
     """The arguments of bubblewrap: what the sandbox of `account` has."""
-    yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--new-session")
+    yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--new-session", "--as-pid-1")
     for path in SYSTEM:
         if os.path.islink(path):
             yield from ("--symlink", os.readlink(path), path)

@@ -140,8 +140,7 @@ class AttendeeSpawner(Spawner):
     def _stop(self, seconds: float) -> None:
         if self._first is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                servers = self._first.children() if self._given.sandbox else [self._first]
-                for server in servers:
+                for server in self._first.children():  # of the shell that the sandbox ends with
                     server.terminate()
             give_up = time.monotonic() + seconds
             while is_alive(self._first) and time.monotonic() < give_up:
