@@ -98,7 +98,7 @@ if given.idle:
 # -- what stays, and who hears whom ------------------------------------------------------------------------------------
 
 # Who is there and whose server runs where: with it a hub that was restarted, or killed, takes over running servers.
-c.JupyterHub.db_url = f"sqlite:///{given.database}"
+c.JupyterHub.db_url = f"sqlite:///{given.private / 'jupyterhub.sqlite'}"
 # Browsers stay logged in over a restart.
 c.JupyterHub.cookie_secret_file = str(given.private / "cookie_secret")
 # What hub, proxy and servers say to each other is encrypted, and each proves who it is: nobody believes a server that

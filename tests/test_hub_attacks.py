@@ -23,6 +23,7 @@ from hpdl_lab import cli
 from hpdl_lab.classroom import authenticator, hub, limits, sandbox, settings
 from hpdl_lab.classroom.attendee import Attendee, Trouble
 from hpdl_lab.classroom.state import State
+from hpdl_lab.cli import hub as command
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes of several user ids need root"),
@@ -619,7 +620,7 @@ def test_secrets_that_others_can_read_are_refused(tmp_path):
         with pytest.raises(ValueError, match="600"):
             authenticator.read(str(users))
         with pytest.raises(ValueError, match="600"):
-            hub.check(settings.Settings(certificate=str(key), key=str(key)))
+            command.check(settings.Settings(certificate=str(key), key=str(key)))
     users.chmod(0o600)
     assert authenticator.read(str(users)) == {"ada": "correct-horse"}
 

@@ -13,6 +13,7 @@ import pytest
 
 from hpdl_lab.classroom import hub, limits, sandbox, settings
 from hpdl_lab.classroom.state import BLOCK, State
+from hpdl_lab.cli import hub as command
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes and control groups need root")
 GIGABYTE, MEGABYTE = 10**9, 10**6
@@ -241,8 +242,9 @@ def test_what_is_in_force_is_said_with_the_reason_for_what_cannot_be(tmp_path):
     with pytest.raises(RuntimeError, match="no control groups for cpu, pids"):
         limits.find("hpdl-x", str(tmp_path), str(own))
     given = settings.Settings(memory=3 * GIGABYTE, cores=1)
-    assert "NO LIMITS" in limits.said(given)
-    assert "3.0 GB of memory, 1 core and 1,024 processes" in limits.said(given.replace(groups=("/x",)))
+    given = given.replace(users=("ada",))
+    assert "NO LIMITS" in next(command.words(given))
+    assert "3.0 GB of memory, 1 core and 1,024 processes" in next(command.words(given.replace(groups=("/x",))))
 
 
 def test_limits_that_nobody_named_follow_from_the_engines():

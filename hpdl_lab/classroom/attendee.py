@@ -1,10 +1,7 @@
 """One attendee as the hub sees a browser: log in, start a server, open a kernel, run cells; all through the proxy.
 
-    browser --HTTP, WebSocket--> proxy --/hub--> hub            login form, server's start and its progress
-                                   `---/user/ada--> server      session, kernel, messages of the cells
-
-The drill has one of these per attendee, each in a thread of its own. It keeps the cookies that a browser would keep and
-uses no token of an administrator.
+browser --HTTP, WebSocket--> proxy --/hub--> hub            login form, server's start and its progress
+                               `---/user/ada--> server      session, kernel, messages of the cells
 """
 
 import contextlib

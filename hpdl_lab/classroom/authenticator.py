@@ -84,27 +84,23 @@ def address(request: HTTPServerRequest) -> str:
     """Where a login comes from. Only what the hub's own proxy has added is believed, which is the last in its header:
     anybody can send more headers, and who is on this machine has all addresses 127.x.x.x."""
     subject = dict(row[0] for row in (request.get_ssl_certificate() or {}).get("subject", ()))
-    if subject.get("commonName") not in (None, "proxy-client"):
-        return subject["commonName"]  # an attendee's program, by the certificate of their server
     try:
         ip = ipaddress.ip_address(request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip())
     except ValueError:
         return ""
-    return "" if ip.is_loopback else str(ipaddress.ip_network((ip, 64 if ip.version == 6 else 32), strict=False))
+    if ip.is_loopback or subject.get("commonName") not in (None, "proxy-client"):
+        return ""
+    return str(ipaddress.ip_network((ip, 64 if ip.version == 6 else 32), strict=False))
 
 
 def check(path: Path, name: str, password: str) -> str | None:
     """None if the password is right, or becomes that of `name`; else why not, "" for a wrong one."""
     if (stored := load(path).get(name)) is not None:
-        return None if is_right(password, stored) else ""
+        salt = bytes.fromhex(stored.partition("$")[0])
+        return None if hmac.compare_digest(hashed(password, salt), stored) else ""
     if why := weakness(password):
         return f"Your password {why}"
     return None if store(path, {name: password}, keep=True)[name] else ""
-
-
-def is_right(password: str, stored: str) -> bool:
-    salt, _, digest = stored.partition("$")
-    return hmac.compare_digest(hashed(password, bytes.fromhex(salt)), stored)
 
 
 def hashed(password: str, salt: bytes) -> str:
@@ -138,9 +134,9 @@ def numbered(n: int) -> list[str]:
 def read(path: str) -> dict[str, str | None]:
     """{name: password, or None if the attendee chooses one} of a users file; " #" begins a comment.
 
-    Raises: ValueError: one sentence with the first lines that are wrong, or that others can read the passwords.
+    Raises: ValueError: one sentence with the first line that is wrong, or that others can read the passwords.
     """
-    users, seen_in, wrong = {}, {}, []
+    users = {}
     try:
         lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeError) as error:
@@ -148,20 +144,12 @@ def read(path: str) -> dict[str, str | None]:
         raise ValueError(f"there is no users file {path} ({why}): one name on each line is wanted") from None
     for number, line in enumerate(lines, 1):
         name, password = [*COMMENT.sub("", line).split(maxsplit=1), "", ""][:2]
-        if not name:
-            continue
-        password = password.strip()
-        if not NAME.fullmatch(name):
-            wrong.append(f"line {number}: {name!r} is no name: a lower-case letter, then at most 23 of a-z 0-9 _ -")
-        elif name in seen_in:
-            wrong.append(f"line {number}: {name} is in line {seen_in[name]} already")
-        elif password and (why := weakness(password)):
-            wrong.append(f"line {number}: the password of {name} {why}")
-        seen_in.setdefault(name, number)
-        users[name] = password or None
-    if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        raise ValueError(f"{path}: {'; '.join(wrong[:3])}{more}")
+        why = name and not NAME.fullmatch(name) and "is no name: a lower-case letter, then at most 23 of a-z 0-9 _ -"
+        weak = password and weakness(password.strip())
+        if why := why or (name in users and "is in the file already") or (weak and f"has a password that {weak}"):
+            raise ValueError(f"{path}, line {number}: {name!r} {why}")
+        if name:
+            users[name] = password.strip() or None
     if not users:
         raise ValueError(f"{path}: no names in it: one on each line is wanted, with a password behind it or without")
     if any(users.values()):

@@ -3,8 +3,7 @@
     hub ---- server of ada --- kernel --- keeper --- mpiexec --- shell --- engine       all of them ada's
     proxy                                               `------- shell --- engine
 
-Memory is proportional (PSS): a page that k processes share counts 1/k in each, so that sums are true. It is split into
-what grows with every attendee (anonymous, shared memory), and mapped files, which all attendees share.
+Memory is proportional (PSS): a page that k processes share counts 1/k in each, so that sums are true.
 """
 
 import contextlib

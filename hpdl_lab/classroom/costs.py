@@ -1,7 +1,6 @@
 """What one attendee costs: constants of the plan, each with its unit; all of them measured, by `hpdl plan --measure`.
 
-costs.json beside this file was measured on the machine that it names. `hpdl plan --measure` writes ~/.hpdl/costs.json,
-or $HPDL_HOME/costs.json, which is used from then on. drill.py has the measurement.
+costs.json beside this file is used until ~/.hpdl/costs.json, or $HPDL_HOME/costs.json, was measured on the machine.
 """
 
 import json

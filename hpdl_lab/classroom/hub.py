@@ -1,12 +1,10 @@
 r"""A hub: JupyterHub with its proxy, culler and attendees' servers, as one object that starts, stops and is removed.
 
-    hpdl hub -- Hub             holds the ports; starts JupyterHub or the proxy again when one is killed
-                 |-- proxy               the only one that browsers talk to; it outlives a JupyterHub that is killed
-                 `-- jupyterhub -f cluster/jupyterhub_config.py
-                        |-- idle culler
-                        `-- sandbox of ada       server.py -> JupyterLab -> kernels -> engines
-
-Should this process itself be killed, the system tells both to end, and JupyterHub ends the rest.
+hpdl hub -- Hub             holds the ports; starts JupyterHub or the proxy again when one is killed
+             |-- proxy               the only one that browsers talk to; it outlives a JupyterHub that is killed
+             `-- jupyterhub -f cluster/jupyterhub_config.py
+                    |-- idle culler
+                    `-- sandbox of ada       server.py -> JupyterLab -> kernels -> engines
 """
 
 import collections
@@ -113,7 +111,13 @@ class Hub:
         if self.proxy is None or self.proxy.poll() is not None:
             self.proxy, log = self._launch(proxy_command(self.settings), "proxy.log", [self._held[0], self._held[2]])
             logs.append(("The proxy", self.proxy, log))
-        wait_for(lambda: answers(self.url), logs)
+        wait_for(self._answers, logs)
+
+    def _answers(self) -> bool:
+        """Whether JupyterHub answers through its proxy."""
+        with contextlib.suppress(OSError):
+            return ask(urllib.request.Request(f"{self.url}/hub/health"), 5) == 200
+        return False
 
     def _launch(self, argv: list[str], log: str, held: Sequence[sockets.Held]) -> tuple[subprocess.Popen, "Log"]:
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTERHUB_", "CONFIGPROXY_"))}
@@ -136,10 +140,7 @@ class Hub:
         return process, output
 
     def serve(self, say: Callable[[str], None] = print) -> None:
-        """Return when JupyterHub has ended by itself; if something has killed it, or the proxy, start that again.
-
-        Servers go on meanwhile.
-        """
+        """Start JupyterHub or the proxy again when one is killed; servers go on. Raises RuntimeError if one ends."""
         while True:
             for name, process in (("JupyterHub", self.process), ("The proxy", self.proxy)):
                 if (code := process.poll()) is None:
@@ -193,26 +194,12 @@ def private(names: Sequence[str], **how) -> Iterator[Hub]:
 
 
 def check(given: Settings) -> None:
-    """Raise RuntimeError or ValueError if a hub like this cannot be, before anything is made."""
+    """Raise RuntimeError if no hub can be started here, before anything is made."""
     if find_spec("jupyterhub") is None:
         raise RuntimeError("JupyterHub is not installed: make hub, or pip install -c constraints.txt -e '.[hub]'")
     if not CONFIGURATION.is_file():
         raise RuntimeError(f"there is no {CONFIGURATION}: a hub is started from a clone, not from an installed package")
     proxy_command(given)
-    if given.dummy and not given.loopback:
-        raise ValueError(f"--dummy lets anybody in as anybody: on 127.0.0.1 only, not on {given.address}")
-    if bool(given.certificate) != bool(given.key):
-        raise ValueError("TLS needs both, --certificate and --key")
-    for path in filter(None, (given.certificate, given.key)):
-        open(path).close()  # OSError with its name
-    if given.certificate:
-        authenticator.require_secret(given.key, "whoever has the key can be the hub")
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(given.certificate, given.key, password="")
-        except ssl.SSLError:
-            raise ValueError(
-                f"{given.certificate} and {given.key} are no certificate chain and its key, in PEM and without password"
-            ) from None
 
 
 def prepare(given: Settings, state: State) -> Settings:
@@ -313,7 +300,7 @@ def forget_password(folder: str, name: str) -> str:
                 raise RuntimeError(f"the password is new, but sessions of before go on: {error}") from None
     else:
         sandbox.end_all(state.account(name))
-        given.database.unlink(missing_ok=True)  # sessions and tokens: all log in again
+        (given.private / "jupyterhub.sqlite").unlink(missing_ok=True)  # sessions and tokens: all log in again
     return password
 
 
@@ -384,15 +371,10 @@ def wait_for(ready: Callable[[], bool], logs: Sequence[tuple[str, subprocess.Pop
             name, _, log = (ended or logs)[0]
             time.sleep(0.2)  # for the last lines to come
             what = "ended" if ended else f"did not answer within {START_SECONDS} s"
-            raise RuntimeError(f"{name} {what}: {reason(''.join(log.tail))} (all it said: {log.path})")
+            said = [line.strip() for line in log.tail if line.strip()] or ["it said nothing"]
+            telling = [line for line in said if "Error" in line or "cannot" in line] or said
+            raise RuntimeError(f"{name} {what}: {telling[-1]} (all it said: {log.path})")
         time.sleep(0.05)
-
-
-def reason(log: str) -> str:
-    """The line of a log that tells most: the last that names an error."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line or "cannot" in line]
-    return (telling or lines or ["it said nothing"])[-1]
 
 
 @contextlib.contextmanager
@@ -410,14 +392,6 @@ def undisturbed() -> Iterator[None]:
 def end_with_parent() -> None:
     """In JupyterHub's process, or its culler's: be asked to end when the process that started it is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def answers(url: str) -> bool:
-    """Whether JupyterHub answers through its proxy."""
-    try:
-        return ask(urllib.request.Request(f"{url}/hub/health"), 5) == 200
-    except OSError:
-        return False
 
 
 def ask(request: urllib.request.Request, seconds: float) -> int:

@@ -79,14 +79,3 @@ def remove(given: Settings, name: str = "") -> None:
             if time.monotonic() > give_up:
                 break
             time.sleep(0.02)
-
-
-def said(given: Settings) -> str:
-    """What is in force, as a sentence."""
-    if not given.groups:
-        return "NO LIMITS: every attendee can take all memory and all cores of this machine."
-    n = given.core_limit
-    return (
-        f"Each attendee has {given.memory_limit / 1e9:.1f} GB of memory, {n:g} {'core' if n == 1 else 'cores'} and "
-        f"{PROCESSES:,} processes at most, by control groups."
-    )

@@ -1,9 +1,7 @@
 """Will a class fit on a node, what hurts first, and how long do all wait when all begin at once.
 
-A resource is a line: base + attendees * each <= limit. The one that allows the fewest attendees hurts first.
-
-Times: alone, one attendee takes what was measured alone. When N begin at once, they share the cores, and the hub, which
-is one Python process, takes one after the other:
+A resource is a line: base + attendees * each <= limit. The one that allows the fewest attendees hurts first. When all
+begin at once, they share the cores, and the hub, which is one Python process, takes one after the other:
 
     seconds until the last of N is ready = max(alone, N * processor seconds / cores, N * processor seconds of the hub)
 """

@@ -11,7 +11,6 @@ Root makes the sandbox and has no rights in it: setpriv gives up all of them bef
 import contextlib
 import ctypes
 import glob
-import json
 import os
 import signal
 import subprocess
@@ -162,12 +161,6 @@ def run_as(given: Settings, account: "Account", argv: Sequence[str], seconds: fl
     if process.returncode and not late:
         raise RuntimeError(ascii(said.decode(errors="replace").strip().rpartition("\n")[2][-300:]))
     return said
-
-
-def first_process(info: int) -> int:
-    """What bubblewrap wrote to `info`: the process with which the sandbox ends. Raises ValueError if it failed."""
-    with open(info, "rb") as file:
-        return json.loads(file.read())["child-pid"]
 
 
 def kill_tree(pid: int) -> None:

@@ -12,18 +12,17 @@ from collections.abc import Iterator
 from ..features.uncollected import uncollected
 from ..release import forms, update
 
-FOLDER = "notebooks"  # in the home; the configuration has JupyterLab start there
 SOURCE = "HPDL_NOTEBOOKS"  # environment: the folder of exercise forms; else those of the clone
 
 
 def main() -> None:
+    folder = os.path.expanduser("~/notebooks")  # the configuration has JupyterLab start there
     try:
-        source = os.environ.get(SOURCE, forms.NOTEBOOKS)
-        for sentence in update.write(os.path.expanduser(f"~/{FOLDER}"), source=source):
+        for sentence in update.write(folder, source=os.environ.get(SOURCE, forms.NOTEBOOKS)):
             print(sentence, file=sys.stderr)
     except (ImportError, OSError, RuntimeError) as error:
         print(f"The notebooks were not brought up to date: {error}", file=sys.stderr)
-    os.makedirs(os.path.expanduser(f"~/{FOLDER}"), exist_ok=True)
+    os.makedirs(folder, exist_ok=True)
     sys.stderr.flush()
     with quick_imports():
         import jupyterlab.labapp  # noqa: F401

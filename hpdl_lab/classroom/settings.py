@@ -55,11 +55,6 @@ class Settings:
         return self.private / "passwords.json"
 
     @property
-    def database(self) -> Path:
-        """JupyterHub's: who is there, whose server runs where, sessions and tokens."""
-        return self.private / "jupyterhub.sqlite"
-
-    @property
     def memory_limit(self) -> int:
         """Bytes that one attendee may use."""
         return int(self.memory or MEMORY_OF_SERVER + self.engines * MEMORY_OF_ENGINE)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import time
@@ -24,10 +25,8 @@ class AttendeeSpawner(Spawner):
 
     readable = List(Unicode(), config=True, help="Folders, such as data sets, that every attendee may read.")
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._first: psutil.Process | None = None  # of the sandbox, which ends with it
-        self._started: subprocess.Popen | None = None  # what this process has started, if it did
+    _first: psutil.Process | None = None  # of the sandbox, which ends with it
+    _started: subprocess.Popen | None = None  # what this process has started, if it did
 
     @property
     def _given(self) -> settings.Settings:
@@ -81,10 +80,6 @@ class AttendeeSpawner(Spawner):
             if (process := psutil.Process(pid)).create_time() == created:
                 self._first = process
 
-    def clear_state(self) -> None:
-        super().clear_state()
-        self._first = self._started = None
-
     async def start(self) -> tuple[str, int]:
         """Start the server; returns the address and port at which it listens."""
         self.port = self.port or random_port()
@@ -119,7 +114,8 @@ class AttendeeSpawner(Spawner):
         pid = self._started.pid
         if given.sandbox:
             with contextlib.suppress(ValueError):  # bubblewrap has failed, and said why in the hub's log; poll sees it
-                pid = sandbox.first_process(read)
+                with open(read) as info:
+                    pid = json.load(info)["child-pid"]
         else:
             os.close(read)
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already

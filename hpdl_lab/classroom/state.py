@@ -6,8 +6,8 @@ STATE/               root's
   attendees/NAME/    root's: what the sandbox of an attendee is given, such as its certificate
   homes/NAME/        the attendee's files, of the attendee's user id
 
-The manifest, hub/manifest.json, is the list of what this hub has made. A user id has no entry in /etc/passwd, so that
-no other way than the hub's server leads to it, and none is ever given to a second attendee.
+The manifest, hub/manifest.json, lists what this hub has made. A user id has no entry in /etc/passwd, so that only the
+hub's server leads to it, and none is ever given to a second attendee.
 """
 
 import contextlib

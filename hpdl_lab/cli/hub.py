@@ -3,6 +3,7 @@
 import argparse
 import os
 import signal
+import ssl
 import sys
 
 from .arguments import ranks
@@ -52,7 +53,7 @@ def add(commands):
 
 def hub(arguments):
     """Serve until Ctrl-C, or do one of the two tasks that end at once."""
-    from ..classroom import authenticator, limits, settings
+    from ..classroom import authenticator, settings
     from ..classroom.hub import Hub, forget_password, progress
     from ..classroom.state import State
 
@@ -88,17 +89,13 @@ def hub(arguments):
         trust_attendees=arguments.trust_attendees,
         dummy=arguments.dummy,
     )
-    if not given.loopback and not given.certificate and not arguments.no_tls:
-        raise ValueError(
-            f"on {given.address} without TLS passwords are readable on the network: give --certificate and --key, or "
-            "say --no-tls where a web server in front of this one does TLS"
-        )
+    check(given, arguments.no_tls)
     for signum in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends the class in order, as Ctrl-C does
         if signal.getsignal(signum) is not signal.SIG_IGN:  # but nohup keeps it
             signal.signal(signum, interrupt)
     print("Starting JupyterHub ...", flush=True)
     with Hub.start(given, passwords) as running:
-        for line in (limits.said(running.settings), *words(running.settings)):
+        for line in words(running.settings):
             print(line)
         sys.stdout.flush()
         try:
@@ -107,6 +104,31 @@ def hub(arguments):
             print("\nStopping JupyterHub, servers and engines ...", flush=True)
     print("Stopped. Files and passwords stay: the same command goes on from here.")
     return 0
+
+
+def check(given, no_tls=False):
+    """Raise ValueError or OSError for options that do not go together, or leave the hub open."""
+    from ..classroom import authenticator
+
+    if not given.loopback and not given.certificate and not no_tls:
+        raise ValueError(
+            f"on {given.address} without TLS passwords are readable on the network: give --certificate and --key, or "
+            "say --no-tls where a web server in front of this one does TLS"
+        )
+    if given.dummy and not given.loopback:
+        raise ValueError(f"--dummy lets anybody in as anybody: on 127.0.0.1 only, not on {given.address}")
+    if bool(given.certificate) != bool(given.key):
+        raise ValueError("TLS needs both, --certificate and --key")
+    for path in filter(None, (given.certificate, given.key)):
+        open(path).close()  # OSError with its name
+    if given.certificate:
+        authenticator.require_secret(given.key, "whoever has the key can be the hub")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(given.certificate, given.key, password="")
+        except ssl.SSLError:
+            raise ValueError(
+                f"{given.certificate} and {given.key} are no certificate chain and its key, in PEM and without password"
+            ) from None
 
 
 def how_far(rows: list[dict] | str) -> str:
@@ -120,8 +142,18 @@ def how_far(rows: list[dict] | str) -> str:
 
 def words(given):
     """What the instructor is told."""
+    from ..classroom.limits import PROCESSES
+
     if given.dummy:
         yield "DUMMY: any password opens any account."
+    if given.groups:
+        n = given.core_limit
+        yield (
+            f"Each attendee has {given.memory_limit / 1e9:.1f} GB of memory, {n:g} {'core' if n == 1 else 'cores'} and "
+            f"{PROCESSES:,} processes at most, by control groups."
+        )
+    else:
+        yield "NO LIMITS: every attendee can take all memory and all cores of this machine."
     if not given.sandbox:
         theirs = "" if os.geteuid() == 0 else ", and read and change the files of all, and yours"
         yield f"NO SANDBOX: every attendee can disturb the programs of all{theirs}."
