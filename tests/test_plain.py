@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from hpdl_lab import lab
-from hpdl_lab.lab import exercises
+from hpdl_lab.lab.cluster import _notebook as engines_of_notebook
 from hpdl_lab.plots import eight, live
 from hpdl_lab.trace import PACKAGE
 
@@ -92,7 +92,7 @@ class Notebook(InteractiveShell):
 @pytest.fixture
 def notebook(monkeypatch, tmp_path):
     monkeypatch.setenv("HPDL_HOME", str(tmp_path))
-    monkeypatch.setattr(exercises, "running", lambda: None)
+    monkeypatch.setattr(engines_of_notebook, "_cluster", None)  # which another test of this process may have started
     config = Config()
     config.HistoryManager.enabled = False
     shell = Notebook.instance(config=config)
