@@ -10,6 +10,7 @@ import re
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jupyterhub.auth import Authenticator
@@ -40,7 +41,7 @@ class AttendeeAuthenticator(Authenticator):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self._wrong: dict[tuple[str, str], tuple[int, float]] = {}  # (name, address): (how often, wait until)
-        self._checks, self._waiting = asyncio.Semaphore(AT_ONCE), 0
+        self._checks, self._waiting = ThreadPoolExecutor(AT_ONCE), 0  # others than those that stop servers
 
     def add_user(self, user) -> None:
         """Called for each name of the database as well, when the hub starts: who is off the list is deleted there."""
@@ -60,16 +61,14 @@ class AttendeeAuthenticator(Authenticator):
             return None
         source = name, address(handler.request)
         wrong, until = self._wrong.get(source, (0, 0.0))
-        if (pause := until - time.monotonic()) > 0:
-            raise HTTPError(429, f"Too many wrong passwords: try again in {pause:.0f} s", reason="Wait")
-        if self._waiting >= WAITING:
-            raise HTTPError(429, "Too many logins at once: try again", reason="Wait")
+        if (pause := until - time.monotonic()) > 0 or self._waiting >= WAITING:
+            raise HTTPError(429, f"Too many logins: try again in {max(1, pause):.0f} s", reason="Wait")
         # Before the check: who guesses does not get in a hundred of them meanwhile.
         self._wrong[source] = wrong + 1, time.monotonic() + min(PAUSE * 2**wrong, LONGEST_PAUSE)
         self._waiting += 1
         try:
-            async with self._checks:
-                why = await asyncio.to_thread(check, Path(self.passwords), name, password)
+            stored, loop = Path(self.passwords), asyncio.get_running_loop()
+            why = await loop.run_in_executor(self._checks, check, stored, name, password)
         finally:
             self._waiting -= 1
         if why is None:
