@@ -178,6 +178,24 @@ print(sorted(child.wait() for child in children))
 
 
 @ROOT
+def test_memory_that_was_handed_on_counts_when_the_server_starts_again(limited, ada):
+    """Another attendee could hold it, by a descriptor that came over an abstract socket."""
+    given = limited.replace(memory=200 * MEGABYTE)
+    held = os.memfd_create("held")
+    try:
+        write = f"import os; os.write({held}, bytes(120_000_000)); print('took it')"
+        argv = sandbox.command(given, ada, [sys.executable, "-c", write], groups=limits.make(given, "ada"))
+        env = sandbox.environment(given, ada)
+        assert subprocess.run(argv, env=env, pass_fds=[held], capture_output=True, timeout=50).stdout == b"took it\n"
+        again = python(given, ada, TAKE.format(120 * MEGABYTE), limits.make(given, "ada"))
+        assert again.stdout == "" and again.returncode != 0
+    finally:
+        os.close(held)
+    assert python(given, ada, TAKE.format(120 * MEGABYTE), limits.make(given, "ada")).stdout == "took it\n"
+    limits.remove(given, "ada")
+
+
+@ROOT
 def test_cpu_time_is_limited(limited, ada):
     given = limited.replace(cores=0.2)
     burn = "import time; t0, c0 = time.monotonic(), time.process_time()\nwhile time.monotonic() < t0 + 1.5: pass\n"
