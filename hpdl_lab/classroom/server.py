@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from ..features.uncollected import uncollected
 from ..release import forms, update
 
+FOLDER = "notebooks"  # in the home; the configuration has JupyterLab start there
 SOURCE = "HPDL_NOTEBOOKS"  # environment: the folder of exercise forms; else those of the clone
 
 
 def main() -> None:
-    folder = os.path.expanduser("~/notebooks")  # the configuration has JupyterLab start there
+    folder = os.path.expanduser(f"~/{FOLDER}")
     try:
         for sentence in update.write(folder, source=os.environ.get(SOURCE, forms.NOTEBOOKS)):
             print(sentence, file=sys.stderr)
