@@ -50,9 +50,10 @@ sanitize: $(INSTALLED_DEV) ## csrc/ under three sanitizers: 13,200 cases of bad 
 bench: $(INSTALLED) ## race this package's all-reduce against MPI and gloo
 	@$(VENV)/bin/hpdl bench all_reduce --ranks $(RANKS) --sizes $(SIZES) --against mpi,gloo
 
-lint: $(INSTALLED_DEV) ## check style: ruff and clang-format
+lint: $(INSTALLED_DEV) ## check style and types: ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*.* csrc/cuda/*.*)
 
 clean: ## remove .venv, builds and caches; notebooks stay as they are

@@ -1,0 +1,30 @@
+"""Wait for a condition, and write a file at once: the two small things that every process needs."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], seconds: float, every: float = 0.01) -> T:
+    """The first true value of `condition()`, or its last value when `seconds` have passed; asked `every` seconds."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(every, left))
+    return found
+
+
+def write_file(path: str | Path, text: str | bytes, mode: int = 0o666) -> None:
+    """Write all of the file or nothing: readers see the old content or the new one. mode: its permissions, less umask."""
+    new = f"{path}.{os.getpid()}.new"
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+        os.replace(new, path)
+    except BaseException:
+        if os.path.exists(new):
+            os.remove(new)
+        raise
