@@ -17,7 +17,7 @@ PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help lab install hub test test-gpu sanitize bench lint clean
+.PHONY: help lab install hub test test-gpu sanitize bench lint house clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -55,6 +55,9 @@ lint: $(INSTALLED_DEV) ## check style and types: ruff, mypy, clang-format
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*.* csrc/cuda/*.*)
+
+house: $(INSTALLED_DEV) ## the size and shape of the package, in figures
+	@$(VENV)/bin/python tests/house.py --path
 
 clean: ## remove .venv, builds and caches; notebooks stay as they are
 	rm -rf $(VENV) .venv-openmpi .venv-gpu build dist .pytest_cache .ruff_cache

@@ -18,7 +18,7 @@ def until(condition: Callable[[], T], seconds: float, every: float = 0.01) -> T:
 
 
 def write_file(path: str | Path, text: str | bytes, mode: int = 0o666) -> None:
-    """Write all of the file or nothing: readers see the old content or the new one. mode: its permissions, less umask."""
+    """Write all of the file or nothing: readers see the old content or the new. mode: permissions, less umask."""
     new = f"{path}.{os.getpid()}.new"
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:

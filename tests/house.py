@@ -1,0 +1,195 @@
+"""The size and shape of the house, in figures: `make house`. docs/house.md holds them with the aims.
+
+`--path` counts the files that a gradient passes as well: it starts two engines and trains for a few steps.
+"""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "hpdl_lab"
+WORDS = """told beside baton corner clique carrier letters bulletin mourn mourns farewell follower overtaking stillness
+unfree forgive ward ailment specimen specimens keeper crew outpost steward gateway holder crowded rival rivals contender
+contenders lookalike""".split()  # of the vocabulary that was dropped
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """The files of the repository that match, as git lists them."""
+    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
+
+
+def lines(paths: list[Path]) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path: Path, modules: set[str]) -> set[str]:
+    """The modules of the package that this file imports, anywhere in it."""
+    name, found = module_of(path), set()
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            base = ".".join(filter(None, (base, node.module)))
+            found |= {full if (full := f"{base}.{alias.name}") in modules else base for alias in node.names}
+    return (found & modules) - {name}
+
+
+def imports_in_rooms(paths: list[Path]) -> dict[str, dict[str, set[str]]]:
+    """{room: {module: the modules of the same room that it imports}}."""
+    modules = {module_of(path) for path in paths}
+    rooms: dict[str, dict[str, set[str]]] = defaultdict(dict)
+    for path in paths:
+        room = path.relative_to(PACKAGE).parts[0]
+        if path.parent != PACKAGE and path.stem != "__init__":
+            inside = {m for m in imported(path, modules) if m.startswith(f"hpdl_lab.{room}.")}
+            rooms[room][module_of(path)] = inside
+    return rooms
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other, directly or by way of others."""
+    reach = {module: set(targets) & set(graph) for module, targets in graph.items()}
+    while True:
+        grown = {m: targets.union(*(reach[t] for t in targets)) for m, targets in reach.items()}
+        if grown == reach:
+            break
+        reach = grown
+    groups = {tuple(sorted(o for o in reach[m] if m in reach[o])) for m in reach if m in reach[m]}
+    return [list(group) for group in sorted(groups)]
+
+
+def floors(graph: dict[str, set[str]]) -> int:
+    """The number of modules on the longest way down inside a room; a circle counts as one."""
+    group = {module: circle[0] for circle in circles(graph) for module in circle}
+    depth: dict[str, int] = {}
+
+    def below(module: str) -> int:
+        if module not in depth:
+            members = [m for m in graph if group.get(m, m) == module]
+            targets = {group.get(t, t) for m in members for t in graph[m] if t in graph} - {module}
+            depth[module] = 1 + max(map(below, targets), default=0)
+        return depth[module]
+
+    return max((below(group.get(module, module)) for module in graph), default=0)
+
+
+def public_functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions of the module, and methods of its classes, whose names do not begin with an underscore."""
+    tree = ast.parse(path.read_text())
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")]
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return [node for body in bodies for node in body if isinstance(node, kinds) and node.name[0] != "_"]
+
+
+def annotated(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    arguments = function.args
+    given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return function.returns is not None and all(a.annotation or a.arg in ("self", "cls") for a in given)
+
+
+def words(paths: list[Path]) -> dict[str, int]:
+    """How often each dropped word is still used, names such as `some_told` included."""
+    text = "\n".join(path.read_text() for path in paths).lower()
+    count = {word: len(re.findall(rf"(?<![a-z]){word}(?![a-z])", text)) for word in WORDS}
+    return {word: n for word, n in sorted(count.items(), key=lambda item: -item[1]) if n}
+
+
+def figures() -> list[tuple[str, str]]:
+    """(what, the figure of this tree)."""
+    library, tests = tracked("hpdl_lab/*.py"), tracked("tests/*.py")
+    csrc, docs = tracked("csrc/*"), tracked("docs/*.md", "notebooks/source/*.py", "notebooks/hints/*.md", "README.md")
+    rooms = imports_in_rooms(library)
+    functions = [function for path in library for function in public_functions(path)]
+    left = words([*library, *csrc, *(path for path in docs)])
+    return [
+        ("lines of hpdl_lab", f"{lines(library):,}"),
+        ("lines of csrc", f"{lines(csrc):,}"),
+        ("lines of tests, with answers", f"{lines(tests):,}"),
+        ("modules of hpdl_lab", f"{len(library):,}"),
+        ("files of csrc", f"{len(csrc):,}"),
+        ("floors in comm", f"{floors(rooms['comm'])}"),
+        ("circles inside rooms", f"{sum(len(circles(graph)) for graph in rooms.values())}"),
+        ("public functions, annotated", f"{len(functions):,}, {sum(map(annotated, functions)):,}"),
+        ("dropped words", ", ".join(f"{word} {n}" for word, n in left.items()) or "0"),
+        ("words of docs", f"{sum(len(path.read_text().split()) for path in tracked('docs/*.md')):,}"),
+    ]
+
+
+def note_calls(into: set[str], between: set[str]) -> None:
+    """Note the files whose functions run in this thread: all of them, and those from `backward` to the optimizer."""
+    inside: list[bool] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        name, path = frame.f_code.co_name, frame.f_code.co_filename
+        if event != "call":
+            return
+        if "hpdl_lab" in path:
+            into.add(path)
+            between.update([path] * len(inside))
+        elif name == "backward" and path.endswith("torch/_tensor.py"):
+            inside[:] = [True]
+        elif name == "step" and "torch/optim" in path:
+            inside.clear()
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+
+
+def gradient_path() -> list[tuple[str, str]]:
+    """Train on two engines, and count the files of the package that run here and on rank 0."""
+    from hpdl_lab import lab
+
+    here: set[str] = set()
+    note_calls(here, set())  # before the threads start that speak with the engines
+    lab.start(2)
+
+    def begin(comm):
+        import builtins
+
+        builtins.noted = set(), set()
+        note_calls(*builtins.noted)
+
+    def end(comm):
+        import builtins
+
+        sys.setprofile(None)
+        return builtins.noted
+
+    lab.run(begin)
+    here.clear()
+    lab.train(steps=5)
+    there, backward = lab.run(end)[0]
+    sys.setprofile(None)
+    threading.setprofile(None)
+    lab.stop()
+    inside = [path for path in here | there if path.startswith(str(PACKAGE))]
+    return [
+        ("Python files from cell to curve", f"{len(inside)}"),
+        ("of them from hook to param.grad", f"{len(backward)}"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--path", action="store_true", help="count the files that a gradient passes")
+    path = parser.parse_args().path
+    for what, figure in figures() + (gradient_path() if path else []):
+        print(f"{what:32} {figure}")
+
+
+if __name__ == "__main__":
+    main()
