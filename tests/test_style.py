@@ -1,4 +1,4 @@
-"""`make lint` passes: ruff on Python, clang-format on C++."""
+"""`make lint` passes: ruff and mypy on Python, clang-format on C++."""
 
 import subprocess
 import sys
@@ -13,8 +13,8 @@ SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("
 
 @pytest.mark.parametrize(
     "command",
-    [["ruff", "check"], ["ruff", "format", "--check"], ["clang-format", "--dry-run", "-Werror", *SOURCES]],
-    ids=["ruff check", "ruff format", "clang-format"],
+    [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], ["clang-format", "--dry-run", "-Werror", *SOURCES]],
+    ids=["ruff check", "ruff format", "mypy", "clang-format"],
 )
 def test_style(command):
     done = subprocess.run([TOOLS / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=50)

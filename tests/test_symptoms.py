@@ -289,7 +289,9 @@ def test_what_is_no_port(port, capsys):
 
 
 def test_the_documented_table_is_the_one_of_the_code():
-    rows = re.findall(r"^\| (.+?) \|(.*?)\|(.*?)\|.+\|$", (ROOT / "docs" / "symptoms.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+?) \|(.*?)\|(.*?)\|.+\|$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE
+    )
     documented = {name: ("yes" in look, "yes" in said) for name, look, said in rows[1:] if "---" not in name}
     assert documented == {symptom.name: (symptom.look is not None, symptom.said != "") for symptom in KNOWN}
     assert f"knows {len(KNOWN)} things that go wrong" in " ".join((ROOT / "README.md").read_text().split())

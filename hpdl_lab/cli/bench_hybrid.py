@@ -15,5 +15,9 @@ def run(arguments):
 
     rows, took, peak = hybrid.gpt3()
     if arguments.markdown:
-        put(arguments.markdown, "hybrid", hybrid.text(rows, took, peak, "hpdl bench hybrid --markdown docs/hybrid.md"))
+        put(
+            arguments.markdown,
+            "hybrid",
+            hybrid.text(rows, took, peak, "hpdl bench hybrid --markdown docs/measurements.md"),
+        )
     return 0

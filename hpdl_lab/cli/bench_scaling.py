@@ -37,7 +37,7 @@ def run(arguments):
             if arguments.png and how:
                 lab.scaling(prediction=GUESS, strategy=strategies()["flat, Python"]).png(arguments.png)
     if arguments.markdown:
-        command = f"hpdl bench scaling --rounds {arguments.rounds} --markdown docs/scaling.md --png docs/scaling.png"
+        command = f"hpdl bench scaling --rounds {arguments.rounds} --markdown docs/measurements.md"
         text = section("Simulated over measured", command, told, COLUMNS, [""] * len(COLUMNS), rows, cells)
         put(arguments.markdown, "scaling", text)
     return 0

@@ -1,6 +1,6 @@
 """How long engines take to start and to answer, beside plain ipyparallel: `python -m hpdl_lab.engines.start_time`.
 
-Prints one line per measurement: median and spread over the repeats. docs/engine-start.md explains what was found.
+Prints one line per measurement: median and spread over the repeats. docs/measurements.md explains what was found.
 """
 
 import argparse
