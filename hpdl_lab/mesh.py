@@ -9,13 +9,20 @@ with rank 6 (dp), passes activations to and from rank 0 (pp), and shares its lay
 Ref: Narayanan et al. 2021, arXiv:2104.04473; torch.distributed.device_mesh.init_device_mesh has the same order.
 """
 
+from __future__ import annotations
+
 import html
 import itertools
 import math
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from .comm.waits import name_ranks
+
+if TYPE_CHECKING:
+    from .comm.base import Comm
+
 
 LONGEST = 160  # bytes of a grid in words: five axes of up to 20 digits
 AXES = {
@@ -27,7 +34,7 @@ AXES = {
 }
 
 
-def coordinates(rank, sizes):
+def coordinates(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Where rank number `rank` stands on a grid: one coordinate per axis, the last of which varies fastest.
 
         sizes (2, 3):   0 1 2      rank 4 -> (1, 1)
@@ -45,7 +52,7 @@ def coordinates(rank, sizes):
     ### END SOLUTION
 
 
-def groups(sizes, axis):
+def groups(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
     """The groups of ranks along one axis: those that differ in this coordinate only.
 
         sizes (2, 3):   0 1 2      axis 0, downwards: [[0, 3], [1, 4], [2, 5]]
@@ -55,7 +62,7 @@ def groups(sizes, axis):
     Returns: list of lists of ranks: each in the order of that coordinate, all in the order of their lowest rank.
     """
     ### BEGIN SOLUTION
-    found = {}
+    found: dict[tuple[int, ...], list[int]] = {}
     for rank in range(math.prod(sizes)):
         place = coordinates(rank, sizes)
         found.setdefault(place[:axis] + place[axis + 1 :], []).append(rank)
@@ -73,7 +80,7 @@ class Grid:
     axes: tuple
     sizes: tuple
 
-    def __init__(self, **sizes):
+    def __init__(self, **sizes: int) -> None:
         for axis, size in sizes.items():
             require_axis(axis)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -82,24 +89,24 @@ class Grid:
         object.__setattr__(self, "sizes", tuple(sizes.values()))
 
     @property
-    def size(self):
+    def size(self) -> int:
         return math.prod(self.sizes)
 
-    def __getitem__(self, axis):
+    def __getitem__(self, axis: str) -> int:
         require_axis(axis)
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Grid({', '.join(f'{axis}={size}' for axis, size in zip(self.axes, self.sizes, strict=True))})"
 
-    def coordinates(self, rank):
+    def coordinates(self, rank: int) -> dict[str, int]:
         """{axis: coordinate} of a rank: the given axes in their order, then those of size 1 that were not given."""
         if not 0 <= rank < self.size:
             raise ValueError(f"there is no rank {rank} in {self!r}: its ranks are 0 to {self.size - 1}")
         place = dict(zip(self.axes, coordinates(rank, self.sizes), strict=True))
         return place | {axis: 0 for axis in AXES if axis not in place}
 
-    def rank(self, **place):
+    def rank(self, **place: int) -> int:
         """The rank at these coordinates; those that are not given are 0. The inverse of `coordinates`."""
         number = 0
         for axis, coordinate in place.items():
@@ -111,14 +118,14 @@ class Grid:
             number = number * size + place.get(axis, 0)
         return number
 
-    def groups(self, axis):
+    def groups(self, axis: str) -> list[list[int]]:
         """The groups along one axis: Grid(dp=2, pp=2, tp=2).groups("pp") -> [[0, 2], [1, 3], [4, 6], [5, 7]]."""
         require_axis(axis)
         if axis not in self.axes:
             return [[rank] for rank in range(self.size)]
         return groups(self.sizes, self.axes.index(axis))
 
-    def others(self, rank, axes):
+    def others(self, rank: int, axes: tuple[str]) -> tuple[tuple[str, int], ...]:
         """The coordinates, in the given order, of `rank` along all axes but `axes`: what a group has in common."""
         for axis in axes:
             require_axis(axis)
@@ -127,13 +134,13 @@ class Grid:
 
     # -- pictures -----------------------------------------------------------------------------------------------------
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self!r}: {self.size} rank{'s' if self.size > 1 else ''}\n" + "\n".join(self._lines())
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
-    def _lines(self):
+    def _lines(self) -> list[str]:
         """One table per place along the leading axes: the last axis across, the one before it downwards."""
         *leading, (down, rows), (across, columns) = [("", 1), ("", 1), *zip(self.axes, self.sizes, strict=True)]
         leading = [pair for pair in leading if pair[0]]
@@ -162,7 +169,7 @@ class DeviceMesh:
     Steps: one all_gather of 8 bytes, one split per axis longer than 1 and one for all the others.
     """
 
-    def __init__(self, comm, grid=None, **sizes):
+    def __init__(self, comm: Comm, grid: Grid | None = None, **sizes: Any) -> None:
         if (grid is None) == (not sizes) or not isinstance(grid, Grid | None):
             raise ValueError("a mesh needs a Grid or the sizes of its axes, and not both: DeviceMesh(comm, dp=2, tp=2)")
         self.comm = comm
@@ -173,11 +180,11 @@ class DeviceMesh:
         for axis in self.grid.axes:
             self.over(axis)
 
-    def __getitem__(self, axis):
+    def __getitem__(self, axis: str) -> Comm:
         """The communicator along one axis: of this rank alone where its size is 1."""
         return self.over(axis)
 
-    def over(self, *axes):
+    def over(self, *axes: str) -> Comm:
         """The communicator over several axes at once: `mesh.over("dp", "cp")`, ranked in the grid's order.
 
         Collective at its first call for these axes, unless at most one of them is longer than 1.
@@ -187,18 +194,18 @@ class DeviceMesh:
         long = tuple(axis for axis in self.grid.axes if axis in axes and self.grid[axis] > 1)
         if long not in self._parts:
             common = self.grid.others(self.comm.rank, long)
-            told = " ".join(["+".join(long), *(f"{axis}={i}" for axis, i in common)])  # for the report of a stuck run
-            self._parts[long] = self.comm.split(told, self.comm.rank)
+            text = " ".join(["+".join(long), *(f"{axis}={i}" for axis, i in common)])  # for the report of a stuck run
+            self._parts[long] = self.comm.split(text, self.comm.rank)
         return self._parts[long]
 
-    def __str__(self):
+    def __str__(self) -> str:
         place = ", ".join(f"{axis} {self.coordinates[axis]}" for axis in self.grid.axes)
         return f"rank {self.comm.rank} ({place}) of {self.grid!r}"
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
-    def _require_fit(self):
+    def _require_fit(self) -> None:
         """Raise ValueError on every rank unless all ranks mean the same grid, and there is a place for each."""
         import torch
 
@@ -212,20 +219,20 @@ class DeviceMesh:
                 f"{self.grid!r} has {product}{self.grid.size} places for ranks, and there are {self.comm.size} ranks"
             )
 
-    def _grids_in_words(self):
+    def _grids_in_words(self) -> str:
         """Which ranks mean which grid: "Grid(dp=4) on rank 1, Grid(dp=2, tp=2) on ranks 0, 2, 3". Collective."""
         import torch
 
-        told = torch.tensor(list(repr(self.grid).encode()[:LONGEST].ljust(LONGEST)), dtype=torch.uint8)
-        grids = {}
-        for rank, row in enumerate(self.comm.all_gather(told.to(self.comm.device)).tolist()):
+        text = torch.tensor(list(repr(self.grid).encode()[:LONGEST].ljust(LONGEST)), dtype=torch.uint8)
+        grids: dict[str, list[int]] = {}
+        for rank, row in enumerate(self.comm.all_gather(text.to(self.comm.device)).tolist()):
             grids.setdefault(bytes(row).decode().rstrip(), []).append(rank)
         in_order = sorted(grids.items(), key=lambda g: len(g[1]))
         return ", ".join(f"{grid} on {name_ranks(ranks)}" for grid, ranks in in_order)
 
 
-def require_axis(axis):
+def require_axis(axis: str) -> None:
     """Raise ValueError unless `axis` is the name of one."""
     if axis not in AXES:
-        told = ", ".join(f"{name} ({what})" for name, what in AXES.items())
-        raise ValueError(f"no axis of a mesh is called {axis!r}: {told}")
+        text = ", ".join(f"{name} ({what})" for name, what in AXES.items())
+        raise ValueError(f"no axis of a mesh is called {axis!r}: {text}")

@@ -35,10 +35,15 @@ def module_of(path: Path) -> str:
 
 
 def imported(path: Path, modules: set[str]) -> set[str]:
-    """The modules of the package that this file imports, anywhere in it."""
+    """The modules of the package that this file imports, anywhere in it but for types alone."""
     name, found = module_of(path), set()
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for_types = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    skipped = {part for node in for_types for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -1,8 +1,16 @@
 """Data sets by name, each the same on every rank: `load`. Which example goes to which rank: sharding.py."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
+from collections.abc import Callable
 from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SETS = {  # name -> module and function, and what is said to the function
@@ -14,7 +22,7 @@ SETS = {  # name -> module and function, and what is said to the function
 }
 
 
-def load(name, **options):
+def load(name: str, **options: tuple[int, ...] | float | str) -> Dataset:
     """The data set of this name.
 
         load("digits")                          8 x 8 pixels in rows of 64; load("digit_images") as (n, 1, 8, 8)
@@ -43,11 +51,13 @@ def load(name, **options):
     return make(**said, **options)
 
 
-def is_whole(value):
+def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-KINDS = {  # of an option, by what it is by default: whether a value is such, and what is needed
+KINDS: dict[
+    type, tuple[Callable[[Any], bool], str]
+] = {  # of an option, by what it is by default: whether a value is such, and what is needed
     int: (is_whole, "a whole number"),
     float: (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
     tuple: (lambda value: isinstance(value, tuple | list) and all(map(is_whole, value)), "a tuple of whole numbers"),

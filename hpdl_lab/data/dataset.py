@@ -1,5 +1,7 @@
 """What every data set is: four tensors, the same on every rank."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch
@@ -21,16 +23,16 @@ class Dataset(NamedTuple):
     test_x: torch.Tensor
     test_y: torch.Tensor
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict) -> Dataset:
         """The same: ranks only read it, so a thousand simulated ones share it."""
         return self
 
     @property
-    def classes(self):
+    def classes(self) -> int:
         """How many different answers there are: labels are 0 to classes - 1."""
         return 1 + max(int(y.max()) for y in (self.train_y, self.test_y) if y.numel())
 
     @property
-    def positions(self):
+    def positions(self) -> int:
         """Answers per example: 1, or block for windows of tokens."""
         return self.train_y.shape[1:].numel()

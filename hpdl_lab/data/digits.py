@@ -8,7 +8,7 @@ from .scikit_learn import table
 TEST_IMAGES = 360  # a fifth of all, as in most published results on this set
 
 
-def load(dtype="float32", seed=0, images=False):
+def load(dtype: str = "float32", seed: int = 0, images: bool = False) -> Dataset:
     """The digits, shuffled once by `seed` and cut into a training and a test set that share no image.
 
     Args:    images: False for rows of 64 pixels in [0, 1], True for images (n, 1, 8, 8).

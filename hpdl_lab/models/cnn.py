@@ -9,11 +9,20 @@ parallelism is no longer one big batch. So the norm here is by default over grou
 global batch: see batch_norm.py, and what it costs.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from torch import nn
 from torch.nn.functional import pad, relu
 
 from . import initial
 from .batch_norm import BatchNorm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 SIZES = {  # 3 blocks in each of 3 stages are "ResNet-20": 269,722 parameters, "0.27M" in the paper's table 6
     "tiny": {"channels": 1, "classes": 10, "widths": (8, 16), "blocks": 1, "norm": "group"},
@@ -30,7 +39,7 @@ class Block(nn.Module):
     9 w_in w + 9 w^2 + 4 w parameters. The shortcut has none: it drops pixels and adds channels of zeros ("option A").
     """
 
-    def __init__(self, width_in, width, stride, norm):
+    def __init__(self, width_in: int, width: int, stride: int, norm: Callable) -> None:
         super().__init__()
         self.stride, self.more = stride, width - width_in
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
@@ -38,7 +47,7 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = norm(width)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         y = relu(self.norm1(self.conv1(x)))  # (b, w_in, h, h) -> (b, w, h/stride, h/stride)
         y = self.norm2(self.conv2(y))  # (b, w, h/stride, h/stride)
         x = x[:, :, :: self.stride, :: self.stride]  # (b, w_in, h/stride, h/stride)
@@ -51,7 +60,7 @@ class CNN(nn.Module):
     A convolution, then stages of `blocks` blocks; every stage but the first halves the image and has the next width.
     """
 
-    def __init__(self, channels, classes, widths, blocks, norm):
+    def __init__(self, channels: int, classes: int, widths: tuple[int, ...], blocks: int, norm: str) -> None:
         super().__init__()
         if norm not in NORMS:
             raise ValueError(f"norm={norm!r}: one of {', '.join(NORMS)} is needed")
@@ -70,25 +79,33 @@ class CNN(nn.Module):
         self.blocks = nn.Sequential(*stages)
         self.head = nn.Linear(widths[-1], classes)
 
-    def forward(self, images):
+    def forward(self, images: Tensor) -> Tensor:
         x = relu(self.norm(self.conv(images)))  # (b, c, h, w) -> (b, widths[0], h, w)
         x = self.blocks(x)  # (b, widths[-1], h / 2^(stages - 1), ...)
         return self.head(x.mean((2, 3)))  # (b, widths[-1]) @ (widths[-1], classes) = (b, classes)
 
 
-def build(channels, classes, widths, blocks, norm="group", seed=0, dtype="float32"):
+def build(
+    channels: int,
+    classes: int,
+    widths: tuple[int, ...],
+    blocks: int,
+    norm: str = "group",
+    seed: int = 0,
+    dtype: str = "float32",
+) -> nn.Module:
     """A CNN; the same parameters wherever it is built with the same seed.
 
     Raises:  ValueError for a norm that is none, or widths that GroupNorm cannot cut.
     """
 
-    def std(name, shape):
+    def std(name: str, shape: tuple[int, ...]) -> float:
         n_in = shape[1] * (shape[2] * shape[3] if len(shape) == 4 else 1)  # numbers that one output is a sum of
         return (2 / n_in) ** 0.5 if len(shape) == 4 else (1 / n_in) ** 0.5  # He et al. 2015, arXiv:1502.01852
 
     return initial.drawn(lambda: CNN(channels, classes, tuple(widths), blocks, norm), seed, dtype, std)
 
 
-def fields_of(data):
+def fields_of(data: Any) -> dict[str, int]:
     """What a data set of images, (n, c, h, w), says about the CNN that reads it."""
     return {"channels": data.train_x.shape[1], "classes": data.classes}

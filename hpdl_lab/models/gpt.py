@@ -4,6 +4,8 @@ Ref: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 many take the same steps.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.functional import linear
@@ -25,7 +27,7 @@ class GPT(nn.Module):
     also the last layer (tied weights), so it has a gradient from both ends of the network.
     """
 
-    def __init__(self, vocabulary, block, layers, heads, width):
+    def __init__(self, vocabulary: int, block: int, layers: int, heads: int, width: int) -> None:
         super().__init__()
         check_heads(width, heads)
         self.block = block
@@ -34,7 +36,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*[Block(width, heads, causal=True) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if len(tokens.shape) != 2:
             raise ValueError(f"a gpt reads tokens of shape (b, s), got {tuple(tokens.shape)}")
         b, s = tokens.shape
@@ -45,11 +47,13 @@ class GPT(nn.Module):
         x = self.norm(self.blocks(x))  # (b, s, d)
         return self.logits(x)
 
-    def logits(self, x):
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.tokens.weight)  # (b, s, d) @ (d, V) = (b, s, V)
 
 
-def build(vocabulary, block, layers, heads, width, seed=0, dtype="float32"):
+def build(
+    vocabulary: int, block: int, layers: int, heads: int, width: int, seed: int = 0, dtype: str = "float32"
+) -> nn.Module:
     """A GPT; the same parameters wherever it is built with the same seed.
 
     Raises:  ValueError if the heads do not divide the width.
@@ -57,6 +61,6 @@ def build(vocabulary, block, layers, heads, width, seed=0, dtype="float32"):
     return initial.drawn(lambda: GPT(vocabulary, block, layers, heads, width), seed, dtype, std_of(layers, width))
 
 
-def fields_of(data):
+def fields_of(data: Any) -> dict[str, int]:
     """What a data set of token windows, (n, block) int64, says about the GPT that reads it."""
     return {"vocabulary": data.classes, "block": data.train_x.shape[1]}

@@ -1,9 +1,11 @@
 """The parameters that a model starts with: a function of its structure and a seed, not of the machine or the dtype."""
 
+from collections.abc import Callable
+
 import torch
 
 
-def drawn(make, seed, dtype, std):
+def drawn(make: Callable, seed: int, dtype: str, std: Callable) -> torch.nn.Module:
     """The model that `make()` builds, with every parameter drawn anew.
 
         matrices, kernels, tables      normal numbers with standard deviation std(name, shape), mean 0
@@ -29,6 +31,6 @@ def drawn(make, seed, dtype, std):
     return model
 
 
-def count(model):
+def count(model: torch.nn.Module) -> int:
     """How many parameters a model has: a tensor that is used twice counts once."""
     return sum(param.numel() for param in model.parameters())

@@ -1,5 +1,7 @@
 """The multi-layer perceptron: the smallest network that reads handwriting."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -10,7 +12,7 @@ SIZES = {  # 300 and 100 hidden units are "LeNet-300-100" of LeCun et al. 1998, 
 }
 
 
-def mlp(sizes=(64, 128, 64, 10), seed=0, dtype="float32"):
+def mlp(sizes: tuple[int, ...] = (64, 128, 64, 10), seed: int = 0, dtype: str = "float32") -> nn.Module:
     """Linear layers with ReLU between them; the same parameters wherever it is built with the same seed.
 
         x (b, 64) -> linear, relu (b, 128) -> linear, relu (b, 64) -> linear (b, 10) = logits
@@ -29,11 +31,11 @@ def mlp(sizes=(64, 128, 64, 10), seed=0, dtype="float32"):
     return nn.Sequential(*layers[:-1]).to(getattr(torch, dtype))
 
 
-def build(features, hidden, classes, seed=0, dtype="float32"):
+def build(features: int, hidden: tuple[int, int], classes: int, seed: int = 0, dtype: str = "float32") -> nn.Module:
     """The same network by the names of its sizes: features in, units of each hidden layer, classes out."""
     return mlp((features, *hidden, classes), seed, dtype)
 
 
-def fields_of(data):
+def fields_of(data: Any) -> dict[str, int]:
     """What a data set of rows, (n, features), says about the network that reads it."""
     return {"features": data.train_x.shape[1], "classes": data.classes}

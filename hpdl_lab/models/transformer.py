@@ -3,8 +3,16 @@
 b sequences of s positions, d numbers wide; h heads of d / h numbers each.   Ref: Vaswani et al. 2017, arXiv:1706.03762.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Attention(nn.Module):
@@ -13,13 +21,13 @@ class Attention(nn.Module):
     softmax(q k^T / sqrt(d / h)) v     for each head; 4 d^2 + 4 d parameters
     """
 
-    def __init__(self, width, heads, causal):
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
         self.qkv = nn.Linear(width, 3 * width)  # what each position asks, offers and says, in one product
         self.out = nn.Linear(width, width)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         b, s, d = x.shape
         qkv = self.qkv(x)  # (b, s, d) -> (b, s, 3d)
         q, k, v = qkv.view(b, s, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)  # each (b, h, s, d/h)
@@ -34,7 +42,7 @@ class Block(nn.Module):
     12 d^2 + 13 d parameters.   Ref: Radford et al. 2019 (GPT-2), section 2.3.
     """
 
-    def __init__(self, width, heads, causal):
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads, causal)
@@ -45,25 +53,25 @@ class Block(nn.Module):
             nn.Linear(4 * width, width),  # (b, s, 4d) -> (b, s, d)
         )
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))  # (b, s, d)
         return x + self.mlp(self.norm2(x))  # (b, s, d)
 
 
-def check_heads(width, heads):
+def check_heads(width: int, heads: int) -> None:
     """Raise ValueError unless the heads share the width equally."""
     if heads < 1 or width % heads:
         raise ValueError(f"{heads} heads cannot share a width of {width}: it must be a multiple of the heads")
 
 
-def std_of(layers, width):
+def std_of(layers: int, width: int) -> Callable:
     """How far the parameters of a transformer are spread at first, for initial.drawn.
 
     0.02 for the 768 of the papers and more for a smaller width, by its square root, so that a layer's output stays as
     large; divided by sqrt(2 layers) in the two layers of a block that add to x, so that x does not grow with depth.
     """
 
-    def std(name, shape):
+    def std(name: str, shape: tuple[int, int]) -> float:
         adds = name.endswith(("attention.out.weight", "mlp.2.weight"))
         return 0.02 * (768 / width / (2 * layers if adds else 1)) ** 0.5
 

@@ -4,6 +4,8 @@ Ref: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", arXiv:2010.11929.
 many take the same steps.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -24,7 +26,9 @@ class ViT(nn.Module):
     (c patch^2 + 1) d + (1 + s) d + layers (12 d^2 + 13 d) + 2 d + (d + 1) classes parameters, for c channels.
     """
 
-    def __init__(self, image, patch, channels, classes, layers, heads, width):
+    def __init__(
+        self, image: int, patch: int, channels: int, classes: int, layers: int, heads: int, width: int
+    ) -> None:
         super().__init__()
         check_heads(width, heads)
         if patch < 1 or image % patch:
@@ -38,7 +42,7 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         if tuple(images.shape[1:]) != self.shape:
             raise ValueError(f"this vit reads images of shape {self.shape}, got {tuple(images.shape[1:])}")
         x = self.patches(images).flatten(2).transpose(1, 2)  # (b, c, i, i) -> (b, d, i/p, i/p) -> (b, s - 1, d)
@@ -47,19 +51,29 @@ class ViT(nn.Module):
         return self.head(x[:, 0])  # (b, d) @ (d, classes) = (b, classes)
 
 
-def build(image, patch, channels, classes, layers, heads, width, seed=0, dtype="float32"):
+def build(
+    image: int,
+    patch: int,
+    channels: int,
+    classes: int,
+    layers: int,
+    heads: int,
+    width: int,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> nn.Module:
     """A ViT; the same parameters wherever it is built with the same seed.
 
     Raises:  ValueError if the patches do not tile the image, or the heads do not divide the width.
     """
 
-    def make():
+    def make() -> nn.Module:
         return ViT(image, patch, channels, classes, layers, heads, width)
 
     return initial.drawn(make, seed, dtype, std_of(layers, width))
 
 
-def fields_of(data):
+def fields_of(data: Any) -> Any:
     """What a data set of images, (n, c, h, h), says about the ViT that reads it. Raises ValueError: not square."""
     _, channels, height, wide = data.train_x.shape
     if height != wide:

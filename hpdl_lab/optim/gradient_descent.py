@@ -3,10 +3,12 @@
 prediction = x @ w        loss(w) = mean((x @ w - y)^2) / 2        step: w <- w - rate * gradient
 """
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 
 
-def loss(w, x, y):
+def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
     """Half the mean squared error of the predictions x @ w.
 
     Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,) what should have been predicted.
@@ -15,7 +17,7 @@ def loss(w, x, y):
     return float(((x @ w - y) ** 2).mean() / 2)
 
 
-def gradient(w, x, y):
+def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The slope of the loss at `w`: it points uphill, one number per weight.
 
         loss(w) = mean(error^2) / 2   with   error = x @ w - y   (n,)
@@ -28,7 +30,7 @@ def gradient(w, x, y):
     return x.T @ error / len(y)  # (d, n) @ (n,) = (d,)
 
 
-def gradient_step(w, x, y, rate):
+def gradient_step(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
     """The weights after one step downhill, against the gradient.
 
     Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,); rate: the learning rate, a number above 0.
@@ -37,7 +39,7 @@ def gradient_step(w, x, y, rate):
     return w - rate * gradient(w, x, y)
 
 
-def largest_stable_rate(x):
+def largest_stable_rate(x: np.ndarray) -> float:
     """The learning rate above which gradient descent on `x` diverges.
 
     Along each axis of the bowl the distance to the lowest point is multiplied by (1 - rate * curvature) at every step,
@@ -52,7 +54,9 @@ def largest_stable_rate(x):
     ### END SOLUTION
 
 
-def descend(x, y, rate, steps, step=gradient_step):
+def descend(
+    x: np.ndarray, y: np.ndarray, rate: float, steps: int, step: Callable = gradient_step
+) -> Iterator[np.ndarray]:
     """Yield the weights before the first step and after each one, starting from zero: steps + 1 arrays of (d,)."""
     w = np.zeros(x.shape[1])
     yield w
