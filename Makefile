@@ -5,6 +5,7 @@ VENV    ?= .venv
 PORT    ?=
 BROWSER ?=
 RANKS   ?= 2
+MPI     ?= mpich
 SIZES   ?= 4,1KiB,256KiB,4MiB,64MiB
 
 BUILD_TOOLS   := pip scikit-build-core nanobind cmake ninja
@@ -17,7 +18,7 @@ PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help lab install hub test test-gpu sanitize bench lint house clean
+.PHONY: help lab install hub test test-mpi test-gpu sanitize bench lint house clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -41,6 +42,9 @@ hub: $(INSTALLED_HUB) ## install JupyterHub and its proxy as well; then: .venv/b
 test: $(INSTALLED_DEV) ## run the tests; the last line counts them
 	@$(VENV)/bin/python tests/run_all.py
 
+test-mpi: $(INSTALLED_DEV) ## run the rank tests under one MPI: MPI=mpich, openmpi or intel
+	@$(VENV)/bin/python tests/run_all.py --mpi $(MPI)
+
 test-gpu: ## run what needs a GPU: wants nvcc, and a PYTHON whose torch has CUDA
 	@'$(PYTHON)' tests/gpu/run.py .venv-gpu build/gpu
 
@@ -60,7 +64,7 @@ house: $(INSTALLED_DEV) ## the size and shape of the package, in figures
 	@$(VENV)/bin/python tests/house.py --path
 
 clean: ## remove .venv, builds and caches; notebooks stay as they are
-	rm -rf $(VENV) .venv-openmpi .venv-gpu build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-openmpi .venv-intel .venv-gpu build dist .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp holds what was installed: a clone that was moved, or whose files were renamed, is installed again.

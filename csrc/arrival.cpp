@@ -8,7 +8,7 @@ namespace hpdl {
 
 namespace {
 
-constexpr int kNumbers = 1 << 28;  // two tags each, below 2^29
+constexpr int kNumbers = kLargestTag / 2;  // two tags each; kLargestTag itself is comm/bulletin.py's
 
 void require_members(const Group& group, const std::vector<int>& ranks) {
     const bool known = std::all_of(ranks.begin(), ranks.end(), [&](int r) { return r >= 0 && r < group.size; });
@@ -49,12 +49,14 @@ Arrival::~Arrival() {
 
 void Arrival::send(int to, int tag) {
     const Mpi& mpi = *group_.mpi;
+    mpi.require_tag(tag);
     sent_.push_back(mpi.constants.request_null);
     mpi.check(mpi.Isend(nullptr, 0, mpi.constants.byte, to, tag, group_.comm, &sent_.back()), "MPI_Isend");
 }
 
 void Arrival::receive(int source, int tag, Handle* request) {
     const Mpi& mpi = *group_.mpi;
+    mpi.require_tag(tag);
     mpi.check(mpi.Irecv(nullptr, 0, mpi.constants.byte, source, tag, group_.comm, request), "MPI_Irecv");
 }
 

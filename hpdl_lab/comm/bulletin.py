@@ -15,7 +15,7 @@ import json
 from .board import Board, Slot
 from .interrupts import DeferredInterrupt
 
-NEWS = (1 << 28) + 1  # a tag of the session's own communicator that arrivals do not use (csrc/arrival.cpp)
+NEWS = 32_767  # a tag of the session's own communicator that arrivals do not use (csrc/arrival.cpp)
 SILENT = Slot(0, -1, "silent", "", (), 0, 0, 0, "", {})
 
 

@@ -9,7 +9,6 @@ from . import segments
 from .buffers import DTYPES
 from .errors import CommError
 
-LARGEST_TAG = (1 << 29) - 1  # of csrc/message.cpp
 PROBE = 0x1234567  # a tag that no other field of a status holds
 
 
@@ -28,7 +27,6 @@ def load(core):
     from mpi4py import MPI
 
     require_own_memory(MPI, earlier)
-    require_tags(MPI)
     return MPI, core.Mpi(MPI.__file__, MPI.COMM_WORLD.rank, constants(MPI))
 
 
@@ -41,13 +39,6 @@ def require_own_memory(MPI, earlier):
     mapped = segments.shared()
     new = {key: path for key, path in mapped.items() if key not in (earlier or ())}
     segments.require_own(new, unknown=earlier is not None and not by_chance)
-
-
-def require_tags(MPI):
-    """Raise CommError where this MPI has too few tags for the dtype and the count that a message's tag carries."""
-    allowed = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-    if allowed < LARGEST_TAG:
-        raise CommError(f"messages need tags up to {LARGEST_TAG:,}, this MPI allows up to {allowed:,}: use another MPI")
 
 
 def constants(MPI):

@@ -24,7 +24,7 @@ HOST = "HPDL_HOST_ID"  # environment variable: ranks for which it differs share 
 START = 30.0  # s: the longest that ranks wait for each other when MPI starts
 LAST_LOOK = 0.1  # s: for a rank that gives up, to learn that it is too late for that
 LAST_HELP = 1.0  # s: for what nobody has received, when ranks leave
-ARRIVALS = 1 << 27  # numbers that tell them apart
+ARRIVALS = 16_383  # numbers that tell them apart
 
 
 def world(deadline=10.0, device="cpu"):
