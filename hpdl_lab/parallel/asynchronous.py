@@ -17,8 +17,8 @@ sends its gradients to all others, which saves the hop through a server and the 
 import torch
 
 from ..comm.buffers import copy_of, new_like
-from .data import DataParallel, broadcast_buffers
-from .verdict import overflowed
+from .consensus import overflowed
+from .data_parallel import DataParallel, broadcast_buffers
 
 END = -1.0  # a flag: no more gradients come from this rank
 

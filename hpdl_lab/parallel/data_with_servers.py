@@ -13,7 +13,7 @@ collectives/parameter_server.py; a server that updates, in a few lines, is in de
 from functools import partial
 
 from ..collectives import parameter_server
-from .data import DataParallel
+from .data_parallel import DataParallel
 
 
 class ParameterServer(DataParallel):
