@@ -9,7 +9,6 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.data import digits
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
 from hpdl_lab.parallel.data_parallel import (
     DataParallel,
     DataParallelBucketed,
@@ -17,7 +16,7 @@ from hpdl_lab.parallel.data_parallel import (
     DataParallelOverlapped,
     Strategy,
 )
-from hpdl_lab.parallel.data_with_servers import ParameterServer
+from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
 from hpdl_lab.parallel.scaling.profile import RehearsedStep, rehearse, time_steps
 from hpdl_lab.parallel.scaling.rehearsal import NotRehearsed, rehearsed
 

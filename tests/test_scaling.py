@@ -12,9 +12,8 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.collectives.sweep import WrongAnswer
 from hpdl_lab.comm.network import Islands, Switch
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
 from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelOverlapped
-from hpdl_lab.parallel.data_with_servers import ParameterServer
+from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
 
 SMALL = mlp((64, 32, 10))
 

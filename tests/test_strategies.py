@@ -13,7 +13,6 @@ from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.comm.errors import CommError, Deadlock
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
 from hpdl_lab.parallel.consensus import require_same, require_same_model
 from hpdl_lab.parallel.data_parallel import (
     DataParallel,
@@ -23,7 +22,7 @@ from hpdl_lab.parallel.data_parallel import (
     average_all_gradients,
     broadcast_parameters,
 )
-from hpdl_lab.parallel.data_with_servers import ParameterServer
+from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
 from hpdl_lab.parallel.reducer import Bucket, Reducer, assign_buckets, gradient_ready
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedReduction
 
