@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 
 from ..comm import PerRank
+from ..parallel import gossip as graphs
 from ..parallel import gossip as reference
-from ..parallel import graphs
 from . import answers_gossip as answers
 from .lesson_02_parallel import IMPRECISE
 from .ranks import capital, count, kind, number, on_engines, simulate, unlike

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from ..comm import PerRank
-from ..parallel import descent_with_server as reference
+from ..parallel import gradient_descent as reference
 from . import answers_parameter_server as answers
 from .lesson_02_parallel import IMPRECISE, gradients, missed_by_a_loop, same
 from .ranks import ALONE, capital, count, in_company, kind, number, on_engines, simulate, unlike

@@ -8,7 +8,7 @@ from torch.nn.functional import mse_loss
 
 from ..collectives import cost, ring
 from ..models.mlp import mlp
-from ..parallel import data as reference
+from ..parallel import data_parallel as reference
 from . import answers_06_average as answers
 from . import hints_06
 from .layer_part import nearly

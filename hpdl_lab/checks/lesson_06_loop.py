@@ -10,8 +10,8 @@ from torch.nn.functional import mse_loss
 
 from ..collectives import ring
 from ..models.mlp import mlp
-from ..parallel import training_loop as reference
-from ..parallel.overlap import DataParallelOverlapped
+from ..parallel import training as reference
+from ..parallel.data_parallel import DataParallelOverlapped
 from . import answers_06_loop as answers
 from . import hints_06
 from .overlapped_steps import SIZES, SMALL, load_optimizers

@@ -8,8 +8,8 @@ import torch
 from ..collectives import ring
 from ..comm import PerRank
 from ..models.mlp import mlp
-from ..parallel import overlap as reference
-from ..parallel.packing import Bucket
+from ..parallel import reducer as reference
+from ..parallel.reducer import Bucket
 from . import answers_06_overlap as answers
 from . import hints_06
 from . import overlapped_steps as steps

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..parallel import data as reference
+from ..parallel import data_parallel as reference
 from . import answers_06_replicas as answers
 from . import hints_06
 from .ranks import capital, count, number, on_engines, simulate

@@ -7,8 +7,8 @@ from ..collectives import ring
 from ..comm.network import Switch
 from ..data.sharding import shard
 from ..models.mlp import mlp
-from ..parallel.data import Strategy
-from ..parallel.overlap import DataParallelOverlapped, gradient_ready
+from ..parallel.data_parallel import DataParallelOverlapped, Strategy
+from ..parallel.reducer import gradient_ready
 from ..parallel.scaling.accounting import account
 from ..parallel.scaling.virtual_time import spending
 from ..parallel.training import train_step
