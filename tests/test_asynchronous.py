@@ -8,8 +8,8 @@ from hpdl_lab.comm.inject import Injection
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.data import digits
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
-from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.data_parallel import DataParallel
+from hpdl_lab.parallel.parameter_server import StaleSynchronous
 from hpdl_lab.parallel.training import Recipe, train
 
 CLOCKS = 12

@@ -8,7 +8,7 @@ from hpdl_lab.data import digits
 from hpdl_lab.data.loading import Reader
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel import checkpoint
-from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.training import Recipe, train
 
 STEPS, EVERY = 8, 3

@@ -5,17 +5,19 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
-from hpdl_lab.checks import collective, exercises, ranks
+from hpdl_lab.checks import collective, exercises, lesson_06_ddp, ranks
 from hpdl_lab.checks.exercises import EXERCISES, check, find
 from hpdl_lab.checks.lesson_04_ring import ALL_REDUCE
 from hpdl_lab.checks.record import AnswerFailed, Broken
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import CommTimeout, Wait, sim
+from hpdl_lab.models.mlp import mlp
 
 WRONG = [(exercise, wrong) for exercise in EXERCISES for wrong in exercise.wrong_answers]
 RIGHT = [(exercise, fn) for exercise in EXERCISES for fn in (exercise.reference, *exercise.right_answers)]
-RING = [exercise for exercise in EXERCISES if exercise.id.startswith("4.")]
+DDP_IS_SIMULATED = "PyTorch's process groups need processes"  # so that 6.5 has a test of its own below
 
 
 def on_simulated_ranks(fn, *args):
@@ -48,7 +50,31 @@ def test_a_right_answer_passes_on_simulated_ranks_and_then_on_the_engines(exerci
     assert result.failed is None
     assert "correct" in str(result)
     if exercise.parallel:
-        assert any("engine" in fact for fact in result.facts)
+        found = DDP_IS_SIMULATED if exercise.id == "6.5" else r"\b4 (MPI ranks|engines)"
+        assert any(re.search(found, fact) for fact in result.facts), result.facts
+
+
+def course_of_ddp(comm, share):
+    """Parameters after each step as DDP makes them, with gradients that are the sum over ranks times `share`."""
+    model = mlp(lesson_06_ddp.SIZES, seed=1).double()
+    optimizer, course = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
+    for step in range(lesson_06_ddp.STEPS):
+        x, y = lesson_06_ddp.shard_of(comm.rank, step)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        for p in model.parameters():
+            p.grad = comm.all_reduce(p.grad) * share
+        optimizer.step()
+        course.append(lesson_06_ddp.flat(model))
+    return course
+
+
+@pytest.mark.parametrize(("share", "failed"), [(1 / 4, None), (1, "engines"), (1 / 5, "engines")])
+def test_training_with_ddp_on_engines_is_compared_with_one_rank(share, failed):
+    exercise = find("6.5")
+    result = check(exercise, exercise.reference, lambda fn, *args: sim.run(4, course_of_ddp, share))
+    assert result.failed == failed
+    assert ("PyTorch's DDP on 4 MPI ranks" in str(result.facts)) == (failed is None)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
@@ -242,6 +268,14 @@ def test_a_failure_carries_the_events_of_a_right_answer_in_the_same_run():
     assert result.size == 8
     assert sum(e.nbytes for e in result.events if e.op == "send") == 8 * 28_000
     assert sum(e.nbytes for e in result.expected if e.op == "send") == 8 * 7_000
+
+
+def test_the_events_are_those_of_the_run_that_was_judged_not_of_the_runs_that_explain_it():
+    result = check(find("4.1"), find("4.1").wrong_answers[1].fn)  # the average, on 3 ranks with 999 elements
+    assert (result.failed, result.size) == ("sum", 3)
+    assert sum(e.nbytes for e in result.events if e.op == "send") == 3 * 2 * 333 * 4
+    stuck = check(find("4.1"), find("4.1").wrong_answers[5].fn)
+    assert stuck.failed == "deadlock" and stuck.events == [], "the run failed, and an earlier one is no evidence"
 
 
 def test_a_result_shows_itself_in_a_notebook_and_in_a_terminal():

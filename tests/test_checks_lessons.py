@@ -13,7 +13,9 @@ from hpdl_lab.collectives import jobs
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.data import diabetes
 from hpdl_lab.optim import gradient_descent as descent
-from hpdl_lab.parallel import averaging, descent_with_server, graphs
+from hpdl_lab.parallel import gossip as graphs
+from hpdl_lab.parallel import gradient_descent as averaging
+from hpdl_lab.parallel import gradient_descent as descent_with_server
 from hpdl_lab.zoo import ward
 
 

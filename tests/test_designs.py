@@ -7,9 +7,8 @@ import pytest
 from hpdl_lab import data, lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
-from hpdl_lab.parallel.data import DataParallel
-from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelOverlapped
+from hpdl_lab.parallel.parameter_server import StaleSynchronous
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction
 from hpdl_lab.parallel.scripts import ddp_script, horovod_script
 from hpdl_lab.plots import horovod as drawing

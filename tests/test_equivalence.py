@@ -16,11 +16,14 @@ from hpdl_lab.collectives.table import find, names
 from hpdl_lab.comm import sim
 from hpdl_lab.data.sharding import shard
 from hpdl_lab.models.batch_norm import synchronized
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
-from hpdl_lab.parallel.buckets import DataParallelBucketed
-from hpdl_lab.parallel.data import DataParallel, DataParallelNaive, Strategy
-from hpdl_lab.parallel.data_with_servers import ParameterServer
-from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.data_parallel import (
+    DataParallel,
+    DataParallelBucketed,
+    DataParallelNaive,
+    DataParallelOverlapped,
+    Strategy,
+)
+from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
 from hpdl_lab.parallel.training import train_step
 
 STEPS, BATCH = 4, 7  # a batch that no number of ranks above 1 divides

@@ -11,9 +11,7 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.parallel.horovod import timeline as horovod_timeline
-from hpdl_lab.parallel.horovod.distributed_optimizer import DistributedOptimizer
-from hpdl_lab.parallel.horovod.fused_batch import fuse
-from hpdl_lab.parallel.horovod.negotiation import negotiate
+from hpdl_lab.parallel.horovod.fusion import DistributedOptimizer, fuse, negotiate
 from hpdl_lab.trace import Event
 
 STEPS = 4

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpdl_lab.comm import PerRank, sim
-from hpdl_lab.parallel import graphs
+from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.parallel.gossip import gossip_step, one_peer_step
 from hpdl_lab.trace import bytes_sent
 

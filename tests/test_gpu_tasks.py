@@ -10,7 +10,7 @@ from hpdl_lab.comm import mpi
 from hpdl_lab.data import digits
 from hpdl_lab.engines import device
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.data_parallel import DataParallel
 
 
 def sent(value, where):

@@ -6,7 +6,7 @@ import pytest
 from hpdl_lab.comm import sim
 from hpdl_lab.data import diabetes
 from hpdl_lab.optim.gradient_descent import descend, gradient, largest_stable_rate, loss
-from hpdl_lab.parallel.averaging import own_gradient, step_together
+from hpdl_lab.parallel.gradient_descent import own_gradient, step_together
 
 X, Y = diabetes.load()
 

@@ -6,7 +6,7 @@ from matplotlib.text import Text
 
 from hpdl_lab import lab
 from hpdl_lab.comm.network import FatTree
-from hpdl_lab.parallel import graphs
+from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.plots import graph as drawing
 from hpdl_lab.plots import live
 

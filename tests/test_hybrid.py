@@ -15,8 +15,8 @@ from hpdl_lab.parallel.grid.machine import grid_of
 from hpdl_lab.parallel.grid.measure import spec_of
 from hpdl_lab.parallel.grid.model import predict
 from hpdl_lab.parallel.hybrid import checkpoint as hybrid_checkpoint
+from hpdl_lab.parallel.hybrid.gradients import Placed, reduce_gradients
 from hpdl_lab.parallel.hybrid.model import HybridParallel
-from hpdl_lab.parallel.hybrid.reduce_gradients import Placed, reduce_gradients
 from hpdl_lab.parallel.pipeline.model import Pipeline
 from hpdl_lab.parallel.tensor.plugged import on_a_ring
 

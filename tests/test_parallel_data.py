@@ -8,7 +8,7 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.data import digits
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.data import DataParallel, DataParallelNaive
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive
 from hpdl_lab.parallel.training import Recipe, train
 
 RECIPE = Recipe(steps=10, batch=50, lr=0.1)  # 1,437 mod 50 = 37 is not reached: see the uneven one below

@@ -9,17 +9,20 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.data import digits
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
-from hpdl_lab.parallel.buckets import DataParallelBucketed
-from hpdl_lab.parallel.data import DataParallel, DataParallelNaive, Strategy
-from hpdl_lab.parallel.data_with_servers import ParameterServer
-from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.data_parallel import (
+    DataParallel,
+    DataParallelBucketed,
+    DataParallelNaive,
+    DataParallelOverlapped,
+    Strategy,
+)
+from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
 from hpdl_lab.parallel.scaling.profile import RehearsedStep, rehearse, time_steps
 from hpdl_lab.parallel.scaling.rehearsal import NotRehearsed, rehearsed
 
 SIZES = (64, 32, 10)
 NBYTES = [4 * n for n in (64 * 32, 32, 32 * 10, 10)]  # of the four parameters, in the order of registration
-FLAG = 4  # bytes more in each message: see parallel/packing.py
+FLAG = 4  # bytes more in each message: see parallel/reducer.py
 
 
 @functools.cache

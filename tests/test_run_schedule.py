@@ -9,9 +9,8 @@ from hpdl_lab import schedules
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.errors import CommError
 from hpdl_lab.comm.network import Switch
-from hpdl_lab.parallel.pipeline.events import action_of, name_of, timed_actions
-from hpdl_lab.parallel.pipeline.run_schedule import AHEAD, Execution, run_schedule
-from hpdl_lab.parallel.pipeline.timed_stage import TimedStage
+from hpdl_lab.parallel.pipeline.reports import TimedStage
+from hpdl_lab.parallel.pipeline.run_schedule import AHEAD, Execution, action_of, name_of, run_schedule, timed_actions
 from hpdl_lab.schedules import Action, Schedule, build
 
 NOTHING_IN_BETWEEN = Switch(alpha=0.0, beta=0.0)

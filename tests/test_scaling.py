@@ -12,10 +12,8 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.collectives.sweep import WrongAnswer
 from hpdl_lab.comm.network import Islands, Switch
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
-from hpdl_lab.parallel.data import DataParallel
-from hpdl_lab.parallel.data_with_servers import ParameterServer
-from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelOverlapped
+from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
 
 SMALL = mlp((64, 32, 10))
 
@@ -163,7 +161,7 @@ def test_more_messages_scale_worse():
             "a strategy or an all_reduce, not both",
         ),
         ({"all_reduce": "ring"}, TypeError, r"all_reduce must be a function f\(comm, x\), got str"),
-        ({"strategy": "flat"}, TypeError, "an instance of one of parallel/data.py.*'flat'"),
+        ({"strategy": "flat"}, TypeError, "an instance of one of parallel/data_parallel.py.*'flat'"),
         ({"strategy": DataParallel}, TypeError, r"an instance.*DataParallel\(\)"),
         ({"strategy": StaleSynchronous()}, ValueError, "StaleSynchronous.* is asynchronous"),
         ({"model": "alexnet"}, LookupError, "alexnet"),

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from hpdl_lab.comm import sim
+from hpdl_lab.parallel.pipeline.reports import TimedStage
 from hpdl_lab.parallel.pipeline.run_schedule import run_schedule
-from hpdl_lab.parallel.pipeline.timed_stage import TimedStage
 from hpdl_lab.schedules import build, evaluate, from_csv, from_strings, to_csv, to_strings, validate
 
 OURS = [("gpipe", 4, 8), ("1f1b", 4, 8), ("1f1b", 3, 7), ("interleaved", 4, 8), ("zero_bubble_h1", 4, 9)]

@@ -13,7 +13,7 @@ from hpdl_lab.collectives.table import find, names
 from hpdl_lab.collectives.tuner import fastest
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.comm.network import Switch
-from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.data_parallel import DataParallel
 
 TEXT = "recursive_doubling:0-8192;double_tree:8193-1048576;ring:1048577-max"
 

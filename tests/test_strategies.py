@@ -13,13 +13,17 @@ from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.comm.errors import CommError, Deadlock
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.agreement import require_same, require_same_model
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
-from hpdl_lab.parallel.buckets import DataParallelBucketed, assign_buckets
-from hpdl_lab.parallel.data import DataParallel, DataParallelNaive, average_all_gradients, broadcast_parameters
-from hpdl_lab.parallel.data_with_servers import ParameterServer
-from hpdl_lab.parallel.overlap import DataParallelOverlapped, Reducer, gradient_ready
-from hpdl_lab.parallel.packing import Bucket
+from hpdl_lab.parallel.consensus import require_same, require_same_model
+from hpdl_lab.parallel.data_parallel import (
+    DataParallel,
+    DataParallelBucketed,
+    DataParallelNaive,
+    DataParallelOverlapped,
+    average_all_gradients,
+    broadcast_parameters,
+)
+from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
+from hpdl_lab.parallel.reducer import Bucket, Reducer, assign_buckets, gradient_ready
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedReduction
 
 SIZES = (64, 32, 16, 10)  # six parameter tensors: 2048, 32, 512, 16, 160, 10 elements

@@ -8,9 +8,18 @@ from torch.nn.functional import linear
 
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.models.transformer import Attention
-from hpdl_lab.parallel.tensor.attention import attention_heads, rows_of_heads
-from hpdl_lab.parallel.tensor.linear import column_linear, linear_naive, row_linear
-from hpdl_lab.parallel.tensor.pairs import copy_to, gather_from, gathered, part, reduce_from, split_to, summed
+from hpdl_lab.parallel.tensor.linear import (
+    column_linear,
+    copy_to,
+    gather_from,
+    gathered,
+    linear_naive,
+    part,
+    reduce_from,
+    row_linear,
+    split_to,
+    summed,
+)
 from hpdl_lab.parallel.tensor.plugged import Plugged, on_a_ring
 from hpdl_lab.parallel.tensor.sequence import (
     all_gather_sequence,
@@ -19,6 +28,7 @@ from hpdl_lab.parallel.tensor.sequence import (
     scatter_sequence,
     sequence_parallel,
 )
+from hpdl_lab.parallel.tensor.transformer import attention_heads, rows_of_heads
 from hpdl_lab.trace import bytes_sent
 
 EXACT = 1e-10

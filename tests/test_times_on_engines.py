@@ -18,12 +18,9 @@ from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.engines import launch, layout
 from hpdl_lab.engines.errors import EngineError
-from hpdl_lab.parallel.buckets import DataParallelBucketed
-from hpdl_lab.parallel.data import DataParallel
-from hpdl_lab.parallel.overlap import DataParallelOverlapped
-from hpdl_lab.parallel.pipeline.events import timed_actions
-from hpdl_lab.parallel.pipeline.run_schedule import run_schedule
-from hpdl_lab.parallel.pipeline.timed_stage import TimedStage
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelBucketed, DataParallelOverlapped
+from hpdl_lab.parallel.pipeline.reports import TimedStage
+from hpdl_lab.parallel.pipeline.run_schedule import run_schedule, timed_actions
 
 pytestmark = [pytest.mark.quiet, pytest.mark.timeout(120)]
 

@@ -13,8 +13,7 @@ from hpdl_lab.data import synthetic
 from hpdl_lab.data.loading import Reader
 from hpdl_lab.lab.choice import MODEL_FOR, model_and_data
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.data import DataParallel, DataParallelNaive
-from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive, DataParallelOverlapped
 from hpdl_lab.plots import live
 
 

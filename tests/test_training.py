@@ -12,7 +12,7 @@ from hpdl_lab.data import synthetic
 from hpdl_lab.data.loading import Reader, shifted
 from hpdl_lab.data.sharding import batches
 from hpdl_lab.models.batch_norm import synchronized
-from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.training import Recipe, evaluate, train, train_step
 
 ADAMW = {"optimizer": "adamw", "lr": 3e-3}

@@ -15,11 +15,8 @@ from hpdl_lab.data import digits
 from hpdl_lab.data.loading import Reader
 from hpdl_lab.engines.errors import RunFailed
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
-from hpdl_lab.parallel.buckets import DataParallelBucketed
-from hpdl_lab.parallel.data import DataParallelNaive
-from hpdl_lab.parallel.data_with_servers import ParameterServer
-from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.data_parallel import DataParallelBucketed, DataParallelNaive, DataParallelOverlapped
+from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
 from hpdl_lab.parallel.training import Recipe, train
 from hpdl_lab.plots import live, style
 

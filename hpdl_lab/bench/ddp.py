@@ -189,8 +189,7 @@ class Step:
 
 
 def strategy_of(name):
-    from ..parallel.buckets import DataParallelBucketed
-    from ..parallel.overlap import DataParallelOverlapped
+    from ..parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
 
     if name == "ours, silent":
         return DataParallelBucketed(all_reduce=nothing)

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from .. import models, schedules
-from ..parallel.pipeline.model import Pipeline
-from ..parallel.pipeline.shared_gradients import Shared, add_shared_gradients
+from ..parallel.pipeline.model import Pipeline, Shared, add_shared_gradients
 from ..parallel.pipeline.split import Layers
 
 OURS, TORCHS = "ours", "torch"

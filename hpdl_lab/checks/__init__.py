@@ -1,4 +1,4 @@
-"""Checks that teach: one file per notebook, and the table of all exercises in `exercises.py`.
+"""Checks that teach: every lesson_*.py is found by `exercises.py`, and its EXERCISES are the table.
 
 A new exercise is one record: the library function that solves it, a check that raises Broken with the sentence to say,
 three hints for each invariant, and the wrong answers that the check must reject. A notebook source names the function:
@@ -7,4 +7,16 @@ three hints for each invariant, and the wrong answers that the check must reject
     # %% check="hpdl_lab.collectives.ring:reduce_scatter"
 
 and `python notebooks/build.py` writes both forms. tests/test_checks.py runs every answer of every record.
+
+A check runs the answer by `ranks.simulate` and raises Broken(invariant, sentence); `exercises.check` attaches the
+events of that run. Runs of other functions, to compare with or to explain, are made with evidence=False:
+
+    def check_mean(fn, runner=None):
+        run = simulate(4, fn, where="with 4 ranks")
+        right = simulate(4, reference.mean, evidence=False)
+        for r, (got, expected) in enumerate(zip(run, right, strict=True)):
+            if got != expected:
+                raise Broken("mean", f"With 4 ranks rank {r} returned {got}, and the mean is {expected}.")
+        check_waits(run.events, 4)
+        return Passed(("the mean, on 4 simulated ranks",), run.events, 4)
 """

@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from ..parallel.buckets import assign_buckets
+from ..parallel.reducer import assign_buckets
 
 # -- wrong -------------------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from ..parallel.tensor.linear import column_linear, row_linear
-from ..parallel.tensor.pairs import reduce_from
+from ..parallel.tensor.linear import column_linear, reduce_from, row_linear
 
 # -- rows_of_heads: wrong ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import linear
 
-from ..parallel.tensor.pairs import conjugate, copy_to, reduce_from
+from ..parallel.tensor.linear import conjugate, copy_to, reduce_from
 
 # -- column_linear: wrong ----------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from ..parallel.tensor.pairs import conjugate, copy_to, reduce_from
+from ..parallel.tensor.linear import conjugate, copy_to, reduce_from
 from ..parallel.tensor.sequence import gather_sequence, scatter_sequence
 
 # -- wrong -------------------------------------------------------------------------------------------------------------

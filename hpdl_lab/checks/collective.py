@@ -10,7 +10,7 @@ from ..comm import PerRank
 from ..comm.buffers import to_numpy
 from ..comm.network import Switch
 from .diagnose import explain
-from .ranks import SENTINEL, capital, case, count, number, on_engines, simulate
+from .ranks import SENTINEL, capital, case, count, number, on_engines, simulate, with_evidence
 from .record import Broken, Passed
 from .traffic import check_bytes, check_peers, check_waits, in_barriers
 
@@ -126,16 +126,16 @@ def check_case(collective, fn, p, n):
         raise by_size(with_expected(broken, collective, values), p, n) from None
 
 
-def simulate_case(collective, fn, values, dtype="float32", network=None):
+def simulate_case(collective, fn, values, dtype="float32", network=None, evidence=True):
     p, n = values.shape
     starts = PerRank([collective.start(values, r) for r in range(p)])
-    return simulate(p, call, fn, starts, dtype, network=network, where=case(p, n))
+    return simulate(p, call, fn, starts, dtype, network=network, where=case(p, n), evidence=evidence)
 
 
 def with_expected(broken, collective, values):
     """The same failure, with the events of a right answer in the same run."""
-    if broken.events:
-        broken.expected = simulate_case(collective, collective.best, values).events
+    if with_evidence(broken).events:
+        broken.expected = simulate_case(collective, collective.best, values, evidence=False).events
     return broken
 
 
@@ -170,18 +170,20 @@ def check_result(collective, fn, p, values, run):
                 else f"{-left.broken_guard} before its first element"
             )
             message = f"{capital(where)}, rank {r} wrote outside x, at {at}: x has the elements 0 to {n - 1}."
-            raise Broken("bounds", message, events=run.events, size=p)
+            raise Broken("bounds", message)
         held = left.x[first:last]
         if not np.array_equal(held, expected):
             if left.out is not None and np.array_equal(left.out, expected):
                 message = f"{capital(where)}, what rank {r} returns is right, but x was not overwritten with it."
-                raise Broken("in place", message, events=run.events, size=p)
+                raise Broken("in place", message)
             i = first + int(np.argmax(held != expected))
-            failed, why = explain(collective, lambda v: simulate_case(collective, fn, v), values, run, r, i)
+            failed, why = explain(
+                collective, lambda v: simulate_case(collective, fn, v, evidence=False), values, run, r, i
+            )
             message = (
                 f"{capital(where)}, {place(i, n, p, r)} should be {number(whole[i])} and is {number(left.x[i])}. {why}"
             )
-            raise Broken(failed, message.rstrip(), events=run.events, size=p)
+            raise Broken(failed, message.rstrip())
         check_returned(collective, left, expected, r, where, run)
 
 
@@ -200,7 +202,7 @@ def check_returned(collective, left, expected, r, where, run):
         message = f"{capital(where)}, x is right on rank {r}, but what is returned differs from it: return {promise}."
     else:
         return
-    raise Broken("returns", message.replace("returned NoneType", "returned nothing"), events=run.events, size=len(run))
+    raise Broken("returns", message.replace("returned NoneType", "returned nothing"))
 
 
 def place(i, n, p, r):
@@ -217,7 +219,7 @@ def check_float64(collective, fn):
         check_result(collective, fn, 3, values, simulate_case(collective, fn, values, "float64"))
     except Broken as broken:
         message = f"float32 is right, float64 is not: a buffer of your own must have the dtype of x. {broken.message}"
-        raise Broken("dtype", message, broken.detail, broken.events, broken.size) from None
+        raise Broken("dtype", message, broken.detail) from None
 
 
 def check_rounding(collective, fn):
@@ -236,7 +238,7 @@ def check_rounding(collective, fn):
                 f"Whole numbers are added exactly, but on rank {r} x[{i}] is {left.x[i]:.9g} and should be "
                 f"{whole[i]:.9g}."
             )
-            raise Broken("sum", message, events=run.events, size=p)
+            raise Broken("sum", message)
         for i in range(first, last):
             s, bits = first_holder.setdefault(i, (r, left.x[i]))
             if bits != left.x[i]:
@@ -244,7 +246,7 @@ def check_rounding(collective, fn):
                     f"x[{i}] is {bits:.9g} on rank {s} and {left.x[i]:.9g} on rank {r}: they added in different "
                     "orders. Replicas that round differently drift apart: add once, then pass the sum on."
                 )
-                raise Broken("bitwise", message, events=run.events, size=p)
+                raise Broken("bitwise", message)
 
 
 def check_steps(collective, fn, steps):
@@ -257,7 +259,7 @@ def check_steps(collective, fn, steps):
             f"Result and bytes are right, but with 8 ranks it takes the time of {took} messages one after another, "
             f"where {steps} are enough: {in_barriers(run.events) or in_a_row}"
         )
-        raise Broken("steps", message, events=run.events, size=8)
+        raise Broken("steps", message)
     if took > steps:
         return f"steps: {took} message times with 8 ranks, where {steps} are enough: see comm.sendrecv"
     return f"steps: {took} message times with 8 ranks: the least possible for a ring"
@@ -276,5 +278,5 @@ def check_on_engines(collective, fn, runner):
                     f"Right on simulated ranks, but wrong on the engines, {case(p, n)}, on rank {r}: "
                     "does your function read a buffer before it has arrived, or change one before it has left?"
                 )
-                raise Broken("engines", message, events=run.events, size=p)
+                raise Broken("engines", message)
     return f"engines: right on {count(p, 'MPI rank')}"

@@ -91,7 +91,7 @@ def in_backward(broken):
         f"{full_stop(broken.message)} What is done in backward has to undo the shape that forward made: the transposed "
         "of putting parts together is cutting them."
     )
-    return Broken("transposed", message, broken.detail, broken.events, broken.size)
+    return Broken("transposed", message, broken.detail)
 
 
 def judge(part, run, where):
@@ -141,24 +141,24 @@ def judged(candidates, got, right):
 
 def check_output(run, case, promise, where):
     for r, ran in enumerate(run):
-        right, events = case.y[r], {"events": run.events, "size": len(run)}
+        right = case.y[r]
         if ran.y is None:
             what = "nothing" if ran.kind == "NoneType" else f"something of type {ran.kind}"
-            raise Broken("returns", f"{capital(where)} rank {r} returned {what}: return {promise}.", **events)
+            raise Broken("returns", f"{capital(where)} rank {r} returned {what}: return {promise}.")
         if equal(ran.y, right):
             continue
         failed, why = nearly(ran.y, right) or judged(case.explain(ran.y, r), ran.y, right)
         if ran.y.shape == right.shape:
             message = f"{capital(where)} y{difference(ran.y, right)} on rank {r}. {why}".rstrip()
-            raise Broken(failed or "value", message, **events)
+            raise Broken(failed or "value", message)
         message = f"{capital(where)} rank {r} returned shape {ran.y.shape}, where {right.shape} is right: {promise}. "
-        raise Broken(failed or "shape", f"{message}{why}".rstrip(), **events)
+        raise Broken(failed or "shape", f"{message}{why}".rstrip())
 
 
 def check_gradients(run, case, where):
     for name, rights in case.grads.items():
         for r, ran in enumerate(run):
-            got, right, events = ran.grads[name], rights[r], {"events": run.events, "size": len(run)}
+            got, right = ran.grads[name], rights[r]
             if equal(got, right):
                 continue
             zeros = np.zeros_like(right) if got is None else got
@@ -174,7 +174,7 @@ def check_gradients(run, case, where):
                     f"{capital(where)} y is right, but backward is not: the gradient of {name}{difference(got, right)} "
                     f"on rank {r}. {why}"
                 )
-            raise Broken(failed or "gradient", message.rstrip(), **events)
+            raise Broken(failed or "gradient", message.rstrip())
 
 
 def check_kept(run, case, where):
@@ -185,7 +185,7 @@ def check_kept(run, case, where):
                 f"backward: that is a whole layer, and a layer is cut because no rank has room for it. Compute with "
                 "what this rank holds."
             )
-            raise Broken("memory", message, events=run.events, size=len(run))
+            raise Broken("memory", message)
 
 
 def check_sent(part, run, where):
@@ -201,7 +201,7 @@ def check_sent(part, run, where):
                     f"{count(waited, 'barrier')}, where none is needed: there all ranks stand still for the slowest, "
                     f"and what they need from each other comes with its message. {part.why[phase]}"
                 )
-                raise Broken("messages", message, events=run.events, size=len(run))
+                raise Broken("messages", message)
         if total <= most:
             continue
         allowed = f"{most:,.0f} are enough" if most else "nothing has to be sent"
@@ -209,7 +209,7 @@ def check_sent(part, run, where):
             f"{capital(where)} all numbers are right, but in {phase} the ranks send {total:,} bytes, where {allowed}; "
             f"rank 0 {sent[0].told()}. {part.why[phase]}"
         )
-        raise Broken("messages", message, events=run.events, size=len(run))
+        raise Broken("messages", message)
 
 
 def check_inputs(run, where):
@@ -219,14 +219,14 @@ def check_inputs(run, where):
                 f"{capital(where)} all numbers are right, but rank {r} has written into {ran.changed[0]}, which its "
                 "caller still needs: write into a tensor of your own."
             )
-            raise Broken("input", message, events=run.events, size=len(run))
+            raise Broken("input", message)
         if ran.hooked:
             message = (
                 f"{capital(where)} all numbers are right, but what you have put on x of rank {r} acts on its caller as "
                 "well: where x is also used beside the layer, as by a residual connection, that gradient is changed, "
                 f"too. Put it on a view of your own: x.view_as(x)."
             )
-            raise Broken("input", message, events=run.events, size=len(run))
+            raise Broken("input", message)
 
 
 def drawn(seed, *shape):

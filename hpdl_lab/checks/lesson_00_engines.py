@@ -4,7 +4,7 @@ import os
 import re
 import socket
 
-from ..parallel import hello as reference
+from ..parallel import messages as reference
 from . import answers_00 as answers
 from .ranks import capital, count, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 
 from ..comm import PerRank
+from ..parallel import gossip as graphs
 from ..parallel import gossip as reference
-from ..parallel import graphs
 from . import answers_gossip as answers
 from .lesson_02_parallel import IMPRECISE
 from .ranks import capital, count, kind, number, on_engines, simulate, unlike
@@ -81,29 +81,28 @@ def check_peers(run, graph, where):
                 f"{where}, rank {e.rank} sends to rank {e.peer}, which is not its neighbor: graph.neighbors[{e.rank}] "
                 f"are {known}. Gossip knows nobody else."
             )
-            raise Broken("peers", message, events=run.events, size=graph.n)
+            raise Broken("peers", message)
 
 
 def check_step(run, values, graph, where):
     """Raise Broken unless every rank holds and returns its row of W x."""
-    p = graph.n
     expected = graphs.metropolis(graph) @ values
     after = np.array([held for _, held in run])
     for r, (out, held) in enumerate(run):
         if unlike(out, held):
             message = f"{where}, rank {r} returned {unlike(out, held)}: return x, {kind(held)}."
-            raise Broken("returns", message, events=run.events, size=p)
+            raise Broken("returns", message)
         if not np.allclose(held, expected[r], rtol=1e-9):
             if np.allclose(out, expected[r], rtol=1e-9):
                 message = f"{where}, what rank {r} returns is right, but x was not overwritten with it."
-                raise Broken("in place", message, events=run.events, size=p)
+                raise Broken("in place", message)
             i = int(np.argmax(~np.isclose(held, expected[r], rtol=1e-9)))
             failed, why = explain(after, values, graph, r)
             message = f"{where}, x[{i}] on rank {r} should be {number(expected[r, i])} and is {number(held[i])}. {why}"
-            raise Broken(failed, message.rstrip(), events=run.events, size=p)
+            raise Broken(failed, message.rstrip())
         if not np.allclose(out, held, rtol=1e-9):
             message = f"{where}, x is right on rank {r}, but what is returned differs from it: return x."
-            raise Broken("returns", message, events=run.events, size=p)
+            raise Broken("returns", message)
 
 
 def explain(after, values, graph, r):
@@ -166,12 +165,12 @@ def check_messages(run, graph, where):
     check_waits(run.events, graph.n)
     if any(e.op == "barrier" for e in run.events):
         message = f"{where}, the result is right, but every rank waits in a barrier: gossip waits for neighbors only."
-        raise Broken("peers", message, events=run.events, size=graph.n)
+        raise Broken("peers", message)
     sent = Counter((e.rank, e.peer) for e in run.events if e.op == "send")
     for (a, b), times in sent.items():
         if times > 1:
             message = f"{where}, the result is right, but rank {a} sent {times} messages to rank {b}: one is enough."
-            raise Broken("bytes", message, events=run.events, size=graph.n)
+            raise Broken("bytes", message)
 
 
 def check_rate(fn):
@@ -182,7 +181,7 @@ def check_rate(fn):
     bound = (1 - graphs.spectral_gap(graphs.metropolis(graph))) ** STEPS
     if after > before * bound * 1.0001:
         message = f"One step is right, but {STEPS} of them are not: what does your function keep from step to step?"
-        raise Broken("rate", message, events=run.events, size=8)
+        raise Broken("rate", message)
     return (
         f"after {STEPS} steps on a ring of 8 ranks {after / before:.3f} of the differences is left; the second "
         f"eigenvalue allows {bound:.3f}"

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from ..comm import PerRank
-from ..parallel import descent_with_server as reference
+from ..parallel import gradient_descent as reference
 from . import answers_parameter_server as answers
 from .lesson_02_parallel import IMPRECISE, gradients, missed_by_a_loop, same
 from .ranks import ALONE, capital, count, in_company, kind, number, on_engines, simulate, unlike
@@ -76,26 +76,26 @@ def call_on_engine(comm, fn):
 
 def check_weights(run, weights, g, where):
     """Raise Broken unless every rank returns and holds the new weights, and every worker its gradient as it was."""
-    p, expected = len(run), expected_weights(weights, g)
+    expected = expected_weights(weights, g)
     for r, (out, held, left) in enumerate(run):
         who = "the server" if r == 0 else f"rank {r}"
         if unlike(out, held):
             message = f"{where}, {who} returned {unlike(out, held)}: every rank returns w, {kind(held)}."
-            raise Broken("returns", message, events=run.events, size=p)
+            raise Broken("returns", message)
         if not same(out, expected).all():
             j = int(np.argmin(same(out, expected)))
             failed, why = explain(out, expected, weights, g, r)
             message = f"{where}, w[{j}] on {who} should be {number(expected[j])} and is {number(out[j])}. {why}"
-            raise Broken(failed, message.rstrip(), events=run.events, size=p)
+            raise Broken(failed, message.rstrip())
         if not same(held, expected).all():
             message = f"{where}, what {who} returns is right, but w was not overwritten with it."
-            raise Broken("in place", message, events=run.events, size=p)
+            raise Broken("in place", message)
         if not np.array_equal(out, run[0][0]):
             message = f"{where}, rank {r} and the server hold different bits: send the weights, not the way to them."
-            raise Broken("bitwise", message, events=run.events, size=p)
+            raise Broken("bitwise", message)
         if r > 0 and not np.array_equal(left, g[r]):
             message = f"{where}, rank {r} changed its gradient g: the caller may still need it."
-            raise Broken("input", message, events=run.events, size=p)
+            raise Broken("input", message)
 
 
 def explain(out, expected, weights, g, r):
@@ -156,7 +156,7 @@ def check_server_traffic(run, p, nbytes):
                 f"The result is right, but rank {e.rank} sends to rank {e.peer}: around a parameter server the workers "
                 "talk to rank 0 only. (That spares the server work; in notebook 04 you go further that way.)"
             )
-            raise Broken("peers", message, events=run.events, size=p)
+            raise Broken("peers", message)
     bound = (p - 1) * nbytes
     into = sum(e.nbytes for e in run.events if e.op == "send" and e.peer == 0)
     out = sum(e.nbytes for e in run.events if e.op == "send" and e.rank == 0)
@@ -166,7 +166,7 @@ def check_server_traffic(run, p, nbytes):
                 f"The result is right, but with {p - 1} workers {moved:,} bytes went {way} the server, where "
                 f"{bound:,} are enough: {what} each worker."
             )
-            raise Broken("bytes", message, events=run.events, size=p)
+            raise Broken("bytes", message)
     return into
 
 

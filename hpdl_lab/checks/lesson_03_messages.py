@@ -61,7 +61,6 @@ def call_on_engine(comm, fn):
 
 def check_balls(run, values, where):
     """Raise Broken unless ranks 0 and 1 hold x of rank 0, the others their own, and all return x."""
-    p = len(values)
     for r, (out, held) in enumerate(run):
         expected = values[0] if r < 2 else values[r]
         if not np.array_equal(to_numpy(held), expected):
@@ -73,11 +72,11 @@ def check_balls(run, values, where):
                 why = f"x changed on rank {r}, which only looks on."
             i = int(np.argmax(to_numpy(held) != expected))
             message = f"{where}, x[{i}] on rank {r} should be {number(expected[i])} and is {number(held[i])}. {why}"
-            raise Broken("ball", message, events=run.events, size=p)
+            raise Broken("ball", message)
         if unlike(out, held) or not np.array_equal(to_numpy(out), to_numpy(held)):
             what = unlike(out, held) or "other values"
             message = f"{where}, x is right on rank {r}, but your function returned {what}: return x, on every rank."
-            raise Broken("returns", message, events=run.events, size=p)
+            raise Broken("returns", message)
 
 
 def check_round(run, x, where):
@@ -90,29 +89,29 @@ def check_round(run, x, where):
             f"{where}, rank {more.rank} also calls {more.op}, which takes time of its own: one message each way is all "
             "that is to be timed."
         )
-        raise Broken("round", message, events=run.events, size=p)
+        raise Broken("round", message)
     sent = [(e.rank, e.peer) for e in run.events if e.op == "send"]
     strangers = [pair for pair in sent if set(pair) != {0, 1}]
     if strangers:
         a, b = strangers[0]
         message = f"{where}, rank {a} sends to rank {b}: only ranks 0 and 1 play, the others look on."
-        raise Broken("peers", message, events=run.events, size=p)
+        raise Broken("peers", message)
     if sent.count((0, 1)) != 1 or sent.count((1, 0)) != 1:
         message = (
             f"{where}, rank 0 sent {count(sent.count((0, 1)), 'message')} to rank 1, and rank 1 sent "
             f"{count(sent.count((1, 0)), 'message')} back: one round is one each way."
         )
-        raise Broken("round", message, events=run.events, size=p)
+        raise Broken("round", message)
     small = [e.nbytes for e in run.events if e.op == "send" and e.nbytes != nbytes]
     if small:
         message = f"{where}, a message has {small[0]:,} bytes, but x has {nbytes:,}: the whole of x is the ball."
-        raise Broken("bytes", message, events=run.events, size=p)
+        raise Broken("bytes", message)
     if run.seconds < 1.5:
         message = (
             f"{where}, both messages are under way at the same time: rank 1 sends back what it got, so it can send "
             "only after it has received."
         )
-        raise Broken("round", message, events=run.events, size=p)
+        raise Broken("round", message)
 
 
 LINES = ((1e-6, 1e-10), (2e-5, 8e-9), (5e-5, 1e-9), (3e-7, 2e-11))  # (alpha s, beta s/byte)

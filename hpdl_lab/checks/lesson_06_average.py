@@ -8,11 +8,11 @@ from torch.nn.functional import mse_loss
 
 from ..collectives import cost, ring
 from ..models.mlp import mlp
-from ..parallel import data as reference
+from ..parallel import data_parallel as reference
 from . import answers_06_average as answers
 from . import hints_06
 from .layer_part import nearly
-from .ranks import capital, count, number, on_engines, simulate, times
+from .ranks import Ledger, capital, count, number, on_engines, simulate, times
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 SIZES = (5, 4, 3)  # of the layers: tensors of 20, 4, 12 and 3 numbers
@@ -62,7 +62,7 @@ def call(comm, fn, lacking, ledger=None):
     if lacking in (comm.rank, EVERYBODY):
         dict(model.named_parameters())[LAST].grad = None
     before = gradients(model)
-    calls = [] if ledger is None else ledger.numbers.setdefault(comm.rank, [])
+    calls = [] if ledger is None else ledger.setdefault(comm.rank, [])
 
     def noted(comm, x):
         calls.append(x.numel())
@@ -77,16 +77,6 @@ def gradients(model):
     return {name: None if p.grad is None else p.grad.numpy().copy() for name, p in model.named_parameters()}
 
 
-class Ledger:
-    """What simulated ranks gave to all_reduce, one ledger for all of them: {rank: [numbers]}."""
-
-    def __init__(self):
-        self.numbers = {}
-
-    def __deepcopy__(self, memo):
-        return self
-
-
 def check_average_all_gradients(fn, runner=None):
     for p, lacking in CASES:
         where = case_of(p, lacking)
@@ -94,7 +84,7 @@ def check_average_all_gradients(fn, runner=None):
         try:
             run = simulate(p, call, fn, lacking, ledger, where=where)
         except Broken as broken:
-            raise by_sizes(ledger.numbers, broken, where) from None
+            raise by_sizes(ledger, broken, where) from None
         check_means(run, where)
         check_calls(run, where)
     run = simulate(4, call, fn, None, where="with 4 ranks")
@@ -130,7 +120,7 @@ def by_sizes(numbers, broken, where):
         f"{capital(where)} all_reduce is given different numbers of elements, {told}: they cannot be added. A rank "
         "without a gradient has to send zeros in its place, since it cannot know what the others have."
     )
-    return Broken("sizes", message, broken.detail, broken.events, broken.size)
+    return Broken("sizes", message, broken.detail)
 
 
 def check_means(run, where):
@@ -148,22 +138,22 @@ def check_means(run, where):
                     f"{where} {name} of rank {r} still has no gradient, while the others have the mean: rank {r} would "
                     "not take their step, and the replicas drift apart."
                 )
-                raise Broken("hand back", message, events=run.events, size=p)
+                raise Broken("hand back", message)
             if not np.allclose(got, mean, rtol=TOLERANCE, atol=TOLERANCE):
                 i = int(np.argmax(~np.isclose(got, mean, rtol=TOLERANCE, atol=TOLERANCE).reshape(-1)))
                 should, is_ = mean.reshape(-1)[i], got.reshape(-1)[i]
                 failed, why = explain(name, r, run, before)
                 message = f"{where} the gradient of {name}[{i}] on rank {r} should be {number(should)} and is "
-                raise Broken(failed, f"{message}{number(is_)}. {why}".rstrip(), events=run.events, size=p)
+                raise Broken(failed, f"{message}{number(is_)}. {why}".rstrip())
             if not np.array_equal(got, run[0].after[name]):
                 message = (
                     f"{where} ranks 0 and {r} hold different bits in the gradient of {name}: replicas drift apart."
                 )
-                raise Broken("bitwise", message, events=run.events, size=p)
+                raise Broken("bitwise", message)
     for r, left in enumerate(run):
         if left.moved:
             message = f"{where} rank {r} changed a parameter: only gradients are averaged, the step is the optimizer's."
-            raise Broken("parameters", message, events=run.events, size=p)
+            raise Broken("parameters", message)
 
 
 def shapes():
@@ -228,7 +218,7 @@ def check_calls(run, where):
         elif left.calls[0] > n:
             told = f"The gradients are right, but {left.calls[0]} numbers travel, and the gradients have {n}."
         if told:
-            raise Broken("messages", f"{capital(where)} {told[0].lower()}{told[1:]}", events=run.events, size=p)
+            raise Broken("messages", f"{capital(where)} {told[0].lower()}{told[1:]}")
 
 
 def check_messages(run, p):
@@ -241,7 +231,7 @@ def check_messages(run, p):
             f"The gradients are right, but with {p} ranks rank 0 sent {len(sent)} messages, where all_reduce needs "
             f"{most.steps:g}: ask nobody before it. What is missing is zeros."
         )
-        raise Broken("messages", message, events=run.events, size=p)
+        raise Broken("messages", message)
     return f"messages: {len(sent)} from each of {p} ranks, {sum(sent):,} bytes, for 4 tensors together"
 
 

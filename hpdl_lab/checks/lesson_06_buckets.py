@@ -3,7 +3,7 @@
 import numpy as np
 
 from .. import models
-from ..parallel import buckets as reference
+from ..parallel import reducer as reference
 from . import answers_06_buckets as answers
 from . import hints_06
 from .ranks import alone

@@ -14,7 +14,7 @@ from . import answers_06_ddp as answers
 from . import hints_06
 from .layer_part import nearly
 from .overlapped_steps import load_optimizers
-from .ranks import capital, count, number, on_engines, simulate, times
+from .ranks import Ledger, capital, count, number, on_engines, simulate, times
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 SIZES = (6, 5, 4, 3)  # of the layers: six gradients
@@ -107,13 +107,6 @@ def plain(value):
     return f"something of type {type(value).__name__}"
 
 
-class Ledger(dict):
-    """{rank: sizes given to all_reduce}, one for all simulated ranks; it outlives a run that fails."""
-
-    def __deepcopy__(self, memo):
-        return self
-
-
 def check_ddp_hook(fn, runner=None):
     load_optimizers()
     for p in RANKS:
@@ -141,7 +134,7 @@ def by_order(ledger, broken, where):
                 f"{listed(sizes)}: what meets there are different buckets. DDP calls the hook in the same order on "
                 "every rank; keep it."
             )
-            return Broken("order", message, broken.detail, broken.events, broken.size)
+            return Broken("order", message, broken.detail)
     return broken
 
 
@@ -155,34 +148,34 @@ def check_averages(run, where):
     for b in range(len(BUCKETS)):
         mean = sum(left.before[b] for left in run) / p
         for r, left in enumerate(run):
-            head, events = f"{where}, for bucket {b} rank {r}'s hook", {"events": run.events, "size": p}
+            head = f"{where}, for bucket {b} rank {r}'s hook"
             if left.kinds[b] != "Future":
                 what = "nothing" if left.kinds[b] == "NoneType" else f"something of type {left.kinds[b]}"
                 message = f"{head} returned {what}: DDP asks for a torch.futures.Future, whose value it takes later."
-                raise Broken("future", message, **events)
+                raise Broken("future", message)
             if not left.done[b]:
                 message = (
                     f"{head} returned a future without a value, and backward is over: nobody will give it one, and DDP "
                     "waits for it for ever. future.set_result(tensor) does."
                 )
-                raise Broken("future", message, **events)
+                raise Broken("future", message)
             out = left.outs[b]
             if isinstance(out, str) or out.shape != mean.shape:
                 got = out if isinstance(out, str) else f"a tensor of shape {out.shape}"
                 message = f"{head} promised {got}: DDP needs the flat tensor of the bucket, of shape {mean.shape}."
-                raise Broken("shape", message, **events)
+                raise Broken("shape", message)
             if not np.allclose(out, mean, rtol=TOLERANCE, atol=TOLERANCE):
                 i = int(np.argmax(~np.isclose(out, mean, rtol=TOLERANCE, atol=TOLERANCE)))
                 failed, why = explain(out, r, b, run)
                 message = f"{head} should give {number(mean[i])} for number {i}, the mean over ranks, and gives "
-                raise Broken(failed, f"{message}{number(out[i])}. {why}".rstrip(), **events)
+                raise Broken(failed, f"{message}{number(out[i])}. {why}".rstrip())
     for r, left in enumerate(run):
         if p > 1 and len(left.calls) != len(BUCKETS):
             message = (
                 f"{where}, the averages are right, but rank {r} called state.all_reduce {len(left.calls)} times for "
                 f"{len(BUCKETS)} buckets: the state says which all-reduce is to be used, perhaps that of lesson 04."
             )
-            raise Broken("all_reduce", message, events=run.events, size=p)
+            raise Broken("all_reduce", message)
 
 
 def explain(out, r, b, run):
@@ -250,7 +243,7 @@ def check_course(run):
                     f"Right on simulated ranks, but with PyTorch's DDP on {count(p, 'engine')} rank {r} is {off:.2g} "
                     f"from where one rank with the whole batch would be after step {step}."
                 )
-                raise Broken("engines", message, events=run.events, size=p)
+                raise Broken("engines", message)
     return f"engines: PyTorch's DDP on {count(p, 'MPI rank')}, {STEPS} steps, {worst:.0e} at most from one rank"
 
 

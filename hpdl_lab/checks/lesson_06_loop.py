@@ -10,13 +10,12 @@ from torch.nn.functional import mse_loss
 
 from ..collectives import ring
 from ..models.mlp import mlp
-from ..parallel import training_loop as reference
-from ..parallel.overlap import DataParallelOverlapped
+from ..parallel import training as reference
+from ..parallel.data_parallel import DataParallelOverlapped
 from . import answers_06_loop as answers
 from . import hints_06
-from .lesson_06_average import Ledger
 from .overlapped_steps import SIZES, SMALL, load_optimizers
-from .ranks import capital, count, number, on_engines, simulate, times
+from .ranks import Ledger, capital, count, number, on_engines, simulate, times
 from .record import Broken, Exercise, Passed, WrongAnswer
 from .training_log import judge
 
@@ -92,7 +91,7 @@ def call(comm, fn, shape, ledger=None):
     model, looped = mlp(SIZES, seed=1).double(), Looped([], [])
     looped.kept.append(flat(model))
     if ledger is not None:
-        ledger.numbers[comm.rank] = looped
+        ledger[comm.rank] = looped
     steps = steps_of(comm.rank, shape)
     place = {x.sum().item(): (i, k) for i, parts in enumerate(steps) for k, (x, _) in enumerate(parts)}
     strategy = Watched(looped.log)
@@ -144,7 +143,7 @@ def check_train_steps(fn, runner=None):
         try:
             run = simulate(p, call, fn, shape, ledger, where=where)
         except Broken as broken:
-            judge(ledger.numbers, shape, where, broken)
+            judge(ledger, shape, where, broken)
             raise
         judge(dict(enumerate(run)), shape, where)
         off = check_course(run, p, shape, where)
@@ -186,7 +185,7 @@ def check_course(run, p, shape, where):
                     f"{capital(where)}, step {step - 1} of rank {rank} ends {number(off)} from where one rank with all "
                     f"micro-batches would be.{why}"
                 )
-                raise Broken("scale" if scaled else "course", message, events=getattr(run, "events", ()), size=p)
+                raise Broken("scale" if scaled else "course", message)
     return max(float(np.abs(left.kept[-1] - alone[-1]).max()) for left in run)
 
 

@@ -8,12 +8,12 @@ import torch
 from ..collectives import ring
 from ..comm import PerRank
 from ..models.mlp import mlp
-from ..parallel import overlap as reference
-from ..parallel.packing import Bucket
+from ..parallel import reducer as reference
+from ..parallel.reducer import Bucket
 from . import answers_06_overlap as answers
 from . import hints_06
 from . import overlapped_steps as steps
-from .ranks import capital, count, on_engines, simulate
+from .ranks import Ledger, capital, count, on_engines, simulate
 from .record import Broken, Exercise, Passed, WrongAnswer
 
 SIZES = (5, 4, 3, 2)  # of the layers: six gradients, of 160, 32, 96, 24, 48 and 16 bytes
@@ -35,13 +35,6 @@ class Watched(Bucket):
     def packed(self):
         self.started.append(self.number)
         return super().packed()
-
-
-class Ledger(dict):
-    """One for all simulated ranks; it outlives a run that fails."""
-
-    def __deepcopy__(self, memo):
-        return self
 
 
 class Scripted(NamedTuple):
@@ -112,7 +105,7 @@ def check_gradient_ready(fn, runner=None):
     off = steps.check_equal_to_one_rank(fn)
     exposed, events = steps.exposure(fn)
     if exposed > STANDARD:
-        raise Broken("late", f"Right, but {exposed:.0%} of the communication is exposed.", events=events, size=steps.P)
+        raise Broken("late", f"Right, but {exposed:.0%} of the communication is exposed.")
     facts = [
         "buckets start in order on every rank, as soon as they may, whichever gradient is ready first",
         f"3 training steps on 1, 2, 3 and 4 simulated ranks: {off:.0e} at most from one rank with the whole batch",
@@ -143,9 +136,7 @@ def behind(ledger, broken, where):
             "started first meets what is started first: the ranks wait for each other, or add what does not belong "
             "together. A bucket that is complete has to wait for the one before it."
         )
-        return Broken(
-            "order", message, f"The doctor says: {broken.message}\n{broken.detail}", broken.events, broken.size
-        )
+        return Broken("order", message, f"The doctor says: {broken.message}\n{broken.detail}")
     short = [r for r, order in started.items() if len(order) < len(BUCKETS)]
     if short and len({len(order) for order in started.values()}) > 1:
         return last(short[0], len(started[short[0]]), where, broken)
@@ -173,7 +164,7 @@ def check_starts(run, ledger, orders, where):
     """Raise Broken unless every bucket was started once, as soon as it might, and no call took time."""
     p = len(run)
     for r, (left, order) in enumerate(zip(run, orders, strict=True)):
-        started, events = ledger[r], {"events": run.events, "size": p}
+        started = ledger[r]
         if len(set(started)) < len(started):
             raise twice(started, r, where)
         slow = next((i for i, s in zip(order, left.seconds, strict=True) if s > 0), None)
@@ -184,7 +175,7 @@ def check_starts(run, ledger, orders, where):
                 "waits for other ranks, and backward stands still. comm.background returns at once; its Work is waited "
                 "for after backward, by add_gradients."
             )
-            raise Broken("waits", message, **events)
+            raise Broken("waits", message)
         wanted = expected_starts(order)
         for k, (got, right) in enumerate(zip(left.works, wanted, strict=True)):
             if got > right:
@@ -193,10 +184,10 @@ def check_starts(run, ledger, orders, where):
                     f"{', '.join(map(str, order[: k + 1]))} were there: the buckets are {BUCKETS}, so what traveled "
                     "was not complete."
                 )
-                raise Broken("early", message, **events)
+                raise Broken("early", message)
         if any(left.missing):
             told = f"{where}, reducer.missing on rank {r} is {left.missing} when all gradients are there"
-            raise Broken("count", f"{told}: every gradient counts its own bucket down by one, to 0.", **events)
+            raise Broken("count", f"{told}: every gradient counts its own bucket down by one, to 0.")
         if left.ended < len(BUCKETS):
             raise last(r, left.ended, where)
         for k, (got, right) in enumerate(zip(left.works, wanted, strict=True)):
@@ -206,7 +197,7 @@ def check_starts(run, ledger, orders, where):
                     f"{', '.join(map(str, order[: k + 1]))} were there: the buckets are {BUCKETS}, so {right} could "
                     "have been under way, while backward computes the others."
                 )
-                raise Broken("late", message, **events)
+                raise Broken("late", message)
 
 
 def started_so_far(n):
@@ -239,7 +230,7 @@ def check_sums(run, where):
                     f"{where}, bucket {b} on rank {r}, of the gradients {bucket}, does not hold their sum over ranks."
                     f"{why}"
                 )
-                raise Broken("sum", message, events=run.events, size=p)
+                raise Broken("sum", message)
             lacking = float(p > 1 and 3 in bucket)
             if left.flats[b][-1] != lacking:
                 message = (
@@ -247,14 +238,14 @@ def check_sums(run, where):
                     f"{b} is {left.flats[b][-1]:g} after the sum. reducer.buckets[b].packed() writes it; .flat is the "
                     "bare tensor."
                 )
-                raise Broken("flag", message, events=run.events, size=p)
+                raise Broken("flag", message)
     for r, left in enumerate(run):
         if left.reduced < len(BUCKETS):
             message = (
                 f"{where}, the sums are right, but rank {r} called reducer.all_reduce {count(left.reduced, 'time')} "
                 f"for {len(BUCKETS)} buckets: the reducer says which all-reduce is to be used."
             )
-            raise Broken("all_reduce", message, events=run.events, size=p)
+            raise Broken("all_reduce", message)
 
 
 def with_time(broken, fn):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..parallel import data as reference
+from ..parallel import data_parallel as reference
 from . import answers_06_replicas as answers
 from . import hints_06
 from .ranks import capital, count, number, on_engines, simulate
@@ -72,7 +72,7 @@ def check_broadcast_parameters(fn, runner=None):
 
 def check_replicas(run, where):
     """Raise Broken unless every rank holds rank 0's tensors, in the same parameters as before."""
-    p, where = len(run), capital(where)
+    where = capital(where)
     before = [left.before for left in run]
     for r, left in enumerate(run):
         if left.replaced:
@@ -80,14 +80,14 @@ def check_replicas(run, where):
                 f"{where}, {left.replaced[0]} of rank {r} is another Parameter now: an optimizer made before still "
                 "holds the old one, and would train what the model no longer uses. Write into the one that is there."
             )
-            raise Broken("object", message, events=run.events, size=p)
+            raise Broken("object", message)
         for name, expected in before[0].items():
             if not np.array_equal(left.values[name], expected):
                 i = int(np.argmax(left.values[name].reshape(-1) != expected.reshape(-1)))
                 got, right = left.values[name].reshape(-1)[i], expected.reshape(-1)[i]
                 head = f"{where}, {name}[{i}] on rank {r} should be {number(right)}, as it was on rank 0, and is "
                 failed, why = explain(name, r, run, before)
-                raise Broken(failed, f"{head}{number(got)}. {why}".rstrip(), events=run.events, size=p)
+                raise Broken(failed, f"{head}{number(got)}. {why}".rstrip())
 
 
 def explain(name, r, run, before):
@@ -129,7 +129,7 @@ def check_bytes(run, p):
             f"The models are equal, but with {p} ranks {sent:,} bytes were sent, where {bound:,} are enough: rank 0's "
             f"{nbytes:,} once to each of {p - 1} others. What the others have, nobody needs."
         )
-        raise Broken("bytes", message, events=run.events, size=p)
+        raise Broken("bytes", message)
     return f"bytes: {sent:,} with {p} ranks, for a model of {nbytes:,}: it goes once to each of the others"
 
 

@@ -125,13 +125,13 @@ def with_needs(broken, rows, where, noted):
             f"does to rank {sent.dest} {where.removesuffix(',')}: rows[{sent.dest}][0] is 0. Count from the front, as "
             f"in x[:, :, h - n:]. {full_stop(found)}"
         )
-        return Broken("everything", message, broken.detail, broken.events, broken.size)
+        return Broken("everything", message, broken.detail)
     message = (
         f"{capital(where)} messages do not fit, though they do where all ranks need as many rows above as below. How "
         "many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is "
         f"rows[rank][0]. {full_stop(found)}"
     )
-    return Broken("asks", message, broken.detail, broken.events, broken.size)
+    return Broken("asks", message, broken.detail)
 
 
 def check_strips(run, height, rows, where):
@@ -143,25 +143,24 @@ def check_strips(run, height, rows, where):
         image = np.pad(image_of(height).numpy(), ((0, 0), (0, 0), (above, below), (0, 0)))
         first, n = sum(s.shape[2] for s in strips[:r]), strips[r].shape[2]
         right = image[:, :, first : first + above + n + below]
-        events = {"events": run.events, "size": p}
         if left.y is None:
             what = "nothing" if left.kind == "NoneType" else f"something of type {left.kind}"
-            raise Broken("returns", f"{where} rank {r} returned {what}: return a tensor, (b, c, h, w).", **events)
+            raise Broken("returns", f"{where} rank {r} returned {what}: return a tensor, (b, c, h, w).")
         if left.y.shape != right.shape:
             message = (
                 f"{where} rank {r} returned shape {left.y.shape}, where {right.shape} is right: {above} + {n} + "
                 f"{below} rows, those above, its own and those below."
             )
-            raise Broken("shape", message, **events)
+            raise Broken("shape", message)
         if not np.array_equal(left.y, right):
             index = tuple(int(i) for i in np.argwhere(left.y != right)[0])
             failed, why = explain(left.y, r, rows, strips)
             message = (
                 f"{where} y{list(index)} on rank {r} should be {number(right[index])} and is {number(left.y[index])}. "
             )
-            raise Broken(failed, f"{message}{why}".rstrip(), **events)
+            raise Broken(failed, f"{message}{why}".rstrip())
         if left.changed:
-            raise Broken("input", f"{where} rank {r} has changed x: its caller still needs it.", **events)
+            raise Broken("input", f"{where} rank {r} has changed x: its caller still needs it.")
 
 
 def explain(got, r, rows, strips):
@@ -223,7 +222,7 @@ def check_bytes(run, height, rows):
         message = (
             f"The strips are right, but with {p} ranks {sent:,} bytes were sent, where {needed:,} are enough: {why}."
         )
-        raise Broken("bytes", message, events=run.events, size=p)
+        raise Broken("bytes", message)
     return f"bytes: {sent:,} with {p} ranks, the halos and nothing else; the image has {height * row:,}"
 
 
@@ -239,7 +238,7 @@ def check_steps(run):
             f"The strips are right, but with {p} ranks it takes the time of {took} messages one after another, where "
             f"{MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}"
         )
-        raise Broken("steps", message, events=run.events, size=p)
+        raise Broken("steps", message)
     told = count(took, "message")
     return f"time: that of {told} in a row with {p} ranks, and no more with 1,000: only neighbors wait for each other"
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from ..parallel.tensor import attention as reference
+from ..parallel.tensor import transformer as reference
 from . import answers_09_heads as answers
 from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, drawn, ring_bytes, width_for

@@ -136,7 +136,7 @@ def simulated(fn, schedule, where):
             f"rank to the first. {full_stop(broken.message)} Stage s + 1 is not always on rank + 1: ask "
             "schedule.rank_of."
         )
-        raise Broken("neighbor", message, broken.detail, broken.events, broken.size) from None
+        raise Broken("neighbor", message, broken.detail) from None
 
 
 def check_step(run, schedule, where):
@@ -149,16 +149,16 @@ def check_step(run, schedule, where):
         for name, got in run[rank].grads[stage].items():
             if got is None or not np.allclose(got, right[name], rtol=TOLERANCE, atol=TOLERANCE):
                 failed, text = explain(got, name, stage, mine, schedule)
-                raise Broken(failed, f"{where} {text}", events=events, size=len(run))
+                raise Broken(failed, f"{where} {text}")
     if events:
         check_waits(events, len(run))
     if waits := in_barriers(events):
-        raise Broken("traffic", f"{where} the gradients are right, but {waits}", events=events, size=len(run))
+        raise Broken("traffic", f"{where} the gradients are right, but {waits}")
     for rank, ran in enumerate(run):
         for action, taken in ran.taken:
             if taken != [(action.stage, action.micro_batch)]:
                 failed, text = wrongly_taken(rank, action, taken)
-                raise Broken(failed, f"{where} the gradients are right, but {text}", events=events, size=len(run))
+                raise Broken(failed, f"{where} the gradients are right, but {text}")
         needed = sum(not schedule.is_first(a.stage) for a in schedule.rows[rank] if a.kind == "B")
         if ran.sent != needed:
             message = (
@@ -166,7 +166,7 @@ def check_step(run, schedule, where):
                 f"and {needed} would do, one per micro-batch. A gradient has the shape of what it belongs to, so that "
                 "nothing has to be asked."
             )
-            raise Broken("traffic", message, events=events, size=len(run))
+            raise Broken("traffic", message)
 
 
 def wrongly_taken(rank, action, taken):

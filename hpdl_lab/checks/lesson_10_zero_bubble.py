@@ -67,7 +67,7 @@ EXERCISES = (
         explanation=(
             "1F1B's bubble is (p-1)(tf+tb) = 9 of 33 for p=4, m=8; ZB-H1's is (p-1)(F+I-W) = 3 of 27, for the same "
             "memory. With twice the memory, ZB-H2 has none at all. It needs a backward that can be had in halves: "
-            "parallel/pipeline/split_backward.py."
+            "parallel/pipeline/stage.py."
         ),
         parallel=False,
     ),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..mesh import DeviceMesh, Grid
-from ..parallel.hybrid import reduce_gradients as reference
+from ..parallel.hybrid import gradients as reference
 from . import answers_11_gradients as answers
 from . import hints_11
 from .layer_part import ring_bytes, whole_numbers
@@ -120,20 +120,20 @@ def with_missing(broken, where):
         "'NoneType' object has no attribute '(all_reduce|size)'", broken.message
     ):
         message = f"{broken.message} placed.shared is None where one stage alone holds the parameter."
-        return Broken("shared", message, broken.detail, broken.events, broken.size)
+        return Broken("shared", message, broken.detail)
     if broken.failed == "raises" and "NoneType" in broken.message:
         message = (
             f"{broken.message} A gradient of None counts as zeros: {UNUSED} has one on other replicas, which wait for "
             "this rank."
         )
-        return Broken("missing", message, broken.detail, broken.events, broken.size)
+        return Broken("missing", message, broken.detail)
     if broken.failed != "deadlock":
         return broken
     message = (
         f"{broken.message} All ranks of a group have to call the same all_reduces in the same order: also a replica "
         f"whose gradient of {UNUSED} is None; and over `shared` only the stages that hold {TIED}, not those between."
     )
-    return Broken("deadlock", message, broken.detail, broken.events, broken.size)
+    return Broken("deadlock", message, broken.detail)
 
 
 def check_sums(run, sizes, where):
@@ -152,7 +152,7 @@ def check_sums(run, sizes, where):
                     f"{capital(where)} {name} of {told} still has no gradient, while other replicas have the sum: they "
                     "would take a step and this one would not. parameter.grad = ..."
                 )
-                raise Broken("hand back", message, events=run.events, size=len(run))
+                raise Broken("hand back", message)
             if np.array_equal(got, right):
                 continue
             i = tuple(int(k) for k in np.argwhere(got != right)[0])
@@ -162,10 +162,10 @@ def check_sums(run, sizes, where):
             )
             failed, reason = explain(name, got, place, grid, axes)
             tail = f"{' ' if reason else ''}It has to be added over {' and '.join(axes)}: {why}."
-            raise Broken(failed, head + reason + tail, events=run.events, size=len(run))
+            raise Broken(failed, head + reason + tail)
         if left.changed:
             message = f"{capital(where)} {told} changed the parameter {left.changed[0]}: the step is the optimizer's."
-            raise Broken("parameters", message, events=run.events, size=len(run))
+            raise Broken("parameters", message)
 
 
 def summed(name, place, grid, axes):
@@ -243,7 +243,7 @@ def check_bytes(run, sizes, where):
             f"{capital(where)} all gradients are right, but the ranks send {sent:,} bytes, where {most:,} are enough: "
             "one all_reduce of a gradient for each axis over which it is in parts."
         )
-        raise Broken("messages", message, events=run.events, size=len(run))
+        raise Broken("messages", message)
 
 
 EXERCISES = (

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+from contextvars import ContextVar
 
 from ..comm import CommError, CommTimeout, Deadlock, sim
 from ..comm.buffers import dtype_name, is_tensor
@@ -10,19 +11,26 @@ from .record import AnswerFailed, Broken
 
 DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of a right answer takes about 0.05 s
 SENTINEL = -777.0  # what memory holds that an answer must not touch, or must not read
+judged: ContextVar = ContextVar("judged", default=None)  # Results of the answer's latest run, None where it has failed
+
 PRINTED_LINES = 10  # of the attendee's own prints that are shown beside a failure
 
 
-def simulate(p, fn, *args, network=None, where="", threads=False):
+def simulate(p, fn, *args, network=None, where="", threads=False, evidence=True):
     """sim.run for a check: Results with what was `printed`, or raises Broken; NotImplementedError for a stub.
 
     `where` says in which case this is, such as "with 3 ranks and 1,000 elements"; `threads`: see sim.run.
+    evidence: whether this is the run that is judged, whose events go with a Broken that is raised about it.
     """
     printed = io.StringIO()
+    if evidence:
+        judged.set(None)
     try:
         with contextlib.redirect_stdout(printed):
             run = sim.run(p, fn, *args, network=network, deadline=DEADLINE, threads=threads)
         run.printed = printed.getvalue()
+        if evidence:
+            judged.set(run)
         return run
     except NotImplementedError:
         raise  # not wrong: not written yet
@@ -42,6 +50,21 @@ def simulate(p, fn, *args, network=None, where="", threads=False):
         raise Broken("raises", describe_error(error, where), tail(printed)) from error
 
 
+class Ledger(dict):
+    """{rank: what it noted}, one for all simulated ranks; it outlives a run that fails."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def with_evidence(broken):
+    """The same failure with the events of the run that was judged, unless it has its own, or the run itself failed."""
+    run = judged.get()
+    if run is not None and not broken.events:
+        broken.events, broken.size = list(getattr(run, "events", ())), len(run)
+    return broken
+
+
 def alone(fn, *args, where=""):
     """fn(*args) of a function without ranks, for a check: what `simulate` says of it, and the arguments themselves."""
     return simulate(1, lambda comm: fn(*args), where=where)[0]
@@ -59,8 +82,11 @@ def tried(fn, *args, where=""):
 
 def on_engines(runner, fn, *args):
     """runner(fn, *args), with the answer's faults there as Broken. Trouble with the engines themselves passes."""
+    judged.set(None)
     try:
-        return runner(fn, *args)
+        run = runner(fn, *args)
+        judged.set(run)
+        return run
     except (CommError, AnswerFailed) as error:
         first, *table = str(error).split("\n")
         message = f"Right on simulated ranks, but on the engines: {full_stop(first)}"

@@ -10,8 +10,8 @@ class Broken(Exception):
     failed:  the invariant, such as "sum", "bytes", "deadlock"; it chooses the hints.
     message: what is wrong, where, and why, in sentences with numbers.
     detail:  lines to show below it as they are (who waits for whom).
-    events:  of the failing run, on `size` ranks; expected: those of a right answer in the same run. Either may be
-    empty.
+    events:  of the failing run, on `size` ranks, attached by `exercises.check`: a check raises Broken(failed, message).
+    expected: those of a right answer in the same run. Either may be empty.
     """
 
     def __init__(self, failed, message, detail="", events=(), size=0):

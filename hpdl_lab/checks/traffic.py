@@ -32,7 +32,7 @@ def check_waits(events, p):
             f"The result is right, but with {p} ranks rank {source} did not wait for {n} of its sends to rank {dest}: "
             "until wait() returns, its tensor must not change, and on real ranks the message may still be under way."
         )
-        raise Broken("wait", message, events=events, size=p)
+        raise Broken("wait", message)
 
 
 def in_barriers(events):
@@ -52,13 +52,13 @@ def check_bytes(events, p, nbytes, best):
     if sent[worst] <= best.nbytes * (1 + ROUNDING):
         return sent[worst]
     if best.steps < min(messages_sent(events, p)) <= 2 * best.steps and (why := miscount(events, p, best.steps)):
-        raise Broken("steps", f"The result is right, but it takes too long. {why}", events=events, size=p)
+        raise Broken("steps", f"The result is right, but it takes too long. {why}")
     who = "every rank" if len(set(sent.values())) == 1 else f"rank {worst}"
     message = (
         f"The result is right, but with {p} ranks {who} sent {sent[worst]:,} bytes; a ring sends {best.nbytes:,.0f}: "
         f"{why_so_much(sent, worst, nbytes, best, messages_sent(events, p))}"
     )
-    raise Broken("bytes", message, events=events, size=p)
+    raise Broken("bytes", message)
 
 
 def why_so_much(sent, worst, nbytes, best, messages):
@@ -99,4 +99,4 @@ def check_peers(events, p):
                 f"The result is right, but rank {e.rank} sends to rank {e.peer}: on a ring of {p} ranks it knows only "
                 f"its neighbors, rank {(e.rank + 1) % p} and rank {(e.rank - 1) % p}."
             )
-            raise Broken("peers", message, events=events, size=p)
+            raise Broken("peers", message)

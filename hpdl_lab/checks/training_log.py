@@ -40,7 +40,7 @@ def judge(looped, shape, where, broken=None):
     size, detail = len(looped), broken.detail if broken else ""
     for rank in sorted(looped):
         for failed, told in faults(Log(looped[rank].log), rank, shape[rank % len(shape)], size):
-            raise Broken(failed, f"{capital(where)}, {told}", detail, broken.events if broken else (), size)
+            raise Broken(failed, f"{capital(where)}, {told}", detail)
     adds = {rank: Log(left.log).times("add") for rank, left in sorted(looped.items())}
     most = max(len(shape[rank % len(shape)]) for rank in looped)
     if broken and broken.failed == "raises":
@@ -57,7 +57,7 @@ def judge(looped, shape, where, broken=None):
                 " Adding is collective: who leaves the loop earlier leaves the others waiting, and who stops everybody "
                 "earlier drops batches."
             )
-        raise Broken("lengths", told, detail, broken.events if broken else (), size)
+        raise Broken("lengths", told, detail)
     for rank, n in adds.items():
         updates = Log(looped[rank].log).times("step")
         if updates != n:
@@ -65,7 +65,7 @@ def judge(looped, shape, where, broken=None):
                 f"{capital(where)}, rank {rank} adds gradients {count(n, 'time')} and takes {count(updates, 'step')}: "
                 "every rank takes every step, also one without a batch, or the replicas drift apart."
             )
-            raise Broken("apart", told, detail, broken.events if broken else (), size)
+            raise Broken("apart", told, detail)
     for rank in looped:
         done = {tuple(place) for what, *place in looped[rank].log if what == "forward"}
         for i, parts in enumerate(shape[rank % len(shape)]):
@@ -75,7 +75,7 @@ def judge(looped, shape, where, broken=None):
                     f"{capital(where)}, rank {rank} uses {parts - len(lost)} of its {parts} micro-batches in step {i}: "
                     f"micro-batch {lost[0]} is left out, and missing in the gradient."
                 )
-                raise Broken("lost", told, detail, broken.events if broken else (), size)
+                raise Broken("lost", told, detail)
 
 
 def faults(log, rank, shape, size):

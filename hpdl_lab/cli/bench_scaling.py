@@ -46,9 +46,7 @@ def run(arguments):
 def strategies():
     """{name: strategy}: messages that hold up the rank, and beside it; of our ring in Python, and in C++."""
     from ..collectives import ring
-    from ..parallel.buckets import DataParallelBucketed
-    from ..parallel.data import DataParallel
-    from ..parallel.overlap import DataParallelOverlapped
+    from ..parallel.data_parallel import DataParallel, DataParallelBucketed, DataParallelOverlapped
 
     return {
         "flat, Python": DataParallel(ring.all_reduce),

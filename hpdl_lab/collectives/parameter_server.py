@@ -1,6 +1,6 @@
 """All-reduce through servers: everybody sends everything to them and gets the sums back.
 
-Training with it: parallel/data_with_servers.py. A server that takes the step itself: parallel/descent_with_server.py.
+Training with it: parallel/parameter_server.py. A server that takes the step itself: parallel/gradient_descent.py.
 """
 
 import numpy as np

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from ..comm import sim
 from ..comm.network import Network, Switch
 from ..models.mlp import mlp
-from ..parallel.data import Strategy
-from ..parallel.known_sum import require_sums
+from ..parallel.consensus import require_sums
+from ..parallel.data_parallel import Strategy
 from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
 from ..parallel.scaling.accounting import account
 from ..parallel.scaling.virtual_time import spending
@@ -69,13 +69,13 @@ def designs(*strategies, ranks=4, network=NETWORK, forward=3e-3, backward=6e-3):
 
     The network has four equal layers of 263,168 bytes. Its arithmetic takes virtual time, and so do messages.
 
-    Args:    strategies: parallel.data.Strategy, one or more. ranks: 2 or more; network: of comm.network.
+    Args:    strategies: parallel.data_parallel.Strategy, one or more. ranks: 2 or more; network: of comm.network.
              forward, backward: s of virtual time for all layers together.
     Returns: Designs.
     Raises:  ValueError, also where the all_reduce of a strategy does not add up; TypeError.
     """
     if not strategies:
-        raise ValueError("lab.designs needs a strategy, such as DataParallel(): see parallel/data.py")
+        raise ValueError("lab.designs needs a strategy, such as DataParallel(): see parallel/data_parallel.py")
     for strategy in strategies:
         if not isinstance(strategy, Strategy):
             got = getattr(strategy, "__name__", repr(strategy))

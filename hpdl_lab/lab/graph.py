@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..comm import PerRank, sim
-from ..parallel import graphs as topologies
+from ..parallel import gossip as topologies
 from ..parallel.gossip import gossip_step, one_peer_step
 from ..plots import graph as drawing
 from ..plots import live

@@ -38,7 +38,7 @@ def scaling(
     whose cores are busy, and send messages as fast as its engines do, unless a network is given.
 
     Args:    work: f(comm, n), does n units of work shared by all ranks, in place of a training step. It may keep state.
-             all_reduce: f(comm, x); default the communicator's own. strategy: see parallel/data.py; default
+             all_reduce: f(comm, x); default the communicator's own. strategy: see parallel/data_parallel.py; default
              DataParallel(all_reduce). model, data, size: as in lab.train; default a small network and the digits.
              ranks: which numbers of ranks to measure, default 1, 2, 4, ... up to the engines.
              n: examples (units of work), of all ranks in strong and of each rank in weak scaling; default 512, and 32

@@ -5,7 +5,7 @@ from numbers import Real
 
 from ..comm.network import Network
 from ..models.mlp import mlp
-from ..parallel.data import DataParallel
+from ..parallel.data_parallel import DataParallel
 from .choice import model_and_data
 from .scaling_points import job_of
 
@@ -80,7 +80,9 @@ def asked_job(model, strategy, all_reduce, data, size, n, most):
         raise TypeError(f"all_reduce must be a function f(comm, x), got {type(all_reduce).__name__}")
     strategy = DataParallel(all_reduce) if strategy is None else strategy
     if isinstance(strategy, type) or not hasattr(strategy, "add_gradients"):
-        raise TypeError(f"strategy must be an instance of one of parallel/data.py, DataParallel(), got {strategy!r}")
+        raise TypeError(
+            f"strategy must be an instance of one of parallel/data_parallel.py, DataParallel(), got {strategy!r}"
+        )
     if not getattr(strategy, "synchronous", True):
         raise ValueError(f"{strategy!r} is asynchronous: its ranks take no step together that could be timed")
     default = model is None and data is None

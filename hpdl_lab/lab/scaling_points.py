@@ -15,7 +15,7 @@ from ..comm.base import PerRank
 from ..comm.network import Switch
 from ..comm.torch_state import one_thread
 from ..features import cores
-from ..parallel.data import best_all_reduce
+from ..parallel.reducer import best_all_reduce
 from ..parallel.scaling.accounting import account
 from ..parallel.scaling.interference import interference
 from ..parallel.scaling.overlap_model import median_of, profile_for, step_time

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from ..data.loading import Reader
 from ..mesh import Grid
 from ..models import batch_norm
-from ..parallel.data import DataParallel, Strategy
+from ..parallel.data_parallel import DataParallel, Strategy
 from ..parallel.hybrid.training import train_on_mesh
 from ..parallel.training import Recipe
 from ..parallel.training import train as train_on_rank
@@ -81,14 +81,14 @@ def train(
 
     Args:    model: a name, or an nn.Module that fits the data; data: a name, or a data.dataset.Dataset. Where one of
              them is not given, it is what suits the other. size: of a model that is named: "tiny", "small", "paper".
-             strategy: how gradients are added, see parallel/data.py; default DataParallel(all_reduce).
+             strategy: how gradients are added, see parallel/data_parallel.py; default DataParallel(all_reduce).
              all_reduce: f(comm, x), makes x its sum over ranks; default the communicator's own.
              reader: a data.loading.Reader, where reading examples shall cost something.
              ranks: default all engines, or 4 simulated ranks where none run; dtype: "float32" or "float64".
              mesh: {"dp":, "pp":, "tp":} or a mesh.Grid, over which the model is dealt out by HybridParallel, in place
              of a strategy; schedule: of its pipeline; recompute: activation checkpointing there.
              deadline: s, the longest that a rank may wait.
-             steps, batch, lr, momentum, seed, optimizer, micro_batches, checkpoint, ...: see parallel.recipe.Recipe;
+             steps, batch, lr, momentum, seed, optimizer, micro_batches, checkpoint, ...: see parallel.training.Recipe;
              what is not given is what suits a model that is named.
     Returns: TrainResult.
     """

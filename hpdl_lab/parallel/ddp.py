@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..comm.torch_backward import before_backward_ends
-from .data import best_all_reduce, checked, require_function, result_of
+from .reducer import best_all_reduce, checked, require_function, result_of
 
 
 class Communication(NamedTuple):

@@ -1,8 +1,133 @@
-"""Gossip: ranks average with their neighbors only, and agree in the end without any all-reduce."""
+"""Who gossips with whom: graphs over ranks, the weights of their averages, and how fast these bring agreement.
+
+Gossip: ranks average with their neighbors only, and agree in the end without any all-reduce.
+"""
+
+import random
+from typing import NamedTuple
+
+import numpy as np
 
 from ..collectives.widen import adds_in_float32
 from ..comm.buffers import copy_of, new_like
-from .graphs import one_peer_hop
+
+
+class Graph(NamedTuple):
+    """neighbors[i]: the ranks that rank i talks to, in rising order; whoever talks to i is talked to by i."""
+
+    name: str
+    neighbors: tuple
+
+    @property
+    def n(self):
+        """How many ranks."""
+        return len(self.neighbors)
+
+
+def ring(n):
+    """Every rank knows the one before and the one after."""
+    return [(i, (i + 1) % n) for i in range(n)]
+
+
+def wheel(n):
+    """Rank 0 is the hub, the others are the rim: a ring, each of which also knows the hub."""
+    rim = n - 1
+    return star(n) + [(1 + i, 1 + (i + 1) % rim) for i in range(rim)]
+
+
+def star(n):
+    """Everybody knows rank 0 only."""
+    return [(0, i) for i in range(1, n)]
+
+
+def complete(n):
+    """Everybody knows everybody."""
+    return [(i, j) for j in range(n) for i in range(j)]
+
+
+def exponential(n):
+    """Rank i knows those 1, 2, 4, ... further on, and is known by them."""
+    return [(i, (i + (1 << k)) % n) for i in range(n) for k in range((n - 1).bit_length())]
+
+
+def connected_at_random(n, seed=0):
+    """A random tree, so that everybody hears of everybody in the end, and half as many edges again."""
+    chance = random.Random(seed)
+    tree = [(chance.randrange(i), i) for i in range(1, n)]
+    return tree + [(chance.randrange(n), chance.randrange(n)) for _ in range(n // 2)]
+
+
+GRAPHS = {
+    "ring": ring,
+    "wheel": wheel,
+    "star": star,
+    "random": connected_at_random,
+    "exponential": exponential,
+    "complete": complete,
+}
+
+
+def graph(name, n, seed=0):
+    """The Graph of this name over n ranks; `seed` chooses among the random ones. Raises ValueError, LookupError."""
+    if name not in GRAPHS:
+        raise LookupError(f"no graph is called {name!r}: {', '.join(GRAPHS)}")
+    if n < 1:
+        raise ValueError(f"a graph needs at least 1 rank, got {n}")
+    edges = GRAPHS[name](n, seed) if name == "random" else GRAPHS[name](n)
+    sets = [set() for _ in range(n)]
+    for i, j in edges:
+        if i != j:
+            sets[i].add(j)
+            sets[j].add(i)
+    return Graph(name, tuple(tuple(sorted(neighbors)) for neighbors in sets))
+
+
+def metropolis(graph):
+    """The (n, n) matrix W of one gossip step, x <- W x: rank i gives weight W[i, j] to what rank j says.
+
+        W[i, j] = 1 / (1 + max(neighbors of i, neighbors of j))     for neighbors
+        W[i, i] = what is left to 1
+
+    Rows and columns add up to 1 and W is symmetric, so that the mean over ranks stays.   Ref: Xiao & Boyd 2004.
+    """
+    weights = np.zeros((graph.n, graph.n))
+    for i, mine in enumerate(graph.neighbors):
+        for j in mine:
+            weights[i, j] = 1 / (1 + max(len(mine), len(graph.neighbors[j])))
+        weights[i, i] = 1 - weights[i].sum()
+    return weights
+
+
+def lambda2(weights):
+    """The second largest absolute eigenvalue of a symmetric W: disagreement shrinks by it, or more, in each step."""
+    if len(weights) == 1:
+        return 0.0
+    return float(np.sort(np.abs(np.linalg.eigvalsh(weights)))[-2])
+
+
+def spectral_gap(weights):
+    """1 - lambda2: 1 means agreement after one step, 0 never."""
+    return 1 - lambda2(weights)
+
+
+def one_peer_matrix(n, step):
+    """The (n, n) matrix of step number `step` of gossip.one_peer_step."""
+    hop = one_peer_hop(n, step)
+    weights = np.eye(n) / 2
+    weights[np.arange(n), (np.arange(n) + hop) % n] += 0.5
+    return weights
+
+
+def one_peer_hop(n, step):
+    """1, 2, 4, ... below n, over and over: how far away the one peer of step number `step` is. 0 for one rank."""
+    hops = (n - 1).bit_length()
+    return 1 << step % hops if hops else 0
+
+
+def disagreement(x):
+    """How far ranks are apart: the norm of x minus its mean over ranks. x: (ranks, ...) array, row i of rank i."""
+    x = np.asarray(x, dtype=np.float64)
+    return float(np.linalg.norm(x - x.mean(axis=0)))
 
 
 @adds_in_float32

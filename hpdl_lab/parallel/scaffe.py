@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .data import Strategy, broadcast_buffers
-from .packing import by_dtype
-from .verdict import overflowed
+from .consensus import overflowed
+from .data_parallel import Strategy, broadcast_buffers
+from .reducer import by_dtype
 
 NOTHING = -1  # in the place of the index of a parameter
 

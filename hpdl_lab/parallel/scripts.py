@@ -10,10 +10,10 @@ from torch.nn.functional import cross_entropy
 
 from ..data.sharding import batches, shard
 from ..models import build_for
-from .data import broadcast_parameters
+from .consensus import require_sums_of
+from .data_parallel import broadcast_parameters
 from .ddp import Communication, ddp_hook, guarded
-from .horovod.distributed_optimizer import DistributedOptimizer
-from .known_sum import require_sums_of
+from .horovod.fusion import DistributedOptimizer
 
 BATCH, LR = 32, 3e-3
 

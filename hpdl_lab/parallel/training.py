@@ -1,8 +1,22 @@
-"""The training loop of one rank: input, forward, backward, add gradients, update; any model, data and strategy."""
+"""What decides the course of a training, apart from the number of ranks, which must not.
 
+The training loop of one rank: input, forward, backward, add gradients, update; any model, data and strategy.
+
+The loop around a strategy: micro-batches that add up before anything travels, and ranks that have less to do.
+
+    rank 0   | m0  m1  m2 | add | m0  m1 | add | m0 | add |
+    rank 1   | m0  m1     | add | m0     | add |    | add |      no batch left, and yet it takes part
+    rank 2   |            | add |        | add |    | add |      an empty shard from the start
+
+training.train_step is the same for one step of shards that every rank has, with a trace of where the time goes.
+"""
+
+import math
+import os
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
+from numbers import Integral, Real
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -11,14 +25,89 @@ from ..data.loading import Reader
 from ..data.sharding import batches, check_batch, shard
 from ..models.batch_norm import synchronized
 from . import checkpoint
-from .agreement import require_same
-from .data import name_of
-from .known_sum import require_sums
-from .recipe import Recipe
+from .consensus import require_same, require_sums
+from .reducer import name_of
+
+OPTIMIZERS = ("sgd", "adamw")
+
+
+SEEDS = 1 << 40  # times the million that data/loading.py multiplies a seed by: what torch can take
+
+
+TYPES = {  # of an option: what it may be, and the same in words
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str | os.PathLike, "a text or the name of a file"),
+    bool: (bool, "True or False"),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Steps, batch, optimizer, and what is kept of the run.
+
+    checkpoint: file that rank 0 writes after every `checkpoint_every` steps; resume: go on from that file. The run that
+    goes on may have another number of ranks; see parallel/checkpoint.py.
+    Raises:  TypeError and ValueError that name the option which cannot be, and what is needed.
+    """
+
+    steps: int = 300
+    batch: int = 128  # examples per step over all ranks
+    lr: float = 0.2
+    momentum: float = 0.9  # of SGD; AdamW has its usual ones
+    seed: int = 0  # of the shuffling
+    optimizer: str = "sgd"  # or "adamw", which transformers are trained with
+    micro_batches: int = 1  # parts of a shard whose gradients are added up before they travel
+    checkpoint: str = ""
+    checkpoint_every: int = 0  # steps; 0: never
+    resume: bool = False
+
+    def __post_init__(self):
+        for option in fields(self):
+            value, (types, words) = getattr(self, option.name), TYPES[option.type]
+            if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+                raise TypeError(f"{option.name}={value!r}: {words} is needed")
+            if types in (Integral, Real):  # NumPy's numbers are no plain ones in a checkpoint
+                object.__setattr__(self, option.name, option.type(value))
+        if not 0 <= self.lr < math.inf or not 0 <= self.momentum < math.inf:
+            raise ValueError(f"lr={self.lr}, momentum={self.momentum}: finite numbers of at least 0 are needed")
+        if abs(self.seed) >= SEEDS:
+            raise ValueError(f"seed={self.seed}: a number between -{SEEDS:,} and {SEEDS:,} is needed")
+        if self.steps < 1 or self.batch < 1:
+            raise ValueError(f"training needs at least 1 step of 1 example, got {self.steps} steps of {self.batch}")
+        if self.micro_batches < 1:
+            raise ValueError(f"a shard cannot be cut into {self.micro_batches} micro-batches: at least 1 is needed")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer={self.optimizer!r}: one of {', '.join(OPTIMIZERS)} is needed")
+        if self.checkpoint_every < 0 or ((self.checkpoint_every or self.resume) and not self.checkpoint):
+            raise ValueError(
+                f"checkpoint_every={self.checkpoint_every}, resume={self.resume}: "
+                "both need checkpoint, the name of a file, and a number of steps of at least 0"
+            )
+
+    def optimizer_for(self, model):
+        """The torch optimizer of all parameters of `model`. Raises ValueError where none of them can be trained."""
+        if not any(p.requires_grad for p in model.parameters()):
+            raise ValueError(f"{type(model).__name__} has no parameter that needs a gradient: nothing to train")
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(model.parameters(), lr=self.lr)
+        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
+
+    def facts(self):
+        """What of it a step depends on, so that a checkpoint and a run that goes on from it must have it in common.
+
+        The rest, which is of the data set, the model and the reader, comes from checkpoint.facts_of and training.train.
+        """
+        names = ("batch", "lr", "momentum", "seed", "optimizer", "micro_batches")
+        return {name: getattr(self, name) for name in names}
+
 
 __all__ = ["Recipe", "Trained", "evaluate", "train", "train_step"]
 
+
 CHUNK = 256  # examples that are evaluated at once, which bounds the memory for it
+
+
 TESTED = 2**15  # answers that are evaluated: of a long text more would take longer than a short training
 
 
@@ -41,7 +130,7 @@ def train(comm, model, strategy, data, recipe, reader=None):
     """Train `model` on this rank's shards and report {step, loss, samples_per_s} of every step from rank 0.
 
     Args:    model: nn.Module, overwritten; rank 0's parameters are where all ranks start.
-             strategy: a parallel.data.Strategy, which adds gradients over ranks.
+             strategy: a parallel.data_parallel.Strategy, which adds gradients over ranks.
              data: a data.dataset.Dataset, recipe: a Recipe: the same on every rank.
              reader: a data.loading.Reader; by default examples are there when they are asked for.
     Returns: Trained. The losses are of the global batch, the same on every rank.
@@ -157,3 +246,31 @@ def evaluate(comm, model, x, y):
     model.train()
     loss, right, n = comm.all_reduce(torch.tensor([loss, right, n], dtype=torch.float64)).tolist()
     return loss / max(n, 1), right / max(n, 1)
+
+
+def train_steps(comm, model, strategy, optimizer, steps, loss_of):
+    """Train on this rank's micro-batches, in as many steps as the rank with most: the same steps on every rank.
+
+    Adding gradients is collective: a rank that leaves its loop early leaves the others waiting. One that has no batch
+    for a step has no gradients, which count as zeros, and takes the step of the others.
+
+    Args:    strategy: of data_parallel.py, started. It may send gradients while the last backward of a step goes on,
+             and only then: all backwards before that one belong into `with strategy.accumulating():`.
+             steps: of this rank, a list of steps, each a list of micro-batches (x, y). Ranks have different numbers of
+             steps and of micro-batches, or none.
+             loss_of: loss_of(model, x, y), a part of the loss: all parts of a step, of all ranks, add up to the loss.
+             optimizer: of the parameters of `model`; zero_grad before, step after.
+    Returns: None. `model` is what one rank that has all micro-batches would make of it, on every rank.
+    Steps: one all_gather of a number; strategy.add_gradients(comm, model) once per step.
+    """
+    counts = comm.all_gather(torch.tensor([len(steps)]))  # (p, 1): how many steps each rank has
+    ### BEGIN SOLUTION
+    for i in range(int(counts.max())):
+        parts = steps[i] if i < len(steps) else []
+        optimizer.zero_grad()
+        for k, (x, y) in enumerate(parts):
+            last = k == len(parts) - 1
+            with nullcontext() if last else strategy.accumulating():
+                loss_of(model, x, y).backward()
+        strategy.add_gradients(comm, model)
+        optimizer.step()

@@ -6,7 +6,7 @@ import math
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from ..parallel.graphs import lambda2
+from ..parallel.gossip import lambda2
 from ..trace import number_text
 from .style import BLUE, FAINT, GREY, INK, SERIES, SKY, heading, label_ends, log_axis, note, x_label
 

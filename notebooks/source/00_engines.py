@@ -49,9 +49,9 @@ my_guess_ms = 100  # milliseconds, for one lab.run of a function that does nothi
 # Write `hello`. Then let `lab.check` look at it. If it is not right yet, the answer says what is wrong, and
 # `lab.hint()` in a new cell opens one hint at a time.
 
-# %% exercise="hpdl_lab.parallel.hello:hello"
+# %% exercise="hpdl_lab.parallel.messages:hello"
 
-# %% check="hpdl_lab.parallel.hello:hello"
+# %% check="hpdl_lab.parallel.messages:hello"
 
 # %%
 lab.run(hello)
@@ -62,9 +62,9 @@ lab.run(hello)
 # The process id is the operating system's name for a process. Four ranks should have four different ones, none of
 # them that of this notebook.
 
-# %% exercise="hpdl_lab.parallel.hello:who_runs_where"
+# %% exercise="hpdl_lab.parallel.messages:who_runs_where"
 
-# %% check="hpdl_lab.parallel.hello:who_runs_where"
+# %% check="hpdl_lab.parallel.messages:who_runs_where"
 
 # %%
 places = lab.run(who_runs_where)
@@ -120,7 +120,7 @@ print("Python", sys.version.split()[0])
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/hello.py`: the two functions of this notebook.
+# - `hpdl_lab/parallel/messages.py`: the two functions of this notebook.
 # - `hpdl_lab/engines/`: how the processes are started, called, interrupted and restarted.
 # - `hpdl_lab/comm/base.py`: all that a communicator can do, on one page.
 #

@@ -15,7 +15,7 @@ import numpy as np
 from hpdl_lab import lab
 from hpdl_lab.data import diabetes
 from hpdl_lab.optim.gradient_descent import descend, gradient_step
-from hpdl_lab.parallel.averaging import own_gradient, step_together
+from hpdl_lab.parallel.gradient_descent import own_gradient, step_together
 
 # %%
 lab.start(4)
@@ -56,9 +56,9 @@ my_guess = 0.01  # largest difference in any weight
 #
 # `comm.all_reduce(g)` replaces `g`, on every rank, by the sum over all ranks. (In notebook 04 you write it yourself.)
 
-# %% exercise="hpdl_lab.parallel.averaging:average_gradients"
+# %% exercise="hpdl_lab.parallel.gradient_descent:average_gradients"
 
-# %% check="hpdl_lab.parallel.averaging:average_gradients"
+# %% check="hpdl_lab.parallel.gradient_descent:average_gradients"
 
 # %% [markdown]
 # ## Watch it
@@ -108,15 +108,15 @@ print(f"four ranks and one differ by {difference:.1e} at most; you guessed {my_g
 # Two programs in one function: what rank 0 does, and what all others do. `comm.send(x, to)` and
 # `comm.recv(into, source)` are all you need; `new_like(w, w.shape)` is an empty array like `w`.
 
-# %% exercise="hpdl_lab.parallel.descent_with_server:server_step"
+# %% exercise="hpdl_lab.parallel.gradient_descent:server_step"
 
-# %% check="hpdl_lab.parallel.descent_with_server:server_step"
+# %% check="hpdl_lab.parallel.gradient_descent:server_step"
 
 # %% [markdown]
 # One step on four engines: three workers with 147 patients each, and 16 bytes of weights. Look at rank 0.
 
 # %%
-from hpdl_lab.parallel.descent_with_server import step_with_server
+from hpdl_lab.parallel.gradient_descent import step_with_server
 
 x, y = (part[:441] for part in diabetes.load())
 step = lab.run(step_with_server, w, x, y, 0.5, server_step)
@@ -171,9 +171,9 @@ lab.gossip(("ring", "wheel", "star", "exponential"), n=16, step=gossip_step)
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/averaging.py`, `hpdl_lab/parallel/descent_with_server.py`, `hpdl_lab/parallel/gossip.py`: the
+# - `hpdl_lab/parallel/gradient_descent.py`, `hpdl_lab/parallel/gradient_descent.py`, `hpdl_lab/parallel/gossip.py`: the
 #   functions of this notebook.
-# - `hpdl_lab/parallel/graphs.py`: the graphs, their weights and spectral gaps.
-# - `hpdl_lab/parallel/data.py`: the same for real networks, with all gradients in one message.
+# - `hpdl_lab/parallel/gossip.py`: the graphs, their weights and spectral gaps.
+# - `hpdl_lab/parallel/data_parallel.py`: the same for real networks, with all gradients in one message.
 #
 # Next: [03 · Messages](03_messages.ipynb)

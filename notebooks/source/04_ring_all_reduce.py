@@ -250,4 +250,4 @@ lab.start(4, where="local")
 # - `hpdl_lab/collectives/table.py`: the whole family, as one table; `hpdl_lab/collectives/cost.py`: what each costs.
 # - `hpdl_lab/engines/hosts.py`: how one machine plays several hosts.
 # - `csrc/`: the compiled ring and the shared-memory kernel.
-# - `hpdl_lab/parallel/data.py`: how the gradients are packed, reduced and handed back.
+# - `hpdl_lab/parallel/data_parallel.py`: how the gradients are packed, reduced and handed back.

@@ -14,7 +14,7 @@
 # %%
 from hpdl_lab import lab
 from hpdl_lab.collectives import ring
-from hpdl_lab.parallel.data import DataParallel, DataParallelNaive
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive
 
 lab.start(4)
 
@@ -60,18 +60,18 @@ my_speedup = {2: 1.9, 4: 3.5, 1024: 500}  # your guess: ranks -> times as fast a
 # Equal steps keep equal replicas equal; they do not make them so. `comm.broadcast(x)` copies rank 0's `x` into `x` of
 # every rank. A model has `model.parameters()`, and `model.buffers()`.
 
-# %% exercise="hpdl_lab.parallel.data:broadcast_parameters"
+# %% exercise="hpdl_lab.parallel.data_parallel:broadcast_parameters"
 
-# %% check="hpdl_lab.parallel.data:broadcast_parameters"
+# %% check="hpdl_lab.parallel.data_parallel:broadcast_parameters"
 
 # %% [markdown]
 # ## Exercise 6.2 ★★ Average all gradients, in one message
 #
 # Every all-reduce costs 2(p-1) latencies, however small it is. Pack the gradients into one flat tensor, and pay once.
 
-# %% exercise="hpdl_lab.parallel.data:average_all_gradients"
+# %% exercise="hpdl_lab.parallel.data_parallel:average_all_gradients"
 
-# %% check="hpdl_lab.parallel.data:average_all_gradients"
+# %% check="hpdl_lab.parallel.data_parallel:average_all_gradients"
 
 # %% [markdown]
 # ## Exercise 6.3 ★★ Cut the gradients into buckets
@@ -79,9 +79,9 @@ my_speedup = {2: 1.9, 4: 3.5, 1024: 500}  # your guess: ranks -> times as fast a
 # One message for everything can leave only when everything is there. One for each tensor pays latency each time.
 # **Buckets** lie between: a few neighbors in each, in the order in which backward makes their gradients.
 
-# %% exercise="hpdl_lab.parallel.buckets:assign_buckets"
+# %% exercise="hpdl_lab.parallel.reducer:assign_buckets"
 
-# %% check="hpdl_lab.parallel.buckets:assign_buckets"
+# %% check="hpdl_lab.parallel.reducer:assign_buckets"
 
 # %% [markdown]
 # ## Exercise 6.4 ★★★ Send buckets while backward goes on
@@ -89,9 +89,9 @@ my_speedup = {2: 1.9, 4: 3.5, 1024: 500}  # your guess: ranks -> times as fast a
 # Autograd calls a hook whenever a gradient is complete. `comm.background(f, x)` starts `f(comm, x)` beside the rank
 # and returns a Work at once. Two traps: a hook that waits, and ranks that send their buckets in different orders.
 
-# %% exercise="hpdl_lab.parallel.overlap:gradient_ready"
+# %% exercise="hpdl_lab.parallel.reducer:gradient_ready"
 
-# %% check="hpdl_lab.parallel.overlap:gradient_ready"
+# %% check="hpdl_lab.parallel.reducer:gradient_ready"
 
 # %% [markdown]
 # ## Measure: how much still shows
@@ -99,8 +99,7 @@ my_speedup = {2: 1.9, 4: 3.5, 1024: 500}  # your guess: ranks -> times as fast a
 # The same step as above with your buckets: sent after backward, and sent while it goes on.
 
 # %%
-from hpdl_lab.parallel.buckets import DataParallelBucketed
-from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
 
 cut = {"bucket_nbytes": 300_000, "first_nbytes": 300_000, "assign_buckets": assign_buckets}
 mine = DataParallelOverlapped(ring.all_reduce, **cut, gradient_ready=gradient_ready)
@@ -223,9 +222,9 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
 # their gradients add up **before** anything travels. And the rank with fewer batches, which you have diagnosed above,
 # must not leave early: a sum takes everybody.
 
-# %% exercise="hpdl_lab.parallel.training_loop:train_steps"
+# %% exercise="hpdl_lab.parallel.training:train_steps"
 
-# %% check="hpdl_lab.parallel.training_loop:train_steps"
+# %% check="hpdl_lab.parallel.training:train_steps"
 
 # %% [markdown]
 # ## Does it scale?
@@ -247,11 +246,11 @@ scaled
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/data.py`, `hpdl_lab/parallel/buckets.py`, `hpdl_lab/parallel/overlap.py`: your functions, and the
+# - `hpdl_lab/parallel/data_parallel.py`, `hpdl_lab/parallel/reducer.py`: your functions, and the
 #   strategies around them.
-# - `hpdl_lab/parallel/horovod/fusion.py`, `hpdl_lab/parallel/horovod/negotiation.py`: what Horovod does in the
+# - `hpdl_lab/parallel/horovod/fusion.py`: what Horovod does in the
 #   background.
 # - `hpdl_lab/parallel/scaffe.py`: the three designs; `hpdl_lab/parallel/ddp.py`: the hook, blocking and not.
 # - `hpdl_lab/models/gpt.py`: the GPT; `hpdl_lab/parallel/training.py`: the loop around it, and
-#   `hpdl_lab/parallel/training_loop.py`: yours.
+#   `hpdl_lab/parallel/training.py`: yours.
 # - `csrc/progress.h`: the thread that sends while Python computes.

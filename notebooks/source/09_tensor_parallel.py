@@ -102,9 +102,9 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # Attention has heads that never talk to each other: that is where it is cut. q, k and v of all heads come out of one
 # product, so its weight is three matrices on top of each other. A contiguous piece of it is the wrong piece.
 
-# %% exercise="hpdl_lab.parallel.tensor.attention:rows_of_heads"
+# %% exercise="hpdl_lab.parallel.tensor.transformer:rows_of_heads"
 
-# %% check="hpdl_lab.parallel.tensor.attention:rows_of_heads"
+# %% check="hpdl_lab.parallel.tensor.transformer:rows_of_heads"
 
 # %% [markdown]
 # ## Exercise 9.4 ★★★ Attention with this rank's heads
@@ -113,9 +113,9 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # `hpdl_lab/models/transformer.py` does it on one rank is worth a look; your `column_linear` and `row_linear` do the
 # rest.
 
-# %% exercise="hpdl_lab.parallel.tensor.attention:attention_heads"
+# %% exercise="hpdl_lab.parallel.tensor.transformer:attention_heads"
 
-# %% check="hpdl_lab.parallel.tensor.attention:attention_heads"
+# %% check="hpdl_lab.parallel.tensor.transformer:attention_heads"
 
 # %% [markdown]
 # ## A GPT on four ranks
@@ -206,8 +206,8 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/tensor/pairs.py`: f, g, and how two plain functions become one that autograd knows.
-# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/attention.py`: your functions, and the modules.
+# - `hpdl_lab/parallel/tensor/linear.py`: f, g, and how two plain functions become one that autograd knows.
+# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/transformer.py`: your functions, and the modules.
 # - `hpdl_lab/parallel/tensor/model.py`: whole models, unchanged, cut into shards;
 #   `hpdl_lab/parallel/tensor/vocabulary.py`: the table of tokens, and a cross-entropy that no rank has all logits for.
 # - `hpdl_lab/parallel/tensor/sequence.py`, `hpdl_lab/parallel/tensor/spatial.py`: sequences and images that are cut.

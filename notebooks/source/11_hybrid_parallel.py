@@ -84,9 +84,9 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # - `placed.over_tp`: True where each tp rank holds this parameter whole, and has a part of its gradient;
 # - `placed.shared`: the communicator of the stages that hold this very parameter, or None.
 
-# %% exercise="hpdl_lab.parallel.hybrid.reduce_gradients:reduce_gradients"
+# %% exercise="hpdl_lab.parallel.hybrid.gradients:reduce_gradients"
 
-# %% check="hpdl_lab.parallel.hybrid.reduce_gradients:reduce_gradients"
+# %% check="hpdl_lab.parallel.hybrid.gradients:reduce_gradients"
 
 # %% [markdown]
 # ## Measure: three changed lines
@@ -236,7 +236,7 @@ print(
 # ## Where to read the real code
 #
 # - `hpdl_lab/mesh.py`: your two functions, and communicators along axes.
-# - `hpdl_lab/parallel/hybrid/reduce_gradients.py`: the rule; `hpdl_lab/parallel/hybrid/gradients.py`: the same beside
+# - `hpdl_lab/parallel/hybrid/gradients.py`: the rule; `hpdl_lab/parallel/hybrid/gradients.py`: the same beside
 #   backward.
 # - `hpdl_lab/parallel/hybrid/model.py`: three lines; `hpdl_lab/parallel/hybrid/checkpoint.py`: from one mesh into
 #   another.

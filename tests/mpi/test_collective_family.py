@@ -7,7 +7,7 @@ import torch
 from hpdl_lab.collectives import steps
 from hpdl_lab.collectives.expected import brought, left
 from hpdl_lab.collectives.table import ALGORITHMS, find, names
-from hpdl_lab.parallel import graphs
+from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.parallel.gossip import gossip_step, one_peer_step
 
 KINDS = [(n, torch.float32) for n in (0, 1, 7, 1001, 70_001)] + [(1001, torch.bfloat16), (1001, torch.int64)]

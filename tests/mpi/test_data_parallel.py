@@ -7,7 +7,7 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim, world
 from hpdl_lab.data import digits
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.data import DataParallel, DataParallelNaive
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive
 from hpdl_lab.parallel.training import Recipe, train
 
 

@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab import models, schedules
 from hpdl_lab.comm import world
 from hpdl_lab.parallel.pipeline.model import Pipeline
+from hpdl_lab.parallel.pipeline.reports import TimedStage
 from hpdl_lab.parallel.pipeline.run_schedule import run_schedule
-from hpdl_lab.parallel.pipeline.timed_stage import TimedStage
 
 TOKENS = torch.randint(80, (12, 7), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(12, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -8,12 +8,14 @@ from hpdl_lab.collectives import hierarchical, native, ring
 from hpdl_lab.data.sharding import shard
 from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.agreement import require_same
-from hpdl_lab.parallel.asynchronous import StaleSynchronous
-from hpdl_lab.parallel.buckets import DataParallelBucketed
-from hpdl_lab.parallel.data import DataParallel, DataParallelNaive
-from hpdl_lab.parallel.data_with_servers import ParameterServer
-from hpdl_lab.parallel.overlap import DataParallelOverlapped
+from hpdl_lab.parallel.consensus import require_same
+from hpdl_lab.parallel.data_parallel import (
+    DataParallel,
+    DataParallelBucketed,
+    DataParallelNaive,
+    DataParallelOverlapped,
+)
+from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
 from hpdl_lab.parallel.training import Recipe, train, train_step
 
 STEPS, BATCH = 3, 11  # 2, 3 and 4 ranks do not divide 11

@@ -5,7 +5,7 @@ import pytest
 from hpdl_lab import data, models
 from hpdl_lab.comm import sim, world
 from hpdl_lab.data.loading import Reader, shifted
-from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.training import Recipe, train
 
 

@@ -23,8 +23,8 @@ from ...comm import sim
 from ...comm.network import Islands
 from ...mesh import DeviceMesh
 from ..hybrid.gradients import comm_of_holders
+from ..pipeline.model import holders
 from ..pipeline.run_schedule import run_schedule
-from ..pipeline.shared_gradients import holders
 from ..pipeline.stage import Spec
 from . import memory as memories
 from .machine import MACHINES

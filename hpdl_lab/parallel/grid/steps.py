@@ -7,7 +7,7 @@ import torch
 from ...collectives import cost
 from ...mesh import DeviceMesh
 from ..hybrid.model import HybridParallel
-from ..pipeline.events import timed_actions
+from ..pipeline.run_schedule import timed_actions
 from .memory import Memory
 from .saved_bytes import SavedBytes
 

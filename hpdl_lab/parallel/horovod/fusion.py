@@ -1,4 +1,17 @@
-"""Horovod's tensor fusion: gradients that are ready together travel in one all-reduce, while backward goes on.
+"""The batches of tensor fusion: which gradients travel together, and behind them what ranks tell each other.
+
+[ w3.grad ....... | w1.grad ... | lacking w3 | lacking w1 | more ]      (elements + len(params) + 1,), added over ranks
+
+Horovod's negotiation: rank 0 finds out which gradients are ready on every rank, and says what is added next.
+
+Autograd may finish gradients in another order on another rank. If each rank added what it has first, rank 1 would add
+w1 to rank 0's w2. So in every cycle each rank tells rank 0 what it has, and rank 0 answers with one order for all:
+
+    rank 0  ready: w3, w2        --+                          +--> w3, w2
+    rank 1  ready: w2, w3        --+--> rank 0: ready on all --+--> w3, w2
+    rank 2  ready: w3, w2, w1    --+    are w3 and w2          +--> w3, w2      w1 is asked for again in the next cycle
+
+Horovod's tensor fusion: gradients that are ready together travel in one all-reduce, while backward goes on.
 
     first step   backward: w4 ready, w3 ready, ...                       w4 w3 | w2 w1 | = what fits the threshold
                  background, once per cycle: negotiate, fuse, all_reduce               and was ready in one cycle
@@ -7,24 +20,173 @@
 A batch carries, behind its gradients, one number per gradient: on how many ranks there is none (they give zeros); and
 one more: how many ranks have a gradient that the cached answer does not know. So all ranks find out together, without a
 message of its own, that the cache no longer tells the truth; what is left is then negotiated anew. The last number is
-NaN where a gradient of a rank is not finite: only then do ranks tell each other which (verdict.py).
+NaN where a gradient of a rank is not finite: only then do ranks tell each other which (consensus.py).
+
+Horovod's promise: a script for one rank becomes one for many by three changed lines.
+
+    comm = hpdl_lab.comm.world()                              # 1  instead of nothing
+    broadcast_parameters(comm, model)                         # 2  all ranks start from the same model
+    optimizer = DistributedOptimizer(optimizer, comm)         # 3  step() averages the gradients first
+
+Each rank then reads its own share of the data. What looks at gradients before the update comes after `synchronize`:
+
+    loss.backward()
+    optimizer.synchronize()                                   # averages now; step() does not do it again
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+Ref: Sergeev & Del Balso 2018, arXiv:1802.05799, section 4.
 """
 
+import math
+import time
 import warnings
+import zlib
 from contextlib import contextmanager
 from numbers import Integral, Real
+from typing import NamedTuple
 
 import torch
 
-from ..agreement import require_same_parameters
-from ..data import best_all_reduce, name_of, require_function, result_of
-from ..known_sum import require_sums_of
-from ..verdict import FINE, WORDS, Verdict, condition_of
-from .fused_batch import fuse, pack, unpack
-from .negotiation import checksums, negotiate, pause
+from ...comm.waits import name_ranks
+from ..consensus import FINE, WORDS, Verdict, condition_of, finite_in_float16, require_same_parameters, require_sums_of
+from ..reducer import best_all_reduce, name_of, require_function, result_of, results_of
 from .timeline import ALLREDUCE, MEMCPY_IN, MEMCPY_OUT, MPI_ALLREDUCE, NEGOTIATE, RANK_READY
 
+
+def fuse(order, nbytes, dtypes, threshold):
+    """Cut `order` into batches of one dtype each: greedy first fit, up to `threshold` bytes.
+
+        order a b c d, of 3, 4, 2, 1 bytes, threshold 6:   a + c + d | b        b does not fit any more, c and d do
+
+    Args:    order: indices, the same on every rank; nbytes, dtypes: of every gradient, by index.
+             threshold: bytes; a larger gradient travels alone, and with 0 each of them does.
+    Returns: list of lists of indices.
+    """
+    left, batches = list(order), []
+    while left:
+        batch, total, rest = [left[0]], nbytes[left[0]], []
+        for i in left[1:]:
+            if dtypes[i] == dtypes[batch[0]] and total + nbytes[i] <= threshold:
+                batch.append(i)
+                total += nbytes[i]
+            else:
+                rest.append(i)
+        left = rest
+        batches.append(batch)
+    return batches
+
+
+class Told(NamedTuple):
+    """What the sum over ranks tells. lacking: for each gradient, how many ranks have none.
+
+    more: has a rank a gradient that was not asked for? not_finite: has one NaN or infinity? too_large: places, in the
+    batch, of gradients whose sum overflows float16, though all ranks' are finite.
+    """
+
+    lacking: list
+    more: bool
+    not_finite: bool
+    too_large: list
+
+
+def pack(params, lacking, more, divisor):
+    """The flat tensor of this rank. The last number is NaN where one of its gradients is not finite.
+
+    Args:    lacking: for each of `params`, whether this rank has no gradient: zeros travel. more: has it one that is
+             in no batch? divisor: of the gradients, before they are added.
+    """
+    grads = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in params]
+    told = [float(lacks) for lacks in lacking] + [float(more)]
+    flat = torch.cat([*grads, grads[0].new_tensor(told)])
+    values = flat[: -len(told)]
+    wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    flat[-1] += 0 * values.sum(dtype=wide)  # 0 times a finite sum is 0, else NaN
+    if divisor != 1:
+        values /= divisor
+    return flat
+
+
+def unpack(flat, params):
+    """([the part of `flat` that is the sum of each gradient], Told)."""
+    *sums, told = flat.split([*(p.numel() for p in params), len(params) + 1])
+    *lacking, more = told.tolist()
+    too_large = [place for place, total in enumerate(sums) if not finite_in_float16(total)]
+    not_finite = math.isnan(more)
+    return sums, Told([round(n) for n in lacking], more > 0, not_finite, [] if not_finite else too_large)
+
+
+NOT_READY, LACKING = -1, -2  # in an answer: not on all ranks yet; no rank has this gradient at all
+
+
+NONE = -1  # no rank differs
+
+
+def negotiate(comm, ready, lacking, n, values=None, names=()):
+    """One cycle: which of n gradients are ready on every rank, in one order for all ranks.
+
+    Args:    ready: indices of what this rank has and has not been answered, in the order in which it became ready;
+             lacking: those among them of which it has no gradient and will give zeros. Different per rank.
+             values: checksums of the n parameters, to be compared besides, or None: on all ranks alike. names: theirs.
+    Returns: (order, absent): indices that are ready on all ranks, in rank 0's order; those that no rank has a gradient
+             of. Both lists are the same on every rank.
+    Raises:  ValueError on every rank where `values` differ: averaged gradients keep equal replicas equal, no more.
+    Steps: one gather, one broadcast.   Bytes: 4n out of every rank but rank 0, 4n(p - 1) into rank 0 and out of it;
+    with values 4n more from each rank to rank 0, and 8 more back.
+    Ref: Sergeev & Del Balso 2018, section 3; Horovod's controller.
+    """
+    request = torch.full((n,), NOT_READY, dtype=torch.int32)
+    for place, index in enumerate(ready):
+        request[index] = place + n * (index in lacking)  # n and above: ready, with zeros
+    compares = values is not None
+    requests = comm.gather(torch.cat([request, values]) if compares else request)
+    answer = torch.full((n + 2 * compares,), NOT_READY, dtype=torch.int32)
+    if requests is not None:
+        if compares:
+            requests, values = requests.split(n, dim=1)
+            answer[n:] = torch.tensor(first_difference(values))
+        everywhere = (requests >= 0).all(0)
+        nowhere = (requests >= n).all(0)
+        order = sorted(torch.nonzero(everywhere & ~nowhere).flatten().tolist(), key=lambda i: int(requests[0, i]) % n)
+        answer[torch.tensor(order, dtype=torch.int64)] = torch.arange(len(order), dtype=torch.int32)
+        answer[:n][nowhere] = LACKING
+    answer = comm.broadcast(answer).tolist()
+    if compares and answer[n] != NONE:
+        raise ValueError(not_the_same(answer[n], names[answer[n + 1]]))
+    order = sorted((i for i in range(n) if answer[i] >= 0), key=answer.__getitem__)
+    return order, [i for i in range(n) if answer[i] == LACKING]
+
+
+def checksums(params):
+    """(n,) int32: a CRC-32 of the bytes of each parameter."""
+    flat = [p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for p in params]
+    return torch.tensor([zlib.crc32(data) - (1 << 31) for data in flat], dtype=torch.int32)
+
+
+def first_difference(values):
+    """(rank, index): the first rank whose checksums are not rank 0's, and where; (NONE, NONE). values: (p, n)."""
+    differs = values != values[0]
+    ranks = torch.nonzero(differs.any(1)).flatten().tolist()
+    return (ranks[0], int(differs[ranks[0]].nonzero()[0])) if ranks else (NONE, NONE)
+
+
+def not_the_same(rank, name):
+    return (
+        f"{name_ranks([rank])} began with other parameters than rank 0, first in {name}: they would stay apart, "
+        "because only gradients are averaged. broadcast_parameters(comm, model) on every rank, before the first step"
+    )
+
+
+def pause(comm, seconds):
+    """Let `seconds` pass: of virtual time on simulated ranks, where `compute` spends it, else of real time."""
+    end = comm.trace.clock() + round(seconds * 1e9)
+    comm.compute(seconds)
+    time.sleep(max(0, end - comm.trace.clock()) / 1e9)
+
+
 THRESHOLD = 128 * 2**20  # bytes, as HOROVOD_FUSION_THRESHOLD
+
+
 CYCLE = 1e-3  # s, as HOROVOD_CYCLE_TIME
 
 
@@ -155,7 +317,7 @@ class Fusion:
         if self.cache is not None:
             while self._started < len(self.cache):
                 self._start_next()
-            wait_for_all(self._works)
+            results_of(self._works)
             if self._cache_lies:
                 self.cache = None
         if self.cache is None:
@@ -227,7 +389,7 @@ class Fusion:
         self._broken = False
 
     def _pack(self, batch, size):
-        """The gradients of `batch` in one flat tensor, see horovod/fused_batch.py."""
+        """The gradients of `batch` in one flat tensor, see pack."""
         params = [self.params[i] for i in batch]
         divisor = size if self._divides_first(params[0].dtype) else 1
         flat = pack(params, [i in self._lacking for i in batch], self._knows_more(), divisor)
@@ -268,13 +430,63 @@ class Fusion:
                 comm.trace.add(comm.trace.step(), f"{name} {self.names[i]}", begun, comm.trace.clock())
 
 
-def wait_for_all(works):
-    """Wait for each of them, so that none is forgotten, and raise what the first one that failed has raised."""
-    errors = []
-    for work in works:
-        try:
-            work.wait()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+def DistributedOptimizer(optimizer, comm, named_parameters=None, **fusion):
+    """Let `optimizer.step()` average the gradients over ranks first; returns the same optimizer. Collective.
+
+    Reduction starts while backward goes on. It stays the optimizer that it was, with `synchronize()` besides: learning
+    rate schedulers and `state_dict` see no difference. `step(closure)` would run backward after the average, and a
+    GradScaler looks for infinity on its own rank alone, so that ranks would skip different steps: both are refused.
+
+    Args:    optimizer: any torch.optim.Optimizer; its parameters in the same order on every rank.
+             named_parameters: (name, parameter) pairs, for messages: model.named_parameters(); else "parameter 0", ...
+             fusion: all_reduce, threshold, cycle, average, passes, timeline: see parallel/horovod/fusion.py.
+    Raises:  ValueError where the optimizer has nothing to train, names are missing, or ranks differ in the number,
+             names, shapes or dtypes of their parameters. Later, backward: ValueError where it comes to a parameter more
+             than `passes` times in one step; `step` and `synchronize`: see Fusion.synchronize.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise TypeError(f"DistributedOptimizer(optimizer, comm) needs an optimizer of torch.optim, got {kind}")
+    if hasattr(optimizer, "synchronize"):
+        raise ValueError("this optimizer averages its gradients already: DistributedOptimizer once is enough")
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if not params:
+        raise ValueError("this optimizer has no parameter that requires a gradient: nothing to average")
+    names = names_of(params, named_parameters)
+    fused = Fusion(comm, params, names, **fusion)
+    optimizer.synchronize = fused.synchronize
+    optimizer._step_supports_amp_scaling = True  # GradScaler then calls `step` on every rank, where it is refused
+    optimizer.register_step_pre_hook(lambda _, args, kwargs: before_step(optimizer, fused, *args[1:], **kwargs))
+    return optimizer
+
+
+def before_step(optimizer, fused, closure=None):
+    """Average the gradients, unless `synchronize` has done it since the last backward."""
+    if closure is not None:
+        raise ValueError(
+            "step(closure): gradients are averaged before step runs the closure, which would replace them by this "
+            "rank's own. Call closure() yourself, then step()"
+        )
+    if hasattr(optimizer, "found_inf"):
+        raise ValueError(
+            "GradScaler looks at this rank's gradients before they are averaged, and ranks would skip different steps. "
+            "Train in bfloat16, or scale the loss yourself and divide the gradients after optimizer.synchronize()"
+        )
+    if not fused.averaged:
+        fused.synchronize()
+    fused.averaged = False
+
+
+def names_of(params, named_parameters=None):
+    """The names of `params`, in their order; "parameter 0", "parameter 1", ... where none are given."""
+    if named_parameters is None:
+        return [f"parameter {i}" for i in range(len(params))]
+    pairs = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise TypeError("named_parameters are pairs of a name and a parameter: model.named_parameters()")
+    known = {id(param): name for name, param in pairs}
+    missing = [i for i, param in enumerate(params) if id(param) not in known]
+    if missing:
+        of = f"{len(missing)} of the optimizer's {len(params)} parameters"
+        raise ValueError(f"named_parameters lacks {of}, first of all number {missing[0]}")
+    return [known[id(param)] for param in params]

@@ -10,7 +10,7 @@ momentum, are cut and put together as it is, all others, such as Adam's count of
 import torch
 
 from .. import checkpoint
-from ..agreement import everybodys_items
+from ..consensus import everybodys_items
 
 LIKE, OTHER = "like its parameter", "of shape"
 

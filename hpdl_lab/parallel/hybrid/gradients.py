@@ -1,4 +1,13 @@
-"""The gradients of one rank of a mesh: each added once, over just the ranks that have parts of it, beside backward.
+"""Gradients on a mesh: over which axes each of them is added before the optimizer's step.
+
+    a matrix that tp cuts             dp            every tp rank has its own part of it
+    a norm, or a bias after a sum     dp            all tp ranks have computed the same whole gradient already
+    the same with sequence parallel   dp and tp     each tp rank has seen only its positions of the sequence
+    the tokens' table of a GPT        dp and pp     the first and the last stage use one table, and each adds its part
+
+Never all of them: two stages hold different layers, and two tp ranks different halves of a matrix.
+
+The gradients of one rank of a mesh: each added once, over just the ranks that have parts of it, beside backward.
 
     parameter                              its gradient is added over         communicator
     of one stage                           dp                                 mesh["dp"]
@@ -11,27 +20,75 @@ come through it, while backward goes on.   Ref: Awan et al. 2020 (HyPar-Flow), a
 the same without overlap.
 """
 
-from ..buckets import MIB, assign_buckets
-from ..data import best_all_reduce, checked, require_function
-from ..known_sum import require_sums_of
-from ..overlap import results_of
-from ..packing import allocate, allocate_beside, by_dtype
-from ..pipeline.routes import routes
-from ..pipeline.shared_gradients import holders
+from typing import NamedTuple
 
-LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those of parallel/buckets.py
+import torch
+
+from ...comm.base import Comm
+from ..consensus import require_sums_of
+from ..pipeline.model import holders
+from ..pipeline.run_schedule import routes
+from ..reducer import (
+    MIB,
+    Bucket,
+    assign_buckets,
+    best_all_reduce,
+    by_dtype,
+    checked,
+    require_function,
+    results_of,
+)
 
 
-class Bucket:
-    """Parameters of one dtype whose gradients are one flat tensor.   missing: how many of them are not complete."""
+class Placed(NamedTuple):
+    """One parameter on one rank, and where else there are parts of its gradient.
 
-    def __init__(self, comm, params, beside):
-        """Collective over `comm`."""
-        self.params = params
-        count = sum(p.numel() for p in params)
-        self.flat = (allocate_beside if beside else allocate)(comm, count, params[0].dtype)
-        parts = self.flat.split([p.numel() for p in params])
-        self.views = [part.view(p.shape) for part, p in zip(parts, params, strict=True)]
+    name:      in the whole model; parameter: this rank's tensor, whole or cut by tp.
+    over_tp:   True where each tp rank holds this parameter whole and has a part of its gradient.
+    shared:    the communicator of the stages that hold this very parameter (tied weights), None where one does.
+    """
+
+    name: str
+    parameter: torch.Tensor
+    over_tp: bool = False
+    shared: Comm | None = None
+
+
+def reduce_gradients(mesh, parameters):
+    """Make every gradient that of the whole batch, by adding it over those axes of the mesh along which it is in parts.
+
+    The loss on a rank is divided by the global batch. So the parts add up, and nothing is divided here.
+
+        dp 0: gradient of its examples --+                 where over_tp: over mesh["tp"], too
+        dp 1: gradient of its examples --+--> sum          where shared is there: over that communicator, too
+
+    Args:    mesh: a DeviceMesh; mesh["dp"] is the communicator of the ranks that hold the same part of the model.
+             parameters: list of Placed, in the same order on every rank that meets another in an all_reduce. Of each,
+             placed.parameter is this rank's tensor, and its .grad what is added; placed.over_tp is True where each tp
+             rank has a part of that gradient; placed.shared is the communicator of the stages that hold this very
+             parameter, or None. A gradient that is None counts as zeros: another rank may have one for it.
+    Returns: None; every parameter.grad is overwritten by the sum, the same on every rank that holds that parameter.
+    Steps: per parameter one all_reduce over dp, one over tp where over_tp, one over `shared` where it is there.
+    Ref: Narayanan et al. 2021, arXiv:2104.04473, section 2; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
+    """
+    ### BEGIN SOLUTION
+    for placed in parameters:
+        p = placed.parameter
+        grad = torch.zeros_like(p) if p.grad is None else p.grad.contiguous()
+        if placed.over_tp:
+            mesh["tp"].all_reduce(grad)
+        if placed.shared is not None:
+            placed.shared.all_reduce(grad)
+        p.grad = mesh["dp"].all_reduce(grad)
+
+
+LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those of parallel/reducer.py
+
+
+class AccumulatingBucket(Bucket):
+    """A bucket that autograd adds to in place, over all micro-batches.   missing: gradients that are not complete."""
+
+    flags = 0
 
     def begin(self):
         """A new step: autograd adds to zeros, in place."""
@@ -51,8 +108,7 @@ class Bucket:
         """Make the sums over ranks the parameters' gradients. total: what all_reduce has returned."""
         if total.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(total)
-        for param, view in zip(self.params, self.views, strict=True):
-            param.grad = view
+        super().hand_back(self.flat)
 
 
 class Group:
@@ -66,7 +122,8 @@ class Group:
             for indices in by_dtype(params).values():
                 nbytes = [params[i].nbytes for i in indices]
                 for bucket in assign_buckets(nbytes, LIMIT, LIMIT if self.buckets else FIRST):
-                    self.buckets.append(Bucket(comm, [params[indices[i]] for i in bucket], comm.size > 1))
+                    some = [params[indices[i]] for i in bucket]
+                    self.buckets.append(AccumulatingBucket(comm, some, bucket, comm.size > 1))
         self.bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.params}
         self.works = []
 

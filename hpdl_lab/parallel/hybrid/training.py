@@ -8,7 +8,7 @@ import torch
 from ...data.sharding import batches
 from ...mesh import DeviceMesh
 from .. import checkpoint
-from ..agreement import require_same
+from ..consensus import require_same
 from ..training import Trained, evaluate
 from . import checkpoint as hybrid_checkpoint
 from .model import HybridParallel

@@ -1,4 +1,11 @@
-"""Executes a schedule on one rank: actions in order, messages posted ahead, over any communicator.
+"""The actions of a pipeline in the event log: how they are called there, and the schedule that they came to.
+
+Which messages a rank of a pipeline sends and receives, and in which order: all of it follows from the schedule.
+
+Messages between two ranks arrive in the order in which they were sent, whatever stages and micro-batches they are for.
+So the receiver expects them in the order of the sender's row, and needs no tags to tell them apart.
+
+Executes a schedule on one rank: actions in order, messages posted ahead, over any communicator.
 
     row       1F0        1F1        1B0        1F2    ...
     receives  x0 x1      x2         g0 ...                  posted up to AHEAD actions before they are needed
@@ -8,13 +15,115 @@ A rank waits for nothing but what its next action needs. So where a schedule can
 schedules.validate proves, its ranks do not deadlock, whatever the network does.
 """
 
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 
-from ...schedules import Schedule
-from ..data import as_sent
-from .events import name_of
-from .routes import needed_by, routes
+from ...schedules import KINDS, Action, Schedule, Timed, validate
+from ..data_parallel import as_sent
 from .stage import Stage
+
+LETTERS = {word: letter for letter, word in KINDS.items()}
+
+
+NAME = re.compile(rf"({'|'.join(LETTERS)}) (\d+) stage (\d+)")
+
+
+def name_of(action):
+    """How the event of an action is called: "forward 5 stage 2", of micro-batch 5."""
+    return f"{KINDS[action.kind]} {action.micro_batch} stage {action.stage}"
+
+
+def action_of(op):
+    """The Action of an event that is called `op`; None where it is something else."""
+    found = NAME.fullmatch(op)
+    return found and Action(int(found[3]), LETTERS[found[1]], int(found[2]))
+
+
+def timed_actions(events, ranks):
+    """What each rank did and when: a list of schedules.Timed for each of `ranks` ranks, in s since the first action.
+
+    `schedules.summary` makes makespan, bubble and live activations of it.   Args: events: of one step.
+    """
+    found = [(e, action) for e in events if (action := action_of(e.op))]
+    origin = min((e.t0_ns for e, _ in found), default=0)
+    rows = [[] for _ in range(ranks)]
+    for e, action in sorted(found, key=lambda pair: (pair[0].t0_ns, pair[0].step)):
+        rows[e.rank].append(Timed(action, (e.t0_ns - origin) / 1e9, (e.t1_ns - origin) / 1e9))
+    return rows
+
+
+class Arrival(NamedTuple):
+    """What a stage waits for: the inputs of a forward, kind "F", or the gradients of a backward, kind "B"."""
+
+    stage: int
+    kind: str
+    micro_batch: int
+
+
+class Message(NamedTuple):
+    """One message: what it is, the ranks, and the places in their rows where it is made and where it is used."""
+
+    arrival: Arrival
+    source: int
+    to: int
+    made: int
+    used: int
+
+
+class Routes:
+    """The messages of one rank in `schedule`.
+
+    incoming: {rank: [Message]} in the order in which that rank sends them; outgoing: [Message or None] for each action
+    of the row. last: {stage: place of its last backward in the row}.
+    """
+
+    def __init__(self, schedule, rank):
+        self.row = schedule.rows[rank]
+        used = {needed_by(action): place for row in schedule.rows for place, action in enumerate(row)}
+        self.outgoing = [self._message(schedule, rank, place, used) for place in range(len(self.row))]
+        self.incoming = {}
+        for peer in range(schedule.ranks):
+            sent = (self._message(schedule, peer, place, used) for place in range(len(schedule.rows[peer])))
+            mine = [message for message in sent if message is not None and message.to == rank != peer]
+            if mine:
+                self.incoming[peer] = mine
+        self.source_of = {message.arrival: peer for peer, mine in self.incoming.items() for message in mine}
+        self.last = {action.stage: place for place, action in enumerate(self.row) if action.kind in "BW"}
+
+    @staticmethod
+    def _message(schedule, rank, place, used):
+        """What the action at `place` of the row of `rank` sends; None where nobody waits for its result."""
+        arrival = result_of(schedule, schedule.rows[rank][place])
+        if arrival is None:
+            return None
+        return Message(arrival, rank, schedule.rank_of(arrival.stage), place, used[arrival])
+
+
+def needed_by(action):
+    """The Arrival that `action` waits for; None for the second half of a backward."""
+    kind = {"F": "F", "B": "B", "I": "B"}.get(action.kind)
+    return kind and Arrival(action.stage, kind, action.micro_batch)
+
+
+def result_of(schedule, action):
+    """The Arrival that `action` makes possible; None where its result goes nowhere."""
+    if action.kind == "W":
+        return None
+    stage = schedule.next(action.stage) if action.kind == "F" else schedule.previous(action.stage)
+    return None if stage is None else Arrival(stage, "F" if action.kind == "F" else "B", action.micro_batch)
+
+
+@lru_cache(maxsize=64)
+def routes(schedule, rank):
+    """The Routes of one rank in a schedule that has been found valid.
+
+    Raises:  ValueError, one sentence, for a schedule that is not: the same on every rank, before any message.
+    """
+    return Routes(validate(schedule), rank)
+
 
 AHEAD = 2  # actions whose inputs are being received while another one computes: each holds the memory of its inputs
 

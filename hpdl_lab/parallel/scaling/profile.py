@@ -18,7 +18,7 @@ from ...comm.buffers import settle
 from ...data.sharding import shard
 from ...trace import now_ns
 from .. import training
-from ..packing import allocate, allocate_beside
+from ..reducer import allocate, allocate_beside
 from .interference import Both
 from .overlap_model import StepProfile
 from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
@@ -79,7 +79,7 @@ class RehearsedStep:
 def time_steps(comm, model, strategy, data, n, seconds=1.0):
     """Time steps on a global batch of n, their rehearsals, and their all-reduces, in turn. Steps leave events.
 
-    Args:    model: nn.Module; strategy: as in parallel/data.py, not started; both are left as they are.
+    Args:    model: nn.Module; strategy: as in parallel/data_parallel.py, not started; both are left as they are.
              data: a data set, the same on every rank; n: examples over all ranks; seconds: about as long as it takes.
     Returns: Timings.
     Raises:  WrongAnswer, on every rank, where the all-reduce does not add up: one that does nothing would scale best.

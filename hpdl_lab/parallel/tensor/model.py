@@ -26,13 +26,12 @@ from torch import nn
 from ...models.cnn import CNN
 from ...models.gpt import GPT
 from ...models.vit import ViT
-from ..agreement import require_same_model
-from ..data import broadcast_parameters
-from .block import GatheredNorm, SplitBlock, shard_block
-from .convolution import shard_convolutions
-from .gpt import TensorGPT
+from ..consensus import require_same_model
+from ..data_parallel import broadcast_parameters
 from .linear import ColumnLinear, RowLinear
 from .sequence import require_positions
+from .spatial import shard_convolutions
+from .transformer import GatheredNorm, SplitBlock, TensorGPT, shard_block
 
 NUMBER_BY_NUMBER = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)  # the same on a part as on the whole
 

@@ -1,7 +1,7 @@
 """A communicator with other collectives plugged in: an attendee's own ring under a whole tensor-parallel model."""
 
 from ...collectives import ring
-from ..data import result_of
+from ..reducer import result_of
 
 
 class Plugged:

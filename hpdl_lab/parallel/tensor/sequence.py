@@ -12,7 +12,7 @@ Ref: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transf
 
 from functools import partial
 
-from .pairs import conjugate, require_divisible
+from .linear import conjugate, require_divisible
 
 DIM = 1  # of positions, in (b, s, d)
 

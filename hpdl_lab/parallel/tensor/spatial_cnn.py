@@ -15,10 +15,10 @@ from torch.nn.functional import pad, relu
 
 from ...models.batch_norm import BatchNorm
 from ...models.cnn import CNN
-from ..agreement import require_same_model
-from ..data import broadcast_parameters
+from ..consensus import require_same_model
+from ..data_parallel import broadcast_parameters
 from .cuts import PARTIAL
-from .pairs import copy_to, reduce_from
+from .linear import copy_to, reduce_from
 from .spatial import SpatialConvolution, edges_of
 
 

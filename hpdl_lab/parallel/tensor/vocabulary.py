@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from .cuts import padded_shares
-from .pairs import copy_to, gather_from, reduce_from, summed
+from .linear import copy_to, gather_from, reduce_from, summed
 from .sequence import all_gather_sequence, reduce_scatter_sequence, require_positions
 
 

@@ -7,7 +7,7 @@ from hpdl_lab.checks.lesson_04_ring import ALL_REDUCE
 from hpdl_lab.collectives import native, ring, sweep
 from hpdl_lab.data import digits
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.data import DataParallel
+from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.training import Recipe, train
 
 

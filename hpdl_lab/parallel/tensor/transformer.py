@@ -9,16 +9,28 @@ The weight of all heads' questions, keys and values is one packed matrix; a rank
     rank 1                                             q2 q3         k2 k3         v2 v3
 
 Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3 and figure 3b.
+
+The block of GPT and ViT on several ranks: two all-reduces forward and two backward, whatever p.
+
+    x -> norm -> [attention of my heads] -> all-reduce -> add -> norm -> [columns, GELU, rows] -> all-reduce -> add
+
+It is the models' own Block with attention and mlp replaced. With `sequence` x is this rank's positions, (b, s/p, d),
+and each all-reduce an all-gather before the layer and a reduce-scatter behind it.
+Ref: Shoeybi et al. 2019, arXiv:1909.08053, figure 4; Korthikanti et al. 2022, arXiv:2205.05198, figure 5.
+
+A GPT whose table of tokens is cut as well: what of models/gpt.py is not a block.
 """
 
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from .cuts import Cut
-from .linear import ColumnLinear, RowLinear, column_linear, row_linear
-from .pairs import ALONE
-from .sequence import sequence_parallel
+from ...models.gpt import GPT
+from ...models.transformer import Block
+from .cuts import PARTIAL, WHOLE, Cut
+from .linear import ALONE, ColumnLinear, RowLinear, column_linear, gather_from, row_linear, split_to
+from .sequence import DIM, require_positions, sequence_parallel
+from .vocabulary import VocabularyEmbedding, VocabularyLinear
 
 
 def rows_of_heads(rank, ranks, heads, width):
@@ -37,6 +49,7 @@ def rows_of_heads(rank, ranks, heads, width):
     ### BEGIN SOLUTION
     mine = torch.arange(rank * width // ranks, (rank + 1) * width // ranks)  # rows of q
     return torch.cat([mine, width + mine, 2 * width + mine])
+
     ### END SOLUTION
 
 
@@ -59,6 +72,7 @@ def attention_heads(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, 
     q, k, v = qkv.view(b, s, 3, heads, -1).permute(2, 0, 3, 1, 4)  # each (b, heads, s, n), n numbers per head
     heard = scaled_dot_product_attention(q, k, v, is_causal=causal)  # (b, heads, s, n)
     return row_linear(comm, heard.transpose(1, 2).reshape(b, s, -1), out_weight, out_bias)  # (b, s, d/p) -> (b, s, d)
+
     ### END SOLUTION
 
 
@@ -97,3 +111,98 @@ def require_heads(qkv_weight, out_weight, heads):
             f"{heads} heads on this rank do not fit its qkv weight of {rows} rows and an out of {columns} columns: "
             f"the rows are q, k and v of the heads, and the columns one of these"
         )
+
+
+def shard_block(comm, block, sequence=False):
+    """Replace the layers of a models.transformer.Block by this rank's parts of them, in place; returns it."""
+    block.attention = TensorAttention(comm, block.attention, sequence)
+    wide, gelu, narrow = block.mlp
+    pair = ColumnLinear(comm, wide), gelu, RowLinear(comm, narrow, sequence)
+    block.mlp = SequenceMLP(comm, *pair) if sequence else nn.Sequential(*pair)
+    if sequence:
+        block.norm1, block.norm2 = SequenceNorm(block.norm1), SequenceNorm(block.norm2)
+    return block
+
+
+class SequenceMLP(nn.Sequential):
+    """Column linear, GELU, row linear for x (b, s/p, d), this rank's positions -> (b, s/p, d)."""
+
+    def __init__(self, comm, *layers):
+        super().__init__(*layers)
+        self.comm = comm
+
+    def forward(self, x):
+        wide, gelu, narrow = self
+        return sequence_parallel(self.comm, x, lambda x: narrow.part(gelu(wide.part(x)))) + narrow.bias
+
+
+class SequenceNorm(nn.LayerNorm):
+    """A layer norm that sees this rank's positions only, so that its gradients are parts of a sum over ranks."""
+
+    def __init__(self, whole):
+        super().__init__(whole.normalized_shape, whole.eps)
+        self.weight, self.bias = PARTIAL.parameter_of(whole.weight), PARTIAL.parameter_of(whole.bias)
+
+    def cuts(self):
+        return {"weight": PARTIAL, "bias": PARTIAL}
+
+
+class GatheredNorm(SequenceNorm):
+    """The same, and then all positions on every rank: (b, s/p, d) -> (b, s, d), for a layer that no rank shares."""
+
+    def __init__(self, comm, whole):
+        super().__init__(whole)
+        self.comm = comm
+
+    def forward(self, x):
+        return gather_from(self.comm, super().forward(x), DIM)
+
+
+class SplitBlock(Block):
+    """A block that is given all positions, the same on every rank, (b, s, d), and goes on with its own, (b, s/p, d)."""
+
+    def __init__(self, comm, block):
+        nn.Module.__init__(self)
+        self.comm = comm
+        for name, child in block.named_children():
+            self.add_module(name, child)
+
+    def forward(self, x):
+        require_positions(self.comm, x.shape[DIM])
+        return super().forward(split_to(self.comm, x, DIM))
+
+
+class TensorGPT(GPT):
+    """This rank's shard of a models.gpt.GPT: tokens (b, s) -> logits (b, s, vocabulary), the same on every rank.
+
+    ceil(V/p) d + block d + layers (12 d^2/p + 7 d/p + 6 d) + 2 d parameters, for a vocabulary of V and width d.
+    whole_logits=False: logits (b, s, ceil(vocabulary/p)) of this rank's tokens, for vocabulary_cross_entropy.
+    """
+
+    def __init__(self, comm, whole, sequence=False, whole_logits=True):
+        nn.Module.__init__(self)
+        self.block = whole.block
+        self.tokens = VocabularyEmbedding(comm, whole.tokens, sequence, whole.block)
+        self.positions = Positions(comm, whole.positions, sequence)
+        self.blocks = nn.Sequential(*[shard_block(comm, block, sequence) for block in whole.blocks])
+        self.norm = SequenceNorm(whole.norm) if sequence else whole.norm
+        self.head = VocabularyLinear(comm, whole.tokens.num_embeddings, sequence, whole_logits)
+
+    def logits(self, x):
+        return self.head(x, self.tokens.weight)
+
+
+class Positions(nn.Module):
+    """Rows of the table of positions, whole on every rank; with `sequence` those of this rank's share of the places."""
+
+    def __init__(self, comm, whole, sequence):
+        super().__init__()
+        self.comm, self.cut = comm, PARTIAL if sequence else WHOLE
+        self.weight = self.cut.parameter_of(whole.weight)
+
+    def forward(self, places):
+        mine = places.tensor_split(self.comm.size)[self.comm.rank] if self.cut.partial else places
+        return embedding(mine, self.weight)
+
+    def cuts(self):
+        return {"weight": self.cut}

@@ -9,7 +9,6 @@ mean over the global batch, whatever the sizes of the shards. Where every rank t
 all shards are of one size, the mean over ranks is the same: that is `average_all_gradients`, as Horovod and DDP do it.
 """
 
-import functools
 import inspect
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
@@ -17,10 +16,20 @@ from contextlib import contextmanager
 import torch
 
 from ..comm.buffers import DTYPES, dtype_name
-from ..comm.calls import only_calls
-from .agreement import require_same_model
-from .packing import Bucket, by_dtype
-from .verdict import Verdict
+from .consensus import Verdict, require_same_model
+from .reducer import (
+    MIB,
+    Bucket,
+    Reducer,
+    assign_buckets,
+    best_all_reduce,
+    by_dtype,
+    checked,
+    gradient_ready,
+    name_of,
+    require_function,
+    result_of,
+)
 
 
 def broadcast_parameters(comm, model):
@@ -77,6 +86,7 @@ def average_all_gradients(comm, params, all_reduce):
     flat = result_of(all_reduce, comm, flat) / comm.size
     for param, mean in zip(params, flat.split([p.numel() for p in params]), strict=True):
         param.grad = mean.view(param.shape)
+
     ### END SOLUTION
 
 
@@ -233,56 +243,110 @@ class DataParallel(Strategy):
         return list(by_dtype(params).values())
 
 
-@only_calls("all_reduce")
-def best_all_reduce(comm, x):
-    """The communicator's own all-reduce: the best that its back end has."""
-    return comm.all_reduce(x)
-
-
-def require_function(signature, value):
-    """`value`, which an attendee has given. Raises TypeError unless it can be called."""
-    if not callable(value):
-        name = signature.partition("(")[0]
-        raise TypeError(f"{name}={name_of(value)}: a function {signature} is needed")
-    return value
-
-
 def names_and_params(model):
     """The names and the parameters that need a gradient, in the order of registration; tied ones once."""
     pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [name for name, _ in pairs], [p for _, p in pairs]
 
-
-def result_of(all_reduce, comm, flat):
-    """`flat` after `all_reduce`: what it returned, or `flat` itself where it works in place and returns nothing."""
-    return checked(all_reduce(comm, flat), comm, flat)
+    ### END SOLUTION
 
 
-def checked(out, comm, flat):
-    """`out`, which an all_reduce of the tensor `flat` has returned; ValueError where that is something else."""
-    if out is None:
-        return flat
-    if not isinstance(out, torch.Tensor):
-        given, got = f"shape {tuple(flat.shape)}", type(out).__name__
-    elif out.shape != flat.shape:
-        given, got = f"shape {tuple(flat.shape)}", f"shape {tuple(out.shape)}"
-    else:
-        given, got = dtype_name(flat.dtype), dtype_name(out.dtype)
-    if given != got:
-        raise ValueError(f"rank {comm.rank}: all_reduce was given {given} and returned {got}")
-    return out
+class DataParallelBucketed(Strategy):
+    """One all-reduce per bucket, after backward: the sizes of DataParallelOverlapped, without its overlap.
 
-
-def name_of(value):
-    """How an attendee writes `value`, the same on every rank: "ring.all_reduce" for a function of this package.
-
-    A partial is written with its function, an object whose repr would be its address in memory as its class.
+    bucket_nbytes, first_nbytes: see assign_buckets, in whose place another function can cut them. Parameters of
+    different dtypes share no bucket.
+    The defaults are those of DDP, for networks between hosts: for small models, or in the memory of one machine, try a
+    tenth of them.
+    Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
     """
-    if isinstance(value, functools.partial):
-        given = [name_of(a) for a in value.args] + [f"{name}={name_of(a)}" for name, a in value.keywords.items()]
-        return f"partial({', '.join([name_of(value.func), *given])})"
-    if not hasattr(value, "__qualname__") and type(value).__repr__ is not object.__repr__:
-        return repr(value)
-    named = value if hasattr(value, "__qualname__") else type(value)
-    module = getattr(named, "__module__", "") or ""
-    return f"{module.rpartition('.')[2]}.{named.__qualname__}" if module.startswith("hpdl_lab.") else named.__qualname__
+
+    def __init__(self, all_reduce=None, bucket_nbytes=25 * MIB, first_nbytes=1 * MIB, assign_buckets=assign_buckets):
+        super().__init__(all_reduce)
+        if not all(isinstance(nbytes, int | float) and nbytes >= 1 for nbytes in (bucket_nbytes, first_nbytes)):
+            got = f"got {bucket_nbytes!r} and {first_nbytes!r} for the first"
+            raise ValueError(f"a bucket holds a number of bytes, at least 1: {got}")
+        self.bucket_nbytes, self.first_nbytes = bucket_nbytes, first_nbytes
+        self.assign_buckets = require_function("assign_buckets(nbytes, limit, first)", assign_buckets)
+
+    def assign(self, params):
+        buckets, groups = [], by_dtype(params).values()
+        for indices in groups:
+            nbytes = [params[i].nbytes for i in indices]
+            assigned = self.assign_buckets(nbytes, self.bucket_nbytes, self.first_nbytes)
+            require_every_index(assigned, len(indices))
+            buckets += [[indices[i] for i in bucket] for bucket in assigned]
+        if len(groups) > 1:  # whichever dtype: a bucket is complete when its first-registered gradient is ready
+            buckets.sort(key=min, reverse=True)
+        return buckets
+
+
+def require_every_index(buckets, n):
+    """Raise ValueError unless `buckets` hold each of 0, ..., n - 1 once."""
+    held = sorted(index for bucket in buckets for index in bucket)
+    if held != list(range(n)) or not all(buckets):
+        raise ValueError(f"buckets of {n} parameters hold each of 0 to {n - 1} once, and none is empty: got {buckets}")
+
+    ### END SOLUTION
+
+
+class DataParallelOverlapped(DataParallelBucketed):
+    """The buckets of DataParallelBucketed, each sent while backward still computes the gradients of the others.
+
+    Every trainable parameter has a hook that autograd calls when its gradient is complete. A parameter that backward
+    does not reach keeps its bucket, and those behind it, back until add_gradients, which counts it as zeros.
+    gradient_ready: what the hook does.
+    Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
+    """
+
+    beside = True
+
+    def __init__(
+        self,
+        all_reduce=None,
+        bucket_nbytes=25 * MIB,
+        first_nbytes=1 * MIB,
+        assign_buckets=assign_buckets,
+        gradient_ready=gradient_ready,
+    ):
+        super().__init__(all_reduce, bucket_nbytes, first_nbytes, assign_buckets)
+        self.gradient_ready = require_function("gradient_ready(comm, reducer, index)", gradient_ready)
+
+    @property
+    def talks_in_backward(self):
+        return self.gradient_ready is not gradient_ready  # that of somebody else may do anything
+
+    def start(self, comm, model):
+        super().start(comm, model)
+        self.reducer = Reducer(self.buckets, self.all_reduce)
+        self.hooks = [
+            param.register_post_accumulate_grad_hook(self.hook(comm, index)) for index, param in enumerate(self.params)
+        ]
+
+    def hook(self, comm, index):
+        def ready(param):
+            if not self.adds_up:
+                self.gradient_ready(comm, self.reducer, index)
+
+        return ready
+
+    def add_gradients(self, comm, model):
+        """Send what backward has not reached, and wait until all buckets have come back. See Strategy."""
+        self.require_started(model)
+        reducer = self.reducer
+        for index in reversed(range(len(self.params))):
+            if not reducer.there[index]:
+                self.gradient_ready(comm, reducer, index)
+        if len(reducer.works) != len(self.buckets):
+            raise ValueError(
+                f"gradient_ready has started {len(reducer.works)} of {len(self.buckets)} buckets; all are complete"
+            )
+        results = reducer.end()
+        self.hand_back(comm, [checked(out, comm, b.flat) for out, b in zip(results, self.buckets, strict=True)])
+
+    def stop(self):
+        """Remove the hooks."""
+        for hook in getattr(self, "hooks", ()):
+            hook.remove()
+        self.hooks = []
+        super().stop()

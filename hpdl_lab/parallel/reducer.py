@@ -1,0 +1,265 @@
+"""Buckets: gradients packed one after the other into one flat tensor, so that one message carries many of them.
+
+    parameters    w1 (64, 128)    b1 (128,)    w2 (128, 10)    b2 (10,)
+    a bucket      [ w1 ........ | b1 | w2 .... | b2 | flag ]          (N + 1,)
+
+The flag is 0 on a rank where all is well, so it costs one element and no message to know that all is well everywhere:
+see parallel/consensus.py.
+
+Buckets of gradients: large enough that latency is paid seldom, small enough that the first can leave early.
+
+registration      w1   b1   w2   b2   w3   b3
+backward                    <------------------  the gradient of b3 is ready first
+buckets           [ w1   b1 ] [ w2   b2 ] [ w3 b3 ]
+sent                  third       second      first: small, so that something is under way soon
+
+Communication beside backward: a bucket is sent as soon as its gradients are there, while others are computed.
+
+rank's thread   backward: layer 4 | layer 3 | layer 2 | layer 1 |wait| update
+beside it                            [bucket 0]   [bucket 1][bucket 2]
+                                                             ^^^^^ only what is left after backward is exposed
+"""
+
+import functools
+
+import torch
+
+from ..comm.buffers import dtype_name
+from ..comm.calls import only_calls
+from ..comm.errors import CommError
+
+
+class Bucket:
+    """The gradients of `params`, of one dtype, in one flat tensor that the ranks of a node share where they can.
+
+    indices: which parameters of the model these are; flat: (N + 1,); views[i]: the part of params[i], in its shape.
+    """
+
+    flags = 1  # elements behind the gradients
+
+    def __init__(self, comm, params, indices, beside=False):
+        """Collective: every rank packs the same parameters. beside: will it be sent by comm.background?"""
+        self.params, self.indices = params, indices
+        n = sum(p.numel() for p in params) + self.flags
+        self.flat = (allocate_beside if beside else allocate)(comm, n, params[0].dtype)
+        self.views = self.views_of(self.flat)
+        self.empty = False  # is one of the gradients missing?
+        self.flag = None  # that of this rank, once packed
+
+    def views_of(self, flat):
+        """`flat`, cut into parts that have the shapes of the parameters."""
+        parts = flat[: len(flat) - self.flags].split([p.numel() for p in self.params])
+        return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
+
+    def put(self, i):
+        """Copy the gradient of params[i] into its place: or zeros, as every rank sends the same sizes."""
+        grad = self.params[i].grad
+        if grad is None:
+            self.empty = True
+            self.views[i].zero_()
+        elif grad.layout is not torch.strided:
+            raise ValueError(
+                f"a gradient of layout {grad.layout} cannot be packed: make it dense, as sparse=False does"
+            )
+        else:
+            self.views[i].copy_(grad)
+
+    def packed(self):
+        """The flat tensor with its flag, once every gradient has been put: to be added over ranks."""
+        wide = torch.float64 if self.flat.dtype == torch.float64 else torch.float32
+        # 0 times a finite sum is 0; NaN or infinity anywhere makes it NaN, on this rank and by the sum on every rank.
+        self.flag = 0 * self.flat[:-1].sum(dtype=wide) + float(self.empty)
+        self.flat[-1] = self.flag
+        self.empty = False
+        return self.flat
+
+    def hand_back(self, total):
+        """Make the sums over ranks the parameters' gradients, without a copy. total: (N + 1,)."""
+        views = self.views if total is self.flat else self.views_of(total)
+        for param, view in zip(self.params, views, strict=True):
+            param.grad = view
+
+
+def allocate(comm, n, dtype):
+    """(n,) zeros, in memory that the ranks of a node share, where they do: comm's all_reduce on it copies nothing."""
+    return comm.allocate((n,), str(dtype).removeprefix("torch."))
+
+
+def allocate_beside(comm, n, dtype):
+    """The same for what comm.background does, whose memory is its own."""
+    return comm.background(allocate, n, dtype).wait()
+
+
+def by_dtype(params):
+    """{dtype: indices of its parameters}: a flat tensor has one dtype."""
+    groups = {}
+    for index, param in enumerate(params):
+        groups.setdefault(param.dtype, []).append(index)
+    return groups
+
+
+MIB = 1 << 20
+
+
+def assign_buckets(nbytes, limit, first):
+    """Which parameters share a bucket: neighbors, in the order in which backward makes their gradients.
+
+    Backward goes through the layers from the last to the first. So does this: it fills a bucket until the next
+    gradient would not fit, and then begins another. A gradient larger than the limit gets a bucket of its own.
+
+        nbytes = [400, 40, 400, 40, 100, 10], limit = 450, first = 120   ->   [[5, 4], [3, 2], [1, 0]]
+
+    Args:    nbytes: [bytes of the gradient] of every parameter, in the order of registration.
+             limit: bytes that a bucket holds at most; first: the same of the first bucket, which is sent first.
+    Returns: list of buckets, each a list of indices into nbytes; every index once, in reverse order of registration.
+    Ref: Li et al. 2020 (PyTorch DDP), section 3.2.3: 25 MiB, of which the first bucket takes 1.
+    """
+    ### BEGIN SOLUTION
+    buckets, room = [], 0
+    for index in reversed(range(len(nbytes))):
+        if not buckets or nbytes[index] > room:
+            room = limit if buckets else first
+            buckets.append([])
+        buckets[-1].append(index)
+        room -= nbytes[index]
+    return buckets
+
+
+class Reducer:
+    """How far the buckets of one model are, in the step that is being made.
+
+    buckets:    [packing.Bucket], in the order in which every rank starts them.
+    all_reduce: f(comm, x), what is done with them.
+    bucket_of:  [number of its bucket] of every parameter.
+    missing:    [how many gradients it still waits for] of every bucket.
+    works:      [Work] of the buckets that have been started: bucket len(works) is the next.
+    given_up:   [Work] of a step that failed before it had all gradients: waited for with the next, for nothing.
+    """
+
+    def __init__(self, buckets, all_reduce):
+        self.buckets, self.all_reduce = buckets, all_reduce
+        self.place = {i: (b, k) for b, bucket in enumerate(buckets) for k, i in enumerate(bucket.indices)}
+        self.bucket_of = [self.place[i][0] for i in range(len(self.place))]
+        self.given_up = []
+        self.begin()
+
+    def begin(self):
+        """A new step: nothing is there yet, nothing has been started."""
+        self.missing = [len(bucket.indices) for bucket in self.buckets]
+        self.there = [False] * len(self.bucket_of)
+        self.works = []
+
+    def collect(self, index):
+        """Copy the gradient of parameter `index` into its bucket. Raises ValueError where it was there already."""
+        if self.there[index]:
+            self.given_up += self.works
+            self.begin()
+            raise ValueError(
+                f"the gradient of parameter {index} became ready twice in one step: all backward passes but the last "
+                "belong into `with strategy.accumulating():`; or the backward before this one failed"
+            )
+        self.there[index] = True
+        bucket, k = self.place[index]
+        self.buckets[bucket].put(k)
+
+    def end(self):
+        """Wait for all buckets, and begin a new step. Returns [what all_reduce has returned] of every bucket.
+
+        Raises what results_of raises: a step that failed leaves nothing under way, unless other ranks do not answer.
+        """
+        works, given_up, self.given_up = self.works, self.given_up, []
+        self.begin()
+        return results_of([*given_up, *works])[len(given_up) :]
+
+
+def results_of(works):
+    """Wait for all; returns [what each has returned].
+
+    Raises what the first of them raised, after all have ended: nothing is left under way. A CommError passes at once,
+    because then other ranks do not answer.
+    """
+    results, first = [], None
+    for work in works:
+        try:
+            results.append(work.wait())
+        except CommError:
+            raise
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return results
+
+
+def gradient_ready(comm, reducer, index):
+    """What the hook of parameter `index` does when backward has made its gradient: send what can be sent.
+
+    It counts the gradient in its bucket. Then it starts every bucket that is complete *and* next in order, in the
+    background. Gradients become ready in another order on another rank (a branch not taken, two streams), and ranks
+    that start bucket 1 and bucket 0 in different orders wait for each other for ever. So bucket 2, complete, waits
+    for bucket 1; and the gradient that completes bucket 1 may start several.
+
+        missing [0, 1, 0], works [w0]   --- the last gradient of bucket 1 --->   missing [0, 0, 0], works [w0, w1, w2]
+
+    Args:    reducer: a Reducer. Yours to change are reducer.missing (one less) and reducer.works (append what
+             `comm.background(f, x)` returns). `reducer.buckets[b].packed()` is the flat tensor of bucket b.
+             index: of the parameter, from 0, in the order of registration.
+    Returns: None, at once: it waits for nothing, because backward must go on.
+    Steps: one reducer.all_reduce per bucket, all in the order of the buckets.
+    Ref: Li et al. 2020 (PyTorch DDP), section 3.2.3; Awan et al. 2017 (S-Caffe).
+    """
+    reducer.collect(index)  # copies the gradient into its bucket
+    ### BEGIN SOLUTION
+    reducer.missing[reducer.bucket_of[index]] -= 1
+    while len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+        bucket = reducer.buckets[len(reducer.works)]
+        reducer.works.append(comm.background(reducer.all_reduce, bucket.packed()))
+
+
+@only_calls("all_reduce")
+def best_all_reduce(comm, x):
+    """The communicator's own all-reduce: the best that its back end has."""
+    return comm.all_reduce(x)
+
+
+def require_function(signature, value):
+    """`value`, which an attendee has given. Raises TypeError unless it can be called."""
+    if not callable(value):
+        name = signature.partition("(")[0]
+        raise TypeError(f"{name}={name_of(value)}: a function {signature} is needed")
+    return value
+
+
+def result_of(all_reduce, comm, flat):
+    """`flat` after `all_reduce`: what it returned, or `flat` itself where it works in place and returns nothing."""
+    return checked(all_reduce(comm, flat), comm, flat)
+
+
+def checked(out, comm, flat):
+    """`out`, which an all_reduce of the tensor `flat` has returned; ValueError where that is something else."""
+    if out is None:
+        return flat
+    if not isinstance(out, torch.Tensor):
+        given, got = f"shape {tuple(flat.shape)}", type(out).__name__
+    elif out.shape != flat.shape:
+        given, got = f"shape {tuple(flat.shape)}", f"shape {tuple(out.shape)}"
+    else:
+        given, got = dtype_name(flat.dtype), dtype_name(out.dtype)
+    if given != got:
+        raise ValueError(f"rank {comm.rank}: all_reduce was given {given} and returned {got}")
+    return out
+
+
+def name_of(value):
+    """How an attendee writes `value`, the same on every rank: "ring.all_reduce" for a function of this package.
+
+    A partial is written with its function, an object whose repr would be its address in memory as its class.
+    """
+    if isinstance(value, functools.partial):
+        given = [name_of(a) for a in value.args] + [f"{name}={name_of(a)}" for name, a in value.keywords.items()]
+        return f"partial({', '.join([name_of(value.func), *given])})"
+    if not hasattr(value, "__qualname__") and type(value).__repr__ is not object.__repr__:
+        return repr(value)
+    named = value if hasattr(value, "__qualname__") else type(value)
+    module = getattr(named, "__module__", "") or ""
+    return f"{module.rpartition('.')[2]}.{named.__qualname__}" if module.startswith("hpdl_lab.") else named.__qualname__
