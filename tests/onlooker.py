@@ -11,7 +11,7 @@ import time
 import psutil
 
 from hpdl_lab.comm.board import Slot
-from hpdl_lab.engines import frames
+from hpdl_lab.engines import client
 from hpdl_lab.engines.client import EngineConnection
 
 
@@ -48,7 +48,7 @@ class Onlooker(threading.Thread):
         return None
 
     def _ask(self, engine):
-        engine.send(frames.STATE, None)
+        engine.send(client.STATE, None)
         return Slot(*engine._first()[0][1]["slot"])
 
     def __enter__(self):

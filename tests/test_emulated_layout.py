@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hpdl_lab import features
-from hpdl_lab.engines import launch, link
+from hpdl_lab.engines import launch, layout
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.engines.layout import Layout, wanted
@@ -31,9 +31,9 @@ HOSTS = Layout(4, "emulated", 4, "1gbit")
     ],
 )
 def test_a_link_is_spelled_as_tc_spells_it(text, bits, shown):
-    found = link.parse(text)
+    found = layout.parse_link(text)
     assert (found.bits, found.bandwidth, str(found)) == (bits, bits / 8, shown)
-    assert link.parse(shown) == found
+    assert layout.parse_link(shown) == found
 
 
 @pytest.mark.parametrize(
@@ -41,22 +41,22 @@ def test_a_link_is_spelled_as_tc_spells_it(text, bits, shown):
 )
 def test_what_is_no_link(text):
     with pytest.raises(ValueError, match=r'a speed as tc spells it is needed, such as "100mbit", "1gbit"') as caught:
-        link.parse(text)
+        layout.parse_link(text)
     assert f"link={text!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["0gbit", "1kbit", "999kbit", "101gbit", "999999999999gbit"])
 def test_a_link_that_is_too_slow_or_too_fast(text):
     with pytest.raises(ValueError, match=rf"^link='{text}': from 1mbit to 100gbit can be emulated$"):
-        link.parse(text)
+        layout.parse_link(text)
 
 
 @pytest.mark.parametrize("text", ["1mbit", "100mbit", "1gbit", "10gbit", "100gbit"])
 def test_a_packet_fits_into_the_bucket_and_the_windows_of_all_hosts_into_the_queue(text):
-    found = link.parse(text)
-    assert found.packet < found.burst < 2 * max(found.packet, found.bandwidth * link.LATE_S)
+    found = layout.parse_link(text)
+    assert found.packet < found.burst < 2 * max(found.packet, found.bandwidth * layout.LATE_S)
     window = int(found.windows()["ipv4/tcp_rmem"].split()[-1])
-    assert window >= found.bandwidth * 1e-3 and 2 * window < link.QUEUE_NBYTES
+    assert window >= found.bandwidth * 1e-3 and 2 * window < layout.QUEUE_NBYTES
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hpdl_lab.engines import diagnosis, launch, session_dir, table
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.engines.layout import Layout
-from hpdl_lab.engines.output import Collapser
+from hpdl_lab.engines.run import Collapser
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -190,7 +190,7 @@ def test_a_program_that_cannot_be_started_is_named(monkeypatch, short):
 
 def test_engines_that_do_not_answer_are_counted(monkeypatch, short):
     monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-    monkeypatch.setattr("hpdl_lab.engines.launching.START_SECONDS", 0.5)
+    monkeypatch.setattr("hpdl_lab.engines.launch.START_SECONDS", 0.5)
     monkeypatch.setattr(launch, "engines_argv", lambda path, layout: ["/bin/sleep", "600"])
     with pytest.raises(EngineError, match=r"^0 of 2 engines answered within 0.5 s. The machine may be overloaded"):
         Cluster.start(2)

@@ -22,8 +22,8 @@ IMPORTS = """
 import os, time
 import numpy as np
 from hpdl_lab import lab
-from hpdl_lab.engines import output, states
-output.PATIENCE = 60.0  # so that what all ranks say is said once, however late one of them is
+from hpdl_lab.engines import run, states
+run.PATIENCE = 60.0  # so that what all ranks say is said once, however late one of them is
 states.ANSWER = 60.0  # so that the notebook hears of every rank
 """
 

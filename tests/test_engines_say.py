@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hpdl_lab.engines import output, run, states
+from hpdl_lab.engines import run, states
 from hpdl_lab.engines.errors import EngineError, RunFailed
 from tests.onlooker import Onlooker, waiting
 
@@ -122,7 +122,7 @@ def test_sys_exit_and_a_raised_keyboard_interrupt_do_not_end_the_engine(cluster)
 @pytest.fixture
 def patient(monkeypatch):
     """Lines wait for those of the other ranks however late these are: what ranks say together does not depend on it."""
-    monkeypatch.setattr(output, "PATIENCE", 50.0)
+    monkeypatch.setattr(run, "PATIENCE", 50.0)
 
 
 def test_equal_output_is_said_once(cluster, capsys, patient):

@@ -12,17 +12,7 @@ import time
 
 import pytest
 
-from hpdl_lab.engines import (
-    clocks,
-    handshake,
-    keeper_client,
-    launch,
-    layout,
-    node,
-    reach,
-    shared_dir,
-    slurm,
-)
+from hpdl_lab.engines import client, keeper_client, launch, layout, node, reach, slurm, tunnel
 from hpdl_lab.features import Missing
 from hpdl_lab.trace import Event
 
@@ -111,7 +101,7 @@ class TestSharedFolder:
         return tmp_path / "shared"
 
     def test_only_its_user_enters_it_and_it_goes(self, place):
-        with shared_dir.made() as path:
+        with reach.shared_folder() as path:
             assert os.path.dirname(path) == str(place)
             assert stat.S_IMODE(os.stat(path).st_mode) == stat.S_IMODE(os.stat(place).st_mode) == 0o700
         assert os.listdir(place) == []
@@ -122,25 +112,25 @@ class TestSharedFolder:
         place.mkdir()
         left, others = place / f"{socket.gethostname()}-{done.pid}-x", place / f"elsewhere-{done.pid}-x"
         left.mkdir(), others.mkdir()
-        with shared_dir.made() as path:
+        with reach.shared_folder() as path:
             assert sorted(os.listdir(place)) == sorted([os.path.basename(path), others.name])
 
     def test_a_place_that_cannot_be_is_one_sentence(self, monkeypatch):
         monkeypatch.setenv("HPDL_SHARED", "/proc/nothing")
         with pytest.raises(Missing, match="there is no folder /proc/nothing .*: set HPDL_SHARED to a folder"):
-            shared_dir.root()
+            reach.shared_root()
 
 
 class TestClocks:
     def test_a_clock_that_may_be_ours_is_left_alone(self):
-        offset = clocks.Offset()
+        offset = client.Offset()
         offset.take([(100, 150, 200)])
         assert offset.ns == 0 and not offset.stale
         outcome = {"t0_ns": 1, "t1_ns": 2, "events": []}
         assert offset.moved(outcome) is outcome
 
     def test_another_clock_is_read_by_the_fastest_answer(self):
-        offset = clocks.Offset()
+        offset = client.Offset()
         there = 500 * SECOND  # what their clock is ahead of ours
         offset.take([(0, there + 900, 1000), (2000, there + 2050, 2100), (3000, there + 3010, 3900)])
         assert offset.ns == -there
@@ -154,7 +144,7 @@ def test_a_gateway_that_does_not_answer_is_one_sentence_for_the_job_to_end_with(
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    told = {"addresses": ["127.0.0.1"], "port": port, "key": handshake.new_key()}
+    told = {"addresses": ["127.0.0.1"], "port": port, "key": tunnel.new_key()}
     with pytest.raises(
         node.Unreached, match=f"^node n7 cannot reach the gateway of the notebook at port {port} .*HPDL_"
     ):

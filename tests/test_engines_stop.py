@@ -14,7 +14,7 @@ import pytest
 
 from hpdl_lab.comm.board import Slot
 from hpdl_lab.comm.errors import CommError, CommTimeout, RankFailed
-from hpdl_lab.engines import frames, run, states
+from hpdl_lab.engines import client, run, states
 from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
 from hpdl_lab.engines.states import States
 from tests.onlooker import Onlooker, StopButton, computing, waiting
@@ -221,7 +221,7 @@ def states_of(cluster):
     states.ask(range(cluster.n))
     for rank, engine in enumerate(engines):
         for kind, content in engine.receive():
-            assert kind == frames.STATE
+            assert kind == client.STATE
             states.take(rank, content)
     return [states.slots[rank].state for rank in range(cluster.n)]
 

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from hpdl_lab.engines import handshake, session_dir, shared_dir
+from hpdl_lab.engines import reach, session_dir, tunnel
 
-KEY, OTHER = handshake.new_key(), handshake.new_key()
+KEY, OTHER = tunnel.new_key(), tunnel.new_key()
 SECRET = b"what an attendee computes" * 40
 
 
@@ -27,7 +27,7 @@ class Gateway:
 
     async def on_node(self, reader, writer):
         try:
-            await handshake.accept(reader, writer, KEY)
+            await tunnel.prove_accepted(reader, writer, KEY)
         except (OSError, TimeoutError) as error:
             self.refused.append(error)
             writer.transport.abort()
@@ -50,7 +50,7 @@ async def gateway():
     """A (Gateway, port) on the loopback address."""
     one = Gateway()
     server = await asyncio.start_server(
-        one.on_node, "127.0.0.1", 0, ssl=handshake.context("gateway"), ssl_handshake_timeout=30
+        one.on_node, "127.0.0.1", 0, ssl=tunnel.tls_context("gateway"), ssl_handshake_timeout=30
     )
     async with server:
         yield one, server.sockets[0].getsockname()[1]
@@ -86,10 +86,10 @@ async def in_the_middle(port):
         writer.close()
 
     async def on_node(reader, writer):
-        streams = await asyncio.open_connection("127.0.0.1", port, ssl=handshake.context("node"))
+        streams = await asyncio.open_connection("127.0.0.1", port, ssl=tunnel.tls_context("node"))
         await asyncio.gather(copy(reader, streams[1]), copy(streams[0], writer))
 
-    context = handshake.context("gateway")
+    context = tunnel.tls_context("gateway")
     async with await asyncio.start_server(on_node, "127.0.0.1", 0, ssl=context) as server:
         yield server.sockets[0].getsockname()[1]
 
@@ -98,7 +98,7 @@ def test_who_has_the_key_gets_in_and_a_wiretap_reads_nothing():
     async def both():
         seen = bytearray()
         async with gateway() as (one, port), between(port, seen) as tapped:
-            reader, writer = await handshake.connect("127.0.0.1", tapped, KEY)
+            reader, writer = await tunnel.connect_proved("127.0.0.1", tapped, KEY)
             assert await reader.read(-1) == SECRET
             assert writer.get_extra_info("ssl_object").cipher()[2] == 256  # bits
             writer.close()
@@ -112,8 +112,8 @@ def test_who_has_the_key_gets_in_and_a_wiretap_reads_nothing():
 def test_who_has_another_key_stays_outside():
     async def stranger():
         async with gateway() as (one, port):
-            with pytest.raises(handshake.Stranger):
-                await handshake.connect("127.0.0.1", port, OTHER)
+            with pytest.raises(tunnel.Stranger):
+                await tunnel.connect_proved("127.0.0.1", port, OTHER)
             await one.until(lambda: one.refused)
             assert one.accepted == 0
             assert "does not have the key of this session" in str(one.refused[0])
@@ -123,15 +123,15 @@ def test_who_has_another_key_stays_outside():
 
 def test_a_node_tells_nothing_to_a_gateway_without_the_key():
     async def pretender(reader, writer):
-        writer.write(b"n" * handshake.NONCE)
-        await reader.readexactly(handshake.NONCE + handshake.PROOF)
-        writer.write(b"p" * handshake.PROOF)
+        writer.write(b"n" * tunnel.NONCE)
+        await reader.readexactly(tunnel.NONCE + tunnel.PROOF)
+        writer.write(b"p" * tunnel.PROOF)
 
     async def node():
-        context = handshake.context("gateway")
+        context = tunnel.tls_context("gateway")
         async with await asyncio.start_server(pretender, "127.0.0.1", 0, ssl=context) as server:
-            with pytest.raises(handshake.Stranger, match="is not the gateway of this session"):
-                await handshake.connect("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+            with pytest.raises(tunnel.Stranger, match="is not the gateway of this session"):
+                await tunnel.connect_proved("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
 
     asyncio.run(node())
 
@@ -141,8 +141,8 @@ def test_nobody_in_the_middle_passes_proofs_on():
 
     async def both():
         async with gateway() as (one, port), in_the_middle(port) as middle:
-            with pytest.raises(handshake.Stranger):
-                await handshake.connect("127.0.0.1", middle, KEY)
+            with pytest.raises(tunnel.Stranger):
+                await tunnel.connect_proved("127.0.0.1", middle, KEY)
             await one.until(lambda: one.refused)
             assert one.accepted == 0
 
@@ -169,11 +169,11 @@ def test_what_speaks_no_tls_is_let_go(said):
 
 
 def test_who_says_nothing_holds_no_connection(monkeypatch):
-    monkeypatch.setattr(handshake, "SECONDS", 0.3)
+    monkeypatch.setattr(tunnel, "SECONDS", 0.3)
 
     async def silent():
         async with gateway() as (one, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=handshake.context("node"))
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tunnel.tls_context("node"))
             await one.until(lambda: one.refused)
             assert isinstance(one.refused[0], TimeoutError) and one.accepted == 0
             writer.transport.abort()
@@ -201,10 +201,10 @@ def serving(tmp_path, eventually):
         eventually(lambda: os.path.exists(session_dir.gateway_file(run)))
         with open(session_dir.gateway_file(run)) as file:
             shared = json.load(file)["shared"]
-        with open(shared_dir.gateway_file(shared)) as file:
+        with open(reach.shared_gateway_file(shared)) as file:
             told = json.load(file)
         assert resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE) == (FILES, FILES)
-        yield told["port"], lambda seconds: handshake.connect("127.0.0.1", told["port"], told["key"], seconds)
+        yield told["port"], lambda seconds: tunnel.connect_proved("127.0.0.1", told["port"], told["key"], seconds)
         gateway.terminate()
         assert gateway.wait(30) == 0
 
@@ -238,12 +238,12 @@ def test_a_thousand_silent_connections_keep_no_node_out(serving, within):
 
 def test_who_is_encrypted_and_silent_makes_room_as_well(serving, within):
     async def attack():
-        tls = handshake.context("node")
+        tls = tunnel.tls_context("node")
         first, *others = [
-            await asyncio.open_connection("127.0.0.1", serving[0], ssl=tls) for _ in range(handshake.OF_ONE + 1)
+            await asyncio.open_connection("127.0.0.1", serving[0], ssl=tls) for _ in range(tunnel.OF_ONE + 1)
         ]
         async with asyncio.timeout(within(5)):
-            assert len(await first[0].read()) == handshake.NONCE  # and the end, long before its time is over
+            assert len(await first[0].read()) == tunnel.NONCE  # and the end, long before its time is over
         for _, writer in (first, *others):
             writer.transport.abort()
 

@@ -42,8 +42,8 @@ os.waitpid(child, 0)
 """
 START = """
 from hpdl_lab.engines.cluster import Cluster
-from hpdl_lab.engines import launching
-launching.START_SECONDS = {seconds}
+from hpdl_lab.engines import launch
+launch.START_SECONDS = {seconds}
 def secret(comm):
     comm.all_gather(__import__("numpy").ones(3))
     return [line.split()[-1] for line in open("/proc/self/maps") if "mpich_shm" in line]

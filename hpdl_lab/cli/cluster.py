@@ -56,10 +56,10 @@ def add_start(command):
 
 def start(arguments):
     """Start engines that stay when this command has returned."""
-    from ..engines import holder, slurm_options
+    from ..engines import holder, layout
     from ..engines.cluster import Cluster
 
-    names = ("where", "device", *slurm_options.NAMES)
+    names = ("where", "device", *layout.NAMES)
     how = {name: getattr(arguments, name) for name in names}
     cluster = Cluster.start(arguments.engines, **how)
     if cluster.attached:

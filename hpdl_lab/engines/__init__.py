@@ -1,4 +1,4 @@
-"""The engine cluster under the notebook: real MPI processes that are ipyparallel engines.
+"""The engine cluster under the notebook: MPI processes that serve `lab.run`, and become ipyparallel engines for %px.
 
     notebook kernel --- keeper          one small process that owns all others and ends them (keeper.py)
         |                 |-- controller        ipyparallel's, once %px is used (controller.py, px_engine.py)
@@ -6,9 +6,10 @@
         |                       |-- engine 0    one MPI rank each (engine.py), serving tasks (server.py, task.py)
         `--- one socket ------- `-- engine n-1
 
+ipyparallel is used for %px only: before its first use neither its controller nor its engines are loaded.
 On emulated hosts mpiexec's engines enter networks of their own (hosts.py, host_engine.py). In a Slurm job they run on
 nodes, and a gateway makes their sockets appear in the session directory all the same (slurm.py, gateway.py).
 
 `cluster.Cluster` starts, attaches, restarts and stops; `crew.Crew` is the engines of one start; `run.Run` has them run
-a function and streams what they say (output.py); `outcome.py` makes one text of what they raised.
+a function and streams what they say; `outcome.py` makes one text of what they raised.
 """

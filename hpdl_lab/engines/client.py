@@ -1,13 +1,94 @@
-"""The notebook's connections to the engines, and the lock that lets one run at a time use them."""
+r"""The notebook's connections to the engines, and the lock that lets one run at a time use them.
+
+The messages between a notebook's kernel and an engine: one byte of kind, eight of length, then a pickle.
+
+kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}   INTERRUPT run   STATE question   PX None
+                   DEAD rank
+engine -> kernel   HELLO {rank, pid, host, ..., now_ns}    ROW row    TEXT (stream, text)    DONE outcome
+                   STATE {slot, px, now_ns, asked}
+
+Times of engines on other machines, as if they had been taken by the notebook's clock: what a timeline draws.
+
+    notebook  before ---------------------------- after
+                    \                            /
+    engine           ------------- its time -----          both ways take about as long: theirs was in the middle
+
+Each machine counts from its own start. Where an answer's time lies between question and answer by the notebook's clock
+as well, the clocks count for the same one, or differ by less than can be told: then nothing is moved.
+"""
 
 import fcntl
 import os
+import pickle
 import socket
+import struct
 import time
 from contextlib import contextmanager, suppress
 
-from . import clocks, frames, session_dir
+from . import session_dir
 from .errors import EngineError, EngineMute
+
+TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE, PX, DEAD = range(9)
+
+HEADER = struct.Struct("<BQ")
+
+
+def pack(kind, content):
+    """One message as bytes."""
+    body = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(kind, len(body)) + body
+
+
+class Reader:
+    """Cuts the bytes of one connection into messages."""
+
+    def __init__(self):
+        self.received = bytearray()
+
+    def feed(self, data):
+        """Take `data` and yield (kind, content) of every message that is now whole."""
+        self.received += data
+        while len(self.received) >= HEADER.size:
+            kind, nbytes = HEADER.unpack_from(self.received)
+            stop = HEADER.size + nbytes
+            if len(self.received) < stop:
+                return
+            body = bytes(self.received[HEADER.size : stop])
+            del self.received[:stop]
+            yield kind, pickle.loads(body)
+
+
+STALE = 10.0  # s: clocks of good machines drift apart by less than 0.1 ms meanwhile
+QUESTIONS = 5
+
+
+class Offset:
+    """What to add to the times of one engine."""
+
+    def __init__(self):
+        self.ns = 0
+        self.taken_at = None  # by time.monotonic(); None where the engine has the same clock
+
+    @property
+    def stale(self):
+        """Is it time to ask again?"""
+        return self.taken_at is not None and time.monotonic() - self.taken_at > STALE
+
+    def take(self, answers):
+        """Learn from `answers`: (before, theirs, after) in ns, of which that without delay tells most."""
+        before, theirs, after = min(answers, key=lambda answer: answer[2] - answer[0])
+        if before <= theirs <= after:
+            self.ns, self.taken_at = 0, None
+        else:
+            self.ns, self.taken_at = (before + after) // 2 - theirs, time.monotonic()
+
+    def moved(self, outcome):
+        """The outcome of a task (task.py), with the notebook's times."""
+        if not self.ns:
+            return outcome
+        events = [(*e[:3], e[3] + self.ns, e[4] + self.ns, *e[5:]) for e in outcome["events"]]  # as trace.Event
+        return outcome | {"t0_ns": outcome["t0_ns"] + self.ns, "t1_ns": outcome["t1_ns"] + self.ns, "events": events}
+
 
 HELLO_SECONDS = 10.0  # an engine that imports may be slow to answer
 CLOCK_SECONDS = 1.0  # for an answer of a few bytes
@@ -19,8 +100,8 @@ class EngineConnection:
 
     def __init__(self, path, rank):
         self.rank = rank
-        self.reader = frames.Reader()
-        self.clock = clocks.Offset()
+        self.reader = Reader()
+        self.clock = Offset()
         self._address = session_dir.engine_socket(path, rank)
         self._made = made(self._address)
         self.socket = socket.socket(socket.AF_UNIX)
@@ -48,9 +129,9 @@ class EngineConnection:
     def set_clock(self):
         """Ask an engine with another clock for its time. Raises OSError when it is gone, or does not answer."""
         answers = []
-        for _ in range(clocks.QUESTIONS):
+        for _ in range(QUESTIONS):
             before = time.monotonic_ns()
-            self.send(frames.STATE, None)
+            self.send(STATE, None)
             ((_, told),) = self._first()
             answers.append((before, told["now_ns"], time.monotonic_ns()))
         self.clock.take(answers)
@@ -68,7 +149,7 @@ class EngineConnection:
 
     def send(self, kind, content):
         """Send one message. Raises OSError when the engine is gone."""
-        self.socket.sendall(frames.pack(kind, content))
+        self.socket.sendall(pack(kind, content))
 
     def receive(self):
         """The messages that have arrived: [(kind, content)]; None when the engine is gone."""

@@ -7,10 +7,10 @@ import sys
 import time
 
 from ..comm.errors import name_ranks
-from . import diagnosis, keeper_client, launch, layout, outcome, px_client, px_magics, session_dir, slurm, table
+from . import diagnosis, keeper_client, launch, layout, outcome, px_client, session_dir, slurm, table
 from .crew import Crew, warn
 from .errors import EngineError, EngineMute
-from .launching import START_SECONDS, Launching
+from .launch import START_SECONDS, Launching
 
 
 class Cluster:
@@ -261,7 +261,7 @@ class Cluster:
     def activate_px(self):
         """Point the magics `%px` and `%%px` of this notebook at these engines; in a plain script there are none."""
         if (shell := ipython()) is not None:
-            px_magics.offer(self, shell)
+            px_client.offer_magics(self, shell)
 
     def _open_px(self):
         """Start the controller, unless another notebook has done so."""

@@ -1,17 +1,201 @@
 """The doctor: what this machine and build can do, and which known symptoms it has, each with the line that mends it.
 
 It stands here because engines are among what it looks at. It changes nothing and leaves nothing behind.
+
+What clusters of this user have left behind: session directories, processes and shared memory without a keeper.
+
+The keeper ends and removes everything, whatever ends the notebook. This is for where the keeper itself was killed.
 """
 
+import fcntl
+import glob
+import ipaddress
+import json
+import os
 import shutil
+import socket
 import textwrap
+import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from .. import features
-from ..symptoms import TABLE, Finding, found, told_by
-from . import symptoms
+from ..features import Missing, dev_shm
+from ..symptoms import TABLE, Finding, Symptom, found, told_by
+from . import keeper, reach, session_dir
 
-KNOWN = (*TABLE, *symptoms.SYMPTOMS)
+SETTLE = 0.5  # s: what has just lost its keeper may be ending
+SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # shared memory of MPICH, Open MPI and NCCL
+YOUNG = 60  # s: a segment that is not that old may be on its way into a process, or out of the way
+LITTLE = 16 << 20  # bytes of segments that are in nobody's way
+
+
+def leftover_folders():
+    """Session directories in which no cluster runs, starts or ends."""
+    found = []
+    for root in session_dir.roots():
+        for path in glob.glob(os.path.join(glob.escape(root), f"{session_dir.PREFIX}{os.getuid()}-*")):
+            if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid() and not in_use(path) and path not in found:
+                found.append(path)
+    return sorted(found)
+
+
+def in_use(path):
+    """Has this directory a keeper, or one that is removing it, or is a kernel about to start one?"""
+    ender = path.rpartition(".")[2]
+    if ender.isdigit():  # a keeper that ends its cluster moves the directory away, under its own number
+        return keeper.alive(int(ender))
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(session_dir.keeper_socket(path))
+            return True
+        except OSError:
+            pass
+    try:
+        handle = session_dir.opened(path)
+    except OSError:
+        return True  # gone meanwhile, or another's
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return not os.path.exists(path)
+
+
+def leftover_processes():
+    """Process ids of what engines, or programs that they had started, have left: their keeper is gone."""
+    found = without_keeper()
+    if found:
+        time.sleep(SETTLE)
+        found = [pid for pid in without_keeper() if pid in found]
+    return found
+
+
+def without_keeper():
+    """Process ids of this user whose environment names a session here and a keeper that is not there any more."""
+    found, roots = [], list(map(os.fsencode, session_dir.roots()))
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{name}").st_uid != os.getuid():
+                continue
+            with open(f"/proc/{name}/environ", "rb") as file:
+                variables = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
+        except OSError:
+            continue
+        session, owner = variables.get(b"HPDL_SESSION", b""), variables.get(b"HPDL_KEEPER", b"")
+        # An engine of Slurm has its keeper on another machine, and Slurm ends what is left of a job.
+        if os.path.dirname(session) in roots and owner.isdigit() and b"SLURM_JOB_ID" not in variables:
+            if not keeps(int(owner), session) and keeper.alive(int(name)):
+                found.append(int(name))
+    return sorted(found)
+
+
+def leftover_segments(folder=dev_shm.PATH):
+    """Files of shared memory of this user that no process has mapped; [] where they are small."""
+    found = {}
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        try:
+            about = os.stat(os.path.join(folder, name))
+        except OSError:
+            continue
+        if name.startswith(SEGMENTS) and about.st_uid == os.getuid() and time.time() - about.st_mtime > YOUNG:
+            found[os.path.join(folder, name)] = about.st_blocks * 512
+    if sum(found.values()) < LITTLE:
+        return []
+    mapped = keeper.shared_memory(filter(str.isdigit, os.listdir("/proc")))
+    left = {path: nbytes for path, nbytes in found.items() if path not in mapped}
+    return sorted(left) if sum(left.values()) >= LITTLE else []
+
+
+def keeps(pid, session):
+    """Is process `pid` the keeper of that session?"""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"keeper.py\0" + session in file.read()
+    except OSError:
+        return False
+
+
+def require_none_left():
+    """Raise Missing where earlier engines, or ranks, of this user have left processes, files or shared memory."""
+    processes, folders, segments = leftover_processes(), leftover_folders(), leftover_segments()
+    pids, files = " ".join(map(str, processes)), [*folders, *segments]
+    left = [f"process{'es' * (len(processes) > 1)} {pids}"] * bool(processes) + folders
+    if segments:
+        left.append(f"{len(segments)} file{'s' * (len(segments) > 1)} in {dev_shm.PATH}, which no process uses")
+    fixes = [f"kill -9 {pids}"] * bool(processes) + [f"rm -r {' '.join(files)}"] * bool(files)
+    if left:
+        raise Missing(f"engines or ranks that were killed have left {', '.join(left)}", "; ".join(fixes))
+
+
+def require_reachable_controller():
+    """Raise Missing where engines on nodes of Slurm would look for the controller on their own localhost."""
+    if "SLURM_JOB_ID" not in os.environ and shutil.which("sinfo") is None:
+        return
+    if (told := os.environ.get(reach.ADDRESS)) and all(map(is_loopback, told.split(","))):
+        if away := [node for node in reach.node_addresses(None)[: reach.ASKED] if not is_here(node)]:
+            raise Missing(
+                f"{reach.ADDRESS}={told} sends the engines of node {away[0]} to their own localhost",
+                f"unset {reach.ADDRESS}, or set it to an address of this machine that the nodes reach",
+            )
+    for path in glob.glob(os.path.join(ipython_dir(), "profile_*", "security", "ipcontroller*-engine.json")):
+        with suppress(OSError, ValueError, KeyError), open(path) as file:
+            told = json.load(file)
+            host = told["interface"].removeprefix("tcp://")
+            if is_loopback(host) and (told["location"] != socket.gethostname() or answers(host, told["registration"])):
+                raise Missing(
+                    f"the controller of {path} listens on {host} of {told['location']}, where engines on other nodes "
+                    "never find it",
+                    'lab.start(4, where="slurm"), or plain ipyparallel with --ip="*" for ipcontroller',
+                )
+
+
+def is_loopback(host):
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host.strip())).is_loopback
+    except OSError:
+        return False
+
+
+def answers(host, port):
+    """Does the controller run that has once written this address?"""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def is_here(node):
+    """Does the name or address belong to this machine? What is sent to oneself leaves from the same address."""
+    try:
+        return reach.source(node) == socket.gethostbyname(node)
+    except OSError:
+        return False
+
+
+def ipython_dir():
+    return os.environ.get("IPYTHONDIR") or os.path.expanduser("~/.ipython")
+
+
+def logs():
+    """What the engines, and all beside them, have said since their last start; "" where none runs or is left."""
+    folder = session_dir.find()[0]
+    said = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.log"))):
+        with suppress(OSError), open(path, errors="replace") as file:
+            said.append(file.read()[-8000:])
+    return "\n".join(said)
+
+
+SYMPTOMS = (
+    Symptom("controller on localhost", look=require_reachable_controller),
+    Symptom("stale cluster", look=require_none_left),
+)
+
+KNOWN = (*TABLE, *SYMPTOMS)
 INDENT = " " * 4
 
 
@@ -38,7 +222,7 @@ class Examination(NamedTuple):
 def doctor():
     """What this machine and build can do, and which known symptoms it has: an Examination, which prints itself."""
     report = features.doctor()
-    return Examination(report, [*found(KNOWN), *told_by(KNOWN, symptoms.logs())])
+    return Examination(report, [*found(KNOWN), *told_by(KNOWN, logs())])
 
 
 def describe(findings):

@@ -6,7 +6,7 @@ r"""The gateway: the process by which engines on other machines appear in the se
 
 Everything on this side is a Unix socket or a file of the session directory, as with engines of this machine, so that
 kernels, keeper and controller need not know where engines are. Everything on the other side is a connection that a node
-has made, encrypted and proved (handshake.py). Its first message says what it is for:
+has made, encrypted and proved (tunnel.py). Its first message says what it is for:
 
     {"role": "job", "node"}                     the steward of the job (steward.py): it starts engines, again and again
     {"role": "engine", "step", "rank", "node"}  the outpost of one engine (outpost.py), which lives as long as that
@@ -27,7 +27,7 @@ import sys
 from contextlib import suppress
 
 from ..features import Missing
-from . import handshake, reach, session_dir, shared_dir, tunnel
+from . import reach, session_dir, tunnel
 
 LOOK, WATCH = 0.02, 0.25  # s between two looks: for a file that is to come, at the state of the job
 
@@ -52,7 +52,7 @@ class Gateway:
 
     def __init__(self, path, key):
         self.path, self.key = path, key
-        self.entrance = handshake.Entrance()
+        self.entrance = tunnel.Entrance()
         self.steward = None  # Steering
         self.steward_came = asyncio.Event()
         self.step = None  # the Step that runs
@@ -65,7 +65,7 @@ class Gateway:
     async def on_node(self, reader, writer):
         """A node has connected."""
         try:
-            await handshake.accept(reader, writer, self.key)
+            await tunnel.prove_accepted(reader, writer, self.key)
         except (OSError, TimeoutError) as error:
             say(f"refused a connection: {error or 'it did not prove itself in time'}")
             return writer.transport.abort()
@@ -197,15 +197,15 @@ async def serve(path, partition):
     """Open the port and the sockets, and write where they are; returns on SIGTERM."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    key, addresses = handshake.new_key(), reach.addresses(partition)
+    key, addresses = tunnel.new_key(), reach.addresses(partition)
     sockets, port = reach.listeners(addresses, reach.ports())
     gateway = Gateway(path, key)
     doors = [asyncio.create_task(gateway.entrance.serve(opened, gateway.on_node)) for opened in sockets]
     await tunnel.serve_unix(session_dir.gateway_socket(path), gateway.on_step)
     watching = asyncio.create_task(gateway.watch_job())
-    with shared_dir.made() as shared:
+    with reach.shared_folder() as shared:
         where = {"addresses": addresses, "port": port}
-        session_dir.write(shared_dir.gateway_file(shared), json.dumps(where | {"key": key}))
+        session_dir.write(reach.shared_gateway_file(shared), json.dumps(where | {"key": key}))
         session_dir.write(session_dir.gateway_file(path), json.dumps(where | {"shared": shared}))
         await ended.wait()
     for task in (watching, *doors):

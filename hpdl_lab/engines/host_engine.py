@@ -6,7 +6,7 @@ Nothing that starts threads, as NumPy does, may be imported before: with threads
 import json
 import os
 
-from . import namespaces
+from . import hosts
 from .hosts import told_in
 
 
@@ -25,7 +25,7 @@ def enter(path, number):
     with open(told_in(path)) as file:
         paths = json.load(file)[number]
     for handle in [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]:  # open all first: paths may change
-        namespaces.join(handle)
+        hosts.join_namespace(handle)
         os.close(handle)
     os.chdir(folder)  # with new mounts, a process starts in the root directory
 

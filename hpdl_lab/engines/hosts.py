@@ -17,6 +17,7 @@ With DIRECTORY "-" it only tries: it ends at once, and says what is in the way.
 Nothing that starts threads, as NumPy does, may be imported here: with threads, no user namespace can be entered.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -24,8 +25,51 @@ import socket
 import subprocess
 import sys
 
-from . import namespaces
-from .link import Link
+from .layout import Link
+
+MOUNTS, NAMES, USERS, NETWORK = 0x00020000, 0x04000000, 0x10000000, 0x40000000  # CLONE_NEW... of linux/sched.h
+BIND, RECURSIVE, PRIVATE = 1 << 12, 1 << 14, 1 << 18  # MS_... of linux/mount.h
+SET_PDEATHSIG = 1  # linux/prctl.h
+
+SYSTEM = ctypes.CDLL(None, use_errno=True)
+
+
+def system_call(name, *arguments):
+    """Call `name` of the C library. Raises OSError that names the call."""
+    if getattr(SYSTEM, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def unshare(kinds):
+    """Put this process into new namespaces of `kinds`."""
+    system_call("unshare", kinds)
+
+
+def join_namespace(handle):
+    """Enter the namespace that is open as `handle`."""
+    system_call("setns", handle, 0)
+
+
+def join_namespace_at(path):
+    """Enter the namespace at `path`."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        join_namespace(handle)
+    finally:
+        os.close(handle)
+
+
+def mount(source, target, kind=None, flags=0):
+    """Mount `source` on `target`, for this mount namespace."""
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    system_call("mount", *encoded, ctypes.c_ulong(flags), None)
+
+
+def die_with_parent():
+    """Be killed when the parent process ends."""
+    system_call("prctl", SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
 
 SUBNET = "10.77.0"
 INTERFACE = "net0"  # of every host
@@ -58,7 +102,7 @@ class Switch:
         self.link, self.ip, self.tc = link, ip, tc
         self.held = []  # open files, each of which keeps a namespace
         self.users = [f"/proc/{os.getpid()}/ns/user"] if enter_new_namespaces() else []
-        namespaces.mount("none", "/", flags=namespaces.PRIVATE | namespaces.RECURSIVE)
+        mount("none", "/", flags=PRIVATE | RECURSIVE)
         self.mounts, self.network = self.hold("mnt"), self.hold("net")
         batch(ip, "link add switch type bridge", f"link set switch mtu {MTU} up")
 
@@ -69,7 +113,7 @@ class Switch:
 
     def add_host(self, number):
         """Make host `number` and join it to the switch; returns the paths of its namespaces."""
-        namespaces.unshare(namespaces.NETWORK | namespaces.NAMES)
+        unshare(NETWORK | NAMES)
         socket.sethostname(f"host{number}")
         paths = [*self.users, self.mounts, self.hold("net"), self.hold("uts")]
         for name, value in (SETTINGS | self.link.windows()).items():
@@ -78,7 +122,7 @@ class Switch:
         veth = f"name {INTERFACE} mtu {MTU} type veth peer name port{number} mtu {MTU} netns {self.network}"
         batch(self.ip, "link set lo up", f"link add {veth}", f"addr add {SUBNET}.{number + 1}/24 dev {INTERFACE}")
         self.shape(INTERFACE)
-        namespaces.join_path(self.network)
+        join_namespace_at(self.network)
         batch(self.ip, f"link set port{number} master switch")
         self.shape(f"port{number}")
         return paths
@@ -91,18 +135,18 @@ class Switch:
 
 def enter_new_namespaces():
     """New namespaces for the switch; returns whether that took a user namespace too, in which this user is root."""
-    kinds = namespaces.NETWORK | namespaces.MOUNTS
+    kinds = NETWORK | MOUNTS
     try:
-        namespaces.unshare(kinds)
+        unshare(kinds)
         return False
     except PermissionError:
         pass
     uid, gid = os.geteuid(), os.getegid()
     try:
-        namespaces.unshare(namespaces.USERS)
+        unshare(USERS)
         for name, value in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             write(f"/proc/self/{name}", value)
-        namespaces.unshare(kinds)
+        unshare(kinds)
     except OSError as error:
         raise Refused(REFUSED.format(why=error.strerror)) from None
     return True
@@ -113,7 +157,7 @@ def write_names(path, count):
     write(file := os.path.join(path, "hosts.names"), "127.0.0.1 localhost\n")
     with open(file, "a") as names:
         names.writelines(f"{SUBNET}.{number + 1} host{number}\n" for number in range(count))
-    namespaces.mount(file, "/etc/hosts", flags=namespaces.BIND)
+    mount(file, "/etc/hosts", flags=BIND)
 
 
 def write(file, text):
@@ -140,7 +184,7 @@ def main():
         hosts = [switch.add_host(number) for number in range(count)]
     except (Refused, OSError) as error:
         raise SystemExit(str(error)) from None
-    namespaces.die_with_parent()  # a new user namespace has cleared what the keeper had set
+    die_with_parent()  # a new user namespace has cleared what the keeper had set
     ready = told_in(path)
     write(f"{ready}.new", json.dumps(hosts))
     os.rename(f"{ready}.new", ready)

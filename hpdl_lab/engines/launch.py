@@ -4,16 +4,80 @@ Under MPICH the ranks are started by its forker, not by hydra: the forker makes 
 over socket pairs, where hydra listens on every network interface, and what serves a notebook must stay on this machine.
 """
 
+import json
 import os
 import subprocess
 import sys
+import time
 
 from .. import features
 from ..features import dev_shm, gpu
-from . import link, session_dir, slurm
+from . import diagnosis, hosts, session_dir, slurm
 from .errors import EngineError
 from .hosts import INTERFACE
-from .layout import Layout
+from .layout import Layout, parse_link
+
+START_SECONDS = 60  # a cold disk and a busy machine included
+
+
+class Launching:
+    """Starts what `layout` wants in the session directory `path`, as children of the keeper."""
+
+    def __init__(self, path, layout, keeper):
+        self.path, self.layout, self.keeper = path, layout, keeper
+        self.started = []  # names of processes
+
+    def go(self):
+        """Start hosts or a job, where they are wanted, then engines; in a Slurm job, %px's controller as well.
+
+        Raises: EngineError when one of them ends, or has not come so far in time.
+        """
+        dev_shm.remove_abandoned()
+        if self.layout.hosts:
+            self.spawn("hosts", hosts_argv(self.path, self.layout))
+            self.wait_for([hosts.told_in(self.path)])
+        if self.layout.where == "slurm":
+            slurm.prepare(self)
+            self.open_px()  # outposts want to know its sockets at once
+        self.spawn("engines", engines_argv(self.path, self.layout))
+        session_dir.write(session_dir.session_file(self.path), json.dumps(self.layout._asdict()))
+        seconds = slurm.START_SECONDS if self.layout.where == "slurm" else START_SECONDS
+        self.wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.layout.n)], seconds)
+        self.keeper.ask("ready")
+
+    def open_px(self):
+        """Start ipyparallel's controller, for %px."""
+        self.spawn("controller", controller_argv())
+
+    def spawn(self, name, argv, **options):
+        """Have the keeper start process `name`. options: see keeper.py."""
+        env = environment(self.path, self.layout, self.keeper.pid)
+        log = session_dir.log_file(self.path, name)
+        self.keeper.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log, **options)
+        self.started.append(name)
+
+    def wait_for(self, files, seconds=START_SECONDS):
+        """Return when all `files` are there, which the processes make that were started."""
+        give_up = time.monotonic() + seconds
+        look = 0.0
+        while not all(map(os.path.exists, files)):
+            time.sleep(0.01)
+            now = time.monotonic()
+            if now > look:
+                look = now + 0.25
+                ended = self.ended()
+                if told := slurm.ended(self.path):
+                    raise EngineError(told)
+                ranks = range(self.layout.n)
+                dead = [rank for rank in ranks if os.path.exists(session_dir.exit_file(self.path, rank))]
+                if ended or dead or now > give_up:
+                    raise EngineError(diagnosis.start_failure(self.path, self.layout.n, ended, seconds))
+
+    def ended(self):
+        """Names of the processes that were started and have ended."""
+        running = self.keeper.ask("status")["running"]
+        return [name for name in self.started if name not in running]
+
 
 FORKER = ".gforker"  # of MPICH: "mpiexec.gforker"
 
@@ -132,7 +196,7 @@ def hosts_argv(path, layout):
         commands = features.network_commands()
     except features.Missing as error:
         raise EngineError(str(error)) from None
-    bits = link.parse(layout.link).bits
+    bits = parse_link(layout.link).bits
     return [sys.executable, "-m", "hpdl_lab.engines.hosts", path, str(layout.hosts), str(bits), *commands]
 
 

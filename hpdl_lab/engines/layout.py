@@ -1,9 +1,110 @@
 """How a cluster is laid out: how many engines, where (here, on emulated hosts, in a Slurm job), on which device."""
 
+import re
 from typing import NamedTuple
 
-from . import link as links
-from . import slurm_options
+QUEUE_SECONDS = 600  # s in the queue, unless said otherwise
+TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # as `man sbatch` lists them
+NAME = re.compile(r"[^\s\x00-\x1f]+")
+NAMED = ("partition", "account", "qos", "reservation")
+NUMBERS = ("nodes", "gpus", "wait")
+NAMES = (*NAMED, *NUMBERS, "time")
+EXAMPLE = 'lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1, time="1:00:00")'
+
+
+def checked_job_options(said, n):
+    """`said` of the job of `n` engines, fit for JSON: {one of NAMES: value}.
+
+    partition, account, qos, reservation: as the site names them.
+    nodes: that share the engines evenly. gpus: for each engine.
+    time: of the job; minutes, or as Slurm spells it, such as "1:30:00".
+    wait: seconds that the job may wait in the queue before it is given up; default 600.
+
+    Raises: ValueError with the numbers.
+    """
+    for name, value in said.items():
+        if name in NAMED and not (isinstance(value, str) and NAME.fullmatch(value)):
+            raise ValueError(f"{name}={value!r}: a name without blanks is needed, as in {EXAMPLE}")
+        if name in NUMBERS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r}: a whole number from 1 on is needed, as in {EXAMPLE}")
+    if said.get("nodes", 1) > n:
+        raise ValueError(f"nodes={said['nodes']}: {n} engines can share {n} nodes at most")
+    time = said.get("time", 1)
+    if isinstance(time, bool) or not TIME.fullmatch(str(time)):
+        raise ValueError(f'time={time!r}: minutes, "hours:minutes:seconds" or "days-hours" are needed, as in {EXAMPLE}')
+    return said | {"time": str(time)} if "time" in said else said
+
+
+def sbatch_arguments(n, options):
+    """The options of sbatch for `n` engines; `options` as `checked` returns them."""
+    found = [f"--ntasks={n}"]
+    found += [f"--{name}={options[name]}" for name in (*NAMED, "time") if name in options]
+    if nodes := options.get("nodes"):
+        found += [f"--nodes={nodes}", f"--ntasks-per-node={-(-n // nodes)}"]
+    if "gpus" in options:
+        found.append(f"--gpus-per-task={options['gpus']}")
+    return found
+
+
+def queue_seconds(options):
+    """Seconds that the job may wait."""
+    return options.get("wait", QUEUE_SECONDS)
+
+
+UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}  # bit/s
+SLOWEST, FASTEST = 10**6, 10**11  # bit/s: slower, engines do not start in time; no processor moves more
+
+LATE_S = 0.5e-3  # s: timers may come that late
+LARGEST_PACKET, SMALLEST_PACKET = 65_536, 9_000  # bytes that TCP may hand over at once, to be cut by the interface
+HEADERS = 2_500  # bytes, of the parts of the largest packet
+WINDOW_S, SMALLEST_WINDOW = 2e-3, 256 << 10  # s, bytes: that may be under way between two hosts
+QUEUE_NBYTES = 64 << 20  # room for the windows of all senders to one host: nothing is lost, as under flow control
+
+
+class Link(NamedTuple):
+    """A link of `bits` per second in each direction."""
+
+    bits: int
+
+    @property
+    def bandwidth(self):
+        """Bytes per second."""
+        return self.bits / 8
+
+    @property
+    def packet(self):
+        """Bytes of the largest packet that TCP hands over: a slow link would be one packet's for too long."""
+        return min(max(int(self.bandwidth * LATE_S), SMALLEST_PACKET), LARGEST_PACKET)
+
+    @property
+    def burst(self):
+        """Bytes that may pass at once after a pause."""
+        return max(self.packet + HEADERS, int(self.bandwidth * LATE_S))
+
+    def tbf(self):
+        """Arguments of `tc qdisc`: the token bucket that shapes one direction."""
+        return f"tbf rate {self.bits}bit burst {self.burst} limit {QUEUE_NBYTES}"
+
+    def windows(self):
+        """Files in /proc/sys/net and what they hold: how much TCP may have under way."""
+        most = max(SMALLEST_WINDOW, int(self.bandwidth * WINDOW_S))
+        return {"ipv4/tcp_rmem": f"4096 131072 {most}", "ipv4/tcp_wmem": f"4096 65536 {most}"}
+
+    def __str__(self):
+        unit = next(unit for unit in reversed(UNITS) if self.bits >= UNITS[unit])
+        return f"{self.bits / UNITS[unit]:.12g}{unit}"
+
+
+def parse_link(text):
+    """ "1gbit" -> Link(1000000000). Raises ValueError with the spelling that is wanted."""
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([kmg]bit)", text.strip().lower()) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f'link={text!r}: a speed as tc spells it is needed, such as "100mbit", "1gbit" or "10gbit"')
+    link = Link(round(float(found[1]) * UNITS[found[2]]))
+    if not SLOWEST <= link.bits <= FASTEST:
+        raise ValueError(f"link={text!r}: from {Link(SLOWEST)} to {Link(FASTEST)} can be emulated")
+    return link
+
 
 PLACES = ("local", "emulated", "slurm")
 DEVICES = ("cpu", "cuda")
@@ -14,7 +115,7 @@ DEFAULT_LINK = "1gbit"
 class Layout(NamedTuple):
     """n: engines. where: of PLACES. hosts, link: of emulated hosts, else 0 and "". device: of DEVICES.
 
-    job: what is asked of Slurm, as slurm_options.checked returns it; {} elsewhere.
+    job: what is asked of Slurm, as layout.checked_job_options returns it; {} elsewhere.
     """
 
     n: int
@@ -47,14 +148,14 @@ class Layout(NamedTuple):
 def wanted(n, where=None, link=None, hosts=None, device=None, running=None, **job):
     """The Layout that was asked for; what was not said stays as it is in `running`, or is the default.
 
-    job: what is asked of Slurm: see slurm_options.checked.
+    job: what is asked of Slurm: see layout.checked_job_options.
     Raises: ValueError for what makes no sense; whether this machine can do it, launch.check says.
     """
     check_whole(n, "the number of engines", "lab.start(4)")
     if n < 1:
         raise ValueError(f"{n} engines cannot do anything: start at least 1, as in lab.start(4)")
-    if unknown := set(job) - set(slurm_options.NAMES):
-        raise TypeError(f"unknown: {', '.join(sorted(unknown))}=; Slurm is asked by {', '.join(slurm_options.NAMES)}")
+    if unknown := set(job) - set(NAMES):
+        raise TypeError(f"unknown: {', '.join(sorted(unknown))}=; Slurm is asked by {', '.join(NAMES)}")
     job = {name: value for name, value in job.items() if value is not None}
     place = choice("where", where, PLACES) or (running.where if running else None) or implied(link, hosts, job)
     if place != "slurm" and job:
@@ -64,7 +165,7 @@ def wanted(n, where=None, link=None, hosts=None, device=None, running=None, **jo
     same = running if running and running.where == place else None
     device = choice("device", device, DEVICES) or (running.device if running else "cuda" if job.get("gpus") else "cpu")
     if place == "slurm":
-        job = slurm_options.checked((same.job if same else {}) | job, n)
+        job = checked_job_options((same.job if same else {}) | job, n)
         return Layout(n, place, device=device, job=job)
     if place == "local":
         return Layout(n, device=device)
@@ -73,7 +174,7 @@ def wanted(n, where=None, link=None, hosts=None, device=None, running=None, **jo
     check_whole(hosts, "the number of hosts", 'lab.start(4, where="emulated")')
     if not 1 <= hosts <= min(n, MOST_HOSTS):
         raise ValueError(f"hosts={hosts}: from 1 to {min(n, MOST_HOSTS)} hosts can share {n} engines")
-    link = str(links.parse(link if link is not None else same.link if same else DEFAULT_LINK))
+    link = str(parse_link(link if link is not None else same.link if same else DEFAULT_LINK))
     return Layout(n, place, hosts, link, device)
 
 

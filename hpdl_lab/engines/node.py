@@ -4,7 +4,7 @@ import json
 import os
 import socket
 
-from . import handshake, tunnel
+from . import tunnel
 
 EACH = 8.0  # s for each address of the gateway: packets to a closed port may vanish
 UNSEEN, UNREACHED = 66, 67  # exit codes of a job: the node does not see the shared folder; it cannot reach the gateway
@@ -30,7 +30,7 @@ async def dial(told, **hello):
     tried = []
     for address in told["addresses"]:
         try:
-            peer = tunnel.Steering(*await handshake.connect(address, told["port"], told["key"], EACH))
+            peer = tunnel.Steering(*await tunnel.connect_proved(address, told["port"], told["key"], EACH))
         except (OSError, TimeoutError) as error:
             tried.append(f"{address}: {getattr(error, 'strerror', '') or error or f'no answer within {EACH:g} s'}")
             continue

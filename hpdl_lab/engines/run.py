@@ -8,14 +8,80 @@ engines then. Where a rank has died they have to be replaced anyway, so that is 
 
 import selectors
 import signal
+import sys
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
 
 from ..comm.errors import name_ranks
-from . import frames
-from .output import Collapser
+from . import client
 from .states import States
+
+PATIENCE = 0.3  # seconds that a line waits for the other ranks to say the same
+
+
+class Collapser:
+    """Gathers the lines of `ranks` and prints those that agree together.
+
+    A line is printed when every rank that still runs has one to compare it with, or when it has waited for `PATIENCE`.
+    """
+
+    def __init__(self, ranks, clock=time.monotonic):
+        self.clock = clock
+        self.lines = {rank: deque() for rank in ranks}  # rank -> (time, stream, line)
+        self.running = set(ranks)
+
+    def add(self, rank, stream, text):
+        """Take `text` of `rank`, one or more lines for `stream`, "stdout" or "stderr"."""
+        now = self.clock()
+        for line in text.rstrip("\n").split("\n"):
+            self.lines[rank].append((now, stream, line))
+
+    def finish(self, rank):
+        """`rank` will say nothing more."""
+        self.running.discard(rank)
+
+    def flush(self, everything=False):
+        """Print what is ready."""
+        if not any(self.lines.values()):
+            return
+        waiting = [len(queue) for rank, queue in self.lines.items() if queue or rank in self.running]
+        common, limit = min(waiting), self.clock() - PATIENCE
+        ready = {}
+        for rank, queue in self.lines.items():
+            count = len(queue) if everything else max(common, sum(t <= limit for t, _, _ in queue))
+            ready[rank] = [queue.popleft()[1:] for _ in range(min(count, len(queue)))]
+        for stream, text in collapse(ready):
+            print(text, file=getattr(sys, stream), flush=True)
+
+
+def collapse(said):
+    """What to print for {rank: [(stream, line)]}: [(stream, text)].
+
+    Lines are compared by position. Neighboring lines that are shared by the same ranks stay together.
+    """
+    blocks = []  # {(ranks, stream): [lines]}, one for each stretch of lines with the same agreement
+    for position in range(max(map(len, said.values()))):
+        agreeing = {}
+        for rank, lines in said.items():
+            if position < len(lines):
+                agreeing.setdefault(lines[position], []).append(rank)
+        block = {(tuple(ranks), stream): [line] for (stream, line), ranks in agreeing.items()}
+        if blocks and blocks[-1].keys() == block.keys():
+            for who, lines in block.items():
+                blocks[-1][who] += lines
+        else:
+            blocks.append(block)
+    said = [(stream, ranks, lines) for block in blocks for (ranks, stream), lines in block.items()]
+    return [(stream, attributed(ranks, lines)) for stream, ranks, lines in said if any(map(str.strip, lines))]
+
+
+def attributed(ranks, lines):
+    """ "ranks 0-2 say hello", and below each other where there are several lines."""
+    who = f"{name_ranks(ranks)} {'says' if len(ranks) == 1 else 'say'}"
+    return f"{who} {lines[0]}" if len(lines) == 1 else "\n".join([f"{who}:", *(f"    {line}" for line in lines)])
+
 
 GRACE = 1.0  # seconds for the others to fail in their own way, with the better message, once a rank has failed
 AGAIN = 0.3  # seconds between two interrupts: a bare `except:` in the attendee's loop may have swallowed the first
@@ -91,7 +157,7 @@ class Run:
                 self.breakable = True
                 if self.stopped:
                     raise KeyboardInterrupt
-                self.engines[rank].send(frames.TASK, task)
+                self.engines[rank].send(client.TASK, task)
             except OSError:
                 continue  # it has died: its connection says so next
             except KeyboardInterrupt:  # half a task may be on its way: the engine drops it with the connection
@@ -119,13 +185,13 @@ class Run:
                 return
 
     def _take(self, rank, kind, content):
-        if kind == frames.TEXT:
+        if kind == client.TEXT:
             self.output.add(rank, *content)
-        elif kind == frames.ROW:
+        elif kind == client.ROW:
             self._row(content)
-        elif kind == frames.STATE:
+        elif kind == client.STATE:
             self.states.take(rank, content)
-        elif kind == frames.DONE:
+        elif kind == client.DONE:
             self.outcomes[rank] = self.engines[rank].clock.moved(content)
             self.states.take(rank, content["state"])
             self.pending.discard(rank)
@@ -152,7 +218,7 @@ class Run:
         self.dead.append(rank)
         for other in self.pending:  # which may be on other hosts, where nobody sees it
             with suppress(OSError):
-                self.engines[other].send(frames.DEAD, self.engines[rank].rank)
+                self.engines[other].send(client.DEAD, self.engines[rank].rank)
         self._failed()
 
     def _failed(self):
@@ -209,4 +275,4 @@ class Run:
         self.seconds = self.seconds or self.repeated_at - self.started_at
         for rank in self.pending:
             with suppress(OSError):  # it has died: its connection says so next
-                self.engines[rank].send(frames.INTERRUPT, self.number)
+                self.engines[rank].send(client.INTERRUPT, self.number)

@@ -14,7 +14,7 @@ import threading
 
 from ..comm.mpi import HOST, machine_id
 from ..trace import now_ns
-from . import frames
+from . import client
 from .states import told_by
 from .task import execute, interrupted
 
@@ -94,7 +94,7 @@ class Server:
 
     def _accept(self, listener):
         kernel = KernelConnection(listener.accept()[0])
-        kernel.send(frames.HELLO, describe(self.rank))
+        kernel.send(client.HELLO, describe(self.rank))
         self._selector.register(kernel.socket, selectors.EVENT_READ, lambda: self._receive(kernel))
 
     def _receive(self, kernel):
@@ -108,16 +108,16 @@ class Server:
             self._interrupt(kernel, None)
             return
         for kind, content in kernel.reader.feed(data):
-            if kind == frames.TASK:
+            if kind == client.TASK:
                 self._tasks.add((kernel, content["run"]))
                 self.submit(functools.partial(self._run, kernel, content))
-            elif kind == frames.PX:
+            elif kind == client.PX:
                 if not self._px_wanted:
                     self._px_wanted = True
                     self._jobs.put(None)
-            elif kind == frames.STATE:
-                kernel.send(frames.STATE, self._told() | {"asked": content})
-            elif kind == frames.DEAD:
+            elif kind == client.STATE:
+                kernel.send(client.STATE, self._told() | {"asked": content})
+            elif kind == client.DEAD:
                 self.session.board.mourn(content)
             else:
                 self._interrupt(kernel, content)
@@ -164,7 +164,7 @@ class Server:
             self._tasks.discard(key)
             self._cancelled.discard(key)
             self._leave(task["run"])
-        kernel.send(frames.DONE, outcome | {"state": self._told()})
+        kernel.send(client.DONE, outcome | {"state": self._told()})
         self.answered.set()
 
     def _leave(self, run):
@@ -181,7 +181,7 @@ class KernelConnection:
 
     def __init__(self, connection):
         self.socket = connection
-        self.reader = frames.Reader()
+        self.reader = client.Reader()
         self.gone = False
         self._lock = threading.Lock()  # a task may report from threads of its own
 
@@ -190,7 +190,7 @@ class KernelConnection:
 
         SIGINT waits until the message is out: half a message would end the connection.
         """
-        message = frames.pack(kind, content)
+        message = client.pack(kind, content)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with self._lock:

@@ -14,9 +14,52 @@ import sys
 import time
 from contextlib import suppress
 
-from . import diagnosis, session_dir, shared_dir, slurm_job, step
+from . import diagnosis, reach, session_dir, slurm_job, step
 from .errors import EngineError
-from .queue_line import QueueLine
+
+
+class QueueLine:
+    """`with QueueLine() as line: line.show(text)`, again and again while the job waits."""
+
+    def __init__(self):
+        self._began = time.monotonic()
+        self._shown = None
+        self._handle = None
+
+    def __enter__(self):
+        return self
+
+    def show(self, text):
+        """Show the sentence `text`, to which the seconds so far are added in a notebook."""
+        if not in_notebook():
+            if text != self._shown:
+                print(f"{text}. Ctrl-C ends the wait, and the job.", flush=True)
+            self._shown = text
+            return
+        line = f"{text}. {time.monotonic() - self._began:.0f} s so far; the stop button ends the wait, and the job."
+        if line == self._shown:
+            return
+        self._shown = line
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display({"text/plain": line}, raw=True, display_id=True)
+        else:
+            self._handle.update({"text/plain": line}, raw=True)
+
+    def __exit__(self, *exc):
+        """In a notebook the line goes away."""
+        if self._handle is not None:
+            self._handle.update({"text/plain": ""}, raw=True)
+
+
+def in_notebook():
+    """Whether this process is the kernel of a notebook."""
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
 
 JOB = ("gateway", "job")
 START_SECONDS = 240  # all nodes read the same files of one file system, some for the first time
@@ -51,7 +94,7 @@ def prepare(launching):
         launching.wait_for([session_dir.gateway_file(path)])
         with open(session_dir.gateway_file(path)) as file:
             shared = json.load(file)["shared"]
-        steward = [sys.executable, "-m", "hpdl_lab.engines.steward", shared_dir.gateway_file(shared)]
+        steward = [sys.executable, "-m", "hpdl_lab.engines.steward", reach.shared_gateway_file(shared)]
         argv = slurm_job.argv(path, launching.layout.n, launching.layout.job, steward, shared)
         launching.spawn("job", argv, farewell=JOB_FAREWELL)
     with QueueLine() as line:

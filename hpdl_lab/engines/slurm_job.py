@@ -11,34 +11,283 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import secrets
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
-from . import session_dir, slurm_options, slurm_queue, slurm_reasons
+from . import layout, session_dir
+
+NO_SLURM = (
+    "this machine has no command sbatch, so it cannot ask Slurm for engines: use a login node of the cluster, "
+    "or engines of this machine, lab.start({n})"
+)
+FULL = "temporarily unable to accept job"  # after which sbatch tries again and again
+REFUSED = (  # what sbatch says -> the cause and the remedy; {partitions}: those of the site, {slurm}: what it said
+    (
+        FULL,
+        "its queue is full, for everybody: try again when other jobs have ended, or use engines of this machine, "
+        "lab.start({n})",
+    ),
+    (
+        "job submit limit|Job violates accounting/QOS policy",
+        "you have as many jobs, or ask for as much, as this account may ({slurm}): end other jobs (squeue --me, "
+        "scancel), or ask for fewer engines, fewer nodes or less time",
+    ),
+    ("[Ii]nvalid partition", "it has no such partition; there are: {partitions}"),
+    (
+        "partition not available",
+        "this partition takes no jobs now, or none of yours ({slurm}); there are: {partitions}",
+    ),
+    ("[Ii]nvalid account", "the account, or this account in this partition, is not yours to use: sacctmgr show assoc"),
+    ("[Ii]nvalid qos", "there is no such QOS for your account: sacctmgr show assoc format=account,qos"),
+    ("reservation", "this reservation does not exist now, or is not for you: scontrol show reservation"),
+    ("time limit", "the time is more than this partition grants: ask for less with time=, see sinfo --format='%P %l'"),
+    ("Memory specification", "no node has so much memory: see sinfo --format='%P %m'"),
+    (
+        "node configuration is not available|[Nn]ode count|More processors|[Ii]nvalid generic resource|CPU count",
+        "no nodes of this partition have what is asked for, {asked}: see sinfo --format='%P %D nodes, %c CPUs, %G'",
+    ),
+    (
+        "Unable to contact|connect failure|Connection refused|timed out|establish a configuration source",
+        "slurmctld, which takes jobs, does not answer: try again in a minute, and tell the administrators if it stays "
+        "so; meanwhile engines of this machine: lab.start({n})",
+    ),
+    (
+        "authentication|munge|credential",
+        "this machine is not trusted by Slurm ({slurm}): munge has to run here with the key of the site",
+    ),
+)
+
+WAITS = {  # the reason of a job that waits, as squeue prints it -> what it waits for
+    "None": "Slurm has not looked at it yet",
+    "Priority": "jobs before it come first",
+    "Resources": "the nodes, or the CPUs and GPUs in them, are in use",
+    "Reservation": "its reservation has not begun",
+    "BeginTime": "it is to begin later",
+    "NodeDown": "a node that it needs is down",
+    "QOSMaxJobsPerUserLimit": "you have as many jobs running as this QOS allows",
+    "QOSMaxCpuPerUserLimit": "you use as many CPUs as this QOS allows",
+    "QOSGrpNodeLimit": "this QOS uses as many nodes as it may",
+    "AssocGrpCpuLimit": "your account uses as many CPUs as it may",
+    "AssocMaxJobsLimit": "you have as many jobs running as your account allows",
+    "Licenses": "a license that it needs is in use",
+}
+
+NEVER = {  # reasons that no waiting ends -> the remedy
+    "PartitionTimeLimit": "its time is more than the partition grants: ask for less with time=",
+    "PartitionNodeLimit": "it asks for more nodes than the partition has or grants: ask for fewer with nodes=",
+    "PartitionConfig": "it asks for more than all nodes of the partition have: ask for fewer engines",
+    "PartitionDown": "the partition is closed: choose another with partition=, see sinfo",
+    "PartitionInactive": "the partition is closed: choose another with partition=, see sinfo",
+    "BadConstraints": "no node has what it asks for: ask for fewer engines, nodes or GPUs",
+    "InvalidAccount": "its account is not valid: sacctmgr show assoc",
+    "InvalidQOS": "its QOS is not valid for your account: sacctmgr show assoc format=account,qos",
+    "AccountNotAllowed": "the partition is not open to its account: choose another with partition= or account=",
+    "QOSNotAllowed": "the partition is not open to its QOS: choose another with partition= or qos=",
+    "ReservationDeleted": "its reservation has been deleted: scontrol show reservation",
+    "JobHeldAdmin": "an administrator holds it",
+    "JobHeldUser": "it is held: scontrol release",
+    "JobLaunchFailure": "it could not be started on the nodes, and Slurm holds it: tell the administrators",
+}
+NEVER_PATTERN = re.compile(r"(QOS|Assoc)Max\w+Per(Job|Node)Limit")  # a limit that this one job exceeds by itself
+
+ENDED = {  # the state of a job that has ended -> the sentence's end
+    "CANCELLED": "was cancelled, with scancel or by an administrator",
+    "TIMEOUT": "reached its time limit of {limit} (hours:minutes:seconds): ask for more with time=",
+    "DEADLINE": "reached its deadline",
+    "NODE_FAIL": "was ended by Slurm because a node failed{failed}",
+    "BOOT_FAIL": "was ended by Slurm because a node did not boot",
+    "OUT_OF_MEMORY": "took more memory than it was given: start fewer engines on a node (nodes=), "
+    "or set SBATCH_MEM_PER_CPU, such as 4G, before",
+    "PREEMPTED": "had to make room for a job that comes first",
+    "REVOKED": "was moved to another cluster",
+}
+
+NOT_SHARED, NOT_REACHED = 66, 67  # exit codes of the engines' side
+BY_EXIT = {  # the exit code of a job that has failed by itself; {log}: the last line that it wrote
+    NOT_SHARED: "the nodes do not see the folder {shared} of this machine: set HPDL_SHARED to a folder that they do, "
+    "for most sites one below the home directory or the scratch file system",
+    NOT_REACHED: "{log}",
+    126: "the nodes cannot run {python}: install this environment where the nodes see it",
+    127: "the nodes do not have {python}: install this environment where the nodes see it",
+}
+NO_OUTPUT_FILE = "0:53"  # how Slurm says that the folder of a job's output is not there
+
+
+def refusal(said, n, asked, partitions):
+    """The sentence for what sbatch printed instead of taking the job.
+
+    Args:    n: engines. asked: the options of sbatch. partitions: a function that returns the names of those there are.
+    """
+    last = said.strip().rpartition("\n")[2] or "nothing"
+    slurm = re.sub(r"^sbatch: (error|fatal): (Batch job submission failed: )?", "", last)
+    for words, remedy in REFUSED:
+        if re.search(words, said):
+            known = {"n": n, "slurm": slurm, "asked": asked}
+            if "{partitions}" in remedy:
+                known["partitions"] = partitions()
+            return f"Slurm refused the job: {remedy.format(**known)}"
+    return f"Slurm refused the job: {slurm}"
+
+
+def waiting(job, ahead, start):
+    """The sentence for a job that waits. job: as `scontrol` shows it; ahead: jobs before it; start: such as "14:05"."""
+    reason = job["Reason"]
+    why = WAITS.get(reason, reason)
+    if reason.startswith("ReqNodeNotAvail"):
+        why = "nodes that it needs are down, or reserved for others"
+    text = f"Slurm job {job['JobId']} waits in partition {job['Partition']}: {why} ({reason})"
+    if ahead:
+        text += f"; {ahead} job{'s' * (ahead > 1)} before it"
+    return text + (f"; Slurm expects it to start at {start}" if start else "")
+
+
+def never(job):
+    """The sentence for a job that will never start as it is; None for one that may."""
+    reason = job["Reason"].partition(",")[0]
+    remedy = NEVER.get(reason)
+    if remedy is None and NEVER_PATTERN.fullmatch(reason):
+        remedy = f"it exceeds a limit ({reason}): ask for fewer engines, fewer nodes or less time"
+    if remedy is None:
+        return None
+    return f"Slurm job {job['JobId']} would never start in partition {job['Partition']}: {remedy}"
+
+
+def ending(job, failed, log, shared, python):
+    """The sentence for a job that has ended.
+
+    Args:    job: as `scontrol` shows it. failed: {node that does not answer: what Slurm says of it}.
+             log: the last line that the job has written. shared: the folder for what machines tell each other.
+    """
+    name, state = f"Slurm job {job['JobId']}", job["JobState"]
+    if state in ENDED:
+        nodes = ", ".join(f"{node} {why}" for node, why in failed.items())
+        return f"{name} {ENDED[state].format(limit=job['TimeLimit'], failed=f': {nodes}' if nodes else '')}"
+    if state == "COMPLETED":
+        return f"{name} ended by itself{f': {log}' if log else ''}"
+    if job["ExitCode"] == NO_OUTPUT_FILE:
+        return f"{name} failed: {BY_EXIT[NOT_SHARED].format(shared=shared)}"
+    code, _, number = job["ExitCode"].partition(":")
+    if int(code) in BY_EXIT:
+        return f"{name} failed: {BY_EXIT[int(code)].format(log=log, shared=shared, python=python)}"
+    if number != "0":
+        known = int(number) in set(signal.Signals)
+        how = f"was killed by signal {number}{f' ({signal.Signals(int(number)).name})' if known else ''}"
+    else:
+        how = f"ended with exit code {code}" + (f" ({job['Reason']})" if job["Reason"] == "BadConstraints" else "")
+    return f"{name} {how}{f': {log}' if log else ''}"
+
+
+SECONDS = 60  # for one command: without an answer they give up by themselves, after 10 to 20 s
+LOOK_NOW = signal.SIGUSR1
+LOOKED_AT = (signal.SIGTERM, signal.SIGCHLD, LOOK_NOW)
+
+
+class Ended(Exception):
+    """SIGTERM has come."""
+
+
+def block_signals():
+    """From now on signals are looked at where this process waits, in `pause` and `command`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, LOOKED_AT)
+
+
+def pause(seconds):
+    """Wait that long; less when a child ends, or when somebody wants news. Raises Ended."""
+    seen = signal.sigtimedwait(LOOKED_AT, seconds)
+    if seen is not None and seen.si_signo == signal.SIGTERM:
+        raise Ended
+
+
+def slurm_command(argv, text="", hopeless=None):
+    """Run a command with `text` as its input: (exit code, what it printed, what it complained of).
+
+    hopeless: words of a complaint after which it is waited for no longer. Raises Ended, when the command is dead.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(text.encode())
+        given.seek(0)
+        process = subprocess.Popen(argv, stdin=given, stdout=out, stderr=err, preexec_fn=unblock_signals)
+        give_up = time.monotonic() + SECONDS
+        try:
+            while (
+                process.poll() is None
+                and time.monotonic() < give_up
+                and not (hopeless and hopeless in command_output(err))
+            ):
+                pause(0.2)
+        finally:
+            process.kill()
+            process.wait()
+        return process.returncode, command_output(out), command_output(err)
+
+
+def unblock_signals():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LOOKED_AT)
+
+
+def command_output(file):
+    """What a command has written into `file` so far."""
+    return os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace")
+
+
+def slurm_job_record(number):
+    """What Slurm knows of job `number`: {"JobState": "PENDING", ...}; {} when it does not answer; None: forgotten."""
+    code, out, err = slurm_command(["scontrol", "--oneliner", "show", "job", number])
+    if code == 0:
+        return dict(word.split("=", 1) for word in out.split() if "=" in word)
+    return None if "Invalid job id" in err else {}
+
+
+def place(number, partition):
+    """How many jobs wait in `partition` before job `number`, as far as this user may see."""
+    argv = ["squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--sort=-p,i", "--format=%i"]
+    numbers = slurm_command(argv)[1].split()
+    return numbers.index(number) if number in numbers else 0
+
+
+def node_names(nodes):
+    """["n1", "n2"] for "n[1-2]"."""
+    return slurm_command(["scontrol", "show", "hostnames", nodes])[1].split() if nodes else []
+
+
+def failed_nodes(nodes):
+    """{name of a node: why it is down}, of `nodes` such as "n[1-2]"."""
+    states = "--states=DOWN,FAIL,NO_RESPOND,DRAIN"
+    argv = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N %E"]
+    lines = slurm_command(argv)[1].splitlines() if nodes else []
+    return dict(line.split(" ", 1) for line in lines)
+
+
+def partition_names():
+    """The names of all partitions, such as "gpu, short"."""
+    names = slurm_command(["sinfo", "--noheader", "--format=%R"])[1].split()
+    return ", ".join(dict.fromkeys(names)) or "none that you see"
+
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FIRST_LOOK, LAST_LOOK = 0.2, 5.0  # s between two looks at the job; longer and longer while nothing happens
 FORGOTTEN = 3  # looks without the job after which it has ended: slurmctld may have been restarted meanwhile
 CANCEL_SECONDS = 15
 DOUBT = 2.0  # s that a reason lasts which is believed
-LAST = ("COMPLETED", "FAILED", *slurm_reasons.ENDED)  # states that no other follows
+LAST = ("COMPLETED", "FAILED", *ENDED)  # states that no other follows
 
 # The folder is looked for first, by the shell, which every node has.
 SCRIPT = "#!/bin/sh\n[ -r {shared} ] || exit {not_shared}\nexec {command}\n"
 
 
-def argv(path, n, options, command, shared, bound=True):
+def argv(path, n, options, command, shared):
     """The command line of this process.
 
-    path: of the session directory. options: see slurm_options.checked. command: list; the first node runs it once.
-    shared: folder that the nodes see as well; job.log in it is what the job prints. bound: cancel the job when the
-    process that has started this one is killed.
+    path: of the session directory. options: see layout.checked_job_options. command: list; the first node runs it once.
+    shared: folder that the nodes see as well; job.log in it is what the job prints.
     """
-    own = ["bound" if bound else "free", path, str(n), json.dumps(options), shared]
+    own = [path, str(n), json.dumps(options), shared]
     return [sys.executable, "-m", "hpdl_lab.engines.slurm_job", *own, *command]
 
 
@@ -47,9 +296,7 @@ class Job:
 
     def __init__(self, path, n, options, shared, command):
         self.path, self.n, self.options, self.shared, self.python = path, n, options, shared, command[0]
-        self.script = SCRIPT.format(
-            shared=shlex.quote(shared), not_shared=slurm_reasons.NOT_SHARED, command=shlex.join(command)
-        )
+        self.script = SCRIPT.format(shared=shlex.quote(shared), not_shared=NOT_SHARED, command=shlex.join(command))
         self.name = f"hpdl-{secrets.token_hex(4)}"
         self.log = os.path.join(shared, "job.log")
         self.number = ""
@@ -58,27 +305,27 @@ class Job:
 
     def submit(self):
         """Have sbatch take the job; False when it does not, which is told."""
-        asked = slurm_options.arguments(self.n, self.options)
+        asked = layout.sbatch_arguments(self.n, self.options)
         own = ["--parsable", "--no-requeue", "--export=ALL", f"--job-name={self.name}", f"--output={self.log}"]
         try:
-            code, out, err = slurm_queue.command(["sbatch", *own, *asked], self.script, slurm_reasons.FULL)
+            code, out, err = slurm_command(["sbatch", *own, *asked], self.script, FULL)
         except FileNotFoundError:
-            self.tell("ended", text=slurm_reasons.NO_SLURM.format(n=self.n))
+            self.tell("ended", text=NO_SLURM.format(n=self.n))
             return False
         if code != 0 or not out.strip():
             if code < 0:  # it was not waited for any longer: perhaps the job has been taken meanwhile
                 self.cancel()
-            self.tell("ended", text=slurm_reasons.refusal(err, self.n, " ".join(asked), slurm_queue.partitions))
+            self.tell("ended", text=refusal(err, self.n, " ".join(asked), partition_names))
             return False
         self.number = out.strip().partition(";")[0]  # behind it, the cluster's name
         return True
 
     def watch(self):
         """Tell how the job is doing until it has ended, or has waited for too long."""
-        give_up = time.monotonic() + slurm_options.wait(self.options)
+        give_up = time.monotonic() + layout.queue_seconds(self.options)
         interval, missing = FIRST_LOOK, 0
         while True:
-            job = slurm_queue.job(self.number)
+            job = slurm_job_record(self.number)
             missing = missing + 1 if job is None else 0
             if missing == FORGOTTEN:
                 return self.tell("ended", text=f"Slurm knows nothing of job {self.number} any more: it has ended")
@@ -93,18 +340,18 @@ class Job:
                         self.cancel()
                         return self.tell("ended", text=text)
                 elif state == "RUNNING" and before.get("state") != "running":
-                    hosts = slurm_queue.hosts(job["NodeList"])
+                    hosts = node_names(job["NodeList"])
                     text = f"Slurm job {self.number} runs on {', '.join(hosts)}"
                     self.tell("running", text=text, hosts=hosts, partition=job["Partition"])
             interval = FIRST_LOOK if self.told != before else min(1.3 * interval, LAST_LOOK)
-            slurm_queue.pause(interval)
+            pause(interval)
 
     def hopeless(self, job):
         """The sentence for a job that can never start; None for another.
 
         A reason is believed when it lasts: at first Slurm gives reasons of which it thinks better a moment later.
         """
-        text, now = slurm_reasons.never(job), time.monotonic()
+        text, now = never(job), time.monotonic()
         if text is None or text != self.doubt[0]:
             self.doubt = text, now
         return text if now - self.doubt[1] > DOUBT else None
@@ -113,7 +360,7 @@ class Job:
         """The sentence for a job that has waited for too long; "" while it has not."""
         if time.monotonic() < give_up:
             return ""
-        seconds = slurm_options.wait(self.options)
+        seconds = layout.queue_seconds(self.options)
         return (
             f"{self.told['text']}. It was cancelled after {seconds} s in the queue: wait={2 * seconds} waits longer; "
             f"fewer engines, or less time=, may start sooner"
@@ -121,13 +368,13 @@ class Job:
 
     def tell_wait(self, job):
         start = job["StartTime"] if job["StartTime"] != "Unknown" else ""
-        ahead = slurm_queue.place(self.number, job["Partition"])
-        text = slurm_reasons.waiting(job, ahead, start)
+        ahead = place(self.number, job["Partition"])
+        text = waiting(job, ahead, start)
         self.tell("pending", text=text, reason=job["Reason"], start=start, partition=job["Partition"])
 
     def tell_end(self, job):
-        nodes = slurm_queue.failed(job["NodeList"]) if job["JobState"] == "NODE_FAIL" else {}
-        text = slurm_reasons.ending(job, nodes, last_line(self.log), self.shared, self.python)
+        nodes = failed_nodes(job["NodeList"]) if job["JobState"] == "NODE_FAIL" else {}
+        text = ending(job, nodes, last_line(self.log), self.shared, self.python)
         self.tell("ended", text=text, reason=job["Reason"], partition=job["Partition"])
 
     def tell(self, state, text, reason="", start="", partition="", hosts=()):
@@ -146,7 +393,7 @@ class Job:
         argv = ["scancel", f"--name={self.name}", f"--user={os.getuid()}"]
         while time.monotonic() < give_up:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                done = subprocess.run(argv, timeout=CANCEL_SECONDS, preexec_fn=slurm_queue.unblock_signals)
+                done = subprocess.run(argv, timeout=CANCEL_SECONDS, preexec_fn=unblock_signals)
                 if done.returncode == 0:
                     return
             time.sleep(0.5)
@@ -163,19 +410,18 @@ def last_line(log):
 
 
 def main():
-    bound, path, n, options, shared, *command = sys.argv[1:]
-    slurm_queue.block_signals()
-    if bound == "bound":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            return
+    path, n, options, shared, *command = sys.argv[1:]
+    block_signals()
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        return
     os.umask(0o077)
     job = Job(path, int(n), json.loads(options), shared, command)
     try:
         if job.submit():
             job.watch()
-    except slurm_queue.Ended:
+    except Ended:
         job.cancel()
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ..comm.board import Slot
 from ..comm.errors import Wait
-from . import frames
+from . import client
 
 ANSWER = 1.0  # s: on a busy machine a thread waits for a core; one whose interpreter compiled code holds never answers
 
@@ -31,7 +31,7 @@ class States:
         self.question = (self.number, self.question[1] + 1)
         for rank in ranks:
             with suppress(OSError):  # it has died: its connection says so next
-                self.engines[rank].send(frames.STATE, self.question)
+                self.engines[rank].send(client.STATE, self.question)
 
     def take(self, rank, told):
         """A rank has answered, or has ended. told: see `told_by`; an answer says to which question it is, "asked"."""

@@ -17,7 +17,7 @@ from ..comm.errors import CommError
 from ..comm.no_input import no_input
 from ..comm.spelling import name_the_call
 from ..trace import is_the_attendees, now_ns, source_line
-from . import device, frames
+from . import client, device
 from .errors import is_bug
 
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
@@ -37,7 +37,7 @@ def execute(server, kernel, task, cancelled):
                 task["run"],
                 ranks=task["ranks"],
                 deadline=max(GATHER, task["deadline"]),
-                on_row=lambda row: kernel.send(frames.ROW, row),
+                on_row=lambda row: kernel.send(client.ROW, row),
                 make=device.kind_of_this_engine(),
             )
             comm.waiting.deadline, comm.waiting.inject = task["deadline"], task["inject"]
@@ -160,7 +160,7 @@ class Writer(io.TextIOBase):
             self.waiting = ""
 
     def _send(self, text):
-        self.kernel.send(frames.TEXT, (self.stream, text))
+        self.kernel.send(client.TEXT, (self.stream, text))
 
 
 def last_state(line):

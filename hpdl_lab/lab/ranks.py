@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..comm import sim
 from ..comm.network import Network, Ring, Switch, title
-from ..engines import link
+from ..engines import layout
 from ..engines.crew import check_deadline
 from .cluster import injected, run, running
 
@@ -34,7 +34,7 @@ class Place:
     @property
     def link_GBps(self):
         """What a link between two ranks carries, where that is known: 0.125 for 1gbit; else None."""
-        return link.parse(self.link).bandwidth / 1e9 if self.link else None
+        return layout.parse_link(self.link).bandwidth / 1e9 if self.link else None
 
     @property
     def alike(self):

@@ -35,17 +35,20 @@ class Bucket:
     indices: which parameters of the model these are; flat: (N + 1,); views[i]: the part of params[i], in its shape.
     """
 
+    flags = 1  # elements behind the gradients
+
     def __init__(self, comm, params, indices, beside=False):
         """Collective: every rank packs the same parameters. beside: will it be sent by comm.background?"""
         self.params, self.indices = params, indices
-        self.flat = (allocate_beside if beside else allocate)(comm, sum(p.numel() for p in params) + 1, params[0].dtype)
+        n = sum(p.numel() for p in params) + self.flags
+        self.flat = (allocate_beside if beside else allocate)(comm, n, params[0].dtype)
         self.views = self.views_of(self.flat)
         self.empty = False  # is one of the gradients missing?
         self.flag = None  # that of this rank, once packed
 
     def views_of(self, flat):
         """`flat`, cut into parts that have the shapes of the parameters."""
-        parts = flat[:-1].split([p.numel() for p in self.params])
+        parts = flat[: len(flat) - self.flags].split([p.numel() for p in self.params])
         return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
     def put(self, i):

@@ -21,7 +21,7 @@ import pytest
 
 from hpdl_lab import lab
 from hpdl_lab.comm.errors import CommTimeout, RankFailed
-from hpdl_lab.engines import output, session_dir
+from hpdl_lab.engines import session_dir
 from hpdl_lab.engines import slurm as slurm_engines
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
@@ -132,7 +132,7 @@ def test_px_reaches_the_engines(far):
 
 def test_what_ranks_print_and_report_arrives_while_they_run(far, capsys, monkeypatch):
     monkeypatch.setattr(
-        output, "PATIENCE", 60.0
+        "hpdl_lab.engines.run.PATIENCE", 60.0
     )  # so that what all ranks say is said once, however late one of them is
 
     def tell(comm):

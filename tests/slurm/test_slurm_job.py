@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpdl_lab.engines import slurm_job, slurm_queue
+from hpdl_lab.engines import slurm_job
 from tests.slurm.controller import Slurm
 from tests.slurm.watched import Watched
 
@@ -152,7 +152,7 @@ def test_a_job_outlives_a_restart_of_slurmctld(slurm, job):
     watched = job(1, "exec sleep 1000")
     number = watched.told("running")["id"]
     slurm.stop_controller()
-    watched.process.send_signal(slurm_queue.LOOK_NOW)
+    watched.process.send_signal(slurm_job.LOOK_NOW)
     slurm.go_on()
     slurm.ask("scancel", number)
     assert watched.told("ended", hurry=True)["text"].endswith("was cancelled, with scancel or by an administrator")

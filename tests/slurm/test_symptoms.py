@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpdl_lab.engines import reach, symptoms
+from hpdl_lab.engines import doctor, reach
 from hpdl_lab.symptoms import found
 
 pytestmark = pytest.mark.timeout(240)
@@ -17,15 +17,15 @@ def test_an_address_that_nodes_take_for_their_own(slurm, monkeypatch):
     if not slurm.network:
         pytest.skip("no namespaces here: both nodes are this machine, and 127.0.0.1 is right")
     monkeypatch.setenv("HOME", str(slurm.folder))
-    assert found(symptoms.SYMPTOMS[:1]) == []
+    assert found(doctor.SYMPTOMS[:1]) == []
     for told in ("127.0.0.1", "localhost, 127.0.0.2"):
         monkeypatch.setenv(reach.ADDRESS, told)
-        (finding,) = found(symptoms.SYMPTOMS[:1])
+        (finding,) = found(doctor.SYMPTOMS[:1])
         assert finding.name == "controller on localhost"
         assert finding.what.startswith(f"{reach.ADDRESS}={told} sends the engines of node ")
         assert finding.fix.startswith(f"unset {reach.ADDRESS}")
     monkeypatch.setenv(reach.ADDRESS, slurm.network.address)
-    assert found(symptoms.SYMPTOMS[:1]) == []
+    assert found(doctor.SYMPTOMS[:1]) == []
 
 
 def test_the_doctor_works_in_a_job(slurm, monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hpdl_lab.engines import session_dir, slurm_job, slurm_options, slurm_queue
+from hpdl_lab.engines import layout, session_dir, slurm_job
 from tests.slurm.controller import PATIENCE
 
 
@@ -17,7 +17,7 @@ class Watched:
     def __init__(self, folder, n, script, shared=None, **said):
         self.path = str(folder)
         self.shared = str(shared or folder)
-        options = slurm_options.checked(said, n)
+        options = layout.checked_job_options(said, n)
         command = slurm_job.argv(self.path, n, options, ["/bin/sh", "-c", script], self.shared)
         self.process = subprocess.Popen(command)
 
@@ -29,7 +29,7 @@ class Watched:
         give_up, told = time.monotonic() + PATIENCE, {}
         while time.monotonic() < give_up:
             if hurry:
-                self.process.send_signal(slurm_queue.LOOK_NOW)
+                self.process.send_signal(slurm_job.LOOK_NOW)
                 time.sleep(0.2)
             if os.path.exists(file := session_dir.job_file(self.path)):
                 with open(file) as opened:

@@ -50,7 +50,7 @@ import torch
 
 from ...comm.waits import name_ranks
 from ..consensus import FINE, WORDS, Verdict, condition_of, finite_in_float16, require_same_parameters, require_sums_of
-from ..reducer import best_all_reduce, name_of, require_function, result_of
+from ..reducer import best_all_reduce, name_of, require_function, result_of, results_of
 from .timeline import ALLREDUCE, MEMCPY_IN, MEMCPY_OUT, MPI_ALLREDUCE, NEGOTIATE, RANK_READY
 
 
@@ -317,7 +317,7 @@ class Fusion:
         if self.cache is not None:
             while self._started < len(self.cache):
                 self._start_next()
-            wait_for_all(self._works)
+            results_of(self._works)
             if self._cache_lies:
                 self.cache = None
         if self.cache is None:
@@ -428,18 +428,6 @@ class Fusion:
         if self.timeline:
             for i in indices:
                 comm.trace.add(comm.trace.step(), f"{name} {self.names[i]}", begun, comm.trace.clock())
-
-
-def wait_for_all(works):
-    """Wait for each of them, so that none is forgotten, and raise what the first one that failed has raised."""
-    errors = []
-    for work in works:
-        try:
-            work.wait()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
 
 
 def DistributedOptimizer(optimizer, comm, named_parameters=None, **fusion):

@@ -30,8 +30,7 @@ from ..pipeline.model import holders
 from ..pipeline.run_schedule import routes
 from ..reducer import (
     MIB,
-    allocate,
-    allocate_beside,
+    Bucket,
     assign_buckets,
     best_all_reduce,
     by_dtype,
@@ -86,16 +85,10 @@ def reduce_gradients(mesh, parameters):
 LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those of parallel/reducer.py
 
 
-class Bucket:
-    """Parameters of one dtype whose gradients are one flat tensor.   missing: how many of them are not complete."""
+class AccumulatingBucket(Bucket):
+    """A bucket that autograd adds to in place, over all micro-batches.   missing: gradients that are not complete."""
 
-    def __init__(self, comm, params, beside):
-        """Collective over `comm`."""
-        self.params = params
-        count = sum(p.numel() for p in params)
-        self.flat = (allocate_beside if beside else allocate)(comm, count, params[0].dtype)
-        parts = self.flat.split([p.numel() for p in params])
-        self.views = [part.view(p.shape) for part, p in zip(parts, params, strict=True)]
+    flags = 0
 
     def begin(self):
         """A new step: autograd adds to zeros, in place."""
@@ -115,8 +108,7 @@ class Bucket:
         """Make the sums over ranks the parameters' gradients. total: what all_reduce has returned."""
         if total.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(total)
-        for param, view in zip(self.params, self.views, strict=True):
-            param.grad = view
+        super().hand_back(self.flat)
 
 
 class Group:
@@ -130,7 +122,8 @@ class Group:
             for indices in by_dtype(params).values():
                 nbytes = [params[i].nbytes for i in indices]
                 for bucket in assign_buckets(nbytes, LIMIT, LIMIT if self.buckets else FIRST):
-                    self.buckets.append(Bucket(comm, [params[indices[i]] for i in bucket], comm.size > 1))
+                    some = [params[indices[i]] for i in bucket]
+                    self.buckets.append(AccumulatingBucket(comm, some, bucket, comm.size > 1))
         self.bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.params}
         self.works = []
 
