@@ -17,6 +17,7 @@ from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.parallel import gradient_descent as averaging
 from hpdl_lab.parallel import gradient_descent as descent_with_server
 from hpdl_lab.zoo import ward
+from tests import answers
 
 
 def on_one_engine(fn, *args):
@@ -58,7 +59,7 @@ def test_the_zoo_shows_programs_and_does_not_give_their_fault_away():
 @pytest.mark.parametrize("number", ["3.5", "3.6", "3.7"])
 def test_the_text_of_a_repair_does_not_hold_the_repair(number):
     exercise = find(number)
-    assert exercise.scaffold in [wrong.fn for wrong in exercise.wrong_answers]
+    assert exercise.scaffold in [wrong.fn for wrong in answers.WRONG[number]]
     assert exercise.reference.__doc__.startswith(exercise.scaffold.__doc__.split("\n")[0])
     assert "Returns: " in exercise.reference.__doc__
 
@@ -137,7 +138,7 @@ def test_clumsy_answers_are_told_plainly(number, answer, says):
 
 def answers_of(*numbers):
     """(number, function) of every answer to these exercises that the check accepts."""
-    return [(e.id, fn) for e in map(find, numbers) for fn in (e.reference, *e.right_answers)]
+    return [(e.id, fn) for e in map(find, numbers) for fn in (e.reference, *answers.RIGHT[e.id])]
 
 
 @pytest.mark.parametrize(

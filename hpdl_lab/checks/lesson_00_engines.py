@@ -5,9 +5,8 @@ import re
 import socket
 
 from ..parallel import messages as reference
-from . import answers_00 as answers
 from .ranks import capital, count, on_engines, simulate
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 
 def check_hello(fn, runner=None):
@@ -110,20 +109,6 @@ EXERCISES = (
                 'return f"hello from rank {comm.rank} of {comm.size}"',
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.prints_only, "returns", "print shows a text, return hands it back"),
-            WrongAnswer(answers.always_rank_0, "rank", "comm.rank is different on every rank"),
-            WrongAnswer(answers.counts_from_one, "rank", "ranks count from 0"),
-            WrongAnswer(answers.last_rank_as_size, "size", "the number of ranks is 4, which is comm.size"),
-            WrongAnswer(answers.four_ranks_for_ever, "size", "the number of ranks is 1"),
-            WrongAnswer(answers.size_and_rank_swapped, "rank", "its number is 0, and 4 is how many there are"),
-            WrongAnswer(answers.says_all_numbers, "rank", "all of them said"),
-            WrongAnswer(answers.without_a_space, "rank", "which does not stand there as a number of its own"),
-            WrongAnswer(answers.returns_a_number, "returns", "a str was asked for, not int"),
-            WrongAnswer(answers.misspells_rank, "raises", "has no attribute 'Rank'"),
-            WrongAnswer(answers.waits_for_an_answer, "deadlock", "all receive first"),
-        ),
-        right_answers=(answers.in_other_words, answers.formatted_and_printed, answers.size_first),
         explanation=(
             "One function, many processes. Nobody tells a rank what to do: it reads its own number and acts on it. "
             "That is the whole programming model, called SPMD: single program, multiple data."
@@ -143,15 +128,6 @@ EXERCISES = (
                 "return comm.rank, socket.gethostname(), os.getpid()",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.host_first, "order", "in this order an int, a str and an int"),
-            WrongAnswer(answers.parent_process, "process", "which is not the process that runs it"),
-            WrongAnswer(answers.without_the_rank, "returns", "a tuple of three was asked for"),
-            WrongAnswer(answers.localhost, "host", "said that it runs on 'localhost'"),
-            WrongAnswer(answers.everybody_is_rank_0, "rank", "Rank 1 said that it is rank 0"),
-            WrongAnswer(answers.prints_the_place, "returns", "returned nothing"),
-        ),
-        right_answers=(answers.as_a_list,),
         explanation=(
             "On simulated ranks all process ids are the same: they take turns inside the notebook's own process. The "
             "engines are processes of their own, perhaps on other hosts, and share nothing: what one knows, another "

@@ -5,9 +5,8 @@ import numbers
 import numpy as np
 
 from ..optim import gradient_descent as reference
-from . import answers_01 as answers
 from .ranks import count, kind, number, simulate, unlike
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 SHAPES = ((50, 2), (7, 1), (1, 3), (200, 5))  # (examples, weights)
 MOST_STEPS = 100  # that a function may take in the place of one and is told how many they were
@@ -326,34 +325,6 @@ EXERCISES = (
                 "error = x @ w - y\nreturn x.T @ error / len(y)",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.forgets_the_mean, "mean", "a sum over the examples, not their mean"),
-            WrongAnswer(answers.points_downhill, "sign", "the gradient points uphill"),
-            WrongAnswer(answers.forgets_the_half, "factor", "the loss has a 1/2 in front of the square"),
-            WrongAnswer(answers.of_the_absolute_error, "value", "the gradient of the absolute error"),
-            WrongAnswer(answers.one_number_for_all, "returns", "one number per weight"),
-            WrongAnswer(answers.as_a_list, "returns", "something of type list: a NumPy array of shape (2,)"),
-            WrongAnswer(answers.as_a_tensor, "returns", "something of type Tensor: a NumPy array of shape (2,)"),
-            WrongAnswer(answers.in_float32, "returns", "something of dtype float32"),
-            WrongAnswer(answers.as_a_column, "returns", "something of shape (2, 1)"),
-            WrongAnswer(answers.mean_of_the_wrong_axis, "returns", "something of shape (50,)"),
-            WrongAnswer(answers.product_of_means, "value", "first multiply for every example"),
-            WrongAnswer(answers.each_weight_alone, "value", "alone in it with its own column"),
-            WrongAnswer(answers.median_for_mean, "mean", "the median over the examples"),
-            WrongAnswer(answers.divides_by_one_less, "mean", "You divided by 49"),
-            WrongAnswer(answers.halves, "factor", "half as much"),
-            WrongAnswer(answers.loses_the_signs, "sign", "the signs are lost"),
-            WrongAnswer(answers.rounds, "precision", "The first digits are right"),
-            WrongAnswer(answers.forgets_the_last_example, "loop", "The last example is missing"),
-            WrongAnswer(answers.forgets_the_first_example, "loop", "The first example is missing"),
-            WrongAnswer(answers.returns_inside_the_loop, "loop", "Only the first example is in it"),
-            WrongAnswer(answers.one_example_too_many, "raises", "does a loop go one step too far?"),
-            WrongAnswer(answers.forgets_the_last_weight, "loop", "The last weight has been left out"),
-            WrongAnswer(answers.forgets_to_transpose, "raises", "raised ValueError"),
-            WrongAnswer(answers.changes_y, "input", "changed its argument y"),
-            WrongAnswer(answers.never_converges, "timeout", "Is there a loop that never ends?"),
-        ),
-        right_answers=(answers.with_a_loop, answers.as_a_mean_of_rows, answers.by_automatic_differentiation),
         explanation=(
             "Each example pulls every weight by error times input: far-off predictions pull hard, and an input of "
             "zero cannot have been the culprit. The mean of these pulls is the slope. Because it is a mean over "
@@ -380,26 +351,6 @@ EXERCISES = (
                 "return w - rate * gradient(w, x, y)",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.climbs, "sign", "a step uphill"),
-            WrongAnswer(answers.ignores_the_rate, "rate", "was not used"),
-            WrongAnswer(answers.returns_the_way, "value", "start from w"),
-            WrongAnswer(answers.steps_in_place, "input", "changed its argument w"),
-            WrongAnswer(answers.twenty_steps, "steps", "Those are 20 steps"),
-            WrongAnswer(answers.a_step_too_many, "steps", "Those are 2 steps"),
-            WrongAnswer(answers.walks_to_the_bottom, "steps", "the bottom of the bowl"),
-            WrongAnswer(answers.a_step_for_every_example, "steps", "one for each example"),
-            WrongAnswer(answers.follows_the_sum, "gradient", "50 times as large: a sum"),
-            WrongAnswer(answers.steps_of_equal_length, "gradient", "Only the direction"),
-            WrongAnswer(answers.gradient_for_every_weight, "gradient", "before any weight moves"),
-            WrongAnswer(answers.gradient_at_zero, "gradient", "that at w = 0"),
-            WrongAnswer(answers.rate_of_its_own, "rate", "a step of rate 0.5"),
-            WrongAnswer(answers.steps_as_a_list, "returns", "something of type list: a NumPy array of shape (2,)"),
-            WrongAnswer(answers.leaves_the_last_weight, "loop", "The last weight has been left out"),
-            WrongAnswer(answers.stays, "value", "no step was taken"),
-            WrongAnswer(answers.steps_and_forgets, "returns", "returned nothing"),
-        ),
-        right_answers=(answers.steps_on_a_copy,),
         explanation=(
             "Downhill is against the gradient. The learning rate turns a slope into a distance, and has no natural "
             "size: that is the next exercise."
@@ -420,24 +371,6 @@ EXERCISES = (
                 "np.linalg.eigvalsh(curvature) gives the curvatures of all axes: return 2 / the largest of them.",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.one_over_curvature, "value", "How far may it overshoot?"),
-            WrongAnswer(answers.flattest_axis, "axis", "the steepest one diverges first"),
-            WrongAnswer(answers.sum_of_axes, "axis", "safe, but smaller than it need be"),
-            WrongAnswer(answers.rate_of_the_sum, "mean", "the curvature is x.T @ x / n"),
-            WrongAnswer(answers.all_axes, "returns", "The rate is one number"),
-            WrongAnswer(answers.largest_entry, "entry", "2 / (largest entry of the matrix)"),
-            WrongAnswer(answers.largest_on_the_diagonal, "entry", "2 / (largest entry of the matrix)"),
-            WrongAnswer(answers.largest_row, "entry", "2 / (largest sum of a row)"),
-            WrongAnswer(answers.norm_of_the_matrix, "axis", "made of all curvatures"),
-            WrongAnswer(answers.last_of_unsorted_axes, "axis", "of one axis, but not of the steepest"),
-            WrongAnswer(answers.second_axis, "axis", "of one axis, but not of the steepest"),
-            WrongAnswer(answers.of_the_covariance, "mean", "took the mean off the columns"),
-            WrongAnswer(answers.of_a_singular_value, "mean", "square it, and divide by n"),
-            WrongAnswer(answers.rate_as_a_tensor, "returns", "your function returned Tensor"),
-            WrongAnswer(answers.always_one, "value", "It would diverge."),
-        ),
-        right_answers=(answers.by_bisection, answers.by_norm, answers.by_power_iteration),
         explanation=(
             "At 2 / curvature every step overshoots the bottom by exactly the distance it came from, for ever. The "
             "steepest axis gets there first, while the flattest is still crawling: the ratio of the two, the "

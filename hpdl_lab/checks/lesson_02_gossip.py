@@ -7,10 +7,9 @@ import numpy as np
 from ..comm import PerRank
 from ..parallel import gossip as graphs
 from ..parallel import gossip as reference
-from . import answers_gossip as answers
 from .lesson_02_parallel import IMPRECISE
 from .ranks import capital, count, kind, number, on_engines, simulate, unlike
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import check_waits
 
 CASES = (("ring", 8), ("ring", 4), ("star", 5), ("wheel", 8), ("random", 8), ("ring", 2), ("ring", 3), ("ring", 1))
@@ -233,41 +232,6 @@ EXERCISES = (
                 "comm.sendrecv(before, j, arriving, j)",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.plain_mean_of_neighbors, "weights", "the plain mean of a rank and its neighbors"),
-            WrongAnswer(answers.forgets_itself, "weights", "Those are the neighbors alone"),
-            WrongAnswer(answers.smaller_degree, "weights", "the smaller degree of the two"),
-            WrongAnswer(answers.without_the_one, "weights", "1 / (1 + the larger degree)"),
-            WrongAnswer(answers.passes_on_what_it_just_heard, "sum", "still the x from before the step?"),
-            WrongAnswer(answers.subtracts_what_it_has_become, "mean", "Add weight * (theirs - mine)"),
-            WrongAnswer(answers.adds_without_taking_off, "mean", "The mean over all ranks was"),
-            WrongAnswer(answers.mean_of_all, "peers", "which is not its neighbor"),
-            WrongAnswer(answers.always_on_a_ring, "peers", "On a star of 5 ranks"),
-            WrongAnswer(answers.only_the_first_neighbor, "deadlock", "received from 1 of its 2 neighbors"),
-            WrongAnswer(answers.all_but_the_last_neighbor, "deadlock", "the loop is too short"),
-            WrongAnswer(answers.all_but_the_first_neighbor, "deadlock", "the loop is too short"),
-            WrongAnswer(answers.one_neighbor_too_many, "deadlock", "the loop is too long"),
-            WrongAnswer(answers.one_index_too_many, "raises", "does a loop go one step too far?"),
-            WrongAnswer(answers.meets_itself, "raises", "receives from itself"),
-            WrongAnswer(answers.one_over_the_ranks, "weights", "the weight 1 / (the number of ranks)"),
-            WrongAnswer(answers.third_for_everybody, "weights", "the weight 1/3 for every neighbor"),
-            WrongAnswer(answers.largest_degree_of_all, "weights", "the largest degree of the whole graph"),
-            WrongAnswer(answers.degree_of_the_neighbor, "weights", "the neighbor's degree"),
-            WrongAnswer(answers.moves_away, "sign", "a step away from the neighbors"),
-            WrongAnswer(answers.sends_what_changes, "sum", "still the x from before the step?"),
-            WrongAnswer(answers.one_place_for_all, "mean", "The mean over all ranks was"),
-            WrongAnswer(answers.gossips_in_float32, "precision", "The first digits are right"),
-            WrongAnswer(answers.gossips_into_a_list, "returns", "something of type list"),
-            WrongAnswer(answers.gossips_into_a_tensor, "returns", "something of type Tensor"),
-            WrongAnswer(answers.meets_everybody_in_a_barrier, "peers", "gossip waits for neighbors only"),
-            WrongAnswer(answers.receives_first, "deadlock", "receive first"),
-            WrongAnswer(answers.two_steps, "steps", "Those are two steps"),
-            WrongAnswer(answers.listens_twice, "bytes", "one is enough"),
-            WrongAnswer(answers.gossips_into_a_new_array, "in place", "x was not overwritten"),
-            WrongAnswer(answers.gossips_and_returns_nothing, "returns", "returned nothing: return x"),
-            WrongAnswer(answers.changes_nothing, "sum", "nothing of the neighbors is in it"),
-        ),
-        right_answers=(answers.metropolis, answers.own_weight_last, answers.in_falling_order),
         explanation=(
             "No rank knows more than its neighbors, and yet all approach the mean of all: every step is a "
             "multiplication by W, which keeps the mean and shrinks the rest, in each direction by an eigenvalue. The "

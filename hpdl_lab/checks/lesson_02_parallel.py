@@ -4,9 +4,8 @@ import numpy as np
 
 from ..comm import PerRank
 from ..parallel import gradient_descent as reference
-from . import answers_02 as answers
 from .ranks import capital, count, kind, number, on_engines, simulate, unlike
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import additions
 
 
@@ -161,40 +160,6 @@ EXERCISES = (
                 "Call comm.all_reduce(g) outside of any `if comm.rank == ...`.",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.forgets_to_divide, "mean", "the step would be 4 times too long"),
-            WrongAnswer(answers.divides_by_four, "size", "there are 2 ranks: comm.size"),
-            WrongAnswer(answers.divides_its_own, "sum", "add those of all ranks first"),
-            WrongAnswer(answers.divides_twice, "mean", "It was divided by 4 twice"),
-            WrongAnswer(answers.takes_rank_0, "sum", "the gradient of rank 0 alone"),
-            WrongAnswer(answers.does_nothing, "sum", "nothing came from the others"),
-            WrongAnswer(answers.only_rank_0_calls, "deadlock", "never called all_reduce"),
-            WrongAnswer(answers.divides_into_a_new_array, "in place", "g was not overwritten"),
-            WrongAnswer(answers.averages_and_forgets, "returns", "returned nothing"),
-            WrongAnswer(answers.averages_to_a_number, "returns", "the gradient is a NumPy array of shape (2,)"),
-            WrongAnswer(answers.averages_to_a_list, "returns", "something of type list"),
-            WrongAnswer(answers.averages_to_a_tensor, "returns", "something of type Tensor"),
-            WrongAnswer(answers.returns_float32, "returns", "something of dtype float32"),
-            WrongAnswer(answers.adds_in_float32, "precision", "The first digits are right"),
-            WrongAnswer(answers.divides_and_rounds_down, "precision", "// rounds down"),
-            WrongAnswer(answers.takes_the_median, "mean", "the median of the 4 gradients"),
-            WrongAnswer(answers.takes_the_largest, "mean", "the largest of the 4 gradients"),
-            WrongAnswer(answers.divides_by_one_less, "mean", "You divided by 3, but there are 4 ranks"),
-            WrongAnswer(answers.mean_of_the_wrong_axis, "returns", "something of shape (4,)"),
-            WrongAnswer(answers.only_rank_0_divides, "mean", "on rank 1 should be"),
-            WrongAnswer(answers.averages_the_mean_again, "steps", "calls 2 collectives that add"),
-            WrongAnswer(answers.each_in_its_own_order, "bitwise", "hold different bits"),
-            WrongAnswer(answers.passes_once_too_often, "loop", "The gradient of rank 0 is in it twice"),
-            WrongAnswer(answers.passes_once_too_few, "loop", "The gradient of rank 1 is missing in it"),
-            WrongAnswer(answers.collects_one_too_few, "deadlock", "leave out rank 3?"),
-            WrongAnswer(answers.collects_one_too_many, "raises", "ranks here are 0 to 3"),
-        ),
-        right_answers=(
-            answers.divides_first,
-            answers.by_gathering,
-            answers.by_messages,
-            answers.reduces_and_broadcasts,
-        ),
         explanation=(
             "Every rank ends with the same mean, so every rank takes the same step, and the copies of the model stay "
             "equal without ever being compared. Nothing else passes between the ranks: this one line is data "

@@ -6,10 +6,9 @@ import numpy as np
 
 from ..comm import PerRank
 from ..parallel import gradient_descent as reference
-from . import answers_parameter_server as answers
 from .lesson_02_parallel import IMPRECISE, gradients, missed_by_a_loop, same
 from .ranks import ALONE, capital, count, in_company, kind, number, on_engines, simulate, unlike
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import check_waits
 
 RATE = 0.3
@@ -224,42 +223,6 @@ EXERCISES = (
                 LAST_HINT,
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.adds_and_forgets_to_divide, "mean", "the sum of 3 gradients: divide by 3"),
-            WrongAnswer(answers.counts_the_server_as_a_worker, "workers", "You divided by 4, the number of ranks"),
-            WrongAnswer(answers.adds_the_gradient_of_the_server, "workers", "The gradient of rank 0 is in it"),
-            WrongAnswer(answers.walks_uphill, "sign", "a step uphill"),
-            WrongAnswer(answers.forgets_the_rate, "rate", "was not used"),
-            WrongAnswer(answers.keeps_the_last_gradient, "sum", "Only the gradient of rank 3 is in it"),
-            WrongAnswer(answers.steps_after_every_gradient, "order", "before it had all gradients"),
-            WrongAnswer(answers.sends_no_weights_back, "send back", "the server's never arrived"),
-            WrongAnswer(answers.waits_for_the_server_first, "deadlock", "receive first"),
-            WrongAnswer(answers.sends_everything_twice, "bytes", "bytes went out of the server"),
-            WrongAnswer(answers.pushes_its_weights_too, "bytes", "bytes went into the server"),
-            WrongAnswer(answers.everybody_averages, "bytes", "bytes went out of the server"),
-            WrongAnswer(answers.passes_the_weights_along, "peers", "the workers talk to rank 0 only"),
-            WrongAnswer(answers.makes_new_weights, "in place", "w was not overwritten"),
-            WrongAnswer(answers.steps_without_return, "returns", "the server returned nothing"),
-            WrongAnswer(answers.adds_into_its_gradient, "input", "changed its gradient g"),
-            WrongAnswer(answers.for_three_workers, "size", "here there is 1 worker: comm.size - 1"),
-            WrongAnswer(answers.uses_the_rate_twice, "rate", "The rate was used twice"),
-            WrongAnswer(answers.rounds_its_step_down, "sum", "on the server should be"),
-            WrongAnswer(answers.adds_in_float32, "precision", "The first digits are right"),
-            WrongAnswer(answers.averages_weights, "send back", "a step from the weights of a worker"),
-            WrongAnswer(answers.workers_step_themselves, "send back", "a step from the weights of a worker"),
-            WrongAnswer(answers.leaves_out_the_last_worker, "deadlock", "leave out rank 3?"),
-            WrongAnswer(answers.leaves_out_the_first_worker, "deadlock", "leave out rank 1?"),
-            WrongAnswer(answers.one_worker_too_many, "raises", "The workers are ranks 1 to 3"),
-            WrongAnswer(answers.counts_from_rank_0, "raises", "The workers are ranks 1 to 3"),
-            WrongAnswer(answers.answers_one_worker_too_few, "deadlock", "rank 0 never sent to rank 3"),
-            WrongAnswer(answers.adds_one_too_few, "loop", "The gradient of rank 3 is missing in it"),
-            WrongAnswer(answers.sends_before_the_step, "order", "before it had all gradients"),
-            WrongAnswer(answers.one_place_for_all, "sum", "Only the gradient of rank 3 is in it"),
-            WrongAnswer(answers.returns_a_list, "returns", "something of type list"),
-            WrongAnswer(answers.returns_float32, "returns", "something of dtype float32"),
-            WrongAnswer(answers.never_waits_for_its_sends, "wait", "did not wait for 1 of its sends"),
-        ),
-        right_answers=(answers.with_collectives, answers.all_at_once, answers.from_the_last_worker),
         explanation=(
             "The workers hold nothing but a copy: whoever asks the server has the model. That is simple, and one "
             "worker more or less changes little. But all gradients meet at one door: p - 1 vectors in and p - 1 out "

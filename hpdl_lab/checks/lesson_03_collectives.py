@@ -3,9 +3,8 @@
 import re
 
 from ..collectives import jobs as reference
-from . import answers_03 as answers
 from .ranks import alone, capital
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 RIGHT = reference.which_collective()
 LETTERS = {name.replace("_", ""): name for name in reference.DOES} | {"bcast": "broadcast"}
@@ -82,33 +81,6 @@ EXERCISES = (
                 "reduce and gather end on one rank. scatter, reduce_scatter and all_to_all leave a part on each.",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.scatters_the_weights, "job", "Job A: scatter hands row r of what rank 0 has"),
-            WrongAnswer(answers.adds_for_everybody, "too much", "Job C: all_reduce would do it"),
-            WrongAnswer(answers.sums_the_mistakes, "job", "Job E: reduce adds what every rank has"),
-            WrongAnswer(answers.forgets_the_layers, "missing", "Job F has no answer"),
-            WrongAnswer(answers.invents_a_collective, "name", "no collective is called 'all_add'"),
-            WrongAnswer(answers.tuples_of_names, "name", "no collective is called ('broadcast',)"),
-            WrongAnswer(answers.one_letter_late, "missing", "Job A has no answer"),
-            WrongAnswer(answers.one_job_early, "job", "Job A: all_reduce adds"),
-            WrongAnswer(answers.one_job_too_many, "missing", "There is no job 'I'"),
-            WrongAnswer(answers.names_to_letters, "missing", "Job A has no answer"),
-            WrongAnswer(answers.sums_on_one_rank, "job", "Job B: reduce adds"),
-            WrongAnswer(answers.gathers_on_all, "too much", "Job E: all_gather would do it"),
-            WrongAnswer(answers.gathers_gradients, "too much", "p vectors to receive, not two"),
-            WrongAnswer(answers.adds_every_row, "too much", "the other rows of the sum"),
-            WrongAnswer(answers.gives_everybody_all_words, "too much", "what is meant for others"),
-            WrongAnswer(answers.broadcasts_the_images, "too much", "the rows of all the others"),
-            WrongAnswer(answers.as_a_list, "returns", "returned a list: return a dict"),
-            WrongAnswer(answers.prints_the_names, "returns", "returned nothing: return a dict"),
-        ),
-        right_answers=(
-            answers.sorted_by_name,
-            answers.in_capital_letters,
-            answers.as_mpi4py_spells_them,
-            answers.as_mpi_spells_them,
-            answers.as_torch_spells_them,
-        ),
         explanation=(
             "Training uses all eight: B is data parallelism, G and F are the two halves of B and of sharded training "
             "(ZeRO), H sends words to experts, D and A start a run, C and E end it. Whoever asks for more than is "

@@ -3,9 +3,8 @@
 from .. import zoo
 from ..comm import CommError, sim
 from ..zoo import ward as reference
-from . import answers_03_zoo as answers
 from .ranks import alone
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 RIGHT = reference.diagnose()
 DEADLINE = 1.0  # s of real time for a patient on simulated ranks
@@ -97,27 +96,6 @@ EXERCISES = (
                 'return {"A": "circle", "B": ...}, with one of the six for each letter.',
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.calls_a_circle_slow, "diagnosis", "Program A: you say 'slow'. However long you wait"),
-            WrongAnswer(answers.calls_a_mismatch_a_circle, "diagnosis", "Program B: you say 'circle'"),
-            WrongAnswer(answers.calls_another_way_an_order, "diagnosis", "Program C: you say 'order'"),
-            WrongAnswer(answers.calls_an_order_absent, "diagnosis", "look in which order"),
-            WrongAnswer(answers.calls_unequal_loops_a_circle, "diagnosis", "ranks that wait, but no circle"),
-            WrongAnswer(answers.calls_a_straggler_absent, "diagnosis", "It does come to the call, only late"),
-            WrongAnswer(answers.calls_an_error_absent, "diagnosis", "A rank is absent, that is true: but why?"),
-            WrongAnswer(answers.calls_a_circle_an_order, "diagnosis", "With these calls no other order helps"),
-            WrongAnswer(answers.calls_a_mismatch_an_error, "diagnosis", "two ranks contradict each other"),
-            WrongAnswer(answers.calls_unequal_loops_a_straggler, "diagnosis", "who is missing has finished"),
-            WrongAnswer(answers.calls_an_order_a_circle, "diagnosis", "but not in the same call"),
-            WrongAnswer(answers.one_program_early, "diagnosis", "Program A: you say 'mismatch'"),
-            WrongAnswer(answers.lists_of_diagnoses, "name", "there is no diagnosis ['circle']"),
-            WrongAnswer(answers.forgets_the_straggler, "missing", "Program F has no diagnosis"),
-            WrongAnswer(answers.invents_a_diagnosis, "name", "there is no diagnosis 'deadlock'"),
-            WrongAnswer(answers.knows_another_patient, "missing", "There is no program 'X'"),
-            WrongAnswer(answers.as_text, "returns", "returned a str: return a dict"),
-            WrongAnswer(answers.prints_the_diagnoses, "returns", "returned nothing: return a dict"),
-        ),
-        right_answers=(answers.backwards, answers.diagnoses_in_capital_letters),
         explanation=(
             "Nobody sees a deadlock: one sees ranks that wait. Who waits for whom, in which call, and who is missing: "
             "these three tell the diseases apart, and the doctor of this laboratory does nothing else."

@@ -8,9 +8,8 @@ from ..comm.buffers import to_numpy
 from ..comm.network import Switch
 from ..parallel import messages
 from ..trace import seconds_text
-from . import answers_03 as answers
 from .ranks import ALONE, capital, case, count, in_company, number, on_engines, real, simulate, unlike
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import check_waits
 
 CASES = ((2, 1000), (4, 1000), (3, 1), (8, 1001), (5, 0))  # (ranks, elements)
@@ -254,32 +253,6 @@ EXERCISES = (
                 "`return x` is the last line, outside of the if.",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.both_serve, "deadlock", "both send first"),
-            WrongAnswer(answers.both_wait, "deadlock", "both receive first"),
-            WrongAnswer(answers.never_comes_back, "round", "rank 1 sent 0 messages back"),
-            WrongAnswer(answers.two_balls, "round", "both messages are under way at the same time"),
-            WrongAnswer(answers.everybody_plays_with_rank_0, "deadlock", "finished"),
-            WrongAnswer(answers.sends_its_own_ball_back, "ball", "rank 1 sends back what it got"),
-            WrongAnswer(answers.two_rounds, "round", "rank 0 sent 2 messages to rank 1"),
-            WrongAnswer(answers.plays_and_returns_nothing, "returns", "returned nothing: return x"),
-            WrongAnswer(answers.around_the_ring, "ball", "which only looks on"),
-            WrongAnswer(answers.one_element, "ball", "receive into x itself"),
-            WrongAnswer(answers.ends_with_a_barrier, "round", "also calls barrier"),
-            WrongAnswer(answers.begins_with_a_barrier, "round", "also calls barrier"),
-            WrongAnswer(answers.tells_that_it_is_done, "round", "rank 1 sent 2 messages back"),
-            WrongAnswer(answers.in_two_halves, "round", "rank 0 sent 2 messages to rank 1"),
-            WrongAnswer(answers.receives_once_too_often, "deadlock", "rank 1 never sent to rank 0"),
-            WrongAnswer(answers.does_not_take_it_back, "deadlock", "rank 0 never received from rank 1"),
-            WrongAnswer(answers.plays_with_the_last_rank, "ball", "receive into x itself"),
-            WrongAnswer(answers.receives_beside_x, "ball", "receive into x itself"),
-            WrongAnswer(answers.array_for_a_tensor, "raises", "in a uint8 tensor (lab.ping_pong sends those)"),
-            WrongAnswer(answers.float64_for_bytes, "raises", "rank 0 sends uint8, rank 1 expects float64"),
-            WrongAnswer(answers.returns_float32, "returns", "something of dtype float32"),
-            WrongAnswer(answers.returns_a_list, "returns", "something of type list"),
-            WrongAnswer(answers.returns_inside_the_if, "returns", "x is right on rank 2, but"),
-        ),
-        right_answers=(answers.with_works, answers.returns_what_arrived),
         explanation=(
             "Two ranks, two opposite programs: what one sends the other receives, in the same order. Half the time of "
             "a round is the time of one message, and nobody needed two clocks that agree: both readings are rank 0's."
@@ -306,30 +279,6 @@ EXERCISES = (
                 "beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / np.array(seconds))\nreturn alpha, beta",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.other_order, "order", "alpha, beta is the order"),
-            WrongAnswer(answers.bandwidth_for_beta, "unit", "beta is 1 / bandwidth"),
-            WrongAnswer(answers.in_microseconds, "unit", "Those are microseconds"),
-            WrongAnswer(answers.line_through_the_origin, "alpha", "an empty message would cost nothing"),
-            WrongAnswer(answers.all_seconds_count_alike, "weights", "Where all seconds count alike"),
-            WrongAnswer(answers.smallest_and_largest, "alpha", "the time of one message"),
-            WrongAnswer(answers.by_two_ends, "alpha", "the time of one message"),
-            WrongAnswer(answers.line_through_two_ends, "ends", "the line through two messages"),
-            WrongAnswer(answers.squares_the_weights, "weights", "polyfit squares its weights"),
-            WrongAnswer(answers.roots_of_the_weights, "weights", "polyfit squares its weights"),
-            WrongAnswer(answers.weights_by_size, "weights", "The weights are 1 / sizes"),
-            WrongAnswer(answers.without_the_first, "loop", "The first message is not in it"),
-            WrongAnswer(answers.without_the_last, "loop", "The last message is not in it"),
-            WrongAnswer(answers.seconds_per_bit, "unit", "seconds per bit"),
-            WrongAnswer(answers.halves_the_times, "factor", "Both are half as large"),
-            WrongAnswer(answers.line_as_text, "returns", "return two numbers"),
-            WrongAnswer(answers.divides_by_a_list, "raises", "for /: 'int' and 'list'"),
-            WrongAnswer(answers.round_trip_for_one_way, "factor", "those of one way already"),
-            WrongAnswer(answers.mean_time_for_alpha, "alpha", "The message of 8 bytes took 1 µs"),
-            WrongAnswer(answers.only_alpha, "returns", "return two numbers"),
-            WrongAnswer(answers.by_the_small_ones, "beta", "The large ones, where alpha hardly counts"),
-        ),
-        right_answers=(answers.with_weights, answers.by_linear_algebra, answers.with_weights_of_the_line),
         explanation=(
             "Two numbers describe a link surprisingly well: alpha, what it costs to send anything, and beta, what one "
             "more byte costs. They cross at alpha / beta bytes: below that a message is all latency, above it all "

@@ -3,9 +3,8 @@
 from functools import partial
 
 from .. import zoo
-from . import answers_03_zoo as answers
 from .ranks import ALONE, capital, count, in_company, number, on_engines, real, simulate
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import additions, check_waits, messages_sent
 
 RANKS = (4, 2, 3, 5, 8)
@@ -145,27 +144,6 @@ EXERCISES = (
                 "else (-1, 1):`",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(zoo.find("ring_even_odd").broken, "deadlock", "all exchange with one who exchanges"),
-            WrongAnswer(answers.receives_from_both_first, "deadlock", "all receive first"),
-            WrongAnswer(answers.asks_for_the_size, "deadlock", "all exchange with one who exchanges"),
-            WrongAnswer(answers.only_one_neighbor, "value", "rank 0 returned 3 and should return 4"),
-            WrongAnswer(answers.one_step_too_few, "value", "Every rank sent 1 message: one step too few"),
-            WrongAnswer(answers.one_step_too_many, "value", "Every rank sent 3 messages: one step too many"),
-            WrongAnswer(answers.in_the_other_direction, "deadlock", "all exchange with one who exchanges"),
-            WrongAnswer(answers.meets_in_a_barrier_first, "deadlock", "all exchange with one who exchanges"),
-            WrongAnswer(answers.sums_all, "value", "rank 0 returned 6 and should return 4"),
-            WrongAnswer(answers.sums_all_but_itself, "value", "rank 0 returned 6 and should return 4"),
-            WrongAnswer(answers.passes_on_what_arrived, "value", "should return 4"),
-            WrongAnswer(answers.neighbors_as_a_pair, "returns", "every rank returns a float, here 4"),
-            WrongAnswer(answers.neighbors_as_text, "returns", "rank 0 returned '4.0'"),
-            WrongAnswer(answers.never_waits_for_its_sends, "wait", "did not wait for 1 of its sends"),
-            WrongAnswer(answers.into_one_place, "value", "rank 0 returned 6 and should return 4"),
-            WrongAnswer(answers.adds_its_own_too, "value", "rank 1 returned 3 and should return 2"),
-            WrongAnswer(answers.knows_the_neighbors, "messages", "not out of a formula"),
-            WrongAnswer(answers.adds_and_forgets, "returns", "rank 0 returned nothing"),
-        ),
-        right_answers=(answers.rightly, answers.one_is_different, answers.pairs_of_two),
         explanation=(
             "In a circle in which all are alike, everybody waits for somebody who waits. Somebody must be different: "
             "every other rank, or just one. Or all send to the right while they receive from the left, which is how "
@@ -192,25 +170,6 @@ EXERCISES = (
                 "if comm.rank == 0:\n    print(...)",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(zoo.find("branch_around_collective").broken, "deadlock", "there is a deadlock"),
-            WrongAnswer(answers.nobody_adds, "value", "should return 2.5"),
-            WrongAnswer(answers.only_rank_0_knows, "value", "rank 1 returned 2"),
-            WrongAnswer(answers.adds_and_does_not_divide, "value", "returned 10 and should return 2.5"),
-            WrongAnswer(answers.the_others_call_something_else, "deadlock", "barrier"),
-            WrongAnswer(answers.all_write_the_log, "log", "it is printed 4 times"),
-            WrongAnswer(answers.all_but_rank_0_add, "deadlock", "rank 0 never called all_reduce"),
-            WrongAnswer(answers.only_rank_0_divides, "value", "rank 1 returned 10 and should return 2.5"),
-            WrongAnswer(answers.divides_by_four, "value", "With 2 ranks"),
-            WrongAnswer(answers.divides_by_one_less, "value", "rank 0 returned 3.33333"),
-            WrongAnswer(answers.the_largest_loss, "value", "rank 0 returned 4"),
-            WrongAnswer(answers.adds_twice, "value", "rank 0 returned 10 and should return 2.5"),
-            WrongAnswer(answers.loss_of_rank_0, "value", "rank 0 returned 1"),
-            WrongAnswer(answers.mean_as_text, "returns", "rank 0 returned '2.5'"),
-            WrongAnswer(answers.knows_the_mean, "messages", "not out of a formula"),
-            WrongAnswer(answers.logs_and_returns_nothing, "returns", "rank 0 returned nothing"),
-        ),
-        right_answers=(answers.by_gathering, answers.prints_while_it_searches, answers.reduces_and_broadcasts),
         explanation=(
             "The commonest deadlock of training programs: a metric, a checkpoint or a log line inside `if rank == 0`, "
             "with a collective hidden in it. What all must do stands outside; what one does stands inside."
@@ -232,26 +191,6 @@ EXERCISES = (
                 "11.",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(zoo.find("unequal_loops").broken, "deadlock", "there is a deadlock"),
-            WrongAnswer(answers.as_many_as_the_shortest, "value", "returned 28 and should return 55"),
-            WrongAnswer(answers.numbers_that_are_not_there, "value", "returned 66 and should return 55"),
-            WrongAnswer(answers.three_steps_for_ever, "value", "With 2 ranks"),
-            WrongAnswer(answers.one_more_for_the_last, "deadlock", "With 5 ranks there is a deadlock"),
-            WrongAnswer(answers.adds_its_own_only, "value", "The ranks do not even agree"),
-            WrongAnswer(answers.one_step_too_few_for_all, "value", "the sum of 0 to 7: the last step is missing"),
-            WrongAnswer(answers.one_number_too_few, "value", "the sum of 0 to 9: the last step is missing, or"),
-            WrongAnswer(answers.one_number_too_many, "value", "the sum of 0 to 11: one step too many, or"),
-            WrongAnswer(answers.one_step_too_many_for_all, "steps", "one step too many"),
-            WrongAnswer(answers.a_step_for_every_number, "steps", "8 steps too many"),
-            WrongAnswer(answers.begins_one_step_late, "value", "returned 49 and should return 55"),
-            WrongAnswer(answers.the_last_number_again, "value", "returned 65 and should return 55"),
-            WrongAnswer(answers.skips_what_is_not_there, "deadlock", "rank 3 never called all_reduce once more"),
-            WrongAnswer(answers.waits_in_a_barrier, "deadlock", "calls barrier where"),
-            WrongAnswer(answers.sums_on_rank_0, "value", "The ranks do not even agree"),
-            WrongAnswer(answers.knows_55, "messages", "not out of a formula"),
-        ),
-        right_answers=(answers.adds_its_own_first, answers.fills_up_with_zeros),
         explanation=(
             "Real data rarely divide by the number of ranks, and a rank that has run out still owes its neighbors "
             "every collective. PyTorch calls the remedy Join, or drops the last batch on all ranks."

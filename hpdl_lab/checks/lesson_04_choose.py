@@ -3,9 +3,8 @@
 from ..collectives import choose as reference
 from ..collectives import cost
 from ..trace import seconds_text
-from . import answers_04_choose as answers
 from .ranks import capital, simulate
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 NETWORKS = {  # name: (alpha s, beta s/byte)
     "shared memory": (1e-6, 1e-10),
@@ -110,20 +109,6 @@ EXERCISES = (
                 LAST_HINT,
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.always_the_ring, "cost", "The steps decide here"),
-            WrongAnswer(answers.small_is_below_8_KiB, "cost", "With 2 ranks, 256 bytes and shared memory"),
-            WrongAnswer(answers.fewest_steps, "cost", "The bytes decide here"),
-            WrongAnswer(answers.fewest_bytes, "cost", "The steps decide here"),
-            WrongAnswer(answers.takes_the_slowest, "cost", "4 bytes and shared memory"),
-            WrongAnswer(answers.mixes_up_alpha_and_beta, "cost", "you say ring"),
-            WrongAnswer(answers.returns_the_time, "returns", "return the name, such as 'ring'"),
-            WrongAnswer(answers.knows_two_names, "cost", "recursive_doubling takes"),
-            WrongAnswer(answers.for_four_ranks, "cost", "With 2 ranks"),
-            WrongAnswer(answers.chooses_and_forgets, "returns", "returned nothing: return a name"),
-            WrongAnswer(answers.returns_the_cost_function, "returns", "return the name"),
-        ),
-        right_answers=(answers.in_one_line, answers.with_a_loop),
         explanation=(
             "Where alpha decides, few steps win; where beta decides, few bytes; and the border moves with p and with "
             "the network. That is why every library carries a table of sizes, and why a good one fills it by measuring "

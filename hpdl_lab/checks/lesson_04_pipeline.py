@@ -5,10 +5,9 @@ import numpy as np
 from ..collectives import chain
 from ..comm import PerRank
 from ..comm.network import Switch
-from . import answers_04_broadcast as answers
 from .collective import call
 from .ranks import SENTINEL, capital, count, number, off_by, on_engines, simulate
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import check_waits, in_barriers
 
 CASES = (  # (ranks, elements, segments, root)
@@ -215,26 +214,6 @@ EXERCISES = (
                 "Keep the Works in a list; after the loop: for work in leaving: work.wait()",
             ),
         },
-        wrong_answers=(
-            WrongAnswer(answers.one_rank_after_the_other, "steps", "has all of x before it passes anything on"),
-            WrongAnswer(answers.receives_or_sends, "steps", "while a rank passes a segment on, nothing comes in"),
-            WrongAnswer(answers.waits_for_all_in_every_step, "steps", "a rank waits in 16 barriers"),
-            WrongAnswer(answers.whole_vector_per_segment, "bytes", "each segment is to be sent once"),
-            WrongAnswer(answers.root_sends_to_everybody, "peers", "on a chain it passes on to the next"),
-            WrongAnswer(answers.root_is_always_0, "root", "The data come from rank 2"),
-            WrongAnswer(answers.counts_from_the_wrong_end, "root", "The data come from rank 2"),
-            WrongAnswer(answers.sends_what_has_not_come, "order", "sent on before it had arrived"),
-            WrongAnswer(answers.the_last_one_sends_too, "deadlock", "there is a deadlock"),
-            WrongAnswer(
-                answers.one_segment_short, "segment", "received 2 messages, and there are 3 segments: one message too"
-            ),
-            WrongAnswer(answers.one_segment_too_many, "segment", "sent 17 messages, and there are 16 segments"),
-            WrongAnswer(answers.never_waits_for_its_segments, "wait", "did not wait for"),
-            WrongAnswer(answers.broadcasts_and_forgets, "returns", "returned nothing: return x"),
-            WrongAnswer(answers.cuts_without_the_rest, "segment", "The segment with the last 1 element never arrived"),
-            WrongAnswer(answers.into_a_new_tensor, "in place", "x was not overwritten"),
-        ),
-        right_answers=(answers.waits_at_the_end, answers.receives_ahead),
         explanation=(
             "The chain fills like a pipe: after p - 2 steps all links work at once, and each further step delivers one "
             "segment. (c + p - 2)(alpha + n/c beta) seconds for c segments: more of them overlap better, each costs an "

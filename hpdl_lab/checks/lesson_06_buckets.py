@@ -4,10 +4,9 @@ import numpy as np
 
 from .. import models
 from ..parallel import reducer as reference
-from . import answers_06_buckets as answers
 from . import hints_06
 from .ranks import alone
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 DRAWN = ([400, 40, 400, 40, 100, 10], 450, 120)  # (nbytes, limit, first): the case that the docstring draws
 CASES = (
@@ -150,31 +149,6 @@ EXERCISES = (
         stars=2,
         check=check_assign_buckets,
         hints=hints_06.ASSIGN_BUCKETS,
-        wrong_answers=(
-            WrongAnswer(answers.in_the_order_of_registration, "order", "they are in the order of registration"),
-            WrongAnswer(answers.looks_too_late, "limit", "Look whether a gradient fits before"),
-            WrongAnswer(answers.forgets_the_last_bucket, "cover", "the last bucket was never put into the list"),
-            WrongAnswer(
-                answers.ends_one_too_early, "cover", "gradient 0 is in none of them, 5 of 6 are: the loop ends"
-            ),
-            WrongAnswer(
-                answers.begins_one_too_late, "cover", "gradient 5 is in none of them, 5 of 6 are: the loop begins"
-            ),
-            WrongAnswer(answers.first_is_like_the_others, "first", "the first bucket holds"),
-            WrongAnswer(answers.all_are_like_the_first, "small", "would have fitted: the limit is 450"),
-            WrongAnswer(answers.splits_gradients, "split", "is in more than one place"),
-            WrongAnswer(answers.sorts_by_size, "order", "Only neighbors share a bucket"),
-            WrongAnswer(answers.fills_the_gaps, "order", "Only neighbors share a bucket"),
-            WrongAnswer(answers.begins_with_an_empty_one, "empty", "a message about nothing"),
-            WrongAnswer(
-                answers.wants_more_room_than_needed, "small", "gradient 1, of 50, would have fitted: the limit is 100"
-            ),
-            WrongAnswer(answers.one_each, "small", "Every bucket more is a latency more"),
-            WrongAnswer(answers.stumbles_over_no_gradients, "raises", "IndexError"),
-            WrongAnswer(answers.returns_sizes, "cover", "there is no gradient 10"),
-            WrongAnswer(answers.returns_tuples, "returns", "buckets are a list of lists"),
-        ),
-        right_answers=(answers.by_sums, answers.bucket_by_bucket),
         explanation=(
             "Large buckets pay latency seldom; small ones leave early. PyTorch takes 25 MiB, and 1 MiB for the first, "
             "because until it leaves nothing is under way. It fills them in reverse order of registration, the order "

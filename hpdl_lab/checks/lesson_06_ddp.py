@@ -10,12 +10,11 @@ from ..collectives import ring
 from ..models.mlp import mlp
 from ..parallel import ddp as reference
 from ..trace import now_ns
-from . import answers_06_ddp as answers
 from . import hints_06
 from .layer_part import nearly
 from .overlapped_steps import load_optimizers
 from .ranks import Ledger, capital, count, number, on_engines, simulate, times
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 SIZES = (6, 5, 4, 3)  # of the layers: six gradients
 BUCKETS = [[5, 4], [3, 2], [1, 0]]
@@ -255,25 +254,6 @@ EXERCISES = (
         stars=3,
         check=check_ddp_hook,
         hints=hints_06.DDP_HOOK,
-        wrong_answers=(
-            WrongAnswer(answers.returns_a_tensor, "future", "returned something of type Tensor"),
-            WrongAnswer(answers.returns_nothing, "future", "returned nothing"),
-            WrongAnswer(answers.never_fulfills, "future", "a future without a value"),
-            WrongAnswer(answers.gives_the_sum, "mean", "DDP divides nothing when it has a hook"),
-            WrongAnswer(answers.divides_twice, "mean", "It was divided by 3 twice"),
-            WrongAnswer(answers.divides_by_two, "size", "there are 3 ranks: state.comm.size"),
-            WrongAnswer(answers.multiplies, "mean", "That is 9 times the mean"),
-            WrongAnswer(answers.reduces_in_float32, "dtype", "right to the 7 digits of float32"),
-            WrongAnswer(answers.fulfills_too_early, "raises", "never waited for all_reduce in the background"),
-            WrongAnswer(answers.fulfills_with_the_old_buffer, "buffer", "is it the sum that you give to the future"),
-            WrongAnswer(answers.divides_its_own, "buffer", "the others are not in it"),
-            WrongAnswer(answers.takes_another_all_reduce, "all_reduce", "called state.all_reduce 0 times"),
-            WrongAnswer(answers.one_all_reduce_per_gradient, "all_reduce", "called state.all_reduce 6 times"),
-            WrongAnswer(answers.fulfills_with_a_list, "shape", "promised something of type list"),
-            WrongAnswer(answers.keeps_buckets_in_two_orders, "order", "what meets there are different buckets"),
-            WrongAnswer(answers.only_rank_0_reduces, "deadlock", "there is a deadlock"),
-        ),
-        right_answers=(answers.beside_backward, answers.divides_before, answers.all_at_the_last),
         explanation=(
             "DDP does the rest as before: buckets, order, hooks, unused parameters. What travels, and how, is yours: "
             "people put compression and 16-bit sums here. This hook blocks backward, as you have written it; "

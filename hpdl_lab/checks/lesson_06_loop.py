@@ -12,11 +12,10 @@ from ..collectives import ring
 from ..models.mlp import mlp
 from ..parallel import training as reference
 from ..parallel.data_parallel import DataParallelOverlapped
-from . import answers_06_loop as answers
 from . import hints_06
 from .overlapped_steps import SIZES, SMALL, load_optimizers
 from .ranks import Ledger, capital, count, number, on_engines, simulate, times
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .training_log import judge
 
 MICRO = 2  # examples of a micro-batch
@@ -197,29 +196,6 @@ EXERCISES = (
         stars=2,
         check=check_train_steps,
         hints=hints_06.TRAIN_STEPS,
-        wrong_answers=(
-            WrongAnswer(answers.averages_before_accumulation_ends, "accumulation", "has accumulated all of its"),
-            WrongAnswer(answers.a_step_for_each_micro_batch, "accumulation", "has accumulated all of its"),
-            WrongAnswer(answers.forgets_accumulating, "accumulating", "others follow, so it belongs into"),
-            WrongAnswer(answers.accumulates_the_last_as_well, "accumulating", "nothing can travel beside it"),
-            WrongAnswer(answers.adds_inside_accumulating, "accumulating", "nothing can travel beside it"),
-            WrongAnswer(answers.loops_over_its_own_steps, "lengths", "leaves the others waiting"),
-            WrongAnswer(answers.as_many_as_rank_0, "lengths", "as many as the rank with most"),
-            WrongAnswer(answers.as_few_as_the_one_with_fewest, "lengths", "who stops everybody earlier drops batches"),
-            WrongAnswer(answers.one_step_too_many, "lengths", "with most steps has: one step too many"),
-            WrongAnswer(answers.one_step_too_few, "lengths", "with most steps has: one step too few"),
-            WrongAnswer(answers.leaves_out_the_first_micro_batch, "lost", "uses 1 of its 2 micro-batches in step 0"),
-            WrongAnswer(answers.leaves_out_empty_steps, "lengths", "leaves the others waiting"),
-            WrongAnswer(answers.begins_again_from_the_front, "repeat", "twice: what is over is over"),
-            WrongAnswer(answers.never_zeroes, "zero", "counts a second time"),
-            WrongAnswer(answers.zeroes_only_with_a_batch, "zero", "Also where a rank has no batch"),
-            WrongAnswer(answers.zeroes_between_micro_batches, "zero", "what the first has added up is gone"),
-            WrongAnswer(answers.updates_only_with_a_batch, "apart", "the replicas drift apart"),
-            WrongAnswer(answers.averages_what_adds_up, "scale", "times as long: parts of the loss add up"),
-            WrongAnswer(answers.all_micro_batches_at_once, "memory", "something else than its micro-batches"),
-            WrongAnswer(answers.adds_up_the_loss, "memory", "all of them are kept in memory"),
-        ),
-        right_answers=(answers.zeroes_behind_the_step, answers.asks_before_every_step),
         explanation=(
             "Everything collective is behind the inner loop, so it does not matter how often a rank goes around there. "
             "PyTorch's DDP has no_sync() for accumulating(), and join() for ranks that run out; Horovod has "

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from ..parallel import data_parallel as reference
-from . import answers_06_replicas as answers
 from . import hints_06
 from .ranks import capital, count, number, on_engines, simulate
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import check_waits
 
 RANKS = (3, 2, 1, 5)
@@ -141,24 +140,6 @@ EXERCISES = (
         stars=1,
         check=check_broadcast_parameters,
         hints=hints_06.BROADCAST_PARAMETERS,
-        wrong_answers=(
-            WrongAnswer(answers.forgets_the_buffers, "buffers", "model.buffers() does"),
-            WrongAnswer(answers.sends_only_the_first, "some", "although 0.weight has arrived"),
-            WrongAnswer(answers.forgets_the_last, "some", "8 of 9 tensors are those of rank 0"),
-            WrongAnswer(answers.forgets_the_last_two, "some", "7 of 9 tensors are those of rank 0"),
-            WrongAnswer(answers.leaves_out_the_frozen, "frozen", "2.bias is frozen"),
-            WrongAnswer(answers.makes_new_parameters, "object", "an optimizer made before still holds the old one"),
-            WrongAnswer(answers.broadcasts_from_itself, "deadlock", "rank 1 with root 1"),
-            WrongAnswer(answers.only_rank_0_calls, "deadlock", "never called broadcast"),
-            WrongAnswer(answers.the_last_rank_is_the_root, "root", "That is what rank 2 had: rank 0 is the root"),
-            WrongAnswer(answers.broadcasts_copies, "copy", "did what arrived go into a copy?"),
-            WrongAnswer(answers.averages_the_parameters, "value", "That is the mean over ranks"),
-            WrongAnswer(answers.trusts_a_seed, "value", "another seed is another model"),
-            WrongAnswer(answers.copies_under_autograd, "raises", "a leaf Variable that requires grad"),
-            WrongAnswer(answers.sends_without_wait, "wait", "did not wait for 9 of its sends to rank 1"),
-            WrongAnswer(answers.gathers_all_models, "bytes", "What the others have, nobody needs"),
-        ),
-        right_answers=(answers.by_state_dict, answers.by_messages, answers.packed_by_dtype),
         explanation=(
             "Gradients that are averaged keep equal replicas equal; they do not make them so. From here on no "
             "parameter ever travels again: only gradients do. The library sends bytes, so that a mask of bools "

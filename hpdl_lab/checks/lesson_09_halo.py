@@ -8,11 +8,10 @@ import torch
 
 from ..comm.network import Ring
 from ..parallel.tensor import spatial as reference
-from . import answers_09_halo as answers
 from . import hints_09
 from .layer_part import whole_numbers
 from .ranks import capital, count, full_stop, number, on_engines, simulate
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import check_waits, in_barriers
 
 BATCH, CHANNELS, WIDTH = 2, 4, 3  # no two alike, so that none is taken for another
@@ -251,29 +250,6 @@ EXERCISES = (
         stars=3,
         check=check_halo_exchange,
         hints=hints_09.HALO_EXCHANGE,
-        wrong_answers=(
-            WrongAnswer(answers.zeros_everywhere, "zeros", "Only the image has an edge, a strip has none"),
-            WrongAnswer(answers.from_the_wrong_side, "side", "the ones that lie farthest away"),
-            WrongAnswer(answers.mixes_up_neighbors, "neighbor", "Those are rows of rank 2"),
-            WrongAnswer(answers.around_the_ring, "edge", "no ring: zeros, not the rows of rank 2"),
-            WrongAnswer(answers.repeats_the_edge, "edge", "outside the image are zeros"),
-            WrongAnswer(answers.sends_what_it_needs_itself, "asks", "what the rank above asks for, rows[rank - 1][1]"),
-            WrongAnswer(answers.slices_from_minus_zero, "everything", "You send all 4 rows where 0 are needed"),
-            WrongAnswer(answers.sends_everything_for_nothing, "everything", "So rank 0 does to rank 1 with 3 ranks"),
-            WrongAnswer(answers.only_from_above, "zeros", "The rows below the strip of rank 0 are zeros"),
-            WrongAnswer(answers.upside_down, "upside down", "the right rows of rank 1 upside down"),
-            WrongAnswer(answers.takes_channels_for_the_batch, "raises", "Sizes of tensors must match"),
-            WrongAnswer(answers.returns_only_the_strip, "shape", "1 + 3 + 1 rows"),
-            WrongAnswer(answers.sends_the_most_that_anybody_needs, "bytes", "only the rows next to its own"),
-            WrongAnswer(answers.whole_strips_travel, "bytes", "only the rows next to its own"),
-            WrongAnswer(answers.sends_one_halo_twice, "bytes", "6 messages with something in them, and 4 would do"),
-            WrongAnswer(answers.everybody_receives_first, "deadlock", "there is a deadlock"),
-            WrongAnswer(answers.one_after_the_other, "steps", "the time of 14 messages one after another"),
-            WrongAnswer(answers.waits_for_all, "steps", "a rank waits in 1 barrier, and none is needed"),
-            WrongAnswer(answers.waits_for_what_comes_only, "wait", "did not wait for 1 of its sends"),
-            WrongAnswer(answers.clears_its_edge, "input", "rank 0 has changed x"),
-        ),
-        right_answers=(answers.by_sendrecv, answers.all_at_once),
         explanation=(
             "A convolution looks (k-1)/2 rows beyond its strip, whatever the size of the image: the larger the image, "
             "the smaller the share of what travels. In backward the halo's gradients go home and are added there, once "

@@ -4,11 +4,10 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from ..parallel.tensor import transformer as reference
-from . import answers_09_heads as answers
 from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, drawn, ring_bytes, width_for
 from .ranks import alone, capital, count, describe_error, tried
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 # (ranks, heads, width)
 SHARED = ((2, 4, 8), (2, 2, 6), (3, 6, 12), (4, 4, 16), (4, 8, 32), (1, 3, 12))
@@ -231,21 +230,6 @@ EXERCISES = (
         stars=2,
         check=check_rows_of_heads,
         hints=hints_09.ROWS_OF_HEADS,
-        wrong_answers=(
-            WrongAnswer(answers.rows_one_piece, "boundary", "q of heads 0, 1, 2, 3, k of heads 0, 1, v of no head"),
-            WrongAnswer(answers.rows_only_queries, "boundary", "k of no head, v of no head"),
-            WrongAnswer(answers.rows_head_by_head, "order", "the right rows in another order"),
-            WrongAnswer(answers.rows_dealt_out, "heads", "your rows hold heads 0, 2, and should hold heads 0, 1"),
-            WrongAnswer(answers.rows_cut_heads_in_two, "refuse", "a head would be cut in two"),
-            WrongAnswer(
-                answers.rows_of_the_next_rank, "heads", "your rows hold heads 2, 3, and should hold heads 0, 1"
-            ),
-            WrongAnswer(
-                answers.rows_without_the_last, "rows", "you give 11 rows, and 12 are needed: row 19 is missing"
-            ),
-            WrongAnswer(answers.rows_as_slices, "returns", "one flat tensor of them"),
-        ),
-        right_answers=(answers.rows_by_a_view, answers.rows_as_a_list),
         explanation=(
             "The packed weight is three matrices on top of each other. A contiguous share of it would give the first "
             "rank all queries and the last one all values. Loading a checkpoint into ranks, and putting it together "
@@ -260,21 +244,6 @@ EXERCISES = (
         stars=3,
         check=check_attention_heads,
         hints=hints_09.ATTENTION_HEADS,
-        wrong_answers=(
-            WrongAnswer(answers.heads_before_parts, "boundary", "the first third are queries of all its heads"),
-            WrongAnswer(answers.heads_see_the_future, "causal", "Positions hear what comes later"),
-            WrongAnswer(answers.heads_always_causal, "causal", "hear only what came before"),
-            WrongAnswer(answers.heads_all_in_one, "heads", "attends with one head of 6 numbers, not with 2"),
-            WrongAnswer(answers.heads_scaled_by_the_width, "scale", "divided by the root of 3"),
-            WrongAnswer(answers.heads_scaled_without_a_root, "scale", "a head's width, not by 3"),
-            WrongAnswer(answers.heads_without_copy_to, "transposed", "only what the heads of rank 0 say about x"),
-            WrongAnswer(answers.heads_without_sum, "sum", "Only the heads of rank 0 are in it"),
-            WrongAnswer(answers.heads_with_many_biases, "bias", "out_bias was added 2 times"),
-            WrongAnswer(answers.heads_merged_wrongly, "merge", ".transpose(1, 2), then reshape"),
-            WrongAnswer(answers.heads_all_columns_at_once, "messages", "all_reduce of 120 numbers, 3 times"),
-            WrongAnswer(answers.heads_gathered, "messages", "heads need nothing from each other"),
-        ),
-        right_answers=(answers.heads_by_hand, answers.heads_bias_last),
         explanation=(
             "Heads never talk to each other, so they are where attention wants to be cut. One all-reduce in forward "
             "and one in backward; the MLP behind it takes as many: 4 all-reduces of b s d numbers for each layer of a "

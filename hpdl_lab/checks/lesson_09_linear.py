@@ -5,10 +5,9 @@ from dataclasses import replace
 import torch
 
 from ..parallel.tensor import linear as reference
-from . import answers_09_linear as answers
 from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, nearly_whole, ring_bytes, width_for
-from .record import Exercise, Passed, WrongAnswer
+from .record import Exercise, Passed
 
 NARROW = 5  # wide is one side of the layer; the other is what the ranks share
 LEADS = {3: (4,), 4: (2, 1, 2)}  # x is (2, 3, ...), and on some numbers of ranks (4, ...) or (2, 1, 2, ...)
@@ -190,28 +189,6 @@ EXERCISES = (
         stars=2,
         check=check_column_linear,
         hints=hints_09.COLUMN_LINEAR,
-        wrong_answers=(
-            WrongAnswer(answers.column_forgets_the_transposed, "transposed", "only what the columns of rank 0 say"),
-            WrongAnswer(answers.column_gathers_the_output, "gathered", "Those are the columns of all ranks"),
-            WrongAnswer(answers.column_adds_the_output, "sum", "every rank has other columns"),
-            WrongAnswer(answers.column_adds_x, "sum", "x has been added over 2 ranks"),
-            WrongAnswer(answers.column_without_bias, "bias", "The bias is missing: 6 numbers"),
-            WrongAnswer(answers.column_adds_twice, "twice", "added over ranks twice"),
-            WrongAnswer(answers.column_takes_the_mean, "mean", "That is the mean over 2 ranks"),
-            WrongAnswer(answers.column_hooks_the_callers_x, "input", "as by a residual connection"),
-            WrongAnswer(answers.column_detaches_x, "gradient", "x of rank 0 has no gradient"),
-            WrongAnswer(answers.column_adds_gradients_of_weights, "shard", "every rank has other rows"),
-            WrongAnswer(answers.column_gathers_the_weight, "memory", "keeps a tensor of 60 numbers"),
-            WrongAnswer(answers.column_asks_for_every_bias, "messages", "in forward the ranks send 144 bytes"),
-            WrongAnswer(answers.column_only_rank_0_adds, "deadlock", "there is a deadlock"),
-            WrongAnswer(answers.column_waits_for_all, "messages", "in forward rank 0 waits in 1 barrier"),
-            WrongAnswer(answers.column_needs_a_bias, "raises", "With 2 ranks and bias None"),
-            WrongAnswer(answers.column_in_float32, "dtype", "y[0, 0, 0] should be"),
-            WrongAnswer(answers.column_adds_in_float32, "dtype", "the gradient of x[0, 0, 0]"),
-            WrongAnswer(answers.column_for_three_dims, "raises", "not enough values to unpack"),
-            WrongAnswer(answers.column_returns_nothing, "returns", "rank 0 returned nothing"),
-        ),
-        right_answers=(answers.column_by_a_hook, answers.column_by_hand),
         explanation=(
             "Forward costs nothing, backward one all-reduce of x: Megatron calls the pair f. It is the mirror image of "
             "row_linear's g, which adds in forward and copies in backward. What every rank used, every rank has a say "
@@ -225,28 +202,6 @@ EXERCISES = (
         stars=2,
         check=check_row_linear,
         hints=hints_09.ROW_LINEAR,
-        wrong_answers=(
-            WrongAnswer(answers.row_forgets_the_sum, "sum", "That is rank 0's own part"),
-            WrongAnswer(answers.row_adds_the_bias_everywhere, "bias", "The bias was added 2 times"),
-            WrongAnswer(answers.row_without_bias, "bias", "the bias is missing"),
-            WrongAnswer(answers.row_adds_the_bias_on_rank_0, "bias", "Only some ranks add it"),
-            WrongAnswer(answers.row_adds_a_share_of_the_bias, "bias", "learns 2 times too slowly"),
-            WrongAnswer(answers.row_takes_the_mean, "mean", "parts of a product add up"),
-            WrongAnswer(answers.row_puts_parts_in_a_row, "sum", "added, not put in a row"),
-            WrongAnswer(
-                answers.row_adds_in_backward_too, "transposed", "all-reduce in forward, and in backward nothing"
-            ),
-            WrongAnswer(answers.row_copies_x, "transposed", "every rank has other columns of x"),
-            WrongAnswer(answers.row_gathers_x_and_weight, "memory", "that is a whole layer"),
-            WrongAnswer(
-                answers.row_compares_the_sums, "messages", "all_reduce of 30 numbers, all_gather of 30 numbers"
-            ),
-            WrongAnswer(answers.row_adds_outside_autograd, "gradient", "has left the sight of autograd"),
-            WrongAnswer(answers.row_needs_a_bias, "raises", "With 2 ranks and bias None"),
-            WrongAnswer(answers.row_sends_without_wait, "wait", "did not wait for 1 of its sends"),
-            WrongAnswer(answers.row_only_rank_0_adds, "deadlock", "there is a deadlock"),
-        ),
-        right_answers=(answers.row_adds_in_place, answers.row_with_columns_of_x_first),
         explanation=(
             "One all-reduce of y in forward, nothing in backward. Column then row is the pair that a transformer's MLP "
             "is cut into: between the two, GELU works on each rank's own columns, and nobody has to talk."

@@ -4,10 +4,9 @@ import torch
 from torch.nn.functional import gelu, linear
 
 from ..parallel.tensor import sequence as reference
-from . import answers_09_sequence as answers
 from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, drawn, width_for
-from .record import Exercise, Passed, WrongAnswer
+from .record import Exercise, Passed
 
 BATCH, WIDTH, HIDDEN = 2, 5, 3  # HIDDEN: of each rank
 LEAST = 4  # positions
@@ -127,25 +126,6 @@ EXERCISES = (
         stars=3,
         check=check_sequence_parallel,
         hints=hints_09.SEQUENCE_PARALLEL,
-        wrong_answers=(
-            WrongAnswer(answers.gather_keeps_its_own_in_backward, "transposed", "is added and scattered in backward"),
-            WrongAnswer(answers.scatter_fills_with_zeros_in_backward, "transposed", "as if the others had no gradient"),
-            WrongAnswer(answers.the_same_in_both_directions, "transposed", "undo the shape that forward made"),
-            WrongAnswer(answers.never_gathers, "gather", "saw only the positions of each rank"),
-            WrongAnswer(answers.returns_all_positions, "whole", "Those are all positions"),
-            WrongAnswer(answers.forgets_the_sum, "sum", "only what the layer of rank 0 says"),
-            WrongAnswer(answers.takes_the_mean, "mean", "the mean over 2 ranks"),
-            WrongAnswer(answers.takes_the_mean_in_backward, "gradient", "That is 0.5 times as much"),
-            WrongAnswer(answers.adds_everything_and_cuts, "messages", "An all-reduce is both"),
-            WrongAnswer(answers.waits_for_all, "messages", "in forward rank 0 waits in 1 barrier, where none is"),
-            WrongAnswer(answers.waits_for_all_in_backward, "messages", "in backward rank 0 waits in 1 barrier"),
-            WrongAnswer(answers.mixes_up_positions, "order", "put together in another order"),
-            WrongAnswer(answers.gathers_outside_autograd, "gradient", "x of rank 0 has no gradient"),
-            WrongAnswer(answers.only_rank_0_scatters, "deadlock", "there is a deadlock"),
-            WrongAnswer(answers.calls_the_layer_twice, "raises", "layer was called 2 times"),
-            WrongAnswer(answers.forgets_the_layer, "layer", "The layer had no part in it"),
-        ),
-        right_answers=(answers.with_lambdas, answers.with_a_function_of_its_own),
         explanation=(
             "An all-reduce is a reduce-scatter and an all-gather. Megatron's sequence parallelism moves the second "
             "half in front of the next layer: the same bytes, and what lies between, norms, dropout, residuals, is "

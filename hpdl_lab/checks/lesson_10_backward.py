@@ -11,11 +11,10 @@ from torch.nn.functional import mse_loss
 
 from ..parallel.pipeline import naive as reference
 from ..schedules import build
-from . import answers_10_backward as answers
 from . import hints_10
 from .pipeline_rows import case_of
 from .ranks import ALONE, capital, count, full_stop, number, on_engines, simulate
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import check_waits, in_barriers
 
 WIDTH, EXAMPLES = 3, 2  # numbers that pass between stages for an example; examples of a micro-batch
@@ -230,27 +229,6 @@ EXERCISES = (
         stars=3,
         check=check_do_backward,
         hints=hints_10.DO_BACKWARD,
-        wrong_answers=(
-            WrongAnswer(answers.arrows_the_wrong_way, "raises", "only for scalar outputs"),
-            WrongAnswer(answers.keeps_the_gradient_to_itself, "deadlock", "rank 1 never sent to rank 0"),
-            WrongAnswer(answers.the_last_stage_waits_too, "raises", "none after the last, whose output is the loss"),
-            WrongAnswer(answers.next_rank_for_next_stage, "neighbor", "ask schedule.rank_of"),
-            WrongAnswer(answers.begins_with_ones, "gradient", "was what came not used?"),
-            WrongAnswer(answers.passes_on_what_came, "gradient", "was something else sent by stage"),
-            WrongAnswer(answers.divides_once_more, "scale", "the losses are divided already"),
-            WrongAnswer(answers.only_for_the_input, "weights", "only torch.autograd.backward leaves them"),
-            WrongAnswer(answers.only_the_first_micro_batch, "accumulate", "That is micro-batch 0 alone"),
-            WrongAnswer(answers.keeps_what_is_done, "memory", "Take the entry out"),
-            WrongAnswer(
-                answers.takes_the_oldest, "micro-batch", "in 0B2 rank 0 takes (0, 0) out of `saved`, and not (0, 2)"
-            ),
-            WrongAnswer(answers.takes_the_newest, "micro-batch", "gradients would meet the wrong activations"),
-            WrongAnswer(answers.asks_for_the_shape, "traffic", "nothing has to be asked"),
-            WrongAnswer(answers.forgets_to_wait, "wait", "rank 1 did not wait for 1 of its sends to rank 0"),
-            WrongAnswer(answers.waits_for_all_stages, "traffic", "a rank waits in 4 barriers, and none is needed"),
-            WrongAnswer(answers.sends_first, "raises", "NoneType"),
-        ),
-        right_answers=(answers.posts_its_receive_first, answers.by_the_tensors_own_method),
         explanation=(
             "Messages of a backward are those of the forward turned around: the transposed of a send is a receive. "
             "pipeline/run_schedule.py does the same for any schedule, but posts its receives ahead, so that 1F1B, in "

@@ -2,11 +2,10 @@
 
 from ..schedules.gpipe import gpipe
 from ..schedules.one_f_one_b import one_f_one_b
-from . import answers_10_orders as answers
 from . import hints_10
 from .pipeline_rows import CASES, SHOW, beginning, facts_of, schedule_of, shown, times_of
 from .ranks import count
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 COSTS = ((1, 2), (1, 1), (2, 1))  # time of forward and of backward
 
@@ -85,29 +84,6 @@ EXERCISES = (
         stars=2,
         check=check_gpipe,
         hints=hints_10.GPIPE,
-        wrong_answers=(
-            WrongAnswer(
-                answers.drops_the_last_micro_batch, "lost", "never does the forward of the last micro-batch, 3"
-            ),
-            WrongAnswer(answers.forgets_backward, "lost", "has no backward at all"),
-            WrongAnswer(answers.one_at_a_time, "forwards first", "only one of 3 ranks works at a time: no pipeline"),
-            WrongAnswer(answers.one_f_one_b_already, "forwards first", "while forwards are still to come"),
-            WrongAnswer(answers.stage_and_micro_batch_swapped, "stage", "An Action is (stage, kind, micro-batch)"),
-            WrongAnswer(answers.works_for_the_neighbor, "stage", "rank 0 holds stage 0 and no other"),
-            WrongAnswer(answers.counts_from_one, "micro-batch", "there is no micro-batch 4, they go from 0 to 3"),
-            WrongAnswer(
-                answers.one_micro_batch_too_many,
-                "micro-batch",
-                "It does 5 forwards, where 4 are needed: one forward too",
-            ),
-            WrongAnswer(answers.backwards_first, "order", "rank 0 does 0B0 before 0F0"),
-            WrongAnswer(answers.every_other_rank_the_other_way, "bubble", "Do all ranks take the micro-batches in the"),
-            WrongAnswer(answers.forward_twice, "twice", "does 0F0 2 times"),
-            WrongAnswer(answers.halves, "kind", "one each of F and B"),
-            WrongAnswer(answers.strings, "returns", "each item is an Action"),
-            WrongAnswer(answers.only_two_ranks, "raises", "KeyError: 2"),
-        ),
-        right_answers=(answers.last_micro_batch_first, answers.gpipe_by_loops, answers.plain_tuples),
         explanation=(
             "The bubble is (p-1)/(m+p-1): more micro-batches make it small, and GPipe advises m >= 4p. But every rank "
             "holds the activations of all m, which is why GPipe came with activation checkpointing."
@@ -121,21 +97,6 @@ EXERCISES = (
         stars=2,
         check=check_one_f_one_b,
         hints=hints_10.ONE_F_ONE_B,
-        wrong_answers=(
-            WrongAnswer(answers.warm_up_of_the_mirror_rank, "deadlock", "rank 0 waits at 0B0 for 1B0 of rank 1, which"),
-            WrongAnswer(answers.one_forward_too_few, "bubble", "Warm-up: how many forwards"),
-            WrongAnswer(answers.one_forward_too_many, "memory", "Backward should come 1 forward sooner"),
-            WrongAnswer(answers.gpipe_still, "memory", "That is GPipe"),
-            WrongAnswer(answers.same_warm_up_everywhere, "memory", "A later rank has its first backward sooner"),
-            WrongAnswer(answers.no_warm_up, "bubble", "not 33%"),
-            WrongAnswer(answers.forgets_the_cool_down, "lost", "never does the backward of micro-batches 2, 3"),
-            WrongAnswer(answers.drops_the_last_pair, "lost", "the last micro-batch, 3"),
-            WrongAnswer(answers.needs_many_micro_batches, "micro-batch", "there is no micro-batch 2"),
-            WrongAnswer(answers.backward_before_forward, "order", "rank 2 does 2B0 before 2F0"),
-            WrongAnswer(answers.newest_first, "bubble", "would do"),
-            WrongAnswer(answers.waits_for_a_gradient, "timeout", "Is there a loop that never ends?"),
-        ),
-        right_answers=(answers.counts_what_is_live, answers.as_torch_has_it),
         explanation=(
             "As long as GPipe, with p - rank instead of m micro-batches in memory: m can grow for nothing. Rank 0 pays "
             "most, and its peers at the end have room to spare. PipeDream-Flush, DAPPLE and Megatron-LM run it."

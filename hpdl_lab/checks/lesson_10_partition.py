@@ -3,10 +3,9 @@
 import numpy as np
 
 from ..parallel.pipeline import partition as reference
-from . import answers_10_partition as answers
 from . import hints_10
 from .ranks import alone, capital, count, number, tried
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 DRAWN = ([5, 1, 1, 1, 4, 4], 3)  # (costs, stages): the case that the docstring draws
 CASES = (
@@ -132,22 +131,6 @@ EXERCISES = (
         stars=2,
         check=check_partition,
         hints=hints_10.PARTITION,
-        wrong_answers=(
-            WrongAnswer(answers.equal_numbers_of_layers, "balance", "Equal numbers of layers are not equal work"),
-            WrongAnswer(answers.stops_at_the_average, "balance", "has come together in the last one"),
-            WrongAnswer(answers.goes_past_the_average, "empty", "a rank would do nothing"),
-            WrongAnswer(answers.largest_cuts_first, "balance", "and 6 is possible"),
-            WrongAnswer(answers.forgets_the_last_layers, "form", "would be in no stage"),
-            WrongAnswer(answers.returns_places, "form", "layers in all, and there are 6"),
-            WrongAnswer(answers.one_part_too_few, "form", "2 parts for 3 stages"),
-            WrongAnswer(answers.returns_lists_of_layers, "form", "sizes are a list of whole numbers"),
-            WrongAnswer(answers.pops_from_costs, "input", "your function changed costs"),
-            WrongAnswer(answers.refuses_nothing, "refusal", "2 layers cannot be shared by 3 stages"),
-            WrongAnswer(answers.refuses_without_numbers, "refusal", "say both numbers"),
-            WrongAnswer(answers.bisects_to_whole_numbers, "balance", "is possible"),
-            WrongAnswer(answers.needs_whole_costs, "timeout", "Is there a loop that never ends?"),
-        ),
-        right_answers=(answers.by_bisection, answers.by_trying_all, answers.as_an_array),
         explanation=(
             "A pipeline goes at the pace of its slowest stage, whatever the schedule. n layers can be cut into p parts "
             "in C(n-1, p-1) ways; dynamic programming looks at p n² places. The costs are measured: forward and "

@@ -1,10 +1,9 @@
 """Notebook 10, ZB-H1: the gradients of weights fill the bubble of 1F1B, in its memory."""
 
 from ..schedules.zero_bubble import zero_bubble_h1
-from . import answers_10_orders as answers
 from . import hints_10
 from .pipeline_rows import CASES, SHOW, beginning, facts_of, schedule_of, shown, times_of
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 FILLED = tuple((p, m) for p, m in CASES if m >= p)  # ZB-H1 needs so many micro-batches
 
@@ -50,20 +49,6 @@ EXERCISES = (
         stars=3,
         check=check_zero_bubble_h1,
         hints=hints_10.ZERO_BUBBLE_H1,
-        wrong_answers=(
-            WrongAnswer(answers.weights_at_once, "bubble", "Every W follows its I at once"),
-            WrongAnswer(answers.all_weights_at_the_end, "memory", "rank 0 holds the activations of 4 micro-batches"),
-            WrongAnswer(answers.keeps_back_on_the_wrong_ranks, "memory", "How many Ws do you keep back?"),
-            WrongAnswer(answers.keeps_one_too_few, "bubble", "which W is left by then?"),
-            WrongAnswer(answers.keeps_one_too_many, "memory", "How many Ws do you keep back?"),
-            WrongAnswer(answers.loses_what_was_kept_back, "lost", "the weights of that stage would miss its examples"),
-            WrongAnswer(answers.one_pair_too_many, "micro-batch", "does 5 input gradients, where 4 are needed"),
-            WrongAnswer(answers.weights_before_input, "order", "before"),
-            WrongAnswer(answers.whole_backward, "kind", "one each of F, I and W"),
-            WrongAnswer(answers.drops_the_last_input_gradient, "lost", "the stage before would wait for ever"),
-            WrongAnswer(answers.mirrored_warm_up, "deadlock", "there is a deadlock: rank 0 waits at 0I0"),
-        ),
-        right_answers=(answers.from_a_queue, answers.by_slots),
         explanation=(
             "1F1B's bubble is (p-1)(tf+tb) = 9 of 33 for p=4, m=8; ZB-H1's is (p-1)(F+I-W) = 3 of 27, for the same "
             "memory. With twice the memory, ZB-H2 has none at all. It needs a backward that can be had in halves: "

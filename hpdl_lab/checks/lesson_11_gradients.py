@@ -10,11 +10,10 @@ import torch
 
 from ..mesh import DeviceMesh, Grid
 from ..parallel.hybrid import gradients as reference
-from . import answers_11_gradients as answers
 from . import hints_11
 from .layer_part import ring_bytes, whole_numbers
 from .ranks import capital, count, number, on_engines, simulate
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 from .traffic import check_waits
 
 # (dp, pp, tp): dp and tp of two sizes first, so that a mean over one of them is not taken for one over the other
@@ -254,32 +253,6 @@ EXERCISES = (
         stars=3,
         check=check_reduce_gradients,
         hints=hints_11.REDUCE_GRADIENTS,
-        wrong_answers=(
-            WrongAnswer(answers.takes_the_mean, "mean", "That is divided by the 3 replicas of dp"),
-            WrongAnswer(answers.takes_the_mean_over_tp, "mean of parts", "divided by 2, a mean over tp: each"),
-            WrongAnswer(answers.takes_the_mean_over_stages, "mean of parts", "divided by 2, a mean over pp: each"),
-            WrongAnswer(answers.over_everybody, "axis", "the sum over dp and pp and tp: pp and tp too much"),
-            WrongAnswer(answers.always_over_tp, "axis", "the sum over dp and tp: tp too much"),
-            WrongAnswer(answers.never_over_tp, "axis", "the sum over dp only: tp is missing"),
-            WrongAnswer(answers.forgets_tied_weights, "axis", "the sum over dp only: pp is missing"),
-            WrongAnswer(answers.tied_weights_over_all_stages, "deadlock", "not those between"),
-            WrongAnswer(answers.one_or_the_other, "axis", "the sum over tp only: dp is missing"),
-            WrongAnswer(answers.tied_or_over_tp, "axis", "the sum over dp and pp only: tp is missing"),
-            WrongAnswer(answers.goes_by_names, "axis", "should be"),
-            WrongAnswer(answers.shared_by_all, "shared", "where one stage alone holds the parameter"),
-            WrongAnswer(answers.twice_over_replicas, "twice", "it was added over dp twice"),
-            WrongAnswer(answers.takes_the_last_twice, "twice", "it was added over each of them twice"),
-            WrongAnswer(
-                answers.pipelines_instead_of_replicas, "axis", "That is the sum over pp: pp too much, and dp is missing"
-            ),
-            WrongAnswer(answers.leaves_out_what_has_no_gradient, "deadlock", "also a replica whose gradient"),
-            WrongAnswer(answers.zeros_are_not_handed_back, "hand back", "still has no gradient"),
-            WrongAnswer(answers.adds_parameters_too, "parameters", "the step is the optimizer's"),
-            WrongAnswer(answers.sends_without_wait, "wait", "did not wait for 6 of its sends"),
-            WrongAnswer(answers.gathers_all_replicas, "messages", "one all_reduce of a gradient for each axis"),
-            WrongAnswer(answers.only_replica_0_adds, "deadlock", "there is a deadlock"),
-        ),
-        right_answers=(answers.replicas_first, answers.one_message_per_axis),
         explanation=(
             "Whatever is held by several ranks and was computed in parts is added over just those ranks, once. The "
             "rule knows nothing about transformers: it composes. HybridParallel does the same, but begins with a "

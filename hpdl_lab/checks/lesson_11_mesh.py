@@ -3,10 +3,9 @@
 import math
 
 from .. import mesh as reference
-from . import answers_11_mesh as answers
 from . import hints_11
 from .ranks import alone, capital, count
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 SIZES = ((2, 3), (4,), (2, 2, 2), (3, 2, 1), (2, 3, 4), (1,), (3, 1, 2, 2), (2, 1, 2, 1, 3))
 GROUPED = ((2, 2, 3), *SIZES)
@@ -163,19 +162,6 @@ EXERCISES = (
         stars=2,
         check=check_coordinates,
         hints=hints_11.COORDINATES,
-        wrong_answers=(
-            WrongAnswer(answers.first_varies_fastest, "order", "With you the first axis varies fastest"),
-            WrongAnswer(answers.divides_by_the_wrong_size, "place", "so it is 2 % 3 = 2 there"),
-            WrongAnswer(answers.knows_two_axes, "axes", "one coordinate per axis, 1 in all"),
-            WrongAnswer(answers.counts_bits, "twice", "would both stand at"),
-            WrongAnswer(answers.returns_a_list, "returns", "return a tuple of ints"),
-            WrongAnswer(answers.forgets_the_remainder, "range", "Axis 1 has 3 coordinates, 0 to 2"),
-            WrongAnswer(answers.divides_into_fractions, "returns", "coordinates are ints"),
-            WrongAnswer(answers.knows_four_axes, "raises", "2 x 1 x 2 x 1 x 3"),
-            WrongAnswer(answers.never_ends, "timeout", "still running after"),
-            WrongAnswer(answers.counts_from_one, "range", "count from 0"),
-        ),
-        right_answers=(answers.by_strides, answers.by_enumeration),
         explanation=(
             "Digits of a number, with a base of its own for each place. The order of the axes is a decision about "
             "hardware: what varies fastest are neighbors, so the axis that sends most comes last. Megatron and torch's "
@@ -190,19 +176,6 @@ EXERCISES = (
         stars=2,
         check=check_groups,
         hints=hints_11.GROUPS,
-        wrong_answers=(
-            WrongAnswer(answers.always_neighbors, "axis", "they differ elsewhere than along axis 0"),
-            WrongAnswer(answers.everybody_but_the_axis, "axis", "A group is the other way round"),
-            WrongAnswer(answers.counts_axes_from_the_end, "axis", "Those are the groups along axis 2"),
-            WrongAnswer(answers.once_for_every_rank, "twice", "Rank 0 is in 2 groups"),
-            WrongAnswer(answers.one_rank_too_many, "returns", "a group holds 12: ranks are ints from 0 to 11"),
-            WrongAnswer(answers.one_rank_too_few, "cover", "Rank 11 is in no group"),
-            WrongAnswer(answers.only_those_of_rank_0, "cover", "Rank 1 is in no group"),
-            WrongAnswer(answers.holds_places, "returns", "ranks are ints from 0 to 11"),
-            WrongAnswer(answers.with_one_stride, "cover", "Rank 6 is in no group"),
-            WrongAnswer(answers.from_last_to_first, "order", "by their lowest rank"),
-        ),
-        right_answers=(answers.right_groups, answers.by_comparing_places),
         explanation=(
             "comm.split does the rest: ranks that name the same color, here what they have in common, get a "
             "communicator of their own. R replicas of P partitions are P groups of R ranks along dp: so many "

@@ -5,10 +5,9 @@ import random
 from typing import NamedTuple
 
 from ..parallel.grid import search as reference
-from . import answers_11_search as answers
 from . import hints_11
 from .ranks import capital, count, describe_error, tried
-from .record import Broken, Exercise, Passed, WrongAnswer
+from .record import Broken, Exercise, Passed
 
 MODEL = "a made-up model of 12 layers and 12 heads"
 RANKS = (12, 8, 1, 6, 16)
@@ -213,27 +212,6 @@ EXERCISES = (
         stars=2,
         check=check_best_grid,
         hints=hints_11.BEST_GRID,
-        wrong_answers=(
-            WrongAnswer(answers.forgets_the_limit, "limit", "yours does not fit"),
-            WrongAnswer(answers.takes_the_smallest, "slow", "Both fit, so the faster one"),
-            WrongAnswer(answers.only_powers_of_two, "cover", "tp 4 needs 3,000,000,000 bytes, and fits"),
-            WrongAnswer(answers.one_too_few_for_each_axis, "cover", "counts, 9 in all, and you asked about 6"),
-            WrongAnswer(answers.stumbles_over_the_impossible, "impossible", "leave that grid out and go on"),
-            WrongAnswer(answers.without_pipelines, "cover", "every dp x pp x tp = 12 counts"),
-            WrongAnswer(answers.tensor_parallel_up_to_8, "cover", "your longest tp is 8"),
-            WrongAnswer(answers.pipelines_up_to_8, "cover", "your longest pp is 8"),
-            WrongAnswer(answers.at_least_two_stages_or_shards, "cover", "your longest dp is 3"),
-            WrongAnswer(answers.leaves_ranks_idle, "ranks", "all 12 have to have some"),
-            WrongAnswer(answers.in_another_order, "order", "The order is (dp, pp, tp)"),
-            WrongAnswer(answers.must_be_below_the_limit, "limit", "and the limit itself"),
-            WrongAnswer(answers.takes_the_last_of_equals, "ties", "leaves more room"),
-            WrongAnswer(answers.says_nothing_where_none_fits, "refuse", "returned None: raise a ValueError"),
-            WrongAnswer(answers.refuses_with_the_last_one, "refuse", "say how much the smallest grid needs"),
-            WrongAnswer(answers.refuses_with_the_fastest, "refuse", "say how much the smallest grid needs"),
-            WrongAnswer(answers.refuses_without_numbers, "refuse", "so that one knows what to buy"),
-            WrongAnswer(answers.returns_the_time, "returns", "three ints"),
-        ),
-        right_answers=(answers.by_divisors, answers.by_sorting),
         explanation=(
             "1,024 ranks have only 66 grids of three axes, so one can look at all of them. It is the price of each "
             "that has to be right: FlexFlow simulates it, others profile it. With experts, context parallelism, "

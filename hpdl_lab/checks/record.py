@@ -1,4 +1,4 @@
-"""What an exercise is: a record. The check, the hints and the wrong answers are its fields."""
+"""What an exercise is: a record. The check and the hints are its fields."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,15 +34,6 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class WrongAnswer:
-    """An answer that the check must reject: `failed` is the invariant, `says` is a part of the message meant for it."""
-
-    fn: Callable
-    failed: str
-    says: str
-
-
-@dataclass(frozen=True)
 class Exercise:
     """One exercise.
 
@@ -62,8 +53,6 @@ class Exercise:
     stars: int
     check: Callable
     hints: dict
-    wrong_answers: tuple
-    right_answers: tuple
     explanation: str
     parallel: bool = True
     scaffold: Callable | None = None

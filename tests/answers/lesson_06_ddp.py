@@ -2,7 +2,9 @@
 
 import torch
 
-from ..parallel.ddp import ddp_hook_beside
+from hpdl_lab.parallel.ddp import ddp_hook_beside
+
+from . import WrongAnswer
 
 
 def promise(value):
@@ -129,3 +131,30 @@ def all_at_the_last(state, bucket, kept={}):  # noqa: B006
         for kept_bucket, future in mine:
             future.set_result(total(state, kept_bucket) / state.comm.size)
     return mine[-1][1]
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "6.5": (
+        WrongAnswer(returns_a_tensor, "future", "returned something of type Tensor"),
+        WrongAnswer(returns_nothing, "future", "returned nothing"),
+        WrongAnswer(never_fulfills, "future", "a future without a value"),
+        WrongAnswer(gives_the_sum, "mean", "DDP divides nothing when it has a hook"),
+        WrongAnswer(divides_twice, "mean", "It was divided by 3 twice"),
+        WrongAnswer(divides_by_two, "size", "there are 3 ranks: state.comm.size"),
+        WrongAnswer(multiplies, "mean", "That is 9 times the mean"),
+        WrongAnswer(reduces_in_float32, "dtype", "right to the 7 digits of float32"),
+        WrongAnswer(fulfills_too_early, "raises", "never waited for all_reduce in the background"),
+        WrongAnswer(fulfills_with_the_old_buffer, "buffer", "is it the sum that you give to the future"),
+        WrongAnswer(divides_its_own, "buffer", "the others are not in it"),
+        WrongAnswer(takes_another_all_reduce, "all_reduce", "called state.all_reduce 0 times"),
+        WrongAnswer(one_all_reduce_per_gradient, "all_reduce", "called state.all_reduce 6 times"),
+        WrongAnswer(fulfills_with_a_list, "shape", "promised something of type list"),
+        WrongAnswer(keeps_buckets_in_two_orders, "order", "what meets there are different buckets"),
+        WrongAnswer(only_rank_0_reduces, "deadlock", "there is a deadlock"),
+    ),
+}
+RIGHT = {
+    "6.5": (beside_backward, divides_before, all_at_the_last),
+}

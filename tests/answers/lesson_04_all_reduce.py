@@ -2,10 +2,12 @@
 
 import torch
 
-from ..collectives import ring
-from ..collectives.chunks import chunk
-from ..comm.buffers import copy_of, new_like
-from .answers_reduce_scatter import one_step_too_many, other_direction
+from hpdl_lab.collectives import ring
+from hpdl_lab.collectives.chunks import chunk
+from hpdl_lab.comm.buffers import copy_of, new_like
+
+from . import WrongAnswer
+from .lesson_04_reduce_scatter import one_step_too_many, other_direction
 
 # -- all_gather: wrong -------------------------------------------------------------------------------------------------
 
@@ -201,3 +203,53 @@ def one_half_after_the_other(comm, x):
     for part in (x[: len(x) // 2], x[len(x) // 2 :]):
         ring.all_reduce(comm, part)
     return x
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "4.2": (
+        WrongAnswer(gathers_the_wrong_chunk, "chunk", "never arrived on rank 0"),
+        WrongAnswer(adds_what_arrives, "chunk", "all_gather replaces, it does not add"),
+        WrongAnswer(stores_in_the_wrong_place, "chunk", "got another chunk there"),
+        WrongAnswer(
+            gathers_divisible_sizes_only,
+            "sizes",
+            "Every size that the number of ranks divides is right",
+        ),
+        WrongAnswer(gathers_whole_vectors, "bytes", "you pass the whole vector at every hop"),
+        WrongAnswer(gathers_on_rank_0, "bytes", "everything passes through rank 0"),
+        WrongAnswer(gathers_receiving_first, "deadlock", "all receive first"),
+        WrongAnswer(gathers_one_step_short, "steps", "where 4 are needed: one step too few"),
+        WrongAnswer(gathers_one_step_too_many, "steps", "sent 8 messages, where 7 are needed"),
+        WrongAnswer(
+            gathers_and_returns_its_chunk,
+            "returns",
+            "returned 333 elements: return x, 999 elements",
+        ),
+        WrongAnswer(gathers_and_returns_nothing, "returns", "returned nothing: return x"),
+    ),
+    "4.3": (
+        WrongAnswer(ring.all_reduce_naive, "bytes", "Cut x into chunks"),
+        WrongAnswer(adds_in_float64, "bytes", "each twice as large: is what you send of the dtype"),
+        WrongAnswer(asks_the_communicator, "bytes", "everything passes through rank 0"),
+        WrongAnswer(takes_the_average, "sum", "It is the average"),
+        WrongAnswer(forgets_the_all_gather, "steps", "only one of the two halves is done"),
+        WrongAnswer(gathers_before_it_scatters, "sum", "is missing"),
+        WrongAnswer(leaves_x_as_it_was, "in place", "x was not overwritten"),
+        WrongAnswer(reduces_and_returns_nothing, "returns", "returned nothing: return x"),
+        WrongAnswer(reduces_twice, "steps", "all is done twice"),
+        WrongAnswer(one_loop_too_long, "steps", "sent 15 messages, where 14 are needed"),
+        WrongAnswer(one_loop_too_short, "steps", "where 8 are needed: one step too few"),
+        WrongAnswer(scatters_too_long, "steps", "14 are needed: one step too many"),
+        WrongAnswer(only_even_ranks_gather, "deadlock", "it finished"),
+    ),
+}
+RIGHT = {
+    "4.2": (gathers_the_other_way, gathers_both_ways),
+    "4.3": (
+        in_one_loop,
+        the_other_way_around,
+        one_half_after_the_other,
+    ),
+}

@@ -2,6 +2,8 @@
 
 import math
 
+from . import WrongAnswer
+
 # -- choose: wrong -----------------------------------------------------------------------------------------------------
 
 
@@ -65,3 +67,25 @@ def with_a_loop(costs, p, nbytes, alpha, beta):
         if seconds <= least:
             best, least = name, seconds
     return best
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "4.5": (
+        WrongAnswer(always_the_ring, "cost", "The steps decide here"),
+        WrongAnswer(small_is_below_8_KiB, "cost", "With 2 ranks, 256 bytes and shared memory"),
+        WrongAnswer(fewest_steps, "cost", "The bytes decide here"),
+        WrongAnswer(fewest_bytes, "cost", "The steps decide here"),
+        WrongAnswer(takes_the_slowest, "cost", "4 bytes and shared memory"),
+        WrongAnswer(mixes_up_alpha_and_beta, "cost", "you say ring"),
+        WrongAnswer(returns_the_time, "returns", "return the name, such as 'ring'"),
+        WrongAnswer(knows_two_names, "cost", "recursive_doubling takes"),
+        WrongAnswer(for_four_ranks, "cost", "With 2 ranks"),
+        WrongAnswer(chooses_and_forgets, "returns", "returned nothing: return a name"),
+        WrongAnswer(returns_the_cost_function, "returns", "return the name"),
+    ),
+}
+RIGHT = {
+    "4.5": (in_one_line, with_a_loop),
+}

@@ -2,6 +2,8 @@
 
 import torch
 
+from . import WrongAnswer
+
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
 
@@ -176,3 +178,35 @@ def one_message_per_axis(mesh, parameters):
             parts = flat.split([placed.parameter.numel() for placed in group])
             for placed, part in zip(group, parts, strict=True):
                 placed.parameter.grad = part.view_as(placed.parameter)
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "11.3": (
+        WrongAnswer(takes_the_mean, "mean", "That is divided by the 3 replicas of dp"),
+        WrongAnswer(takes_the_mean_over_tp, "mean of parts", "divided by 2, a mean over tp: each"),
+        WrongAnswer(takes_the_mean_over_stages, "mean of parts", "divided by 2, a mean over pp: each"),
+        WrongAnswer(over_everybody, "axis", "the sum over dp and pp and tp: pp and tp too much"),
+        WrongAnswer(always_over_tp, "axis", "the sum over dp and tp: tp too much"),
+        WrongAnswer(never_over_tp, "axis", "the sum over dp only: tp is missing"),
+        WrongAnswer(forgets_tied_weights, "axis", "the sum over dp only: pp is missing"),
+        WrongAnswer(tied_weights_over_all_stages, "deadlock", "not those between"),
+        WrongAnswer(one_or_the_other, "axis", "the sum over tp only: dp is missing"),
+        WrongAnswer(tied_or_over_tp, "axis", "the sum over dp and pp only: tp is missing"),
+        WrongAnswer(goes_by_names, "axis", "should be"),
+        WrongAnswer(shared_by_all, "shared", "where one stage alone holds the parameter"),
+        WrongAnswer(twice_over_replicas, "twice", "it was added over dp twice"),
+        WrongAnswer(takes_the_last_twice, "twice", "it was added over each of them twice"),
+        WrongAnswer(pipelines_instead_of_replicas, "axis", "That is the sum over pp: pp too much, and dp is missing"),
+        WrongAnswer(leaves_out_what_has_no_gradient, "deadlock", "also a replica whose gradient"),
+        WrongAnswer(zeros_are_not_handed_back, "hand back", "still has no gradient"),
+        WrongAnswer(adds_parameters_too, "parameters", "the step is the optimizer's"),
+        WrongAnswer(sends_without_wait, "wait", "did not wait for 6 of its sends"),
+        WrongAnswer(gathers_all_replicas, "messages", "one all_reduce of a gradient for each axis"),
+        WrongAnswer(only_replica_0_adds, "deadlock", "there is a deadlock"),
+    ),
+}
+RIGHT = {
+    "11.3": (replicas_first, one_message_per_axis),
+}

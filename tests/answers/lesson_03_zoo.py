@@ -2,7 +2,10 @@
 
 import numpy as np
 
-from ..zoo.ward import diagnose
+from hpdl_lab import zoo
+from hpdl_lab.zoo.ward import diagnose
+
+from . import WrongAnswer
 
 # -- diagnose: wrong ---------------------------------------------------------------------------------------------------
 
@@ -421,3 +424,92 @@ def fills_up_with_zeros(comm):
     mine = list(range(comm.rank, 11, comm.size))
     mine += [0] * (most - len(mine))
     return sum(float(comm.all_reduce(np.full(1, float(number)))[0]) for number in mine)
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "3.4": (
+        WrongAnswer(calls_a_circle_slow, "diagnosis", "Program A: you say 'slow'. However long you wait"),
+        WrongAnswer(calls_a_mismatch_a_circle, "diagnosis", "Program B: you say 'circle'"),
+        WrongAnswer(calls_another_way_an_order, "diagnosis", "Program C: you say 'order'"),
+        WrongAnswer(calls_an_order_absent, "diagnosis", "look in which order"),
+        WrongAnswer(calls_unequal_loops_a_circle, "diagnosis", "ranks that wait, but no circle"),
+        WrongAnswer(calls_a_straggler_absent, "diagnosis", "It does come to the call, only late"),
+        WrongAnswer(calls_an_error_absent, "diagnosis", "A rank is absent, that is true: but why?"),
+        WrongAnswer(calls_a_circle_an_order, "diagnosis", "With these calls no other order helps"),
+        WrongAnswer(calls_a_mismatch_an_error, "diagnosis", "two ranks contradict each other"),
+        WrongAnswer(calls_unequal_loops_a_straggler, "diagnosis", "who is missing has finished"),
+        WrongAnswer(calls_an_order_a_circle, "diagnosis", "but not in the same call"),
+        WrongAnswer(one_program_early, "diagnosis", "Program A: you say 'mismatch'"),
+        WrongAnswer(lists_of_diagnoses, "name", "there is no diagnosis ['circle']"),
+        WrongAnswer(forgets_the_straggler, "missing", "Program F has no diagnosis"),
+        WrongAnswer(invents_a_diagnosis, "name", "there is no diagnosis 'deadlock'"),
+        WrongAnswer(knows_another_patient, "missing", "There is no program 'X'"),
+        WrongAnswer(as_text, "returns", "returned a str: return a dict"),
+        WrongAnswer(prints_the_diagnoses, "returns", "returned nothing: return a dict"),
+    ),
+    "3.5": (
+        WrongAnswer(zoo.find("ring_even_odd").broken, "deadlock", "all exchange with one who exchanges"),
+        WrongAnswer(receives_from_both_first, "deadlock", "all receive first"),
+        WrongAnswer(asks_for_the_size, "deadlock", "all exchange with one who exchanges"),
+        WrongAnswer(only_one_neighbor, "value", "rank 0 returned 3 and should return 4"),
+        WrongAnswer(one_step_too_few, "value", "Every rank sent 1 message: one step too few"),
+        WrongAnswer(one_step_too_many, "value", "Every rank sent 3 messages: one step too many"),
+        WrongAnswer(in_the_other_direction, "deadlock", "all exchange with one who exchanges"),
+        WrongAnswer(meets_in_a_barrier_first, "deadlock", "all exchange with one who exchanges"),
+        WrongAnswer(sums_all, "value", "rank 0 returned 6 and should return 4"),
+        WrongAnswer(sums_all_but_itself, "value", "rank 0 returned 6 and should return 4"),
+        WrongAnswer(passes_on_what_arrived, "value", "should return 4"),
+        WrongAnswer(neighbors_as_a_pair, "returns", "every rank returns a float, here 4"),
+        WrongAnswer(neighbors_as_text, "returns", "rank 0 returned '4.0'"),
+        WrongAnswer(never_waits_for_its_sends, "wait", "did not wait for 1 of its sends"),
+        WrongAnswer(into_one_place, "value", "rank 0 returned 6 and should return 4"),
+        WrongAnswer(adds_its_own_too, "value", "rank 1 returned 3 and should return 2"),
+        WrongAnswer(knows_the_neighbors, "messages", "not out of a formula"),
+        WrongAnswer(adds_and_forgets, "returns", "rank 0 returned nothing"),
+    ),
+    "3.6": (
+        WrongAnswer(zoo.find("branch_around_collective").broken, "deadlock", "there is a deadlock"),
+        WrongAnswer(nobody_adds, "value", "should return 2.5"),
+        WrongAnswer(only_rank_0_knows, "value", "rank 1 returned 2"),
+        WrongAnswer(adds_and_does_not_divide, "value", "returned 10 and should return 2.5"),
+        WrongAnswer(the_others_call_something_else, "deadlock", "barrier"),
+        WrongAnswer(all_write_the_log, "log", "it is printed 4 times"),
+        WrongAnswer(all_but_rank_0_add, "deadlock", "rank 0 never called all_reduce"),
+        WrongAnswer(only_rank_0_divides, "value", "rank 1 returned 10 and should return 2.5"),
+        WrongAnswer(divides_by_four, "value", "With 2 ranks"),
+        WrongAnswer(divides_by_one_less, "value", "rank 0 returned 3.33333"),
+        WrongAnswer(the_largest_loss, "value", "rank 0 returned 4"),
+        WrongAnswer(adds_twice, "value", "rank 0 returned 10 and should return 2.5"),
+        WrongAnswer(loss_of_rank_0, "value", "rank 0 returned 1"),
+        WrongAnswer(mean_as_text, "returns", "rank 0 returned '2.5'"),
+        WrongAnswer(knows_the_mean, "messages", "not out of a formula"),
+        WrongAnswer(logs_and_returns_nothing, "returns", "rank 0 returned nothing"),
+    ),
+    "3.7": (
+        WrongAnswer(zoo.find("unequal_loops").broken, "deadlock", "there is a deadlock"),
+        WrongAnswer(as_many_as_the_shortest, "value", "returned 28 and should return 55"),
+        WrongAnswer(numbers_that_are_not_there, "value", "returned 66 and should return 55"),
+        WrongAnswer(three_steps_for_ever, "value", "With 2 ranks"),
+        WrongAnswer(one_more_for_the_last, "deadlock", "With 5 ranks there is a deadlock"),
+        WrongAnswer(adds_its_own_only, "value", "The ranks do not even agree"),
+        WrongAnswer(one_step_too_few_for_all, "value", "the sum of 0 to 7: the last step is missing"),
+        WrongAnswer(one_number_too_few, "value", "the sum of 0 to 9: the last step is missing, or"),
+        WrongAnswer(one_number_too_many, "value", "the sum of 0 to 11: one step too many, or"),
+        WrongAnswer(one_step_too_many_for_all, "steps", "one step too many"),
+        WrongAnswer(a_step_for_every_number, "steps", "8 steps too many"),
+        WrongAnswer(begins_one_step_late, "value", "returned 49 and should return 55"),
+        WrongAnswer(the_last_number_again, "value", "returned 65 and should return 55"),
+        WrongAnswer(skips_what_is_not_there, "deadlock", "rank 3 left the loop one step early"),
+        WrongAnswer(waits_in_a_barrier, "deadlock", "calls barrier where"),
+        WrongAnswer(sums_on_rank_0, "value", "The ranks do not even agree"),
+        WrongAnswer(knows_55, "messages", "not out of a formula"),
+    ),
+}
+RIGHT = {
+    "3.4": (backwards, diagnoses_in_capital_letters),
+    "3.5": (rightly, one_is_different, pairs_of_two),
+    "3.6": (by_gathering, prints_while_it_searches, reduces_and_broadcasts),
+    "3.7": (adds_its_own_first, fills_up_with_zeros),
+}

@@ -2,6 +2,8 @@
 
 import torch
 
+from . import WrongAnswer
+
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
 
@@ -127,3 +129,32 @@ def writes_into_the_old_gradients(comm, params, all_reduce):
             p.grad = torch.zeros_like(p)
         p.grad.copy_(flat[begin : begin + p.numel()].view(p.shape))
         begin += p.numel()
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "6.2": (
+        WrongAnswer(forgets_to_average, "mean", "That is the sum over 3 ranks"),
+        WrongAnswer(averages_twice, "mean", "It was divided by 3 twice"),
+        WrongAnswer(divides_by_two, "size", "there are 3 ranks: comm.size"),
+        WrongAnswer(one_message_per_tensor, "messages", "called all_reduce 4 times, for 20, 4, 12, 3"),
+        WrongAnswer(skips_what_is_missing, "sizes", "39 by rank 0, 36 by rank 1"),
+        WrongAnswer(divides_by_those_who_have_one, "size", "You divided by the 3 ranks that have one"),
+        WrongAnswer(hands_back_only_where_there_was_one, "hand back", "rank 1 still has no gradient"),
+        WrongAnswer(forgets_to_hand_back, "hand back", "the mean has not come back into p.grad"),
+        WrongAnswer(hands_back_all_but_the_last, "hand back", "into p.grad of 3 of 4 parameters"),
+        WrongAnswer(averages_in_float32, "dtype", "right to the 7 digits of float32"),
+        WrongAnswer(divides_by_parameters, "mean", "That is 0.75 times the mean"),
+        WrongAnswer(adds_the_mean, "hand back", "it takes its place"),
+        WrongAnswer(unpacks_in_another_order, "order", "That is the mean of another gradient"),
+        WrongAnswer(divides_its_own, "sum", "add those of all ranks first"),
+        WrongAnswer(takes_another_all_reduce, "messages", "never called the all_reduce"),
+        WrongAnswer(asks_first_who_has_what, "messages", "ask nobody before it"),
+        WrongAnswer(averages_parameters_as_well, "parameters", "the step is the optimizer's"),
+        WrongAnswer(only_rank_0_averages, "deadlock", "there is a deadlock"),
+    ),
+}
+RIGHT = {
+    "6.2": (divides_before, writes_into_the_old_gradients),
+}

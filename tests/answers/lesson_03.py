@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from ..collectives.jobs import which_collective
+from hpdl_lab.collectives.jobs import which_collective
+
+from . import WrongAnswer
 
 # -- ping_pong: wrong --------------------------------------------------------------------------------------------------
 
@@ -409,3 +411,88 @@ def as_mpi_spells_them():
 def as_torch_spells_them():
     names = "broadcast all_reduce reduce scatter gather all_gather_into_tensor reduce_scatter_tensor all_to_all_single"
     return {letter: f"dist.{name}" for letter, name in zip("ABCDEFGH", names.split(), strict=True)}
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "3.3": (
+        WrongAnswer(scatters_the_weights, "job", "Job A: scatter hands row r of what rank 0 has"),
+        WrongAnswer(adds_for_everybody, "too much", "Job C: all_reduce would do it"),
+        WrongAnswer(sums_the_mistakes, "job", "Job E: reduce adds what every rank has"),
+        WrongAnswer(forgets_the_layers, "missing", "Job F has no answer"),
+        WrongAnswer(invents_a_collective, "name", "no collective is called 'all_add'"),
+        WrongAnswer(tuples_of_names, "name", "no collective is called ('broadcast',)"),
+        WrongAnswer(one_letter_late, "missing", "Job A has no answer"),
+        WrongAnswer(one_job_early, "job", "Job A: all_reduce adds"),
+        WrongAnswer(one_job_too_many, "missing", "There is no job 'I'"),
+        WrongAnswer(names_to_letters, "missing", "Job A has no answer"),
+        WrongAnswer(sums_on_one_rank, "job", "Job B: reduce adds"),
+        WrongAnswer(gathers_on_all, "too much", "Job E: all_gather would do it"),
+        WrongAnswer(gathers_gradients, "too much", "p vectors to receive, not two"),
+        WrongAnswer(adds_every_row, "too much", "the other rows of the sum"),
+        WrongAnswer(gives_everybody_all_words, "too much", "what is meant for others"),
+        WrongAnswer(broadcasts_the_images, "too much", "the rows of all the others"),
+        WrongAnswer(as_a_list, "returns", "returned a list: return a dict"),
+        WrongAnswer(prints_the_names, "returns", "returned nothing: return a dict"),
+    ),
+    "3.1": (
+        WrongAnswer(both_serve, "deadlock", "both send first"),
+        WrongAnswer(both_wait, "deadlock", "both receive first"),
+        WrongAnswer(never_comes_back, "round", "rank 1 sent 0 messages back"),
+        WrongAnswer(two_balls, "round", "both messages are under way at the same time"),
+        WrongAnswer(everybody_plays_with_rank_0, "deadlock", "finished"),
+        WrongAnswer(sends_its_own_ball_back, "ball", "rank 1 sends back what it got"),
+        WrongAnswer(two_rounds, "round", "rank 0 sent 2 messages to rank 1"),
+        WrongAnswer(plays_and_returns_nothing, "returns", "returned nothing: return x"),
+        WrongAnswer(around_the_ring, "ball", "which only looks on"),
+        WrongAnswer(one_element, "ball", "receive into x itself"),
+        WrongAnswer(ends_with_a_barrier, "round", "also calls barrier"),
+        WrongAnswer(begins_with_a_barrier, "round", "also calls barrier"),
+        WrongAnswer(tells_that_it_is_done, "round", "rank 1 sent 2 messages back"),
+        WrongAnswer(in_two_halves, "round", "rank 0 sent 2 messages to rank 1"),
+        WrongAnswer(receives_once_too_often, "deadlock", "rank 1 never sent to rank 0"),
+        WrongAnswer(does_not_take_it_back, "deadlock", "rank 0 never received from rank 1"),
+        WrongAnswer(plays_with_the_last_rank, "ball", "receive into x itself"),
+        WrongAnswer(receives_beside_x, "ball", "receive into x itself"),
+        WrongAnswer(array_for_a_tensor, "raises", "in a uint8 tensor (lab.ping_pong sends those)"),
+        WrongAnswer(float64_for_bytes, "raises", "rank 0 sends uint8, rank 1 expects float64"),
+        WrongAnswer(returns_float32, "returns", "something of dtype float32"),
+        WrongAnswer(returns_a_list, "returns", "something of type list"),
+        WrongAnswer(returns_inside_the_if, "returns", "x is right on rank 2, but"),
+    ),
+    "3.2": (
+        WrongAnswer(other_order, "order", "alpha, beta is the order"),
+        WrongAnswer(bandwidth_for_beta, "unit", "beta is 1 / bandwidth"),
+        WrongAnswer(in_microseconds, "unit", "Those are microseconds"),
+        WrongAnswer(line_through_the_origin, "alpha", "an empty message would cost nothing"),
+        WrongAnswer(all_seconds_count_alike, "weights", "Where all seconds count alike"),
+        WrongAnswer(smallest_and_largest, "alpha", "the time of one message"),
+        WrongAnswer(by_two_ends, "alpha", "the time of one message"),
+        WrongAnswer(line_through_two_ends, "ends", "the line through two messages"),
+        WrongAnswer(squares_the_weights, "weights", "polyfit squares its weights"),
+        WrongAnswer(roots_of_the_weights, "weights", "polyfit squares its weights"),
+        WrongAnswer(weights_by_size, "weights", "The weights are 1 / sizes"),
+        WrongAnswer(without_the_first, "loop", "The first message is not in it"),
+        WrongAnswer(without_the_last, "loop", "The last message is not in it"),
+        WrongAnswer(seconds_per_bit, "unit", "seconds per bit"),
+        WrongAnswer(halves_the_times, "factor", "Both are half as large"),
+        WrongAnswer(line_as_text, "returns", "return two numbers"),
+        WrongAnswer(divides_by_a_list, "raises", "for /: 'int' and 'list'"),
+        WrongAnswer(round_trip_for_one_way, "factor", "those of one way already"),
+        WrongAnswer(mean_time_for_alpha, "alpha", "The message of 8 bytes took 1 µs"),
+        WrongAnswer(only_alpha, "returns", "return two numbers"),
+        WrongAnswer(by_the_small_ones, "beta", "The large ones, where alpha hardly counts"),
+    ),
+}
+RIGHT = {
+    "3.3": (
+        sorted_by_name,
+        in_capital_letters,
+        as_mpi4py_spells_them,
+        as_mpi_spells_them,
+        as_torch_spells_them,
+    ),
+    "3.1": (with_works, returns_what_arrived),
+    "3.2": (with_weights, by_linear_algebra, with_weights_of_the_line),
+}

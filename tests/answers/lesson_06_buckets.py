@@ -2,7 +2,9 @@
 
 from itertools import accumulate
 
-from ..parallel.reducer import assign_buckets
+from hpdl_lab.parallel.reducer import assign_buckets
+
+from . import WrongAnswer
 
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
@@ -145,3 +147,30 @@ def bucket_by_bucket(nbytes, limit, first):
         buckets.append(left[:n])
         left = left[n:]
     return buckets
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "6.3": (
+        WrongAnswer(in_the_order_of_registration, "order", "they are in the order of registration"),
+        WrongAnswer(looks_too_late, "limit", "Look whether a gradient fits before"),
+        WrongAnswer(forgets_the_last_bucket, "cover", "the last bucket was never put into the list"),
+        WrongAnswer(ends_one_too_early, "cover", "gradient 0 is in none of them, 5 of 6 are: the loop ends"),
+        WrongAnswer(begins_one_too_late, "cover", "gradient 5 is in none of them, 5 of 6 are: the loop begins"),
+        WrongAnswer(first_is_like_the_others, "first", "the first bucket holds"),
+        WrongAnswer(all_are_like_the_first, "small", "would have fitted: the limit is 450"),
+        WrongAnswer(splits_gradients, "split", "is in more than one place"),
+        WrongAnswer(sorts_by_size, "order", "Only neighbors share a bucket"),
+        WrongAnswer(fills_the_gaps, "order", "Only neighbors share a bucket"),
+        WrongAnswer(begins_with_an_empty_one, "empty", "a message about nothing"),
+        WrongAnswer(wants_more_room_than_needed, "small", "gradient 1, of 50, would have fitted: the limit is 100"),
+        WrongAnswer(one_each, "small", "Every bucket more is a latency more"),
+        WrongAnswer(stumbles_over_no_gradients, "raises", "IndexError"),
+        WrongAnswer(returns_sizes, "cover", "there is no gradient 10"),
+        WrongAnswer(returns_tuples, "returns", "buckets are a list of lists"),
+    ),
+}
+RIGHT = {
+    "6.3": (by_sums, bucket_by_bucket),
+}

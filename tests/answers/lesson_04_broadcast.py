@@ -2,8 +2,10 @@
 
 import torch
 
-from ..collectives import chain
-from ..collectives.chunks import chunk
+from hpdl_lab.collectives import chain
+from hpdl_lab.collectives.chunks import chunk
+
+from . import WrongAnswer
 
 # -- broadcast: wrong --------------------------------------------------------------------------------------------------
 
@@ -167,3 +169,29 @@ def receives_ahead(comm, x, root=0, segments=4):
     for work in leaving:
         work.wait()
     return x
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "4.4": (
+        WrongAnswer(one_rank_after_the_other, "steps", "has all of x before it passes anything on"),
+        WrongAnswer(receives_or_sends, "steps", "while a rank passes a segment on, nothing comes in"),
+        WrongAnswer(waits_for_all_in_every_step, "steps", "a rank waits in 16 barriers"),
+        WrongAnswer(whole_vector_per_segment, "bytes", "each segment is to be sent once"),
+        WrongAnswer(root_sends_to_everybody, "peers", "on a chain it passes on to the next"),
+        WrongAnswer(root_is_always_0, "root", "The data come from rank 2"),
+        WrongAnswer(counts_from_the_wrong_end, "root", "The data come from rank 2"),
+        WrongAnswer(sends_what_has_not_come, "order", "sent on before it had arrived"),
+        WrongAnswer(the_last_one_sends_too, "deadlock", "there is a deadlock"),
+        WrongAnswer(one_segment_short, "segment", "received 2 messages, and there are 3 segments: one message too"),
+        WrongAnswer(one_segment_too_many, "segment", "sent 17 messages, and there are 16 segments"),
+        WrongAnswer(never_waits_for_its_segments, "wait", "did not wait for"),
+        WrongAnswer(broadcasts_and_forgets, "returns", "returned nothing: return x"),
+        WrongAnswer(cuts_without_the_rest, "segment", "The segment with the last 1 element never arrived"),
+        WrongAnswer(into_a_new_tensor, "in place", "x was not overwritten"),
+    ),
+}
+RIGHT = {
+    "4.4": (waits_at_the_end, receives_ahead),
+}

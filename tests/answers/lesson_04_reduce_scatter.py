@@ -6,9 +6,11 @@ Each wrong one is a mistake that people make.
 import numpy as np
 import torch
 
-from ..collectives import ring
-from ..collectives.chunks import chunk
-from ..comm.buffers import copy_of, new_like
+from hpdl_lab.collectives import ring
+from hpdl_lab.collectives.chunks import chunk
+from hpdl_lab.comm.buffers import copy_of, new_like
+
+from . import WrongAnswer
 
 # -- reduce_scatter: wrong ---------------------------------------------------------------------------------------------
 
@@ -222,3 +224,51 @@ def skips_empty_chunks_and_prints(comm, x):
         for work in works:
             work.wait()
     return parts[r]
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "4.1": (
+        WrongAnswer(off_by_one_chunk, "chunk", "you are off by one chunk"),
+        WrongAnswer(divides_by_p, "sum", "It is the average: the sum divided by 3"),
+        WrongAnswer(
+            only_divisible_sizes,
+            "sizes",
+            "Every size that the number of ranks divides is right",
+        ),
+        WrongAnswer(whole_vector_every_hop, "bytes", "you pass the whole vector at every hop"),
+        WrongAnswer(data_of_rank_0, "sum", "the data of rank 0, not the sum over ranks"),
+        WrongAnswer(sends_first, "deadlock", "all send first"),
+        WrongAnswer(forgets_the_last_step, "steps", "where 4 are needed: one step too few"),
+        WrongAnswer(one_step_too_many, "steps", "sent 8 messages, where 7 are needed"),
+        WrongAnswer(one_step_too_many_of_several, "steps", "7 are needed: one step too many"),
+        WrongAnswer(needs_a_neighbor, "one rank", "1 rank, which has no neighbor"),
+        WrongAnswer(returns_nothing, "returns", "returned nothing: return chunk 0 of x"),
+        WrongAnswer(
+            returns_all_of_x,
+            "returns",
+            "returned 999 elements: return chunk 0 of x, 333 elements",
+        ),
+        WrongAnswer(raises_an_error, "raises", "raised IndexError: list index out of range"),
+        WrongAnswer(never_ends, "timeout", "Is there a loop that never ends?"),
+        WrongAnswer(writes_past_the_end, "bounds", "wrote outside x, at x[1001]"),
+        WrongAnswer(rank_0_sends_first, "steps", "the ranks wait for each other in a row"),
+        WrongAnswer(waits_for_all_in_every_step, "steps", "a rank waits in 7 barriers"),
+        WrongAnswer(never_waits_for_its_sends, "wait", "did not wait for 7 of its sends to rank 1"),
+        WrongAnswer(
+            buffer_is_always_float32,
+            "dtype",
+            "a buffer of your own must have the dtype of x",
+        ),
+        WrongAnswer(straight_to_the_owner, "peers", "it knows only its neighbors"),
+    ),
+}
+RIGHT = {
+    "4.1": (
+        other_direction,
+        numpy_style,
+        non_blocking,
+        skips_empty_chunks_and_prints,
+    ),
+}

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from . import WrongAnswer
+
 # -- average_gradients: wrong ------------------------------------------------------------------------------------------
 
 
@@ -195,3 +197,45 @@ def reduces_and_broadcasts(comm, g):
     if comm.rank == 0:
         g[...] = total / comm.size
     return comm.broadcast(g)
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "2.1": (
+        WrongAnswer(forgets_to_divide, "mean", "the step would be 4 times too long"),
+        WrongAnswer(divides_by_four, "size", "there are 2 ranks: comm.size"),
+        WrongAnswer(divides_its_own, "sum", "add those of all ranks first"),
+        WrongAnswer(divides_twice, "mean", "It was divided by 4 twice"),
+        WrongAnswer(takes_rank_0, "sum", "the gradient of rank 0 alone"),
+        WrongAnswer(does_nothing, "sum", "nothing came from the others"),
+        WrongAnswer(only_rank_0_calls, "deadlock", "never called all_reduce"),
+        WrongAnswer(divides_into_a_new_array, "in place", "g was not overwritten"),
+        WrongAnswer(averages_and_forgets, "returns", "returned nothing"),
+        WrongAnswer(averages_to_a_number, "returns", "the gradient is a NumPy array of shape (2,)"),
+        WrongAnswer(averages_to_a_list, "returns", "something of type list"),
+        WrongAnswer(averages_to_a_tensor, "returns", "something of type Tensor"),
+        WrongAnswer(returns_float32, "returns", "something of dtype float32"),
+        WrongAnswer(adds_in_float32, "precision", "The first digits are right"),
+        WrongAnswer(divides_and_rounds_down, "precision", "// rounds down"),
+        WrongAnswer(takes_the_median, "mean", "the median of the 4 gradients"),
+        WrongAnswer(takes_the_largest, "mean", "the largest of the 4 gradients"),
+        WrongAnswer(divides_by_one_less, "mean", "You divided by 3, but there are 4 ranks"),
+        WrongAnswer(mean_of_the_wrong_axis, "returns", "something of shape (4,)"),
+        WrongAnswer(only_rank_0_divides, "mean", "on rank 1 should be"),
+        WrongAnswer(averages_the_mean_again, "steps", "calls 2 collectives that add"),
+        WrongAnswer(each_in_its_own_order, "bitwise", "hold different bits"),
+        WrongAnswer(passes_once_too_often, "loop", "The gradient of rank 0 is in it twice"),
+        WrongAnswer(passes_once_too_few, "loop", "The gradient of rank 1 is missing in it"),
+        WrongAnswer(collects_one_too_few, "deadlock", "leave out rank 3?"),
+        WrongAnswer(collects_one_too_many, "raises", "ranks here are 0 to 3"),
+    ),
+}
+RIGHT = {
+    "2.1": (
+        divides_first,
+        by_gathering,
+        by_messages,
+        reduces_and_broadcasts,
+    ),
+}

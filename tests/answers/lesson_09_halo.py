@@ -2,7 +2,9 @@
 
 import torch
 
-from ..parallel.tensor.spatial import receiving, sending
+from hpdl_lab.parallel.tensor.spatial import receiving, sending
+
+from . import WrongAnswer
 
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
@@ -250,3 +252,34 @@ def by_sendrecv(comm, x, rows):
 def all_at_once(comm, x, rows):
     up, down = asked(comm, rows)
     return strip_with(comm, x, rows, *swap(comm, x[:, :, :up], last(x, down), *rows[comm.rank]))
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "9.6": (
+        WrongAnswer(zeros_everywhere, "zeros", "Only the image has an edge, a strip has none"),
+        WrongAnswer(from_the_wrong_side, "side", "the ones that lie farthest away"),
+        WrongAnswer(mixes_up_neighbors, "neighbor", "Those are rows of rank 2"),
+        WrongAnswer(around_the_ring, "edge", "no ring: zeros, not the rows of rank 2"),
+        WrongAnswer(repeats_the_edge, "edge", "outside the image are zeros"),
+        WrongAnswer(sends_what_it_needs_itself, "asks", "what the rank above asks for, rows[rank - 1][1]"),
+        WrongAnswer(slices_from_minus_zero, "everything", "You send all 4 rows where 0 are needed"),
+        WrongAnswer(sends_everything_for_nothing, "everything", "So rank 0 does to rank 1 with 3 ranks"),
+        WrongAnswer(only_from_above, "zeros", "The rows below the strip of rank 0 are zeros"),
+        WrongAnswer(upside_down, "upside down", "the right rows of rank 1 upside down"),
+        WrongAnswer(takes_channels_for_the_batch, "raises", "Sizes of tensors must match"),
+        WrongAnswer(returns_only_the_strip, "shape", "1 + 3 + 1 rows"),
+        WrongAnswer(sends_the_most_that_anybody_needs, "bytes", "only the rows next to its own"),
+        WrongAnswer(whole_strips_travel, "bytes", "only the rows next to its own"),
+        WrongAnswer(sends_one_halo_twice, "bytes", "6 messages with something in them, and 4 would do"),
+        WrongAnswer(everybody_receives_first, "deadlock", "there is a deadlock"),
+        WrongAnswer(one_after_the_other, "steps", "the time of 14 messages one after another"),
+        WrongAnswer(waits_for_all, "steps", "a rank waits in 1 barrier, and none is needed"),
+        WrongAnswer(waits_for_what_comes_only, "wait", "did not wait for 1 of its sends"),
+        WrongAnswer(clears_its_edge, "input", "rank 0 has changed x"),
+    ),
+}
+RIGHT = {
+    "9.6": (by_sendrecv, all_at_once),
+}

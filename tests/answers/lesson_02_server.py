@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from . import WrongAnswer
+
 # -- server_step: wrong ------------------------------------------------------------------------------------------------
 
 
@@ -283,3 +285,47 @@ def all_at_once(comm, w, g, rate):
 def from_the_last_worker(comm, w, g, rate):
     workers = range(comm.size - 1, 0, -1)
     return server(comm, w, g, rate, collect=workers, answer=workers) if comm.rank == 0 else worker(comm, w, g)
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "2.2": (
+        WrongAnswer(adds_and_forgets_to_divide, "mean", "the sum of 3 gradients: divide by 3"),
+        WrongAnswer(counts_the_server_as_a_worker, "workers", "You divided by 4, the number of ranks"),
+        WrongAnswer(adds_the_gradient_of_the_server, "workers", "The gradient of rank 0 is in it"),
+        WrongAnswer(walks_uphill, "sign", "a step uphill"),
+        WrongAnswer(forgets_the_rate, "rate", "was not used"),
+        WrongAnswer(keeps_the_last_gradient, "sum", "Only the gradient of rank 3 is in it"),
+        WrongAnswer(steps_after_every_gradient, "order", "before it had all gradients"),
+        WrongAnswer(sends_no_weights_back, "send back", "the server's never arrived"),
+        WrongAnswer(waits_for_the_server_first, "deadlock", "receive first"),
+        WrongAnswer(sends_everything_twice, "bytes", "bytes went out of the server"),
+        WrongAnswer(pushes_its_weights_too, "bytes", "bytes went into the server"),
+        WrongAnswer(everybody_averages, "bytes", "bytes went out of the server"),
+        WrongAnswer(passes_the_weights_along, "peers", "the workers talk to rank 0 only"),
+        WrongAnswer(makes_new_weights, "in place", "w was not overwritten"),
+        WrongAnswer(steps_without_return, "returns", "the server returned nothing"),
+        WrongAnswer(adds_into_its_gradient, "input", "changed its gradient g"),
+        WrongAnswer(for_three_workers, "size", "here there is 1 worker: comm.size - 1"),
+        WrongAnswer(uses_the_rate_twice, "rate", "The rate was used twice"),
+        WrongAnswer(rounds_its_step_down, "sum", "on the server should be"),
+        WrongAnswer(adds_in_float32, "precision", "The first digits are right"),
+        WrongAnswer(averages_weights, "send back", "a step from the weights of a worker"),
+        WrongAnswer(workers_step_themselves, "send back", "a step from the weights of a worker"),
+        WrongAnswer(leaves_out_the_last_worker, "deadlock", "leave out rank 3?"),
+        WrongAnswer(leaves_out_the_first_worker, "deadlock", "leave out rank 1?"),
+        WrongAnswer(one_worker_too_many, "raises", "The workers are ranks 1 to 3"),
+        WrongAnswer(counts_from_rank_0, "raises", "The workers are ranks 1 to 3"),
+        WrongAnswer(answers_one_worker_too_few, "deadlock", "rank 0 never sent to rank 3"),
+        WrongAnswer(adds_one_too_few, "loop", "The gradient of rank 3 is missing in it"),
+        WrongAnswer(sends_before_the_step, "order", "before it had all gradients"),
+        WrongAnswer(one_place_for_all, "sum", "Only the gradient of rank 3 is in it"),
+        WrongAnswer(returns_a_list, "returns", "something of type list"),
+        WrongAnswer(returns_float32, "returns", "something of dtype float32"),
+        WrongAnswer(never_waits_for_its_sends, "wait", "did not wait for 1 of its sends"),
+    ),
+}
+RIGHT = {
+    "2.2": (with_collectives, all_at_once, from_the_last_worker),
+}

@@ -3,7 +3,9 @@
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from ..parallel.tensor.linear import column_linear, reduce_from, row_linear
+from hpdl_lab.parallel.tensor.linear import column_linear, reduce_from, row_linear
+
+from . import WrongAnswer
 
 # -- rows_of_heads: wrong ----------------------------------------------------------------------------------------------
 
@@ -175,3 +177,37 @@ def heads_by_hand(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, ca
 def heads_bias_last(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, causal):
     heard = attended(column_linear(comm, x, qkv_weight, qkv_bias), heads, causal)
     return row_linear(comm, heard, out_weight, None) + out_bias
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "9.3": (
+        WrongAnswer(rows_one_piece, "boundary", "q of heads 0, 1, 2, 3, k of heads 0, 1, v of no head"),
+        WrongAnswer(rows_only_queries, "boundary", "k of no head, v of no head"),
+        WrongAnswer(rows_head_by_head, "order", "the right rows in another order"),
+        WrongAnswer(rows_dealt_out, "heads", "your rows hold heads 0, 2, and should hold heads 0, 1"),
+        WrongAnswer(rows_cut_heads_in_two, "refuse", "a head would be cut in two"),
+        WrongAnswer(rows_of_the_next_rank, "heads", "your rows hold heads 2, 3, and should hold heads 0, 1"),
+        WrongAnswer(rows_without_the_last, "rows", "you give 11 rows, and 12 are needed: row 19 is missing"),
+        WrongAnswer(rows_as_slices, "returns", "one flat tensor of them"),
+    ),
+    "9.4": (
+        WrongAnswer(heads_before_parts, "boundary", "the first third are queries of all its heads"),
+        WrongAnswer(heads_see_the_future, "causal", "Positions hear what comes later"),
+        WrongAnswer(heads_always_causal, "causal", "hear only what came before"),
+        WrongAnswer(heads_all_in_one, "heads", "attends with one head of 6 numbers, not with 2"),
+        WrongAnswer(heads_scaled_by_the_width, "scale", "divided by the root of 3"),
+        WrongAnswer(heads_scaled_without_a_root, "scale", "a head's width, not by 3"),
+        WrongAnswer(heads_without_copy_to, "transposed", "only what the heads of rank 0 say about x"),
+        WrongAnswer(heads_without_sum, "sum", "Only the heads of rank 0 are in it"),
+        WrongAnswer(heads_with_many_biases, "bias", "out_bias was added 2 times"),
+        WrongAnswer(heads_merged_wrongly, "merge", ".transpose(1, 2), then reshape"),
+        WrongAnswer(heads_all_columns_at_once, "messages", "all_reduce of 120 numbers, 3 times"),
+        WrongAnswer(heads_gathered, "messages", "heads need nothing from each other"),
+    ),
+}
+RIGHT = {
+    "9.3": (rows_by_a_view, rows_as_a_list),
+    "9.4": (heads_by_hand, heads_bias_last),
+}

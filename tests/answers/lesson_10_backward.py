@@ -2,7 +2,9 @@
 
 import torch
 
-from ..parallel.pipeline.naive import do_backward
+from hpdl_lab.parallel.pipeline.naive import do_backward
+
+from . import WrongAnswer
 
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
@@ -176,3 +178,30 @@ def by_the_tensors_own_method(comm, schedule, action, saved):
     y.backward(gradient_of(comm, schedule, stage, y))
     if x.grad is not None:
         comm.send(x.grad, before(schedule, stage))
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "10.5": (
+        WrongAnswer(arrows_the_wrong_way, "raises", "only for scalar outputs"),
+        WrongAnswer(keeps_the_gradient_to_itself, "deadlock", "rank 1 never sent to rank 0"),
+        WrongAnswer(the_last_stage_waits_too, "raises", "none after the last, whose output is the loss"),
+        WrongAnswer(next_rank_for_next_stage, "neighbor", "ask schedule.rank_of"),
+        WrongAnswer(begins_with_ones, "gradient", "was what came not used?"),
+        WrongAnswer(passes_on_what_came, "gradient", "was something else sent by stage"),
+        WrongAnswer(divides_once_more, "scale", "the losses are divided already"),
+        WrongAnswer(only_for_the_input, "weights", "only torch.autograd.backward leaves them"),
+        WrongAnswer(only_the_first_micro_batch, "accumulate", "That is micro-batch 0 alone"),
+        WrongAnswer(keeps_what_is_done, "memory", "Take the entry out"),
+        WrongAnswer(takes_the_oldest, "micro-batch", "in 0B2 rank 0 takes (0, 0) out of `saved`, and not (0, 2)"),
+        WrongAnswer(takes_the_newest, "micro-batch", "gradients would meet the wrong activations"),
+        WrongAnswer(asks_for_the_shape, "traffic", "nothing has to be asked"),
+        WrongAnswer(forgets_to_wait, "wait", "rank 1 did not wait for 1 of its sends to rank 0"),
+        WrongAnswer(waits_for_all_stages, "traffic", "a rank waits in 4 barriers, and none is needed"),
+        WrongAnswer(sends_first, "raises", "NoneType"),
+    ),
+}
+RIGHT = {
+    "10.5": (posts_its_receive_first, by_the_tensors_own_method),
+}

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from . import WrongAnswer
+
 # -- gossip_step: wrong ------------------------------------------------------------------------------------------------
 
 
@@ -248,3 +250,46 @@ def own_weight_last(comm, x, graph):
 
 def in_falling_order(comm, x, graph):
     return meets(comm, x, graph, graph.neighbors[comm.rank][::-1])
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "2.3": (
+        WrongAnswer(plain_mean_of_neighbors, "weights", "the plain mean of a rank and its neighbors"),
+        WrongAnswer(forgets_itself, "weights", "Those are the neighbors alone"),
+        WrongAnswer(smaller_degree, "weights", "the smaller degree of the two"),
+        WrongAnswer(without_the_one, "weights", "1 / (1 + the larger degree)"),
+        WrongAnswer(passes_on_what_it_just_heard, "sum", "still the x from before the step?"),
+        WrongAnswer(subtracts_what_it_has_become, "mean", "Add weight * (theirs - mine)"),
+        WrongAnswer(adds_without_taking_off, "mean", "The mean over all ranks was"),
+        WrongAnswer(mean_of_all, "peers", "which is not its neighbor"),
+        WrongAnswer(always_on_a_ring, "peers", "On a star of 5 ranks"),
+        WrongAnswer(only_the_first_neighbor, "deadlock", "received from 1 of its 2 neighbors"),
+        WrongAnswer(all_but_the_last_neighbor, "deadlock", "the loop is too short"),
+        WrongAnswer(all_but_the_first_neighbor, "deadlock", "the loop is too short"),
+        WrongAnswer(one_neighbor_too_many, "deadlock", "the loop is too long"),
+        WrongAnswer(one_index_too_many, "raises", "does a loop go one step too far?"),
+        WrongAnswer(meets_itself, "raises", "receives from itself"),
+        WrongAnswer(one_over_the_ranks, "weights", "the weight 1 / (the number of ranks)"),
+        WrongAnswer(third_for_everybody, "weights", "the weight 1/3 for every neighbor"),
+        WrongAnswer(largest_degree_of_all, "weights", "the largest degree of the whole graph"),
+        WrongAnswer(degree_of_the_neighbor, "weights", "the neighbor's degree"),
+        WrongAnswer(moves_away, "sign", "a step away from the neighbors"),
+        WrongAnswer(sends_what_changes, "sum", "still the x from before the step?"),
+        WrongAnswer(one_place_for_all, "mean", "The mean over all ranks was"),
+        WrongAnswer(gossips_in_float32, "precision", "The first digits are right"),
+        WrongAnswer(gossips_into_a_list, "returns", "something of type list"),
+        WrongAnswer(gossips_into_a_tensor, "returns", "something of type Tensor"),
+        WrongAnswer(meets_everybody_in_a_barrier, "peers", "gossip waits for neighbors only"),
+        WrongAnswer(receives_first, "deadlock", "receive first"),
+        WrongAnswer(two_steps, "steps", "Those are two steps"),
+        WrongAnswer(listens_twice, "bytes", "one is enough"),
+        WrongAnswer(gossips_into_a_new_array, "in place", "x was not overwritten"),
+        WrongAnswer(gossips_and_returns_nothing, "returns", "returned nothing: return x"),
+        WrongAnswer(changes_nothing, "sum", "nothing of the neighbors is in it"),
+    ),
+}
+RIGHT = {
+    "2.3": (metropolis, own_weight_last, in_falling_order),
+}

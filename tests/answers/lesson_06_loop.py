@@ -4,6 +4,8 @@ from contextlib import nullcontext
 
 import torch
 
+from . import WrongAnswer
+
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
 
@@ -220,3 +222,34 @@ def asks_before_every_step(comm, model, strategy, optimizer, steps, loss_of):
         strategy.add_gradients(comm, model)
         optimizer.step()
         i += 1
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "6.6": (
+        WrongAnswer(averages_before_accumulation_ends, "accumulation", "has accumulated all of its"),
+        WrongAnswer(a_step_for_each_micro_batch, "accumulation", "has accumulated all of its"),
+        WrongAnswer(forgets_accumulating, "accumulating", "others follow, so it belongs into"),
+        WrongAnswer(accumulates_the_last_as_well, "accumulating", "nothing can travel beside it"),
+        WrongAnswer(adds_inside_accumulating, "accumulating", "nothing can travel beside it"),
+        WrongAnswer(loops_over_its_own_steps, "lengths", "leaves the others waiting"),
+        WrongAnswer(as_many_as_rank_0, "lengths", "as many as the rank with most"),
+        WrongAnswer(as_few_as_the_one_with_fewest, "lengths", "who stops everybody earlier drops batches"),
+        WrongAnswer(one_step_too_many, "lengths", "with most steps has: one step too many"),
+        WrongAnswer(one_step_too_few, "lengths", "with most steps has: one step too few"),
+        WrongAnswer(leaves_out_the_first_micro_batch, "lost", "uses 1 of its 2 micro-batches in step 0"),
+        WrongAnswer(leaves_out_empty_steps, "lengths", "leaves the others waiting"),
+        WrongAnswer(begins_again_from_the_front, "repeat", "twice: what is over is over"),
+        WrongAnswer(never_zeroes, "zero", "counts a second time"),
+        WrongAnswer(zeroes_only_with_a_batch, "zero", "Also where a rank has no batch"),
+        WrongAnswer(zeroes_between_micro_batches, "zero", "what the first has added up is gone"),
+        WrongAnswer(updates_only_with_a_batch, "apart", "the replicas drift apart"),
+        WrongAnswer(averages_what_adds_up, "scale", "times as long: parts of the loss add up"),
+        WrongAnswer(all_micro_batches_at_once, "memory", "something else than its micro-batches"),
+        WrongAnswer(adds_up_the_loss, "memory", "all of them are kept in memory"),
+    ),
+}
+RIGHT = {
+    "6.6": (zeroes_behind_the_step, asks_before_every_step),
+}

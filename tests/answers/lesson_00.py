@@ -5,6 +5,8 @@ import socket
 
 import numpy as np
 
+from . import WrongAnswer
+
 # -- hello: wrong ------------------------------------------------------------------------------------------------------
 
 
@@ -103,3 +105,34 @@ def prints_the_place(comm):
 
 def as_a_list(comm):
     return [comm.rank, socket.gethostname(), os.getpid()]
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "0.1": (
+        WrongAnswer(prints_only, "returns", "print shows a text, return hands it back"),
+        WrongAnswer(always_rank_0, "rank", "comm.rank is different on every rank"),
+        WrongAnswer(counts_from_one, "rank", "ranks count from 0"),
+        WrongAnswer(last_rank_as_size, "size", "the number of ranks is 4, which is comm.size"),
+        WrongAnswer(four_ranks_for_ever, "size", "the number of ranks is 1"),
+        WrongAnswer(size_and_rank_swapped, "rank", "its number is 0, and 4 is how many there are"),
+        WrongAnswer(says_all_numbers, "rank", "all of them said"),
+        WrongAnswer(without_a_space, "rank", "which does not stand there as a number of its own"),
+        WrongAnswer(returns_a_number, "returns", "a str was asked for, not int"),
+        WrongAnswer(misspells_rank, "raises", "has no attribute 'Rank'"),
+        WrongAnswer(waits_for_an_answer, "deadlock", "all receive first"),
+    ),
+    "0.2": (
+        WrongAnswer(host_first, "order", "in this order an int, a str and an int"),
+        WrongAnswer(parent_process, "process", "which is not the process that runs it"),
+        WrongAnswer(without_the_rank, "returns", "a tuple of three was asked for"),
+        WrongAnswer(localhost, "host", "said that it runs on 'localhost'"),
+        WrongAnswer(everybody_is_rank_0, "rank", "Rank 1 said that it is rank 0"),
+        WrongAnswer(prints_the_place, "returns", "returned nothing"),
+    ),
+}
+RIGHT = {
+    "0.1": (in_other_words, formatted_and_printed, size_first),
+    "0.2": (as_a_list,),
+}

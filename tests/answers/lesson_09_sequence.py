@@ -4,8 +4,10 @@ from functools import partial
 
 import torch
 
-from ..parallel.tensor.linear import conjugate, copy_to, reduce_from
-from ..parallel.tensor.sequence import gather_sequence, scatter_sequence
+from hpdl_lab.parallel.tensor.linear import conjugate, copy_to, reduce_from
+from hpdl_lab.parallel.tensor.sequence import gather_sequence, scatter_sequence
+
+from . import WrongAnswer
 
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
@@ -146,3 +148,30 @@ class Gathered(torch.autograd.Function):
 def with_a_function_of_its_own(comm, x, layer):
     gather, scatter = pair(comm)
     return conjugate(layer(Gathered.apply(x, comm)), scatter, gather)
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "9.5": (
+        WrongAnswer(gather_keeps_its_own_in_backward, "transposed", "is added and scattered in backward"),
+        WrongAnswer(scatter_fills_with_zeros_in_backward, "transposed", "as if the others had no gradient"),
+        WrongAnswer(the_same_in_both_directions, "transposed", "undo the shape that forward made"),
+        WrongAnswer(never_gathers, "gather", "saw only the positions of each rank"),
+        WrongAnswer(returns_all_positions, "whole", "Those are all positions"),
+        WrongAnswer(forgets_the_sum, "sum", "only what the layer of rank 0 says"),
+        WrongAnswer(takes_the_mean, "mean", "the mean over 2 ranks"),
+        WrongAnswer(takes_the_mean_in_backward, "gradient", "That is 0.5 times as much"),
+        WrongAnswer(adds_everything_and_cuts, "messages", "An all-reduce is both"),
+        WrongAnswer(waits_for_all, "messages", "in forward rank 0 waits in 1 barrier, where none is"),
+        WrongAnswer(waits_for_all_in_backward, "messages", "in backward rank 0 waits in 1 barrier"),
+        WrongAnswer(mixes_up_positions, "order", "put together in another order"),
+        WrongAnswer(gathers_outside_autograd, "gradient", "x of rank 0 has no gradient"),
+        WrongAnswer(only_rank_0_scatters, "deadlock", "there is a deadlock"),
+        WrongAnswer(calls_the_layer_twice, "raises", "layer was called 2 times"),
+        WrongAnswer(forgets_the_layer, "layer", "The layer had no part in it"),
+    ),
+}
+RIGHT = {
+    "9.5": (with_lambdas, with_a_function_of_its_own),
+}

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from . import WrongAnswer
+
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
 
@@ -119,3 +121,29 @@ def packed_by_dtype(comm, model):
         flat = comm.broadcast(torch.cat([t.reshape(-1) for t in group]))
         for t, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
             t.data = part.view(t.shape).clone()
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "6.1": (
+        WrongAnswer(forgets_the_buffers, "buffers", "model.buffers() does"),
+        WrongAnswer(sends_only_the_first, "some", "although 0.weight has arrived"),
+        WrongAnswer(forgets_the_last, "some", "8 of 9 tensors are those of rank 0"),
+        WrongAnswer(forgets_the_last_two, "some", "7 of 9 tensors are those of rank 0"),
+        WrongAnswer(leaves_out_the_frozen, "frozen", "2.bias is frozen"),
+        WrongAnswer(makes_new_parameters, "object", "an optimizer made before still holds the old one"),
+        WrongAnswer(broadcasts_from_itself, "deadlock", "rank 1 with root 1"),
+        WrongAnswer(only_rank_0_calls, "deadlock", "never called broadcast"),
+        WrongAnswer(the_last_rank_is_the_root, "root", "That is what rank 2 had: rank 0 is the root"),
+        WrongAnswer(broadcasts_copies, "copy", "did what arrived go into a copy?"),
+        WrongAnswer(averages_the_parameters, "value", "That is the mean over ranks"),
+        WrongAnswer(trusts_a_seed, "value", "another seed is another model"),
+        WrongAnswer(copies_under_autograd, "raises", "a leaf Variable that requires grad"),
+        WrongAnswer(sends_without_wait, "wait", "did not wait for 9 of its sends to rank 1"),
+        WrongAnswer(gathers_all_models, "bytes", "What the others have, nobody needs"),
+    ),
+}
+RIGHT = {
+    "6.1": (by_state_dict, by_messages, packed_by_dtype),
+}

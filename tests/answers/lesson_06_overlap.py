@@ -1,6 +1,8 @@
 """Answers to gradient_ready of notebook 06 that a check must reject or accept; CI proves both."""
 
-from ..collectives.ring import all_reduce_naive
+from hpdl_lab.collectives.ring import all_reduce_naive
+
+from . import WrongAnswer
 
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
@@ -161,3 +163,30 @@ def through_a_function(comm, reducer, index):
         if not all(reducer.there[i] for i in bucket.indices):
             break
         reducer.works.append(comm.background(pack_and_reduce, bucket))
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "6.4": (
+        WrongAnswer(in_order_of_completion, "order", "rank 1 in the order 3, 2, 1, 0"),
+        WrongAnswer(waits_inside_the_hook, "waits", "it waits for other ranks, and backward stands still"),
+        WrongAnswer(reduces_in_the_foreground, "waits", "comm.background returns at once"),
+        WrongAnswer(one_bucket_per_gradient, "last", "has started"),
+        WrongAnswer(never_the_last_bucket, "last", "has started 3 of 4 buckets"),
+        WrongAnswer(everything_at_the_end, "late", "no bucket had been started on rank 0"),
+        WrongAnswer(waits_for_the_bucket_behind, "late", "could have been under way"),
+        WrongAnswer(starts_at_the_first_gradient, "early", "so what traveled was not complete"),
+        WrongAnswer(starts_again_and_again, "twice", "rank 0 starts bucket 0"),
+        WrongAnswer(forgets_to_count, "count", "is [2, 2, 1, 1] when all gradients are there"),
+        WrongAnswer(sends_the_bare_tensor, "flag", "rank 1 has no gradient for parameter 3"),
+        WrongAnswer(takes_another_all_reduce, "all_reduce", "called reducer.all_reduce 0 times for 4 buckets"),
+        WrongAnswer(takes_the_mean, "sum", "It holds the mean"),
+        WrongAnswer(collects_nothing, "sum", "It holds zeros"),
+        WrongAnswer(waits_for_the_one_before, "waits", "backward stands still"),
+        WrongAnswer(keeps_no_works, "twice", "len(reducer.works) is the number of the next bucket"),
+    ),
+}
+RIGHT = {
+    "6.4": (with_a_for_loop, through_a_function),
+}

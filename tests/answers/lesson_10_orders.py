@@ -1,9 +1,11 @@
 """Answers to gpipe, one_f_one_b and zero_bubble_h1 of notebook 10 that a check must reject or accept."""
 
-from ..schedules import Action
-from ..schedules.gpipe import gpipe
-from ..schedules.one_f_one_b import one_f_one_b
-from ..schedules.zero_bubble import zero_bubble_h1
+from hpdl_lab.schedules import Action
+from hpdl_lab.schedules.gpipe import gpipe
+from hpdl_lab.schedules.one_f_one_b import one_f_one_b
+from hpdl_lab.schedules.zero_bubble import zero_bubble_h1
+
+from . import WrongAnswer
 
 # -- gpipe, wrong ------------------------------------------------------------------------------------------------------
 
@@ -283,3 +285,61 @@ def by_slots(rank, ranks, micro_batches):
             row.append(Action(rank, "W", weight))
             weight += 1
     return row
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "10.1": (
+        WrongAnswer(drops_the_last_micro_batch, "lost", "never does the forward of the last micro-batch, 3"),
+        WrongAnswer(forgets_backward, "lost", "has no backward at all"),
+        WrongAnswer(one_at_a_time, "forwards first", "only one of 3 ranks works at a time: no pipeline"),
+        WrongAnswer(one_f_one_b_already, "forwards first", "while forwards are still to come"),
+        WrongAnswer(stage_and_micro_batch_swapped, "stage", "An Action is (stage, kind, micro-batch)"),
+        WrongAnswer(works_for_the_neighbor, "stage", "rank 0 holds stage 0 and no other"),
+        WrongAnswer(counts_from_one, "micro-batch", "there is no micro-batch 4, they go from 0 to 3"),
+        WrongAnswer(
+            one_micro_batch_too_many,
+            "micro-batch",
+            "It does 5 forwards, where 4 are needed: one forward too",
+        ),
+        WrongAnswer(backwards_first, "order", "rank 0 does 0B0 before 0F0"),
+        WrongAnswer(every_other_rank_the_other_way, "bubble", "Do all ranks take the micro-batches in the"),
+        WrongAnswer(forward_twice, "twice", "does 0F0 2 times"),
+        WrongAnswer(halves, "kind", "one each of F and B"),
+        WrongAnswer(strings, "returns", "each item is an Action"),
+        WrongAnswer(only_two_ranks, "raises", "KeyError: 2"),
+    ),
+    "10.2": (
+        WrongAnswer(warm_up_of_the_mirror_rank, "deadlock", "rank 0 waits at 0B0 for 1B0 of rank 1, which"),
+        WrongAnswer(one_forward_too_few, "bubble", "Warm-up: how many forwards"),
+        WrongAnswer(one_forward_too_many, "memory", "Backward should come 1 forward sooner"),
+        WrongAnswer(gpipe_still, "memory", "That is GPipe"),
+        WrongAnswer(same_warm_up_everywhere, "memory", "A later rank has its first backward sooner"),
+        WrongAnswer(no_warm_up, "bubble", "not 33%"),
+        WrongAnswer(forgets_the_cool_down, "lost", "never does the backward of micro-batches 2, 3"),
+        WrongAnswer(drops_the_last_pair, "lost", "the last micro-batch, 3"),
+        WrongAnswer(needs_many_micro_batches, "micro-batch", "there is no micro-batch 2"),
+        WrongAnswer(backward_before_forward, "order", "rank 2 does 2B0 before 2F0"),
+        WrongAnswer(newest_first, "bubble", "would do"),
+        WrongAnswer(waits_for_a_gradient, "timeout", "Is there a loop that never ends?"),
+    ),
+    "10.4": (
+        WrongAnswer(weights_at_once, "bubble", "Every W follows its I at once"),
+        WrongAnswer(all_weights_at_the_end, "memory", "rank 0 holds the activations of 4 micro-batches"),
+        WrongAnswer(keeps_back_on_the_wrong_ranks, "memory", "How many Ws do you keep back?"),
+        WrongAnswer(keeps_one_too_few, "bubble", "which W is left by then?"),
+        WrongAnswer(keeps_one_too_many, "memory", "How many Ws do you keep back?"),
+        WrongAnswer(loses_what_was_kept_back, "lost", "the weights of that stage would miss its examples"),
+        WrongAnswer(one_pair_too_many, "micro-batch", "does 5 input gradients, where 4 are needed"),
+        WrongAnswer(weights_before_input, "order", "before"),
+        WrongAnswer(whole_backward, "kind", "one each of F, I and W"),
+        WrongAnswer(drops_the_last_input_gradient, "lost", "the stage before would wait for ever"),
+        WrongAnswer(mirrored_warm_up, "deadlock", "there is a deadlock: rank 0 waits at 0I0"),
+    ),
+}
+RIGHT = {
+    "10.1": (last_micro_batch_first, gpipe_by_loops, plain_tuples),
+    "10.2": (counts_what_is_live, as_torch_has_it),
+    "10.4": (from_a_queue, by_slots),
+}

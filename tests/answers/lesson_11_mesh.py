@@ -3,7 +3,9 @@
 import itertools
 import math
 
-from ..mesh import coordinates
+from hpdl_lab.mesh import coordinates
+
+from . import WrongAnswer
 
 # -- coordinates: wrong ------------------------------------------------------------------------------------------------
 
@@ -147,3 +149,37 @@ def by_comparing_places(sizes, axis):
         if group not in done:
             done.append(group)
     return done
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "11.1": (
+        WrongAnswer(first_varies_fastest, "order", "With you the first axis varies fastest"),
+        WrongAnswer(divides_by_the_wrong_size, "place", "so it is 2 % 3 = 2 there"),
+        WrongAnswer(knows_two_axes, "axes", "one coordinate per axis, 1 in all"),
+        WrongAnswer(counts_bits, "twice", "would both stand at"),
+        WrongAnswer(returns_a_list, "returns", "return a tuple of ints"),
+        WrongAnswer(forgets_the_remainder, "range", "Axis 1 has 3 coordinates, 0 to 2"),
+        WrongAnswer(divides_into_fractions, "returns", "coordinates are ints"),
+        WrongAnswer(knows_four_axes, "raises", "2 x 1 x 2 x 1 x 3"),
+        WrongAnswer(never_ends, "timeout", "still running after"),
+        WrongAnswer(counts_from_one, "range", "count from 0"),
+    ),
+    "11.2": (
+        WrongAnswer(always_neighbors, "axis", "they differ elsewhere than along axis 0"),
+        WrongAnswer(everybody_but_the_axis, "axis", "A group is the other way round"),
+        WrongAnswer(counts_axes_from_the_end, "axis", "Those are the groups along axis 2"),
+        WrongAnswer(once_for_every_rank, "twice", "Rank 0 is in 2 groups"),
+        WrongAnswer(one_rank_too_many, "returns", "a group holds 12: ranks are ints from 0 to 11"),
+        WrongAnswer(one_rank_too_few, "cover", "Rank 11 is in no group"),
+        WrongAnswer(only_those_of_rank_0, "cover", "Rank 1 is in no group"),
+        WrongAnswer(holds_places, "returns", "ranks are ints from 0 to 11"),
+        WrongAnswer(with_one_stride, "cover", "Rank 6 is in no group"),
+        WrongAnswer(from_last_to_first, "order", "by their lowest rank"),
+    ),
+}
+RIGHT = {
+    "11.1": (by_strides, by_enumeration),
+    "11.2": (right_groups, by_comparing_places),
+}

@@ -2,6 +2,8 @@
 
 import itertools
 
+from . import WrongAnswer
+
 # -- wrong -------------------------------------------------------------------------------------------------------------
 
 
@@ -158,3 +160,32 @@ def by_sorting(ranks, predict, limit):
         if told.nbytes <= limit:
             return list(grid)
     refuse(ranks, limit, found)
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "11.4": (
+        WrongAnswer(forgets_the_limit, "limit", "yours does not fit"),
+        WrongAnswer(takes_the_smallest, "slow", "Both fit, so the faster one"),
+        WrongAnswer(only_powers_of_two, "cover", "tp 4 needs 3,000,000,000 bytes, and fits"),
+        WrongAnswer(one_too_few_for_each_axis, "cover", "counts, 9 in all, and you asked about 6"),
+        WrongAnswer(stumbles_over_the_impossible, "impossible", "leave that grid out and go on"),
+        WrongAnswer(without_pipelines, "cover", "every dp x pp x tp = 12 counts"),
+        WrongAnswer(tensor_parallel_up_to_8, "cover", "your longest tp is 8"),
+        WrongAnswer(pipelines_up_to_8, "cover", "your longest pp is 8"),
+        WrongAnswer(at_least_two_stages_or_shards, "cover", "your longest dp is 3"),
+        WrongAnswer(leaves_ranks_idle, "ranks", "all 12 have to have some"),
+        WrongAnswer(in_another_order, "order", "The order is (dp, pp, tp)"),
+        WrongAnswer(must_be_below_the_limit, "limit", "and the limit itself"),
+        WrongAnswer(takes_the_last_of_equals, "ties", "leaves more room"),
+        WrongAnswer(says_nothing_where_none_fits, "refuse", "returned None: raise a ValueError"),
+        WrongAnswer(refuses_with_the_last_one, "refuse", "say how much the smallest grid needs"),
+        WrongAnswer(refuses_with_the_fastest, "refuse", "say how much the smallest grid needs"),
+        WrongAnswer(refuses_without_numbers, "refuse", "so that one knows what to buy"),
+        WrongAnswer(returns_the_time, "returns", "three ints"),
+    ),
+}
+RIGHT = {
+    "11.4": (by_divisors, by_sorting),
+}

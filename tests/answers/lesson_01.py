@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from ..optim.gradient_descent import gradient
+from hpdl_lab.optim.gradient_descent import gradient
+
+from . import WrongAnswer
 
 # -- gradient: wrong ---------------------------------------------------------------------------------------------------
 
@@ -336,3 +338,77 @@ def by_power_iteration(x):
         axis = curvature @ axis
         axis /= np.linalg.norm(axis)
     return 2 / (axis @ curvature @ axis)
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "1.1": (
+        WrongAnswer(forgets_the_mean, "mean", "a sum over the examples, not their mean"),
+        WrongAnswer(points_downhill, "sign", "the gradient points uphill"),
+        WrongAnswer(forgets_the_half, "factor", "the loss has a 1/2 in front of the square"),
+        WrongAnswer(of_the_absolute_error, "value", "the gradient of the absolute error"),
+        WrongAnswer(one_number_for_all, "returns", "one number per weight"),
+        WrongAnswer(as_a_list, "returns", "something of type list: a NumPy array of shape (2,)"),
+        WrongAnswer(as_a_tensor, "returns", "something of type Tensor: a NumPy array of shape (2,)"),
+        WrongAnswer(in_float32, "returns", "something of dtype float32"),
+        WrongAnswer(as_a_column, "returns", "something of shape (2, 1)"),
+        WrongAnswer(mean_of_the_wrong_axis, "returns", "something of shape (50,)"),
+        WrongAnswer(product_of_means, "value", "first multiply for every example"),
+        WrongAnswer(each_weight_alone, "value", "alone in it with its own column"),
+        WrongAnswer(median_for_mean, "mean", "the median over the examples"),
+        WrongAnswer(divides_by_one_less, "mean", "You divided by 49"),
+        WrongAnswer(halves, "factor", "half as much"),
+        WrongAnswer(loses_the_signs, "sign", "the signs are lost"),
+        WrongAnswer(rounds, "precision", "The first digits are right"),
+        WrongAnswer(forgets_the_last_example, "loop", "The last example is missing"),
+        WrongAnswer(forgets_the_first_example, "loop", "The first example is missing"),
+        WrongAnswer(returns_inside_the_loop, "loop", "Only the first example is in it"),
+        WrongAnswer(one_example_too_many, "raises", "does a loop go one step too far?"),
+        WrongAnswer(forgets_the_last_weight, "loop", "The last weight has been left out"),
+        WrongAnswer(forgets_to_transpose, "raises", "raised ValueError"),
+        WrongAnswer(changes_y, "input", "changed its argument y"),
+        WrongAnswer(never_converges, "timeout", "Is there a loop that never ends?"),
+    ),
+    "1.2": (
+        WrongAnswer(climbs, "sign", "a step uphill"),
+        WrongAnswer(ignores_the_rate, "rate", "was not used"),
+        WrongAnswer(returns_the_way, "value", "start from w"),
+        WrongAnswer(steps_in_place, "input", "changed its argument w"),
+        WrongAnswer(twenty_steps, "steps", "Those are 20 steps"),
+        WrongAnswer(a_step_too_many, "steps", "Those are 2 steps"),
+        WrongAnswer(walks_to_the_bottom, "steps", "the bottom of the bowl"),
+        WrongAnswer(a_step_for_every_example, "steps", "one for each example"),
+        WrongAnswer(follows_the_sum, "gradient", "50 times as large: a sum"),
+        WrongAnswer(steps_of_equal_length, "gradient", "Only the direction"),
+        WrongAnswer(gradient_for_every_weight, "gradient", "before any weight moves"),
+        WrongAnswer(gradient_at_zero, "gradient", "that at w = 0"),
+        WrongAnswer(rate_of_its_own, "rate", "a step of rate 0.5"),
+        WrongAnswer(steps_as_a_list, "returns", "something of type list: a NumPy array of shape (2,)"),
+        WrongAnswer(leaves_the_last_weight, "loop", "The last weight has been left out"),
+        WrongAnswer(stays, "value", "no step was taken"),
+        WrongAnswer(steps_and_forgets, "returns", "returned nothing"),
+    ),
+    "1.3": (
+        WrongAnswer(one_over_curvature, "value", "How far may it overshoot?"),
+        WrongAnswer(flattest_axis, "axis", "the steepest one diverges first"),
+        WrongAnswer(sum_of_axes, "axis", "safe, but smaller than it need be"),
+        WrongAnswer(rate_of_the_sum, "mean", "the curvature is x.T @ x / n"),
+        WrongAnswer(all_axes, "returns", "The rate is one number"),
+        WrongAnswer(largest_entry, "entry", "2 / (largest entry of the matrix)"),
+        WrongAnswer(largest_on_the_diagonal, "entry", "2 / (largest entry of the matrix)"),
+        WrongAnswer(largest_row, "entry", "2 / (largest sum of a row)"),
+        WrongAnswer(norm_of_the_matrix, "axis", "made of all curvatures"),
+        WrongAnswer(last_of_unsorted_axes, "axis", "of one axis, but not of the steepest"),
+        WrongAnswer(second_axis, "axis", "of one axis, but not of the steepest"),
+        WrongAnswer(of_the_covariance, "mean", "took the mean off the columns"),
+        WrongAnswer(of_a_singular_value, "mean", "square it, and divide by n"),
+        WrongAnswer(rate_as_a_tensor, "returns", "your function returned Tensor"),
+        WrongAnswer(always_one, "value", "It would diverge."),
+    ),
+}
+RIGHT = {
+    "1.1": (with_a_loop, as_a_mean_of_rows, by_automatic_differentiation),
+    "1.2": (steps_on_a_copy,),
+    "1.3": (by_bisection, by_norm, by_power_iteration),
+}

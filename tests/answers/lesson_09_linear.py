@@ -3,7 +3,9 @@
 import torch
 from torch.nn.functional import linear
 
-from ..parallel.tensor.linear import conjugate, copy_to, reduce_from
+from hpdl_lab.parallel.tensor.linear import conjugate, copy_to, reduce_from
+
+from . import WrongAnswer
 
 # -- column_linear: wrong ----------------------------------------------------------------------------------------------
 
@@ -210,3 +212,51 @@ def row_adds_in_place(comm, x, weight, bias):
 def row_with_columns_of_x_first(comm, x, weight, bias):
     y = reduce_from(comm, (weight @ x.transpose(-1, -2)).transpose(-1, -2).contiguous())
     return y if bias is None else y.add_(bias)
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "9.1": (
+        WrongAnswer(column_forgets_the_transposed, "transposed", "only what the columns of rank 0 say"),
+        WrongAnswer(column_gathers_the_output, "gathered", "Those are the columns of all ranks"),
+        WrongAnswer(column_adds_the_output, "sum", "every rank has other columns"),
+        WrongAnswer(column_adds_x, "sum", "x has been added over 2 ranks"),
+        WrongAnswer(column_without_bias, "bias", "The bias is missing: 6 numbers"),
+        WrongAnswer(column_adds_twice, "twice", "added over ranks twice"),
+        WrongAnswer(column_takes_the_mean, "mean", "That is the mean over 2 ranks"),
+        WrongAnswer(column_hooks_the_callers_x, "input", "as by a residual connection"),
+        WrongAnswer(column_detaches_x, "gradient", "x of rank 0 has no gradient"),
+        WrongAnswer(column_adds_gradients_of_weights, "shard", "every rank has other rows"),
+        WrongAnswer(column_gathers_the_weight, "memory", "keeps a tensor of 60 numbers"),
+        WrongAnswer(column_asks_for_every_bias, "messages", "in forward the ranks send 144 bytes"),
+        WrongAnswer(column_only_rank_0_adds, "deadlock", "there is a deadlock"),
+        WrongAnswer(column_waits_for_all, "messages", "in forward rank 0 waits in 1 barrier"),
+        WrongAnswer(column_needs_a_bias, "raises", "With 2 ranks and bias None"),
+        WrongAnswer(column_in_float32, "dtype", "y[0, 0, 0] should be"),
+        WrongAnswer(column_adds_in_float32, "dtype", "the gradient of x[0, 0, 0]"),
+        WrongAnswer(column_for_three_dims, "raises", "not enough values to unpack"),
+        WrongAnswer(column_returns_nothing, "returns", "rank 0 returned nothing"),
+    ),
+    "9.2": (
+        WrongAnswer(row_forgets_the_sum, "sum", "That is rank 0's own part"),
+        WrongAnswer(row_adds_the_bias_everywhere, "bias", "The bias was added 2 times"),
+        WrongAnswer(row_without_bias, "bias", "the bias is missing"),
+        WrongAnswer(row_adds_the_bias_on_rank_0, "bias", "Only some ranks add it"),
+        WrongAnswer(row_adds_a_share_of_the_bias, "bias", "learns 2 times too slowly"),
+        WrongAnswer(row_takes_the_mean, "mean", "parts of a product add up"),
+        WrongAnswer(row_puts_parts_in_a_row, "sum", "added, not put in a row"),
+        WrongAnswer(row_adds_in_backward_too, "transposed", "all-reduce in forward, and in backward nothing"),
+        WrongAnswer(row_copies_x, "transposed", "every rank has other columns of x"),
+        WrongAnswer(row_gathers_x_and_weight, "memory", "that is a whole layer"),
+        WrongAnswer(row_compares_the_sums, "messages", "all_reduce of 30 numbers, all_gather of 30 numbers"),
+        WrongAnswer(row_adds_outside_autograd, "gradient", "has left the sight of autograd"),
+        WrongAnswer(row_needs_a_bias, "raises", "With 2 ranks and bias None"),
+        WrongAnswer(row_sends_without_wait, "wait", "did not wait for 1 of its sends"),
+        WrongAnswer(row_only_rank_0_adds, "deadlock", "there is a deadlock"),
+    ),
+}
+RIGHT = {
+    "9.1": (column_by_a_hook, column_by_hand),
+    "9.2": (row_adds_in_place, row_with_columns_of_x_first),
+}

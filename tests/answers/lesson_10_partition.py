@@ -4,7 +4,9 @@ from itertools import combinations
 
 import numpy as np
 
-from ..parallel.pipeline.partition import partition
+from hpdl_lab.parallel.pipeline.partition import partition
+
+from . import WrongAnswer
 
 
 def require_layers(costs, stages):
@@ -161,3 +163,27 @@ def by_trying_all(costs, stages):
 
 def as_an_array(costs, stages):
     return np.array(partition(costs, stages))
+
+
+# -- by exercise -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "10.3": (
+        WrongAnswer(equal_numbers_of_layers, "balance", "Equal numbers of layers are not equal work"),
+        WrongAnswer(stops_at_the_average, "balance", "has come together in the last one"),
+        WrongAnswer(goes_past_the_average, "empty", "a rank would do nothing"),
+        WrongAnswer(largest_cuts_first, "balance", "and 6 is possible"),
+        WrongAnswer(forgets_the_last_layers, "form", "would be in no stage"),
+        WrongAnswer(returns_places, "form", "layers in all, and there are 6"),
+        WrongAnswer(one_part_too_few, "form", "2 parts for 3 stages"),
+        WrongAnswer(returns_lists_of_layers, "form", "sizes are a list of whole numbers"),
+        WrongAnswer(pops_from_costs, "input", "your function changed costs"),
+        WrongAnswer(refuses_nothing, "refusal", "2 layers cannot be shared by 3 stages"),
+        WrongAnswer(refuses_without_numbers, "refusal", "say both numbers"),
+        WrongAnswer(bisects_to_whole_numbers, "balance", "is possible"),
+        WrongAnswer(needs_whole_costs, "timeout", "Is there a loop that never ends?"),
+    ),
+}
+RIGHT = {
+    "10.3": (by_bisection, by_trying_all, as_an_array),
+}
