@@ -272,7 +272,7 @@ def test_a_failure_carries_the_events_of_a_right_answer_in_the_same_run():
 
 
 def test_the_events_are_those_of_the_run_that_was_judged_not_of_the_runs_that_explain_it():
-    result = check(find("4.1"), find("4.1").wrong_answers[1].fn)  # the average, on 3 ranks with 999 elements
+    result = check(find("4.1"), answers.WRONG["4.1"][1].fn)  # the average, on 3 ranks with 999 elements
     assert (result.failed, result.size) == ("sum", 3)
     assert sum(e.nbytes for e in result.events if e.op == "send") == 3 * 2 * 333 * 4
     stuck = check(find("4.1"), answers.WRONG["4.1"][5].fn)

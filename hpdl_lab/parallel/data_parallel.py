@@ -248,8 +248,6 @@ def names_and_params(model):
     pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [name for name, _ in pairs], [p for _, p in pairs]
 
-    ### END SOLUTION
-
 
 class DataParallelBucketed(Strategy):
     """One all-reduce per bucket, after backward: the sizes of DataParallelOverlapped, without its overlap.
@@ -286,8 +284,6 @@ def require_every_index(buckets, n):
     held = sorted(index for bucket in buckets for index in bucket)
     if held != list(range(n)) or not all(buckets):
         raise ValueError(f"buckets of {n} parameters hold each of 0 to {n - 1} once, and none is empty: got {buckets}")
-
-    ### END SOLUTION
 
 
 class DataParallelOverlapped(DataParallelBucketed):

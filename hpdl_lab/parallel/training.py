@@ -274,3 +274,4 @@ def train_steps(comm, model, strategy, optimizer, steps, loss_of):
                 loss_of(model, x, y).backward()
         strategy.add_gradients(comm, model)
         optimizer.step()
+    ### END SOLUTION
