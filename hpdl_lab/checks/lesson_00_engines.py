@@ -97,18 +97,6 @@ EXERCISES = (
         reference=reference.hello,
         stars=1,
         check=check_hello,
-        hints={
-            "": (
-                "The same function runs on every rank. What differs is the communicator that it gets: ask it.",
-                "comm.rank is the number of this rank, counted from 0, and comm.size is how many there are.",
-                'return f"hello from rank {comm.rank} of {comm.size}"',
-            ),
-            "returns": (
-                "What your function returns travels back to the notebook. What it prints is only shown.",
-                "Build a text with an f-string and return it.",
-                'return f"hello from rank {comm.rank} of {comm.size}"',
-            ),
-        },
         explanation=(
             "One function, many processes. Nobody tells a rank what to do: it reads its own number and acts on it. "
             "That is the whole programming model, called SPMD: single program, multiple data."
@@ -120,14 +108,6 @@ EXERCISES = (
         reference=reference.who_runs_where,
         stars=1,
         check=check_who_runs_where,
-        hints={
-            "": (
-                "Three things in one tuple: the rank, the host, the process id. Two of them the operating system "
-                "knows.",
-                "socket.gethostname() is the host, os.getpid() the process id; both modules are imported in the cell.",
-                "return comm.rank, socket.gethostname(), os.getpid()",
-            ),
-        },
         explanation=(
             "On simulated ranks all process ids are the same: they take turns inside the notebook's own process. The "
             "engines are processes of their own, perhaps on other hosts, and share nothing: what one knows, another "

@@ -293,12 +293,6 @@ def why_rate(got, expected, x):
     return "value", start + ("It would diverge." if got > expected else "A larger one still converges.")
 
 
-AN_ARRAY = (
-    "What are w, x and y? What you return should be of the same kind as w: as many numbers, of the same dtype.",
-    "Arrays are added and multiplied as a whole, and the result is an array. Is there a list or a tensor in between?",
-    "np.array(numbers) makes an array of a list; tensor.numpy() makes one of a tensor.",
-)
-
 EXERCISES = (
     Exercise(
         id="1.1",
@@ -307,24 +301,6 @@ EXERCISES = (
         stars=1,
         check=check_gradient,
         parallel=False,
-        hints={
-            "": (
-                "Two steps: first the error of every example, then, for every weight, the mean of error times input.",
-                "error = x @ w - y has one number per example. x.T @ error sums error * input over the examples.",
-                "error = x @ w - y\nreturn x.T @ error / len(y)",
-            ),
-            "mean": (
-                "The loss is a mean over the examples. Which number do you divide by?",
-                "The number of examples is len(y), which is also len(x).",
-                "return x.T @ error / len(y)",
-            ),
-            "returns": AN_ARRAY,
-            "input": (
-                "In Python w -= ... changes the caller's array.",
-                "x @ w - y makes a new array; `w -= 1` does not.",
-                "error = x @ w - y\nreturn x.T @ error / len(y)",
-            ),
-        },
         explanation=(
             "Each example pulls every weight by error times input: far-off predictions pull hard, and an input of "
             "zero cannot have been the culprit. The mean of these pulls is the slope. Because it is a mean over "
@@ -338,19 +314,6 @@ EXERCISES = (
         stars=1,
         check=check_gradient_step,
         parallel=False,
-        hints={
-            "": (
-                "The gradient points uphill. Where do you want to go, and how far?",
-                "gradient(w, x, y) is the slope at w; the rate says how much of it to walk.",
-                "return w - rate * gradient(w, x, y)",
-            ),
-            "returns": AN_ARRAY,
-            "input": (
-                "w -= ... changes the caller's array; then the path that is drawn has only one point.",
-                "w - step makes a new array.",
-                "return w - rate * gradient(w, x, y)",
-            ),
-        },
         explanation=(
             "Downhill is against the gradient. The learning rate turns a slope into a distance, and has no natural "
             "size: that is the next exercise."
@@ -363,14 +326,6 @@ EXERCISES = (
         stars=1,
         check=check_largest_stable_rate,
         parallel=False,
-        hints={
-            "": (
-                "On one axis with curvature c a step multiplies the distance to the bottom by 1 - rate * c. When "
-                "does it shrink?",
-                "|1 - rate * c| < 1 holds while rate * c < 2. It must hold for every axis, so for the largest c.",
-                "np.linalg.eigvalsh(curvature) gives the curvatures of all axes: return 2 / the largest of them.",
-            ),
-        },
         explanation=(
             "At 2 / curvature every step overshoots the bottom by exactly the distance it came from, for ever. The "
             "steepest axis gets there first, while the flattest is still crawling: the ratio of the two, the "

@@ -202,36 +202,6 @@ EXERCISES = (
         reference=reference.gossip_step,
         stars=2,
         check=check_gossip_step,
-        hints={
-            "": (
-                "Exchange x with each neighbor; then move towards each of them by its weight: weight * (theirs - "
-                "mine).",
-                "The weight of neighbor j is 1 / (1 + the larger of the two degrees); the degree of rank j is "
-                "len(graph.neighbors[j]).",
-                LAST_HINT,
-            ),
-            "weights": (
-                "Rank i moves towards j by W[i, j], and j towards i by W[j, i]. Which property of W keeps the mean?",
-                "W must be the same seen from both sides: 1 / (1 + max(degree of i, degree of j)).",
-                LAST_HINT,
-            ),
-            "mean": (
-                "What did you send to the second neighbor: the x from before the step, or one that had changed?",
-                "Make a copy of x first, send that copy to every neighbor, and compute with it.",
-                LAST_HINT,
-            ),
-            "peers": (
-                "Who may talk to whom stands in the graph.",
-                "graph.neighbors[comm.rank] lists the ranks that this rank may send to and receive from.",
-                "for j in graph.neighbors[comm.rank]:\n    comm.sendrecv(before, j, arriving, j)",
-            ),
-            "deadlock": (
-                "Two neighbors that do the same thing first wait for each other.",
-                "comm.sendrecv starts both before it waits for either; and the neighbors stand in ascending order on "
-                "every rank.",
-                "comm.sendrecv(before, j, arriving, j)",
-            ),
-        },
         explanation=(
             "No rank knows more than its neighbors, and yet all approach the mean of all: every step is a "
             "multiplication by W, which keeps the mean and shrinks the rest, in each direction by an eigenvalue. The "

@@ -131,35 +131,6 @@ EXERCISES = (
         reference=reference.average_gradients,
         stars=1,
         check=check_average_gradients,
-        hints={
-            "": (
-                "Two things: bring the gradients of all ranks together, and make a mean of them. Every rank must end "
-                "with it.",
-                "comm.all_reduce(g) replaces g, on every rank, by the sum over all ranks.",
-                "comm.all_reduce(g)\ng /= comm.size\nreturn g",
-            ),
-            "mean": (
-                "You have the sum. What makes a mean of it?",
-                "Divide by the number of ranks, once.",
-                "comm.all_reduce(g)\ng /= comm.size\nreturn g",
-            ),
-            "bitwise": (
-                "a + b + c and b + c + a may differ in the last bit. In which order does each of your ranks add?",
-                "Either one rank adds and sends the sum, or all add in the order of ranks: comm.all_reduce sees to it.",
-                "comm.all_reduce(g)\ng /= comm.size\nreturn g",
-            ),
-            "in place": (
-                "The caller looks at g, not only at what you return. Which line makes a new array?",
-                "g / n is a new array; g /= n changes g itself.",
-                "g /= comm.size\nreturn g",
-            ),
-            "deadlock": (
-                "The table says which rank waits, and for whom. Is some line of yours run by one rank only?",
-                "A collective such as comm.all_reduce must be called by every rank: the others wait for the one that "
-                "does not.",
-                "Call comm.all_reduce(g) outside of any `if comm.rank == ...`.",
-            ),
-        },
         explanation=(
             "Every rank ends with the same mean, so every rank takes the same step, and the copies of the model stay "
             "equal without ever being compared. Nothing else passes between the ranks: this one line is data "

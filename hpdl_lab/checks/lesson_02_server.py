@@ -189,40 +189,6 @@ EXERCISES = (
         reference=reference.server_step,
         stars=2,
         check=check_server_step,
-        hints={
-            "": (
-                "Two programs in one function: what does rank 0 do, and what do the others? Write them on paper, side "
-                "by side: every send of one is a receive of the other.",
-                "A worker sends g and receives w. The server receives from 1, 2, ..., p-1, takes the step, and sends w "
-                "to 1, 2, ..., p-1.",
-                LAST_HINT,
-            ),
-            "workers": (
-                "Who has examples, and who has none?",
-                "The mean is over the workers: comm.size - 1 gradients, those of ranks 1, 2, ...",
-                "w -= rate * total / (comm.size - 1)",
-            ),
-            "mean": (
-                "The server has the sum of the gradients. What makes a mean of it?",
-                "There are comm.size - 1 workers.",
-                "w -= rate * total / (comm.size - 1)",
-            ),
-            "deadlock": (
-                "Look at the table: whom does the server wait for, and whom do the workers wait for?",
-                "If the server receives first, a worker has to send first.",
-                "A worker: comm.send(g, 0), and then comm.recv(w, 0).",
-            ),
-            "bytes": (
-                "Count the messages of one worker: how many of them does the server need?",
-                "Each worker sends one vector, its gradient, and gets one back, the weights.",
-                LAST_HINT,
-            ),
-            "in place": (
-                "The caller looks at w too. Which line makes a new array?",
-                "`w = w - ...` makes a new array, `w -= ...` changes w; comm.recv(w, 0) receives into w itself.",
-                LAST_HINT,
-            ),
-        },
         explanation=(
             "The workers hold nothing but a copy: whoever asks the server has the model. That is simple, and one "
             "worker more or less changes little. But all gradients meet at one door: p - 1 vectors in and p - 1 out "

@@ -67,20 +67,6 @@ EXERCISES = (
         stars=1,
         check=check_which_collective,
         parallel=False,
-        hints={
-            "": (
-                "Three questions are enough. Who has the data: one rank or all? Who needs it? Is anything added?",
-                "Added: reduce, all_reduce, reduce_scatter. From one rank: broadcast, scatter. The name says the rest: "
-                "all_ means that every rank gets everything, scatter that each gets a part.",
-                "Seen from the end: A copies, B, C and G add, D hands out rows, E and F make lists, and only H goes "
-                "from everybody to everybody, each row to another rank.",
-            ),
-            "too much": (
-                "The result would be there, and more than that. Who does not need it?",
-                "Where one rank needs it, no all_ is needed. Where each needs a part, something scatters.",
-                "reduce and gather end on one rank. scatter, reduce_scatter and all_to_all leave a part on each.",
-            ),
-        },
         explanation=(
             "Training uses all eight: B is data parallelism, G and F are the two halves of B and of sharded training "
             "(ZeRO), H sends words to experts, D and A start a run, C and E end it. Whoever asks for more than is "

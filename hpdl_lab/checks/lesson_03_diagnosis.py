@@ -81,21 +81,6 @@ EXERCISES = (
         stars=2,
         check=check_diagnose,
         parallel=False,
-        hints={
-            "": (
-                "Play the ranks on paper: one column for each, one line for each call. Where a column cannot go on, "
-                "note what it needs.",
-                "First ask whether every rank comes to a call at all (absent, error), then whether it is the same call "
-                "(order, mismatch), then who of those in it could be the first to end (circle), and last whether you "
-                "have waited long enough (slow).",
-                "Two of the programs have the same diagnosis: a rank never calls what the others wait in.",
-            ),
-            "name": (
-                "The diagnoses are words of the docstring, in lower case.",
-                "There are six: circle, mismatch, absent, order, error, slow.",
-                'return {"A": "circle", "B": ...}, with one of the six for each letter.',
-            ),
-        },
         explanation=(
             "Nobody sees a deadlock: one sees ranks that wait. Who waits for whom, in which call, and who is missing: "
             "these three tell the diseases apart, and the doctor of this laboratory does nothing else."

@@ -231,28 +231,6 @@ EXERCISES = (
         reference=messages.ping_pong,
         stars=1,
         check=check_ping_pong,
-        hints={
-            "": (
-                "Three kinds of ranks, three short programs: what do rank 0, rank 1, and all the others do?",
-                "`if comm.rank == 0:` sends, then receives. `elif comm.rank == 1:` receives, then sends.",
-                "if comm.rank == 0:\n    comm.send(x, 1)\n    comm.recv(x, 1)\nelif comm.rank == 1:\n    ...\nreturn x",
-            ),
-            "deadlock": (
-                "Read the table aloud: who waits in what, for whom? Which of them could have been the first to move?",
-                "A send ends when its receive has begun. If both do the same thing first, neither of them goes on.",
-                "Rank 0 sends first, rank 1 receives first; the other ranks do neither.",
-            ),
-            "raises": (
-                "Which line makes an array of its own? x may be an array or a tensor, of any dtype.",
-                "No array but x is needed: rank 1 receives into x, and sends x.",
-                "comm.recv(x, 0)\ncomm.send(x, 0)",
-            ),
-            "returns": (
-                "Look at the line `Returns:` of the docstring: who returns what?",
-                "Every rank returns x, those that only look on as well.",
-                "`return x` is the last line, outside of the if.",
-            ),
-        },
         explanation=(
             "Two ranks, two opposite programs: what one sends the other receives, in the same order. Half the time of "
             "a round is the time of one message, and nobody needed two clocks that agree: both readings are rank 0's."
@@ -265,20 +243,6 @@ EXERCISES = (
         stars=1,
         check=check_fit,
         parallel=False,
-        hints={
-            "": (
-                "seconds = alpha + beta * size is a straight line. Where does it start, and how steep is it?",
-                "np.polyfit(sizes, seconds, 1) returns (slope, start). But small messages hardly count in it: give "
-                "each point the weight 1 / seconds.",
-                "beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / np.array(seconds))\nreturn alpha, beta",
-            ),
-            "alpha": (
-                "What takes the time of a message of 8 bytes: its bytes, or being a message?",
-                "The smallest message is nearly all alpha. A fit in which relative errors count sees that: weights of "
-                "1 / seconds.",
-                "beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / np.array(seconds))\nreturn alpha, beta",
-            ),
-        },
         explanation=(
             "Two numbers describe a link surprisingly well: alpha, what it costs to send anything, and beta, what one "
             "more byte costs. They cross at alpha / beta bytes: below that a message is all latency, above it all "

@@ -114,19 +114,6 @@ def check_log(fn, run, where):
         raise Broken("log", message)
 
 
-COMMON = {
-    "messages": (
-        "Each rank knows only its own number. How does it learn those of the others?",
-        "Keep the messages of the broken program: mend their order, not their purpose.",
-        "lab.solution shows how few lines have to change.",
-    ),
-    "value": (
-        "Nobody waits for ever: that is half of it. Read in the docstring what every rank is to return.",
-        "Run the program in your head for two ranks: what does each of them hold after every line?",
-        "Compare with the program as it was: what did it compute, besides getting stuck?",
-    ),
-}
-
 EXERCISES = (
     Exercise(
         id="3.5",
@@ -135,15 +122,6 @@ EXERCISES = (
         scaffold=zoo.find("ring_even_odd").broken,
         stars=2,
         check=partial(check_repair, "ring_even_odd"),
-        hints={
-            **COMMON,
-            "": (
-                "Read the table: with whom does every rank want to exchange first? Is that one free?",
-                "An exchange ends when both partners have come to it. Let every other rank begin on its left side.",
-                "comm.rank % 2 tells one half of the ranks from the other: `for step in (1, -1) if comm.rank % 2 == 0 "
-                "else (-1, 1):`",
-            ),
-        },
         explanation=(
             "In a circle in which all are alike, everybody waits for somebody who waits. Somebody must be different: "
             "every other rank, or just one. Or all send to the right while they receive from the left, which is how "
@@ -157,19 +135,6 @@ EXERCISES = (
         scaffold=zoo.find("branch_around_collective").broken,
         stars=2,
         check=partial(check_repair, "branch_around_collective", also=check_log),
-        hints={
-            **COMMON,
-            "": (
-                "The table shows where rank 0 waits. For whom, and why will they never come?",
-                "A collective is called by all ranks, or by none. Printing may be left to one.",
-                "Move comm.all_reduce(loss) and the division in front of the if.",
-            ),
-            "log": (
-                "Which lines are for every rank, and which for rank 0 alone?",
-                "The collective and the division are for all, the line that prints is for one.",
-                "if comm.rank == 0:\n    print(...)",
-            ),
-        },
         explanation=(
             "The commonest deadlock of training programs: a metric, a checkpoint or a log line inside `if rank == 0`, "
             "with a collective hidden in it. What all must do stands outside; what one does stands inside."
@@ -182,15 +147,6 @@ EXERCISES = (
         scaffold=zoo.find("unequal_loops").broken,
         stars=2,
         check=partial(check_repair, "unequal_loops", explain=which_numbers, also=check_steps),
-        hints={
-            **COMMON,
-            "": (
-                "How many steps does each rank make, with 4 ranks? Count them.",
-                "All ranks must make as many steps as the rank that has most. Who has nothing left adds 0.",
-                "for begin in range(0, 11, comm.size): the number of this rank is begin + comm.rank, if that is below "
-                "11.",
-            ),
-        },
         explanation=(
             "Real data rarely divide by the number of ranks, and a rank that has run out still owes its neighbors "
             "every collective. PyTorch calls the remedy Join, or drops the last batch on all ranks."

@@ -92,23 +92,6 @@ EXERCISES = (
         stars=2,
         check=check_choose,
         parallel=False,
-        hints={
-            "": (
-                "Compute the time of every algorithm in costs, and name the smallest. No threshold is needed.",
-                "costs[name](p, nbytes) has .steps and .nbytes; time = steps * alpha + bytes * beta.",
-                LAST_HINT,
-            ),
-            "cost": (
-                "The message shows both times. Which of the two terms does your choice leave out, or weigh wrongly?",
-                "A size that separates small from large depends on p, alpha and beta: let the formula decide.",
-                LAST_HINT,
-            ),
-            "name": (
-                "Which algorithms there are is not yours to know: what is costs?",
-                "costs is a dict, name to function: go through costs.items().",
-                LAST_HINT,
-            ),
-        },
         explanation=(
             "Where alpha decides, few steps win; where beta decides, few bytes; and the border moves with p and with "
             "the network. That is why every library carries a table of sizes, and why a good one fills it by measuring "

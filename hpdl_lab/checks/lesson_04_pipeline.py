@@ -183,37 +183,6 @@ EXERCISES = (
         reference=chain.broadcast,
         stars=3,
         check=check_broadcast,
-        hints={
-            "": (
-                "Write it for one segment first: everybody but the root receives from the rank before, everybody but "
-                "the last sends to the rank behind.",
-                "Now a loop over the segments, chunk(x, segments, k). What keeps a rank from receiving segment k + 1 "
-                "while segment k leaves?",
-                LAST_HINT,
-            ),
-            "steps": (
-                "comm.send returns when the segment has gone. What could the rank have done meanwhile?",
-                "comm.isend starts the send and returns a Work at once; the next comm.recv can go on. wait() for the "
-                "Works at the end.",
-                LAST_HINT,
-            ),
-            "order": (
-                "Which of its segments does a rank in the middle have when the loop begins?",
-                "Segment k can leave only when it has arrived: first the receive of k, and its end; then the send of "
-                "k.",
-                LAST_HINT,
-            ),
-            "root": (
-                "With root 2 the chain is 2 -> 3 -> 0 -> 1. Who is first, who is last?",
-                "(comm.rank - root) % comm.size says how far behind the root a rank stands.",
-                LAST_HINT,
-            ),
-            "wait": (
-                "isend only starts a message, and returns a Work. What has to be done with it?",
-                "work.wait() returns when the message has left.",
-                "Keep the Works in a list; after the loop: for work in leaving: work.wait()",
-            ),
-        },
         explanation=(
             "The chain fills like a pipe: after p - 2 steps all links work at once, and each further step delivers one "
             "segment. (c + p - 2)(alpha + n/c beta) seconds for c segments: more of them overlap better, each costs an "

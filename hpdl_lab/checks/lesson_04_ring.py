@@ -7,7 +7,6 @@ import numpy as np
 from ..collectives import cost, ring
 from ..collectives.chunks import bounds
 from .collective import Collective, check_collective
-from .hints_04 import ALL_GATHER_HINTS, ALL_REDUCE_HINTS, REDUCE_SCATTER_HINTS
 from .ranks import SENTINEL
 from .record import Exercise
 
@@ -58,7 +57,6 @@ EXERCISES = (
         reference=ring.reduce_scatter,
         stars=2,
         check=partial(check_collective, REDUCE_SCATTER),
-        hints=REDUCE_SCATTER_HINTS,
         explanation=(
             "Follow chunk c. It leaves rank c+1 in step 0 with one contribution, picks up one more at every rank that "
             "it visits, and reaches rank c in step p-2 with all p of them. All p chunks travel at the same time, one "
@@ -72,7 +70,6 @@ EXERCISES = (
         reference=ring.all_gather,
         stars=2,
         check=partial(check_collective, ALL_GATHER),
-        hints=ALL_GATHER_HINTS,
         explanation=(
             "The same walk, without the addition. In step i every rank passes on the chunk that it got in step i-1, "
             "first its own. After p-1 steps each chunk has visited every rank. What arrives goes straight into its "
@@ -85,7 +82,6 @@ EXERCISES = (
         reference=ring.all_reduce,
         stars=2,
         check=partial(check_collective, ALL_REDUCE),
-        hints=ALL_REDUCE_HINTS,
         explanation=(
             "After reduce_scatter every chunk of the sum exists once, on its own rank; all_gather hands the chunks "
             "round. Each of the two sends (p-1)/p of the vector per rank. Together 2(p-1)/p: less than two vectors "

@@ -9,7 +9,6 @@ from torch.nn.functional import mse_loss
 from ..collectives import cost, ring
 from ..models.mlp import mlp
 from ..parallel import data_parallel as reference
-from . import hints_06
 from .layer_part import nearly
 from .ranks import Ledger, capital, count, number, on_engines, simulate, times
 from .record import Broken, Exercise, Passed
@@ -250,7 +249,6 @@ EXERCISES = (
         reference=reference.average_all_gradients,
         stars=2,
         check=check_average_all_gradients,
-        hints=hints_06.AVERAGE_ALL_GRADIENTS,
         explanation=(
             "One flat tensor, one all_reduce: latency is paid once, not once per tensor, and a GPT has hundreds of "
             "them. Horovod calls it tensor fusion. And it sends zeros for what is missing, since nobody can know "

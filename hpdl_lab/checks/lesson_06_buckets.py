@@ -4,7 +4,6 @@ import numpy as np
 
 from .. import models
 from ..parallel import reducer as reference
-from . import hints_06
 from .ranks import alone
 from .record import Broken, Exercise, Passed
 
@@ -148,7 +147,6 @@ EXERCISES = (
         reference=reference.assign_buckets,
         stars=2,
         check=check_assign_buckets,
-        hints=hints_06.ASSIGN_BUCKETS,
         explanation=(
             "Large buckets pay latency seldom; small ones leave early. PyTorch takes 25 MiB, and 1 MiB for the first, "
             "because until it leaves nothing is under way. It fills them in reverse order of registration, the order "

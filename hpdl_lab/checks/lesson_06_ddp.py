@@ -10,7 +10,6 @@ from ..collectives import ring
 from ..models.mlp import mlp
 from ..parallel import ddp as reference
 from ..trace import now_ns
-from . import hints_06
 from .layer_part import nearly
 from .overlapped_steps import load_optimizers
 from .ranks import Ledger, capital, count, number, on_engines, simulate, times
@@ -253,7 +252,6 @@ EXERCISES = (
         reference=reference.ddp_hook,
         stars=3,
         check=check_ddp_hook,
-        hints=hints_06.DDP_HOOK,
         explanation=(
             "DDP does the rest as before: buckets, order, hooks, unused parameters. What travels, and how, is yours: "
             "people put compression and 16-bit sums here. This hook blocks backward, as you have written it; "

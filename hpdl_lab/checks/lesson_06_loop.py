@@ -12,7 +12,6 @@ from ..collectives import ring
 from ..models.mlp import mlp
 from ..parallel import training as reference
 from ..parallel.data_parallel import DataParallelOverlapped
-from . import hints_06
 from .overlapped_steps import SIZES, SMALL, load_optimizers
 from .ranks import Ledger, capital, count, number, on_engines, simulate, times
 from .record import Broken, Exercise, Passed
@@ -195,7 +194,6 @@ EXERCISES = (
         reference=reference.train_steps,
         stars=2,
         check=check_train_steps,
-        hints=hints_06.TRAIN_STEPS,
         explanation=(
             "Everything collective is behind the inner loop, so it does not matter how often a rank goes around there. "
             "PyTorch's DDP has no_sync() for accumulating(), and join() for ranks that run out; Horovod has "

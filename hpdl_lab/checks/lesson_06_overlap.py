@@ -10,7 +10,6 @@ from ..comm import PerRank
 from ..models.mlp import mlp
 from ..parallel import reducer as reference
 from ..parallel.reducer import Bucket
-from . import hints_06
 from . import overlapped_steps as steps
 from .ranks import Ledger, capital, count, on_engines, simulate
 from .record import Broken, Exercise, Passed
@@ -269,7 +268,6 @@ EXERCISES = (
         reference=reference.gradient_ready,
         stars=3,
         check=check_gradient_ready,
-        hints=hints_06.GRADIENT_READY,
         explanation=(
             "Now only the last bucket shows: everything else travels while backward computes. The order costs a "
             "little, and buys that no rank ever asks another what it is about to send. PyTorch's DDP and S-Caffe do "

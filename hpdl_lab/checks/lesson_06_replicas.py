@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from ..parallel import data_parallel as reference
-from . import hints_06
 from .ranks import capital, count, number, on_engines, simulate
 from .record import Broken, Exercise, Passed
 from .traffic import check_waits
@@ -139,7 +138,6 @@ EXERCISES = (
         reference=reference.broadcast_parameters,
         stars=1,
         check=check_broadcast_parameters,
-        hints=hints_06.BROADCAST_PARAMETERS,
         explanation=(
             "Gradients that are averaged keep equal replicas equal; they do not make them so. From here on no "
             "parameter ever travels again: only gradients do. The library sends bytes, so that a mask of bools "

@@ -8,7 +8,6 @@ import torch
 
 from ..comm.network import Ring
 from ..parallel.tensor import spatial as reference
-from . import hints_09
 from .layer_part import whole_numbers
 from .ranks import capital, count, full_stop, number, on_engines, simulate
 from .record import Broken, Exercise, Passed
@@ -249,7 +248,6 @@ EXERCISES = (
         reference=reference.halo_exchange,
         stars=3,
         check=check_halo_exchange,
-        hints=hints_09.HALO_EXCHANGE,
         explanation=(
             "A convolution looks (k-1)/2 rows beyond its strip, whatever the size of the image: the larger the image, "
             "the smaller the share of what travels. In backward the halo's gradients go home and are added there, once "

@@ -4,7 +4,6 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from ..parallel.tensor import transformer as reference
-from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, drawn, ring_bytes, width_for
 from .ranks import alone, capital, count, describe_error, tried
 from .record import Broken, Exercise, Passed
@@ -229,7 +228,6 @@ EXERCISES = (
         reference=reference.rows_of_heads,
         stars=2,
         check=check_rows_of_heads,
-        hints=hints_09.ROWS_OF_HEADS,
         explanation=(
             "The packed weight is three matrices on top of each other. A contiguous share of it would give the first "
             "rank all queries and the last one all values. Loading a checkpoint into ranks, and putting it together "
@@ -243,7 +241,6 @@ EXERCISES = (
         reference=reference.attention_heads,
         stars=3,
         check=check_attention_heads,
-        hints=hints_09.ATTENTION_HEADS,
         explanation=(
             "Heads never talk to each other, so they are where attention wants to be cut. One all-reduce in forward "
             "and one in backward; the MLP behind it takes as many: 4 all-reduces of b s d numbers for each layer of a "

@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 
 from ..parallel.tensor import linear as reference
-from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, nearly_whole, ring_bytes, width_for
 from .record import Exercise, Passed
 
@@ -188,7 +187,6 @@ EXERCISES = (
         reference=reference.column_linear,
         stars=2,
         check=check_column_linear,
-        hints=hints_09.COLUMN_LINEAR,
         explanation=(
             "Forward costs nothing, backward one all-reduce of x: Megatron calls the pair f. It is the mirror image of "
             "row_linear's g, which adds in forward and copies in backward. What every rank used, every rank has a say "
@@ -201,7 +199,6 @@ EXERCISES = (
         reference=reference.row_linear,
         stars=2,
         check=check_row_linear,
-        hints=hints_09.ROW_LINEAR,
         explanation=(
             "One all-reduce of y in forward, nothing in backward. Column then row is the pair that a transformer's MLP "
             "is cut into: between the two, GELU works on each rank's own columns, and nobody has to talk."

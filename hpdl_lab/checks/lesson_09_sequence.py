@@ -4,7 +4,6 @@ import torch
 from torch.nn.functional import gelu, linear
 
 from ..parallel.tensor import sequence as reference
-from . import hints_09
 from .layer_part import Case, Part, arrays, check_part, cut, drawn, width_for
 from .record import Exercise, Passed
 
@@ -125,7 +124,6 @@ EXERCISES = (
         reference=reference.sequence_parallel,
         stars=3,
         check=check_sequence_parallel,
-        hints=hints_09.SEQUENCE_PARALLEL,
         explanation=(
             "An all-reduce is a reduce-scatter and an all-gather. Megatron's sequence parallelism moves the second "
             "half in front of the next layer: the same bytes, and what lies between, norms, dropout, residuals, is "

@@ -11,7 +11,6 @@ from torch.nn.functional import mse_loss
 
 from ..parallel.pipeline import naive as reference
 from ..schedules import build
-from . import hints_10
 from .pipeline_rows import case_of
 from .ranks import ALONE, capital, count, full_stop, number, on_engines, simulate
 from .record import Broken, Exercise, Passed
@@ -228,7 +227,6 @@ EXERCISES = (
         reference=reference.do_backward,
         stars=3,
         check=check_do_backward,
-        hints=hints_10.DO_BACKWARD,
         explanation=(
             "Messages of a backward are those of the forward turned around: the transposed of a send is a receive. "
             "pipeline/run_schedule.py does the same for any schedule, but posts its receives ahead, so that 1F1B, in "

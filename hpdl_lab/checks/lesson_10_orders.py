@@ -2,7 +2,6 @@
 
 from ..schedules.gpipe import gpipe
 from ..schedules.one_f_one_b import one_f_one_b
-from . import hints_10
 from .pipeline_rows import CASES, SHOW, beginning, facts_of, schedule_of, shown, times_of
 from .ranks import count
 from .record import Broken, Exercise, Passed
@@ -83,7 +82,6 @@ EXERCISES = (
         reference=gpipe,
         stars=2,
         check=check_gpipe,
-        hints=hints_10.GPIPE,
         explanation=(
             "The bubble is (p-1)/(m+p-1): more micro-batches make it small, and GPipe advises m >= 4p. But every rank "
             "holds the activations of all m, which is why GPipe came with activation checkpointing."
@@ -96,7 +94,6 @@ EXERCISES = (
         reference=one_f_one_b,
         stars=2,
         check=check_one_f_one_b,
-        hints=hints_10.ONE_F_ONE_B,
         explanation=(
             "As long as GPipe, with p - rank instead of m micro-batches in memory: m can grow for nothing. Rank 0 pays "
             "most, and its peers at the end have room to spare. PipeDream-Flush, DAPPLE and Megatron-LM run it."

@@ -3,7 +3,6 @@
 import numpy as np
 
 from ..parallel.pipeline import partition as reference
-from . import hints_10
 from .ranks import alone, capital, count, number, tried
 from .record import Broken, Exercise, Passed
 
@@ -130,7 +129,6 @@ EXERCISES = (
         reference=reference.partition,
         stars=2,
         check=check_partition,
-        hints=hints_10.PARTITION,
         explanation=(
             "A pipeline goes at the pace of its slowest stage, whatever the schedule. n layers can be cut into p parts "
             "in C(n-1, p-1) ways; dynamic programming looks at p n² places. The costs are measured: forward and "

@@ -1,7 +1,6 @@
 """Notebook 10, ZB-H1: the gradients of weights fill the bubble of 1F1B, in its memory."""
 
 from ..schedules.zero_bubble import zero_bubble_h1
-from . import hints_10
 from .pipeline_rows import CASES, SHOW, beginning, facts_of, schedule_of, shown, times_of
 from .record import Broken, Exercise, Passed
 
@@ -48,7 +47,6 @@ EXERCISES = (
         reference=zero_bubble_h1,
         stars=3,
         check=check_zero_bubble_h1,
-        hints=hints_10.ZERO_BUBBLE_H1,
         explanation=(
             "1F1B's bubble is (p-1)(tf+tb) = 9 of 33 for p=4, m=8; ZB-H1's is (p-1)(F+I-W) = 3 of 27, for the same "
             "memory. With twice the memory, ZB-H2 has none at all. It needs a backward that can be had in halves: "

@@ -10,7 +10,6 @@ import torch
 
 from ..mesh import DeviceMesh, Grid
 from ..parallel.hybrid import gradients as reference
-from . import hints_11
 from .layer_part import ring_bytes, whole_numbers
 from .ranks import capital, count, number, on_engines, simulate
 from .record import Broken, Exercise, Passed
@@ -252,7 +251,6 @@ EXERCISES = (
         reference=reference.reduce_gradients,
         stars=3,
         check=check_reduce_gradients,
-        hints=hints_11.REDUCE_GRADIENTS,
         explanation=(
             "Whatever is held by several ranks and was computed in parts is added over just those ranks, once. The "
             "rule knows nothing about transformers: it composes. HybridParallel does the same, but begins with a "

@@ -3,7 +3,6 @@
 import math
 
 from .. import mesh as reference
-from . import hints_11
 from .ranks import alone, capital, count
 from .record import Broken, Exercise, Passed
 
@@ -161,7 +160,6 @@ EXERCISES = (
         reference=reference.coordinates,
         stars=2,
         check=check_coordinates,
-        hints=hints_11.COORDINATES,
         explanation=(
             "Digits of a number, with a base of its own for each place. The order of the axes is a decision about "
             "hardware: what varies fastest are neighbors, so the axis that sends most comes last. Megatron and torch's "
@@ -175,7 +173,6 @@ EXERCISES = (
         reference=reference.groups,
         stars=2,
         check=check_groups,
-        hints=hints_11.GROUPS,
         explanation=(
             "comm.split does the rest: ranks that name the same color, here what they have in common, get a "
             "communicator of their own. R replicas of P partitions are P groups of R ranks along dp: so many "

@@ -5,7 +5,6 @@ import random
 from typing import NamedTuple
 
 from ..parallel.grid import search as reference
-from . import hints_11
 from .ranks import capital, count, describe_error, tried
 from .record import Broken, Exercise, Passed
 
@@ -211,7 +210,6 @@ EXERCISES = (
         reference=reference.best_grid,
         stars=2,
         check=check_best_grid,
-        hints=hints_11.BEST_GRID,
         explanation=(
             "1,024 ranks have only 66 grids of three axes, so one can look at all of them. It is the price of each "
             "that has to be right: FlexFlow simulates it, others profile it. With experts, context parallelism, "

@@ -1,7 +1,9 @@
-"""What an exercise is: a record. The check and the hints are its fields."""
+"""What an exercise is: a record. The check is one of its fields; the hints are in notebooks/hints/."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from .hints import hints_of
 
 
 class Broken(Exception):
@@ -42,7 +44,6 @@ class Exercise:
     stars:     1 beginner, 2 intermediate, 3 advanced; also nbgrader's points.
     check:     check(fn, runner) -> Passed, or raises Broken. `runner(fn, *args)` runs on the engines, or is None;
                it raises AnswerFailed or CommError for the answer's faults, and anything else for other trouble.
-    hints:     {invariant: (first, second, third)}; "" serves every invariant that is not named.
     parallel:  whether ranks take part, so that the check goes on to the engines.
     scaffold:  a broken function; what it does stands in the attendee's cell, to be repaired, in the place of a stub.
     """
@@ -52,7 +53,6 @@ class Exercise:
     reference: Callable
     stars: int
     check: Callable
-    hints: dict
     explanation: str
     parallel: bool = True
     scaffold: Callable | None = None
@@ -65,6 +65,11 @@ class Exercise:
     def path(self):
         """How notebook sources name it: "package.module:function"."""
         return f"{self.reference.__module__}:{self.reference.__qualname__}"
+
+    @property
+    def hints(self):
+        """{invariant: three hints}; "" serves every invariant that is not named."""
+        return hints_of(self.id)
 
     def hints_for(self, failed):
         return self.hints.get(failed or "", self.hints[""])
