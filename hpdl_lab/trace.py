@@ -23,7 +23,7 @@ LANE_STEPS = 10**9  # the steps of a rank's nth lane are counted from n times th
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 INSTALLED = tuple({folder + os.sep for path in _LIBRARIES for folder in (path, os.path.realpath(path))})
-ZOO = os.path.join(PACKAGE, "zoo", "")  # broken programs to be diagnosed as if an attendee had written them
+ZOO = os.path.join(PACKAGE, "zoo.py")  # broken programs to be diagnosed as if an attendee had written them
 NOT_THE_ATTENDEES = (PACKAGE, *INSTALLED, "<frozen")  # how the names of files begin whose lines nobody wrote here
 
 

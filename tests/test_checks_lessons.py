@@ -16,7 +16,6 @@ from hpdl_lab.optim import gradient_descent as descent
 from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.parallel import gradient_descent as averaging
 from hpdl_lab.parallel import gradient_descent as descent_with_server
-from hpdl_lab.zoo import ward
 from tests import answers
 
 
@@ -33,26 +32,26 @@ def test_the_jobs_stand_in_the_text_of_the_exercise_and_have_one_collective_each
 
 
 def test_the_diagnoses_stand_in_the_text_of_the_exercise_and_each_is_needed():
-    for name, meaning in ward.DIAGNOSES.items():
-        assert re.search(rf'"{name}" +{re.escape(meaning)}\n', ward.diagnose.__doc__)
-    assert set(ward.diagnose().values()) == set(ward.DIAGNOSES)
-    assert list(ward.diagnose()) == list(ward.PATIENTS)
+    for name, meaning in zoo.DIAGNOSES.items():
+        assert re.search(rf'"{name}" +{re.escape(meaning)}\n', zoo.diagnose.__doc__)
+    assert set(zoo.diagnose().values()) == set(zoo.DIAGNOSES)
+    assert list(zoo.diagnose()) == list(zoo.LETTERS)
 
 
 def test_the_doctor_gives_the_reasons_that_the_ward_asks_for():
     signs = {"circle": "both receive first", "mismatch": "differ", "absent": "never called|one step early"}
     signs |= {"order": "opposite order", "error": "raised", "slow": "still computing"}
-    for letter, name in ward.PATIENTS.items():
-        assert re.search(signs[ward.diagnose()[letter]], zoo.find(name).reason)
+    for letter, name in zoo.LETTERS.items():
+        assert re.search(signs[zoo.diagnose()[letter]], zoo.find(name).reason)
 
 
 def test_the_zoo_shows_programs_and_does_not_give_their_fault_away():
     shown = str(lab.zoo())
-    assert shown.count("def program(comm):") == len(ward.PATIENTS) and '"""' not in shown
-    for name in ward.PATIENTS.values():
+    assert shown.count("def program(comm):") == len(zoo.LETTERS) and '"""' not in shown
+    for name in zoo.LETTERS.values():
         assert name not in shown and zoo.find(name).broken.__name__ not in shown
     assert str(lab.zoo("wrong_root")).startswith("1 program with a fault\n  wrong_root: ")
-    with pytest.raises(ValueError, match="no specimen 'Q' in the zoo: both_receive_first, "):
+    with pytest.raises(ValueError, match="no program 'Q' in the zoo: both_receive_first, "):
         lab.zoo("Q")
 
 

@@ -15,7 +15,7 @@ from hpdl_lab.collectives.table import ALGORITHMS
 from hpdl_lab.comm import CommTimeout, Deadlock, PerRank, baton, sim
 from hpdl_lab.comm.inject import Injection
 from hpdl_lab.comm.network import FatTree, Switch
-from hpdl_lab.zoo import SPECIMENS
+from hpdl_lab.zoo import PROGRAMS
 
 both = pytest.mark.parametrize("threads", [False, True], ids=["coroutines", "threads"])
 
@@ -41,11 +41,11 @@ def told(size, fn, *args, deadline=5, **options):
 # -- the same as coroutines -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("specimen", SPECIMENS, ids=lambda specimen: specimen.name)
-def test_the_zoo(specimen):
-    for program, deadline in ((specimen.repaired, 5), (specimen.broken, specimen.deadline / 3)):
-        coroutines = told(specimen.ranks, program, deadline=deadline)
-        assert told(specimen.ranks, program, deadline=deadline, threads=True) == coroutines
+@pytest.mark.parametrize("example", PROGRAMS, ids=lambda example: example.name)
+def test_the_zoo(example):
+    for program, deadline in ((example.repaired, 5), (example.broken, example.deadline / 3)):
+        coroutines = told(example.ranks, program, deadline=deadline)
+        assert told(example.ranks, program, deadline=deadline, threads=True) == coroutines
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 5])

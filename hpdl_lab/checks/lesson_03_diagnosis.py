@@ -2,11 +2,10 @@
 
 from .. import zoo
 from ..comm import CommError, sim
-from ..zoo import ward as reference
 from .ranks import alone
 from .record import Broken, Exercise, Passed
 
-RIGHT = reference.diagnose()
+RIGHT = zoo.diagnose()
 DEADLINE = 1.0  # s of real time for a patient on simulated ranks
 
 
@@ -22,8 +21,8 @@ def check_diagnose(fn, runner=None):
         if letter not in named:
             raise Broken("missing", f"Program {letter} has no diagnosis.")
         said = named[letter]
-        if str(said) not in reference.DIAGNOSES:
-            known = ", ".join(reference.DIAGNOSES)
+        if str(said) not in zoo.DIAGNOSES:
+            known = ", ".join(zoo.DIAGNOSES)
             raise Broken("name", f"Program {letter}: there is no diagnosis {said!r}. There are {known}.")
         if said != right:
             raise contradiction(letter, said, right)
@@ -57,15 +56,15 @@ QUESTION = {  # what to look at, by the right diagnosis
 
 def contradiction(letter, said, right):
     """Broken for a wrong diagnosis, with the table of a run."""
-    against = AGAINST.get((said, right), f"{said!r} means: {reference.DIAGNOSES[said]}. Not so here.")
+    against = AGAINST.get((said, right), f"{said!r} means: {zoo.DIAGNOSES[said]}. Not so here.")
     message = f"Program {letter}: you say {said!r}. {against} {QUESTION[right]}"
-    return Broken("diagnosis", message, evidence(zoo.find(reference.PATIENTS[letter])))
+    return Broken("diagnosis", message, evidence(zoo.find(zoo.LETTERS[letter])))
 
 
-def evidence(specimen):
+def evidence(program):
     """What the ranks were doing when the program had been stopped, without the reason."""
     try:
-        sim.run(specimen.ranks, specimen.broken, deadline=DEADLINE)
+        sim.run(program.ranks, program.broken, deadline=DEADLINE)
     except CommError as error:
         return "\n".join(str(error).split("\n")[1:])
     except Exception as error:  # what the ranks themselves raised
@@ -77,7 +76,7 @@ EXERCISES = (
     Exercise(
         id="3.4",
         title="diagnose seven programs",
-        reference=reference.diagnose,
+        reference=zoo.diagnose,
         stars=2,
         check=check_diagnose,
         parallel=False,

@@ -11,7 +11,7 @@ RANKS = (4, 2, 3, 5, 8)
 
 
 def check_repair(name, fn, runner=None, *, explain=None, also=None):
-    """Every rank returns what the repaired specimen returns there, and the ranks have talked to each other.
+    """Every rank returns what the repaired program returns there, and the ranks have talked to each other.
 
     explain: explain(value) -> a sentence about a value that is wrong, or ""; also: also(fn, run, where), more to check.
     """

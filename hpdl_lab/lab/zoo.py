@@ -4,26 +4,25 @@ import ast
 import inspect
 import textwrap
 
-from .. import zoo as specimens
+from .. import zoo as programs
 from ..checks.result import Note
-from ..zoo.ward import PATIENTS
 
 
 def zoo(*names):
     """Show broken programs, without their diagnosis: `lab.run(program, deadline=2)` would find it.
 
-    Args:    names: letters of the exercise ("A", "B", ...) or names of specimens ("wrong_root"); default all letters.
+    Args:    names: letters of the exercise ("A", "B", ...) or names of programs ("wrong_root"); default all letters.
     Returns: Note with the programs. Raises ValueError that lists what there is.
     """
-    shown = [program(name) for name in names or PATIENTS]
+    shown = [program(name) for name in names or programs.LETTERS]
     return Note(f"{len(shown)} program{'s' if len(shown) > 1 else ''} with a fault", lines="\n\n".join(shown))
 
 
 def program(name):
     """Letter or name, what the program is meant to do, and its text."""
-    specimen = specimens.find(PATIENTS.get(name, name))
-    text = textwrap.indent(undocumented(specimen.broken), "    ")
-    return f"{name}: {specimen.title}, on {specimen.ranks} ranks\n\n{text}"
+    found = programs.find(programs.LETTERS.get(name, name))
+    text = textwrap.indent(undocumented(found.broken), "    ")
+    return f"{name}: {found.title}, on {found.ranks} ranks\n\n{text}"
 
 
 def undocumented(function):

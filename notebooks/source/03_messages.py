@@ -109,13 +109,13 @@ lab.zoo()
 # Commit yourself before you run anything. A wrong diagnosis is answered with the table of a real run: read it, that is
 # the skill.
 
-# %% exercise="hpdl_lab.zoo.ward:diagnose"
+# %% exercise="hpdl_lab.zoo:diagnose"
 
-# %% check="hpdl_lab.zoo.ward:diagnose"
+# %% check="hpdl_lab.zoo:diagnose"
 
 # %% [markdown]
 # Now on the engines. Two communicators, used by two ranks in opposite order; the deadline ends it, and the engines are
-# free again. Try others: `lab.zoo("wrong_root")` shows a program, and `zoo.SPECIMENS` lists all.
+# free again. Try others: `lab.zoo("wrong_root")` shows a program, and `zoo.PROGRAMS` lists all.
 
 # %% tags=["raises-exception"]
 lab.run(zoo.find("opposite_communicators").broken, ranks=[0, 1], deadline=2)
@@ -129,23 +129,23 @@ lab.run(zoo.find("wrong_root").broken, deadline=2)
 # The cells of the next three exercises hold a broken program. Check it as it is, and read what the doctor says. Then
 # change as little as possible.
 
-# %% exercise="hpdl_lab.zoo.ring_even_odd:add_neighbors"
+# %% exercise="hpdl_lab.zoo:add_neighbors"
 
-# %% check="hpdl_lab.zoo.ring_even_odd:add_neighbors"
+# %% check="hpdl_lab.zoo:add_neighbors"
 
 # %% [markdown]
 # ## Exercise 3.6 ★★ Repair: a collective that only one rank calls
 
-# %% exercise="hpdl_lab.zoo.branch_around_collective:mean_loss"
+# %% exercise="hpdl_lab.zoo:mean_loss"
 
-# %% check="hpdl_lab.zoo.branch_around_collective:mean_loss"
+# %% check="hpdl_lab.zoo:mean_loss"
 
 # %% [markdown]
 # ## Exercise 3.7 ★★ Repair: loops of different length
 
-# %% exercise="hpdl_lab.zoo.unequal_loops:sum_of_steps"
+# %% exercise="hpdl_lab.zoo:sum_of_steps"
 
-# %% check="hpdl_lab.zoo.unequal_loops:sum_of_steps"
+# %% check="hpdl_lab.zoo:sum_of_steps"
 
 # %% [markdown]
 # ## Not stuck, only slow

@@ -3,7 +3,7 @@
 import numpy as np
 
 from hpdl_lab import zoo
-from hpdl_lab.zoo.ward import diagnose
+from hpdl_lab.zoo import diagnose
 
 from . import WrongAnswer
 
