@@ -39,7 +39,7 @@ class ToOneself:
     def case_message_of_another_kind(self):
         """Count or dtype differ: both numbers, on the receiving side, and the next message arrives."""
         rng, core = self.rng, self.core
-        kinds = [(rng.choice((*COUNTS, (1 << 25) + 3)), rng.choice(("float32", "uint8", "int64"))) for _ in range(2)]
+        kinds = [(rng.choice(COUNTS), rng.choice(("float32", "uint8", "int64"))) for _ in range(2)]
         # 2^25 + 3 and 3 elements have the same tag but for one bit
         x, y = (np.zeros(count, dtype) for count, dtype in kinds)
         sent, received = Holder(), Holder()

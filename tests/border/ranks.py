@@ -88,7 +88,7 @@ class Ranks:
                 else:
                     assert np.array_equal(work.x, self.x_of(source, count, dtype))
             if self.rank == source:
-                large = np.dtype(dtype).itemsize * count > 2048
+                large = np.dtype(dtype).itemsize * count > 2047
                 if wrong and large:
                     self.kept.append(work)  # nobody takes its elements
                 else:
@@ -110,7 +110,7 @@ class Ranks:
     def case_arrival(self):
         """Some come, perhaps after one of them has given up and come again; the first of them may not."""
         rng, control = self.rng, self.session.control  # where nobody receives any tag
-        self.arrivals = getattr(self, "arrivals", 1 << 20) + 1
+        self.arrivals = 8_000 + (getattr(self, "arrivals", 0) + 1) % 8_000  # apart from those of sessions
         members = sorted(rng.sample(range(self.size), rng.randrange(1, self.size + 1)))
         rng.shuffle(members)
         hesitant = rng.choice(members[1:]) if rng.random() < 0.5 and len(members) > 1 else None
