@@ -18,13 +18,18 @@ def until(condition: Callable[[], T], seconds: float, every: float = 0.01) -> T:
 
 
 def write_file(path: str | Path, text: str | bytes, mode: int = 0o666) -> None:
-    """Write all of the file or nothing: readers see the old content or the new. mode: permissions, less umask."""
+    """Write all of the file or nothing: readers see the old content or the new. mode: permissions, less umask.
+
+    Raises: OSError with `path`; then the file is as it was.
+    """
     new = f"{path}.{os.getpid()}.new"
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
         os.replace(new, path)
-    except BaseException:
+    except BaseException as error:
         if os.path.exists(new):
             os.remove(new)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # not that of the unfinished file
         raise

@@ -1,21 +1,20 @@
 """PyTorch's DDP on any all-reduce, on the engines: the hooks, the backend "hpdl", and the bench of all of them."""
 
 import functools
-import importlib
 import types
 
 import pytest
 import torch
 
 from hpdl_lab import data
+from hpdl_lab.bench import ddp as bench
 from hpdl_lab.bench import launch
+from hpdl_lab.bench.report import Report
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.torch_group import process_group
 from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_beside
 from hpdl_lab.parallel.scripts import ddp_script
-
-bench = importlib.import_module("hpdl_lab.bench.ddp")  # hpdl_lab.bench.ddp is its function
 
 
 def trained(comm, hook, all_reduce, steps=4, static_graph=False):
@@ -165,7 +164,7 @@ def test_the_table_compares_with_ddp_on_gloo(monkeypatch, tmp_path, capsys):
             yield {**row, "exposed_ms": exposed, "in_events_ms": None}
 
     monkeypatch.setattr(launch, "on_ranks", on_ranks)
-    bench.ddp(2, "tiny", 8, 5, tmp_path / "rows.json", tmp_path / "table.md", command="hpdl bench ddp")
+    bench.ddp(2, "tiny", 8, 5, Report("hpdl bench ddp", tmp_path / "rows.json", tmp_path / "table.md"))
     said, table = capsys.readouterr().out, (tmp_path / "table.md").read_text()
     for text in (said, table):
         assert "DDP on hpdl: 1.33 times the samples/s of DDP on gloo, 75% of its exposed time." in text

@@ -16,7 +16,7 @@ from hpdl_lab import cli
 from hpdl_lab.classroom import attendee, costs, drill, hub
 from hpdl_lab.classroom.census import Census, Process
 from hpdl_lab.classroom.plan import STEPS, Plan
-from hpdl_lab.cli import drill as command
+from hpdl_lab.cli import plan as command
 
 pytestmark = pytest.mark.timeout(500)
 

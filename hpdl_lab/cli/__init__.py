@@ -5,17 +5,19 @@ Exit codes: 0 done, 1 could not be done (one sentence on stderr), 2 wrong usage,
 """
 
 import argparse
+import shlex
 import sys
 
-from . import bench, cluster, doctor, drill, hub, plan, release, tune
+from . import bench, cluster, doctor, hub, plan
 
-FAMILIES = (doctor, cluster, bench, tune, hub, plan, drill, release)
+FAMILIES = (doctor, cluster, bench, hub, plan)
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
         arguments = parser().parse_args(argv)
+        arguments.invocation = shlex.join(["hpdl", *(sys.argv[1:] if argv is None else argv)])
         return arguments.command(arguments)
     except KeyboardInterrupt:
         print("hpdl: interrupted", file=sys.stderr)
@@ -25,13 +27,13 @@ def main(argv=None):
         return 1
 
 
-def sentence(error):
+def sentence(error: Exception) -> object:
     """What it says; of what the system refused, the file and why, without the number."""
     refused = isinstance(error, OSError) and error.filename and error.strerror
     return f"{error.filename}: {error.strerror}" if refused else error
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="hpdl", description="A laboratory for distributed deep learning: `make lab`.")
     top.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
     commands = top.add_subparsers(required=True, metavar="COMMAND")

@@ -1,16 +1,15 @@
 """`hpdl hub`: JupyterHub for a class, on this machine."""
 
-import argparse
 import os
 import signal
 import ssl
 import sys
 
-from .arguments import ranks
+from .arguments import folder, memory, number, ranks
+from .plan import interrupt
 
-LEAST_CORES = 0.1  # of one attendee: with less no server starts in time
-MOST_MINUTES, MOST_BYTES = 1e6, 1e15  # typing mistakes beyond
-UNITS = {"": 1, "M": 1e6, "G": 1e9, "MB": 1e6, "GB": 1e9, "T": 1e12, "TB": 1e12}
+CORES = number("a number of cores", 0.1, 1e6, besides=0)  # with less no server starts in time
+MINUTES = number("a number of minutes", 0, 1e6)
 
 
 def add(commands):
@@ -24,10 +23,18 @@ def add(commands):
         "--users-file", metavar="FILE", help="a name on each line, and a first password where you give one"
     )
     command.add_argument("--engines", type=ranks, default=usual.engines, help="of one attendee at most (4)")
-    command.add_argument("--memory", type=size, default=0, help="of one attendee, such as 3G (1G and 0.5G an engine)")
-    command.add_argument("--cores", type=cores, default=0, help="of one attendee (one for each engine)")
+    command.add_argument("--memory", type=memory, default=0, help="of one attendee, such as 3G (1G and 0.5G an engine)")
     command.add_argument(
-        "--idle", type=minutes, default=usual.idle, help="minutes until unused servers stop; 0: never (60)"
+        "--cores",
+        type=CORES,
+        default=0,
+        help="of one attendee (one for each engine)",
+    )
+    command.add_argument(
+        "--idle",
+        type=MINUTES,
+        default=usual.idle,
+        help="minutes until unused servers stop; 0: never (60)",
     )
     command.add_argument("--start-timeout", type=ranks, default=usual.start_timeout, help="seconds for a server (120)")
     command.add_argument(
@@ -163,53 +170,3 @@ def words(given):
     engines = "engine" if given.engines == 1 else "engines"
     yield f"\n  The hub is ready:  {given.url}"
     yield f"  {len(given.users)} attendees ({names}), {given.engines} {engines} each.  Ctrl-C here stops it.\n"
-
-
-def interrupt(signum, frame):
-    raise KeyboardInterrupt
-
-
-def folder(text):
-    """The whole path of a folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("it wants the name of a folder")
-    return os.path.abspath(text)
-
-
-def size(text):
-    """Bytes: "3G" -> 3e9."""
-    digits = text.rstrip("BGMTbgmt")
-    unit = text[len(digits) :].upper()
-    try:
-        nbytes = float(digits) * UNITS[unit]
-    except (ValueError, KeyError):
-        nbytes = float("nan")
-    if not nbytes <= MOST_BYTES:  # "nan" as well
-        raise argparse.ArgumentTypeError(f"{text} is no amount of memory, such as 3G")
-    if nbytes < 0.5e9:
-        raise argparse.ArgumentTypeError(f"{text} is too little: JupyterLab and a kernel with torch take 0.5G")
-    return int(nbytes)
-
-
-def cores(text):
-    """A number of cores, 0 or from LEAST_CORES on."""
-    value = number(text)
-    if not value == 0 and not LEAST_CORES <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no number of cores: {LEAST_CORES} at least, 0 for one an engine")
-    return value
-
-
-def minutes(text):
-    """A number from 0 to MOST_MINUTES."""
-    value = number(text)
-    if not 0 <= value <= MOST_MINUTES:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of minutes from 0 to {MOST_MINUTES:,.0f}")
-    return value
-
-
-def number(text):
-    """The number, "nan" where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")

@@ -20,8 +20,6 @@ SIZES = (1 << 20, 256 << 20)  # bytes: within the caches of a GPU, and far beyon
 REPEATS = 20  # timed calls of each kernel, after
 WARM_UP = 3
 LARGEST = 8  # of the whole numbers that are added: small, so that every order of adding gives the same sum
-TABLE = "{:>12} {:>9}  {:>4} {:<14} {:>10} {:>8} {:>13} {:>6}  {}"
-HEADER = TABLE.format("size (B)", "type", "rung", "kernel", "time (us)", "GB/s", "of bandwidth", "#wrong", "change")
 
 
 class Ladder:
@@ -94,31 +92,3 @@ def whole_numbers(n: int, dtype: str) -> Tensor:
 
     generator = torch.Generator().manual_seed(n)
     return torch.randint(-LARGEST, LARGEST + 1, (n,), generator=generator).to(getattr(torch, dtype))
-
-
-def line_of(row: dict[str, int | str]) -> str:
-    """One line of the table under HEADER."""
-    return TABLE.format(
-        f"{row['size']:,}",
-        row["type"],
-        row["rung"],
-        row["name"],
-        f"{row['time_us']:,.1f}",
-        f"{row['GBps']:,.0f}",
-        f"{row['of_bandwidth']:.0%}",
-        row["wrong"],
-        row["change"],
-    )
-
-
-def markdown(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
-    """The table for docs/gpu.md."""
-    versions = f"torch {about['torch']}, CUDA {about['cuda']}, {about['date']}"
-    head = f"{about['gpu']}, {about['bandwidth_GBps']:,} GB/s, {versions}"
-    lines = [head, "", "| size | type | rung | kernel | time | GB/s | of bandwidth | #wrong |", "|" + "---|" * 8]
-    for r in rows:
-        lines.append(
-            f"| {r['size'] / 2**20:g} MiB | {r['type']} | {r['rung']} | {r['name']} | {r['time_us']:,.1f} us "
-            f"| {r['GBps']:,.0f} | {r['of_bandwidth']:.0%} | {r['wrong']} |"
-        )
-    return "\n".join(lines) + "\n"

