@@ -17,7 +17,7 @@ LAYERS = [
     ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
     ["mesh"],
     ["comm", "symptoms"],
-    ["trace", "features", "units", "system"],
+    ["trace", "features", "measure", "units", "system"],
     ["_core", "_cuda"],  # the compiled modules, csrc/ and, where there is nvcc, csrc/cuda/
     ["__init__"],  # the map: its docstring and the version
 ]
