@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 
 from ..comm.mpi import session_of_this_process
 
@@ -13,14 +14,15 @@ def main() -> None:
     from . import collectives, ddp, pipeline
     from .launch import DEADLINE, about
 
-    run = {
+    tasks: dict[str, Callable] = {
         "all_reduce": collectives.race_on_ranks,
         "collectives": collectives.family_on_ranks,
         "ddp": ddp.on_ranks,
         "ddp_memory": ddp.memory_on_ranks,
         "pipeline": pipeline.on_ranks,
         "pipeline_memory": pipeline.memory_on_ranks,
-    }[task["kind"]]
+    }
+    run = tasks[task["kind"]]
     tell = (lambda row: print(json.dumps(row), flush=True)) if session.rank == 0 else None
     if tell:
         tell({"about": about(session)})

@@ -5,8 +5,10 @@ what synchronization costs. The Python algorithms are those that attendees read:
 bytes, not what a language can do to it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +22,10 @@ from ..collectives.table import ALGORITHMS
 from ..units import require_int
 from . import launch, timing
 from .report import Column, Report, Row, Table, field
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+
 
 DTYPE = "float32"
 BASELINES = ("mpi", "gloo")
@@ -137,7 +143,7 @@ class Candidate(NamedTuple):
     place: str = "in"  # or "out" of x
 
 
-def race_on_ranks(comm, size: int, against: list[str]) -> None:
+def race_on_ranks(comm: Comm, size: int, against: list[str]) -> None:
     """Check and time all candidates of all_reduce for one size; rank 0 reports a row for each."""
     count = count_of(size, DTYPE)
     found = check_and_time(comm, "all_reduce", all_reduces(comm, count, against), timing.SAMPLES)
@@ -148,7 +154,7 @@ def race_on_ranks(comm, size: int, against: list[str]) -> None:
             comm.report(**row_of(candidate.name, count, DTYPE, times, comm) | {"wrong": wrong} | of_light)
 
 
-def family_on_ranks(comm, collective: str, sizes: list[int]) -> None:
+def family_on_ranks(comm: Comm, collective: str, sizes: list[int]) -> None:
     """Check and time every way to do `collective`, for each size; rank 0 reports a row for each."""
     counts = [whole_chunks(count_of(size, DTYPE), comm.size, collective) for size in sizes]
     for count in dict.fromkeys(counts):
@@ -160,13 +166,13 @@ def family_on_ranks(comm, collective: str, sizes: list[int]) -> None:
                 comm.report(**found | {"place": candidate.place, "wrong": wrong})
 
 
-def report_about(comm) -> None:
+def report_about(comm: Comm) -> None:
     """Rank 0 reports what the numbers depend on."""
     if comm.rank == 0:
         comm.report(about=launch.about(comm.session))
 
 
-def check_and_time(comm, collective: str, candidates: list[Candidate], samples: int) -> list[tuple]:
+def check_and_time(comm: Comm, collective: str, candidates: list[Candidate], samples: int) -> list[tuple]:
     """[(candidate, (samples,) ns per call of the slowest rank, wrong elements)]."""
     wrong = [check(comm, collective, c) for c in candidates]
     for c in candidates:
@@ -175,7 +181,7 @@ def check_and_time(comm, collective: str, candidates: list[Candidate], samples: 
     return list(zip(candidates, times, wrong, strict=True))
 
 
-def all_reduces(comm, count: int, against: list[str]) -> list[Candidate]:
+def all_reduces(comm: Comm, count: int, against: list[str]) -> list[Candidate]:
     """Each call is one function of no arguments, so that Python's share is the same for all."""
     x, y = torch.zeros(count), torch.zeros(count)
     candidates = []
@@ -201,7 +207,7 @@ def all_reduces(comm, count: int, against: list[str]) -> list[Candidate]:
     return candidates
 
 
-def speed_of_light(comm, z: torch.Tensor) -> Callable[[], Any]:
+def speed_of_light(comm: Comm, z: torch.Tensor) -> Callable[[], Any]:
     """The registered path without barriers: this rank's slice of every rank's `z`, added and stored to all of them."""
     line = 64 // z.element_size()
     each = -(-len(z) // comm.size // line) * line
@@ -209,7 +215,7 @@ def speed_of_light(comm, z: torch.Tensor) -> Callable[[], Any]:
     return comm.core.Sum(comm.core.instructions()[0], slices, slices)
 
 
-def family(comm, collective: str, count: int) -> list[Candidate]:
+def family(comm: Comm, collective: str, count: int) -> list[Candidate]:
     """Our algorithms in Python, the compiled ones, MPI's, gloo's and that of shared memory."""
     x, y = torch.zeros(count), torch.zeros(count)
     found = [Candidate(a.name, lambda a=a: a.function(comm, x), x) for a in ALGORITHMS if a.collective == collective]
@@ -229,7 +235,7 @@ def family(comm, collective: str, count: int) -> list[Candidate]:
     return found
 
 
-def check(comm, collective: str, candidate: Candidate) -> int:
+def check(comm: Comm, collective: str, candidate: Candidate) -> int:
     """Wrong elements on all ranks together, of sums of small whole numbers, which are exact."""
     p, r, x = comm.size, comm.rank, candidate.x
     fill(x, expected.brought(collective, len(x), p, r))

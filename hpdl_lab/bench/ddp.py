@@ -5,8 +5,12 @@ our buckets with an all_reduce that does nothing. All of them take turns, and ar
 candidates take a few steps from the same parameters, and must come to the same.
 """
 
+from __future__ import annotations
+
 import contextlib
 import resource
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +27,10 @@ from . import launch
 from .report import Column, Report, Row, Table, field, with_memory
 from .timing import quartiles, sample, slowest
 
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+
+
 LEARNING_RATE = 0.05
 CHECKED_STEPS = 3
 TOLERANCE = 1e-6  # of a parameter, if three ranks or more add in different orders
@@ -34,10 +42,10 @@ SILENT = {  # the same steps without communication, and who is compared with the
 WITHOUT = {name: silent for silent, names in SILENT.items() for name in names}
 
 
-def measured(key, form, part=None):
+def measured(key: Any, form: Any, part: Any = None) -> Any:
     """The text of a column that is empty for steps without communication."""
 
-    def text(row):
+    def text(row: Any) -> Any:
         value = None if row["name"] in SILENT else row[key] if part is None else row[key][part]
         return "" if value is None else format(value, form)
 
@@ -74,7 +82,7 @@ def ddp(ranks: int, size: str, batch: int, rounds: int, report: Report = Report(
         raise ValueError(f"a batch of {batch} has no example for some of {ranks} ranks")
     launch.warn_of_too_many(ranks)
 
-    def memory(row):  # each in processes of its own, as memory that was in use once stays in the books
+    def memory(row: Any) -> Any:  # each in processes of its own, as memory that was in use once stays in the books
         if row["name"] in SILENT:
             return {}
         messages = launch.on_ranks(ranks, "ddp_memory", [[size, batch, row["name"]]])
@@ -101,7 +109,7 @@ def verdicts(rows: list[Row]) -> list[str]:
 # -- on every rank ---------------------------------------------------------------------------------------------------
 
 
-def on_ranks(comm, size, batch, rounds):
+def on_ranks(comm: Comm, size: str, batch: int, rounds: Any) -> None:
     """Check, then time all candidates in turns; rank 0 reports a row for each."""
     comm.trace.enabled = True  # what is exposed is counted from events as well
     with groups(comm) as made:
@@ -124,7 +132,7 @@ def on_ranks(comm, size, batch, rounds):
             step.stop()
 
 
-def memory_on_ranks(comm, size, batch, name):
+def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
     """Rank 0 reports the most memory that a rank had while the candidate `name` took steps, MiB."""
     with groups(comm) as made:
         step = Step(comm, name, size, batch, made)
@@ -137,7 +145,7 @@ def memory_on_ranks(comm, size, batch, name):
 
 
 @contextlib.contextmanager
-def groups(comm):
+def groups(comm: Comm) -> Iterator[Any]:
     """{"gloo": process group, "hpdl": process group} of the ranks of `comm`."""
     with process_group(comm, "gloo") as gloo:
         yield {"gloo": gloo, "hpdl": dist.new_group(backend="hpdl", pg_options=comm)}
@@ -146,7 +154,7 @@ def groups(comm):
 class Step:
     """One candidate's step of training, always on the same examples. made: see `groups`."""
 
-    def __init__(self, comm, name, size, batch, made):
+    def __init__(self, comm: Comm, name: str, size: str, batch: int, made: Any) -> None:
         generator = torch.Generator().manual_seed(0)
         self.comm, self.name, self.model = comm, name, models.build("gpt", size)
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
@@ -164,7 +172,7 @@ class Step:
             self.strategy.start(comm, self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
 
-    def __call__(self):
+    def __call__(self) -> None:
         span = self.comm.trace.span
         self.optimizer.zero_grad()
         with span("forward"):
@@ -178,35 +186,35 @@ class Step:
         with span("update"):
             self.optimizer.step()
 
-    def flat(self):
+    def flat(self) -> Any:
         """All parameters (N,), a copy."""
         return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
 
-    def stop(self):
+    def stop(self) -> None:
         if self.strategy:
             self.strategy.stop()
 
 
-def strategy_of(name):
+def strategy_of(name: str) -> Any:
     if name == "ours, silent":
         return DataParallelBucketed(all_reduce=nothing)
     kinds = {"bucketed": DataParallelBucketed, "overlapped": DataParallelOverlapped}
     return kinds[name]() if name in kinds else None
 
 
-def nothing(comm, x):
+def nothing(comm: Comm, x: Any) -> Any:
     """An all_reduce that does not communicate."""
     return x
 
 
-def as_it_is(state, bucket):
+def as_it_is(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are texts
     """A hook of DDP that does not communicate."""
     future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
-def check(comm, steps):
+def check(comm: Comm, steps: Any) -> Any:
     """{name: parameters, on all ranks together, that are not those of DDP on gloo after a few steps}."""
     for step in steps.values():
         for _ in range(CHECKED_STEPS):
@@ -219,7 +227,7 @@ def check(comm, steps):
     return wrong
 
 
-def summary(name, times, batch):
+def summary(name: str, times: Any, batch: Any) -> Any:
     """Median and quartiles of the steps, and of what they take longer than those without communication."""
     longer = [a - b for a, b in zip(times[name], times[WITHOUT.get(name, name)], strict=True)]
     step_ms = quartiles(times[name])
@@ -230,7 +238,7 @@ def summary(name, times, batch):
     }
 
 
-def exposed_in_events(comm, windows):
+def exposed_in_events(comm: Comm, windows: Any) -> Any:
     """ms per step of this rank in which it waited for communication, by its events within `windows` (ns).
 
     gloo's own work inside DDP has no events.

@@ -5,11 +5,15 @@ and are compared round by round. Memory is measured in processes of its own for 
 the books.
 """
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import os
 import resource
 import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +28,10 @@ from ..parallel.pipeline.split import Layers
 from . import launch
 from .report import Column, Report, Row, Table, field, with_memory
 from .timing import quartiles, sample, slowest
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble_h1")
 CHECKED_STEPS = 3
@@ -73,7 +81,7 @@ def pipeline(
     launch.warn_of_too_many(ranks)
     task = [size, batch, micro_batches]
 
-    def memory(row):
+    def memory(row: Any) -> Any:
         messages = launch.on_ranks(ranks, "pipeline_memory", [[*task, row["schedule"], row["name"]]])
         return next(message for message in messages if "peak_MiB" in message)
 
@@ -94,7 +102,7 @@ def verdicts(rows: list[Row]) -> list[str]:
 # -- on every rank ---------------------------------------------------------------------------------------------------
 
 
-def on_ranks(comm, size, batch, micro_batches, name, rounds):
+def on_ranks(comm: Comm, size: str, batch: int, micro_batches: Any, name: str, rounds: Any) -> None:
     """Check, then time both candidates in turns; rank 0 reports a row for each."""
     with candidates(comm, size, batch, micro_batches, name) as steps:
         wrong = check(comm, steps)
@@ -118,7 +126,7 @@ def on_ranks(comm, size, batch, micro_batches, name, rounds):
                 )
 
 
-def memory_on_ranks(comm, size, batch, micro_batches, name, who):
+def memory_on_ranks(comm: Comm, size: str, batch: int, micro_batches: Any, name: str, who: Any) -> None:
     """Rank 0 reports, for each rank, the most MiB that autograd kept at once and that the process had."""
     with candidates(comm, size, batch, micro_batches, name, only=who) as steps:
         saved = SavedBytes(steps[who].params.values())
@@ -132,7 +140,7 @@ def memory_on_ranks(comm, size, batch, micro_batches, name, who):
 
 
 @contextlib.contextmanager
-def candidates(comm, size, batch, micro_batches, name, only=None):
+def candidates(comm: Comm, size: str, batch: int, micro_batches: Any, name: str, only: Any = None) -> Iterator[Any]:
     """{"torch": step, "ours": step}, or one of them; steps are called without arguments."""
     task = Task(size, batch, schedules.build(name, comm.size, micro_batches))
     ours = Ours(comm, task)
@@ -144,7 +152,7 @@ def candidates(comm, size, batch, micro_batches, name, only=None):
         yield {"torch": theirs} if only else {"torch": theirs, "ours": ours}
 
 
-def check(comm, steps):
+def check(comm: Comm, steps: Any) -> Any:
     """{who: parameters, on all ranks together, whose gradient is not that of torch after a few steps}."""
     for step in steps.values():
         for _ in range(CHECKED_STEPS):
@@ -159,7 +167,7 @@ def check(comm, steps):
 # -- the candidates ---------------------------------------------------------------------------------------------------
 
 
-def loss_of(logits, y):
+def loss_of(logits: Any, y: Any) -> Any:
     """Mean cross-entropy of logits (b, s, V) and y (b, s)."""
     return cross_entropy(logits.flatten(0, -2), y.flatten())
 
@@ -170,7 +178,7 @@ class Task:
     costs: of its layers, their parameters: measured ones would cut it otherwise in every run.
     """
 
-    def __init__(self, size, batch, schedule):
+    def __init__(self, size: str, batch: int, schedule: Any) -> None:
         generator = torch.Generator().manual_seed(0)
         self.model, self.schedule = models.build("gpt", size), schedule
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
@@ -183,11 +191,11 @@ class Task:
 class Ours:
     """Pipeline.step on `comm`."""
 
-    def __init__(self, comm, task):
+    def __init__(self, comm: Comm, task: Any) -> None:
         self.pipeline = Pipeline(comm, task.model, task.schedule, task.example, costs=task.costs)
         self.params, self.task = self.pipeline.named_parameters(), task
 
-    def __call__(self):
+    def __call__(self) -> Any:
         for param in self.params.values():
             param.grad = None
         return self.pipeline.step(self.task.x, self.task.y, loss_of)
@@ -199,7 +207,7 @@ class Torchs:
     Tied weights are added as ours are: torch leaves them alone.
     """
 
-    def __init__(self, comm, task, ours, group):
+    def __init__(self, comm: Comm, task: Any, ours: Any, group: Any) -> None:
         from torch.distributed.pipelining import PipelineStage
 
         self.comm, self.task, device = comm, task, torch.device("cpu")
@@ -215,7 +223,7 @@ class Torchs:
         self.first, self.last = 0 in modules, total - 1 in modules
         self.run = schedule_of(task.schedule, stages)
 
-    def __call__(self):
+    def __call__(self) -> Any:
         for param in self.params.values():
             param.grad = None
         x = (self.task.x,) if self.first else ()
@@ -228,16 +236,16 @@ class Torchs:
 class OneTensor(nn.Module):
     """A stage whose only output is not in a tuple, as torch wants it."""
 
-    def __init__(self, module):
+    def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, *inputs):
+    def forward(self, *inputs: Any) -> Any:
         outputs = self.module(*inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def schedule_of(schedule, stages):
+def schedule_of(schedule: Any, stages: Any) -> Any:
     """torch's schedule of the same name; where it has none, its runtime with ours, as a file of strings."""
     from torch.distributed.pipelining import schedules as torch_schedules
 

@@ -38,7 +38,7 @@ class Report(NamedTuple):
 class Table:
     """Columns of a benchmark. group: key of the rows by which the table is cut into several, each with a head."""
 
-    def __init__(self, columns: Iterable[Column], group: str = ""):
+    def __init__(self, columns: Iterable[Column], group: str = "") -> None:
         self.columns, self.group = tuple(columns), group
 
     def line(self, cells: Iterable[Any]) -> str:

@@ -1,10 +1,17 @@
 """Fair timing: all candidates take turns, sample by sample, so that whatever else the machine does meets all alike."""
 
+from __future__ import annotations
+
 import statistics
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+
 
 SAMPLES = 21  # per row; each lasts
 SAMPLE_NS = 4_000_000  # or one call, if that takes longer
@@ -13,7 +20,9 @@ SLOW_SAMPLES = 5
 SLOW = 0  # instead of a number of calls
 
 
-def in_turns(comm, runs: list[Callable], samples: int = SAMPLES, sample_ns: float = SAMPLE_NS) -> list[np.ndarray]:
+def in_turns(
+    comm: Comm, runs: list[Callable], samples: int = SAMPLES, sample_ns: float = SAMPLE_NS
+) -> list[np.ndarray]:
     """For each of `runs`, functions of no arguments: (samples,) ns per call of the slowest rank. Collective."""
     calls = [calls_per_sample(comm, run, sample_ns) for run in runs]
     found: list[list[float]] = [[] for _ in runs]
@@ -24,7 +33,7 @@ def in_turns(comm, runs: list[Callable], samples: int = SAMPLES, sample_ns: floa
     return [slowest(comm, times) for times in found]
 
 
-def calls_per_sample(comm, run: Callable, sample_ns: float) -> int:
+def calls_per_sample(comm: Comm, run: Callable, sample_ns: float) -> int:
     """As many as fit into `sample_ns` on the slowest rank, after a few that warm up; SLOW for a slow one."""
     calls = 1
     for _ in range(3):
@@ -35,7 +44,7 @@ def calls_per_sample(comm, run: Callable, sample_ns: float) -> int:
     return calls
 
 
-def sample(comm, run: Callable, calls: int = SLOW) -> float:
+def sample(comm: Comm, run: Callable, calls: int = SLOW) -> float:
     """ns per call, of `calls` in a row; before them one that fetches the tensor into the cache."""
     if calls != SLOW:
         run()
@@ -46,12 +55,12 @@ def sample(comm, run: Callable, calls: int = SLOW) -> float:
     return (time.perf_counter_ns() - begin) / max(1, calls)
 
 
-def slowest(comm, values: list[float]) -> np.ndarray:
+def slowest(comm: Comm, values: list[float]) -> np.ndarray:
     """The greatest over ranks of each of `values`."""
     return np.asarray(comm.all_gather(np.array(values, dtype=np.float64))).max(axis=0)
 
 
-def quartiles(values) -> list[float]:
+def quartiles(values: Any) -> list[float]:
     """[median, p25, p75]."""
     p25, median, p75 = statistics.quantiles(values, n=4, method="inclusive")
     return [round(median, 4), round(p25, 4), round(p75, 4)]

@@ -7,6 +7,8 @@ browser --HTTP, WebSocket--> proxy --/hub--> hub            login form, server's
 import contextlib
 import json
 import time
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote
 
 import requests
@@ -29,15 +31,16 @@ class CellFailed(Trouble):
 class Attendee:
     """`name` at the hub of `url` ("http://127.0.0.1:8000"). The calls below are made in this order, then `leave`."""
 
-    def __init__(self, url, name, password):
+    def __init__(self, url: Any, name: str, password: Any) -> None:
         self.url, self.name, self.password = url.rstrip("/"), name, password
         self.server = f"/user/{quote(name)}"  # the path of the server
         self.api = f"/hub/api/users/{quote(name)}/server"
         self.http = requests.Session()
         self.http.trust_env = False  # a proxy of the site's network does not lead to this machine
-        self.messages, self.socket = Session(username=name), None  # of and to the kernel
+        self.messages = Session(username=name)
+        self.socket: Any = None  # to the kernel, once there is one
 
-    def log_in(self):
+    def log_in(self) -> None:
         """Fill in the login form. Raises Trouble where the hub does not let the attendee in."""
         self._ask("GET", "/hub/login")
         form = {"username": self.name, "password": self.password, "_xsrf": self._xsrf("/hub/")}
@@ -45,7 +48,7 @@ class Attendee:
         if reply.status_code != 302:
             raise Trouble(f"the hub does not accept this name and password (HTTP {reply.status_code})")
 
-    def start_server(self, seconds):
+    def start_server(self, seconds: float) -> None:
         """Ask for a server and follow its progress for `seconds` at most, as the page with the bar does."""
         give_up = time.monotonic() + seconds
         while (reply := self._ask("POST", self.api, "/hub/", (429,), json={})).status_code == 429:
@@ -56,11 +59,11 @@ class Attendee:
             self._follow(self._ask("GET", f"{self.api}/progress", xsrf="/hub/", stream=True), give_up, seconds)
         self.enter_server()
 
-    def enter_server(self):
+    def enter_server(self) -> None:
         """Open JupyterLab on a server that runs: it asks the hub who this is, and leaves its cookie."""
         self._ask("GET", f"{self.server}/lab")
 
-    def _follow(self, events, give_up, seconds):
+    def _follow(self, events: Any, give_up: Any, seconds: float) -> Any:
         """Return when the server is ready. Raises Trouble with what the hub says of a start that failed."""
         for line in events.iter_lines():
             event = json.loads(line[5:]) if line.startswith(b"data:") else {}
@@ -72,7 +75,7 @@ class Attendee:
                 raise Trouble(f"the server was not ready after {seconds:g} s")
         raise Trouble("the hub ended its report on the server's start before it was ready")
 
-    def open_notebook(self, path):
+    def open_notebook(self, path: Any) -> None:
         """Start a kernel for the notebook `path` of the server's folder, and connect to it."""
         asked = {"path": path, "name": path, "type": "notebook", "kernel": {"name": "python3"}}
         reply = self._ask("POST", f"{self.server}/api/sessions", json=asked, xsrf=f"{self.server}/")
@@ -84,7 +87,7 @@ class Attendee:
             self.socket = websocket.create_connection(address, cookie=cookies, timeout=HTTP_SECONDS)
         self.run("None", HTTP_SECONDS)
 
-    def run(self, code, seconds):
+    def run(self, code: Any, seconds: float) -> Any:
         """Run one cell; returns what it printed. Raises CellFailed; Trouble after `seconds`."""
         message = self.messages.msg("execute_request", {"code": code, "silent": False})
         number, printed, reply, idle = message["msg_id"], [], None, False
@@ -109,7 +112,7 @@ class Attendee:
             raise CellFailed("the kernel dropped the cell")
         return "".join(printed)
 
-    def _receive(self, give_up, seconds):
+    def _receive(self, give_up: Any, seconds: float) -> Any:
         """The next message of the kernel."""
         while time.monotonic() < give_up:
             self.socket.settimeout(RECEIVE_SECONDS)
@@ -119,13 +122,13 @@ class Attendee:
                 return json.loads(frame)
         raise Trouble(f"a cell took more than {seconds:g} s")
 
-    def leave(self):
+    def leave(self) -> None:
         """Close the browser; servers and kernels stay."""
         if self.socket is not None:
             self.socket.close()
         self.http.close()
 
-    def _ask(self, method, path, xsrf=None, known=(), **how):
+    def _ask(self, method: Any, path: Any, xsrf: Any = None, known: Any = (), **how: Any) -> Any:
         """The reply to a request. xsrf: the path whose cookie proves that it is meant; known: errors to be returned."""
         headers = {} if xsrf is None else {"X-XSRFToken": self._xsrf(xsrf)}
         with broken(f"no answer to {method} {path}"):
@@ -138,7 +141,7 @@ class Attendee:
             why = reply.reason
         raise Trouble(f"{method} {path}: {why} (HTTP {reply.status_code})")
 
-    def _xsrf(self, path):
+    def _xsrf(self, path: Any) -> Any:
         """The token that belongs to `path`; hub and server have one each."""
         token = self.http.cookies.get("_xsrf", path=path)
         if token is None:
@@ -147,7 +150,7 @@ class Attendee:
 
 
 @contextlib.contextmanager
-def broken(what):
+def broken(what: Any) -> Iterator[Any]:
     """Raise what the network does meanwhile as Trouble("what: why")."""
     try:
         yield

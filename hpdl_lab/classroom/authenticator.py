@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from jupyterhub.auth import Authenticator
 from tornado.httputil import HTTPServerRequest
@@ -38,21 +39,21 @@ class AttendeeAuthenticator(Authenticator):
 
     passwords = Unicode(config=True, help="The file with the hashes of passwords, which only root may read.")
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._wrong: dict[tuple[str, str], tuple[int, float]] = {}  # (name, address): (how often, wait until)
         self._checks, self._waiting = ThreadPoolExecutor(AT_ONCE), 0  # others than those that stop servers
 
-    def add_user(self, user) -> None:
+    def add_user(self, user: Any) -> None:
         """Called for each name of the database as well, when the hub starts: who is off the list is deleted there."""
         if user.name not in self.allowed_users:
             raise ValueError(f"{user.name} is not on the list")
         super().add_user(user)
 
-    def delete_user(self, user) -> None:
+    def delete_user(self, user: Any) -> None:
         """Keep the name on the list: it is its sessions and tokens that `hpdl hub --forget-password` ends."""
 
-    async def authenticate(self, handler, data: dict[str, str]) -> str | None:
+    async def authenticate(self, handler: Any, data: dict[str, str]) -> str | None:
         """The name, or None for a wrong name or password. Raises HTTPError for who should wait."""
         if not {"username", "password"} <= data.keys():
             raise HTTPError(400, "A name and a password are wanted")
@@ -82,7 +83,8 @@ class AttendeeAuthenticator(Authenticator):
 def address(request: HTTPServerRequest) -> str:
     """Where a login comes from. Only what the hub's own proxy has added is believed, which is the last in its header:
     anybody can send more headers, and who is on this machine has all addresses 127.x.x.x."""
-    subject = dict(row[0] for row in (request.get_ssl_certificate() or {}).get("subject", ()))
+    certificate: Any = request.get_ssl_certificate() or {}
+    subject = dict(row[0] for row in certificate.get("subject", ()))
     try:
         ip = ipaddress.ip_address(request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip())
     except ValueError:

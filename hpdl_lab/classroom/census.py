@@ -9,8 +9,9 @@ Memory is proportional (PSS): a page that k processes share counts 1/k in each, 
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -35,31 +36,31 @@ class Process(NamedTuple):
 class Census(list):
     """The processes of a hub at one moment. Empty where there is no hub any more."""
 
-    def of(self, owner=None, *kinds):
+    def of(self, owner: str | None = None, *kinds: Any) -> Any:
         """Those of `owner` (None: of anybody) that are one of `kinds` (none: of any)."""
         return Census(p for p in self if owner in (None, p.owner) and (not kinds or p.kind in kinds))
 
-    def total(self, field):
+    def total(self, field: str) -> float:
         """The sum of one number over all processes."""
         return sum(getattr(process, field) for process in self)
 
     @property
-    def memory_MB(self):
+    def memory_MB(self) -> float:
         return self.total("own_MB") + self.total("file_MB")
 
     @property
-    def shm_MB(self):
+    def shm_MB(self) -> float:
         """Shared memory that has a name in /dev/shm, each file once."""
         return sum(nbytes for _, nbytes in frozenset().union(*(process.shm for process in self))) / MB
 
-    def traces(self):
+    def traces(self) -> Iterator[Any]:
         """What must be gone in the end: (pid, began) of each process, the path of each file of shared memory."""
         for process in self:
             yield process.pid, process.began
             yield from (path for path, _ in process.shm)
 
 
-def census(pids):
+def census(pids: tuple) -> Any:
     """The Census of the processes `pids`, JupyterHub's first, and all below them. What ends meanwhile is left out."""
     owners, tree, found = dict.fromkeys(pids, ""), [], {}
     for root in pids:
@@ -74,12 +75,12 @@ def census(pids):
     return Census(found.values())
 
 
-def kind_of(command):
+def kind_of(command: list) -> str:
     """What a process of this command line is, in one word. Launcher and shell name the engine as well."""
     return next((kind for kind, mark in KINDS if mark in " ".join(command)), "other")
 
 
-def look(process, kind, owner):
+def look(process: Any, kind: str, owner: str) -> Any:
     """The Process of one psutil.Process. Raises OSError or psutil.Error where it has ended."""
     proc = Path(f"/proc/{process.pid}")
     pss_kB = dict(re.findall(r"^Pss_(\w+): +(\d+)", (proc / "smaps_rollup").read_text(), re.MULTILINE))

@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .plan import STEPS
 
@@ -33,7 +34,7 @@ class Costs:
     versions ("torch 2.13.0, ..."), date: texts; path: of the file, "" where they were just measured.
     """
 
-    values: dict
+    values: dict[str, float]
     engines: int
     notebook: str
     command: str
@@ -42,25 +43,25 @@ class Costs:
     date: str
     path: str = ""
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> float:
         return self.values[name]
 
-    def json(self):
+    def json(self) -> str:
         """The text of the file that `read` takes."""
         return json.dumps({name: value for name, value in asdict(self).items() if name != "path"}, indent=1) + "\n"
 
 
-def own_path():
+def own_path() -> str:
     """Where constants of this machine are kept: ~/.hpdl/costs.json."""
     return os.path.join(os.environ.get("HPDL_HOME") or os.path.expanduser("~/.hpdl"), "costs.json")
 
 
-def load():
+def load() -> Any:
     """The Costs of this machine where they were measured, else those that come with the package."""
     return read(own_path() if os.path.exists(own_path()) else str(SHIPPED))
 
 
-def read(path):
+def read(path: str) -> Any:
     """The Costs in a file. Raises OSError; ValueError with the fault and the remedy."""
     try:
         costs = Costs(**{**json.loads(Path(path).read_text()), "path": path})

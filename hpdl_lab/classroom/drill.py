@@ -16,7 +16,7 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nbformat
 import psutil
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
     step: str
     reason: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.name} failed at {self.step}: {self.reason}"
 
 
@@ -59,7 +59,7 @@ class Step(NamedTuple):
     before: Census
     after: Census
 
-    def cpu_s(self, *kinds):
+    def cpu_s(self, *kinds: Any) -> Any:
         """Processor time that it took, of all processes or of some kinds."""
         return self.after.of(None, *kinds).total("cpu_s") - self.before.of(None, *kinds).total("cpu_s")
 
@@ -70,7 +70,15 @@ class Drill:
     notebook: the name of what the cells are of, "" for something else.
     """
 
-    def __init__(self, running, attendees, cells, engines=ENGINES, say=lambda sentence: None, notebook=""):
+    def __init__(
+        self,
+        running: Any,
+        attendees: Any,
+        cells: Any,
+        engines: Any = ENGINES,
+        say: Any = lambda sentence: None,
+        notebook: str = "",
+    ) -> None:
         self.pids, self.log = running.pids, Path(running.settings.state, "hub", "hub.log")
         self.attendees, self.cells, self.engines, self.say = attendees, cells, engines, say
         self.notebook = notebook
@@ -87,16 +95,16 @@ class Drill:
         }
 
     @property
-    def present(self):
+    def present(self) -> Any:
         """Attendees who have not failed."""
         failed = {failure.name for failure in self.failures}
         return [attendee for attendee in self.attendees if attendee.name not in failed]
 
-    def do(self, step):
+    def do(self, step: Any) -> None:
         """Have everybody who is present do one step, all at once."""
         seconds, failed, began = {}, [], time.monotonic()
 
-        def one(attendee):
+        def one(attendee: Any) -> None:
             try:
                 self.actions[step](attendee)
             except Trouble as trouble:
@@ -122,7 +130,7 @@ class Drill:
         for failure in sorted(failed):
             self.say(str(failure))
 
-    def _server(self, attendee):
+    def _server(self, attendee: Any) -> None:
         try:
             attendee.start_server(SERVER_SECONDS)
         except Trouble as trouble:  # of which a browser is told little
@@ -130,7 +138,7 @@ class Drill:
             lines = re.findall(own, text) or re.findall(r"^\w+(?:Error|Exception)\b.*", text, re.MULTILINE)
             raise Trouble("; the hub's log says: ".join([str(trouble), *lines[-1:]])) from None
 
-    def _notebook(self, attendee):
+    def _notebook(self, attendee: Any) -> None:
         for number, (cell, raises) in enumerate(self.cells, 1):
             try:
                 attendee.run(cell, CELL_SECONDS)
@@ -140,7 +148,7 @@ class Drill:
                 first = next((line for line in cell.splitlines() if line.strip()), "")
                 raise Trouble(f"code cell {number} of {len(self.cells)} ({first}): {trouble}") from None
 
-    def look_for_leftovers(self, folder):
+    def look_for_leftovers(self, folder: Any) -> None:
         """Add a Failure for what is still there after the hub has stopped: processes, shared memory, the folder."""
         give_up = time.monotonic() + GONE_SECONDS
         while (left := [trace for trace in self.seen if still_there(trace)]) and time.monotonic() < give_up:
@@ -152,7 +160,7 @@ class Drill:
             self.failures.append(Failure("the hub", "its end", said))
 
 
-def still_there(trace):
+def still_there(trace: Any) -> Any:
     """Whether a process (pid, start time) or a file still exists."""
     if isinstance(trace, str):
         return os.path.exists(trace)
@@ -163,7 +171,7 @@ def still_there(trace):
         return False
 
 
-def rehearse(n, notebook=NOTEBOOK, engines=ENGINES, say=print):
+def rehearse(n: int, notebook: Any = NOTEBOOK, engines: Any = ENGINES, say: Any = print) -> Any:
     """A whole drill of `n` attendees on a hub of its own, which is removed afterwards; returns the Drill.
 
     Raises: ValueError, RuntimeError, OSError: one sentence where no hub can be started.
@@ -186,7 +194,7 @@ def rehearse(n, notebook=NOTEBOOK, engines=ENGINES, say=print):
     return drill
 
 
-def solution(number):
+def solution(number: Any) -> Any:
     """[(code, whether it is meant to raise)] of the solution of notebook "00". Raises ValueError that lists all."""
     there = {path.name[:2]: path for path in sorted((forms.NOTEBOOKS / "solutions").glob(forms.NAMES))}
     if number not in there:
@@ -199,7 +207,7 @@ def solution(number):
 # -- the plan's constants ----------------------------------------------------------------------------------------------
 
 
-def measure(command, say=print):
+def measure(command: Any, say: Any = print) -> Any:
     """Rehearse with one attendee on this machine, for `hpdl plan --measure`; returns Costs.
 
     Raises: RuntimeError, ValueError, OSError: one sentence where the drill fails, or no hub can be started.
@@ -210,7 +218,7 @@ def measure(command, say=print):
     return Costs(values(done), done.engines, done.notebook, command, *about())
 
 
-def values(done):
+def values(done: Any) -> Any:
     """{name in costs.COSTS: number} from the Drill of one attendee."""
     found, n, (name,) = {}, done.engines, (attendee.name for attendee in done.attendees)
     for step, row in done.steps.items():
@@ -229,7 +237,7 @@ def values(done):
     return {key: round(value, 3) for key, value in found.items()}
 
 
-def about():
+def about() -> Any:
     """(machine, versions, date): what numbers depend on, as texts."""
     versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in VERSIONS)]
     date = datetime.now(UTC).isoformat(timespec="seconds")

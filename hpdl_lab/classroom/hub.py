@@ -28,6 +28,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..release import update
 from . import authenticator, limits, sandbox, sockets
@@ -50,7 +51,7 @@ LOOK = "import jupyterhub, hpdl_lab.classroom.server, importlib.util as u; open(
 class Hub:
     """A running hub. `with Hub.start(Settings(...)) as hub:` stops it, and every server, at the end; files stay."""
 
-    def __init__(self, given: Settings, state: State):
+    def __init__(self, given: Settings, state: State) -> None:
         self.settings, self.state = given, state
         self.process: subprocess.Popen | None = None  # JupyterHub
         self.proxy: subprocess.Popen | None = None
@@ -132,7 +133,9 @@ class Hub:
             stdin=subprocess.DEVNULL,
             stdout=output.write_end,
             stderr=output.write_end,
-            pass_fds=[*inherited.values(), self.state.lock],  # so that the folder stays locked until all has ended
+            pass_fds=[
+                fd for fd in (*inherited.values(), self.state.lock) if fd is not None
+            ],  # so that the folder stays locked until all has ended
             start_new_session=True,  # Ctrl-C in the terminal is for this process, which ends JupyterHub in order
             preexec_fn=end_with_parent,
         )
@@ -171,12 +174,12 @@ class Hub:
     def __enter__(self) -> "Hub":
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: Any) -> None:
         self.stop()
 
 
 @contextlib.contextmanager
-def private(names: Sequence[str], **how) -> Iterator[Hub]:
+def private(names: Sequence[str], **how: Any) -> Iterator[Hub]:
     """A Hub of its own for `names`, on a free port of the loopback address, of which nothing is left afterwards.
 
     how: fields of Settings, such as engines=2. Its attendees are trusted where they cannot be kept apart.
@@ -306,12 +309,14 @@ def forget_password(folder: str, name: str) -> str:
 
 def progress(folder: str) -> dict[str, list[dict] | str]:
     """{name: rows of what an attendee did last, or why they cannot be read}. It is read as the attendee."""
-    state, found = State.open(folder), {}
+    state = State.open(folder)
+    found: dict[str, list[dict] | str] = {}
     given = read(folder) or Settings(state=folder)
     for account in (state.account(name) for name in state.manifest.names if name != REHEARSAL):
         find = ["find", sandbox.home(given, account), *PROGRESS, "-exec", "tail", "-c", str(PROGRESS_BYTES), "{}", ";"]
         try:
-            rows = found[account.name] = []
+            rows: list[dict] = []
+            found[account.name] = rows
             for line in sandbox.run_as(given, account, find, PROGRESS_SECONDS, PROGRESS_BYTES).splitlines():
                 with contextlib.suppress(ValueError, TypeError):  # the first may be cut
                     rows.append(dict(json.loads(line)))
@@ -349,7 +354,7 @@ def proxy_command(given: Settings) -> list[str]:
 class Log:
     """A log file of bounded size, written by a thread from what a process prints. tail: its last lines."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path) -> None:
         self.path, self.tail = path, collections.deque(maxlen=100)
         self._read, self.write_end = os.pipe()
         threading.Thread(target=self._copy, daemon=True).start()

@@ -6,11 +6,16 @@ begin at once, they share the cores, and the hub, which is one Python process, t
     seconds until the last of N is ready = max(alone, N * processor seconds / cores, N * processor seconds of the hub)
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..features import dev_shm
+
+if TYPE_CHECKING:
+    from .costs import Costs
 
 ENGINES = 4  # what `lab.start(4)` in the notebooks starts
 SYSTEM_MB = 1500  # left to the system, of memory
@@ -39,11 +44,11 @@ class Resource(NamedTuple):
     limit: float
 
     @property
-    def fits(self):
+    def fits(self) -> int:
         """Attendees for whom there is enough."""
         return max(0, math.floor((self.limit - self.base) / self.each + 1e-9))
 
-    def used(self, attendees):
+    def used(self, attendees: int) -> float:
         """Share of the limit that so many attendees use."""
         return (self.base + attendees * self.each) / self.limit
 
@@ -52,14 +57,14 @@ class Resource(NamedTuple):
 class Plan:
     """A class on one node. costs: costs.Costs; memory: bytes; engines: of each attendee."""
 
-    costs: object
+    costs: Costs
     attendees: int
     cores: int
     memory: int
     gpus: int = 0
     engines: int = ENGINES
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 0 if name == "gpus" else 1
             if not least <= value <= most:
@@ -71,24 +76,24 @@ class Plan:
             )
 
     @property
-    def once_MB(self):
+    def once_MB(self) -> float:
         """Memory of the hub and of program files, which all attendees share."""
         return self.costs["hub_MB"] + self.costs["files_MB"]
 
-    def each(self, what, step="notebook"):
+    def each(self, what: str, step: str = "notebook") -> float:
         """Of one attendee: "MB" or "threads" after `step`, "cpu_s" (processor seconds) for it."""
         return self.costs[f"{step}_{what}"] + self.engines * self.costs[f"{step}_engine_{what}"]
 
-    def memory_MB(self, step="notebook"):
+    def memory_MB(self, step: str = "notebook") -> float:
         """Memory of the hub and all attendees after `step`."""
         return self.once_MB + self.attendees * self.each("MB", step)
 
-    def seconds(self, step):
+    def seconds(self, step: str) -> float:
         """Until the last attendee has done `step`, when all begin at once."""
         shared = self.attendees * self.each("cpu_s", step) / self.cores
         return max(self.costs[f"{step}_s"], shared, self.attendees * self.costs[f"{step}_hub_cpu_s"])
 
-    def resources(self):
+    def resources(self) -> list:
         """[Resource], the one that hurts first first."""
         memory_MB, n = self.memory / 1e6, self.engines
         shm_base = dev_shm.LEAST / 1e6 if n > 1 else 0  # what the last `lab.start` wants to see free
@@ -104,21 +109,21 @@ class Plan:
         return sorted(found, key=lambda resource: (resource.fits, -resource.used(self.attendees)))
 
     @property
-    def gpu_engines(self):
+    def gpu_engines(self) -> int:
         """Engines that one attendee has on GPUs of their own at a time: two are the fewest that send anything."""
         return min(2, self.engines)
 
     @property
-    def fits(self):
+    def fits(self) -> int:
         """Attendees who fit on the node, what is taken in turns apart."""
         return min(resource.fits for resource in self.resources() if resource.name not in IN_TURNS)
 
     @property
-    def nodes(self):
+    def nodes(self) -> int:
         """Nodes like this one that hold the class; 0 where not even one attendee fits on one."""
         return math.ceil(self.attendees / self.fits) if self.fits else 0
 
-    def most_engines(self):
+    def most_engines(self) -> int:
         """The most engines with which the class still fits on the node; 0 where it does not with one."""
         numbers = range(1, MOST["engines"] + 1)
         return max((n for n in numbers if replace(self, engines=n).fits >= self.attendees), default=0)

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 VARIABLE = "HPDL_HUB"  # the state folder of the hub, in the environment of the hub's processes
 STATE = "/var/lib/hpdl-hub"
@@ -92,7 +93,7 @@ class Settings:
         """How often servers tell the hub of activity, and the hub looks for idle ones."""
         return max(1, min(60, int(self.idle * 60 / 5))) if self.idle else 60
 
-    def replace(self, **fields) -> "Settings":
+    def replace(self, **fields: Any) -> "Settings":
         """A copy with other values of some fields."""
         return replace(self, **fields)
 

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+from typing import Any
 
 from ..features import ports as machine
 
@@ -21,7 +22,7 @@ INNER = "127.0.0.1"
 class Held:
     """One port, held in both address families. Raises RuntimeError in one sentence if it cannot be had."""
 
-    def __init__(self, address: str, port: int):
+    def __init__(self, address: str, port: int) -> None:
         if not 0 <= port <= 65535:
             raise RuntimeError(f"{port} is no port: a number from 1 to 65535 is needed, as in --port 8000")
         address = "127.0.0.1" if address == "localhost" else address
@@ -79,7 +80,7 @@ def main() -> None:
     inherited = {int(port): fd for port, fd in json.loads(os.environ.pop(VARIABLE)).items()}
     plain = tornado.tcpserver.bind_sockets
 
-    def bind_sockets(port: int, *args, **kwargs) -> list[socket.socket]:
+    def bind_sockets(port: int, *args: Any, **kwargs: Any) -> list[socket.socket]:
         fd = inherited.get(port)
         return plain(port, *args, **kwargs) if fd is None else [socket.socket(fileno=os.dup(fd))]
 

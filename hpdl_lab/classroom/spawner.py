@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 from jupyterhub.spawner import Spawner
@@ -82,12 +83,14 @@ class AttendeeSpawner(Spawner):
 
     async def start(self) -> tuple[str, int]:
         """Start the server; returns the address and port at which it listens."""
-        self.port = self.port or random_port()
+        self.port: int = self.port or random_port()
         argv, env = [*self.cmd, *self.get_args()], self.get_env()
         await asyncio.to_thread(self._start, argv, env)
         while not can_connect(self.ip, self.port):
             if (code := await self.poll()) is not None:
-                error = RuntimeError(f"{self.user.name}'s server ended at its start with exit code {code}: see {LOG}")
+                error: Any = RuntimeError(
+                    f"{self.user.name}'s server ended at its start with exit code {code}: see {LOG}"
+                )
                 error.jupyterhub_message = str(error)  # shown to the attendee
                 raise error
             await asyncio.sleep(0.1)

@@ -59,7 +59,7 @@ class Manifest:
 class State:
     """The state folder of a hub, open. Raises RuntimeError, ValueError in one sentence."""
 
-    def __init__(self, folder: str, manifest: Manifest, lock: int | None = None):
+    def __init__(self, folder: str, manifest: Manifest, lock: int | None = None) -> None:
         self.folder, self.manifest, self.lock = folder, manifest, lock
 
     @classmethod

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 could not be done (one sentence on stderr), 2 wrong usage,
 import argparse
 import shlex
 import sys
+from typing import Any
 
 from . import bench, cluster, doctor, hub, plan
 
@@ -27,10 +28,11 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def sentence(error: Exception) -> object:
+def sentence(error: Exception) -> str:
     """What it says; of what the system refused, the file and why, without the number."""
-    refused = isinstance(error, OSError) and error.filename and error.strerror
-    return f"{error.filename}: {error.strerror}" if refused else error
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 class Version(argparse.Action):
     """Reads the version when it is asked for: no other command waits for that."""
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         from .. import __version__
 
         print(f"hpdl_lab {__version__}")

@@ -1,17 +1,23 @@
 """`hpdl bench`: what can be measured; `hpdl tune`: which all-reduce is best here."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..bench.report import Column, Report, Table, field
 from .arguments import file, names, own_engines, ranks, sizes
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+
 
 PLACES: dict[str, dict] = {"engines": {}, "emulated hosts": {"where": "emulated", "link": "1gbit"}}
 POINTS = tuple((kind, p) for kind in ("strong", "weak") for p in (1, 2, 4))
@@ -22,7 +28,9 @@ GUESS = {2: 1.8, 4: 3, 1024: 300}  # drawn in the figure, as an attendee's would
 def add(commands: Any) -> None:
     benches = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="BENCH")
 
-    def bench(name, run, text, many=0, files=("json", "markdown"), **options):
+    def bench(
+        name: str, run: Callable, text: str, many: int = 0, files: tuple = ("json", "markdown"), **options: Any
+    ) -> Any:
         command = benches.add_parser(name, help=text)
         if many:
             command.add_argument("--ranks", type=ranks, default=many, help=f"ranks ({many})")
@@ -218,7 +226,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def nothing(comm) -> None:
+def nothing(comm: Comm) -> None:
     """The empty function that is called."""
 
 
@@ -227,7 +235,7 @@ def scaling(arguments: argparse.Namespace) -> int:
     from .. import lab
     from ..bench.collectives import report_about
 
-    def messages():
+    def messages() -> Iterator[Any]:
         for number, (place, how) in enumerate(PLACES.items()):
             with own_engines(), lab.start(4, **how):
                 if number == 0:

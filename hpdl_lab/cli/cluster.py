@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from typing import Any
 
 from .arguments import ranks
 
@@ -18,7 +19,7 @@ They stay until:                                     hpdl cluster stop"""
 NONE_UP = "No engines of yours are up on this machine: hpdl cluster start --engines 4"
 
 
-def add(commands):
+def add(commands: Any) -> None:
     clusters = commands.add_parser("cluster", help="engines that stay up for notebooks")
     clusters = clusters.add_subparsers(required=True, metavar="WHAT")
     add_start(clusters.add_parser("start", help="start engines and leave them up, here or in a Slurm job"))
@@ -38,7 +39,7 @@ def add(commands):
     command.set_defaults(command=shell)
 
 
-def add_start(command):
+def add_start(command: Any) -> None:
     command.add_argument("--engines", type=ranks, default=4, help="engines (4)")
     command.add_argument("--where", choices=["local", "slurm"], help="on this machine, or in a Slurm job (local)")
     command.add_argument("--device", choices=["cpu", "cuda"], help="of the engines (cpu; cuda with --gpus)")
@@ -54,7 +55,7 @@ def add_start(command):
     command.set_defaults(command=start)
 
 
-def start(arguments):
+def start(arguments: Any) -> Any:
     """Start engines that stay when this command has returned."""
     from ..engines import holder, layout
     from ..engines.cluster import Cluster
@@ -77,7 +78,7 @@ def start(arguments):
     return 0
 
 
-def status(arguments):
+def status(arguments: Any) -> Any:
     """Say what is up; exit code 0 where engines are, and are well."""
     from ..engines import holder, slurm
     from ..engines.cluster import Cluster
@@ -104,7 +105,7 @@ def status(arguments):
     return 0
 
 
-def stop(arguments):
+def stop(arguments: Any) -> Any:
     """End the engines for whoever uses them."""
     from ..engines.cluster import Cluster
 
@@ -118,7 +119,7 @@ def stop(arguments):
     return 0
 
 
-def emulate(arguments):
+def emulate(arguments: Any) -> Any:
     """Keep engines on emulated hosts until Ctrl-C, or until a notebook ends or replaces them."""
     from ..engines.cluster import Cluster
 
@@ -137,7 +138,7 @@ def emulate(arguments):
     return 0
 
 
-def shell(arguments):
+def shell(arguments: Any) -> None:
     """Become a shell on an emulated host."""
     from ..engines import host_engine, session_dir
 

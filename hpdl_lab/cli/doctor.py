@@ -2,9 +2,10 @@
 
 import argparse
 import sys
+from typing import Any
 
 
-def add(commands):
+def add(commands: Any) -> None:
     command = commands.add_parser("doctor", help="what this machine and build can do, and what is wrong, with the fix")
     only = command.add_mutually_exclusive_group()
     only.add_argument("--log", metavar="FILE", help="name the symptoms in what a program has printed; -: stdin")
@@ -12,7 +13,7 @@ def add(commands):
     command.set_defaults(command=doctor)
 
 
-def place(text):
+def place(text: str) -> tuple:
     """ "8000" -> ("", 8000), "node2:8000" -> ("node2", 8000)."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
@@ -20,7 +21,7 @@ def place(text):
     return host, int(port)
 
 
-def doctor(arguments):
+def doctor(arguments: Any) -> int:
     """The table and the symptoms; or only what a log, or a port, tells."""
     if arguments.port:
         return look_at_port(*arguments.port)
@@ -40,7 +41,7 @@ def doctor(arguments):
     return 0 if examination.ok else 1
 
 
-def look_into(path):
+def look_into(path: str) -> int:
     """Name the symptoms in the log at `path`."""
     from ..engines.doctor import KNOWN, describe
     from ..symptoms import told_by
@@ -52,7 +53,7 @@ def look_into(path):
     return 1 if findings else 0
 
 
-def look_at_port(host, port):
+def look_at_port(host: str, port: int) -> int:
     """Say that the port is free here, or answers on `host`. Raises features.Missing, which the command prints."""
     from ..features import ports
 

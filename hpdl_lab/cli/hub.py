@@ -4,6 +4,8 @@ import os
 import signal
 import ssl
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from .arguments import folder, memory, number, ranks
 from .plan import interrupt
@@ -12,7 +14,7 @@ CORES = number("a number of cores", 0.1, 1e6, besides=0)  # with less no server 
 MINUTES = number("a number of minutes", 0, 1e6)
 
 
-def add(commands):
+def add(commands: Any) -> None:
     from ..classroom.settings import STATE, Settings
 
     usual = Settings()
@@ -58,7 +60,7 @@ def add(commands):
     command.set_defaults(command=hub)
 
 
-def hub(arguments):
+def hub(arguments: Any) -> Any:
     """Serve until Ctrl-C, or do one of the two tasks that end at once."""
     from ..classroom import authenticator, settings
     from ..classroom.hub import Hub, forget_password, progress
@@ -113,7 +115,7 @@ def hub(arguments):
     return 0
 
 
-def check(given, no_tls=False):
+def check(given: Any, no_tls: bool = False) -> None:
     """Raise ValueError or OSError for options that do not go together, or leave the hub open."""
     from ..classroom import authenticator
 
@@ -147,7 +149,7 @@ def how_far(rows: list[dict] | str) -> str:
     return ascii(f"passed {' '.join(passed) or 'none'}; last: {' '.join(last) or 'none'}")[1:-1][:300]
 
 
-def words(given):
+def words(given: Any) -> Iterator[Any]:
     """What the instructor is told."""
     from ..classroom.limits import PROCESSES
 

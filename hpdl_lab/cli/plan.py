@@ -63,7 +63,7 @@ def release(arguments: argparse.Namespace) -> int:
 # -- hpdl plan ---------------------------------------------------------------------------------------------------------
 
 
-def plan(arguments):
+def plan(arguments: Any) -> int:
     """Print plan and constants; exit code 1 where the class does not fit on one node."""
     asked = (arguments.attendees, arguments.node_cores, arguments.memory)
     if None in asked and not (arguments.measure and asked == (None,) * 3):
@@ -86,7 +86,7 @@ def plan(arguments):
     return 0
 
 
-def measured(path):
+def measured(path: str) -> Any:
     """Measure the constants with one attendee on this machine, and write them to `path`."""
     from ..classroom import drill
 
@@ -158,7 +158,7 @@ def verdict(plan: Plan) -> str:
     return "\n".join(said)
 
 
-def shared_gpus(plan, each):
+def shared_gpus(plan: Any, each: int) -> str:
     """How a class shares its GPUs. each: engines that one attendee has on them."""
     idle, at_once = plan.gpus - plan.attendees * each, plan.gpus // each
     if at_once == 0:
@@ -194,7 +194,7 @@ def settings(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def reservation(plan, start=None):
+def reservation(plan: Any, start: Any = None) -> str:
     """Slurm's reservation to paste. start: datetime; default tomorrow at 9."""
     start = start or datetime.datetime.combine(datetime.date.today() + datetime.timedelta(days=1), datetime.time(9))
     whole = "; whole nodes, with their GPUs: PartitionName=... names where those are" if plan.gpus else ""
@@ -220,7 +220,7 @@ def constants(costs: Costs) -> str:
 # -- hpdl drill --------------------------------------------------------------------------------------------------------
 
 
-def drill(arguments):
+def drill(arguments: Any) -> Any:
     """Rehearse, print the report; exit code 1 where somebody failed or something is left."""
     import psutil
 
@@ -242,7 +242,7 @@ def drill(arguments):
     return int(bool(done.failures))
 
 
-def report(done, plan, command, machine, versions, date):
+def report(done: Any, plan: Any, command: Any, machine: Any, versions: Any, date: Any) -> Any:
     """The whole report, as a section of documentation that reads well in a terminal."""
     known, n = plan.costs, counted(len(done.attendees), "attendee")
     verdict = f"{n}, no failure, nothing left behind."
@@ -262,7 +262,7 @@ def report(done, plan, command, machine, versions, date):
     return "\n\n".join(parts)
 
 
-def users(done):
+def users(done: Any) -> Any:
     """[[text]]: each attendee's seconds, memory at the end of the last step that they did, and where they failed."""
     failed, rows = {failure.name: failure.step for failure in done.failures}, []
     for number, attendee in enumerate(done.attendees, 1):
@@ -273,7 +273,7 @@ def users(done):
     return rows
 
 
-def steps(done, plan):
+def steps(done: Any, plan: Any) -> Any:
     """[[text]]: each step of all together, beside what the plan predicts of it; error: predicted/measured - 1."""
     n, rows = len(done.attendees), []
     for step, row in done.steps.items():
@@ -292,7 +292,7 @@ def steps(done, plan):
     return rows
 
 
-def require_memory(plan, available):
+def require_memory(plan: Any, available: Any) -> None:
     """Raise ValueError where so many attendees would fill this machine's memory. available: bytes."""
     most = int((available / 1e6 - plan.once_MB) / plan.each("MB"))
     if plan.attendees > most:

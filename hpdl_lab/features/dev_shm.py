@@ -6,6 +6,7 @@ import glob
 import os
 import sys
 import time
+from typing import Any
 
 from . import Missing, installed_mpi_wheels
 
@@ -17,7 +18,7 @@ ABANDONED = 60.0  # s that a file of ranks may be mapped by nobody: they map it 
 FIX = f"`mount -o remount,size=1g {PATH}` as root, remove files from it, or start the container with --shm-size=1g"
 
 
-def require_room(ranks):
+def require_room(ranks: int) -> None:
     """Raise Missing, with the remedy, where the shared memory of `ranks` more ranks of this MPI does not fit."""
     needed, what = ranks * PER_RANK if ranks == 1 else max(LEAST, ranks * PER_RANK), lack()
     if what is None and (free := room()) < needed:
@@ -28,7 +29,7 @@ def require_room(ranks):
     raise Missing(f"{PATH} {what}", FIX)
 
 
-def lack():
+def lack() -> Any:
     """Why nothing can be written there, or None."""
     if not os.path.isdir(PATH):
         return "does not exist, and MPI needs it"
@@ -37,13 +38,13 @@ def lack():
     return None
 
 
-def room():
+def room() -> int:
     """Bytes free."""
     found = os.statvfs(PATH)
     return found.f_bavail * found.f_frsize
 
 
-def of_others():
+def of_others() -> Any:
     """A sentence on files there that other accounts have named like those of MPICH; "" where there are none."""
     owners = collections.Counter()
     for path in glob.glob(f"{PATH}/mpich_shm_*"):
@@ -56,7 +57,7 @@ def of_others():
     )
 
 
-def remove_abandoned():
+def remove_abandoned() -> None:
     """Remove what ranks of this user have left that were killed with their mpiexec.
 
     mpiexec.gforker of MPICH has files there named after its own process number, which the system gives again one day:
@@ -73,7 +74,7 @@ def remove_abandoned():
             os.unlink(path)
 
 
-def mapped():
+def mapped() -> set:
     """Paths of the files there that processes of this user have mapped."""
     paths = set()
     for process in glob.glob("/proc/[0-9]*"):

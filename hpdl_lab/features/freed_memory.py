@@ -7,7 +7,7 @@ KEPT = 64 << 20  # bytes that one process keeps at most, beyond what it uses
 LARGEST = 32 << 20  # bytes of the largest block that is kept; mallopt takes no more
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> None:
     """Let this process keep what it frees. Does nothing where the C library is not glibc.
 
     By itself glibc gives back what is free at the top of the heap once that is twice the largest block freed so far.

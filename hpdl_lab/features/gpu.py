@@ -5,23 +5,24 @@ import importlib
 import os
 import re
 import shutil
+from typing import Any
 
 from . import Missing, folders, nccl
 
 
-def why_no_gpu():
+def why_no_gpu() -> str:
     """The first thing that is missing for tensors on a GPU, in one sentence; "" where nothing is."""
     return no_driver() or no_torch_with_cuda() or no_visible_device()
 
 
-def require():
+def require() -> None:
     """Raise Missing, with the reason, unless tensors on a GPU can travel between ranks here."""
     if reason := why_no_gpu():
         raise Missing(reason)
     nccl.find()
 
 
-def nccl_serves(ranks):
+def nccl_serves(ranks: int) -> bool:
     """Can NCCL serve `ranks` ranks of this machine? Before 2.30 it refuses those that share a GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len(visible.split(","))
@@ -31,14 +32,14 @@ def nccl_serves(ranks):
         return False
 
 
-def no_driver():
+def no_driver() -> str:
     """Why the driver shows no GPU, or ""."""
     if glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg"):  # dxg: the driver of Windows, seen from WSL
         return ""
     return "no NVIDIA driver: /dev/nvidia0 does not exist"
 
 
-def no_torch_with_cuda():
+def no_torch_with_cuda() -> str:
     """Why torch cannot use a GPU, or "", read from its files."""
     for folder in folders("torch"):
         with open(os.path.join(folder, "version.py")) as file:
@@ -49,7 +50,7 @@ def no_torch_with_cuda():
     return "torch is not installed: make install"
 
 
-def no_visible_device():
+def no_visible_device() -> str:
     """Why the environment hides all GPUs, or ""."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
@@ -57,7 +58,7 @@ def no_visible_device():
     return ""
 
 
-def cuda_module():
+def cuda_module() -> Any:
     """The compiled module hpdl_lab._cuda. Raises Missing with the reason where csrc/cuda was not compiled."""
     try:
         return importlib.import_module("hpdl_lab._cuda")

@@ -8,7 +8,7 @@ from . import Missing
 FIX = "export HOME=FOLDER, one that you can write (make lab does that by itself: it takes .venv/home)"
 
 
-def require_writable():
+def require_writable() -> str:
     """Raise Missing, with the reason, where the home folder cannot be written; returns its path."""
     path = os.path.expanduser("~")
     if not os.path.isabs(path):

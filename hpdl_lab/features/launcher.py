@@ -7,7 +7,7 @@ import subprocess
 from . import Missing, ask, mpiexec
 
 
-def require(path, library):
+def require(path: str, library: str) -> None:
     """Raise Missing unless the launcher at `path` belongs to `library`, such as "MPICH 5.0.2".
 
     There are two families: Open MPI, and MPICH with Intel MPI, MVAPICH and Cray MPICH.
@@ -24,7 +24,7 @@ def require(path, library):
         )
 
 
-def require_on_path():
+def require_on_path() -> None:
     """Raise Missing where `mpiexec`, as typed, starts ranks of another MPI than Python loads."""
     library, own, typed = ask().get("mpi"), mpiexec(), shutil.which("mpiexec")
     if library is None:

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import Missing, folders
 
@@ -20,7 +20,7 @@ class Found(NamedTuple):
     version: int
 
 
-def find():
+def find() -> Any:
     """The NCCL library that ranks will use. Raises Missing with the reason for every place where it is not."""
     reasons = []
     for where, look in (
@@ -42,7 +42,7 @@ def find():
     raise Missing("no NCCL in " + "; nor in ".join(reasons))
 
 
-def in_wheel():
+def in_wheel() -> tuple:
     """(path, "") of what pip installs as nvidia-nccl-cu12 or -cu13, or ("", reason)."""
     for folder in folders("nvidia"):
         path = os.path.join(folder, "nccl", "lib", NAME)
@@ -51,7 +51,7 @@ def in_wheel():
     return "", "it is not installed"
 
 
-def in_torch():
+def in_torch() -> tuple:
     """(path, "") of a library that torch brings, by itself or linked into its own, or ("", reason)."""
     for folder in folders("torch"):
         for name in (NAME, "libtorch_cuda.so"):
@@ -62,7 +62,7 @@ def in_torch():
     return "", "it is not installed"
 
 
-def on_system():
+def on_system() -> tuple:
     """(name, "") where the dynamic linker finds the library, or ("", reason)."""
     try:
         ctypes.CDLL(NAME)
@@ -71,7 +71,7 @@ def on_system():
     return NAME, ""
 
 
-def version_of(path):
+def version_of(path: str) -> int:
     """NCCL's version code. Raises OSError or AttributeError where `path` is no NCCL, Missing where it will not say."""
     number = ctypes.c_int()
     code = ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
@@ -80,7 +80,7 @@ def version_of(path):
     return number.value
 
 
-def text_of(version):
+def text_of(version: int) -> str:
     """23203 -> "2.32.3"; up to 2.8 the code had fewer digits: 2708 -> "2.7.8"."""
     major = 1000 if version < 10_000 else 10_000
     return f"{version // major}.{version % major // 100}.{version % 100}"

@@ -1,6 +1,7 @@
 """Can programs talk here, over ports of this machine and with other hosts?"""
 
 import socket
+from typing import Any
 
 from . import Missing
 
@@ -8,7 +9,7 @@ HERE = "127.0.0.1"
 SECONDS = 3  # for a connection: a port that a firewall drops never answers
 
 
-def require_loopback():
+def require_loopback() -> None:
     """Raise Missing where a program cannot talk to another one on this machine, as Jupyter does with its kernels."""
     fix = "as root: ip link set lo up; or let the firewall pass what goes by lo"
     with socket.socket() as listener, socket.socket() as caller:
@@ -22,7 +23,7 @@ def require_loopback():
             raise Missing(what, fix) from None
 
 
-def require_free(port, host=HERE):
+def require_free(port: int, host: str = HERE) -> None:
     """Raise Missing where nothing can be served at `port` of the address `host`, with the process that holds it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended is in nobody's way
@@ -37,7 +38,7 @@ def require_free(port, host=HERE):
             raise Missing(what, "choose another port, or end what holds it") from None
 
 
-def holder(port):
+def holder(port: int) -> str:
     """ "process 4711 (node)": who listens at `port`; "" where that cannot be seen, as with another user's."""
     import psutil
 
@@ -49,7 +50,7 @@ def holder(port):
         return ""
 
 
-def require_answer(host, port):
+def require_answer(host: str, port: int) -> None:
     """Raise Missing, with what is in the way, where `port` of another host cannot be reached from here."""
     try:
         socket.create_connection((host, port), SECONDS).close()
@@ -67,6 +68,6 @@ def require_answer(host, port):
         ) from None
 
 
-def reason(error):
+def reason(error: Any) -> Any:
     """ "timed out", "network is unreachable"."""
     return (error.strerror or str(error)).lower()

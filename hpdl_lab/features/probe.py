@@ -6,14 +6,15 @@ takes seconds that a notebook must not spend on a question.
 
 import gc
 import json
+from typing import Any
 
 
-def answers():
+def answers() -> Any:
     """Import MPI, without starting it, and torch: {"mpi": "MPICH 5.0.2", "torch": "2.13.0", ...}, or an "..._error"."""
     return {**mpi_answers(), **torch_answers()}
 
 
-def mpi_answers():
+def mpi_answers() -> Any:
     try:
         import mpi4py
 
@@ -25,7 +26,7 @@ def mpi_answers():
     return {"mpi": f"{name} {'.'.join(map(str, version))}", "mpi_path": loaded_library("libmpi") or MPI.__file__}
 
 
-def torch_answers():
+def torch_answers() -> Any:
     try:
         import torch
         import torch.distributed as dist
@@ -39,11 +40,11 @@ def torch_answers():
     }
 
 
-def first_line(error):
+def first_line(error: Any) -> Any:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def loaded_library(name):
+def loaded_library(name: str) -> Any:
     """Path of the loaded shared library whose file name starts with `name`; None where the system does not tell."""
     try:
         with open("/proc/self/maps") as file:

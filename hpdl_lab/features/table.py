@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import (
     Missing,
@@ -41,29 +41,29 @@ class Report(list):
     """Features as a table. `ok` is true when nothing that is needed is missing."""
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         return all(feature.ok for feature in self if feature.needed)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.rows()}\n\n{self.end()}"
 
-    def rows(self):
+    def rows(self) -> str:
         width = max(60, shutil.get_terminal_size((120, 24)).columns)
         return "\n".join(self.row(feature, width) for feature in self)
 
-    def end(self):
+    def end(self) -> str:
         return "Ready." if self.ok else "Not ready: a NO is needed and says how to get it."
 
     __repr__ = __str__
 
     @staticmethod
-    def row(feature, width):
+    def row(feature: Any, width: int) -> str:
         word = "yes" if feature.ok else "NO" if feature.needed else "no"
         text = f"{feature.name:<16} {word:<4} {feature.text}"
         return textwrap.fill(text, width, subsequent_indent=" " * 22, break_long_words=False, break_on_hyphens=False)
 
 
-def report():
+def report() -> Any:
     """Every row, in the order in which a person would mend them."""
     answers = ask()
     return Report(
@@ -89,24 +89,24 @@ def report():
     )
 
 
-def short(path):
+def short(path: str) -> str:
     """A path as seen from here, where that is shorter."""
     return min(path, os.path.relpath(path), key=len)
 
 
-def python():
+def python() -> Any:
     what = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
     return Feature("Python", True, what)
 
 
-def module():
+def module() -> Any:
     try:
         return Feature("compiled module", True, short(compiled_module().__file__))
     except ImportError as error:
         return Feature("compiled module", False, str(error))
 
 
-def one_mpi():
+def one_mpi() -> Any:
     try:
         require_one_mpi()
     except Missing as error:
@@ -115,13 +115,13 @@ def one_mpi():
     return Feature("one MPI only", True, wheels[0] if wheels else "no wheel: the system's MPI is used")
 
 
-def mpi_library(answers):
+def mpi_library(answers: dict) -> Any:
     if "mpi" not in answers:
         return Feature("MPI library", False, f"{answers['mpi_error']}: pip install mpich mpi4py")
     return Feature("MPI library", True, f"{answers['mpi']} at {short(answers['mpi_path'])}")
 
 
-def launcher(answers):
+def launcher(answers: dict) -> Any:
     """Does the launcher belong to the library?"""
     library = answers.get("mpi", "an unknown MPI")
     try:
@@ -133,7 +133,7 @@ def launcher(answers):
     return Feature("mpiexec", True, f"{short(path)} starts ranks of {library}")
 
 
-def shared_memory():
+def shared_memory() -> Any:
     """The MPI library's ranks meet in /dev/shm, of which a container may have only 64 MiB.
 
     Tensors of `comm.allocate` are not there: they take memory without a name.
@@ -148,7 +148,7 @@ def shared_memory():
     return Feature("shared memory", free >= SHM_NEEDED, text)
 
 
-def emulated_hosts():
+def emulated_hosts() -> Any:
     """One host is made, to see, and vanishes."""
     try:
         commands = network_commands()
@@ -161,7 +161,7 @@ def emulated_hosts():
     return Feature("emulated hosts", True, f"made with {' and '.join(commands)}", needed=False)
 
 
-def simd():
+def simd() -> Any:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return Feature("SIMD kernels", False, f"{platform.machine()}: the portable kernel is used", needed=False)
     try:
@@ -174,18 +174,18 @@ def simd():
     return Feature("SIMD kernels", bool(kinds), text, needed=False)
 
 
-def torch(answers):
+def torch(answers: dict) -> Any:
     if "torch" not in answers:
         return Feature("torch", False, f"{answers['torch_error']}: make install")
     return Feature("torch", True, answers["torch"])
 
 
-def gloo(answers):
+def gloo(answers: dict) -> Any:
     has = answers.get("gloo", False)
     return Feature("gloo", has, "in torch" if has else "not in this torch", needed=False)
 
 
-def cuda(answers):
+def cuda(answers: dict) -> Any:
     gpus = answers.get("gpus")
     if gpus:
         return Feature("CUDA", True, f"{answers['cuda']}, {len(gpus)} GPU(s): {', '.join(gpus)}", needed=False)
@@ -193,7 +193,7 @@ def cuda(answers):
     return Feature("CUDA", False, f"{why}: ranks use CPU cores", needed=False)
 
 
-def nccl_library():
+def nccl_library() -> Any:
     try:
         found = nccl.find()
     except Missing as error:
@@ -201,14 +201,14 @@ def nccl_library():
     return Feature("NCCL", True, f"{nccl.text_of(found.version)} of {found.where}, {short(found.path)}", needed=False)
 
 
-def cuda_kernels():
+def cuda_kernels() -> Any:
     try:
         return Feature("CUDA kernels", True, short(gpu.cuda_module().__file__), needed=False)
     except Missing as error:
         return Feature("CUDA kernels", False, str(error), needed=False)
 
 
-def jupyter():
+def jupyter() -> Any:
     try:
         text = ", ".join(f"{name} {version(name)}" for name in ("jupyterlab", "ipyparallel", "ipykernel"))
     except PackageNotFoundError as error:
@@ -216,12 +216,12 @@ def jupyter():
     return Feature("JupyterLab", True, text)
 
 
-def compiler():
+def compiler() -> Any:
     path = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     return Feature("C++ compiler", path is not None, path or "needed only to build csrc/: make install says how", False)
 
 
-def home():
+def home() -> Any:
     try:
         return Feature("home", True, f"{require_writable()} can be written")
     except Missing as error:

@@ -10,9 +10,10 @@ import sys
 import types
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
 
 
-def put_off_torch_compiler():
+def put_off_torch_compiler() -> None:
     """Let torch's imports of its compiler give a StandIn in this process, where it has not been imported yet."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
@@ -23,18 +24,18 @@ class StandIn(types.ModuleType):
 
     answers = ()
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         super().__init__(name)
         for answer in self.answers:
             setattr(self, answer, getattr(self, f"_{answer}"))
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         """Called for what is not here; of all modules Python itself asks for names with underscores."""
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self._whole(), name)
 
-    def _whole(self):
+    def _whole(self) -> Any:
         """The real module."""
         if sys.modules.get(self.__name__) is self:
             package, _, name = self.__name__.rpartition(".")
@@ -56,21 +57,21 @@ class Dynamo(StandIn):
 
     answers = ("disable", "graph_break")
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         super().__init__(name)
         self.left_out = []
 
-    def _disable(self, fn=None, recursive=True, *, wrapping=True, **more):
+    def _disable(self, fn: Any = None, recursive: bool = True, *, wrapping: bool = True, **more: Any) -> Any:
         """What torch._compile asks for with wrapping=False, and keeps as an attribute of `fn`."""
         if wrapping or fn is None:
             return self._whole().disable(fn, recursive, wrapping=wrapping, **more)
         self.left_out.append(fn)
         return fn
 
-    def _graph_break(self, *_, **__):
+    def _graph_break(self, *_: Any, **__: Any) -> None:
         """Nothing is being compiled."""
 
-    def _whole(self):
+    def _whole(self) -> Any:
         while self.left_out:  # which the real one is asked about again
             vars(self.left_out.pop()).pop("__dynamo_disable", None)
         return super()._whole()
@@ -81,10 +82,10 @@ class SymbolicShapes(StandIn):
 
     answers = ("expect_true", "sym_eq")
 
-    def _expect_true(self, a, skip=0):
+    def _expect_true(self, a: Any, skip: int = 0) -> Any:
         return a if type(a) is bool else self._whole().expect_true(a, skip + 1)
 
-    def _sym_eq(self, x, y):
+    def _sym_eq(self, x: Any, y: Any) -> Any:
         numbers = all(type(n) is int for shape in (x, y) for n in (shape if isinstance(shape, tuple) else [None]))
         return tuple(x) == tuple(y) if numbers else self._whole().sym_eq(x, y)
 
@@ -95,10 +96,10 @@ KINDS = {"torch._dynamo": Dynamo, "torch.fx.experimental.symbolic_shapes": Symbo
 class Finder:
     """Stands before the others in sys.meta_path: finds each StandIn once, then lets them find the module itself."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.stand_ins = {}
 
-    def find_spec(self, name, path, target=None):
+    def find_spec(self, name: str, path: list | None, target: Any = None) -> Any:
         if name in KINDS and name not in self.stand_ins and name not in sys.modules:
             spec = PathFinder.find_spec(name, path)
             if spec is not None:
@@ -111,22 +112,22 @@ class Finder:
                 return ModuleSpec(name, Imported(sys.modules.pop(name)))
         return None
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         stand_in = self.stand_ins[spec.name] = KINDS[spec.name](spec.name)
         return stand_in
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         pass
 
 
 class Imported:
     """The loader of a part of a package that the import of the whole has brought."""
 
-    def __init__(self, module):
+    def __init__(self, module: Any) -> None:
         self.module, self.spec = module, module.__spec__
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         return self.module
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         vars(module)["__spec__"] = self.spec  # some of these modules let nobody set an attribute

@@ -8,6 +8,7 @@ nbgrader generate_feedback 04_ring_all_reduce       what each check said, for th
 
 import os
 from pathlib import Path
+from typing import Any
 
 import nbformat
 
@@ -25,7 +26,7 @@ c.Execute.timeout = 120
 """
 
 
-def write(folder):
+def write(folder: Any) -> list:
     """Write the sources of all assignments into a course, or update them: returns and raises as `update.write`."""
     folder, stubs = Path(os.path.abspath(folder)), forms.exercises()
     given = {} if (folder / CONFIG).exists() else {CONFIG: SETTINGS}
@@ -35,7 +36,7 @@ def write(folder):
     return update.put(folder, given)
 
 
-def source_form(solution, exercise):
+def source_form(solution: Any, exercise: Any) -> bytes:
     """The solution form, made ready for nbgrader, as bytes.
 
     A check shows all that it has to say before it fails, for the feedback. Where an exercise has a broken program to be
@@ -56,7 +57,7 @@ def source_form(solution, exercise):
     return (nbformat.writes(solution) + "\n").encode()
 
 
-def with_broken_program(solution, stub):
+def with_broken_program(solution: str, stub: str) -> str:
     """The solution of an exercise; where its stub is no stub but a program to be repaired, with that behind it."""
     if "raise NotImplementedError(" in stub:
         return solution

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"  # of the clone that this package runs from
 NAMES = "[0-9][0-9]_*.ipynb"
 
 
-def exercises(folder=NOTEBOOKS):
+def exercises(folder: Any = NOTEBOOKS) -> dict:
     """The exercise forms of a folder, {"00_engines.ipynb": its bytes}, in order.
 
     Notebooks of the clone in which somebody has worked, an instructor perhaps, are built again in a folder aside.
@@ -20,12 +21,12 @@ def exercises(folder=NOTEBOOKS):
     return read(Path(folder), "exercise", Path(folder))
 
 
-def solutions(clone=NOTEBOOKS):
+def solutions(clone: Any = NOTEBOOKS) -> dict:
     """The solution forms of a clone, as `exercises` has the exercise forms."""
     return read(Path(clone, "solutions"), "solution", Path(clone))
 
 
-def read(folder, form, clone):
+def read(folder: Any, form: str, clone: Any) -> dict:
     found, again = {}, []
     for path in sorted(folder.glob(NAMES)):
         found[path.name] = path.read_bytes()
@@ -42,7 +43,7 @@ def read(folder, form, clone):
     return found | built(clone, folder, again) if again else found
 
 
-def built(clone, folder, names):
+def built(clone: Any, folder: Any, names: list) -> dict:
     """{name: its bytes} of forms of `folder`, built anew from clone/source in a folder aside; it takes some seconds."""
     with tempfile.TemporaryDirectory(prefix="hpdl-") as aside:
         command = [sys.executable, clone / "build.py", "--into", aside]
@@ -55,24 +56,24 @@ def built(clone, folder, names):
         return {name: Path(aside, folder.relative_to(clone), name).read_bytes() for name in names}
 
 
-def made_as(notebook):
+def made_as(notebook: dict) -> tuple:
     """("00_engines.ipynb", "exercise") of what build.py has written; (None, None) of anything else."""
     made = notebook["metadata"].get("hpdl_lab")
     return (f"{made['source'].removesuffix('.py')}.ipynb", made["form"]) if made else (None, None)
 
 
-def worked_in(notebook):
+def worked_in(notebook: dict) -> bool:
     """True for a notebook that differs from what was once built: somebody's answers or results are in it."""
     return changed(notebook) or any(cell.get("execution_count") for cell in notebook["cells"])
 
 
-def changed(notebook):
+def changed(notebook: dict) -> bool:
     """True for a notebook whose cells say something else than when it was built."""
     made = notebook["metadata"].get("hpdl_lab")
     return not isinstance(made, dict) or made.get("digest") != digest(notebook["cells"])
 
 
-def digest(cells):
+def digest(cells: list) -> str:
     """What the cells say, in 16 hex digits."""
     text = "\0".join(f"{cell['cell_type']}\n{''.join(cell['source'])}" for cell in cells)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -15,6 +15,7 @@ the 60 random updates of tests/test_merge.py.
 
 import difflib
 import uuid
+from typing import Any
 
 import nbformat
 
@@ -28,7 +29,7 @@ except ImportError:
 ALIKE = 0.6  # of words; from difflib, for which "a ratio over 0.6 means the sequences are close matches"
 
 
-def merge(base, theirs, new):
+def merge(base: Any, theirs: Any, new: Any) -> tuple:
     """Carry what changed from `base` to `new` into `theirs`; three nbformat notebooks, of which none is changed.
 
     The order of cells is that of `new`. A cell that the attendee changed, added or ran is in the result with what it
@@ -38,6 +39,7 @@ def merge(base, theirs, new):
     mine, update = pairs(base.cells, theirs.cells), pairs(base.cells, new.cells)
     origin = {there: here for here, there in update.items()}
     known = {cell.get("id"): i for i, cell in enumerate(theirs.cells) if i not in mine.values()}
+    rows: list[tuple]
     rows, conflicts = [], []  # rows: (index in theirs or None, cell)
     for n, cell in enumerate(new.cells):
         if n in origin and origin[n] not in mine:
@@ -56,7 +58,7 @@ def merge(base, theirs, new):
     return assembled(theirs, new, [cell for _, cell in rows]), conflicts
 
 
-def pairs(old, now):
+def pairs(old: list, now: list) -> dict:
     """Which cell of `old` is which of `now`, {index: index}: by id, then by what they say, then by likeness."""
     ids = {cell.get("id"): i for i, cell in enumerate(now)}
     found = {i: ids[cell.id] for i, cell in enumerate(old) if cell.get("id") in ids}
@@ -70,7 +72,7 @@ def pairs(old, now):
     return found
 
 
-def one_cell(base, theirs, new):
+def one_cell(base: Any, theirs: Any, new: Any) -> tuple:
     """(their cell with what changed from base to new, False where both changed the same lines: theirs stands)."""
     cell, agreed = nbformat.from_dict(theirs), True
     if new.source != base.source:
@@ -82,15 +84,15 @@ def one_cell(base, theirs, new):
     return cell, agreed
 
 
-def lines(base, theirs, new):
+def lines(base: str, theirs: str, new: str) -> tuple:
     """(the lines of theirs with the changes from base to new, True); (theirs, False) where they are the same lines."""
-    groups = [*Merge3(*(text.split("\n") for text in (base, theirs, new))).merge_groups()]
+    groups = [*Merge3(base.split("\n"), theirs.split("\n"), new.split("\n")).merge_groups()]
     if any(kind == "conflict" for kind, *_ in groups):
         return theirs, False
     return "\n".join(line for _, lines, *_ in groups for line in lines), True
 
 
-def place_additions(rows, cells, removed):
+def place_additions(rows: list, cells: list, removed: set) -> None:
     """Put each cell of theirs that is not among the rows, nor removed by the update, behind the one it stood behind."""
     placed, behind = {at for at, _ in rows}, 0
     for at, cell in enumerate(cells):
@@ -101,7 +103,7 @@ def place_additions(rows, cells, removed):
             behind += 1
 
 
-def assembled(theirs, new, cells):
+def assembled(theirs: Any, new: Any, cells: list) -> Any:
     """The notebook of these cells; each has an id of its own, also where an old program has left none."""
     taken = set()
     for cell in cells:
@@ -113,7 +115,7 @@ def assembled(theirs, new, cells):
     return nbformat.v4.new_notebook(cells=cells, metadata=metadata, nbformat_minor=minor)
 
 
-def name_of(cell):
+def name_of(cell: Any) -> str:
     """How a sentence names a cell: "exercise 4.1", or the start of what it says."""
     if "nbgrader" in cell.metadata:
         kind, _, number = cell.metadata["nbgrader"]["grade_id"].partition("-")

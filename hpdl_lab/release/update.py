@@ -16,14 +16,15 @@ import contextlib
 import errno
 import fcntl
 import importlib
-import itertools
 import multiprocessing
 import os
 import secrets
 import stat
 import warnings
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 from . import forms
 
@@ -33,7 +34,7 @@ WHY = {errno.ELOOP: "is a symbolic link", errno.EISDIR: "is no file", errno.EACC
 NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError)
 
 
-def write(folder, source=None):
+def write(folder: Any, source: Any = None) -> list:
     """Write the exercise forms of `source` (None: of this clone) into `folder`, or update those that it holds.
 
     Run by root on a folder of somebody else, or in somebody's home, it writes as they would, with no more rights.
@@ -47,11 +48,11 @@ def write(folder, source=None):
     return put(folder, forms.exercises(source))
 
 
-def put(folder, given):
+def put(folder: Any, given: dict) -> list:
     """Bring the files `given`, {path in the folder: bytes}, to an absolute folder, as `write` does."""
     try:
         account = somebody_else(folder)
-        return as_account(*account, folder, given) if account else bring_all(folder, given)
+        return as_account(account, folder, given) if account else bring_all(folder, given)
     except OSError as error:
         raise RuntimeError(
             f"{error.filename or folder}: {error.strerror}. Nothing is lost: no notebook is left half written; "
@@ -59,7 +60,7 @@ def put(folder, given):
         ) from None
 
 
-def bring_all(folder, given):
+def bring_all(folder: Any, given: dict) -> list:
     (folder / HIDDEN).mkdir(parents=True, exist_ok=True)
     with alone(folder / HIDDEN):
         return [said for name, form in given.items() if (said := bring(folder, name, form))]
@@ -69,7 +70,7 @@ class LeftAlone(Exception):
     """What is in the place of a notebook cannot be read as one."""
 
 
-def bring(folder, name, form):
+def bring(folder: Any, name: str, form: bytes) -> str | None:
     """Bring one notebook up to date. Returns a sentence, or None where there is nothing to do."""
     path, given = folder / name, folder / HIDDEN / "given" / name
     try:
@@ -90,7 +91,7 @@ def bring(folder, name, form):
     return said
 
 
-def contents(path):
+def contents(path: Any) -> bytes | None:
     """The bytes of the file at `path`, None where there is nothing. Raises LeftAlone. Never waits, as for a pipe."""
     try:
         with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
@@ -102,10 +103,10 @@ def contents(path):
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise LeftAlone(WHY.get(error.errno, f"cannot be read ({error.strerror})")) from None
+        raise LeftAlone(WHY.get(error.errno or 0, f"cannot be read ({error.strerror})")) from None
 
 
-def update(folder, name, theirs, base, form):
+def update(folder: Any, name: str, theirs: bytes, base: bytes | None, form: bytes) -> str | None:
     """Merge the form into a notebook that the attendee has changed, or put it beside."""
     import nbformat
 
@@ -132,14 +133,14 @@ def update(folder, name, theirs, base, form):
     return f"{name}: updated, with all that you did in it"
 
 
-def started_from(base, mine):
+def started_from(base: bytes | None, mine: Any) -> Any:
     """The form that the attendee started from; None where nobody knows, because what was kept of it is gone."""
     with contextlib.suppress(ValueError):
         return parsed(base or b"")
     return None if forms.changed(mine) else mine
 
 
-def parsed(text):
+def parsed(text: bytes) -> Any:
     """The notebook of these bytes. Raises ValueError, with the reason, where it is none that Jupyter could open."""
     import nbformat
 
@@ -153,9 +154,11 @@ def parsed(text):
     return notebook
 
 
-def beside(folder, name, form):
+def beside(folder: Any, name: str, form: bytes) -> str:
     """Put the form beside the attendee's notebook, over nothing. Returns its name."""
-    for number in itertools.count(1):
+    number = 0
+    while True:
+        number += 1
         there = name.replace(".ipynb", ".new.ipynb" if number == 1 else f".new-{number}.ipynb")
         path = folder / there
         if not os.path.lexists(path):
@@ -165,7 +168,7 @@ def beside(folder, name, form):
         return there
 
 
-def replace(path, text, theirs=None):
+def replace(path: Any, text: bytes, theirs: bytes | None = None) -> None:
     """Put `text` at `path`, wholly or not at all; not over a file that has become another than `theirs` meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -186,7 +189,7 @@ def replace(path, text, theirs=None):
 
 
 @contextlib.contextmanager
-def alone(folder):
+def alone(folder: Any) -> Iterator[Any]:
     """Two servers of one attendee may start at the same time: one of them does it. Raises RuntimeError in the other."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -201,7 +204,7 @@ def alone(folder):
         os.close(handle)
 
 
-def somebody_else(folder):
+def somebody_else(folder: Any) -> Any:
     """(user id, group id) of the account in whose folders, or behind whose link, `folder` is, when root acts for it.
 
     Raises: RuntimeError where it is root's own, but others may put links there.
@@ -217,7 +220,7 @@ def somebody_else(folder):
     return None
 
 
-def as_account(user, group, folder, given):
+def as_account(account: tuple[int, int], folder: Any, given: dict) -> list:
     """`bring_all` in a child process that is of this account: links that the account has laid lead root nowhere.
 
     The child is forked and starts no program: the account may not be allowed to read this Python.
@@ -225,10 +228,10 @@ def as_account(user, group, folder, given):
     importlib.import_module(".merge", __package__)  # what the child may need is loaded here
     parsed(next(text for name, text in given.items() if name.endswith(".ipynb")))
     with futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-        return pool.submit(as_child, user, group, folder, given).result()
+        return pool.submit(as_child, *account, folder, given).result()
 
 
-def as_child(user, group, folder, given):
+def as_child(user: Any, group: Any, folder: Any, given: Any) -> Any:
     os.setgroups([])
     os.setgid(group)
     os.setuid(user)

@@ -10,7 +10,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 FIX = f"run `make install` in {ROOT} and use its .venv/bin/python"
 
 
-def require_fresh():
+def require_fresh() -> None:
     """Raise Missing where sources in csrc/ are newer than the compiled module."""
     try:
         module = compiled_module().__file__

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 from ..features import Missing
 from .record import Symptom
@@ -11,7 +12,7 @@ KERNEL = "python3"  # of the notebooks' metadata
 ASK = "import sys; print(sys.prefix)"
 
 
-def require_own_kernel():
+def require_own_kernel() -> None:
     """Raise Missing where Jupyter would start another environment than this one for the kernel "python3"."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_core.paths import jupyter_path
@@ -33,7 +34,7 @@ def require_own_kernel():
         )
 
 
-def environment_of(python):
+def environment_of(python: str) -> Any:
     """The prefix of that Python; None where it does not run."""
     try:
         asked = subprocess.run([python, "-I", "-c", ASK], capture_output=True, text=True, timeout=10)

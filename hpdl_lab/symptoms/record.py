@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..features import Missing
 
@@ -30,11 +30,11 @@ class Finding(NamedTuple):
     what: str
     fix: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.name} ({self.what}): {self.fix}"
 
 
-def found(symptoms):
+def found(symptoms: list | tuple) -> list:
     """The Findings of those `symptoms` that this machine has; of two that find the same thing, the first."""
     findings = {}
     for symptom in symptoms:
@@ -43,7 +43,7 @@ def found(symptoms):
     return list(findings.values())
 
 
-def examine(symptom):
+def examine(symptom: Any) -> Any:
     """The Finding, or None. A look that itself breaks down tells that, and the others go on."""
     if symptom.look is None:
         return None
@@ -57,7 +57,7 @@ def examine(symptom):
     return None
 
 
-def told_by(symptoms, log):
+def told_by(symptoms: tuple, log: str) -> list:
     """The Findings of those `symptoms` of which the text `log` tells, each with the line that does."""
     return [
         Finding(symptom.name, f'a log says "{quote(log, match)}"', symptom.fix)
@@ -66,7 +66,7 @@ def told_by(symptoms, log):
     ]
 
 
-def quote(log, match):
+def quote(log: str, match: Any) -> str:
     """The line of the log in which the match begins, or its end where it is long."""
     start = log.rfind("\n", 0, match.start()) + 1
     end = log.find("\n", match.start())
