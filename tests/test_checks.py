@@ -33,7 +33,7 @@ def in_a_cell(source, name="reduce_scatter"):
     return namespace[name]
 
 
-@pytest.mark.parametrize(("exercise", "wrong"), WRONG, ids=[f"{e.id}-{w.fn.__name__}" for e, w in WRONG])
+@pytest.mark.parametrize(("exercise", "wrong"), WRONG, ids=[f"{e.id}-{w.failed}" for e, w in WRONG])
 def test_a_wrong_answer_is_rejected_with_its_message_in_time(exercise, wrong, monkeypatch):
     if wrong.failed == "timeout":
         monkeypatch.setattr(ranks, "DEADLINE", 0.2)  # it is waited for to the end

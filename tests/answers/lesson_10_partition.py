@@ -6,125 +6,15 @@ import numpy as np
 
 from hpdl_lab.parallel.pipeline.partition import partition
 
-from . import WrongAnswer
-
 
 def require_layers(costs, stages):
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} layers cannot be shared by {stages} stages")
 
 
-# -- wrong -------------------------------------------------------------------------------------------------------------
-
-
-def equal_numbers_of_layers(costs, stages):
-    require_layers(costs, stages)
-    small, extra = divmod(len(costs), stages)
-    return [small + (i < extra) for i in range(stages)]
-
-
-def stops_at_the_average(costs, stages):
-    """Ends a part where the next layer would make it more than the average."""
-    require_layers(costs, stages)
-    sizes, held, layer = [], 0, 0
-    for left in range(stages - 1, 0, -1):
-        size = 1
-        held = costs[layer]
-        while layer + size < len(costs) - left and held + costs[layer + size] <= sum(costs) / stages:
-            held += costs[layer + size]
-            size += 1
-        sizes.append(size)
-        layer += size
-    return [*sizes, len(costs) - layer]
-
-
-def goes_past_the_average(costs, stages):
-    """Ends a part when it has the average, and leaves too little for the last ones."""
-    require_layers(costs, stages)
-    sizes, held = [0], 0
-    for cost in costs:
-        if held >= sum(costs) / stages and len(sizes) < stages:
-            sizes.append(0)
-            held = 0
-        sizes[-1] += 1
-        held += cost
-    return sizes + [0] * (stages - len(sizes))
-
-
-def largest_cuts_first(costs, stages):
-    """Cuts the most expensive part in two, as evenly as it goes, until there are enough."""
-    require_layers(costs, stages)
-    parts = [list(costs)]
-    while len(parts) < stages:
-        i = max((i for i, part in enumerate(parts) if len(part) > 1), key=lambda i: sum(parts[i]))
-        part = parts[i]
-        cut = min(range(1, len(part)), key=lambda c: max(sum(part[:c]), sum(part[c:])))
-        parts[i : i + 1] = [part[:cut], part[cut:]]
-    return [len(part) for part in parts]
-
-
-def forgets_the_last_layers(costs, stages):
-    require_layers(costs, stages)
-    return [len(costs) // stages] * (stages - 1) + [1]
-
-
-def returns_places(costs, stages):
-    """Where each part ends."""
-    return np.cumsum(partition(costs, stages)).tolist()
-
-
-def one_part_too_few(costs, stages):
-    sizes = partition(costs, stages)
-    return [sizes[0] + sizes[1], *sizes[2:]] if stages > 1 else sizes
-
-
-def returns_lists_of_layers(costs, stages):
-    return [list(range(size)) for size in partition(costs, stages)]
-
-
-def pops_from_costs(costs, stages):
-    sizes = partition(costs, stages)
-    while costs:
-        costs.pop()
-    return sizes
-
-
-def refuses_nothing(costs, stages):
-    return partition(costs, stages) if stages <= len(costs) else [1] * stages
-
-
-def refuses_without_numbers(costs, stages):
-    if stages > len(costs):
-        raise ValueError("too many stages")
-    return partition(costs, stages)
-
-
-def bisects_to_whole_numbers(costs, stages):
-    """Halves the range of the largest part until it is 1 wide: as good as nothing for costs in seconds."""
-    require_layers(costs, stages)
-    low, high = max(costs), sum(costs)
-    while high - low > 1:
-        middle = (low + high) / 2
-        low, high = (low, middle) if filled(costs, stages, middle) else (middle, high)
-    whole = [size for most in (low, high) if (size := filled(costs, stages, most))]
-    return whole[0]
-
-
-def needs_whole_costs(costs, stages):
-    """Raises the limit by 1 until all layers fit, and waits for an equality that costs of 0.25 never reach."""
-    require_layers(costs, stages)
-    most = 0
-    while most != max(sum(costs[i : i + size]) for i, size in starts(partition(costs, stages))):
-        most += 1
-    return partition(costs, stages)
-
-
 def starts(sizes):
     """(first layer, size) of every part."""
     return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
-
-
-# -- right -------------------------------------------------------------------------------------------------------------
 
 
 def by_bisection(costs, stages):
@@ -165,24 +55,79 @@ def as_an_array(costs, stages):
     return np.array(partition(costs, stages))
 
 
-# -- by exercise -------------------------------------------------------------------------------------------------------
-
 WRONG = {
-    "10.3": (
-        WrongAnswer(equal_numbers_of_layers, "balance", "Equal numbers of layers are not equal work"),
-        WrongAnswer(stops_at_the_average, "balance", "has come together in the last one"),
-        WrongAnswer(goes_past_the_average, "empty", "a rank would do nothing"),
-        WrongAnswer(largest_cuts_first, "balance", "and 6 is possible"),
-        WrongAnswer(forgets_the_last_layers, "form", "would be in no stage"),
-        WrongAnswer(returns_places, "form", "layers in all, and there are 6"),
-        WrongAnswer(one_part_too_few, "form", "2 parts for 3 stages"),
-        WrongAnswer(returns_lists_of_layers, "form", "sizes are a list of whole numbers"),
-        WrongAnswer(pops_from_costs, "input", "your function changed costs"),
-        WrongAnswer(refuses_nothing, "refusal", "2 layers cannot be shared by 3 stages"),
-        WrongAnswer(refuses_without_numbers, "refusal", "say both numbers"),
-        WrongAnswer(bisects_to_whole_numbers, "balance", "is possible"),
-        WrongAnswer(needs_whole_costs, "timeout", "Is there a loop that never ends?"),
-    ),
+    "10.3": """
+balance: Equal numbers of layers are not equal work
+    require_layers(costs, stages)
+    small, extra = divmod(len(costs), stages)
+    return [small + (i < extra) for i in range(stages)]
+balance: has come together in the last one
+    require_layers(costs, stages)
+    sizes, held, layer = [], 0, 0
+    for left in range(stages - 1, 0, -1):
+        size = 1
+        held = costs[layer]
+        while layer + size < len(costs) - left and held + costs[layer + size] <= sum(costs) / stages:
+            held += costs[layer + size]
+            size += 1
+        sizes.append(size)
+        layer += size
+    return [*sizes, len(costs) - layer]
+empty: a rank would do nothing
+    require_layers(costs, stages)
+    sizes, held = [0], 0
+    for cost in costs:
+        if held >= sum(costs) / stages and len(sizes) < stages:
+            sizes.append(0)
+            held = 0
+        sizes[-1] += 1
+        held += cost
+    return sizes + [0] * (stages - len(sizes))
+balance: and 6 is possible
+    require_layers(costs, stages)
+    parts = [list(costs)]
+    while len(parts) < stages:
+        i = max((i for i, part in enumerate(parts) if len(part) > 1), key=lambda i: sum(parts[i]))
+        part = parts[i]
+        cut = min(range(1, len(part)), key=lambda c: max(sum(part[:c]), sum(part[c:])))
+        parts[i : i + 1] = [part[:cut], part[cut:]]
+    return [len(part) for part in parts]
+form: would be in no stage
+    require_layers(costs, stages)
+    return [len(costs) // stages] * (stages - 1) + [1]
+form: layers in all, and there are 6
+    return np.cumsum(partition(costs, stages)).tolist()
+form: 2 parts for 3 stages
+    sizes = partition(costs, stages)
+    return [sizes[0] + sizes[1], *sizes[2:]] if stages > 1 else sizes
+form: sizes are a list of whole numbers
+    return [list(range(size)) for size in partition(costs, stages)]
+input: your function changed costs
+    sizes = partition(costs, stages)
+    while costs:
+        costs.pop()
+    return sizes
+refusal: 2 layers cannot be shared by 3 stages
+    return partition(costs, stages) if stages <= len(costs) else [1] * stages
+refusal: say both numbers
+    if stages > len(costs):
+        raise ValueError("too many stages")
+    return partition(costs, stages)
+balance: is possible
+    require_layers(costs, stages)
+    low, high = max(costs), sum(costs)
+    while high - low > 1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if filled(costs, stages, middle) else (middle, high)
+    whole = [size for most in (low, high) if (size := filled(costs, stages, most))]
+    return whole[0]
+timeout: Is there a loop that never ends?
+    require_layers(costs, stages)
+    most = 0
+    while most != max(sum(costs[i : i + size]) for i, size in starts(partition(costs, stages))):
+        most += 1
+    return partition(costs, stages)
+""",
 }
 RIGHT = {
     "10.3": (by_bisection, by_trying_all, as_an_array),
