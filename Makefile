@@ -18,7 +18,7 @@ PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help lab install hub test test-mpi test-gpu sanitize bench lint house clean
+.PHONY: help lab install hub test test-mpi test-gpu sanitize bench lint wording house clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -59,6 +59,9 @@ lint: $(INSTALLED_DEV) ## check style and types: ruff, mypy, clang-format
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*.* csrc/cuda/*.*)
+
+wording: $(INSTALLED_DEV) ## write tests/wording/ anew: what errors say, as tests provoke them
+	@HPDL_WORDING=write $(VENV)/bin/python -m pytest -q -p no:nbval -n2 --dist=loadfile tests
 
 house: $(INSTALLED_DEV) ## the size and shape of the package, in figures
 	@$(VENV)/bin/python tests/house.py --path

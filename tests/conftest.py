@@ -16,6 +16,7 @@ import pytest
 
 from hpdl_lab.features.freed_memory import keep_freed_memory
 from hpdl_lab.features.torch_compiler import put_off_torch_compiler
+from tests import wording
 
 # Before torch is imported: two workers with a thread per core each would wait for each other's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -45,6 +46,11 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish(session):
     keep_what_is_there()
     gc.enable()
+
+
+def pytest_sessionfinish(session):
+    if wording.WRITING:
+        wording.write()
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,0 +1,60 @@
+"""What errors say: their type and facts stand in the tests, their wording in tests/wording/, which a command rewrites.
+
+    with raises(ValueError, "5 bytes", "float32"):       the type, and the facts, in this order
+        count_of(5, "float32")
+
+`make wording` writes tests/wording/test_x.txt anew, one line for each error that tests/test_x.py provokes; whoever
+changes a sentence reads the difference. Numbers and paths are left out there: they are facts, or chance.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).with_suffix("")
+WRITING = os.environ.get("HPDL_WORDING") == "write"
+heard: dict[str, list[str]] = {}  # {name of the test file: lines "test: sentence", in the order of the tests}
+
+
+@contextlib.contextmanager
+def raises(kind, *facts: str) -> Iterator[pytest.ExceptionInfo]:
+    """As pytest.raises; the error's text holds `facts` in this order, and is worded as in tests/wording/."""
+    with pytest.raises(kind) as found:
+        yield found
+    text = str(found.value)
+    assert re.search(".*".join(map(re.escape, facts)), text, re.DOTALL), f"{facts} are not in this order in: {text}"
+    require_wording(text)
+
+
+def require_wording(text: str) -> None:
+    """Compare a text with the line that is kept for the test that runs; remember it if lines are being written."""
+    path, _, test = os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)").partition("::")
+    line = f"{test.partition('[')[0]}: {without_numbers(text)}"
+    name = Path(path).stem
+    lines = heard.setdefault(name, [])
+    if line not in lines:
+        lines.append(line)
+    if not WRITING and line not in kept(name):
+        pytest.fail(f"new wording; if it is better, `make wording` keeps it in {FOLDER.name}/{name}.txt:\n{line}")
+
+
+def kept(name: str) -> list[str]:
+    path = FOLDER / f"{name}.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def without_numbers(text: str) -> str:
+    """One line, in which "#" stands for numbers, and PATH for paths."""
+    text = re.sub(r"(?<![\w.])(?:/[\w.+-]+){2,}", "PATH", text)
+    return re.sub(r"\d[\d,.]*(?<=\d)|0x[0-9a-f]+", "#", " ".join(text.split()))
+
+
+def write() -> None:
+    """Write the files of all tests that ran; for `make wording`."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, lines in heard.items():
+        (FOLDER / f"{name}.txt").write_text("\n".join(lines) + "\n")
