@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpdl_lab.checks import collective, exercises, lesson_06_ddp, ranks
+from hpdl_lab.checks import collective, exercises, ranks
 from hpdl_lab.checks.exercises import EXERCISES, check, find
-from hpdl_lab.checks.lesson_04_ring import ALL_REDUCE
+from hpdl_lab.checks.lessons import lesson_06_overlap
+from hpdl_lab.checks.lessons.lesson_04 import ALL_REDUCE
 from hpdl_lab.checks.record import AnswerFailed, Broken
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import CommTimeout, Wait, sim
@@ -57,16 +58,16 @@ def test_a_right_answer_passes_on_simulated_ranks_and_then_on_the_engines(exerci
 
 def course_of_ddp(comm, share):
     """Parameters after each step as DDP makes them, with gradients that are the sum over ranks times `share`."""
-    model = mlp(lesson_06_ddp.SIZES, seed=1).double()
+    model = mlp(lesson_06_overlap.SIZES_DDP, seed=1).double()
     optimizer, course = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
-    for step in range(lesson_06_ddp.STEPS):
-        x, y = lesson_06_ddp.shard_of(comm.rank, step)
+    for step in range(lesson_06_overlap.STEPS_DDP):
+        x, y = lesson_06_overlap.shard_of(comm.rank, step)
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
         for p in model.parameters():
             p.grad = comm.all_reduce(p.grad) * share
         optimizer.step()
-        course.append(lesson_06_ddp.flat(model))
+        course.append(lesson_06_overlap.flat(model))
     return course
 
 

@@ -5,7 +5,7 @@ import pytest
 from hpdl_lab import lab, schedules
 from hpdl_lab.checks import ranks
 from hpdl_lab.checks.exercises import check, find
-from hpdl_lab.checks.lesson_10_partition import A_GPT, DRAWN, parts_of
+from hpdl_lab.checks.lessons.lesson_10 import A_GPT, DRAWN, parts_of
 from hpdl_lab.comm import sim
 from hpdl_lab.parallel.pipeline.naive import do_backward
 from hpdl_lab.parallel.pipeline.partition import partition

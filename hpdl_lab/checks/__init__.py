@@ -1,8 +1,8 @@
-"""Checks that teach: every lesson_*.py is found by `exercises.py`, and its EXERCISES are the table.
+"""Checks that teach: every module of lessons/ is found by `exercises.py`, and its EXERCISES are the table.
 
 A new exercise is one record: the library function that solves it, and a check that raises Broken with the sentence
-to say. Its hints are in notebooks/hints/, the wrong answers that the check must reject in tests/answers/. A notebook
-source names the function:
+to say. Its hints and its explanation are in notebooks/hints/, the wrong answers that the check must reject in
+tests/answers/. A notebook source names the function:
 
     # %% exercise="hpdl_lab.collectives.ring:reduce_scatter"
     # %% check="hpdl_lab.collectives.ring:reduce_scatter"

@@ -2,18 +2,17 @@
 
 import difflib
 import importlib
-import os
 import pkgutil
 
+from . import lessons as package
 from .ranks import judged, with_evidence
 from .record import Broken, Exercise
 from .result import CheckResult
 
 
 def lessons() -> list:
-    """The modules that hold exercises: every lesson_*.py of this package, found and not listed."""
-    found = sorted(info.name for info in pkgutil.iter_modules([os.path.dirname(__file__)]))
-    return [importlib.import_module(f".{name}", __package__) for name in found if name.startswith("lesson_")]
+    """The modules that hold exercises: all of lessons/, found and not listed."""
+    return [importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
 
 
 EXERCISES = tuple(

@@ -1,6 +1,6 @@
-"""Hints: Markdown beside the notebook sources, notebooks/hints/NN.md.
+"""Hints and explanations: Markdown beside the notebook sources, notebooks/hints/NN.md.
 
-## 4.1 reduce_scatter      an exercise
+## 4.1 reduce_scatter      an exercise; the paragraph below is said about a right answer
 ### bytes                  the invariant that failed; "any" serves every one that has no section
 1. A nudge.                three hints, the last nearly the answer; a section with two ends like "any"
 2. A push.
@@ -19,17 +19,26 @@ FOLDERS = (HERE.parents[1] / "notebooks" / "hints", HERE / "hints")  # of a clon
 
 
 @cache
-def hints_of(exercise: str) -> dict[str, tuple[str, ...]]:
-    """{invariant: three hints} of the exercise, such as "4.1"; "" for every invariant that is not named.
+def section_of(exercise: str) -> str:
+    """What the notebook's file says about the exercise, such as "4.1".
 
-    Raises:  FileNotFoundError if the notebook has no file of hints; LookupError if that has none for the exercise.
+    Raises:  FileNotFoundError if the notebook has no file of hints; LookupError if that says nothing about it.
     """
     name = f"{int(exercise.partition('.')[0]):02d}.md"
     path = next((folder / name for folder in FOLDERS if (folder / name).exists()), FOLDERS[0] / name)
     section = re.search(rf"^## {re.escape(exercise)} .*?$(.*?)(?=^## |\Z)", path.read_text(), re.M | re.S)
     if not section:
         raise LookupError(f"{path} has no hints for {exercise}")
-    kinds = re.findall(r"^### (.+?)$(.*?)(?=^### |\Z)", section[1], re.M | re.S)
+    return section[1]
+
+
+def explanation_of(exercise: str) -> str:
+    return " ".join(section_of(exercise).partition("\n###")[0].split())
+
+
+def hints_of(exercise: str) -> dict[str, tuple[str, ...]]:
+    """{invariant: three hints} of the exercise; "" for every invariant that is not named."""
+    kinds = re.findall(r"^### (.+?)$(.*?)(?=^### |\Z)", section_of(exercise), re.M | re.S)
     found = {"" if kind == "any" else kind: levels(text) for kind, text in kinds}
     return {kind: texts + found[""][len(texts) :] for kind, texts in found.items()}
 

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 
 from ..comm import CommError, CommTimeout, Deadlock, sim
 from ..comm.buffers import dtype_name, is_tensor
+from ..units import counted
 from .record import AnswerFailed, Broken
 
 DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of a right answer takes about 0.05 s
@@ -181,11 +182,7 @@ def capital(sentence):
 
 def case(p, n):
     """How a case is named in messages."""
-    return f"with {count(p, 'rank')} and {count(n, 'element')}"
-
-
-def count(n, noun):
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+    return f"with {counted(p, 'rank')} and {counted(n, 'element')}"
 
 
 def number(value):

@@ -1,9 +1,9 @@
-"""What an exercise is: a record. The check is one of its fields; the hints are in notebooks/hints/."""
+"""What an exercise is: a record. The check is one of its fields; what is said about it stands in notebooks/hints/."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .hints import hints_of
+from .hints import explanation_of, hints_of
 
 
 class Broken(Exception):
@@ -53,7 +53,6 @@ class Exercise:
     reference: Callable
     stars: int
     check: Callable
-    explanation: str
     parallel: bool = True
     scaffold: Callable | None = None
 
@@ -65,6 +64,11 @@ class Exercise:
     def path(self):
         """How notebook sources name it: "package.module:function"."""
         return f"{self.reference.__module__}:{self.reference.__qualname__}"
+
+    @property
+    def explanation(self):
+        """What a right answer has shown, in a paragraph."""
+        return explanation_of(self.id)
 
     @property
     def hints(self):

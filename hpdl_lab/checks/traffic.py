@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from .ranks import count, off_by
+from ..units import counted
+from .ranks import off_by
 from .record import Broken
 
 ROUNDING = 0.01  # more bytes than the best answer's are allowed, as where pieces are not cut evenly
@@ -20,7 +21,7 @@ def miscount(events, p, steps):
         why = "all is done twice"
     elif 2 * sent[0] == steps == 2 * (p - 1):
         why = "only one of the two halves is done"
-    return f"With {p} ranks every rank sent {count(sent[0], 'message')}, where {steps} are needed: {why}."
+    return f"With {p} ranks every rank sent {counted(sent[0], 'message')}, where {steps} are needed: {why}."
 
 
 def check_waits(events, p):
@@ -38,7 +39,7 @@ def check_waits(events, p):
 def in_barriers(events):
     """What to say of ranks that wait in barriers; "" where they do not."""
     n = max(Counter(e.rank for e in events if e.op == "barrier").values(), default=0)
-    told = f"a rank waits in {count(n, 'barrier')}, and none is needed: there all stand still for the slowest."
+    told = f"a rank waits in {counted(n, 'barrier')}, and none is needed: there all stand still for the slowest."
     return told if n else ""
 
 
@@ -70,7 +71,7 @@ def why_so_much(sent, worst, nbytes, best, messages):
         return "you pass the whole vector at every hop. Cut it into chunks, and send one chunk per step."
     if sent[worst] % nbytes == 0:
         return (
-            f"that is {count(sent[worst] // nbytes, 'whole vector')}. Cut x into chunks, and send one chunk per step."
+            f"that is {counted(sent[worst] // nbytes, 'whole vector')}. Cut x into chunks, and send one chunk per step."
         )
     if set(messages) == {best.steps} and sent[worst] == 2 * best.nbytes:
         return "as many messages, each twice as large: is what you send of the dtype of x?"

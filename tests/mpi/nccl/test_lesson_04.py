@@ -3,7 +3,7 @@
 import numpy as np
 
 from hpdl_lab.checks.collective import ENGINE_SIZES, call_many, inputs
-from hpdl_lab.checks.lesson_04_ring import ALL_REDUCE
+from hpdl_lab.checks.lessons.lesson_04 import ALL_REDUCE
 from hpdl_lab.collectives import native, ring, sweep
 from hpdl_lab.data import digits
 from hpdl_lab.models.mlp import mlp

@@ -4,25 +4,26 @@ import os
 import re
 import socket
 
-from ..parallel import messages as reference
-from .ranks import capital, count, on_engines, simulate
-from .record import Broken, Exercise, Passed
+from ...parallel import messages as reference
+from ...units import counted
+from ..ranks import capital, on_engines, simulate
+from ..record import Broken, Exercise, Passed
 
 
 def check_hello(fn, runner=None):
     """Every rank says its own number and the number of ranks, in whatever words."""
     for p in (4, 1, 3):
-        check_sentences(simulate(p, fn, where=f"with {count(p, 'rank')}"), p)
+        check_sentences(simulate(p, fn, where=f"with {counted(p, 'rank')}"), p)
     facts = ["every rank says who it is, on 1, 3 and 4 simulated ranks"]
     if runner is not None:
         results = on_engines(runner, fn)
         check_sentences(results, len(results))
-        facts.append(f"engines: {count(len(results), 'MPI rank')} said hello")
+        facts.append(f"engines: {counted(len(results), 'MPI rank')} said hello")
     return Passed(tuple(facts))
 
 
 def check_sentences(results, p):
-    where = f"with {count(p, 'rank')}"
+    where = f"with {counted(p, 'rank')}"
     for r, said in enumerate(results):
         if said is None:
             message = f"{capital(where)}, rank {r} returned nothing: print shows a text, return hands it back."
@@ -91,27 +92,6 @@ def check_places(results, hosts, pids):
 
 
 EXERCISES = (
-    Exercise(
-        id="0.1",
-        title="hello from every rank",
-        reference=reference.hello,
-        stars=1,
-        check=check_hello,
-        explanation=(
-            "One function, many processes. Nobody tells a rank what to do: it reads its own number and acts on it. "
-            "That is the whole programming model, called SPMD: single program, multiple data."
-        ),
-    ),
-    Exercise(
-        id="0.2",
-        title="who runs where",
-        reference=reference.who_runs_where,
-        stars=1,
-        check=check_who_runs_where,
-        explanation=(
-            "On simulated ranks all process ids are the same: they take turns inside the notebook's own process. The "
-            "engines are processes of their own, perhaps on other hosts, and share nothing: what one knows, another "
-            "learns by a message."
-        ),
-    ),
+    Exercise("0.1", "hello from every rank", reference.hello, 1, check_hello),
+    Exercise("0.2", "who runs where", reference.who_runs_where, 1, check_who_runs_where),
 )

@@ -1,14 +1,60 @@
-"""Notebook 04, segments: a broadcast along a chain that passes one segment on while it receives the next."""
+"""Notebook 04: collectives on a ring, a broadcast in segments along a chain, the algorithm with the least cost."""
+
+from functools import partial
 
 import numpy as np
 
-from ..collectives import chain
-from ..comm import PerRank
-from ..comm.network import Switch
-from .collective import call
-from .ranks import SENTINEL, capital, count, number, off_by, on_engines, simulate
-from .record import Broken, Exercise, Passed
-from .traffic import check_waits, in_barriers
+from ...collectives import chain, choose, cost, ring
+from ...collectives.chunks import bounds
+from ...comm import PerRank
+from ...comm.network import Switch
+from ...trace import seconds_text
+from ...units import counted
+from ..collective import Collective, call, check_collective
+from ..ranks import SENTINEL, capital, number, off_by, on_engines, simulate
+from ..record import Broken, Exercise, Passed
+from ..traffic import check_waits, in_barriers
+
+
+def own_row(values, r):
+    return values[r]
+
+
+def sum_of_rows(values):
+    return values.sum(axis=0)
+
+
+def own_chunk_of(n, p, r):
+    return bounds(n, p, r)
+
+
+def everything(n, p, r):
+    return 0, n
+
+
+def only_own_chunk(values, r):
+    """What rank r holds before an all-gather: its chunk, and nothing worth reading elsewhere."""
+    p, n = values.shape
+    start = np.full(n, SENTINEL)
+    first, last = bounds(n, p, r)
+    start[first:last] = values[r, first:last]
+    return start
+
+
+def chunks_of_owners(values):
+    """(n,) chunk r of row r, one after the other."""
+    p, n = values.shape
+    return np.concatenate([values[r, slice(*bounds(n, p, r))] for r in range(p)])
+
+
+REDUCE_SCATTER = Collective(
+    "reduce_scatter", own_row, sum_of_rows, own_chunk_of, ring.reduce_scatter, cost.reduce_scatter, "(p-1)/p"
+)
+ALL_GATHER = Collective(
+    "all_gather", only_own_chunk, chunks_of_owners, everything, ring.all_gather, cost.all_gather, "(p-1)/p", adds=False
+)
+ALL_REDUCE = Collective("all_reduce", own_row, sum_of_rows, everything, ring.all_reduce, cost.all_reduce, "2(p-1)/p")
+
 
 CASES = (  # (ranks, elements, segments, root)
     (4, 12, 3, 0),
@@ -37,7 +83,7 @@ def call_broadcast(comm, fn, start, root, segments):
 
 def check_broadcast(fn, runner=None):
     for p, n, segments, root in CASES:
-        where = f"with {count(p, 'rank')}, {count(n, 'element')}, {count(segments, 'segment')} and root {root}"
+        where = f"with {counted(p, 'rank')}, {counted(n, 'element')}, {counted(segments, 'segment')} and root {root}"
         values = starts(p, n, root)
         run = simulate(p, call_broadcast, fn, PerRank(values), root, segments, where=where)
         check_copies(run, values[root], capital(where), root, segments)
@@ -82,7 +128,7 @@ def check_copies(run, expected, where, root, segments):
             message = f"{where}, x[{i}] on rank {r} should be {number(expected[i])} and is {number(left.x[i])}. "
             came, lacking = sum(e.op == "recv" and e.rank == r for e in run.events), int((left.x == SENTINEL).sum())
             if r != root and lacking and 0 < came < segments <= n:
-                message += f"{count(lacking, 'element')} never arrived: {miscounted('received', r, came, segments)}"
+                message += f"{counted(lacking, 'element')} never arrived: {miscounted('received', r, came, segments)}"
                 raise Broken("segment", message)
             raise Broken(*why_copy(left, expected, i, message, r, root))
         if left.out is None or not np.array_equal(left.out, expected):
@@ -93,7 +139,7 @@ def check_copies(run, expected, where, root, segments):
 
 def miscounted(what, r, messages, segments):
     """The sentence about a loop over segments that goes round too often, or not often enough."""
-    told = f"rank {r} {what} {count(messages, 'message')}, and there are {segments} segments"
+    told = f"rank {r} {what} {counted(messages, 'message')}, and there are {segments} segments"
     return f"{told}: {off_by(messages, segments, 'message')}."
 
 
@@ -107,7 +153,7 @@ def why_copy(left, expected, i, message, r, root):
         why = f"Rank {r} still has what was there before: was something sent on before it had arrived?"
         return "order", message + why
     k = int((left.x == SENTINEL).sum())
-    return "segment", f"{message}The segment with the last {count(k, 'element')} never arrived: cut x with chunk."
+    return "segment", f"{message}The segment with the last {counted(k, 'element')} never arrived: cut x with chunk."
 
 
 def check_chain(events, p, nbytes, segments):
@@ -154,40 +200,93 @@ def check_on_engines(fn, runner):
         for (n, segments), left in zip(ENGINE_CASES, lefts, strict=True):
             if not np.array_equal(left.x, starts(len(run), n, 0)[0]):
                 message = (
-                    f"Right on simulated ranks, but wrong on the engines, on rank {r} with {count(n, 'element')} in "
-                    f"{count(segments, 'segment')}: is a segment sent on before it has arrived?"
+                    f"Right on simulated ranks, but wrong on the engines, on rank {r} with {counted(n, 'element')} in "
+                    f"{counted(segments, 'segment')}: is a segment sent on before it has arrived?"
                 )
                 raise Broken("engines", message)
-    return f"engines: right on {count(len(run), 'MPI rank')}"
+    return f"engines: right on {counted(len(run), 'MPI rank')}"
 
 
 def call_on_engine(comm, fn):
     return [call_broadcast(comm, fn, starts(comm.size, n, 0)[comm.rank], 0, segments) for n, segments in ENGINE_CASES]
 
 
-LAST_HINT = (
-    "behind, leaving = (comm.rank - root) % comm.size, []\n"
-    "for k in range(segments):\n"
-    "    piece = chunk(x, segments, k)\n"
-    "    if behind > 0:\n"
-    "        comm.recv(piece, ...)            # from the rank before\n"
-    "    if behind < comm.size - 1:\n"
-    "        leaving.append(comm.isend(piece, ...))   # to the rank behind\n"
-    "and at the end wait for all that is leaving"
+NETWORKS = {  # name: (alpha s, beta s/byte)
+    "shared memory": (1e-6, 1e-10),
+    "InfiniBand": (2e-6, 2.5e-11),
+    "1 Gbit/s Ethernet": (5e-5, 8e-9),
+    "a long line": (1e-2, 8e-10),
+}
+RANKS = (4, 2, 3, 8, 13, 64, 1024)
+SIZES = tuple(4**k for k in range(1, 15))  # bytes, 4 B to 256 MiB
+TIE = 0.01  # relative: closer than that, either is right; the model is not better than that
+
+
+SETS = (
+    {"ring": cost.all_reduce, "tree": cost.tree},
+    {"recursive_doubling": cost.recursive_doubling, "tree": cost.tree, "ring": cost.all_reduce},
+    {"tree": cost.tree},
 )
 
+
+def check_choose(fn, runner=None):
+    cases = [(p, n, where) for where in NETWORKS for p in RANKS for n in SIZES]
+    for costs in SETS:
+        algorithms = f"with {' and '.join(costs)} to choose from"
+        (names,) = simulate(
+            1, lambda comm, c: [fn(c, p, n, *NETWORKS[w]) for p, n, w in cases], costs, where=algorithms
+        )
+        for name, case in zip(names, cases, strict=True):
+            check_name(name, costs, *case)
+    small, large = SIZES[0], SIZES[-1]
+    turns = [at_which_size(fn, p) for p in (4, 64)]
+    return Passed(
+        (
+            f"the least cost in {len(SETS) * len(cases):,} cases: {len(NETWORKS)} networks, {min(RANKS)} to "
+            f"{max(RANKS):,} ranks, {small} bytes to {large // 2**20} MiB",
+            f"on 1 Gbit/s Ethernet the tree is best for 4 ranks up to {turns[0]:,} bytes, for 64 up to {turns[1]:,}",
+        )
+    )
+
+
+def at_which_size(fn, p):
+    """The largest power of 2, in bytes, for which the answer still names the tree on 1 Gbit/s Ethernet."""
+    sizes = [2**k for k in range(2, 28)]
+    return max(n for n in sizes if fn(dict(SETS[0]), p, n, *NETWORKS["1 Gbit/s Ethernet"]) == "tree")
+
+
+def check_name(name, costs, p, nbytes, where):
+    """Raise Broken unless `name` costs the least of `costs`, or as much."""
+    alpha, beta = NETWORKS[where]
+    case = f"with {p:,} ranks, {nbytes:,} bytes and {where} (alpha {alpha:g} s, beta {beta:g} s/byte)"
+    if name is None:
+        raise Broken("returns", f"{capital(case)} your function returned nothing: return a name.")
+    if not isinstance(name, str):
+        message = f"{capital(case)} your function returned {name!r}: return the name, such as 'ring'."
+        raise Broken("returns", message)
+    if name not in costs:
+        known = ", ".join(map(repr, costs))
+        raise Broken("name", f"{capital(case)} you say {name!r}, but costs has only {known}: choose out of costs.")
+    seconds = {other: price(p, nbytes).seconds(alpha, beta) for other, price in costs.items()}
+    best = min(seconds, key=seconds.get)
+    if seconds[name] > seconds[best] * (1 + TIE):
+        taken, least = costs[name](p, nbytes), costs[best](p, nbytes)
+        message = (
+            f"{capital(case)} you say {name}, which takes {seconds_text(seconds[name])}: {taken.steps} steps and "
+            f"{taken.nbytes:,.0f} bytes. {best} takes {seconds_text(seconds[best])}: {least.steps} steps and "
+            f"{least.nbytes:,.0f} bytes."
+        )
+        steps, moved = (taken.steps - least.steps) * alpha, (taken.nbytes - least.nbytes) * beta
+        why = (
+            "The steps decide here: each costs an alpha, however short." if steps > moved else "The bytes decide here."
+        )
+        raise Broken("cost", f"{message} {why}")
+
+
 EXERCISES = (
-    Exercise(
-        id="4.4",
-        title="segment pipelining on a chain",
-        reference=chain.broadcast,
-        stars=3,
-        check=check_broadcast,
-        explanation=(
-            "The chain fills like a pipe: after p - 2 steps all links work at once, and each further step delivers one "
-            "segment. (c + p - 2)(alpha + n/c beta) seconds for c segments: more of them overlap better, each costs an "
-            "alpha, and the best c is sqrt((p - 2) n beta / alpha). The bytes have not changed. S-Caffe and NCCL "
-            "pipeline like this; so do the stages of notebook 10, with micro-batches in the place of segments."
-        ),
-    ),
+    Exercise("4.1", "reduce-scatter on a ring", ring.reduce_scatter, 2, partial(check_collective, REDUCE_SCATTER)),
+    Exercise("4.2", "all-gather on a ring", ring.all_gather, 2, partial(check_collective, ALL_GATHER)),
+    Exercise("4.3", "all-reduce: the two together", ring.all_reduce, 2, partial(check_collective, ALL_REDUCE)),
+    Exercise("4.4", "segment pipelining on a chain", chain.broadcast, 3, check_broadcast),
+    Exercise("4.5", "choose by size", choose.choose, 2, check_choose, parallel=False),
 )

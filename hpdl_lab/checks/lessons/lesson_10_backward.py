@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch.nn.functional import mse_loss
 
-from ..parallel.pipeline import naive as reference
-from ..schedules import build
-from .pipeline_rows import case_of
-from .ranks import ALONE, capital, count, full_stop, number, on_engines, simulate
-from .record import Broken, Exercise, Passed
-from .traffic import check_waits, in_barriers
+from ...parallel.pipeline import naive as reference
+from ...schedules import build
+from ...units import counted
+from ..ranks import ALONE, capital, full_stop, number, on_engines, simulate
+from ..record import Broken, Exercise, Passed
+from ..traffic import check_waits, in_barriers
+from .lesson_10 import case_of
 
 WIDTH, EXAMPLES = 3, 2  # numbers that pass between stages for an example; examples of a micro-batch
 GPIPE, GEMS = "gpipe", "gems_mast"
@@ -116,9 +117,9 @@ def check_do_backward(fn, runner=None):
     ]
     if runner is not None:
         on = on_engines(runner, step, fn, GPIPE, m)
-        where = f"on {count(len(on), 'engine')},"
+        where = f"on {counted(len(on), 'engine')},"
         check_step(on, build(GPIPE, len(on), m), capital(where))
-        facts.append(f"engines: right on {count(len(on), 'MPI rank')}" if len(on) > 1 else ALONE)
+        facts.append(f"engines: right on {counted(len(on), 'MPI rank')}" if len(on) > 1 else ALONE)
     return Passed(tuple(facts), run.events, p)
 
 
@@ -160,9 +161,9 @@ def check_step(run, schedule, where):
         needed = sum(not schedule.is_first(a.stage) for a in schedule.rows[rank] if a.kind == "B")
         if ran.sent != needed:
             message = (
-                f"{where} the gradients are right, but rank {rank} sends {count(ran.sent, 'message')} in its backwards "
-                f"and {needed} would do, one per micro-batch. A gradient has the shape of what it belongs to, so that "
-                "nothing has to be asked."
+                f"{where} the gradients are right, but rank {rank} sends {counted(ran.sent, 'message')} in its "
+                f"backwards and {needed} would do, one per micro-batch. A gradient has the shape of what it belongs "
+                "to, so that nothing has to be asked."
             )
             raise Broken("traffic", message)
 
@@ -221,16 +222,5 @@ def agreement(run, schedule):
 
 
 EXERCISES = (
-    Exercise(
-        id="10.5",
-        title="the backward of one micro-batch through one stage",
-        reference=reference.do_backward,
-        stars=3,
-        check=check_do_backward,
-        explanation=(
-            "Messages of a backward are those of the forward turned around: the transposed of a send is a receive. "
-            "pipeline/run_schedule.py does the same for any schedule, but posts its receives ahead, so that 1F1B, in "
-            "which activations and gradients meet, cannot deadlock."
-        ),
-    ),
+    Exercise("10.5", "the backward of one micro-batch through one stage", reference.do_backward, 3, check_do_backward),
 )

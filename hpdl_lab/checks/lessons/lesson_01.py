@@ -4,9 +4,10 @@ import numbers
 
 import numpy as np
 
-from ..optim import gradient_descent as reference
-from .ranks import count, kind, number, simulate, unlike
-from .record import Broken, Exercise, Passed
+from ...optim import gradient_descent as reference
+from ...units import counted
+from ..ranks import kind, number, simulate, unlike
+from ..record import Broken, Exercise, Passed
 
 SHAPES = ((50, 2), (7, 1), (1, 3), (200, 5))  # (examples, weights)
 MOST_STEPS = 100  # that a function may take in the place of one and is told how many they were
@@ -47,7 +48,7 @@ def shape_of(args):
 def check_vector(got, expected, begun, n, explain):
     """`explain(got, expected)` returns (invariant, sentence) or None; `begun`: what a loop over weights begins with."""
     d = len(expected)
-    where = f"For {count(n, 'example')} and {count(d, 'weight')}"
+    where = f"For {counted(n, 'example')} and {counted(d, 'weight')}"
     if unlike(got, expected):
         message = (
             f"{where} your function returned {unlike(got, expected)}: {kind(expected)} was asked for, one number per "
@@ -246,8 +247,8 @@ def why_rate(got, expected, x):
     curvatures = np.linalg.eigvalsh(curvature)
     around_mean = np.linalg.eigvalsh(np.atleast_2d(np.cov(x.T, bias=True)))
     start = (
-        f"For {count(n, 'example')} and {count(d, 'weight')} the largest stable rate is {number(expected)}, and you "
-        f"say {number(got)}. "
+        f"For {counted(n, 'example')} and {counted(d, 'weight')} the largest stable rate is {number(expected)}, and "
+        f"you say {number(got)}. "
     )
     entry = (
         "That is 2 / (largest entry of the matrix). An axis of the bowl is no weight where the columns of x rise and "
@@ -294,42 +295,14 @@ def why_rate(got, expected, x):
 
 
 EXERCISES = (
+    Exercise("1.1", "the gradient", reference.gradient, 1, check_gradient, parallel=False),
+    Exercise("1.2", "a gradient step", reference.gradient_step, 1, check_gradient_step, parallel=False),
     Exercise(
-        id="1.1",
-        title="the gradient",
-        reference=reference.gradient,
-        stars=1,
-        check=check_gradient,
+        "1.3",
+        "the largest stable learning rate",
+        reference.largest_stable_rate,
+        1,
+        check_largest_stable_rate,
         parallel=False,
-        explanation=(
-            "Each example pulls every weight by error times input: far-off predictions pull hard, and an input of "
-            "zero cannot have been the culprit. The mean of these pulls is the slope. Because it is a mean over "
-            "examples, several ranks can share the examples and average: that is notebook 02."
-        ),
-    ),
-    Exercise(
-        id="1.2",
-        title="a gradient step",
-        reference=reference.gradient_step,
-        stars=1,
-        check=check_gradient_step,
-        parallel=False,
-        explanation=(
-            "Downhill is against the gradient. The learning rate turns a slope into a distance, and has no natural "
-            "size: that is the next exercise."
-        ),
-    ),
-    Exercise(
-        id="1.3",
-        title="the largest stable learning rate",
-        reference=reference.largest_stable_rate,
-        stars=1,
-        check=check_largest_stable_rate,
-        parallel=False,
-        explanation=(
-            "At 2 / curvature every step overshoots the bottom by exactly the distance it came from, for ever. The "
-            "steepest axis gets there first, while the flattest is still crawling: the ratio of the two, the "
-            "condition number, says how many steps the whole descent takes."
-        ),
     ),
 )

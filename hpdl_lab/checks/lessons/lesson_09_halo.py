@@ -6,12 +6,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..comm.network import Ring
-from ..parallel.tensor import spatial as reference
-from .layer_part import whole_numbers
-from .ranks import capital, count, full_stop, number, on_engines, simulate
-from .record import Broken, Exercise, Passed
-from .traffic import check_waits, in_barriers
+from ...comm.network import Ring
+from ...parallel.tensor import spatial as reference
+from ...units import counted
+from ..layer import whole_numbers
+from ..ranks import capital, full_stop, number, on_engines, simulate
+from ..record import Broken, Exercise, Passed
+from ..traffic import check_waits, in_barriers
 
 BATCH, CHANNELS, WIDTH = 2, 4, 3  # no two alike, so that none is taken for another
 CASES = (  # (height of the image, (above, below) of each rank)
@@ -97,8 +98,8 @@ def check_halo_exchange(fn, runner=None):
     ]
     if runner is not None:
         run = on_engines(runner, call, fn, 17, None)
-        check_strips(run, 17, rows_for(len(run)), f"On {count(len(run), 'engine')}")
-        facts.append(f"engines: right on {count(len(run), 'MPI rank')}")
+        check_strips(run, 17, rows_for(len(run)), f"On {counted(len(run), 'engine')}")
+        facts.append(f"engines: right on {counted(len(run), 'MPI rank')}")
     return Passed(tuple(facts), run.events, len(run))
 
 
@@ -108,7 +109,7 @@ def run_of(fn, height, rows, network=None):
 
 def case_of(height, rows):
     needs = f"{rows[0]} for every rank" if len(set(rows)) == 1 else list(rows)
-    return f"with {count(len(rows), 'rank')}, an image of {height} rows and rows = {needs},"
+    return f"with {counted(len(rows), 'rank')}, an image of {height} rows and rows = {needs},"
 
 
 def with_needs(broken, rows, where, noted):
@@ -192,7 +193,7 @@ def explain(got, r, rows, strips):
             return "neighbor", f"Those are rows of rank {opposite}: {told} the strip of rank {r} lies rank {s}."
         if same(halo, edge(strips[s], k, 1 - side)[:, :, ::-1]):
             return "upside down", f"Those are the right rows of rank {s} upside down."
-        return "value", f"Those are not the {which} {count(k, 'row')} of rank {s}."
+        return "value", f"Those are not the {which} {counted(k, 'row')} of rank {s}."
     return "value", ""
 
 
@@ -216,7 +217,7 @@ def check_bytes(run, height, rows):
         why = "of a neighbor's strip a rank needs only the rows next to its own, and of all others none"
         many, enough = sum(n > 0 for n in sends), sum(n > 0 for n in halos)
         if many > enough:
-            why = f"{count(many, 'message')} with something in them, and {enough} would do, one for each halo: {why}"
+            why = f"{counted(many, 'message')} with something in them, and {enough} would do, one for each halo: {why}"
         message = (
             f"The strips are right, but with {p} ranks {sent:,} bytes were sent, where {needed:,} are enough: {why}."
         )
@@ -237,21 +238,8 @@ def check_steps(run):
             f"{MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}"
         )
         raise Broken("steps", message)
-    told = count(took, "message")
+    told = counted(took, "message")
     return f"time: that of {told} in a row with {p} ranks, and no more with 1,000: only neighbors wait for each other"
 
 
-EXERCISES = (
-    Exercise(
-        id="9.6",
-        title="halos of a convolution",
-        reference=reference.halo_exchange,
-        stars=3,
-        check=check_halo_exchange,
-        explanation=(
-            "A convolution looks (k-1)/2 rows beyond its strip, whatever the size of the image: the larger the image, "
-            "the smaller the share of what travels. In backward the halo's gradients go home and are added there, once "
-            "more the transposed. LBANN trains on images that fit on no single GPU this way."
-        ),
-    ),
-)
+EXERCISES = (Exercise("9.6", "halos of a convolution", reference.halo_exchange, 3, check_halo_exchange),)

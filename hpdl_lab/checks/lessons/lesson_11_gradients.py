@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..mesh import DeviceMesh, Grid
-from ..parallel.hybrid import gradients as reference
-from .layer_part import ring_bytes, whole_numbers
-from .ranks import capital, count, number, on_engines, simulate
-from .record import Broken, Exercise, Passed
-from .traffic import check_waits
+from ...mesh import DeviceMesh, Grid
+from ...parallel.hybrid import gradients as reference
+from ...units import counted
+from ..layer import ring_bytes, whole_numbers
+from ..ranks import capital, number, on_engines, simulate
+from ..record import Broken, Exercise, Passed
+from ..traffic import check_waits
 
 # (dp, pp, tp): dp and tp of two sizes first, so that a mean over one of them is not taken for one over the other
 CASES = ((3, 2, 2), (2, 1, 3), (2, 2, 2), (2, 1, 2), (2, 3, 1), (1, 2, 2), (3, 1, 1), (1, 1, 1))
@@ -103,8 +104,8 @@ def check_reduce_gradients(fn, runner=None):
     ]
     if runner is not None:
         run = on_engines(runner, call, fn, None)
-        check_sums(run, sizes_for(len(run)), f"on {count(len(run), 'engine')}")
-        facts.append(f"engines: right on {count(len(run), 'MPI rank')}")
+        check_sums(run, sizes_for(len(run)), f"on {counted(len(run), 'engine')}")
+        facts.append(f"engines: right on {counted(len(run), 'MPI rank')}")
     return Passed(tuple(facts), run.events, len(run))
 
 
@@ -245,16 +246,5 @@ def check_bytes(run, sizes, where):
 
 
 EXERCISES = (
-    Exercise(
-        id="11.3",
-        title="which gradient is added over which axes",
-        reference=reference.reduce_gradients,
-        stars=3,
-        check=check_reduce_gradients,
-        explanation=(
-            "Whatever is held by several ranks and was computed in parts is added over just those ranks, once. The "
-            "rule knows nothing about transformers: it composes. HybridParallel does the same, but begins with a "
-            "stage's gradients while other stages are still in backward."
-        ),
-    ),
+    Exercise("11.3", "which gradient is added over which axes", reference.reduce_gradients, 3, check_reduce_gradients),
 )

@@ -1,0 +1,332 @@
+"""Notebook 06, the loop: micro-batches add up before anything travels, and all ranks make as many steps."""
+
+import warnings
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import mse_loss
+
+from ...collectives import ring
+from ...models.mlp import mlp
+from ...parallel import training
+from ...parallel.data_parallel import DataParallelOverlapped
+from ...units import counted
+from ..ranks import Ledger, capital, number, off_by, on_engines, simulate, times
+from ..record import Broken, Exercise, Passed
+from .lesson_06_overlap import SIZES, SMALL, load_optimizers
+
+
+class Log(list):
+    """What one rank did: [(what, step, micro-batch)], the two numbers -1 where they say nothing.
+
+    what: "forward", "backward", "last" (a backward outside accumulating), "zero", "add", "step".
+    """
+
+    def times(self, what):
+        return sum(entry[0] == what for entry in self)
+
+    def before(self, n, what):
+        """The latest entry of this kind before entry n, or None."""
+        return next((entry for entry in reversed(self[:n]) if entry[0] == what), None)
+
+    def after(self, n):
+        """What the rank does next, apart from backward: one of the other words, or None."""
+        return next((what for what, *_ in self[n + 1 :] if what not in ("backward", "last")), None)
+
+    def since(self, n, what):
+        """The entries between the latest of this kind before entry n, and n; all before n where there is none."""
+        begin = max((m for m in range(n) if self[m][0] == what), default=-1)
+        return Log(self[begin + 1 : n])
+
+    def goes_on(self, n):
+        """Does a later forward belong to the step whose forward came last before entry n, and has not been before?"""
+        last = self.before(n, "forward")
+        seen = {entry[1:] for entry in self[:n] if entry[0] == "forward"}
+        return last is not None and any(
+            what == "forward" and place[0] == last[1] and tuple(place) not in seen for what, *place in self[n + 1 :]
+        )
+
+
+def judge(looped, shape, where, broken=None):
+    """Raise Broken for the first thing that a rank did in a wrong order. broken: how the run ended, if it did not."""
+    size, detail = len(looped), broken.detail if broken else ""
+    for rank in sorted(looped):
+        for failed, told in faults(Log(looped[rank].log), rank, shape[rank % len(shape)], size):
+            raise Broken(failed, f"{capital(where)}, {told}", detail)
+    adds = {rank: Log(left.log).times("add") for rank, left in sorted(looped.items())}
+    most = max(len(shape[rank % len(shape)]) for rank in looped)
+    if broken and broken.failed == "raises":
+        return
+    wrong = {rank: n for rank, n in adds.items() if n != most}
+    if wrong:
+        rank, n = next(iter(wrong.items()))
+        told = (
+            f"{capital(where)}, rank {rank} adds gradients {counted(n, 'time')}, and {most} are needed, as many as the "
+            f"rank with most steps has: {off_by(n, most, 'step')}."
+        )
+        if n < most:
+            told += (
+                " Adding is collective: who leaves the loop earlier leaves the others waiting, and who stops everybody "
+                "earlier drops batches."
+            )
+        raise Broken("lengths", told, detail)
+    for rank, n in adds.items():
+        updates = Log(looped[rank].log).times("step")
+        if updates != n:
+            told = (
+                f"{capital(where)}, rank {rank} adds gradients {counted(n, 'time')} and takes "
+                f"{counted(updates, 'step')}: every rank takes every step, also one without "
+                "a batch, or the replicas drift apart."
+            )
+            raise Broken("apart", told, detail)
+    for rank in looped:
+        done = {tuple(place) for what, *place in looped[rank].log if what == "forward"}
+        for i, parts in enumerate(shape[rank % len(shape)]):
+            lost = [k for k in range(parts) if (i, k) not in done]
+            if lost:
+                told = (
+                    f"{capital(where)}, rank {rank} uses {parts - len(lost)} of its {parts} micro-batches in step {i}: "
+                    f"micro-batch {lost[0]} is left out, and missing in the gradient."
+                )
+                raise Broken("lost", told, detail)
+
+
+def faults(log, rank, shape, size):
+    """(invariant, sentence) for each entry of the log of a rank that cannot be right, in order.
+
+    shape: numbers of micro-batches of its steps; size: ranks.
+    """
+    for n, (what, i, k) in enumerate(log):
+        found = LOOKS[what](log, n, i, k, shape) if what in LOOKS else None
+        if found:
+            yield found[0], f"rank {rank} {found[1].replace('SIZE', str(size))}"
+
+
+def look_at_forward(log, n, i, k, shape):
+    if i < 0:
+        return "memory", "gives the model something else than its micro-batches: one at a time fits into memory."
+    if log.before(n, "forward") and not log.since(n, "forward"):
+        return "memory", (
+            f"makes the forward of micro-batch {k} of step {i} before the backward of the one before: all of them are "
+            "kept in memory then, and one at a time is what micro-batches are for."
+        )
+    if ("forward", i, k) in log[:n]:
+        return "repeat", f"uses micro-batch {k} of step {i} twice: what is over is over, give nothing."
+    return None
+
+
+def look_at_last(log, n, i, k, shape):
+    if k < shape[i] - 1 and log.after(n) == "forward":
+        return "accumulating", (
+            f"lets the strategy send gradients in the backward of micro-batch {k} of step {i}, of {shape[i]}: others "
+            "follow, so it belongs into `with strategy.accumulating():`."
+        )
+    return None
+
+
+def look_at_add(log, n, i, k, shape):
+    before = log.since(n, "add")
+    worked = before.before(len(before), "backward")
+    if log.goes_on(n):
+        step = log.before(n, "forward")[1]
+        return "accumulation", (
+            f"adds gradients over ranks before step {step} has accumulated all of its {shape[step]} micro-batches. "
+            "The sum of the first would lie in .grad when the next backward adds to it, and travel again, SIZE times "
+            "as large."
+        )
+    if len(before) < n and not before.times("zero"):
+        return "zero", (
+            "adds gradients again without zero_grad: that of the step before is still in .grad, and counts a second "
+            "time. Also where a rank has no batch."
+        )
+    if worked and not before.times("last"):
+        return "accumulating", (
+            f"accumulates in the backward of the last micro-batch of step {worked[1]} as well: nothing can travel "
+            "beside it then, and all of the communication shows."
+        )
+    return None
+
+
+def look_at_zero(log, n, i, k, shape):
+    if log.goes_on(n) and log.since(n, "add").times("backward"):
+        step = log.before(n, "forward")[1]
+        return "zero", f"calls zero_grad between two micro-batches of step {step}: what the first has added up is gone."
+    return None
+
+
+LOOKS = {"forward": look_at_forward, "last": look_at_last, "add": look_at_add, "zero": look_at_zero}
+
+
+MICRO = 2  # examples of a micro-batch
+LR = 0.1
+TOLERANCE = 1e-10
+EVEN = ((2, 2), (2, 2))  # micro-batches of each step, of every rank
+UNEVEN = ((2, 1, 3), (1, 2), (), (3, 1, 1, 2))  # of rank 0, 1, 2, 3, 4 = 0, ...
+CASES = ((3, EVEN[:1]), (2, UNEVEN[:2]), (4, UNEVEN), (3, UNEVEN), (1, UNEVEN), (5, UNEVEN))
+
+
+class Looped(NamedTuple):
+    """One rank after the answer.
+
+    log: what it did, see Log. kept: [flat parameters] at the start and after every step of the optimizer.
+    """
+
+    log: list
+    kept: list
+
+
+def micro_batch(rank, i, k):
+    generator = torch.Generator().manual_seed(10_000 * rank + 100 * i + k)
+    made = (torch.randn(MICRO, n, generator=generator, dtype=torch.float64) for n in (SIZES[0], SIZES[-1]))
+    return tuple(made)
+
+
+def steps_of(rank, shape):
+    """This rank's micro-batches: [[(x, y), ...], ...]."""
+    return [[micro_batch(rank, i, k) for k in range(parts)] for i, parts in enumerate(shape[rank % len(shape)])]
+
+
+def loss_of(model, x, y):
+    return mse_loss(model(x), y, reduction="sum") / 10
+
+
+class Watched(DataParallelOverlapped):
+    """A strategy that notes when its gradients are added, and whether it accumulates."""
+
+    def __init__(self, log):
+        super().__init__(ring.all_reduce, **SMALL)
+        self.log = log
+
+    def add_gradients(self, comm, model):
+        self.log.append(("add", -1, -1))
+        super().add_gradients(comm, model)
+
+
+def watched_optimizer(model, looped):
+    """SGD that notes its calls, and keeps the parameters after each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    zero_grad, step = optimizer.zero_grad, optimizer.step
+
+    def noted_zero(*args, **kwargs):
+        looped.log.append(("zero", -1, -1))
+        zero_grad(*args, **kwargs)
+
+    def noted_step():
+        looped.log.append(("step", -1, -1))
+        step()
+        looped.kept.append(flat(model))
+
+    optimizer.zero_grad, optimizer.step = noted_zero, noted_step
+    return optimizer
+
+
+def flat(model):
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
+
+
+def call(comm, fn, shape, ledger=None):
+    """fn on this rank's micro-batches; returns Looped. ledger: {rank: Looped}, which outlives an answer that raises."""
+    model, looped = mlp(SIZES, seed=1).double(), Looped([], [])
+    looped.kept.append(flat(model))
+    if ledger is not None:
+        ledger[comm.rank] = looped
+    steps = steps_of(comm.rank, shape)
+    place = {x.sum().item(): (i, k) for i, parts in enumerate(steps) for k, (x, _) in enumerate(parts)}
+    strategy = Watched(looped.log)
+
+    def noted(model, x, y):
+        i, k = place.get(x.sum().item(), (-1, -1))
+        looped.log.append(("forward", i, k))
+        loss = loss_of(model, x, y)
+        loss.register_hook(lambda grad: looped.log.append(("backward", i, k)) or note_last(i, k))
+        return loss
+
+    def note_last(i, k):
+        if not strategy.adds_up:
+            looped.log.append(("last", i, k))
+
+    strategy.start(comm, model)
+    with without_warnings():
+        fn(comm, model, strategy, watched_optimizer(model, looped), steps, noted)
+    strategy.stop()
+    return looped
+
+
+@contextmanager
+def without_warnings():
+    """A rank without a batch has no gradients, which strategies name once: here it is meant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def expected(p, shape):
+    """[flat parameters] of one rank with all micro-batches, at the start and after every step."""
+    model = mlp(SIZES, seed=1).double()
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=LR), [flat(model)]
+    everybody = [steps_of(rank, shape) for rank in range(p)]
+    for i in range(max(map(len, everybody))):
+        optimizer.zero_grad()
+        for x, y in (part for steps in everybody if i < len(steps) for part in steps[i]):
+            loss_of(model, x, y).backward()
+        optimizer.step()
+        kept.append(flat(model))
+    return kept
+
+
+def check_train_steps(fn, runner=None):
+    load_optimizers()
+    for p, shape in CASES:
+        where, ledger = case_of(p, shape), Ledger()
+        try:
+            run = simulate(p, call, fn, shape, ledger, where=where)
+        except Broken as broken:
+            judge(ledger, shape, where, broken)
+            raise
+        judge(dict(enumerate(run)), shape, where)
+        off = check_course(run, p, shape, where)
+    facts = [
+        "micro-batches add up first, and travel once: with 2 of them in each step, and with 1 to 3",
+        f"ranks with 3, 2, no and 4 steps: all make 4, {off:.0e} at most from one rank with everything",
+    ]
+    if runner is not None:
+        run = on_engines(runner, call, fn, UNEVEN)
+        where = f"on {counted(len(run), 'engine')}"
+        judge(dict(enumerate(run)), UNEVEN, where)
+        check_course(run, len(run), UNEVEN, where)
+        facts.append(f"engines: right on {counted(len(run), 'MPI rank')}")
+    return Passed(tuple(facts))
+
+
+def case_of(p, shape):
+    """How a case is named in messages."""
+    lengths = [len(shape[rank % len(shape)]) for rank in range(p)]
+    return f"with {counted(p, 'rank')} of {', '.join(map(str, lengths))} steps"
+
+
+def check_course(run, p, shape, where):
+    """Raise Broken where a rank leaves the course of one rank with everything; returns the largest difference."""
+    alone = expected(p, shape)
+    for step in range(1, len(alone)):
+        for rank, left in enumerate(run):
+            off = np.abs(left.kept[step] - alone[step]).max()
+            if not off < TOLERANCE:
+                got, should = left.kept[step] - left.kept[step - 1], alone[step] - alone[step - 1]
+                share = times(got, should)
+                scaled = share is not None
+                why = (
+                    f" It is {number(share)} times as long: parts of the loss add up, so do gradients."
+                    if scaled
+                    else ""
+                )
+                message = (
+                    f"{capital(where)}, step {step - 1} of rank {rank} ends {number(off)} from where one rank with all "
+                    f"micro-batches would be.{why}"
+                )
+                raise Broken("scale" if scaled else "course", message)
+    return max(float(np.abs(left.kept[-1] - alone[-1]).max()) for left in run)
+
+
+EXERCISES = (Exercise("6.6", "micro-batches, and ranks with less to do", training.train_steps, 2, check_train_steps),)

@@ -1,0 +1,604 @@
+"""Notebook 06: buckets that travel while backward goes on, in the same order on every rank; PyTorch's DDP."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import mse_loss
+
+from ...collectives import ring
+from ...comm import PerRank
+from ...comm.network import Switch
+from ...data.sharding import shard
+from ...models.mlp import mlp
+from ...parallel import ddp
+from ...parallel.data_parallel import DataParallelOverlapped, Strategy
+from ...parallel.reducer import Bucket, Reducer, gradient_ready
+from ...parallel.scaling.accounting import account
+from ...parallel.scaling.virtual_time import spending
+from ...parallel.training import train_step
+from ...trace import now_ns
+from ...units import counted
+from ..layer import nearly
+from ..ranks import Ledger, capital, number, on_engines, simulate, times
+from ..record import Broken, Exercise, Passed
+
+STEPS, BATCH = 3, 12
+SIZES = (6, 5, 4, 3)
+SMALL = {"bucket_nbytes": 300, "first_nbytes": 60}  # four buckets of the model above
+P = 4  # ranks, where time is measured
+LAYERS = (64,) * 9  # eight equal layers, each of them a bucket
+LAYER = {"bucket_nbytes": 4 * 65 * 64, "first_nbytes": 4 * 65 * 64}
+FORWARD, BACKWARD = 4e-3, 8e-3  # s of virtual time
+NETWORK = Switch(alpha=1e-6, beta=2.7e-8)  # an all-reduce of a layer takes about 0.7 ms, its backward 1 ms
+
+
+def load_optimizers():
+    """Let torch import what its optimizers need, for seconds: not within the deadline of a run."""
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+
+
+class Alone(Strategy):
+    """One rank: nothing to add."""
+
+    def assign(self, params):
+        return []
+
+    def add_gradients(self, comm, model):
+        pass
+
+
+def batch_of(step, sizes=SIZES):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(BATCH, sizes[0], generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, sizes[-1], (BATCH,), generator=generator)
+
+
+def train(comm, fn):
+    """(N,) parameters after each of STEPS steps, on shards of the same batches and in two micro-batches."""
+    return steps_of(comm, DataParallelOverlapped(ring.all_reduce, **SMALL, gradient_ready=fn))
+
+
+def steps_of(comm, strategy):
+    model = mlp(SIZES, seed=1).double()
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
+    strategy.start(comm, model)
+    for step in range(STEPS):
+        x, y = (shard(part, comm.rank, comm.size) for part in batch_of(step))
+        train_step(comm, model, strategy, optimizer, x, y, BATCH, micro_batches=2)
+        kept.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy())
+    strategy.stop()
+    return kept
+
+
+def check_equal_to_one_rank(fn):
+    """The largest difference from one rank, on 1 to 4 simulated ranks, which may wait inside backward."""
+    return max(
+        check_parameters(
+            simulate(p, train, fn, where=f"in a training step with {counted(p, 'rank')}", threads=True),
+            f"with {counted(p, 'rank')}",
+        )
+        for p in (2, 3, 4, 1)
+    )
+
+
+def check_parameters(run, where):
+    """Raise Broken where a rank leaves the course of one rank with the whole batch; returns the largest difference."""
+    alone = simulate(1, steps_of, Alone(), evidence=False)[0]
+    for step in range(STEPS):
+        for r, kept in enumerate(run):
+            off = float(np.abs(kept[step] - alone[step]).max())
+            if not off < 1e-10:
+                message = (
+                    f"{capital(where)}, after step {step} a parameter of rank {r} is {number(off)} from where one rank "
+                    "with the whole batch would be: is something left over from the step before?"
+                )
+                raise Broken("steps", message)
+    return max(float(np.abs(kept[-1] - alone[-1]).max()) for kept in run)
+
+
+def timed_step(comm, fn):
+    """Two steps of a network of eight equal layers, whose arithmetic takes virtual time."""
+    model = mlp(LAYERS, seed=1)
+    strategy = DataParallelOverlapped(ring.all_reduce, **LAYER, gradient_ready=fn)
+    x, y = batch_of(0, LAYERS)
+    x, y = shard(x.float(), comm.rank, comm.size), shard(y, comm.rank, comm.size)
+    with spending(comm, model, FORWARD, BACKWARD):
+        strategy.start(comm, model)
+        comm.barrier()
+        begun = comm.trace.clock()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        train_step(comm, model, strategy, optimizer, x, y, BATCH)
+        strategy.stop()
+    return begun
+
+
+def exposure(fn=gradient_ready):
+    """(share of the communication that shows, the events of a step), in virtual time."""
+    run = simulate(P, timed_step, fn, network=NETWORK, where="in a training step", threads=True)
+    events = [e for e in run.events if e.t0_ns >= max(run) and e.op != "compute"]  # forward and backward tell of it
+    told = account(events)
+    return 1 - told.overlap, events
+
+
+SIZES_OVERLAP = (5, 4, 3, 2)  # of the layers: six gradients, of 160, 32, 96, 24, 48 and 16 bytes
+LIMIT, FIRST = 130, 70
+BUCKETS = [[5, 4], [3, 2], [1], [0]]
+FORWARD_OVERLAP, BACKWARD_OVERLAP = [0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]
+ORDERS = (  # in which order gradients become ready on each rank
+    [BACKWARD_OVERLAP] * 3,
+    [BACKWARD_OVERLAP, FORWARD_OVERLAP],
+    [BACKWARD_OVERLAP, [3, 2, 5, 4, 1, 0], [0, 1, 4, 5, 2, 3], BACKWARD_OVERLAP],
+    [BACKWARD_OVERLAP],
+)
+STANDARD = 0.2  # of the communication may be exposed; of a right answer it is 0.12
+
+
+class Watched(Bucket):
+    """A bucket that notes in a ledger, {rank: [numbers of buckets]}, when it is packed."""
+
+    def packed(self):
+        self.started.append(self.number)
+        return super().packed()
+
+
+class Scripted(NamedTuple):
+    """One rank, on which gradients became ready in a given order.
+
+    works: how many had been started after each of them; seconds: how long each call took; ended: how many at the end.
+    missing: what the reducer still waited for; flats, before: the buckets after the sum, and before it.
+    reduced: how often reducer.all_reduce was called.
+    """
+
+    works: list
+    seconds: list
+    ended: int
+    missing: list
+    flats: list
+    before: list
+    reduced: int
+
+
+def play(comm, fn, order, ledger):
+    """Call fn(comm, reducer, index) for the gradients in this order; returns Scripted."""
+    model = mlp(SIZES_OVERLAP, seed=1).double()
+    x = torch.randn(4, SIZES_OVERLAP[0], generator=torch.Generator().manual_seed(comm.rank), dtype=torch.float64)
+    model(x).square().mean().backward()
+    params = list(model.parameters())
+    if comm.rank == 1:
+        params[3].grad = None  # the loss of this rank does not depend on it
+    buckets = [Watched(comm, [params[i] for i in part], part) for part in BUCKETS]
+    ledger[comm.rank] = []
+    for b, bucket in enumerate(buckets):
+        bucket.number, bucket.started = b, ledger[comm.rank]
+    reduced = []
+
+    def noted(comm, x):
+        reduced.append(x.numel())
+        return ring.all_reduce(comm, x)
+
+    reducer = Reducer(buckets, noted)
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    before = [torch.cat([grads[i].reshape(-1) for i in part]).numpy().copy() for part in BUCKETS]
+    works, seconds = [], []
+    for index in order:
+        begun = comm.trace.clock()
+        fn(comm, reducer, index)
+        works.append(len(reducer.works))
+        seconds.append((comm.trace.clock() - begun) / 1e9)
+    for work in reducer.works:
+        work.wait()
+    flats = [bucket.flat.numpy().copy() for bucket in buckets]
+    return Scripted(works, seconds, len(reducer.works), list(reducer.missing), flats, before, len(reduced))
+
+
+def check_gradient_ready(fn, runner=None):
+    load_optimizers()
+    for orders in ORDERS:
+        p, same = len(orders), all(order == orders[0] for order in orders)
+        where = f"with {counted(p, 'rank')}" + ("" if same else ", on which gradients become ready in different orders")
+        ledger = Ledger()
+        try:
+            run = simulate(p, play, fn, PerRank(orders), ledger, where=where)
+        except Broken as broken:
+            raise behind(ledger, broken, capital(where)) from None
+        try:
+            check_starts(run, ledger, orders, capital(where))
+            check_sums(run, capital(where))
+        except Broken as broken:
+            raise with_time(broken, fn) from None
+    off = check_equal_to_one_rank(fn)
+    exposed, events = exposure(fn)
+    if exposed > STANDARD:
+        raise Broken("late", f"Right, but {exposed:.0%} of the communication is exposed.")
+    facts = [
+        "buckets start in order on every rank, as soon as they may, whichever gradient is ready first",
+        f"3 training steps on 1, 2, 3 and 4 simulated ranks: {off:.0e} at most from one rank with the whole batch",
+        f"exposed: {exposed:.0%} of the communication; at most {STANDARD:.0%} was asked for, and blocking exposes all",
+    ]
+    if runner is not None:
+        run = on_engines(runner, train, fn)
+        check_parameters(run, f"on {counted(len(run), 'engine')}")
+        facts.append(f"engines: the same parameters on {counted(len(run), 'MPI rank')} as on one")
+    return Passed(tuple(facts), events, P)
+
+
+def behind(ledger, broken, where):
+    """`broken`, or what is behind it: which buckets the ranks had started, in which order."""
+    if broken.failed not in ("deadlock", "raises"):
+        return broken
+    started = {r: order for r, order in sorted(ledger.items()) if order}
+    told = {r: ", ".join(map(str, order)) for r, order in started.items()}
+    for r, order in started.items():
+        if len(set(order)) < len(order):
+            return twice(order, r, where, broken)
+    least = min(map(len, started.values()), default=0)
+    pairs = [(r, s) for r in started for s in started if started[r][:least] != started[s][:least]]
+    if pairs:
+        r, s = pairs[0]
+        message = (
+            f"{where}, rank {r} starts its buckets in the order {told[r]} and rank {s} in the order {told[s]}. What is "
+            "started first meets what is started first: the ranks wait for each other, or add what does not belong "
+            "together. A bucket that is complete has to wait for the one before it."
+        )
+        return Broken("order", message, f"The doctor says: {broken.message}\n{broken.detail}")
+    short = [r for r, order in started.items() if len(order) < len(BUCKETS)]
+    if short and len({len(order) for order in started.values()}) > 1:
+        return last(short[0], len(started[short[0]]), where, broken)
+    return broken
+
+
+def twice(order, r, where, broken=None):
+    number = next(b for b in order if order.count(b) > 1)
+    message = (
+        f"{where}, rank {r} starts bucket {number} {order.count(number)} times: the sums are added once more. "
+        "len(reducer.works) is the number of the next bucket; those before it are under way."
+    )
+    return Broken("twice", message, broken.detail if broken else "")
+
+
+def last(r, n, where, broken=None):
+    message = (
+        f"{where}, rank {r} has started {n} of {len(BUCKETS)} buckets when all its gradients are there. One gradient "
+        "may complete the bucket for which several others are waiting: start all of them, the last one too."
+    )
+    return Broken("last", message, broken.detail if broken else "")
+
+
+def check_starts(run, ledger, orders, where):
+    """Raise Broken unless every bucket was started once, as soon as it might, and no call took time."""
+    p = len(run)
+    for r, (left, order) in enumerate(zip(run, orders, strict=True)):
+        started = ledger[r]
+        if len(set(started)) < len(started):
+            raise twice(started, r, where)
+        slow = next((i for i, s in zip(order, left.seconds, strict=True) if s > 0), None)
+        if slow is not None and p > 1:
+            took = left.seconds[order.index(slow)]
+            message = (
+                f"{where}, gradient_ready of parameter {slow} took {took * 1e6:.3g} µs of virtual time on rank {r}: it "
+                "waits for other ranks, and backward stands still. comm.background returns at once; its Work is waited "
+                "for after backward, by add_gradients."
+            )
+            raise Broken("waits", message)
+        wanted = expected_starts(order)
+        for k, (got, right) in enumerate(zip(left.works, wanted, strict=True)):
+            if got > right:
+                message = (
+                    f"{where}, {counted(got, 'bucket')} had been started on rank {r} when the gradients "
+                    f"{', '.join(map(str, order[: k + 1]))} were there: the buckets are {BUCKETS}, so what traveled "
+                    "was not complete."
+                )
+                raise Broken("early", message)
+        if any(left.missing):
+            told = f"{where}, reducer.missing on rank {r} is {left.missing} when all gradients are there"
+            raise Broken("count", f"{told}: every gradient counts its own bucket down by one, to 0.")
+        if left.ended < len(BUCKETS):
+            raise last(r, left.ended, where)
+        for k, (got, right) in enumerate(zip(left.works, wanted, strict=True)):
+            if got < right:
+                message = (
+                    f"{where}, {started_so_far(got)} on rank {r} when the gradients "
+                    f"{', '.join(map(str, order[: k + 1]))} were there: the buckets are {BUCKETS}, so {right} could "
+                    "have been under way, while backward computes the others."
+                )
+                raise Broken("late", message)
+
+
+def started_so_far(n):
+    return "no bucket had been started" if n == 0 else f"only {counted(n, 'bucket')} had been started"
+
+
+def expected_starts(order):
+    """How many buckets can have been started after each gradient of `order`."""
+    there, wanted = set(), []
+    for index in order:
+        there.add(index)
+        complete = [set(bucket) <= there for bucket in BUCKETS]
+        wanted.append(complete.index(False) if False in complete else len(BUCKETS))
+    return wanted
+
+
+def check_sums(run, where):
+    """Raise Broken unless every bucket holds the sum over ranks, and its flag."""
+    p = len(run)
+    for b, bucket in enumerate(BUCKETS):
+        total = sum(left.before[b] for left in run)
+        for r, left in enumerate(run):
+            if not np.allclose(left.flats[b][:-1], total, rtol=1e-10, atol=1e-12):
+                why = ""
+                if np.allclose(left.flats[b][:-1] * p, total, rtol=1e-10, atol=1e-12):
+                    why = " It holds the mean: dividing is left to add_gradients."
+                elif not left.flats[b].any():
+                    why = " It holds zeros: reducer.collect(index) copies a gradient into its bucket."
+                message = (
+                    f"{where}, bucket {b} on rank {r}, of the gradients {bucket}, does not hold their sum over ranks."
+                    f"{why}"
+                )
+                raise Broken("sum", message)
+            lacking = float(p > 1 and 3 in bucket)
+            if left.flats[b][-1] != lacking:
+                message = (
+                    f"{where}, rank 1 has no gradient for parameter 3, and nobody will know: the flag behind bucket "
+                    f"{b} is {left.flats[b][-1]:g} after the sum. reducer.buckets[b].packed() writes it; .flat is the "
+                    "bare tensor."
+                )
+                raise Broken("flag", message)
+    for r, left in enumerate(run):
+        if left.reduced < len(BUCKETS):
+            message = (
+                f"{where}, the sums are right, but rank {r} called reducer.all_reduce {counted(left.reduced, 'time')} "
+                f"for {len(BUCKETS)} buckets: the reducer says which all-reduce is to be used."
+            )
+            raise Broken("all_reduce", message)
+
+
+def with_time(broken, fn):
+    """`broken`, with what it costs in a training step where it costs time."""
+    if broken.failed not in ("waits", "late"):
+        return broken
+    try:
+        exposed, events = exposure(fn)
+    except Broken:
+        return broken
+    time = f"In a training step {exposed:.0%} of the communication is exposed so; {STANDARD:.0%} is the most."
+    message = f"{broken.message} {time}"
+    found = Broken(broken.failed, message, broken.detail, events, P)
+    found.expected = exposure(gradient_ready)[1]
+    return found
+
+
+SIZES_DDP = (6, 5, 4, 3)  # of the layers: six gradients
+BUCKETS_DDP = [[5, 4], [3, 2], [1, 0]]
+SHARD, STEPS_DDP = 3, 3
+RANKS = (3, 2, 4, 1)
+TOLERANCE = 1e-10
+
+
+class StandInBucket:
+    """What a hook sees of dist.GradBucket."""
+
+    def __init__(self, number, params):
+        self._number, self._params = number, params
+        self._flat = torch.cat([p.grad.reshape(-1) for p in params])
+
+    def index(self):
+        return self._number
+
+    def buffer(self):
+        return self._flat
+
+    def gradients(self):
+        parts = self._flat.split([p.numel() for p in self._params])
+        return [part.view(p.shape) for part, p in zip(parts, self._params, strict=True)]
+
+    def parameters(self):
+        return self._params
+
+    def is_last(self):
+        return self._number == len(BUCKETS_DDP) - 1
+
+    def set_buffer(self, flat):
+        self._flat = flat
+
+
+class Averaged(NamedTuple):
+    """One rank after one backward: what came of each bucket, in order, and what it had before.
+
+    kind: type of what the hook returned; done: whether its future had a value; out: that value, or None.
+    calls: numbers of the tensors given to state.all_reduce.
+    """
+
+    kinds: list
+    done: list
+    outs: list
+    before: list
+    calls: list
+
+
+def shard_of(rank, step=0):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return tuple(torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES_DDP[0], SIZES_DDP[-1]))
+
+
+def backward_with(comm, fn, ledger):
+    """One backward, in which fn(state, bucket) is called for every bucket that is full, as DDP does."""
+    model, (x, y) = mlp(SIZES_DDP, seed=1).double(), shard_of(comm.rank)
+    params, calls, answered, before = list(model.parameters()), [], [], []
+    missing = [len(part) for part in BUCKETS_DDP]
+
+    def all_reduce(comm, x):
+        calls.append(x.numel())
+        ledger.setdefault(comm.rank, []).append(x.numel())
+        return ring.all_reduce(comm, x)
+
+    state = ddp.Communication(comm, all_reduce)
+
+    def ready(index):
+        b = next(b for b, part in enumerate(BUCKETS_DDP) if index in part)
+        missing[b] -= 1
+        if missing[b] == 0:  # backward of this model makes the gradients in this very order
+            bucket = StandInBucket(b, [params[i] for i in BUCKETS_DDP[b]])
+            before.append(bucket.buffer().numpy().copy())
+            answered.append(fn(state, bucket))
+
+    for index, param in enumerate(params):
+        param.register_post_accumulate_grad_hook(lambda _, index=index: ready(index))
+    mse_loss(model(x), y).backward()
+    futures = [isinstance(a, torch.futures.Future) for a in answered]
+    done = [is_future and a.done() for is_future, a in zip(futures, answered, strict=True)]
+    outs = [plain(a.value()) if is_done else None for is_done, a in zip(done, answered, strict=True)]
+    return Averaged([type(a).__name__ for a in answered], done, outs, before, calls)
+
+
+def plain(value):
+    """A future's value as an array, or what it is instead, in words."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().numpy().copy()
+    return f"something of type {type(value).__name__}"
+
+
+def check_ddp_hook(fn, runner=None):
+    load_optimizers()
+    for p in RANKS:
+        where, ledger = f"with {counted(p, 'rank')}", Ledger()
+        try:
+            run = simulate(p, backward_with, fn, ledger, where=where, threads=True)
+        except Broken as broken:
+            raise by_order(ledger, broken, capital(where)) from None
+        check_averages(run, capital(where))
+    facts = [f"every bucket averaged, on 1, 2, 3 and 4 simulated ranks: {len(BUCKETS_DDP)} all-reduces for 6 gradients"]
+    if runner is not None:
+        run = on_engines(runner, train_ddp, fn)
+        facts.append(check_course(run))
+    return Passed(tuple(facts), run.events, len(run))
+
+
+def by_order(ledger, broken, where):
+    """`broken`, or what is behind it: ranks that reduced their buckets in different orders."""
+    for r, sizes in sorted(ledger.items()):
+        first = ledger.get(0, [])
+        k = min(len(sizes), len(first))
+        if sizes[:k] != first[:k]:
+            message = (
+                f"{where}, rank 0 gave all_reduce {listed(first)} numbers, in this order, and rank {r} gave it "
+                f"{listed(sizes)}: what meets there are different buckets. DDP calls the hook in the same order on "
+                "every rank; keep it."
+            )
+            return Broken("order", message, broken.detail)
+    return broken
+
+
+def listed(numbers):
+    return ", ".join(map(str, numbers))
+
+
+def check_averages(run, where):
+    """Raise Broken unless every future holds the average of its bucket."""
+    p = len(run)
+    for b in range(len(BUCKETS_DDP)):
+        mean = sum(left.before[b] for left in run) / p
+        for r, left in enumerate(run):
+            head = f"{where}, for bucket {b} rank {r}'s hook"
+            if left.kinds[b] != "Future":
+                what = "nothing" if left.kinds[b] == "NoneType" else f"something of type {left.kinds[b]}"
+                message = f"{head} returned {what}: DDP asks for a torch.futures.Future, whose value it takes later."
+                raise Broken("future", message)
+            if not left.done[b]:
+                message = (
+                    f"{head} returned a future without a value, and backward is over: nobody will give it one, and DDP "
+                    "waits for it for ever. future.set_result(tensor) does."
+                )
+                raise Broken("future", message)
+            out = left.outs[b]
+            if isinstance(out, str) or out.shape != mean.shape:
+                got = out if isinstance(out, str) else f"a tensor of shape {out.shape}"
+                message = f"{head} promised {got}: DDP needs the flat tensor of the bucket, of shape {mean.shape}."
+                raise Broken("shape", message)
+            if not np.allclose(out, mean, rtol=TOLERANCE, atol=TOLERANCE):
+                i = int(np.argmax(~np.isclose(out, mean, rtol=TOLERANCE, atol=TOLERANCE)))
+                failed, why = explain(out, r, b, run)
+                message = f"{head} should give {number(mean[i])} for number {i}, the mean over ranks, and gives "
+                raise Broken(failed, f"{message}{number(out[i])}. {why}".rstrip())
+    for r, left in enumerate(run):
+        if p > 1 and len(left.calls) != len(BUCKETS_DDP):
+            message = (
+                f"{where}, the averages are right, but rank {r} called state.all_reduce {len(left.calls)} times for "
+                f"{len(BUCKETS_DDP)} buckets: the state says which all-reduce is to be used, perhaps that of lesson 04."
+            )
+            raise Broken("all_reduce", message)
+
+
+def explain(out, r, b, run):
+    """(invariant, sentence) for what rank r's hook gave for bucket b, which is not the mean."""
+    p, total, mine = len(run), sum(left.before[b] for left in run), run[r].before[b]
+    for value, failed, why in (
+        (total, "mean", f"That is the sum over {p} ranks: DDP divides nothing when it has a hook."),
+        (total / p / p, "mean", f"It was divided by {p} twice."),
+        (total / 2, "size", f"You divided by 2, but there are {p} ranks: state.comm.size."),
+        (mine, "buffer", f"That is what rank {r} had before: is it the sum that you give to the future, or a copy?"),
+        (mine / p, "buffer", f"That is rank {r}'s own bucket divided by {p}: the others are not in it."),
+    ):
+        if np.allclose(out, value, rtol=TOLERANCE, atol=TOLERANCE):
+            return failed, why
+    if found := nearly(out, total / p):
+        return found
+    share = times(out, total / p)
+    return ("sum", "") if share is None else ("mean", f"That is {number(share)} times the mean: what do you divide by?")
+
+
+def train_ddp(comm, fn):
+    """[parameters after each of STEPS steps] of PyTorch's DDP with the hook; nothing on simulated ranks."""
+    if comm.trace.clock is not now_ns:
+        return []
+    from torch.nn.parallel import DistributedDataParallel  # takes torch.distributed along
+
+    from ...comm.torch_group import process_group
+
+    model, kept = mlp(SIZES_DDP, seed=1).double(), []
+    with process_group(comm):
+        ddp = DistributedDataParallel(model, bucket_cap_mb=3e-4)
+        ddp.register_comm_hook(ddp.Communication(comm, ring.all_reduce), fn)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(STEPS_DDP):
+            x, y = shard_of(comm.rank, step)
+            optimizer.zero_grad()
+            mse_loss(ddp(x), y).backward()
+            optimizer.step()
+            kept.append(flat(model))
+    return kept
+
+
+def flat(model):
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
+
+
+def check_course(run):
+    """Compare DDP on the engines with one rank that has the whole batch. Returns a fact."""
+    p = len(run)
+    if not run[0]:
+        return "engines: these ranks are simulated, and PyTorch's process groups need processes"
+    model = mlp(SIZES_DDP, seed=1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    worst = 0.0
+    for step in range(STEPS_DDP):
+        x, y = (torch.cat(parts) for parts in zip(*(shard_of(r, step) for r in range(p)), strict=True))
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+        for r, kept in enumerate(run):
+            off = float(np.abs(kept[step] - flat(model)).max())
+            worst = max(worst, off)
+            if not off < TOLERANCE:
+                message = (
+                    f"Right on simulated ranks, but with PyTorch's DDP on {counted(p, 'engine')} rank {r} is {off:.2g} "
+                    f"from where one rank with the whole batch would be after step {step}."
+                )
+                raise Broken("engines", message)
+    return f"engines: PyTorch's DDP on {counted(p, 'MPI rank')}, {STEPS_DDP} steps, {worst:.0e} at most from one rank"
+
+
+EXERCISES = (
+    Exercise("6.4", "send buckets while backward goes on", gradient_ready, 3, check_gradient_ready),
+    Exercise("6.5", "PyTorch's DDP on your own ring", ddp.ddp_hook, 3, check_ddp_hook),
+)

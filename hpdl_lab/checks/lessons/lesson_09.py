@@ -1,0 +1,524 @@
+"""Notebook 09: linear layers cut by their outputs and by their inputs, attention heads, sequence parallel."""
+
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+
+from ...parallel.tensor import sequence, transformer
+from ...parallel.tensor.linear import column_linear, row_linear
+from ...units import counted
+from ..layer import Case, Part, arrays, check_part, cut, drawn, nearly_whole, ring_bytes, width_for
+from ..ranks import alone, capital, describe_error, tried
+from ..record import Broken, Exercise, Passed
+
+NARROW = 5  # wide is one side of the layer; the other is what the ranks share
+LEADS = {3: (4,), 4: (2, 1, 2)}  # x is (2, 3, ...), and on some numbers of ranks (4, ...) or (2, 1, 2, ...)
+
+
+def column_case(p, biased=True):
+    """A layer 5 -> 12 whose outputs p ranks share."""
+    out, lead = width_for(p), LEADS.get(p, (2, 3))
+    x, g = nearly_whole(1, *lead, NARROW), nearly_whole(4, *lead, out)
+    weight, bias = nearly_whole(2, out, NARROW), nearly_whole(3, out) * biased
+    y, dx = x @ weight.T + bias, g @ weight
+    weights, biases, gs, bare = cut(weight, p, 0), cut(bias, p, 0), cut(g, p, -1), cut(x @ weight.T, p, -1)
+    parts = cut(y, p, -1)
+    weight_grads = [gr.flatten(0, -2).T @ x.flatten(0, -2) for gr in gs]
+
+    def explain(got, r):
+        return (
+            (y, "gathered", "Those are the columns of all ranks. The next layer takes only those of its own rank."),
+            (bare[r], "bias", f"The bias is missing: {out // p} numbers on every rank, those of its own rows."),
+            (sum(parts), "sum", "That is the sum over ranks, but every rank has other columns: nothing to add here."),
+            (
+                p * x @ weights[r].T + biases[r],
+                "sum",
+                f"x has been added over {p} ranks, and was the same on all of them: forward copies, backward adds.",
+            ),
+            (parts[0], "rank", f"Those are the columns of rank 0: rank {r} computes its own."),
+        )
+
+    def explain_grad(name, got, r):
+        if name == "x":
+            mine = gs[r] @ weights[r]
+            return (
+                (mine, "transposed", blame(r)),
+                (p * dx, "twice", f"That is {p} times as much: it has been added over ranks twice."),
+                (p * mine, "transposed", blame(r)),
+                (dx / p, "mean", f"That is the mean over {p} ranks: what they say about x adds up."),
+            )
+        total = sum(weight_grads) if name == "weight" else sum(gr.flatten(0, -2).sum(0) for gr in gs)
+        return (
+            (total, "shard", f"It was added over ranks, but every rank has other rows: {name} of rank {r} is its own."),
+        )
+
+    case = Case(
+        inputs=[{"x": x, "weight": w, "bias": b} for w, b in zip(weights, biases, strict=True)],
+        weights=gs,
+        y=arrays(parts),
+        grads={
+            "x": arrays([dx] * p),
+            "weight": arrays(weight_grads),
+            "bias": arrays([gr.flatten(0, -2).sum(0) for gr in gs]),
+        },
+        whole=weight.numel(),
+        most={"forward": 0, "backward": ring_bytes(p, x.nbytes)},
+        explain=explain,
+        explain_grad=explain_grad,
+    )
+    return case if biased else without_bias(case)
+
+
+def without_bias(case):
+    """The same case of a layer whose bias is None."""
+    inputs = [{name: x for name, x in given.items() if name != "bias"} for given in case.inputs]
+    return case._replace(inputs=inputs, grads={name: g for name, g in case.grads.items() if name != "bias"})
+
+
+def with_none(fn):
+    return lambda comm, x, weight: fn(comm, x, weight, None)
+
+
+def blame(r):
+    return (
+        f"That is only what the columns of rank {r} say about x. All ranks used x, so all have a say, and backward has "
+        "to add them: copy in forward, all-reduce in backward."
+    )
+
+
+def row_case(p, biased=True):
+    """A layer 12 -> 5 whose inputs p ranks share."""
+    into, lead = width_for(p), LEADS.get(p, (2, 3))
+    x, g = nearly_whole(5, *lead, into), nearly_whole(8, *lead, NARROW)
+    weight, bias = nearly_whole(6, NARROW, into), nearly_whole(7, NARROW) * biased
+    y, xs, weights = x @ weight.T + bias, cut(x, p, -1), cut(weight, p, 1)
+    parts = [a @ w.T for a, w in zip(xs, weights, strict=True)]
+    flat = g.flatten(0, -2)
+    bias_grad, weight_grads = flat.sum(0), [flat.T @ a.flatten(0, -2) for a in xs]
+
+    def explain(got, r):
+        alone = f"That is rank {r}'s own part: each has multiplied its columns, and y is the sum over ranks."
+        return (
+            (y + (p - 1) * bias, "bias", f"The bias was added {p} times, once on every rank before the sum."),
+            (y - bias, "bias", "The sum is right, the bias is missing."),
+            (parts[r] + bias, "sum", alone),
+            (parts[r], "sum", alone),
+            ((y - bias) / p + bias, "mean", f"That is the mean over {p} ranks: parts of a product add up."),
+            (y / p, "mean", f"That is the mean over {p} ranks: parts of a product add up."),
+            (
+                torch.cat([part + bias for part in parts], -1),
+                "sum",
+                "Parts of one product are added, not put in a row.",
+            ),
+            (torch.cat(parts, -1), "sum", "Parts of one product are added, not put in a row."),
+        )
+
+    def explain_grad(name, got, r):
+        right = {"x": g @ weights[r], "weight": weight_grads[r], "bias": bias_grad}[name]
+        often = f"That is {p} times as much: all-reduce in forward, and in backward nothing, not once more."
+        few = f"That is 1/{p} of it: what has been added in forward is not divided in backward."
+        if name == "x":
+            others = sum(g @ weight for weight in weights)
+            mixed = "It was added over ranks, but every rank has other columns of x, and their gradients are its own."
+            return (p * right, "transposed", often), (right / p, "mean", few), (others, "transposed", mixed)
+        if name == "weight":
+            return (p * right, "transposed", often), (right / p, "mean", few)
+        few = f"That is 1/{p} of it: bias / {p} on every rank gives the right sum, but learns {p} times too slowly."
+        none = "Only some ranks add it. Here it stays as it is, while the others change theirs: replicas drift apart."
+        return (p * right, "transposed", often), (right / p, "bias", few), (0 * right, "bias", none)
+
+    case = Case(
+        inputs=[{"x": a, "weight": w, "bias": bias} for a, w in zip(xs, weights, strict=True)],
+        weights=[g] * p,
+        y=arrays([y] * p),
+        grads={
+            "x": arrays([g @ w for w in weights]),
+            "weight": arrays(weight_grads),
+            "bias": arrays([bias_grad] * p),
+        },
+        whole=weight.numel(),
+        most={"forward": ring_bytes(p, y.nbytes), "backward": 0},
+        explain=explain,
+        explain_grad=explain_grad,
+    )
+    return case if biased else without_bias(case)
+
+
+COLUMN = Part(
+    column_case,
+    "this rank's columns, (..., out/p)",
+    {
+        "forward": "Every rank has all of x and its own rows of the weight: that is all it needs for its own columns.",
+        "backward": "One all-reduce, of the gradient of x. Weights and bias are this rank's own.",
+    },
+)
+ROW = Part(
+    row_case,
+    "the whole sum, (..., out), the same on every rank",
+    {
+        "forward": "One all-reduce, of y. The columns of x and the weight stay where they are.",
+        "backward": "Every rank has the whole gradient of y already, and its own columns need nothing else.",
+    },
+)
+
+
+def no_bias(part, case):
+    """`part` where bias is None."""
+    return replace(part, case=lambda p: case(p, biased=False), adapt=with_none)
+
+
+def check_column_linear(fn, runner=None):
+    facts, run = check_part(COLUMN, fn, runner)
+    check_part(no_bias(COLUMN, column_case), fn, None, "and bias None")
+    return Passed((*facts, share_of_weight(12 * NARROW)), run.events, len(run))
+
+
+def check_row_linear(fn, runner=None):
+    facts, run = check_part(ROW, fn, runner)
+    check_part(no_bias(ROW, row_case), fn, None, "and bias None")
+    return Passed((*facts, share_of_weight(12 * NARROW)), run.events, len(run))
+
+
+def share_of_weight(n):
+    return f"memory: with 4 ranks each holds {n // 4} of the {n} weights, and no tensor as large as all of them"
+
+
+# (ranks, heads, width)
+SHARED = ((2, 4, 8), (2, 2, 6), (3, 6, 12), (4, 4, 16), (4, 8, 32), (1, 3, 12))
+UNEVEN = ((2, 3, 12), (4, 6, 24), (3, 2, 12))  # the width could be shared, the heads cannot
+PARTS = ("q", "k", "v")
+
+
+def check_rows_of_heads(fn, runner=None):
+    for ranks, heads, width in SHARED:
+        for rank in range(ranks):
+            where = f"for rank {rank} of {ranks}, {counted(heads, 'head')} and a width of {width},"
+            rows = rows_of(fn, rank, ranks, heads, width, where)
+            check_rows(rows, rank, ranks, heads, width, capital(where))
+    for ranks, heads, width in UNEVEN:
+        check_refused(fn, ranks, heads, width)
+    return Passed(
+        (
+            f"right for {len(SHARED)} shapes on 1 to 4 ranks; {counted(heads, 'head')} on {ranks} ranks are refused",
+            "a GPT-2 small on 4 ranks: rank 1 holds the heads 3, 4 and 5, rows 192 to 383 of q, and of k, and of v",
+        )
+    )
+
+
+def rows_of(fn, rank, ranks, heads, width, where):
+    """The answer's rows as a list of ints, or Broken."""
+    rows = alone(fn, rank, ranks, heads, width, where=where)
+    if isinstance(rows, torch.Tensor) and rows.ndim == 1 and not rows.is_floating_point():
+        return rows.tolist()
+    rows = list(rows) if isinstance(rows, list | tuple | range) else None
+    if rows is None or not all(isinstance(row, int) and not isinstance(row, bool) for row in rows):
+        message = f"{capital(where)} your function returned no row numbers: return one flat tensor of them, int64."
+        raise Broken("returns", message)
+    return rows
+
+
+def check_rows(rows, rank, ranks, heads, width, where):
+    each, per = width // heads, heads // ranks
+    n, first = per * each, rank * per * each
+    right = [part * width + first + i for part in range(3) for i in range(n)]
+    if rows == right:
+        return
+    outside = [row for row in rows if not 0 <= row < 3 * width]
+    if outside:
+        raise Broken("rows", f"{where} there is no row {outside[0]}: the packed weight has 3 x {width} of them.")
+    holds = [sorted({row % width // each for row in rows if row // width == part}) for part in range(3)]
+    told = ", ".join(f"{name} of {named(has)}" for name, has in zip(PARTS, holds, strict=True))
+    if sorted(rows) == sorted(right):
+        message = (
+            f"{where} these are the right rows in another order: {rows[: 3 * each]} ... All queries come first, then "
+            "all keys, then all values, as in the whole weight: view(b, s, 3, heads, -1) counts on it."
+        )
+        raise Broken("order", message)
+    if any(not has for has in holds):
+        message = (
+            f"{where} your rows hold {told}. A head needs all three: q, k and v of its own. Cut each of the three "
+            "blocks of rows, not the whole."
+        )
+        raise Broken("boundary", message)
+    if holds[0] != holds[1] or holds[1] != holds[2]:
+        raise Broken("boundary", f"{where} your rows hold {told}: a head's q, k and v have to be on one rank.")
+    mine = list(range(rank * per, (rank + 1) * per))
+    if holds[0] == mine:
+        lost = sorted(set(right) - set(rows))
+        what = f"row {lost[0]} is missing" if lost else "some are there twice"
+        message = f"{where} you give {counted(len(rows), 'row')}, and {len(right)} are needed: {what}."
+        raise Broken("rows", message)
+    message = (
+        f"{where} your rows hold {named(holds[0])}, and should hold {named(mine)}: neighbors stay together, in the "
+        "order of the ranks, so that the shards put side by side are the whole weight again."
+    )
+    raise Broken("heads", message)
+
+
+def named(heads):
+    if not heads:
+        return "no head"
+    return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
+
+
+def check_refused(fn, ranks, heads, width):
+    where = f"for {counted(heads, 'head')} of width {width // heads} on {ranks} ranks"
+    _, error = tried(fn, 0, ranks, heads, width, where=where)
+    if isinstance(error, ValueError):
+        return
+    if error is not None:
+        raise Broken("raises", f"{describe_error(error, where + ',')}: raise ValueError with the numbers.")
+    message = (
+        f"{capital(where)} your function returned something. A width of {width} can be shared by {ranks} ranks, but "
+        "then a head would be cut in two, and half a head attends to something else: raise ValueError."
+    )
+    raise Broken("refuse", message)
+
+
+BATCH, TOKENS, HEAD = 2, 5, 3  # a head's width is no root of that of all heads
+
+
+def attention_case(p, causal):
+    """Attention with max(p, 4) heads or so, shared by p ranks."""
+    heads = width_for(p, 4)
+    d, per = heads * HEAD, heads // p
+    x, g = drawn(11, BATCH, TOKENS, d), drawn(12, BATCH, TOKENS, d)
+    tensors = [drawn(13, 3 * d, d) / 4, drawn(14, 3 * d), drawn(15, d, d) / 4, drawn(16, d)]
+    leaves = [t.requires_grad_(True) for t in (x, *tensors)]
+    y = whole(*leaves, heads, causal)
+    y.backward(g)
+    grads = [t.grad for t in leaves]
+    x, qkv_weight, qkv_bias, out_weight, out_bias = (t.detach() for t in leaves)
+
+    def mine(tensor, r):
+        return tensor.view(3, p, d // p, -1)[:, r].flatten(0, 1).reshape(-1, *tensor.shape[1:])
+
+    def shard(r, x, qkv_weight, qkv_bias, out_weight, out_bias):
+        return {
+            "x": x,
+            "qkv_weight": mine(qkv_weight, r),
+            "qkv_bias": mine(qkv_bias, r),
+            "out_weight": cut(out_weight, p, 1)[r],
+            "out_bias": out_bias,
+        }
+
+    shards = [shard(r, x, qkv_weight, qkv_bias, out_weight, out_bias) for r in range(p)]
+    right = [shard(r, *grads) for r in range(p)]
+    y, nothing = y.detach(), torch.zeros(d, dtype=x.dtype)
+    parts = [whole(s["x"], s["qkv_weight"], s["qkv_bias"], s["out_weight"], nothing, per, causal) for s in shards]
+
+    def explain(got, r):
+        def made(**changes):
+            return sum(variant(shards[s], per, causal, **changes) for s in range(p)) + out_bias
+
+        other = "hear what comes later" if causal else "hear only what came before, though causal is False"
+        return (
+            (y + (p - 1) * out_bias, "bias", f"out_bias was added {p} times, once on every rank before the sum."),
+            (parts[r] + out_bias, "sum", f"Only the heads of rank {r} are in it: row_linear adds over ranks."),
+            (made(turned=True), "causal", f"Positions {other}: is_causal=causal."),
+            (made(one=True), "heads", f"Your rank attends with one head of {per * HEAD} numbers, not with {per}."),
+            (made(scale=d**-0.5), "scale", f"Scores are divided by the root of {HEAD}, a head's width, not of {d}."),
+            (
+                made(scale=1 / HEAD),
+                "scale",
+                f"Scores are divided by the root of {HEAD}, a head's width, not by {HEAD}.",
+            ),
+            (made(swapped=True), "boundary", SWAPPED),
+            (made(unmerged=True), "merge", "After attention the heads come first: .transpose(1, 2), then reshape."),
+        )
+
+    def explain_grad(name, got, r):
+        if name == "x":
+            return ((own_say(shards[r], per, causal, g), "transposed", TRANSPOSED.format(r=r)),)
+        return ((p * right[r][name], "transposed", f"That is {p} times as much: added over ranks in backward, too."),)
+
+    return Case(
+        inputs=shards,
+        weights=[g] * p,
+        y=arrays([y] * p),
+        grads={name: arrays([right[r][name] for r in range(p)]) for name in right[0]},
+        whole=qkv_weight.numel(),
+        most={"forward": ring_bytes(p, y.nbytes), "backward": ring_bytes(p, x.nbytes)},
+        explain=explain,
+        explain_grad=explain_grad,
+        given=(per, causal),
+    )
+
+
+SWAPPED = (
+    "You take q, k and v of one head to lie side by side. Of this rank's columns the first third are queries of all "
+    "its heads, then keys, then values: view(b, s, 3, heads, -1)."
+)
+TRANSPOSED = "That is only what the heads of rank {r} say about x. All ranks used x: column_linear adds what they say."
+
+
+def whole(x, qkv_weight, qkv_bias, out_weight, out_bias, heads, causal):
+    """Attention on one rank, as in models/transformer.py."""
+    b, s, _ = x.shape
+    q, k, v = linear(x, qkv_weight, qkv_bias).view(b, s, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    heard = scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return linear(heard.transpose(1, 2).reshape(b, s, -1), out_weight, out_bias)
+
+
+def variant(shard, heads, causal, turned=False, one=False, scale=None, swapped=False, unmerged=False):
+    """What a rank's heads add to y, without out_bias, with one mistake."""
+    b, s, _ = shard["x"].shape
+    heads = 1 if one else heads
+    qkv = linear(shard["x"], shard["qkv_weight"], shard["qkv_bias"])
+    if swapped:
+        q, k, v = qkv.view(b, s, heads, 3, -1).permute(3, 0, 2, 1, 4)
+    else:
+        q, k, v = qkv.view(b, s, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    heard = scaled_dot_product_attention(q, k, v, is_causal=causal != turned, scale=scale)
+    heard = heard.reshape(b, s, -1) if unmerged else heard.transpose(1, 2).reshape(b, s, -1)
+    return linear(heard, shard["out_weight"])
+
+
+def own_say(shard, heads, causal, g):
+    """The gradient of x by one rank's heads alone."""
+    x = shard["x"].clone().requires_grad_(True)
+    variant(shard | {"x": x}, heads, causal).backward(g)
+    return x.grad
+
+
+PROMISE = "the sum over all heads, (b, s, d), the same on every rank"
+WHY = {
+    "forward": "One all-reduce, of y: heads need nothing from each other, and row_linear adds what they have heard.",
+    "backward": "One all-reduce, of the gradient of x: q, k and v come out of one product.",
+}
+CAUSAL = Part(lambda p: attention_case(p, True), PROMISE, WHY)
+FREE = Part(lambda p: attention_case(p, False), PROMISE, WHY)
+
+
+def check_attention_heads(fn, runner=None):
+    facts, run = check_part(CAUSAL, fn, runner)
+    check_part(FREE, fn, None)
+    return Passed((*facts, "with causal=True as in a GPT, with causal=False as in a ViT"), run.events, len(run))
+
+
+BATCH_SEQUENCE, WIDTH, HIDDEN = 2, 5, 3  # HIDDEN: of each rank
+LEAST = 4  # positions
+FIRST, SECOND = "the layer's first weight", "the layer's second weight"
+
+
+def mlp_part(x, up, down):
+    """One rank's part of an MLP: column linear, GELU, row linear without the sum."""
+    return linear(gelu(linear(x, up)), down)
+
+
+def with_mlp(fn):
+    """The answer as a function of x and the weights of its rank's layer."""
+
+    def called(comm, up, down, x):
+        seen = []
+
+        def layer(whole):
+            seen.append(whole.shape)
+            return mlp_part(whole, up, down)
+
+        y = fn(comm, x, layer)
+        if len(seen) > 1:
+            raise ValueError(f"layer was called {len(seen)} times: it is most of the arithmetic, and once is enough")
+        return y
+
+    return called
+
+
+def sequence_case(p):
+    s = width_for(p, LEAST)
+    x, g = drawn(21, BATCH_SEQUENCE, s, WIDTH), drawn(22, BATCH_SEQUENCE, s, WIDTH)
+    ups, downs = cut(drawn(23, p * HIDDEN, WIDTH), p, 0), cut(drawn(24, WIDTH, p * HIDDEN), p, 1)
+    xs, gs = cut(x, p, 1), cut(g, p, 1)
+    leaves = [t.clone().requires_grad_(True) for t in (x, *ups, *downs)]
+    sum(mlp_part(leaves[0], up, down) for up, down in zip(leaves[1 : p + 1], leaves[p + 1 :], strict=True)).backward(g)
+    dx, *others = [t.grad for t in leaves]
+    parts = [mlp_part(x, up, down) for up, down in zip(ups, downs, strict=True)]
+    y = sum(parts)
+    dealt = torch.stack(xs, 2).flatten(1, 2)
+
+    def explain(got, r):
+        mixed = sum(mlp_part(dealt, up, down) for up, down in zip(ups, downs, strict=True))
+        lonely = sum(mlp_part(xs[s], ups[s], downs[s]) for s in range(p))
+        return (
+            (y, "whole", "Those are all positions: every rank would keep a copy of what one of them has to keep."),
+            (lonely, "gather", "The layer saw only the positions of each rank, and what was added belongs to others."),
+            (
+                cut(parts[r], p, 1)[r],
+                "sum",
+                f"That is only what the layer of rank {r} says: parts are added over ranks.",
+            ),
+            (cut(y, p, 1)[r] / p, "mean", f"That is the mean over {p} ranks: parts of a product add up."),
+            (cut(mixed, p, 1)[r], "order", "Positions were put together in another order: rank 0's come first, all."),
+            (xs[r] * p, "layer", "The layer had no part in it."),
+        )
+
+    def explain_grad(name, got, r):
+        if name == "x":
+            alone = x.clone().requires_grad_(True)
+            mlp_part(alone, ups[r], downs[r]).backward(g)
+            return ((cut(alone.grad, p, 1)[r], "transposed", NOT_ADDED.format(r=r)),)
+        pair = [t[r].clone().requires_grad_(True) for t in (ups, downs)]
+        cut(mlp_part(x, *pair), p, 1)[r].backward(gs[r])
+        return ((pair[name == SECOND].grad, "transposed", NOT_GATHERED.format(r=r)),)
+
+    return Case(
+        inputs=[{FIRST: up, SECOND: down, "x": part} for up, down, part in zip(ups, downs, xs, strict=True)],
+        weights=gs,
+        y=arrays(cut(y, p, 1)),
+        grads={FIRST: arrays(others[:p]), SECOND: arrays(others[p:]), "x": arrays(cut(dx, p, 1))},
+        whole=10**9,
+        most={phase: both_ways(p, x.nbytes) for phase in ("forward", "backward")},
+        explain=explain,
+        explain_grad=explain_grad,
+    )
+
+
+NOT_ADDED = (
+    "That is only what the layer of rank {r} says about its own positions. All ranks' layers saw them: what was "
+    "gathered in forward is added and scattered in backward."
+)
+NOT_GATHERED = (
+    "That is what the positions of rank {r} say, as if the others had no gradient. What was scattered in forward is "
+    "gathered in backward, so that the layer sees the gradient of all positions."
+)
+
+
+def both_ways(p, nbytes):
+    """What p ranks send for an all-gather and a reduce-scatter of a tensor of `nbytes`, through rank 0; a ring less."""
+    return 2 * (p - 1) * (nbytes + nbytes // p)
+
+
+SEQUENCE = Part(
+    sequence_case,
+    "this rank's positions of the sum, (b, s/p, d)",
+    {
+        "forward": "An all-gather of x, a reduce-scatter of the result. An all-reduce is both: more than is needed.",
+        "backward": "The same two in the other order: gather where forward scatters, scatter where it gathers.",
+    },
+    with_mlp,
+)
+
+
+def check_sequence_parallel(fn, runner=None):
+    facts, run = check_part(SEQUENCE, fn, runner)
+    p = len(run)
+    memory = f"memory: between layers each of {p} ranks keeps 1/{p} of the positions; tensor parallel alone keeps all"
+    return Passed((*facts, memory), run.events, p)
+
+
+EXERCISES = (
+    Exercise("9.1", "a linear layer cut by its outputs", column_linear, 2, check_column_linear),
+    Exercise("9.2", "a linear layer cut by its inputs", row_linear, 2, check_row_linear),
+    Exercise(
+        "9.3", "which rows belong to a rank's heads", transformer.rows_of_heads, 2, check_rows_of_heads, parallel=False
+    ),
+    Exercise("9.4", "attention with this rank's heads", transformer.attention_heads, 3, check_attention_heads),
+    Exercise(
+        "9.5",
+        "sequence parallel: gather, compute, scatter, and the way back",
+        sequence.sequence_parallel,
+        3,
+        check_sequence_parallel,
+    ),
+)

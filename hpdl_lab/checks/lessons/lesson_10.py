@@ -1,0 +1,379 @@
+"""Notebook 10: schedules, judged by bubble and memory; stages, of which the slowest is as fast as it can be."""
+
+import numpy as np
+
+from ...parallel.pipeline import partition
+from ...schedules import KINDS, Action, Schedule, evaluate, over_time
+from ...schedules.gpipe import gpipe
+from ...schedules.one_f_one_b import one_f_one_b
+from ...schedules.validation import in_order
+from ...schedules.zero_bubble import zero_bubble_h1
+from ...units import counted
+from ..ranks import alone, capital, number, off_by, tried
+from ..record import Broken, Exercise, Passed
+
+CASES = ((3, 4), (4, 8), (2, 5), (1, 3), (4, 4), (4, 2), (3, 1), (8, 16), (5, 7))  # (ranks, micro-batches)
+SHOW = (4, 8)  # of the facts
+SHOWN_UNITS = 40  # of time: a schedule that takes longer is not shown as text
+WHY_LOST = {
+    "F": "its examples would never reach the loss",
+    "B": "its examples would be missing in every gradient of that stage",
+    "I": "the stage before would wait for ever",
+    "W": "the weights of that stage would miss its examples",
+}
+
+
+def case_of(ranks, micro_batches):
+    """How a case is named in messages."""
+    several = "es" if micro_batches > 1 else ""
+    return f"with {counted(ranks, 'rank')} and {micro_batches} micro-batch{several}"
+
+
+def beginning(schedule):
+    """How a sentence about `schedule` begins."""
+    return capital(case_of(schedule.ranks, schedule.micro_batches))
+
+
+def schedule_of(fn, ranks, micro_batches, kinds):
+    """The Schedule whose rows `fn` makes, every action in it once, and no rank ahead of itself; raises Broken.
+
+    Args:    kinds: of the actions that each micro-batch needs, such as "FB".
+    """
+    where, rows = case_of(ranks, micro_batches), []
+    for rank in range(ranks):
+        row = alone(fn, rank, ranks, micro_batches, where=f"{where}, for rank {rank},")
+        rows.append(formed(row, f"{capital(where)} rank {rank}"))
+    schedule = Schedule(fn.__name__, ranks, ranks, micro_batches, 1, tuple(rows))
+    for rank, row in enumerate(rows):
+        check_actions(rank, row, schedule, kinds, f"{capital(where)} rank {rank}")
+    try:
+        in_order(schedule)
+    except ValueError as error:
+        message = f"{capital(where)} {told(error)}: it would work on what is not there yet."
+        raise Broken("order", message, shown_rows(schedule)) from None
+    return schedule
+
+
+def formed(row, who):
+    """`row` as a tuple of Actions."""
+    if row is None:
+        raise Broken("returns", f"{who} gets nothing: return the list of its actions.")
+    if not isinstance(row, (list, tuple)):
+        raise Broken("returns", f"{who} gets {type(row).__name__}: return a list of Action.")
+    wrong = next((item for item in row if not isinstance(item, tuple) or len(item) != len(Action._fields)), None)
+    if wrong is not None:
+        message = f'{who} gets a list with {wrong!r} in it: each item is an Action, such as Action(2, "F", 5).'
+        raise Broken("returns", message)
+    return tuple(Action(*item) for item in row)
+
+
+def check_actions(rank, row, schedule, kinds, who):
+    """Raise Broken unless `row` has each micro-batch's actions of this rank's stage, once."""
+    m, several = schedule.micro_batches, "F, I and W" if len(kinds) == 3 else "F and B"
+    for action in row:
+        if action.kind not in tuple(kinds):
+            word = KINDS.get(action.kind, "nothing that a stage does")
+            message = f"{who} does {action}, {word}: in this schedule every micro-batch has one each of {several}."
+            raise Broken("kind", message)
+        if action.stage != rank:
+            message = (
+                f"{who} does {action}, which is of stage {action.stage}: rank {rank} holds stage {rank} and no other. "
+                "An Action is (stage, kind, micro-batch), in this order."
+            )
+            raise Broken("stage", message)
+        if not isinstance(action.micro_batch, int) or not 0 <= action.micro_batch < m:
+            many = sum(other.kind == action.kind for other in row)
+            message = f"{who} does {action}: there is no micro-batch {action.micro_batch}, they go from 0 to {m - 1}."
+            if many > m:
+                word = KINDS[action.kind]
+                message += f" It does {counted(many, word)}, where {m} are needed: {off_by(many, m, word)}."
+            raise Broken("micro-batch", message)
+    for kind in kinds:
+        done = [action.micro_batch for action in row if action.kind == kind]
+        twice = next((i for i in done if done.count(i) > 1), None)
+        if twice is not None:
+            raise Broken("twice", f"{who} does {rank}{kind}{twice} {done.count(twice)} times: once is enough.")
+    for kind in kinds:
+        lost = sorted(set(range(m)) - {action.micro_batch for action in row if action.kind == kind})
+        if lost:
+            raise Broken("lost", f"{who} {lost_text(rank, kind, lost, m)}")
+
+
+def lost_text(rank, kind, lost, m):
+    """The sentence about micro-batches whose action of `kind` is in no row."""
+    if len(lost) == m:
+        return f"has no {KINDS[kind]} at all: {WHY_LOST[kind]}."
+    which = f"the last micro-batch, {m - 1}" if lost == [m - 1] else f"micro-batch {lost[0]}"
+    if len(lost) > 1:
+        which = f"micro-batches {', '.join(map(str, lost[:5]))}{' ...' if len(lost) > 5 else ''}"
+    each = "its" if len(lost) == 1 else "their"
+    return f"never does the {KINDS[kind]} of {which}: {WHY_LOST[kind].replace('its', each)}."
+
+
+def times_of(schedule, **costs):
+    """The Evaluation of `schedule`; raises Broken with the cycle where it deadlocks."""
+    try:
+        return evaluate(schedule, **costs)
+    except ValueError as error:
+        message = f"{beginning(schedule)} there is a deadlock: {told(error).removeprefix('deadlocks: ')}."
+        raise Broken("deadlock", message, shown_rows(schedule)) from None
+
+
+def told(error):
+    """The sentence of validation or evaluation without the name of the schedule."""
+    text = str(error)
+    return text.partition(": ")[2] if ": rank" in text.partition(" deadlocks")[0] else text.partition(" ")[2]
+
+
+def shown_rows(schedule):
+    """The rows of a schedule that cannot be carried out, for the detail of a message."""
+    return "\n".join(
+        f"rank {rank}  {' '.join(f'{a.kind}{a.micro_batch}' for a in row)}" for rank, row in enumerate(schedule.rows)
+    )
+
+
+def shown(schedule, times):
+    """`schedule` over time, for the detail of a message; "" where it is too long to read."""
+    return over_time(schedule, times) if times.makespan <= SHOWN_UNITS else ""
+
+
+def facts_of(fn, cases, kinds, memory):
+    """What a right answer has reached, with the number against its target."""
+    p, m = SHOW
+    times = times_of(schedule_of(fn, p, m, kinds))
+    return (
+        f"right for {len(cases)} pairs of ranks and micro-batches",
+        f"{case_of(p, m)}: {times.makespan} units of time, {times.bubble:.1%} of them bubble",
+        memory,
+    )
+
+
+COSTS = ((1, 2), (1, 1), (2, 1))  # time of forward and of backward
+
+
+def check_gpipe(fn, runner=None):
+    for p, m in CASES:
+        schedule = schedule_of(fn, p, m, "FB")
+        for rank, row in enumerate(schedule.rows):
+            check_forwards_first(schedule, rank, row)
+        check_makespan(schedule, "Do all ranks take the micro-batches in the same order?")
+    return Passed(
+        facts_of(fn, CASES, "FB", f"held: {SHOW[1]} micro-batches on every rank, all of them: 10.2 needs fewer")
+    )
+
+
+def check_forwards_first(schedule, rank, row):
+    """Raise Broken where a backward comes before a forward."""
+    kinds = [action.kind for action in row]
+    forwards = [place for place, kind in enumerate(kinds) if kind == "F"]
+    early = next((place for place in range(forwards[-1]) if kinds[place] == "B"), None)
+    if early is not None:
+        p, m, times = schedule.ranks, schedule.micro_batches, times_of(schedule)
+        why = "GPipe's synchronous step has all forwards first."
+        if times.makespan == 3 * m * p and p > 1:
+            why = f"So only one of {p} ranks works at a time: no pipeline, {times.bubble:.0%} bubble. {why}"
+        message = f"{beginning(schedule)} rank {rank} does {row[early]} while forwards are still to come. {why}"
+        raise Broken("forwards first", message, shown(schedule, times))
+
+
+def check_makespan(schedule, question):
+    """Raise Broken unless the schedule takes (m + p - 1)(tf + tb), for several tf and tb."""
+    p, m = schedule.ranks, schedule.micro_batches
+    for tf, tb in COSTS:
+        times, least = times_of(schedule, forward=tf, backward=tb), (m + p - 1) * (tf + tb)
+        if times.makespan > least:
+            message = (
+                f"{beginning(schedule)} a forward takes {tf}, a backward {tb}, and your schedule {times.makespan}, "
+                f"where (m+p-1)(tf+tb) = {least} would do: {times.bubble:.0%} of it is bubble, not "
+                f"{(p - 1) / (m + p - 1):.0%}. {question}"
+            )
+            raise Broken("bubble", message, shown(schedule, times))
+
+
+def check_one_f_one_b(fn, runner=None):
+    for p, m in CASES:
+        schedule = schedule_of(fn, p, m, "FB")
+        times = times_of(schedule)
+        for rank, peak in enumerate(times.peak):
+            if peak > min(m, p - rank):
+                raise Broken("memory", too_many_live(schedule, times, rank), shown(schedule, times))
+        check_makespan(schedule, "Warm-up: how many forwards before the first backward comes back?")
+    return Passed(
+        facts_of(fn, CASES, "FB", f"held at most: {', '.join(map(str, range(SHOW[0], 0, -1)))} micro-batches, not 8")
+    )
+
+
+def too_many_live(schedule, times, rank):
+    """The message about a rank that holds more than it has to."""
+    m, peak, enough = schedule.micro_batches, times.peak[rank], min(schedule.micro_batches, schedule.ranks - rank)
+    text = (
+        f"{beginning(schedule)} rank {rank} holds the activations of {peak} micro-batches at once, and 1F1B needs "
+        f"min(m, p - rank) = {enough}. "
+    )
+    if set(times.peak) == {m}:
+        return f"{text}That is GPipe: as short, but m live everywhere. Do a backward as soon as one is possible."
+    if len(set(times.peak)) == 1:
+        return f"{text}All ranks hold as many. A later rank has its first backward sooner: it warms up less."
+    return f"{text}Backward should come {counted(peak - enough, 'forward')} sooner."
+
+
+DRAWN = ([5, 1, 1, 1, 4, 4], 3)  # (costs, stages): the case that the docstring draws
+CASES_PARTITION = (
+    DRAWN,
+    ([1, 1, 1, 1, 1, 9], 3),  # equal numbers of layers are not equal work
+    ([9, 1, 1, 1, 1, 1], 3),
+    ([4, 3, 2, 6], 1),
+    ([2, 3], 2),
+    ([1, 0, 0, 0], 3),  # layers that cost nothing still belong somewhere
+    ([0.5, 0.25, 0.5, 1.0], 2),
+    ([7, 1, 7, 1, 7, 1], 4),
+    ([3, 3, 3, 3, 4], 2),
+)
+RANDOM = 12  # more cases, of up to 12 layers, half of them in seconds, as layers are measured
+A_GPT = [3.0, *[1.0] * 12, 6.0]  # about: a table of tokens, twelve blocks, and a head that makes logits
+
+
+def cases():
+    """(costs, stages) of every case."""
+    yield from CASES_PARTITION
+    for seed in range(RANDOM):
+        generator = np.random.default_rng(seed)
+        layers = int(generator.integers(3, 13))
+        costs, stages = generator.integers(1, 30, layers).tolist(), int(generator.integers(2, layers))
+        yield [cost / 1000 for cost in costs] if seed % 2 else costs, stages
+
+
+def check_partition(fn, runner=None):
+    for costs, stages in cases():
+        given = list(costs)
+        where = f"for costs = {costs} and {counted(stages, 'stage')}"
+        sizes = alone(fn, given, stages, where=f"{where},")
+        if given != costs:
+            raise Broken("input", f"{capital(where)} your function changed costs: the caller still needs it.")
+        check_form(sizes, costs, stages, capital(where))
+        check_balance(sizes, costs, stages, capital(where))
+    check_refusal(fn)
+    return Passed((f"right in {len(CASES_PARTITION) + RANDOM} cases of up to 12 layers", fact_about_a_gpt(fn)))
+
+
+def check_form(sizes, costs, stages, where):
+    """Raise Broken unless `sizes` are `stages` whole numbers, at least 1, that add up to all layers."""
+    if sizes is None:
+        raise Broken("form", f"{where} your function returned nothing: return the list of sizes.")
+    try:
+        items = [int(size) for size in sizes]
+        whole = all(size == item for size, item in zip(sizes, items, strict=True))
+    except (TypeError, ValueError):
+        items, whole = [], False
+    if not whole:
+        raise Broken("form", f"{where} your function returned {str(sizes)[:60]}: sizes are a list of whole numbers.")
+    told = f"{where} your sizes are {items}"
+    if len(items) != stages:
+        raise Broken("form", f"{told}: {counted(len(items), 'part')} for {counted(stages, 'stage')}.")
+    if min(items) < 1:
+        message = f"{told}: a stage without a layer would only pass on what it gets, and a rank would do nothing."
+        raise Broken("empty", message)
+    if sum(items) != len(costs):
+        lost = len(costs) - sum(items)
+        what = f"the last {lost} would be in no stage" if lost > 0 else f"that is {-lost} too many"
+        raise Broken("form", f"{told}, {sum(items)} layers in all, and there are {len(costs)}: {what}.")
+
+
+def parts_of(sizes, costs):
+    """What each part costs."""
+    ends = np.cumsum([int(size) for size in sizes]).tolist()
+    return [sum(costs[end - int(size) : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def check_balance(sizes, costs, stages, where):
+    """Raise Broken unless the most expensive part is as cheap as it can be."""
+    best = partition.partition(costs, stages)
+    parts, least = parts_of(sizes, costs), max(parts_of(best, costs))
+    if max(parts) <= least * (1 + 1e-12):
+        return
+    slow = parts.index(max(parts))
+    told = ", ".join(number(part) for part in parts)
+    message = (
+        f"{where} your sizes {[int(size) for size in sizes]} make stages that cost {told}: all wait for stage {slow} "
+        f"with its {number(parts[slow])}, and {number(least)} is possible. "
+    )
+    if max(sizes) - min(sizes) <= 1:
+        message += "Equal numbers of layers are not equal work."
+    elif slow == stages - 1:
+        message += "What the stages before left over has come together in the last one."
+    elif slow == 0:
+        message += "The first stage took more than its share."
+    else:
+        message += "A cut one layer further left or right would help."
+    raise Broken("balance", message)
+
+
+def check_refusal(fn):
+    """Raise Broken unless more stages than layers are refused in a sentence."""
+    sizes, error = tried(fn, [1.0, 2.0], 3, where="for 2 layers and 3 stages,")
+    if error is None:
+        message = f"2 layers cannot be shared by 3 stages, and your function returned {sizes}: raise ValueError."
+    elif not isinstance(error, ValueError):
+        message = f"For 2 layers and 3 stages your function raised {type(error).__name__}: {error}. Raise ValueError."
+    elif "2" in str(error) and "3" in str(error):
+        return
+    else:
+        message = (
+            f"For 2 layers and 3 stages your function raised ValueError({str(error)!r}): say both numbers, so that "
+            "whoever reads it knows what to change. The line with raise stood above your solution."
+        )
+    raise Broken("refusal", message)
+
+
+def fact_about_a_gpt(fn):
+    """What it means for a model whose head is expensive."""
+    sizes = [int(size) for size in alone(fn, list(A_GPT), 4, where="for a GPT of 14 layers,")]
+    equal = max(parts_of([4, 4, 3, 3], A_GPT))
+    slowest = max(parts_of(sizes, A_GPT))
+    return f"a GPT whose head costs six blocks: sizes {sizes}, slowest stage {number(slowest)}, not {number(equal)}"
+
+
+FILLED = tuple((p, m) for p, m in CASES if m >= p)  # ZB-H1 needs so many micro-batches
+
+
+def check_zero_bubble_h1(fn, runner=None):
+    for p, m in FILLED:
+        schedule = schedule_of(fn, p, m, "FIW")
+        times = times_of(schedule)
+        if max(times.peak) > p:
+            rank = times.peak.index(max(times.peak))
+            message = (
+                f"{beginning(schedule)} rank {rank} holds the activations of {times.peak[rank]} micro-batches at once: "
+                f"they live until W is done, and ZB-H1 gets by with p = {p}, as 1F1B on rank 0. How many Ws do you "
+                "keep back?"
+            )
+            raise Broken("memory", message, shown(schedule, times))
+        if times.makespan > 3 * m + p - 1:
+            raise Broken("bubble", not_filled(schedule, times), shown(schedule, times))
+    p, m = SHOW
+    memory = f"held at most: {p} micro-batches, as by 1F1B, whose bubble is {3 * (p - 1) / (3 * (m + p - 1)):.1%}"
+    return Passed(facts_of(fn, FILLED, "FIW", memory))
+
+
+def not_filled(schedule, times):
+    """The message about a bubble that is larger than it has to be."""
+    p, m = schedule.ranks, schedule.micro_batches
+    text = (
+        f"{beginning(schedule)} F, I and W take 1 each, and your schedule {times.makespan}, where 3m+p-1 = "
+        f"{3 * m + p - 1} would do: {times.bubble:.0%} of it is bubble, not {(p - 1) / (3 * m + p - 1):.0%}. "
+    )
+    places = [{(action.kind, action.micro_batch): place for place, action in enumerate(row)} for row in schedule.rows]
+    if all(row["W", i] == row["I", i] + 1 for row in places for i in range(m)):
+        return f"{text}Every W follows its I at once, so the ranks wait where 1F1B's wait: keep Ws back to fill that."
+    gap = next((r for r in reversed(range(p)) if times.rows[r][-1].end < times.makespan), 0)
+    return f"{text}Rank {gap} still waits where a W could be done: which W is left by then?"
+
+
+EXERCISES = (
+    Exercise("10.1", "GPipe: all forwards, then all backwards", gpipe, 2, check_gpipe, parallel=False),
+    Exercise("10.2", "1F1B: a backward as soon as there is one", one_f_one_b, 2, check_one_f_one_b, parallel=False),
+    Exercise(
+        "10.3", "cut a model into stages that cost the same", partition.partition, 2, check_partition, parallel=False
+    ),
+    Exercise("10.4", "ZB-H1: weights fill the bubble", zero_bubble_h1, 3, check_zero_bubble_h1, parallel=False),
+)
