@@ -49,7 +49,7 @@ def test_a_design_needs_a_strategy_and_company():
     ):
         with pytest.raises(error, match=text):
             lab.designs(DataParallel(), **options)
-    with pytest.raises(ValueError, match="does not add up: on rank 0, element 0 of 9 should be 4, the sum"):
+    with pytest.raises(ValueError, match="does not add up: element 0 of 9 should be 4"):
         lab.designs(DataParallel(lambda comm, x: -ring.all_reduce(comm, x)))
 
 

@@ -23,7 +23,7 @@ from hpdl_lab.parallel.data_parallel import (
     DataParallelOverlapped,
     Strategy,
 )
-from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
+from hpdl_lab.parallel.parameter_server import StaleSynchronous
 from hpdl_lab.parallel.training import train_step
 
 STEPS, BATCH = 4, 7  # a batch that no number of ranks above 1 divides
@@ -39,11 +39,8 @@ STRATEGIES = [
     DataParallelBucketed(ring.all_reduce, **SMALL),
     DataParallelOverlapped(**SMALL),
     DataParallelOverlapped(ring.all_reduce, **SMALL),
-    ParameterServer(),
-    ParameterServer(servers=2),
     StaleSynchronous(staleness=0),
 ]
-FOR_ONE = [s for s in STRATEGIES if getattr(s, "servers", 1) == 1]
 ONE_OF_EACH = [next(s for s in STRATEGIES if type(s) is kind) for kind in dict.fromkeys(map(type, STRATEGIES))]
 
 
@@ -108,7 +105,7 @@ def truth(name, dtype="float64"):
 @pytest.mark.parametrize(("p", "micro_batches"), [(1, 1), (1, 3), (2, 1), (3, 3), (4, 1), (4, 3)])
 def test_every_strategy_on_every_number_of_ranks(p, micro_batches):
     (x, y), build = problem("mlp")
-    for strategy in FOR_ONE if p == 1 else STRATEGIES:
+    for strategy in STRATEGIES if p == 1 else STRATEGIES:
         for course in sim.run(p, together, build(), strategy, x, y, micro_batches):
             assert_same(course, truth("mlp"))
 

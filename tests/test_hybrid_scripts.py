@@ -4,7 +4,7 @@ import pytest
 
 from hpdl_lab import data
 from hpdl_lab.comm import sim
-from hpdl_lab.parallel.hybrid.scripts import hybrid_script, price, script, simulated_step
+from hpdl_lab.parallel.scripts import hybrid_script, price, script, simulated_step
 
 
 def test_three_changed_lines_take_the_steps_of_one_rank_and_go_on_on_another_mesh(tmp_path):

@@ -16,7 +16,7 @@ from hpdl_lab.parallel.data_parallel import (
     DataParallelOverlapped,
     Strategy,
 )
-from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
+from hpdl_lab.parallel.parameter_server import StaleSynchronous
 from hpdl_lab.parallel.scaling.profile import RehearsedStep, rehearse, time_steps
 from hpdl_lab.parallel.scaling.rehearsal import NotRehearsed, rehearsed
 
@@ -48,7 +48,6 @@ def profiles(strategy, n=32, size=3, sends=False):
         (DataParallel(), [sum(NBYTES) + FLAG]),
         (DataParallelBucketed(None, 2000, 1500), [sum(NBYTES[1:]) + FLAG, NBYTES[0] + FLAG]),
         (DataParallelOverlapped(None, 2000, 1500), [sum(NBYTES[1:]) + FLAG, NBYTES[0] + FLAG]),
-        (ParameterServer(2), [sum(NBYTES) + FLAG]),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -117,7 +116,7 @@ def test_model_and_strategy_are_left_as_they_are():
     before = [p.detach().clone() for p in model.parameters()]
     sim.run(1, time_steps, model, strategy, data(), 16, 0.01)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert strategy.all_reduce is ring.all_reduce and strategy.buckets is None
+    assert strategy.all_reduce is ring.all_reduce and strategy.reducer is None
 
 
 def test_timings_are_the_same_on_every_rank_and_steps_leave_events():

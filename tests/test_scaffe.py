@@ -235,14 +235,14 @@ def test_a_gpt_with_tied_weights_overlaps_rightly():
 
 @pytest.mark.parametrize("design", DESIGNS)
 def test_nan_on_one_rank_is_named_on_all_of_them(design):
-    with pytest.raises(FloatingPointError, match="rank 1 has NaN in the gradient of 0.bias"):
+    with pytest.raises(FloatingPointError, match="rank 1: NaN in the gradient of 0.bias"):
         sim.run(2, stepping, design, lambda: nn.Sequential(nn.Linear(6, 2)).double(), "nan")
 
 
 def test_a_weight_that_is_used_before_it_comes_is_an_error_and_never_stale():
     with pytest.raises(ValueError, match="last.weight was used before it came from rank 0"):
         sim.run(2, stepping, SCaffeOverlappedPropagation, lambda: Borrowed().double())
-    with pytest.raises(FloatingPointError, match="rank 1 has NaN in the gradient"):
+    with pytest.raises(FloatingPointError, match="rank 1: NaN in the gradient"):
         sim.run(2, stepping, SCaffeOverlappedPropagation, lambda: Borrowed(calls=True).double())
     sim.run(2, stepping, SCaffe, lambda: Borrowed(calls=True).double())
 

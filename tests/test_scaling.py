@@ -13,7 +13,7 @@ from hpdl_lab.collectives.sweep import WrongAnswer
 from hpdl_lab.comm.network import Islands, Switch
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelOverlapped
-from hpdl_lab.parallel.parameter_server import ParameterServer, StaleSynchronous
+from hpdl_lab.parallel.parameter_server import StaleSynchronous
 
 SMALL = mlp((64, 32, 10))
 
@@ -101,11 +101,6 @@ def test_a_strategy_that_overlaps_hides_communication():
         for strategy in (DataParallelOverlapped(ring.all_reduce, 100_000, 20_000), DataParallel(ring.all_reduce))
     )
     assert all(r["overlap"] > 0.2 for r in hidden.simulated) and all(r["overlap"] == 0 for r in shown.simulated)
-
-
-def test_a_schedule_stands_for_options_too():
-    result = lab.scaling(strategy=ParameterServer(2), model=SMALL, n=64, ranks=2, simulate=(300,), kind="weak")
-    assert [r["how"] for r in result.simulated] == ["messages", "schedule"]
 
 
 def test_ranks_that_would_take_too_long_are_named():

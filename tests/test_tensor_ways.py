@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from hpdl_lab import data
 from hpdl_lab.comm import sim
 from hpdl_lab.lab.tensor import tensor
+from hpdl_lab.parallel.scripts import convolve_strips, train_gpt
 from hpdl_lab.parallel.tensor import ways as tensor_ways
 from hpdl_lab.parallel.tensor.linear import column_linear, row_linear
-from hpdl_lab.parallel.tensor.scripts import convolve_strips, train_gpt
 from hpdl_lab.parallel.tensor.spatial import halo_exchange
 from hpdl_lab.parallel.tensor.ways import Parts, Shape, bytes_sent, try_way
 from hpdl_lab.plots import tensor as drawing

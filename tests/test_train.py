@@ -144,9 +144,9 @@ def in_half_precision(comm, x):
     [
         (
             forgets_rank_0,
-            "forgets_rank_0 does not add up: on rank 0, element 0 of 9 should be 4, the sum over 4 ranks, and",
+            "forgets_rank_0 does not add up: element 0 of 9 should be 4, the sum over 4 ranks, and",
         ),
-        (forgets_the_last, "does not add up: on rank 0, element 8 of 9 should be 14, the sum over 4 ranks, and is 4"),
+        (forgets_the_last, "does not add up: element 8 of 9 should be 14, the sum over 4 ranks, and is 4"),
         (
             lambda comm, x: ring.all_reduce(comm, x).div_(comm.size),
             "element 0 of 9 should be 4, .* and is 1: lab.check",

@@ -41,12 +41,6 @@ def teacher(
     return Dataset(*sets)
 
 
-def best_teacher_loss(classes: int = 10, noise: float = 0.1) -> float:
-    """The cross-entropy of whoever knows the teacher and the noise: -(1-e) ln(1-e) - e ln(e / (classes - 1))."""
-    check_noise(noise)
-    return -(1 - noise) * math.log(1 - noise) - (noise * math.log(noise / (classes - 1)) if noise else 0.0)
-
-
 def copy(n: int = 4096, length: int = 8, vocabulary: int = 16, seed: int = 0) -> Dataset:
     """Sequences of `length` random tokens, then the same tokens again: the second half can be known, the first cannot.
 

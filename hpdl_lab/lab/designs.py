@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from ..comm import sim
 from ..comm.network import Network, Switch
 from ..models.mlp import mlp
-from ..parallel.consensus import require_sums
 from ..parallel.data_parallel import Strategy
 from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
 from ..parallel.scaling.accounting import account
@@ -118,7 +117,7 @@ def step_with(comm, strategy, forward, backward):
     y = torch.arange(4)
     with spending(comm, model, forward, backward):
         strategy.start(comm, model)
-        require_sums(comm, strategy)
+        strategy.require_sums(comm)
         comm.barrier()
         begin = comm.trace.clock()
         with comm.trace.span("forward"):

@@ -1,7 +1,7 @@
 """`lab.timeline`: who did what, when, in the last run; `lab.traffic`: who sent how much to whom; Horovod's timeline."""
 
 from .. import trace
-from ..parallel.horovod import timeline as horovod
+from ..parallel import horovod
 from ..plots import horovod as gradients
 from ..plots import timeline as bars
 from ..plots import traffic as heat
@@ -45,7 +45,7 @@ def horovod_timeline(results=None, save=None):
     text = f"Horovod's timeline of {n} gradients on rank 0"
     foot = ""
     if save is not None:
-        horovod.save(events, save)
+        horovod.save_timeline(events, save)
         foot = f"Also in {save}: open it in ui.perfetto.dev"
     return picture(gradients.draw, rows, text, foot, text=text, height=gradients.height(rows))
 

@@ -11,12 +11,16 @@ all shards are of one size, the mean over ranks is the same: that is `average_al
 
 import inspect
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from ..comm.base import Comm
 from ..comm.buffers import DTYPES, dtype_name
-from .consensus import Verdict, require_same_model
+from .consensus import Verdict, require_same_model, require_sums_of
 from .reducer import (
     MIB,
     Bucket,
@@ -24,7 +28,6 @@ from .reducer import (
     assign_buckets,
     best_all_reduce,
     by_dtype,
-    checked,
     gradient_ready,
     name_of,
     require_function,
@@ -32,7 +35,7 @@ from .reducer import (
 )
 
 
-def broadcast_parameters(comm, model):
+def broadcast_parameters(comm: Comm, model: nn.Module) -> None:
     """Give every rank the parameters and buffers of rank 0: replicas that start apart stay apart.
 
     Gradients that are added over ranks keep equal replicas equal; they do not make them so. Buffers, such as the
@@ -51,7 +54,7 @@ def broadcast_parameters(comm, model):
         tensor.data.copy_(flat.view(tensor.shape))
 
 
-def broadcast_buffers(comm, model):
+def broadcast_buffers(comm: Comm, model: nn.Module) -> None:
     """Give every rank the buffers of rank 0, as broadcast_parameters does at the start."""
     for buffer in model.buffers():
         flat = buffer.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
@@ -59,12 +62,12 @@ def broadcast_buffers(comm, model):
         buffer.copy_(flat.view(buffer.shape))
 
 
-def as_sent(flat):
-    """`flat` in its own dtype, which every rank must have; as bytes where no message has it, as for a mask of bools."""
+def as_sent(flat: Tensor) -> Tensor:
+    """Return `flat` in its own dtype, which every rank must have; as bytes if no message has it, as for bools."""
     return flat if dtype_name(flat.dtype) in DTYPES else flat.view(torch.uint8)
 
 
-def average_all_gradients(comm, params, all_reduce):
+def average_all_gradients(comm: Comm, params: Iterable[nn.Parameter], all_reduce: Callable) -> None:
     """Replace every gradient by its mean over ranks, with a single all_reduce: one message per hop, not one per tensor.
 
         w1.grad (64, 128)   b1.grad (128,)   w2.grad (128, 10)   ...     of this rank
@@ -111,16 +114,17 @@ class Strategy(ABC):
     """
 
     synchronous = True  # every rank takes the same step at the same time
-    beside = False  # are buckets sent by comm.background?
+    background = False  # are buckets sent by comm.background?
     talks_in_backward = False  # may a hook of it wait for messages, so that simulated ranks have to be threads?
 
-    def __init__(self, all_reduce=None):
+    def __init__(self, all_reduce: Callable | None = None) -> None:
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
-        self.buckets = None  # [Bucket], between start and stop
-        self.owner = None  # (this object, which no copy is; the rank that has started it)
+        self.reducer: Reducer | None = None  # between start and stop
+        self.owner: tuple[int, int] | None = None  # (this object, which no copy is; the rank that has started it)
         self.adds_up = False  # inside accumulating()?
+        self.hooks = ExitStack()  # removes them when it is closed
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         options = inspect.signature(type(self).__init__).parameters.values()
         given = [(o.name, getattr(self, o.name)) for o in options if o.name != "self"]
         defaults = {o.name: o.default for o in options} | {"all_reduce": best_all_reduce}
@@ -128,10 +132,10 @@ class Strategy(ABC):
         return f"{type(self).__name__}({', '.join(told)})"
 
     @abstractmethod
-    def assign(self, params):
-        """Which parameters share a message: lists of indices into `params`, in the order in which they are sent."""
+    def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
+        """Say which parameters share a message: lists of indices into `params`, in the order in which they are sent."""
 
-    def start(self, comm, model):
+    def start(self, comm: Comm, model: nn.Module) -> None:
         """Begin with equal replicas: rank 0's parameters and buffers. Collective, before the first step.
 
         Raises:  ValueError on every rank where their models differ in more than values: which rank, what it has.
@@ -144,32 +148,32 @@ class Strategy(ABC):
         self.names, self.params = names_and_params(model)
         self.verdict = Verdict(self.names)
         parts = self.assign(self.params)
-        self.buckets = [Bucket(comm, [self.params[i] for i in part], part, self.beside) for part in parts]
+        buckets = [Bucket(comm, [self.params[i] for i in part], part, self.background) for part in parts]
+        self.reducer = Reducer(buckets, self.all_reduce)
 
-    def add_gradients(self, comm, model):
+    def require_sums(self, comm: Comm) -> None:
+        """Raise ValueError on every rank unless `all_reduce` adds what it should. Collective, after `start`."""
+        require_sums_of(comm, self.all_reduce, [bucket.flat.dtype for bucket in self.require_begun().buckets])
+
+    def hook(self, handle: RemovableHandle) -> None:
+        """Let `stop` remove this hook."""
+        self.hooks.callback(handle.remove)
+
+    def add_gradients(self, comm: Comm, model: nn.Module) -> None:
         """Replace every parameter's gradient by its sum over ranks. Collective, after the last backward of a step.
 
         Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer;
                  or where the sum overflows float16: which layer.
         """
-        self.require_started(model)
-        for bucket in self.buckets:
-            for i in range(len(bucket.params)):
-                bucket.put(i)
-        totals = [result_of(self.all_reduce, comm, bucket.packed()) for bucket in self.buckets]
-        self.hand_back(comm, totals)
-
-    def hand_back(self, comm, totals):
-        """Make the sums of all buckets the parameters' gradients, unless something is wrong with them."""
-        unused = self.verdict.of(comm, self.params, self.buckets, totals)
-        self.verdict.require_finite_sums(self.buckets, totals)
-        for bucket, total in zip(self.buckets, totals, strict=True):
-            bucket.hand_back(total)
-        for index in unused:
-            self.params[index].grad = None
+        reducer = self.require_started(model)
+        reducer.begin()
+        for index in reversed(range(len(self.params))):
+            reducer.collect(index)
+        totals = [result_of(self.all_reduce, comm, bucket.packed()) for bucket in reducer.buckets]
+        hand_back(comm, self.verdict, self.params, reducer.buckets, totals)
 
     @contextmanager
-    def accumulating(self):
+    def accumulating(self) -> Iterator[None]:
         """Inside, backward only adds up on this rank: gradients travel once, after the last micro-batch."""
         self.adds_up = True
         try:
@@ -177,7 +181,7 @@ class Strategy(ABC):
         finally:
             self.adds_up = False
 
-    def require_own(self, comm):
+    def require_own(self, comm: Comm) -> None:
         """Raise ValueError where simulated ranks, whose memory is one, use one strategy together."""
         started, rank = self.owner or (None, None)
         if started == id(self) and rank != comm.rank:
@@ -186,16 +190,17 @@ class Strategy(ABC):
                 "own, made inside the function, or given to sim.run as an argument, of which each rank gets a copy"
             )
 
-    def require_begun(self):
-        """Raise ValueError outside start ... stop."""
-        if self.buckets is None:
+    def require_begun(self) -> Reducer:
+        """Return the reducer. Raises ValueError outside start ... stop."""
+        if self.reducer is None:
             raise ValueError(
                 f"{type(self).__name__} was not started: strategy.start(comm, model) before the first step"
             )
+        return self.reducer
 
-    def require_started(self, model):
-        """Raise ValueError unless `model` is what this strategy was started with, and its gradients are complete."""
-        self.require_begun()
+    def require_started(self, model: nn.Module) -> Reducer:
+        """Return the reducer. Raises ValueError unless `model` is what was started, and its gradients are complete."""
+        reducer = self.require_begun()
         if self.adds_up:
             raise ValueError("add_gradients inside accumulating(): the last backward, and this, come after it")
         now = [p for p in model.parameters() if p.requires_grad]
@@ -204,8 +209,9 @@ class Strategy(ABC):
                 f"{type(self).__name__} was started with {len(self.params)} trainable parameters and now there are "
                 f"{len(now)}, or others: call strategy.start(comm, model) again after a change"
             )
+        return reducer
 
-    def finish(self, comm, model):
+    def finish(self, comm: Comm, model: nn.Module) -> None:
         """After the last step, before the model is used: make it one model. Collective.
 
         Parameters are equal by now. Buffers are not where each rank has kept the running mean of its own shards: all
@@ -215,9 +221,26 @@ class Strategy(ABC):
         self.require_begun()
         broadcast_buffers(comm, model)
 
-    def stop(self):
+    def stop(self) -> None:
         """Forget the model. Not collective."""
-        self.buckets = self.owner = None
+        self.hooks.close()
+        self.reducer = self.owner = None
+
+
+def hand_back(
+    comm: Comm,
+    verdict: Verdict,
+    params: Sequence[nn.Parameter],
+    buckets: Sequence[Bucket],
+    totals: Sequence[Tensor],
+) -> None:
+    """Make the sums of all buckets the parameters' gradients, unless something is wrong with them."""
+    unused = verdict.of(comm, params, buckets, totals)
+    verdict.require_finite_sums(buckets, totals)
+    for bucket, total in zip(buckets, totals, strict=True):
+        bucket.hand_back(total)
+    for index in unused:
+        params[index].grad = None
 
 
 class DataParallelNaive(Strategy):
@@ -226,7 +249,7 @@ class DataParallelNaive(Strategy):
     Steps: one all_reduce per parameter tensor.   Bytes per rank: those of all_reduce for N + 1 elements each.
     """
 
-    def assign(self, params):
+    def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
         return [[index] for index in range(len(params))]
 
 
@@ -239,12 +262,12 @@ class DataParallel(Strategy):
     Ref: Sergeev & Del Balso 2018 (tensor fusion); Li et al. 2020.
     """
 
-    def assign(self, params):
+    def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
         return list(by_dtype(params).values())
 
 
-def names_and_params(model):
-    """The names and the parameters that need a gradient, in the order of registration; tied ones once."""
+def names_and_params(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
+    """Return the names and the parameters that need a gradient, in the order of registration; tied ones once."""
     pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [name for name, _ in pairs], [p for _, p in pairs]
 
@@ -259,7 +282,13 @@ class DataParallelBucketed(Strategy):
     Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
     """
 
-    def __init__(self, all_reduce=None, bucket_nbytes=25 * MIB, first_nbytes=1 * MIB, assign_buckets=assign_buckets):
+    def __init__(
+        self,
+        all_reduce: Callable | None = None,
+        bucket_nbytes: float = 25 * MIB,
+        first_nbytes: float = 1 * MIB,
+        assign_buckets: Callable = assign_buckets,
+    ) -> None:
         super().__init__(all_reduce)
         if not all(isinstance(nbytes, int | float) and nbytes >= 1 for nbytes in (bucket_nbytes, first_nbytes)):
             got = f"got {bucket_nbytes!r} and {first_nbytes!r} for the first"
@@ -267,7 +296,7 @@ class DataParallelBucketed(Strategy):
         self.bucket_nbytes, self.first_nbytes = bucket_nbytes, first_nbytes
         self.assign_buckets = require_function("assign_buckets(nbytes, limit, first)", assign_buckets)
 
-    def assign(self, params):
+    def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
         buckets, groups = [], by_dtype(params).values()
         for indices in groups:
             nbytes = [params[i].nbytes for i in indices]
@@ -279,7 +308,7 @@ class DataParallelBucketed(Strategy):
         return buckets
 
 
-def require_every_index(buckets, n):
+def require_every_index(buckets: list[list[int]], n: int) -> None:
     """Raise ValueError unless `buckets` hold each of 0, ..., n - 1 once."""
     held = sorted(index for bucket in buckets for index in bucket)
     if held != list(range(n)) or not all(buckets):
@@ -295,54 +324,41 @@ class DataParallelOverlapped(DataParallelBucketed):
     Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
     """
 
-    beside = True
+    background = True
 
     def __init__(
         self,
-        all_reduce=None,
-        bucket_nbytes=25 * MIB,
-        first_nbytes=1 * MIB,
-        assign_buckets=assign_buckets,
-        gradient_ready=gradient_ready,
-    ):
+        all_reduce: Callable | None = None,
+        bucket_nbytes: float = 25 * MIB,
+        first_nbytes: float = 1 * MIB,
+        assign_buckets: Callable = assign_buckets,
+        gradient_ready: Callable = gradient_ready,
+    ) -> None:
         super().__init__(all_reduce, bucket_nbytes, first_nbytes, assign_buckets)
         self.gradient_ready = require_function("gradient_ready(comm, reducer, index)", gradient_ready)
 
     @property
-    def talks_in_backward(self):
+    def talks_in_backward(self) -> bool:
         return self.gradient_ready is not gradient_ready  # that of somebody else may do anything
 
-    def start(self, comm, model):
+    def start(self, comm: Comm, model: nn.Module) -> None:
         super().start(comm, model)
-        self.reducer = Reducer(self.buckets, self.all_reduce)
-        self.hooks = [
-            param.register_post_accumulate_grad_hook(self.hook(comm, index)) for index, param in enumerate(self.params)
-        ]
 
-    def hook(self, comm, index):
-        def ready(param):
+        def ready(index: int) -> None:
             if not self.adds_up:
                 self.gradient_ready(comm, self.reducer, index)
 
-        return ready
+        for index, param in enumerate(self.params):
+            self.hook(param.register_post_accumulate_grad_hook(lambda _, index=index: ready(index)))
 
-    def add_gradients(self, comm, model):
+    def add_gradients(self, comm: Comm, model: nn.Module) -> None:
         """Send what backward has not reached, and wait until all buckets have come back. See Strategy."""
-        self.require_started(model)
-        reducer = self.reducer
+        reducer = self.require_started(model)
         for index in reversed(range(len(self.params))):
-            if not reducer.there[index]:
+            if not reducer.collected[index]:
                 self.gradient_ready(comm, reducer, index)
-        if len(reducer.works) != len(self.buckets):
+        if len(reducer.works) != len(reducer.buckets):
             raise ValueError(
-                f"gradient_ready has started {len(reducer.works)} of {len(self.buckets)} buckets; all are complete"
+                f"gradient_ready has started {len(reducer.works)} of {len(reducer.buckets)} buckets; all are complete"
             )
-        results = reducer.end()
-        self.hand_back(comm, [checked(out, comm, b.flat) for out, b in zip(results, self.buckets, strict=True)])
-
-    def stop(self):
-        """Remove the hooks."""
-        for hook in getattr(self, "hooks", ()):
-            hook.remove()
-        self.hooks = []
-        super().stop()
+        hand_back(comm, self.verdict, self.params, reducer.buckets, reducer.end(comm))

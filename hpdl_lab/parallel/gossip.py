@@ -110,14 +110,6 @@ def spectral_gap(weights):
     return 1 - lambda2(weights)
 
 
-def one_peer_matrix(n, step):
-    """The (n, n) matrix of step number `step` of gossip.one_peer_step."""
-    hop = one_peer_hop(n, step)
-    weights = np.eye(n) / 2
-    weights[np.arange(n), (np.arange(n) + hop) % n] += 0.5
-    return weights
-
-
 def one_peer_hop(n, step):
     """1, 2, 4, ... below n, over and over: how far away the one peer of step number `step` is. 0 for one rank."""
     hops = (n - 1).bit_length()

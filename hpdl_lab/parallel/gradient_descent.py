@@ -13,7 +13,7 @@ rank 3: its examples -> g3 --+                                  +--> w
 
 All that the workers say passes through one rank: with p - 1 workers it receives and sends p - 1 vectors per step.
 
-This is lesson 02, in NumPy. Real models are trained around servers by parameter_server.py.
+This is lesson 02, in NumPy. Bounded staleness for real models is in parameter_server.py.
 """
 
 import numpy as np

@@ -1,15 +1,4 @@
-"""Data parallelism around parameter servers: gradients go in, sums come out, everybody at once.
-
-    one server                          two servers
-    1 --g1--> 0 --g0+g1+g2--> 1         every rank --first half of g--> 0 --its sum--> every rank
-    2 --g2--> 0 --g0+g1+g2--> 2         every rank --second half ----> 1 --its sum--> every rank
-
-The servers add; the optimizer stays on every rank. In Li et al. the server updates as well, and sends weights instead
-of sums: as many bytes either way, with the state of the optimizer in one place only, but every strategy would need a
-training loop of its own. That the links of the servers are the bottleneck is seen in both. The messages are those of
-collectives/parameter_server.py; a server that updates, in a few lines, is in gradient_descent.py.
-
-Asynchronous training with bounded staleness: nobody waits for the others' latest gradients, only for old ones.
+"""Asynchronous training with bounded staleness: nobody waits for the others' latest gradients, only for old ones.
 
     staleness 1     clock 0      clock 1      clock 2      clock 3
     rank 0          [ step ]     [ step ]     [ step ]     . waits for clock 2 - 1 of rank 1 .
@@ -25,30 +14,11 @@ In the paper servers hold the weights, and clients cache them. Here every rank h
 sends its gradients to all others, which saves the hop through a server and the question who may receive from whom.
 """
 
-from functools import partial
-
 import torch
 
-from ..collectives import parameter_server
 from ..comm.buffers import copy_of, new_like
-from .consensus import overflowed
+from .consensus import is_finite, overflowed
 from .data_parallel import DataParallel, broadcast_buffers
-
-
-class ParameterServer(DataParallel):
-    """Synchronous: ranks 0 to servers - 1 add the gradients of all ranks, each its part of them, and send them back.
-
-    servers: from 1 to the number of ranks; with as many servers as ranks it is a direct reduce-scatter and all-gather.
-    Steps: 2(p - 1) at a single server.   Bytes per rank: a server sends (p - 1 + servers - 1)/servers * (N + 1) *
-    itemsize, the others (N + 1) * itemsize.   Ref: Li et al. 2014, "Parameter Server".
-    """
-
-    def __init__(self, servers=1):
-        if not isinstance(servers, int) or servers < 1:
-            raise ValueError(f"servers={servers!r}: a whole number of at least 1 is needed")
-        super().__init__(partial(parameter_server.all_reduce, servers=servers))
-        self.servers = servers
-
 
 END = -1.0  # a flag: no more gradients come from this rank
 
@@ -75,12 +45,13 @@ class StaleSynchronous(DataParallel):
 
     def start(self, comm, model):
         super().start(comm, model)
-        if len(self.buckets) != 1:
-            raise ValueError(f"{self} sends one message per step: gradients of one dtype, not of {len(self.buckets)}")
+        buckets = self.reducer.buckets
+        if len(buckets) != 1:
+            raise ValueError(f"{self} sends one message per step: gradients of one dtype, not of {len(buckets)}")
         self.clock = 0
         comm = self.comm = comm.split(0)  # gradients lie there until somebody looks, and meet no other message
         self.sending = []  # (Work, the gradients that are under way)
-        self.inboxes = {rank: Inbox(comm, rank, self.buckets[0].flat) for rank in range(comm.size) if rank != comm.rank}
+        self.inboxes = {rank: Inbox(comm, rank, buckets[0].flat) for rank in range(comm.size) if rank != comm.rank}
 
     def add_gradients(self, comm, model):
         """Send this rank's gradients; replace them by their sum with what has come. See the class.
@@ -88,8 +59,7 @@ class StaleSynchronous(DataParallel):
         Raises:  FloatingPointError on this rank only: before anything is sent, where a gradient has NaN or infinity;
                  and where the sum with what has come overflows float16.
         """
-        self.require_started(model)
-        (bucket,) = self.buckets
+        (bucket,) = self.require_started(model).buckets
         for i in range(len(bucket.params)):
             bucket.put(i)
         mine = copy_of(bucket.packed())
@@ -117,16 +87,15 @@ class StaleSynchronous(DataParallel):
         self.sending = [(work, flat) for work, flat in self.sending if not has_ended(work)]
 
     def require_finite(self, comm, bucket):
-        if not torch.isfinite(bucket.flag):
-            bad = [name for name, p in zip(self.names, self.params, strict=True) if is_bad(p.grad)]
+        if not bucket.finite:
+            bad = [name for name, p in zip(self.names, self.params, strict=True) if not is_finite(p.grad)]
             raise FloatingPointError(
                 f"rank {comm.rank} has NaN or infinity in the gradient of {bad[-1]} and of {len(bad) - 1} more"
             )
 
     def finish(self, comm, model):
         """Take in what is under way, then give every rank the mean of all replicas, and rank 0's buffers."""
-        self.require_begun()
-        last = torch.zeros_like(self.buckets[0].flat)
+        last = torch.zeros_like(self.require_begun().buckets[0].flat)
         last[-1] = END
         self.send(last)
         for inbox in self.inboxes.values():
@@ -181,7 +150,3 @@ def has_ended(work):
     if ended:
         work.wait()
     return ended
-
-
-def is_bad(grad):
-    return grad is not None and not torch.isfinite(grad).all()

@@ -1,29 +1,27 @@
-"""Buckets: gradients packed one after the other into one flat tensor, so that one message carries many of them.
+"""The reducer: gradients are packed into buckets, and every bucket is added over ranks while backward goes on.
 
     parameters    w1 (64, 128)    b1 (128,)    w2 (128, 10)    b2 (10,)
     a bucket      [ w1 ........ | b1 | w2 .... | b2 | flag ]          (N + 1,)
 
-The flag is 0 on a rank where all is well, so it costs one element and no message to know that all is well everywhere:
-see parallel/consensus.py.
+    rank's thread   backward: layer 4 | layer 3 | layer 2 | layer 1 |wait| update
+    background                 [bucket 0]   [bucket 1][bucket 2]
+                                                     ^^^^^ only what is left after backward is exposed
 
-Buckets of gradients: large enough that latency is paid seldom, small enough that the first can leave early.
+Buckets are large enough that latency is paid seldom, and small enough that the first can leave early. The flag is 0 if
+all is well on a rank, so it costs one element and no message to know that all is well everywhere: see consensus.py.
 
-registration      w1   b1   w2   b2   w3   b3
-backward                    <------------------  the gradient of b3 is ready first
-buckets           [ w1   b1 ] [ w2   b2 ] [ w3 b3 ]
-sent                  third       second      first: small, so that something is under way soon
-
-Communication beside backward: a bucket is sent as soon as its gradients are there, while others are computed.
-
-rank's thread   backward: layer 4 | layer 3 | layer 2 | layer 1 |wait| update
-beside it                            [bucket 0]   [bucket 1][bucket 2]
-                                                             ^^^^^ only what is left after backward is exposed
+Data parallelism, Horovod, S-Caffe and hybrid parallelism differ in which gradients share a bucket, over whom it is
+added and when a gradient is complete. What is here is the same for all of them.
 """
 
 import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from ..comm.base import Comm, Work
 from ..comm.buffers import dtype_name
 from ..comm.calls import only_calls
 from ..comm.errors import CommError
@@ -33,66 +31,79 @@ class Bucket:
     """The gradients of `params`, of one dtype, in one flat tensor that the ranks of a node share where they can.
 
     indices: which parameters of the model these are; flat: (N + 1,); views[i]: the part of params[i], in its shape.
+    finite: whether all of this rank's gradients were, once packed.
     """
 
-    flags = 1  # elements behind the gradients
-
-    def __init__(self, comm, params, indices, beside=False):
-        """Collective: every rank packs the same parameters. beside: will it be sent by comm.background?"""
-        self.params, self.indices = params, indices
-        n = sum(p.numel() for p in params) + self.flags
-        self.flat = (allocate_beside if beside else allocate)(comm, n, params[0].dtype)
+    def __init__(
+        self,
+        comm: Comm,
+        params: Sequence[nn.Parameter],
+        indices: Sequence[int],
+        background: bool = False,
+        flag: bool = True,
+    ) -> None:
+        """Collective: every rank packs the same parameters. background: is the bucket sent by comm.background?"""
+        self.params, self.indices, self.flag = params, indices, flag
+        n = sum(p.numel() for p in params) + flag
+        self.flat = (allocate_in_background if background else allocate)(comm, n, params[0].dtype)
         self.views = self.views_of(self.flat)
-        self.empty = False  # is one of the gradients missing?
-        self.flag = None  # that of this rank, once packed
+        self.incomplete = False  # is one of the gradients missing?
+        self.finite = True
 
-    def views_of(self, flat):
-        """`flat`, cut into parts that have the shapes of the parameters."""
-        parts = flat[: len(flat) - self.flags].split([p.numel() for p in self.params])
+    def views_of(self, flat: Tensor) -> list[Tensor]:
+        """Cut `flat` into parts that have the shapes of the parameters."""
+        parts = flat[: len(flat) - self.flag].split([p.numel() for p in self.params])
         return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
-    def put(self, i):
-        """Copy the gradient of params[i] into its place: or zeros, as every rank sends the same sizes."""
+    def attach(self) -> None:
+        """Let autograd add to the bucket in place, from zeros: gradients of many micro-batches need no second copy."""
+        self.flat.zero_()
+        for param, view in zip(self.params, self.views, strict=True):
+            param.grad = view
+
+    def put(self, i: int) -> None:
+        """Copy the gradient of params[i] into its place, or zeros: every rank sends the same sizes."""
         grad = self.params[i].grad
         if grad is None:
-            self.empty = True
+            self.incomplete = True
             self.views[i].zero_()
         elif grad.layout is not torch.strided:
             raise ValueError(
                 f"a gradient of layout {grad.layout} cannot be packed: make it dense, as sparse=False does"
             )
-        else:
+        elif grad.data_ptr() != self.views[i].data_ptr():
             self.views[i].copy_(grad)
 
-    def packed(self):
-        """The flat tensor with its flag, once every gradient has been put: to be added over ranks."""
+    def packed(self) -> Tensor:
+        """Return the flat tensor with its flag, once every gradient has been put: to be added over ranks."""
+        if not self.flag:
+            return self.flat
         wide = torch.float64 if self.flat.dtype == torch.float64 else torch.float32
         # 0 times a finite sum is 0; NaN or infinity anywhere makes it NaN, on this rank and by the sum on every rank.
-        self.flag = 0 * self.flat[:-1].sum(dtype=wide) + float(self.empty)
-        self.flat[-1] = self.flag
-        self.empty = False
+        flag = 0 * self.flat[:-1].sum(dtype=wide) + float(self.incomplete)
+        self.flat[-1] = flag
+        self.finite, self.incomplete = not torch.isnan(flag), False
         return self.flat
 
-    def hand_back(self, total):
+    def hand_back(self, total: Tensor) -> None:
         """Make the sums over ranks the parameters' gradients, without a copy. total: (N + 1,)."""
-        views = self.views if total is self.flat else self.views_of(total)
-        for param, view in zip(self.params, views, strict=True):
+        for param, view in zip(self.params, self.views_of(total), strict=True):
             param.grad = view
 
 
-def allocate(comm, n, dtype):
-    """(n,) zeros, in memory that the ranks of a node share, where they do: comm's all_reduce on it copies nothing."""
+def allocate(comm: Comm, n: int, dtype: torch.dtype) -> Tensor:
+    """Return (n,) zeros, in memory that the ranks of a node share where they can: all_reduce on it copies nothing."""
     return comm.allocate((n,), str(dtype).removeprefix("torch."))
 
 
-def allocate_beside(comm, n, dtype):
-    """The same for what comm.background does, whose memory is its own."""
+def allocate_in_background(comm: Comm, n: int, dtype: torch.dtype) -> Tensor:
+    """Do the same for what comm.background does, whose memory is its own."""
     return comm.background(allocate, n, dtype).wait()
 
 
-def by_dtype(params):
-    """{dtype: indices of its parameters}: a flat tensor has one dtype."""
-    groups = {}
+def by_dtype(params: Iterable[Tensor]) -> dict[torch.dtype, list[int]]:
+    """Return {dtype: indices of its parameters}: a flat tensor has one dtype."""
+    groups: dict[torch.dtype, list[int]] = {}
     for index, param in enumerate(params):
         groups.setdefault(param.dtype, []).append(index)
     return groups
@@ -101,8 +112,8 @@ def by_dtype(params):
 MIB = 1 << 20
 
 
-def assign_buckets(nbytes, limit, first):
-    """Which parameters share a bucket: neighbors, in the order in which backward makes their gradients.
+def assign_buckets(nbytes: Sequence[int], limit: float, first: float) -> list[list[int]]:
+    """Say which parameters share a bucket: neighbors, in the order in which backward makes their gradients.
 
     Backward goes through the layers from the last to the first. So does this: it fills a bucket until the next
     gradient would not fit, and then begins another. A gradient larger than the limit gets a bucket of its own.
@@ -129,52 +140,53 @@ def assign_buckets(nbytes, limit, first):
 class Reducer:
     """How far the buckets of one model are, in the step that is being made.
 
-    buckets:    [packing.Bucket], in the order in which every rank starts them.
+    buckets:    [Bucket], in the order in which every rank starts them.
     all_reduce: f(comm, x), what is done with them.
     bucket_of:  [number of its bucket] of every parameter.
     missing:    [how many gradients it still waits for] of every bucket.
     works:      [Work] of the buckets that have been started: bucket len(works) is the next.
-    given_up:   [Work] of a step that failed before it had all gradients: waited for with the next, for nothing.
     """
 
-    def __init__(self, buckets, all_reduce):
+    def __init__(self, buckets: Sequence[Bucket], all_reduce: Callable) -> None:
         self.buckets, self.all_reduce = buckets, all_reduce
         self.place = {i: (b, k) for b, bucket in enumerate(buckets) for k, i in enumerate(bucket.indices)}
         self.bucket_of = [self.place[i][0] for i in range(len(self.place))]
-        self.given_up = []
+        self.abandoned: list[Work] = []  # of a step that failed before it had all gradients
         self.begin()
 
-    def begin(self):
-        """A new step: nothing is there yet, nothing has been started."""
+    def begin(self) -> None:
+        """Begin a new step: no gradient has been collected, nothing has been started."""
         self.missing = [len(bucket.indices) for bucket in self.buckets]
-        self.there = [False] * len(self.bucket_of)
-        self.works = []
+        self.collected = [False] * len(self.bucket_of)
+        self.works: list[Work] = []
 
-    def collect(self, index):
+    def collect(self, index: int) -> None:
         """Copy the gradient of parameter `index` into its bucket. Raises ValueError where it was there already."""
-        if self.there[index]:
-            self.given_up += self.works
+        if self.collected[index]:
+            self.abandoned += self.works
             self.begin()
             raise ValueError(
                 f"the gradient of parameter {index} became ready twice in one step: all backward passes but the last "
                 "belong into `with strategy.accumulating():`; or the backward before this one failed"
             )
-        self.there[index] = True
+        self.collected[index] = True
         bucket, k = self.place[index]
         self.buckets[bucket].put(k)
 
-    def end(self):
-        """Wait for all buckets, and begin a new step. Returns [what all_reduce has returned] of every bucket.
+    def end(self, comm: Comm) -> list[Tensor]:
+        """Wait for all buckets, and begin a new step. Returns [the flat sum over ranks] of every bucket.
 
-        Raises what results_of raises: a step that failed leaves nothing under way, unless other ranks do not answer.
+        Raises what results_of raises, and ValueError where all_reduce has returned something else than a sum: a step
+        that failed leaves nothing under way, unless other ranks do not answer.
         """
-        works, given_up, self.given_up = self.works, self.given_up, []
+        works, abandoned, self.abandoned = self.works, self.abandoned, []
         self.begin()
-        return results_of([*given_up, *works])[len(given_up) :]
+        results = results_of([*abandoned, *works])[len(abandoned) :]
+        return [checked(out, comm, bucket.flat) for out, bucket in zip(results, self.buckets, strict=True)]
 
 
-def results_of(works):
-    """Wait for all; returns [what each has returned].
+def results_of(works: Iterable[Work]) -> list[Any]:
+    """Wait for all of them; returns [what each has returned].
 
     Raises what the first of them raised, after all have ended: nothing is left under way. A CommError passes at once,
     because then other ranks do not answer.
@@ -192,8 +204,8 @@ def results_of(works):
     return results
 
 
-def gradient_ready(comm, reducer, index):
-    """What the hook of parameter `index` does when backward has made its gradient: send what can be sent.
+def gradient_ready(comm: Comm, reducer: Reducer, index: int) -> None:
+    """Send what can be sent, now that backward has made the gradient of parameter `index`: what its hook does.
 
     It counts the gradient in its bucket. Then it starts every bucket that is complete *and* next in order, in the
     background. Gradients become ready in another order on another rank (a branch not taken, two streams), and ranks
@@ -219,26 +231,26 @@ def gradient_ready(comm, reducer, index):
 
 
 @only_calls("all_reduce")
-def best_all_reduce(comm, x):
-    """The communicator's own all-reduce: the best that its back end has."""
+def best_all_reduce(comm: Comm, x: Any) -> Any:
+    """Add `x` over ranks by the communicator's own all-reduce: the best that its back end has."""
     return comm.all_reduce(x)
 
 
-def require_function(signature, value):
-    """`value`, which an attendee has given. Raises TypeError unless it can be called."""
+def require_function(signature: str, value: Any) -> Callable:
+    """Return `value`, which an attendee has given. Raises TypeError unless it can be called."""
     if not callable(value):
         name = signature.partition("(")[0]
         raise TypeError(f"{name}={name_of(value)}: a function {signature} is needed")
     return value
 
 
-def result_of(all_reduce, comm, flat):
-    """`flat` after `all_reduce`: what it returned, or `flat` itself where it works in place and returns nothing."""
+def result_of(all_reduce: Callable, comm: Comm, flat: Tensor) -> Tensor:
+    """Return `flat` after `all_reduce`: what it returned, or `flat` itself if it works in place and returns None."""
     return checked(all_reduce(comm, flat), comm, flat)
 
 
-def checked(out, comm, flat):
-    """`out`, which an all_reduce of the tensor `flat` has returned; ValueError where that is something else."""
+def checked(out: Any, comm: Comm, flat: Tensor) -> Tensor:
+    """Return `out`, which an all_reduce of the tensor `flat` has returned; ValueError where that is something else."""
     if out is None:
         return flat
     if not isinstance(out, torch.Tensor):
@@ -252,8 +264,8 @@ def checked(out, comm, flat):
     return out
 
 
-def name_of(value):
-    """How an attendee writes `value`, the same on every rank: "ring.all_reduce" for a function of this package.
+def name_of(value: Any) -> str:
+    """Return how an attendee writes `value`, the same on every rank: "ring.all_reduce" for a function of this package.
 
     A partial is written with its function, an object whose repr would be its address in memory as its class.
     """

@@ -10,15 +10,16 @@ b: broadcast of a layer's parameters from rank 0, f and B: forward and backward 
 gradients to rank 0, which alone takes the optimizer's step. Ref: Awan et al. 2017, "S-Caffe", PPoPP.
 """
 
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..comm.base import Comm, Work
 from .consensus import overflowed
 from .data_parallel import Strategy, broadcast_buffers
-from .reducer import by_dtype
+from .reducer import Reducer, by_dtype, gradient_ready
 
 NOTHING = -1  # in the place of the index of a parameter
 
@@ -36,49 +37,45 @@ class SCaffe(Strategy):
     """
 
     overlaps_propagation = overlaps_reduction = False
-    beside = True
+    background = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.hooks = ExitStack()
 
-    def assign(self, params):
+    def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
         place = {id(p): index for index, p in enumerate(params)}
-        return [[place[id(p)] for p in layer] for layer in self.layers]
+        return [[place[id(p)] for p in layer] for layer in reversed(self.layers)]  # the last one is ready first
 
-    def start(self, comm, model):
+    def start(self, comm: Comm, model: nn.Module) -> None:
         """Begin with rank 0's parameters; hooks bring them to the other ranks at the beginning of every forward."""
         self.layers = layers_of(model)
         super().start(comm, model)
         self.comm = comm
+        self.reducer = Reducer(self.reducer.buckets, reduce_layer)
         self.layer_of = {id(p): i for i, layer in enumerate(self.layers) for p in layer}
         self._begin_step()
         # Before all other hooks: such a one may compute a weight from parameters, as weight_norm does.
         for module in model.modules():
             needed = sorted({self.layer_of[id(p)] for p in used_without_a_call(module) if id(p) in self.layer_of})
             if needed:
-                self._hook(module.register_forward_pre_hook(lambda *_, n=needed: self._await(n), prepend=True))
-        self._hook(model.register_forward_pre_hook(lambda *_: self._propagate(), prepend=True))
-        self._hook(model.register_forward_hook(lambda *_: self._arrive(range(len(self.layers)))))
-        self._hook(register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)))
-        for name, param in zip(self.names, self.params, strict=True):
-            self._hook(param.register_post_accumulate_grad_hook(lambda p, name=name: self._on_gradient(p, name)))
+                self.hook(module.register_forward_pre_hook(lambda *_, n=needed: self._await(n), prepend=True))
+        self.hook(model.register_forward_pre_hook(lambda *_: self._propagate(), prepend=True))
+        self.hook(model.register_forward_hook(lambda *_: self._arrive(range(len(self.layers)))))
+        self.hook(register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)))
+        for index, param in enumerate(self.params):
+            self.hook(param.register_post_accumulate_grad_hook(lambda _, index=index: self._on_gradient(index)))
 
-    def _hook(self, handle):
-        self.hooks.callback(handle.remove)
+    def _begin_step(self) -> None:
+        self.coming: list[Work | None] = []  # broadcasts by layer, None of one that has arrived; [] before a forward
+        self.awaited: set[int] = set()  # layers that a hook has waited for
 
-    def _begin_step(self):
-        self.coming = []  # Works of the broadcasts by layer, None of one that has arrived; [] before the first forward
-        self.awaited = set()  # layers that a hook has waited for
-        self.left = [{id(p) for p in layer} for layer in self.layers]  # whose gradients are still to come
-        self.going = []  # Works of the reductions, from the last layer on
-
-    def _after_step(self, optimizer):
-        """What has come before the step of this model's optimizer is old now. Every rank calls it, rank 0 changes."""
-        if not self.going and any(id(p) in self.layer_of for group in optimizer.param_groups for p in group["params"]):
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget what came before the step of this model's optimizer. Every rank calls it, rank 0 changes."""
+        params = (p for group in optimizer.param_groups for p in group["params"])
+        if not self.reducer.works and any(id(p) in self.layer_of for p in params):
             self._begin_step()
 
-    def _propagate(self):
+    def _propagate(self) -> None:
         """Start to broadcast every layer, the first one first; wait for all of them, unless layers do it one by one."""
         one_by_one = self.overlaps_propagation and torch.is_grad_enabled()
         if not self.coming:
@@ -89,91 +86,75 @@ class SCaffe(Strategy):
         if not one_by_one:
             self._await(range(len(self.layers)))
 
-    def _await(self, layers):
+    def _await(self, layers: Iterable[int]) -> None:
         """Wait for `layers`, before they are used. Not in the forward of a part of the model only: nothing comes."""
         if self.coming:
             self._arrive(layers)
             self.awaited.update(layers)
 
     @torch.inference_mode(False)  # in an evaluation, too, parameters stay what backward can go through
-    def _arrive(self, layers):
+    def _arrive(self, layers: Iterable[int]) -> None:
         for i in layers:
-            if self.coming[i] is not None:
-                flat, self.coming[i] = self.coming[i].wait(), None
+            work, self.coming[i] = self.coming[i], None
+            if work is not None:
+                flat = work.wait()
                 if self.comm.rank != 0:
                     sizes = [p.numel() for p in self.layers[i]]
                     for param, part in zip(self.layers[i], flat.split(sizes), strict=True):
                         param.data.copy_(part.view(param.shape))
 
-    def _on_gradient(self, param, name):
-        """One more gradient is there: start the reduction of every layer that is whole and next, from the last on."""
-        layer = self.layer_of[id(param)]
-        if layer not in self.awaited:
+    def _on_gradient(self, index: int) -> None:
+        """Start the reduction of every layer that is whole and next, from the last on."""
+        if self.layer_of[id(self.params[index])] not in self.awaited:
             raise ValueError(
-                f"{name} was used before it came from rank 0, for which {self} waits when modules are called: call the "
-                "model as a whole, and in it the module of this parameter; or use SCaffe(), where only the first counts"
+                f"{self.names[index]} was used before it came from rank 0, for which {self} waits when modules are "
+                "called: call the model as a whole, and in it the module of this parameter; or use SCaffe(), where "
+                "only the first counts"
             )
-        if self.adds_up or not self.overlaps_reduction:
-            return
-        if id(param) not in self.left[layer]:
-            raise ValueError(
-                f"the gradient of {name} became ready twice in one step: all backward passes but the last belong into "
-                "`with strategy.accumulating():`"
-            )
-        self.left[layer].discard(id(param))
-        while len(self.going) < len(self.layers) and not self.left[len(self.layers) - 1 - len(self.going)]:
-            self._reduce_next()
+        if self.overlaps_reduction and not self.adds_up:
+            gradient_ready(self.comm, self.reducer, index)
 
-    def _reduce_next(self):
-        bucket = self.buckets[len(self.layers) - 1 - len(self.going)]
-        for i in range(len(bucket.params)):
-            bucket.put(i)
-        self.going.append(self.comm.background(reduce_layer, bucket.packed()))
-
-    def add_gradients(self, comm, model):
-        """On rank 0 the sum over ranks; elsewhere no gradient: the new parameters come with the next forward.
+    def add_gradients(self, comm: Comm, model: nn.Module) -> None:
+        """Leave on rank 0 the sum over ranks; elsewhere no gradient: the new parameters come with the next forward.
 
         Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer;
                  or where the sum overflows float16: which layer.
         """
-        self.require_started(model)
+        reducer = self.require_started(model)
         self._propagate()  # on a rank that had nothing to compute
         self._await(range(len(self.layers)))
-        while len(self.going) < len(self.layers):
-            self._reduce_next()
-        totals = [work.wait() for work in self.going]
+        for index in reversed(range(len(self.params))):
+            if not reducer.collected[index]:
+                gradient_ready(comm, reducer, index)
+        totals = reducer.end(comm)
         self._begin_step()
-        self.hand_back(comm, totals[::-1])
+        self._hand_back(comm, reducer, totals)
 
-    def hand_back(self, comm, totals):
-        """Tell all ranks whether all is well, which only rank 0 sees, then as everywhere. totals: None elsewhere."""
-        told = [0.0, NOTHING]
+    def _hand_back(self, comm: Comm, reducer: Reducer, totals: Sequence[Tensor]) -> None:
+        """Let all ranks know whether all is well, which only rank 0 sees, then as everywhere. totals: of rank 0."""
+        news = [0.0, NOTHING]
         if comm.rank == 0:
-            too_large = overflowed(self.buckets, totals)
-            told = [sum(float(total[-1]) for total in totals), NOTHING if too_large is None else too_large]
-        flag, too_large = comm.broadcast(torch.tensor(told, dtype=torch.float64, device=comm.device)).split(1)
-        unused = self.verdict.of(comm, self.params, self.buckets, [flag])
+            too_large = overflowed(reducer.buckets, totals)
+            news = [sum(float(total[-1]) for total in totals), NOTHING if too_large is None else too_large]
+        flag, too_large = comm.broadcast(torch.tensor(news, dtype=torch.float64, device=comm.device)).split(1)
+        unused = self.verdict.of(comm, self.params, reducer.buckets, [flag])
         if too_large != NOTHING:
             raise FloatingPointError(self.verdict.too_large(int(too_large)))
         for param in self.params:
             param.grad = None
         if comm.rank == 0:
-            for bucket, total in zip(self.buckets, totals, strict=True):
+            for bucket, total in zip(reducer.buckets, totals, strict=True):
                 bucket.hand_back(total)
             for index in unused:
                 self.params[index].grad = None
 
-    def finish(self, comm, model):
+    def finish(self, comm: Comm, model: nn.Module) -> None:
         """Give every rank the parameters of the last step, which only rank 0 has taken, and rank 0's buffers."""
         self.require_started(model)
         self._propagate()
         self._await(range(len(self.layers)))
-        # Beside, as everything before it: where a rank makes one step more, the two meet in one order of messages.
+        # In the background, as everything before it: a rank that makes one step more meets it in one order of messages.
         comm.background(broadcast_buffers, model).wait()
-
-    def stop(self):
-        self.hooks.close()
-        super().stop()
 
 
 class SCaffeOverlappedPropagation(SCaffe):
@@ -199,8 +180,8 @@ class SCaffeOverlappedReduction(SCaffeOverlappedPropagation):
     overlaps_reduction = True
 
 
-def layers_of(model):
-    """The trainable parameters of each module that has some, in order of registration; tied ones with the first.
+def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
+    """Return the trainable parameters of each module that has some, in order of registration; tied ones with the first.
 
     Those of one module are one layer, or one for each dtype.
     """
@@ -212,24 +193,24 @@ def layers_of(model):
     return layers
 
 
-def used_without_a_call(module):
-    """Parameters that the forward of `module` may use without a call of their module: all, or none. See SC-OB."""
+def used_without_a_call(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that the forward of `module` may use without a call of their module. See SC-OB."""
     return list(module.parameters()) if owns_parameters(module) else []
 
 
-def owns_parameters(module):
-    """True where `module` has parameters itself, or in a child that cannot be called, such as a ParameterList."""
+def owns_parameters(module: nn.Module) -> bool:
+    """Return whether `module` has parameters itself, or in a child that cannot be called, such as a ParameterList."""
     held = [child for child in module.children() if type(child).forward is nn.Module.forward]
     return any(True for _ in module.parameters(recurse=False)) or any(map(owns_parameters, held))
 
 
-def broadcast_layer(comm, layer):
-    """(n,): rank 0's parameters of one layer, one after the other, on every rank."""
+def broadcast_layer(comm: Comm, layer: Sequence[nn.Parameter]) -> Tensor:
+    """Return (n,): rank 0's parameters of one layer, one after the other, on every rank."""
     return comm.broadcast(torch.cat([p.detach().reshape(-1) for p in layer]))
 
 
-def reduce_layer(comm, flat):
-    """On rank 0 the gradients of one layer and their flag, (n + 1,), added over ranks; None elsewhere."""
+def reduce_layer(comm: Comm, flat: Tensor) -> Tensor | None:
+    """Return on rank 0 the gradients of one layer and their flag, (n + 1,), added over ranks; None elsewhere."""
     return comm.reduce(flat)
 
 

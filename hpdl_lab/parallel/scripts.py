@@ -1,24 +1,43 @@
-"""The training of a GPT as people write it elsewhere: a script for Horovod, and one for PyTorch's DDP.
+"""The training scripts that notebooks 06, 09 and 11 run on their ranks: all are functions of a communicator.
 
-Both are functions of a communicator, so `lab.run` runs them on the engines; the first one runs on simulated ranks, too.
+horovod_script, ddp_script     06    a GPT as people write it elsewhere, for Horovod and for PyTorch's DDP
+train_gpt, convolve_strips     09    a GPT whose layers are shared, an image whose rows are
+script, hybrid_script          11    a GPT on one rank, and the same with three changed lines on a mesh
 """
 
+from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, cross_entropy, pad
 
+from ..comm.base import Comm
+from ..data.dataset import Dataset
 from ..data.sharding import batches, shard
+from ..mesh import DeviceMesh
 from ..models import build_for
+from . import checkpoint
 from .consensus import require_sums_of
 from .data_parallel import broadcast_parameters
 from .ddp import Communication, ddp_hook, guarded
-from .horovod.fusion import DistributedOptimizer
+from .grid.machine import MACHINES, grid_of
+from .grid.model import Prediction, predict
+from .grid.search import micro_batches as count_of_micro_batches
+from .grid.simulation import simulate
+from .grid.spec import SPECS
+from .horovod import DistributedOptimizer
+from .hybrid.model import HybridParallel, WholeOptimizer
+from .tensor.cuts import add_partial_gradients
+from .tensor.model import tensor_parallel
+from .tensor.plugged import Plugged
+from .tensor.spatial import edges_of
 
-BATCH, LR = 32, 3e-3
+LR = 3e-3
 
 
-def horovod_script(comm, data, steps=10, timeline=False):
+def horovod_script(comm: Comm, data: Dataset, steps: int = 10, timeline: bool = False) -> list[float]:
     """Train a tiny GPT by DistributedOptimizer; returns this rank's mean loss of every step.
 
     Three lines make many ranks of it, 1 to 3; and each rank reads its own share of the data.
@@ -33,7 +52,9 @@ def horovod_script(comm, data, steps=10, timeline=False):
     return [step(model, optimizer, x, y) for x, y in shares(comm, data, steps)]
 
 
-def ddp_script(comm, data, steps=10, all_reduce=None, hook=ddp_hook):
+def ddp_script(
+    comm: Comm, data: Dataset, steps: int = 10, all_reduce: Callable | None = None, hook: Callable = ddp_hook
+) -> list[float]:
     """Train a tiny GPT by PyTorch's DistributedDataParallel, which sends its gradients by `hook` and `all_reduce`.
 
     Args:    data, steps: as above; all_reduce: f(comm, x), default the communicator's own; hook: of parallel/ddp.py.
@@ -53,17 +74,188 @@ def ddp_script(comm, data, steps=10, all_reduce=None, hook=ddp_hook):
         return [step(model, optimizer, x, y) for x, y in shares(comm, data, steps)]
 
 
-def shares(comm, data, steps):
-    """Yield this rank's (x, y) of each batch."""
-    for indices in islice(batches(len(data.train_y), BATCH), steps):
+def shares(comm: Comm, data: Dataset, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield this rank's (x, y) of each batch of 32."""
+    for indices in islice(batches(len(data.train_y), 32), steps):
         mine = shard(indices, comm.rank, comm.size)
         yield data.train_x[mine], data.train_y[mine]
 
 
-def step(model, optimizer, x, y):
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
     """One step on the mean loss of this rank's share; returns that loss."""
     optimizer.zero_grad()
     loss = cross_entropy(model(x).flatten(0, -2), y.flatten())
     loss.backward()
     optimizer.step()
     return loss.item()
+
+
+class TensorTrained(NamedTuple):
+    """One rank after training.
+
+    losses:  of the whole batch, one per step.
+    held, whole: numbers in the parameters of this rank, and of the whole model.
+    forward, backward: elements of every all_reduce of the last step, in order.
+    """
+
+    losses: list[float]
+    held: int
+    whole: int
+    forward: list[int]
+    backward: list[int]
+
+
+def train_gpt(comm: Comm, data: Dataset, steps: int = 3, heads: int = 4, sequence: bool = False) -> TensorTrained:
+    """Train a tiny GPT in float64, every layer of which is shared by all ranks; returns TensorTrained.
+
+    Args:    data: a data.dataset.Dataset of tokens, the same on every rank: all ranks see the whole batch.
+             heads: of each layer, which the ranks must divide; sequence: sequence parallel.
+    """
+    calls = []
+
+    def noted(comm: Comm, x: Tensor) -> Tensor:
+        calls.append(x.numel())
+        return comm.all_reduce(x)
+
+    whole = build_for(data, "gpt", heads=heads, dtype="float64")
+    model = tensor_parallel(Plugged(comm, all_reduce=noted), whole, sequence=sequence)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    losses, forward, backward = [], [], []
+    for indices in islice(batches(len(data.train_y), 4), steps):
+        x, y = data.train_x[indices], data.train_y[indices]
+        calls.clear()
+        with comm.trace.span("forward"):
+            loss = cross_entropy(model(x).flatten(0, 1), y.flatten())
+        forward = calls.copy()
+        calls.clear()
+        optimizer.zero_grad()
+        with comm.trace.span("backward"):
+            loss.backward()
+        backward = calls.copy()
+        with comm.trace.span("update"):
+            add_partial_gradients(comm, model)
+            optimizer.step()
+        losses.append(loss.item())
+    held, all_of_them = (sum(p.numel() for p in m.parameters()) for m in (model, whole))
+    return TensorTrained(losses, held, all_of_them, forward, backward)
+
+
+class Convolved(NamedTuple):
+    """off: the largest difference from one rank with the whole images; rows: of this rank; nbytes: that it sent."""
+
+    off: float
+    rows: int
+    nbytes: int
+
+
+def convolve_strips(comm: Comm, halo_exchange: Callable, images: Tensor, kernel: Tensor) -> Convolved:
+    """Convolve images of which this rank has a strip, with an attendee's halo_exchange; returns Convolved.
+
+    Args:    images: (b, c, h, w), kernel: (c_out, c, k, k) with an odd k, both the same on every rank.
+    """
+    edges, halo = edges_of(images.shape[2], comm.size), kernel.shape[2] // 2
+    mine = slice(edges[comm.rank], edges[comm.rank + 1])
+    begun = len(comm.trace.log)
+    strip = halo_exchange(comm, images[:, :, mine].contiguous(), [(halo, halo)] * comm.size)
+    nbytes = sum(e.nbytes for e in comm.trace.events[begun:] if e.op == "send")
+    y = conv2d(strip, kernel, padding=(0, halo))
+    right = conv2d(pad(images, (halo,) * 4), kernel)[:, :, mine]
+    return Convolved(float((y - right).abs().max()), y.shape[2], nbytes)
+
+
+class Trained(NamedTuple):
+    """One rank after training. losses: of the whole batch, one per step; held: numbers in this rank's parameters.
+
+    seconds: median of a step, without the first; 0 for a single step.
+    """
+
+    losses: list[float]
+    held: int
+    seconds: float
+
+
+def script(comm: Comm, data: Dataset, steps: int = 3) -> Trained:
+    """Train a tiny GPT on one rank, as everybody does; returns Trained."""
+    model = build_for(data, "gpt", dtype="float64")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    losses = []
+    for x, y in steps_of(data, 0, steps):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, sum(p.numel() for p in model.parameters()), 0.0)
+
+
+def hybrid_script(
+    comm: Comm,
+    data: Dataset,
+    grid: dict[str, int],
+    steps: int = 3,
+    load: str | None = None,
+    save: str | None = None,
+) -> Trained:
+    """The same on a mesh: lines 1 to 3 are new, and in the place of forward, loss and backward; returns Trained.
+
+    Args:    data: a data.dataset.Dataset of tokens, the same on every rank; grid: {"dp": 2, "pp": 2} for four ranks.
+             load, save: paths of checkpoints, of any grid, to go on from and to leave behind; None for neither.
+    """
+    mesh = DeviceMesh(comm, **grid)  # 1
+    model = build_for(data, "gpt", dtype="float64")
+    model = HybridParallel(model, mesh, data.train_x[:16], micro_batches=4)  # 2
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    begun = checkpoint.restore(comm, load, model, WholeOptimizer(model, optimizer)) if load else 0
+    losses, times = [], [comm.trace.clock()]
+    for x, y in steps_of(data, begun, steps):
+        loss = model.step(x, y)  # 3
+        optimizer.step()
+        losses.append(loss)
+        times.append(comm.trace.clock())
+    if save:
+        checkpoint.save(comm, save, model, WholeOptimizer(model, optimizer), begun + steps)
+    return Trained(losses, sum(p.numel() for p in model.parameters()), median_step(times))
+
+
+def steps_of(data: Dataset, begun: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (x, y) of so many batches, behind those of the steps that have been taken."""
+    for indices in islice(batches(len(data.train_y), 16), begun, begun + steps):
+        yield data.train_x[indices], data.train_y[indices]
+
+
+def median_step(times: list[int]) -> float:
+    """s of a step, from the ns between steps; the first one, which allocates, does not count."""
+    taken = sorted(b - a for a, b in zip(times[1:], times[2:], strict=False))
+    return taken[len(taken) // 2] / 1e9 if taken else 0.0
+
+
+def price(
+    dp: int, pp: int, tp: int, model: str = "gpt3", machine: str = "dgx_a100", batch: int = 1536, recompute: bool = True
+) -> Prediction:
+    """What a step of a published model costs on a grid of GPUs: a grid.model.Prediction, .seconds and .nbytes.
+
+    Micro-batches of one sequence, 1F1B.   Raises:  ValueError where the grid cannot be; LookupError for a name that
+    is none.
+    """
+    require_known(model, machine)
+    m = count_of_micro_batches(batch, dp, 1)
+    grid, of = grid_of(dp, pp, tp), MACHINES[machine]
+    return predict(SPECS[model], grid, "1f1b", m, recompute, machine=of, batch=batch)
+
+
+def simulated_step(
+    dp: int, pp: int, tp: int, micro_batches: int, model: str = "gpt3", machine: str = "dgx_a100"
+) -> tuple[float, float]:
+    """(s on simulated ranks, s by the model) of one step with micro-batches of one example each, recomputed."""
+    require_known(model, machine)
+    spec, grid, machine = SPECS[model], grid_of(dp, pp, tp), MACHINES[machine]
+    asked = {"recompute": True, "machine": machine, "batch": dp * micro_batches}
+    simulated = simulate(spec, grid, "1f1b", micro_batches, **asked)
+    return simulated.seconds, predict(spec, grid, "1f1b", micro_batches, **asked).seconds
+
+
+def require_known(model: str, machine: str) -> None:
+    """Raise LookupError unless these are names of a published model and of a machine."""
+    for what, name, known in (("model", model, SPECS), ("machine", machine, MACHINES)):
+        if name not in known:
+            raise LookupError(f"no {what} is called {name!r}: {', '.join(known)}")

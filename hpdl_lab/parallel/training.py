@@ -25,7 +25,7 @@ from ..data.loading import Reader
 from ..data.sharding import batches, check_batch, shard
 from ..models.batch_norm import synchronized
 from . import checkpoint
-from .consensus import require_same, require_sums
+from .consensus import require_same
 from .reducer import name_of
 
 OPTIMIZERS = ("sgd", "adamw")
@@ -148,7 +148,7 @@ def train(comm, model, strategy, data, recipe, reader=None):
     strategy.start(comm, model)
     facts = recipe.facts() | checkpoint.facts_of(data, model) | {"prepare": name_of(reader.prepare)}
     try:
-        require_sums(comm, strategy)
+        strategy.require_sums(comm)
         first = steps_taken(comm, model, optimizer, recipe, facts)
         schedule = islice(batches(n, recipe.batch, recipe.seed, first), recipe.steps - first)
         shards = reader.shards(comm, data.train_x, data.train_y, enumerate(schedule, first), recipe.seed)

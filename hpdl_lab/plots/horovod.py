@@ -14,7 +14,7 @@ ROW, MARGIN = 0.155, 1.55  # inches
 
 
 def height(rows):
-    """Inches of a figure of `rows`, as parallel.horovod_timeline.to_horovod makes them."""
+    """Inches of a figure of `rows`, as parallel.horovod.to_horovod makes them."""
     return MARGIN + ROW * max(len(names_of(rows)), 6)
 
 

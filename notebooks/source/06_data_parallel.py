@@ -248,7 +248,7 @@ scaled
 #
 # - `hpdl_lab/parallel/data_parallel.py`, `hpdl_lab/parallel/reducer.py`: your functions, and the
 #   strategies around them.
-# - `hpdl_lab/parallel/horovod/fusion.py`: what Horovod does in the
+# - `hpdl_lab/parallel/horovod.py`: what Horovod does in the
 #   background.
 # - `hpdl_lab/parallel/scaffe.py`: the three designs; `hpdl_lab/parallel/ddp.py`: the hook, blocking and not.
 # - `hpdl_lab/models/gpt.py`: the GPT; `hpdl_lab/parallel/training.py`: the loop around it, and

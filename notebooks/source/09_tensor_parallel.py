@@ -127,7 +127,7 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # %%
 from hpdl_lab import data
 from hpdl_lab.comm import sim
-from hpdl_lab.parallel.tensor.scripts import train_gpt
+from hpdl_lab.parallel.scripts import train_gpt
 
 text = data.load("text")
 alone, shared = sim.run(1, train_gpt, text)[0], lab.run(train_gpt, text)
@@ -190,7 +190,7 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # %%
 import torch
 
-from hpdl_lab.parallel.tensor.scripts import convolve_strips
+from hpdl_lab.parallel.scripts import convolve_strips
 
 # %%
 strips = lab.run(convolve_strips, halo_exchange, torch.rand(4, 3, 64, 64), torch.rand(8, 3, 5, 5))

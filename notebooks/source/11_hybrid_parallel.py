@@ -106,7 +106,7 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # %%
 from hpdl_lab import data
 from hpdl_lab.comm import sim
-from hpdl_lab.parallel.hybrid.scripts import hybrid_script, script
+from hpdl_lab.parallel.scripts import hybrid_script, script
 
 text = data.load("text")
 alone = sim.run(1, script, text)[0]
@@ -182,7 +182,7 @@ print(picker)
 # activations in backward, and so does `price`: a third more arithmetic, and a fraction of the memory.
 
 # %%
-from hpdl_lab.parallel.hybrid.scripts import price
+from hpdl_lab.parallel.scripts import price
 
 best, published = best_grid(1024, price, 80e9), price(8, 16, 8)
 assert abs(published.seconds / 32 - 1) < 0.15
@@ -202,7 +202,7 @@ lab.search("gpt3", prediction=my_gpt3)
 # seconds:
 
 # %%
-from hpdl_lab.parallel.hybrid.scripts import simulated_step
+from hpdl_lab.parallel.scripts import simulated_step
 
 simulated, modelled = simulated_step(8, 16, 8, micro_batches=4)
 assert abs(simulated / modelled - 1) < 0.05
@@ -238,8 +238,7 @@ print(
 # - `hpdl_lab/mesh.py`: your two functions, and communicators along axes.
 # - `hpdl_lab/parallel/hybrid/gradients.py`: the rule; `hpdl_lab/parallel/hybrid/gradients.py`: the same beside
 #   backward.
-# - `hpdl_lab/parallel/hybrid/model.py`: three lines; `hpdl_lab/parallel/hybrid/checkpoint.py`: from one mesh into
-#   another.
+# - `hpdl_lab/parallel/hybrid/model.py`: three lines; `hpdl_lab/parallel/checkpoint.py`: from one mesh into another.
 # - `hpdl_lab/parallel/grid/model.py`, `hpdl_lab/parallel/grid/memory.py`: what a grid costs;
 #   `hpdl_lab/parallel/grid/search.py`.
 # - `hpdl_lab/parallel/grid/simulation.py`: 1,024 ranks in one process.

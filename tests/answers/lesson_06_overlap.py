@@ -39,7 +39,7 @@ def through_a_function(comm, reducer, index):
 
     while len(reducer.works) < len(reducer.buckets):
         bucket = reducer.buckets[len(reducer.works)]
-        if not all(reducer.there[i] for i in bucket.indices):
+        if not all(reducer.collected[i] for i in bucket.indices):
             break
         reducer.works.append(comm.background(pack_and_reduce, bucket))
 

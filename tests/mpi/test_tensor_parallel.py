@@ -13,7 +13,6 @@ from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, cuts_of, gather_parameters, joined, tensors_of
 from hpdl_lab.parallel.tensor.model import shard, tensor_parallel
 from hpdl_lab.parallel.tensor.plugged import Plugged, on_a_ring
-from hpdl_lab.parallel.tensor.spatial_cnn import spatial_parallel
 from hpdl_lab.parallel.tensor.vocabulary import vocabulary_cross_entropy
 
 EXACT = 1e-10
@@ -27,7 +26,6 @@ CASES = [  # name, fields, how it is cut
     ("gpt", TWELVE, {"sequence": True}),
     ("vit", TWELVE, {}),
     ("cnn", {"norm": "batch", "widths": (12, 24)}, {}),
-    ("cnn", {}, None),  # by rows of its images
 ]
 
 
@@ -76,7 +74,7 @@ def assert_these_ranks_equal_one(comm, make, name, fields):
 @pytest.mark.parametrize(("name", "fields", "options"), CASES)
 def test_these_ranks_equal_one(comm, name, fields, options):
     def make(comm, model):
-        return spatial_parallel(comm, model) if options is None else tensor_parallel(comm, model, **options)
+        return tensor_parallel(comm, model, **options)
 
     assert_these_ranks_equal_one(comm, make, name, fields)
 

@@ -54,7 +54,9 @@ def grid_steps(comm, model, grid, x, y, options, steps):
     state = [t for values in optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
     gradients = [p.grad for p in params if p.grad is not None]
     held = Memory(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most)
-    sums = {bucket.flat.nbytes: group.comm.size for group in hybrid.gradients.groups for bucket in group.buckets}
+    sums = {
+        bucket.flat.nbytes: group.comm.size for group in hybrid.gradients.groups for bucket in group.reducer.buckets
+    }
     return Taken(held, begin, sums)
 
 

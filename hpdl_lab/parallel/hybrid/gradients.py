@@ -16,27 +16,30 @@ The gradients of one rank of a mesh: each added once, over just the ranks that h
 
 R replicas of p partitions are p communicators of R ranks, and more only for what is shared. The gradients lie in the
 buckets that travel, from the first micro-batch on: no second copy, and a bucket leaves when the last micro-batch has
-come through it, while backward goes on.   Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; reduce_gradients.py is
+come through it, while backward goes on.   Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; `reduce_gradients` is
 the same without overlap.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from ...comm.base import Comm
+from ...mesh import DeviceMesh
 from ..consensus import require_sums_of
 from ..pipeline.model import holders
 from ..pipeline.run_schedule import routes
 from ..reducer import (
     MIB,
     Bucket,
+    Reducer,
     assign_buckets,
     best_all_reduce,
     by_dtype,
-    checked,
+    gradient_ready,
     require_function,
-    results_of,
 )
 
 
@@ -54,7 +57,7 @@ class Placed(NamedTuple):
     shared: Comm | None = None
 
 
-def reduce_gradients(mesh, parameters):
+def reduce_gradients(mesh: DeviceMesh, parameters: list[Placed]) -> None:
     """Make every gradient that of the whole batch, by adding it over those axes of the mesh along which it is in parts.
 
     The loss on a rank is divided by the global batch. So the parts add up, and nothing is divided here.
@@ -86,65 +89,39 @@ def reduce_gradients(mesh, parameters):
 LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those of parallel/reducer.py
 
 
-class AccumulatingBucket(Bucket):
-    """A bucket that autograd adds to in place, over all micro-batches.   missing: gradients that are not complete."""
-
-    flags = 0
-
-    def begin(self):
-        """A new step: autograd adds to zeros, in place."""
-        self.flat.zero_()
-        self.missing = len(self.params)
-        for param, view in zip(self.params, self.views, strict=True):
-            param.grad = view
-
-    def packed(self):
-        """The flat tensor, with the gradients that somebody has put elsewhere."""
-        for param, view in zip(self.params, self.views, strict=True):
-            if param.grad is not None and param.grad.data_ptr() != view.data_ptr():
-                view.copy_(param.grad)
-        return self.flat
-
-    def hand_back(self, total):
-        """Make the sums over ranks the parameters' gradients. total: what all_reduce has returned."""
-        if total.data_ptr() != self.flat.data_ptr():
-            self.flat.copy_(total)
-        super().hand_back(self.flat)
-
-
 class Group:
-    """The buckets that are added over one communicator, in the order in which all of its ranks send them."""
+    """The reducer of the buckets that are added over one communicator."""
 
-    def __init__(self, comm, parts, all_reduce):
+    def __init__(self, comm: Comm, parts: list[list[nn.Parameter]], all_reduce: Callable) -> None:
         """parts: lists of parameters that become ready one after the other. Collective over `comm`."""
-        self.comm, self.all_reduce = comm, all_reduce
-        self.buckets = []
-        for params in parts:
-            for indices in by_dtype(params).values():
-                nbytes = [params[i].nbytes for i in indices]
-                for bucket in assign_buckets(nbytes, LIMIT, LIMIT if self.buckets else FIRST):
-                    some = [params[indices[i]] for i in bucket]
-                    self.buckets.append(AccumulatingBucket(comm, some, bucket, comm.size > 1))
-        self.bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.params}
-        self.works = []
+        self.comm, self.params = comm, [param for part in parts for param in part]
+        self.index_of = {id(p): i for i, p in enumerate(self.params)}
+        buckets: list[Bucket] = []
+        for part in parts:
+            for indices in by_dtype(part).values():
+                nbytes = [part[i].nbytes for i in indices]
+                for places in assign_buckets(nbytes, LIMIT, LIMIT if buckets else FIRST):
+                    params = [part[indices[i]] for i in places]
+                    of_all = [self.index_of[id(p)] for p in params]
+                    buckets.append(Bucket(comm, params, of_all, comm.size > 1, flag=False))
+        self.reducer = Reducer(buckets, all_reduce)
 
-    def begin(self):
-        self.works = []
-        for bucket in self.buckets:
-            bucket.begin()
+    def begin(self) -> None:
+        """Begin a new step: autograd adds to zeros, in place."""
+        self.reducer.begin()
+        for bucket in self.reducer.buckets:
+            bucket.attach()
 
-    def ready(self, param):
-        """The gradient of `param` is complete: send what is complete and next in order."""
-        self.bucket_of[id(param)].missing -= 1
-        while len(self.works) < len(self.buckets) and not self.buckets[len(self.works)].missing:
-            flat = self.buckets[len(self.works)].packed()
-            self.works.append(self.comm.background(self.all_reduce, flat) if self.comm.size > 1 else None)
+    def ready(self, param: nn.Parameter) -> None:
+        """Send what can be sent, now that the gradient of `param` is complete."""
+        if self.comm.size > 1:
+            gradient_ready(self.comm, self.reducer, self.index_of[id(param)])
 
-    def end(self):
-        """Wait until all sums are here. Raises what results_of raises, and ValueError for a result that is no sum."""
-        totals = results_of(self.works) if self.comm.size > 1 else [bucket.flat for bucket in self.buckets]
-        for bucket, total in zip(self.buckets, totals, strict=True):
-            bucket.hand_back(checked(total, self.comm, bucket.flat))
+    def end(self) -> None:
+        """Wait until all sums are here. Raises what Reducer.end raises."""
+        if self.comm.size > 1:
+            for bucket, total in zip(self.reducer.buckets, self.reducer.end(self.comm), strict=True):
+                bucket.hand_back(total)
 
 
 class Gradients:
@@ -176,7 +153,7 @@ class Gradients:
             comm = comm_of_holders(mesh, held, over_tp)
             if mesh["pp"].rank in held:
                 self._add(comm, [[params[name] for name in ours]])
-        self.group_of = {key: group for group in self.groups for key in group.bucket_of}
+        self.group_of = {key: group for group in self.groups for key in group.index_of}
         each = plan.micro_batches // plan.replicas
         users = {}  # id of a parameter -> the stages that use it
         for number, stage in stages.items():

@@ -36,7 +36,7 @@ from ... import schedules
 from ...mesh import DeviceMesh
 from ...models.gpt import GPT
 from ...schedules import Schedule
-from ..consensus import loss_of_all, require_answers, require_same_model
+from ..consensus import gather_items, loss_of_all, require_answers, require_same_model
 from ..data_parallel import as_sent, broadcast_parameters
 from ..pipeline.model import agreed, checksum_of, one_number, require_model, require_tensor
 from ..pipeline.run_schedule import require_valid, run_schedule
@@ -310,3 +310,94 @@ def broadcast(comm, tensor, root):
     """Copy `tensor` (contiguous) of rank `root` into that of every rank; bools and the like travel as bytes."""
     if comm.size > 1 and tensor.numel():
         comm.broadcast(as_sent(tensor.view(-1)), root)
+
+
+LIKE, OTHER = "like its parameter", "of shape"
+
+
+class WholeOptimizer:
+    """The optimizer of a HybridParallel as torch's of the whole model, for checkpoints. Its methods are collective.
+
+    Tensors that have the shape of their parameter, such as a momentum, are cut and put together as it is; all others,
+    such as Adam's count of steps, are the same everywhere.
+    """
+
+    def __init__(self, hybrid, optimizer):
+        """optimizer: of hybrid.parameters(), with one group of them. Raises ValueError for another one."""
+        self.hybrid, self.optimizer = hybrid, optimizer
+        ours = [id(p) for p in hybrid.parameters()]
+        theirs = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+        if theirs != [ours]:
+            raise ValueError(
+                f"a checkpoint needs an optimizer of hybrid.parameters(), {len(ours)} tensors in one group: "
+                f"this one has groups of {', '.join(str(len(group)) for group in theirs)}"
+            )
+
+    def state_dict(self):
+        """optimizer.state_dict() as it would be for the whole model, on every rank.
+
+        Raises:  ValueError on every rank for an optimizer whose state is neither like a parameter nor one number.
+        """
+        state, rows = self.hybrid.state, self.optimizer.state
+        mine = self.hybrid.named_parameters()
+        kinds = self._kinds({name: (p, rows[p]) for name, p in mine.items()})
+        found = {}
+        for key, kind in kinds.items():
+            if kind == LIKE:
+                values = {name: rows[p].get(key, torch.zeros_like(p)) for name, p in mine.items()}
+                found[key] = state.gather(self.hybrid.mesh, values, state.parameters)
+            else:  # a tensor for each, as torch counts in it
+                found[key] = {name: torch.tensor(float(kind)) for name in state.parameters}
+        whole = {i: {key: found[key][name] for key in kinds} for i, name in enumerate(state.parameters) if kinds}
+        (group,) = self.optimizer.state_dict()["param_groups"]
+        return {"state": whole, "param_groups": [group | {"params": list(range(len(state.parameters)))}]}
+
+    def load_state_dict(self, whole):
+        """Take this rank's part of the state of the whole model's optimizer."""
+        state = self.hybrid.state
+        (group,) = whole["param_groups"]
+        if len(group["params"]) != len(state.parameters):
+            raise ValueError(f"its optimizer has {len(group['params'])} parameters, this model {len(state.parameters)}")
+        rows = {}
+        for i, name in enumerate(self.hybrid.named_parameters()):
+            row = whole["state"].get(state.parameters.index(name), {})
+            cut, (shape, _) = state.cuts[name], state.forms[name]
+            shape = tuple(cut.size if dim == cut.dim else n for dim, n in enumerate(shape))
+            if row:
+                rows[i] = {key: state.part(name, v) if shape_of(v) == shape else v for key, v in row.items()}
+        (ours,) = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": rows, "param_groups": [group | {"params": ours["params"]}]})
+
+    def _kinds(self, rows):
+        """{key of the state: LIKE its parameter, or the one number that it is}, of all ranks.
+
+        rows: {name: (parameter, {key: value})} of this rank, which has none where its stages are frozen.
+        """
+        mine = {
+            (key, kind_of(key, value, param))
+            for param, row in rows.values()
+            for key, value in row.items()
+            if value is not None
+        }
+        tables = gather_items(self.hybrid.mesh.comm, sorted(mine))
+        pairs = sorted({tuple(pair) for table in tables for pair in table if len(pair) == 2})
+        kinds = dict(pairs)
+        for key, kind in pairs:
+            if kind.startswith(OTHER) or kinds[key] != kind:
+                what = kind if kind.startswith(OTHER) else f"{kinds[key]} on one rank and {kind} on another"
+                raise ValueError(
+                    f"a checkpoint knows no optimizer whose {key} is {what}: SGD, Adam and the like are known"
+                )
+        return kinds
+
+
+def kind_of(key, value, param):
+    """LIKE the parameter, the number that it is, or OTHER with its shape."""
+    shape = shape_of(value)
+    if shape == tuple(param.shape) and (param.ndim or key != "step"):  # `step` has a scalar's shape but is a number
+        return LIKE
+    return repr(float(value)) if shape in (None, ()) else f"{OTHER} {shape} for a parameter of shape {(*param.shape,)}"
+
+
+def shape_of(value):
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None

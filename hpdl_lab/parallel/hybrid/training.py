@@ -10,8 +10,7 @@ from ...mesh import DeviceMesh
 from .. import checkpoint
 from ..consensus import require_same
 from ..training import Trained, evaluate
-from . import checkpoint as hybrid_checkpoint
-from .model import HybridParallel
+from .model import HybridParallel, WholeOptimizer
 
 
 def train_on_mesh(comm, model, grid, data, recipe, schedule="1f1b", recompute=False, chunks=None):
@@ -36,7 +35,8 @@ def train_on_mesh(comm, model, grid, data, recipe, schedule="1f1b", recompute=Fa
     facts = recipe.facts() | checkpoint.facts_of(data, model)
     if recipe.checkpoint_every:
         checkpoint.require_writable(comm, recipe.checkpoint)
-    first = hybrid_checkpoint.restore(hybrid, recipe.checkpoint, optimizer, facts) if recipe.resume else 0
+    whole_optimizer = WholeOptimizer(hybrid, optimizer)
+    first = checkpoint.restore(comm, recipe.checkpoint, hybrid, whole_optimizer, facts) if recipe.resume else 0
     if first >= recipe.steps:
         raise ValueError(f"{recipe.checkpoint} holds {first} steps already: ask for more than steps={recipe.steps}")
     clock = comm.trace.clock
@@ -52,7 +52,7 @@ def train_on_mesh(comm, model, grid, data, recipe, schedule="1f1b", recompute=Fa
             comm.report(step=step, loss=losses[-1], samples_per_s=rate)
         before = now
         if recipe.checkpoint_every and (step + 1) % recipe.checkpoint_every == 0:
-            hybrid_checkpoint.save(hybrid, recipe.checkpoint, optimizer, step + 1, facts)
+            checkpoint.save(comm, recipe.checkpoint, hybrid, whole_optimizer, step + 1, facts)
     whole = copy.deepcopy(model)
     whole.load_state_dict(hybrid.state_dict())
     loss, accuracy = evaluate(comm, whole, data.test_x, data.test_y)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ..consensus import loss_of_all, measure, require_answers, require_same_model
+from ..consensus import bytes_of, form_of, loss_of_all, require_answers, require_same_model
 from ..data_parallel import broadcast_parameters
 from ..reducer import by_dtype
 from .partition import partition
@@ -109,7 +109,7 @@ class Pipeline:
         if len(y) % m:
             raise ValueError(f"{len(y)} examples cannot be shared by {m} micro-batches of equal size")
         xs = [tensor.chunk(m) for tensor in x]
-        given, wanted = (" and ".join(map(measure, parts)) for parts in ([part[0] for part in xs], self.takes))
+        given, wanted = (" and ".join(map(form_of, parts)) for parts in ([part[0] for part in xs], self.takes))
         if given != wanted:
             raise ValueError(f"micro-batches of {given}: this pipeline was made for {wanted}, its example")
         return xs, y.chunk(m)
@@ -156,10 +156,6 @@ def checksum_of(tensors):
     for tensor in tensors:
         found = zlib.crc32(bytes_of(tensor), found)
     return found & 0xFFFF
-
-
-def bytes_of(tensor):
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 class Shared(NamedTuple):

@@ -18,7 +18,7 @@ from ...comm.buffers import settle
 from ...data.sharding import shard
 from ...trace import now_ns
 from .. import training
-from ..reducer import allocate, allocate_beside
+from ..reducer import allocate, allocate_in_background
 from .interference import Both
 from .overlap_model import StepProfile
 from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
@@ -132,7 +132,7 @@ class Talk:
         self.comm, self.all_reduce = comm, all_reduce
         self.beside = messages[-1].background
         sizes = [message.nbytes // 4 for message in messages]
-        memory = (allocate_beside if self.beside else allocate)(comm, max(sizes), torch.float32)
+        memory = (allocate_in_background if self.beside else allocate)(comm, max(sizes), torch.float32)
         self.tensors = [memory[:size] for size in sizes]
 
     def behind(self, begin):

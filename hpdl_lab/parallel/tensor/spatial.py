@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.functional import conv2d
 
 from ...models.batch_norm import BatchNorm
-from .cuts import PARTIAL, WHOLE, equal_shares
+from .cuts import equal_shares
 from .linear import conjugate, copy_to, reduce_from
 
 
@@ -158,20 +158,6 @@ def receiving(comm, x, source):
     return [comm.irecv(x, source)] if x.numel() else []
 
 
-def convolve_naive(comm, x, edges, weight, bias=None, stride=1, padding=0):
-    """This rank's rows of a convolution, from the whole image on every rank: p times the memory, and all of the bytes.
-
-    Args, Returns: as of convolve; no gradient.   Steps: one all_gather.   Bytes per rank: of all_gather for its rows.
-    """
-    high = max(end - first for first, end in zip(edges, edges[1:], strict=False))
-    mine = x.new_zeros(*x.shape[:2], high, x.shape[3])
-    mine[:, :, : x.shape[2]] = x
-    parts = [part[:, :, : edges[r + 1] - edges[r]] for r, part in enumerate(comm.all_gather(mine))]
-    out = plan_of(edges, weight.shape[2], stride, padding).edges
-    y = conv2d(torch.cat(parts, 2), weight, bias, stride, padding)
-    return y[:, :, out[comm.rank] : out[comm.rank + 1]], out
-
-
 def convolve(comm, x, edges, weight, bias=None, stride=1, padding=0):
     """This rank's rows of a convolution of an image that is cut by rows.
 
@@ -191,26 +177,6 @@ def convolve(comm, x, edges, weight, bias=None, stride=1, padding=0):
     around = partial(halo_exchange, comm, rows=plan.rows), partial(halo_return, comm, rows=plan.rows)
     x = conjugate(x, *around)[:, :, plan.skip[comm.rank] :]
     return conv2d(x, weight, bias, stride, (0, padding)), plan.edges
-
-
-class SpatialConvolution(nn.Module):
-    """A convolution, whole on every rank, of this rank's rows: forward(x, edges) -> y, edges, see `convolve`."""
-
-    def __init__(self, comm, whole):
-        super().__init__()
-        sides = whole.kernel_size, whole.stride, whole.padding
-        if whole.groups != 1 or set(whole.dilation) != {1} or any(len(set(side)) > 1 for side in sides):
-            raise ValueError(f"a spatial convolution is square, without groups and dilation: {whole}")
-        self.comm, self.cut = comm, PARTIAL if comm.size > 1 else WHOLE
-        self.stride, self.padding = whole.stride[0], whole.padding[0]
-        self.weight = self.cut.parameter_of(whole.weight)
-        self.bias = None if whole.bias is None else self.cut.parameter_of(whole.bias)
-
-    def forward(self, x, edges):
-        return convolve(self.comm, x, edges, self.weight, self.bias, self.stride, self.padding)
-
-    def cuts(self):
-        return {name: self.cut for name, _ in self.named_parameters()}
 
 
 def require_pairs(comm, rows):

@@ -1,1 +1,0 @@
-"""Horovod's ideas: tensor fusion, negotiation, a response cache, an optimizer in three changed lines."""
