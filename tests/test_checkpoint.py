@@ -1,6 +1,5 @@
 """A run that is broken off and goes on, on another number of ranks, has the loss curve of one that is not."""
 
-import numpy as np
 import pytest
 
 from hpdl_lab.comm import PerRank, sim
@@ -23,12 +22,6 @@ def run(p, path="", data=None, dtype="float64", reader=None, **recipe):
         return train(comm, model, DataParallel(), data or digits.load(dtype), recipe, reader)
 
     return sim.run(p, body)
-
-
-def test_numbers_of_numpy_are_as_good_as_plain_ones(tmp_path):
-    path = tmp_path / "run.pt"
-    run(1, path, steps=2, checkpoint_every=2, lr=np.float64(0.1), batch=np.int64(50))
-    assert len(run(2, path, steps=4, resume=True, lr=0.1)[0].losses) == 2
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -29,12 +29,6 @@ def test_spectral_gaps(n):
     assert graphs.spectral_gap(graphs.metropolis(graphs.graph("complete", n))) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("n", [8, 16, 32, 64])
-def test_an_exponential_graph_mixes_faster_than_a_ring(n):
-    gap = {name: graphs.spectral_gap(graphs.metropolis(graphs.graph(name, n))) for name in ("ring", "exponential")}
-    assert gap["exponential"] > 2 * gap["ring"]
-
-
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", graphs.GRAPHS)
 def test_a_graph_is_connected_and_its_weights_keep_the_mean(name, n):
@@ -46,12 +40,6 @@ def test_a_graph_is_connected_and_its_weights_keep_the_mean(name, n):
     assert np.allclose(weights, weights.T) and np.allclose(weights.sum(0), 1) and (weights >= 0).all()
     assert (np.linalg.matrix_power(weights, n) > 0).all()  # everybody hears of everybody
     assert n == 1 or graphs.spectral_gap(weights) > 0
-
-
-def test_a_random_graph_is_the_same_for_the_same_seed_only():
-    assert (
-        graphs.graph("random", 16, seed=3) == graphs.graph("random", 16, seed=3) != graphs.graph("random", 16, seed=4)
-    )
 
 
 @pytest.mark.parametrize("n", SIZES)

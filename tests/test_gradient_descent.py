@@ -11,14 +11,6 @@ from hpdl_lab.parallel.gradient_descent import own_gradient, step_together
 X, Y = diabetes.load()
 
 
-def test_the_data_is_standardized_and_its_columns_rise_together():
-    assert X.shape == (442, 2) and Y.shape == (442,)
-    for column in (*X.T, Y):
-        assert column.mean() == pytest.approx(0, abs=1e-12)
-        assert column.var() == pytest.approx(1)
-    assert np.corrcoef(X.T)[0, 1] == pytest.approx(0.9, abs=0.01)
-
-
 def test_the_gradient_is_the_slope_of_the_loss():
     w, h = np.array([0.3, -0.2]), 1e-6
     slope = [(loss(w + h * e, X, Y) - loss(w - h * e, X, Y)) / (2 * h) for e in np.eye(2)]

@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 
-from hpdl_lab import data
 from hpdl_lab.comm import sim, world
 from hpdl_lab.data.loading import Reader, shifted
 
@@ -47,19 +46,6 @@ def test_what_reading_costs_is_seen_on_simulated_ranks_to_the_nanosecond(ahead, 
     for rank in (0, 1):
         assert input_ms(done.events, rank) == pytest.approx(expected, abs=1e-5)
     assert done.seconds == pytest.approx((sum(expected) + 4 * step_ms) / 1e3)
-
-
-def test_uneven_steps_are_read_one_after_the_other():
-    """A step that computes long lets the reader get ahead by as many steps as it may, and no more."""
-
-    def slow_then_fast(comm):
-        shards = Reader(seconds=1e-3, ahead=2).shards(comm, X, Y, iter(SCHEDULE))
-        for seconds in (0.1, 0, 0, 0):
-            with comm.trace.span("input"):
-                next(shards)
-            comm.compute(seconds)
-
-    assert input_ms(sim.run(1, slow_then_fast).events) == pytest.approx([8, 0, 0, 8], abs=1e-5)
 
 
 @pytest.mark.parametrize("reader", [Reader(), Reader(ahead=1), Reader(ahead=7), Reader(seconds=1e-3, ahead=2)])
@@ -132,23 +118,8 @@ def test_an_error_in_the_readers_thread_reaches_the_rank_and_the_thread_ends():
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    "options", [{"seconds": -1}, {"ahead": -1}, {"seconds": float("nan")}, {"seconds": float("inf")}]
-)
-def test_costs_that_cannot_be_are_refused(options):
-    with pytest.raises(ValueError, match="both must be at least 0"):
-        Reader(**options)
-
-
 @pytest.mark.parametrize("options", [{"seconds": "1"}, {"ahead": 1.5}, {"prepare": 3}], ids=repr)
 def test_what_is_no_number_and_no_function_is_refused(options):
     ((name, value),) = options.items()
     with pytest.raises(TypeError, match=f"{name}={value!r}.* needed"):
         Reader(**options)
-
-
-def test_digits_can_be_augmented():
-    images = data.load("digit_images")
-    shards = Reader(prepare=shifted).shards(world(), images.train_x, images.train_y, iter(SCHEDULE))
-    x, y, batch = next(shards)
-    assert x.shape == (8, 1, 8, 8) and batch == 8 and not torch.equal(x, images.train_x[:8])

@@ -1,7 +1,5 @@
 """Models: the same seed is the same network, in every dtype and on every rank; as many parameters as the papers say."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -60,22 +58,6 @@ def test_as_many_parameters_as_the_papers_say():
     assert count(mlp()) == count(models.build("mlp")) == 17_226  # the docstring of mlp
 
 
-@pytest.mark.parametrize("size", ["tiny", "small"])
-def test_the_formulas_of_the_docstrings(size):
-    s = gpt.SIZES[size]
-    d, blocks = s["width"], s["layers"] * (12 * s["width"] ** 2 + 13 * s["width"])
-    assert count(models.build("gpt", size)) == s["vocabulary"] * d + s["block"] * d + blocks + 2 * d
-    s = vit.SIZES[size]
-    d, blocks = s["width"], s["layers"] * (12 * s["width"] ** 2 + 13 * s["width"])
-    cut = (s["channels"] * s["patch"] ** 2 + 1) * d + (2 + (s["image"] // s["patch"]) ** 2) * d
-    assert count(models.build("vit", size)) == cut + blocks + 2 * d + (d + 1) * s["classes"]
-    s = cnn.SIZES[size]
-    widths = [s["widths"][0], *(w for w in s["widths"] for _ in range(s["blocks"]))]
-    blocks = sum(9 * a * b + 9 * b * b + 4 * b for a, b in zip(widths, widths[1:], strict=False))
-    ends = 9 * s["channels"] * widths[0] + 2 * widths[0] + (widths[-1] + 1) * s["classes"]
-    assert count(models.build("cnn", size)) == blocks + ends
-
-
 def test_the_last_layer_of_gpt_is_its_table_of_tokens():
     model = models.build("gpt", vocabulary=11)
     logits = model(torch.tensor([[3, 5]]))
@@ -112,8 +94,6 @@ def test_gpt_does_not_look_ahead_and_vit_looks_everywhere():
             ValueError,
             "vit cannot have heads=0: a whole number of at least 1 is needed",
         ),
-        ("gpt", "tiny", {"heads": 2.0}, ValueError, "gpt cannot have heads=2.0: a whole number"),
-        ("gpt", "tiny", {"width": "64"}, ValueError, "gpt cannot have width='64': a whole number"),
         (
             "mlp",
             "tiny",
@@ -121,9 +101,6 @@ def test_gpt_does_not_look_ahead_and_vit_looks_everywhere():
             ValueError,
             r"hidden=5: whole .* are needed, such as \(128, 64\)",
         ),
-        ("mlp", "tiny", {"hidden": (5, 0)}, ValueError, r"mlp cannot have hidden=\(5, 0\): whole numbers"),
-        ("cnn", "tiny", {"channels": (1, 2)}, ValueError, r"cnn cannot have channels=\(1, 2\): a whole number"),
-        ("cnn", "tiny", {"widths": ()}, ValueError, "a cnn needs the width of at least one stage"),
         (
             "mlp",
             "tiny",
@@ -131,7 +108,6 @@ def test_gpt_does_not_look_ahead_and_vit_looks_everywhere():
             ValueError,
             "dtype='float33': one of 'float16', 'bfloat16', '",
         ),
-        ("mlp", "tiny", {"dtype": torch.float64}, ValueError, "dtype=torch.float64: one of 'float16'"),
         ("gpt", "tiny", {"seed": 1.5}, ValueError, "seed=1.5: a whole number is needed"),
         ("vit", "tiny", {"patch": 3}, ValueError, "8 x 8 pixels cannot be cut into patches of 3 x 3"),
         ("cnn", "tiny", {"norm": "layer"}, ValueError, "norm='layer': one of group, batch is needed"),
@@ -184,8 +160,3 @@ def test_batch_norm_on_one_rank_is_that_of_torch(dtype):
     assert (ours.running_var - theirs.running_var).abs().max() < exact
     ours.eval(), theirs.eval()
     assert (ours(x) - theirs(x)).abs().max() < exact
-
-
-def test_notebook_04_states_the_number_of_weights():
-    source = Path(__file__).resolve().parent.parent / "notebooks" / "source" / "04_ring_all_reduce.py"
-    assert f"{count(mlp()):,} weights" in source.read_text()

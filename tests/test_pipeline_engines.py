@@ -70,7 +70,7 @@ def not_a_number(rank, pipeline):
             "rank 2: OutOfMemoryError: rank 2 is out of memory in forward 1 stage 2, holding the activations of 1 "
             "micro-batch: recompute=True, smaller micro-batches or more stages need less (Tried to allocate 8.00 GiB)",
         ),
-        (not_a_number, "ranks 0-3: FloatingPointError: NaN or infinity on rank 1 in the parameter "),
+        (not_a_number, "ranks 0-3: FloatingPointError: rank 1: NaN or infinity in the parameter "),
     ],
 )
 def test_what_ends_a_step_is_one_sentence_and_engines_go_on(cluster, spoil, said):

@@ -10,7 +10,7 @@ from hpdl_lab.comm import sim
 from hpdl_lab.comm.errors import CommError
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.parallel.pipeline.reports import TimedStage
-from hpdl_lab.parallel.pipeline.run_schedule import AHEAD, Execution, action_of, name_of, run_schedule, timed_actions
+from hpdl_lab.parallel.pipeline.run_schedule import AHEAD, Execution, run_schedule, timed_actions
 from hpdl_lab.schedules import Action, Schedule, build
 
 NOTHING_IN_BETWEEN = Switch(alpha=0.0, beta=0.0)
@@ -193,10 +193,3 @@ def test_an_error_of_one_rank_ends_the_run_and_frees_the_stages():
     with pytest.raises(ZeroDivisionError, match="here") as error:
         sim.run(3, fail_at, build("1f1b", 3, 4))
     assert error.value.rank == 1 and not isinstance(error.value, CommError)
-
-
-def test_names_of_actions_are_read_again():
-    for action in (Action(2, "F", 5), Action(12, "I", 0), Action(0, "W", 31), Action(7, "B", 1)):
-        assert action_of(name_of(action)) == action
-    assert name_of(Action(2, "I", 5)) == "input gradient 5 stage 2"
-    assert action_of("forward") is None and action_of("send") is None

@@ -153,33 +153,3 @@ def test_recompute_is_bit_equal_and_changes_buffers_once(norm, halves):
     assert torch.equal(*states)  # what is drawn later is the same, too
     if not halves:
         assert bytes_kept[1] < 0.5 * bytes_kept[0]  # one micro-batch at a time instead of three
-
-
-def test_recompute_uses_the_buffers_of_its_forward():
-    """A module whose output depends on a buffer that changes with every micro-batch."""
-
-    class Drifts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3))
-            self.register_buffer("seen", torch.zeros(()))
-
-        def forward(self, x):
-            self.seen += 1
-            return (x * self.weight * self.seen.clone(),)
-
-    results = []
-    for recompute in (False, True):
-        module = Drifts()
-        stage = Stage(module, [Spec((3,), torch.float32, True)], [], recompute)
-        results.append(step(stage, torch.ones(3)))
-        assert module.seen == 3
-    assert same(*results)
-
-
-def test_a_micro_batch_that_failed_leaves_nothing():
-    stage = stage_of(MODULES["linears"], torch.zeros(3, 5, dtype=torch.float64))
-    stage.forward(0, (torch.zeros(3, 5, dtype=torch.float64),))
-    assert "1 micro-batches live" in repr(stage)
-    stage.forget()
-    assert not stage.saved

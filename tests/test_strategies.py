@@ -1,11 +1,12 @@
 """What strategies promise beside the right sums: which messages, in which order, and sentences for what is wrong."""
 
 import copy
-import functools
 import re
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import nn
 
 from hpdl_lab.collectives import cost, ring
@@ -13,13 +14,12 @@ from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.comm.errors import CommError, Deadlock
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel.consensus import require_same, require_same_model
+from hpdl_lab.parallel.consensus import require_same
 from hpdl_lab.parallel.data_parallel import (
     DataParallel,
     DataParallelBucketed,
     DataParallelNaive,
     DataParallelOverlapped,
-    average_all_gradients,
     broadcast_parameters,
 )
 from hpdl_lab.parallel.parameter_server import StaleSynchronous
@@ -58,33 +58,16 @@ def a_step(comm, strategy, model):
 # -- which messages ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "limit", "first", "buckets"),
-    [
-        ([400, 40, 400, 40, 100, 10], 450, 120, [[5, 4], [3, 2], [1, 0]]),
-        ([400, 40, 400, 40, 100, 10], 10_000, 10_000, [[5, 4, 3, 2, 1, 0]]),
-        ([400, 40, 400, 40, 100, 10], 1, 1, [[5], [4], [3], [2], [1], [0]]),
-        ([10, 900, 10], 100, 50, [[2], [1], [0]]),  # larger than the limit: a bucket of its own
-        ([50, 50, 50], 100, 50, [[2], [1, 0]]),  # what just fits, fits
-        ([0, 0, 7], 100, 7, [[2, 1, 0]]),
-        ([5], 100, 1, [[0]]),
-        ([], 100, 1, []),
-    ],
-)
-def test_buckets_hold_neighbors_in_reverse_order(nbytes, limit, first, buckets):
-    assert assign_buckets(nbytes, limit, first) == buckets
-
-
-def test_buckets_of_every_kind_lose_nothing_and_keep_their_limits():
-    generator = torch.Generator().manual_seed(1)
-    for n in range(1, 40):
-        nbytes = torch.randint(0, 1000, (n,), generator=generator).tolist()
-        buckets = assign_buckets(nbytes, 700, 300)
-        assert [i for bucket in buckets for i in bucket] == list(reversed(range(n)))
-        for i, bucket in enumerate(buckets):
-            assert len(bucket) == 1 or sum(nbytes[j] for j in bucket) <= (700 if i else 300)
-            if i + 1 < len(buckets):
-                assert sum(nbytes[j] for j in bucket) + nbytes[buckets[i + 1][0]] > (700 if i else 300)
+@given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 900), st.integers(1, 900))
+@example([400, 40, 400, 40, 100, 10], 450, 120)
+def test_buckets_lose_nothing_keep_their_limits_and_are_full(nbytes, limit, first):
+    buckets = assign_buckets(nbytes, limit, first)
+    assert [i for bucket in buckets for i in bucket] == list(reversed(range(len(nbytes))))
+    for i, bucket in enumerate(buckets):
+        room = limit if i else first
+        assert len(bucket) == 1 or sum(nbytes[j] for j in bucket) <= room
+        if i + 1 < len(buckets):
+            assert sum(nbytes[j] for j in bucket) + nbytes[buckets[i + 1][0]] > room
 
 
 @pytest.mark.parametrize(
@@ -187,29 +170,6 @@ def test_buckets_start_in_order_whatever_becomes_ready_first():
     assert torch.equal(a, b)
 
 
-def test_average_of_all_gradients_is_one_message_and_a_missing_one_counts_as_zeros():
-    calls = []
-
-    def noted(comm, x):
-        calls.append((comm.rank, x.numel()))
-        return ring.all_reduce(comm, x)
-
-    def averaged(comm, model):
-        backward(model, comm)
-        if comm.rank == 1:
-            model[0].bias.grad = None
-        before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
-        average_all_gradients(comm, model.parameters(), noted)
-        return before, [p.grad for p in model.parameters()]
-
-    results = sim.run(3, averaged, mlp(SIZES))
-    assert sorted(calls) == [(rank, sum(ELEMENTS)) for rank in range(3)]
-    for i in range(6):
-        mean = sum(before[i] for before, _ in results) / 3
-        for _, after in results:
-            assert torch.allclose(after[i], mean, atol=1e-7)
-
-
 def test_broadcast_takes_every_kind_of_tensor():
     def started(comm):
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Conv2d(2, 3, 3))
@@ -247,58 +207,28 @@ def test_all_ranks_end_with_one_model_whatever_their_shards_were():
 # -- what ranks disagree about -----------------------------------------------------------------------------------------
 
 
-def named(change):
-    """The sentence about models of which rank 1's is changed."""
-    models = [mlp(SIZES) for _ in range(3)]
-    models[1] = change(models[1]) or models[1]
-    sentences = []
-
-    def caught(comm, model):
-        try:
-            DataParallel().start(comm, model)
-        except ValueError as error:
-            sentences.append(str(error))
-
-    sim.run(3, caught, PerRank(models))
-    assert len(sentences) == 3 and len(set(sentences)) == 1, "every rank says the same"
-    return sentences[0]
-
-
 def freeze(model):
     model[2].weight.requires_grad_(False)
-
-
-def tie(model):
-    model[2].bias = nn.Parameter(model[2].bias[:16])
-    model.append(model[2])
-
-
-def reorder(model):
-    model[0].weight = model[0]._parameters.pop("weight")  # now registered behind the bias
+    return model
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("other", "facts"),
     [
-        (reorder, "number 1, as registered, is 0.bias on rank 1, 0.weight on ranks 0, 2"),
         (
-            lambda m: mlp((64, 32, 8, 10)),
-            "2.weight is a parameter of shape (8, 32) in float32 on rank 1, "
-            "a parameter of shape (16, 32) in float32 on ranks 0, 2",
+            lambda: mlp((64, 32, 8, 10)),
+            r"2.weight .* \(8, 32\) .* on rank 1, .* \(16, 32\) .* on ranks 0, 2",
         ),
-        (lambda m: m.double(), "0.weight is a parameter of shape (32, 64) in float64 on rank 1, a parameter"),
-        (freeze, "2.weight is a frozen parameter of shape (16, 32) in float32 on rank 1, a parameter"),
-        (
-            lambda m: mlp((64, 32, 10)),
-            "(they have 4 and 6 parameters and buffers): 2.weight is a parameter of shape (10, 32)",
-        ),
-        (lambda m: m.append(nn.Linear(2, 2)), "(they have 6 and 8 parameters and buffers): 5.weight is a parameter of"),
-        (tie, "5.weight is the same tensor as 2.weight on rank 1, missing on ranks 0, 2"),
-        (lambda m: m.append(nn.BatchNorm1d(10, affine=False)), "5.running_mean is a buffer of shape (10,) in float32"),
+        (lambda: mlp(SIZES).double(), "0.weight .* float64 on rank 1"),
+        (lambda: freeze(mlp(SIZES)), "2.weight is a frozen parameter .* on rank 1"),
+        (lambda: mlp((64, 32, 10)), "4 and 6 parameters"),
+        (lambda: nn.LazyLinear(3), "weight of the model has no shape yet"),
     ],
 )
-def test_another_model_on_one_rank_is_named(change, sentence):
-    assert sentence in named(change)
+def test_another_model_on_one_rank_is_named(other, facts):
+    models = [mlp(SIZES), other(), mlp(SIZES)]
+    with pytest.raises(ValueError, match=facts):
+        sim.run(3, lambda comm, model: DataParallel().start(comm, model), PerRank(models))
 
 
 def test_another_strategy_on_one_rank_is_named():
@@ -318,12 +248,6 @@ def test_another_seed_is_named_and_rank_0_wins():
 def a_step_of_parameters(comm, model):
     DataParallel().start(comm, model)
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
-def test_agreement_costs_one_small_message_where_all_agree():
-    results = sim.run(4, lambda comm, model: require_same_model(comm, model), mlp(SIZES))
-    sends = [e for e in results.events if e.op == "send"]
-    assert max(e.nbytes for e in sends) == 4 * 16 and len(sends) == 6  # 16 bytes to rank 0, all of them back
 
 
 def test_anything_else_that_differs_is_named():
@@ -404,19 +328,6 @@ def test_a_sum_on_some_ranks_that_overflows_float16_is_named(strategy, sentence)
         sim.run(3, step)
     if isinstance(strategy, SCaffe):
         assert len(said) == 3 and len(set(said)) == 1, "only rank 0 has the sum, and tells all"
-
-
-def test_bad_gradients_of_two_ranks_are_both_named_after_zeroing_in_place():
-    def step(comm, model):
-        strategy = DataParallelOverlapped(**SMALL)
-        strategy.start(comm, model)
-        for turn in range(2):
-            model.zero_grad(set_to_none=False)  # gradients stay where they were: in the buckets
-            model(torch.ones(1, 64) * (float("nan") if turn and comm.rank else 1.0)).sum().backward()
-            strategy.add_gradients(comm, model)
-
-    with pytest.raises(FloatingPointError, match=r"^ranks 1, 2: NaN in the gradient of 4.weight"):
-        sim.run(3, step, mlp(SIZES))
 
 
 class Branches(nn.Module):
@@ -538,11 +449,6 @@ def test_sparse_gradients_and_impossible_options_are_refused():
             DataParallelOverlapped(**wrong)
 
 
-def test_a_model_without_trainable_parameters_is_left_alone():
-    for strategy in SYNCHRONOUS:
-        sim.run(2, lambda comm, s, m: (s.start(comm, m), s.add_gradients(comm, m)), strategy, nn.ReLU())
-
-
 def test_mixed_dtypes_share_no_bucket():
     class Mixed(nn.Module):
         def __init__(self):
@@ -575,44 +481,6 @@ def test_gradients_add_up_bitwise_the_same_on_every_rank(strategy):
         total = sum(before[i] for before, _ in results)
         for _, after in results:
             assert torch.equal(after[i], results[0][1][i]) and torch.allclose(after[i], total, atol=1e-6)
-
-
-def test_a_model_without_values_is_a_sentence():
-    for model, sentence in (
-        (nn.LazyLinear(3), "weight of the model has no shape yet: give the model one batch"),
-        (nn.Linear(2, 3, device="meta"), "weight of the model is on torch's meta device and has no values"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            sim.run(1, DataParallel().start, model)
-
-
-def my_ring(comm, x):
-    return ring.all_reduce(comm, x)
-
-
-class MyRing:
-    def __call__(self, comm, x):
-        return ring.all_reduce(comm, x)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "written"),
-    [
-        (DataParallel(), "DataParallel()"),
-        (DataParallelNaive(my_ring), "DataParallelNaive(all_reduce=my_ring)"),
-        (DataParallel(ring.all_reduce), "DataParallel(all_reduce=ring.all_reduce)"),
-        (
-            DataParallelOverlapped(my_ring, bucket_nbytes=4096),
-            "DataParallelOverlapped(all_reduce=my_ring, bucket_nbytes=4096)",
-        ),
-        (DataParallel(functools.partial(ring.all_reduce)), "DataParallel(all_reduce=partial(ring.all_reduce))"),
-        (DataParallel(functools.partial(my_ring, x=2)), "DataParallel(all_reduce=partial(my_ring, x=2))"),
-        (DataParallel(MyRing()), "DataParallel(all_reduce=MyRing)"),
-        (DataParallel(MyRing().__call__), "DataParallel(all_reduce=MyRing.__call__)"),
-    ],
-)
-def test_repr_is_what_was_written(strategy, written):
-    assert repr(strategy) == written
 
 
 def test_buckets_and_hooks_of_ones_own_that_are_wrong_are_sentences():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpdl_lab import data, models, schedules
-from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.comm import sim
 from hpdl_lab.mesh import DeviceMesh, Grid
 from hpdl_lab.models.gpt import SIZES
 from hpdl_lab.models.initial import count
@@ -149,20 +149,6 @@ def test_how_many_parameters_a_rank_holds():
     assert f"| parameters per rank | {' | '.join(counts)} |" in told
 
 
-@pytest.mark.parametrize(("name", "fields"), [("gpt", TWELVE), ("cnn", {})])
-def test_float32_differs_by_rounding_only(name, fields):
-    """As in test_equivalence.py: other orders of adding, in sums of a few hundred terms of order 1 and below."""
-    model, x, y = problem(name, "float32", **fields)
-    for found in sim.run(2, on_ranks, by_tensor, model, x, y, threads=True):
-        assert_same(found, truth(name, "float32", tuple(fields.items())), tolerance=1e-5)
-
-
-def test_two_runs_are_bitwise_equal():
-    model, x, y = problem("gpt", **TWELVE)
-    one, two = (sim.run(3, on_ranks, by_sequence, model, x, y, threads=True)[2] for _ in range(2))
-    assert one[0] == two[0] and all(torch.equal(one[1][name], two[1][name]) for name in one[1])
-
-
 @pytest.mark.parametrize("p", [2, 3])
 @pytest.mark.parametrize("sequence", [False, True])
 def test_the_loss_of_a_cut_vocabulary(p, sequence):
@@ -243,12 +229,6 @@ def test_sequence_parallel_sends_the_same_bytes(p):
         )
         assert sum(more) == 4 and len(two[direction]) == len(one[direction]) + 4
     assert layers[0][0][2] == layers[1][0][2], "and so do both ends"
-
-
-def test_a_block_of_a_cnn_sends_one_all_reduce_each_way():
-    forward, backward, _ = traffic_of(2, "cnn", False)
-    assert forward == [("all_reduce", BATCH * 8 * 64), ("all_reduce", BATCH * 16 * 16)]
-    assert backward == [("all_reduce", BATCH * 8 * 64), ("all_reduce", BATCH * 8 * 64)]  # of their inputs, last first
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
@@ -381,20 +361,6 @@ def test_other_models_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             shard(PLACE, model)
-
-
-def test_ranks_with_other_models_are_named():
-    whole = PerRank([problem("mlp", hidden=(24, 12 if rank else 36))[0] for rank in range(3)])
-    with pytest.raises(ValueError, match="the ranks' models differ: 2.weight is a parameter of shape"):
-        sim.run(3, tensor_parallel, whole)
-
-
-def test_the_values_of_rank_0_are_taken():
-    whole = PerRank([problem("mlp", hidden=(24, 36), seed=seed)[0] for seed in range(2)])
-    with pytest.warns(UserWarning, match="rank 1 started with other values"):
-        run = sim.run(2, lambda comm, model: gather_parameters(comm, tensor_parallel(comm, model)), whole)
-    for state in run:
-        assert all(torch.equal(state[name], tensor) for name, tensor in whole[0].named_parameters())
 
 
 def test_a_sequence_that_the_ranks_do_not_divide_is_refused_before_the_first_message():

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from hpdl_lab import data
 from hpdl_lab.comm import sim
@@ -13,7 +11,6 @@ from hpdl_lab.parallel.tensor import ways as tensor_ways
 from hpdl_lab.parallel.tensor.linear import column_linear, row_linear
 from hpdl_lab.parallel.tensor.spatial import halo_exchange
 from hpdl_lab.parallel.tensor.ways import Parts, Shape, bytes_sent, try_way
-from hpdl_lab.plots import tensor as drawing
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
@@ -82,21 +79,6 @@ def test_bad_input_is_refused_in_a_sentence(options, says):
 def test_what_is_no_function_is_refused(fn):
     with pytest.raises(TypeError, match="lab.tensor needs functions, such as lab.tensor"):
         tensor(fn, ranks=2)
-
-
-@pytest.mark.parametrize("cores", [1, 4])
-def test_the_bars_of_time_have_a_color_of_their_own_that_the_legend_names(cores):
-    row = {"way": "pair", "name": "pair", "ranks": 2, "cores": cores, "seconds": 2.0, "p25": 1.0, "p75": 3.0}
-    row |= dict.fromkeys(("forward", "backward", "weights", "kept"), 8)
-    row |= {"model_forward": 8, "model_backward": 8, "model_seconds": 1.0}
-    figure = Figure()
-    drawing.draw(figure, [row])
-    texts = figure.texts
-    named = {sign.get_color(): name.get_text() for sign, name in zip(texts, texts[1:], strict=False)}
-    bars = [[to_hex(bar.get_facecolor()).upper() for bar in ax.patches] for ax in figure.axes]
-    told = [[named[color] for color in colors] for colors in bars]
-    assert told == [["forward", "backward"], ["weights", "kept for backward"], ["time (median)"]]
-    assert "its quartiles" in named.values()
 
 
 def test_the_notebooks_gpt_takes_the_steps_of_one_rank_with_two_sums_per_layer_each_way():

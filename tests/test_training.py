@@ -11,7 +11,6 @@ from hpdl_lab.comm import sim
 from hpdl_lab.data import synthetic
 from hpdl_lab.data.loading import Reader, shifted
 from hpdl_lab.data.sharding import batches
-from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.training import Recipe, evaluate, train, train_step
 
@@ -100,18 +99,6 @@ def replace_norms(module):
         replace_norms(child)
 
 
-def test_a_model_can_be_copied_after_its_statistics_were_shared():
-    model = models.build("cnn", norm="batch")
-
-    def share(comm):
-        with pytest.raises(RuntimeError, match="amid"), synchronized(model, comm):
-            assert model.norm.comm is comm
-            raise RuntimeError("amid")
-
-    sim.run(1, share)
-    assert model.norm.comm is None
-
-
 def test_the_parts_of_a_step_are_in_the_timeline_in_their_order():
     results = trained(2, "gpt", COPY, steps=2, micro_batches=2, reader=Reader(seconds=1e-3))
     spans = [e.op for e in results.events if e.rank == 1 and e.lane == "" and e.op in NAMES]
@@ -187,33 +174,15 @@ def test_a_batch_smaller_than_the_ranks_is_refused_on_every_rank():
     ("recipe", "says"),
     [
         ({"steps": 0}, "got 0 steps of 128"),
-        ({"batch": -1}, "got 300 steps of -1"),
         ({"micro_batches": 0}, "cut into 0 micro-batches"),
         ({"optimizer": "adam"}, "optimizer='adam': one of sgd, adamw"),
         ({"checkpoint_every": 5}, "both need checkpoint, the name of a file"),
-        ({"resume": True}, "both need checkpoint, the name of a file"),
-        ({"checkpoint": "x", "checkpoint_every": -1}, "checkpoint_every=-1"),
         ({"seed": 2**70}, "seed=1180591620717411303424: a number between"),
         ({"lr": float("nan")}, "lr=nan, momentum=0.9: finite numbers of at least 0 are needed"),
     ],
 )
 def test_recipes_that_cannot_be_are_refused_with_the_numbers(recipe, says):
     with pytest.raises(ValueError, match=says):
-        Recipe(**recipe)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "says"),
-    [
-        ({"steps": 2.5}, "steps=2.5: a whole number is needed"),
-        ({"batch": 64.0}, "batch=64.0: a whole number is needed"),
-        ({"seed": None}, "seed=None: a whole number is needed"),
-        ({"lr": "x"}, "lr='x': a number is needed"),
-        ({"checkpoint": 5}, "checkpoint=5: a text or the name of a file is needed"),
-    ],
-)
-def test_recipes_of_other_types_are_refused(recipe, says):
-    with pytest.raises(TypeError, match=says):
         Recipe(**recipe)
 
 
