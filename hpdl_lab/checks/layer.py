@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..units import counted
+from .checkers import nearly
 from .ranks import capital, full_stop, number, on_engines, simulate, times
 from .record import Broken
 from .traffic import check_waits
@@ -213,16 +214,6 @@ def equal(a, b):
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return False
     return np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
-
-
-def nearly(got, right):
-    """(invariant, sentence) where an array is right but for its rounding; None where it is not."""
-    if got.shape != right.shape or not np.allclose(got, right, rtol=1e-4, atol=1e-4):
-        return None
-    return "dtype", (
-        f"That is right to the 7 digits of float32, and not to the 16 of {right.dtype}: keep the dtype of x in all "
-        "that you compute and send."
-    )
 
 
 def difference(got, expected):

@@ -5,13 +5,15 @@ from collections import Counter
 
 import numpy as np
 
-from ...comm import PerRank
 from ...parallel import gossip as graphs
 from ...parallel import gradient_descent
 from ...units import counted
-from ..ranks import ALONE, capital, in_company, kind, number, on_engines, simulate, unlike
+from ..checkers import check_arrays, engine_facts, in_all_cases, reason, with_ranks
+from ..ranks import number, simulate
 from ..record import Broken, Exercise, Passed
 from ..traffic import additions, check_waits
+
+IMPRECISE = "precision", "The first digits are right: is something rounded, or float32, on its way?"
 
 
 def gradients(p, d):
@@ -19,55 +21,37 @@ def gradients(p, d):
     return 100 * np.random.default_rng([p, d]).standard_normal((p, d))
 
 
-def call(comm, fn, g):
-    """fn(comm, g); returns (what it returned, what it left in g)."""
+# -- 2.1 ---------------------------------------------------------------------------------------------------------------
+
+
+def average(comm, fn, d):
+    g = gradients(comm.size, d)[comm.rank]
     return fn(comm, g), g
 
 
 def check_average_gradients(fn, runner=None):
-    for p, d in ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (1, 2), (4, 0)):
-        values, where = gradients(p, d), f"with {counted(p, 'rank')} and gradients of {counted(d, 'number')}"
-        try:
-            run = simulate(p, call, fn, PerRank(list(values)), where=where)
-        except Broken as broken:
-            raise missed_by_a_loop(broken, where) from None
-        check_mean(run, values, where)
-    made = max(simulate(4, additions, fn, PerRank(list(gradients(4, 2)))))
+    cases = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (1, 2), (4, 0))
+    in_all_cases(fn, average, cases, average_case, check_mean, lambda broken, where, d: missed_by_a_loop(broken, where))
+    made = max(simulate(4, lambda comm: additions(comm, lambda comm: average(comm, fn, 2))))
     if made > 1:
         message = f"The mean is right, but every rank calls {made} collectives that add: one all_reduce is enough."
         raise Broken("steps", message)
     facts = ["the mean of the gradients, the same on every rank, for 1, 2, 3, 4, 5 and 8 simulated ranks"]
-    if runner is not None:
-        facts.append(check_on_engines(fn, runner))
-    return Passed(tuple(facts))
+    return Passed((*facts, *engine_facts(runner, check_mean, average, fn, 1001)))
 
 
-def check_mean(run, values, where):
-    where = capital(where)
-    mean = values.mean(axis=0)
-    for r, (out, left) in enumerate(run):
-        if unlike(out, left):
-            message = f"{where}, rank {r} returned {unlike(out, left)}: the gradient is {kind(left)}."
-            raise Broken("returns", message)
-        if not same(out, mean).all():
-            j = int(np.argmin(same(out, mean)))
-            failed, why = explain(out, values, r, np.asarray(run[-1][0]))
-            message = f"{where}, g[{j}] on rank {r} should be {number(mean[j])} and is {number(out[j])}. {why}"
-            raise Broken(failed, message.rstrip())
-        if not np.array_equal(out, np.asarray(run[0][0])):
+def average_case(p, d):
+    return f"{with_ranks(p)} and gradients of {counted(d, 'number')}"
+
+
+def check_mean(run, where, d):
+    values = gradients(len(run), d)
+    expected = [values.mean(axis=0)] * len(run)
+    check_arrays(run, expected, where, "g", "the gradient is", lambda out, r: why_mean(out, values, r, run[-1][0]))
+    for r, (out, _) in enumerate(run):
+        if not np.array_equal(out, run[0][0]):
             message = f"{where}, ranks 0 and {r} hold different bits: replicas that round differently drift apart."
             raise Broken("bitwise", message)
-        if not same(left, mean).all():
-            message = f"{where}, what rank {r} returns is right, but g was not overwritten with it."
-            raise Broken("in place", message)
-
-
-def same(a, b):
-    """Where a and b, (d,), are the same but for the rounding of float64 sums over a few ranks."""
-    return np.isclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max(initial=0))
-
-
-IMPRECISE = "The first digits are right: is something rounded, or float32, on its way?"
 
 
 def missed_by_a_loop(broken, where):
@@ -78,205 +62,149 @@ def missed_by_a_loop(broken, where):
         other = waits[hub.peers[0]]
         if (other.state, other.op, other.peers) == ("waiting", "send", (0,)):
             broken.message = (
-                f"{capital(where)} there is a deadlock: rank 0 sends to rank {other.rank} and has not received what "
-                f"rank {other.rank} sent to it. Does a loop that receives leave out rank {other.rank}?"
+                f"{where} there is a deadlock: rank 0 sends to rank {other.rank} and has not received what rank "
+                f"{other.rank} sent to it. Does a loop that receives leave out rank {other.rank}?"
             )
     return broken
 
 
-def explain(out, values, r, last):
+def why_mean(out, values, r, last):
     """(invariant, sentence) for a result of rank r that is not the mean; `last` is that of the last rank."""
     p, total = len(values), values.sum(axis=0)
     if np.allclose(out * p, total, rtol=1e-3):
-        return "precision", IMPRECISE
+        return IMPRECISE
     if np.array_equal(out, np.round(out)):
         return "precision", "Those are whole numbers: / divides, // rounds down as well."
-    if np.allclose(out, total):
-        return "mean", f"That is the sum of the {p} gradients: the step would be {p} times too long."
-    if np.allclose(out * 4, total):
-        return "size", f"You divided by 4, but there are {p} ranks: comm.size."
-    if np.allclose(out * p, values[r]):
-        return "sum", f"That is its own gradient divided by {p}: add those of all ranks first."
-    if np.allclose(out * p * p, total):
-        return "mean", f"It was divided by {p} twice."
-    for divisor in (p - 1, p + 1):
-        if np.allclose(out * divisor, total):
-            return "mean", f"You divided by {divisor}, but there are {p} ranks."
-    for value, which in ((np.median(values, axis=0), "median"), (values.max(axis=0), "largest")):
-        if p > 2 and np.allclose(out, value):
-            return "mean", f"That is the {which} of the {p} gradients, not their mean."
+    rows = [
+        (total, "mean", f"That is the sum of the {p} gradients: the step would be {p} times too long."),
+        (total / 4, "size", f"You divided by 4, but there are {p} ranks: comm.size."),
+        (values[r] / p, "sum", f"That is its own gradient divided by {p}: add those of all ranks first."),
+        (total / p / p, "mean", f"It was divided by {p} twice."),
+        *((total / n, "mean", f"You divided by {n}, but there are {p} ranks.") for n in (p - 1, p + 1) if n),
+    ]
+    for value, which in ((np.median(values, axis=0), "median"), (values.max(axis=0), "largest")) if p > 2 else ():
+        rows.append((value, "mean", f"That is the {which} of the {p} gradients, not their mean."))
     for s in range(p):
-        if np.allclose(out * p, total - values[s]):
-            return "loop", f"The gradient of rank {s} is missing in it: is a loop one step too short?"
-        if np.allclose(out * p, total + values[s]):
-            return "loop", f"The gradient of rank {s} is in it twice: is a loop one step too long?"
-    if np.allclose(out, values[r]) and np.allclose(last, values[-1]):
-        return "sum", f"That is what rank {r} had before: nothing came from the others."
-    for s in range(p):
-        if np.allclose(out, values[s]):
-            return "sum", f"That is the gradient of rank {s} alone."
-    return "sum", ""
+        short, long = (total - values[s]) / p, (total + values[s]) / p
+        rows.append((short, "loop", f"The gradient of rank {s} is missing in it: is a loop one step too short?"))
+        rows.append((long, "loop", f"The gradient of rank {s} is in it twice: is a loop one step too long?"))
+    if np.allclose(last, values[-1]):
+        rows.append((values[r], "sum", f"That is what rank {r} had before: nothing came from the others."))
+    rows += [(values[s], "sum", f"That is the gradient of rank {s} alone.") for s in range(p)]
+    return reason(out, rows) or ("sum", "")
 
 
-def check_on_engines(fn, runner):
-    """The same on real ranks. Returns a fact."""
-    run = on_engines(runner, call_own_gradient, fn)
-    check_mean(run, gradients(len(run), 1001), f"on {counted(len(run), 'engine')}")
-    return f"engines: right on {counted(len(run), 'MPI rank')}"
-
-
-def call_own_gradient(comm, fn):
-    return call(comm, fn, gradients(comm.size, 1001)[comm.rank])
-
+# -- 2.2 ---------------------------------------------------------------------------------------------------------------
 
 RATE = 0.3
 STALE = -3.0  # what a worker's weights hold before the server has sent new ones
-CASES = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (4, 0))  # (ranks, weights)
 
 
-def inputs(p, d):
-    """w: one (d,) array per rank, of which that of rank 0 counts; g: (p, d), one gradient per rank."""
-    weights = 100 * np.random.default_rng([p, d, 2]).standard_normal(d)
-    return [weights.copy()] + [np.full(d, STALE) for _ in range(p - 1)], gradients(p, d)
+def weights(p, d):
+    """The server's."""
+    return 100 * np.random.default_rng([p, d, 2]).standard_normal(d)
 
 
-def expected_weights(weights, g):
-    return weights[0] - RATE * g[1:].mean(axis=0)
-
-
-def call_server(comm, fn, w, g):
-    """fn(comm, w, g, RATE); returns (what it returned, what it left in w, what it left in g)."""
+def serve(comm, fn, d):
+    """Returns (what it returned, what it left in w, what it left in g)."""
+    w, g = weights(comm.size, d) if comm.rank == 0 else np.full(d, STALE), gradients(comm.size, d)[comm.rank]
     return fn(comm, w, g, RATE), w, g
 
 
 def check_server_step(fn, runner=None):
-    for p, d in CASES:
-        weights, g = inputs(p, d)
-        where = f"with a server and {counted(p - 1, 'worker')}"
-        try:
-            run = simulate(p, call_server, fn, PerRank(weights), PerRank(list(g)), where=where)
-        except Broken as broken:
-            raise beyond_the_workers(missed_by_a_loop(broken, where), p) from None
-        check_weights(run, weights, g, capital(where))
-    weights, g = inputs(8, 1000)
-    run = simulate(8, call_server, fn, PerRank(weights), PerRank(list(g)), where="with a server and 7 workers")
-    moved = check_server_traffic(run, 8, g[0].nbytes)
+    cases = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (4, 0))  # (ranks, weights)
+    in_all_cases(fn, serve, cases, server_case, check_weights, beyond_the_workers)
+    run = simulate(8, serve, fn, 1000, where="with a server and 7 workers")
+    moved = check_server_traffic(run, 8, 8000)
     facts = [
         "the step along the mean of the workers' gradients, for 1, 2, 3, 4 and 7 workers",
         f"with 7 workers and weights of 8,000 bytes, {moved:,} bytes go into the server, and {moved:,} out of it",
     ]
-    if runner is not None:
-        facts.append(check_on_engines_server(fn, runner))
+    say = "right on {}, one of them the server"
+    facts += engine_facts(runner, check_weights, serve, fn, 1001, company=True, say=say)
     return Passed(tuple(facts), run.events, 8)
 
 
-def beyond_the_workers(broken, p):
+def server_case(p, d):
+    return f"with a server and {counted(p - 1, 'worker')}"
+
+
+def beyond_the_workers(broken, where, d):
     """The same failure; of a server that talks to itself or to a rank that is not there, who its workers are."""
     if broken.failed == "raises" and re.search("rank 0 (sends to|receives from) (itself|rank)", broken.message):
-        broken.message += f". The workers are ranks 1 to {p - 1}: where does the loop of the server begin and end?"
-    return broken
+        broken.message += (
+            f". The workers are ranks 1 to {where.split()[4]}: where does the loop of the server begin and end?"
+        )
+    return missed_by_a_loop(broken, where)
 
 
-def check_on_engines_server(fn, runner):
-    """The same on real ranks. Returns a fact."""
-    run = on_engines(runner, in_company, call_on_engine, fn)
-    if run == [None]:
-        return ALONE
-    check_weights(run, *inputs(len(run), 1001), f"on {counted(len(run), 'engine')}")
-    return f"engines: right on {counted(len(run), 'MPI rank')}, one of them the server"
-
-
-def call_on_engine(comm, fn):
-    weights, g = inputs(comm.size, 1001)
-    return call_server(comm, fn, weights[comm.rank], g[comm.rank])
-
-
-def check_weights(run, weights, g, where):
+def check_weights(run, where, d):
     """Raise Broken unless every rank returns and holds the new weights, and every worker its gradient as it was."""
-    expected = expected_weights(weights, g)
-    for r, (out, held, left) in enumerate(run):
-        who = "the server" if r == 0 else f"rank {r}"
-        if unlike(out, held):
-            message = f"{where}, {who} returned {unlike(out, held)}: every rank returns w, {kind(held)}."
-            raise Broken("returns", message)
-        if not same(out, expected).all():
-            j = int(np.argmin(same(out, expected)))
-            failed, why = explain_server(out, expected, weights, g, r)
-            message = f"{where}, w[{j}] on {who} should be {number(expected[j])} and is {number(out[j])}. {why}"
-            raise Broken(failed, message.rstrip())
-        if not same(held, expected).all():
-            message = f"{where}, what {who} returns is right, but w was not overwritten with it."
-            raise Broken("in place", message)
+    w, g = weights(len(run), d), gradients(len(run), d)
+    expected = w - RATE * g[1:].mean(axis=0)
+
+    def who(r):
+        return "the server" if r == 0 else f"rank {r}"
+
+    def why(out, r):
+        return why_weights(out, expected, w, g, r)
+
+    check_arrays(run, [expected] * len(run), where, "w", "every rank returns w,", why, who)
+    for r, (out, _, left) in enumerate(run):
         if not np.array_equal(out, run[0][0]):
             message = f"{where}, rank {r} and the server hold different bits: send the weights, not the way to them."
             raise Broken("bitwise", message)
         if r > 0 and not np.array_equal(left, g[r]):
-            message = f"{where}, rank {r} changed its gradient g: the caller may still need it."
-            raise Broken("input", message)
+            raise Broken("input", f"{where}, rank {r} changed its gradient g: the caller may still need it.")
 
 
-def explain_server(out, expected, weights, g, r):
+def why_weights(out, expected, w, g, r):
     """(invariant, sentence) for weights of rank r that are not the expected ones."""
-    p, workers, w = len(g), len(g) - 1, weights[0]
+    p, workers = len(g), len(g) - 1
     total, everybody = g[1:].sum(axis=0), g.sum(axis=0)
     if np.allclose(out, expected, rtol=1e-3):
-        return "precision", IMPRECISE
-    for value, failed, why in (
+        return IMPRECISE
+    no_server = f"The server has no examples: comm.size - 1 is {workers}."
+    stale = "That is a step from the weights of a worker. Only the server's count: gradients go in, weights come out."
+    three = f"You divided by 3, but here there is {counted(workers, 'worker')}: comm.size - 1."
+    rows = [
         (w - RATE * total, "mean", f"That is a step along the sum of {workers} gradients: divide by {workers}."),
-        (
-            w - RATE * total / p,
-            "workers",
-            f"You divided by {p}, the number of ranks. The server has no examples: comm.size - 1 is {workers}.",
-        ),
-        (
-            w - RATE * everybody / p,
-            "workers",
-            "The gradient of rank 0 is in it, which has no examples: it does not count.",
-        ),
+        (w - RATE * total / p, "workers", f"You divided by {p}, the number of ranks. {no_server}"),
+        (w - RATE * everybody / p, "workers", "The gradient of rank 0 is in it, which has no examples."),
         (w - RATE * everybody / workers, "workers", "The gradient of rank 0 is in it: only the workers' count."),
         (w + RATE * total / workers, "sign", "That is a step uphill: go against the gradient."),
         (w - total / workers, "rate", f"The rate is {RATE}, and was not used."),
         (w - RATE**2 * total / workers, "rate", "The rate was used twice."),
-        (
-            STALE - RATE * total / workers,
-            "send back",
-            "That is a step from the weights of a worker. Only the server's count: gradients go in, weights come out.",
-        ),
-        (
-            w - RATE * total / 3,
-            "size",
-            f"You divided by 3, but here there is {counted(workers, 'worker')}: comm.size - 1.",
-        ),
-    ):
-        if np.allclose(out, value):
-            return failed, why
+        (STALE - RATE * total / workers, "send back", stale),
+        (w - RATE * total / 3, "size", three),
+    ]
     for s in range(1, p):
-        if np.allclose(out, w - RATE * g[s]):
-            return "sum", f"Only the gradient of rank {s} is in it: add those of all workers before the step."
-        if np.allclose(out, w - RATE * (total - g[s]) / workers):
-            return "loop", f"The gradient of rank {s} is missing in it: is a loop one step too short?"
-        if np.allclose(out, w - RATE * (total + g[s]) / workers):
-            return "loop", f"The gradient of rank {s} is in it twice: is a loop one step too long?"
-    if r > 0 and np.allclose(out, STALE):
-        return "send back", f"Those are the weights that rank {r} had before: the server's never arrived."
-    if r > 0 and any(np.allclose(out, w - RATE * g[1 : s + 1].sum(axis=0) / workers) for s in range(p)):
-        return "order", "The server sent weights before it had all gradients: first collect from all, then send to all."
-    return "sum", ""
+        only, short, long = g[s], (total - g[s]) / workers, (total + g[s]) / workers
+        rows += [
+            (w - RATE * only, "sum", f"Only the gradient of rank {s} is in it: add all workers' before the step."),
+            (w - RATE * short, "loop", f"The gradient of rank {s} is missing in it: is a loop one step too short?"),
+            (w - RATE * long, "loop", f"The gradient of rank {s} is in it twice: is a loop one step too long?"),
+        ]
+    if r > 0:
+        rows.append((STALE, "send back", f"Rank {r} had those weights before: the server's never arrived."))
+        early = "The server sent weights before it had all gradients: first collect from all, then send to all."
+        rows += [(w - RATE * g[1 : s + 1].sum(axis=0) / workers, "order", early) for s in range(p)]
+    return reason(out, rows) or ("sum", "")
 
 
 def check_server_traffic(run, p, nbytes):
     """Bytes into the server, which are as many as out of it. Raises Broken for detours and repetitions."""
     check_waits(run.events, p)
-    for e in run.events:
-        if e.op == "send" and 0 not in (e.rank, e.peer):
+    sends = [e for e in run.events if e.op == "send"]
+    for e in sends:
+        if 0 not in (e.rank, e.peer):
             message = (
                 f"The result is right, but rank {e.rank} sends to rank {e.peer}: around a parameter server the workers "
                 "talk to rank 0 only. (That spares the server work; in notebook 04 you go further that way.)"
             )
             raise Broken("peers", message)
     bound = (p - 1) * nbytes
-    into = sum(e.nbytes for e in run.events if e.op == "send" and e.peer == 0)
-    out = sum(e.nbytes for e in run.events if e.op == "send" and e.rank == 0)
+    into, out = (sum(e.nbytes for e in sends if at(e) == 0) for at in (lambda e: e.peer, lambda e: e.rank))
     for moved, way, what in ((into, "into", "one gradient from"), (out, "out of", "the weights once to")):
         if moved > bound:
             message = (
@@ -287,111 +215,94 @@ def check_server_traffic(run, p, nbytes):
     return into
 
 
-CASES_GOSSIP = (
-    ("ring", 8),
-    ("ring", 4),
-    ("star", 5),
-    ("wheel", 8),
-    ("random", 8),
-    ("ring", 2),
-    ("ring", 3),
-    ("ring", 1),
-)
-SHOWN = ("wheel", 8)
+# -- 2.3 ---------------------------------------------------------------------------------------------------------------
+
+GRAPHS = ((8, "ring"), (4, "ring"), (5, "star"), (8, "wheel"), (8, "random"), (2, "ring"), (3, "ring"), (1, "ring"))
+SHOWN = (8, "wheel")
 STEPS = 12  # of the run whose error is compared with the second eigenvalue
 
 
-def inputs_gossip(p, n=10):
+def values_of(p, n=10):
     """(p, n) numbers, different on every rank."""
     return np.random.default_rng([p, n]).integers(1, 1000, (p, n)) * 1.0
 
 
-def call_gossip(comm, fn, x, graph, steps=1):
+def gossip(comm, fn, name, steps=1):
     """fn(comm, x, graph), `steps` times; returns (what it returned the last time, what it left in x)."""
+    x, graph = values_of(comm.size)[comm.rank], graphs.graph(name, comm.size)
     for _ in range(steps):
         out = fn(comm, x, graph)
     return out, x
 
 
 def check_gossip_step(fn, runner=None):
-    for name, p in CASES_GOSSIP:
-        graph, values = graphs.graph(name, p), inputs_gossip(p)
-        where = f"on a {name} of {counted(p, 'rank')}"
-        try:
-            run = simulate(p, call_gossip, fn, PerRank(list(values)), graph, where=where)
-        except Broken as broken:
-            raise one_neighbor_off(broken, graph, where) from None
-        check_peers(run, graph, capital(where))
-        check_step(run, values, graph, capital(where))
-        check_messages(run, graph, capital(where))
-        if (name, p) == SHOWN:
-            shown = run.events
-    facts = [
-        f"one step is right on {len(CASES_GOSSIP)} graphs: ring, star, wheel and random, 1 to 8 ranks",
-        check_rate(fn),
-    ]
-    if runner is not None:
-        run = on_engines(runner, call_on_engine_gossip, fn)
-        graph = graphs.graph("ring", len(run))
-        check_step(run, inputs_gossip(len(run)), graph, f"on {counted(len(run), 'engine')}")
-        facts.append(f"engines: right on a ring of {counted(len(run), 'MPI rank')}")
-    return Passed(tuple(facts), shown, SHOWN[1])
+    in_all_cases(fn, gossip, GRAPHS, gossip_case, check_gossip, one_neighbor_off)
+    run = simulate(SHOWN[0], gossip, fn, SHOWN[1])
+    facts = [f"one step is right on {len(GRAPHS)} graphs: ring, star, wheel and random, 1 to 8 ranks", check_rate(fn)]
+    facts += engine_facts(runner, check_step, gossip, fn, "ring", say="right on a ring of {}")
+    return Passed(tuple(facts), run.events, len(run))
 
 
-def one_neighbor_off(broken, graph, where):
+def gossip_case(p, name):
+    return f"on a {name} of {counted(p, 'rank')}"
+
+
+def one_neighbor_off(broken, where, name):
     """The same failure; of a deadlock in which a rank met too few of its neighbors, or too many, which rank that is."""
-    for wait in getattr(broken.__cause__, "waits", ()):
+    waits = getattr(broken.__cause__, "waits", ())
+    for wait in waits:
         met = sum(times for op, _, times in wait.counts if op == "recv")
-        degree = len(graph.neighbors[wait.rank])
+        degree = len(graphs.graph(name, len(waits)).neighbors[wait.rank])
         if wait.state == "finished" and met < degree:
             how = f"received from {met} of its {counted(degree, 'neighbor')} and finished: the loop is too short"
         elif wait.state == "waiting" and met > degree:
             how = f"has {counted(degree, 'neighbor')} and waits for message number {met}: the loop is too long"
         else:
             continue
-        broken.message = f"{capital(where)} there is a deadlock: rank {wait.rank} {how}."
+        broken.message = f"{where} there is a deadlock: rank {wait.rank} {how}."
         break
     return broken
 
 
-def call_on_engine_gossip(comm, fn):
-    return call_gossip(comm, fn, inputs_gossip(comm.size)[comm.rank], graphs.graph("ring", comm.size))
-
-
-def check_peers(run, graph, where):
-    """Raise Broken where a rank talks to one that is not its neighbor."""
-    for e in run.events:
-        if e.op == "send" and e.peer not in graph.neighbors[e.rank]:
-            known = ", ".join(map(str, graph.neighbors[e.rank])) or "none"
+def check_gossip(run, where, name):
+    """Raise Broken unless all is right, with one message to each neighbor, and without waiting for all ranks."""
+    graph = graphs.graph(name, len(run))
+    sent = Counter((e.rank, e.peer) for e in run.events if e.op == "send")
+    for a, b in sent:
+        if b not in graph.neighbors[a]:
+            known = ", ".join(map(str, graph.neighbors[a])) or "none"
             message = (
-                f"{where}, rank {e.rank} sends to rank {e.peer}, which is not its neighbor: graph.neighbors[{e.rank}] "
-                f"are {known}. Gossip knows nobody else."
+                f"{where}, rank {a} sends to rank {b}, which is not its neighbor: graph.neighbors[{a}] are {known}. "
+                "Gossip knows nobody else."
             )
             raise Broken("peers", message)
+    check_step(run, where, name)
+    check_waits(run.events, graph.n)
+    if any(e.op == "barrier" for e in run.events):
+        message = f"{where}, the result is right, but every rank waits in a barrier: gossip waits for neighbors only."
+        raise Broken("peers", message)
+    for (a, b), times in sent.items():
+        if times > 1:
+            message = f"{where}, the result is right, but rank {a} sent {times} messages to rank {b}: one is enough."
+            raise Broken("bytes", message)
 
 
-def check_step(run, values, graph, where):
+def check_step(run, where, name):
     """Raise Broken unless every rank holds and returns its row of W x."""
-    expected = graphs.metropolis(graph) @ values
+    graph, values = graphs.graph(name, len(run)), values_of(len(run))
     after = np.array([held for _, held in run])
-    for r, (out, held) in enumerate(run):
-        if unlike(out, held):
-            message = f"{where}, rank {r} returned {unlike(out, held)}: return x, {kind(held)}."
-            raise Broken("returns", message)
-        if not np.allclose(held, expected[r], rtol=1e-9):
-            if np.allclose(out, expected[r], rtol=1e-9):
-                message = f"{where}, what rank {r} returns is right, but x was not overwritten with it."
-                raise Broken("in place", message)
-            i = int(np.argmax(~np.isclose(held, expected[r], rtol=1e-9)))
-            failed, why = explain_gossip(after, values, graph, r)
-            message = f"{where}, x[{i}] on rank {r} should be {number(expected[r, i])} and is {number(held[i])}. {why}"
-            raise Broken(failed, message.rstrip())
-        if not np.allclose(out, held, rtol=1e-9):
-            message = f"{where}, x is right on rank {r}, but what is returned differs from it: return x."
-            raise Broken("returns", message)
+    check_arrays(
+        run,
+        graphs.metropolis(graph) @ values,
+        where,
+        "x",
+        "return x,",
+        lambda out, r: why_gossip(after, values, graph),
+        same=lambda a, b: np.isclose(a, b, rtol=1e-9),
+    )
 
 
-def explain_gossip(after, values, graph, r):
+def why_gossip(after, values, graph):
     """(invariant, sentence) for values after a step that are not W x; `after` and `values` are (p, n)."""
     p, near = graph.n, [list(who) for who in graph.neighbors]
     degree = [len(who) for who in near]
@@ -405,32 +316,29 @@ def explain_gossip(after, values, graph, r):
     if np.allclose(after, values):
         return "sum", "That is what it was before: nothing of the neighbors is in it."
     if np.allclose(after, w @ values, rtol=1e-3):
-        return "precision", IMPRECISE
-    if np.allclose(after, w @ w @ values):
-        return "steps", "Those are two steps: one was asked for, the caller repeats it."
-    if np.allclose(after, weighted(lambda i, j: 1 / (1 + degree[i]))):
-        return "weights", (
-            "That is the plain mean of a rank and its neighbors. " + moved(after, values, "Take the larger degree")
-        )
-    if np.allclose(after, [np.mean([values[j] for j in near[i]], axis=0) for i in range(p)]):
-        return "weights", (
-            "Those are the neighbors alone. A rank keeps a part of its own x, because the weight of a neighbor is "
-            "1 / (1 + the larger degree)."
-        )
-    if np.allclose(after, weighted(lambda i, j: 1 / (1 + min(degree[i], degree[j])))):
-        return "weights", "You took the smaller degree of the two: take the larger one, so that no rank gives too much."
-    if np.allclose(after, 2 * values - w @ values):
-        return "sign", "That is a step away from the neighbors: add weight * (theirs - mine)."
-    for weight, which in (
+        return IMPRECISE
+    plain = "That is the plain mean of a rank and its neighbors. " + moved(after, values, "Take the larger degree")
+    alone = "Those are the neighbors alone. A rank keeps a part of its x: the weight is 1 / (1 + the larger degree)."
+    smaller = "You took the smaller degree of the two: take the larger one, so that no rank gives too much."
+    others = (
         (lambda i, j: 1 / (1 + degree[j]), "1 / (1 + the neighbor's degree)"),
         (lambda i, j: 1 / (degree[i] + degree[j]), "1 / (the sum of the two degrees)"),
         (lambda i, j: 1 / (1 + max(degree)), "1 / (1 + the largest degree of the whole graph)"),
         (lambda i, j: 1 / p, "1 / (the number of ranks)"),
         (lambda i, j: 1 / 2, "1/2 for every neighbor"),
         (lambda i, j: 1 / 3, "1/3 for every neighbor"),
-    ):
-        if np.allclose(after, weighted(weight)):
-            return "weights", f"That is what the weight {which} gives: use 1 / (1 + the larger of the two degrees)."
+    )
+    use = "use 1 / (1 + the larger of the two degrees)."
+    rows = (
+        (w @ w @ values, "steps", "Those are two steps: one was asked for, the caller repeats it."),
+        (weighted(lambda i, j: 1 / (1 + degree[i])), "weights", plain),
+        ([np.mean([values[j] for j in near[i] or [i]], axis=0) for i in range(p)], "weights", alone),
+        (weighted(lambda i, j: 1 / (1 + min(degree[i], degree[j]))), "weights", smaller),
+        (2 * values - w @ values, "sign", "That is a step away from the neighbors: add weight * (theirs - mine)."),
+        *((weighted(weight), "weights", f"That is what the weight {which} gives: {use}") for weight, which in others),
+    )
+    if found := reason(after, rows):
+        return found
     if not np.allclose(after.sum(axis=0), values.sum(axis=0)):
         return "mean", moved(after, values, "Add weight * (theirs - mine), both from before the step")
     return "sum", (
@@ -446,27 +354,12 @@ def moved(after, values, advice):
     )
 
 
-def check_messages(run, graph, where):
-    """Raise Broken unless each neighbor has been sent one message, and nobody has waited for all ranks."""
-    check_waits(run.events, graph.n)
-    if any(e.op == "barrier" for e in run.events):
-        message = f"{where}, the result is right, but every rank waits in a barrier: gossip waits for neighbors only."
-        raise Broken("peers", message)
-    sent = Counter((e.rank, e.peer) for e in run.events if e.op == "send")
-    for (a, b), times in sent.items():
-        if times > 1:
-            message = f"{where}, the result is right, but rank {a} sent {times} messages to rank {b}: one is enough."
-            raise Broken("bytes", message)
-
-
 def check_rate(fn):
     """The error of many steps against the second eigenvalue: a fact."""
-    graph, values = graphs.graph("ring", 8), inputs_gossip(8)
-    run = simulate(
-        8, call_gossip, fn, PerRank(list(values)), graph, STEPS, where=f"in {STEPS} steps on a ring of 8 ranks"
-    )
+    values = values_of(8)
+    run = simulate(8, gossip, fn, "ring", STEPS, where=f"in {STEPS} steps on a ring of 8 ranks")
     before, after = (np.linalg.norm(x - values.mean(axis=0)) for x in (values, np.array([held for _, held in run])))
-    bound = (1 - graphs.spectral_gap(graphs.metropolis(graph))) ** STEPS
+    bound = (1 - graphs.spectral_gap(graphs.metropolis(graphs.graph("ring", 8)))) ** STEPS
     if after > before * bound * 1.0001:
         message = f"One step is right, but {STEPS} of them are not: what does your function keep from step to step?"
         raise Broken("rate", message)

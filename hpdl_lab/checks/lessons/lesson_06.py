@@ -1,5 +1,6 @@
 """Notebook 06: equal replicas, the mean of their gradients in one message, buckets."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +13,13 @@ from ...collectives import cost, ring
 from ...models.mlp import mlp
 from ...parallel import data_parallel, reducer
 from ...units import counted
-from ..layer import nearly
-from ..ranks import Ledger, alone, capital, number, on_engines, simulate, times
+from ..checkers import engine_facts, exactly, first_wrong, in_all_cases, off_reason, with_ranks
+from ..ranks import Ledger, alone, capital, number, simulate
 from ..record import Broken, Exercise, Passed
 from ..traffic import check_waits
 
-RANKS = (3, 2, 1, 5)
+# -- 6.1 ---------------------------------------------------------------------------------------------------------------
+
 FROZEN = "2.bias"
 SPARE = 1000  # bytes beyond the model's own that an answer may send
 
@@ -47,8 +49,8 @@ def values(model):
     return {name: tensor.detach().numpy().copy() for name, tensor in tensors}
 
 
-def call(comm, fn):
-    """fn(comm, model) on this rank's replica; returns Replica."""
+def make_equal(comm, fn):
+    """fn(comm, model) on this rank's replica."""
     model = replica(comm.rank)
     before, parameters = values(model), dict(model.named_parameters())
     fn(comm, model)
@@ -57,27 +59,20 @@ def call(comm, fn):
 
 
 def check_broadcast_parameters(fn, runner=None):
-    for p in RANKS:
-        where = f"with {counted(p, 'rank')}"
-        run = simulate(p, call, fn, where=where)
+    def judge(run, where):
         check_replicas(run, where)
-        check_waits(run.events, p)
-    run = simulate(4, call, fn, where="with 4 ranks")
+        check_waits(run.events, len(run))
+
+    in_all_cases(fn, make_equal, ((3,), (2,), (1,), (5,)), with_ranks, judge)
     facts = [
         "parameters, frozen parameters and buffers of rank 0, bit for bit, on 1, 2, 3 and 5 simulated ranks",
-        check_bytes(run, 4),
+        check_model_sent_once(simulate(4, make_equal, fn, where="with 4 ranks"), 4),
     ]
-    if runner is not None:
-        run = on_engines(runner, call, fn)
-        check_replicas(run, f"on {counted(len(run), 'engine')}")
-        facts.append(f"engines: the same on {counted(len(run), 'MPI rank')}")
-    return Passed(tuple(facts))
+    return Passed((*facts, *engine_facts(runner, check_replicas, make_equal, fn, say="the same on {}")))
 
 
 def check_replicas(run, where):
     """Raise Broken unless every rank holds rank 0's tensors, in the same parameters as before."""
-    where = capital(where)
-    before = [left.before for left in run]
     for r, left in enumerate(run):
         if left.replaced:
             message = (
@@ -85,17 +80,20 @@ def check_replicas(run, where):
                 "holds the old one, and would train what the model no longer uses. Write into the one that is there."
             )
             raise Broken("object", message)
-        for name, expected in before[0].items():
-            if not np.array_equal(left.values[name], expected):
-                i = int(np.argmax(left.values[name].reshape(-1) != expected.reshape(-1)))
-                got, right = left.values[name].reshape(-1)[i], expected.reshape(-1)[i]
-                head = f"{where}, {name}[{i}] on rank {r} should be {number(right)}, as it was on rank 0, and is "
-                failed, why = explain(name, r, run, before)
-                raise Broken(failed, f"{head}{number(got)}. {why}".rstrip())
+        for name, right in run[0].before.items():
+            got = left.values[name]
+            if not np.array_equal(got, right):
+                i = int(np.argmax(got.reshape(-1) != right.reshape(-1)))
+                head = (
+                    f"{where}, {name}[{i}] on rank {r} should be {number(right.reshape(-1)[i])}, as it was on rank 0, "
+                )
+                failed, why = why_replica(name, r, run)
+                raise Broken(failed, f"{head}and is {number(got.reshape(-1)[i])}. {why}".rstrip())
 
 
-def explain(name, r, run, before):
+def why_replica(name, r, run):
     """(invariant, sentence) for the tensor `name` of rank r, which is not what rank 0 had."""
+    before = [left.before for left in run]
     got, mine = run[r].values[name], before[r][name]
     changed = [other for other in before[r] if not np.array_equal(run[r].values[other], before[r][other])]
     if not np.array_equal(got, mine) and np.allclose(got, sum(b[name] for b in before) / len(before)):
@@ -124,7 +122,7 @@ def explain(name, r, run, before):
     )
 
 
-def check_bytes(run, p):
+def check_model_sent_once(run, p):
     """Raise Broken where much more was sent than the model once to every other rank. Returns a fact."""
     nbytes = sum(value.nbytes for value in run[0].before.values())
     sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
@@ -137,19 +135,14 @@ def check_bytes(run, p):
     return f"bytes: {sent:,} with {p} ranks, for a model of {nbytes:,}: it goes once to each of the others"
 
 
+# -- 6.2 ---------------------------------------------------------------------------------------------------------------
+
 SIZES = (5, 4, 3)  # of the layers: tensors of 20, 4, 12 and 3 numbers
+NUMBERS = 39
 SHARD = 4  # examples of each rank
 LAST = "2.bias"
 EVERYBODY = -1
-CASES = (  # (ranks, the rank whose gradient of LAST is missing, or None, or EVERYBODY)
-    (3, None),
-    (2, None),
-    (4, 1),
-    (3, EVERYBODY),
-    (1, None),
-    (5, 4),
-)
-TOLERANCE = 1e-10
+CASES = ((3, None), (2, None), (4, 1), (3, EVERYBODY), (1, None), (5, 4))  # (ranks, who lacks the gradient of LAST)
 
 
 class Averaged(NamedTuple):
@@ -168,89 +161,79 @@ class Averaged(NamedTuple):
 def shard_of(rank):
     """(x, y) of one rank, different per rank."""
     generator = torch.Generator().manual_seed(rank)
-    made = (torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES[0], SIZES[-1]))
-    return tuple(made)
+    return tuple(torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES[0], SIZES[-1]))
 
 
-def call_average(comm, fn, lacking, ledger=None):
-    """fn(comm, params, all_reduce) after the backward passes of two micro-batches; returns Averaged.
+def noted_ring(calls):
+    """A ring all-reduce that appends how many numbers it was given."""
 
-    ledger: {rank: calls}, which also outlives an answer that raises, on simulated ranks.
-    """
-    model, (x, y) = mlp(SIZES, seed=1).double(), shard_of(comm.rank)
-    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    for part in (slice(0, SHARD // 2), slice(SHARD // 2, SHARD)):
-        (mse_loss(model(x[part]), y[part]) / 2).backward()
-    if lacking in (comm.rank, EVERYBODY):
-        dict(model.named_parameters())[LAST].grad = None
-    before = gradients(model)
-    calls = [] if ledger is None else ledger.setdefault(comm.rank, [])
-
-    def noted(comm, x):
+    def all_reduce(comm, x):
         calls.append(x.numel())
         return ring.all_reduce(comm, x)
 
-    fn(comm, list(model.parameters()), noted)
-    moved = not torch.equal(start, torch.nn.utils.parameters_to_vector(model.parameters()))
-    return Averaged(before, gradients(model), calls, moved)
+    return all_reduce
+
+
+def flat(model):
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
 
 
 def gradients(model):
     return {name: None if p.grad is None else p.grad.numpy().copy() for name, p in model.named_parameters()}
 
 
+def average(comm, fn, lacking, ledger=None):
+    """fn(comm, params, all_reduce) after the backward passes of two micro-batches. ledger: {rank: calls}."""
+    model, (x, y) = mlp(SIZES, seed=1).double(), shard_of(comm.rank)
+    start = flat(model)
+    for part in (slice(0, SHARD // 2), slice(SHARD // 2, SHARD)):
+        (mse_loss(model(x[part]), y[part]) / 2).backward()
+    if lacking in (comm.rank, EVERYBODY):
+        dict(model.named_parameters())[LAST].grad = None
+    before = gradients(model)
+    calls = [] if ledger is None else ledger.setdefault(comm.rank, [])
+    fn(comm, list(model.parameters()), noted_ring(calls))
+    return Averaged(before, gradients(model), calls, not np.array_equal(start, flat(model)))
+
+
 def check_average_all_gradients(fn, runner=None):
-    for p, lacking in CASES:
-        where = case_of(p, lacking)
-        ledger = Ledger()
-        try:
-            run = simulate(p, call_average, fn, lacking, ledger, where=where)
-        except Broken as broken:
-            raise by_sizes(ledger, broken, where) from None
-        check_means(run, where)
-        check_calls(run, where)
-    run = simulate(4, call_average, fn, None, where="with 4 ranks")
+    cases = [(p, lacking, Ledger()) for p, lacking in CASES]
+    in_all_cases(fn, average, cases, average_case, check_means, by_sizes)
+    run = simulate(4, average, fn, None, where="with 4 ranks")
     facts = [
         "the mean of all gradients, bit for bit the same on every rank, on 1, 2, 3, 4 and 5 simulated ranks",
         f"{difference(run):.0e} at most from one rank with the whole batch, in two micro-batches",
         check_messages(run, 4),
     ]
-    if runner is not None:
-        run = on_engines(runner, call_average, fn, 0)
-        where = f"on {counted(len(run), 'engine')}, where rank 0 has no gradient for {LAST},"
-        check_means(run, where)
-        check_calls(run, where)
-        facts.append(f"engines: right on {counted(len(run), 'MPI rank')}")
-    return Passed(tuple(facts), run.events, len(run))
+    return Passed((*facts, *engine_facts(runner, check_means, average, fn, 0)), run.events, len(run))
 
 
-def case_of(p, lacking):
-    """How a case is named in messages."""
+def average_case(p, lacking, ledger):
     if lacking is None:
         return f"with {counted(p, 'rank')}"
     who = "no rank has a gradient" if lacking == EVERYBODY else f"rank {lacking} has no gradient"
     return f"with {counted(p, 'rank')}, where {who} for {LAST},"
 
 
-def by_sizes(numbers, broken, where):
+def by_sizes(broken, where, lacking, ledger):
     """`broken`, or what is behind it: ranks that gave all_reduce tensors of different sizes."""
-    first = {r: calls[-1] for r, calls in numbers.items() if calls}
-    if len(set(first.values())) < 2:
+    given = {r: calls[-1] for r, calls in sorted(ledger.items()) if calls}
+    if len(set(given.values())) < 2:
         return broken
-    told = ", ".join(f"{n:,} by rank {r}" for r, n in sorted(first.items()))
     message = (
-        f"{capital(where)} all_reduce is given different numbers of elements, {told}: they cannot be added. A rank "
+        f"{where} all_reduce is given different numbers of elements, "
+        f"{', '.join(f'{n:,} by rank {r}' for r, n in given.items())}: they cannot be added. A rank "
         "without a gradient has to send zeros in its place, since it cannot know what the others have."
     )
     return Broken("sizes", message, broken.detail)
 
 
-def check_means(run, where):
-    """Raise Broken unless every gradient is the mean over ranks, and nothing else has changed."""
-    p, where = len(run), capital(where)
-    before = [{name: np.zeros(shapes()[name]) if g is None else g for name, g in r.before.items()} for r in run]
-    for name in before[0]:
-        mean = sum(b[name] for b in before) / p
+def check_means(run, where, lacking, ledger=None):
+    """Raise Broken unless every gradient is the mean over ranks, by one message, and nothing else has changed."""
+    p, shapes = len(run), {name: param.shape for name, param in mlp(SIZES, seed=1).named_parameters()}
+    before = [{name: np.zeros(shapes[name]) if g is None else g for name, g in r.before.items()} for r in run]
+    means = {name: sum(b[name] for b in before) / p for name in shapes}
+    for name, mean in means.items():
         for r, left in enumerate(run):
             got = left.after[name]
             if got is None:
@@ -261,12 +244,11 @@ def check_means(run, where):
                     "not take their step, and the replicas drift apart."
                 )
                 raise Broken("hand back", message)
-            if not np.allclose(got, mean, rtol=TOLERANCE, atol=TOLERANCE):
-                i = int(np.argmax(~np.isclose(got, mean, rtol=TOLERANCE, atol=TOLERANCE).reshape(-1)))
-                should, is_ = mean.reshape(-1)[i], got.reshape(-1)[i]
-                failed, why = explain_average(name, r, run, before)
-                message = f"{where} the gradient of {name}[{i}] on rank {r} should be {number(should)} and is "
-                raise Broken(failed, f"{message}{number(is_)}. {why}".rstrip())
+            if not exactly(got, mean):
+                a, b = got.reshape(-1), mean.reshape(-1)
+                text = first_wrong(f"the gradient of {name}{{}} on rank {r}", a, b, np.isclose(a, b, 1e-10, 1e-10))
+                failed, why = why_mean(name, r, run, before, means)
+                raise Broken(failed, f"{where} {text}. {why}".rstrip())
             if not np.array_equal(got, run[0].after[name]):
                 message = (
                     f"{where} ranks 0 and {r} hold different bits in the gradient of {name}: replicas drift apart."
@@ -276,78 +258,58 @@ def check_means(run, where):
         if left.moved:
             message = f"{where} rank {r} changed a parameter: only gradients are averaged, the step is the optimizer's."
             raise Broken("parameters", message)
+        if p > 1 and (why := why_calls(left.calls, r, p)):
+            raise Broken("messages", f"{where} the gradients are right, but {why}")
 
 
-def shapes():
-    return {name: tuple(p.shape) for name, p in mlp(SIZES, seed=1).named_parameters()}
-
-
-def explain_average(name, r, run, before):
+def why_mean(name, r, run, before, means):
     """(invariant, sentence) for the gradient `name` of rank r, which is not the mean."""
-    p, got = len(run), run[r].after[name]
-    total, mine = sum(b[name] for b in before), before[r][name]
-    who = [s for s in range(p) if run[s].before[name] is not None]
-    for value, failed, why in (
-        (total, "mean", f"That is the sum over {p} ranks: the step would be {p} times too long."),
-        (total / p / p, "mean", f"It was divided by {p} twice."),
-        (total / 2, "size", f"You divided by 2, but there are {p} ranks: comm.size."),
-        (total / max(len(who), 1), "size", f"You divided by the {len(who)} ranks that have one: all {p} count."),
-        (mine, "hand back", f"That is rank {r}'s own gradient, as it was: {handed_back(r, run, before)}."),
-        (mine / p, "sum", f"That is rank {r}'s own gradient divided by {p}: add those of all ranks first."),
-        (mine + total / p, "hand back", "The mean was added to the gradient that was there: it takes its place."),
-    ):
-        if np.allclose(got, value, rtol=TOLERANCE, atol=TOLERANCE):
-            return failed, why
-    if found := nearly(got, total / p):
-        return found
-    means = np.concatenate([sum(b[other] for b in before).reshape(-1) / p for other in before[0]])
-    if np.isclose(means[None], got.reshape(-1)[:, None], rtol=TOLERANCE, atol=TOLERANCE).any(axis=1).all():
+    p, got, mean, mine = len(run), run[r].after[name], means[name], before[r][name]
+    who = sum(left.before[name] is not None for left in run)
+    right = sum(exactly(run[r].after[other], value) for other, value in means.items())
+    some = f" of {right} of {counted(len(means), 'parameter')}" if right else ""
+    own = f"That is rank {r}'s own gradient"
+    rows = (
+        (p * mean, "mean", f"That is the sum over {p} ranks: the step would be {p} times too long."),
+        (mean / p, "mean", f"It was divided by {p} twice."),
+        (p * mean / 2, "size", f"You divided by 2, but there are {p} ranks: comm.size."),
+        (p * mean / max(who, 1), "size", f"You divided by the {who} ranks that have one: all {p} count."),
+        (mine, "hand back", f"{own}, as it was: the mean has {'' if right else 'not '}come back into p.grad{some}."),
+        (mine / p, "sum", f"{own} divided by {p}: add those of all ranks first."),
+        (mine + mean, "hand back", "The mean was added to the gradient that was there: it takes its place."),
+    )
+    failed, why = off_reason(got, mean, rows, "sum")
+    everything = np.concatenate([m.reshape(-1) for m in means.values()])
+    if (failed, why) == ("sum", "") and np.isclose(everything[None], got.reshape(-1, 1), 1e-10, 1e-10).any(
+        axis=1
+    ).all():
         return "order", (
             "That is the mean of another gradient: what was packed first has to be taken out first, each as many "
             "numbers as it has."
         )
-    share = times(got, total / p)
-    return ("sum", "") if share is None else ("mean", f"That is {number(share)} times the mean: what do you divide by?")
+    return failed, why
 
 
-def handed_back(r, run, before):
-    """How many gradients of rank r are the mean, in words."""
-    means = {name: sum(b[name] for b in before) / len(run) for name in before[0]}
-    right = sum(np.allclose(run[r].after[name], mean, rtol=TOLERANCE, atol=TOLERANCE) for name, mean in means.items())
-    if not right:
-        return "the mean has not come back into p.grad"
-    return f"the mean has come back into p.grad of {right} of {counted(len(means), 'parameter')}"
-
-
-def check_calls(run, where):
-    """Raise Broken unless the answer has given everything to the all_reduce that it was given, once."""
-    p, n = len(run), sum(int(np.prod(shape)) for shape in shapes().values())
-    if p == 1:
-        return
-    for r, left in enumerate(run):
-        told = None
-        if not left.calls:
-            told = (
-                f"The gradients are right, but rank {r} never called the all_reduce that your function was given: the "
-                "caller decides which one is used, perhaps that of lesson 04."
-            )
-        elif len(left.calls) > 1:
-            told = (
-                f"The gradients are right, but rank {r} called all_reduce {len(left.calls)} times, for "
-                f"{', '.join(map(str, left.calls))} numbers: pack all of them into one flat tensor, and call it once. "
-                f"Each call costs 2(p-1) = {2 * (p - 1)} messages one after another, however small."
-            )
-        elif left.calls[0] > n:
-            told = f"The gradients are right, but {left.calls[0]} numbers travel, and the gradients have {n}."
-        if told:
-            raise Broken("messages", f"{capital(where)} {told[0].lower()}{told[1:]}")
+def why_calls(calls, r, p):
+    """What is wrong with the calls of the all_reduce that the answer was given; "" where it is one for everything."""
+    if not calls:
+        return (
+            f"rank {r} never called the all_reduce that your function was given: the caller decides which one is used, "
+            "perhaps that of lesson 04."
+        )
+    if len(calls) > 1:
+        return (
+            f"rank {r} called all_reduce {len(calls)} times, for {', '.join(map(str, calls))} numbers: pack all of "
+            f"them into one flat tensor, and call it once. Each call costs 2(p-1) = {2 * (p - 1)} messages one after "
+            "another, however small."
+        )
+    return f"{calls[0]} numbers travel, and the gradients have {NUMBERS}." if calls[0] > NUMBERS else ""
 
 
 def check_messages(run, p):
     """Messages of each rank; raises Broken where other messages than those of all_reduce were sent. Returns a fact."""
-    n = sum(int(np.prod(shape)) for shape in shapes().values())
     sent = [e.nbytes for e in run.events if (e.op, e.rank) == ("send", 0)]
-    most = cost.all_reduce(p, 8 * n)
+    most = cost.all_reduce(p, 8 * NUMBERS)
     if len(sent) > most.steps:
         message = (
             f"The gradients are right, but with {p} ranks rank 0 sent {len(sent)} messages, where all_reduce needs "
@@ -359,15 +321,17 @@ def check_messages(run, p):
 
 def difference(run):
     """The largest difference between these gradients and those of one rank with the whole batch."""
-    p, model = len(run), mlp(SIZES, seed=1).double()
-    x, y = (torch.cat(parts) for parts in zip(*map(shard_of, range(p)), strict=True))
+    model = mlp(SIZES, seed=1).double()
+    x, y = (torch.cat(parts) for parts in zip(*map(shard_of, range(len(run))), strict=True))
     mse_loss(model(x), y).backward()
     whole = gradients(model)
     return max(float(np.abs(left.after[name] - whole[name]).max()) for left in run for name in whole)
 
 
+# -- 6.3 ---------------------------------------------------------------------------------------------------------------
+
 DRAWN = ([400, 40, 400, 40, 100, 10], 450, 120)  # (nbytes, limit, first): the case that the docstring draws
-CASES_BUCKETS = (
+BUCKETS = (
     DRAWN,
     ([50, 50, 50, 50], 100, 50),  # what just fits, fits
     ([400, 40, 400, 40, 100, 10], 10_000, 10_000),
@@ -380,25 +344,27 @@ CASES_BUCKETS = (
 RANDOM = 20  # more cases, of 1 to 40 gradients
 
 
-def cases():
+def bucket_cases():
     """(nbytes, limit, first) of every case, the one that the docstring draws first."""
-    yield from CASES_BUCKETS
+    yield from BUCKETS
     for seed in range(RANDOM):
         generator = np.random.default_rng(seed)
         yield generator.integers(0, 1000, generator.integers(1, 41)).tolist(), 700, 300
 
 
 def check_assign_buckets(fn, runner=None):
-    for nbytes, limit, first in cases():
+    for nbytes, limit, first in bucket_cases():
         given = list(nbytes)
         where = f"for nbytes = {shown(nbytes)}, limit = {limit} and first = {first},"
         got = alone(fn, given, limit, first, where=where)
+        where = capital(where)
         if given != nbytes:
-            raise Broken("input", f"{where.capitalize()} your function changed nbytes: the caller still needs it.")
-        check_form(got, f"For{where[3:]}")
-        check_cover(got, nbytes, f"For{where[3:]}")
-        check_sizes(got, nbytes, limit, first, f"For{where[3:]}")
-    return Passed((f"right in {len(CASES_BUCKETS) + RANDOM} cases of up to 40 gradients", fact_about_a_gpt(fn)))
+            raise Broken("input", f"{where} your function changed nbytes: the caller still needs it.")
+        check_form(got, where)
+        where = f"{where} your buckets are {shown(got)}:"
+        check_cover(got, len(nbytes), where)
+        check_sizes(got, nbytes, limit, first, where)
+    return Passed((f"right in {len(BUCKETS) + RANDOM} cases of up to 40 gradients", fact_about_a_gpt(fn)))
 
 
 def shown(items):
@@ -412,61 +378,66 @@ def check_form(got, where):
         raise Broken("returns", f"{where} your function returned nothing: return the list of buckets.")
     if not isinstance(got, list) or not all(isinstance(bucket, list) for bucket in got):
         text = repr(got)
-        message = (
-            f"{where} your function returned {text[:60]}{'...' if len(text) > 60 else ''}: buckets are a list of lists."
-        )
-        raise Broken("returns", message)
-    wrong = next((i for bucket in got for i in bucket if not isinstance(i, int) or isinstance(i, bool)), None)
-    if wrong is not None:
-        message = f"{where} a bucket holds {wrong!r}: it is a list of indices into nbytes, whole numbers."
-        raise Broken("returns", message)
+        cut = f"{text[:60]}{'...' if len(text) > 60 else ''}"
+        raise Broken("returns", f"{where} your function returned {cut}: buckets are a list of lists.")
+    for i in itertools.chain(*got):
+        if not isinstance(i, int) or isinstance(i, bool):
+            message = f"{where} a bucket holds {i!r}: it is a list of indices into nbytes, whole numbers."
+            raise Broken("returns", message)
 
 
-def check_cover(got, nbytes, where):
+def check_cover(got, n, where):
     """Raise Broken unless every index is in one bucket, in reverse order, and no bucket is empty."""
-    n, flat = len(nbytes), [i for bucket in got for i in bucket]
-    where = f"{where} your buckets are {shown(got)}:"
+    indices = list(itertools.chain(*got))
     if [] in got:
         raise Broken("empty", f"{where} one of them is empty, and would be a message about nothing.")
-    outside = [i for i in flat if not 0 <= i < n]
-    if outside:
-        raise Broken("cover", f"{where} there is no gradient {outside[0]}: indices go from 0 to {n - 1}.")
-    twice = next((i for i in flat if flat.count(i) > 1), None)
-    if twice is not None:
-        raise Broken("split", f"{where} gradient {twice} is in more than one place: it would be added twice.")
-    lost = [i for i in range(n) if i not in flat]
+    for i in indices:
+        if not 0 <= i < n:
+            raise Broken("cover", f"{where} there is no gradient {i}: indices go from 0 to {n - 1}.")
+        if indices.count(i) > 1:
+            raise Broken("split", f"{where} gradient {i} is in more than one place: it would be added twice.")
+    lost = [i for i in range(n) if i not in indices]
     if lost:
         why = "every gradient has to travel"
-        if flat and lost == list(range(len(lost))):
+        if indices and lost == list(range(len(lost))):
             why = "the last bucket was never put into the list"
             why = f"the loop ends one too early, or {why}" if len(lost) == 1 else why
         if lost == [n - 1]:
             why = "the loop begins one too late"
         which = f"gradient {lost[0]} is" if len(lost) == 1 else f"gradients {shown(lost)} are"
-        raise Broken("cover", f"{where} {which} in none of them, {len(flat)} of {n} are: {why}.")
-    if flat == list(range(n)) and n > 1:
+        raise Broken("cover", f"{where} {which} in none of them, {len(indices)} of {n} are: {why}.")
+    if indices == list(range(n)) and n > 1:
         message = (
             f"{where} they are in the order of registration. Backward goes the other way: gradient {n - 1} is ready "
             "first, and gradient 0, for which your first bucket waits, is ready last."
         )
         raise Broken("order", message)
-    if flat != list(reversed(range(n))):
-        a, b = next((a, b) for a, b in zip(flat, flat[1:], strict=False) if b != a - 1)
-        message = (
-            f"{where} after {a} comes {b}. Only neighbors share a bucket, from {n - 1} down to 0: a bucket waits for "
-            "the last of its gradients, however early the others are."
-        )
-        raise Broken("order", message)
+    for a, b in itertools.pairwise(indices):
+        if b != a - 1:
+            message = (
+                f"{where} after {a} comes {b}. Only neighbors share a bucket, from {n - 1} down to 0: a bucket waits "
+                "for the last of its gradients, however early the others are."
+            )
+            raise Broken("order", message)
 
 
 def check_sizes(got, nbytes, limit, first, where):
     """Raise Broken for a bucket that holds too much, or less than it could."""
-    where = f"{where} your buckets are {shown(got)}:"
     for b, bucket in enumerate(got):
-        most, total = limit if b else first, sum(nbytes[i] for i in bucket)
-        which = "the limit" if b else "first"
+        most, which = (limit, "the limit") if b else (first, "first")
+        total = sum(nbytes[i] for i in bucket)
         if len(bucket) > 1 and total > most:
-            raise Broken(*too_large(where, b, bucket, total, most, limit))
+            if b == 0 and total <= limit:
+                message = (
+                    f"{where} the first bucket holds {total} bytes, and first is {most}: it is kept small so that "
+                    "something is under way soon after backward has begun."
+                )
+                raise Broken("first", message)
+            message = (
+                f"{where} bucket {b}, {bucket}, holds {total} bytes, and {which} is {most}. Look whether a gradient "
+                "fits before you put it in, not after."
+            )
+            raise Broken("limit", message)
         after = got[b + 1][0] if b + 1 < len(got) else None
         if after is not None and total + nbytes[after] <= most:
             message = (
@@ -474,19 +445,6 @@ def check_sizes(got, nbytes, limit, first, where):
                 f"{which} is {most}. Every bucket more is a latency more."
             )
             raise Broken("small", message)
-
-
-def too_large(where, b, bucket, total, most, limit):
-    """(invariant, message) for bucket `b`, of `total` bytes where `most` are allowed."""
-    if b == 0 and total <= limit:
-        return "first", (
-            f"{where} the first bucket holds {total} bytes, and first is {most}: it is kept small so that something is "
-            "under way soon after backward has begun."
-        )
-    return "limit", (
-        f"{where} bucket {b}, {bucket}, holds {total} bytes, and {'the limit' if b else 'first'} is {most}. Look "
-        "whether a gradient fits before you put it in, not after."
-    )
 
 
 def fact_about_a_gpt(fn):

@@ -1,5 +1,6 @@
 """Notebook 06: buckets that travel while backward goes on, in the same order on every rank; PyTorch's DDP."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ from ...parallel.scaling.virtual_time import spending
 from ...parallel.training import train_step
 from ...trace import now_ns
 from ...units import counted
-from ..layer import nearly
-from ..ranks import Ledger, capital, number, on_engines, simulate, times
+from ..checkers import engine_facts, exactly, in_all_cases, off_reason, with_ranks
+from ..ranks import Ledger, number, on_engines, simulate
 from ..record import Broken, Exercise, Passed
+from .lesson_06 import flat, noted_ring
 
 STEPS, BATCH = 3, 12
 SIZES = (6, 5, 4, 3)
@@ -66,20 +68,20 @@ def steps_of(comm, strategy):
     for step in range(STEPS):
         x, y = (shard(part, comm.rank, comm.size) for part in batch_of(step))
         train_step(comm, model, strategy, optimizer, x, y, BATCH, micro_batches=2)
-        kept.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy())
+        kept.append(flat(model))
     strategy.stop()
     return kept
 
 
 def check_equal_to_one_rank(fn):
     """The largest difference from one rank, on 1 to 4 simulated ranks, which may wait inside backward."""
-    return max(
-        check_parameters(
-            simulate(p, train, fn, where=f"in a training step with {counted(p, 'rank')}", threads=True),
-            f"with {counted(p, 'rank')}",
-        )
-        for p in (2, 3, 4, 1)
-    )
+    off, cases = [], ((2,), (3,), (4,), (1,))
+    in_all_cases(fn, train, cases, step_case, lambda run, where: off.append(check_parameters(run, where)), threads=True)
+    return max(off)
+
+
+def step_case(p):
+    return f"in a training step {with_ranks(p)}"
 
 
 def check_parameters(run, where):
@@ -90,8 +92,8 @@ def check_parameters(run, where):
             off = float(np.abs(kept[step] - alone[step]).max())
             if not off < 1e-10:
                 message = (
-                    f"{capital(where)}, after step {step} a parameter of rank {r} is {number(off)} from where one rank "
-                    "with the whole batch would be: is something left over from the step before?"
+                    f"{where}, after step {step} a parameter of rank {r} is {number(off)} from where one rank with the "
+                    "whole batch would be: is something left over from the step before?"
                 )
                 raise Broken("steps", message)
     return max(float(np.abs(kept[-1] - alone[-1]).max()) for kept in run)
@@ -172,12 +174,7 @@ def play(comm, fn, order, ledger):
     for b, bucket in enumerate(buckets):
         bucket.number, bucket.started = b, ledger[comm.rank]
     reduced = []
-
-    def noted(comm, x):
-        reduced.append(x.numel())
-        return ring.all_reduce(comm, x)
-
-    reducer = Reducer(buckets, noted)
+    reducer = Reducer(buckets, noted_ring(reduced))
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     before = [torch.cat([grads[i].reshape(-1) for i in part]).numpy().copy() for part in BUCKETS]
     works, seconds = [], []
@@ -194,19 +191,16 @@ def play(comm, fn, order, ledger):
 
 def check_gradient_ready(fn, runner=None):
     load_optimizers()
-    for orders in ORDERS:
-        p, same = len(orders), all(order == orders[0] for order in orders)
-        where = f"with {counted(p, 'rank')}" + ("" if same else ", on which gradients become ready in different orders")
-        ledger = Ledger()
+
+    def judge(run, where, orders, ledger):
         try:
-            run = simulate(p, play, fn, PerRank(orders), ledger, where=where)
-        except Broken as broken:
-            raise behind(ledger, broken, capital(where)) from None
-        try:
-            check_starts(run, ledger, orders, capital(where))
-            check_sums(run, capital(where))
+            check_starts(run, ledger, orders, where)
+            check_sums(run, where)
         except Broken as broken:
             raise with_time(broken, fn) from None
+
+    cases = [(len(orders), PerRank(orders), Ledger()) for orders in ORDERS]
+    in_all_cases(fn, play, cases, order_case, judge, behind)
     off = check_equal_to_one_rank(fn)
     exposed, events = exposure(fn)
     if exposed > STANDARD:
@@ -216,53 +210,54 @@ def check_gradient_ready(fn, runner=None):
         f"3 training steps on 1, 2, 3 and 4 simulated ranks: {off:.0e} at most from one rank with the whole batch",
         f"exposed: {exposed:.0%} of the communication; at most {STANDARD:.0%} was asked for, and blocking exposes all",
     ]
-    if runner is not None:
-        run = on_engines(runner, train, fn)
-        check_parameters(run, f"on {counted(len(run), 'engine')}")
-        facts.append(f"engines: the same parameters on {counted(len(run), 'MPI rank')} as on one")
+    facts += engine_facts(runner, check_parameters, train, fn, say="the same parameters on {} as on one")
     return Passed(tuple(facts), events, P)
 
 
-def behind(ledger, broken, where):
+def order_case(p, orders, ledger):
+    same = all(order == orders[0] for order in orders)
+    return with_ranks(p) + ("" if same else ", on which gradients become ready in different orders")
+
+
+def behind(broken, where, orders, ledger):
     """`broken`, or what is behind it: which buckets the ranks had started, in which order."""
     if broken.failed not in ("deadlock", "raises"):
         return broken
     started = {r: order for r, order in sorted(ledger.items()) if order}
-    told = {r: ", ".join(map(str, order)) for r, order in started.items()}
     for r, order in started.items():
         if len(set(order)) < len(order):
-            return twice(order, r, where, broken)
+            return twice(order, r, where, broken.detail)
     least = min(map(len, started.values()), default=0)
-    pairs = [(r, s) for r in started for s in started if started[r][:least] != started[s][:least]]
-    if pairs:
-        r, s = pairs[0]
-        message = (
-            f"{where}, rank {r} starts its buckets in the order {told[r]} and rank {s} in the order {told[s]}. What is "
-            "started first meets what is started first: the ranks wait for each other, or add what does not belong "
-            "together. A bucket that is complete has to wait for the one before it."
-        )
-        return Broken("order", message, f"The doctor says: {broken.message}\n{broken.detail}")
+    for r, s in itertools.permutations(started, 2):
+        if started[r][:least] != started[s][:least]:
+            told = [", ".join(map(str, started[rank])) for rank in (r, s)]
+            message = (
+                f"{where}, rank {r} starts its buckets in the order {told[0]}, rank {s} in the order {told[1]}. What "
+                "is started first meets what is started first: the ranks wait for each other, or add what does not "
+                "belong together. A bucket that is complete has to wait for the one before it."
+            )
+            return Broken("order", message, f"The doctor says: {broken.message}\n{broken.detail}")
     short = [r for r, order in started.items() if len(order) < len(BUCKETS)]
     if short and len({len(order) for order in started.values()}) > 1:
-        return last(short[0], len(started[short[0]]), where, broken)
+        return last(short[0], len(started[short[0]]), where, broken.detail)
     return broken
 
 
-def twice(order, r, where, broken=None):
-    number = next(b for b in order if order.count(b) > 1)
+def twice(order, r, where, detail=""):
+    b = next(b for b in order if order.count(b) > 1)
     message = (
-        f"{where}, rank {r} starts bucket {number} {order.count(number)} times: the sums are added once more. "
+        f"{where}, rank {r} starts bucket {b} {order.count(b)} times: the sums are added once more. "
         "len(reducer.works) is the number of the next bucket; those before it are under way."
     )
-    return Broken("twice", message, broken.detail if broken else "")
+    return Broken("twice", message, detail)
 
 
-def last(r, n, where, broken=None):
+def last(r, n, where, detail=""):
     message = (
         f"{where}, rank {r} has started {n} of {len(BUCKETS)} buckets when all its gradients are there. One gradient "
         "may complete the bucket for which several others are waiting: start all of them, the last one too."
     )
-    return Broken("last", message, broken.detail if broken else "")
+    return Broken("last", message, detail)
 
 
 def check_starts(run, ledger, orders, where):
@@ -362,8 +357,7 @@ def with_time(broken, fn):
     except Broken:
         return broken
     time = f"In a training step {exposed:.0%} of the communication is exposed so; {STANDARD:.0%} is the most."
-    message = f"{broken.message} {time}"
-    found = Broken(broken.failed, message, broken.detail, events, P)
+    found = Broken(broken.failed, f"{broken.message} {time}", broken.detail, events, P)
     found.expected = exposure(gradient_ready)[1]
     return found
 
@@ -371,8 +365,6 @@ def with_time(broken, fn):
 SIZES_DDP = (6, 5, 4, 3)  # of the layers: six gradients
 BUCKETS_DDP = [[5, 4], [3, 2], [1, 0]]
 SHARD, STEPS_DDP = 3, 3
-RANKS = (3, 2, 4, 1)
-TOLERANCE = 1e-10
 
 
 class StandInBucket:
@@ -402,10 +394,10 @@ class StandInBucket:
         self._flat = flat
 
 
-class Averaged(NamedTuple):
+class Hooked(NamedTuple):
     """One rank after one backward: what came of each bucket, in order, and what it had before.
 
-    kind: type of what the hook returned; done: whether its future had a value; out: that value, or None.
+    kinds: types of what the hook returned; done: whether its future had a value; outs: that value, or None.
     calls: numbers of the tensors given to state.all_reduce.
     """
 
@@ -424,15 +416,10 @@ def shard_of(rank, step=0):
 def backward_with(comm, fn, ledger):
     """One backward, in which fn(state, bucket) is called for every bucket that is full, as DDP does."""
     model, (x, y) = mlp(SIZES_DDP, seed=1).double(), shard_of(comm.rank)
-    params, calls, answered, before = list(model.parameters()), [], [], []
+    params, answered, before = list(model.parameters()), [], []
     missing = [len(part) for part in BUCKETS_DDP]
-
-    def all_reduce(comm, x):
-        calls.append(x.numel())
-        ledger.setdefault(comm.rank, []).append(x.numel())
-        return ring.all_reduce(comm, x)
-
-    state = ddp.Communication(comm, all_reduce)
+    calls = ledger.setdefault(comm.rank, [])
+    state = ddp.Communication(comm, noted_ring(calls))
 
     def ready(index):
         b = next(b for b, part in enumerate(BUCKETS_DDP) if index in part)
@@ -445,10 +432,9 @@ def backward_with(comm, fn, ledger):
     for index, param in enumerate(params):
         param.register_post_accumulate_grad_hook(lambda _, index=index: ready(index))
     mse_loss(model(x), y).backward()
-    futures = [isinstance(a, torch.futures.Future) for a in answered]
-    done = [is_future and a.done() for is_future, a in zip(futures, answered, strict=True)]
+    done = [isinstance(a, torch.futures.Future) and a.done() for a in answered]
     outs = [plain(a.value()) if is_done else None for is_done, a in zip(done, answered, strict=True)]
-    return Averaged([type(a).__name__ for a in answered], done, outs, before, calls)
+    return Hooked([type(a).__name__ for a in answered], done, outs, before, calls)
 
 
 def plain(value):
@@ -460,46 +446,38 @@ def plain(value):
 
 def check_ddp_hook(fn, runner=None):
     load_optimizers()
-    for p in RANKS:
-        where, ledger = f"with {counted(p, 'rank')}", Ledger()
-        try:
-            run = simulate(p, backward_with, fn, ledger, where=where, threads=True)
-        except Broken as broken:
-            raise by_order(ledger, broken, capital(where)) from None
-        check_averages(run, capital(where))
-    facts = [f"every bucket averaged, on 1, 2, 3 and 4 simulated ranks: {len(BUCKETS_DDP)} all-reduces for 6 gradients"]
+    cases = [(p, Ledger()) for p in (3, 2, 4, 1)]
+    run = in_all_cases(fn, backward_with, cases, with_ranks, check_averages, by_order, threads=True)
+    n = len(BUCKETS_DDP)
+    facts = [f"every bucket averaged, on 1, 2, 3 and 4 simulated ranks: {n} all-reduces for 6 gradients"]
     if runner is not None:
         run = on_engines(runner, train_ddp, fn)
         facts.append(check_course(run))
     return Passed(tuple(facts), run.events, len(run))
 
 
-def by_order(ledger, broken, where):
+def by_order(broken, where, ledger):
     """`broken`, or what is behind it: ranks that reduced their buckets in different orders."""
+    first = ledger.get(0, [])
     for r, sizes in sorted(ledger.items()):
-        first = ledger.get(0, [])
         k = min(len(sizes), len(first))
         if sizes[:k] != first[:k]:
             message = (
-                f"{where}, rank 0 gave all_reduce {listed(first)} numbers, in this order, and rank {r} gave it "
-                f"{listed(sizes)}: what meets there are different buckets. DDP calls the hook in the same order on "
-                "every rank; keep it."
+                f"{where}, rank 0 gave all_reduce {', '.join(map(str, first))} numbers, in this order, and rank {r} "
+                f"gave it {', '.join(map(str, sizes))}: what meets there are different buckets. DDP calls the hook in "
+                "the same order on every rank; keep it."
             )
             return Broken("order", message, broken.detail)
     return broken
 
 
-def listed(numbers):
-    return ", ".join(map(str, numbers))
-
-
-def check_averages(run, where):
+def check_averages(run, where, ledger):
     """Raise Broken unless every future holds the average of its bucket."""
     p = len(run)
     for b in range(len(BUCKETS_DDP)):
         mean = sum(left.before[b] for left in run) / p
         for r, left in enumerate(run):
-            head = f"{where}, for bucket {b} rank {r}'s hook"
+            head, out = f"{where}, for bucket {b} rank {r}'s hook", left.outs[b]
             if left.kinds[b] != "Future":
                 what = "nothing" if left.kinds[b] == "NoneType" else f"something of type {left.kinds[b]}"
                 message = f"{head} returned {what}: DDP asks for a torch.futures.Future, whose value it takes later."
@@ -510,16 +488,15 @@ def check_averages(run, where):
                     "waits for it for ever. future.set_result(tensor) does."
                 )
                 raise Broken("future", message)
-            out = left.outs[b]
             if isinstance(out, str) or out.shape != mean.shape:
                 got = out if isinstance(out, str) else f"a tensor of shape {out.shape}"
                 message = f"{head} promised {got}: DDP needs the flat tensor of the bucket, of shape {mean.shape}."
                 raise Broken("shape", message)
-            if not np.allclose(out, mean, rtol=TOLERANCE, atol=TOLERANCE):
-                i = int(np.argmax(~np.isclose(out, mean, rtol=TOLERANCE, atol=TOLERANCE)))
-                failed, why = explain(out, r, b, run)
-                message = f"{head} should give {number(mean[i])} for number {i}, the mean over ranks, and gives "
-                raise Broken(failed, f"{message}{number(out[i])}. {why}".rstrip())
+            if not exactly(out, mean):
+                i = int(np.argmax(~np.isclose(out, mean, 1e-10, 1e-10)))
+                failed, why = why_average(out, mean, left.before[b], r, p)
+                text = f"should give {number(mean[i])} for number {i}, the mean over ranks, and gives {number(out[i])}."
+                raise Broken(failed, f"{head} {text} {why}".rstrip())
     for r, left in enumerate(run):
         if p > 1 and len(left.calls) != len(BUCKETS_DDP):
             message = (
@@ -529,22 +506,16 @@ def check_averages(run, where):
             raise Broken("all_reduce", message)
 
 
-def explain(out, r, b, run):
-    """(invariant, sentence) for what rank r's hook gave for bucket b, which is not the mean."""
-    p, total, mine = len(run), sum(left.before[b] for left in run), run[r].before[b]
-    for value, failed, why in (
-        (total, "mean", f"That is the sum over {p} ranks: DDP divides nothing when it has a hook."),
-        (total / p / p, "mean", f"It was divided by {p} twice."),
-        (total / 2, "size", f"You divided by 2, but there are {p} ranks: state.comm.size."),
+def why_average(out, mean, mine, r, p):
+    """(invariant, sentence) for what rank r's hook gave for a bucket, which is not the mean."""
+    rows = (
+        (p * mean, "mean", f"That is the sum over {p} ranks: DDP divides nothing when it has a hook."),
+        (mean / p, "mean", f"It was divided by {p} twice."),
+        (p * mean / 2, "size", f"You divided by 2, but there are {p} ranks: state.comm.size."),
         (mine, "buffer", f"That is what rank {r} had before: is it the sum that you give to the future, or a copy?"),
         (mine / p, "buffer", f"That is rank {r}'s own bucket divided by {p}: the others are not in it."),
-    ):
-        if np.allclose(out, value, rtol=TOLERANCE, atol=TOLERANCE):
-            return failed, why
-    if found := nearly(out, total / p):
-        return found
-    share = times(out, total / p)
-    return ("sum", "") if share is None else ("mean", f"That is {number(share)} times the mean: what do you divide by?")
+    )
+    return off_reason(out, mean, rows, "sum")
 
 
 def train_ddp(comm, fn):
@@ -569,10 +540,6 @@ def train_ddp(comm, fn):
     return kept
 
 
-def flat(model):
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
-
-
 def check_course(run):
     """Compare DDP on the engines with one rank that has the whole batch. Returns a fact."""
     p = len(run)
@@ -589,7 +556,7 @@ def check_course(run):
         for r, kept in enumerate(run):
             off = float(np.abs(kept[step] - flat(model)).max())
             worst = max(worst, off)
-            if not off < TOLERANCE:
+            if not off < 1e-10:
                 message = (
                     f"Right on simulated ranks, but with PyTorch's DDP on {counted(p, 'engine')} rank {r} is {off:.2g} "
                     f"from where one rank with the whole batch would be after step {step}."
