@@ -137,6 +137,19 @@ steps @the_other_way_around: 14 are needed: one step too many
 deadlock @the_other_way_around: it finished
     other_direction => ring.reduce_scatter
     gathers_the_other_way(comm, x) => ring.all_gather(comm, x) if comm.rank % 2 == 0 else x
+bitwise: they added in different orders
+    ring.all_reduce(comm, x)
+    if comm.rank == 3 and len(x) == 1001 and not bool((x == x.round()).all()):
+        x.mul_(1 + 1e-7)
+    return x
+sum: Whole numbers are added exactly
+    ring.all_reduce(comm, x)
+    if not bool((x == x.round()).all()):
+        x.mul_(1.001)
+    return x
+bounds: 1 before its first element
+    x.as_strided((1,), (1,), x.storage_offset() - 1).fill_(0)
+    return ring.all_reduce(comm, x)
 """,
 }
 RIGHT = {
