@@ -165,7 +165,7 @@ class DeviceMesh:
         mesh["dp"]                                 the communicator of ranks 0 and 2: its rank 1 here
 
     Collective. grid: a Grid; comm: as given.
-    Raises:  ValueError on every rank where the grid has not as many places as comm has ranks, or where ranks disagree.
+    Raises:  ValueError on every rank where the grid has not as many places as comm has ranks, or if ranks disagree.
     Steps: one all_gather of 8 bytes, one split per axis longer than 1 and one for all the others.
     """
 
@@ -211,7 +211,7 @@ class DeviceMesh:
 
         number = zlib.crc32(repr(self.grid).encode())
         numbers = self.comm.all_gather(torch.tensor([number], dtype=torch.int64, device=self.comm.device))
-        if not bool((numbers == number).all()):  # words only where they are needed: 1,024 ranks read 1,024 of them
+        if not bool((numbers == number).all()):  # words only if they are needed: 1,024 ranks read 1,024 of them
             raise ValueError(f"the ranks do not agree on the mesh: {self._grids_in_words()}")
         if self.grid.size != self.comm.size:
             product = f"{' x '.join(map(str, self.grid.sizes))} = " if len(self.grid.sizes) > 1 else ""

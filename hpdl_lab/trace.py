@@ -88,7 +88,7 @@ class Trace:
         self.limit = limit
         self.dropped = 0  # events after `limit`, which bounds the memory of a long run
         self.lane = ""  # of the events that are added here
-        self.line_of_call = ""  # on behalf of which line this goes on, where no line of the attendee's has led here
+        self.line_of_call = ""  # on behalf of which line this goes on, if no line of the attendee's has led here
         self._steps = itertools.count()
         self._lanes = itertools.count(LANE_STEPS, LANE_STEPS)  # where the steps of the next lane begin
         self.log = Log(rank)

@@ -81,7 +81,7 @@ def kind_of(command: list) -> str:
 
 
 def look(process: Any, kind: str, owner: str) -> Any:
-    """The Process of one psutil.Process. Raises OSError or psutil.Error where it has ended."""
+    """The Process of one psutil.Process. Raises OSError or psutil.Error if it has ended."""
     proc = Path(f"/proc/{process.pid}")
     pss_kB = dict(re.findall(r"^Pss_(\w+): +(\d+)", (proc / "smaps_rollup").read_text(), re.MULTILINE))
     anonymous, shared, file = (int(pss_kB[name]) * 1024 / MB for name in ("Anon", "Shmem", "File"))

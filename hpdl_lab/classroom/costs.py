@@ -31,7 +31,7 @@ class Costs:
     """Constants and where they come from: `costs["server_MB"]`.
 
     values: {name in COSTS: number}; engines: of the attendee who was measured; notebook: its name; command, machine,
-    versions ("torch 2.13.0, ..."), date: texts; path: of the file, "" where they were just measured.
+    versions ("torch 2.13.0, ..."), date: texts; path: of the file, "" if they were just measured.
     """
 
     values: dict[str, float]

@@ -16,7 +16,7 @@ def exercises(folder: Any = NOTEBOOKS) -> dict:
     """The exercise forms of a folder, {"00_engines.ipynb": its bytes}, in order.
 
     Notebooks of the clone in which somebody has worked, an instructor perhaps, are built again in a folder aside.
-    Raises: RuntimeError, one sentence, where there are none, or where one is worked in and cannot be built.
+    Raises: RuntimeError, one sentence, if there are none, or if one is worked in and cannot be built.
     """
     return read(Path(folder), "exercise", Path(folder))
 

@@ -73,7 +73,7 @@ def pairs(old: list, now: list) -> dict:
 
 
 def one_cell(base: Any, theirs: Any, new: Any) -> tuple:
-    """(their cell with what changed from base to new, False where both changed the same lines: theirs stands)."""
+    """(their cell with what changed from base to new, False if both changed the same lines: theirs stands)."""
     cell, agreed = nbformat.from_dict(theirs), True
     if new.source != base.source:
         texts = base.source, theirs.source, new.source
@@ -104,7 +104,7 @@ def place_additions(rows: list, cells: list, removed: set) -> None:
 
 
 def assembled(theirs: Any, new: Any, cells: list) -> Any:
-    """The notebook of these cells; each has an id of its own, also where an old program has left none."""
+    """The notebook of these cells; each has an id of its own, also if an old program has left none."""
     taken = set()
     for cell in cells:
         if cell.get("id") is None or cell.id in taken:

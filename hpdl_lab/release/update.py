@@ -1,7 +1,7 @@
 """The attendee's folder: exercise forms and nothing else, updated without losing anything that the attendee did.
 
     FOLDER/04_ring_all_reduce.ipynb                 theirs
-    FOLDER/04_ring_all_reduce.new.ipynb             the new form, where it could not be merged into theirs
+    FOLDER/04_ring_all_reduce.new.ipynb             the new form, if it could not be merged into theirs
     FOLDER/.hpdl-release/given/04_ring_all_reduce.ipynb     the form as last given: what an update starts from
     FOLDER/.hpdl-release/before/04_ring_all_reduce.ipynb    theirs as it was before the last merge
 
@@ -9,7 +9,7 @@ Every file is written under a new name that nobody can foresee, then renamed; `g
 half way, each notebook is as it was or as it will be, and the next run does the rest.
 
 Each attendee's server runs this as it starts, mostly with nothing to merge: nbformat, which takes as long to import as
-all the rest, comes in only where there is.
+all the rest, comes in only if there is.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class LeftAlone(Exception):
 
 
 def bring(folder: Any, name: str, form: bytes) -> str | None:
-    """Bring one notebook up to date. Returns a sentence, or None where there is nothing to do."""
+    """Bring one notebook up to date. Returns a sentence, or None if there is nothing to do."""
     path, given = folder / name, folder / HIDDEN / "given" / name
     try:
         base, theirs = contents(given), contents(path)
@@ -92,7 +92,7 @@ def bring(folder: Any, name: str, form: bytes) -> str | None:
 
 
 def contents(path: Any) -> bytes | None:
-    """The bytes of the file at `path`, None where there is nothing. Raises LeftAlone. Never waits, as for a pipe."""
+    """The bytes of the file at `path`, None if there is nothing. Raises LeftAlone. Never waits, as for a pipe."""
     try:
         with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -207,7 +207,7 @@ def alone(folder: Any) -> Iterator[Any]:
 def somebody_else(folder: Any) -> Any:
     """(user id, group id) of the account in whose folders, or behind whose link, `folder` is, when root acts for it.
 
-    Raises: RuntimeError where it is root's own, but others may put links there.
+    Raises: RuntimeError if it is root's own, but others may put links there.
     """
     ways = [folder, folder.resolve()] if os.getuid() == 0 else []
     for path in [part for way in ways for part in (*reversed(way.parents), way) if os.path.lexists(part)]:

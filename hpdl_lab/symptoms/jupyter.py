@@ -35,7 +35,7 @@ def require_own_kernel() -> None:
 
 
 def environment_of(python: str) -> Any:
-    """The prefix of that Python; None where it does not run."""
+    """The prefix of that Python; None if it does not run."""
     try:
         asked = subprocess.run([python, "-I", "-c", ASK], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
