@@ -11,8 +11,9 @@ import sys
 import time
 
 import pytest
+import zmq.asyncio
 
-from hpdl_lab.engines import client, keeper_client, launch, layout, node, reach, slurm, tunnel
+from hpdl_lab.engines import client, keeper_client, launch, layout, node_agent, reach, relay, slurm, streams
 from hpdl_lab.features import Missing
 from hpdl_lab.trace import Event
 
@@ -83,15 +84,18 @@ class TestReach:
         with pytest.raises(Missing, match="'60001' is no range of ports"):
             reach.ports()
 
-    def test_listeners_share_one_free_port_of_the_range(self):
-        sockets, port = reach.listeners(["127.0.0.1", "127.0.0.2"])
-        try:
-            assert [s.getsockname() for s in sockets] == [("127.0.0.1", port), ("127.0.0.2", port)]
+    def test_addresses_share_one_free_port_of_the_range(self):
+        async def listen(hosts, within=None):
+            context = zmq.asyncio.Context()
+            router, port, authenticator = relay.listen(context, streams.new_keys(), hosts, within)
             with pytest.raises(Missing, match=f"no port from {port} to {port} can be had on 127.0.0.2.*HPDL_PORTS"):
-                reach.listeners(["127.0.0.2"], (port, port))
-        finally:
-            for opened in sockets:
-                opened.close()
+                relay.listen(zmq.asyncio.Context(), streams.new_keys(), ["127.0.0.2"], (port, port))
+            for host in hosts:
+                socket.create_connection((host, port)).close()
+            authenticator.stop()
+            context.destroy(linger=0)
+
+        asyncio.run(listen(["127.0.0.1", "127.0.0.2"]))
 
 
 class TestSharedFolder:
@@ -106,7 +110,7 @@ class TestSharedFolder:
             assert stat.S_IMODE(os.stat(path).st_mode) == stat.S_IMODE(os.stat(place).st_mode) == 0o700
         assert os.listdir(place) == []
 
-    def test_what_a_killed_gateway_has_left_goes_at_the_next_start(self, place):
+    def test_what_a_killed_relay_has_left_goes_at_the_next_start(self, place):
         done = subprocess.Popen(["true"])
         done.wait()
         place.mkdir()
@@ -140,15 +144,18 @@ class TestClocks:
         assert Event._make(moved["events"][0]) == event._replace(t0_ns=10, t1_ns=20)
 
 
-def test_a_gateway_that_does_not_answer_is_one_sentence_for_the_job_to_end_with(monkeypatch):
+def test_a_relay_that_does_not_answer_is_one_sentence_for_the_job_to_end_with(monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    told = {"addresses": ["127.0.0.1"], "port": port, "key": tunnel.new_key()}
-    with pytest.raises(
-        node.Unreached, match=f"^node n7 cannot reach the gateway of the notebook at port {port} .*HPDL_"
-    ):
-        asyncio.run(node.dial(told, role="job"))
+    known = {"addresses": ["127.0.0.1"], "port": port, "keys": streams.new_keys()}
+
+    async def connect():
+        async with node_agent.connected(known, role="job"):
+            pass
+
+    with pytest.raises(node_agent.Unreached, match=f"^node n7 cannot reach the relay .* at port {port} .*HPDL_"):
+        asyncio.run(connect())
 
 
 LEAVE_A_LETTER = """

@@ -61,7 +61,7 @@ def ending(status):
     try:
         code = int(status)
     except ValueError:
-        return status.strip() or "ended"  # what the gateway says of an engine that could not say it itself
+        return status.strip() or "ended"  # what the relay says of an engine that could not say it itself
     if code - 128 not in set(signal.Signals):
         return f"ended with exit status {code}"
     number = signal.Signals(code - 128)

@@ -38,7 +38,7 @@ class Launching:
             self.wait_for([hosts.told_in(self.path)])
         if self.layout.where == "slurm":
             slurm.prepare(self)
-            self.open_px()  # outposts want to know its sockets at once
+            self.open_px()  # agents want to know its sockets at once
         self.spawn("engines", engines_argv(self.path, self.layout))
         session_dir.write(session_dir.session_file(self.path), json.dumps(self.layout._asdict()))
         seconds = slurm.START_SECONDS if self.layout.where == "slurm" else START_SECONDS
@@ -203,7 +203,7 @@ def hosts_argv(path, layout):
 def engines_argv(path, layout):
     """Engines under mpiexec, each below a shell that writes its exit status where the notebook can read it.
 
-    On Slurm: the process that asks the gateway for engines, and ends with them.
+    On Slurm: the process that asks the relay for engines, and ends with them.
     """
     if layout.where == "slurm":
         return slurm.step_argv(path, layout)
@@ -228,7 +228,7 @@ def environment(path, layout, keeper_pid):
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
     if layout.where == "slurm":
-        return env | own  # the rest is the nodes' own: far_engines.py
+        return env | own  # the rest is the nodes' own: node_agent.py
     threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, features.cores() // layout.n)))
     network = between_hosts(layout) if layout.hosts else LOOPBACK
     files = {"PRTE_MCA_prte_tmpdir_base": path}  # Open MPI's own

@@ -6,7 +6,6 @@ is taken.
 """
 
 import os
-import random
 import re
 import shutil
 import socket
@@ -49,7 +48,7 @@ def shared_folder():
 
 
 def sweep(place):
-    """Remove the folders of gateways of this machine that were killed."""
+    """Remove the folders of relays of this machine that were killed."""
     for entry in os.scandir(place):
         host, _, rest = entry.name.rpartition("-")[0].rpartition("-")
         with suppress(OSError):
@@ -58,19 +57,18 @@ def sweep(place):
                     shutil.rmtree(entry.path)
 
 
-def shared_gateway_file(path):
-    """Where the nodes find the gateway: {"addresses", "port", "key"}."""
-    return os.path.join(path, "gateway.json")
+def shared_relay_file(path):
+    """Where the nodes find the relay: {"addresses", "port", "keys"}."""
+    return os.path.join(path, "relay.json")
 
 
 def log_file(path):
-    """What the job prints before it has found the gateway."""
+    """What the job prints before it has found the relay."""
     return os.path.join(path, "job.log")
 
 
 ADDRESS, PORTS = "HPDL_ADDRESS", "HPDL_PORTS"  # variables that overrule what is found: "10.1.0.5", "60001-60100"
 ASKED = 8  # nodes whose routes are looked at: those of a partition share a network
-TRIES = 50
 SECONDS = 20.0  # for Slurm to answer
 CONTROLLER = "see whether its controller runs: scontrol ping"
 
@@ -133,33 +131,3 @@ def ask(argv):
         said = [*done.stderr.split("\n"), f"exit code {done.returncode}"]
         raise Missing(f"{argv[0]} says {next(line for line in said if line)}", CONTROLLER)
     return done.stdout
-
-
-def listeners(hosts, within=None):
-    """Listening sockets, one on each of the addresses `hosts`, all with the same port; (sockets, port).
-
-    within: (first, last) of the ports that may be taken; None: any. Raises Missing where none is free.
-    """
-    candidates = [0] * TRIES
-    if within:
-        every = range(within[0], within[1] + 1)
-        candidates = random.sample(every, min(TRIES, len(every)))
-    error = None
-    for port in candidates:
-        opened = []
-        try:
-            for host in hosts:
-                opened.append(socket.create_server((host, port), family=family_of(host)))
-                port = opened[0].getsockname()[1]
-            return opened, port
-        except OSError as refused:
-            error = refused
-            for one in opened:
-                one.close()
-    where = f" from {within[0]} to {within[1]}" if within else ""
-    what = f"no port{where} can be had on {', '.join(hosts)} ({error.strerror or error})"
-    raise Missing(what, f"name others in {PORTS}, or another address in {ADDRESS}")
-
-
-def family_of(host):
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -20,7 +20,7 @@ from .errors import EngineError
 PREFIX = "hpdl-"  # of the names; the user's number and a hash of the environment follow
 SOCKET_PATH_LIMIT = 104  # bytes of a Unix socket's path where the system allows least (108 on Linux)
 LONGEST_NAME = len("/rank-9999.sock.new")
-ENGINE_PROCESSES = ("engines", "controller", "hosts", "gateway", "job")  # whose files bear their names
+ENGINE_PROCESSES = ("engines", "controller", "hosts", "relay", "job")  # whose files bear their names
 LONGEST_KERNEL_NAME = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5f")
 PX_CHANNELS = 15  # sockets of ipyparallel's controller: 8 for engines, 6 for clients, 1 for itself
 
@@ -192,14 +192,14 @@ def engine_socket(path, rank):
     return os.path.join(path, f"rank-{rank}.sock")
 
 
-def gateway_socket(path):
-    """Path of the socket on which the gateway to engines on other machines takes orders (step.py)."""
-    return os.path.join(path, "gateway.sock")
+def relay_socket(path):
+    """Path of the socket on which the relay to engines on other machines takes orders (step.py)."""
+    return os.path.join(path, "relay.sock")
 
 
-def gateway_file(path):
-    """Path of the JSON file that the gateway writes when it is ready: {"addresses", "port", "shared"}."""
-    return os.path.join(path, "gateway.json")
+def relay_file(path):
+    """Path of the JSON file that the relay writes when it is ready: {"addresses", "port", "shared"}."""
+    return os.path.join(path, "relay.json")
 
 
 def job_file(path):

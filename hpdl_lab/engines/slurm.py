@@ -1,11 +1,11 @@
-"""Engines in a Slurm job, seen from the notebook's machine: gateway and job as children of the keeper, and their end.
+"""Engines in a Slurm job, seen from the notebook's machine: relay and job as children of the keeper, and their end.
 
-    keeper --- gateway      what the nodes connect to (gateway.py)
-           |-- job          has Slurm start the steward on nodes, follows the job, ends it (slurm_job.py)
+    keeper --- relay        what the nodes connect to (relay.py)
+           |-- job          has Slurm start an agent on a node, follows the job, ends it (slurm_job.py)
            |-- controller   as for engines of this machine
-           `-- engines      asks the gateway for engines, prints what they print (step.py)
+           `-- engines      asks the relay for engines, prints what they print (step.py)
 
-Gateway and job outlive `lab.restart()`: new engines in the same job wait in no queue.
+Relay and job outlive `lab.restart()`: new engines in the same job wait in no queue.
 """
 
 import json
@@ -61,12 +61,12 @@ def in_notebook():
     return shell is not None and hasattr(shell, "kernel")
 
 
-JOB = ("gateway", "job")
+JOB = ("relay", "job")
 START_SECONDS = 240  # all nodes read the same files of one file system, some for the first time
-GATEWAY_FAREWELL, JOB_FAREWELL = 5.0, 20.0  # s: to remove a folder; for scancel
+RELAY_FAREWELL, JOB_FAREWELL = 5.0, 20.0  # s: to remove a folder; for scancel
 LOOK = 0.1  # s between two looks at the state of the job
 NEWS = 10.0  # s: until Slurm has noticed, and told, that a node or a job has gone
-LOST = ("vanished", "has gone")  # what is said of an engine that said nothing of its end: by the gateway, and here
+LOST = ("vanished", "has gone")  # what is said of an engine that said nothing of its end: by the relay, and here
 
 
 def check():
@@ -79,9 +79,9 @@ def check():
 
 
 def step_argv(path, layout):
-    """The process that asks the gateway for engines, and ends with them."""
+    """The process that asks the relay for engines, and ends with them."""
     request = json.dumps({"n": layout.n})
-    return [sys.executable, "-I", "-S", step.__file__, session_dir.gateway_socket(path), request]
+    return [sys.executable, "-I", "-S", step.__file__, session_dir.relay_socket(path), request]
 
 
 def prepare(launching):
@@ -89,13 +89,13 @@ def prepare(launching):
     path = launching.path
     if "job" not in launching.keeper.ask("status")["running"]:
         partition = launching.layout.job.get("partition") or ""
-        argv = [sys.executable, "-m", "hpdl_lab.engines.gateway", path, partition]
-        launching.spawn("gateway", argv, farewell=GATEWAY_FAREWELL)
-        launching.wait_for([session_dir.gateway_file(path)])
-        with open(session_dir.gateway_file(path)) as file:
+        argv = [sys.executable, "-m", "hpdl_lab.engines.relay", path, partition]
+        launching.spawn("relay", argv, farewell=RELAY_FAREWELL)
+        launching.wait_for([session_dir.relay_file(path)])
+        with open(session_dir.relay_file(path)) as file:
             shared = json.load(file)["shared"]
-        steward = [sys.executable, "-m", "hpdl_lab.engines.steward", reach.shared_gateway_file(shared)]
-        argv = slurm_job.argv(path, launching.layout.n, launching.layout.job, steward, shared)
+        agent = [sys.executable, "-m", "hpdl_lab.engines.node_agent", reach.shared_relay_file(shared)]
+        argv = slurm_job.argv(path, launching.layout.n, launching.layout.job, agent, shared)
         launching.spawn("job", argv, farewell=JOB_FAREWELL)
     with QueueLine() as line:
         while (told := state(path)).get("state") != "running":

@@ -12,7 +12,7 @@ SYMPTOMS = (
     ),
     Symptom(
         "blocked ports: between hosts",
-        said=r"cannot reach the (?:gateway|notebook)|failed to TCP connect to a peer MPI process|No route to host",
+        said=r"cannot reach the (?:relay|notebook)|failed to TCP connect to a peer MPI process|No route to host",
         fix="`hpdl doctor --port HOST:PORT` on the other host says what is in the way: let the firewall pass TCP "
         "between these hosts, or name the network interface that joins them",
     ),

@@ -250,13 +250,13 @@ def test_one_port_listens_on_the_address_that_the_nodes_see_and_only_the_user_ca
 ):
     processes = [psutil.Process(pid) for pid in traces(private_runtime_dir).processes()]
     listening = [c.laddr for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    with open(session_dir.gateway_file(far.path)) as file:
-        gateway = json.load(file)
-    assert (one_slurm.network.address if one_slurm.network else "127.0.0.1", gateway["port"]) in listening
+    with open(session_dir.relay_file(far.path)) as file:
+        relay = json.load(file)
+    assert (one_slurm.network.address if one_slurm.network else "127.0.0.1", relay["port"]) in listening
     assert len(listening) == 1 or not one_slurm.network  # else those of the job are here too: mpiexec's
-    assert os.path.dirname(gateway["shared"]) == shared
-    assert stat.S_IMODE(os.stat(gateway["shared"]).st_mode) == 0o700
-    for entry in os.scandir(gateway["shared"]):
+    assert os.path.dirname(relay["shared"]) == shared
+    assert stat.S_IMODE(os.stat(relay["shared"]).st_mode) == 0o700
+    for entry in os.scandir(relay["shared"]):
         assert stat.S_IMODE(entry.stat().st_mode) == 0o600, entry.path
 
 
@@ -310,7 +310,7 @@ def test_a_job_whose_notebook_has_gone_without_a_word_ends_by_itself(one_slurm, 
             for process in every:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-    assert {"gateway", "slurm_job"} <= names, "they should have been killed as well"
+    assert {"relay", "slurm_job"} <= names, "they should have been killed as well"
     give_up = time.monotonic() + 120
     while set(one_slurm.jobs()) - others:
         assert time.monotonic() < give_up, "the job goes on"
@@ -319,7 +319,7 @@ def test_a_job_whose_notebook_has_gone_without_a_word_ends_by_itself(one_slurm, 
 
 
 def name_of(process):
-    """ "gateway" of "python -m hpdl_lab.engines.gateway ..."."""
+    """ "relay" of "python -m hpdl_lab.engines.relay ..."."""
     return next((word.rpartition(".")[2] for word in process.cmdline() if word.startswith("hpdl_lab.")), "")
 
 

@@ -1,0 +1,372 @@
+"""What runs on the nodes of a Slurm job: one agent of the job, and one for each engine, all connected to the relay.
+
+    job agent      the first process of the job; it starts engines in its allocation whenever the notebook asks for some
+      `-- mpiexec  of this environment, which has Slurm start its daemons on the other nodes: no PMI of Slurm is needed
+            |-- engine agent 0 -- engine 0      on any node: carries the engine's sockets to the relay, and its end
+            `-- engine agent 1 -- engine 1
+
+So `lab.restart()` needs no second wait in the queue. An engine finds a session directory as on the notebook's machine;
+here it is a folder of the node itself. Agents hold nothing but bytes on their way: they also answer while compiled code
+blocks an engine. When the relay has gone, with the notebook's machine or in peace, they end engines and themselves.
+
+    python -m hpdl_lab.engines.node_agent RELAY_FILE               the job script starts this one
+    python -m hpdl_lab.engines.node_agent RELAY_FILE STEP SIZE     mpiexec starts these
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import psutil
+import zmq
+import zmq.asyncio
+
+from .. import features
+from . import session_dir, streams
+from .keeper import die_with_parent, shared_memory
+from .launch import THREAD_VARIABLES
+from .relay import serve_unix
+
+EACH = 8.0  # s for each address of the relay: packets to a closed port may vanish
+UNSEEN, UNREACHED = 66, 67  # exit codes of a job: the node does not see the shared folder; it cannot reach the relay
+LEAVE, KILL = 10.0, 3.0  # s for engines to end by themselves, and for mpiexec to end them
+LOOK = 0.01  # s between two looks for the engine's socket
+LINES = 1 << 16  # bytes of what engines print that are passed on at a time
+
+# -- to the relay ------------------------------------------------------------------------------------------------------
+
+
+class Unreached(Exception):
+    """The relay cannot be reached; the message is one sentence with the remedy."""
+
+
+def node_name() -> str:
+    """The name by which Slurm knows this node."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def load(file: str) -> dict:
+    """Where the relay is: {"addresses", "port", "keys"}. Raises OSError if the file is not seen from here."""
+    with open(file) as opened:
+        return json.load(opened)
+
+
+@asynccontextmanager
+async def connected(relay: dict, **hello: Any):
+    """(connection to the relay on which `hello` has been said, its answer, own address). Raises Unreached."""
+    context, tried = zmq.asyncio.Context(), []
+    try:
+        for address in relay["addresses"]:
+            try:
+                own = own_address(address, relay["port"])
+                connection, task, welcome = await dial(context, address, relay["port"], relay["keys"], hello)
+            except (OSError, TimeoutError) as error:
+                tried.append(f"{address}: {getattr(error, 'strerror', '') or error or f'no answer within {EACH:g} s'}")
+                continue
+            try:
+                yield connection, welcome, own
+            finally:
+                task.cancel()
+            return
+        raise Unreached(
+            f"node {node_name()} cannot reach the relay of the notebook at port {relay['port']} ({'; '.join(tried)}): "
+            "let nodes connect to that machine, or set HPDL_ADDRESS to an address and HPDL_PORTS to ports that they "
+            "may use"
+        )
+    finally:
+        context.destroy(linger=streams.LINGER)
+
+
+def own_address(address: str, port: int) -> str:
+    """The address of this node from which it talks to the relay. Raises OSError with the reason if it cannot."""
+    with socket.create_connection((address, port), EACH) as probe:
+        return probe.getsockname()[0]
+
+
+async def dial(context: zmq.asyncio.Context, address: str, port: int, keys: dict, hello: dict) -> tuple:
+    """(Connection, the task that receives for it, the relay's first message)."""
+    dealer = context.socket(zmq.DEALER)
+    streams.prepare(dealer, address)
+    dealer.reconnect_ivl = -1  # what was under way would be lost: a connection that breaks has ended
+    dealer.curve_serverkey = keys["relay"].encode()
+    dealer.curve_publickey, dealer.curve_secretkey = keys["client"].encode(), keys["client_secret"].encode()
+    monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    connection = streams.Connection(dealer.send_multipart, first=1)
+    dealer.connect(streams.endpoint(address, port))
+
+    async def receive() -> None:
+        while True:
+            connection.take(await dealer.recv_multipart())
+
+    async def watch() -> None:
+        await monitor.recv_multipart()
+        connection.end()
+
+    receiving = asyncio.gather(receive(), watch())
+    connection.send(**hello)
+    try:
+        async with asyncio.timeout(EACH):
+            welcome = await connection.receive()
+        if welcome is None:
+            raise ConnectionError("it is another session's relay, or does not know this one's key")
+    except BaseException:
+        receiving.cancel()
+        dealer.close(linger=0)
+        raise
+    return connection, receiving, welcome
+
+
+# -- the job -----------------------------------------------------------------------------------------------------------
+
+
+class Launcher:
+    """mpiexec with the engines of step `number`; what it prints, and its end, are sent to the relay."""
+
+    def __init__(self, relay: streams.Connection, number: int, process: asyncio.subprocess.Process):
+        self.relay, self.number, self.process = relay, number, process
+        self.reporting = asyncio.create_task(self._report())
+
+    @classmethod
+    async def start(cls, relay: streams.Connection, number: int, argv: list[str], interface: str | None) -> "Launcher":
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env=launch_environment(interface),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        return cls(relay, number, process)
+
+    async def _report(self) -> None:
+        assert self.process.stdout is not None
+        while output := await self.process.stdout.read(LINES):
+            self.relay.send(step=self.number, output=output.decode(errors="replace"))
+        self.relay.send(step=self.number, ended=await self.process.wait())
+
+    async def end(self) -> None:
+        """Return when no engine is left: agents end theirs when the relay lets go of them."""
+        for seconds, signum in ((LEAVE, signal.SIGTERM), (KILL, signal.SIGKILL)):
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.process.wait()
+                return
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signum)
+        await self.process.wait()
+
+
+async def serve_job(file: str) -> None:
+    """Start and end engines as the relay says; returns when it has gone."""
+    async with connected(load(file), role="job", node=node_name()) as (relay, welcome, own):
+        launcher = None
+        if "welcome" not in welcome:
+            return  # Slurm has started the job a second time
+        while (message := await relay.receive()) and "end" not in message:
+            if launcher is not None:  # "start" as well as "kill": one step at a time
+                await launcher.end()
+                launcher = None
+            if "start" in message:
+                step, n = message["start"], message["n"]
+                try:
+                    module = [sys.executable, "-m", "hpdl_lab.engines.node_agent"]
+                    argv = [features.mpiexec(), "-n", str(n), *module, file, str(step), str(n)]
+                    launcher = await Launcher.start(relay, step, argv, interface_of(own))
+                except (OSError, features.Missing) as error:
+                    relay.send(step=step, output=f"{error}\n")
+                    relay.send(step=step, ended=1)
+        if launcher is not None:
+            await launcher.end()
+
+
+# -- one engine --------------------------------------------------------------------------------------------------------
+
+
+class EngineAgent:
+    """Carries the sockets of engine `rank` of `n`, whose files are in the folder `path` of this node."""
+
+    def __init__(self, relay: streams.Connection, rank: int, n: int, path: str):
+        self.relay, self.rank, self.n, self.path = relay, rank, n, path
+        self.engine: asyncio.subprocess.Process | None = None
+        self.mapped: set[str] = set()  # shared memory of the engine, which cannot be asked for it when it was killed
+        self.tasks: set[asyncio.Task] = set()
+
+    async def serve(self, connection: dict, interface: str | None) -> None:
+        """Start the engine; returns when the relay lets go. connection: of ipyparallel's controller."""
+        await self.open_px(connection)
+        self.engine = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "hpdl_lab.engines.engine"),
+            env=environment(self.path, self.n, node_name(), interface),
+            close_fds=False,  # MPICH's connection to mpiexec
+            preexec_fn=die_with_parent,
+        )
+        self.begin(self.report_start())
+        self.begin(self.report_end())
+        while (message := await self.relay.receive()) and "end" not in message:
+            self.begin(self.open_stream(message["open"]))
+
+    def begin(self, work: Coroutine) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def open_px(self, connection: dict) -> None:
+        """Let the engine find the controller's sockets in its own folder."""
+        file = session_dir.connection_file(self.path, "engine")
+        os.makedirs(os.path.dirname(file), 0o700)
+        session_dir.write(file, json.dumps(connection | {"interface": f"ipc://{session_dir.px_sockets(self.path)}"}))
+        for channel in range(1, session_dir.PX_CHANNELS + 1):
+            await serve_unix(
+                f"{session_dir.px_sockets(self.path)}:{channel}",
+                lambda reader, writer, channel=channel: self.carry_px(channel, reader, writer),
+            )
+
+    async def carry_px(self, channel: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.relay.carry(self.relay.open(px=channel), reader, writer)
+
+    async def open_stream(self, number: int) -> None:
+        """A kernel wants to talk to the engine."""
+        try:
+            ends = await asyncio.open_unix_connection(session_dir.engine_socket(self.path, self.rank))
+        except OSError:
+            return self.relay.close(number)
+        return await self.relay.carry(number, *ends)
+
+    async def report_start(self) -> None:
+        """Say when the engine takes connections."""
+        assert self.engine is not None
+        while not os.path.exists(session_dir.engine_socket(self.path, self.rank)):
+            await asyncio.sleep(LOOK)
+        self.mapped = shared_memory([self.engine.pid])
+        self.relay.send(listening=True)
+
+    async def report_end(self) -> None:
+        """Say the exit status of the engine, as a shell writes it."""
+        assert self.engine is not None
+        code = await self.engine.wait()
+        self.relay.send(exit=code if code >= 0 else 128 - code)
+
+    async def close(self) -> None:
+        """End the engine, and leave nothing behind on this node."""
+        for task in list(self.tasks):
+            task.cancel()
+        if self.engine is not None and self.engine.returncode is None:
+            self.mapped |= shared_memory([self.engine.pid])
+            self.engine.kill()
+            await self.engine.wait()
+        for file in self.mapped:
+            with suppress(OSError):  # another agent of this node was first
+                os.unlink(file)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+async def serve_engine(file: str, step: int, n: int) -> None:
+    rank = mpi_rank()
+    if rank is None:
+        raise Unreached(f"no mpiexec has started {sys.executable}: the variable {RANK[0]} is not set")
+    hello = {"role": "engine", "step": step, "rank": rank, "node": node_name()}
+    async with connected(load(file), **hello) as (relay, welcome, own):
+        if "connection" not in welcome:
+            return  # nobody wants this engine any more
+        agent = EngineAgent(relay, rank, n, session_dir.of_an_engine(rank))
+        serving = asyncio.ensure_future(agent.serve(welcome["connection"], interface_of(own)))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
+        try:
+            await serving
+        except asyncio.CancelledError:
+            pass  # Slurm ends the job
+        finally:
+            await agent.close()
+
+
+# -- environments ------------------------------------------------------------------------------------------------------
+
+# Of the request for the job. The one task by which mpiexec starts its daemon on a node must not be held to one task's
+# share of the node: all ranks of the node are its children.
+REQUEST_OF_ONE_TASK = ("SLURM_CPU_BIND", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_TASK")
+BOOTSTRAP = {
+    "SLURM_CPU_BIND": "none",
+    "SLURM_MPI_TYPE": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": "node:oversubscribe",  # Open MPI would start all on the first node
+}
+
+# As between emulated hosts (launch.BETWEEN_HOSTS), and for the same reason; who knows better sets them in the notebook.
+BETWEEN_NODES = {
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+    "FI_PROVIDER": "tcp",
+    "FI_TCP_MAX_SAVED": str(10**6),
+}
+INTERFACES = ("FI_TCP_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")  # MPICH, Open MPI, others
+RANKS_HERE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
+def launch_environment(interface: str | None) -> dict[str, str]:
+    """The environment of mpiexec in the job; see `environment` for interface."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(REQUEST_OF_ONE_TASK)}
+    if interface is not None:
+        env.setdefault("HYDRA_IFACE", interface)  # by its address: nodes need not know each other by name
+    return env | features.launch_environment() | BOOTSTRAP
+
+
+def mpi_rank() -> int | None:
+    """The MPI rank of this process, before MPI has started in it; None if no mpiexec has started it."""
+    return next((int(os.environ[name]) for name in RANK if name in os.environ), None)
+
+
+def environment(path: str, n: int, node: str, interface: str | None) -> dict[str, str]:
+    """The environment of an engine on `node`, of `n`, with its sockets in the folder `path` of that node.
+
+    interface: the network interface by which this node is joined to the others; None if it has no name.
+    """
+    here = next((int(os.environ[name]) for name in RANKS_HERE if name in os.environ), 1)
+    cores = min(features.cores(), int(os.environ.get("SLURM_CPUS_ON_NODE", features.cores())))  # of the job
+    threads = str(max(1, cores // here))
+    preset = dict.fromkeys(THREAD_VARIABLES, threads) | BETWEEN_NODES
+    if interface is not None:
+        preset |= dict.fromkeys(INTERFACES, interface)
+    own = {
+        "HPDL_SESSION": path,
+        "HPDL_KEEPER": str(os.getpid()),
+        "HPDL_SIZE": str(n),
+        "HPDL_HOST_ID": node,
+        "IPP_PROFILE_DIR": session_dir.profile_dir(path),
+        "IPYTHONDIR": os.path.join(path, "ipython"),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    return preset | os.environ | own
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has `address`; None if none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address == known.address.partition("%")[0] for known in addresses):
+            return name
+    return None
+
+
+def main() -> int:
+    os.umask(0o077)
+    file, *step = sys.argv[1:]
+    try:
+        asyncio.run(serve_engine(file, *map(int, step)) if step else serve_job(file))
+    except OSError as error:
+        print(f"node {node_name()} does not see {file} ({error})", file=sys.stderr)
+        return UNSEEN
+    except Unreached as error:
+        print(error, file=sys.stderr)
+        return UNREACHED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
