@@ -6,7 +6,8 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import models, schedules
 from hpdl_lab.engines.errors import RunFailed
-from hpdl_lab.parallel.pipeline.model import Pipeline
+from hpdl_lab.mesh import DeviceMesh
+from hpdl_lab.parallel.hybrid.model import HybridParallel
 
 TOKENS = torch.randint(80, (8, 7), generator=torch.Generator().manual_seed(0))
 X, Y = TOKENS[:, :-1], TOKENS[:, 1:]
@@ -25,10 +26,11 @@ def steps(comm, names, spoil=None):
     found = {}
     for name in names:
         schedule = schedules.build(name, comm.size, 2 if name == "gems_mast" else 4)
-        pipeline = Pipeline(comm, gpt(), schedule, X[: 8 // schedule.micro_batches], costs=[1] * 8)
+        mesh = DeviceMesh(comm, pp=comm.size)
+        pipeline = HybridParallel(gpt(), mesh, X, schedule=schedule, costs=[1] * 8)
         if spoil is not None:
             spoil(comm.rank, pipeline)
-        found[name] = pipeline.step(X, Y, loss_of), {n: p.grad for n, p in pipeline.named_parameters().items()}
+        found[name] = pipeline.step(X, Y), {n: p.grad for n, p in pipeline.named_parameters().items()}
     return found
 
 

@@ -10,13 +10,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpdl_lab import data, models, schedules
+from hpdl_lab import data, models
 from hpdl_lab.comm import sim
-from hpdl_lab.mesh import DeviceMesh, Grid
+from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.models.gpt import SIZES
 from hpdl_lab.models.initial import count
-from hpdl_lab.parallel.pipeline.model import Pipeline
-from hpdl_lab.parallel.pipeline.split import Layers
 from hpdl_lab.parallel.tensor.cuts import (
     add_partial_gradients,
     cuts_of,
@@ -295,34 +293,6 @@ def test_two_replicas_of_two_shards(sequence):
     cross_entropy(one(x[:BATCH]).flatten(0, 1), y[:BATCH].flatten()).backward()
     for grads in sim.run(4, replicas, model, threads=True):
         assert all((grads[name] - q.grad).abs().max() < EXACT for name, q in one.named_parameters())
-
-
-@pytest.mark.parametrize("sequence", [False, True])
-def test_two_stages_of_two_shards(sequence):
-    """The pipeline takes sharded layers as they are; the table of tokens is tied over its two ends."""
-    model, x, y = problem("gpt", **TWELVE)
-
-    def stages(comm, model):
-        mesh = DeviceMesh(comm, Grid(pp=2, tp=2))
-        mine = shard(mesh["tp"], copy.deepcopy(model), sequence)
-        schedule = schedules.build("1f1b", ranks=2, micro_batches=2)
-        cuts = cuts_of(mine)
-        costs = [1] * len(Layers(mine, x[:2]))  # to measure a layer takes all ranks that share it
-        pipeline = Pipeline(mesh["pp"], mine, schedule, x[:2], costs=costs)
-        loss = pipeline.step(x[:4], y[:4], lambda out, y: cross_entropy(out.flatten(0, 1), y.flatten()))
-        for stage in pipeline.stages.values():
-            add_partial_gradients(mesh["tp"], stage.module)
-        return loss, {n: joined(mesh["tp"], q.grad, cuts[n]) for n, q in pipeline.named_parameters().items()}
-
-    one = copy.deepcopy(model)
-    true_loss = cross_entropy(one(x[:4]).flatten(0, 1), y[:4].flatten())
-    true_loss.backward()
-    results = sim.run(4, stages, model, threads=True)
-    params = dict(one.named_parameters())
-    assert set(results[0][1]) | set(results[2][1]) == set(params)
-    for loss, grads in results:
-        assert abs(loss - true_loss.item()) < EXACT and "tokens.weight" in grads
-        assert all((grad - params[name].grad).abs().max() < EXACT for name, grad in grads.items())
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ from torch.nn.functional import cross_entropy
 
 from .. import models, schedules
 from ..comm.torch_group import process_group
+from ..mesh import DeviceMesh
 from ..parallel.grid.saved_bytes import SavedBytes
-from ..parallel.pipeline.model import Pipeline, Shared, add_shared_gradients
+from ..parallel.hybrid.model import HybridParallel
 from ..parallel.pipeline.split import Layers
 from . import launch
 from .report import Column, Report, Row, Table, field, with_memory
@@ -189,16 +190,15 @@ class Task:
 
 
 class Ours:
-    """Pipeline.step on `comm`."""
+    """A step of HybridParallel on `comm`, with stages only."""
 
     def __init__(self, comm: Comm, task: Any) -> None:
-        self.pipeline = Pipeline(comm, task.model, task.schedule, task.example, costs=task.costs)
+        mesh = DeviceMesh(comm, pp=comm.size)
+        self.pipeline = HybridParallel(task.model, mesh, task.x, schedule=task.schedule, costs=task.costs)
         self.params, self.task = self.pipeline.named_parameters(), task
 
     def __call__(self) -> Any:
-        for param in self.params.values():
-            param.grad = None
-        return self.pipeline.step(self.task.x, self.task.y, loss_of)
+        return self.pipeline.step(self.task.x, self.task.y)
 
 
 class Torchs:
@@ -216,7 +216,9 @@ class Torchs:
         self.params = dict(named)
         names = {id(p): name for name, p in ours.params.items()}
         self.shared = [
-            Shared(ranks, [self.params[names[id(p)]] for p in params]) for ranks, params in ours.pipeline.shared
+            (group.comm, [self.params[names[id(p)]] for p in group.params])
+            for group in ours.pipeline.gradients.groups
+            if group.comm.size > 1
         ]
         total = task.schedule.stages
         stages = [PipelineStage(OneTensor(m), n, total, device, group=group) for n, m in modules.items()]
@@ -229,7 +231,10 @@ class Torchs:
         x = (self.task.x,) if self.first else ()
         target, losses = (self.task.y, []) if self.last else (None, None)
         self.run.step(*x, target=target, losses=losses, return_outputs=False)
-        add_shared_gradients(self.comm, self.shared)
+        for comm, params in self.shared:
+            total = comm.all_reduce(torch.cat([p.grad.reshape(-1) for p in params]))
+            for param, grad in zip(params, total.split([p.numel() for p in params]), strict=True):
+                param.grad = grad.view(param.shape)
         return sum(loss.item() for loss in losses) / len(losses) if losses else None
 
 

@@ -6,7 +6,8 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import models, schedules
 from hpdl_lab.comm import world
-from hpdl_lab.parallel.pipeline.model import Pipeline
+from hpdl_lab.mesh import DeviceMesh
+from hpdl_lab.parallel.hybrid.model import HybridParallel
 from hpdl_lab.parallel.pipeline.reports import TimedStage
 from hpdl_lab.parallel.pipeline.run_schedule import run_schedule
 
@@ -51,8 +52,9 @@ def test_every_schedule_gives_the_gradients_of_the_model_as_a_whole(comm, model)
         for recompute in (False, True) if name == "1f1b" else (False,):
             model.zero_grad()
             schedule = schedules.build(name, comm.size, m)
-            pipeline = Pipeline(comm, model, schedule, x[: 12 // m], recompute, costs=[1] * layers)
-            loss = pipeline.step(x, y, loss_of)
+            mesh, costs = DeviceMesh(comm, pp=comm.size), [1] * layers
+            pipeline = HybridParallel(model, mesh, x, schedule=schedule, recompute=recompute, costs=costs)
+            loss = pipeline.step(x, y)
             off = [abs(loss - want_loss.item())]
             off += [float((p.grad - want[n]).abs().max()) for n, p in pipeline.named_parameters().items()]
             assert max(off) < 1e-12, name

@@ -22,8 +22,7 @@ from ...collectives.cost import all_gather
 from ...comm import sim
 from ...comm.network import Islands
 from ...mesh import DeviceMesh
-from ..hybrid.gradients import comm_of_holders
-from ..pipeline.model import holders
+from ..hybrid.gradients import comm_of_holders, holders
 from ..pipeline.run_schedule import run_schedule
 from ..pipeline.stage import Spec
 from . import memory as memories

@@ -28,8 +28,8 @@ from torch import nn
 
 from ...comm.base import Comm
 from ...mesh import DeviceMesh
+from ...schedules import Schedule
 from ..consensus import require_sums_of
-from ..pipeline.model import holders
 from ..pipeline.run_schedule import routes
 from ..reducer import (
     MIB,
@@ -90,25 +90,27 @@ LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those o
 
 
 class Group:
-    """The reducer of the buckets that are added over one communicator."""
+    """The gradients that are added over one communicator, in the buckets and in the order that all of its ranks have."""
 
     def __init__(self, comm: Comm, parts: list[list[nn.Parameter]], all_reduce: Callable) -> None:
         """parts: lists of parameters that become ready one after the other. Collective over `comm`."""
         self.comm, self.params = comm, [param for part in parts for param in part]
         self.index_of = {id(p): i for i, p in enumerate(self.params)}
         buckets: list[Bucket] = []
-        for part in parts:
+        for part in parts if comm.size > 1 else ():
             for indices in by_dtype(part).values():
                 nbytes = [part[i].nbytes for i in indices]
                 for places in assign_buckets(nbytes, LIMIT, LIMIT if buckets else FIRST):
                     params = [part[indices[i]] for i in places]
                     of_all = [self.index_of[id(p)] for p in params]
-                    buckets.append(Bucket(comm, params, of_all, comm.size > 1, flag=False))
+                    buckets.append(Bucket(comm, params, of_all, background=True, flag=False))
         self.reducer = Reducer(buckets, all_reduce)
 
     def begin(self) -> None:
-        """Begin a new step: autograd adds to zeros, in place."""
+        """Begin a new step: autograd adds to zeros, in place, where gradients travel."""
         self.reducer.begin()
+        for param in self.params:
+            param.grad = None
         for bucket in self.reducer.buckets:
             bucket.attach()
 
@@ -119,9 +121,8 @@ class Group:
 
     def end(self) -> None:
         """Wait until all sums are here. Raises what Reducer.end raises."""
-        if self.comm.size > 1:
-            for bucket, total in zip(self.reducer.buckets, self.reducer.end(self.comm), strict=True):
-                bucket.hand_back(total)
+        for bucket, total in zip(self.reducer.buckets, self.reducer.end(self.comm), strict=True):
+            bucket.hand_back(total)
 
 
 class Gradients:
@@ -212,8 +213,21 @@ class Gradients:
         return sorted({(ranks, name in partial) for name, ranks in shared.items()})
 
 
-def comm_of_holders(mesh, held, over_tp=False):
-    """The communicator of the ranks at these places along pp, of all dp, and of this tp or all. Collective over all."""
+def holders(schedule: Schedule, names: list[list[str]]) -> dict[str, tuple[int, ...]]:
+    """Return {name: ranks} of the parameters that more than one rank of a pipeline holds, ascending.
+
+    Those are tied weights, such as the table of tokens; and of GEMS, whose replicas go in opposite directions, all.
+    Args:    names: names[s] of the trainable parameters of stage s of the model.
+    """
+    found: dict[str, set[int]] = {}
+    for stage in range(schedule.stages * schedule.replicas):
+        for name in names[stage % schedule.stages]:
+            found.setdefault(name, set()).add(schedule.rank_of(stage))
+    return {name: tuple(sorted(ranks)) for name, ranks in found.items() if len(ranks) > 1}
+
+
+def comm_of_holders(mesh: DeviceMesh, held: tuple[int, ...], over_tp: bool = False) -> Comm:
+    """Return the communicator of the ranks at these places along pp, of all dp, and of this tp or all. Collective over all."""
     place = mesh.coordinates
     if place["pp"] not in held:
         return mesh.comm.split(f"without {mesh.comm.rank}")

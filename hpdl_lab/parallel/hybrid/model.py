@@ -26,6 +26,7 @@ A tensor is put together along tp, and its first holder along pp sends it to the
 """
 
 import copy
+import zlib
 from functools import partial
 
 import torch
@@ -36,9 +37,9 @@ from ... import schedules
 from ...mesh import DeviceMesh
 from ...models.gpt import GPT
 from ...schedules import Schedule
-from ..consensus import gather_items, loss_of_all, require_answers, require_same_model
+from ..consensus import bytes_of, gather_items, loss_of_all, require_answers, require_same_model
 from ..data_parallel import as_sent, broadcast_parameters
-from ..pipeline.model import agreed, checksum_of, one_number, require_model, require_tensor
+from ..pipeline.partition import partition as balanced
 from ..pipeline.run_schedule import require_valid, run_schedule
 from ..pipeline.split import Layers
 from ..reducer import name_of
@@ -59,6 +60,7 @@ class HybridParallel:
              recompute: keep only the inputs of stages (activation checkpointing); sequence: sequence parallel.
              all_reduce: f(comm, x), which adds gradients over ranks; by default the communicator's own.
              costs: of each layer (split.layers_of), by which stages are balanced; by default s that rank 0 measures.
+             partition: f(costs, stages) -> layers of each stage.
              loss: f(output, y) -> mean loss of some examples; by default cross-entropy per answer.
     Raises:  ValueError on every rank: the batch, heads, layers or schedule cannot be shared out like this, the model
              cannot be cut (which module), the ranks' models differ, or all_reduce does not add up; TypeError for what
@@ -78,6 +80,7 @@ class HybridParallel:
         chunks=None,
         costs=None,
         loss=None,
+        partition=balanced,
     ):
         require_axes(mesh)
         require_model(model)
@@ -89,7 +92,8 @@ class HybridParallel:
         require_valid(mesh["pp"], self.plan)
         (some,) = micro_batches_of(mesh, self.plan, example)[:1]
         self.shape, self.dtype = tuple(example.shape), example.dtype
-        plan = f"{self.plan.name} {self.plan.micro_batches} {recompute} {sequence} {costs} {name_of(self.loss)}"
+        rows = zlib.crc32(repr(self.plan.rows).encode())
+        plan = f"{self.plan.name} {rows:08x} {recompute} {sequence} {costs} {name_of(self.loss)}"
         require_same_model(mesh.comm, model, plan)
         whole = copy.deepcopy(model).to(mesh.comm.device)
         broadcast_parameters(mesh.comm, whole)
@@ -102,7 +106,7 @@ class HybridParallel:
         if cut:
             whole, self.loss = shard_and_loss(mesh["tp"], whole, sequence, self.loss)
             layers = Layers(whole, some)
-        parts = layers.split(self.plan.stages, costs, recompute)
+        parts = layers.split(self.plan.stages, costs, recompute, partition)
         self.output = parts[-1].gives[0].shape  # of a micro-batch; with tp its classes may be cut
         self.stages = {number: parts[number % self.plan.stages] for number in self.plan.stages_of(mesh["pp"].rank)}
         self.state = State(aliases, whole, self.plan, parts, mesh["pp"].rank)
@@ -130,6 +134,7 @@ class HybridParallel:
         """
         self.state.load(whole)
 
+    @torch.enable_grad()
     def step(self, x, y):
         """Make .grad of all parameters the gradient of the mean loss of this batch; returns that loss.
 
@@ -186,6 +191,42 @@ def shard_and_loss(comm, whole, sequence, loss):
 def vocabulary_loss(logits, y, comm, vocabulary):
     """cross_entropy_per_answer where each tp rank has some of the logits."""
     return vocabulary_cross_entropy(comm, logits, y, vocabulary)
+
+
+def require_model(model):
+    """Raise TypeError unless `model` is one."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a model is an nn.Module; got something of {type(model).__name__}")
+
+
+def require_tensor(what, x):
+    """Raise TypeError unless `x` is a tensor of examples."""
+    if not isinstance(x, torch.Tensor) or not x.ndim:
+        raise TypeError(
+            f"{what} is one tensor of examples, the same on every rank; got something of {type(x).__name__}"
+        )
+
+
+def agreed(comm, layers, stages):
+    """The costs of all layers as rank 0 measures them. All measure: nobody has to wait for long, nor for tp's ranks."""
+    costs = layers.measured() if stages > 1 else [1] * len(layers)
+    return comm.broadcast(torch.tensor(costs, dtype=torch.float64, device=comm.device)).tolist()
+
+
+def one_number(loss):
+    """`loss`, which must be a scalar."""
+    if not isinstance(loss, torch.Tensor) or loss.ndim:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
+        raise ValueError(f"the loss of a micro-batch is its mean, a tensor with one number, and this one is of {got}")
+    return loss
+
+
+def checksum_of(tensors):
+    """16 bits that tell batches apart."""
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(bytes_of(tensor), found)
+    return found & 0xFFFF
 
 
 def require_axes(mesh):

@@ -7,9 +7,9 @@ import time
 from statistics import median
 
 import torch
-from torch.nn.functional import cross_entropy
 
-from .model import Pipeline
+from ...mesh import DeviceMesh
+from ..hybrid.model import HybridParallel
 from .partition import partition
 from .run_schedule import run_schedule
 from .stage import Spec
@@ -108,26 +108,21 @@ def model_step(comm, model, schedule, x, y, recompute=False, partition=partition
     Args:    x, y: the whole batch, the same on every rank; partition: see Pipeline.
     Returns: {(stage, kind): median s} of this rank's actions in the step before that.
     """
-    example = x[: len(x) // schedule.micro_batches]
     traced, comm.trace.enabled = comm.trace.enabled, False
-    pipeline = Pipeline(comm, model, schedule, example, recompute, partition=partition)
+    mesh = DeviceMesh(comm, pp=comm.size)
+    pipeline = HybridParallel(model, mesh, x, schedule=schedule, recompute=recompute, partition=partition)
     plain = pipeline.stages
     for _ in range(WARM_UP):
         silent = {n: Reported(stage, n, comm.trace.clock, lambda **row: None) for n, stage in plain.items()}
         pipeline.stages = silent
-        pipeline.step(x, y, mean_loss)
+        pipeline.step(x, y)
     pipeline.stages = {n: Reported(stage, n, comm.trace.clock, reporter(comm)) for n, stage in plain.items()}
     comm.barrier()
     comm.trace.enabled = traced
-    pipeline.step(x, y, mean_loss)
+    pipeline.step(x, y)
     return {(n, kind): median(times) for n, stage in silent.items() for kind, times in stage.seconds.items()}
 
 
 def reporter(comm):
     """f(**row) that adds the rank to the row."""
     return lambda **row: comm.report(rank=comm.rank, **row)
-
-
-def mean_loss(output, y):
-    """Cross-entropy of logits (b, classes) or (b, positions, classes)."""
-    return cross_entropy(output.flatten(0, -2), y.flatten())
