@@ -15,9 +15,8 @@ from hpdl_lab.parallel.grid import memory
 from hpdl_lab.parallel.grid import search as grid_search
 from hpdl_lab.parallel.grid.machine import MACHINES, Machine, grid_of, message_cost
 from hpdl_lab.parallel.grid.measure import measured, spec_of
-from hpdl_lab.parallel.grid.memory import memory_of
+from hpdl_lab.parallel.grid.memory import SavedBytes, memory_of
 from hpdl_lab.parallel.grid.model import predict
-from hpdl_lab.parallel.grid.saved_bytes import SavedBytes
 from hpdl_lab.parallel.grid.search import best, best_grid, grids, search
 from hpdl_lab.parallel.grid.simulation import Simulated, simulate
 from hpdl_lab.parallel.grid.spec import SPECS, gpt

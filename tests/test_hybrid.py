@@ -17,7 +17,7 @@ from hpdl_lab.parallel.grid.measure import spec_of
 from hpdl_lab.parallel.grid.model import predict
 from hpdl_lab.parallel.hybrid.gradients import Placed, reduce_gradients
 from hpdl_lab.parallel.hybrid.model import HybridParallel, WholeOptimizer
-from hpdl_lab.parallel.tensor.plugged import on_a_ring
+from hpdl_lab.parallel.tensor.ways import on_a_ring
 
 BATCH, STEPS = 8, 2
 FIELDS = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpdl_lab.parallel.pipeline.partition import partition
+from hpdl_lab.parallel.pipeline.split import partition
 
 
 def largest(costs, sizes):

@@ -10,7 +10,7 @@ from hpdl_lab.comm.errors import Deadlock
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.models import gpt
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
-from hpdl_lab.parallel.scaling.virtual_time import spending
+from hpdl_lab.parallel.scaling.accounting import spending
 
 DESIGNS = (SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction)
 NETWORK = Switch(beta=1e-9)

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpdl_lab import models
 from hpdl_lab.models.batch_norm import BatchNorm
-from hpdl_lab.parallel.grid.saved_bytes import SavedBytes
+from hpdl_lab.parallel.grid.memory import SavedBytes
 from hpdl_lab.parallel.pipeline.split import split
 from hpdl_lab.parallel.pipeline.stage import Spec, Stage
 

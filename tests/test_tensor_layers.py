@@ -9,24 +9,22 @@ from torch.nn.functional import linear
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.models.transformer import Attention
 from hpdl_lab.parallel.tensor.linear import (
+    all_gather_sequence,
     column_linear,
     copy_to,
     gather_from,
+    gather_sequence,
     linear_naive,
     part,
     reduce_from,
-    row_linear,
-    split_to,
-)
-from hpdl_lab.parallel.tensor.plugged import Plugged, on_a_ring
-from hpdl_lab.parallel.tensor.sequence import (
-    all_gather_sequence,
-    gather_sequence,
     reduce_scatter_sequence,
+    row_linear,
     scatter_sequence,
     sequence_parallel,
+    split_to,
 )
 from hpdl_lab.parallel.tensor.transformer import attention_heads, rows_of_heads
+from hpdl_lab.parallel.tensor.ways import Plugged, on_a_ring
 from hpdl_lab.trace import bytes_sent
 
 EXACT = 1e-10

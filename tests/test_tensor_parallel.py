@@ -24,8 +24,8 @@ from hpdl_lab.parallel.tensor.cuts import (
     tensors_of,
 )
 from hpdl_lab.parallel.tensor.model import shard, tensor_parallel
-from hpdl_lab.parallel.tensor.plugged import Plugged, on_a_ring
 from hpdl_lab.parallel.tensor.vocabulary import vocabulary_cross_entropy
+from hpdl_lab.parallel.tensor.ways import Plugged, on_a_ring
 from hpdl_lab.trace import bytes_sent
 
 EXACT = 1e-10

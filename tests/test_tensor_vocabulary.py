@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy, linear
 
 from hpdl_lab.comm import sim
 from hpdl_lab.parallel.tensor.cuts import padded_shares
-from hpdl_lab.parallel.tensor.plugged import Plugged
 from hpdl_lab.parallel.tensor.vocabulary import VocabularyEmbedding, VocabularyLinear, vocabulary_cross_entropy
+from hpdl_lab.parallel.tensor.ways import Plugged
 
 EXACT = 1e-10
 RANKS = [1, 2, 3, 4]

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from .. import models, schedules
 from ..comm.torch_group import process_group
 from ..mesh import DeviceMesh
-from ..parallel.grid.saved_bytes import SavedBytes
+from ..parallel.grid.memory import SavedBytes
 from ..parallel.hybrid.model import HybridParallel
 from ..parallel.pipeline.split import Layers
 from . import launch

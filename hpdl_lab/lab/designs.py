@@ -12,8 +12,7 @@ from ..comm.network import Network, Switch
 from ..models.mlp import mlp
 from ..parallel.data_parallel import Strategy
 from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
-from ..parallel.scaling.accounting import account
-from ..parallel.scaling.virtual_time import spending
+from ..parallel.scaling.accounting import account, spending
 from ..plots import designs as drawing
 from ..trace import seconds_text
 from .picture import WithFigure, picture

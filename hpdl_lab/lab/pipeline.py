@@ -6,9 +6,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from .. import schedules
-from ..parallel.pipeline.partition import partition
 from ..parallel.pipeline.reports import model_step, sleeping_step
 from ..parallel.pipeline.run_schedule import timed_actions
+from ..parallel.pipeline.split import partition
 from ..plots import live
 from ..plots import pipeline as drawing
 from ..plots.style import counted

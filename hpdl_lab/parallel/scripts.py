@@ -31,8 +31,8 @@ from .horovod import DistributedOptimizer
 from .hybrid.model import HybridParallel, WholeOptimizer
 from .tensor.cuts import add_partial_gradients
 from .tensor.model import tensor_parallel
-from .tensor.plugged import Plugged
 from .tensor.spatial import edges_of
+from .tensor.ways import Plugged
 
 LR = 3e-3
 

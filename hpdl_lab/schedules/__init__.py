@@ -1,7 +1,7 @@
 """Pipeline schedules as data: printed, validated, timed, exchanged with torch.distributed.pipelining.
 
 schedule.py says what a schedule is, one file per schedule holds the order of a rank, catalog.py names them. What
-executes them is parallel/pipeline/model.py.
+executes them is parallel/hybrid/model.py.
 """
 
 from .catalog import CATALOG, build

@@ -166,9 +166,9 @@ lab.run(train_gpt, text, 1, 2)
 #
 # `gather(x)` and `scatter(x)` are given, for tensors without autograd; `scatter` adds over ranks, too.
 
-# %% exercise="hpdl_lab.parallel.tensor.sequence:sequence_parallel"
+# %% exercise="hpdl_lab.parallel.tensor.linear:sequence_parallel"
 
-# %% check="hpdl_lab.parallel.tensor.sequence:sequence_parallel"
+# %% check="hpdl_lab.parallel.tensor.linear:sequence_parallel"
 
 # %%
 ways = lab.tensor(column_linear, row_linear, sequence_parallel)
@@ -210,6 +210,6 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 # - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/transformer.py`: your functions, and the modules.
 # - `hpdl_lab/parallel/tensor/model.py`: whole models, unchanged, cut into shards;
 #   `hpdl_lab/parallel/tensor/vocabulary.py`: the table of tokens, and a cross-entropy that no rank has all logits for.
-# - `hpdl_lab/parallel/tensor/sequence.py`, `hpdl_lab/parallel/tensor/spatial.py`: sequences and images that are cut.
+# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/spatial.py`: sequences and images that are cut.
 # - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
 #   arXiv:2205.05198; Dryden et al. 2019 (LBANN's convolutions), arXiv:1903.06681.

@@ -105,9 +105,9 @@ lab.pipeline(mine)
 # All ranks go at the pace of the slowest stage. A GPT's table of tokens, its blocks and its head do not cost the same,
 # so equal numbers of layers are not equal stages.
 
-# %% exercise="hpdl_lab.parallel.pipeline.partition:partition"
+# %% exercise="hpdl_lab.parallel.pipeline.split:partition"
 
-# %% check="hpdl_lab.parallel.pipeline.partition:partition"
+# %% check="hpdl_lab.parallel.pipeline.split:partition"
 
 # %% [markdown]
 # A model whose head costs as much as six blocks, in stages with equal numbers of layers, and in yours:

@@ -4,8 +4,7 @@ from functools import partial
 
 import torch
 
-from hpdl_lab.parallel.tensor.linear import conjugate, copy_to, reduce_from
-from hpdl_lab.parallel.tensor.sequence import gather_sequence, scatter_sequence
+from hpdl_lab.parallel.tensor.linear import conjugate, copy_to, gather_sequence, reduce_from, scatter_sequence
 
 
 def pair(comm):

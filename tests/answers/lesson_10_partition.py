@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from hpdl_lab.parallel.pipeline.partition import partition
+from hpdl_lab.parallel.pipeline.split import partition
 
 
 def require_layers(costs, stages):

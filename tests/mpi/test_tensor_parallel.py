@@ -12,8 +12,8 @@ from hpdl_lab.collectives import native
 from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, cuts_of, gather_parameters, joined, tensors_of
 from hpdl_lab.parallel.tensor.model import shard, tensor_parallel
-from hpdl_lab.parallel.tensor.plugged import Plugged, on_a_ring
 from hpdl_lab.parallel.tensor.vocabulary import vocabulary_cross_entropy
+from hpdl_lab.parallel.tensor.ways import Plugged, on_a_ring
 
 EXACT = 1e-10
 STEPS, BATCH, BLOCK = 3, 5, 12

@@ -15,8 +15,7 @@ from ...models.mlp import mlp
 from ...parallel import ddp
 from ...parallel.data_parallel import DataParallelOverlapped, Strategy
 from ...parallel.reducer import Bucket, Reducer, gradient_ready
-from ...parallel.scaling.accounting import account
-from ...parallel.scaling.virtual_time import spending
+from ...parallel.scaling.accounting import account, spending
 from ...parallel.training import train_step
 from ...trace import now_ns
 from ...units import counted

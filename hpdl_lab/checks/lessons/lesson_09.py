@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from ...parallel.tensor import sequence, transformer
-from ...parallel.tensor.linear import column_linear, row_linear
+from ...parallel.tensor import transformer
+from ...parallel.tensor.linear import column_linear, row_linear, sequence_parallel
 from ...units import counted
 from ..layer import Case, Part, arrays, check_part, cut, drawn, nearly_whole, ring_bytes, width_for
 from ..ranks import alone, capital, describe_error, tried
@@ -517,7 +517,7 @@ EXERCISES = (
     Exercise(
         "9.5",
         "sequence parallel: gather, compute, scatter, and the way back",
-        sequence.sequence_parallel,
+        sequence_parallel,
         3,
         check_sequence_parallel,
     ),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ...parallel.pipeline import partition
+from ...parallel.pipeline.split import partition
 from ...schedules import KINDS, Action, Schedule, evaluate, over_time
 from ...schedules.gpipe import gpipe
 from ...schedules.one_f_one_b import one_f_one_b
@@ -287,7 +287,7 @@ def parts_of(sizes, costs):
 
 def check_balance(sizes, costs, stages, where):
     """Raise Broken unless the most expensive part is as cheap as it can be."""
-    best = partition.partition(costs, stages)
+    best = partition(costs, stages)
     parts, least = parts_of(sizes, costs), max(parts_of(best, costs))
     if max(parts) <= least * (1 + 1e-12):
         return
@@ -372,8 +372,6 @@ def not_filled(schedule, times):
 EXERCISES = (
     Exercise("10.1", "GPipe: all forwards, then all backwards", gpipe, 2, check_gpipe, parallel=False),
     Exercise("10.2", "1F1B: a backward as soon as there is one", one_f_one_b, 2, check_one_f_one_b, parallel=False),
-    Exercise(
-        "10.3", "cut a model into stages that cost the same", partition.partition, 2, check_partition, parallel=False
-    ),
+    Exercise("10.3", "cut a model into stages that cost the same", partition, 2, check_partition, parallel=False),
     Exercise("10.4", "ZB-H1: weights fill the bubble", zero_bubble_h1, 3, check_zero_bubble_h1, parallel=False),
 )

@@ -8,8 +8,7 @@ from ...collectives import cost
 from ...mesh import DeviceMesh
 from ..hybrid.model import HybridParallel
 from ..pipeline.run_schedule import timed_actions
-from .memory import Memory
-from .saved_bytes import SavedBytes
+from .memory import Memory, SavedBytes
 
 LR, MOMENTUM = 0.01, 0.9
 LITTLE = 32  # bytes: of the all-reduce that adds the loss up, which is no layer's

@@ -90,7 +90,7 @@ LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those o
 
 
 class Group:
-    """The gradients that are added over one communicator, in the buckets and in the order that all of its ranks have."""
+    """The gradients that are added over one communicator, in buckets and in an order that all of its ranks have."""
 
     def __init__(self, comm: Comm, parts: list[list[nn.Parameter]], all_reduce: Callable) -> None:
         """parts: lists of parameters that become ready one after the other. Collective over `comm`."""
@@ -227,7 +227,7 @@ def holders(schedule: Schedule, names: list[list[str]]) -> dict[str, tuple[int, 
 
 
 def comm_of_holders(mesh: DeviceMesh, held: tuple[int, ...], over_tp: bool = False) -> Comm:
-    """Return the communicator of the ranks at these places along pp, of all dp, and of this tp or all. Collective over all."""
+    """Return the communicator of the ranks at these places along pp, of all dp, of this tp or all. Collective."""
     place = mesh.coordinates
     if place["pp"] not in held:
         return mesh.comm.split(f"without {mesh.comm.rank}")

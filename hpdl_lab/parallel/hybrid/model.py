@@ -39,9 +39,9 @@ from ...models.gpt import GPT
 from ...schedules import Schedule
 from ..consensus import bytes_of, gather_items, loss_of_all, require_answers, require_same_model
 from ..data_parallel import as_sent, broadcast_parameters
-from ..pipeline.partition import partition as balanced
 from ..pipeline.run_schedule import require_valid, run_schedule
 from ..pipeline.split import Layers
+from ..pipeline.split import partition as balanced
 from ..reducer import name_of
 from ..tensor.cuts import cuts_of, joined, tensors_of
 from ..tensor.model import shard

@@ -10,8 +10,8 @@ import torch
 
 from ...mesh import DeviceMesh
 from ..hybrid.model import HybridParallel
-from .partition import partition
 from .run_schedule import run_schedule
+from .split import partition
 from .stage import Spec
 
 

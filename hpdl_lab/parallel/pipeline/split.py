@@ -17,6 +17,7 @@ import math
 import operator
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import NamedTuple
@@ -29,7 +30,6 @@ from ...models.batch_norm import BatchNorm
 from ...models.cnn import Block as ConvolutionBlock
 from ...models.transformer import Block as TransformerBlock
 from ..reducer import require_function
-from .partition import partition
 from .stage import Spec, Stage
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -279,6 +279,37 @@ REPEATS = 3
 CONSTANTS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.linspace, torch.tensor}
 
 
+def partition(costs: Sequence[float], stages: int) -> list[int]:
+    """Share layers among stages, in order, so that the most expensive stage is as cheap as it can be.
+
+        costs   5  1 | 1  1  4 | 4      three stages, which cost 6, 6 and 4: the pipeline goes at the pace of the 6
+        sizes   2      3         1      two layers for each would cost 6, 2 and 8
+
+    Args:    costs: of every layer, in the order of the model, numbers >= 0 of one unit, such as s of forward and
+             backward; stages: parts, each of which gets a layer at least.
+    Returns: list of `stages` ints: how many layers each part has.
+    Raises:  ValueError for more stages than layers.
+    Steps: stages * layers^2 comparisons.   Ref: Pinar & Aykanat 2004, "Fast optimal load balancing algorithms for 1D
+    partitioning"; Huang et al. 2019 (GPipe), section 2.2, balances so.
+    """
+    n = len(costs)
+    if not 1 <= stages <= n:
+        raise ValueError(f"{n} layers cannot be shared by {stages} stages: each needs a layer of its own")
+    ### BEGIN SOLUTION
+    before = [0]  # before[i]: cost of layers 0 to i - 1
+    for cost in costs:
+        before.append(before[-1] + cost)
+    # best[i]: (the largest part, the sizes) when the first i layers are shared by as many stages as the loop has done
+    best = {i: (before[i], [i]) for i in range(1, n + 1)}
+    for done in range(2, stages + 1):
+        best = {
+            i: min((max(best[j][0], before[i] - before[j]), [*best[j][1], i - j]) for j in range(done - 1, i))
+            for i in range(done, n + 1)
+        }
+    return best[n][1]
+    ### END SOLUTION
+
+
 def split(model, stages, example, costs=None, recompute=False, partition=partition):
     """Cut `model` into stages that together do what it does.
 
@@ -304,28 +335,6 @@ def layers_of(model, example):
 def measured_costs(model, example):
     """Seconds of forward and backward of each layer for one micro-batch, the median of a few runs."""
     return Layers(model, example).measured()
-
-
-def trainable(stages):
-    """[{name: parameter} of each stage of a model], trainable ones, each once.
-
-    A weight that stages share has the name of its first use in all of them: a model may call it `embed.weight` and
-    `head.weight`, and it is one parameter.
-    """
-    first = {}
-    return [
-        {first.setdefault(id(p), name): p for name, p in stage.module.named_parameters() if p.requires_grad}
-        for stage in stages
-    ]
-
-
-def shared_parameters(stages):
-    """{name: [numbers of stages]} of the parameters that several stages use."""
-    users = {}
-    for number, params in enumerate(trainable(stages)):
-        for name in params:
-            users.setdefault(name, []).append(number)
-    return {name: numbers for name, numbers in users.items() if len(numbers) > 1}
 
 
 class Layers:

@@ -28,8 +28,7 @@ from ...models.gpt import GPT
 from ...models.vit import ViT
 from ..consensus import require_same_model
 from ..data_parallel import broadcast_parameters
-from .linear import ColumnLinear, RowLinear
-from .sequence import require_positions
+from .linear import ColumnLinear, RowLinear, require_positions
 from .spatial import shard_convolutions
 from .transformer import GatheredNorm, SplitBlock, TensorGPT, shard_block
 

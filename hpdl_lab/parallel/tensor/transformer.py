@@ -28,8 +28,18 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from ...models.gpt import GPT
 from ...models.transformer import Block
 from .cuts import PARTIAL, WHOLE, Cut
-from .linear import ALONE, ColumnLinear, RowLinear, column_linear, gather_from, row_linear, split_to
-from .sequence import DIM, require_positions, sequence_parallel
+from .linear import (
+    ALONE,
+    DIM,
+    ColumnLinear,
+    RowLinear,
+    column_linear,
+    gather_from,
+    require_positions,
+    row_linear,
+    sequence_parallel,
+    split_to,
+)
 from .vocabulary import VocabularyEmbedding, VocabularyLinear
 
 

@@ -12,8 +12,15 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from .cuts import padded_shares
-from .linear import copy_to, gather_from, reduce_from, summed
-from .sequence import all_gather_sequence, reduce_scatter_sequence, require_positions
+from .linear import (
+    all_gather_sequence,
+    copy_to,
+    gather_from,
+    reduce_from,
+    reduce_scatter_sequence,
+    require_positions,
+    summed,
+)
 
 
 class VocabularyEmbedding(nn.Module):

@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch.nn.functional import gelu, layer_norm, linear
 
-from ...collectives import cost, sweep
+from ...collectives import cost, ring, sweep
 from ...collectives.sweep import WrongAnswer
-from ..grid.saved_bytes import SavedBytes
-from .linear import column_linear, linear_naive, row_linear
-from .plugged import on_a_ring
-from .sequence import sequence_parallel
+from ..grid.memory import SavedBytes
+from ..reducer import result_of
+from .linear import column_linear, linear_naive, row_linear, sequence_parallel
 
 WAYS = ("whole", "by layer", "pair", "sequence")
 TOLERANCE = 1e-3  # of float32 results, relative to the largest
@@ -141,15 +140,15 @@ def try_way(comm, way, parts, shape, repeats, known=None):
     weights = [w.clone().requires_grad_(True) for w in weights_here(comm, way, whole)]
     if way == "sequence":
         x, right = positions_here(comm, x), {name: positions_here(comm, right[name]) for name in ("y", "x.grad")}
-    ring = on_a_ring(comm)
-    counted = count_step(ring, way, parts, x, weights)
+    rings = on_a_ring(comm)
+    counted = count_step(rings, way, parts, x, weights)
     for name in ("y", "x.grad"):
         require_right(comm, way, name, counted.pop(name), right[name])
     clock, seconds = comm.trace.clock, []
     for _ in range(repeats):
         comm.barrier()
         begin = clock()
-        block(ring, way, parts, x.clone().requires_grad_(True), weights).sum().backward()
+        block(rings, way, parts, x.clone().requires_grad_(True), weights).sum().backward()
         seconds.append((clock() - begin) / 1e9)
     return {"way": way, **counted, "weights": sum(w.nbytes for w in weights), "seconds": seconds}
 
@@ -198,9 +197,58 @@ def seconds_of(way, p, n, whole, alpha, beta, gamma=0.0):
     """Model: s of a forward and a backward. whole: s of the way "whole", whose arithmetic p ranks share."""
     if way == "whole":
         return whole
-    ring = partial(cost.Cost.seconds, alpha=alpha, beta=beta, gamma=gamma)
-    one = 2 * ring(cost.all_reduce(p, n))
+    seconds = partial(cost.Cost.seconds, alpha=alpha, beta=beta, gamma=gamma)
+    one = 2 * seconds(cost.all_reduce(p, n))
     if way == "by layer":
-        gathers = ring(cost.all_gather(p, 4 * n)) + ring(cost.all_gather(p, n))
-        one = gathers + ring(cost.all_reduce(p, 4 * n)) + ring(cost.all_reduce(p, n))
+        gathers = seconds(cost.all_gather(p, 4 * n)) + seconds(cost.all_gather(p, n))
+        one = gathers + seconds(cost.all_reduce(p, 4 * n)) + seconds(cost.all_reduce(p, n))
     return whole / p + one
+
+
+class Plugged:
+    """`comm` in everything but the collectives that are given: Plugged(comm, all_reduce=my_ring).
+
+    all_reduce:     f(comm, x): replaces the flat tensor x by its sum over ranks.
+    all_gather:     f(comm, x): the (p, *x.shape) stack of every rank's x.
+    reduce_scatter: f(comm, x): row r, on rank r, of the sum of x, whose first dimension is p.
+    What is not given is the communicator's own.
+    """
+
+    def __init__(self, comm, all_reduce=None, all_gather=None, reduce_scatter=None):
+        self._comm = comm
+        self._all_reduce, self._all_gather, self._reduce_scatter = all_reduce, all_gather, reduce_scatter
+
+    def __getattr__(self, name):
+        if name.startswith("_"):  # not yet set, while this is being copied
+            raise AttributeError(name)
+        return getattr(self._comm, name)
+
+    def all_reduce(self, x):
+        if self._all_reduce is None:
+            return self._comm.all_reduce(x)
+        return result_of(self._all_reduce, self._comm, x.view(-1)).view(x.shape)
+
+    def all_gather(self, x):
+        return self._comm.all_gather(x) if self._all_gather is None else self._all_gather(self._comm, x)
+
+    def reduce_scatter(self, x):
+        if self._reduce_scatter is None:
+            return self._comm.reduce_scatter(x)
+        return self._reduce_scatter(self._comm, x)
+
+
+def on_a_ring(comm):
+    """`comm` with the collectives of collectives/ring.py, which send what invariants of bandwidth are written for."""
+    return Plugged(comm, ring.all_reduce, ring_all_gather, ring_reduce_scatter)
+
+
+def ring_all_gather(comm, x):
+    """The (p, *x.shape) stack of every rank's `x`.   Steps: p - 1.   Bytes per rank: (p - 1) * N * itemsize."""
+    out = x.new_empty((comm.size, x.numel()))
+    out[comm.rank] = x.reshape(-1)
+    return ring.all_gather(comm, out.view(-1)).view(comm.size, *x.shape)
+
+
+def ring_reduce_scatter(comm, x):
+    """Row r, on rank r, of the sum of `x` (p, ...).   Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize."""
+    return ring.reduce_scatter(comm, x.clone().view(-1)).view(x.shape[1:])
