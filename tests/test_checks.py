@@ -21,7 +21,7 @@ from hpdl_lab.models.mlp import mlp
 from hpdl_lab.optim import gradient_descent as descent
 from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.parallel import gradient_descent as averaging
-from hpdl_lab.parallel.pipeline.partition import partition
+from hpdl_lab.parallel.pipeline.split import partition
 from hpdl_lab.schedules import Action
 from hpdl_lab.schedules.gpipe import gpipe
 from hpdl_lab.schedules.one_f_one_b import one_f_one_b
