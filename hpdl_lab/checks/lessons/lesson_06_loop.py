@@ -13,8 +13,10 @@ from ...models.mlp import mlp
 from ...parallel import training
 from ...parallel.data_parallel import DataParallelOverlapped
 from ...units import counted
-from ..ranks import Ledger, capital, number, off_by, on_engines, simulate, times
+from ..checkers import engine_facts, in_all_cases, with_ranks
+from ..ranks import Ledger, number, off_by, times
 from ..record import Broken, Exercise, Passed
+from .lesson_06 import flat
 from .lesson_06_overlap import SIZES, SMALL, load_optimizers
 
 
@@ -54,7 +56,7 @@ def judge(looped, shape, where, broken=None):
     size, detail = len(looped), broken.detail if broken else ""
     for rank in sorted(looped):
         for failed, told in faults(Log(looped[rank].log), rank, shape[rank % len(shape)], size):
-            raise Broken(failed, f"{capital(where)}, {told}", detail)
+            raise Broken(failed, f"{where}, {told}", detail)
     adds = {rank: Log(left.log).times("add") for rank, left in sorted(looped.items())}
     most = max(len(shape[rank % len(shape)]) for rank in looped)
     if broken and broken.failed == "raises":
@@ -63,7 +65,7 @@ def judge(looped, shape, where, broken=None):
     if wrong:
         rank, n = next(iter(wrong.items()))
         told = (
-            f"{capital(where)}, rank {rank} adds gradients {counted(n, 'time')}, and {most} are needed, as many as the "
+            f"{where}, rank {rank} adds gradients {counted(n, 'time')}, and {most} are needed, as many as the "
             f"rank with most steps has: {off_by(n, most, 'step')}."
         )
         if n < most:
@@ -76,9 +78,8 @@ def judge(looped, shape, where, broken=None):
         updates = Log(looped[rank].log).times("step")
         if updates != n:
             told = (
-                f"{capital(where)}, rank {rank} adds gradients {counted(n, 'time')} and takes "
-                f"{counted(updates, 'step')}: every rank takes every step, also one without "
-                "a batch, or the replicas drift apart."
+                f"{where}, rank {rank} adds gradients {counted(n, 'time')} and takes {counted(updates, 'step')}: every "
+                "rank takes every step, also one without a batch, or the replicas drift apart."
             )
             raise Broken("apart", told, detail)
     for rank in looped:
@@ -87,7 +88,7 @@ def judge(looped, shape, where, broken=None):
             lost = [k for k in range(parts) if (i, k) not in done]
             if lost:
                 told = (
-                    f"{capital(where)}, rank {rank} uses {parts - len(lost)} of its {parts} micro-batches in step {i}: "
+                    f"{where}, rank {rank} uses {parts - len(lost)} of its {parts} micro-batches in step {i}: "
                     f"micro-batch {lost[0]} is left out, and missing in the gradient."
                 )
                 raise Broken("lost", told, detail)
@@ -222,10 +223,6 @@ def watched_optimizer(model, looped):
     return optimizer
 
 
-def flat(model):
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
-
-
 def call(comm, fn, shape, ledger=None):
     """fn on this rank's micro-batches; returns Looped. ledger: {rank: Looped}, which outlives an answer that raises."""
     model, looped = mlp(SIZES, seed=1).double(), Looped([], [])
@@ -278,32 +275,27 @@ def expected(p, shape):
 
 def check_train_steps(fn, runner=None):
     load_optimizers()
-    for p, shape in CASES:
-        where, ledger = case_of(p, shape), Ledger()
-        try:
-            run = simulate(p, call, fn, shape, ledger, where=where)
-        except Broken as broken:
-            judge(ledger, shape, where, broken)
-            raise
+    off = []
+
+    def judged(run, where, shape, ledger=None):
         judge(dict(enumerate(run)), shape, where)
-        off = check_course(run, p, shape, where)
+        off.append(check_course(run, len(run), shape, where))
+
+    def blame(broken, where, shape, ledger):
+        judge(ledger, shape, where, broken)
+        return broken
+
+    in_all_cases(fn, call, [(p, shape, Ledger()) for p, shape in CASES], case_of, judged, blame)
     facts = [
         "micro-batches add up first, and travel once: with 2 of them in each step, and with 1 to 3",
-        f"ranks with 3, 2, no and 4 steps: all make 4, {off:.0e} at most from one rank with everything",
+        f"ranks with 3, 2, no and 4 steps: all make 4, {off[-1]:.0e} at most from one rank with everything",
     ]
-    if runner is not None:
-        run = on_engines(runner, call, fn, UNEVEN)
-        where = f"on {counted(len(run), 'engine')}"
-        judge(dict(enumerate(run)), UNEVEN, where)
-        check_course(run, len(run), UNEVEN, where)
-        facts.append(f"engines: right on {counted(len(run), 'MPI rank')}")
-    return Passed(tuple(facts))
+    return Passed((*facts, *engine_facts(runner, judged, call, fn, UNEVEN)))
 
 
-def case_of(p, shape):
-    """How a case is named in messages."""
-    lengths = [len(shape[rank % len(shape)]) for rank in range(p)]
-    return f"with {counted(p, 'rank')} of {', '.join(map(str, lengths))} steps"
+def case_of(p, shape, ledger):
+    lengths = [str(len(shape[rank % len(shape)])) for rank in range(p)]
+    return f"{with_ranks(p)} of {', '.join(lengths)} steps"
 
 
 def check_course(run, p, shape, where):
@@ -315,17 +307,16 @@ def check_course(run, p, shape, where):
             if not off < TOLERANCE:
                 got, should = left.kept[step] - left.kept[step - 1], alone[step] - alone[step - 1]
                 share = times(got, should)
-                scaled = share is not None
                 why = (
-                    f" It is {number(share)} times as long: parts of the loss add up, so do gradients."
-                    if scaled
-                    else ""
+                    ""
+                    if share is None
+                    else (f" It is {number(share)} times as long: parts of the loss add up, so do gradients.")
                 )
                 message = (
-                    f"{capital(where)}, step {step - 1} of rank {rank} ends {number(off)} from where one rank with all "
+                    f"{where}, step {step - 1} of rank {rank} ends {number(off)} from where one rank with all "
                     f"micro-batches would be.{why}"
                 )
-                raise Broken("scale" if scaled else "course", message)
+                raise Broken("scale" if why else "course", message)
     return max(float(np.abs(left.kept[-1] - alone[-1]).max()) for left in run)
 
 

@@ -9,8 +9,9 @@ import torch
 from ...comm.network import Ring
 from ...parallel.tensor import spatial as reference
 from ...units import counted
+from ..checkers import engine_facts, in_all_cases, with_ranks
 from ..layer import whole_numbers
-from ..ranks import capital, full_stop, number, on_engines, simulate
+from ..ranks import capital, full_stop, number, simulate
 from ..record import Broken, Exercise, Passed
 from ..traffic import check_waits, in_barriers
 
@@ -82,13 +83,10 @@ def rows_for(p):
 
 def check_halo_exchange(fn, runner=None):
     for height, rows in CASES:
-        p, where, noted = len(rows), case_of(height, rows), []
-        try:
-            run = simulate(p, partial(call, noted=noted), fn, height, rows, where=where)  # arguments would be copied
-        except Broken as broken:
-            raise with_needs(broken, rows, where, noted) from None
-        check_strips(run, height, rows, capital(where))
-        check_waits(run.events, p)
+        noted = []
+        trial = partial(call, noted=noted)  # of arguments every rank would get a copy
+        blame = partial(with_needs, noted=noted)
+        in_all_cases(fn, trial, [(len(rows), height, rows)], case_of, check_strips, blame)
     check_bytes(run_of(fn, *CASES[4]), *CASES[4])
     run = run_of(fn, *CASES[2])
     facts = [
@@ -96,46 +94,42 @@ def check_halo_exchange(fn, runner=None):
         check_bytes(run, *CASES[2]),
         check_steps(run_of(fn, *MANY, Ring(alpha=1.0, beta=0.0))),
     ]
-    if runner is not None:
-        run = on_engines(runner, call, fn, 17, None)
-        check_strips(run, 17, rows_for(len(run)), f"On {counted(len(run), 'engine')}")
-        facts.append(f"engines: right on {counted(len(run), 'MPI rank')}")
-    return Passed(tuple(facts), run.events, len(run))
+    return Passed((*facts, *engine_facts(runner, check_strips, call, fn, 17, None)), run.events, len(run))
 
 
 def run_of(fn, height, rows, network=None):
-    return simulate(len(rows), call, fn, height, rows, network=network, where=case_of(height, rows))
+    return simulate(len(rows), call, fn, height, rows, network=network, where=case_of(len(rows), height, rows))
 
 
-def case_of(height, rows):
+def case_of(p, height, rows):
     needs = f"{rows[0]} for every rank" if len(set(rows)) == 1 else list(rows)
-    return f"with {counted(len(rows), 'rank')}, an image of {height} rows and rows = {needs},"
+    return f"{with_ranks(p)}, an image of {height} rows and rows = {needs},"
 
 
-def with_needs(broken, rows, where, noted):
+def with_needs(broken, where, height, rows, noted):
     """`broken`, or, where ranks need different numbers of rows and messages do not fit, what is behind it."""
     if len({pair[0] for pair in rows} | {pair[1] for pair in rows}) == 1 or broken.failed not in ("raises", "deadlock"):
         return broken
-    found = capital(broken.message.removeprefix(capital(where)).strip())
+    found = capital(broken.message.removeprefix(where).strip())
     if noted:
         sent = noted[0]
         message = (
-            f"You send all {sent.high} rows where 0 are needed: x[:, :, -0:] is everything. So rank {sent.source} "
-            f"does to rank {sent.dest} {where.removesuffix(',')}: rows[{sent.dest}][0] is 0. Count from the front, as "
+            f"You send all {sent.high} rows where 0 are needed: x[:, :, -0:] is everything. So rank {sent.source} does "
+            f"to rank {sent.dest} {where[0].lower()}{where[1:-1]}: rows[{sent.dest}][0] is 0. Count from the front, as "
             f"in x[:, :, h - n:]. {full_stop(found)}"
         )
         return Broken("everything", message, broken.detail)
     message = (
-        f"{capital(where)} messages do not fit, though they do where all ranks need as many rows above as below. How "
+        f"{where} messages do not fit, though they do where all ranks need as many rows above as below. How "
         "many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is "
         f"rows[rank][0]. {full_stop(found)}"
     )
     return Broken("asks", message, broken.detail)
 
 
-def check_strips(run, height, rows, where):
+def check_strips(run, where, height, rows):
     """Raise Broken unless every rank holds its strip, with the rows around it, or zeros outside the image."""
-    p = len(run)
+    p, rows = len(run), rows_for(len(run)) if rows is None else rows
     strips = [s.numpy() for s in image_of(height).tensor_split(p, 2)]
     for r, left in enumerate(run):
         above, below = rows[r]
@@ -160,6 +154,8 @@ def check_strips(run, height, rows, where):
             raise Broken(failed, f"{message}{why}".rstrip())
         if left.changed:
             raise Broken("input", f"{where} rank {r} has changed x: its caller still needs it.")
+    if hasattr(run, "events"):
+        check_waits(run.events, p)
 
 
 def explain(got, r, rows, strips):

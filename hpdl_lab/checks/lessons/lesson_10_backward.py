@@ -12,7 +12,8 @@ from torch.nn.functional import mse_loss
 from ...parallel.pipeline import naive as reference
 from ...schedules import build
 from ...units import counted
-from ..ranks import ALONE, capital, full_stop, number, on_engines, simulate
+from ..checkers import engine_facts, in_all_cases
+from ..ranks import ALONE, full_stop, number, simulate
 from ..record import Broken, Exercise, Passed
 from ..traffic import check_waits, in_barriers
 from .lesson_10 import case_of
@@ -104,50 +105,46 @@ def expected(schedule, micro_batches):
 
 
 def check_do_backward(fn, runner=None):
-    for name, p, m in CASES:
-        schedule = plan_of(name, p, m)
-        where = f"{WHERE.get(name, '')}{case_of(p, m)},"
-        run = simulated(fn, schedule, where)
-        check_step(run, schedule, capital(where))
+    in_all_cases(fn, step, [(p, name, m) for name, p, m in CASES], where_of, check_step, neighbor_wrong)
     name, p, m = CASES[1]
     run = simulate(p, step, fn, name, m, where=case_of(p, m))
     facts = [
         f"gradients: those of the sequential model, {agreement(run, build(name, p, m))}, in GPipe and in GEMS",
         f"messages: {m} from each of {p - 1} ranks, {run[1].nbytes} bytes, one for each micro-batch",
     ]
-    if runner is not None:
-        on = on_engines(runner, step, fn, GPIPE, m)
-        where = f"on {counted(len(on), 'engine')},"
-        check_step(on, build(GPIPE, len(on), m), capital(where))
-        facts.append(f"engines: right on {counted(len(on), 'MPI rank')}" if len(on) > 1 else ALONE)
+    if facts_there := engine_facts(
+        runner, lambda run, *case: check_step(run, f"{case[0]},", *case[1:]), step, fn, name, m
+    ):
+        facts.append(facts_there[0] if " 1 MPI rank" not in facts_there[0] else ALONE)
     return Passed(tuple(facts), run.events, p)
 
 
-def simulated(fn, schedule, where):
-    """A step on simulated ranks. What goes wrong only where stages run the other way is about the neighbor."""
-    try:
-        return simulate(schedule.ranks, step, fn, schedule.name, schedule.micro_batches, where=where)
-    except Broken as broken:
-        if schedule.name != GEMS:
-            raise
-        message = (
-            "Right in GPipe, but not in GEMS, which the notebook comes to below: its second replica runs from the last "
-            f"rank to the first. {full_stop(broken.message)} Stage s + 1 is not always on rank + 1: ask "
-            "schedule.rank_of."
-        )
-        raise Broken("neighbor", message, broken.detail) from None
+def where_of(p, name, m):
+    return f"{WHERE.get(name, '')}{case_of(p, m)},"
 
 
-def check_step(run, schedule, where):
+def neighbor_wrong(broken, where, name, m):
+    """What goes wrong only where stages run the other way is about the neighbor."""
+    if name != GEMS:
+        return broken
+    message = (
+        "Right in GPipe, but not in GEMS, which the notebook comes to below: its second replica runs from the last "
+        f"rank to the first. {full_stop(broken.message)} Stage s + 1 is not always on rank + 1: ask schedule.rank_of."
+    )
+    return Broken("neighbor", message, broken.detail)
+
+
+def check_step(run, where, name, m):
     """Raise Broken unless every gradient is the sequential model's, nothing is kept, and no message is sent in vain."""
+    schedule = plan_of(name, len(run), m)
     events = getattr(run, "events", ())
     for stage in sorted((s for ran in run for s in ran.grads), key=lambda s: -(s % schedule.stages)):
         rank = schedule.rank_of(stage)
         mine = [i for i in range(schedule.micro_batches) if schedule.replica_of(i) == schedule.replica(stage)]
         right = expected(schedule, mine)[stage % schedule.stages]
-        for name, got in run[rank].grads[stage].items():
-            if got is None or not np.allclose(got, right[name], rtol=TOLERANCE, atol=TOLERANCE):
-                failed, text = explain(got, name, stage, mine, schedule)
+        for param, got in run[rank].grads[stage].items():
+            if got is None or not np.allclose(got, right[param], rtol=TOLERANCE, atol=TOLERANCE):
+                failed, text = explain(got, param, stage, mine, schedule)
                 raise Broken(failed, f"{where} {text}")
     if events:
         check_waits(events, len(run))

@@ -10,9 +10,9 @@ import torch
 
 from ...mesh import DeviceMesh, Grid
 from ...parallel.hybrid import gradients as reference
-from ...units import counted
+from ..checkers import engine_facts, in_all_cases
 from ..layer import ring_bytes, whole_numbers
-from ..ranks import capital, number, on_engines, simulate
+from ..ranks import number, simulate
 from ..record import Broken, Exercise, Passed
 from ..traffic import check_waits
 
@@ -62,7 +62,7 @@ def told_name(name, sizes):
 
 def call(comm, fn, sizes):
     """fn(mesh, parameters) on this rank; returns Reduced. sizes: (dp, pp, tp), None for a grid that fits."""
-    mesh = DeviceMesh(comm, Grid(**dict(zip(AXES, sizes_for(comm.size) if sizes is None else sizes, strict=True))))
+    mesh = DeviceMesh(comm, grid_of(sizes_for(comm.size) if sizes is None else sizes))
     dp, pp, tp = (mesh.coordinates[axis] for axis in AXES)
     stages, parameters = mesh.grid["pp"], []
     at_an_end = pp in (0, stages - 1)
@@ -86,34 +86,31 @@ def sizes_for(p):
 
 
 def check_reduce_gradients(fn, runner=None):
-    for sizes in CASES:
-        where = case_of(sizes)
-        try:
-            run = simulate(Grid(**dict(zip(AXES, sizes, strict=True))).size, call, fn, sizes, where=where)
-        except Broken as broken:
-            raise with_missing(broken, where) from None
-        check_sums(run, sizes, where)
+    def judge(run, where, sizes):
+        check_sums(run, where, sizes)
         check_waits(run.events, len(run))
-        check_bytes(run, sizes, where)
+        check_bytes(run, where, sizes)
+
+    in_all_cases(fn, call, [(math.prod(sizes), sizes) for sizes in CASES], case_of, judge, with_missing)
     most = CASES[0]
-    run = simulate(math.prod(most), call, fn, most, where=case_of(most))
+    run = simulate(math.prod(most), call, fn, most, where=case_of(len(most), most))
     facts = [
         f"every gradient is that of the whole batch, on {len(CASES)} meshes of 1 to {math.prod(most)} simulated ranks",
         "added over dp: all; over tp: what each of its ranks holds whole and has in parts; over stages: what is tied",
         f"bytes: {max(left.nbytes for left in run):,} at most from one of {len(run)} ranks",
     ]
-    if runner is not None:
-        run = on_engines(runner, call, fn, None)
-        check_sums(run, sizes_for(len(run)), f"on {counted(len(run), 'engine')}")
-        facts.append(f"engines: right on {counted(len(run), 'MPI rank')}")
-    return Passed(tuple(facts), run.events, len(run))
+    return Passed((*facts, *engine_facts(runner, check_sums, call, fn, None)), run.events, len(run))
 
 
-def case_of(sizes):
+def case_of(p, sizes):
     return f"on a mesh of dp {sizes[0]} x pp {sizes[1]} x tp {sizes[2]}"
 
 
-def with_missing(broken, where):
+def grid_of(sizes):
+    return Grid(**dict(zip(AXES, sizes, strict=True)))
+
+
+def with_missing(broken, where, sizes):
     """`broken`, or what is likely behind ranks that wait for each other."""
     if broken.failed == "raises" and re.search(
         "'NoneType' object has no attribute '(all_reduce|size)'", broken.message
@@ -135,9 +132,9 @@ def with_missing(broken, where):
     return Broken("deadlock", message, broken.detail)
 
 
-def check_sums(run, sizes, where):
+def check_sums(run, where, sizes):
     """Raise Broken unless every gradient is the sum over just those axes along which it is in parts."""
-    grid = Grid(**dict(zip(AXES, sizes, strict=True)))
+    grid = grid_of(sizes_for(len(run)) if sizes is None else sizes)
     for r, left in enumerate(run):
         place = grid.coordinates(r)
         told = f"rank {r} ({', '.join(f'{axis} {place[axis]}' for axis in AXES)})"
@@ -148,7 +145,7 @@ def check_sums(run, sizes, where):
                 continue  # nobody has one: to leave it so is as good as zeros
             if got is None:
                 message = (
-                    f"{capital(where)} {name} of {told} still has no gradient, while other replicas have the sum: they "
+                    f"{where} {name} of {told} still has no gradient, while other replicas have the sum: they "
                     "would take a step and this one would not. parameter.grad = ..."
                 )
                 raise Broken("hand back", message)
@@ -156,14 +153,14 @@ def check_sums(run, sizes, where):
                 continue
             i = tuple(int(k) for k in np.argwhere(got != right)[0])
             head = (
-                f"{capital(where)} the gradient of {name}{list(i)} on {told} should be {number(right[i])} and is "
+                f"{where} the gradient of {name}{list(i)} on {told} should be {number(right[i])} and is "
                 f"{number(got[i])}. "
             )
             failed, reason = explain(name, got, place, grid, axes)
             tail = f"{' ' if reason else ''}It has to be added over {' and '.join(axes)}: {why}."
             raise Broken(failed, head + reason + tail)
         if left.changed:
-            message = f"{capital(where)} {told} changed the parameter {left.changed[0]}: the step is the optimizer's."
+            message = f"{where} {told} changed the parameter {left.changed[0]}: the step is the optimizer's."
             raise Broken("parameters", message)
 
 
@@ -226,9 +223,9 @@ def mean_over(axes, n):
     )
 
 
-def check_bytes(run, sizes, where):
+def check_bytes(run, where, sizes):
     """Raise Broken where more was sent than one all-reduce over each axis needs."""
-    grid = Grid(**dict(zip(AXES, sizes, strict=True)))
+    grid = grid_of(sizes)
     nbytes, most = 8 * WIDTH * 2, 0
     for pp in range(grid["pp"]):
         names = names_of(pp, grid["pp"])
@@ -239,7 +236,7 @@ def check_bytes(run, sizes, where):
     sent = sum(left.nbytes for left in run)
     if sent > most:
         message = (
-            f"{capital(where)} all gradients are right, but the ranks send {sent:,} bytes, where {most:,} are enough: "
+            f"{where} all gradients are right, but the ranks send {sent:,} bytes, where {most:,} are enough: "
             "one all_reduce of a gradient for each axis over which it is in parts."
         )
         raise Broken("messages", message)
