@@ -108,13 +108,11 @@ def check_arrays(run, expected, where, name, promise, explain, rank=lambda r: f"
     """
     for r, (out, held, *_) in enumerate(run):
         if unlike(out, held):
-            raise Broken("returns", f"{where}, {rank(r)} returned {unlike(out, held)}: {promise} {kind(held)}.")
+            raise Broken(f"returns: {where}, {rank(r)} returned {unlike(out, held)}: {promise} {kind(held)}.")
         right = same(out, expected[r])
         if not right.all():
             failed, why = explain(out, r)
             text = first_wrong(f"{name}{{}} on {rank(r)}", out, expected[r], right)
-            raise Broken(failed, f"{where}, {text}. {why}".rstrip())
+            raise Broken(f"{failed}: {where}, {text}. {why}")
         if not same(held, expected[r]).all():
-            raise Broken(
-                "in place", f"{where}, what {rank(r)} returns is right, but {name} was not overwritten with it."
-            )
+            raise Broken(f"in place: {where}, what {rank(r)} returns is right, but {name} was not overwritten with it.")

@@ -170,21 +170,19 @@ def check_result(collective, fn, p, values, run):
                 if left.broken_guard >= 0
                 else f"{-left.broken_guard} before its first element"
             )
-            message = f"{capital(where)}, rank {r} wrote outside x, at {at}: x has the elements 0 to {n - 1}."
-            raise Broken("bounds", message)
+            raise Broken(f"""bounds: {capital(where)}, rank {r} wrote outside x, at {at}: x has the elements 0 to
+                {n - 1}.""")
         held = left.x[first:last]
         if not np.array_equal(held, expected):
             if left.out is not None and np.array_equal(left.out, expected):
-                message = f"{capital(where)}, what rank {r} returns is right, but x was not overwritten with it."
-                raise Broken("in place", message)
+                raise Broken(f"""in place: {capital(where)}, what rank {r} returns is right, but x was not overwritten
+                    with it.""")
             i = first + int(np.argmax(held != expected))
             failed, why = explain(
                 collective, lambda v: simulate_case(collective, fn, v, evidence=False), values, run, r, i
             )
-            message = (
-                f"{capital(where)}, {place(i, n, p, r)} should be {number(whole[i])} and is {number(left.x[i])}. {why}"
-            )
-            raise Broken(failed, message.rstrip())
+            raise Broken(f"""{failed}: {capital(where)}, {place(i, n, p, r)} should be {number(whole[i])} and is
+                {number(left.x[i])}. {why}""")
         check_returned(collective, left, expected, r, where, run)
 
 
@@ -203,7 +201,7 @@ def check_returned(collective, left, expected, r, where, run):
         message = f"{capital(where)}, x is right on rank {r}, but what is returned differs from it: return {promise}."
     else:
         return
-    raise Broken("returns", message.replace("returned NoneType", "returned nothing"))
+    raise Broken(f"returns: {message.replace('returned NoneType', 'returned nothing')}")
 
 
 def place(i, n, p, r):
@@ -220,7 +218,7 @@ def check_float64(collective, fn):
         check_result(collective, fn, 3, values, simulate_case(collective, fn, values, "float64"))
     except Broken as broken:
         message = f"float32 is right, float64 is not: a buffer of your own must have the dtype of x. {broken.message}"
-        raise Broken("dtype", message, broken.detail) from None
+        raise Broken(f"dtype: {message}", broken.detail) from None
 
 
 def check_rounding(collective, fn):
@@ -235,11 +233,8 @@ def check_rounding(collective, fn):
         off = np.abs(left.x - whole)[first:last]
         if (off > allowed[first:last]).any():
             i = first + int(np.argmax(off))
-            message = (
-                f"Whole numbers are added exactly, but on rank {r} x[{i}] is {left.x[i]:.9g} and should be "
-                f"{whole[i]:.9g}."
-            )
-            raise Broken("sum", message)
+            raise Broken(f"""sum: Whole numbers are added exactly, but on rank {r} x[{i}] is {left.x[i]:.9g} and should
+                be {whole[i]:.9g}.""")
         for i in range(first, last):
             s, bits = first_holder.setdefault(i, (r, left.x[i]))
             if bits != left.x[i]:
@@ -247,7 +242,7 @@ def check_rounding(collective, fn):
                     f"x[{i}] is {bits:.9g} on rank {s} and {left.x[i]:.9g} on rank {r}: they added in different "
                     "orders. Replicas that round differently drift apart: add once, then pass the sum on."
                 )
-                raise Broken("bitwise", message)
+                raise Broken(f"bitwise: {message}")
 
 
 def check_steps(collective, fn, steps):
@@ -256,11 +251,8 @@ def check_steps(collective, fn, steps):
     took = round(run.seconds)
     if took > 2 * steps:
         in_a_row = "the ranks wait for each other in a row. Let all of them send and receive at once: comm.sendrecv."
-        message = (
-            f"Result and bytes are right, but with 8 ranks it takes the time of {took} messages one after another, "
-            f"where {steps} are enough: {in_barriers(run.events) or in_a_row}"
-        )
-        raise Broken("steps", message)
+        raise Broken(f"""steps: Result and bytes are right, but with 8 ranks it takes the time of {took} messages one
+            after another, where {steps} are enough: {in_barriers(run.events) or in_a_row}""")
     if took > steps:
         return f"steps: {took} message times with 8 ranks, where {steps} are enough: see comm.sendrecv"
     return f"steps: {took} message times with 8 ranks: the least possible for a ring"
@@ -275,11 +267,8 @@ def check_on_engines(collective, fn, runner):
         for r, lefts in enumerate(run):
             first, last = collective.promised(n, p, r)
             if not np.array_equal(lefts[k].x[first:last], whole[first:last]):
-                message = (
-                    f"Right on simulated ranks, but wrong on the engines, {case(p, n)}, on rank {r}: "
-                    "does your function read a buffer before it has arrived, or change one before it has left?"
-                )
-                raise Broken("engines", message)
+                raise Broken(f"""engines: Right on simulated ranks, but wrong on the engines, {case(p, n)}, on rank {r}:
+                    does your function read a buffer before it has arrived, or change one before it has left?""")
     return f"engines: right on {counted(p, 'MPI rank')}"
 
 

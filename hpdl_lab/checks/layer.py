@@ -199,7 +199,7 @@ def in_backward(broken):
         f"{full_stop(broken.message)} What is done in backward has to undo the shape that forward made: the transposed "
         "of putting parts together is cutting them."
     )
-    return Broken("transposed", message, broken.detail)
+    return Broken(f"transposed: {message}", broken.detail)
 
 
 def judge(part, run, where):
@@ -242,15 +242,15 @@ def check_output(run, case, promise, where):
         right = case.y[r]
         if ran.y is None:
             what = "nothing" if ran.kind == "NoneType" else f"something of type {ran.kind}"
-            raise Broken("returns", f"{capital(where)} rank {r} returned {what}: return {promise}.")
+            raise Broken(f"returns: {capital(where)} rank {r} returned {what}: return {promise}.")
         if equal(ran.y, right):
             continue
         failed, why = nearly(ran.y, right) or judged(case.explain(ran.y, r), ran.y, right)
         if ran.y.shape == right.shape:
             message = f"{capital(where)} y{difference(ran.y, right)} on rank {r}. {why}".rstrip()
-            raise Broken(failed or "value", message)
+            raise Broken(f"{failed or 'value'}: {message}")
         message = f"{capital(where)} rank {r} returned shape {ran.y.shape}, where {right.shape} is right: {promise}. "
-        raise Broken(failed or "shape", f"{message}{why}".rstrip())
+        raise Broken(f"{failed or 'shape'}: {message}{why}")
 
 
 def check_gradients(run, case, where):
@@ -272,18 +272,15 @@ def check_gradients(run, case, where):
                     f"{capital(where)} y is right, but backward is not: the gradient of {name}{difference(got, right)} "
                     f"on rank {r}. {why}"
                 )
-            raise Broken(failed or "gradient", message.rstrip())
+            raise Broken(f"{failed or 'gradient'}: {message}")
 
 
 def check_kept(run, case, where):
     for r, ran in enumerate(run):
         if len(run) > 1 and ran.kept >= case.whole:
-            message = (
-                f"{capital(where)} all numbers are right, but rank {r} keeps a tensor of {ran.kept:,} numbers for "
-                f"backward: that is a whole layer, and a layer is cut because no rank has room for it. Compute with "
-                "what this rank holds."
-            )
-            raise Broken("memory", message)
+            raise Broken(f"""memory: {capital(where)} all numbers are right, but rank {r} keeps a tensor of {ran.kept:,}
+                numbers for backward: that is a whole layer, and a layer is cut because no rank has room for it. Compute
+                with what this rank holds.""")
 
 
 def check_sent(part, run, where):
@@ -294,37 +291,25 @@ def check_sent(part, run, where):
         total = sum(s.nbytes for s in sent)
         for r, waited in enumerate(s.barriers for s in sent):
             if waited:
-                message = (
-                    f"{capital(where)} all numbers are right, but in {phase} rank {r} waits in "
-                    f"{counted(waited, 'barrier')}, where none is needed: there all ranks stand still for the slowest, "
-                    f"and what they need from each other comes with its message. {part.why[phase]}"
-                )
-                raise Broken("messages", message)
+                raise Broken(f"""messages: {capital(where)} all numbers are right, but in {phase} rank {r} waits in
+                    {counted(waited, "barrier")}, where none is needed: there all ranks stand still for the slowest, and
+                    what they need from each other comes with its message. {part.why[phase]}""")
         if total <= most:
             continue
         allowed = f"{most:,.0f} are enough" if most else "nothing has to be sent"
-        message = (
-            f"{capital(where)} all numbers are right, but in {phase} the ranks send {total:,} bytes, where {allowed}; "
-            f"rank 0 {sent[0].told()}. {part.why[phase]}"
-        )
-        raise Broken("messages", message)
+        raise Broken(f"""messages: {capital(where)} all numbers are right, but in {phase} the ranks send {total:,}
+            bytes, where {allowed}; rank 0 {sent[0].told()}. {part.why[phase]}""")
 
 
 def check_inputs(run, where):
     for r, ran in enumerate(run):
         if ran.changed:
-            message = (
-                f"{capital(where)} all numbers are right, but rank {r} has written into {ran.changed[0]}, which its "
-                "caller still needs: write into a tensor of your own."
-            )
-            raise Broken("input", message)
+            raise Broken(f"""input: {capital(where)} all numbers are right, but rank {r} has written into
+                {ran.changed[0]}, which its caller still needs: write into a tensor of your own.""")
         if ran.hooked:
-            message = (
-                f"{capital(where)} all numbers are right, but what you have put on x of rank {r} acts on its caller as "
-                "well: where x is also used beside the layer, as by a residual connection, that gradient is changed, "
-                f"too. Put it on a view of your own: x.view_as(x)."
-            )
-            raise Broken("input", message)
+            raise Broken(f"""input: {capital(where)} all numbers are right, but what you have put on x of rank {r} acts
+                on its caller as well: where x is also used beside the layer, as by a residual connection, that gradient
+                is changed, too. Put it on a view of your own: x.view_as(x).""")
 
 
 def drawn(seed, *shape):

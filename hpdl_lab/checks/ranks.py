@@ -38,7 +38,7 @@ def simulate(p, fn, *args, network=None, where="", threads=False, evidence=True)
     except Deadlock as error:
         first, *table = str(error).split("\n")
         message = f"{capital(where)} there is a deadlock: {full_stop(first.removeprefix('deadlock: '))}"
-        raise Broken("deadlock", message, "\n".join(table) + tail(printed)) from error
+        raise Broken(f"deadlock: {message}", "\n".join(table) + tail(printed)) from error
     except CommTimeout as error:
         first, *table = str(error).split("\n")
         place = first.partition(" of real time")[2]  # ", in cell:4"
@@ -46,9 +46,9 @@ def simulate(p, fn, *args, network=None, where="", threads=False, evidence=True)
             f"{capital(where)} your function was still running after {DEADLINE:g} s{place}. Is there a loop that never "
             "ends?"
         )
-        raise Broken("timeout", message, "\n".join(table) + tail(printed)) from None
+        raise Broken(f"timeout: {message}", "\n".join(table) + tail(printed)) from None
     except (Exception, SystemExit) as error:
-        raise Broken("raises", describe_error(error, where), tail(printed)) from error
+        raise Broken(f"raises: {describe_error(error, where)}", tail(printed)) from error
 
 
 class Ledger(dict):
@@ -91,7 +91,7 @@ def on_engines(runner, fn, *args):
     except (CommError, AnswerFailed) as error:
         first, *table = str(error).split("\n")
         message = f"Right on simulated ranks, but on the engines: {full_stop(first)}"
-        raise Broken("engines", message, "\n".join(table)) from None
+        raise Broken(f"engines: {message}", "\n".join(table)) from None
 
 
 def in_company(comm, fn, *args):

@@ -7,18 +7,19 @@ from .hints import explanation_of, hints_of
 
 
 class Broken(Exception):
-    """An answer breaks an invariant.
+    """An answer breaks an invariant: Broken("bytes: the result is right, but rank 0 sent ...").
 
-    failed:  the invariant, such as "sum", "bytes", "deadlock"; it chooses the hints.
-    message: what is wrong, where, and why, in sentences with numbers.
+    text:    the invariant, which chooses the hints, and what is wrong, where, and why, in sentences with numbers; line
+             breaks count as spaces. They become `failed` and `message`.
     detail:  lines to show below it as they are (who waits for whom).
-    events:  of the failing run, on `size` ranks, attached by `exercises.check`: a check raises Broken(failed, message).
-    expected: those of a right answer in the same run. Either may be empty.
+    events:  of the failing run, on `size` ranks, attached by `exercises.check`; expected: those of a right answer in
+             the same run. Either may be empty.
     """
 
-    def __init__(self, failed, message, detail="", events=(), size=0):
-        super().__init__(failed, message)
-        self.failed, self.message, self.detail = failed, message, detail
+    def __init__(self, text, detail="", events=(), size=0):
+        super().__init__(text)
+        self.failed, _, message = text.partition(": ")
+        self.message, self.detail = " ".join(message.split()), detail
         self.events, self.expected, self.size = list(events), [], size
 
 

@@ -29,11 +29,9 @@ def check_waits(events, p):
     sent = Counter((e.rank, e.peer) for e in events if e.op == "send")
     received = Counter((e.peer, e.rank) for e in events if e.op == "recv")
     for (source, dest), n in sorted((received - sent).items()):
-        message = (
-            f"The result is right, but with {p} ranks rank {source} did not wait for {n} of its sends to rank {dest}: "
-            "until wait() returns, its tensor must not change, and on real ranks the message may still be under way."
-        )
-        raise Broken("wait", message)
+        raise Broken(f"""wait: The result is right, but with {p} ranks rank {source} did not wait for {n} of its sends
+            to rank {dest}: until wait() returns, its tensor must not change, and on real ranks the message may still be
+            under way.""")
 
 
 def in_barriers(events):
@@ -53,13 +51,10 @@ def check_bytes(events, p, nbytes, best):
     if sent[worst] <= best.nbytes * (1 + ROUNDING):
         return sent[worst]
     if best.steps < min(messages_sent(events, p)) <= 2 * best.steps and (why := miscount(events, p, best.steps)):
-        raise Broken("steps", f"The result is right, but it takes too long. {why}")
+        raise Broken(f"steps: The result is right, but it takes too long. {why}")
     who = "every rank" if len(set(sent.values())) == 1 else f"rank {worst}"
-    message = (
-        f"The result is right, but with {p} ranks {who} sent {sent[worst]:,} bytes; a ring sends {best.nbytes:,.0f}: "
-        f"{why_so_much(sent, worst, nbytes, best, messages_sent(events, p))}"
-    )
-    raise Broken("bytes", message)
+    raise Broken(f"""bytes: The result is right, but with {p} ranks {who} sent {sent[worst]:,} bytes; a ring sends
+        {best.nbytes:,.0f}: {why_so_much(sent, worst, nbytes, best, messages_sent(events, p))}""")
 
 
 def why_so_much(sent, worst, nbytes, best, messages):
@@ -96,8 +91,5 @@ def check_peers(events, p):
     """Raise Broken where a rank sends to anyone but its two neighbours on the ring."""
     for e in events:
         if e.op == "send" and e.peer not in ((e.rank + 1) % p, (e.rank - 1) % p):
-            message = (
-                f"The result is right, but rank {e.rank} sends to rank {e.peer}: on a ring of {p} ranks it knows only "
-                f"its neighbors, rank {(e.rank + 1) % p} and rank {(e.rank - 1) % p}."
-            )
-            raise Broken("peers", message)
+            raise Broken(f"""peers: The result is right, but rank {e.rank} sends to rank {e.peer}: on a ring of {p}
+                ranks it knows only its neighbors, rank {(e.rank + 1) % p} and rank {(e.rank - 1) % p}.""")

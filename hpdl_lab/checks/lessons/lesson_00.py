@@ -26,32 +26,30 @@ def check_sentences(results, p):
     where = f"with {counted(p, 'rank')}"
     for r, said in enumerate(results):
         if said is None:
-            message = f"{capital(where)}, rank {r} returned nothing: print shows a text, return hands it back."
-            raise Broken("returns", message)
+            raise Broken(f"""returns: {capital(where)}, rank {r} returned nothing: print shows a text, return hands it
+                back.""")
         if not isinstance(said, str):
-            message = f"{capital(where)}, rank {r} returned {said!r}: a str was asked for, not {type(said).__name__}."
-            raise Broken("returns", message)
+            raise Broken(f"""returns: {capital(where)}, rank {r} returned {said!r}: a str was asked for, not
+                {type(said).__name__}.""")
     if p > 1 and len(set(results)) == 1:
-        raise Broken(
-            "rank", f"{capital(where)}, all of them said {results[0]!r}: comm.rank is different on every rank."
-        )
+        raise Broken(f"rank: {capital(where)}, all of them said {results[0]!r}: comm.rank is different on every rank.")
     for r, said in enumerate(results):
         numbers = {int(digits) for digits in re.findall(r"\d+", said)}
         called = re.search(r"\brank\D?\D?(\d+)", said, re.IGNORECASE)
         if called and int(called[1]) == p != r and r in numbers:
-            message = f"{capital(where)}, rank {r} said {said!r}: its number is {r}, and {p} is how many there are."
-            raise Broken("rank", message)
+            raise Broken(f"""rank: {capital(where)}, rank {r} said {said!r}: its number is {r}, and {p} is how many
+                there are.""")
         if {r, p} <= numbers:
             continue
         if r in numbers:
             what = f"the number of ranks is {p}, which is comm.size"
-            raise Broken("size", f"{capital(where)}, rank {r} said {said!r}: {what}.")
+            raise Broken(f"size: {capital(where)}, rank {r} said {said!r}: {what}.")
         why = (
             ", because ranks count from 0"
             if r + 1 in numbers
             else ", which does not stand there as a number of its own"
         )
-        raise Broken("rank", f"{capital(where)}, rank {r} said {said!r}: its number is {r}{why}.")
+        raise Broken(f"rank: {capital(where)}, rank {r} said {said!r}: its number is {r}{why}.")
 
 
 def check_who_runs_where(fn, runner=None):
@@ -64,8 +62,7 @@ def check_who_runs_where(fn, runner=None):
         check_places(results, {host for _, host, _ in truth}, {pid for _, _, pid in truth})
         pids = [pid for _, _, pid in results]
         if pids != [pid for _, _, pid in truth]:
-            message = f"The engines are the processes {[pid for _, _, pid in truth]}, and you say {pids}."
-            raise Broken("process", message)
+            raise Broken(f"process: The engines are the processes {[pid for _, _, pid in truth]}, and you say {pids}.")
         facts.append(f"{len(pids)} engines, each a process of its own: {', '.join(map(str, pids))}")
     return Passed(tuple(facts))
 
@@ -73,22 +70,20 @@ def check_who_runs_where(fn, runner=None):
 def check_places(results, hosts, pids):
     for r, place in enumerate(results):
         if place is None:
-            raise Broken("returns", f"Rank {r} returned nothing: return a tuple of rank, host and process id.")
+            raise Broken(f"returns: Rank {r} returned nothing: return a tuple of rank, host and process id.")
         if not isinstance(place, tuple | list) or len(place) != 3:
-            message = f"Rank {r} returned {place!r}: a tuple of three was asked for, (rank, host, process id)."
-            raise Broken("returns", message)
+            raise Broken(f"""returns: Rank {r} returned {place!r}: a tuple of three was asked for, (rank, host, process
+                id).""")
         rank, host, pid = place
         if not isinstance(rank, int) or not isinstance(host, str) or not isinstance(pid, int):
             kinds = ", ".join(type(part).__name__ for part in place)
-            message = f"Rank {r} returned ({kinds}): in this order an int, a str and an int were asked for."
-            raise Broken("order", message)
+            raise Broken(f"order: Rank {r} returned ({kinds}): in this order an int, a str and an int were asked for.")
         if rank != r:
-            raise Broken("rank", f"Rank {r} said that it is rank {rank}.")
+            raise Broken(f"rank: Rank {r} said that it is rank {rank}.")
         if host not in hosts:
-            message = f"Rank {r} said that it runs on {host!r}, but the host is {' or '.join(sorted(hosts))}."
-            raise Broken("host", message)
+            raise Broken(f"host: Rank {r} said that it runs on {host!r}, but the host is {' or '.join(sorted(hosts))}.")
         if pid not in pids:
-            raise Broken("process", f"Rank {r} gave {pid} as its process id, which is not the process that runs it.")
+            raise Broken(f"process: Rank {r} gave {pid} as its process id, which is not the process that runs it.")
 
 
 EXERCISES = (

@@ -34,10 +34,10 @@ def call(fn, *args, unchanged):
     )
     for name, old, new in zip(unchanged, before, after, strict=False):
         if name and not np.array_equal(old, new):
-            message = f"Your function changed its argument {name}: make a new array, and leave {name} as it was."
-            raise Broken("input", message)
+            raise Broken(f"""input: Your function changed its argument {name}: make a new array, and leave {name} as it
+                was.""")
     if out is None:
-        raise Broken("returns", "Your function returned nothing: is there a `return`?")
+        raise Broken("returns: Your function returned nothing: is there a `return`?")
     return out
 
 
@@ -50,18 +50,15 @@ def check_vector(got, expected, begun, n, explain):
     d = len(expected)
     where = f"For {counted(n, 'example')} and {counted(d, 'weight')}"
     if unlike(got, expected):
-        message = (
-            f"{where} your function returned {unlike(got, expected)}: {kind(expected)} was asked for, one number per "
-            f"weight.{MAKES.get(type(got).__name__, '')}"
-        )
-        raise Broken("returns", message)
+        raise Broken(f"""returns: {where} your function returned {unlike(got, expected)}: {kind(expected)} was asked
+            for, one number per weight.{MAKES.get(type(got).__name__, "")}""")
     wrong = ~np.isclose(got, expected, rtol=1e-9, atol=1e-12)
     if wrong.any():
         j = int(np.argmax(wrong))
         with np.errstate(all="ignore"):  # it may be anything
             failed, why = explain(got, expected) or in_general(got, expected, begun)
-        message = f"{where}, number {j} of the result should be {number(expected[j])} and is {number(got[j])}. {why}"
-        raise Broken(failed, message.rstrip())
+        raise Broken(f"""{failed}: {where}, number {j} of the result should be {number(expected[j])} and is
+            {number(got[j])}. {why}""")
 
 
 def in_general(got, expected, begun):
@@ -219,10 +216,10 @@ def check_largest_stable_rate(fn, runner=None):
         x = columns(n, d, common)
         got, expected = call(fn, x, unchanged=("x",)), reference.largest_stable_rate(x)
         if not isinstance(got[()] if isinstance(got, np.ndarray) else got, numbers.Real):
-            message = f"The rate is one number, a float; your function returned {type(got).__name__}: {got!r:.60}."
-            raise Broken("returns", message)
+            raise Broken(f"""returns: The rate is one number, a float; your function returned {type(got).__name__}:
+                {got!r:.60}.""")
         if not abs(got - expected) <= 0.01 * expected:
-            raise Broken(*why_rate(float(got), expected, x))
+            raise Broken(": ".join(why_rate(float(got), expected, x)))
     return Passed(
         (
             f"within 1% for 4 sets of data; for the last of them {got:.4f}",

@@ -34,8 +34,8 @@ def check_average_gradients(fn, runner=None):
     in_all_cases(fn, average, cases, average_case, check_mean, lambda broken, where, d: missed_by_a_loop(broken, where))
     made = max(simulate(4, lambda comm: additions(comm, lambda comm: average(comm, fn, 2))))
     if made > 1:
-        message = f"The mean is right, but every rank calls {made} collectives that add: one all_reduce is enough."
-        raise Broken("steps", message)
+        raise Broken(f"""steps: The mean is right, but every rank calls {made} collectives that add: one all_reduce is
+            enough.""")
     facts = ["the mean of the gradients, the same on every rank, for 1, 2, 3, 4, 5 and 8 simulated ranks"]
     return Passed((*facts, *engine_facts(runner, check_mean, average, fn, 1001)))
 
@@ -50,8 +50,8 @@ def check_mean(run, where, d):
     check_arrays(run, expected, where, "g", "the gradient is", lambda out, r: why_mean(out, values, r, run[-1][0]))
     for r, (out, _) in enumerate(run):
         if not np.array_equal(out, run[0][0]):
-            message = f"{where}, ranks 0 and {r} hold different bits: replicas that round differently drift apart."
-            raise Broken("bitwise", message)
+            raise Broken(f"""bitwise: {where}, ranks 0 and {r} hold different bits: replicas that round differently
+                drift apart.""")
 
 
 def missed_by_a_loop(broken, where):
@@ -152,10 +152,10 @@ def check_weights(run, where, d):
     check_arrays(run, [expected] * len(run), where, "w", "every rank returns w,", why, who)
     for r, (out, _, left) in enumerate(run):
         if not np.array_equal(out, run[0][0]):
-            message = f"{where}, rank {r} and the server hold different bits: send the weights, not the way to them."
-            raise Broken("bitwise", message)
+            raise Broken(f"""bitwise: {where}, rank {r} and the server hold different bits: send the weights, not the
+                way to them.""")
         if r > 0 and not np.array_equal(left, g[r]):
-            raise Broken("input", f"{where}, rank {r} changed its gradient g: the caller may still need it.")
+            raise Broken(f"input: {where}, rank {r} changed its gradient g: the caller may still need it.")
 
 
 def why_weights(out, expected, w, g, r):
@@ -198,20 +198,15 @@ def check_server_traffic(run, p, nbytes):
     sends = [e for e in run.events if e.op == "send"]
     for e in sends:
         if 0 not in (e.rank, e.peer):
-            message = (
-                f"The result is right, but rank {e.rank} sends to rank {e.peer}: around a parameter server the workers "
-                "talk to rank 0 only. (That spares the server work; in notebook 04 you go further that way.)"
-            )
-            raise Broken("peers", message)
+            raise Broken(f"""peers: The result is right, but rank {e.rank} sends to rank {e.peer}: around a parameter
+                server the workers talk to rank 0 only. (That spares the server work; in notebook 04 you go further that
+                way.)""")
     bound = (p - 1) * nbytes
     into, out = (sum(e.nbytes for e in sends if at(e) == 0) for at in (lambda e: e.peer, lambda e: e.rank))
     for moved, way, what in ((into, "into", "one gradient from"), (out, "out of", "the weights once to")):
         if moved > bound:
-            message = (
-                f"The result is right, but with {p - 1} workers {moved:,} bytes went {way} the server, where "
-                f"{bound:,} are enough: {what} each worker."
-            )
-            raise Broken("bytes", message)
+            raise Broken(f"""bytes: The result is right, but with {p - 1} workers {moved:,} bytes went {way} the server,
+                where {bound:,} are enough: {what} each worker.""")
     return into
 
 
@@ -271,20 +266,17 @@ def check_gossip(run, where, name):
     for a, b in sent:
         if b not in graph.neighbors[a]:
             known = ", ".join(map(str, graph.neighbors[a])) or "none"
-            message = (
-                f"{where}, rank {a} sends to rank {b}, which is not its neighbor: graph.neighbors[{a}] are {known}. "
-                "Gossip knows nobody else."
-            )
-            raise Broken("peers", message)
+            raise Broken(f"""peers: {where}, rank {a} sends to rank {b}, which is not its neighbor: graph.neighbors[{a}]
+                are {known}. Gossip knows nobody else.""")
     check_step(run, where, name)
     check_waits(run.events, graph.n)
     if any(e.op == "barrier" for e in run.events):
-        message = f"{where}, the result is right, but every rank waits in a barrier: gossip waits for neighbors only."
-        raise Broken("peers", message)
+        raise Broken(f"""peers: {where}, the result is right, but every rank waits in a barrier: gossip waits for
+            neighbors only.""")
     for (a, b), times in sent.items():
         if times > 1:
-            message = f"{where}, the result is right, but rank {a} sent {times} messages to rank {b}: one is enough."
-            raise Broken("bytes", message)
+            raise Broken(f"""bytes: {where}, the result is right, but rank {a} sent {times} messages to rank {b}: one is
+                enough.""")
 
 
 def check_step(run, where, name):
@@ -361,8 +353,8 @@ def check_rate(fn):
     before, after = (np.linalg.norm(x - values.mean(axis=0)) for x in (values, np.array([held for _, held in run])))
     bound = (1 - graphs.spectral_gap(graphs.metropolis(graphs.graph("ring", 8)))) ** STEPS
     if after > before * bound * 1.0001:
-        message = f"One step is right, but {STEPS} of them are not: what does your function keep from step to step?"
-        raise Broken("rate", message)
+        raise Broken(f"""rate: One step is right, but {STEPS} of them are not: what does your function keep from step to
+            step?""")
     return (
         f"after {STEPS} steps on a ring of 8 ranks {after / before:.3f} of the differences is left; the second "
         f"eigenvalue allows {bound:.3f}"

@@ -60,11 +60,11 @@ def check_balls(run, where, n, uint8):
                 "Rank 1 does not hold what rank 0 sent: receive into x itself.",
                 f"x changed on rank {r}, which only looks on.",
             )[min(r, 2)]
-            raise Broken("ball", f"{where}, {first_wrong(f'x{{}} on rank {r}', got, expected, got == expected)}. {why}")
+            raise Broken(f"ball: {where}, {first_wrong(f'x{{}} on rank {r}', got, expected, got == expected)}. {why}")
         if unlike(out, held) or not np.array_equal(to_numpy(out), got):
             what = unlike(out, held) or "other values"
-            message = f"{where}, x is right on rank {r}, but your function returned {what}: return x, on every rank."
-            raise Broken("returns", message)
+            raise Broken(f"""returns: {where}, x is right on rank {r}, but your function returned {what}: return x, on
+                every rank.""")
 
 
 def check_round(run, where, n, uint8):
@@ -73,31 +73,24 @@ def check_round(run, where, n, uint8):
     check_waits(run.events, len(run))
     more = next((e for e in run.events if e.op not in ("send", "recv")), None)
     if more:
-        message = f"{where}, rank {more.rank} also calls {more.op}, which takes time of its own: one message each way."
-        raise Broken("round", message)
+        raise Broken(f"""round: {where}, rank {more.rank} also calls {more.op}, which takes time of its own: one message
+            each way.""")
     sent = [(e.rank, e.peer) for e in run.events if e.op == "send"]
     for a, b in sent:
         if {a, b} != {0, 1}:
-            message = f"{where}, rank {a} sends to rank {b}: only ranks 0 and 1 play, the others look on."
-            raise Broken("peers", message)
+            raise Broken(f"peers: {where}, rank {a} sends to rank {b}: only ranks 0 and 1 play, the others look on.")
     there, back = sent.count((0, 1)), sent.count((1, 0))
     if (there, back) != (1, 1):
-        message = (
-            f"{where}, rank 0 sent {counted(there, 'message')} to rank 1, and rank 1 sent {counted(back, 'message')} "
-            "back: one round is one each way."
-        )
-        raise Broken("round", message)
+        raise Broken(f"""round: {where}, rank 0 sent {counted(there, "message")} to rank 1, and rank 1 sent
+            {counted(back, "message")} back: one round is one each way.""")
     nbytes = n if uint8 else 8 * n
     small = [e.nbytes for e in run.events if e.op == "send" and e.nbytes != nbytes]
     if small:
-        message = f"{where}, a message has {small[0]:,} bytes, but x has {nbytes:,}: the whole of x is the ball."
-        raise Broken("bytes", message)
+        raise Broken(f"""bytes: {where}, a message has {small[0]:,} bytes, but x has {nbytes:,}: the whole of x is the
+            ball.""")
     if run.seconds < 1.5:
-        message = (
-            f"{where}, both messages are under way at the same time: rank 1 sends back what it got, so it can send "
-            "only after it has received."
-        )
-        raise Broken("round", message)
+        raise Broken(f"""round: {where}, both messages are under way at the same time: rank 1 sends back what it got, so
+            it can send only after it has received.""")
 
 
 # -- 3.2 ---------------------------------------------------------------------------------------------------------------
@@ -128,21 +121,18 @@ def check_line(fn, seconds, within, where):
     sizes, times = list(SIZES), list(seconds)
     out = alone(fn, sizes, times, where=where.lower())
     if (sizes, times) != (list(SIZES), seconds):
-        raise Broken("input", "Your function changed its arguments: work on copies.")
+        raise Broken("input: Your function changed its arguments: work on copies.")
     if out is None:
-        raise Broken("returns", "Your function returned nothing: return alpha, beta.")
+        raise Broken("returns: Your function returned nothing: return alpha, beta.")
     try:
         a, b = (real(v) for v in out)
     except (TypeError, ValueError):
-        raise Broken("returns", f"Your function returned {out!r}: return two numbers, alpha and beta.") from None
+        raise Broken(f"returns: Your function returned {out!r}: return two numbers, alpha and beta.") from None
     off = {"alpha": abs(a / alpha - 1), "beta": abs(b / beta - 1)}
     if not all(error <= within for error in off.values()):
         failed, why = why_line(a, b, alpha, beta, max(off, key=off.get), np.array(seconds))
-        message = (
-            f"{where}, the line of least squares has alpha = {alpha:.3g} s, beta = {beta:.3g} s/byte; you say alpha = "
-            f"{a:.3g} s, beta = {b:.3g} s/byte. {why}"
-        )
-        raise Broken(failed, message.rstrip())
+        raise Broken(f"""{failed}: {where}, the line of least squares has alpha = {alpha:.3g} s, beta = {beta:.3g}
+            s/byte; you say alpha = {a:.3g} s, beta = {b:.3g} s/byte. {why}""")
 
 
 def why_line(a, b, alpha, beta, name, seconds):
@@ -229,19 +219,19 @@ def check_names(fn, right, noun, missing, wanted, read, known, no, contradiction
     named = alone(fn, where="here")
     if not isinstance(named, dict):
         what = "nothing" if named is None else f"a {type(named).__name__}"
-        raise Broken("returns", f"Your function returned {what}: return a dict, letter to {wanted}.")
+        raise Broken(f"returns: Your function returned {what}: return a dict, letter to {wanted}.")
     named = {str(letter).upper(): said for letter, said in named.items()}
     for letter, name in right.items():
         if letter not in named:
-            raise Broken("missing", missing(letter))
+            raise Broken(f"missing: {missing(letter)}")
         said = read(named[letter])
         if said not in known:
-            raise Broken("name", f"{no(letter, named[letter])} {', '.join(known)}.")
+            raise Broken(f"name: {no(letter, named[letter])} {', '.join(known)}.")
         if said != name:
             raise contradiction(letter, said, name)
     for letter in named:
         if letter not in right:
-            raise Broken("missing", f"There is no {noun} {letter!r}: they are called {', '.join(right)}.")
+            raise Broken(f"missing: There is no {noun} {letter!r}: they are called {', '.join(right)}.")
 
 
 RIGHT = jobs.which_collective()
@@ -277,8 +267,8 @@ def without_answer(letter):
 def another_job(letter, said, right):
     needs = JOBS[letter].needs
     if (right, said) in TOO_MUCH:
-        return Broken("too much", f"Job {letter}: {TOO_MUCH[right, said]}. Here {needs}.")
-    return Broken("job", f"Job {letter}: {said} {jobs.DOES[said]}. {capital(needs)}.")
+        return Broken(f"too much: Job {letter}: {TOO_MUCH[right, said]}. Here {needs}.")
+    return Broken(f"job: Job {letter}: {said} {jobs.DOES[said]}. {capital(needs)}.")
 
 
 DEADLINE = 1.0  # s of real time for a program of the zoo on simulated ranks
@@ -319,7 +309,7 @@ def another_diagnosis(letter, said, right):
     """Broken for a wrong diagnosis, with the table of a run."""
     against = AGAINST.get((said, right), f"{said!r} means: {zoo.DIAGNOSES[said]}. Not so here.")
     message = f"Program {letter}: you say {said!r}. {against} {QUESTION[right]}"
-    return Broken("diagnosis", message, table_of(zoo.find(zoo.LETTERS[letter])))
+    return Broken(f"diagnosis: {message}", table_of(zoo.find(zoo.LETTERS[letter])))
 
 
 def table_of(program):
@@ -355,11 +345,8 @@ def check_repair(name, fn, runner=None, *, explain=None, also=None):
         if also:
             also(fn, run, where)
         if not run.events:
-            message = (
-                f"The number is right, but {where[0].lower()}{where[1:]} none of them sent or received anything: it is "
-                "to come from all ranks, not out of a formula."
-            )
-            raise Broken("messages", message)
+            raise Broken(f"""messages: The number is right, but {where[0].lower()}{where[1:]} none of them sent or
+                received anything: it is to come from all ranks, not out of a formula.""")
         check_waits(run.events, len(run))
 
     run = in_all_cases(fn, lambda comm, fn: fn(comm), [(p,) for p in RANKS], with_ranks, judge)
@@ -373,13 +360,10 @@ def check_value(got, wanted, r, where, explain, run, expected):
     except (TypeError, ValueError):
         what = "nothing" if got is None else repr(got)
         message = f"{where}, rank {r} returned {what}: every rank returns a float, here {number(wanted)}."
-        raise Broken("returns", message) from None
+        raise Broken(f"returns: {message}") from None
     if abs(value - wanted) > 1e-9 * max(1.0, abs(wanted)):
-        message = (
-            f"{where}, nobody is stuck any more, but rank {r} returned {number(value)} and should return "
-            f"{number(wanted)}. {explain(value) or steps_off(run, expected) or whose(run, expected)}"
-        )
-        raise Broken("value", message.rstrip())
+        raise Broken(f"""value: {where}, nobody is stuck any more, but rank {r} returned {number(value)} and should
+            return {number(wanted)}. {explain(value) or steps_off(run, expected) or whose(run, expected)}""")
 
 
 def whose(run, expected):
@@ -418,19 +402,16 @@ def check_steps(fn, run, where):
     p = len(run)
     needed, made = -(-(LAST + 1) // p), simulate(p, additions, fn)[0]
     if made > needed:
-        message = (
-            f"{where}, the sum is right, but every rank adds {made} times together with the others, where {needed} "
-            f"are enough: {'one step' if made == needed + 1 else f'{made - needed} steps'} too many."
-        )
-        raise Broken("steps", message)
+        raise Broken(f"""steps: {where}, the sum is right, but every rank adds {made} times together with the others,
+            where {needed} are enough: {"one step" if made == needed + 1 else f"{made - needed} steps"} too many.""")
 
 
 def check_log(fn, run, where):
     """Raise Broken where the mean loss is printed more than once."""
     times = run.printed.count("mean loss")
     if times > 1:
-        message = f"{where}, the number is right, but it is printed {times} times: rank 0 alone writes the log."
-        raise Broken("log", message)
+        raise Broken(f"""log: {where}, the number is right, but it is printed {times} times: rank 0 alone writes the
+            log.""")
 
 
 def repair(id, title, name, **more):

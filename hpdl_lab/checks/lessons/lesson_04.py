@@ -118,23 +118,21 @@ def check_copies(run, expected, where, root, segments):
     for r in sorted(range(p), key=lambda r: r != root):  # the root first: what it lost, nobody can have
         left = run[r]
         if left.broken_guard is not None:
-            message = f"{where}, rank {r} wrote outside x, at x[{left.broken_guard}]: x has the elements 0 to {n - 1}."
-            raise Broken("bounds", message)
+            raise Broken(f"""bounds: {where}, rank {r} wrote outside x, at x[{left.broken_guard}]: x has the elements 0
+                to {n - 1}.""")
         if not np.array_equal(left.x, expected):
             if left.out is not None and np.array_equal(left.out, expected):
-                message = f"{where}, what rank {r} returns is right, but x was not overwritten with it."
-                raise Broken("in place", message)
+                raise Broken(f"in place: {where}, what rank {r} returns is right, but x was not overwritten with it.")
             i = int(np.argmax(left.x != expected))
             message = f"{where}, x[{i}] on rank {r} should be {number(expected[i])} and is {number(left.x[i])}. "
             came, lacking = sum(e.op == "recv" and e.rank == r for e in run.events), int((left.x == SENTINEL).sum())
             if r != root and lacking and 0 < came < segments <= n:
                 message += f"{counted(lacking, 'element')} never arrived: {miscounted('received', r, came, segments)}"
-                raise Broken("segment", message)
-            raise Broken(*why_copy(left, expected, i, message, r, root))
+                raise Broken(f"segment: {message}")
+            raise Broken(": ".join(why_copy(left, expected, i, message, r, root)))
         if left.out is None or not np.array_equal(left.out, expected):
             what = "nothing" if left.kind == "NoneType" else f"something else ({left.kind})"
-            message = f"{where}, x is right on rank {r}, but your function returned {what}: return x."
-            raise Broken("returns", message)
+            raise Broken(f"returns: {where}, x is right on rank {r}, but your function returned {what}: return x.")
 
 
 def miscounted(what, r, messages, segments):
@@ -162,21 +160,14 @@ def check_chain(events, p, nbytes, segments):
         sends = [e for e in events if e.op == "send" and e.rank == r]
         strangers = [e.peer for e in sends if e.peer != (r + 1) % p]
         if strangers:
-            message = (
-                f"The result is right, but rank {r} sends to rank {strangers[0]}: on a chain it passes on to the next, "
-                f"rank {(r + 1) % p}."
-            )
-            raise Broken("peers", message)
+            raise Broken(f"""peers: The result is right, but rank {r} sends to rank {strangers[0]}: on a chain it passes
+                on to the next, rank {(r + 1) % p}.""")
         sent = sum(e.nbytes for e in sends)
         if sent > nbytes and segments < len(sends) <= 2 * segments:
-            message = f"The result is right, but {miscounted('sent', r, len(sends), segments)}"
-            raise Broken("segment", message)
+            raise Broken(f"segment: The result is right, but {miscounted('sent', r, len(sends), segments)}")
         if sent > nbytes:
-            message = (
-                f"The result is right, but rank {r} sent {sent:,} bytes, and its vector has {nbytes:,}: each segment "
-                "is to be sent once, and it alone."
-            )
-            raise Broken("bytes", message)
+            raise Broken(f"""bytes: The result is right, but rank {r} sent {sent:,} bytes, and its vector has
+                {nbytes:,}: each segment is to be sent once, and it alone.""")
 
 
 def check_time(run, p, segments):
@@ -191,7 +182,7 @@ def check_time(run, p, segments):
         why = "every rank has all of x before it passes anything on."
     else:
         why = "while a rank passes a segment on, nothing comes in. isend starts a send without waiting for its end."
-    raise Broken("steps", f"{head}{why} {best} are enough.")
+    raise Broken(f"steps: {head}{why} {best} are enough.")
 
 
 def check_on_engines(fn, runner):
@@ -199,11 +190,9 @@ def check_on_engines(fn, runner):
     for r, lefts in enumerate(run):
         for (n, segments), left in zip(ENGINE_CASES, lefts, strict=True):
             if not np.array_equal(left.x, starts(len(run), n, 0)[0]):
-                message = (
-                    f"Right on simulated ranks, but wrong on the engines, on rank {r} with {counted(n, 'element')} in "
-                    f"{counted(segments, 'segment')}: is a segment sent on before it has arrived?"
-                )
-                raise Broken("engines", message)
+                raise Broken(f"""engines: Right on simulated ranks, but wrong on the engines, on rank {r} with
+                    {counted(n, "element")} in {counted(segments, "segment")}: is a segment sent on before it has
+                    arrived?""")
     return f"engines: right on {counted(len(run), 'MPI rank')}"
 
 
@@ -260,13 +249,12 @@ def check_name(name, costs, p, nbytes, where):
     alpha, beta = NETWORKS[where]
     case = f"with {p:,} ranks, {nbytes:,} bytes and {where} (alpha {alpha:g} s, beta {beta:g} s/byte)"
     if name is None:
-        raise Broken("returns", f"{capital(case)} your function returned nothing: return a name.")
+        raise Broken(f"returns: {capital(case)} your function returned nothing: return a name.")
     if not isinstance(name, str):
-        message = f"{capital(case)} your function returned {name!r}: return the name, such as 'ring'."
-        raise Broken("returns", message)
+        raise Broken(f"returns: {capital(case)} your function returned {name!r}: return the name, such as 'ring'.")
     if name not in costs:
         known = ", ".join(map(repr, costs))
-        raise Broken("name", f"{capital(case)} you say {name!r}, but costs has only {known}: choose out of costs.")
+        raise Broken(f"name: {capital(case)} you say {name!r}, but costs has only {known}: choose out of costs.")
     seconds = {other: price(p, nbytes).seconds(alpha, beta) for other, price in costs.items()}
     best = min(seconds, key=seconds.get)
     if seconds[name] > seconds[best] * (1 + TIE):
@@ -280,7 +268,7 @@ def check_name(name, costs, p, nbytes, where):
         why = (
             "The steps decide here: each costs an alpha, however short." if steps > moved else "The bytes decide here."
         )
-        raise Broken("cost", f"{message} {why}")
+        raise Broken(f"cost: {message} {why}")
 
 
 EXERCISES = (

@@ -75,11 +75,9 @@ def check_replicas(run, where):
     """Raise Broken unless every rank holds rank 0's tensors, in the same parameters as before."""
     for r, left in enumerate(run):
         if left.replaced:
-            message = (
-                f"{where}, {left.replaced[0]} of rank {r} is another Parameter now: an optimizer made before still "
-                "holds the old one, and would train what the model no longer uses. Write into the one that is there."
-            )
-            raise Broken("object", message)
+            raise Broken(f"""object: {where}, {left.replaced[0]} of rank {r} is another Parameter now: an optimizer made
+                before still holds the old one, and would train what the model no longer uses. Write into the one that
+                is there.""")
         for name, right in run[0].before.items():
             got = left.values[name]
             if not np.array_equal(got, right):
@@ -88,7 +86,7 @@ def check_replicas(run, where):
                     f"{where}, {name}[{i}] on rank {r} should be {number(right.reshape(-1)[i])}, as it was on rank 0, "
                 )
                 failed, why = why_replica(name, r, run)
-                raise Broken(failed, f"{head}and is {number(got.reshape(-1)[i])}. {why}".rstrip())
+                raise Broken(f"{failed}: {head}and is {number(got.reshape(-1)[i])}. {why}")
 
 
 def why_replica(name, r, run):
@@ -127,11 +125,8 @@ def check_model_sent_once(run, p):
     nbytes = sum(value.nbytes for value in run[0].before.values())
     sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
     if sent > bound + SPARE:
-        message = (
-            f"The models are equal, but with {p} ranks {sent:,} bytes were sent, where {bound:,} are enough: rank 0's "
-            f"{nbytes:,} once to each of {p - 1} others. What the others have, nobody needs."
-        )
-        raise Broken("bytes", message)
+        raise Broken(f"""bytes: The models are equal, but with {p} ranks {sent:,} bytes were sent, where {bound:,} are
+            enough: rank 0's {nbytes:,} once to each of {p - 1} others. What the others have, nobody needs.""")
     return f"bytes: {sent:,} with {p} ranks, for a model of {nbytes:,}: it goes once to each of the others"
 
 
@@ -225,7 +220,7 @@ def by_sizes(broken, where, lacking, ledger):
         f"{', '.join(f'{n:,} by rank {r}' for r, n in given.items())}: they cannot be added. A rank "
         "without a gradient has to send zeros in its place, since it cannot know what the others have."
     )
-    return Broken("sizes", message, broken.detail)
+    return Broken(f"sizes: {message}", broken.detail)
 
 
 def check_means(run, where, lacking, ledger=None):
@@ -239,27 +234,22 @@ def check_means(run, where, lacking, ledger=None):
             if got is None:
                 if all(other.before[name] is None for other in run):
                     continue  # nobody has one: to leave it so is as good as zeros
-                message = (
-                    f"{where} {name} of rank {r} still has no gradient, while the others have the mean: rank {r} would "
-                    "not take their step, and the replicas drift apart."
-                )
-                raise Broken("hand back", message)
+                raise Broken(f"""hand back: {where} {name} of rank {r} still has no gradient, while the others have the
+                    mean: rank {r} would not take their step, and the replicas drift apart.""")
             if not exactly(got, mean):
                 a, b = got.reshape(-1), mean.reshape(-1)
                 text = first_wrong(f"the gradient of {name}{{}} on rank {r}", a, b, np.isclose(a, b, 1e-10, 1e-10))
                 failed, why = why_mean(name, r, run, before, means)
-                raise Broken(failed, f"{where} {text}. {why}".rstrip())
+                raise Broken(f"{failed}: {where} {text}. {why}")
             if not np.array_equal(got, run[0].after[name]):
-                message = (
-                    f"{where} ranks 0 and {r} hold different bits in the gradient of {name}: replicas drift apart."
-                )
-                raise Broken("bitwise", message)
+                raise Broken(f"""bitwise: {where} ranks 0 and {r} hold different bits in the gradient of {name}:
+                    replicas drift apart.""")
     for r, left in enumerate(run):
         if left.moved:
-            message = f"{where} rank {r} changed a parameter: only gradients are averaged, the step is the optimizer's."
-            raise Broken("parameters", message)
+            raise Broken(f"""parameters: {where} rank {r} changed a parameter: only gradients are averaged, the step is
+                the optimizer's.""")
         if p > 1 and (why := why_calls(left.calls, r, p)):
-            raise Broken("messages", f"{where} the gradients are right, but {why}")
+            raise Broken(f"messages: {where} the gradients are right, but {why}")
 
 
 def why_mean(name, r, run, before, means):
@@ -311,11 +301,8 @@ def check_messages(run, p):
     sent = [e.nbytes for e in run.events if (e.op, e.rank) == ("send", 0)]
     most = cost.all_reduce(p, 8 * NUMBERS)
     if len(sent) > most.steps:
-        message = (
-            f"The gradients are right, but with {p} ranks rank 0 sent {len(sent)} messages, where all_reduce needs "
-            f"{most.steps:g}: ask nobody before it. What is missing is zeros."
-        )
-        raise Broken("messages", message)
+        raise Broken(f"""messages: The gradients are right, but with {p} ranks rank 0 sent {len(sent)} messages, where
+            all_reduce needs {most.steps:g}: ask nobody before it. What is missing is zeros.""")
     return f"messages: {len(sent)} from each of {p} ranks, {sum(sent):,} bytes, for 4 tensors together"
 
 
@@ -359,7 +346,7 @@ def check_assign_buckets(fn, runner=None):
         got = alone(fn, given, limit, first, where=where)
         where = capital(where)
         if given != nbytes:
-            raise Broken("input", f"{where} your function changed nbytes: the caller still needs it.")
+            raise Broken(f"input: {where} your function changed nbytes: the caller still needs it.")
         check_form(got, where)
         where = f"{where} your buckets are {shown(got)}:"
         check_cover(got, len(nbytes), where)
@@ -375,27 +362,26 @@ def shown(items):
 def check_form(got, where):
     """Raise Broken unless `got` is a list of lists of indices."""
     if got is None:
-        raise Broken("returns", f"{where} your function returned nothing: return the list of buckets.")
+        raise Broken(f"returns: {where} your function returned nothing: return the list of buckets.")
     if not isinstance(got, list) or not all(isinstance(bucket, list) for bucket in got):
         text = repr(got)
         cut = f"{text[:60]}{'...' if len(text) > 60 else ''}"
-        raise Broken("returns", f"{where} your function returned {cut}: buckets are a list of lists.")
+        raise Broken(f"returns: {where} your function returned {cut}: buckets are a list of lists.")
     for i in itertools.chain(*got):
         if not isinstance(i, int) or isinstance(i, bool):
-            message = f"{where} a bucket holds {i!r}: it is a list of indices into nbytes, whole numbers."
-            raise Broken("returns", message)
+            raise Broken(f"returns: {where} a bucket holds {i!r}: it is a list of indices into nbytes, whole numbers.")
 
 
 def check_cover(got, n, where):
     """Raise Broken unless every index is in one bucket, in reverse order, and no bucket is empty."""
     indices = list(itertools.chain(*got))
     if [] in got:
-        raise Broken("empty", f"{where} one of them is empty, and would be a message about nothing.")
+        raise Broken(f"empty: {where} one of them is empty, and would be a message about nothing.")
     for i in indices:
         if not 0 <= i < n:
-            raise Broken("cover", f"{where} there is no gradient {i}: indices go from 0 to {n - 1}.")
+            raise Broken(f"cover: {where} there is no gradient {i}: indices go from 0 to {n - 1}.")
         if indices.count(i) > 1:
-            raise Broken("split", f"{where} gradient {i} is in more than one place: it would be added twice.")
+            raise Broken(f"split: {where} gradient {i} is in more than one place: it would be added twice.")
     lost = [i for i in range(n) if i not in indices]
     if lost:
         why = "every gradient has to travel"
@@ -405,20 +391,14 @@ def check_cover(got, n, where):
         if lost == [n - 1]:
             why = "the loop begins one too late"
         which = f"gradient {lost[0]} is" if len(lost) == 1 else f"gradients {shown(lost)} are"
-        raise Broken("cover", f"{where} {which} in none of them, {len(indices)} of {n} are: {why}.")
+        raise Broken(f"cover: {where} {which} in none of them, {len(indices)} of {n} are: {why}.")
     if indices == list(range(n)) and n > 1:
-        message = (
-            f"{where} they are in the order of registration. Backward goes the other way: gradient {n - 1} is ready "
-            "first, and gradient 0, for which your first bucket waits, is ready last."
-        )
-        raise Broken("order", message)
+        raise Broken(f"""order: {where} they are in the order of registration. Backward goes the other way: gradient
+            {n - 1} is ready first, and gradient 0, for which your first bucket waits, is ready last.""")
     for a, b in itertools.pairwise(indices):
         if b != a - 1:
-            message = (
-                f"{where} after {a} comes {b}. Only neighbors share a bucket, from {n - 1} down to 0: a bucket waits "
-                "for the last of its gradients, however early the others are."
-            )
-            raise Broken("order", message)
+            raise Broken(f"""order: {where} after {a} comes {b}. Only neighbors share a bucket, from {n - 1} down to 0:
+                a bucket waits for the last of its gradients, however early the others are.""")
 
 
 def check_sizes(got, nbytes, limit, first, where):
@@ -428,23 +408,14 @@ def check_sizes(got, nbytes, limit, first, where):
         total = sum(nbytes[i] for i in bucket)
         if len(bucket) > 1 and total > most:
             if b == 0 and total <= limit:
-                message = (
-                    f"{where} the first bucket holds {total} bytes, and first is {most}: it is kept small so that "
-                    "something is under way soon after backward has begun."
-                )
-                raise Broken("first", message)
-            message = (
-                f"{where} bucket {b}, {bucket}, holds {total} bytes, and {which} is {most}. Look whether a gradient "
-                "fits before you put it in, not after."
-            )
-            raise Broken("limit", message)
+                raise Broken(f"""first: {where} the first bucket holds {total} bytes, and first is {most}: it is kept
+                    small so that something is under way soon after backward has begun.""")
+            raise Broken(f"""limit: {where} bucket {b}, {bucket}, holds {total} bytes, and {which} is {most}. Look
+                whether a gradient fits before you put it in, not after.""")
         after = got[b + 1][0] if b + 1 < len(got) else None
         if after is not None and total + nbytes[after] <= most:
-            message = (
-                f"{where} bucket {b} holds {total} bytes, and gradient {after}, of {nbytes[after]}, would have fitted: "
-                f"{which} is {most}. Every bucket more is a latency more."
-            )
-            raise Broken("small", message)
+            raise Broken(f"""small: {where} bucket {b} holds {total} bytes, and gradient {after}, of {nbytes[after]},
+                would have fitted: {which} is {most}. Every bucket more is a latency more.""")
 
 
 def fact_about_a_gpt(fn):

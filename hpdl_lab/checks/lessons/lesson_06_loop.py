@@ -56,7 +56,7 @@ def judge(looped, shape, where, broken=None):
     size, detail = len(looped), broken.detail if broken else ""
     for rank in sorted(looped):
         for failed, told in faults(Log(looped[rank].log), rank, shape[rank % len(shape)], size):
-            raise Broken(failed, f"{where}, {told}", detail)
+            raise Broken(f"{failed}: {where}, {told}", detail)
     adds = {rank: Log(left.log).times("add") for rank, left in sorted(looped.items())}
     most = max(len(shape[rank % len(shape)]) for rank in looped)
     if broken and broken.failed == "raises":
@@ -73,7 +73,7 @@ def judge(looped, shape, where, broken=None):
                 " Adding is collective: who leaves the loop earlier leaves the others waiting, and who stops everybody "
                 "earlier drops batches."
             )
-        raise Broken("lengths", told, detail)
+        raise Broken(f"lengths: {told}", detail)
     for rank, n in adds.items():
         updates = Log(looped[rank].log).times("step")
         if updates != n:
@@ -81,7 +81,7 @@ def judge(looped, shape, where, broken=None):
                 f"{where}, rank {rank} adds gradients {counted(n, 'time')} and takes {counted(updates, 'step')}: every "
                 "rank takes every step, also one without a batch, or the replicas drift apart."
             )
-            raise Broken("apart", told, detail)
+            raise Broken(f"apart: {told}", detail)
     for rank in looped:
         done = {tuple(place) for what, *place in looped[rank].log if what == "forward"}
         for i, parts in enumerate(shape[rank % len(shape)]):
@@ -91,7 +91,7 @@ def judge(looped, shape, where, broken=None):
                     f"{where}, rank {rank} uses {parts - len(lost)} of its {parts} micro-batches in step {i}: "
                     f"micro-batch {lost[0]} is left out, and missing in the gradient."
                 )
-                raise Broken("lost", told, detail)
+                raise Broken(f"lost: {told}", detail)
 
 
 def faults(log, rank, shape, size):
@@ -312,11 +312,8 @@ def check_course(run, p, shape, where):
                     if share is None
                     else (f" It is {number(share)} times as long: parts of the loss add up, so do gradients.")
                 )
-                message = (
-                    f"{where}, step {step - 1} of rank {rank} ends {number(off)} from where one rank with all "
-                    f"micro-batches would be.{why}"
-                )
-                raise Broken("scale" if why else "course", message)
+                raise Broken(f"""{"scale" if why else "course"}: {where}, step {step - 1} of rank {rank} ends
+                    {number(off)} from where one rank with all micro-batches would be.{why}""")
     return max(float(np.abs(left.kept[-1] - alone[-1]).max()) for left in run)
 
 

@@ -90,11 +90,8 @@ def check_parameters(run, where):
         for r, kept in enumerate(run):
             off = float(np.abs(kept[step] - alone[step]).max())
             if not off < 1e-10:
-                message = (
-                    f"{where}, after step {step} a parameter of rank {r} is {number(off)} from where one rank with the "
-                    "whole batch would be: is something left over from the step before?"
-                )
-                raise Broken("steps", message)
+                raise Broken(f"""steps: {where}, after step {step} a parameter of rank {r} is {number(off)} from where
+                    one rank with the whole batch would be: is something left over from the step before?""")
     return max(float(np.abs(kept[-1] - alone[-1]).max()) for kept in run)
 
 
@@ -203,7 +200,7 @@ def check_gradient_ready(fn, runner=None):
     off = check_equal_to_one_rank(fn)
     exposed, events = exposure(fn)
     if exposed > STANDARD:
-        raise Broken("late", f"Right, but {exposed:.0%} of the communication is exposed.")
+        raise Broken(f"late: Right, but {exposed:.0%} of the communication is exposed.")
     facts = [
         "buckets start in order on every rank, as soon as they may, whichever gradient is ready first",
         f"3 training steps on 1, 2, 3 and 4 simulated ranks: {off:.0e} at most from one rank with the whole batch",
@@ -235,7 +232,7 @@ def behind(broken, where, orders, ledger):
                 "is started first meets what is started first: the ranks wait for each other, or add what does not "
                 "belong together. A bucket that is complete has to wait for the one before it."
             )
-            return Broken("order", message, f"The doctor says: {broken.message}\n{broken.detail}")
+            return Broken(f"order: {message}", f"The doctor says: {broken.message}\n{broken.detail}")
     short = [r for r, order in started.items() if len(order) < len(BUCKETS)]
     if short and len({len(order) for order in started.values()}) > 1:
         return last(short[0], len(started[short[0]]), where, broken.detail)
@@ -248,7 +245,7 @@ def twice(order, r, where, detail=""):
         f"{where}, rank {r} starts bucket {b} {order.count(b)} times: the sums are added once more. "
         "len(reducer.works) is the number of the next bucket; those before it are under way."
     )
-    return Broken("twice", message, detail)
+    return Broken(f"twice: {message}", detail)
 
 
 def last(r, n, where, detail=""):
@@ -256,7 +253,7 @@ def last(r, n, where, detail=""):
         f"{where}, rank {r} has started {n} of {len(BUCKETS)} buckets when all its gradients are there. One gradient "
         "may complete the bucket for which several others are waiting: start all of them, the last one too."
     )
-    return Broken("last", message, detail)
+    return Broken(f"last: {message}", detail)
 
 
 def check_starts(run, ledger, orders, where):
@@ -269,34 +266,25 @@ def check_starts(run, ledger, orders, where):
         slow = next((i for i, s in zip(order, left.seconds, strict=True) if s > 0), None)
         if slow is not None and p > 1:
             took = left.seconds[order.index(slow)]
-            message = (
-                f"{where}, gradient_ready of parameter {slow} took {took * 1e6:.3g} µs of virtual time on rank {r}: it "
-                "waits for other ranks, and backward stands still. comm.background returns at once; its Work is waited "
-                "for after backward, by add_gradients."
-            )
-            raise Broken("waits", message)
+            raise Broken(f"""waits: {where}, gradient_ready of parameter {slow} took {took * 1e6:.3g} µs of virtual time
+                on rank {r}: it waits for other ranks, and backward stands still. comm.background returns at once; its
+                Work is waited for after backward, by add_gradients.""")
         wanted = expected_starts(order)
         for k, (got, right) in enumerate(zip(left.works, wanted, strict=True)):
             if got > right:
-                message = (
-                    f"{where}, {counted(got, 'bucket')} had been started on rank {r} when the gradients "
-                    f"{', '.join(map(str, order[: k + 1]))} were there: the buckets are {BUCKETS}, so what traveled "
-                    "was not complete."
-                )
-                raise Broken("early", message)
+                raise Broken(f"""early: {where}, {counted(got, "bucket")} had been started on rank {r} when the
+                    gradients {", ".join(map(str, order[: k + 1]))} were there: the buckets are {BUCKETS}, so what
+                    traveled was not complete.""")
         if any(left.missing):
             told = f"{where}, reducer.missing on rank {r} is {left.missing} when all gradients are there"
-            raise Broken("count", f"{told}: every gradient counts its own bucket down by one, to 0.")
+            raise Broken(f"count: {told}: every gradient counts its own bucket down by one, to 0.")
         if left.ended < len(BUCKETS):
             raise last(r, left.ended, where)
         for k, (got, right) in enumerate(zip(left.works, wanted, strict=True)):
             if got < right:
-                message = (
-                    f"{where}, {started_so_far(got)} on rank {r} when the gradients "
-                    f"{', '.join(map(str, order[: k + 1]))} were there: the buckets are {BUCKETS}, so {right} could "
-                    "have been under way, while backward computes the others."
-                )
-                raise Broken("late", message)
+                raise Broken(f"""late: {where}, {started_so_far(got)} on rank {r} when the gradients
+                    {", ".join(map(str, order[: k + 1]))} were there: the buckets are {BUCKETS}, so {right} could have
+                    been under way, while backward computes the others.""")
 
 
 def started_so_far(n):
@@ -325,26 +313,18 @@ def check_sums(run, where):
                     why = " It holds the mean: dividing is left to add_gradients."
                 elif not left.flats[b].any():
                     why = " It holds zeros: reducer.collect(index) copies a gradient into its bucket."
-                message = (
-                    f"{where}, bucket {b} on rank {r}, of the gradients {bucket}, does not hold their sum over ranks."
-                    f"{why}"
-                )
-                raise Broken("sum", message)
+                raise Broken(f"""sum: {where}, bucket {b} on rank {r}, of the gradients {bucket}, does not hold their
+                    sum over ranks.{why}""")
             lacking = float(p > 1 and 3 in bucket)
             if left.flats[b][-1] != lacking:
-                message = (
-                    f"{where}, rank 1 has no gradient for parameter 3, and nobody will know: the flag behind bucket "
-                    f"{b} is {left.flats[b][-1]:g} after the sum. reducer.buckets[b].packed() writes it; .flat is the "
-                    "bare tensor."
-                )
-                raise Broken("flag", message)
+                raise Broken(f"""flag: {where}, rank 1 has no gradient for parameter 3, and nobody will know: the flag
+                    behind bucket {b} is {left.flats[b][-1]:g} after the sum. reducer.buckets[b].packed() writes it;
+                    .flat is the bare tensor.""")
     for r, left in enumerate(run):
         if left.reduced < len(BUCKETS):
-            message = (
-                f"{where}, the sums are right, but rank {r} called reducer.all_reduce {counted(left.reduced, 'time')} "
-                f"for {len(BUCKETS)} buckets: the reducer says which all-reduce is to be used."
-            )
-            raise Broken("all_reduce", message)
+            raise Broken(f"""all_reduce: {where}, the sums are right, but rank {r} called reducer.all_reduce
+                {counted(left.reduced, "time")} for {len(BUCKETS)} buckets: the reducer says which all-reduce is to be
+                used.""")
 
 
 def with_time(broken, fn):
@@ -356,7 +336,7 @@ def with_time(broken, fn):
     except Broken:
         return broken
     time = f"In a training step {exposed:.0%} of the communication is exposed so; {STANDARD:.0%} is the most."
-    found = Broken(broken.failed, f"{broken.message} {time}", broken.detail, events, P)
+    found = Broken(f"{broken.failed}: {broken.message} {time}", broken.detail, events, P)
     found.expected = exposure(gradient_ready)[1]
     return found
 
@@ -466,7 +446,7 @@ def by_order(broken, where, ledger):
                 f"gave it {', '.join(map(str, sizes))}: what meets there are different buckets. DDP calls the hook in "
                 "the same order on every rank; keep it."
             )
-            return Broken("order", message, broken.detail)
+            return Broken(f"order: {message}", broken.detail)
     return broken
 
 
@@ -479,30 +459,25 @@ def check_averages(run, where, ledger):
             head, out = f"{where}, for bucket {b} rank {r}'s hook", left.outs[b]
             if left.kinds[b] != "Future":
                 what = "nothing" if left.kinds[b] == "NoneType" else f"something of type {left.kinds[b]}"
-                message = f"{head} returned {what}: DDP asks for a torch.futures.Future, whose value it takes later."
-                raise Broken("future", message)
+                raise Broken(f"""future: {head} returned {what}: DDP asks for a torch.futures.Future, whose value it
+                    takes later.""")
             if not left.done[b]:
-                message = (
-                    f"{head} returned a future without a value, and backward is over: nobody will give it one, and DDP "
-                    "waits for it for ever. future.set_result(tensor) does."
-                )
-                raise Broken("future", message)
+                raise Broken(f"""future: {head} returned a future without a value, and backward is over: nobody will
+                    give it one, and DDP waits for it for ever. future.set_result(tensor) does.""")
             if isinstance(out, str) or out.shape != mean.shape:
                 got = out if isinstance(out, str) else f"a tensor of shape {out.shape}"
-                message = f"{head} promised {got}: DDP needs the flat tensor of the bucket, of shape {mean.shape}."
-                raise Broken("shape", message)
+                raise Broken(f"""shape: {head} promised {got}: DDP needs the flat tensor of the bucket, of shape
+                    {mean.shape}.""")
             if not exactly(out, mean):
                 i = int(np.argmax(~np.isclose(out, mean, 1e-10, 1e-10)))
                 failed, why = why_average(out, mean, left.before[b], r, p)
                 text = f"should give {number(mean[i])} for number {i}, the mean over ranks, and gives {number(out[i])}."
-                raise Broken(failed, f"{head} {text} {why}".rstrip())
+                raise Broken(f"{failed}: {head} {text} {why}")
     for r, left in enumerate(run):
         if p > 1 and len(left.calls) != len(BUCKETS_DDP):
-            message = (
-                f"{where}, the averages are right, but rank {r} called state.all_reduce {len(left.calls)} times for "
-                f"{len(BUCKETS_DDP)} buckets: the state says which all-reduce is to be used, perhaps that of lesson 04."
-            )
-            raise Broken("all_reduce", message)
+            raise Broken(f"""all_reduce: {where}, the averages are right, but rank {r} called state.all_reduce
+                {len(left.calls)} times for {len(BUCKETS_DDP)} buckets: the state says which all-reduce is to be used,
+                perhaps that of lesson 04.""")
 
 
 def why_average(out, mean, mine, r, p):
@@ -556,11 +531,8 @@ def check_course(run):
             off = float(np.abs(kept[step] - flat(model)).max())
             worst = max(worst, off)
             if not off < 1e-10:
-                message = (
-                    f"Right on simulated ranks, but with PyTorch's DDP on {counted(p, 'engine')} rank {r} is {off:.2g} "
-                    f"from where one rank with the whole batch would be after step {step}."
-                )
-                raise Broken("engines", message)
+                raise Broken(f"""engines: Right on simulated ranks, but with PyTorch's DDP on {counted(p, "engine")}
+                    rank {r} is {off:.2g} from where one rank with the whole batch would be after step {step}.""")
     return f"engines: PyTorch's DDP on {counted(p, 'MPI rank')}, {STEPS_DDP} steps, {worst:.0e} at most from one rank"
 
 

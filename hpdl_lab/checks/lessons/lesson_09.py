@@ -213,8 +213,8 @@ def rows_of(fn, rank, ranks, heads, width, where):
         return rows.tolist()
     rows = list(rows) if isinstance(rows, list | tuple | range) else None
     if rows is None or not all(isinstance(row, int) and not isinstance(row, bool) for row in rows):
-        message = f"{capital(where)} your function returned no row numbers: return one flat tensor of them, int64."
-        raise Broken("returns", message)
+        raise Broken(f"""returns: {capital(where)} your function returned no row numbers: return one flat tensor of
+            them, int64.""")
     return rows
 
 
@@ -226,7 +226,7 @@ def check_rows(rows, rank, ranks, heads, width, where):
         return
     outside = [row for row in rows if not 0 <= row < 3 * width]
     if outside:
-        raise Broken("rows", f"{where} there is no row {outside[0]}: the packed weight has 3 x {width} of them.")
+        raise Broken(f"rows: {where} there is no row {outside[0]}: the packed weight has 3 x {width} of them.")
     holds = [sorted({row % width // each for row in rows if row // width == part}) for part in range(3)]
     told = ", ".join(f"{name} of {named(has)}" for name, has in zip(PARTS, holds, strict=True))
     if sorted(rows) == sorted(right):
@@ -234,26 +234,19 @@ def check_rows(rows, rank, ranks, heads, width, where):
             f"{where} these are the right rows in another order: {rows[: 3 * each]} ... All queries come first, then "
             "all keys, then all values, as in the whole weight: view(b, s, 3, heads, -1) counts on it."
         )
-        raise Broken("order", message)
+        raise Broken(f"order: {message}")
     if any(not has for has in holds):
-        message = (
-            f"{where} your rows hold {told}. A head needs all three: q, k and v of its own. Cut each of the three "
-            "blocks of rows, not the whole."
-        )
-        raise Broken("boundary", message)
+        raise Broken(f"""boundary: {where} your rows hold {told}. A head needs all three: q, k and v of its own. Cut
+            each of the three blocks of rows, not the whole.""")
     if holds[0] != holds[1] or holds[1] != holds[2]:
-        raise Broken("boundary", f"{where} your rows hold {told}: a head's q, k and v have to be on one rank.")
+        raise Broken(f"boundary: {where} your rows hold {told}: a head's q, k and v have to be on one rank.")
     mine = list(range(rank * per, (rank + 1) * per))
     if holds[0] == mine:
         lost = sorted(set(right) - set(rows))
         what = f"row {lost[0]} is missing" if lost else "some are there twice"
-        message = f"{where} you give {counted(len(rows), 'row')}, and {len(right)} are needed: {what}."
-        raise Broken("rows", message)
-    message = (
-        f"{where} your rows hold {named(holds[0])}, and should hold {named(mine)}: neighbors stay together, in the "
-        "order of the ranks, so that the shards put side by side are the whole weight again."
-    )
-    raise Broken("heads", message)
+        raise Broken(f"rows: {where} you give {counted(len(rows), 'row')}, and {len(right)} are needed: {what}.")
+    raise Broken(f"""heads: {where} your rows hold {named(holds[0])}, and should hold {named(mine)}: neighbors stay
+        together, in the order of the ranks, so that the shards put side by side are the whole weight again.""")
 
 
 def named(heads):
@@ -268,12 +261,12 @@ def check_refused(fn, ranks, heads, width):
     if isinstance(error, ValueError):
         return
     if error is not None:
-        raise Broken("raises", f"{describe_error(error, where + ',')}: raise ValueError with the numbers.")
+        raise Broken(f"raises: {describe_error(error, where + ',')}: raise ValueError with the numbers.")
     message = (
         f"{capital(where)} your function returned something. A width of {width} can be shared by {ranks} ranks, but "
         "then a head would be cut in two, and half a head attends to something else: raise ValueError."
     )
-    raise Broken("refuse", message)
+    raise Broken(f"refuse: {message}")
 
 
 BATCH, TOKENS, HEAD = 2, 5, 3  # a head's width is no root of that of all heads

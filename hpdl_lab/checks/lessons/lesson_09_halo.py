@@ -118,13 +118,13 @@ def with_needs(broken, where, height, rows, noted):
             f"to rank {sent.dest} {where[0].lower()}{where[1:-1]}: rows[{sent.dest}][0] is 0. Count from the front, as "
             f"in x[:, :, h - n:]. {full_stop(found)}"
         )
-        return Broken("everything", message, broken.detail)
+        return Broken(f"everything: {message}", broken.detail)
     message = (
         f"{where} messages do not fit, though they do where all ranks need as many rows above as below. How "
         "many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is "
         f"rows[rank][0]. {full_stop(found)}"
     )
-    return Broken("asks", message, broken.detail)
+    return Broken(f"asks: {message}", broken.detail)
 
 
 def check_strips(run, where, height, rows):
@@ -138,22 +138,19 @@ def check_strips(run, where, height, rows):
         right = image[:, :, first : first + above + n + below]
         if left.y is None:
             what = "nothing" if left.kind == "NoneType" else f"something of type {left.kind}"
-            raise Broken("returns", f"{where} rank {r} returned {what}: return a tensor, (b, c, h, w).")
+            raise Broken(f"returns: {where} rank {r} returned {what}: return a tensor, (b, c, h, w).")
         if left.y.shape != right.shape:
-            message = (
-                f"{where} rank {r} returned shape {left.y.shape}, where {right.shape} is right: {above} + {n} + "
-                f"{below} rows, those above, its own and those below."
-            )
-            raise Broken("shape", message)
+            raise Broken(f"""shape: {where} rank {r} returned shape {left.y.shape}, where {right.shape} is right:
+                {above} + {n} + {below} rows, those above, its own and those below.""")
         if not np.array_equal(left.y, right):
             index = tuple(int(i) for i in np.argwhere(left.y != right)[0])
             failed, why = explain(left.y, r, rows, strips)
             message = (
                 f"{where} y{list(index)} on rank {r} should be {number(right[index])} and is {number(left.y[index])}. "
             )
-            raise Broken(failed, f"{message}{why}".rstrip())
+            raise Broken(f"{failed}: {message}{why}")
         if left.changed:
-            raise Broken("input", f"{where} rank {r} has changed x: its caller still needs it.")
+            raise Broken(f"input: {where} rank {r} has changed x: its caller still needs it.")
     if hasattr(run, "events"):
         check_waits(run.events, p)
 
@@ -214,10 +211,8 @@ def check_bytes(run, height, rows):
         many, enough = sum(n > 0 for n in sends), sum(n > 0 for n in halos)
         if many > enough:
             why = f"{counted(many, 'message')} with something in them, and {enough} would do, one for each halo: {why}"
-        message = (
-            f"The strips are right, but with {p} ranks {sent:,} bytes were sent, where {needed:,} are enough: {why}."
-        )
-        raise Broken("bytes", message)
+        raise Broken(f"""bytes: The strips are right, but with {p} ranks {sent:,} bytes were sent, where {needed:,} are
+            enough: {why}.""")
     return f"bytes: {sent:,} with {p} ranks, the halos and nothing else; the image has {height * row:,}"
 
 
@@ -229,11 +224,8 @@ def check_steps(run):
             "a rank can send before its neighbor's rows have come. Begin all messages with sending and receiving, then "
             "wait for them."
         )
-        message = (
-            f"The strips are right, but with {p} ranks it takes the time of {took} messages one after another, where "
-            f"{MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}"
-        )
-        raise Broken("steps", message)
+        raise Broken(f"""steps: The strips are right, but with {p} ranks it takes the time of {took} messages one after
+            another, where {MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}""")
     told = counted(took, "message")
     return f"time: that of {told} in a row with {p} ranks, and no more with 1,000: only neighbors wait for each other"
 

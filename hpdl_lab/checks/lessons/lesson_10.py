@@ -50,20 +50,20 @@ def schedule_of(fn, ranks, micro_batches, kinds):
         in_order(schedule)
     except ValueError as error:
         message = f"{capital(where)} {told(error)}: it would work on what is not there yet."
-        raise Broken("order", message, shown_rows(schedule)) from None
+        raise Broken(f"order: {message}", shown_rows(schedule)) from None
     return schedule
 
 
 def formed(row, who):
     """`row` as a tuple of Actions."""
     if row is None:
-        raise Broken("returns", f"{who} gets nothing: return the list of its actions.")
+        raise Broken(f"returns: {who} gets nothing: return the list of its actions.")
     if not isinstance(row, (list, tuple)):
-        raise Broken("returns", f"{who} gets {type(row).__name__}: return a list of Action.")
+        raise Broken(f"returns: {who} gets {type(row).__name__}: return a list of Action.")
     wrong = next((item for item in row if not isinstance(item, tuple) or len(item) != len(Action._fields)), None)
     if wrong is not None:
         message = f'{who} gets a list with {wrong!r} in it: each item is an Action, such as Action(2, "F", 5).'
-        raise Broken("returns", message)
+        raise Broken(f"returns: {message}")
     return tuple(Action(*item) for item in row)
 
 
@@ -73,30 +73,27 @@ def check_actions(rank, row, schedule, kinds, who):
     for action in row:
         if action.kind not in tuple(kinds):
             word = KINDS.get(action.kind, "nothing that a stage does")
-            message = f"{who} does {action}, {word}: in this schedule every micro-batch has one each of {several}."
-            raise Broken("kind", message)
+            raise Broken(f"""kind: {who} does {action}, {word}: in this schedule every micro-batch has one each of
+                {several}.""")
         if action.stage != rank:
-            message = (
-                f"{who} does {action}, which is of stage {action.stage}: rank {rank} holds stage {rank} and no other. "
-                "An Action is (stage, kind, micro-batch), in this order."
-            )
-            raise Broken("stage", message)
+            raise Broken(f"""stage: {who} does {action}, which is of stage {action.stage}: rank {rank} holds stage
+                {rank} and no other. An Action is (stage, kind, micro-batch), in this order.""")
         if not isinstance(action.micro_batch, int) or not 0 <= action.micro_batch < m:
             many = sum(other.kind == action.kind for other in row)
             message = f"{who} does {action}: there is no micro-batch {action.micro_batch}, they go from 0 to {m - 1}."
             if many > m:
                 word = KINDS[action.kind]
                 message += f" It does {counted(many, word)}, where {m} are needed: {off_by(many, m, word)}."
-            raise Broken("micro-batch", message)
+            raise Broken(f"micro-batch: {message}")
     for kind in kinds:
         done = [action.micro_batch for action in row if action.kind == kind]
         twice = next((i for i in done if done.count(i) > 1), None)
         if twice is not None:
-            raise Broken("twice", f"{who} does {rank}{kind}{twice} {done.count(twice)} times: once is enough.")
+            raise Broken(f"twice: {who} does {rank}{kind}{twice} {done.count(twice)} times: once is enough.")
     for kind in kinds:
         lost = sorted(set(range(m)) - {action.micro_batch for action in row if action.kind == kind})
         if lost:
-            raise Broken("lost", f"{who} {lost_text(rank, kind, lost, m)}")
+            raise Broken(f"lost: {who} {lost_text(rank, kind, lost, m)}")
 
 
 def lost_text(rank, kind, lost, m):
@@ -116,7 +113,7 @@ def times_of(schedule, **costs):
         return evaluate(schedule, **costs)
     except ValueError as error:
         message = f"{beginning(schedule)} there is a deadlock: {told(error).removeprefix('deadlocks: ')}."
-        raise Broken("deadlock", message, shown_rows(schedule)) from None
+        raise Broken(f"deadlock: {message}", shown_rows(schedule)) from None
 
 
 def told(error):
@@ -173,7 +170,7 @@ def check_forwards_first(schedule, rank, row):
         if times.makespan == 3 * m * p and p > 1:
             why = f"So only one of {p} ranks works at a time: no pipeline, {times.bubble:.0%} bubble. {why}"
         message = f"{beginning(schedule)} rank {rank} does {row[early]} while forwards are still to come. {why}"
-        raise Broken("forwards first", message, shown(schedule, times))
+        raise Broken(f"forwards first: {message}", shown(schedule, times))
 
 
 def check_makespan(schedule, question):
@@ -187,7 +184,7 @@ def check_makespan(schedule, question):
                 f"where (m+p-1)(tf+tb) = {least} would do: {times.bubble:.0%} of it is bubble, not "
                 f"{(p - 1) / (m + p - 1):.0%}. {question}"
             )
-            raise Broken("bubble", message, shown(schedule, times))
+            raise Broken(f"bubble: {message}", shown(schedule, times))
 
 
 def check_one_f_one_b(fn, runner=None):
@@ -196,7 +193,7 @@ def check_one_f_one_b(fn, runner=None):
         times = times_of(schedule)
         for rank, peak in enumerate(times.peak):
             if peak > min(m, p - rank):
-                raise Broken("memory", too_many_live(schedule, times, rank), shown(schedule, times))
+                raise Broken(f"memory: {too_many_live(schedule, times, rank)}", shown(schedule, times))
         check_makespan(schedule, "Warm-up: how many forwards before the first backward comes back?")
     return Passed(
         facts_of(fn, CASES, "FB", f"held at most: {', '.join(map(str, range(SHOW[0], 0, -1)))} micro-batches, not 8")
@@ -249,7 +246,7 @@ def check_partition(fn, runner=None):
         where = f"for costs = {costs} and {counted(stages, 'stage')}"
         sizes = alone(fn, given, stages, where=f"{where},")
         if given != costs:
-            raise Broken("input", f"{capital(where)} your function changed costs: the caller still needs it.")
+            raise Broken(f"input: {capital(where)} your function changed costs: the caller still needs it.")
         check_form(sizes, costs, stages, capital(where))
         check_balance(sizes, costs, stages, capital(where))
     check_refusal(fn)
@@ -259,24 +256,24 @@ def check_partition(fn, runner=None):
 def check_form(sizes, costs, stages, where):
     """Raise Broken unless `sizes` are `stages` whole numbers, at least 1, that add up to all layers."""
     if sizes is None:
-        raise Broken("form", f"{where} your function returned nothing: return the list of sizes.")
+        raise Broken(f"form: {where} your function returned nothing: return the list of sizes.")
     try:
         items = [int(size) for size in sizes]
         whole = all(size == item for size, item in zip(sizes, items, strict=True))
     except (TypeError, ValueError):
         items, whole = [], False
     if not whole:
-        raise Broken("form", f"{where} your function returned {str(sizes)[:60]}: sizes are a list of whole numbers.")
+        raise Broken(f"form: {where} your function returned {str(sizes)[:60]}: sizes are a list of whole numbers.")
     told = f"{where} your sizes are {items}"
     if len(items) != stages:
-        raise Broken("form", f"{told}: {counted(len(items), 'part')} for {counted(stages, 'stage')}.")
+        raise Broken(f"form: {told}: {counted(len(items), 'part')} for {counted(stages, 'stage')}.")
     if min(items) < 1:
-        message = f"{told}: a stage without a layer would only pass on what it gets, and a rank would do nothing."
-        raise Broken("empty", message)
+        raise Broken(f"""empty: {told}: a stage without a layer would only pass on what it gets, and a rank would do
+            nothing.""")
     if sum(items) != len(costs):
         lost = len(costs) - sum(items)
         what = f"the last {lost} would be in no stage" if lost > 0 else f"that is {-lost} too many"
-        raise Broken("form", f"{told}, {sum(items)} layers in all, and there are {len(costs)}: {what}.")
+        raise Broken(f"form: {told}, {sum(items)} layers in all, and there are {len(costs)}: {what}.")
 
 
 def parts_of(sizes, costs):
@@ -305,7 +302,7 @@ def check_balance(sizes, costs, stages, where):
         message += "The first stage took more than its share."
     else:
         message += "A cut one layer further left or right would help."
-    raise Broken("balance", message)
+    raise Broken(f"balance: {message}")
 
 
 def check_refusal(fn):
@@ -322,7 +319,7 @@ def check_refusal(fn):
             f"For 2 layers and 3 stages your function raised ValueError({str(error)!r}): say both numbers, so that "
             "whoever reads it knows what to change. The line with raise stood above your solution."
         )
-    raise Broken("refusal", message)
+    raise Broken(f"refusal: {message}")
 
 
 def fact_about_a_gpt(fn):
@@ -347,9 +344,9 @@ def check_zero_bubble_h1(fn, runner=None):
                 f"they live until W is done, and ZB-H1 gets by with p = {p}, as 1F1B on rank 0. How many Ws do you "
                 "keep back?"
             )
-            raise Broken("memory", message, shown(schedule, times))
+            raise Broken(f"memory: {message}", shown(schedule, times))
         if times.makespan > 3 * m + p - 1:
-            raise Broken("bubble", not_filled(schedule, times), shown(schedule, times))
+            raise Broken(f"bubble: {not_filled(schedule, times)}", shown(schedule, times))
     p, m = SHOW
     memory = f"held at most: {p} micro-batches, as by 1F1B, whose bubble is {3 * (p - 1) / (3 * (m + p - 1)):.1%}"
     return Passed(facts_of(fn, FILLED, "FIW", memory))

@@ -131,7 +131,7 @@ def neighbor_wrong(broken, where, name, m):
         "Right in GPipe, but not in GEMS, which the notebook comes to below: its second replica runs from the last "
         f"rank to the first. {full_stop(broken.message)} Stage s + 1 is not always on rank + 1: ask schedule.rank_of."
     )
-    return Broken("neighbor", message, broken.detail)
+    return Broken(f"neighbor: {message}", broken.detail)
 
 
 def check_step(run, where, name, m):
@@ -145,24 +145,21 @@ def check_step(run, where, name, m):
         for param, got in run[rank].grads[stage].items():
             if got is None or not np.allclose(got, right[param], rtol=TOLERANCE, atol=TOLERANCE):
                 failed, text = explain(got, param, stage, mine, schedule)
-                raise Broken(failed, f"{where} {text}")
+                raise Broken(f"{failed}: {where} {text}")
     if events:
         check_waits(events, len(run))
     if waits := in_barriers(events):
-        raise Broken("traffic", f"{where} the gradients are right, but {waits}")
+        raise Broken(f"traffic: {where} the gradients are right, but {waits}")
     for rank, ran in enumerate(run):
         for action, taken in ran.taken:
             if taken != [(action.stage, action.micro_batch)]:
                 failed, text = wrongly_taken(rank, action, taken)
-                raise Broken(failed, f"{where} the gradients are right, but {text}")
+                raise Broken(f"{failed}: {where} the gradients are right, but {text}")
         needed = sum(not schedule.is_first(a.stage) for a in schedule.rows[rank] if a.kind == "B")
         if ran.sent != needed:
-            message = (
-                f"{where} the gradients are right, but rank {rank} sends {counted(ran.sent, 'message')} in its "
-                f"backwards and {needed} would do, one per micro-batch. A gradient has the shape of what it belongs "
-                "to, so that nothing has to be asked."
-            )
-            raise Broken("traffic", message)
+            raise Broken(f"""traffic: {where} the gradients are right, but rank {rank} sends
+                {counted(ran.sent, "message")} in its backwards and {needed} would do, one per micro-batch. A gradient
+                has the shape of what it belongs to, so that nothing has to be asked.""")
 
 
 def wrongly_taken(rank, action, taken):

@@ -22,7 +22,7 @@ def check_coordinates(fn, runner=None):
             if place != right:
                 where = f"On a grid of {drawn(sizes)} rank {rank} should be at {right}, and you say {place}."
                 failed, why = why_place(places, rank, sizes)
-                raise Broken(failed, f"{where} {why}".rstrip())
+                raise Broken(f"{failed}: {where} {why}")
     return Passed(
         (
             f"right for every rank of {len(SIZES)} grids with one to five axes",
@@ -35,13 +35,13 @@ def place_of(fn, rank, sizes):
     where = f"for rank {rank} on a grid of {drawn(sizes)}"
     place = alone(fn, rank, sizes, where=where)
     if not isinstance(place, tuple):
-        raise Broken("returns", f"{capital(where)} your function returned {shown(place)}: return a tuple of ints.")
+        raise Broken(f"returns: {capital(where)} your function returned {shown(place)}: return a tuple of ints.")
     if len(place) != len(sizes):
-        message = f"{capital(where)} your function returned {place}: one coordinate per axis, {len(sizes)} in all."
-        raise Broken("axes", message)
+        raise Broken(f"""axes: {capital(where)} your function returned {place}: one coordinate per axis, {len(sizes)} in
+            all.""")
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in place):
-        message = f"{capital(where)} your function returned {place}: coordinates are ints. Python's // divides ints."
-        raise Broken("returns", message)
+        raise Broken(f"""returns: {capital(where)} your function returned {place}: coordinates are ints. Python's //
+            divides ints.""")
     return place
 
 
@@ -103,15 +103,15 @@ def check_groups_of(fn, sizes, axis):
     got = alone(fn, sizes, axis, where=where)
     n, where = math.prod(sizes), capital(where)
     if not isinstance(got, list) or not all(isinstance(group, list) for group in got):
-        raise Broken("returns", f"{where} your function returned {shown(got)}: groups are a list of lists of ranks.")
+        raise Broken(f"returns: {where} your function returned {shown(got)}: groups are a list of lists of ranks.")
     odd = next((r for group in got for r in group if not isinstance(r, int) or not 0 <= r < n), None)
     if odd is not None:
-        raise Broken("returns", f"{where} a group holds {shown(odd)}: ranks are ints from 0 to {n - 1}.")
+        raise Broken(f"returns: {where} a group holds {shown(odd)}: ranks are ints from 0 to {n - 1}.")
     right = true_groups(sizes, axis)
     if got == right:
         return
     told = f"{where} you say {shown(got)}, and it should be {shown(right)}."
-    raise Broken(*why_groups(got, right, sizes, axis, told))
+    raise Broken(": ".join(why_groups(got, right, sizes, axis, told)))
 
 
 def true_groups(sizes, axis):
@@ -270,21 +270,18 @@ def called(fn, prices, limit, where):
     if error is None:
         return got
     if not isinstance(error, ValueError):
-        raise Broken("raises", describe_error(error, where))
+        raise Broken(f"raises: {describe_error(error, where)}")
     if "cannot be" in str(error):
-        message = (
-            f"{capital(where)} your function stopped at a grid that cannot be: {error}. predict says so by a "
-            "ValueError: leave that grid out and go on with the others."
-        )
-        raise Broken("impossible", message)
+        raise Broken(f"""impossible: {capital(where)} your function stopped at a grid that cannot be: {error}. predict
+            says so by a ValueError: leave that grid out and go on with the others.""")
     best = prices.best(limit)
     head = (
         f"{capital(where)} your function refused ({error}), but dp {best[0]} x pp {best[1]} x tp {best[2]} needs "
         f"{prices.table[best].nbytes:,} bytes, and fits"
     )
     if best not in prices.asked:
-        raise Broken("cover", f"{head}. {never_asked(prices, best)}")
-    raise Broken("limit", f"{head}: up to the limit, and the limit itself.")
+        raise Broken(f"cover: {head}. {never_asked(prices, best)}")
+    raise Broken(f"limit: {head}: up to the limit, and the limit itself.")
 
 
 def check_grid(got, prices, limit, where):
@@ -292,30 +289,29 @@ def check_grid(got, prices, limit, where):
     if not isinstance(got, tuple | list) or len(got) != 3 or not all(isinstance(n, int) for n in got):
         plain = isinstance(got, tuple | list | dict | int | float | str)
         shown = "nothing" if got is None else repr(got) if plain else f"something of type {type(got).__name__}"
-        raise Broken("returns", f"{where} your function returned {shown}: return (dp, pp, tp), three ints.")
+        raise Broken(f"returns: {where} your function returned {shown}: return (dp, pp, tp), three ints.")
     got, best = tuple(got), prices.best(limit)
     if got == best:
         return
     told, right = (f"dp {g[0]} x pp {g[1]} x tp {g[2]}" for g in (got, best))
     if math.prod(got) != prices.ranks:
         busy = counted(math.prod(got), "rank")
-        message = f"{where} you say {told}, which is work for {busy}: all {prices.ranks} have to have some."
-        raise Broken("ranks", message)
+        raise Broken(f"ranks: {where} you say {told}, which is work for {busy}: all {prices.ranks} have to have some.")
     if got not in prices.table:
         turned = " Did you turn the order round? It is (dp, pp, tp)." if got[::-1] == best else ""
-        raise Broken("impossible", f"{where} you say {told}, which cannot be.{turned}")
+        raise Broken(f"impossible: {where} you say {told}, which cannot be.{turned}")
     mine, least = prices.table[got], prices.table[best]
     facts = f"{told} takes {mine.seconds:g} s and {mine.nbytes:,} bytes; {right} takes {least.seconds:g} s and "
     head = f"{where} you say {facts}{least.nbytes:,} bytes. "
     if mine.nbytes > limit:
-        raise Broken("limit", f"{head}The limit is {limit:,}: yours does not fit.")
+        raise Broken(f"limit: {head}The limit is {limit:,}: yours does not fit.")
     if got[::-1] == best:
-        raise Broken("order", f"{head}The order is (dp, pp, tp), the same in which predict is asked.")
+        raise Broken(f"order: {head}The order is (dp, pp, tp), the same in which predict is asked.")
     if mine.seconds == least.seconds:
-        raise Broken("ties", f"{head}Of equally fast ones the one that leaves more room is asked for.")
+        raise Broken(f"ties: {head}Of equally fast ones the one that leaves more room is asked for.")
     if best not in prices.asked:
-        raise Broken("cover", f"{head}{never_asked(prices, best)}")
-    raise Broken("slow", f"{head}Both fit, so the faster one is asked for.")
+        raise Broken(f"cover: {head}{never_asked(prices, best)}")
+    raise Broken(f"slow: {head}Both fit, so the faster one is asked for.")
 
 
 def never_asked(prices, best):
@@ -341,15 +337,12 @@ def check_nothing_fits(fn):
     where = f"Where no grid of 12 ranks fits into {limit} bytes"
     got, error = tried(fn, 12, prices, limit, where=where)
     if error is None:
-        raise Broken("refuse", f"{where} your function returned {got!r}: raise a ValueError with the numbers.")
+        raise Broken(f"refuse: {where} your function returned {got!r}: raise a ValueError with the numbers.")
     if not isinstance(error, ValueError):
-        raise Broken("refuse", f"{describe_error(error, where)}. Raise a ValueError with the numbers.")
+        raise Broken(f"refuse: {describe_error(error, where)}. Raise a ValueError with the numbers.")
     if not any(text in str(error) for text in (str(least), f"{least:,}", f"{least / 1e9:g}")):
-        message = (
-            f"{where} your function says {str(error)!r}: say how much the smallest grid needs, {least:,} bytes, so "
-            "that one knows what to buy, or what to cut."
-        )
-        raise Broken("refuse", message)
+        raise Broken(f"""refuse: {where} your function says {str(error)!r}: say how much the smallest grid needs,
+            {least:,} bytes, so that one knows what to buy, or what to cut.""")
 
 
 EXERCISES = (

@@ -116,20 +116,20 @@ def with_missing(broken, where, sizes):
         "'NoneType' object has no attribute '(all_reduce|size)'", broken.message
     ):
         message = f"{broken.message} placed.shared is None where one stage alone holds the parameter."
-        return Broken("shared", message, broken.detail)
+        return Broken(f"shared: {message}", broken.detail)
     if broken.failed == "raises" and "NoneType" in broken.message:
         message = (
             f"{broken.message} A gradient of None counts as zeros: {UNUSED} has one on other replicas, which wait for "
             "this rank."
         )
-        return Broken("missing", message, broken.detail)
+        return Broken(f"missing: {message}", broken.detail)
     if broken.failed != "deadlock":
         return broken
     message = (
         f"{broken.message} All ranks of a group have to call the same all_reduces in the same order: also a replica "
         f"whose gradient of {UNUSED} is None; and over `shared` only the stages that hold {TIED}, not those between."
     )
-    return Broken("deadlock", message, broken.detail)
+    return Broken(f"deadlock: {message}", broken.detail)
 
 
 def check_sums(run, where, sizes):
@@ -144,11 +144,8 @@ def check_sums(run, where, sizes):
             if got is None and not right.any():
                 continue  # nobody has one: to leave it so is as good as zeros
             if got is None:
-                message = (
-                    f"{where} {name} of {told} still has no gradient, while other replicas have the sum: they "
-                    "would take a step and this one would not. parameter.grad = ..."
-                )
-                raise Broken("hand back", message)
+                raise Broken(f"""hand back: {where} {name} of {told} still has no gradient, while other replicas have
+                    the sum: they would take a step and this one would not. parameter.grad = ...""")
             if np.array_equal(got, right):
                 continue
             i = tuple(int(k) for k in np.argwhere(got != right)[0])
@@ -158,10 +155,10 @@ def check_sums(run, where, sizes):
             )
             failed, reason = explain(name, got, place, grid, axes)
             tail = f"{' ' if reason else ''}It has to be added over {' and '.join(axes)}: {why}."
-            raise Broken(failed, head + reason + tail)
+            raise Broken(f"{failed}: {head + reason + tail}")
         if left.changed:
-            message = f"{where} {told} changed the parameter {left.changed[0]}: the step is the optimizer's."
-            raise Broken("parameters", message)
+            raise Broken(f"""parameters: {where} {told} changed the parameter {left.changed[0]}: the step is the
+                optimizer's.""")
 
 
 def summed(name, place, grid, axes):
@@ -235,11 +232,8 @@ def check_bytes(run, where, sizes):
     most += tied * grid["dp"] * grid["tp"] * ring_bytes(min(grid["pp"], 2), nbytes)
     sent = sum(left.nbytes for left in run)
     if sent > most:
-        message = (
-            f"{where} all gradients are right, but the ranks send {sent:,} bytes, where {most:,} are enough: "
-            "one all_reduce of a gradient for each axis over which it is in parts."
-        )
-        raise Broken("messages", message)
+        raise Broken(f"""messages: {where} all gradients are right, but the ranks send {sent:,} bytes, where {most:,}
+            are enough: one all_reduce of a gradient for each axis over which it is in parts.""")
 
 
 EXERCISES = (
