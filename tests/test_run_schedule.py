@@ -131,7 +131,7 @@ class Watched(Execution):
 def carry_out_counting(comm, schedule):
     last = schedule.stages - 1
     stages = {n: Counting(n, n % schedule.stages == last) for n in schedule.stages_of(comm.rank)}
-    execution = Watched(comm, schedule, stages, None, None, None)
+    execution = Watched(comm, schedule, stages)
     execution.run()
     assert not execution.posted and not any(execution.unposted.values())
     return execution.most_posted, execution.most_sent

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import dropout, relu
 
 from hpdl_lab import models
-from hpdl_lab.parallel.pipeline.split import Layers, layers_of, measured_costs, split
+from hpdl_lab.parallel.pipeline.split import Layers
 
 EXAMPLES = {
     "mlp": (models.build("mlp", features=4, hidden=(6, 5, 7), dtype="float64"), torch.randn(2, 4, dtype=torch.float64)),
@@ -79,13 +79,13 @@ def test_stages_do_what_the_model_does(name, halves):
 
 def test_layers_are_named_and_tied_weights_known():
     model, x = EXAMPLES["gpt"]
-    assert layers_of(model, x) == ["tokens", "positions", "blocks.0", "blocks.1", "norm", "tokens.weight"]
-    stages = split(model, 3, x, costs=[1] * 6)
+    assert Layers(model, x).names == ["tokens", "positions", "blocks.0", "blocks.1", "norm", "tokens.weight"]
+    stages = Layers(model, x).split(3, costs=[1] * 6)
     assert stages[2].parameters()[-1] is model.tokens.weight
     assert stages[0].parameters()[0] is model.tokens.weight  # not a copy
     assert [n for n, _ in stages[1].module.named_parameters()][0] == "blocks.0.norm1.weight"
     assert "self.tokens" in stages[0].module.code  # a stage is Python that one can read
-    backwards = split(model, 3, x, [1] * 6, partition=lambda costs, stages: [1, 1, 4])
+    backwards = Layers(model, x).split(3, [1] * 6, partition=lambda costs, stages: [1, 1, 4])
     assert [len(stage.parameters()) for stage in backwards] == [1, 1, 2 * 12 + 2 + 1]
     (spec,) = stages[0].gives
     assert spec == stages[1].takes[0] and (spec.shape, spec.requires_grad, spec.nbytes) == (
@@ -102,7 +102,7 @@ def test_values_that_skip_stages_travel_along(stages, halves):
     model, x = Skips(), torch.randn(3, 6, dtype=torch.float64)
     square(model(x)).backward()
     want = gradients_of(model)
-    parts = split(model, stages, x, costs=[1] * 5)
+    parts = Layers(model, x).split(stages, costs=[1] * 5)
     forward_and_backward(parts, x, halves)
     assert equal(gradients_of(model), want, 1e-12)
     if stages == 5:
@@ -132,7 +132,7 @@ def test_python_inside_forward_may_look_at_shapes():
 
     torch.manual_seed(0)
     model, x = Branches(), torch.randn(3, 4)
-    stages = split(model, 2, x, costs=[1, 1])
+    stages = Layers(model, x).split(2, costs=[1, 1])
     (y,) = stages[1].forward(0, stages[0].forward(0, (x,)))
     assert torch.equal(y, model(x))
 
@@ -144,7 +144,7 @@ def test_random_numbers_are_drawn_anew_for_every_micro_batch():
 
     model, x = Drops(nn.Linear(50, 50)), torch.randn(2, 50)
     state = torch.get_rng_state()
-    (stage,) = split(model, 1, x)
+    (stage,) = Layers(model, x).split(1)
     assert torch.equal(torch.get_rng_state(), state)
     (first,), (second,) = stage.forward(0, (x,)), stage.forward(1, (x,))
     assert not torch.equal(first, second)
@@ -170,7 +170,7 @@ def test_operations_in_place_leave_what_is_received(recompute):
     square(model(x.clone())).backward()
     want, before = gradients_of(model), x.clone()
     for stages in (1, 2, 4):
-        parts = split(model, stages, x, costs=[1] * 5, recompute=recompute)
+        parts = Layers(model, x).split(stages, costs=[1] * 5, recompute=recompute)
         forward_and_backward(parts, x)
         assert equal(gradients_of(model), want)
     assert torch.equal(x, before)
@@ -206,7 +206,7 @@ def test_what_skips_a_stage_may_be_written_into_there(recompute):
         square(model(x)).backward()
         want = {n: g for n, g in gradients_of(model).items() if g is not None}
         for stages in (1, 2, 3, 4):
-            forward_and_backward(split(model, stages, x, recompute=recompute), x)
+            forward_and_backward(Layers(model, x).split(stages, recompute=recompute), x)
             assert equal({n: g for n, g in gradients_of(model).items() if g is not None}, want, 1e-12), stages
 
 
@@ -217,7 +217,7 @@ def test_layers_keep_their_own_mode(stages):
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Dropout(0.5)).train()
     model[1].eval(), model[2].eval()
     x, before = torch.randn(6, 4), model.state_dict()["2.running_mean"].clone()
-    parts = split(model, stages, x)
+    parts = Layers(model, x).split(stages)
     assert [m.training for m in model] == [True, False, False, True, True]
     for seed in range(3):  # what the last dropout draws is drawn alike
         torch.manual_seed(seed)
@@ -283,10 +283,10 @@ class Replaces(AsksForValues):
 def test_what_cannot_be_written_down_is_one_layer_or_refused(kind, reason):
     x = torch.randn(3, 4)
     with pytest.raises(ValueError, match=f"{kind.__name__} cannot be split into stages: its forward {reason}"):
-        split(kind(), 1, x)
+        Layers(kind(), x).split(1)
     model = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 4))
-    assert layers_of(model, x) == ["0", "1", "2"]  # inside another model it is a layer
-    stages = split(model, 3, x, costs=[1, 1, 1])
+    assert Layers(model, x).names == ["0", "1", "2"]  # inside another model it is a layer
+    stages = Layers(model, x).split(3, costs=[1, 1, 1])
     alone = copy.deepcopy(model)
     for micro_batch in (x, -x):
         want = alone(micro_batch)
@@ -305,26 +305,26 @@ def test_what_answers_otherwise_when_done_again_is_refused():
     with pytest.raises(
         ValueError, match="Casts cannot be split into 1 stages: its operations, done again one by one, ans"
     ):
-        split(Casts(4, 4), 1, torch.ones(2, 4))
+        Layers(Casts(4, 4), torch.ones(2, 4)).split(1)
 
 
 def test_bad_input_is_named_with_numbers():
     model, x = EXAMPLES["mlp"]
     with pytest.raises(ValueError, match=r"Sequential has 4 layers \(0, 2, 4, 6\), which cannot be shared by 5 stages"):
-        split(model, 5, x)
+        Layers(model, x).split(5)
     with pytest.raises(ValueError, match=r"3 costs were given for 4 layers \(0, 2, 4, 6\)"):
-        split(model, 2, x, costs=[1, 2, 3])
+        Layers(model, x).split(2, costs=[1, 2, 3])
     with pytest.raises(ValueError, match=r"\[4, 0\] does not share 4 layers among 2 stages, one at least for each"):
-        split(model, 2, x, [1] * 4, partition=lambda costs, stages: [4, 0])
+        Layers(model, x).split(2, [1] * 4, partition=lambda costs, stages: [4, 0])
     with pytest.raises(ValueError, match="ReLU has no parameters that its output depends on: nothing to split"):
-        split(nn.Sequential(nn.ReLU())[0], 1, x)
+        Layers(nn.Sequential(nn.ReLU())[0], x).split(1)
 
     class Two(nn.Linear):
         def forward(self, x):
             return x, super().forward(x)
 
     with pytest.raises(ValueError, match="returns something of type tuple, and one tensor is needed"):
-        split(Two(4, 4), 1, torch.ones(2, 4))
+        Layers(Two(4, 4), torch.ones(2, 4)).split(1)
 
 
 class Tied(nn.Module):
@@ -345,7 +345,7 @@ class Tied(nn.Module):
 
 def test_a_weight_of_two_names_is_one_parameter():
     model, x = Tied(), torch.arange(10).view(2, 5)
-    stages = split(model, 3, x, costs=[1] * 3)
+    stages = Layers(model, x).split(3, costs=[1] * 3)
     assert stages[2].parameters()[0] is stages[0].parameters()[0]
     assert [spec.dtype for spec in stages[0].gives] == [torch.bool, torch.float32]
 
@@ -354,7 +354,7 @@ def test_costs_are_measured_and_leave_no_trace():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 1000), nn.Linear(1000, 1000), nn.BatchNorm1d(1000), nn.Linear(1000, 2))
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    costs = measured_costs(model, torch.randn(64, 8))
+    costs = Layers(model, torch.randn(64, 8)).measured()
     assert len(costs) == 4 and min(costs) > 0 and costs[1] > costs[3]  # 1,000,000 weights against 2,000
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())

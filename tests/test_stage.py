@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hpdl_lab import models
 from hpdl_lab.models.batch_norm import BatchNorm
 from hpdl_lab.parallel.grid.memory import SavedBytes
-from hpdl_lab.parallel.pipeline.split import split
+from hpdl_lab.parallel.pipeline.split import Layers
 from hpdl_lab.parallel.pipeline.stage import Spec, Stage
 
 
@@ -109,7 +109,7 @@ def test_halves_do_no_work_twice(first):
 
 def test_memory_is_given_back_after_both_halves():
     model, x = models.build("gpt", block=16, width=16), torch.randint(80, (2, 16))
-    stages = split(model, 2, x, costs=[1] * 6)
+    stages = Layers(model, x).split(2, costs=[1] * 6)
     with SavedBytes(model.parameters()) as saved:
         for _ in range(2):
             y = stages[0].forward(0, (x,))

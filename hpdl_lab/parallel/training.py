@@ -153,7 +153,21 @@ def train(comm, model, strategy, data, recipe, reader=None):
         schedule = islice(batches(n, recipe.batch, recipe.seed, first), recipe.steps - first)
         shards = reader.shards(comm, data.train_x, data.train_y, enumerate(schedule, first), recipe.seed)
         with closing(shards), synchronized(model, comm):
-            losses, samples, seconds = take_steps(comm, model, strategy, optimizer, shards, recipe, first, facts)
+
+            def step():
+                with comm.trace.span("input"):
+                    x, y, batch = next(shards)
+                part = train_step(comm, model, strategy, optimizer, x, y, batch, recipe.micro_batches)
+                if not strategy.synchronous:
+                    return part, part * batch / max(len(x), 1), batch
+                # By the communicator's own all-reduce, so that a wrong one in the exercise cannot hide in the loss.
+                loss = float(comm.all_reduce(torch.tensor([part], dtype=torch.float64)))
+                return loss, loss, batch
+
+            def save(steps):
+                checkpoint.save(comm, recipe.checkpoint, model, optimizer, steps, facts)
+
+            losses, samples, seconds = run_steps(comm, recipe, first, step, save)
         strategy.finish(comm, model)
     finally:
         strategy.stop()
@@ -174,30 +188,25 @@ def steps_taken(comm, model, optimizer, recipe, facts):
     return first
 
 
-def take_steps(comm, model, strategy, optimizer, shards, recipe, first, facts):
-    """A step for each of `shards`, from step number `first` on; returns losses, samples and seconds of all.
+def run_steps(comm, recipe, first, step, save):
+    """Take the steps of `recipe` from number `first` on, report each from rank 0, and save checkpoints.
 
-    facts: what a run that goes on from a checkpoint of this one must have in common with it.
+    Args:    step: f() -> (loss, the loss as this rank knows it, examples); save: f(steps taken).
+    Returns: losses, samples, and seconds of all steps.
     """
     losses, samples, clock = [], 0, comm.trace.clock
     begin = before = clock()
-    for step in range(first, recipe.steps):
-        with comm.trace.span("input"):
-            x, y, batch = next(shards)
-        part = train_step(comm, model, strategy, optimizer, x, y, batch, recipe.micro_batches)
-        if strategy.synchronous:
-            # Through the communicator's own all-reduce, so that a wrong one in the exercise cannot hide in the loss.
-            losses.append(float(comm.all_reduce(torch.tensor([part], dtype=torch.float64))))
-        else:
-            losses.append(part)
+    for number in range(first, recipe.steps):
+        loss, seen, batch = step()
+        losses.append(loss)
         samples += batch
         now = clock()
         if comm.rank == 0:
-            told = losses[-1] if strategy.synchronous else part * batch / max(len(x), 1)
-            comm.report(step=step, loss=told, samples_per_s=batch * 1e9 / (now - before) if now > before else 0.0)
+            rate = batch * 1e9 / (now - before) if now > before else 0.0
+            comm.report(step=number, loss=seen, samples_per_s=rate)
         before = now
-        if recipe.checkpoint_every and (step + 1) % recipe.checkpoint_every == 0:
-            checkpoint.save(comm, recipe.checkpoint, model, optimizer, step + 1, facts)
+        if recipe.checkpoint_every and (number + 1) % recipe.checkpoint_every == 0:
+            save(number + 1)
     return losses, samples, (before - begin) / 1e9
 
 

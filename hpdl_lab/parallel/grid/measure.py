@@ -6,22 +6,21 @@ what a shard does not have is what tp divides.
 """
 
 import copy
-import statistics
 from typing import NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ...collectives.cost import fit_alpha_beta
+from ...collectives.sweep import ping_pong
 from ...comm.base import Comm
 from ...comm.network import Switch
+from ...measure import measure
 from ...trace import Trace, now_ns
 from ..hybrid.model import cross_entropy_per_answer, shard_and_loss
 from ..pipeline.split import Layers
 from .machine import GIB, Machine
 from .spec import Layer, Spec
 
-PING = (1024, 1 << 20)  # bytes of the messages that are timed
 REPEATS = 5
 
 
@@ -216,12 +215,12 @@ def measured(comm, model, x, y, loss=None, flops=None):
     def step():
         loss(model(x), y).backward()
 
-    alone = [seconds_of(comm, step, comm.rank == 0) for _ in range(REPEATS)]
-    together = [seconds_of(comm, step, True) for _ in range(REPEATS)]
+    how = {"warmup": 0, "repeats": REPEATS, "barrier": comm.barrier, "clock": now_ns}
+    alone, together = (measure(f, **how).median for f in (step if comm.rank == 0 else idle, step))
     model.zero_grad()
-    least, slow = (agreed_median(comm, times, root) for times, root in ((alone, 0), (together, None)))
-    pings = [agreed_median(comm, [one_way(comm, nbytes) for _ in range(REPEATS)], 0) for nbytes in PING]
-    alpha, beta = fit_alpha_beta(PING, pings) if comm.size > 1 else (0.0, 0.0)
+    medians = comm.all_gather(torch.tensor([alone, together], dtype=torch.float64))  # (p, 2)
+    least, slow = float(medians[0, 0]), float(medians[:, 1].max())
+    alpha, beta, _ = ping_pong(comm, REPEATS)
     at_once = max(1, round(comm.size * least / slow))
     return Machine(
         "this machine",
@@ -232,33 +231,5 @@ def measured(comm, model, x, y, loss=None, flops=None):
     )
 
 
-def seconds_of(comm, call, takes_part):
-    """s that `call()` lasts on this rank; all ranks begin together."""
-    comm.barrier()
-    begin = now_ns()
-    if takes_part:
-        call()
-    seconds = (now_ns() - begin) / 1e9
-    comm.barrier()
-    return seconds
-
-
-def one_way(comm, nbytes):
-    """s of one message between ranks 0 and 1, half of there and back; 0 on the others."""
-    x = torch.zeros(nbytes // 4)
-    comm.barrier()
-    if comm.rank > 1 or comm.size == 1:
-        return 0.0
-    begin = now_ns()
-    for turn in (0, 1):
-        if comm.rank == turn:
-            comm.send(x, 1 - turn)
-        else:
-            comm.recv(x, turn)
-    return (now_ns() - begin) / 2e9
-
-
-def agreed_median(comm, times, root):
-    """The median of these seconds on rank `root`, or the largest median of all ranks, the same on every rank."""
-    medians = comm.all_gather(torch.tensor([statistics.median(times)], dtype=torch.float64)).flatten().tolist()
-    return max(medians) if root is None else medians[root]
+def idle():
+    """What a rank does while others compute."""

@@ -59,7 +59,7 @@ class HybridParallel:
              its share of the batch; chunks: stages per rank of "interleaved".
              recompute: keep only the inputs of stages (activation checkpointing); sequence: sequence parallel.
              all_reduce: f(comm, x), which adds gradients over ranks; by default the communicator's own.
-             costs: of each layer (split.layers_of), by which stages are balanced; by default s that rank 0 measures.
+             costs: of each layer (split.Layers), by which stages are balanced; by default s that rank 0 measures.
              partition: f(costs, stages) -> layers of each stage.
              loss: f(output, y) -> mean loss of some examples; by default cross-entropy per answer.
     Raises:  ValueError on every rank: the batch, heads, layers or schedule cannot be shared out like this, the model
@@ -135,10 +135,11 @@ class HybridParallel:
         self.state.load(whole)
 
     @torch.enable_grad()
-    def step(self, x, y):
+    def step(self, x, y, on_action=None):
         """Make .grad of all parameters the gradient of the mean loss of this batch; returns that loss.
 
         Args:    x: (b, ...), y: (b, ...): the whole batch, the same on every rank; x has the example's shape and dtype.
+                 on_action: see run_schedule.
         Returns: float, the same on every rank. Gradients are those of this batch alone, whatever was there before.
         Raises:  ValueError on every rank for a batch of another shape, or where ranks had another one;
                  FloatingPointError on every rank where something is NaN or infinite: which rank; MemoryError where
@@ -157,6 +158,7 @@ class HybridParallel:
             inputs=lambda i: (xs[i],),
             loss=lambda i, output: one_number(self.loss(output, ys[i])) / share,
             done=self.gradients.done,
+            on_action=on_action,
         )
         with self.mesh.comm.trace.span("add gradients"):
             self.gradients.end()

@@ -9,7 +9,7 @@ from ...data.sharding import batches
 from ...mesh import DeviceMesh
 from .. import checkpoint
 from ..consensus import require_same
-from ..training import Trained, evaluate
+from ..training import Trained, evaluate, run_steps
 from .model import HybridParallel, WholeOptimizer
 
 
@@ -39,25 +39,24 @@ def train_on_mesh(comm, model, grid, data, recipe, schedule="1f1b", recompute=Fa
     first = checkpoint.restore(comm, recipe.checkpoint, hybrid, whole_optimizer, facts) if recipe.resume else 0
     if first >= recipe.steps:
         raise ValueError(f"{recipe.checkpoint} holds {first} steps already: ask for more than steps={recipe.steps}")
-    clock = comm.trace.clock
-    losses, begin = [], clock()
-    before = begin
-    for step, some in enumerate(islice(whole_batches(n, recipe), first, recipe.steps), first):
-        losses.append(hybrid.step(data.train_x[some], data.train_y[some]))
+    schedule = islice(whole_batches(n, recipe), first, recipe.steps)
+
+    def step():
+        some = next(schedule)
+        loss = hybrid.step(data.train_x[some], data.train_y[some])
         with comm.trace.span("update"):
             optimizer.step()
-        now = clock()
-        if comm.rank == 0:
-            rate = recipe.batch * 1e9 / (now - before) if now > before else 0.0
-            comm.report(step=step, loss=losses[-1], samples_per_s=rate)
-        before = now
-        if recipe.checkpoint_every and (step + 1) % recipe.checkpoint_every == 0:
-            checkpoint.save(comm, recipe.checkpoint, hybrid, whole_optimizer, step + 1, facts)
+        return loss, loss, recipe.batch
+
+    def save(steps):
+        checkpoint.save(comm, recipe.checkpoint, hybrid, whole_optimizer, steps, facts)
+
+    losses, samples, seconds = run_steps(comm, recipe, first, step, save)
     whole = copy.deepcopy(model)
     whole.load_state_dict(hybrid.state_dict())
     loss, accuracy = evaluate(comm, whole, data.test_x, data.test_y)
     flat = torch.cat([p.detach().reshape(-1) for p in whole.parameters()])
-    return Trained(losses, (before - begin) / 1e9, len(losses) * recipe.batch, loss, accuracy, flat)
+    return Trained(losses, seconds, samples, loss, accuracy, flat)
 
 
 def whole_batches(n, recipe):

@@ -52,77 +52,43 @@ class TimedStage:
 WARM_UP = 2  # steps of a real model before the one that is drawn: the first one allocates
 
 
-class Reported:
-    """Has the methods of stage.Stage, and reports {stage, kind, micro_batch, t0_ns, t1_ns} after each of them.
-
-    tell: f(**row), such as comm.report. seconds: {kind: [s of each]} so far.
-    """
-
-    def __init__(self, stage, number, clock, tell):
-        self.stage, self.number, self.clock, self.tell = stage, number, clock, tell
-        self.seconds = {}
-
-    def __getattr__(self, name):  # takes, gives, module, saved, forget
-        return getattr(self.stage, name)
-
-    def forward(self, micro_batch, inputs, loss=None):
-        return self.timed("F", micro_batch, inputs, loss)
-
-    def backward(self, micro_batch, gradients=()):
-        return self.timed("B", micro_batch, gradients)
-
-    def input_gradient(self, micro_batch, gradients=()):
-        return self.timed("I", micro_batch, gradients)
-
-    def weight_gradient(self, micro_batch):
-        return self.timed("W", micro_batch)
-
-    def timed(self, kind, micro_batch, *args):
-        method = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}[kind]
-        t0 = self.clock()
-        made = getattr(self.stage, method)(micro_batch, *args)
-        t1 = self.clock()
-        self.seconds.setdefault(kind, []).append((t1 - t0) / 1e9)
-        self.tell(stage=self.number, kind=kind, micro_batch=micro_batch, t0_ns=t0, t1_ns=t1)
-        return made
+def reporter(comm):
+    """f(action, t0_ns, t1_ns) that reports {rank, stage, kind, micro_batch, t0_ns, t1_ns}."""
+    return lambda action, t0, t1: comm.report(rank=comm.rank, **action._asdict(), t0_ns=t0, t1_ns=t1)
 
 
 def sleeping_step(comm, schedule, seconds, asleep):
-    """One step of `schedule` whose stages only take their time.
+    """One step of `schedule` whose stages only take their time, and report every action.
 
     Args:    seconds: {kind: [s of every stage of the model]} of F, B, I and W.
              asleep: whether that is real time, in which the rank sleeps; else virtual time.
     """
     spend = time.sleep if asleep else comm.compute
-    stages = {}
-    for n in schedule.stages_of(comm.rank):
-        stage = TimedStage(spend, *(seconds[kind][n % schedule.stages] for kind in "FBIW"))
-        stages[n] = Reported(stage, n, comm.trace.clock, reporter(comm))
+    stages = {
+        n: TimedStage(spend, *(seconds[kind][n % schedule.stages] for kind in "FBIW"))
+        for n in schedule.stages_of(comm.rank)
+    }
     comm.barrier()
-    run_schedule(comm, schedule, stages)
+    run_schedule(comm, schedule, stages, on_action=reporter(comm))
 
 
 def model_step(comm, model, schedule, x, y, recompute=False, partition=partition):
     """Some steps of a real model, of which the last one is reported and traced.
 
-    Args:    x, y: the whole batch, the same on every rank; partition: see Pipeline.
+    Args:    x, y: the whole batch, the same on every rank; partition: see HybridParallel.
     Returns: {(stage, kind): median s} of this rank's actions in the step before that.
     """
     traced, comm.trace.enabled = comm.trace.enabled, False
     mesh = DeviceMesh(comm, pp=comm.size)
     pipeline = HybridParallel(model, mesh, x, schedule=schedule, recompute=recompute, partition=partition)
-    plain = pipeline.stages
     for _ in range(WARM_UP):
-        silent = {n: Reported(stage, n, comm.trace.clock, lambda **row: None) for n, stage in plain.items()}
-        pipeline.stages = silent
-        pipeline.step(x, y)
-    pipeline.stages = {n: Reported(stage, n, comm.trace.clock, reporter(comm)) for n, stage in plain.items()}
+        seconds = {}
+
+        def note(action, t0, t1, seconds=seconds):
+            seconds.setdefault((action.stage, action.kind), []).append((t1 - t0) / 1e9)
+
+        pipeline.step(x, y, on_action=note)
     comm.barrier()
     comm.trace.enabled = traced
-    pipeline.step(x, y)
-    return {(n, kind): median(times) for n, stage in silent.items() for kind, times in stage.seconds.items()}
-
-
-def reporter(comm):
-    """f(**row) that adds the rank to the row."""
-    return lambda **row: comm.report(rank=comm.rank, **row)
+    pipeline.step(x, y, on_action=reporter(comm))
+    return {key: median(times) for key, times in seconds.items()}

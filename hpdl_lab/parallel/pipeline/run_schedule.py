@@ -128,13 +128,14 @@ def routes(schedule, rank):
 AHEAD = 2  # actions whose inputs are being received while another one computes: each holds the memory of its inputs
 
 
-def run_schedule(comm, schedule, stages, inputs=None, loss=None, done=None):
+def run_schedule(comm, schedule, stages, inputs=None, loss=None, done=None, on_action=None):
     """Carry out this rank's row of `schedule`. Collective: every rank of `comm` calls it.
 
     Args:    stages: {number: Stage} of this rank, or of anything that has the methods of one. inputs: f(micro_batch) ->
              tuple of tensors that a first stage takes. loss: f(micro_batch, output) -> scalar, for a last stage, from
              which its backward starts: divide it so that those of all micro-batches add up to the loss of the batch.
              done: f(number of a stage), called once its last gradients of this step are there.
+             on_action: f(action, t0_ns, t1_ns), called when an action of this rank has ended.
     Returns: {micro_batch: loss} without a graph, of the last stages that this rank has.
     Raises:  ValueError on every rank, before the first message, where the schedule is not valid, or not for these ranks
              or stages; MemoryError or torch.OutOfMemoryError that says where.
@@ -142,7 +143,7 @@ def run_schedule(comm, schedule, stages, inputs=None, loss=None, done=None):
     """
     require_valid(comm, schedule)
     require_stages(comm, schedule, stages)
-    return Execution(comm, schedule, stages, inputs, loss, done).run()
+    return Execution(comm, schedule, stages, inputs, loss, done, on_action).run()
 
 
 def require_valid(comm, schedule):
@@ -165,9 +166,9 @@ def require_stages(comm, schedule, stages):
 class Execution:
     """One step of one rank."""
 
-    def __init__(self, comm, schedule, stages, inputs, loss, done):
+    def __init__(self, comm, schedule, stages, inputs=None, loss=None, done=None, on_action=None):
         self.comm, self.schedule, self.stages = comm, schedule, stages
-        self.inputs, self.loss, self.done = inputs, loss, done
+        self.inputs, self.loss, self.done, self.on_action = inputs, loss, done, on_action
         self.routes = routes(schedule, comm.rank)
         self.posted = {}  # Arrival -> [(tensor, Work)] under way to this rank, or [(tensor, None)] of this rank itself
         self.unposted = {peer: list(reversed(messages)) for peer, messages in self.routes.incoming.items()}
@@ -246,9 +247,12 @@ class Execution:
     def do(self, place, action):
         """Wait for what `action` needs, do it, send what it has made."""
         stage, message = self.stages[action.stage], self.routes.outgoing[place]
-        given = self.given(action)
+        given, clock = self.given(action), self.comm.trace.clock
+        begin = clock()
         with self.comm.trace.span(name_of(action)):
             made = self.compute(stage, action, given)
+        if self.on_action is not None:
+            self.on_action(action, begin, clock())
         del given
         if message is not None:
             self.send(stage, message, made)

@@ -310,35 +310,12 @@ def partition(costs: Sequence[float], stages: int) -> list[int]:
     ### END SOLUTION
 
 
-def split(model, stages, example, costs=None, recompute=False, partition=partition):
-    """Cut `model` into stages that together do what it does.
-
-    Args:    stages: number of them. example: what the model is given for one micro-batch, a tensor or a tuple of them;
-             every micro-batch has these shapes. costs: of each layer (see layers_of), numbers; by default the seconds
-             that forward and backward take here, which differ from run to run, so ranks have to agree on them.
-             recompute: see stage.Stage; partition: f(costs, stages) -> layers of each stage, as partition.partition.
-    Returns: list of Stage. Their parameters are those of the model, not copies, under the model's names.
-    Raises:  ValueError for more stages than layers, another number of costs than layers, or a model that cannot be
-             split, whose module is named.
-    """
-    return Layers(model, example).split(stages, costs, recompute, partition)
-
-
-def layers_of(model, example):
-    """The names of the layers between which the model can be cut: operations with parameters, in order.
-
-    What has no parameters belongs to the layer before it.
-    """
-    return Layers(model, example).names
-
-
-def measured_costs(model, example):
-    """Seconds of forward and backward of each layer for one micro-batch, the median of a few runs."""
-    return Layers(model, example).measured()
-
-
 class Layers:
-    """A model, written down for one example, as a list of layers. names: of them; layer_of: {node: its number}."""
+    """A model, written down for one example, as a list of layers: operations with parameters, and what follows each.
+
+    names: of the layers, between which it can be cut; layer_of: {node: number of its layer}. example: what the model is
+    given for one micro-batch, a tensor or a tuple of them; every micro-batch has these shapes.
+    """
 
     def __init__(self, model, example):
         self.model, self.example = model, example if isinstance(example, tuple) else (example,)
@@ -373,7 +350,15 @@ class Layers:
             raise ValueError(f"the cost of a layer is a number of at least 0, got {wrong[0]!r}")
 
     def split(self, stages, costs=None, recompute=False, partition=partition):
-        """See `split`."""
+        """Cut the model into stages that together do what it does.
+
+        Args:    costs: of each layer, numbers; by default the seconds that forward and backward take here, which differ
+                 from run to run, so ranks have to agree on them.
+                 recompute: see stage.Stage; partition: f(costs, stages) -> layers of each stage, as `partition`.
+        Returns: list of Stage. Their parameters are those of the model, not copies, under the model's names.
+        Raises:  ValueError for more stages than layers, another number of costs than layers, or a model that cannot be
+                 split, whose module is named.
+        """
         self.require(stages, costs)
         if costs is None:
             costs = self.measured() if stages > 1 else [1] * len(self)
@@ -429,7 +414,7 @@ class Layers:
         return module
 
     def measured(self):
-        """s of forward and backward per layer: list of float."""
+        """Seconds of forward and backward of each layer for one micro-batch, the median of a few runs."""
         with as_before(self.model):
             stages = self.stages([1] * len(self))
             runs = [timed(stages, self.example) for _ in range(REPEATS)]
