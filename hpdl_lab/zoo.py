@@ -525,7 +525,7 @@ DIAGNOSES = {  # diagnosis: what it means
 
 
 def diagnose():
-    """Diagnose each of the programs A to G, which `lab.zoo()` shows.
+    """Diagnose each of the programs A to G, which `lab.show("zoo")` shows.
 
         "circle"     each of some ranks waits for the next in the same call, and the last for the first
         "mismatch"   a send and its receive do not mean the same message

@@ -360,13 +360,13 @@ def test_the_text_of_a_repair_does_not_hold_the_repair(number):
 
 
 def test_the_zoo_shows_programs_and_does_not_give_their_fault_away():
-    shown = str(lab.zoo())
+    shown = str(lab.show("zoo"))
     assert shown.count("def program(comm):") == len(zoo.LETTERS) and '"""' not in shown
     for name in zoo.LETTERS.values():
         assert name not in shown and zoo.find(name).broken.__name__ not in shown
-    assert str(lab.zoo("wrong_root")).startswith("1 program with a fault\n  wrong_root: ")
+    assert str(lab.show(zoo.find("wrong_root"))).startswith("1 program with a fault\n  wrong_root: ")
     with pytest.raises(ValueError, match="no program 'Q' in the zoo: both_receive_first, "):
-        lab.zoo("Q")
+        lab.show(zoo.find("Q"))
 
 
 def on_the_notebooks_data(number, fn):

@@ -10,6 +10,9 @@ import time
 from importlib import import_module
 
 import pytest
+from hpdl_lab.lab.grid_run import GridRun, Measured, shared_by
+from hpdl_lab.lab.grid_setting import Setting, changed, followed
+from hpdl_lab.lab.grid_subject import asked_bytes, subject_of
 from torch import nn
 
 from hpdl_lab import lab
@@ -17,9 +20,6 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.lab.grid import Picker, far, sentence
-from hpdl_lab.lab.grid_run import GridRun, Measured, shared_by
-from hpdl_lab.lab.grid_setting import Setting, changed, followed
-from hpdl_lab.lab.grid_subject import asked_bytes, subject_of
 from hpdl_lab.parallel.grid.steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from hpdl_lab.plots import grid as drawing
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from hpdl_lab.lab.crossing import crossing
 
 from hpdl_lab import lab
 from hpdl_lab.collectives import cost, ring, sweep
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Switch
-from hpdl_lab.lab.crossing import crossing
 from hpdl_lab.lab.measure import MeasureResult
 from hpdl_lab.plots import live, style
 from hpdl_lab.plots import measure as plot

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from hpdl_lab.lab.ping_pong import time_rounds
 from matplotlib.text import Text
 
 from hpdl_lab import lab
 from hpdl_lab.collectives.sweep import WrongAnswer
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
-from hpdl_lab.lab.ping_pong import time_rounds
 from hpdl_lab.parallel.messages import ping_pong
 from hpdl_lab.plots import ping_pong as drawing
 from hpdl_lab.plots import style

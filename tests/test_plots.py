@@ -6,6 +6,8 @@ import sys
 
 import numpy as np
 import pytest
+from hpdl_lab.lab.scaling_result import fits_of, with_speedups
+from hpdl_lab.lab.steps import of_table
 from matplotlib.text import Text
 
 from hpdl_lab import lab
@@ -13,8 +15,6 @@ from hpdl_lab.collectives import cost
 from hpdl_lab.collectives import ring as ring_collective
 from hpdl_lab.collectives.table import find
 from hpdl_lab.comm import sim
-from hpdl_lab.lab.scaling_result import fits_of, with_speedups
-from hpdl_lab.lab.steps import of_table
 from hpdl_lab.optim import gradient_descent
 from hpdl_lab.plots import graph, landscape, loss, measure, ping_pong, scaling, steps, style, timeline, traffic
 from hpdl_lab.trace import Event, bytes_sent

@@ -88,7 +88,7 @@ def improve(notebook):
     cell(notebook, "check-4-1").source += "  # updated check"
     at = notebook.cells.index(cell(notebook, "check-4-1"))
     notebook.cells.insert(at, nbformat.v4.new_markdown_cell("A new paragraph."))
-    notebook.cells.remove(cell(notebook, "lab.timeline(trained)"))
+    notebook.cells.remove(cell(notebook, "lab.show(trained)"))
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_an_update_is_merged_cell_by_cell(given, source):
     assert any(text.startswith("my_bytes = 77  #") for text in texts)
     assert cell(merged, "race = lab.measure").outputs[0].text == "my race"
     assert "numerals" in cell(merged, "## Train with it").source
-    assert not any(gone in text for text in texts for gone in ("## Question to discuss", "lab.timeline(trained)"))
+    assert not any(gone in text for text in texts for gone in ("## Question to discuss", "lab.show(trained)"))
     assert (given / update.HIDDEN / "before" / RING).read_bytes() == before
     assert not list(given.glob("*.new*"))
     assert update.write(given, source) == []

@@ -5,12 +5,12 @@ import inspect
 
 import numpy as np
 import pytest
+from hpdl_lab.lab.steps import of_table
 from matplotlib.text import Text
 
 from hpdl_lab import lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.collectives.table import ALGORITHMS, find
-from hpdl_lab.lab.steps import of_table
 from hpdl_lab.lab.watch import BASE, decoded, encoded, story_of
 from hpdl_lab.plots import animation, eight, holdings, live, steps, style
 

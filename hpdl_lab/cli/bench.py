@@ -245,7 +245,7 @@ def scaling(arguments: argparse.Namespace) -> int:
                     medians = {point: statistics.median(ratios[point] for ratios in found) for point in POINTS}
                     yield {"place": place, "name": name, **medians}
                 if arguments.png and how:
-                    lab.scaling(prediction=GUESS, strategy=strategies()["flat, Python"]).png(arguments.png)
+                    lab.scaling(prediction=GUESS, strategy=strategies()["flat, Python"]).save(arguments.png)
 
     ratios = [Column(f"{kind} {p}", lambda row, at=(kind, p): f"{row[at]:.2f}") for kind, p in POINTS]
     table = Table([field("place", width=14, left=True), field("name", width=18, left=True), *ratios])

@@ -12,41 +12,29 @@ with uncollected():  # a fifth of the time to the first answer of a notebook
     from .cluster import cluster, inject, restart, run, running, start, stop
     from .designs import designs
     from .exercises import check, hint, solution
-    from .graph import gossip, graph
-    from .grid import grid
+    from .gossip import gossip
+    from .grid import search
     from .landscape import landscape
-    from .measure import measure, predict
-    from .mesh import mesh
-    from .network import network
-    from .ping_pong import ping_pong
+    from .measure import measure, ping_pong, predict, tune
+    from .picker import grid
     from .pipeline import pipeline
     from .plain import plainly
     from .scaling import scaling
-    from .schedule import schedule
-    from .search import search
-    from .steps import collectives, steps
+    from .show import show
     from .tensor import tensor
-    from .timeline import horovod_timeline, timeline, traffic
     from .train import train
-    from .tune import tune
-    from .zoo import zoo
 
 __all__ = [
     "check",
     "cluster",
-    "collectives",
     "designs",
     "doctor",
     "gossip",
-    "graph",
     "grid",
     "hint",
-    "horovod_timeline",
     "inject",
     "landscape",
     "measure",
-    "mesh",
-    "network",
     "ping_pong",
     "pipeline",
     "predict",
@@ -54,18 +42,14 @@ __all__ = [
     "run",
     "running",
     "scaling",
-    "schedule",
     "search",
+    "show",
     "solution",
     "start",
-    "steps",
     "stop",
     "tensor",
-    "timeline",
-    "traffic",
     "train",
     "tune",
-    "zoo",
 ]
 
 for _name in __all__:  # the border: whatever a verb raises, a notebook shows it without frames of this package

@@ -1,7 +1,8 @@
 """A model and a data set that fit each other, by name: what `lab.train` and `lab.scaling` do unless told otherwise."""
 
 import copy
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -10,10 +11,11 @@ from torch.nn.parameter import is_lazy
 from .. import data as sets
 from .. import models
 from ..data.dataset import Dataset
+from ..parallel.data_parallel import DataParallel, Strategy
 
 DATA_FOR = {"mlp": "digits", "cnn": "digit_images", "gpt": "text", "vit": "digit_images"}
 MODEL_FOR = {"digits": "mlp", "digit_images": "cnn", "text": "gpt", "synthetic": "mlp", "copy": "gpt"}
-RECIPES = {  # how each learns well in a minute; what the caller says comes first
+RECIPES: dict[str | None, dict[str, Any]] = {  # how each learns well in a minute; what the caller says comes first
     "mlp": {},
     "cnn": {"lr": 0.1},
     "gpt": {"optimizer": "adamw", "lr": 3e-3, "batch": 32, "steps": 200},
@@ -27,15 +29,15 @@ class Choice(NamedTuple):
     model: nn.Module
     data: Dataset
     words: str
-    recipe: dict
+    recipe: dict[str, Any]
 
 
-def model_and_data(model=None, data=None, size="tiny", dtype="float32"):
+def model_and_data(model: Any = None, data: Any = None, dtype: str = "float32") -> Choice:
     """The model and the data set that are meant.
 
     Args:    model: a name of models.MODELS, or an nn.Module; data: a name of data.SETS, or a Dataset. Where one of them
              is not given, it is what suits the other; by default the mlp of lesson 04 on handwritten digits.
-             size, dtype: of a model that is named.
+             dtype: of a model that is named.
     Returns: Choice.
     Raises:  LookupError for a name that is none; ValueError where the model does not read such data, or answers with
              too few numbers; TypeError for something that is neither a name nor a model or data set; DataError where
@@ -59,13 +61,13 @@ def model_and_data(model=None, data=None, size="tiny", dtype="float32"):
     if model is None:
         named = MODEL_FOR.get(what) or suiting(data)
     if named is not None:
-        model = models.build_for(data, named, size, dtype=dtype)
+        model = models.build_for(data, named, dtype=dtype)
     else:
         require_reads(model, data)
     return Choice(model, data, f"{named or type(model).__name__} on {what.replace('_', ' ')}", RECIPES.get(named, {}))
 
 
-def require_reads(model, data):
+def require_reads(model: nn.Module, data: Dataset) -> None:
     """Raise ValueError unless `model`, an attendee's, answers examples of `data` with a number for each class."""
     if any(is_lazy(p) or p.device.type != "cpu" for p in model.parameters()):
         return  # without values, which is said where ranks agree on a model, or elsewhere than the data
@@ -77,12 +79,12 @@ def require_reads(model, data):
         said = f"{kind} does not read examples of shape {tuple(x.shape[1:])} in {str(x.dtype).removeprefix('torch.')}"
         raise ValueError(f"{said}: {str(error).splitlines()[0]}") from error
     shape = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
-    if shape[:-1] != tuple(y.shape) or shape[-1] < data.classes:
+    if shape[:-1] != tuple(y.shape) or int(shape[-1]) < data.classes:
         wanted = f"{(*y.shape, data.classes)}, a number for each of {data.classes} classes"
         raise ValueError(f"{kind} answers {len(x)} examples with {shape}: {wanted}, is needed")
 
 
-def suiting(data):
+def suiting(data: Dataset) -> str:
     """The name of the first model that reads `data`."""
     for name in models.MODELS:
         if models.reads(name, data):
@@ -90,6 +92,21 @@ def suiting(data):
     raise ValueError(f"no model here reads examples of shape {tuple(data.train_x.shape[1:])}: give one of your own")
 
 
-def wanted(data, model):
+def wanted(data: str, model: str | None) -> str:
     """Digits come as rows and as images: whoever says "digits" to a model that reads images means the latter."""
     return "digit_images" if data == "digits" and model in ("cnn", "vit") else data
+
+
+def asked_strategy(strategy: Any, all_reduce: Callable[..., Any] | None) -> Strategy:
+    """The strategy that is meant; by default DataParallel(all_reduce). Raises ValueError, TypeError in one sentence."""
+    if strategy is not None and all_reduce is not None:
+        raise ValueError("give a strategy or an all_reduce, not both: DataParallel(all_reduce=...) is a strategy")
+    if all_reduce is not None and not callable(all_reduce):
+        raise TypeError(f"all_reduce={all_reduce!r}: a function f(comm, x) is needed, which makes x its sum over ranks")
+    if strategy is not None and not isinstance(strategy, Strategy):
+        got = getattr(strategy, "__name__", repr(strategy))
+        raise TypeError(
+            f"strategy={got}: an object of one of the classes in hpdl_lab.parallel is needed, such as "
+            "DataParallel(all_reduce); a function alone is given as all_reduce=..."
+        )
+    return DataParallel(all_reduce) if strategy is None else strategy

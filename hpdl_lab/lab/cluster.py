@@ -2,6 +2,8 @@
 
 import atexit
 import os
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from ..comm.inject import Injection
 from ..engines import layout
@@ -14,22 +16,30 @@ DEFAULT_ENGINES = 4
 class _Notebook:
     """What this kernel uses: one cluster at most. The verbs below are its methods."""
 
-    def __init__(self):
-        self._cluster = None
-        self._last = None
+    def __init__(self) -> None:
+        self._cluster: Cluster | None = None
+        self._last: Any = None
         self._injection = Injection()
 
-    def cluster(self):
+    def cluster(self) -> Cluster:
         """The engine cluster that this notebook uses. Raises EngineError when there is none."""
         if self._cluster is None or not self._cluster.alive():
             raise EngineError("no engine cluster is running: call lab.start(4)")
         return self._cluster
 
-    def running(self):
+    def running(self) -> Cluster | None:
         """The engine cluster that this notebook uses, or None when there is none."""
         return self._cluster if self._cluster is not None and self._cluster.alive() else None
 
-    def start(self, n: int | None = None, where=None, link=None, hosts=None, device=None, **job):
+    def start(
+        self,
+        n: int | None = None,
+        where: str | None = None,
+        link: str | None = None,
+        hosts: int | None = None,
+        device: str | None = None,
+        **job: Any,
+    ) -> Cluster:
         """Start `n` MPI engines, or attach to those that run: another notebook's, or those of `hpdl cluster`.
 
         Called again it changes nothing; with another number, or place, it replaces the engines, and says so. What is
@@ -52,7 +62,7 @@ class _Notebook:
             self._cluster = Cluster.start(DEFAULT_ENGINES if n is None else n, **how)
             if self._cluster.attached:
                 print("Using the engines that another notebook, or `hpdl cluster`, has started.", flush=True)
-        cluster = self._cluster
+        cluster = self.cluster()
         n = cluster.n if n is None else n
         if ailment := cluster.ailment():
             cluster.restart(n, announce=f"{ailment}. Doing that.", **how)
@@ -62,7 +72,7 @@ class _Notebook:
         cluster.show()
         return cluster
 
-    def _replace(self, cluster, wanted):
+    def _replace(self, cluster: Cluster, wanted: layout.Layout) -> None:
         if others := others_of(cluster):
             raise EngineError(
                 f"{others} use what is running, {cluster.layout}: "
@@ -70,7 +80,15 @@ class _Notebook:
             )
         cluster.restart(announce=f"{cluster.layout} were running: replacing them by {wanted}.", **wanted.asked())
 
-    def run(self, fn, *args, ranks=None, deadline=10, limit: float | None = None, on_row=None):
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        deadline: float = 10,
+        limit: float | None = None,
+        on_row: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Any:
         """Call `fn(comm, *args)` on every engine, each with its own rank in one fresh communicator.
 
         What the ranks print appears while they run, equal lines once. The stop button of the notebook interrupts the
@@ -88,14 +106,20 @@ class _Notebook:
                  CommTimeout at the limit (which ranks still compute, in which line of the cell),
                  RunStopped (the stop button), EngineError (dead engines), TypeError (what cannot travel).
         """
-        options = {"ranks": ranks, "deadline": deadline, "limit": limit, "on_row": on_row}
+        options: dict[str, Any] = {"ranks": ranks, "deadline": deadline, "limit": limit, "on_row": on_row}
         self._last = self._running().run(fn, *args, **options, inject=self._injection)
         return self._last
 
-    def inject(self, rank=None, delay=None, link=None, bandwidth=None):
+    def inject(
+        self,
+        rank: int | None = None,
+        delay: float | None = None,
+        link: tuple[int, int] | None = None,
+        bandwidth: float | None = None,
+    ) -> Injection:
         """Slow down one rank or one link in all runs to come, beside what was slowed down before; `inject()` ends it.
 
-        The slowest sets the pace: `lab.timeline()` shows the lost time, and who waits because of it.
+        The slowest sets the pace: `lab.show()` shows the lost time, and who waits because of it.
 
             lab.inject(rank=2, delay=0.005)              5 ms before each message and each collective of rank 2
             lab.inject(link=(1, 2), bandwidth=1e8)       0.1 GB/s between ranks 1 and 2; collectives in shared memory
@@ -109,20 +133,20 @@ class _Notebook:
         self._injection = self._injection.beside(wanted) if wanted else wanted
         return self._injection
 
-    def injected(self):
+    def injected(self) -> Injection:
         """The Injection that `inject` has made."""
         return self._injection
 
-    def last_run(self):
+    def last_run(self) -> Any:
         """The Results of the last `run` that ended well, or None."""
         return self._last
 
-    def _running(self):
+    def _running(self) -> Cluster:
         if self._cluster is None:
             raise EngineError("no engine cluster is running: call lab.start(4)")
         return self._cluster
 
-    def restart(self):
+    def restart(self) -> Cluster:
         """Replace all engines by new ones; the notebook keeps its variables. Returns the Cluster.
 
         Where another notebook has ended them, start them again, or use those that it has started since.
@@ -135,7 +159,7 @@ class _Notebook:
         cluster.show()
         return cluster
 
-    def stop(self):
+    def stop(self) -> None:
         """End the engines and remove their files, also for other notebooks that use them, whose next run says so."""
         if self._cluster is not None:
             if self.running() is not None and (others := others_of(self._cluster)):
@@ -143,7 +167,7 @@ class _Notebook:
             self._cluster.stop()
             self._cluster = None
 
-    def leave(self):
+    def leave(self) -> None:
         """At exit: the cluster ends when no other kernel uses it."""
         if self.running() is not None and self._cluster.kernels() == [os.getpid()]:
             self._cluster.stop()

@@ -1,25 +1,28 @@
 """`lab.designs`: what strategies do with the same training step, one timeline under the other, in virtual time."""
 
-import math
 from dataclasses import dataclass, field
-from numbers import Real
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from ..comm import sim
-from ..comm.network import Network, Switch
+from ..comm.base import Comm
+from ..comm.network import Switch
 from ..models.mlp import mlp
 from ..parallel.data_parallel import Strategy
 from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
 from ..parallel.scaling.accounting import account, spending
-from ..plots import designs as drawing
+from ..plots import timeline as drawing
 from ..trace import seconds_text
-from .picture import WithFigure, picture
+from ..units import require_int
+from .choice import asked_strategy
+from .result import Result, picture, table
 
 LAYERS, WIDTH = 4, 256  # equal layers: 65,792 float32 each
 NETWORK = Switch(alpha=2e-6, beta=1.5e-9)  # on which an all-reduce of a layer takes about 0.6 ms
-SCAFFES = {  # design: (its name in the paper, its formula)
+FORWARD, BACKWARD = 3e-3, 6e-3  # s of virtual time for all layers together
+SCAFFES: dict[type, tuple[str, str]] = {  # design: (its name in the paper, its formula)
     SCaffe: ("SC-B", "Σb + Σf + ΣB + Σr"),
     SCaffeOverlappedPropagation: ("SC-OB", "(b ∥ f) + ΣB + Σr"),
     SCaffeOverlappedReduction: ("SC-OBR", "(b ∥ f) + (B ∥ r)"),
@@ -38,83 +41,71 @@ class Design:
     exposed: float
     formula: str
     predicted: float | None
-    events: list = field(repr=False)
+    events: list[Any] = field(repr=False)
 
 
-@dataclass(frozen=True)
-class Designs(WithFigure):
+@dataclass(frozen=True, repr=False)
+class Designs(Result):
     """One Design for each strategy, in the order given."""
 
-    designs: list
-    figure: object = field(repr=False)
+    designs: list[Design]
+    figure: Any = field(repr=False)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Design:
         return self.designs[index]
 
-    def __repr__(self):
-        width = max(len(d.name) for d in self.designs)
-        lines = []
-        for d in self.designs:
-            told = f"{d.name:<{width}}  {seconds_text(d.seconds):>8} a step, {d.exposed:>4.0%} of it exposed"
-            lines.append(told + (f"; its formula says {seconds_text(d.predicted)}" if d.predicted else ""))
-        return "\n".join(lines)
+    def __repr__(self) -> str:
+        rows = [
+            (d.name, seconds_text(d.seconds), f"{d.exposed:.0%}", seconds_text(d.predicted) if d.predicted else "")
+            for d in self.designs
+        ]
+        return "\n".join(table(("strategy", "a step", "exposed", "by its formula"), rows))
 
 
-def designs(*strategies, ranks=4, network=NETWORK, forward=3e-3, backward=6e-3):
+def designs(*strategies: Strategy, ranks: int = 4) -> Designs:
     """Take the same training step with each strategy on simulated ranks, and draw what rank 0 does.
 
         lab.designs(DataParallel(ring.all_reduce), DataParallelOverlapped(ring.all_reduce, bucket_nbytes=300_000))
 
-    The network has four equal layers of 263,168 bytes. Its arithmetic takes virtual time, and so do messages.
+    The model has four equal layers of 263,168 bytes. Its arithmetic takes virtual time, 3 ms forward and 6 ms
+    backward, and so do messages.
 
-    Args:    strategies: parallel.data_parallel.Strategy, one or more. ranks: 2 or more; network: of comm.network.
-             forward, backward: s of virtual time for all layers together.
+    Args:    strategies: parallel.data_parallel.Strategy, one or more. ranks: 2 or more.
     Returns: Designs.
-    Raises:  ValueError, also where the all_reduce of a strategy does not add up; TypeError.
+    Raises:  ValueError, also if the all_reduce of a strategy does not add up; TypeError.
     """
+    require_int("ranks", ranks, 2)
     if not strategies:
         raise ValueError("lab.designs needs a strategy, such as DataParallel(): see parallel/data_parallel.py")
     for strategy in strategies:
-        if not isinstance(strategy, Strategy):
-            got = getattr(strategy, "__name__", repr(strategy))
-            raise TypeError(
-                f"lab.designs got {got}: an object of one of the strategies is needed, such as DataParallel()"
-            )
-        if not strategy.synchronous:
+        if not asked_strategy(strategy, None).synchronous:
             raise ValueError(f"{strategy} is asynchronous: its ranks take no step together that could be drawn")
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:
-        raise ValueError(f"ranks={ranks!r}: at least 2 are needed, for one rank has nobody to talk to")
-    if not isinstance(network, Network):
-        raise TypeError(f"network={network!r}: one of comm.network is needed, such as Switch(alpha=2e-6, beta=1.5e-9)")
-    for name, seconds in (("forward", forward), ("backward", backward)):
-        if not isinstance(seconds, Real) or not 0 <= seconds < math.inf:
-            raise ValueError(f"{name}={seconds!r}: seconds of virtual time, at least 0, are needed")
-    found = [design_of(strategy, ranks, network, forward, backward) for strategy in strategies]
+    found = [design_of(strategy, ranks) for strategy in strategies]
     title = f"The same step on {ranks} ranks: what rank 0 does"
-    shown = picture(drawing.draw, found, title, text=title, height=drawing.height(len(found)))
-    return Designs(found, shown.figure)
+    height = drawing.designs_height(len(found))
+    return Designs(found, picture(drawing.draw_designs, found, title, text=title, height=height).figure)
 
 
-def design_of(strategy, ranks, network, forward, backward):
-    run = sim.run(ranks, step_with, strategy, forward, backward, network=network, threads=True)
+def design_of(strategy: Strategy, ranks: int) -> Design:
+    run = sim.run(ranks, step_with, strategy, network=NETWORK, threads=True)
     begin = max(run)
     events = [e for e in run.events if e.t0_ns >= begin]
-    told = account(events)
+    found = account(events)
     mine = [e._replace(t0_ns=e.t0_ns - begin, t1_ns=e.t1_ns - begin) for e in events if e.rank == 0]
     seconds = max(e.t1_ns for e in mine) / 1e9
     kind = type(strategy)
     if kind not in SCAFFES:
-        return Design(kind.__name__, seconds, told.exposed, "", None, mine)
-    predicted = seconds_by_formula(kind, ranks, network, forward, backward)
-    return Design(f"{kind.__name__}, {SCAFFES[kind][0]}", seconds, told.exposed, SCAFFES[kind][1], predicted, mine)
+        return Design(kind.__name__, seconds, found.exposed, "", None, mine)
+    predicted = seconds_by_formula(kind, ranks)
+    return Design(f"{kind.__name__}, {SCAFFES[kind][0]}", seconds, found.exposed, SCAFFES[kind][1], predicted, mine)
 
 
-def step_with(comm, strategy, forward, backward):
+def step_with(comm: Comm, strategy: Strategy) -> int:
     """One training step on this rank; returns when it began, in ns."""
     model = mlp((WIDTH,) * (LAYERS + 1))
     x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(comm.rank))
     y = torch.arange(4)
-    with spending(comm, model, forward, backward):
+    with spending(comm, model, FORWARD, BACKWARD):
         strategy.start(comm, model)
         strategy.require_sums(comm)
         comm.barrier()
@@ -131,11 +122,11 @@ def step_with(comm, strategy, forward, backward):
     return begin
 
 
-def seconds_by_formula(design, ranks, network, forward, backward):
+def seconds_by_formula(design: type, ranks: int) -> float:
     """step_seconds of one of S-Caffe's designs, with the time that one broadcast and one reduction of a layer take."""
     layer = torch.zeros(WIDTH * (WIDTH + 1))
     b, r = (
-        sim.run(ranks, lambda comm, x, op=op: getattr(comm, op)(x), layer, network=network).seconds
+        sim.run(ranks, lambda comm, x, op=op: getattr(comm, op)(x), layer, network=NETWORK).seconds
         for op in ("broadcast", "reduce")
     )
-    return step_seconds(design, [b] * LAYERS, [forward / LAYERS] * LAYERS, [backward / LAYERS] * LAYERS, [r] * LAYERS)
+    return step_seconds(design, [b] * LAYERS, [FORWARD / LAYERS] * LAYERS, [BACKWARD / LAYERS] * LAYERS, [r] * LAYERS)

@@ -4,22 +4,23 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from .. import schedules
 from ..checks import exercises
-from ..checks.record import AnswerFailed
-from ..checks.result import Note
+from ..checks.record import AnswerFailed, Exercise
+from ..checks.result import CheckResult, Note
 from ..collectives.table import find
 from ..engines.cluster import ipython
 from ..engines.errors import RunFailed
-from ..plots import animation, live, style, timeline, traffic
+from ..plots import animation, graph, live, style, timeline
+from ..plots import collective as panels
 from ..plots import schedule as rows
-from ..plots import steps as panels
 from .cluster import run, running
 from .progress import progress
-from .steps import of_table, played
+from .show import of_table, played
 
 ENGINE_DEADLINE = 20.0  # s that a rank may wait for another: the first check may find ranks still importing torch
 ORDINALS = ("first", "second", "third")
@@ -36,7 +37,7 @@ TIMES = ("steps", "waits", "late")  # invariants that are about time: what broke
 NARROW = 5.2  # inches, of one heat map
 
 
-def check(fn):
+def check(fn: Callable[..., Any]) -> CheckResult:
     """Check your answer: on simulated ranks, then on the engines where they run. Returns a CheckResult: true if right.
 
     The exercise is found by the name of the function. `.failed` names the invariant that broke, `.message` says it all.
@@ -52,7 +53,7 @@ def check(fn):
     return replace(result, outdated=outdated(fn), **shown)
 
 
-def outdated(fn: Callable) -> str:
+def outdated(fn: Callable[..., Any]) -> str:
     """A sentence where a later cell than that of `fn` defines it as well, and cannot have come so far; else ""."""
     shell, code = ipython(), getattr(inspect.unwrap(fn), "__code__", None)
     cell = shell.compile.format_code_name(code.co_filename) if shell and code else None  # ("Cell", "In[11]")
@@ -69,7 +70,7 @@ def outdated(fn: Callable) -> str:
     )
 
 
-def run_answer(fn, *args):
+def run_answer(fn: Callable[..., Any], *args: Any) -> Any:
     """Run a part of a check on the engines; what the answer raises is told apart from trouble with the engines."""
     try:
         return run(fn, *args, deadline=ENGINE_DEADLINE)
@@ -77,12 +78,12 @@ def run_answer(fn, *args):
         raise AnswerFailed(str(error)) from None
 
 
-def hint(fn=None):
+def hint(fn: Any = None) -> Note:
     """The next hint for your last check, or for the exercise of this function: three for each kind of mistake."""
     last = progress().last_check(None if fn is None else exercise_of(fn).id)
     if fn is None and last is None:
         raise LookupError("no exercise has been checked yet: lab.hint(reduce_scatter) asks for one by its function")
-    exercise = exercises.find(last["exercise"]) if fn is None else exercise_of(fn)
+    exercise = exercises.find(last["exercise"]) if last and fn is None else exercise_of(fn)
     failed = last["failed"] if last else None
     opened, hints = progress().hints_opened(exercise.id, failed), exercise.hints_for(failed)
     label = f"{exercise.id} {exercise.name}"
@@ -97,7 +98,7 @@ def hint(fn=None):
     return Note(f"{label}: {which}{about}", lines="\n".join(shown) + more)
 
 
-def solution(fn):
+def solution(fn: Any) -> Note:
     """One right answer, the library's own function, with what there is to understand about it."""
     exercise = exercise_of(fn)
     progress().add("solution", exercise=exercise.id, name=exercise.name)
@@ -106,12 +107,12 @@ def solution(fn):
     return Note(f"{exercise.id} {exercise.name}: solution, from hpdl_lab/{path}", exercise.explanation, code)
 
 
-def exercise_of(fn):
+def exercise_of(fn: Any) -> Exercise:
     """The exercise with the name of this function. Raises LookupError that lists what is known."""
     return exercises.find(fn if isinstance(fn, str) else getattr(fn, "__name__", type(fn).__name__))
 
 
-def next_step(exercise, result, engines):
+def next_step(exercise: Exercise, result: CheckResult, engines: bool) -> str:
     """The sentence that says what to do now."""
     if result:
         if engines or not exercise.parallel:
@@ -125,25 +126,25 @@ def next_step(exercise, result, engines):
     return f"For a {ORDINALS[opened]} hint: lab.hint()"
 
 
-def picture(exercise, result):
+def picture(exercise: Exercise, result: CheckResult) -> str:
     """HTML of the picture that explains the result, or ""."""
     if result:
         return reward(exercise.name, result)
     if not result.events or not result.expected:
         return ""
-    got, expected = (traffic.matrix(events, result.size) for events in (result.events, result.expected))
+    got, expected = (graph.traffic_of(events, result.size) for events in (result.events, result.expected))
     if not np.array_equal(got, expected):
-        return drawn(traffic.draw, got, expected, "Bytes from rank to rank", alt="who sent how much to whom")
+        return drawn(graph.draw_traffic, got, expected, "Bytes from rank to rank", alt="who sent how much to whom")
     if result.failed in TIMES:
         return drawn(timeline.draw, result.events, "Your messages, in virtual time", alt="who waited for whom")
     return ""
 
 
-def reward(name, result):
+def reward(name: str, result: CheckResult) -> str:
     """What the right answer does: the ring, as far as the attendee has come (all of it moves), or its messages."""
     if name in TRAFFIC:
-        matrix = traffic.matrix(result.events, result.size)
-        return drawn(traffic.draw, matrix, None, TRAFFIC[name], alt=TRAFFIC[name], width=NARROW)
+        matrix = graph.traffic_of(result.events, result.size)
+        return drawn(graph.draw_traffic, matrix, None, TRAFFIC[name], alt=TRAFFIC[name], width=NARROW)
     if name == "broadcast":
         return drawn(
             timeline.draw, result.events, "Your segments along the chain, in virtual time", alt="your segments"
@@ -162,7 +163,9 @@ def reward(name, result):
     return ""
 
 
-def drawn(draw, *args, alt, height=style.HEIGHT, width=style.WIDTH):
+def drawn(
+    draw: Callable[..., None], *args: Any, alt: str, height: float = style.HEIGHT, width: float = style.WIDTH
+) -> str:
     figure = style.new_figure(width, height)
     with style.look():
         draw(figure, *args)

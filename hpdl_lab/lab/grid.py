@@ -1,263 +1,272 @@
-"""`lab.grid`: pick a hybrid grid with sliders, see at once what it costs, and run it.
+"""Hybrid grids: what one is picked for, one setting of it, and `lab.search`, which prices all of them."""
 
-The Picker holds what is picked and what was measured, and knows no widget: it works the same in a plain terminal.
-grid_widgets.py shows it in a notebook.
-"""
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-import threading
-from contextlib import suppress
-from functools import partial
+from torch import nn
 
-from ..comm.errors import CommError
-from ..engines.errors import EngineError
-from ..parallel.grid.model import predict
+from ..comm import sim
+from ..mesh import Grid
+from ..parallel.grid import search as grid_search
+from ..parallel.grid.machine import MACHINES, Machine, grid_of
+from ..parallel.grid.measure import measured, spec_of
+from ..parallel.grid.model import Prediction, predict
+from ..parallel.grid.search import grids
+from ..parallel.grid.spec import SPECS, Spec
 from ..plots import grid as drawing
-from ..plots import live
-from ..plots.style import counted, look, new_figure
+from ..schedules import CATALOG
 from ..trace import seconds_text
-from .cluster import running
-from .grid_run import GridRun
-from .grid_setting import changed, followed
-from .grid_start import first
-from .grid_subject import subject_of
-from .plain import plainly
+from ..units import amount_text, parse_bytes, require_int
+from .choice import model_and_data
+from .cluster import run, running
+from .place import DEFAULT_RANKS
+from .result import Result, picture, table
 
-FAR = 1.5  # times the prediction
+AXES = ("dp", "pp", "tp")
+FEW = 8  # examples with which the machine is measured
+BATCHES = {"gpt3": 1536}  # sequences: NVIDIA, Megatron-LM, examples/pretrain_gpt3_175B.sh
+PUBLISHED_RANKS, PUBLISHED_MACHINE = 1024, "dgx_a100"
+MOST_RANKS = 2**20  # whose grids are listed in a tenth of a second
+PER_RANK = 8  # examples of a batch, if nothing is said
+MICRO_BATCHES = (4, 2, 1)  # of a replica, the first number that its share of the batch allows
+NODE = 8  # GPUs that share fast links
+SHOWN = 8  # rows of the printed table
 
 
-class Picker:
-    """A grid that is picked: what it costs, and what it took when it ran.
+# -- what a grid is picked for ----------------------------------------------------------------------------------------
 
-    setting: dp, pp, tp, micro_batches, recompute, schedule. prediction: of grid.model, None where the grid cannot be.
-    why: the sentence about that, else "". said: what the last action has to say. measured: of the present setting.
+
+@dataclass(frozen=True)
+class Subject:
+    """spec: of the model; limit: bytes per rank; model, x, y: what really runs, None if there is only a spec."""
+
+    spec: Spec
+    ranks: int
+    batch: int
+    limit: int
+    machine: Machine
+    model: Any = field(default=None, repr=False, compare=False)
+    x: Any = field(default=None, repr=False, compare=False)
+    y: Any = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.spec.name}, {self.ranks:,} ranks, batch of {self.batch:,}"
+
+    def predict(self, setting: "Setting") -> Prediction:
+        """What a step of this setting costs. Raises ValueError if the grid cannot be."""
+        how = {"machine": self.machine, "batch": self.batch, "limit": self.limit}
+        return predict(self.spec, setting.grid, **setting.options, **how)
+
+
+def subject_of(
+    model: str | nn.Module | Spec = "gpt",
+    ranks: int | None = None,
+    batch: int | None = None,
+    limit: int | str | None = None,
+    machine: str | Machine | None = None,
+) -> Subject:
+    """The Subject that is meant.
+
+    Args:    model: a name of grid.spec.SPECS, a Spec; or a name of models.MODELS, or an nn.Module, which can run.
+             machine: a name of MACHINES, a Machine; by default this machine, measured, or DGX nodes for a mere spec.
+    Raises:  ValueError, TypeError, LookupError in one sentence.
+    """
+    if ranks is not None:
+        require_int("ranks", ranks, 1, MOST_RANKS)
+    if batch is not None:
+        require_int("batch", batch, 1)
+    nbytes = None if limit is None else parse_bytes(limit, "limit")
+    if isinstance(machine, str) and machine not in MACHINES:
+        raise ValueError(f"no machine is called {machine!r}: {', '.join(MACHINES)}")
+    if machine is not None and not isinstance(machine, str | Machine):
+        raise TypeError(f"machine={machine!r}: a name ({', '.join(MACHINES)}) or a Machine is needed")
+    machine = MACHINES[machine] if isinstance(machine, str) else machine
+    spec = SPECS.get(model) if isinstance(model, str) else model if isinstance(model, Spec) else None
+    if spec is not None:
+        machine = machine or MACHINES[PUBLISHED_MACHINE]
+        ranks = ranks or PUBLISHED_RANKS
+        batch = batch or BATCHES.get(model if isinstance(model, str) else "", PER_RANK * ranks)
+        return Subject(spec, ranks, batch, nbytes or machine.memory, machine)
+    choice = model_and_data(model)
+    engines = running()
+    ranks = ranks or (engines.n if engines is not None else DEFAULT_RANKS)
+    batch = batch or PER_RANK * ranks
+    x, y = (t[:batch].clone() for t in (choice.data.train_x, choice.data.train_y))
+    if len(x) < batch:
+        raise ValueError(f"a batch of {batch:,} is more than the {len(x):,} examples that there are")
+    spec = spec_of(choice.model, x[:2], name=choice.words)
+    machine = machine or this_machine(choice.model, x[:FEW], y[:FEW], spec.flops)
+    return Subject(spec, ranks, batch, nbytes or machine.memory, machine, choice.model, x, y)
+
+
+def this_machine(model: nn.Module, x: Any, y: Any, flops: float) -> Machine:
+    """The Machine under the engines, or under this process with the laptop's network if none run."""
+    if running() is not None:
+        return run(measured, model, x.clone(), y.clone(), None, flops)[0]
+    here, laptop = sim.run(1, measured, model, x, y, None, flops)[0], MACHINES["laptop"]
+    network: Any = laptop.network
+    network = replace(network, flops_per_s=here.network.flops_per_s)
+    return replace(here, network=network, at_once=laptop.at_once)
+
+
+# -- one setting ------------------------------------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """Sizes of three axes, whose product is the number of ranks; micro_batches of each replica."""
+
+    dp: int
+    pp: int
+    tp: int
+    micro_batches: int
+    recompute: bool = False
+    schedule: str = "1f1b"
+
+    @property
+    def grid(self) -> Grid:
+        return grid_of(self.dp, self.pp, self.tp)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of grid.model.predict and of HybridParallel."""
+        return {"schedule": self.schedule, "micro_batches": self.micro_batches, "recompute": self.recompute}
+
+    def __str__(self) -> str:
+        return f"dp={self.dp}, pp={self.pp}, tp={self.tp}"
+
+
+def changed(setting: Setting, ranks: int, **wanted: Any) -> Setting:
+    """The setting nearest to `setting` that has what is wanted (any of its fields), on `ranks` ranks.
+
+    Axes that are not said follow those that are, so that the product stays right: as little as can be, in factors.
+    Raises:  ValueError with the numbers if no grid of so many ranks has these axes.
+    """
+    if unknown := set(wanted) - set(Setting._fields):
+        raise ValueError(f"a grid has no {', '.join(sorted(unknown))}: {', '.join(Setting._fields)} can be set")
+    for name in (*AXES, "micro_batches"):
+        require_int(name, wanted.get(name, 1), 1)
+    if (name := wanted.get("schedule", "1f1b")) not in CATALOG:
+        raise ValueError(f"no schedule is called {name!r}: {', '.join(CATALOG)}")
+    if not isinstance(wanted.get("recompute", False), bool):
+        raise ValueError(f"recompute must be True or False, got {wanted['recompute']!r}")
+    axes = {axis: wanted[axis] for axis in AXES if axis in wanted}
+    fitting = [g for g in grids(ranks) if all(g[AXES.index(axis)] == size for axis, size in axes.items())]
+    if not fitting:
+        product = " x ".join(f"{axis}={size}" for axis, size in axes.items())
+        raise ValueError(f"{product} does not fit {ranks:,} ranks: the product of dp, pp and tp must be {ranks:,}")
+    nearest = min(fitting, key=lambda g: sum(abs(math.log2(a / b)) for a, b in zip(g, setting, strict=False)))
+    return setting._replace(**{**wanted, **dict(zip(AXES, nearest, strict=True))})
+
+
+def followed(before: Setting, after: Setting, moved: dict[str, Any]) -> str:
+    """The sentence about axes that changed because another one was moved; "" if none did."""
+    others = [axis for axis in AXES if axis not in moved and getattr(before, axis) != getattr(after, axis)]
+    if not others:
+        return ""
+    text = " and ".join(f"{axis} {getattr(before, axis)} -> {getattr(after, axis)}" for axis in others)
+    ranks = after.dp * after.pp * after.tp
+    return f"{text}, so that {after.dp} x {after.pp} x {after.tp} = {ranks:,} ranks"
+
+
+def first(subject: Subject) -> Setting:
+    """Where a picker starts, a grid that can be: only replicas of a model that runs here; of a mere spec tp inside a
+    node, and as few stages as memory allows."""
+    every, runs, possible = grids(subject.ranks), subject.model is not None, None
+    for dp, pp, tp in every if runs else sorted(every, key=lambda grid: (grid[2] != NODE, grid[1])):
+        share = subject.batch // dp
+        few = MICRO_BATCHES if runs else (share,)
+        setting = Setting(dp, pp, tp, next((m for m in few if share and share % m == 0), 1))
+        try:
+            fits = subject.predict(setting).fits
+        except ValueError:
+            continue
+        if fits or runs:
+            return setting
+        possible = possible or setting
+    return possible or Setting(subject.ranks, 1, 1, 1)
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Searched(Result):
+    """rows: grid.model.Predictions, fastest first; best: the fastest that fits, None if none does.
+
+    guess: the row of the grid that the attendee expected, or None.
     """
 
-    def __init__(self, subject):
-        self.subject = subject
-        self.setting = first(subject)
-        self.said = ""
-        self.taken = {}  # Setting -> Measured
-        self.under_way = None  # GridRun
-        self.changed = []  # functions to call when something has changed
-        self.panel = None  # its widgets, once a notebook shows it
-        self._lock = threading.Lock()
-        self._predict()
+    rows: list[Prediction] = field(repr=False)
+    best: Prediction | None
+    guess: Prediction | None
+    figure: Any = field(repr=False)
 
-    # -- what is picked -----------------------------------------------------------------------------------------------
-
-    @property
-    def grid(self):
-        return self.setting.grid
-
-    @property
-    def measured(self):
-        return self.taken.get(self.setting)
-
-    @partial(plainly, owner="picker")
-    def set(self, **wanted):
-        """Pick: `picker.set(dp=2, pp=2)`. Axes that are not said follow, so that the product stays the ranks.
-
-        Raises:  ValueError with the numbers where that cannot be; then nothing has changed.
-        """
-        before = self.setting
-        self.setting = changed(before, self.subject.ranks, **wanted)
-        self.said = followed(before, self.setting, wanted)
-        self._predict()
-        self._tell()
-        return self
-
-    def _predict(self):
-        subject, setting = self.subject, self.setting
-        try:
-            told = {**setting.options, "machine": subject.machine, "batch": subject.batch, "limit": subject.limit}
-            self.prediction, self.why = predict(subject.spec, setting.grid, **told), ""
-        except ValueError as error:
-            self.prediction, self.why = None, str(error)
-
-    def outdated(self, ranks):
-        """Whether it was made for all engines, and other engines run now."""
-        engines = running()
-        return ranks is None and self.subject.model is not None and engines is not None and engines.n != self.ranks
-
-    @property
-    def ranks(self):
-        return self.subject.ranks
-
-    # -- run it -------------------------------------------------------------------------------------------------------
-
-    @partial(plainly, owner="picker")
-    def run(self):
-        """Take a few steps on the engines, or simulate one; returns Measured, None where it was stopped.
-
-        Raises:  ValueError for a grid that cannot be, EngineError without engines or with dead ones, what lab.run does.
-        """
-        return self._run(self._begin())
-
-    def start(self):
-        """Begin `run` in a thread of its own; how it ends is in `said`. Raises as `run`, where it cannot begin."""
-        under_way = self._begin()
-        threading.Thread(target=self._run_alone, args=[under_way], daemon=True).start()
-
-    def stop(self):
-        """End the run that is under way."""
-        under_way = self.under_way
-        self.say("Nothing of this picker is running." if under_way is None else "Stopping.")
-        if under_way is not None:
-            under_way.stop()
-
-    def _begin(self):
-        with self._lock:
-            if self.under_way is not None:
-                raise EngineError("this grid is running already: wait for its end, or press Stop")
-            if self.prediction is None:
-                raise ValueError(f"this grid cannot run: {self.why}")
-            self.under_way = GridRun(self.subject, self.setting, self.say, self._so_far)
-            self.under_way.predicted = self.prediction.seconds
-        return self.under_way
-
-    def _run(self, under_way):
-        try:
-            measured = under_way.result()
-            if measured is not None:
-                self.taken[under_way.setting] = measured
-                self.said = f"{under_way.setting}: {measured.kind} {seconds_text(measured.seconds)} a step."
-                self.said += far(measured, under_way.predicted)
-            else:
-                self.said = "Stopped."
-            return measured
-        except BaseException as error:
-            self.taken.pop(under_way.setting, None)  # half a measurement is none
-            self.said = "Stopped." if under_way.stopped else sentence(error)
-            raise
-        finally:
-            self.under_way = None
-            self._tell()
-
-    def _run_alone(self, under_way):
-        with suppress(BaseException):  # a thread has nobody who would catch it: `said` tells
-            self._run(under_way)
-
-    def _so_far(self, measured):
-        self.taken[self.under_way.setting] = measured
-        self._tell()
-
-    # -- how it shows -------------------------------------------------------------------------------------------------
-
-    def say(self, text):
-        self.said = text
-        self._tell()
-
-    def _tell(self):
-        for call in self.changed:
-            call()
-
-    def figure(self):
-        """What is picked and measured, as a picture."""
-        figure = new_figure(height=drawing.HEIGHT)
-        with look():
-            drawing.draw(
-                figure, self.prediction, self.measured, self.why, f"{self.subject.spec.name} on {self.setting}"
-            )
-        return figure
-
-    def save(self, path):
-        live.save(self.figure(), path)
-
-    def show(self):
-        """Sliders and pictures in a notebook; in a plain terminal print the table."""
-        if not live.in_notebook():
-            print(self, flush=True)
-            return
-        from . import grid_widgets
-
-        grid_widgets.show(self)
-
-    def _ipython_display_(self):
-        """At the end of a cell: lab.grid has shown it already."""
-
-    def __repr__(self):
-        batches = counted(self.setting.micro_batches, "micro-batch", "micro-batches")
-        told = f"{self.subject}; {self.subject.machine.name}\n{self.setting}, {batches}"
-        told += f", {self.setting.schedule}{', activations recomputed' if self.setting.recompute else ''}"
-        if self.prediction is None:
-            return f"{told}\ncannot be: {self.why}"
-        rows = [("", "predicted", self.measured.kind if self.measured else "")]
-        for name, of in LINES:
-            rows.append((name, of(self.prediction), of(self.measured) if self.measured else ""))
-        table = "\n".join(f"  {name:<31}{one:>12}{two:>12}".rstrip() for name, one, two in rows)
-        limit = drawing.bytes_amount(self.subject.limit)
-        fits = f"fits into {limit} per rank" if self.prediction.fits else f"does NOT fit into {limit} per rank"
-        return "\n".join(filter(None, [told, table, fits, self.said]))
+    def __repr__(self) -> str:
+        fitting = [row for row in self.rows if row.fits]
+        ways = (
+            f"{len(self.rows)} ways to share out the ranks, with and without recomputation: {len(fitting)} of them fit"
+        )
+        shown = fitting[:SHOWN] + ([self.guess] if self.guess and self.guess not in fitting[:SHOWN] else [])
+        cells = []
+        for row in shown:
+            mark = "best" if row is self.best else "yours" if row is self.guess else ""
+            how = f"{row.schedule}{', recomputed' if row.recompute else ''}, micro-batches of {row.micro_batch}"
+            held = amount_text(row.memory.total) + ("" if row.fits else " (too much)")
+            name = drawing.name_of(row)
+            cells.append((name, seconds_text(row.seconds), held, f"{abs(row.bubble):.1%}", how, mark))
+        lines = [ways, *table(("grid", "a step", "memory", "bubble", "", ""), cells)]
+        if not fitting:
+            least = amount_text(min(row.memory.total for row in self.rows))
+            lines.append(f"none fits into {amount_text(self.rows[0].limit)} per rank: the least is {least}")
+        return "\n".join(lines)
 
 
-def far(measured, predicted):
-    """A sentence where a measurement is FAR from what was predicted and its cores were shared, else ""."""
-    times = measured.seconds / predicted
-    if 1 / FAR < times < FAR or not measured.busy:
-        return ""
-    return f" That is {times:.1f} times what was predicted: {measured.busy}."
+def search(
+    model: str | nn.Module | Spec = "gpt",
+    *,
+    ranks: int | None = None,
+    batch: int | None = None,
+    limit: int | str | None = None,
+    machine: str | Machine | None = None,
+    prediction: dict[str, int] | None = None,
+) -> Searched:
+    """Price every dp x pp x tp of so many ranks, with and without recomputation, and draw step time against memory.
+
+        lab.search("gpt", ranks=8, limit="2 MB")
+        lab.search("gpt3", prediction={"dp": 8, "pp": 16, "tp": 8})       1,024 GPUs
+
+    Args:    model, ranks, batch, limit, machine: as of lab.grid.
+             prediction: {"dp":, "pp":, "tp":} of the grid that you expect to be the best; what is not said is 1.
+    Returns: Searched.
+    Raises:  ValueError in one sentence, also if no grid can be at all.
+    """
+    subject = subject_of(model, ranks, batch, limit, machine)
+    if machine is None and subject.model is not None:  # it is measured on cores that ranks share
+        here = replace(subject.machine, at_once=0, name=f"{subject.machine.name}, with a core for each rank")
+        subject = replace(subject, machine=here)
+    expected = asked_guess(prediction, subject.ranks)
+    how = {"limit": subject.limit, "machine": subject.machine, "batch": subject.batch, "recompute": (False, True)}
+    rows = grid_search.search(subject.spec, subject.ranks, **how)
+    best = grid_search.best(rows) if any(row.fits for row in rows) else None
+    mine = [row for row in rows if expected == tuple(row.grid[axis] for axis in AXES)]
+    if expected is not None and not mine:
+        raise ValueError(f"{prediction} cannot be: heads, layers or the batch do not divide")
+    guess = min(mine, key=lambda row: (not row.fits, row.seconds)) if mine else None
+    title = f"{subject}: {sum(row.fits for row in rows)} of {len(rows)} ways fit"
+    args = rows, best, guess, title, subject.machine.name
+    shown = picture(drawing.draw_search, *args, text=title, height=drawing.SEARCH_HEIGHT)
+    return Searched(rows, best, guess, shown.figure)
 
 
-def of_memory(name):
-    return lambda r: "" if r.memory is None else drawing.bytes_amount(getattr(r.memory, name))
-
-
-def of_links(axis):
-    return lambda r: "" if r.links is None else drawing.bytes_amount(drawing.sent_over(r.links)[axis])
-
-
-LINES = (
-    ("seconds of a step", lambda r: seconds_text(r.seconds)),
-    ("bubble", lambda r: "" if r.bubble is None else f"{r.bubble:.1%}"),
-    *((f"{name} of the fullest rank", of_memory(name)) for name in ("parameters", "gradients", "optimizer")),
-    ("activations", of_memory("activations")),
-    ("all of it", of_memory("total")),
-    *((f"bytes sent over {axis}", of_links(axis)) for axis in ("tp", "pp", "dp")),
-)
-
-
-class _Shelf:
-    """The pickers of this notebook: running a cell again shows what was picked and measured there."""
-
-    def __init__(self):
-        self.pickers = {}
-
-    def grid(
-        self, model="gpt", *, data=None, size="tiny", ranks=None, batch=None, limit=None, machine=None, fresh=False
-    ):
-        """Pick how a model is shared by ranks: sliders for dp, pp, tp, micro-batches; memory, bubble, bytes, seconds.
-
-            lab.grid()                                       the small GPT on the engines that run
-            lab.grid("gpt", limit="2 MB", batch=32)
-            lab.grid("gpt3")                                 175 billion parameters on 1,024 GPUs
-
-        "Run it" takes a few steps on the engines and lays them beside the prediction; what needs more engines than
-        run is simulated. The cell may be run again: what was picked and measured stays. In a plain terminal a table is
-        printed, and `picker.set(dp=2, pp=2)`, `picker.run()` do what sliders and button do.
-
-        Args:    model: "gpt", "mlp", "cnn", "vit", an nn.Module; or "gpt3", or a grid.spec.Spec, which are simulated.
-                 ranks: default all engines, or 4; batch: examples of a step, default 8 per rank.
-                 limit: what a rank may hold, in bytes or as "2 MB"; default the machine's memory.
-                 machine: default this one, measured; a name of grid.machine.MACHINES, or a Machine.
-                 fresh: forget what was picked and measured.
-        Returns: Picker, with .setting, .prediction, .measured, .set(...), .run().
-        Raises:  ValueError, TypeError, LookupError in one sentence.
-        """
-        asked = (*(x if isinstance(x, str) else id(x) for x in (model, data, machine)), size, ranks, batch, limit)
-        picker = None if fresh else self.pickers.get(asked)
-        if picker is None or picker.outdated(ranks):
-            picker = self.pickers[asked] = Picker(subject_of(model, data, size, ranks, batch, limit, machine))
-        picker.show()
-        return picker
-
-
-grid = _Shelf().grid
-
-
-def sentence(error):
-    """What an error says, in its first line."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    text = lines[0].strip() if lines else "no reason was given"
-    if isinstance(error, EngineError | CommError | ValueError | KeyboardInterrupt):
-        return text
-    return f"{type(error).__name__}: {text}"
+def asked_guess(prediction: Any, ranks: int) -> tuple[int, ...] | None:
+    """(dp, pp, tp), or None. Raises ValueError unless their product is the ranks."""
+    if prediction is None:
+        return None
+    if not isinstance(prediction, dict) or set(prediction) - set(AXES):
+        raise ValueError(f'a prediction is a grid such as {{"dp": 2, "pp": 2}}, got {prediction!r}')
+    sizes = tuple(require_int(f"the size of {axis}", prediction.get(axis, 1), 1) for axis in AXES)
+    if math.prod(sizes) != ranks:
+        product = " x ".join(map(str, sizes))
+        raise ValueError(f"the grid that you expect has {product} places, and there are {ranks:,} ranks")
+    return sizes

@@ -1,23 +1,32 @@
 """The picker of grids as widgets of a notebook: sliders, buttons, a picture. The only file that knows ipywidgets.
 
-Callbacks may run beside a cell, in a thread of the kernel. Whatever they raise is told in one sentence under the
+Callbacks may run beside a cell, in a thread of the kernel. Whatever they raise is text in one sentence under the
 buttons: the log, where it would go else, is read by nobody.
 """
 
 import base64
 import html
 import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 from IPython.display import display
 
 from .. import schedules
 from ..plots import live
-from ..plots.grid import HEIGHT, bytes_amount
+from ..plots.grid import HEIGHT
 from ..plots.style import VERMILION, new_figure
 from ..trace import seconds_text
-from .grid import sentence
-from .grid_setting import AXES, divisors
+from ..units import amount_text
+from .grid import AXES
+from .plain import sentence
+
+if TYPE_CHECKING:
+    from .picker import Picker
+
+if TYPE_CHECKING:
+    pass
 
 MEANING = {
     "dp": "replicas, each with its share of the batch",
@@ -30,10 +39,11 @@ WIDE = {"description_width": "96px"}
 class Panel:
     """The widgets of one Picker. box: what is displayed."""
 
-    def __init__(self, picker):
+    def __init__(self, picker: "Picker") -> None:
         self.picker = picker
         self._quiet = False  # while widgets follow what was picked
-        self._drawn, self._scale = None, 0  # what the picture shows, and how sharp it is
+        self._drawn: Any = None  # what the picture shows
+        self._scale = 0  # how sharp it is
         self._lock = threading.RLock()
         sizes = divisors(picker.subject.ranks)
         self.axes = {
@@ -61,13 +71,13 @@ class Panel:
         picker.changed.append(self.refresh)
         self.refresh()
 
-    def setter(self, name):
+    def setter(self, name: str) -> Callable[[Any], Any]:
         return lambda change: None if self._quiet else self.picker.set(**{name: change["new"]})
 
-    def guarded(self, call):
-        """The callback, whose errors are told under the buttons."""
+    def guarded(self, call: Callable[[Any], Any]) -> Callable[[Any], None]:
+        """The callback, whose errors are text under the buttons."""
 
-        def callback(event):
+        def callback(event: Any) -> None:
             try:
                 call(event)
             except Exception as error:
@@ -75,7 +85,7 @@ class Panel:
 
         return callback
 
-    def refresh(self):
+    def refresh(self) -> None:
         """Show what the picker says now."""
         picker = self.picker
         with self._lock:
@@ -94,7 +104,7 @@ class Panel:
             self.numbers.value = numbers(picker)
             self._draw()
 
-    def _draw(self):
+    def _draw(self) -> None:
         """Make the picture anew where it would be another one, which takes a third of a second; sharp in the end."""
         picker = self.picker
         state = picker.setting, picker.measured, picker.why
@@ -104,7 +114,7 @@ class Panel:
             self.picture.value = live.png(picker.figure(), scale)
 
 
-def show(picker):
+def show(picker: "Picker") -> None:
     """Display the widgets; a front end that has none shows the picture instead, or the table."""
     if picker.panel is None:
         picker.panel = Panel(picker)
@@ -115,21 +125,25 @@ def show(picker):
     display(data, metadata=metadata, raw=True)
 
 
-def message(picker):
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def message(picker: "Picker") -> str:
     """What does not fit and why, what has followed what, or how a run ended."""
     why = f"This grid cannot be: {picker.why}." if picker.why else ""
     parts = [f'<span style="color: {VERMILION}">{html.escape(why)}</span>' if why else "", html.escape(picker.said)]
     return f'<div aria-live="polite" style="min-height: 1.4em">{" ".join(filter(None, parts))}</div>'
 
 
-def numbers(picker):
+def numbers(picker: "Picker") -> str:
     """The line above the picture."""
     row, taken = picker.prediction, picker.measured
     if row is None:
         return ""
-    told = f"<b>predicted</b> {seconds_text(row.seconds)} a step, bubble {row.bubble:.1%}, "
-    told += f"{bytes_amount(row.memory.total)} of {bytes_amount(picker.subject.limit)}"
-    told += "" if row.fits else f' <b style="color: {VERMILION}">does not fit</b>'
+    text = f"<b>predicted</b> {seconds_text(row.seconds)} a step, bubble {row.bubble:.1%}, "
+    text += f"{amount_text(row.memory.total)} of {amount_text(picker.subject.limit)}"
+    text += "" if row.fits else f' <b style="color: {VERMILION}">does not fit</b>'
     if taken is not None:
-        told += f"; <b>{taken.kind}</b> {seconds_text(taken.seconds)} a step"
-    return told
+        text += f"; <b>{taken.kind}</b> {seconds_text(taken.seconds)} a step"
+    return text

@@ -1,31 +1,36 @@
 """`lab.landscape`: gradient descent on the bowl of a loss, one panel per learning rate, drawn step by step."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ..optim.gradient_descent import descend, loss
 from ..plots import landscape as bowls
 from ..plots import live
-from .picture import WithFigure
+from ..units import require_int
+from .result import Result
 
 MOST_RATES = 5  # panels that are still readable side by side
 
 
-@dataclass(frozen=True)
-class LandscapeResult(WithFigure):
+@dataclass(frozen=True, repr=False)
+class LandscapeResult(Result):
     """verdicts: {rate: "too low", "good", "too high" or "diverges"}; losses: {rate: (steps + 1,)}; paths: weights."""
 
-    verdicts: dict
-    losses: dict = field(repr=False)
-    paths: dict = field(repr=False)
-    figure: object = field(repr=False)
+    verdicts: dict[float, str]
+    losses: dict[float, np.ndarray] = field(repr=False)
+    paths: dict[float, np.ndarray] = field(repr=False)
+    figure: Any = field(repr=False)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "\n".join(f"rate {r:g}: loss {self.losses[r][-1]:.3g}, {word}" for r, word in self.verdicts.items())
 
 
-def landscape(step, x, y, rates, steps=20):
+def landscape(
+    step: Callable[..., Any], x: np.ndarray, y: np.ndarray, rates: float | Iterable[float], steps: int = 20
+) -> LandscapeResult:
     """Walk down the loss of a linear model with two weights, once per learning rate, and say how each walk went.
 
     Args:    step: f(w, x, y, rate), returns the weights after one step, such as optim.gradient_descent.gradient_step.
@@ -34,7 +39,7 @@ def landscape(step, x, y, rates, steps=20):
     Raises:  ValueError for another number of weights, no or too many rates, or a step of another shape; TypeError for
              a step that is no function.
     """
-    rates = [float(r) for r in np.atleast_1d(rates)]
+    rates = [float(r) for r in (rates if isinstance(rates, Iterable) else [rates])]
     if not 1 <= len(rates) <= MOST_RATES or min(rates) <= 0 or len(set(rates)) < len(rates):
         raise ValueError(f"rates must be 1 to {MOST_RATES} different numbers above 0, got {rates}")
     if not callable(step):
@@ -43,8 +48,7 @@ def landscape(step, x, y, rates, steps=20):
         raise ValueError(f"a landscape has two weights, so x must have shape (n, 2), got {np.shape(x)}")
     if np.shape(y) != np.shape(x)[:1]:
         raise ValueError(f"y needs one number for each of the {len(x)} examples in x, got shape {np.shape(y)}")
-    if not isinstance(steps, int) or steps < 2:
-        raise ValueError(f"steps must be a whole number of at least 2, got {steps!r}")
+    require_int("steps", steps, 2)
     with np.errstate(all="ignore"):  # diverging is part of the lesson
         paths = {rate: walk(step, x, y, rate, steps) for rate in rates}
     best = np.linalg.lstsq(x, y, rcond=None)[0]
@@ -52,17 +56,16 @@ def landscape(step, x, y, rates, steps=20):
     bowl = bowls.Bowl(lambda w: loss(w, x, y), best, reach)
     title = f"{steps} steps of gradient descent"
     plot = live.Live(bowls.draw, alt="paths of gradient descent on contours of the loss")
-    if plot.shown:
-        for k in range(1, steps + 1):
-            plot.update(bowl, {rate: path[:k] for rate, path in paths.items()}, steps, title)
-            plot.rest()
+    for k in range(1, steps + 1) if plot.shown else ():
+        plot.update(bowl, {rate: path[:k] for rate, path in paths.items()}, steps, title)
+        plot.rest()
     figure = plot.finish(bowl, paths, steps, title)
     above = {rate: bowl.above(path) for rate, path in paths.items()}
     verdicts = {rate: bowls.verdict(paths[rate], above[rate]) for rate in rates}
     return LandscapeResult(verdicts, {rate: a + bowl.least for rate, a in above.items()}, paths, figure)
 
 
-def walk(step, x, y, rate, steps):
+def walk(step: Callable[..., Any], x: np.ndarray, y: np.ndarray, rate: float, steps: int) -> np.ndarray:
     """(steps + 1, 2) weights, from zero."""
     path = []
     for w in descend(x, y, rate, steps, step):

@@ -1,37 +1,64 @@
-"""`lab.measure`: your collective against others, simulation, model and your own prediction, drawn as it goes."""
+"""`lab.measure`: your all-reduce against others; `lab.ping_pong`: single messages; `lab.tune`: the best per size."""
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..collectives import cost, expected, table
-from ..collectives.sweep import PING_SIZES, SAMPLE_NS, SAMPLES, WrongAnswer, count_of, parse_size, race, sweep
+from ..collectives import cost, table
+from ..collectives.cost import fit_alpha_beta
+from ..collectives.rounds import time_rounds
+from ..collectives.selector import NATIVE, Selection, function_of
+from ..collectives.sweep import PING_SIZES, SAMPLE_NS, SAMPLES, WrongAnswer, count_of, race, sweep
+from ..collectives.tuner import fastest
+from ..collectives.tuner import predict as evaluated
 from ..comm import sim
-from ..comm.network import Switch
+from ..comm.network import Network, Switch
+from ..features import gpu
+from ..parallel import messages
 from ..plots import live
-from ..plots.measure import Reference, draw
-from ..plots.style import bytes_text
+from ..plots.measure import Reference, draw, draw_ping_pong, sentence
+from ..plots.style import OVERSUBSCRIBED
 from ..trace import number_text, seconds_text
-from .contenders import peers, simulable
-from .crossing import crossing
-from .picture import WithFigure
+from ..units import bytes_text, parse_bytes, require_number
+from .place import SIMULATED_DEADLINE, Place, place
 from .progress import progress
-from .ranks import SIMULATED_DEADLINE, place
+from .result import Result
+from .result import table as text_table
 
 SIZES = ("4", "1KiB", "16KiB", "128KiB", "1MiB", "4MiB")
+TUNED_SIZES = ("4", "256", "4KiB", "64KiB", "1MiB", "4MiB")
+MESSAGES = tuple(2**k for k in range(3, 24, 2))  # 8 B to 8 MiB
 REST_S = 0.1  # between two measurements: long enough to draw the last one
 LINK_SAMPLES = 5  # of each row on a shaped link, which takes long and about equally long each time
 LINK_PING_SIZES = (8, 2**20, 2**22)  # a shaped link lets some 64 KiB pass at once, which says nothing of its speed
-RING = {"all_reduce": cost.all_reduce, "reduce_scatter": cost.reduce_scatter, "all_gather": cost.all_gather}
+PEERS = {  # what the picture calls it, the all-reduce in collectives/native.py
+    "compiled_ring": ("compiled ring", "ring_all_reduce"),
+    "shm": ("shared memory", "shm_all_reduce"),
+    "mpi": ("MPI", "mpi_all_reduce"),
+    "gloo": ("gloo", "gloo_all_reduce"),
+}
+GPU_PEERS = {  # the same on GPUs, where MPI and gloo go through the memory of the host
+    "nccl": ("NCCL", "nccl_all_reduce"),
+    "shm": ("one pass", "shm_all_reduce"),
+    "mpi": PEERS["mpi"],
+    "gloo": PEERS["gloo"],
+}
+Sizes = str | int | Iterable[str | int]
 
 
-class Prediction(dict):
+# -- a prediction -----------------------------------------------------------------------------------------------------
+
+
+class Prediction(dict):  # type: ignore[type-arg]
     """{bytes: seconds}: what you expect before you measure."""
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         points = ", ".join(f"{bytes_text(n)} in {seconds_text(t)}" for n, t in sorted(self.items()))
         return f"You predict: {points}. Hand it to lab.measure(..., prediction=...)."
 
 
-def predict(times_us):
+def predict(times_us: dict[str | int, float]) -> Prediction:
     """Commit a guess before the measurement: lab.predict({"4": 20, "4MiB": 3000}).
 
     Args:    times_us: {size: microseconds per call}, sizes in bytes or as "1KiB".
@@ -39,56 +66,66 @@ def predict(times_us):
     """
     if not isinstance(times_us, dict) or not times_us:
         raise ValueError(f'a prediction is {{size: microseconds}}, such as {{"4": 20, "4MiB": 3000}}, got {times_us!r}')
-    for size, time_us in times_us.items():
-        if not isinstance(time_us, (int, float)) or not time_us > 0:
-            raise ValueError(f"a predicted time is a number of microseconds above 0, got {time_us!r} for {size}")
-    return Prediction({parse_size(size): time_us / 1e6 for size, time_us in times_us.items()})
+    return Prediction(
+        {parse_bytes(n): require_number(f"the time of {n}", t, above=0) / 1e6 for n, t in times_us.items()}
+    )
 
 
-@dataclass(frozen=True)
-class MeasureResult(WithFigure):
+def asked_sizes(sizes: Sizes, least: int = 1, itemsize: bool = True) -> list[int]:
+    """Bytes in rising order. Raises ValueError for fewer than `least`, or for what is no whole number of float32."""
+    found = sorted(
+        {parse_bytes(size, "a message size") for size in ([sizes] if isinstance(sizes, str | int) else sizes)}
+    )
+    if len(found) < least:
+        raise ValueError(f"at least {least} message size(s) are needed, such as {SIZES}, got {len(found)}")
+    for size in found if itemsize else ():
+        count_of(size, "float32")
+    return found
+
+
+# -- collectives ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class MeasureResult(Result):
     """rows: one per function and size, see collectives.sweep.sweep; alpha s, beta s/B, gamma s/B: from ping-pong.
 
-    simulated: {name: {size: seconds}} on simulated ranks with that alpha and beta, where they were asked for.
-    link_GBps: what a link carries, where that is known, else None.
+    simulated: {name: {size: seconds}} on simulated ranks with that alpha and beta, if they were asked for.
+    link_GBps: what a link carries, if that is known, else None.
     """
 
     where: str
-    collective: str
-    rows: list
+    rows: list[dict[str, Any]]
     alpha: float
     beta: float
     gamma: float
-    simulated: dict
+    simulated: dict[str, dict[int, float]]
     link_GBps: float | None
-    figure: object = field(repr=False)
+    figure: Any = field(repr=False)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         names = list(dict.fromkeys(r["name"] for r in self.rows))
+        sizes = list(dict.fromkeys(r["size"] for r in self.rows))
         cells = {(r["name"], r["size"]): r for r in self.rows}
-        width = max(18, *(len(n) + 2 for n in names))  # five columns fit a notebook beside the list of files
-        lines = [f"{spoken(self.collective)} on {self.where}: median time per call (bus bandwidth, GB/s)"]
-        lines.append(f"{'size':>10}" + "".join(f"{n:>{width}}" for n in names))
-        for size in dict.fromkeys(r["size"] for r in self.rows):
-            texts = (time_text(cells.get((n, size))) for n in names)
-            lines.append(f"{bytes_text(size):>10}" + "".join(f"{t:>{width}}" for t in texts))
-        if self.simulated:
-            lines.append("measured / simulated, with alpha and beta of the ping-pong")
-            for size in dict.fromkeys(r["size"] for r in self.rows):
-                texts = (self._against_simulation(cells.get((n, size))) for n in names)
-                lines.append(f"{bytes_text(size):>10}" + "".join(f"{t:>{width}}" for t in texts))
-        if self.link_GBps:
-            size = bytes_text(max(r["size"] for r in self.rows))
-            shares = ", ".join(f"{name} reaches {self.share(name):.0%}" for name in names)
-            lines.append(f"Of the {self.link_GBps:.4g} GB/s that a link carries, at {size}: {shares}.")
-        return "\n".join(lines)
 
-    def _against_simulation(self, row):
-        seconds = self.simulated.get(row["name"], {}).get(row["size"]) if row else None
+        def lines(text: Callable[[dict[str, Any]], str]) -> list[str]:
+            rows = [[bytes_text(n), *(text(cells[m, n]) if (m, n) in cells else "" for m in names)] for n in sizes]
+            return text_table(["size", *names], rows)
+
+        told = [f"all-reduce on {self.where}: median time per call (bus bandwidth, GB/s)", *lines(time_text)]
+        if self.simulated:
+            told += ["measured / simulated, with alpha and beta of the ping-pong", *lines(self._over_simulation)[1:]]
+        if self.link_GBps:
+            shares = ", ".join(f"{name} reaches {self.share(name):.0%}" for name in names)
+            told.append(f"Of the {self.link_GBps:.4g} GB/s that a link carries, at {bytes_text(max(sizes))}: {shares}.")
+        return "\n".join(told)
+
+    def _over_simulation(self, row: dict[str, Any]) -> str:
+        seconds = self.simulated.get(row["name"], {}).get(row["size"])
         return f"{row['time_us'] / 1e6 / seconds:.2f}" if seconds else ""
 
-    def share(self, name):
-        """The bus bandwidth of `name` over what a link carries; ValueError where that is not known.
+    def share(self, name: str) -> float:
+        """The bus bandwidth of `name` over what a link carries; ValueError if that is not known.
 
         At the largest size: of short messages a good part passes in the burst that a link lets through after a pause.
         """
@@ -97,86 +134,85 @@ class MeasureResult(WithFigure):
         largest = max((r for r in self.rows if r["name"] == name), key=lambda r: r["size"])
         return largest["busbw_GBps"] / self.link_GBps
 
-    def crossover(self, one, other):
-        """The size in bytes at which the measured times of two contenders are equal; None where they do not cross.
+    def crossover(self, one: str, other: str) -> int | None:
+        """The size in bytes at which the measured times of two functions are equal; None if they do not cross.
 
         Args:    one, other: names as in the table that this result prints. Raises: ValueError for other names.
         """
-        times = {name: {r["size"]: r["time_us"] for r in self.rows if r["name"] == name} for name in (one, other)}
-        for name, measured in times.items():
-            if not measured:
+        times = [{r["size"]: r["time_us"] for r in self.rows if r["name"] == name} for name in (one, other)]
+        for name, found in zip((one, other), times, strict=True):
+            if not found:
                 known = ", ".join(dict.fromkeys(repr(r["name"]) for r in self.rows))
                 raise ValueError(f"nothing called {name!r} was measured: there are {known}")
-        return crossing(times[one], times[other])
+        return crossing(*times)
 
-    def modelled_crossover(self, one, other):
+    def modelled_crossover(self, one: str, other: str) -> int | None:
         """The same on paper: from the costs of two algorithms of the table, with alpha and beta of the ping-pong."""
-        p = self.rows[0]["ranks"]
-        sizes = [2**k for k in range(2, 34)]
-        one, other = (
-            {n: table.find(name, self.collective).cost(p, n).seconds(self.alpha, self.beta) for n in sizes}
-            for name in (one, other)
-        )
-        return crossing(one, other)
+        p, sizes = self.rows[0]["ranks"], [2**k for k in range(2, 34)]
+        prices = [table.find(name).cost for name in (one, other)]
+        return crossing(*({n: price(p, n).seconds(self.alpha, self.beta) for n in sizes} for price in prices))
 
 
-def time_text(row):
-    if not row:
-        return ""
+def time_text(row: dict[str, Any]) -> str:
     digits = 3 if row["busbw_GBps"] >= 1 else 2  # as narrow as a small bandwidth's zeros, or exponent, allow
     return f"{seconds_text(row['time_us'] / 1e6)} ({row['busbw_GBps']:.{digits}g})"
 
 
-def spoken(collective):
-    return collective.replace("_", "-")
+def crossing(one: dict[int, float], other: dict[int, float]) -> int | None:
+    """The size at which two curves {bytes: time > 0} meet, between the sizes that both have; None if they do not.
+
+    Between two sizes a curve is a straight line in a picture with logarithmic axes. Of several crossings the last one
+    counts: below it noise decides.
+    """
+    sizes = sorted(set(one) & set(other))
+    gaps = [math.log(one[n] / other[n]) for n in sizes]
+    for i in range(len(sizes) - 1, 0, -1):
+        before, after = gaps[i - 1], gaps[i]
+        if before * after < 0:
+            return round(sizes[i - 1] * (sizes[i] / sizes[i - 1]) ** (before / (before - after)))
+        if after == 0:
+            return sizes[i]
+    return None
 
 
 def measure(
-    fn,
-    sizes=SIZES,
+    fn: Any,
+    sizes: Sizes = SIZES,
     *,
-    ranks=None,
-    against=None,
-    prediction=None,
-    collective="all_reduce",
-    simulated=False,
-    network=None,
-    deadline=10.0,
-):
-    """Time your collective over message sizes; time and bus bandwidth are drawn while it goes. Wrong ones are refused.
+    ranks: int | None = None,
+    against: Any = None,
+    prediction: dict[int, float] | None = None,
+    simulated: bool = False,
+    network: Network | None = None,
+    deadline: float = 10.0,
+) -> MeasureResult:
+    """Time your all-reduce over message sizes; time and bus bandwidth are drawn while it goes. Wrong ones are refused.
 
     Args:    fn: f(comm, x), which makes the float32 tensor x its sum over ranks; or the name of an algorithm.
              sizes: bytes per rank, as numbers or as "1KiB"; ranks: default all engines, or 4 simulated ranks.
              against: functions, names of algorithms such as "ring", "tree", "double_tree" (collectives.table), and
              "compiled_ring", "shm", "mpi", "gloo", on GPUs also "nccl"; default all of the compiled ones on engines.
              prediction: what lab.predict returned; deadline: s, the longest that a rank may wait.
-             collective: another one than "all_reduce": fn and `against` then do that, as collectives.table says.
              simulated: draw beside each measured curve that of simulated ranks with alpha and beta of this run.
-             network: of comm.network: measure on simulated ranks joined by it, even where engines run.
+             network: of comm.network: measure on simulated ranks joined by it, even if engines run.
     Returns: MeasureResult.
-    Raises:  collectives.sweep.WrongAnswer where fn is wrong, with the rank, the index, and both values.
+    Raises:  collectives.sweep.WrongAnswer if fn is wrong, with the rank, the index, and both values.
     """
-    if collective not in expected.COLLECTIVES:
-        raise ValueError(f"collective={collective!r}: one of {', '.join(map(repr, expected.COLLECTIVES))} is needed")
-    where = place(ranks, network)
-    sizes = sorted({parse_size(size) for size in ((sizes,) if isinstance(sizes, (int, str)) else sizes)})
-    if not sizes:
-        raise ValueError(f"no message size to measure: give some, such as {SIZES}")
-    for size in sizes:
-        count_of(size, "float32")  # raises before any rank has started
-    yours, fn = named(fn, collective)
-    functions = {yours: fn, **peers(where, against, collective)}
-    title = f"{spoken(collective)} on {where}"
-    factor = cost.busbw_factor(collective, where.ranks)
+    where, sizes = place(ranks, network), asked_sizes(sizes)
+    yours, fn = named(fn)
+    functions = {yours: fn, **peers(where, against)}
+    title, factor = f"all-reduce on {where}", cost.busbw_factor("all_reduce", where.ranks)
     guess = Reference("your prediction", dict(prediction)) if prediction else None
-    fit, rows, virtual = {}, [], {}
+    fit: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    virtual: dict[str, dict[int, float]] = {}
     plot = live.Live(draw, alt="time and bus bandwidth against message size")
 
-    def state():
-        model = modelled(collective, where.ranks, sizes, fit) if fit and where.alike else None
-        return rows, yours, factor, model, guess, title, foot(where, fit, virtual), virtual, where.link_GBps
+    def state() -> tuple[Any, ...]:
+        model = modelled(where.ranks, sizes, fit) if fit and where.alike else None
+        return rows, yours, factor, model, guess, title, foot(where, fit, bool(virtual)), virtual, where.link_GBps
 
-    def on_row(row):
+    def on_row(row: dict[str, Any]) -> None:
         fit.update(row) if "alpha" in row else rows.append(row)
         plot.update(*state())
 
@@ -184,85 +220,200 @@ def measure(
     timing = (1, 0, 0.0) if where.simulated else (samples, SAMPLE_NS, REST_S)  # virtual time is the same every time
     pings = LINK_PING_SIZES if where.link else PING_SIZES
     try:
-        where.run(race, functions, sizes, "float32", *timing, collective, pings, deadline=deadline, on_row=on_row)
+        where.run(race, functions, sizes, "float32", *timing, "all_reduce", pings, deadline=deadline, on_row=on_row)
         if simulated and not where.simulated:
-            virtual.update(simulate(where.ranks, simulable(functions), sizes, collective, fit))
+            virtual.update(simulate(where.ranks, functions, sizes, fit))
     except BaseException as error:
         if rows:
             plot.finish(*state())
         raise refusal(error) from None
     figure = plot.finish(*state())
     if not where.simulated:
-        best = max((r for r in rows if r["name"] == yours), key=lambda r: r["busbw_GBps"])
-        progress().add("measurement", **best)
-    return MeasureResult(
-        str(where), collective, rows, fit["alpha"], fit["beta"], fit["gamma"], virtual, where.link_GBps, figure
-    )
+        progress().add("measurement", **max((r for r in rows if r["name"] == yours), key=lambda r: r["busbw_GBps"]))
+    return MeasureResult(str(where), rows, fit["alpha"], fit["beta"], fit["gamma"], virtual, where.link_GBps, figure)
 
 
-def named(fn, collective):
+def named(fn: Any) -> tuple[str, Callable[..., Any]]:
     """(what the picture calls it, the function) of an attendee's function, or of the name of an algorithm."""
     if isinstance(fn, str):
-        return fn, table.find(fn, collective).function
+        return fn, table.find(fn).function
     if not callable(fn):
         raise TypeError(f"lab.measure needs a function f(comm, x), got {type(fn).__name__}: lab.measure(all_reduce)")
     name = getattr(fn, "__name__", "<object>")
     return ("your function" if name.startswith("<") else f"your {name}"), fn
 
 
-def simulate(p, functions, sizes, collective, fit):
-    """{name: {size: seconds}} of the same functions on simulated ranks, joined by a switch as fast as the ping-pong."""
-    times = {}
+def peers(where: Place, against: Any) -> dict[str, Callable[..., Any]]:
+    """{name: f(comm, x)} of what to race against; None: the compiled ones that work here.
 
-    def on_row(row):
-        times.setdefault(row["name"], {})[row["size"]] = row["time_us"] / 1e6
+    Raises: ValueError for an unknown name, or for compiled code on simulated ranks.
+    """
+    compiled = GPU_PEERS if where.device == "cuda" else PEERS
+    if against is None:
+        absent = {"shm": bool(where.link), "nccl": "nccl" in compiled and not gpu.nccl_serves(where.ranks)}
+        against = () if where.simulated else [name for name in compiled if not absent.get(name)]
+    functions: dict[str, Callable[..., Any]] = {}
+    for peer in (against,) if isinstance(against, str) or callable(against) else against:
+        if callable(peer):
+            functions[getattr(peer, "__name__", repr(peer))] = peer
+        elif peer in table.names():
+            functions[peer] = table.find(peer).function
+        elif peer not in compiled:
+            names = ", ".join(map(repr, [*table.names(), *compiled]))
+            raise ValueError(f"no peer is called {peer!r}: there are {names}, and any f(comm, x)")
+        elif where.simulated:
+            raise ValueError(f"{peer!r} is compiled code and needs engines: lab.start({where.ranks})")
+        else:
+            from ..collectives import native  # compiled: simulated ranks must not need it
 
+            functions[compiled[peer][0]] = getattr(native, compiled[peer][1])
+    return functions
+
+
+def simulate(
+    p: int, functions: dict[str, Callable[..., Any]], sizes: list[int], fit: dict[str, float]
+) -> dict[str, dict[int, float]]:
+    """{name: {size: seconds}} on simulated ranks with the alpha and beta of the ping-pong, of all but compiled code."""
+    compiled = {name for known in (PEERS, GPU_PEERS) for name, _ in known.values()}
+    functions = {name: function for name, function in functions.items() if name not in compiled}
     network = Switch(alpha=fit["alpha"], beta=fit["beta"])
-    sim.run(
-        p,
-        sweep,
-        functions,
-        sizes,
-        "float32",
-        1,
-        0,
-        0.0,
-        collective,
-        network=network,
-        deadline=SIMULATED_DEADLINE,
-        on_row=on_row,
-    )
+    timing = "float32", 1, 0, 0.0
+    found = sim.run(p, sweep, functions, sizes, *timing, network=network, deadline=SIMULATED_DEADLINE)
+    times: dict[str, dict[int, float]] = {}
+    for row in found.rows:
+        times.setdefault(row["name"], {})[row["size"]] = row["time_us"] / 1e6
     return times
 
 
-def refusal(error):
-    """WrongAnswer where that is what stopped the ranks, on engines as on simulated ranks; else the error itself."""
+def refusal(error: BaseException) -> BaseException:
+    """WrongAnswer if that is what stopped the ranks, on engines as on simulated ranks; else the error itself."""
     for rank_error in getattr(error, "errors", {}).values():
         if rank_error.type == WrongAnswer.__name__:
             return WrongAnswer(rank_error.message)
     return error
 
 
-def modelled(collective, p, sizes, fit):
-    """The ring's cost on paper, with what ping-pong found, at powers of two between the sizes; None without one."""
-    if collective not in RING:
-        return None
-    points, n = set(sizes), sizes[0]
-    while n < sizes[-1]:
-        points.add(n)
-        n *= 2
-    price = RING[collective]
-    return Reference("ring model", {n: price(p, n).seconds(fit["alpha"], fit["beta"], fit["gamma"]) for n in points})
+def modelled(p: int, sizes: list[int], fit: dict[str, float]) -> Reference:
+    """The ring's cost on paper, with what ping-pong found, at powers of two between the sizes."""
+    doublings = range((sizes[-1] // sizes[0]).bit_length())
+    points = {*sizes, *(sizes[0] << k for k in doublings if sizes[0] << k < sizes[-1])}
+    costs = {n: cost.all_reduce(p, n).seconds(fit["alpha"], fit["beta"], fit["gamma"]) for n in points}
+    return Reference("ring model", costs)
 
 
-def foot(where, fit, virtual):
+def foot(where: Place, fit: dict[str, float], virtual: bool = False) -> str:
     """The small print: what the model rests on, and whether time is virtual."""
     parts = [where.remark]
     if fit and fit["beta"] and where.alike:
-        parts.append(
-            f"Model from ping-pong: α = {seconds_text(fit['alpha'])} per message, "
-            f"1/β = {number_text(1 / fit['beta'] / 1e9)} GB/s."
-        )
+        speed = f"1/β = {number_text(1 / fit['beta'] / 1e9)} GB/s"
+        parts.append(f"Model from ping-pong: α = {seconds_text(fit['alpha'])} per message, {speed}.")
     if virtual:
         parts.append("Dashed: simulated ranks with the same α and β.")
-    return "  ".join(part for part in parts if part)
+    return "  ".join(filter(None, parts))
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class PingPongResult(Result):
+    """nbytes, seconds: of the measured messages, one way, medians; alpha s, beta s/byte: fitted to them."""
+
+    where: str
+    nbytes: list[int]
+    seconds: list[float]
+    alpha: float
+    beta: float
+    figure: Any = field(repr=False)
+
+    def __repr__(self) -> str:
+        lines = [f"{bytes_text(n):>10}  {seconds_text(t)}" for n, t in zip(self.nbytes, self.seconds, strict=True)]
+        return "\n".join([f"a message between two of {self.where}: {sentence(self.alpha, self.beta)}", *lines])
+
+
+def ping_pong(
+    fn: Callable[..., Any] = messages.ping_pong,
+    sizes: Sizes = MESSAGES,
+    *,
+    ranks: int | None = None,
+    prediction: dict[int, float] | None = None,
+    deadline: float = 10.0,
+) -> PingPongResult:
+    """Time messages between ranks 0 and 1, half a round trip each, and fit alpha + beta * bytes; drawn as it goes.
+
+    Args:    fn: f(comm, x), one round: x goes from rank 0 to rank 1 and back; the other ranks look on.
+             sizes: bytes, as numbers or as "1KiB", at least two; ranks: default all engines, or 4 simulated ranks.
+             prediction: what lab.predict returned; deadline: s, the longest that a rank may wait.
+    Returns: PingPongResult.
+    Raises:  collectives.sweep.WrongAnswer if what comes back is not what was sent; ValueError for one size or rank.
+    """
+    if not callable(fn):
+        raise TypeError(f"lab.ping_pong needs a function f(comm, x), got {type(fn).__name__}: lab.ping_pong(ping_pong)")
+    where, sizes = place(ranks), asked_sizes(sizes, least=2, itemsize=False)
+    if where.ranks < 2:
+        raise ValueError("a ping-pong needs two ranks, and there is 1: lab.start(2)")
+    title, rows = f"Ping-pong between two of {where}", []
+    plot = live.Live(draw_ping_pong, alt="time of a message against its size")
+
+    def on_row(row: dict[str, Any]) -> None:
+        rows.append(row)
+        plot.update(rows, None, prediction, title, where.remark)
+
+    timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)
+    try:
+        where.run(time_rounds, fn, sizes, *timing, deadline=deadline, on_row=on_row)
+    except BaseException as error:
+        raise refusal(error) from None
+    nbytes, seconds = [r["size"] for r in rows], [r["seconds"] for r in rows]
+    alpha, beta = fit_alpha_beta(nbytes, seconds)
+    figure = plot.finish(rows, (alpha, beta), prediction, title, where.remark)
+    return PingPongResult(str(where), nbytes, seconds, alpha, beta, figure)
+
+
+# -- which is best for what -------------------------------------------------------------------------------------------
+
+
+def tune(
+    algorithms: Iterable[str] | None = None,
+    sizes: Sizes = TUNED_SIZES,
+    *,
+    ranks: int | None = None,
+    network: Network | None = None,
+    deadline: float = 10.0,
+) -> Selection:
+    """Time all-reduces over message sizes here; returns what was fastest where, as an all-reduce that chooses by size.
+
+        chosen = lab.tune()                       # Selection.parse('recursive_doubling:0-16384;ring:16385-max')
+        lab.train(all_reduce=chosen)              # it goes wherever an all_reduce goes
+        chosen.save("all_reduce.txt")             # collectives.selector.Selection.load reads it
+
+    Args:    algorithms: names of collectives.table, and "native" for the communicator's own; default all of them.
+             network: of comm.network: the times on simulated ranks joined by it, even if engines run. They come from
+             the schedules, so that thousands of ranks are possible; "native" has none.
+    Raises:  LookupError for an unknown name, ValueError for sizes that are no whole number of float32.
+    """
+    if algorithms is None:
+        algorithms = table.names() if network is not None else [*table.names(), NATIVE]
+    functions = {name: function_of(name) for name in algorithms}
+    where, sizes = place(ranks, network), asked_sizes(sizes)
+    if not functions:
+        raise ValueError("no algorithm to measure: give some, such as ['ring', 'tree']")
+    rows: list[dict[str, Any]] = []
+
+    def on_row(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if len(rows) % len(functions) == 0:
+            best = sorted(rows[-len(functions) :], key=lambda r: r["time_us"])[:3]
+            times = ", ".join(f"{r['name']} {seconds_text(r['time_us'] / 1e6)}" for r in best)
+            print(f"{bytes_text(row['size']):>10}  {times}", flush=True)
+
+    print(f"all-reduce on {where}: the fastest of {len(functions)}. {where.remark}".rstrip())
+    if network is not None:
+        for row in evaluated(functions, sizes, where.ranks, network):
+            on_row(row)
+    else:
+        timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)
+        where.run(sweep, functions, sizes, "float32", *timing, deadline=deadline, on_row=on_row)
+        if rows[0]["ranks"] > rows[0]["cores"] and not where.simulated:
+            print(f"{rows[0]['ranks']} ranks on {rows[0]['cores']} cores: {OVERSUBSCRIBED}")
+    return fastest(rows)

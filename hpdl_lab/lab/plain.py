@@ -5,9 +5,10 @@ import inspect
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from ..engines.errors import is_bug
+from ..comm.errors import CommError
+from ..engines.errors import EngineError, is_bug
 from ..trace import PACKAGE, line_of
 
 P = ParamSpec("P")
@@ -43,7 +44,7 @@ def misfit(verb: Callable, args: tuple, kwargs: dict) -> TypeError | None:
     return None
 
 
-def shorten(error: BaseException, stopped: str) -> None:
+def shorten(error: Any, stopped: str) -> None:
     """Set what IPython shows of `error`; a bug of this package keeps its whole traceback, to be reported.
 
     An error that came from, or through, the attendee's function shows the lines of that, and of the cell; any other
@@ -92,3 +93,11 @@ def own_frames(entry: TracebackType | None) -> TracebackType | None:
         return None
     inner = own_frames(entry.tb_next)
     return TracebackType(inner, entry.tb_frame, entry.tb_lasti, entry.tb_lineno) if is_own(entry.tb_frame) else inner
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says, in its first line; with its type if it is none that this package says in a sentence."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    text = lines[0].strip() if lines else "no reason was given"
+    plain = isinstance(error, EngineError | CommError | ValueError | KeyboardInterrupt)
+    return text if plain else f"{type(error).__name__}: {text}"

@@ -5,17 +5,18 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 
 class Progress:
     """Rows of this session, each also appended to `path` where that can be written."""
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.rows = []
+        self.rows: list[dict[str, Any]] = []
         self.writable = True
 
-    def add(self, kind, **row):
+    def add(self, kind: str, **row: Any) -> None:
         """Keep one row: kind is "check", "hint", "solution" or "measurement". Says so once if it cannot be written."""
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "kind": kind, **row}
         self.rows.append(row)
@@ -29,20 +30,20 @@ class Progress:
             self.writable = False
             print(f"Your progress is kept only until this kernel ends: cannot write {self.path} ({error.strerror}).")
 
-    def hints_opened(self, exercise, failed):
+    def hints_opened(self, exercise: str, failed: str | None) -> int:
         """How many hints of this exercise (its id) for this broken invariant have been shown in this session."""
         return sum(
             row["kind"] == "hint" and row["exercise"] == exercise and row["failed"] == failed for row in self.rows
         )
 
-    def last_check(self, exercise=None):
+    def last_check(self, exercise: str | None = None) -> dict[str, Any] | None:
         """The row of the last check, of one exercise or of any; None where there was none."""
         checks = (r for r in reversed(self.rows) if r["kind"] == "check" and exercise in (None, r["exercise"]))
         return next(checks, None)
 
 
 @functools.cache
-def progress():
+def progress() -> Progress:
     """The progress of this process: $HPDL_HOME/progress.jsonl, by default in ~/.hpdl."""
     home = os.environ.get("HPDL_HOME") or os.path.join(os.path.expanduser("~"), ".hpdl")
     return Progress(os.path.join(home, "progress.jsonl"))

@@ -1,71 +1,160 @@
 """`lab.scaling`: the same work on more ranks, and the same work per rank: measured, modelled, and simulated."""
 
+import csv
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..comm.network import Network, Switch, title
+from ..features import cores
+from ..models.mlp import mlp
+from ..parallel.data_parallel import Strategy
+from ..parallel.scaling.laws import Fit, fit
+from ..parallel.scaling.overlap_model import Interference
 from ..plots import live
 from ..plots.scaling import HEIGHT, draw
+from ..trace import number_text, seconds_text
+from ..units import require_int, require_number
+from .choice import asked_strategy, model_and_data
 from .cluster import running
 from .measure import refusal
-from .ranks import place
-from .scaling_arguments import KINDS, asked_kinds, asked_prediction, asked_work, require_sane, whole_numbers
-from .scaling_result import ScalingResult, fits_of, with_speedups
-from .scaling_runs import Training, Work
+from .place import asked_network, place
+from .result import Result, table
+from .scaling_points import Cluster, Job, Row, job_of, measure, one_message, profiles, require_sums
 
+KINDS = ("strong", "weak")
 SIMULATE = (8, 16, 64, 256, 1024)
+FEW_FEATURES, LARGE = 512, 32  # n if it is not given: for rows of numbers, and for larger examples
+LAYERS = (64, 512, 256, 10)  # of the model that is trained if none is given
+NETWORK_TEXT = "a 100 Gbit/s switch, 2 µs per message"  # the defaults of Switch, in words
+UNIT = "samples/s"
+COLUMNS = """source kind ranks cores rate p25 p75 speedup efficiency exposed overlap imbalance simulated how""".split()
+
+
+@dataclass(frozen=True, repr=False)
+class ScalingResult(Result):
+    """Points are dicts: kind, ranks, cores, rate (median, samples/s), p25, p75, speedup, efficiency, exposed, overlap,
+    imbalance (see parallel/scaling/accounting.py; None if the events do not tell).
+
+    rows:      measured; "simulated" is the rate of simulated ranks that compute and talk as these engines did.
+    simulated: on ranks with a core each; "how": "messages" if each was followed, "schedule" if it was evaluated.
+    model:     of the alpha-beta-overlap model.
+    """
+
+    rows: list[Row]
+    simulated: list[Row]
+    model: list[Row]
+    figure: Any = field(repr=False)
+
+    @property
+    def fits(self) -> list[Fit]:
+        """Amdahl's law for strong and Gustafson's for weak scaling, of the measured and of the simulated points."""
+        return fits_of(self.rows, self.simulated)
+
+    def agreement(self) -> dict[tuple[str, int], float]:
+        """{(kind, ranks): simulated over measured rate}, if ranks were measured and simulated alike."""
+        return {(r["kind"], r["ranks"]): r["simulated"] / r["rate"] for r in self.rows if r.get("simulated")}
+
+    def csv(self, path: str) -> str:
+        """Write all points to a file, one per line, with the columns COLUMNS; returns the path."""
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore")
+            writer.writeheader()
+            for source, rows in (("measured", self.rows), ("simulated", self.simulated), ("model", self.model)):
+                writer.writerows({"source": source, **row} for row in rows)
+        return path
+
+    def __repr__(self) -> str:
+        head = ("scaling", "ranks", f"rate, {UNIT}", "efficiency", "exposed", "overlap", "imbalance", "simulated", "")
+        rows = [cells_of(r, f"more ranks than the {r['cores']} cores" * (r["ranks"] > r["cores"])) for r in self.rows]
+        rows += [cells_of(r, f"simulated, {r['how']}") for r in self.simulated]
+        return "\n".join([*table(head, rows), *map(str, self.fits)])
+
+
+def cells_of(r: Row, remark: str) -> list[str]:
+    """One point as cells of text; what the events do not tell is left blank."""
+    over = r["simulated"] / r["rate"] if r.get("simulated") else None
+    shares = ["" if v is None else f"{v:.0%}" for v in (r["efficiency"], r["exposed"], r["overlap"], over)]
+    imbalance = f"{r['imbalance']:.2f}" if r["imbalance"] else ""
+    return [r["kind"], f"{r['ranks']:,}", f"{r['rate']:,.0f}", *shares[:3], imbalance, shares[3], remark]
+
+
+def with_speedups(rows: Iterable[Row]) -> list[Row]:
+    """The rows in order, with speedup and efficiency against the row of their kind with the fewest ranks."""
+    out: list[Row] = []
+    first: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda r: (r["kind"], r["ranks"])):
+        one = first.setdefault(row["kind"], row)
+        speedup = row["rate"] / one["rate"]
+        out.append(row | {"speedup": speedup, "efficiency": speedup * one["ranks"] / row["ranks"]})
+    return out
+
+
+def fits_of(rows: list[Row], simulated: list[Row]) -> list[Fit]:
+    """[Fit] for every kind of scaling, of measured points (if each rank had a core) and of simulated ones."""
+    fits = []
+    for kind in dict.fromkeys(r["kind"] for r in (*rows, *simulated)):
+        for source, points in (("measured", rows), ("simulated", simulated)):
+            curve = [r for r in points if r["kind"] == kind and r["ranks"] <= r["cores"]]
+            if curve:
+                fits.append(fit(kind, [r["ranks"] for r in curve], [r["speedup"] for r in curve], source))
+    return fits
 
 
 def scaling(
-    work=None,
     *,
-    all_reduce=None,
-    strategy=None,
-    model=None,
-    data=None,
-    size="tiny",
-    ranks=None,
-    n=None,
-    kind=KINDS,
-    prediction=None,
-    network=None,
-    simulate=SIMULATE,
-    unit=None,
-    deadline=10.0,
-):
+    all_reduce: Callable[..., Any] | None = None,
+    strategy: Strategy | None = None,
+    model: str | nn.Module | None = None,
+    data: Any = None,
+    ranks: int | Iterable[int] | None = None,
+    n: int | None = None,
+    prediction: Any = None,
+    network: Network | None = None,
+    simulate: int | Iterable[int] = SIMULATE,
+    deadline: float = 10.0,
+) -> ScalingResult:
     """Scale a training step: your prediction, the ideal, the model, what was measured, and clusters of 1,024 ranks.
 
-        lab.scaling(all_reduce=all_reduce)                                 your ring, a small network, the digits
+        lab.scaling(all_reduce=all_reduce)                                 your ring, a small model, the digits
         lab.scaling(strategy=DataParallelOverlapped(), model="gpt", data="text", prediction={2: 1.8, 1024: 300})
 
-    Points with more ranks than cores are grey. Simulated ranks compute as fast as one core of this machine, all of
+    Points with more ranks than cores are gray. Simulated ranks compute as fast as one core of this machine, all of
     whose cores are busy, and send messages as fast as its engines do, unless a network is given.
 
-    Args:    work: f(comm, n), does n units of work shared by all ranks, in place of a training step. It may keep state.
-             all_reduce: f(comm, x); default the communicator's own. strategy: see parallel/data_parallel.py; default
-             DataParallel(all_reduce). model, data, size: as in lab.train; default a small network and the digits.
+    Args:    all_reduce: f(comm, x); default the communicator's own. strategy: see parallel/data_parallel.py; default
+             DataParallel(all_reduce). model, data: as in lab.train; default a small model and the digits.
              ranks: which numbers of ranks to measure, default 1, 2, 4, ... up to the engines.
-             n: examples (units of work), of all ranks in strong and of each rank in weak scaling; default 512, and 32
-             where examples are images or windows of tokens.
-             kind: "strong", "weak" or both. prediction: {ranks: speedup}, or {"strong": {...}, "weak": {...}}.
+             n: examples, of all ranks in strong and of each rank in weak scaling; default 512, and 32 if examples are
+             images or windows of tokens.
+             prediction: {ranks: speedup}, or {"strong": {...}, "weak": {...}}.
              network: of comm.network, of the simulated ranks; default a switch as fast as the engines' messages, or
-             one of 100 Gbit/s where none run. simulate: which numbers of ranks to simulate besides.
-             unit: of the rate; deadline: s, the longest that a rank may wait.
+             one of 100 Gbit/s if none run. simulate: which numbers of ranks to simulate besides.
+             deadline: s, the longest that a rank may wait.
     Returns: ScalingResult. Without engines only simulated points.
-    Raises:  ValueError, TypeError in one sentence; collectives.sweep.WrongAnswer where all_reduce does not add up.
+    Raises:  ValueError, TypeError in one sentence; collectives.sweep.WrongAnswer if all_reduce does not add up.
     """
-    require_sane(n, network, deadline)
-    kinds, guess = asked_kinds(kind), asked_prediction(prediction)
+    if n is not None:
+        require_int("n, a number of examples,", n, 1)
+    require_number("deadline", deadline, above=0)
+    asked_network(network)
+    guess = asked_prediction(prediction)
     counts = default_ranks() if ranks is None else whole_numbers(ranks, "ranks")
     far = whole_numbers(simulate, "simulate") if simulate else []
     if not counts:
         raise ValueError("no number of ranks to measure: give some, such as (1, 2, 4)")
-    place(max(counts))  # raises, before anything is measured, where there are fewer engines
-    job, n = asked_work(work, n, max(counts), all_reduce, strategy, model, data, size)
-    course = (Training if work is None else Work)(job, kinds, n, network, deadline)
+    place(max(counts))  # raises, before anything is measured, if there are fewer engines
+    job, n = asked_job(model, asked_strategy(strategy, all_reduce), data, n, max(counts))
+    course = Course(job, n, network, deadline)
+    heading = f"Scaling of a training step: {job.strategy!r}"
     plot = live.Live(draw, height=HEIGHT, alt="strong and weak scaling")
-    unit = unit or course.unit
 
-    def state():
+    def state() -> tuple[Any, ...]:
         rows, simulated, modelled = (with_speedups(points) for points in (course.rows, course.simulated, course.model))
         fits = fits_of(rows, simulated)
-        return rows, simulated, modelled, guess, fits, unit, course.title, course.foot()
+        return rows, simulated, modelled, guess, fits, UNIT, heading, course.foot()
 
     try:
         course.run(counts, sorted({*counts, *far}), lambda: plot.update(*state()))
@@ -74,12 +163,142 @@ def scaling(
             plot.finish(*state())
         raise refusal(error) from None
     figure = plot.finish(*state())
-    rows, simulated, modelled, *_ = state()
-    return ScalingResult(rows, simulated, modelled, unit, figure)
+    rows, simulated, modelled = state()[:3]
+    return ScalingResult(rows, simulated, modelled, figure)
 
 
-def default_ranks():
+class Course:
+    """What is done in which order. rows, simulated, model: the points so far, see ScalingResult."""
+
+    def __init__(self, job: Job, n: int, network: Network | None, deadline: float) -> None:
+        self.job, self.n, self.network, self.deadline = job, n, network, deadline
+        self.rows: list[Row] = []
+        self.simulated: list[Row] = []
+        self.model: list[Row] = []
+        self.left_out: list[int] = []
+        self.alone: tuple[Row, Cluster | None] | None = None  # what `measure` gave for one rank
+        self.measured: dict[int, Cluster] = {}  # ranks -> with the alpha and beta of as many engines
+        self.why = ""  # why nothing is simulated
+        self.joined = "" if network is None else title(network)  # what joins the simulated ranks, in words
+
+    def run(self, counts: list[int], every: list[int], changed: Callable[[], None]) -> None:
+        """Measure on `counts` engines, then simulate `every` number of ranks; changed() after each point."""
+        engines = running() is not None
+        if not engines:
+            require_sums(self.job)
+        for kind, p in ((kind, p) for kind in KINDS for p in counts if engines):
+            self.measure(kind, p)
+            changed()
+        if self.why:
+            return
+        q = min(cores(), max(counts)) if engines else 0
+        disturbed = self.interference()
+        speeds = profiles(self.job, every, self.n, q, self.deadline)
+        cluster = Cluster(
+            self.job, self.network or self.switch(), [profile._replace(interference=disturbed) for profile in speeds]
+        )
+        there = {(r["kind"], r["ranks"]) for r in self.simulated}
+        for p, kind in ((p, kind) for p in every for kind in KINDS if (kind, p) not in there):
+            self.add(cluster, kind, p)
+            changed()
+        self.left_out = cluster.left_out
+
+    def measure(self, kind: str, p: int) -> None:
+        """One point on p engines; on one rank strong and weak scaling are the same, and are measured once."""
+        if p > 1 or self.alone is None:
+            row, cluster, self.why = measure(self.job, kind, self.n, p, self.deadline)
+            self.alone = (row, cluster) if p == 1 else self.alone
+        else:
+            row, cluster = self.alone
+        self.rows.append(row | {"kind": kind})
+        if cluster is not None and p > 1:
+            self.measured.setdefault(p, cluster)
+        if cluster is not None and self.network is None and p <= cores():
+            self.add(cluster, kind, p, row["simulated"])
+
+    def add(self, cluster: Cluster, kind: str, p: int, rate: float | None = None) -> None:
+        """The simulated point, if it does not take too long, and that of the model; rate: what is known already."""
+        self.model.append(cluster.model(kind, self.n, p))
+        row = cluster.simulate(kind, self.n, p)
+        if row is not None:
+            self.simulated.append(row if rate is None else row | dict.fromkeys(("rate", "p25", "p75"), rate))
+
+    def switch(self) -> Network:
+        """The network of simulated ranks: as fast as the engines' messages, if two of them ran."""
+        if not self.measured:
+            self.joined = NETWORK_TEXT
+            return Switch()
+        p = self.like_simulated()
+        switch = self.measured[p].network
+        alpha, beta = one_message(switch)
+        speed = f"1/β = {number_text(1e-9 / beta)} GB/s" if beta else "no cost per byte"
+        self.joined = f"messages as between {place(p)}: α = {seconds_text(alpha)}, {speed}"
+        return switch
+
+    def interference(self) -> Interference:
+        """How much computing and messages in the background slow each other down: as on the engines."""
+        if not self.measured:
+            return Interference()
+        (profile,) = self.measured[self.like_simulated()].profiles
+        return Interference(*(min(1.0, speed) for speed in profile.interference))
+
+    def like_simulated(self) -> int:
+        """The number of engines that are most like simulated ranks: the most that had a core each, else the fewest."""
+        return max((p for p in self.measured if p <= cores()), default=min(self.measured))
+
+    def foot(self) -> str:
+        """The small print: what simulated ranks are, and what is not drawn."""
+        if self.why:
+            return f"Nothing is simulated: {self.why}."
+        parts = [f"Simulated: a core per rank; {self.joined}." if self.joined else ""]
+        if running() is None:
+            parts.append("No engines run: lab.start(4) adds measured points.")
+        if self.left_out:
+            left = ", ".join(f"{p:,}" for p in sorted(set(self.left_out)))
+            parts.append(f"{left} ranks would take too long, and the schedule of this all-reduce is not known.")
+        if self.simulated and self.simulated[-1]["ranks"] > self.n:
+            parts.append(f"Strong: of more than {self.n:,} ranks some have no example.")
+        return "  ".join(filter(None, parts))
+
+
+# -- what was asked for -----------------------------------------------------------------------------------------------
+
+
+def default_ranks() -> list[int]:
     """1, 2, 4, ... up to the engines, or to 4 simulated ranks."""
     engines = running()
     most = 4 if engines is None else engines.n
     return [2**k for k in range(most.bit_length()) if 2**k <= most]
+
+
+def whole_numbers(values: Any, name: str) -> list[int]:
+    """Numbers of ranks in rising order. Raises ValueError for what is none."""
+    values = list(values) if isinstance(values, Iterable) else [values]
+    return sorted({require_int(f"a number in {name}", value, 1) for value in values})
+
+
+def asked_prediction(prediction: Any) -> dict[str, dict[int, float]]:
+    """{kind: {ranks: speedup}}, from that or from {ranks: speedup}, which is for every kind. Raises ValueError."""
+    if prediction is None:
+        return {}
+    if not isinstance(prediction, dict) or not prediction:
+        raise ValueError(f"a prediction is {{ranks: speedup}}, such as {{2: 1.9, 1024: 300}}, got {prediction!r}")
+    both = prediction if set(prediction) <= set(KINDS) else {kind: prediction for kind in KINDS}
+    for points in both.values():
+        for p, speedup in points.items() if isinstance(points, dict) else [(points, None)]:
+            require_int("a number of ranks that you predict for", p, 1)
+            require_number(f"the speedup of {p} ranks", speedup, above=0)
+    return both
+
+
+def asked_job(model: Any, strategy: Strategy, data: Any, n: int | None, most: int) -> tuple[Job, int]:
+    """(the Job of a training step, with the examples that `most` ranks need; n). Raises ValueError, TypeError."""
+    if not strategy.synchronous:
+        raise ValueError(f"{strategy!r} is asynchronous: its ranks take no step together that could be timed")
+    default = model is None and data is None
+    choice = model_and_data(mlp(LAYERS) if default else model, data)
+    rows = choice.data.train_x.is_floating_point() and choice.data.train_x.ndim == 2
+    n = n or (FEW_FEATURES if rows else LARGE)
+    used = slice(0, n * most)  # examples after these would only travel to the engines
+    x, y = choice.data.train_x[used], choice.data.train_y[used]
+    return job_of(choice.model, strategy, choice.data._replace(train_x=x, train_y=y, test_x=x[:0], test_y=y[:0])), n

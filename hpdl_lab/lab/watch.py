@@ -1,19 +1,22 @@
 """What a function does with its vector: run on simulated ranks with data that tells whose contribution it is."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..collectives.steps import edges
 from ..comm import sim
-from ..comm.base import PerRank, Work
+from ..comm.base import Comm, PerRank, Work
 from ..comm.buffers import to_numpy
 from ..comm.network import Switch
-from ..plots.holdings import Move, Step, Story, before_and_after, differ_by_chunk
+from ..plots.collective import Move, Step, Story, before_and_after, differ_by_chunk
 
 BASE = 8  # rank q contributes 8**q: the digits of a sum say how often each rank is in it, exactly up to 16 ranks
 PER_CHUNK = 12  # elements: chunks can be cut into 2, 3, 4 or 6
 NETWORK = Switch(alpha=1.0, beta=0.0)  # every message takes one second of virtual time: steps are seconds
+
+States = list[tuple[int, np.ndarray]]  # (ns, vector) of one rank
 
 
 class Message(NamedTuple):
@@ -24,49 +27,51 @@ class Message(NamedTuple):
     first: int
     values: np.ndarray
     nbytes: int
-    work: object
+    work: Any
 
 
 class Watch:
     """Notes what one rank sends and receives, and its vector whenever it turns to the communicator."""
 
-    def __init__(self, comm, x):
+    def __init__(self, comm: Comm, x: Any) -> None:
         self.x = to_numpy(x)
         self.clock = comm.trace.clock
-        self.sent, self.received, self.states = [], [], []
+        self.sent: list[Message] = []
+        self.received: list[Message] = []
+        self.states: States = []
         self.follow(comm)
 
-    def follow(self, comm):
+    def follow(self, comm: Any) -> None:
         """Put this watch between `comm`, and what is split from it, and the function."""
         isend, irecv, split = comm.isend, comm.irecv, comm.split
 
-        def watched_isend(x, to):
+        def watched_isend(x: Any, to: int) -> Work:
             self.note()
             work = isend(x, to)
             self.sent.append(self.message(x, comm.members[comm.rank], comm.members[to], work))
             return Watched(work, self)
 
-        def watched_irecv(x, source):
+        def watched_irecv(x: Any, source: int) -> Work:
             self.note()
             work = irecv(x, source)
             self.received.append(self.message(x, comm.members[source], comm.members[comm.rank], work))
             return Watched(work, self)
 
-        def watched_split(color, key=0):
+        def watched_split(color: int, key: int = 0) -> Any:
             part = split(color, key)
             self.follow(part)
             return part
 
         comm.isend, comm.irecv, comm.split = watched_isend, watched_irecv, watched_split
 
-    def message(self, x, source, dest, work):
+    def message(self, x: Any, source: int, dest: int, work: Any) -> Message:
         values = to_numpy(x)
         offset = values.__array_interface__["data"][0] - self.x.__array_interface__["data"][0]
         inside = values.size and 0 <= offset < self.x.nbytes
         first = offset // self.x.itemsize if inside else 0 if values.size == self.x.size else -1
         return Message(source, dest, int(first), values.reshape(-1).copy(), values.nbytes, work)
 
-    def note(self):
+    def note(self) -> None:
         """Keep the vector as it is now."""
         self.states.append((self.clock(), self.x.copy()))
 
@@ -74,19 +79,19 @@ class Watch:
 class Watched(Work):
     """A message under way, around whose end the vector is noted."""
 
-    def __init__(self, work, watch):
+    def __init__(self, work: Work, watch: Watch) -> None:
         self.work, self.watch = work, watch
 
-    def wait(self):
+    def wait(self) -> None:
         self.watch.note()
         self.work.wait()
         self.watch.note()
 
-    def test(self):
+    def test(self) -> bool:
         return self.work.test()
 
 
-def story_of(fn, p, collective):
+def story_of(fn: Callable[..., Any], p: int, collective: str) -> Story:
     """The plots.holdings.Story of `fn(comm, x)` on p simulated ranks, from its messages and its vectors.
 
     Messages that end at the same virtual time are one step. Raises what `fn` raises.
@@ -98,7 +103,7 @@ def story_of(fn, p, collective):
     chunk_of = np.arange(n) // PER_CHUNK
     vectors = [torch.as_tensor(encoded(before[r, chunk_of])) for r in range(p)]
 
-    def watched(comm, x):
+    def watched(comm: Comm, x: Any) -> tuple[list[Message], list[Message], States]:
         watch = Watch(comm, x)
         watch.note()
         result = fn(comm, x)
@@ -123,7 +128,7 @@ def story_of(fn, p, collective):
     return Story(name, n * 8, starts, states[0][:, starts[:-1]], after[:, where], tuple(steps))
 
 
-def matched(sent, ranks):
+def matched(sent: list[Message], ranks: Any) -> Iterator[tuple[Message, Message]]:
     """(send, receive) of each message in `sent`: messages between two ranks arrive in their order."""
     waiting = {}
     for send in sent:
@@ -131,12 +136,12 @@ def matched(sent, ranks):
         yield send, next(arriving)
 
 
-def state_at(states, end_s):
+def state_at(states: States, end_s: float) -> np.ndarray:
     """The vector of a rank at a virtual time, from its notes (ns, vector)."""
     return next(x for t_ns, x in reversed(states) if t_ns <= end_s * 1e9 + 1)
 
 
-def starts_of(borders, pairs, states):
+def starts_of(borders: Any, pairs: list[tuple[Message, Message]], states: list[np.ndarray]) -> np.ndarray:
     """Sorted first elements of the parts in which all elements have one fate, and the end."""
     found = set(int(e) for e in borders)
     for send, receive in pairs:
@@ -147,7 +152,7 @@ def starts_of(borders, pairs, states):
     return np.array(sorted(found))
 
 
-def move_of(send, receive, starts, state):
+def move_of(send: Message, receive: Message, starts: np.ndarray, state: np.ndarray) -> Move:
     """The Move of a message, given the (p, n, p) contributions after its step."""
     n = len(send.values)
     into = receive.first if receive.first >= 0 else send.first
@@ -159,12 +164,12 @@ def move_of(send, receive, starts, state):
     return Move(send.source, send.dest, first, last if first >= 0 else -1, into, send.nbytes, add)
 
 
-def encoded(held):
+def encoded(held: np.ndarray) -> np.ndarray:
     """(n,) float64 from (n, p) how often each rank contributes."""
     return held @ float(BASE) ** np.arange(held.shape[1])
 
 
-def decoded(values, p):
+def decoded(values: Any, p: int) -> np.ndarray:
     """(n, p) how often each rank contributes to each of (n,) values; -1 where they are no such sums."""
     values = np.asarray(values, np.float64)
     good = np.isfinite(values) & (values >= 0) & (values < float(BASE) ** p) & (values == np.rint(values))

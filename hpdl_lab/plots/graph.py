@@ -1,18 +1,39 @@
-"""Gossip: a graph of ranks with the weights of its averages, and how fast several graphs bring agreement."""
+"""Graphs and matrices over ranks: gossip's weights and how fast they bring agreement, and who sent how much to whom."""
 
 import itertools
 import math
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..parallel.gossip import lambda2
 from ..trace import number_text
-from .style import BLUE, FAINT, GREY, INK, SERIES, SKY, heading, label_ends, log_axis, note, x_label
+from ..units import amount_text, counted
+from .style import BLUE, FAINT, GREY, INK, SERIES, SKY, VERMILION, bare, heading, label_ends, log_axis, note, x_label
 
 MOST_RANKS = 32  # of the picture of one graph
-MOST_NUMBERED = 8  # ranks up to which every weight says its number
+MOST_NUMBERED = 8  # ranks up to which every cell says its number
 FLOOR = 1e-15  # relative disagreement that is rounding, not gossip
+SHADES = LinearSegmentedColormap.from_list("traffic", ["#FFFFFF", "#9CC8E3", BLUE, "#00324F"])
+
+
+def cells(ax, values, shades, most, text_of, points):
+    """A matrix over ranks as shaded cells, with numbers where they fit."""
+    n = len(values)
+    edges = np.arange(n + 1) - 0.5
+    ax.pcolormesh(edges, edges, values, cmap=shades, vmin=0, vmax=most, edgecolors=FAINT, linewidth=0.7)
+    ax.invert_yaxis()
+    every = max(1, n // 8)
+    ax.set_xticks(range(0, n, every))
+    ax.set_yticks(range(0, n, every))
+    bare(ax)
+    for (row, column), value in np.ndenumerate(values) if n <= MOST_NUMBERED else ():
+        if value > 1e-12:
+            color = "white" if shades is SHADES and value > 0.45 * most else INK
+            look = {"ha": "center", "va": "center", "fontsize": points, "linespacing": 1, "color": color}
+            ax.text(column, row, text_of(value), **look)
 
 
 def draw(figure, name, weights):
@@ -34,41 +55,23 @@ def draw(figure, name, weights):
     for i, (x, y) in enumerate(places):
         left.plot(x, y, "o", color=SKY, markeredgecolor="white", markersize=18 if n <= 16 else 14, zorder=2)
         left.text(x, y, str(i), ha="center", va="center_baseline", fontsize=9 if n <= 16 else 7.5, zorder=3)
-    matrix(right, weights)
-    degrees = (weights > 0).sum(axis=1) - (np.diag(weights) > 0)
-    low, high = degrees.min(), degrees.max()
-    neighbors = f"{low} to {high} neighbors" if low < high else f"{low} neighbor{'s' if low != 1 else ''}"
-    second = lambda2(weights)
-    heading(figure, f"{name.capitalize()} of {n} ranks: {neighbors} each", mixing(second))
+    cells(right, weights, "Blues", 1.5 * weights.max(), "{:.2f}".format, 7.5)
+    right.set_aspect("equal")
+    right.set_title("weights of a step: row i makes rank i's", fontsize=9.5)
+    low, high = min(degrees(weights)), max(degrees(weights))
+    neighbors = f"{low} to {high} neighbors" if low < high else counted(low, "neighbor")
+    heading(figure, f"{name.capitalize()} of {n} ranks: {neighbors} each", mixing(lambda2(weights)))
 
 
-def matrix(ax, weights):
-    """The weights as shaded cells, row i: what rank i makes its new value of."""
-    n = len(weights)
-    edges = np.arange(n + 1) - 0.5
-    ax.pcolormesh(
-        edges, edges, weights, cmap="Blues", vmin=0, vmax=1.5 * weights.max(), edgecolors=FAINT, linewidth=0.6
-    )
-    ax.invert_yaxis()
-    ax.set_aspect("equal")
-    ax.grid(False)
-    every = max(1, n // 8)
-    ax.set_xticks(range(0, n, every))
-    ax.set_yticks(range(0, n, every))
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    ax.set_title("weights of a step: row i makes rank i's", fontsize=9.5)
-    if n <= MOST_NUMBERED:
-        for (i, j), w in np.ndenumerate(weights):
-            if w > 1e-12:
-                ax.text(j, i, f"{w:.2f}", ha="center", va="center", fontsize=7.5, color=INK)
+def degrees(weights):
+    """How many neighbors each rank has."""
+    return (weights > 0).sum(axis=1) - (np.diag(weights) > 0)
 
 
 def on_page(weights):
     """(x, y) of every rank: on a circle, but for a hub that knows everybody while the others do not."""
-    n = len(weights)
-    degrees = (weights > 0).sum(axis=1) - (np.diag(weights) > 0)
-    hub = n > 3 and degrees[0] == n - 1 and degrees[1:].max() < n - 1
+    n, known = len(weights), degrees(weights)
+    hub = n > 3 and known[0] == n - 1 and known[1:].max() < n - 1
     rim = n - 1 if hub else n
     circle = [(math.sin(2 * math.pi * i / rim), math.cos(2 * math.pi * i / rim)) for i in range(rim)]
     return [(0.0, 0.0), *circle] if hub else circle
@@ -95,7 +98,7 @@ def draw_gossip(figure, errors, promises, steps, title="", foot=""):
     relative = {name: np.maximum(np.asarray(e) / (e[0] or 1.0), FLOOR) for name, e in errors.items()}
     lowest = max(FLOOR, min((float(e.min()) for e in relative.values()), default=0.1))
     bound = [second**steps for second in promises.values() if second]
-    log_axis(ax, [1.0, max(min([lowest, *bound]), FLOOR)], number_text)
+    log_axis(ax, [1.0, max(min([lowest, *bound]), FLOOR)])
     ends = []
     k = np.arange(steps + 1)
     for (name, error), color in zip(relative.items(), itertools.cycle(SERIES), strict=False):
@@ -110,9 +113,40 @@ def draw_gossip(figure, errors, promises, steps, title="", foot=""):
     x_label(ax, "gossip steps")
     label_ends(ax, ends)
     ax.axhline(FLOOR, color=GREY, linewidth=0.8)
-    heading(
-        figure,
-        title,
-        "Points: how far apart the ranks are, over how far they were. Dashed: λ₂ to the power of steps.",
-    )
+    subtitle = "Points: how far apart the ranks are, over how far they were. Dashed: λ₂ to the power of steps."
+    heading(figure, title, subtitle)
     note(figure, foot)
+
+
+def traffic_of(events, size):
+    """(size, size) bytes: row = sender, column = receiver; counted from the "send" events."""
+    out = np.zeros((size, size), dtype=np.int64)
+    for e in events:
+        if e.op == "send":
+            out[e.rank, e.peer] += e.nbytes
+    return out
+
+
+def draw_traffic(figure, got, expected=None, title=""):
+    """Fill `figure` with one matrix of bytes, or with two if `expected` is given: cells that differ are framed.
+
+    Args:    got, expected: (p, p) arrays of bytes as `traffic_of` makes them.
+    """
+    panels = [("who sent to whom", got)] if expected is None else [("yours", got), ("a right answer", expected)]
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    figure.subplots_adjust(left=0.09, right=0.97, bottom=0.16, top=0.78, wspace=0.25)
+    most = max(1, *(int(m.max()) for _, m in panels))
+    for ax, (name, values) in zip(axes, panels, strict=True):
+        narrow = ax.bbox.width / figure.dpi * 72 / len(values) < 42  # points that "97.7 kB" needs
+        cells(ax, values, SHADES, most, in_two_lines if narrow else amount_text, 7.5 if narrow else 8.5)
+        ax.set_xlabel("to rank")
+        ax.set_ylabel("from rank")
+        ax.set_title(f"{name}: up to {amount_text(int(values.sum(axis=1).max()))} per rank")
+    for row, column in np.argwhere(got != expected) if expected is not None else ():
+        look = {"fill": False, "edgecolor": VERMILION, "linewidth": 2}
+        axes[0].add_patch(Rectangle((column - 0.47, row - 0.45), 0.94, 0.9, **look))
+    heading(figure, title)
+
+
+def in_two_lines(nbytes):
+    return amount_text(nbytes).replace(" ", "\n")

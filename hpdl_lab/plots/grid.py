@@ -1,10 +1,30 @@
-"""One hybrid grid as a picture: what a rank holds, how long a step takes and why, what goes over each axis.
+"""One hybrid grid as a picture: what a rank holds, how long a step takes and why, what goes over each axis; a search
+over all of them: step time against memory.
 
 Every bar is predicted; below it, once the grid has run, the measured one, dotted. Bytes are decimal: 1 MB is 10^6.
 """
 
-from ..trace import number_text, seconds_text
-from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, counted, heading, note
+from ..trace import seconds_text
+from ..units import amount_text, counted
+from .style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    amounts,
+    heading,
+    legend,
+    log_axis,
+    note,
+    rows_only,
+    x_label,
+)  # fmt: skip
 
 HEIGHT = 4.7  # inches
 MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN}
@@ -57,16 +77,17 @@ def memory(ax, row, measured):
         for name, color in MEMORY.items():
             ax.barh(y, getattr(held, name), 0.72, left, color=color, **look)
             left += getattr(held, name)
-        ax.text(left, y, f" {bytes_amount(left)}", va="center", fontsize=8.5, bbox=OVER, zorder=5)
+        ax.text(left, y, f" {amount_text(left)}", va="center", fontsize=8.5, bbox=OVER, zorder=5)
     frame(ax, 1.14 * max(longest, row.limit if inside else 0), names(len(bars), measured))
     over = not row.fits
     if inside:
         ax.axvline(row.limit, color=VERMILION, linewidth=2)
-    limit = f"limit {bytes_amount(row.limit)}{', which is exceeded' if over else ''}"
+    limit = f"limit {amount_text(row.limit)}{', which is exceeded' if over else ''}"
     ax.set_title("the fullest rank holds", fontsize=9.5, pad=16)
     ax.set_title(limit, loc="right", fontsize=9, pad=16, color=VERMILION)
-    legend(ax, [(name, color, getattr(row.memory, name)) for name, color in MEMORY.items()], bytes_amount)
-    ax.xaxis.set_major_formatter(lambda v, _: bytes_amount(v) if v else "0")
+    held = [(color, f"{name} {amount_text(getattr(row.memory, name))}") for name, color in MEMORY.items()]
+    legend(ax, held, 0, 1.1, size=8.2)
+    ax.xaxis.set_major_formatter(amounts("B"))
 
 
 def time(ax, row, measured):
@@ -88,8 +109,9 @@ def time(ax, row, measured):
     if row.parts["cores"]:
         core = f"light grey: waiting for a core {seconds_text(row.parts['cores'])}"
         ax.set_title(core, loc="right", fontsize=8.2, pad=18, fontweight="normal")
-    legend(ax, [(NAMES.get(name, name), color, row.parts[name]) for name, color in shown.items()], seconds_text)
-    ax.xaxis.set_major_formatter(lambda v, _: seconds_text(v) if v else "0")
+    parts = [(color, f"{NAMES.get(name, name)} {seconds_text(row.parts[name])}") for name, color in shown.items()]
+    legend(ax, parts, 0, 1.1, size=8.2)
+    ax.xaxis.set_major_formatter(amounts("s"))
 
 
 def links(ax, row, measured):
@@ -98,9 +120,9 @@ def links(ax, row, measured):
     most = max([*sent.values(), 1])
     for y, (axis, color) in enumerate(AXES.items()):
         ax.barh(y, sent[axis], 0.72, color=color)
-        text = bytes_amount(sent[axis])
+        text = amount_text(sent[axis])
         if measured is not None and measured.links is not None:
-            text += f"   measured {bytes_amount(measured.links[axis])}"
+            text += f"   measured {amount_text(measured.links[axis])}"
         ax.text(sent[axis], y, f" {text}", va="center", fontsize=8.5)
     frame(ax, 1.75 * most, list(AXES))
     ax.set_xticks([])
@@ -131,25 +153,86 @@ def names(bars, measured):
 def frame(ax, right, names):
     """Axes of a bar for each of `names`, from top to bottom."""
     ax.set_xlim(0, right or 1)
-    ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set_yticks(range(len(names)), names, fontsize=8.5)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="y", visible=False)
+    rows_only(ax, len(names), names)
     ax.locator_params(axis="x", nbins=6)
 
 
-def legend(ax, entries, text_of):
-    """Each color with its name and amount, in a line above the bars. entries: (name, color, amount)."""
-    x, figure = 0.0, ax.figure
-    for name, color, amount in entries:
-        ax.text(x, 1.1, "■", fontsize=10, va="center", color=color, transform=ax.transAxes)
-        text = ax.text(x + 0.02, 1.1, f"{name} {text_of(amount)}", fontsize=8.2, va="center", transform=ax.transAxes)
-        x += 0.045 + text.get_window_extent(figure.canvas.get_renderer()).width / ax.get_window_extent().width
+# -- a search ----------------------------------------------------------------------------------------------------------
+
+SEARCH_HEIGHT = 4.4
+SHADES = (BLUE, SKY, GREEN, ORANGE, PURPLE)
+MOST_NAMED = 4  # grids that get a label, besides the best and the guess
 
 
-def bytes_amount(nbytes):
-    """Three digits and a decimal unit: 237056 -> "237 kB"."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= 0.9995 * scale:
-            return f"{number_text(nbytes / scale)} {unit}"
-    return f"{nbytes:.0f} B"
+def draw_search(figure, rows, best=None, guess=None, title="", foot=""):
+    """Fill `figure`.
+
+    Args:    rows: grid.model.Predictions; best: the one that is marked, or None; guess: the row that the attendee
+             expects to be the best, or None.
+    """
+    ax = figure.add_axes((0.09, 0.16, 0.6, 0.66))
+    stages = sorted({row.grid["pp"] for row in rows})
+    shade = {pp: SHADES[min(i, len(SHADES) - 1)] for i, pp in enumerate(grouped(stages))}
+    for row in rows:
+        color = shade[group_of(row.grid["pp"], shade)] if row.fits else "#C4C4C4"
+        marker = "s" if row.recompute else "o"
+        ax.plot(row.memory.total, row.seconds, marker, color=color, markersize=7, alpha=0.85, zorder=3 + row.fits)
+    limit = rows[0].limit
+    totals = [row.memory.total for row in rows]
+    ax.set_xscale("log")
+    ax.set_xlim(min(*totals, limit) / 1.5, max(*totals, limit) * 1.5)
+    log_axis(ax, [row.seconds for row in rows], "s")
+    ax.xaxis.set_major_formatter(amounts("B"))
+    narrow = max(*totals, limit) < 100 * min(*totals, limit)
+    ax.xaxis.set_minor_formatter(lambda v, _: amount_text(v) if narrow and f"{v:.0e}"[0] in "25" else "")
+    ax.tick_params(axis="x", which="minor", labelsize=7.5, labelcolor=GREY)
+    ax.axvline(limit, color=VERMILION, linewidth=1.8)
+    ax.set_ylabel("predicted step")
+    x_label(ax, "bytes on the fullest rank")
+    for row, color, size in ((best, INK, 17), (guess, BLUE, 13)):
+        if row is not None:
+            ax.plot(row.memory.total, row.seconds, "o", mfc="none", mec=color, mew=2, markersize=size, zorder=6)
+    beside(figure, rows, best, guess, shade)
+    heading(figure, title, f"limit {amount_text(limit)} per rank (red); gray: does not fit; square: recomputed")
+    note(figure, foot)
+
+
+def grouped(stages):
+    """The numbers of stages that get a color of their own: all, or powers of about four."""
+    if len(stages) <= len(SHADES):
+        return stages
+    return sorted({stages[round(i * (len(stages) - 1) / (len(SHADES) - 1))] for i in range(len(SHADES))})
+
+
+def group_of(pp, shade):
+    """The largest number with a color that is no more than pp."""
+    return max(key for key in shade if key <= pp)
+
+
+def beside(figure, rows, best, guess, shade):
+    """The colors, and the fastest grids that fit, as a list."""
+    x, steps, entries = 0.72, sorted(shade), []
+    for i, pp in enumerate(steps):
+        last = "" if i + 1 == len(steps) or steps[i + 1] == pp + 1 else f" to {steps[i + 1] - 1}"
+        more = " and more" if i + 1 == len(steps) and max(row.grid["pp"] for row in rows) > pp else last
+        entries.append((shade[pp], f"pp {pp}{more}"))
+    legend(figure, entries, x, 0.82 - 0.0215 * len(entries), columns=1)
+    y = 0.77 - 0.043 * len(entries)
+    fitting = [row for row in rows if row.fits]
+    if not fitting:
+        least = min(row.memory.total for row in rows)
+        figure.text(x, y, f"Nothing fits: the least\nis {amount_text(least)}.", fontsize=9, va="top", color=VERMILION)
+    shown = sorted(fitting, key=lambda row: row.seconds)[: MOST_NAMED + 1]
+    for row in shown + ([guess] if guess is not None and guess not in shown else []):
+        mark = "best" if row is best else ""
+        mark = ", ".join(filter(None, [mark, "yours" if row is guess else ""]))
+        color = BLUE if row is guess else INK
+        weight = "bold" if mark else "normal"
+        figure.text(x, y, f"{name_of(row)}   {mark}", fontsize=8.5, va="center", fontweight=weight, color=color)
+        told = f"{seconds_text(row.seconds)}, {amount_text(row.memory.total)}, bubble {abs(row.bubble):.0%}"
+        figure.text(x, y - 0.036, told if row.fits else f"{told}: too much", fontsize=8, va="center", color=GREY)
+        y -= 0.09
+
+
+def name_of(row):
+    return "dp {} pp {} tp {}".format(*(row.grid[axis] for axis in ("dp", "pp", "tp")))

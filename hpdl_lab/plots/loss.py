@@ -1,7 +1,7 @@
 """Training as it goes: loss and samples per second against steps."""
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from ..trace import number_text
 from .style import BLUE, GREEN, heading, log_axis, note, x_label
@@ -19,7 +19,7 @@ def draw(figure, rows, steps, title="", foot="", lowest=0.1):
     x = [r["step"] for r in rows]
     losses = [r["loss"] for r in rows]
     left.plot(x, losses, color=BLUE, linewidth=1.4)
-    log_axis(left, [*losses, lowest, 3.0], number_text)  # 3: about where a training starts
+    log_axis(left, [*losses, lowest, 3.0])  # 3: about where a training starts
     left.set_title("loss of the global batch")
 
     rates = smoothed([r["samples_per_s"] for r in rows])
@@ -27,7 +27,7 @@ def draw(figure, rows, steps, title="", foot="", lowest=0.1):
     right.plot(x, rates, color=GREEN)
     right.set_ylim(0, max(1.0, highest * 1.25))
     right.yaxis.set_major_locator(MaxNLocator(4))
-    right.yaxis.set_major_formatter(thousands if highest >= 10_000 else lambda v, _: number_text(v))
+    right.yaxis.set_major_formatter(EngFormatter(sep=""))
     right.set_title("samples per second")
     for ax in (left, right):
         ax.set_xlim(0, max(steps - 1, 1))
@@ -50,8 +50,3 @@ def smoothed(rates):
     steps = np.cumsum(timed)
     seconds[SMOOTH:], steps[SMOOTH:] = seconds[SMOOTH:] - seconds[:-SMOOTH], steps[SMOOTH:] - steps[:-SMOOTH]
     return np.divide(steps, seconds, out=np.zeros_like(rates), where=steps > 0)
-
-
-def thousands(value, _):
-    """45000 -> "45k"."""
-    return f"{value / 1000:,.0f}k" if value else "0"

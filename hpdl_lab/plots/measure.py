@@ -1,10 +1,26 @@
-"""Time and bus bandwidth of a collective against message size: yours, the peers, the model, your prediction."""
+"""Time and bandwidth against message size: of collectives, beside peers, model and prediction; of single messages."""
 
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..trace import number_text, seconds_text
-from .style import FAINT, GREY, INK, SERIES, YOURS, crowding, heading, label_ends, log_axis, note, size_axis
+from .style import (
+    BLUE,
+    FAINT,
+    GREY,
+    INK,
+    SERIES,
+    VERMILION,
+    YOURS,
+    crowding,
+    heading,
+    label_ends,
+    log_axis,
+    note,
+    size_axis,
+)  # fmt: skip
 
 DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
 
@@ -21,6 +37,21 @@ class Reference:
         return [(n, t, factor * n / t / 1e9) for n, t in sorted(self.seconds.items()) if t > 0]
 
 
+def two_panels(figure, points, titles, more=()):
+    """(left, right) axes over message size for `points` (size, seconds, GB/s); more: other bandwidths to have room."""
+    left, right = figure.subplots(1, 2)
+    figure.subplots_adjust(left=0.085, right=0.83, bottom=0.2, top=0.785, wspace=0.27)
+    sizes = [point[0] for point in points]
+    bandwidths = [*(point[2] for point in points), *more]
+    for ax, values, unit, title in zip(
+        (left, right), ([point[1] for point in points], bandwidths), ("s", ""), titles, strict=True
+    ):
+        size_axis(ax, sizes or [4, 2**22])
+        log_axis(ax, values, unit)
+        ax.set_title(title)
+    return left, right
+
+
 def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foot="", simulated=None, link_GBps=None):
     """Fill `figure` from the rows of a sweep; see `collectives.sweep.sweep`.
 
@@ -30,28 +61,25 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
              simulated: {name: {size: seconds}}, drawn dashed beside the measured curves of these names.
              link_GBps: what a link carries, which no bus bandwidth can exceed; None where that is not known.
     """
-    left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.085, right=0.835, bottom=0.2, top=0.785, wspace=0.27)
     references = ((model, DOTS, GREY), (prediction, DASHES, INK))
     references = [(ref, dash, color) for ref, dash, color in references if ref and ref.points(factor)]
-    points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]
-    points += [point for ref, _, _ in references for point in ref.points(factor)]
     virtual = {name: Reference(name, seconds) for name, seconds in (simulated or {}).items()}
-    points += [point for ref in virtual.values() for point in ref.points(factor)]
-    bandwidths = [point[2] for point in points] + ([link_GBps] if link_GBps else [])
-    for ax, values, text in ((left, [point[1] for point in points], seconds_text), (right, bandwidths, number_text)):
-        size_axis(ax, [point[0] for point in points] or [4, 2**22])
-        log_axis(ax, values, text)
-    left.set_title("time per call (less is better)")
-    right.set_title("bus bandwidth, GB/s (more is better)")
+    points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]
+    points += [p for ref in (*virtual.values(), *(ref for ref, *_ in references)) for p in ref.points(factor)]
+    titles = "time per call (less is better)", "bus bandwidth, GB/s (more is better)"
+    left, right = two_panels(figure, points, titles, [link_GBps] if link_GBps else [])
+
+    def dashed(found, **look):
+        sizes, seconds, speeds = zip(*found, strict=True)
+        left.plot(sizes, seconds, zorder=2, **look)
+        right.plot(sizes, speeds, zorder=2, **look)
+        return speeds[-1]
 
     ends = []  # height, name, color, bold
     for ref, dash, color in references:
-        sizes, seconds, speeds = zip(*ref.points(factor), strict=True)
-        look = {"color": color, "linestyle": dash, "linewidth": 1.6, "zorder": 2, "marker": "*" * (len(sizes) == 1)}
-        left.plot(sizes, seconds, **look)
-        right.plot(sizes, speeds, **look)
-        ends.append((speeds[-1], ref.name, color, False))
+        found = ref.points(factor)
+        end = dashed(found, color=color, linestyle=dash, linewidth=1.6, marker="*" * (len(found) == 1))
+        ends.append((end, ref.name, color, False))
     if link_GBps:
         right.axhline(link_GBps, color=INK, linewidth=1.0, zorder=1)
         ends.append((link_GBps, "the link", INK, False))
@@ -61,19 +89,17 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
         curve = sorted((r for r in rows if r["name"] == name), key=lambda r: r["size"])
         if curve:
             measured(left, right, curve, color, bold=name == yours)
-            ends.append((curve[-1]["busbw_GBps"], shortened(name), color, name == yours))
+            short = name if len(name) <= 16 else name[:15] + "…"
+            ends.append((curve[-1]["busbw_GBps"], short, color, name == yours))
         if name in virtual and (found := virtual[name].points(factor)):
-            sizes, seconds, speeds = zip(*found, strict=True)
-            look = {"color": color, "linestyle": DASHDOT, "linewidth": 1.2, "zorder": 2}
-            left.plot(sizes, seconds, **look)
-            right.plot(sizes, speeds, **look)
+            dashed(found, color=color, linestyle=DASHDOT, linewidth=1.2)
     label_ends(right, ends)
     heading(figure, title, crowding(rows))
     note(figure, foot)
 
 
 def measured(left, right, curve, color, bold):
-    """One function's curve in both panels, with its quartiles as a band; grey points where ranks exceed cores."""
+    """One function's curve in both panels, with its quartiles as a band; gray points where ranks exceed cores."""
     sizes = [r["size"] for r in curve]
     look = {"color": color, "linewidth": 2.6 if bold else 1.5, "zorder": 4 if bold else 3, "marker": "o"}
     if crowding(curve):
@@ -84,6 +110,49 @@ def measured(left, right, curve, color, bold):
     right.plot(sizes, [r["busbw_GBps"] for r in curve], **look)
 
 
-def shortened(name):
-    """A name that fits beside the panels."""
-    return name if len(name) <= 16 else name[:15] + "…"
+# -- a message --------------------------------------------------------------------------------------------------------
+
+
+def draw_ping_pong(figure, rows, fit=None, prediction=None, title="", foot=""):
+    """Fill `figure` from rows: dicts with size (bytes), seconds (median, one way), p25, p75.
+
+    Args:    fit: (alpha s, beta s/byte), or None as long as there is none; prediction: {bytes: seconds} or None.
+    """
+    points = [(r["size"], r["seconds"], r["size"] / r["seconds"] / 1e9) for r in rows]
+    lines = []
+    if prediction:
+        look = {"color": INK, "linestyle": DASHES, "marker": "*"}
+        lines.append(("your prediction", Reference("", prediction).points(1), look))
+    if fit:
+        sizes = sorted({p[0] for p in points} | set(prediction or ()))
+        line = {n: fit[0] + fit[1] * n for n in np.geomspace(sizes[0], sizes[-1], 60)}
+        lines.append(("α + β n", Reference("", line).points(1), {"color": VERMILION}))
+    every = points + [point for _, line, _ in lines for point in line]
+    left, right = two_panels(figure, every, ("time of a message, one way", "bytes / time, GB/s"))
+    for _, line, look in lines:
+        left.plot(*zip(*(p[:2] for p in line), strict=True), **look)
+        right.plot(*zip(*(p[::2] for p in line), strict=True), **look)
+    for ax, step in ((left, 1), (right, 2)):
+        ax.plot([p[0] for p in points], [p[step] for p in points], "o", color=BLUE, zorder=4)
+    for r in rows:
+        left.plot([r["size"]] * 2, [r["p25"], r["p75"]], color=BLUE, linewidth=3, alpha=0.3)
+    ends = [(line[-1][2], name, look["color"], False) for name, line, look in lines]
+    label_ends(right, ends + [(p[2], "measured", BLUE, True) for p in sorted(points)[-1:]])
+    if fit:  # where latency decides, and where bandwidth does
+        for ax, y, text, below in ((left, fit[0], "α", 3), (right, 1e-9 / fit[1] if fit[1] else 0, "1/β", -12)):
+            if y > 0:
+                ax.axhline(y, color=GREY, linewidth=1, linestyle=DOTS, zorder=1)
+                where = ("axes fraction", "data"), "offset points"
+                ax.annotate(text, (0, y), (4, below), *where, color=GREY)
+    heading(figure, title, sentence(*fit) if fit else "")
+    note(figure, foot)
+
+
+def sentence(alpha, beta):
+    """The two numbers, and the size at which both parts are equal."""
+    text = f"α = {seconds_text(alpha)} per message"
+    if beta > 0:
+        text += f", 1/β = {number_text(1e-9 / beta)} GB/s"
+    if alpha > 0 and beta > 0:
+        text += f"; at {float(f'{alpha / beta:.2g}'):,.0f} B half of the time is α"
+    return text

@@ -92,7 +92,7 @@ def draw(figure, grid, places=(), title="", foot=""):
     tall = figure.get_size_inches()[1]
     share = layout.cell * layout.height / tall
     ax = figure.add_axes((0.07, 1 - TOP / tall - share, 0.91, share))
-    bare(ax, layout)
+    table(ax, layout)
     for x, y, rank in layout.cells():
         box(ax, x, y, "#EEF3F8")
         where = places[rank] if rank < len(places) else ""
@@ -118,7 +118,7 @@ def groups_of(figure, layout, axis, k, share, bottom):
     n = len(layout.axes)
     left = 0.07 + k * 0.91 / n
     ax = figure.add_axes((left, bottom, 0.91 / n - 0.04, share))
-    bare(ax, layout)
+    table(ax, layout)
     groups = layout.grid.groups(axis)
     group_of = {rank: i for i, group in enumerate(groups) for rank in group}
     for x, y, rank in layout.cells():
@@ -131,7 +131,7 @@ def groups_of(figure, layout, axis, k, share, bottom):
     ax.text(-0.5, -0.62, text, fontsize=8.2, va="bottom", color=INK)
 
 
-def bare(ax, layout):
+def table(ax, layout):
     """An axes without frame in which a cell is 1 x 1, from the left."""
     ax.set_xlim(-0.5, max(layout.width, 7.0) - 0.5)
     ax.set_ylim(layout.height - layout.head - 0.5, -layout.head - 0.5)

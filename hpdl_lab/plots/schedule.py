@@ -1,4 +1,5 @@
-"""A pipeline schedule over time: a row per rank, a bar per action, hatched where a rank waits, and what it holds.
+"""A pipeline schedule over time: a row per rank, a bar per action, hatched where a rank waits, and what it holds;
+the same as planned and as measured, one under the other.
 
 What a rank waits is counted beside its row; so are the micro-batches whose activations it holds at most. Ranks with
 several stages have a lane for each. Shades tell micro-batches apart, numbers name them where there is room.
@@ -9,9 +10,10 @@ from collections import defaultdict
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
-from ..trace import number_text
-from .steps import write
-from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, counted, heading, note
+from ..trace import number_text, seconds_text
+from ..units import counted
+from .collective import write
+from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, bare, heading, legend, note, rows_only
 
 COLORS = {"F": BLUE, "B": GREEN, "I": ORANGE, "W": PURPLE}
 NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
@@ -50,7 +52,7 @@ def draw(figure, schedule, times, title="", now=None):
     activations(beside, times, now)
     heading(figure, title or f"{schedule.name}: {of_schedule(schedule)}")
     figure.text(0.012, 1 - 0.36 / tall, told(times, now), va="top")
-    legend(figure, schedule, tall)
+    kinds_of(figure, schedule, tall)
     note(figure, footnote(schedule))
 
 
@@ -82,13 +84,9 @@ def footnote(schedule):
 
 def axis(ax, schedule, makespan):
     """Rows of ranks, rank 0 on top, over time."""
-    ranks = schedule.ranks
     ax.set_xlim(0, makespan or 1)
-    ax.set_ylim(ranks - 0.5, -0.5)
-    ax.set_yticks(range(ranks), [f"rank {r}" for r in range(ranks)], fontsize=8.5)
-    ax.tick_params(axis="y", length=0)
+    rows_only(ax, schedule.ranks, [f"rank {r}" for r in range(schedule.ranks)])
     ax.locator_params(axis="x", nbins=TICKS)
-    ax.grid(axis="y", visible=False)
     ax.set_xlabel("time")
 
 
@@ -159,8 +157,7 @@ def activations(ax, times, now=None):
     ax.set_ylim(ranks - 0.5, -0.5)
     ax.set_xticks([])
     ax.set_yticks([])
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
+    bare(ax)
     ax.barh(range(ranks), times.peak, height=0.55, color=FAINT if now is not None else "#B9C7D6")
     if now is not None:
         ax.barh(range(ranks), [held_at(counts, now) for counts in times.live], height=0.55, color="#6F8FAF")
@@ -168,15 +165,19 @@ def activations(ax, times, now=None):
         count = peak if now is None else held_at(times.live[rank], now)
         ax.text(peak + most * 0.06, rank, str(count), fontsize=8.5, va="center", color=INK)
         share = waited(times, rank, times.makespan if now is None else now)
-        ax.text(-0.05, rank, f"{share:.0%}", fontsize=8.5, va="center", ha="right", color=GREY, transform=ax_rows(ax))
+        ax.text(
+            -0.05,
+            rank,
+            f"{share:.0%}",
+            fontsize=8.5,
+            va="center",
+            ha="right",
+            color=GREY,
+            transform=ax.get_yaxis_transform(),
+        )
     head = "live" if now is not None else "live at most"
     ax.text(0, 1.02, head, fontsize=8.5, transform=ax.transAxes, va="bottom")
     ax.text(-0.05, 1.02, "waits", fontsize=8.5, transform=ax.transAxes, va="bottom", ha="right", color=GREY)
-
-
-def ax_rows(ax):
-    """x as a share of the axes, y as a row."""
-    return ax.get_yaxis_transform()
 
 
 def waited(times, rank, until):
@@ -189,11 +190,67 @@ def held_at(counts, now):
     return next((count for time, count in reversed(counts) if time <= now), 0)
 
 
-def legend(figure, schedule, tall):
-    """The colors of the kinds that there are, above the rows."""
+def kinds_of(figure, schedule, tall):
+    """The colors of the kinds of actions that there are, above the rows."""
     kinds = {action.kind for row in schedule.rows for action in row}
-    x = LEFT
-    for kind in (k for k in COLORS if k in kinds):
-        figure.text(x, 1 - 0.68 / tall, "■", fontsize=11, va="center", color=COLORS[kind])
-        name = figure.text(x + 0.018, 1 - 0.68 / tall, NAMES[kind], fontsize=8.5, va="center")
-        x += name.get_window_extent().width / figure.bbox.width + 0.04
+    legend(figure, [(color, NAMES[kind]) for kind, color in COLORS.items() if kind in kinds], LEFT, 1 - 0.68 / tall)
+
+
+# -- planned and measured ---------------------------------------------------------------------------------------------
+
+RUN_TOP, BETWEEN, RUN_FOOT = 1.02, 0.62, 0.66  # inches: above, between and below the two panels
+
+
+def run_height(schedule):
+    """Inches of a figure with both panels."""
+    return RUN_TOP + BETWEEN + RUN_FOOT + 2 * schedule.ranks * row_height(schedule)
+
+
+def draw_run(figure, schedule, planned, measured, guess=None, title="", foot=""):
+    """Fill `figure`, `run_height(schedule)` inches tall.
+
+    Args:    planned, measured: schedules.Evaluation in seconds; measured: what there is so far, may be empty.
+             guess: the makespan in s that the attendee expects, or None.
+    """
+    tall = figure.get_size_inches()[1]
+    panel = schedule.ranks * row_height(schedule) / tall
+    end = max(planned.makespan, measured.makespan, guess or 0.0)
+    unit, scale = ("s", 1.0) if end >= 10 else ("ms", 1e3)
+    bottoms = (1 - RUN_TOP / tall - panel, RUN_FOOT / tall)
+    for times, bottom, name in zip((planned, measured), bottoms, ("planned", "measured"), strict=True):
+        times = in_unit(times, scale)
+        ax = figure.add_axes((LEFT, bottom, MIDDLE - LEFT, panel))
+        beside = figure.add_axes((MIDDLE + 0.075, bottom, RIGHT - MIDDLE - 0.1, panel))
+        axis(ax, schedule, 1.01 * end * scale)
+        bars(ax, schedule, times)
+        waits(ax, times)
+        activations(beside, times)
+        ax.set_title(name, fontsize=9.5, pad=3)
+        ax.set_title(outcome(times, unit), loc="right", fontsize=8.5, fontweight="normal", pad=3)
+        ax.set_xlabel(f"time, {unit}" if name == "measured" else "")
+        ax.axvline(planned.makespan * scale, color=INK, linewidth=1, zorder=5)
+        if guess:
+            ax.axvline(guess * scale, color=BLUE, linewidth=1.6, linestyle=(0, (4, 2)), zorder=6)
+    heading(figure, title or f"{schedule.name}: {of_schedule(schedule)}")
+    subtitle = "black line: planned end" + (
+        f";  blue: the end that you expected, {seconds_text(guess)}" if guess else ""
+    )
+    figure.text(0.012, 1 - 0.36 / tall, f"Hatched: ranks wait;  {subtitle}", va="top")
+    kinds_of(figure, schedule, tall)
+    note(figure, foot)
+
+
+def outcome(times, unit):
+    """What stands at the right above a panel."""
+    if not times.makespan:
+        return "waiting for the first action"
+    return f"{number_text(float(times.makespan))} {unit}, bubble {times.bubble:.1%}"
+
+
+def in_unit(times, scale):
+    """An Evaluation with all times multiplied by `scale`."""
+    return times._replace(
+        rows=tuple(tuple(t._replace(begin=t.begin * scale, end=t.end * scale) for t in row) for row in times.rows),
+        makespan=times.makespan * scale,
+        live=tuple(tuple((time * scale, count) for time, count in counts) for counts in times.live),
+    )

@@ -10,7 +10,11 @@ from contextlib import contextmanager
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
+
+from ..trace import number_text
+from ..units import bytes_text
 
 # Okabe & Ito 2008, "Color universal design"
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -70,19 +74,6 @@ def new_figure(width=WIDTH, height=HEIGHT):
     return figure
 
 
-def bytes_text(nbytes):
-    """1024 -> "1 KiB", 1000 -> "1,000 B"."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= scale and nbytes % scale == 0:
-            return f"{int(nbytes // scale):,} {unit}"
-    return f"{nbytes:,.0f} B"
-
-
-def counted(n, one, many=""):
-    """2 -> "2 ranks", 1 -> "1 rank", 2000 -> "2,000 ranks"."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
-
-
 def size_axis(ax, sizes):
     """Logarithmic x axis, labelled at measured sizes: the first, the last, and as many between as fit."""
     sizes = sorted(set(sizes))
@@ -105,8 +96,8 @@ def x_label(ax, text):
     ax.xaxis.set_label_coords(0.5, -20 / 72 / (ax.bbox.height / DPI), ax.transAxes)
 
 
-def log_axis(ax, values, formatter):
-    """Logarithmic y axis over the positive `values`, with at most nine labelled powers of ten."""
+def log_axis(ax, values, unit=""):
+    """Logarithmic y axis over the positive `values`, with at most nine labelled powers of ten, in `unit` if given."""
     values = [v for v in values if v > 0]
     low, high = (min(values), max(values)) if values else (1.0, 10.0)
     ax.set_yscale("log")
@@ -116,7 +107,12 @@ def log_axis(ax, values, formatter):
     steps = (1,) if last - first > 4 else (1, 3) if last - first > 1 else (1, 2, 5)
     ax.yaxis.set_major_locator(FixedLocator([m * 10.0**k for k in powers for m in steps]))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: formatter(v)))
+    ax.yaxis.set_major_formatter(amounts(unit) if unit else FuncFormatter(lambda v, _: number_text(v)))
+
+
+def amounts(unit):
+    """The formatter of an axis: 1e-6 -> "1 µs", 2e6 -> "2 MB"."""
+    return EngFormatter(unit)
 
 
 def label_ends(ax, labels, gap=14.0):
@@ -149,6 +145,31 @@ def tile(x, y):
     return [(x - 0.44, y - 0.42), (x + 0.44, y - 0.42), (x + 0.44, y + 0.42), (x - 0.44, y + 0.42)]
 
 
+def bare(ax):
+    """Take frame, grid and the marks of ticks off."""
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+
+
+def rows_only(ax, n, names):
+    """Rows 0 to n - 1 from top to bottom, with their names at the left and no lines between them."""
+    ax.set_ylim(n - 0.5, -0.5)
+    ax.set_yticks(range(len(names)), names, fontsize=8.5)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+
+
+def legend(where, entries, x, y, size=8.5, columns=0):
+    """Colors with their names in a line from (x, y), shares of the figure or axes. entries: (color or artist, text)."""
+    handles = [Patch(color=look) if isinstance(look, str) else look for look, _ in entries]
+    look = {"frameon": False, "fontsize": size, "handlelength": 0.9, "handleheight": 0.9, "handletextpad": 0.4}
+    look |= {"columnspacing": 1.1, "borderpad": 0, "borderaxespad": 0, "loc": "center left"}
+    where.legend(
+        handles, [text for _, text in entries], bbox_to_anchor=(x, y), ncols=columns or max(1, len(entries)), **look
+    )
+
+
 def heading(figure, title, subtitle=""):
     """The title of a picture, and a line below it in plain type."""
     figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
@@ -161,7 +182,7 @@ def crowding(rows):
     if not crowded:
         return ""
     row = max(crowded, key=lambda r: r["ranks"])
-    return f"{row['ranks']} ranks on {row['cores']} cores, grey points: {OVERSUBSCRIBED}"
+    return f"{row['ranks']} ranks on {row['cores']} cores, gray points: {OVERSUBSCRIBED}"
 
 
 def note(figure, text):

@@ -1,9 +1,24 @@
 """Four ways to cut a layer, side by side: what a rank sends, keeps and takes; model and prediction over it."""
 
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ..trace import number_text, seconds_text
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, bytes_text, crowding, heading, note
+from .style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    amounts,
+    crowding,
+    heading,
+    legend,
+    note,
+    rows_only,
+)  # fmt: skip
 
 HEIGHT = 3.7  # inches
 BAR = 0.62
@@ -29,21 +44,19 @@ def draw(figure, rows, prediction=None, title="", foot=""):
         time.barh(y, row["seconds"], BAR, color=steps)
         time.plot([row["p25"], row["p75"]], [y, y], color=INK, linewidth=1.2)
         mark(time, row["model_seconds"], y)
-    for ax, name, text in (
-        (sent, "sent by a rank", mega),
-        (held, "held by a rank", mega),
-        (time, "a step", seconds_text),
-    ):
+    for ax, name, unit in ((sent, "sent by a rank", "B"), (held, "held by a rank", "B"), (time, "a step", "s")):
         ax.set_title(name)
         ax.set_xlim(0, 1.12 * (ax.dataLim.x1 if rows and ax.dataLim.x1 > 0 else 1))
-        ax.xaxis.set_major_formatter(lambda value, _, text=text: text(value))
+        ax.xaxis.set_major_formatter(amounts(unit))
         ax.xaxis.set_major_locator(MaxNLocator(4))
-        ax.grid(axis="y", visible=False)
-        ax.tick_params(axis="y", length=0)
-    sent.set_yticks(list(places), [row["name"] for row in rows])
-    sent.set_ylim(3.5, -0.5)
+        rows_only(ax, 4, [row["name"] for row in rows])
     heading(figure, title, crowding(rows).replace("points", "bars"))
-    legend(figure, steps, prediction is not None)
+    entries = [(BLUE, "forward"), (SKY, "backward"), (GREEN, "weights"), (ORANGE, "kept for backward")]
+    entries += [(steps, "time (median)"), (Line2D([], [], color=INK, linewidth=1.2), "its quartiles")]
+    entries.append((Line2D([], [], color=VERMILION, marker="|", linestyle="", markeredgewidth=2), "model"))
+    if prediction is not None:
+        entries.append((Line2D([], [], color=INK, marker="*", linestyle="", markersize=9), "your prediction"))
+    legend(figure, entries, 0.012, 0.82)
     note(figure, foot)
 
 
@@ -59,24 +72,3 @@ def stacked(ax, rows, *parts):
 def mark(ax, value, y):
     """Where the model says the bar ends."""
     ax.plot([value, value], [y - 0.42, y + 0.42], color=VERMILION, linewidth=2, zorder=5)
-
-
-def mega(nbytes):
-    return "0" if not nbytes else f"{number_text(nbytes / 1e6)} MB" if nbytes >= 1e5 else bytes_text(nbytes)
-
-
-def legend(figure, steps, predicted):
-    """Every color with its name, in one line under the title. steps: the color of the bars of time."""
-    names = [(BLUE, "■", "forward"), (SKY, "■", "backward"), (GREEN, "■", "weights")]
-    names += [
-        (ORANGE, "■", "kept for backward"),
-        (steps, "■", "time (median)"),
-        (INK, "–", "its quartiles"),
-        (VERMILION, "|", "model"),
-    ]
-    names += [(INK, "★", "your prediction")] * predicted
-    x = 0.02
-    for color, sign, name in names:
-        figure.text(x, 0.82, sign, fontsize=11, va="center", color=color)
-        text = figure.text(x + 0.02, 0.82, name, fontsize=8.5, va="center")
-        x += text.get_window_extent().width / figure.bbox.width + 0.036

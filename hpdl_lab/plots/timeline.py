@@ -1,9 +1,24 @@
-"""Who did what, when: one lane per rank, below it one for its background, one bar per event."""
+"""Who did what, when: a lane per rank; strategies one under the other; Horovod's rows of gradients."""
 
 import re
 
 from ..trace import seconds_text
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, heading, note
+from .style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    heading,
+    legend,
+    note,
+    rows_only,
+)  # fmt: skip
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
 ROWS = {"send": 1, "recv": 2}
@@ -27,6 +42,7 @@ ROW = 0.25  # height, where a lane has 1
 TOPS = (-0.405, -0.135, 0.135)
 MOST_LABELLED = 16  # ranks: with more, a row is too thin for text
 MOST_EVENTS = 150  # per rank: what can be told apart on the width of a page
+MOST_NAMES = 6  # of operations in a line
 
 
 def draw(figure, events, title="", foot=""):
@@ -34,51 +50,37 @@ def draw(figure, events, title="", foot=""):
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
     shown = [e._replace(op=kind_of(e.op)) for e in last_events(events)]
-    lanes = lanes_of(events)  # a rank that ended early keeps its lane
-    ranks = len({rank for rank, _ in lanes})
-    colors = colors_of(shown)
+    lanes = sorted({(e.rank, lane) for e in events for lane in ("", e.lane)})  # a rank that ended early keeps its lane
     axis = TimeAxis(shown)
     foot = f"The times above are means per rank.  {foot}"
     if len(shown) < len(events):
-        foot = (
-            f"Drawn: the last {seconds_text(axis.span / 1e9)} of {seconds_text(TimeAxis(events).span / 1e9)}.  {foot}"
-        )
-    totals = {}
-    for op, color in colors.items():
+        whole = seconds_text(TimeAxis(events).span / 1e9)
+        foot = f"Drawn: the last {seconds_text(axis.span / 1e9)} of {whole}.  {foot}"
+    entries = []
+    for op, color in colors_of(shown).items():
         rows = [[e for e in shown if (e.rank, e.lane) == lane and e.op == op] for lane in lanes]
         for y, row in enumerate(rows):
             ax.broken_barh([axis.bar(e) for e in row], (y + TOPS[ROWS.get(op, 0)], ROW), facecolors=color)
             if op in ROWS and len(lanes) <= MOST_LABELLED:
                 write_peers(ax, axis, row, y + TOPS[ROWS[op]] + ROW / 2, op)
-        totals[op] = sum(busy_ns(row) for row in rows) / 1e9 / max(ranks, 1)
-    ax.set_ylim(max(len(lanes), 1) - 0.5, -0.5)
-    name_lanes(ax, lanes)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="y", visible=False)
+        mean = sum(busy_ns(row) for row in rows) / 1e9 / max(len({rank for rank, _ in lanes}), 1)
+        entries.append((color, f"{op} {seconds_text(mean)}" if mean else op))
+    rows_only(ax, max(len(lanes), 1), [lane or f"rank {rank}" for rank, lane in lanes])
+    for y, ((_, lane), text) in enumerate(zip(lanes, ax.get_yticklabels(), strict=True)):
+        if lane:
+            text.set(fontsize=7.5, color=GREY)
+            ax.axhspan(y - 0.5, y + 0.5, color="#F4F4F4", lw=0, zorder=0)
     ax.set_xlim(0, axis.span / axis.scale)
     ax.set_xlabel(f"time, {axis.unit}")
     heading(figure, title)
-    legend(figure, colors, totals)
+    lines = -(-len(entries) // MOST_NAMES)
+    legend(figure, entries, 0.085, 0.86, columns=-(-len(entries) // max(lines, 1)))
     note(figure, foot)
 
 
 def kind_of(op):
     """What is drawn in one color: "forward" for "forward 3 stage 1"."""
     return STAGED.sub("", op)
-
-
-def lanes_of(events):
-    """[(rank, lane)], from top to bottom: every rank, and below it what runs beside it."""
-    return sorted({(e.rank, lane) for e in events for lane in ("", e.lane)})
-
-
-def name_lanes(ax, lanes):
-    """Ranks at the left, what runs beside them on a tint that shows whose it is."""
-    ax.set_yticks(range(len(lanes)), [lane or f"rank {rank}" for rank, lane in lanes])
-    for y, ((_, lane), text) in enumerate(zip(lanes, ax.get_yticklabels(), strict=True)):
-        if lane:
-            text.set(fontsize=7.5, color=GREY)
-            ax.axhspan(y - 0.5, y + 0.5, color="#F4F4F4", lw=0, zorder=0)
 
 
 class TimeAxis:
@@ -90,13 +92,11 @@ class TimeAxis:
         units = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1))
         self.unit, self.scale = next((unit, scale) for unit, scale in units if self.span >= scale)
 
-    def at(self, t_ns):
-        return (t_ns - self.origin) / self.scale
-
     def bar(self, event):
         """(start, width): about a pixel narrower than the event, to part neighbors, and about a pixel wide at least."""
         pixel = self.span / 900
-        return self.at(event.t0_ns), max(event.t1_ns - event.t0_ns - pixel, pixel) / self.scale
+        start = (event.t0_ns - self.origin) / self.scale
+        return start, max(event.t1_ns - event.t0_ns - pixel, pixel) / self.scale
 
 
 def last_events(events):
@@ -124,7 +124,7 @@ def write_peers(ax, axis, row, y, op):
     ends, starts = [0, *(e.t1_ns for e in row)], [*(e.t0_ns for e in row[1:]), float("inf")]
     for before, e, after in zip(ends, row, starts, strict=False):
         if e.t1_ns - e.t0_ns > axis.span / 28 and before <= e.t0_ns and e.t1_ns <= after:
-            x = axis.at((e.t0_ns + e.t1_ns) / 2)
+            x = ((e.t0_ns + e.t1_ns) / 2 - axis.origin) / axis.scale
             ax.text(x, y, f"{arrow}{e.peer}", ha="center", va="center", fontsize=7.5, color=color)
 
 
@@ -137,18 +137,103 @@ def busy_ns(events):
     return total
 
 
-def legend(figure, colors, totals):
-    """Above the lanes: each operation in its color, with the time of a rank in it; two lines if need be."""
-    entries, x, line = [], 0.087, 0
-    for op, color in colors.items():
-        time = f" {seconds_text(totals[op])}" if totals[op] else ""
-        text = figure.text(0, 0, op + time, fontsize=8.5, va="center")
-        width = text.get_window_extent().width / figure.bbox.width + 0.032
-        if x + width > 1:
-            x, line = 0.087, line + 1
-        entries.append((text, color, x, line))
-        x += width
-    for text, color, x, row in entries:
-        y = 0.84 + 0.053 * (line - row)
-        figure.text(x, y, "■", fontsize=11, va="center", color=color)
-        text.set_position((x + 0.018, y))
+# -- strategies one under the other -----------------------------------------------------------------------------------
+
+STEP = {"forward": GREEN, "backward": YELLOW, "wait": "#BBBBBB", "send": BLUE, "recv": SKY}
+STEP_NAMES = {"wait": "waiting", "send": "sending", "recv": "receiving"}
+PANEL, MARGIN = 0.95, 1.4  # inches: of one timeline; of title and foot together
+FORMULAS = "b, f, B, r: broadcast, forward, backward and reduction of a layer; ∥: layer by layer, beside each other."
+BAR = 0.72  # of a lane's height
+
+
+def designs_height(n):
+    """Inches of a figure with n timelines."""
+    return MARGIN + n * PANEL
+
+
+def draw_designs(figure, found, title):
+    """Fill `figure` with `found`: records with name, seconds, exposed, formula, predicted, and events of one rank."""
+    tall = figure.get_size_inches()[1]
+    axes = figure.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
+    figure.subplots_adjust(left=0.115, right=0.985, bottom=0.72 / tall, top=1 - 0.85 / tall, hspace=0.62)
+    longest = max(d.seconds for d in found) * 1e3
+    for ax, design in zip(axes, found, strict=True):
+        two_lanes(ax, design.events)
+        ax.set_xlim(0, longest * 1.02)
+        ax.axvline(design.seconds * 1e3, color=INK, linewidth=1)
+        text = f"{seconds_text(design.seconds)}, {design.exposed:.0%} exposed"
+        if design.predicted:
+            text = f"{design.formula}  =  {seconds_text(design.predicted)};   here {text}"
+        ax.set_title(design.name, fontsize=9.5, pad=3)
+        ax.set_title(text, loc="right", fontsize=8.5, fontweight="normal", pad=3)
+    axes[-1].set_xlabel("virtual time, ms")
+    heading(figure, title)
+    legend(figure, [(color, STEP_NAMES.get(op, op)) for op, color in STEP.items()], 0.115, 1 - 0.5 / tall)
+    note(figure, FORMULAS if any(d.formula for d in found) else "A black line: the end of the step.")
+
+
+def two_lanes(ax, events):
+    """The rank's own thread, in which it waits or computes, and below it the messages in its background."""
+    for op, color in STEP.items():
+        for y, lane in enumerate(("", "background")):
+            bars = [(e.t0_ns / 1e6, (e.t1_ns - e.t0_ns) / 1e6) for e in events if e.op == op and e.lane == lane]
+            whole = op not in ("send", "recv")
+            ax.broken_barh(bars, (y if op == "recv" else y - BAR / 2, BAR if whole else BAR / 2), facecolors=color)
+    rows_only(ax, 2, ["rank 0", "background" if any(e.lane for e in events) else ""])
+    ax.get_yticklabels()[1].set_color(GREY)
+
+
+# -- Horovod's timeline -----------------------------------------------------------------------------------------------
+
+ACTIVITIES = {
+    "NEGOTIATE_ALLREDUCE": FAINT,
+    "ALLREDUCE": GREY,
+    "MEMCPY_IN_FUSION_BUFFER": GREEN,
+    "MPI_ALLREDUCE": BLUE,
+    "MEMCPY_OUT_FUSION_BUFFER": PURPLE,
+}
+
+
+def horovod_height(rows):
+    """Inches of a figure of `rows`, as parallel.horovod.to_horovod makes them."""
+    return 1.55 + 0.155 * max(len(gradients_of(rows)), 6)
+
+
+def gradients_of(rows):
+    """{pid: name of the gradient}, in the order in which they are drawn."""
+    return {row["pid"]: row["args"]["name"] for row in rows if row.get("name") == "process_name"}
+
+
+def draw_horovod(figure, rows, title, foot=""):
+    """Fill `figure` with `rows`, the dicts of a Chrome trace: a row per gradient, from its negotiation to its sum."""
+    names, tall = gradients_of(rows), figure.get_size_inches()[1]
+    ax = figure.subplots()
+    figure.subplots_adjust(left=0.24, right=0.985, bottom=0.68 / tall, top=1 - 0.8 / tall)
+    place = {pid: y for y, pid in enumerate(names)}
+    for name, pid, begin, end in activities(rows):
+        half = 0.42 if name in ("NEGOTIATE_ALLREDUCE", "ALLREDUCE") else 0.3
+        bar = [(begin / 1e3, (end - begin) / 1e3)]
+        ax.broken_barh(bar, (place[pid] - half, 2 * half), facecolors=ACTIVITIES[name])
+    for row in rows:
+        if row["ph"] == "X":
+            ax.plot([row["ts"] / 1e3], [place[row["pid"]]], "|", color=ORANGE, markersize=7)
+    rows_only(ax, len(names), list(names.values()))
+    ax.tick_params(axis="y", labelsize=7.5)
+    ax.set_xlabel("time, ms")
+    heading(figure, title)
+    entries = [(color, name) for name, color in {**ACTIVITIES, "a rank is ready": ORANGE}.items()]
+    legend(figure, entries, 0.012, 1 - 0.52 / tall, size=7)
+    note(figure, foot)
+
+
+def activities(rows):
+    """(activity, pid, begin, end) of every pair of begin and end, the outer ones first."""
+    open_, found = {}, []
+    for row in rows:
+        stack = open_.setdefault(row["pid"], [])
+        if row["ph"] == "B":
+            stack.append((row["name"], row["ts"]))
+        elif row["ph"] == "E":
+            name, begin = stack.pop()
+            found.append((len(stack), name, row["pid"], begin, row["ts"]))
+    return [(name, pid, begin, end) for _, name, pid, begin, end in sorted(found, key=lambda f: f[0])]

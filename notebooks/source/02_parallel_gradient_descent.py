@@ -121,7 +121,7 @@ from hpdl_lab.parallel.gradient_descent import step_with_server
 x, y = (part[:441] for part in diabetes.load())
 step = lab.run(step_with_server, w, x, y, 0.5, server_step)
 assert np.allclose(step[3], gradient_step(w, x, y, 0.5))
-lab.traffic(step)
+lab.show(step, "traffic")
 
 # %% [markdown]
 # What enters and leaves the server grows with the number of workers, while each of them moves two vectors. With 100
@@ -134,7 +134,9 @@ lab.traffic(step)
 # hold it.
 
 # %%
-lab.graph("wheel", 8)
+from hpdl_lab.parallel import gossip
+
+lab.show(gossip.graph("wheel", 8))
 
 # %% [markdown]
 # Before you write it: on which graph are 16 ranks closer together after 20 steps, on a ring (two neighbors each) or on

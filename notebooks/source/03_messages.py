@@ -64,7 +64,7 @@ link
 # %% check="hpdl_lab.collectives.cost:fit_alpha_beta"
 
 # %%
-from hpdl_lab.plots.ping_pong import sentence
+from hpdl_lab.plots.measure import sentence
 
 alpha, beta = fit_alpha_beta(link.nbytes, link.seconds)
 print(sentence(alpha, beta))
@@ -80,7 +80,7 @@ print(sentence(alpha, beta))
 # before, on the right what they have after.
 
 # %%
-lab.collectives(4)
+lab.show("collectives", ranks=4)
 
 # %% [markdown]
 # ## Exercise 3.3 ★ Which collective is it?
@@ -101,7 +101,7 @@ lab.collectives(4)
 # them: what does each rank call first, and what does that call need in order to end?
 
 # %%
-lab.zoo()
+lab.show("zoo")
 
 # %% [markdown]
 # ## Exercise 3.4 ★★ Diagnose
@@ -115,7 +115,7 @@ lab.zoo()
 
 # %% [markdown]
 # Now on the engines. Two communicators, used by two ranks in opposite order; the deadline ends it, and the engines are
-# free again. Try others: `lab.zoo("wrong_root")` shows a program, and `zoo.PROGRAMS` lists all.
+# free again. Try others: `lab.show(zoo.find("wrong_root"))` shows a program, and `zoo.PROGRAMS` lists all.
 
 # %% tags=["raises-exception"]
 lab.run(zoo.find("opposite_communicators").broken, ranks=[0, 1], deadline=2)
@@ -157,7 +157,7 @@ lab.run(zoo.find("wrong_root").broken, deadline=2)
 lab.inject(rank=2, delay=0.005)
 slow = lab.run(add_neighbors)
 lab.inject()
-lab.timeline(slow)
+lab.show(slow)
 
 # %% [markdown]
 # Everybody is as slow as the slowest, although three of four ranks have nothing to do but wait. Look at who waits for

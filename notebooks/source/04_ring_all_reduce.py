@@ -34,7 +34,7 @@ lab.start(4)
 # 2. **all-gather**: each finished chunk goes around once more, and everybody keeps a copy. Another p-1 steps.
 
 # %%
-lab.steps("ring", 4)
+lab.show("ring", ranks=4)
 
 # %% [markdown]
 # Each cell says from how many ranks it holds the sum. Follow one chunk with your finger.
@@ -126,7 +126,7 @@ trained
 # What the four ranks did meanwhile, one lane each:
 
 # %%
-lab.timeline(trained)
+lab.show(trained)
 
 # %% [markdown]
 # ## Does it scale?
@@ -152,7 +152,7 @@ lab.scaling(all_reduce=all_reduce)
 # | hierarchical | few between hosts | n/g between hosts | several ranks per host (S-Caffe) |
 
 # %%
-lab.steps("halving_doubling", 8)
+lab.show("halving_doubling", ranks=8)
 
 # %% [markdown]
 # How long would they take on four machines with four GPUs each: fast links inside a machine, one slower port between
@@ -162,7 +162,7 @@ lab.steps("halving_doubling", 8)
 from hpdl_lab.comm.network import Islands
 
 machines = Islands(4, inside="nvlink_4", between="infiniband_ndr")
-lab.network(machines, 16)
+lab.show(machines, ranks=16)
 
 # %% [markdown]
 # Before you run it: which of them is best for 64 bytes, and which for 2 MiB?

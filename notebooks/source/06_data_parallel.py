@@ -145,7 +145,7 @@ trained
 
 # %%
 begin = sorted(e.t0_ns for e in trained.events if e.op == "forward")[-16]  # of four steps on four ranks
-lab.timeline([e for e in trained.events if e.t0_ns >= begin])
+lab.show([e for e in trained.events if e.t0_ns >= begin])
 
 # %% [markdown]
 # Here four ranks share your cores, and rank 0 waits for whoever has none at the moment. With a core each the gray part
@@ -184,7 +184,7 @@ from hpdl_lab import data
 from hpdl_lab.parallel.scripts import ddp_script, horovod_script
 
 text = data.load("text")
-lab.horovod_timeline(lab.run(horovod_script, text, 2, True))
+lab.show(lab.run(horovod_script, text, 2, True), "horovod")
 
 # %% [markdown]
 # ## Diagnose: one step more

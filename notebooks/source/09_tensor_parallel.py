@@ -147,7 +147,7 @@ print("you predicted, for each of 2 layers:", my_all_reduces)
 
 # %%
 begin = sorted(e.t0_ns for e in shared.events if e.op == "forward")[-4]  # of the last step on four ranks
-lab.timeline([e for e in shared.events if e.t0_ns >= begin])
+lab.show([e for e in shared.events if e.t0_ns >= begin])
 
 # %% [markdown]
 # Heads that four ranks cannot share are refused, in one sentence, before the first message:

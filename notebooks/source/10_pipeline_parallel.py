@@ -31,7 +31,7 @@ lab.start(4)
 # hatched is waiting, and backward takes twice as long as forward.
 
 # %%
-lab.schedule("gpipe", ranks=4, micro_batches=1)
+lab.show("gpipe", ranks=4, micro_batches=1)
 
 # %% [markdown]
 # The waiting is called the **bubble**. Now cut the batch into **micro-batches**: when rank 1 has the first one, rank 0
@@ -116,9 +116,10 @@ lab.pipeline(mine)
 costs = [3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 6]
 cuts = {"three layers each": [3, 3, 3, 3], "yours": partition(costs, 4)}
 parts = {name: [sum(costs[sum(n[:i]) : sum(n[: i + 1])]) for i in range(4)] for name, n in cuts.items()}
-drawn = [lab.schedule("1f1b", forward=part, backward=[2 * c for c in part]) for part in parts.values()]
-assert drawn[1].makespan < drawn[0].makespan
-print(f"{parts}: {1 - drawn[1].makespan / drawn[0].makespan:.0%} of the time is saved")
+drawn = [lab.show("1f1b", forward=part, backward=[2 * c for c in part]) for part in parts.values()]
+equal, yours = (picture.data.makespan for picture in drawn)
+assert yours < equal
+print(f"{parts}: {1 - yours / equal:.0%} of the time is saved")
 
 # %% [markdown]
 # # Part two: no bubble, real stages, two replicas
@@ -131,7 +132,7 @@ print(f"{parts}: {1 - drawn[1].makespan / drawn[0].makespan:.0%} of the time is 
 # where 1F1B has 4 whole ones. Each rank has a lane for each of its stages.
 
 # %%
-lab.schedule("interleaved", chunks=2, live=True)
+lab.show("interleaved", chunks=2, play=True)
 
 # %% [markdown]
 # ## Exercise 10.4 ★★★ Zero bubble
@@ -199,7 +200,7 @@ print(f"after 3 steps the losses of four stages and of one rank differ by {off:.
 # one micro-batch for each replica; MASTER has more before the replicas add their gradients.
 
 # %%
-lab.schedule("gems_master", micro_batches=6)
+lab.show("gems_master", micro_batches=6)
 
 # %% [markdown]
 # Compared with stages that just wait for each other, N micro-batches take p·tf + N·p·tb + (N-1)·tf instead of

@@ -14,6 +14,7 @@
 
 # %%
 from hpdl_lab import lab
+from hpdl_lab.mesh import Grid
 
 lab.start(4)
 
@@ -32,7 +33,7 @@ lab.start(4)
 # replicas of two stages of two shards:
 
 # %%
-lab.mesh(dp=2, pp=2, tp=2)
+lab.show(Grid(dp=2, pp=2, tp=2))
 
 # %% [markdown]
 # The last axis varies fastest. Its ranks are neighbors, on the fastest links: there belongs what sends most.
@@ -126,7 +127,7 @@ for grid in ({"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}):
 
 # %%
 begin = sorted(e.t0_ns for e in ranks.events if e.op == "add gradients")[-8]  # where the step before has ended
-lab.timeline([e for e in ranks.events if e.t0_ns > begin])
+lab.show([e for e in ranks.events if e.t0_ns > begin])
 
 # %% [markdown]
 # ## From one mesh into another

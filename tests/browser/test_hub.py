@@ -310,7 +310,7 @@ def test_a_hub_that_is_killed_comes_back_and_open_notebooks_go_on(room, command,
     command.wait_for("JupyterHub was killed (SIGKILL)")
     command.wait_for("JupyterHub answers again")
     open_notebook(page, address, ADA)  # with the kernel of before; while the hub was away JupyterLab has said so
-    page.locator(".jp-CodeCell", has_text="lab.steps(").first.locator(".cm-content").click()
+    page.locator(".jp-CodeCell", has_text="lab.show(").first.locator(".cm-content").click()
     page.keyboard.press("Control+a")
     page.keyboard.type("print('variables', result.failed, 'are still', 'there')")
     page.keyboard.press("Control+Enter")

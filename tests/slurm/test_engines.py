@@ -30,13 +30,13 @@ from tests.slurm.watched import Watched
 
 pytestmark = pytest.mark.timeout(300)
 EMULATED = 'where="emulated"'  # from there on notebook 04 is about links that this machine emulates
-WITHOUT_ENGINES = ("lab.steps(", "lab.network(", "ranks=16", "def choose(", "lab.check(choose)")
+WITHOUT_ENGINES = ("lab.show(", "ranks=16", "def choose(", "lab.check(choose)")
 LIGHTER = {  # the least of what each verb does on engines
     "lab.start(4)": 'lab.start(4, where="slurm", nodes=2)',
     "lab.measure(all_reduce, prediction=my_times)": 'lab.measure(all_reduce, sizes="64KiB", prediction=my_times)',
     "lab.train(": 'lab.train(steps=60, batch=256, optimizer="adamw", lr=0.03, ',
     "trained.test_accuracy >= 0.97": "trained.test_accuracy >= 0.97 and trained.drift == 0",
-    "lab.scaling(": 'lab.scaling(ranks=(4,), n=32, kind="weak", simulate=(8,), ',
+    "lab.scaling(": "lab.scaling(ranks=(4,), n=32, simulate=(8,), ",
 }
 
 

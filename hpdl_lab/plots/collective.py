@@ -1,21 +1,195 @@
 """A collective, step by step: which rank sends which chunk to whom, and whose data each chunk holds afterwards.
 
-Columns are ranks, rows are chunks. Arrows run above the columns; cells that were sent have a dot, cells that have
-received a frame. A number counts the ranks in a sum; where nothing is added it names the rank whose data it is.
+`held[r, c, q]` is how many times chunk c on rank r contains the data of rank q. All zeros: nothing that matters. A
+single one: a copy. Several: a sum. Columns are ranks, rows are chunks. Arrows run above the columns; cells that were
+sent have a dot, cells that have received a frame. A number counts the ranks in a sum; where nothing is added it names
+the rank whose data it is.
 """
 
 import itertools
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
+from ..collectives.steps import edges
 from ..trace import number_text
-from .style import FAINT, GREEN, INK, VERMILION, WIDTH, bytes_text, heading, note, tile
+from ..units import bytes_text, counted
+from .style import (
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    WIDTH,
+    YELLOW,
+    bare,
+    heading,
+    note,
+    tile,
+)  # fmt: skip
+
+COLLECTIVES = (
+    "broadcast", "scatter", "gather", "all_gather", "reduce", "reduce_scatter", "all_reduce", "all_to_all"
+)  # fmt: skip
+
+
+class Move(NamedTuple):
+    """Chunks first .. last-1 of rank `source` go to `dest`, which adds or stores them at chunk `into` and those after.
+
+    first, into: -1 where unknown.
+    """
+
+    source: int
+    dest: int
+    first: int
+    last: int
+    into: int
+    nbytes: int
+    add: bool
+
+
+class Step(NamedTuple):
+    """Moves that happen at the same time, and `held` (p, k, p) after them."""
+
+    moves: tuple
+    held: np.ndarray
+
+
+@dataclass(frozen=True)
+class Story:
+    """A collective on p ranks as k chunks that move.
+
+    name: what the title says; nbytes: of a vector.
+    starts: (k + 1,) first elements of the chunks, then the end.
+    held: (p, k, p) before the first step; wanted: (p, k, p) at the end of a right one, zeros where nothing is asked.
+    """
+
+    name: str
+    nbytes: int
+    starts: np.ndarray
+    held: np.ndarray
+    wanted: np.ndarray
+    steps: tuple
+
+    @property
+    def p(self):
+        return len(self.held)
+
+    @property
+    def k(self):
+        return len(self.starts) - 1
+
+    @property
+    def noun(self):
+        """What a row is called: a chunk is one of p equal ones."""
+        return "chunk" if np.array_equal(self.starts, edges(self.starts[-1], self.p)) else "part"
+
+    @property
+    def adds(self):
+        """Whether data of several ranks is added: then cells count contributions, else they name the rank."""
+        return bool((self.wanted.sum(axis=2) > 1).any())
+
+    @property
+    def reach(self):
+        """How many columns the longest arrow crosses."""
+        return max((abs(move.dest - move.source) for step in self.steps for move in step.moves), default=1)
+
+    def vectors_sent(self):
+        """(p,) bytes sent by each rank, over the bytes of a vector."""
+        sent = np.zeros(self.p)
+        for move in (move for step in self.steps for move in step.moves):
+            sent[move.source] += move.nbytes
+        return sent / self.nbytes
+
+    def state(self, i):
+        """`held` after `i` steps."""
+        return self.steps[i - 1].held if i else self.held
+
+
+def before_and_after(collective, p, root=0):
+    """What a collective is: two (p, p, p) arrays of whose data is where, over the p chunks of every rank.
+
+    Raises:  ValueError for a name that is none of COLLECTIVES.
+    """
+    if collective not in COLLECTIVES:
+        raise ValueError(f"no collective is called {collective!r}: there are {', '.join(COLLECTIVES)}")
+    ranks = np.arange(p)
+    everywhere, own, at_root, gathered = (np.zeros((p, p, p), np.int8) for _ in range(4))
+    everywhere[ranks, :, ranks] = 1  # every rank holds a vector of its own
+    own[ranks, ranks, ranks] = 1  # rank r holds chunk r
+    at_root[root, :, root] = 1  # only the root holds anything
+    gathered[:, ranks, ranks] = 1  # chunk c is rank c's, on every rank
+    only_root = (ranks == root)[:, None, None].astype(np.int8)
+    mine = np.eye(p, dtype=np.int8)[:, :, None]  # chunk r of rank r
+    of_root = (ranks == root).astype(np.int8)
+    ones = np.ones((p, p, p), np.int8)
+    return {
+        "broadcast": (at_root, ones * of_root),
+        "scatter": (at_root, mine * of_root),
+        "gather": (own, gathered * only_root),
+        "all_gather": (own, gathered),
+        "reduce": (everywhere, ones * only_root),
+        "reduce_scatter": (everywhere, mine * ones),
+        "all_reduce": (everywhere, ones),
+        "all_to_all": (everywhere, gathered),
+    }[collective]
+
+
+def of_rounds(name, collective, rounds, p, n, itemsize=4):
+    """The Story of a schedule, an iterable of collectives.steps.Round, on vectors of n elements."""
+    rounds = list(rounds)
+    before, after = before_and_after(collective, p)
+    starts = starts_of(n, rounds, edges(n, p) if differ_by_chunk(before) or differ_by_chunk(after) else ())
+    chunk_of = np.searchsorted(edges(n, p)[1:], starts[:-1], side="right")
+    held = start = before[:, chunk_of]
+    arrived, steps = {}, []  # (rank, first element): what it received in its last round, which relays pass on
+    for round_ in rounds:
+        after_round, arrives, moves = held.copy(), {}, []
+        for source, dest, first, last, into in messages_of(round_):
+            a, b = np.searchsorted(starts, (first, last))
+            c = int(np.searchsorted(starts, into))
+            cargo = arrived[source, first] if round_.relay else held[source, a:b]
+            arrives[dest, first] = cargo
+            after_round[dest, c : c + b - a] = cargo + (after_round[dest, c : c + b - a] if round_.add else 0)
+            if b > a:
+                moves.append(Move(source, dest, int(a), int(b), c, (last - first) * itemsize, bool(round_.add)))
+        held, arrived = after_round, {k: v for k, v in arrived.items() if k[0] not in round_.dest} | arrives
+        if moves:
+            steps.append(Step(tuple(moves), held))
+    return Story(name, n * itemsize, starts, start, after[:, chunk_of], tuple(steps))
+
+
+def messages_of(round_):
+    """The rows of a Round as (source, dest, first, last, into) of ints."""
+    into = round_.first if round_.into is None else round_.into
+    columns = (round_.source, round_.dest, round_.first, round_.last, into)
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def starts_of(n, rounds, more=()):
+    """Sorted first elements of the parts that n elements fall into where messages begin and end, and the end."""
+    found = {0, n, *(int(e) for e in more)}
+    for _, _, first, last, into in (row for round_ in rounds for row in messages_of(round_)):
+        found |= {first, last, into, into + last - first}
+    return np.array(sorted(found))
+
+
+def differ_by_chunk(held):
+    """Whether the chunks of some rank hold different things, so that their borders must be seen."""
+    return bool((held != held[:, :1]).any())
+
+
+# -- panels -----------------------------------------------------------------------------------------------------------
 
 SHADES = ("#FFFFFF", "#DCEBF5", "#A9CFE8", "#6BAED6", "#3182BD", "#0B559F")
 ADDS, COPIES = VERMILION, "#00347A"  # the colors of messages; the blue is dark enough to be seen on green
@@ -29,7 +203,7 @@ ABOVE, BELOW, GAP = 0.2, 0.24, 0.16  # inches: the title of a panel, its ranks, 
 TALLEST = 8.3  # inches of a page of panels
 
 
-class Grid(NamedTuple):
+class Cells(NamedTuple):
     """Sizes of one panel, in inches: of a cell, of the strip above for the arrows; points of its numbers."""
 
     cell: float
@@ -42,14 +216,14 @@ def small_grid(story):
     """The grid of one of many panels."""
     p, k = story.p, story.k
     cell = 0.31 if p <= 4 else 0.215 if p <= 8 else 0.15
-    return Grid(cell, min(cell, 2.4 / k), 0.28 + 0.035 * story.reach, 9 if p <= 4 else 7.5 if p <= 8 else 6.2)
+    return Cells(cell, min(cell, 2.4 / k), 0.28 + 0.035 * story.reach, 9 if p <= 4 else 7.5 if p <= 8 else 6.2)
 
 
 def large_grid(story):
     """The grid of one step that has a page for itself."""
     p, k = story.p, story.k
     cell = min(0.62, 5.2 / p)
-    return Grid(cell, min(0.36, 3.8 / k), 0.4 + 0.045 * story.reach, 9.5 if p <= 8 else 8.5)
+    return Cells(cell, min(0.36, 3.8 / k), 0.4 + 0.045 * story.reach, 9.5 if p <= 8 else 8.5)
 
 
 class Sheet:
@@ -125,7 +299,7 @@ def title_of(story):
     sent = story.vectors_sent()
     low, high = number_text(sent.min()), number_text(sent.max())
     share = low if low == high else f"{low} to {high}"
-    steps = f"{len(story.steps)} step{'s' if len(story.steps) != 1 else ''}"
+    steps = counted(len(story.steps), "step")
     return f"{story.name} on {story.p} ranks: {steps}, a rank sends {share} vector{'s' if high != '1' else ''}"
 
 
@@ -164,8 +338,7 @@ def panel(ax, story, i, grid, named):
     names = [(c, f"{story.noun} {c}") for c in range(0, k, every)] if k > 1 else [(0, "vector")]
     ax.set_yticks(*(zip(*names, strict=True) if named else ([],)))
     ax.tick_params(length=0, labelsize=8 if p <= 8 else 7.5, pad=1)
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
+    bare(ax)
     cells(ax, story, i, grid)
     if named:
         ax.annotate("rank", (0, 0), (-3, -3), "axes fraction", "offset points", fontsize=8, ha="right", va="top")
@@ -241,3 +414,60 @@ def arrow(move, reach, grid, color):
     path = Path([(x0, bottom), (x0, peak), (x1, peak), (x1, bottom)], [Path.MOVETO, *[Path.CURVE4] * 3])
     look = {"arrowstyle": "-|>", "mutation_scale": grid.points * 0.85, "color": color, "linewidth": 1.2, "shrinkA": 0}
     return FancyArrowPatch(path=path, clip_on=False, zorder=3, **look)
+
+
+# -- the eight --------------------------------------------------------------------------------------------------------
+
+HUES = (SKY, ORANGE, PURPLE, YELLOW, "#B7D7A8", "#C9B79C")  # of the ranks whose data it is
+SUM = GREEN
+EIGHT_LEFT, EIGHT_TOP, EIGHT_ROW, COLUMNS = 0.32, 0.62, 0.54, 2  # inches; collectives beside each other
+
+
+def height_of_eight(p):
+    """Inches of a figure for p ranks."""
+    return EIGHT_TOP + 0.3 - (-len(COLLECTIVES) // COLUMNS) * (EIGHT_ROW + p * 0.2)
+
+
+def draw_eight(figure, p):
+    """What the eight collectives are for: whose data every rank holds, before and after. Letters are ranks."""
+    inches, width = figure.get_figheight(), (WIDTH - EIGHT_LEFT) / COLUMNS
+    for i, name in enumerate(COLLECTIVES):
+        row, column = divmod(i, COLUMNS)
+        top = inches - EIGHT_TOP - row * (EIGHT_ROW + p * 0.2)
+        left = EIGHT_LEFT + column * width
+        half = (width - 0.75) / 2
+        figure.text(left / WIDTH, top / inches, name, fontsize=10.5, fontweight="bold", va="bottom")
+        for k, held in enumerate(before_and_after(name, p)):
+            x = left + k * (half + 0.4)
+            ax = figure.add_axes((x / WIDTH, (top - 0.06 - p * 0.2) / inches, half / WIDTH, p * 0.2 / inches))
+            eight_panel(ax, held, moved=k and name == "all_to_all")
+        middle = top - 0.06 - p * 0.1
+        ends = [((left + half + dx) / WIDTH, middle / inches) for dx in (0.08, 0.34)]
+        look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": GREY, "linewidth": 1.6}
+        figure.add_artist(FancyArrowPatch(*ends, transform=figure.transFigure, **look))
+    heading(figure, f"Eight collectives on {p} ranks: before and after")
+    letters = ", ".join(f"{chr(ord('A') + r)} from rank {r}" for r in range(min(p, 3)))
+    note(figure, f"A column is a rank, a row is a chunk. {letters} ...; Σ is the sum over all ranks.")
+
+
+def eight_panel(ax, held, moved=False):
+    """One state. held: (p, p, p) whose data every rank holds in every chunk; `moved`: chunk r of everybody is at r."""
+    p = len(held)
+    corners, faces = [], []
+    for r in range(p):
+        for c in range(p):
+            owners = held[r, c].nonzero()[0]
+            corners.append(tile(r, c))
+            faces.append("white" if not len(owners) else SUM if len(owners) > 1 else HUES[owners[0]])
+            if len(owners):
+                chunk = r if moved else c
+                text = f"Σ{chunk}" if len(owners) > 1 else f"{chr(ord('A') + owners[0])}{chunk}"
+                color = "white" if len(owners) > 1 else INK
+                ax.text(r, c, text, ha="center", va="center_baseline", fontsize=8.5, color=color)
+    ax.add_collection(PolyCollection(corners, facecolors=faces, edgecolors=FAINT, linewidths=0.8))
+    ax.set_xlim(-0.5, p - 0.5)
+    ax.set_ylim(p - 0.5, -0.5)
+    ax.set_xticks(range(p), [f"rank {r}" if p <= 4 else str(r) for r in range(p)])
+    ax.set_yticks([])
+    ax.tick_params(length=0, labelsize=8, pad=1)
+    bare(ax)

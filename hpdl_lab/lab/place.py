@@ -1,15 +1,18 @@
 """Where a verb runs: on the engine cluster when one is up, else on simulated ranks, and the picture says which."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..comm import sim
 from ..comm.network import Network, Ring, Switch, title
 from ..engines import layout
 from ..engines.crew import check_deadline
+from ..units import counted, require_int
 from .cluster import injected, run, running
 
 SIMULATED_DEADLINE = 600.0  # s of real time: a deadlock is proved at once, this only ends loops that never end
-DEFAULT_RANKS = 4  # where no engines run and nothing is said
+DEFAULT_RANKS = 4  # if no engines run and nothing is said
 
 
 @dataclass(frozen=True)
@@ -26,61 +29,70 @@ class Place:
     link: str = ""
     device: str = "cpu"
 
-    def __str__(self):
-        kind = "simulated rank" if self.simulated else "engine"
-        where = f" on emulated hosts at {self.link}" if self.link else ""
-        return f"{self.ranks:,} {kind}{'s' if self.ranks > 1 else ''}{where}"
+    def __str__(self) -> str:
+        ranks = counted(self.ranks, "simulated rank" if self.simulated else "engine")
+        return f"{ranks} on emulated hosts at {self.link}" if self.link else ranks
 
     @property
-    def link_GBps(self):
-        """What a link between two ranks carries, where that is known: 0.125 for 1gbit; else None."""
+    def link_GBps(self) -> float | None:
+        """What a link between two ranks carries, if that is known: 0.125 for 1gbit; else None."""
         return layout.parse_link(self.link).bandwidth / 1e9 if self.link else None
 
     @property
-    def alike(self):
+    def alike(self) -> bool:
         """Whether a message costs the same between all neighbors on a ring: what ranks 0 and 1 measure is then true."""
         return self.network is None or isinstance(self.network, Switch | Ring)
 
     @property
-    def remark(self):
-        """What to say about times that were measured here; empty where they are real."""
+    def remark(self) -> str:
+        """What to say about times that were measured here; empty if they are real."""
         if not self.simulated:
             return ""
         if self.network is not None:
             return f"{title(self.network)}: virtual time, in which arithmetic is free."
         return "Simulated ranks: virtual time, in which arithmetic is free. lab.start(4) makes real ones."
 
-    def run(self, fn, *args, deadline=10.0, on_row=None, threads=False):
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        deadline: float = 10.0,
+        on_row: Callable[[dict[str, Any]], None] | None = None,
+        threads: bool = False,
+    ) -> Any:
         """Call `fn(comm, *args)` on every rank; returns Results.
 
         threads: whether fn waits for other ranks inside autograd's backward, for which simulated ranks must be threads.
         """
         check_deadline(deadline)
-        if self.simulated:
-            told = {"deadline": SIMULATED_DEADLINE, "on_row": on_row, "inject": injected(), "threads": threads}
-            return sim.run(self.ranks, fn, *args, network=self.network, **told)
-        return run(fn, *args, ranks=range(self.ranks), deadline=deadline, on_row=on_row)
+        if not self.simulated:
+            return run(fn, *args, ranks=range(self.ranks), deadline=deadline, on_row=on_row)
+        how = {"network": self.network, "deadline": SIMULATED_DEADLINE, "inject": injected(), "threads": threads}
+        return sim.run(self.ranks, fn, *args, on_row=on_row, **how)
 
 
-def place(ranks=None, network=None):
-    """The engines, all or the first `ranks` of them; simulated ranks where no engines run, or on `network`.
+def asked_network(network: Any) -> None:
+    """Raise TypeError unless `network` is one, or None."""
+    if network is not None and not isinstance(network, Network):
+        raise TypeError(f"network={network!r}: one of comm.network is needed, such as Switch() or FatTree(16, 4)")
+
+
+def place(ranks: int | None = None, network: Network | None = None) -> Place:
+    """The engines, all or the first `ranks` of them; simulated ranks if no engines run, or on `network`.
 
     Raises:  ValueError for more ranks than engines, or for none.
     """
-    if ranks is not None and (not isinstance(ranks, int) or ranks < 1):
-        raise ValueError(f"ranks must be a whole number of at least 1, got {ranks!r}")
-    if network is not None:
-        if not isinstance(network, Network):
-            raise TypeError(f"network={network!r}: one of comm.network is needed, such as Switch() or FatTree(16, 4)")
-        return Place(ranks or DEFAULT_RANKS, simulated=True, network=network)
-    engines = running()
+    asked_network(network)
+    if ranks is not None:
+        require_int("ranks", ranks, 1)
+    engines = running() if network is None else None
     if engines is None:
-        return Place(ranks or DEFAULT_RANKS, simulated=True)
+        return Place(ranks or DEFAULT_RANKS, simulated=True, network=network)
     if ranks is not None and ranks > engines.n:
         raise ValueError(
             f"{ranks} ranks were asked for and {engines.n} engines run: lab.stop(), lab.start({ranks}), "
             "or simulate them: network=Switch()"
         )
     own_hosts = engines.where == "emulated" and engines.layout.hosts == engines.n
-    link_speed = engines.link if own_hosts else ""
-    return Place(ranks or engines.n, simulated=False, link=link_speed, device=engines.device)
+    link = engines.link if own_hosts else ""
+    return Place(ranks or engines.n, simulated=False, link=link, device=engines.device)

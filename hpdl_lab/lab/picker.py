@@ -1,0 +1,344 @@
+"""`lab.grid`: pick a hybrid grid with sliders, see at once what it costs, and run it.
+
+The Picker holds what is picked and what was measured, and knows no widget: it works the same in a plain terminal.
+grid_widgets.py shows it in a notebook.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+from torch import nn
+
+from .. import features, schedules
+from ..engines.errors import EngineError
+from ..parallel.grid.machine import Machine
+from ..parallel.grid.memory import Memory
+from ..parallel.grid.model import Prediction
+from ..parallel.grid.simulated_grid import SimulatedGrid
+from ..parallel.grid.spec import Spec
+from ..parallel.grid.steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
+from ..plots import grid as drawing
+from ..plots import live
+from ..plots.style import look, new_figure
+from ..trace import seconds_text
+from ..units import amount_text, counted
+from .cluster import run, running
+from .grid import Setting, Subject, changed, first, followed, subject_of
+from .plain import plainly, sentence
+from .result import table
+
+STEPS = 5
+DEADLINE = 30.0  # s: engines that share few cores import torch's tracer first
+FAR = 1.5  # times the prediction
+
+
+# -- one run of a setting ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """seconds: of a step; bubble, memory (of the fullest rank), links: as of a Prediction; None if not known.
+
+    kind: "measured" or "simulated"; how: in words; busy: what ranks shared their cores with, in words, "" for nothing.
+    """
+
+    kind: str
+    how: str
+    seconds: float
+    bubble: float | None = None
+    memory: Memory | None = None
+    links: dict[str, int] | None = None
+    busy: str = ""
+
+
+class GridRun:
+    """One run of a setting, on the engines, or in virtual time if it needs more ranks; another thread may stop it.
+
+    tell: f(text), called with what goes on. show: f(Measured), called after every step with what is known so far.
+    """
+
+    def __init__(
+        self, subject: Subject, setting: Setting, tell: Callable[[str], None], show: Callable[[Measured], None] | None
+    ) -> None:
+        self.subject, self.setting, self.tell, self.show = subject, setting, tell, show
+        self.predicted = 0.0
+        self.stopped = False
+        self.simulation: SimulatedGrid | None = None
+        self.lock = threading.Lock()  # between the begin of a simulation and its stop
+
+    def result(self) -> Measured | None:
+        """The Measured at the end, None if it was stopped. Raises what lab.run raises, ValueError as simulate."""
+        ranks, engines = self.subject.ranks, running()
+        if self.subject.model is not None and (engines is None or engines.n >= ranks):
+            return self.measured()
+        there = f"{engines.n} run" if engines is not None else "none run"
+        self.tell(f"This grid needs {ranks:,} engines and {there}: simulating it instead, which may take a minute.")
+        return self.simulated()
+
+    def stop(self) -> None:
+        """End it, from another thread."""
+        with self.lock:
+            self.stopped = True
+            if self.simulation is not None:
+                self.simulation.stop()
+            elif (engines := running()) is not None:
+                engines.interrupt()
+
+    def measured(self) -> Measured:
+        """A few steps on the engines."""
+        subject, setting = self.subject, self.setting
+        times: list[float] = []
+        cores = features.cores()
+        share = f", which share {cores} cores" if cores < subject.ranks else ""
+        how = f"{STEPS} steps on {subject.ranks} engines{share}"
+        busy = shared_by(subject.ranks, cores, os.getloadavg()[0])
+
+        def on_row(row: dict[str, Any]) -> None:
+            if self.stopped:  # before the engines were free, so that there was no run to interrupt
+                raise EngineError("stopped")
+            times.append(row["seconds"])
+            if self.show is not None:
+                self.show(Measured("measured", f"the first {len(times)} of {how}", median(times)))
+
+        costs = [layer.flops for layer in subject.spec.layers]  # the cuts that were predicted, whatever is measured
+        args = (subject.model, setting.grid, subject.x, subject.y, {**setting.options, "costs": costs}, STEPS)
+        self.tell(f"Running {setting} on {subject.ranks} engines.")
+        results = run(grid_steps, *args, ranks=range(subject.ranks), deadline=DEADLINE, on_row=on_row)
+        return Measured(
+            "measured",
+            f"median of {how}",
+            median(times),
+            schedules.summary(rows_over_pp(last_step(results), setting.grid)).bubble,
+            max((rank.held for rank in results), key=lambda held: held.total),
+            bytes_over_axes(results, setting.grid),
+            busy,
+        )
+
+    def simulated(self) -> Measured | None:
+        """A step in virtual time, in a process of its own."""
+        subject = self.subject
+        with self.lock:
+            if self.stopped:
+                return None
+            how = {**self.setting.options, "machine": subject.machine, "batch": subject.batch}
+            self.simulation = SimulatedGrid(subject.spec, self.setting.grid, **how)
+        seconds = self.simulation.seconds()
+        text = f"one step of {subject.ranks:,} simulated ranks on {subject.machine.name}, in virtual time"
+        return None if seconds is None else Measured("simulated", text, seconds)
+
+
+def shared_by(ranks: int, cores: int, load: float) -> str:
+    """What the ranks' cores are shared with, "" for nothing. load: programs that ran or wanted to, before the run."""
+    parts = [f"{ranks} engines share {counted(cores, 'core')}"] if ranks > cores else []
+    if load >= 1:
+        parts.append(f"a load of {load:.1f} on {counted(cores, 'core')} was there in the minute before it")
+    return ", and ".join(parts)
+
+
+# -- what is picked ---------------------------------------------------------------------------------------------------
+
+
+class Picker:
+    """A grid that is picked: what it costs, and what it took when it ran.
+
+    setting: dp, pp, tp, micro_batches, recompute, schedule. prediction: of grid.model, None if the grid cannot be.
+    why: the sentence about that, else "". said: what the last action has to say. measured: of the present setting.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.setting = first(subject)
+        self.said = ""
+        self.taken: dict[Setting, Measured] = {}
+        self.under_way: GridRun | None = None
+        self.changed: list[Callable[[], None]] = []  # called when something has changed
+        self.panel: Any = None  # its widgets, once a notebook shows it
+        self._lock = threading.Lock()
+        self._predict()
+
+    @property
+    def measured(self) -> Measured | None:
+        return self.taken.get(self.setting)
+
+    @partial(plainly, owner="picker")
+    def set(self, **wanted: Any) -> "Picker":
+        """Pick: `picker.set(dp=2, pp=2)`. Axes that are not said follow, so that the product stays the ranks.
+
+        Raises:  ValueError with the numbers if that cannot be; then nothing has changed.
+        """
+        before = self.setting
+        self.setting = changed(before, self.subject.ranks, **wanted)
+        self._predict()
+        self.say(followed(before, self.setting, wanted))
+        return self
+
+    def _predict(self) -> None:
+        self.prediction: Prediction | None
+        try:
+            self.prediction, self.why = self.subject.predict(self.setting), ""
+        except ValueError as error:
+            self.prediction, self.why = None, str(error)
+
+    # -- run it
+
+    @partial(plainly, owner="picker")
+    def run(self) -> Measured | None:
+        """Take a few steps on the engines, or simulate one; returns Measured, None if it was stopped.
+
+        Raises:  ValueError for a grid that cannot be, EngineError without engines or with dead ones, what lab.run does.
+        """
+        return self._run(self._begin())
+
+    def start(self) -> None:
+        """Begin `run` in a thread of its own; how it ends is in `said`. Raises as `run`, if it cannot begin."""
+        under_way = self._begin()
+
+        def alone() -> None:
+            with suppress(BaseException):  # a thread has nobody who would catch it: `said` tells
+                self._run(under_way)
+
+        threading.Thread(target=alone, daemon=True).start()
+
+    def stop(self) -> None:
+        """End the run that is under way."""
+        under_way = self.under_way
+        self.say("Nothing of this picker is running." if under_way is None else "Stopping.")
+        if under_way is not None:
+            under_way.stop()
+
+    def _begin(self) -> GridRun:
+        with self._lock:
+            if self.under_way is not None:
+                raise EngineError("this grid is running already: wait for its end, or press Stop")
+            if self.prediction is None:
+                raise ValueError(f"this grid cannot run: {self.why}")
+            self.under_way = under_way = GridRun(self.subject, self.setting, self.say, self._so_far)
+            under_way.predicted = self.prediction.seconds
+        return under_way
+
+    def _run(self, under_way: GridRun) -> Measured | None:
+        said = "Stopped."
+        try:
+            measured = under_way.result()
+            if measured is not None:
+                self.taken[under_way.setting] = measured
+                said = f"{under_way.setting}: {measured.kind} {seconds_text(measured.seconds)} a step."
+                said += far(measured, under_way.predicted)
+            return measured
+        except BaseException as error:
+            self.taken.pop(under_way.setting, None)  # half a measurement is none
+            said = said if under_way.stopped else sentence(error)
+            raise
+        finally:
+            self.under_way = None
+            self.say(said)
+
+    def _so_far(self, measured: Measured) -> None:
+        if self.under_way is not None:
+            self.taken[self.under_way.setting] = measured
+        self.say(self.said)
+
+    # -- how it shows
+
+    def say(self, text: str) -> None:
+        self.said = text
+        for call in self.changed:
+            call()
+
+    def figure(self) -> Any:
+        """What is picked and measured, as a picture."""
+        figure, title = new_figure(height=drawing.HEIGHT), f"{self.subject.spec.name} on {self.setting}"
+        with look():
+            drawing.draw(figure, self.prediction, self.measured, self.why, title)
+        return figure
+
+    def save(self, path: str) -> str:
+        live.save(self.figure(), path)
+        return path
+
+    def show(self) -> None:
+        """Sliders and pictures in a notebook; in a plain terminal print the table."""
+        if not live.in_notebook():
+            print(self, flush=True)
+            return
+        from . import grid_widgets
+
+        grid_widgets.show(self)
+
+    def _ipython_display_(self) -> None:
+        """At the end of a cell: lab.grid has shown it already."""
+
+    def __repr__(self) -> str:
+        batches = counted(self.setting.micro_batches, "micro-batch", "micro-batches")
+        how = f"{self.setting.schedule}{', activations recomputed' if self.setting.recompute else ''}"
+        head = [f"{self.subject}; {self.subject.machine.name}", f"{self.setting}, {batches}, {how}"]
+        if self.prediction is None:
+            return "\n".join([*head, f"cannot be: {self.why}"])
+        columns = {"predicted": numbers_of(self.prediction)}
+        if self.measured is not None:
+            columns[self.measured.kind] = numbers_of(self.measured)
+        rows = [[name, *(column[name] for column in columns.values())] for name in columns["predicted"]]
+        limit = amount_text(self.subject.limit)
+        fits = f"fits into {limit} per rank" if self.prediction.fits else f"does NOT fit into {limit} per rank"
+        return "\n".join(filter(None, [*head, *table(["", *columns], rows), fits, self.said]))
+
+
+def numbers_of(r: Any) -> dict[str, str]:
+    """The rows of the table, of a Prediction or of a Measured, which may not know all."""
+    memory = {} if r.memory is None else {**r.memory._asdict(), "total": r.memory.total}
+    links = {} if r.links is None else drawing.sent_over(r.links)
+    rows = {"seconds of a step": seconds_text(r.seconds), "bubble": "" if r.bubble is None else f"{r.bubble:.1%}"}
+    for name in ("parameters", "gradients", "optimizer", "activations", "total"):
+        rows[f"{name} of the fullest rank"] = amount_text(memory[name]) if memory else ""
+    return rows | {f"bytes sent over {axis}": amount_text(links[axis]) if links else "" for axis in ("tp", "pp", "dp")}
+
+
+def far(measured: Measured, predicted: float) -> str:
+    """A sentence if a measurement is FAR from what was predicted and its cores were shared, else ""."""
+    times = measured.seconds / predicted
+    if 1 / FAR < times < FAR or not measured.busy:
+        return ""
+    return f" That is {times:.1f} times what was predicted: {measured.busy}."
+
+
+PICKERS: dict[tuple[Any, ...], Picker] = {}  # of this notebook: a cell that runs again shows what was picked there
+
+
+def grid(
+    model: str | nn.Module | Spec = "gpt",
+    *,
+    ranks: int | None = None,
+    batch: int | None = None,
+    limit: int | str | None = None,
+    machine: str | Machine | None = None,
+) -> Picker:
+    """Pick how a model is shared by ranks: sliders for dp, pp, tp, micro-batches; memory, bubble, bytes, seconds.
+
+        lab.grid()                                       the small GPT on the engines that run
+        lab.grid("gpt", limit="2 MB", batch=32)
+        lab.grid("gpt3")                                 175 billion parameters on 1,024 GPUs
+
+    "Run it" takes a few steps on the engines and lays them beside the prediction; what needs more engines than
+    run is simulated. The cell may be run again: what was picked and measured stays. In a plain terminal a table is
+    printed, and `picker.set(dp=2, pp=2)`, `picker.run()` do what sliders and button do.
+
+    Args:    model: "gpt", "mlp", "cnn", "vit", an nn.Module; or "gpt3", or a grid.spec.Spec, which are simulated.
+             ranks: default all engines, or 4; batch: examples of a step, default 8 per rank.
+             limit: what a rank may hold, in bytes or as "2 MB"; default the machine's memory.
+             machine: default this one, measured; a name of grid.machine.MACHINES, or a Machine.
+    Returns: Picker, with .setting, .prediction, .measured, .set(...), .run().
+    Raises:  ValueError, TypeError, LookupError in one sentence.
+    """
+    asked = (*(x if isinstance(x, str) else id(x) for x in (model, machine)), ranks, batch, limit)
+    picker, engines = PICKERS.get(asked), running()
+    outdated = picker and ranks is None and picker.subject.model is not None and engines is not None
+    if picker is None or (outdated and engines.n != picker.subject.ranks):
+        picker = PICKERS[asked] = Picker(subject_of(model, ranks, batch, limit, machine))
+    picker.show()
+    return picker

@@ -1,0 +1,312 @@
+"""`lab.show`: draw whatever is data: a run, a collective's steps, a schedule, a mesh, a graph, a network."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .. import schedules, trace, zoo
+from ..checks.result import Note
+from ..collectives import table
+from ..collectives.table import Algorithm
+from ..comm.errors import name_ranks
+from ..comm.network import PRESETS, Network, Switch, describe
+from ..mesh import Grid
+from ..parallel import gossip, horovod
+from ..parallel.gossip import Graph
+from ..plots import animation, live
+from ..plots import collective as panels
+from ..plots import graph as graphs
+from ..plots import mesh as meshes
+from ..plots import network as cables
+from ..plots import schedule as bars
+from ..plots import timeline as lanes
+from ..schedules import Evaluation, Schedule
+from ..units import counted, require_int
+from .cluster import last_run, running
+from .pipeline import asked_schedule
+from .plain import misfit
+from .result import Picture, picture
+from .watch import PER_CHUNK, story_of
+
+NAMES = list(dict.fromkeys(algorithm.name for algorithm in table.ALGORITHMS))
+SEGMENTS = 2  # in the picture of a pipelined algorithm: enough to see that one follows the other
+MOST_STEPS, MOST_FRAMES, FRAME_MS = 32, 16, 350  # of an animation: of a collective half a minute; of a schedule
+MOST_ACTIONS = 4000  # that one picture can hold
+MOST_PLACES = 4096  # of a mesh
+KNOWN = "a run, the name of an algorithm or a schedule, a Schedule, a Grid, a Graph, a Network, or your function"
+
+Drawer = Callable[..., Picture | Note]
+
+
+def show(x: Any = None, *view: str, **options: Any) -> Picture | Note:
+    """Draw `x`, whatever it is; by default what ranks did in the last run.
+
+        lab.show(results)                             a run, or a list of events: who did what, when
+        lab.show(results, "traffic")                  ... who sent how much to whom; "horovod": Horovod's timeline
+        lab.show("ring", ranks=4)                     the steps of a collective of collectives/table.py
+        lab.show("tree", ranks=8, collective="broadcast")
+        lab.show(my_all_reduce, ranks=4)              ... of yours, from its messages on simulated ranks
+        lab.show("collectives")                       what the eight collectives are for
+        lab.show("1f1b", ranks=4, micro_batches=8)    a pipeline schedule, or your f(rank, ranks, micro_batches)
+        lab.show(plan, forward=[3, 1], backward=2)    ... with the time of each stage; play=True: action by action
+        lab.show(Grid(dp=2, tp=2))                    a mesh: who stands where, and who belongs to one group
+        lab.show(gossip.graph("wheel", 8))            a graph, and how fast gossip on it mixes
+        lab.show(FatTree(4), ranks=16)                a network
+        lab.show("zoo")                               the broken programs of lesson 03; lab.show(zoo.find("wrong_root"))
+
+    Args:    save: of a run: the path of a trace to write as well, which ui.perfetto.dev opens.
+    Returns: Picture, whose text says in words what is drawn; a Note of programs.
+    Raises:  ValueError, TypeError or LookupError in one sentence.
+    """
+    draw = kind_of(x)
+    if wrong := misfit(draw, (x, *view), options):
+        raise TypeError(f"lab.show of {KINDS[draw]}: {wrong}")
+    return draw(x, *view, **options)
+
+
+def kind_of(x: Any) -> Drawer:
+    """The function below that draws `x`."""
+    if isinstance(x, str):
+        if x in NAMES:
+            return show_steps
+        found = LISTS.get(x) or (show_schedule if x in schedules.CATALOG else show_network if x in PRESETS else None)
+        if found is None:
+            known = ", ".join((*NAMES, *schedules.CATALOG, *PRESETS, *LISTS))
+            raise LookupError(f"nothing is called {x!r}: there are {known}")
+        return found
+    for kind, draw in BY_TYPE.items():
+        if isinstance(x, kind):
+            return draw
+    if callable(x) and not hasattr(x, "events"):
+        takes = list(inspect.signature(x).parameters) if not inspect.isbuiltin(x) else []
+        return show_schedule if len(takes) > 2 or takes[:1] == ["rank"] else show_steps
+    return show_run
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def show_run(x: Any, view: str = "timeline", save: str | None = None) -> Picture:
+    views = {"timeline": show_timeline, "traffic": show_traffic, "horovod": show_horovod}
+    if view not in views:
+        raise ValueError(f"view={view!r}: a run is shown as {', '.join(views)}")
+    return views[view](events_of(x), save)
+
+
+def events_of(results: Any) -> list[trace.Event]:
+    """The events of Results, of a list, or of the last run on the engines."""
+    if results is None and (results := last_run()) is None:
+        raise ValueError("no run to draw yet: lab.run(...) first, or give lab.show what sim.run returned")
+    found = getattr(results, "events", results)
+    if not isinstance(found, Iterable):
+        raise TypeError(f"lab.show got something of {type(results).__name__}: it draws {KNOWN}")
+    events = list(found)
+    if not events or not isinstance(events[0], trace.Event):
+        raise ValueError("the run recorded no events: it had no message, or it was timed, which records none")
+    return events
+
+
+def show_timeline(events: list[trace.Event], save: str | None) -> Picture:
+    """One lane per rank, below it one for what runs in its background; of a long run the end."""
+    text = f"{len(events):,} events of {counted(len({e.rank for e in events}), 'rank')}"
+    title = f"Timeline: {text}"
+    if save is not None:
+        trace.save_chrome(events, save)
+        text += f", also in {save}: open it in ui.perfetto.dev"
+    return picture(lanes.draw, events, title, text=text)
+
+
+def show_traffic(events: list[trace.Event], save: str | None) -> Picture:
+    matrix = graphs.traffic_of(events, 1 + max(max(e.rank, e.peer) for e in events))
+    text = f"{int(matrix.sum()):,} bytes in {sum(e.op == 'send' for e in events):,} messages"
+    return picture(graphs.draw_traffic, matrix, None, f"Traffic: {text}", text=text, data=matrix, width=5.2)
+
+
+def show_horovod(events: list[trace.Event], save: str | None) -> Picture:
+    """When each gradient was negotiated, packed, reduced and unpacked on rank 0, as Horovod's timeline does."""
+    rows = horovod.to_horovod(events)
+    if not rows:
+        raise ValueError("no activity of Horovod's was recorded: DistributedOptimizer(..., timeline=True) does")
+    text, foot = f"Horovod's timeline of {len(lanes.gradients_of(rows))} gradients on rank 0", ""
+    if save is not None:
+        horovod.save_timeline(events, save)
+        foot = f"Also in {save}: open it in ui.perfetto.dev"
+    height = lanes.horovod_height(rows)
+    return picture(lanes.draw_horovod, rows, text, foot, text=text, data=rows, height=height)
+
+
+# -- collectives ------------------------------------------------------------------------------------------------------
+
+
+def show_steps(x: Any, ranks: int = 8, collective: str = "all_reduce", **options: Any) -> Picture:
+    """Who sends which chunk to whom, step by step, and whose data each chunk holds."""
+    require_int("ranks", ranks, 2, panels.MOST_RANKS)
+    if callable(x) and not isinstance(x, Algorithm):
+        story = story_of(x, ranks, collective)
+    else:
+        story = of_table(x if isinstance(x, Algorithm) else table.find(x, collective), ranks, options)
+    if not story.steps:
+        raise ValueError(f"{story.name} sent no message on {ranks} ranks: there is no step to draw")
+    if live.in_notebook():
+        animation.show(*played(story))
+    return picture(panels.draw, story, text=panels.title_of(story), data=story, height=panels.Sheet(story).height)
+
+
+def played(story: panels.Story) -> tuple[Callable[..., None], list[tuple[Any, ...]], str, float]:
+    """The arguments of animation.html and animation.show that play a Story."""
+    frames = [(story, i) for i in panels.spared(len(story.steps) + 1, MOST_STEPS)]
+    return panels.draw_step, frames, f"{story.name}, step by step", panels.step_height(story)
+
+
+def of_table(algorithm: Algorithm, p: int, options: dict[str, Any]) -> panels.Story:
+    """The Story of a record of the table on p ranks."""
+    known = inspect.signature(algorithm.steps).parameters
+    if unknown := set(options) - set(known):
+        raise ValueError(f"{algorithm} has no option {', '.join(sorted(unknown))}: {', '.join([*known][2:]) or 'none'}")
+    if "segments" in known:
+        options = {"segments": SEGMENTS} | options
+    n = PER_CHUNK * p
+    return panels.of_rounds(str(algorithm), algorithm.collective, algorithm.steps(p, n, **options), p, n)
+
+
+def show_collectives(x: str, ranks: int = 4) -> Picture:
+    require_int("ranks", ranks, 2, 6)
+    text = f"Eight collectives on {ranks} ranks, before and after"
+    return picture(panels.draw_eight, ranks, text=text, height=panels.height_of_eight(ranks))
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+def show_schedule(
+    x: Any,
+    ranks: int = 4,
+    micro_batches: int = 8,
+    chunks: int | None = None,
+    play: bool = False,
+    forward: Any = 1,
+    backward: Any = 2,
+    input: Any = 1,
+    weight: Any = 1,
+    transfer: float = 0,
+) -> Picture:
+    """A pipeline schedule over time; hatched is the bubble. Times are those of schedules.evaluate, data its result."""
+    if isinstance(ranks, int) and isinstance(micro_batches, int):
+        require_few(2 * ranks * micro_batches)  # before they are made
+    plan = asked_schedule(x, ranks, micro_batches, chunks)
+    require_few(sum(map(len, plan.rows)))
+    times = schedules.evaluate(plan, forward, backward, input, weight, transfer)
+    live_text = f"live activations at most {', '.join(map(str, times.peak))}"
+    if plan.chunks > 1:
+        live_text += f", of stages 1/{plan.chunks} as long"
+    units = f"{trace.number_text(float(times.makespan))} units of time, bubble {times.bubble:.1%}"
+    text = f"{plan.name} on {bars.of_schedule(plan)}: {units}, {live_text}"
+    if play and live.in_notebook():
+        frames = [(plan, times, "", now) for now in moments(times)]
+        animation.show(bars.draw, frames, f"{plan.name}, played", bars.height(plan), frame_ms=FRAME_MS)
+    return picture(bars.draw, plan, times, text=text, data=times, height=bars.height(plan))
+
+
+def moments(times: Evaluation) -> list[float]:
+    """When an action ends: all such times, or MOST_FRAMES of them."""
+    ends = sorted({timed.end for row in times.rows for timed in row})
+    if len(ends) <= MOST_FRAMES:
+        return ends
+    return list(dict.fromkeys(ends[round((i + 1) * len(ends) / MOST_FRAMES) - 1] for i in range(MOST_FRAMES)))
+
+
+def require_few(actions: int) -> None:
+    if actions > MOST_ACTIONS:
+        raise ValueError(f"{actions:,} actions do not fit a picture: take fewer ranks or micro-batches")
+
+
+# -- ranks and what joins them ----------------------------------------------------------------------------------------
+
+
+def show_mesh(grid: Grid) -> Picture:
+    """Every rank at its coordinates, where its engine runs, and the groups along every axis."""
+    if grid.size > MOST_PLACES:
+        raise ValueError(f"{grid!r} has {grid.size:,} ranks: at most {MOST_PLACES:,} can be drawn")
+    places, foot = places_of(grid.size)
+    sizes = ", ".join(f"{axis}={n}" for axis, n in zip(grid.axes, grid.sizes, strict=True))
+    title = f"{sizes}: {counted(grid.size, 'rank')}"
+    return picture(meshes.draw, grid, places, title, foot, text=str(grid), data=grid, height=meshes.height(grid))
+
+
+def places_of(ranks: int) -> tuple[list[str], str]:
+    """([where each rank's engine runs], a line about it); ([], why) if there are not enough engines."""
+    engines = running()
+    if engines is None:
+        return [], f"No engines run: lab.start({ranks}) puts one at each place." if ranks <= 16 else ""
+    if engines.n < ranks:
+        return [], f"{engines.n} engines run, and the mesh has {ranks:,} places."
+    infos = engines.infos[:ranks]
+    hosts = {info["host"] for info in infos}
+    if len(hosts) > 1:
+        return [info["host"] for info in infos], "Below each rank: the host of its engine."
+    if engines.device == "cuda":
+        return [info["gpu"] for info in infos], "Below each rank: the GPU of its engine."
+    cores = [name_ranks(info["cores"]).replace("rank", "core") for info in infos]
+    return cores, f"Below each rank: where its engine runs, on {hosts.pop()}."
+
+
+def show_graph(graph: Graph) -> Picture:
+    require_int("the number of ranks of a graph", graph.n, 2, graphs.MOST_RANKS)
+    weights = gossip.metropolis(graph)
+    text = f"{graph.name} of {graph.n} ranks, {graphs.mixing(gossip.lambda2(weights))}"
+    return picture(graphs.draw, graph.name, weights, text=text, data=weights)
+
+
+def show_network(x: Any, ranks: int = 16) -> Picture:
+    """Which links join the ranks, and which of them are shared; the text has all figures."""
+    require_int("ranks", ranks, 1)
+    network = Switch.of(x) if isinstance(x, str) else x
+    height = cables.height(network, ranks)
+    return picture(cables.draw, network, ranks, text=describe(network, ranks), data=network, height=height)
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def show_programs(x: Any) -> Note:
+    """Broken programs without their diagnosis: `lab.run(program, deadline=2)` would find it."""
+    named = {x.name: x} if isinstance(x, zoo.Program) else {k: zoo.find(name) for k, name in zoo.LETTERS.items()}
+    texts = [
+        f"{name}: {program.title}, on {program.ranks} ranks\n\n{textwrap.indent(undocumented(program.broken), '    ')}"
+        for name, program in named.items()
+    ]
+    return Note(f"{counted(len(texts), 'program')} with a fault", lines="\n\n".join(texts))
+
+
+def undocumented(function: Callable[..., Any]) -> str:
+    """The source of a function without its name and its docstring, which might give the fault away."""
+    text = textwrap.dedent(inspect.getsource(function)).rstrip("\n")
+    node, lines = ast.parse(text).body[0], text.split("\n")
+    assert isinstance(node, ast.FunctionDef)
+    if ast.get_docstring(node) is not None:
+        docstring = node.body[0]
+        lines[docstring.lineno - 1 : docstring.end_lineno] = []
+    return "\n".join(lines).replace(f"def {function.__name__}(", "def program(", 1)
+
+
+BY_TYPE: dict[type, Drawer] = {
+    Algorithm: show_steps,
+    Schedule: show_schedule,
+    Grid: show_mesh,
+    Graph: show_graph,
+    Network: show_network,
+    zoo.Program: show_programs,
+}
+LISTS: dict[str, Drawer] = {"collectives": show_collectives, "zoo": show_programs}
+KINDS: dict[Drawer, str] = {
+    show_run: "a run",
+    show_steps: "a collective",
+    show_collectives: "the collectives",
+    show_schedule: "a schedule",
+    show_mesh: "a mesh",
+    show_graph: "a graph",
+    show_network: "a network",
+    show_programs: "programs",
+}
