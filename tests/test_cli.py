@@ -119,7 +119,7 @@ def test_bench_scaling_writes_the_medians_of_each_place_and_the_figure(monkeypat
     class Scaled:
         def __init__(self, rate):
             self.agreement = lambda: {(kind, p): rate + p / 10 for kind in ("strong", "weak") for p in (1, 2, 4)}
-            self.png = drawn.append
+            self.save = drawn.append
 
     def scaling(strategy, **how):
         asked.append((repr(strategy), how))

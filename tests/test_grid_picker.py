@@ -10,19 +10,20 @@ import time
 from importlib import import_module
 
 import pytest
-from hpdl_lab.lab.grid_run import GridRun, Measured, shared_by
-from hpdl_lab.lab.grid_setting import Setting, changed, followed
-from hpdl_lab.lab.grid_subject import asked_bytes, subject_of
+from matplotlib.text import Text
 from torch import nn
 
 from hpdl_lab import lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError
-from hpdl_lab.lab.grid import Picker, far, sentence
+from hpdl_lab.lab.picker import PICKERS, GridRun, Measured, Picker, far, shared_by
+from hpdl_lab.lab.plain import sentence
 from hpdl_lab.parallel.grid.steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from hpdl_lab.plots import grid as drawing
 
+GRID, PICKER = (import_module(f"hpdl_lab.lab.{name}") for name in ("grid", "picker"))  # which verbs may hide
+Setting, changed, followed, subject_of = GRID.Setting, GRID.changed, GRID.followed, GRID.subject_of
 pytestmark = pytest.mark.timeout(150)  # imports of torch, in engines and a kernel, on a busy machine
 KIND = {"model": "mlp", "machine": "laptop", "ranks": 4, "batch": 32}
 
@@ -31,8 +32,8 @@ KIND = {"model": "mlp", "machine": "laptop", "ranks": 4, "batch": 32}
 def alone(monkeypatch):
     """No engines run."""
     monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", None)
-    for module in ("cluster", "grid_run", "grid_subject", "grid"):
-        monkeypatch.setattr(import_module(f"hpdl_lab.lab.{module}"), "running", lambda: None)
+    for module in (GRID, PICKER):
+        monkeypatch.setattr(module, "running", lambda: None)
 
 
 @pytest.fixture
@@ -50,8 +51,7 @@ def wait_for(picker, seconds=50):
 
 
 def texts(figure):
-    axes = [t.get_text() for ax in figure.axes for t in (*ax.texts, ax.title, ax._right_title)]
-    return " | ".join([t.get_text() for t in figure.texts] + axes)
+    return " | ".join(t.get_text() for t in figure.findobj(Text))
 
 
 # -- what is picked ---------------------------------------------------------------------------------------------------
@@ -77,19 +77,16 @@ def test_as_little_follows_as_can_be_and_it_is_said():
 def test_what_does_not_fit_is_refused_with_the_numbers(alone):
     picker = Picker(subject_of(**KIND))
     before = picker.setting
-    with pytest.raises(ValueError, match="dp=3 does not fit 4 ranks: the product of dp, pp and tp must be 4"):
-        picker.set(dp=3)
-    with pytest.raises(ValueError, match="dp=2 x tp=4 does not fit 4 ranks"):
-        picker.set(dp=2, tp=4)
-    with pytest.raises(ValueError, match="a grid has no cp: dp, pp, tp, micro_batches, recompute, schedule can be set"):
-        picker.set(cp=2)
-    for wrong, text in (
-        ({"micro_batches": 0}, "micro_batches must be a whole number of at least 1, got 0"),
-        ({"dp": "2"}, "dp must be a whole number of at least 1, got '2'"),
-        ({"schedule": "2f2b"}, "no schedule is called '2f2b': gpipe, 1f1b"),
-        ({"recompute": "no"}, "recompute must be True or False, got 'no'"),
+    for wrong, says in (
+        ({"dp": 3}, "dp=3 does not fit 4 ranks"),
+        ({"dp": 2, "tp": 4}, "dp=2 x tp=4 does not fit 4 ranks"),
+        ({"cp": 2}, "no cp: dp, pp, tp"),
+        ({"micro_batches": 0}, "micro_batches .* got 0"),
+        ({"dp": "2"}, "dp .* got '2'"),
+        ({"schedule": "2f2b"}, "'2f2b': gpipe"),
+        ({"recompute": "no"}, "got 'no'"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=says):
             picker.set(**wrong)
     assert picker.setting == before
     picker.set(dp=2, micro_batches=32)
@@ -116,45 +113,32 @@ def test_numbers_follow_and_the_picture_shows_them(alone):
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("2 MB", 2e6), ("1.5 GiB", 1.5 * 2**30), ("80GB", 8e10), ("512", 512), (4096, 4096), ("3 kb", 3000)],
-)
-def test_limits_are_read_as_people_write_them(text, nbytes):
-    assert asked_bytes(text) == nbytes
-
-
-@pytest.mark.parametrize(
-    ("asked", "error", "text"),
+    ("asked", "error", "says"),
     [
-        ({"limit": "much"}, ValueError, "limit='much': bytes per rank"),
-        ({"limit": 0}, ValueError, "limit=0: bytes per rank"),
-        ({"limit": "2 i"}, ValueError, "limit='2 i'"),
-        ({"ranks": 0}, ValueError, "ranks must be a whole number of at least 1"),
-        (
-            {"model": "gpt3", "ranks": 10**9},
-            ValueError,
-            "1,000,000,000 ranks: grids of at most 1,048,576",
-        ),
-        ({"model": nn.ReLU()}, ValueError, "ReLU has no parameters: there is nothing to share out"),
-        ({"batch": 1.5}, ValueError, "batch must be a whole number"),
-        ({"machine": "vax"}, ValueError, "no machine is called 'vax': laptop, dgx_a100"),
-        ({"machine": 3}, TypeError, "machine=3: a name"),
-        ({"model": "gpt9"}, LookupError, "no model is called 'gpt9'"),
-        ({"batch": 10**6}, ValueError, "a batch of 1,000,000 is more than the 1,437 examples"),
+        ({"limit": "much"}, ValueError, "limit .* got 'much'"),
+        ({"limit": 0}, ValueError, "limit .* got 0"),
+        ({"ranks": 0}, ValueError, "ranks .* got 0"),
+        ({"model": "gpt3", "ranks": 10**9}, ValueError, "1048576|1.04858e"),
+        ({"model": nn.ReLU()}, ValueError, "ReLU has no parameters"),
+        ({"batch": 1.5}, ValueError, "batch .* got 1.5"),
+        ({"machine": "vax"}, ValueError, "'vax': laptop, dgx_a100"),
+        ({"machine": 3}, TypeError, "machine=3"),
+        ({"model": "gpt9"}, LookupError, "gpt9"),
+        ({"batch": 10**6}, ValueError, "1,000,000 is more than the 1,437 examples"),
     ],
 )
-def test_bad_questions_end_in_one_sentence(asked, error, text, alone):
-    with pytest.raises(error, match=text):
+def test_bad_questions_end_in_one_sentence(asked, error, says, alone):
+    with pytest.raises(error, match=says):
         lab.grid(**{**KIND, **asked})
 
 
 def test_a_cell_that_runs_again_shows_what_was_picked_there(alone, capsys):
-    picker = lab.grid(**KIND, fresh=True)
+    PICKERS.clear()
+    picker = lab.grid(**KIND)
     assert "mlp on digits, 4 ranks, batch of 32" in capsys.readouterr().out, "in a plain terminal it is a table"
     picker.set(tp=2)
     assert lab.grid(**KIND) is picker and picker.setting.tp == 2
     assert lab.grid(**{**KIND, "batch": 64}) is not picker
-    assert lab.grid(**KIND, fresh=True) is not picker
 
 
 # -- run it, without engines ------------------------------------------------------------------------------------------
@@ -174,7 +158,7 @@ def test_a_model_of_1024_ranks_says_so_and_is_simulated(alone, monkeypatch):
     assert picker.prediction.fits and picker.setting.tp == 8 and picker.subject.ranks == 1024
     said = []
     picker.changed.append(lambda: said.append(picker.said))
-    monkeypatch.setattr("hpdl_lab.lab.grid_run.SimulatedGrid", lambda *_, **__: Instead(26.0))
+    monkeypatch.setattr(PICKER, "SimulatedGrid", lambda *_, **__: Instead(26.0))
     assert picker.run().kind == "simulated" and picker.measured.seconds == 26.0
     assert said[0].startswith("This grid needs 1,024 engines and none run: simulating it instead")
     assert "simulated" in repr(picker) and "in virtual time" in texts(picker.figure())
@@ -196,7 +180,7 @@ class Instead:
 
 
 def test_pressed_twice_and_stopped(alone, monkeypatch):
-    monkeypatch.setattr("hpdl_lab.lab.grid_run.SimulatedGrid", lambda *_, **__: Instead())
+    monkeypatch.setattr(PICKER, "SimulatedGrid", lambda *_, **__: Instead())
     picker = Picker(subject_of("gpt3"))
     picker.stop()
     assert picker.said == "Nothing of this picker is running."
@@ -268,14 +252,14 @@ def test_what_is_measured_is_what_is_predicted(model, sizes, schedule, alone):
     picker = Picker(subject).set(dp=sizes[0], pp=sizes[1], tp=sizes[2], schedule=schedule)
     costs = [layer.flops for layer in subject.spec.layers]
     options = {**picker.setting.options, "costs": costs, "all_reduce": ring.all_reduce}
-    args = (subject.model, picker.grid, subject.x, subject.y, options, 1)
+    args = (subject.model, picker.setting.grid, subject.x, subject.y, options, 1)
     run = sim.run(4, grid_steps, *args, threads=True)
     fullest, row = max((taken.held for taken in run), key=lambda held: held.total), picker.prediction
     assert fullest[:3] == pytest.approx(row.memory[:3], rel=0.01)
     assert fullest.activations == pytest.approx(row.memory.activations, rel=0.1)
-    sent, told = bytes_over_axes(run, picker.grid), drawing.sent_over(row.links)
+    sent, told = bytes_over_axes(run, picker.setting.grid), drawing.sent_over(row.links)
     assert [sent[axis] for axis in told if axis in sent] == pytest.approx([told[axis] for axis in sent], rel=0.02)
-    rows = rows_over_pp(last_step(run), picker.grid)
+    rows = rows_over_pp(last_step(run), picker.setting.grid)
     assert [len(row) for row in rows] == [8] * sizes[1]
 
 
@@ -296,7 +280,7 @@ def test_on_engines_the_measurement_is_laid_beside_the_prediction(four):
 
 
 def test_on_engines_stop_ends_it_and_another_run_is_refused_in_one_sentence(four, monkeypatch):
-    monkeypatch.setattr("hpdl_lab.lab.grid_run.STEPS", 100_000)
+    monkeypatch.setattr(PICKER, "STEPS", 100_000)
     picker, other = Picker(subject_of(**KIND)), Picker(subject_of(**KIND))
     picker.start()
     while picker.measured is None:  # its first step

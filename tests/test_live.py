@@ -7,14 +7,11 @@ import time
 
 import nbclient
 import nbformat
-import numpy as np
 import pytest
 from matplotlib.text import Text
 from PIL import Image, ImageColor
 
-from hpdl_lab import lab
-from hpdl_lab.optim.gradient_descent import gradient_step
-from hpdl_lab.plots import live, loss, steps, style
+from hpdl_lab.plots import collective, live, loss, style
 
 pytestmark = pytest.mark.timeout(200)  # the kernel of the first test takes a minute where cores are busy
 
@@ -38,7 +35,7 @@ assert plt.get_backend() == backend and not plt.get_fignums()
 
 STEPS = """
 from hpdl_lab import lab
-lab.steps("ring", 2)
+lab.show("ring", ranks=2)
 """
 
 
@@ -52,7 +49,7 @@ from hpdl_lab.lab.grid_widgets import Panel
 picker = lab.grid("mlp", machine="laptop", ranks=4, batch=32)
 panel = picker.panel
 panel.axes["pp"].value = 2
-assert (panel.axes["dp"].value, picker.setting.pp, picker.grid.size) == (2, 2, 4)
+assert (panel.axes["dp"].value, picker.setting.pp, picker.setting.grid.size) == (2, 2, 4)
 assert "dp 4 -&gt; 2, so that 2 x 2 x 1 = 4 ranks" in panel.message.value
 panel.micro_batches.value = 32
 assert "This grid cannot be: a batch of 32" in panel.message.value and panel.run.disabled
@@ -108,7 +105,7 @@ def test_steps_play_above_and_stand_below(outputs):
         animation.seek(1)
         frame = animation.convert("RGB")
     colors = {color: count for count, color in frame.getcolors(frame.width * frame.height)}
-    for name in (steps.ADDS, "#FFFFFF"):  # of arrows, which the last frame has none of; of the page
+    for name in (collective.ADDS, "#FFFFFF"):  # of arrows, which the last frame has none of; of the page
         assert colors[ImageColor.getrgb(name)] > 1000
     assert panels.data["image/png"] and result.data["text/plain"].startswith("ring on 2 ranks: 2 steps")
 
@@ -193,16 +190,6 @@ def test_frames_are_cheap_enough_for_five_a_second():
         live.png(figure, scale=1)
         costs.append(time.process_time() - begin)
     assert statistics.median(costs) < live.PERIOD < 0.2
-
-
-def test_a_landscape_plays_step_by_step_and_gives_its_verdict_at_the_end(monkeypatch):
-    page = Page(monkeypatch)
-    monkeypatch.setattr(live, "PERIOD", 0)
-    monkeypatch.setattr(live, "LEAST_PAUSE", 0)
-    x = np.random.default_rng(0).normal(size=(20, 2))
-    lab.landscape(gradient_step, x, x @ (1.0, 2.0), rates=(0.5,), steps=4)
-    first, last = page.frames[0][0], page.frames[-1][0]
-    assert len(page.frames) == 5 and "rate 0.5" in first and any(t.startswith("rate 0.5: ") for t in last)
 
 
 def test_html_and_files_hold_the_picture(tmp_path):

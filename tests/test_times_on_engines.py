@@ -214,6 +214,7 @@ def short(monkeypatch):
     points = import_module("hpdl_lab.lab.scaling_points")  # by import_module, because lab.scaling is a verb
     monkeypatch.setattr(points, "POINT_S", 0.5)
     monkeypatch.setattr(points, "REHEARSALS_S", 0.1)
+    monkeypatch.setattr(import_module("hpdl_lab.lab.scaling"), "KINDS", ("strong",))
 
 
 def agreement(**how):
@@ -228,13 +229,13 @@ def agreement(**how):
 
 def test_steps_on_emulated_hosts_that_mostly_communicate(hosts, short):
     for strategy in (DataParallel(ring.all_reduce), DataParallelBucketed(None, 200_000, 100_000)):
-        ratios, result = agreement(strategy=strategy, ranks=4, n=64, kind="strong")
+        ratios, result = agreement(strategy=strategy, ranks=4, n=64)
         assert abs(ratios["strong", 4] - 1) <= TOLERANCE, f"{strategy}\n{result}"
         assert result.rows[0]["exposed"] > 0.4, "the links are what this step waits for"
         assert result.rows[0]["overlap"] == 0
     for all_reduce in (None, ring.all_reduce):  # beside ranks that share cores
         strategy = DataParallelOverlapped(all_reduce, 200_000, 100_000)
-        ratios, result = agreement(strategy=strategy, ranks=4, kind="strong")
+        ratios, result = agreement(strategy=strategy, ranks=4)
         assert abs(ratios["strong", 4] - 1) <= TOLERANCE, f"{strategy}\n{result}"
 
 
@@ -245,6 +246,6 @@ def test_steps_on_one_and_two_engines(engines, short):
     engines.run(import_torch)
     overlapped = [DataParallelOverlapped(f, 200_000, 100_000) for f in (None, ring.all_reduce)]
     for strategy in (DataParallel(ring.all_reduce), *overlapped):
-        ratios, result = agreement(strategy=strategy, ranks=(1, 2), kind="strong")
+        ratios, result = agreement(strategy=strategy, ranks=(1, 2))
         assert list(ratios) == [("strong", 1), ("strong", 2)]
         assert all(abs(ratio - 1) <= TOLERANCE for ratio in ratios.values()), f"{strategy}\n{result}"

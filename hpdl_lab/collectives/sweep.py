@@ -5,7 +5,6 @@ function give the median and the quartiles. The time is the communicator's own: 
 """
 
 import math
-import re
 import time
 
 import numpy as np
@@ -23,14 +22,6 @@ PING_NBYTES = 2**21  # that a sample of round trips moves at most, unless one mo
 
 class WrongAnswer(ValueError):
     """A function that does not do what the collective does is not timed."""
-
-
-def parse_size(text):
-    """Bytes as people write them: 4, "4", "1KiB", "4 MiB", "1GiB". Raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d+)\s*(KiB|MiB|GiB|B)?", str(text).strip())
-    if not match or int(match[1]) < 1:
-        raise ValueError(f'a message size is a number of bytes such as 4, "1KiB" or "64MiB", got {text!r}')
-    return int(match[1]) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(match[2], 1)
 
 
 def race(
@@ -184,11 +175,6 @@ def own_times(comm, function, x, samples, sample_ns, most=math.inf):
         return times
     finally:
         comm.trace.enabled = recording
-
-
-def time_work(comm, work, n, samples=SAMPLES, sample_ns=SAMPLE_NS):
-    """(samples,) ns per call of `work(comm, n)`, each of the slowest rank; the same on every rank."""
-    return sample_calls(comm, lambda comm, _: work(comm, n), np.zeros(0), samples, sample_ns)
 
 
 def ping_pong(comm, samples=SAMPLES, repeats=20, sizes=PING_SIZES):

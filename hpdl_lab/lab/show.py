@@ -40,7 +40,7 @@ KNOWN = "a run, the name of an algorithm or a schedule, a Schedule, a Grid, a Gr
 Drawer = Callable[..., Picture | Note]
 
 
-def show(x: Any = None, *view: str, **options: Any) -> Picture | Note:
+def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
     """Draw `x`, whatever it is; by default what ranks did in the last run.
 
         lab.show(results)                             a run, or a list of events: who did what, when
@@ -56,14 +56,15 @@ def show(x: Any = None, *view: str, **options: Any) -> Picture | Note:
         lab.show(FatTree(4), ranks=16)                a network
         lab.show("zoo")                               the broken programs of lesson 03; lab.show(zoo.find("wrong_root"))
 
-    Args:    save: of a run: the path of a trace to write as well, which ui.perfetto.dev opens.
+    Args:    more, options: what is shown of it, as above: the view of a run, else the number of ranks.
+             save: of a run: the path of a trace to write as well, which ui.perfetto.dev opens.
     Returns: Picture, whose text says in words what is drawn; a Note of programs.
     Raises:  ValueError, TypeError or LookupError in one sentence.
     """
     draw = kind_of(x)
-    if wrong := misfit(draw, (x, *view), options):
+    if wrong := misfit(draw, (x, *more), options):
         raise TypeError(f"lab.show of {KINDS[draw]}: {wrong}")
-    return draw(x, *view, **options)
+    return draw(x, *more, **options)
 
 
 def kind_of(x: Any) -> Drawer:

@@ -92,7 +92,7 @@ class Watched(Work):
 
 
 def story_of(fn: Callable[..., Any], p: int, collective: str) -> Story:
-    """The plots.holdings.Story of `fn(comm, x)` on p simulated ranks, from its messages and its vectors.
+    """The Story of `fn(comm, x)` on p simulated ranks, from its messages and its vectors.
 
     Messages that end at the same virtual time are one step. Raises what `fn` raises.
     """

@@ -26,7 +26,7 @@ def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), unit="c
     """Fill `figure` with one panel, and a table below it, for each kind of scaling.
 
     Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
-             p25, p75, speedup, efficiency, exposed, overlap, imbalance; see lab/scaling_result.py.
+             p25, p75, speedup, efficiency, exposed, overlap, imbalance; see lab/scaling.py.
              prediction: {kind: {ranks: speedup}}; fits: parallel.scaling.laws.Fit, of any kind and source.
              unit: of the rates; title, foot: text above and below.
     """
