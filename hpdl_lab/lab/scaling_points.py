@@ -91,7 +91,7 @@ def measure(job: Job, kind: str, n: int, p: int, deadline: float) -> "tuple[Row,
     profiles = [talk.disturbed(i) if timings.both else timings.profiles[i] for i in some]
     switches = [talk.switch([i]) if talk else Switch() for i in some]
     each = [Cluster(job, *one) for one in zip(switches, ([profile] for profile in profiles), strict=True)]
-    rates = [row["rate"] for cluster in each if (row := cluster.simulate(kind, n, p))]
+    rates = [found["rate"] for cluster in each if (found := cluster.simulate(kind, n, p))]
     alike = Cluster(job, talk.switch(turns) if talk else Switch(), [median_of(profiles)])
     return row | {"simulated": float(np.median(rates))}, alike, ""
 

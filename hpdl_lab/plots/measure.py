@@ -37,11 +37,10 @@ class Reference:
         return [(n, t, factor * n / t / 1e9) for n, t in sorted(self.seconds.items()) if t > 0]
 
 
-def two_panels(figure, points, titles, more=()):
-    """(left, right) axes over message size for `points` (size, seconds, GB/s); more: other bandwidths to have room."""
+def two_panels(figure, sizes, points, titles, more=()):
+    """(left, right) axes over message sizes with room for `points` (size, seconds, GB/s) and `more` bandwidths."""
     left, right = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.085, right=0.83, bottom=0.2, top=0.785, wspace=0.27)
-    sizes = [point[0] for point in points]
     bandwidths = [*(point[2] for point in points), *more]
     for ax, values, unit, title in zip(
         (left, right), ([point[1] for point in points], bandwidths), ("s", ""), titles, strict=True
@@ -67,7 +66,7 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
     points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]
     points += [p for ref in (*virtual.values(), *(ref for ref, *_ in references)) for p in ref.points(factor)]
     titles = "time per call (less is better)", "bus bandwidth, GB/s (more is better)"
-    left, right = two_panels(figure, points, titles, [link_GBps] if link_GBps else [])
+    left, right = two_panels(figure, [p[0] for p in points], points, titles, [link_GBps] if link_GBps else [])
 
     def dashed(found, **look):
         sizes, seconds, speeds = zip(*found, strict=True)
@@ -123,12 +122,12 @@ def draw_ping_pong(figure, rows, fit=None, prediction=None, title="", foot=""):
     if prediction:
         look = {"color": INK, "linestyle": DASHES, "marker": "*"}
         lines.append(("your prediction", Reference("", prediction).points(1), look))
+    sizes = sorted({p[0] for p in points} | set(prediction or ()))
     if fit:
-        sizes = sorted({p[0] for p in points} | set(prediction or ()))
         line = {n: fit[0] + fit[1] * n for n in np.geomspace(sizes[0], sizes[-1], 60)}
         lines.append(("α + β n", Reference("", line).points(1), {"color": VERMILION}))
     every = points + [point for _, line, _ in lines for point in line]
-    left, right = two_panels(figure, every, ("time of a message, one way", "bytes / time, GB/s"))
+    left, right = two_panels(figure, sizes, every, ("time of a message, one way", "bytes / time, GB/s"))
     for _, line, look in lines:
         left.plot(*zip(*(p[:2] for p in line), strict=True), **look)
         right.plot(*zip(*(p[::2] for p in line), strict=True), **look)
