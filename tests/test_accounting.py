@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpdl_lab.parallel.scaling.accounting import account, steps_of, union
+from hpdl_lab.parallel.scaling.accounting import account, steps_of
 from hpdl_lab.trace import Event
 
 
@@ -55,15 +55,6 @@ def test_an_input_span_belongs_to_the_step_that_it_feeds():
     assert steps_of(events(0, ("input", 5, 9), *spans(10, 120))) == [(5, 120)]
 
 
-def test_ranks_with_fewer_steps_set_the_number():
-    both = events(0, *spans(), *spans(200, 300)) + events(1, *spans())
-    assert account(both).steps == 1
-
-
 @pytest.mark.parametrize("nothing", [[], events(0, ("send", 0, 9)), events(0, ("forward", 0, 9))])
 def test_no_step_no_account(nothing):
     assert account(nothing) is None
-
-
-def test_a_union_has_no_overlaps():
-    assert union([(5, 9), (0, 3), (2, 4), (9, 9), (8, 12), (20, 20)]) == [(0, 4), (5, 12)]

@@ -192,23 +192,6 @@ def test_what_is_no_cut_and_no_loss_is_refused(options, error, text):
         sim.run(2, lambda comm: HybridParallel(model, DeviceMesh(comm, pp=2), x, **options).step(x, y))
 
 
-@torch.no_grad()
-def test_a_step_under_autocast_or_without_gradients():
-    """Outputs of another dtype than the example's are refused where they are made; a step always has gradients."""
-    model, x, y, layers = CASES["mlp"]
-
-    def step(comm):
-        with torch.autocast("cpu", enabled=False):
-            pipeline = pipeline_of(comm, models.build("mlp", features=8, hidden=(6,) * 7), "1f1b", x.float(), layers)
-        return pipeline.step(x.float(), y)
-
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="bfloat16.*float32.*autocast"):
-        sim.run(2, step)
-    with torch.enable_grad():
-        want = one_rank(model, x, y)
-    assert difference(sim.run(2, one_step, model, schedules.build("1f1b", 2, 4), x, y, layers), want) < 1e-12
-
-
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [

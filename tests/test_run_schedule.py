@@ -59,14 +59,6 @@ def test_time_and_memory_are_those_of_the_formulas(name):
     assert tried >= 6
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble_h1", "gems_master"])
-def test_messages_travel_while_ranks_compute(name):
-    """On a network with latency a step takes what the arithmetic says of transfers that nobody waits for in vain."""
-    schedule = build(name, 4, 8)
-    run = sim.run(4, carry_out, schedule, 1.0, 2.0, network=Switch(alpha=0.25, beta=0.0))
-    assert run.seconds == schedules.evaluate(schedule, 1, 2, transfer=0.25).makespan
-
-
 def test_done_is_told_once_a_stage_after_its_last_backward():
     schedule = build("interleaved", 2, 4)
     run = sim.run(2, carry_out, schedule, 1.0, 2.0, network=NOTHING_IN_BETWEEN)

@@ -18,23 +18,6 @@ EXAMPLES = {
 }
 
 
-class Skips(nn.Module):
-    """A small U: what the first layer gives is used again by the last but one, and the input by the last."""
-
-    def __init__(self):
-        super().__init__()
-        self.down, self.middle, self.up = (nn.Linear(6, 6, dtype=torch.float64) for _ in range(3))
-        self.join = nn.Linear(12, 6, dtype=torch.float64)
-        self.scale = nn.Parameter(torch.ones(6, dtype=torch.float64))
-
-    def forward(self, x):
-        a = relu(self.down(x))
-        b = relu(self.middle(a))
-        first, second = self.up(b).chunk(2, dim=-1)
-        c = self.join(torch.cat([first, second, a], dim=-1))
-        return c * self.scale + x[:, :6]
-
-
 def forward_and_backward(stages, x, halves=False):
     """The loss of the stages one after the other; gradients are added to their parameters."""
     for i, stage in enumerate(stages):
@@ -93,22 +76,6 @@ def test_layers_are_named_and_tied_weights_known():
         True,
         2 * 6 * 8 * 8,
     )
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("halves", [False, True])
-def test_values_that_skip_stages_travel_along(stages, halves):
-    torch.manual_seed(0)
-    model, x = Skips(), torch.randn(3, 6, dtype=torch.float64)
-    square(model(x)).backward()
-    want = gradients_of(model)
-    parts = Layers(model, x).split(stages, costs=[1] * 5)
-    forward_and_backward(parts, x, halves)
-    assert equal(gradients_of(model), want, 1e-12)
-    if stages == 5:
-        x_and_a, behind = parts[1].gives, parts[3].gives
-        assert [spec.requires_grad for spec in x_and_a] == [False, True, True]  # x, which needs no gradient; a; b
-        assert [spec.shape for spec in behind] == [(3, 6), (3, 6)]  # x and c: nobody needs a any more
 
 
 def test_python_inside_forward_may_look_at_shapes():

@@ -9,10 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import data, models
 from hpdl_lab.collectives import native
-from hpdl_lab.mesh import DeviceMesh
-from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, cuts_of, gather_parameters, joined, tensors_of
-from hpdl_lab.parallel.tensor.model import shard, tensor_parallel
-from hpdl_lab.parallel.tensor.vocabulary import vocabulary_cross_entropy
+from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, gather_parameters, tensors_of
+from hpdl_lab.parallel.tensor.model import tensor_parallel
 from hpdl_lab.parallel.tensor.ways import Plugged, on_a_ring
 
 EXACT = 1e-10
@@ -82,69 +80,6 @@ def test_these_ranks_equal_one(comm, name, fields, options):
 @pytest.mark.parametrize("plug", [on_a_ring, lambda comm: Plugged(comm, all_reduce=native.ring_all_reduce)])
 def test_other_collectives_plug_in(comm, plug):
     assert_these_ranks_equal_one(comm, lambda comm, model: tensor_parallel(plug(comm), model), "gpt", TWELVE)
-
-
-def calls_of(comm, layers, sequence):
-    """[(collective, bytes)] of a forward and of a backward pass."""
-    model, x, y = problem("gpt", **TWELVE, layers=layers)
-    mine = shard(comm, model, sequence)
-    begun = len(comm.trace.events)
-    loss = cross_entropy(mine(x[:BATCH]).flatten(0, 1), y[:BATCH].flatten())
-    turned = len(comm.trace.events)
-    loss.backward()
-    events = [(e.op, e.nbytes) for e in comm.trace.events]
-    return events[begun:turned], events[turned:]
-
-
-def test_a_layer_sends_two_all_reduces_forward_and_two_backward(comm):
-    """Also with sequence parallel, where each is an all-gather and a reduce-scatter."""
-    if comm.size == 1:
-        return
-    nbytes = BATCH * BLOCK * 24 * 8  # b s d numbers
-    one, two = calls_of(comm, 1, False), calls_of(comm, 2, False)
-    for direction in (0, 1):
-        assert added(one[direction], two[direction]) == {("all_reduce", nbytes): 2}
-    one, two = calls_of(comm, 1, True), calls_of(comm, 2, True)
-    for direction in (0, 1):
-        assert added(one[direction], two[direction]) == {
-            ("all_gather", nbytes // comm.size): 2,
-            ("reduce_scatter", nbytes): 2,
-        }
-
-
-def added(fewer, more):
-    """{call: how many more of it there are}."""
-    counts = {call: more.count(call) - fewer.count(call) for call in more}
-    return {call: n for call, n in counts.items() if n}
-
-
-def test_the_loss_of_a_cut_vocabulary(comm):
-    model, x, y = problem("gpt", **TWELVE)
-    vocabulary = model.tokens.num_embeddings
-    true_loss = cross_entropy(model(x[:BATCH]).flatten(0, 1), y[:BATCH].flatten())
-    true_loss.backward()
-    mine = tensor_parallel(comm, model, whole_logits=False)
-    loss = vocabulary_cross_entropy(comm, mine(x[:BATCH]), y[:BATCH], vocabulary)
-    loss.backward()
-    cuts = cuts_of(mine)
-    assert abs(loss.item() - true_loss.item()) < EXACT
-    for name, q in mine.named_parameters():
-        assert (joined(comm, q.grad, cuts[name]) - model.get_parameter(name).grad).abs().max() < EXACT, name
-
-
-def test_along_an_axis_of_a_mesh(comm):
-    """Whatever the number of ranks: all of them along tp, and a mesh that has another axis beside it."""
-    mesh = DeviceMesh(comm, dp=1, tp=comm.size)
-    assert_these_ranks_equal_one(mesh["tp"], tensor_parallel, "gpt", TWELVE)
-    if comm.size % 2 == 0:
-        mesh = DeviceMesh(comm, tp=2, dp=comm.size // 2)
-        assert_these_ranks_equal_one(mesh["tp"], tensor_parallel, "gpt", TWELVE)
-        assert mesh.over("tp", "dp").size == comm.size
-
-
-def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(comm):
-    with pytest.raises(ValueError, match=rf"has 7 x {comm.size} = .* there are {comm.size} rank"):
-        DeviceMesh(comm, dp=7, tp=comm.size)
 
 
 def test_another_batch_on_the_last_rank_ends_with_the_numbers(comm):
