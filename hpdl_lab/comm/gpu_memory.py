@@ -10,6 +10,8 @@ Ranks that share a GPU take turns on it, so that they never wait for each other 
 
 from typing import NamedTuple
 
+import torch
+
 from .buffers import DTYPES, ITEMSIZE
 from .polling import Polled
 from .shm import attempt
@@ -26,11 +28,26 @@ class Segment(NamedTuple):
     keep: tuple
 
 
-class Computed(Polled):
-    """Until `event` has passed on the GPU, which is this rank's own work."""
+class View:
+    """A uint8 tensor over `memory`, of the compiled module. Ref: CUDA Array Interface, version 3."""
 
-    def __init__(self, event):
-        self.event = event
+    def __init__(self, memory):
+        self.memory = memory
+        self.__cuda_array_interface__ = {
+            "data": (memory.address, False),
+            "shape": (memory.nbytes,),
+            "typestr": "|u1",
+            "strides": None,
+            "version": 3,
+        }
+
+
+class Computed(Polled):
+    """Until all that this rank has given the GPU so far is done."""
+
+    def __init__(self):
+        self.event = torch.cuda.Event()
+        self.event.record()
 
     def advance(self):
         return self.event.query()
@@ -41,8 +58,9 @@ def allocate(comm, cuda, count, dtype):
 
     cuda: the compiled module hpdl_lab._cuda, or None where this rank has none.
     """
+    device = torch.device(comm.device).index
     nbytes = max(LEAST, count * ITEMSIZE[dtype])
-    mine, reason = attempt(cuda.DeviceMemory, comm.gpu.index, nbytes) if cuda else (None, "no csrc/cuda here")
+    mine, reason = attempt(cuda.DeviceMemory, device, nbytes) if cuda else (None, "no csrc/cuda here")
     handle = b""
     if mine is not None:
         handle, reason = attempt(mine.handle)
@@ -50,11 +68,11 @@ def allocate(comm, cuda, count, dtype):
     opened = {comm.rank: mine}
     for rank, theirs in enumerate(handles):
         if rank != comm.rank and not reason:
-            opened[rank], reason = attempt(cuda.PeerMemory, comm.gpu.index, theirs) if theirs else (None, "no handle")
+            opened[rank], reason = attempt(cuda.PeerMemory, device, theirs) if theirs else (None, "no handle")
     if any(comm.agree("allocate", note=reason.encode()[:120])):
         return None
     memory = tuple(opened[rank] for rank in range(comm.size))
-    return comm.gpu.tensor(mine), Segment(tuple(m.address for m in memory), nbytes, memory)
+    return torch.as_tensor(View(mine), device=comm.device), Segment(tuple(m.address for m in memory), nbytes, memory)
 
 
 def place_of(segments, rank, x):

@@ -40,15 +40,15 @@ def kind(device):
         return MpiComm
     if device != "cuda":
         raise ValueError(f'device={device!r}: "cpu" or "cuda" is needed')
-    return nccl_ranks().comm
+    return gpu_ranks().comm
 
 
 @functools.cache
-def nccl_ranks():
-    """This process's NcclRanks: they keep NCCL's communicators from one run to the next."""
-    from .nccl_ranks import NcclRanks
+def gpu_ranks():
+    """This process's GpuRanks: they keep process groups from one run to the next."""
+    from .gpu import GpuRanks
 
-    return NcclRanks(session_of_this_process())
+    return GpuRanks(session_of_this_process())
 
 
 @functools.cache

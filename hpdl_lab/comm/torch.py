@@ -25,7 +25,7 @@ def from_process_group(group=None, deadline=10.0, on_row=None, trace=True, devic
     """The communicator of the ranks of `group`, a process group of torch.distributed. Collective over its ranks.
 
     A group that moves no CPU tensors, such as nccl alone, gets one of gloo beside it for what is said on the host, and
-    the communicator is a torch_device.DeviceComm.
+    the communicator is a device.DeviceComm.
 
     Args:    group: None is the default one. deadline: the longest that one wait may last, s.
              on_row, trace: as of MpiComm. device: of the tensors that a group without gloo moves, by default the
@@ -37,7 +37,7 @@ def from_process_group(group=None, deadline=10.0, on_row=None, trace=True, devic
     if gloo is not None:
         place = TorchPlace(gloo)
         return TorchComm(place, place.number, tuple(range(place.size)), place.waiting(deadline), on_row, trace)
-    from .torch_device import DeviceComm
+    from .device import DeviceComm
 
     device = device or cuda_of(group)
     place = TorchPlace(*gloo_beside(group))

@@ -19,17 +19,13 @@ def require() -> None:
     """Raise Missing, with the reason, unless tensors on a GPU can travel between ranks here."""
     if reason := why_no_gpu():
         raise Missing(reason)
-    nccl.find()
 
 
 def nccl_serves(ranks: int) -> bool:
     """Can NCCL serve `ranks` ranks of this machine? Before 2.30 it refuses those that share a GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len(visible.split(","))
-    try:
-        return ranks <= gpus or nccl.find().version >= nccl.SHARES_A_GPU
-    except Missing:
-        return False
+    return ranks <= gpus or (nccl.installed() or ()) >= nccl.SHARES_A_GPU
 
 
 def no_driver() -> str:

@@ -36,6 +36,7 @@ def torch_answers() -> Any:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "nccl": list(torch.cuda.nccl.version()[:3]) if dist.is_available() and dist.is_nccl_available() else [],
         "gloo": dist.is_available() and dist.is_gloo_available(),
     }
 

@@ -80,7 +80,7 @@ def report() -> Any:
             torch(answers),
             gloo(answers),
             cuda(answers),
-            nccl_library(),
+            nccl_library(answers),
             cuda_kernels(),
             jupyter(),
             compiler(),
@@ -193,12 +193,10 @@ def cuda(answers: dict) -> Any:
     return Feature("CUDA", False, f"{why}: ranks use CPU cores", needed=False)
 
 
-def nccl_library() -> Any:
-    try:
-        found = nccl.find()
-    except Missing as error:
-        return Feature("NCCL", False, f"{error}; of use with GPUs only", needed=False)
-    return Feature("NCCL", True, f"{nccl.text_of(found.version)} of {found.where}, {short(found.path)}", needed=False)
+def nccl_library(answers):
+    if version := answers.get("nccl"):
+        return Feature("NCCL", True, f"{nccl.text_of(tuple(version))} in torch", needed=False)
+    return Feature("NCCL", False, "not in this torch; of use with GPUs only", needed=False)
 
 
 def cuda_kernels() -> Any:

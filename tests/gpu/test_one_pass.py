@@ -5,8 +5,7 @@ import torch
 
 from hpdl_lab.comm.base import sum_in_rank_order
 from hpdl_lab.comm.buffers import DTYPES
-from hpdl_lab.comm.gpu import Gpu
-from hpdl_lab.comm.gpu_memory import slice_of
+from hpdl_lab.comm.gpu_memory import View, slice_of
 
 
 def run(cuda, tensors, first, count):
@@ -41,7 +40,7 @@ def test_elements_outside_the_slice_stay(cuda, a_gpu):
 
 def test_memory_of_the_module_is_a_tensor_of_torch(cuda, a_gpu):
     memory = cuda.DeviceMemory(0, 4096)
-    x = Gpu(0).tensor(memory)
+    x = torch.as_tensor(View(memory), device=a_gpu)
     assert x.shape == (4096,) and x.device.type == "cuda" and not x.any()
     floats = x.view(torch.float32).fill_(1.5)
     del memory, x

@@ -1,10 +1,11 @@
-"""A process group that moves no tensors of the host, as nccl alone, as a communicator: shown with a stand-in for nccl.
+"""Ranks whose tensors are on a device, under torchrun (DeviceComm) and MPI (GpuComm), with a stand-in for NCCL.
 
 The tensors of the CPU play those of the GPU; NumPy's arrays are the host's.
 """
 
 import importlib.util
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch
 import torch.distributed as dist
 
 from hpdl_lab.collectives import ring
+from hpdl_lab.comm.device import OnDevice
 from hpdl_lab.comm.errors import CommError, CommTimeout, Mismatch
+from hpdl_lab.comm.gpu import GpuRanks
 from hpdl_lab.comm.torch import from_process_group
-from hpdl_lab.comm.torch_device import DeviceComm
 from hpdl_lab.comm.torch_group import process_group
 
 SPEC = importlib.util.spec_from_file_location("nccl_group", Path(__file__).parent.parent / "fakes" / "nccl_group.py")
@@ -23,10 +25,19 @@ nccl_group = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(nccl_group)
 
 
-@pytest.fixture
-def device(run):
-    """A DeviceComm over the stand-in, as from torchrun."""
+@pytest.fixture(params=["torchrun", "mpi"])
+def device(run, ranks, request):
+    """A DeviceComm or a GpuComm over the stand-in."""
     nccl_group.register()
+    if request.param == "mpi":
+
+        def stand_in(store, rank, size, device, sharing):
+            return nccl_group.FakeNccl(store, rank, size, timedelta(seconds=60))
+
+        comm = run(make=GpuRanks(ranks, "cpu", stand_in, cuda=False).comm)
+        yield comm
+        comm.close()
+        return
     with process_group(run(), nccl_group.NAME) as group:
         comm = from_process_group(group, deadline=10.0, device="cpu")
         yield comm
@@ -50,7 +61,7 @@ def test_it_is_refused_where_it_moves_nothing_that_is_known(run):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
 def test_collectives_go_through_the_group_and_the_host_agrees_elsewhere(device, dtype):
-    assert isinstance(device, DeviceComm) and carried(device) == []
+    assert isinstance(device, OnDevice) and carried(device) == []
     r, p = device.rank, device.size
     x = torch.full((5,), r + 1, dtype=dtype)
     assert (device.all_reduce(x) == p * (p + 1) // 2).all() and carried(device) == ["allreduce"]

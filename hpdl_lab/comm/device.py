@@ -1,0 +1,387 @@
+"""Tensors on a GPU: they travel through a process group of torch (NCCL), everything else through the host.
+
+    tensors of the GPU      messages and collectives of the group
+    everything else         MPI or gloo, and shared memory: consensus, notes, deadlines, tensors of the CPU
+
+`OnDevice` is the part that DeviceComm (a process group of torchrun) and GpuComm (MPI ranks) have in common. The ranks
+agree on the host before each collective, and a note of count and dtype goes ahead of each message, because NCCL's carry
+neither and would hang if the ends disagree. Messages are collected until somebody waits, and start as one batch, in
+which none waits for another: two ranks that send to each other one after the other would wait for ever on their GPUs. A
+receive whose note does not come holds up the others for PATIENCE only. It starts when its rank next waits for a message
+of the group, or begins a collective.
+"""
+
+import time
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from .buffers import DTYPES, ITEMSIZE, buffer_of, copy_into, is_tensor
+from .calls import Call
+from .errors import CommError, Mismatch
+from .polling import Polled
+from .reasons import mismatch
+from .torch import TorchComm, TorchWork
+from .work import MpiWork
+
+PATIENCE = 0.2  # s: notes are faster, so of two ranks that send to each other one at most starts without the other
+WIDENED = ("bfloat16", "float16")  # added as float32 and rounded once
+
+
+class Batch(Polled):
+    """Operations of the group that have been started together. works: [torch.distributed.Work]."""
+
+    def __init__(self, works):
+        self.works, self.done = works, False
+
+    def advance(self):
+        """True when all have ended. Raises CommError if the group has failed."""
+        if not self.done and all(work.is_completed() for work in self.works):
+            try:
+                for work in self.works:
+                    work.wait()
+            except RuntimeError as error:
+                raise CommError(f"the process group has failed: {error}") from None
+            self.done = True
+        return self.done
+
+
+class DeviceWork(MpiWork):
+    """One end of a message of the group; its `message` is the note, which the host carries. launch: its Batch, or None.
+
+    post: as of MpiWork.
+    """
+
+    __slots__ = ("buffer", "launch", "note")
+    progress = 0
+
+    def __init__(self, comm, op, post, x, peer):
+        self.buffer, self.launch = buffer_of(x, op, comm.device), None
+        mine = (self.buffer.count, DTYPES.index(self.buffer.dtype))
+        self.note = np.array(mine if op == "send" else (-1, -1), np.int64)
+        super().__init__(comm, op, lambda work, group, x, dst: post(work, group, self.note, dst), x, peer)
+        comm.posted.append(self)
+
+    def is_ready(self):
+        """May it start? A receive may when its note has come. Raises Mismatch if that says something else."""
+        return self.op == "send" or self.has_come()
+
+    def has_come(self):
+        """True when the note has come and says what this rank expects. Raises Mismatch if it says something else."""
+        expected = (self.buffer.count, self.buffer.dtype)
+        try:
+            if not self.message.wait(0.0, 0.0, False):
+                return False
+            sent = (int(self.note[0]), DTYPES[self.note[1]])
+        except ValueError:  # no note came, but a message of CPU memory
+            count, dtype = self.message.sent
+            sent = (count, f"{DTYPES[dtype]} of the CPU")
+        if sent != expected:
+            names = self.comm.names
+            raise Mismatch(mismatch(names[self.peer], names[self.comm.rank], sent, expected))
+        return True
+
+    def start(self):
+        """Hand it to the group; returns its torch.distributed.Work, or None within a batch that NCCL coalesces."""
+        act = self.comm.device_group.send if self.op == "send" else self.comm.device_group.recv
+        return act([self.x.detach()], self.peer, 0)
+
+    def wait(self):
+        if self.message is not None:
+            comm = self.comm
+            with comm.aborting(self.op):
+                whom = (comm.members[self.peer],)
+                comm.waiting.finish(Arrival(self), self.op, whom, self.buffer.nbytes, self.line, facts=self._facts)
+            self._arrived()
+
+    def test(self):
+        if self.message is not None:
+            with self.comm.aborting(self.op):
+                arrived = Arrival(self).advance()
+            if arrived:
+                self._arrived()
+        return self.message is None
+
+    def let_go(self, seconds):
+        """See MpiWork.let_go: what is still on the device after `seconds` is ended there."""
+        if self.message is not None and self.launch is not None:
+            with suppress(CommError, ValueError):  # nobody waits for it any more
+                self.launch.wait(seconds, 1e-3, self.comm.crowded)
+            if not self.launch.done:
+                self.comm.abort(self.op)
+        return super().let_go(0.0)
+
+    def _facts(self):
+        """See MpiWork._facts."""
+        counts = self.comm.calls.times(self.op, self.line)
+        return {"count": self.buffer.count, "dtype": self.buffer.dtype, "comm": self.comm.name, "counts": counts}
+
+    def _arrived(self):
+        inject = self.comm.waiting.inject
+        self._done()
+        if inject is not None:
+            inject.after(self.comm, self.peer, self.buffer.nbytes)
+
+    def _done(self):
+        comm, trace = self.comm, self.comm.trace
+        self._forget()
+        trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], self.buffer.nbytes, self.line)
+        self.message = self.x = None
+
+
+class TorchDeviceWork(TorchWork, DeviceWork):
+    """The same, whose note gloo carries."""
+
+    __slots__ = ()
+
+
+class Arrival(Polled):
+    """The end of a DeviceWork, as an operation: whoever waits for it lets the messages start that have been posted."""
+
+    def __init__(self, work):
+        self.work = work
+
+    def advance(self):
+        self.work.comm.start_posted()
+        return self.work.launch is not None and self.work.launch.advance()
+
+
+class OnDevice:
+    """Of a communicator whose tensors are on `device` and travel through `device_group`, a group of its ranks alone."""
+
+    Work = DeviceWork
+
+    def use(self, device, device_group=None):
+        """Where this rank's tensors are, and what moves them. device_group: None until `connect`."""
+        self.device, self.device_group = str(device), device_group
+        self.posted, self.posted_at = [], 0.0  # works that have not started, and since when (s) there are some
+
+    def can_double(self):
+        """No: what is given to `background` runs at once, since an operation ends when the GPU has done it."""
+        return False
+
+    def allocate(self, shape, dtype="float32"):
+        """See Comm.allocate: a tensor on this rank's device, which no other reaches."""
+        dtype = str(dtype).removeprefix("torch.")
+        if dtype not in ITEMSIZE:
+            raise ValueError(f"cannot allocate dtype {dtype}: one of {', '.join(DTYPES)} is needed")
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def isend(self, x, to):
+        return self._message("send", super().isend, x, to, "sends to")
+
+    def irecv(self, x, source):
+        return self._message("recv", super().irecv, x, source, "receives from")
+
+    def _message(self, op, of_host, x, peer, words):
+        if not self._on_device(op, x):
+            return of_host(x, peer)
+        self._require_open()
+        self.check_peer(peer, words)
+        if self.waiting.inject is not None and op == "send":
+            self.waiting.inject.before(self)
+        if not self.posted:
+            self.posted_at = time.monotonic()
+        return self.Work(self, op, self.post_send if op == "send" else self.post_receive, x, peer)
+
+    def start_posted(self):
+        """Start what has been posted, as one batch: when all of it may start, or after PATIENCE what may."""
+        ready = [work for work in self.posted if work.is_ready()]
+        if ready and (len(ready) == len(self.posted) or time.monotonic() > self.posted_at + PATIENCE):
+            self.posted = [work for work in self.posted if work not in ready]
+            self._start(ready)
+
+    def _start(self, works):
+        moving = [work for work in works if work.buffer.count]
+        device, group = torch.device(self.device), self.device_group
+        coalesces = moving and device.type == "cuda"
+        if coalesces:  # one group of NCCL
+            group._start_coalescing(device)
+        started = [work.start() for work in moving]
+        batch = Batch([group._end_coalescing(device)] if coalesces else started)
+        for work in works:
+            work.launch = batch
+
+    def launch_posted(self):
+        """Before a collective: what has been posted starts, but for receives that nobody has sent anything for."""
+        end = time.monotonic() + PATIENCE
+        while self.posted and time.monotonic() < end and any(work.op == "send" for work in self.posted):
+            self.start_posted()
+        self.start_posted()
+
+    # -- collectives ------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x):
+        return self.nccl_all_reduce(x) if self._on_device("all_reduce", x) else super().all_reduce(x)
+
+    def nccl_all_reduce(self, x):
+        """all_reduce by the process group, wherever `x` lies on the device."""
+        total = widened(x)
+        self._collective("all_reduce", x, lambda group: group.allreduce([total]))
+        if total is not x:
+            copy_into(x, total)
+        return x
+
+    def ring_all_reduce(self, x):
+        return self._staged(super().ring_all_reduce, x)
+
+    def mpi_all_reduce(self, x):
+        return self._staged(super().mpi_all_reduce, x)
+
+    def _staged(self, function, x):
+        """function(x), which works in place on CPU memory: a tensor on the device goes to the host and back."""
+        if not (is_tensor(x) and str(x.device) == self.device != "cpu"):
+            return function(x)
+        copy_into(x, function(x.detach().cpu()))
+        return x
+
+    def broadcast(self, x, root=0):
+        if not self._on_device("broadcast", x):
+            return super().broadcast(x, root)
+        data = x.detach()
+        self._collective("broadcast", x, lambda group: group.broadcast(data, root), root)
+        return x
+
+    def reduce(self, x, root=0):
+        if not self._on_device("reduce", x):
+            return super().reduce(x, root)
+        total = widened(x).clone()
+        self._collective("reduce", x, lambda group: group.reduce(total, root), root)
+        return total.to(x.dtype) if self.rank == root else None
+
+    def all_gather(self, x):
+        if not self._on_device("all_gather", x):
+            return super().all_gather(x)
+        out, data = x.new_empty((self.size, *x.shape)), x.detach().reshape(-1)
+        self._collective("all_gather", x, lambda group: group._allgather_base(out.view(-1), data))
+        return out
+
+    def reduce_scatter(self, x):
+        if not self._on_device("reduce_scatter", x):
+            return super().reduce_scatter(x)
+        self._require_rows("reduce_scatter", x)
+        rows = widened(x)
+        out = rows.new_empty(rows.shape[1:])
+        self._collective("reduce_scatter", x, lambda group: group._reduce_scatter_base(out.view(-1), rows.reshape(-1)))
+        return out.to(x.dtype)
+
+    def gather(self, x, root=0):
+        if not self._on_device("gather", x):
+            return super().gather(x, root)
+        out = x.new_empty((self.size, *x.shape)) if self.rank == root else None
+        rows = [] if out is None else list(out)
+        self._collective("gather", x, lambda group: group.gather(rows, x.detach(), root), root)
+        return out
+
+    def scatter(self, x, out, root=0):
+        if not self._on_device("scatter", out):
+            return super().scatter(x, out, root)
+        if self.rank == root:
+            self._require_rows("scatter", x)
+            buffer_of(x, "scatter", self.device)
+        rows = list(x.detach()) if self.rank == root else []
+        self._collective("scatter", out, lambda group: group.scatter(out.detach(), rows, root), root)
+        return out
+
+    def all_to_all(self, x):
+        if not self._on_device("all_to_all", x):
+            return super().all_to_all(x)
+        self._require_rows("all_to_all", x)
+        out = x.new_empty(x.shape)
+        self._collective("all_to_all", x, lambda group: group.alltoall_base(out, x.detach(), [], []))
+        return out
+
+    @contextmanager
+    def together(self, op, x):
+        if not self._on_device(op, x):
+            with super().together(op, x) as line:
+                yield line
+            return
+        step, t0, line, buffer = self._agree_on(op, x)
+        yield line
+        self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
+
+    def _collective(self, op, x, start, root=-1):
+        """Agree on `op` of `x` with all ranks, then let the group do it, as one event. start(group): its Work."""
+        if root != -1:
+            self._check_root(op, root)
+        step, t0, line, buffer = self._agree_on(op, x, root)
+        if buffer.count:
+            with self.aborting(op):
+                batch = Batch([start(self.device_group)])
+                self.waiting.finish(batch, op, self.others, buffer.nbytes, line)
+        self.trace.add(step, op, t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
+
+    def _agree_on(self, op, x, root=-1):
+        """Let what has been posted start, and meet; returns the step, time, line and Buffer of `op`."""
+        self.launch_posted()
+        buffer = buffer_of(x, op, self.device)
+        step, t0, line = self._begin()
+        self.collectives += 1
+        self.calls.note(Call(op, line, buffer.count, buffer.dtype, root, self.name, self.collectives))
+        self._meet((op, buffer.count, DTYPES.index(buffer.dtype), root), line)
+        return step, t0, line, buffer
+
+    def _on_device(self, op, x):
+        """Is `x` a tensor of the group's device? Raises ValueError if it is, and `op` cannot take it."""
+        mine = is_tensor(x) and str(x.device) == self.device
+        if mine:
+            buffer_of(x, op, self.device)
+        return mine
+
+    def _require_rows(self, op, x):
+        rows = "none" if x is None else len(x)
+        if rows != self.size:
+            raise ValueError(f"{op} on {self.size} ranks needs {self.size} rows, got {rows}")
+
+    # -- what does not end well -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def aborting(self, op):
+        """What does not complete here is ended on the device: nothing of it may run on beside what comes next."""
+        self._require_open()
+        try:
+            yield
+        except BaseException:
+            self.abort(op)
+            raise
+
+    def abort(self, op):
+        """End the group: nothing else ends what waits on a GPU. It is of no more use then, and says so."""
+        with suppress(RuntimeError):
+            self.device_group.abort()
+        self.broken = self.broken or op
+
+    def _release(self):
+        with suppress(CommError, ValueError, RuntimeError):
+            self.launch_posted()
+        return super()._release()
+
+
+class DeviceComm(OnDevice, TorchComm):
+    """A process group that moves no CPU tensors, such as nccl alone: GPUs under torchrun. place: of a gloo group."""
+
+    Work = TorchDeviceWork
+
+    def __init__(self, place, number, members, waiting, on_row=None, trace=True, device_group=None, device="cuda"):
+        super().__init__(place, number, members, waiting, on_row, trace)
+        self.use(device, device_group)
+        self.post_send, self.post_receive = self._post_send, self._post_receive
+
+    def _part(self, number, members):
+        whole = dist.get_process_group_ranks(self.device_group)
+        ranks = [whole[self.members.index(member)] for member in members]
+        config = str(dist.get_backend_config(self.device_group))
+        order = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # which older versions of torch do not know
+        group = dist.new_group(ranks, backend=config, use_local_synchronization=True, **order)
+        how = self.waiting, self.on_row, self.trace
+        return DeviceComm(self.place, number, members, *how, device_group=group, device=self.device)
+
+
+def widened(x):
+    """`x`, or a copy in float32 if it has 16 bits: sums are rounded once."""
+    return x.detach().float() if str(x.dtype).removeprefix("torch.") in WIDENED else x.detach()
