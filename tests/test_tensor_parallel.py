@@ -19,7 +19,6 @@ from hpdl_lab.parallel.tensor.cuts import (
     cuts_of,
     gather_parameters,
     joined,
-    load_parameters,
     tensors_of,
 )
 from hpdl_lab.parallel.tensor.model import shard, tensor_parallel
@@ -195,46 +194,6 @@ def test_sequence_parallel_sends_the_same_bytes(p):
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [("mlp", {"hidden": (24, 36)}), ("gpt", TWELVE), ("vit", TWELVE), ("cnn", {"norm": "batch", "widths": (12, 24)})],
-)
-def test_a_state_of_two_ranks_is_loaded_by_three(name, fields):
-    model, x, _ = problem(name, **fields)
-    with torch.no_grad():
-        for i, (_, tensor) in enumerate(tensors_of(model)):
-            tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + 1000 * i)
-    other = problem(name, **fields, seed=7)[0] if name != "vit" else problem(name, **fields)[0]
-
-    def gathered(comm):
-        return gather_parameters(comm, shard(comm, copy.deepcopy(model)))
-
-    def loaded(comm, whole):
-        mine = shard(comm, copy.deepcopy(other))
-        load_parameters(mine, whole)
-        return gather_parameters(comm, mine)
-
-    (whole, again) = sim.run(2, gathered)
-    for state in (whole, again, *sim.run(3, loaded, whole), *sim.run(1, loaded, whole)):
-        assert list(state) == [name for name, _ in tensors_of(model)]
-        assert all(torch.equal(state[name], tensor) for name, tensor in tensors_of(model))
-
-
-def test_a_state_that_does_not_fit_is_refused():
-    model, _, _ = problem("gpt", **TWELVE)
-    state = {name: tensor.detach() for name, tensor in tensors_of(model)}
-
-    def load(comm, state):
-        load_parameters(shard(comm, copy.deepcopy(model)), state)
-
-    with pytest.raises(ValueError, match="the whole state has no norm.bias"):
-        sim.run(2, load, {name: t for name, t in state.items() if name != "norm.bias"})
-    with pytest.raises(ValueError, match=r"norm.bias has shape \(25,\) as a part of this state, and \(24,\) here"):
-        sim.run(2, load, {**state, "norm.bias": torch.zeros(25)})
-    with pytest.raises(ValueError, match=r"tensor of shape \(80, 24\) is not 81 long along dim 0"):
-        sim.run(2, load, {**state, "tokens.weight": state["tokens.weight"][:80]})
 
 
 # -- with the other axes -----------------------------------------------------------------------------------------------

@@ -59,11 +59,6 @@ def copy(n: int = 4096, length: int = 8, vocabulary: int = 16, seed: int = 0) ->
     return Dataset(*sets)
 
 
-def best_copy_loss(length: int = 8, vocabulary: int = 16) -> float:
-    """The mean loss of whoever copies: (length - 1) of 2 length - 1 tokens cost ln(vocabulary), the rest nothing."""
-    return (length - 1) / (2 * length - 1) * math.log(vocabulary)
-
-
 def check_noise(noise: float) -> None:
     """Raise ValueError unless `noise` is a share of examples."""
     if not 0 <= noise < 1:

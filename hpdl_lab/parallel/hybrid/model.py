@@ -323,7 +323,10 @@ class State:
         unknown = sorted({*whole} - {*self.aliases} - {*self.forms})
         if unknown:
             raise ValueError(f"the state given has {unknown[0]}, which this model has not, and {len(unknown) - 1} more")
-        parts = {name: self.part(name, whole[name]) for name in mine if self.require(name, whole)}
+        missing = sorted({*mine} - {*whole})
+        if missing:
+            raise ValueError(f"the state given has no {missing[0]}, which this model needs")
+        parts = {name: self.part(name, whole[name]) for name in mine}
         with torch.no_grad():
             for name, tensor in mine.items():
                 tensor.copy_(parts[name])
@@ -334,13 +337,6 @@ class State:
         if tuple(part.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(part.shape)} as a part of the state given, and {shape} here")
         return part
-
-    @staticmethod
-    def require(name, whole):
-        """True; ValueError where `whole` has no such tensor."""
-        if name not in whole:
-            raise ValueError(f"the state given has no {name}, which this model needs")
-        return True
 
 
 def aliases_of(model):

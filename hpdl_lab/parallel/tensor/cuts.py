@@ -111,33 +111,6 @@ def joined(comm, part, cut):
     return cut.join(comm.all_gather(part.detach().contiguous()).unbind())
 
 
-def shards_of(model, whole):
-    """What the sharded `model` of this rank holds of the state `whole`, {name: tensor} of the whole model.
-
-    Raises:  ValueError where `whole` lacks a tensor or one has another shape: its name.
-    """
-    parts = {}
-    cuts = cuts_of(model)
-    for name, tensor in tensors_of(model):
-        if name not in whole:
-            raise ValueError(f"the whole state has no {name}, which this model needs")
-        part = cuts[name].part(whole[name])
-        if part.shape != tensor.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(part.shape)} as a part of this state, and {tuple(tensor.shape)} here"
-            )
-        parts[name] = part
-    return parts
-
-
-def load_parameters(model, whole):
-    """Overwrite this rank's parameters and buffers with its parts of `whole`, {name: tensor}. No messages."""
-    parts = shards_of(model, whole)
-    with torch.no_grad():
-        for name, tensor in tensors_of(model):
-            tensor.copy_(parts[name])
-
-
 def add_partial_gradients(comm, model):
     """Add over ranks the gradients of which each rank has a part. Collective, after backward, before the step.
 

@@ -1,47 +1,28 @@
-"""A convolution of which every rank has some rows of the image: neighbors exchange the rows that kernels overlap.
+"""Convolutions on several ranks: images cut by rows, whose neighbors exchange what kernels overlap; or channels shared.
 
     rank 0    rows 0 1 2 3 | 4            a 3 x 3 kernel at row 3 needs row 4, and one at row 4 needs row 3:
     rank 1           3 | 4 5 6 7          halo of floor(3/2) = 1 row
 
     bytes per rank and neighbor      b c floor(k/2) w itemsize: they do not grow with the rows, so long images scale
-    backward                         the gradients of halo rows go home, and are added there
 
-Kernels are whole on every rank, so their gradients are parts of a sum over ranks: tensor.cuts.add_partial_gradients.
 Ref: Dryden et al. 2019 (LBANN), "Improving Strong-Scaling of CNN Training by Exploiting Finer-Grained Parallelism",
 arXiv:1903.06681, section 3.
 
-A residual block of convolutions on several ranks: the channels between its two convolutions are shared out.
+A residual block whose channels between its two convolutions are shared out:
 
     x (b, c, h, w) -> [conv1: my channels] -> norm of mine, relu -> [conv2: from my channels] -> all-reduce -> norm
 
 One all-reduce of the block's output forward and one of its input backward. Both kernels are cut, so parameters and the
 activations between them are 1/p; everything outside the blocks, the shortcut included, every rank does alike.
-spatial.py cuts the image instead.
 Ref: Dryden et al. 2019, "Channel and Filter Parallelism for Large-Scale CNN Training" (SC19).
 """
 
-from functools import partial
-from typing import NamedTuple
-
 import torch
 from torch import nn
-from torch.nn.functional import conv2d
 
 from ...models.batch_norm import BatchNorm
 from .cuts import equal_shares
-from .linear import conjugate, copy_to, reduce_from
-
-
-class Plan(NamedTuple):
-    """A convolution over rows that are shared out, known to every rank alike.
-
-    edges: rank r has rows edges[r] to edges[r + 1] of the result; rows[r] = (above, below): the rows that rank r needs
-    beside its own; skip[r]: the first of its own rows that its kernels do not need.
-    """
-
-    edges: tuple
-    rows: list
-    skip: list
+from .linear import copy_to, reduce_from
 
 
 def edges_of(height, ranks):
@@ -55,36 +36,6 @@ def edges_of(height, ranks):
     return tuple(rank * share + min(rank, more) for rank in range(ranks + 1))
 
 
-def plan_of(edges, kernel, stride, padding):
-    """The Plan of a convolution of rows that lie as `edges` say: row j of the result is where row j * stride is.
-
-    Args:    edges: (p + 1) ints, as of edges_of; kernel, stride, padding: of the rows, ints.
-    Raises:  ValueError, on every rank alike: a stride of 0 and the like, no row of the result for a rank, or a halo
-             larger than a neighbor's rows.
-    """
-    if min(kernel, stride) < 1 or padding < 0:
-        raise ValueError(
-            "a convolution needs a kernel and a stride of 1 at least and a padding of 0 at least, "
-            f"got kernel {kernel}, stride {stride}, padding {padding}"
-        )
-    height, ranks = edges[-1], len(edges) - 1
-    total = (height + 2 * padding - kernel) // stride + 1
-    out = (*(min(-(-edge // stride), total) for edge in edges[:-1]), total)
-    rows, skip = [], []
-    for rank, (first, end) in enumerate(zip(out, out[1:], strict=False)):
-        if end <= first:
-            raise ValueError(
-                f"{ranks} ranks cannot share a convolution of {height} rows (kernel {kernel}, stride {stride}, padding "
-                f"{padding}): it makes {max(total, 0)}, and rank {rank} would have none of them"
-            )
-        needed, needed_end = first * stride - padding, (end - 1) * stride - padding + kernel
-        rows.append((max(0, edges[rank] - needed), max(0, needed_end - edges[rank + 1])))
-        skip.append(max(0, needed - edges[rank]))
-    for rank in range(ranks):
-        require_high_enough(rows, rank, edges[rank + 1] - edges[rank])
-    return Plan(out, rows, skip)
-
-
 def halo_exchange(comm, x, rows):
     """`x` with the neighbors' rows around it that its kernels overlap.
 
@@ -92,7 +43,7 @@ def halo_exchange(comm, x, rows):
         rank r:            c d e
         rank r + 1:              f . . .
 
-    A function of plain tensors; in a backward pass halo_return is its transposed.
+    A function of plain tensors; in a backward pass the gradients of halo rows would go home, and be added there.
 
     Args:    x: (b, c, h, w), this rank's rows of an image that is cut by rows, rank 0 on top; h may differ by rank.
              rows: [(above, below)] for each rank, the same on every rank: how many rows it needs from the rank above
@@ -120,35 +71,6 @@ def halo_exchange(comm, x, rows):
     ### END SOLUTION
 
 
-def halo_return(comm, grad, rows):
-    """The gradient of this rank's own rows, from that of its rows and halo: what belongs to a neighbor goes home.
-
-        rank r - 1:  . . . a b | c     the gradient of its halo row c is sent to rank r, and added there to that of c
-        rank r:        a b | c d e | f        those of a and b are sent to rank r - 1, that of f to rank r + 1
-
-    Args:    grad: (b, c, above + h + below, w), as halo_exchange has returned; rows: as of halo_exchange.
-    Returns: (b, c, h, w), a new tensor.
-    Steps: 1.   Bytes per rank: b c w itemsize for each row of its halo that a neighbor has.
-    """
-    above, below = rows[comm.rank]
-    b, c, high, w = grad.shape
-    h = high - above - below
-    mine, works, added = grad[:, :, above : above + h].clone(), [], []
-    if comm.rank > 0:
-        n = rows[comm.rank - 1][1]
-        added.append((grad.new_empty(b, c, n, w), slice(0, n)))
-        works += receiving(comm, added[-1][0], comm.rank - 1) + sending(comm, grad[:, :, :above], comm.rank - 1)
-    if comm.rank < comm.size - 1:
-        n = rows[comm.rank + 1][0]
-        added.append((grad.new_empty(b, c, n, w), slice(h - n, h)))
-        works += receiving(comm, added[-1][0], comm.rank + 1) + sending(comm, grad[:, :, above + h :], comm.rank + 1)
-    for work in works:
-        work.wait()
-    for part, place in added:
-        mine[:, :, place] += part
-    return mine
-
-
 def sending(comm, x, to):
     """[Work] that sends `x`, [] where it is empty: nobody waits for nothing."""
     return [comm.isend(x.contiguous(), to)] if x.numel() else []
@@ -156,27 +78,6 @@ def sending(comm, x, to):
 
 def receiving(comm, x, source):
     return [comm.irecv(x, source)] if x.numel() else []
-
-
-def convolve(comm, x, edges, weight, bias=None, stride=1, padding=0):
-    """This rank's rows of a convolution of an image that is cut by rows.
-
-    Args:    x: (b, c_in, h, w), rows edges[rank] to edges[rank + 1] of the image; edges: as of edges_of, the same on
-             every rank; weight: (c_out, c_in, k, k), bias: (c_out,) or None, the same on every rank.
-    Returns: (b, c_out, h_out, w_out), and the edges of the result.
-    Raises:  ValueError before the first message, on every rank where the plan is impossible.
-    Steps: 1 forward, 1 backward.   Bytes per rank: of halo_exchange, then of halo_return.
-    """
-    mine = edges[comm.rank + 1] - edges[comm.rank] if len(edges) == comm.size + 1 else "?"
-    if x.ndim != 4 or x.shape[2] != mine:
-        raise ValueError(
-            f"x of shape {tuple(x.shape)} is not (b, c, {mine}, w), which rank {comm.rank} of {comm.size} has where "
-            f"the edges of an image are {edges}"
-        )
-    plan = plan_of(edges, weight.shape[2], stride, padding)
-    around = partial(halo_exchange, comm, rows=plan.rows), partial(halo_return, comm, rows=plan.rows)
-    x = conjugate(x, *around)[:, :, plan.skip[comm.rank] :]
-    return conv2d(x, weight, bias, stride, (0, padding)), plan.edges
 
 
 def require_pairs(comm, rows):
