@@ -17,7 +17,7 @@ from hpdl_lab import lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError
-from hpdl_lab.lab.picker import PICKERS, GridRun, Measured, Picker, far, shared_by
+from hpdl_lab.lab.picker import PICKERS, GridRun, Measured, Picker
 from hpdl_lab.lab.plain import sentence
 from hpdl_lab.parallel.grid.steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from hpdl_lab.plots import grid as drawing
@@ -215,16 +215,6 @@ def test_what_a_step_waits_for_is_not_called_the_bubble(alone):
     assert "waiting for a core" in texts(picker.figure()) and "waiting for stages" in texts(picker.figure())
     picker = Picker(subject_of("gpt3"))
     assert picker.prediction.parts["cores"] == 0 and "waiting for a core" not in texts(picker.figure())
-
-
-def test_far_from_the_prediction_it_says_what_shared_the_cores():
-    assert shared_by(4, 2, 17.04) == (
-        "4 engines share 2 cores, and a load of 17.0 on 2 cores was there in the minute before it"
-    )
-    assert shared_by(2, 4, 0.3) == "" and shared_by(4, 1, 0.2) == "4 engines share 1 core"
-    slow = Measured("measured", "five steps", 0.14, busy=shared_by(4, 2, 0))
-    assert far(slow, 0.035) == " That is 4.0 times what was predicted: 4 engines share 2 cores."
-    assert far(slow, 0.1) == ""
 
 
 def test_errors_are_told_in_their_first_line():

@@ -14,13 +14,13 @@ from hpdl_lab.collectives import cost
 from hpdl_lab.collectives import ring as ring_collective
 from hpdl_lab.collectives.table import find
 from hpdl_lab.comm import sim
-from hpdl_lab.comm.network import FatTree, Islands
+from hpdl_lab.comm.network import FatTree, Islands, Ring
 from hpdl_lab.mesh import Grid
 from hpdl_lab.optim import gradient_descent
 from hpdl_lab.parallel import gossip
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.scaffe import SCaffe
-from hpdl_lab.plots import collective, graph, landscape, loss, measure, scaling, style, tensor, timeline
+from hpdl_lab.plots import collective, colors, graph, landscape, loss, measure, scaling, style, tensor, timeline
 from hpdl_lab.trace import Event, bytes_sent
 
 SHOW, SCALING = (import_module(f"hpdl_lab.lab.{name}") for name in ("show", "scaling"))  # which verbs hide
@@ -64,7 +64,7 @@ def scaling_figure(most, engines=(1, 2, 4), cores=2):
     fits = fits_of(rows, simulated)
     title = "Scaling of a training step: DataParallelOverlapped(all_reduce=all_reduce)"
     foot = "Simulated: a core per rank; messages as between 2 engines: α = 45 µs, 1/β = 1.23 GB/s. " * 2
-    told = rows, simulated, simulated, guess, fits, "samples/s", title, foot
+    told = rows, simulated, simulated, guess, fits, title, foot
     return filled(scaling.draw, *told, height=scaling.HEIGHT)
 
 
@@ -196,6 +196,7 @@ FIGURES = {
     "designs": lambda b: lab.designs(SCaffe(), DataParallel()).figure,
     "mesh": lambda b: lab.show(Grid(dp=2, pp=2, tp=2)).figure,
     "network": lambda b: lab.show(FatTree(4, 2), ranks=64).figure,
+    "network, ring": lambda b: lab.show(Ring(), ranks=16).figure,
     "network, islands": lambda b: lab.show(Islands(4, nics=2), ranks=9).figure,
     "search": lambda b: lab.search("gpt3").figure,
     "picker": lambda b: lab.grid("gpt3").figure(),
@@ -234,22 +235,18 @@ def test_more_ranks_than_cores_is_said_in_the_picture():
 
 
 def test_oversubscribed_points_are_grey():
-    for cores, color in ((2, style.GREY), (4, style.BLUE)):
+    for cores, color in ((2, colors.GRAY), (4, colors.BLUE)):
         figure = filled(scaling.draw, scaling_rows(("strong",), cores=cores))
         speedup = next(t for t in figure.axes[0].texts if t.get_text() == "3.48x")
         assert speedup.get_color() == color
-        rates = {t.get_text(): t.get_color() for t in figure.texts}
-        assert rates["10,000"] == style.BLUE and rates["34,822"] == color
 
 
 def test_what_was_followed_and_what_was_evaluated_look_different():
     figure = scaling_figure(1024)
     faces = {p.get_xdata()[0]: p.get_markerfacecolor() for p in figure.axes[0].lines if p.get_marker() == "s"}
-    assert faces[64] == style.GREEN and faces[256] == faces[1024] == "white"
+    assert faces[64] == colors.GREEN and faces[256] == faces[1024] == "white"
     texts = texts_of(figure)
     assert {"your prediction", "simulated by messages", "by schedule", "fitted law"} <= set(texts)
-    assert any("measured: 2 points, a fit needs 3" in t for t in texts)
-    assert any("simulated: s = " in t and "residual" in t for t in texts)
 
 
 @pytest.mark.parametrize("cores", [1, 4])
@@ -300,8 +297,8 @@ def test_a_rank_that_ended_early_keeps_its_lane():
 
 def test_injected_delays_have_a_color_of_their_own():
     ops = ("injected delay", "send", "recv", "compute", "barrier", "my own span", "another")
-    colors = timeline.colors_of([Event(0, i, op, i, i + 1) for i, op in enumerate(ops)])
-    assert len(set(colors.values())) == len(ops) and colors["injected delay"] == style.VERMILION
+    found = timeline.colors_of([Event(0, i, op, i, i + 1) for i, op in enumerate(ops)])
+    assert len(set(found.values())) == len(ops) and found["injected delay"] == colors.VERMILION
 
 
 def test_time_is_counted_once_where_events_overlap():

@@ -1,6 +1,5 @@
 """lab.scaling without engines: simulated points up to 1,024 ranks, model, fits, files; bad input in one sentence."""
 
-import csv
 from importlib import import_module
 
 import pytest
@@ -57,15 +56,11 @@ def test_model_and_simulation_agree_on_a_ring(ring_result):
         assert simulated["rate"] == pytest.approx(modelled["rate"], rel=0.02)
 
 
-def test_fits_texts_and_files(ring_result, tmp_path):
+def test_fits_and_texts(ring_result):
     laws = {(fit.law, fit.source, fit.points) for fit in ring_result.fits}
     assert laws == {("Amdahl", "simulated", 5), ("Gustafson", "simulated", 5)}
     assert "Amdahl simulated: s = " in repr(ring_result) and "schedule" in repr(ring_result)
     assert "No engines run" in texts(ring_result) and "of more than 64 ranks some have no ex" in texts(ring_result)
-    with open(ring_result.csv(tmp_path / "points.csv")) as file:
-        rows = list(csv.DictReader(file))
-    assert [r["source"] for r in rows] == ["simulated"] * 10 + ["model"] * 10
-    assert float(rows[-1]["rate"]) == ring_result.model[-1]["rate"] and rows[0]["simulated"] == ""
 
 
 def test_a_network_that_is_given_is_used():

@@ -15,8 +15,9 @@ from IPython.display import display
 
 from .. import schedules
 from ..plots import live
+from ..plots.colors import VERMILION
 from ..plots.grid import HEIGHT
-from ..plots.style import VERMILION, new_figure
+from ..plots.style import new_figure
 from ..trace import seconds_text
 from ..units import amount_text
 from .grid import AXES

@@ -108,17 +108,19 @@ class MeasureResult(Result):
         sizes = list(dict.fromkeys(r["size"] for r in self.rows))
         cells = {(r["name"], r["size"]): r for r in self.rows}
 
-        def lines(text: Callable[[dict[str, Any]], str]) -> list[str]:
+        def columns(text: Callable[[dict[str, Any]], str]) -> list[str]:
             rows = [[bytes_text(n), *(text(cells[m, n]) if (m, n) in cells else "" for m in names)] for n in sizes]
             return text_table(["size", *names], rows)
 
-        told = [f"all-reduce on {self.where}: median time per call (bus bandwidth, GB/s)", *lines(time_text)]
+        lines = [f"all-reduce on {self.where}: median time per call (bus bandwidth, GB/s)", *columns(time_text)]
         if self.simulated:
-            told += ["measured / simulated, with alpha and beta of the ping-pong", *lines(self._over_simulation)[1:]]
+            lines += ["measured / simulated, with alpha and beta of the ping-pong", *columns(self._over_simulation)[1:]]
         if self.link_GBps:
             shares = ", ".join(f"{name} reaches {self.share(name):.0%}" for name in names)
-            told.append(f"Of the {self.link_GBps:.4g} GB/s that a link carries, at {bytes_text(max(sizes))}: {shares}.")
-        return "\n".join(told)
+            lines.append(
+                f"Of the {self.link_GBps:.4g} GB/s that a link carries, at {bytes_text(max(sizes))}: {shares}."
+            )
+        return "\n".join(lines)
 
     def _over_simulation(self, row: dict[str, Any]) -> str:
         seconds = self.simulated.get(row["name"], {}).get(row["size"])

@@ -4,7 +4,6 @@ The Picker holds what is picked and what was measured, and knows no widget: it w
 grid_widgets.py shows it in a notebook.
 """
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,7 +34,6 @@ from .result import table
 
 STEPS = 5
 DEADLINE = 30.0  # s: engines that share few cores import torch's tracer first
-FAR = 1.5  # times the prediction
 
 
 # -- one run of a setting ---------------------------------------------------------------------------------------------
@@ -45,7 +43,7 @@ FAR = 1.5  # times the prediction
 class Measured:
     """seconds: of a step; bubble, memory (of the fullest rank), links: as of a Prediction; None if not known.
 
-    kind: "measured" or "simulated"; how: in words; busy: what ranks shared their cores with, in words, "" for nothing.
+    kind: "measured" or "simulated"; how: in words.
     """
 
     kind: str
@@ -54,7 +52,6 @@ class Measured:
     bubble: float | None = None
     memory: Memory | None = None
     links: dict[str, int] | None = None
-    busy: str = ""
 
 
 class GridRun:
@@ -67,7 +64,6 @@ class GridRun:
         self, subject: Subject, setting: Setting, tell: Callable[[str], None], show: Callable[[Measured], None] | None
     ) -> None:
         self.subject, self.setting, self.tell, self.show = subject, setting, tell, show
-        self.predicted = 0.0
         self.stopped = False
         self.simulation: SimulatedGrid | None = None
         self.lock = threading.Lock()  # between the begin of a simulation and its stop
@@ -97,7 +93,6 @@ class GridRun:
         cores = features.cores()
         share = f", which share {cores} cores" if cores < subject.ranks else ""
         how = f"{STEPS} steps on {subject.ranks} engines{share}"
-        busy = shared_by(subject.ranks, cores, os.getloadavg()[0])
 
         def on_row(row: dict[str, Any]) -> None:
             if self.stopped:  # before the engines were free, so that there was no run to interrupt
@@ -117,7 +112,6 @@ class GridRun:
             schedules.summary(rows_over_pp(last_step(results), setting.grid)).bubble,
             max((rank.held for rank in results), key=lambda held: held.total),
             bytes_over_axes(results, setting.grid),
-            busy,
         )
 
     def simulated(self) -> Measured | None:
@@ -131,14 +125,6 @@ class GridRun:
         seconds = self.simulation.seconds()
         text = f"one step of {subject.ranks:,} simulated ranks on {subject.machine.name}, in virtual time"
         return None if seconds is None else Measured("simulated", text, seconds)
-
-
-def shared_by(ranks: int, cores: int, load: float) -> str:
-    """What the ranks' cores are shared with, "" for nothing. load: programs that ran or wanted to, before the run."""
-    parts = [f"{ranks} engines share {counted(cores, 'core')}"] if ranks > cores else []
-    if load >= 1:
-        parts.append(f"a load of {load:.1f} on {counted(cores, 'core')} was there in the minute before it")
-    return ", and ".join(parts)
 
 
 # -- what is picked ---------------------------------------------------------------------------------------------------
@@ -218,9 +204,8 @@ class Picker:
                 raise EngineError("this grid is running already: wait for its end, or press Stop")
             if self.prediction is None:
                 raise ValueError(f"this grid cannot run: {self.why}")
-            self.under_way = under_way = GridRun(self.subject, self.setting, self.say, self._so_far)
-            under_way.predicted = self.prediction.seconds
-        return under_way
+            self.under_way = GridRun(self.subject, self.setting, self.say, self._so_far)
+            return self.under_way
 
     def _run(self, under_way: GridRun) -> Measured | None:
         said = "Stopped."
@@ -229,7 +214,6 @@ class Picker:
             if measured is not None:
                 self.taken[under_way.setting] = measured
                 said = f"{under_way.setting}: {measured.kind} {seconds_text(measured.seconds)} a step."
-                said += far(measured, under_way.predicted)
             return measured
         except BaseException as error:
             self.taken.pop(under_way.setting, None)  # half a measurement is none
@@ -297,14 +281,6 @@ def numbers_of(r: Any) -> dict[str, str]:
     for name in ("parameters", "gradients", "optimizer", "activations", "total"):
         rows[f"{name} of the fullest rank"] = amount_text(memory[name]) if memory else ""
     return rows | {f"bytes sent over {axis}": amount_text(links[axis]) if links else "" for axis in ("tp", "pp", "dp")}
-
-
-def far(measured: Measured, predicted: float) -> str:
-    """A sentence if a measurement is FAR from what was predicted and its cores were shared, else ""."""
-    times = measured.seconds / predicted
-    if 1 / FAR < times < FAR or not measured.busy:
-        return ""
-    return f" That is {times:.1f} times what was predicted: {measured.busy}."
 
 
 PICKERS: dict[tuple[Any, ...], Picker] = {}  # of this notebook: a cell that runs again shows what was picked there

@@ -1,6 +1,5 @@
 """`lab.scaling`: the same work on more ranks, and the same work per rank: measured, modelled, and simulated."""
 
-import csv
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +29,6 @@ FEW_FEATURES, LARGE = 512, 32  # n if it is not given: for rows of numbers, and 
 LAYERS = (64, 512, 256, 10)  # of the model that is trained if none is given
 NETWORK_TEXT = "a 100 Gbit/s switch, 2 µs per message"  # the defaults of Switch, in words
 UNIT = "samples/s"
-COLUMNS = """source kind ranks cores rate p25 p75 speedup efficiency exposed overlap imbalance simulated how""".split()
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,15 +54,6 @@ class ScalingResult(Result):
     def agreement(self) -> dict[tuple[str, int], float]:
         """{(kind, ranks): simulated over measured rate}, if ranks were measured and simulated alike."""
         return {(r["kind"], r["ranks"]): r["simulated"] / r["rate"] for r in self.rows if r.get("simulated")}
-
-    def csv(self, path: str) -> str:
-        """Write all points to a file, one per line, with the columns COLUMNS; returns the path."""
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore")
-            writer.writeheader()
-            for source, rows in (("measured", self.rows), ("simulated", self.simulated), ("model", self.model)):
-                writer.writerows({"source": source, **row} for row in rows)
-        return path
 
     def __repr__(self) -> str:
         head = ("scaling", "ranks", f"rate, {UNIT}", "efficiency", "exposed", "overlap", "imbalance", "simulated", "")
@@ -154,7 +143,7 @@ def scaling(
     def state() -> tuple[Any, ...]:
         rows, simulated, modelled = (with_speedups(points) for points in (course.rows, course.simulated, course.model))
         fits = fits_of(rows, simulated)
-        return rows, simulated, modelled, guess, fits, UNIT, heading, course.foot()
+        return rows, simulated, modelled, guess, fits, heading, course.foot()
 
     try:
         course.run(counts, sorted({*counts, *far}), lambda: plot.update(*state()))

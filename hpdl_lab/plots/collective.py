@@ -21,22 +21,8 @@ from matplotlib.transforms import Affine2D
 from ..collectives.steps import edges
 from ..trace import number_text
 from ..units import bytes_text, counted
-from .style import (
-    FAINT,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    WIDTH,
-    YELLOW,
-    bare,
-    heading,
-    note,
-    tile,
-)  # fmt: skip
+from .colors import FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from .style import WIDTH, bare, heading, note, tile
 
 COLLECTIVES = (
     "broadcast", "scatter", "gather", "all_gather", "reduce", "reduce_scatter", "all_reduce", "all_to_all"
@@ -443,7 +429,7 @@ def draw_eight(figure, p):
             eight_panel(ax, held, moved=k and name == "all_to_all")
         middle = top - 0.06 - p * 0.1
         ends = [((left + half + dx) / WIDTH, middle / inches) for dx in (0.08, 0.34)]
-        look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": GREY, "linewidth": 1.6}
+        look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": GRAY, "linewidth": 1.6}
         figure.add_artist(FancyArrowPatch(*ends, transform=figure.transFigure, **look))
     heading(figure, f"Eight collectives on {p} ranks: before and after")
     letters = ", ".join(f"{chr(ord('A') + r)} from rank {r}" for r in range(min(p, 3)))

@@ -11,7 +11,8 @@ from matplotlib.ticker import MaxNLocator
 from ..parallel.gossip import lambda2
 from ..trace import number_text
 from ..units import amount_text, counted
-from .style import BLUE, FAINT, GREY, INK, SERIES, SKY, VERMILION, bare, heading, label_ends, log_axis, note, x_label
+from .colors import BLUE, FAINT, GRAY, INK, SERIES, SKY, VERMILION
+from .style import bare, heading, label_ends, log_axis, note, x_label
 
 MOST_RANKS = 32  # of the picture of one graph
 MOST_NUMBERED = 8  # ranks up to which every cell says its number
@@ -112,7 +113,7 @@ def draw_gossip(figure, errors, promises, steps, title="", foot=""):
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     x_label(ax, "gossip steps")
     label_ends(ax, ends)
-    ax.axhline(FLOOR, color=GREY, linewidth=0.8)
+    ax.axhline(FLOOR, color=GRAY, linewidth=0.8)
     subtitle = "Points: how far apart the ranks are, over how far they were. Dashed: λ₂ to the power of steps."
     heading(figure, title, subtitle)
     note(figure, foot)

@@ -4,27 +4,12 @@ over all of them: step time against memory.
 Every bar is predicted; below it, once the grid has run, the measured one, dotted. Bytes are decimal: 1 MB is 10^6.
 """
 
+from matplotlib.lines import Line2D
+
 from ..trace import seconds_text
 from ..units import amount_text, counted
-from .style import (
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-    amounts,
-    heading,
-    legend,
-    log_axis,
-    note,
-    rows_only,
-    x_label,
-)  # fmt: skip
+from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from .style import amounts, heading, legend, log_axis, note, rows_only, x_label
 
 HEIGHT = 4.7  # inches
 MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN}
@@ -33,7 +18,7 @@ NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over", "bubble
 AXES = {"tp": PURPLE, "pp": SKY, "dp": ORANGE}
 MEASURED = {"hatch": "....", "edgecolor": INK, "linewidth": 0.8}
 OVER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-FAR = 8  # times the bar: a limit beyond it is told in words
+FAR = 8  # times the bar: a limit beyond it is said in words
 
 
 def draw(figure, row, measured=None, why="", title=""):
@@ -43,7 +28,7 @@ def draw(figure, row, measured=None, why="", title=""):
              memory (parameters, gradients, optimizer, activations, total), links, how; or None; memory and links may
              be None. why: the sentence about what cannot be.
     """
-    heading(figure, title, "" if row is None else told(row))
+    heading(figure, title, "" if row is None else subtitle(row))
     if row is None:
         figure.text(0.5, 0.5, "this grid cannot be", ha="center", fontsize=13, color=VERMILION, fontweight="bold")
         figure.text(0.5, 0.42, why, ha="center", va="top", fontsize=9, wrap=True)
@@ -58,7 +43,7 @@ def draw(figure, row, measured=None, why="", title=""):
         note(figure, "It needs more than a rank may hold: another grid, recomputation or more micro-batches need less.")
 
 
-def told(row):
+def subtitle(row):
     """The line below the title."""
     batches = counted(row.micro_batches, "micro-batch", "micro-batches")
     more = f"{batches} of {row.micro_batch}, {row.schedule}"
@@ -95,7 +80,7 @@ def time(ax, row, measured):
     bars = 1 if measured is None else 2
     left = 0.0
     for name, color in TIME.items():
-        ax.barh(0, row.parts[name], 0.72, left, color=color, edgecolor=GREY, linewidth=0.4)
+        ax.barh(0, row.parts[name], 0.72, left, color=color, edgecolor=GRAY, linewidth=0.4)
         left += row.parts[name]
     ax.text(left, 0, f" {seconds_text(row.seconds)}", va="center", fontsize=8.5)
     longest = row.seconds
@@ -107,7 +92,7 @@ def time(ax, row, measured):
     ax.set_title("a step takes", fontsize=9.5, pad=16)
     shown = {name: color for name, color in TIME.items() if name != "cores"}
     if row.parts["cores"]:
-        core = f"light grey: waiting for a core {seconds_text(row.parts['cores'])}"
+        core = f"light gray: waiting for a core {seconds_text(row.parts['cores'])}"
         ax.set_title(core, loc="right", fontsize=8.2, pad=18, fontweight="normal")
     parts = [(color, f"{NAMES.get(name, name)} {seconds_text(row.parts[name])}") for name, color in shown.items()]
     legend(ax, parts, 0, 1.1, size=8.2)
@@ -161,7 +146,6 @@ def frame(ax, right, names):
 
 SEARCH_HEIGHT = 4.4
 SHADES = (BLUE, SKY, GREEN, ORANGE, PURPLE)
-MOST_NAMED = 4  # grids that get a label, besides the best and the guess
 
 
 def draw_search(figure, rows, best=None, guess=None, title="", foot=""):
@@ -170,7 +154,7 @@ def draw_search(figure, rows, best=None, guess=None, title="", foot=""):
     Args:    rows: grid.model.Predictions; best: the one that is marked, or None; guess: the row that the attendee
              expects to be the best, or None.
     """
-    ax = figure.add_axes((0.09, 0.16, 0.6, 0.66))
+    ax = figure.add_axes((0.09, 0.16, 0.63, 0.66))
     stages = sorted({row.grid["pp"] for row in rows})
     shade = {pp: SHADES[min(i, len(SHADES) - 1)] for i, pp in enumerate(grouped(stages))}
     for row in rows:
@@ -185,14 +169,22 @@ def draw_search(figure, rows, best=None, guess=None, title="", foot=""):
     ax.xaxis.set_major_formatter(amounts("B"))
     narrow = max(*totals, limit) < 100 * min(*totals, limit)
     ax.xaxis.set_minor_formatter(lambda v, _: amount_text(v) if narrow and f"{v:.0e}"[0] in "25" else "")
-    ax.tick_params(axis="x", which="minor", labelsize=7.5, labelcolor=GREY)
+    ax.tick_params(axis="x", which="minor", labelsize=7.5, labelcolor=GRAY)
     ax.axvline(limit, color=VERMILION, linewidth=1.8)
     ax.set_ylabel("predicted step")
     x_label(ax, "bytes on the fullest rank")
     for row, color, size in ((best, INK, 17), (guess, BLUE, 13)):
         if row is not None:
             ax.plot(row.memory.total, row.seconds, "o", mfc="none", mec=color, mew=2, markersize=size, zorder=6)
-    beside(figure, rows, best, guess, shade)
+    steps, entries = sorted(shade), []
+    for pp, following in zip(steps, [*steps[1:], max(row.grid["pp"] for row in rows) + 1], strict=True):
+        entries.append((shade[pp], f"pp {pp}" if following == pp + 1 else f"pp {pp} to {following - 1}"))
+    entries += [(circle(INK), f"best: {name_of(best)}")] if best is not None else []
+    entries += [(circle(BLUE), f"yours: {name_of(guess)}")] if guess is not None else []
+    legend(figure, entries, 0.75, 0.6, columns=1)
+    if best is None:
+        least = amount_text(min(totals))
+        figure.text(0.75, 0.8, f"Nothing fits: the least\nis {least}.", fontsize=9, va="top", color=VERMILION)
     heading(figure, title, f"limit {amount_text(limit)} per rank (red); gray: does not fit; square: recomputed")
     note(figure, foot)
 
@@ -209,29 +201,8 @@ def group_of(pp, shade):
     return max(key for key in shade if key <= pp)
 
 
-def beside(figure, rows, best, guess, shade):
-    """The colors, and the fastest grids that fit, as a list."""
-    x, steps, entries = 0.72, sorted(shade), []
-    for i, pp in enumerate(steps):
-        last = "" if i + 1 == len(steps) or steps[i + 1] == pp + 1 else f" to {steps[i + 1] - 1}"
-        more = " and more" if i + 1 == len(steps) and max(row.grid["pp"] for row in rows) > pp else last
-        entries.append((shade[pp], f"pp {pp}{more}"))
-    legend(figure, entries, x, 0.82 - 0.0215 * len(entries), columns=1)
-    y = 0.77 - 0.043 * len(entries)
-    fitting = [row for row in rows if row.fits]
-    if not fitting:
-        least = min(row.memory.total for row in rows)
-        figure.text(x, y, f"Nothing fits: the least\nis {amount_text(least)}.", fontsize=9, va="top", color=VERMILION)
-    shown = sorted(fitting, key=lambda row: row.seconds)[: MOST_NAMED + 1]
-    for row in shown + ([guess] if guess is not None and guess not in shown else []):
-        mark = "best" if row is best else ""
-        mark = ", ".join(filter(None, [mark, "yours" if row is guess else ""]))
-        color = BLUE if row is guess else INK
-        weight = "bold" if mark else "normal"
-        figure.text(x, y, f"{name_of(row)}   {mark}", fontsize=8.5, va="center", fontweight=weight, color=color)
-        told = f"{seconds_text(row.seconds)}, {amount_text(row.memory.total)}, bubble {abs(row.bubble):.0%}"
-        figure.text(x, y - 0.036, told if row.fits else f"{told}: too much", fontsize=8, va="center", color=GREY)
-        y -= 0.09
+def circle(color):
+    return Line2D([], [], marker="o", linestyle="", mfc="none", mec=color, mew=2, markersize=9)
 
 
 def name_of(row):

@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ..trace import number_text
-from .style import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, heading, x_label
+from .colors import BLUE, GRAY, GREEN, INK, ORANGE, VERMILION
+from .style import heading, x_label
 
 COLORS = {"too low": BLUE, "good": GREEN, "too high": ORANGE, "diverges": VERMILION}
 GOOD = 0.05  # of the loss above the least that may be left at the end
@@ -53,7 +54,7 @@ def draw(figure, bowl, paths, steps, title=""):
     axes = figure.subplots(1, len(paths), squeeze=False, sharey=True)[0]
     figure.subplots_adjust(left=0.088, right=0.985, bottom=0.16, top=0.74, wspace=0.1)
     for ax, (rate, path) in zip(axes, paths.items(), strict=True):
-        ax.contour(*bowl.axes, bowl.grid, levels=bowl.levels, colors=[GREY], linewidths=0.6, alpha=0.7)
+        ax.contour(*bowl.axes, bowl.grid, levels=bowl.levels, colors=[GRAY], linewidths=0.6, alpha=0.7)
         ax.plot(*bowl.best, "*", color=INK, markersize=11, zorder=3)
         walk(ax, bowl, rate, path, done=len(path) > steps)
         x_label(ax, "weight 0")

@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from ..trace import number_text
-from .style import BLUE, GREEN, heading, log_axis, note, x_label
+from .colors import BLUE, GREEN
+from .style import heading, log_axis, note, x_label
 
 SMOOTH = 20  # steps over which samples/s are averaged: single steps show the operating system more than the training
 

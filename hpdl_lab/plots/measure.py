@@ -6,21 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..trace import number_text, seconds_text
-from .style import (
-    BLUE,
-    FAINT,
-    GREY,
-    INK,
-    SERIES,
-    VERMILION,
-    YOURS,
-    crowding,
-    heading,
-    label_ends,
-    log_axis,
-    note,
-    size_axis,
-)  # fmt: skip
+from .colors import BLUE, FAINT, GRAY, INK, SERIES, VERMILION, YOURS
+from .style import crowding, heading, label_ends, log_axis, note, size_axis
 
 DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
 
@@ -60,7 +47,7 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
              simulated: {name: {size: seconds}}, drawn dashed beside the measured curves of these names.
              link_GBps: what a link carries, which no bus bandwidth can exceed; None where that is not known.
     """
-    references = ((model, DOTS, GREY), (prediction, DASHES, INK))
+    references = ((model, DOTS, GRAY), (prediction, DASHES, INK))
     references = [(ref, dash, color) for ref, dash, color in references if ref and ref.points(factor)]
     virtual = {name: Reference(name, seconds) for name, seconds in (simulated or {}).items()}
     points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]
@@ -102,7 +89,7 @@ def measured(left, right, curve, color, bold):
     sizes = [r["size"] for r in curve]
     look = {"color": color, "linewidth": 2.6 if bold else 1.5, "zorder": 4 if bold else 3, "marker": "o"}
     if crowding(curve):
-        look |= {"markerfacecolor": FAINT, "markeredgecolor": GREY}
+        look |= {"markerfacecolor": FAINT, "markeredgecolor": GRAY}
     left.plot(sizes, [r["time_us"] / 1e6 for r in curve], **look)
     low, high = ([r[key] / 1e6 for r in curve] for key in ("p25_us", "p75_us"))
     left.fill_between(sizes, low, high, color=color, alpha=0.18, linewidth=0)
@@ -140,9 +127,9 @@ def draw_ping_pong(figure, rows, fit=None, prediction=None, title="", foot=""):
     if fit:  # where latency decides, and where bandwidth does
         for ax, y, text, below in ((left, fit[0], "α", 3), (right, 1e-9 / fit[1] if fit[1] else 0, "1/β", -12)):
             if y > 0:
-                ax.axhline(y, color=GREY, linewidth=1, linestyle=DOTS, zorder=1)
+                ax.axhline(y, color=GRAY, linewidth=1, linestyle=DOTS, zorder=1)
                 where = ("axes fraction", "data"), "offset points"
-                ax.annotate(text, (0, y), (4, below), *where, color=GREY)
+                ax.annotate(text, (0, y), (4, below), *where, color=GRAY)
     heading(figure, title, sentence(*fit) if fit else "")
     note(figure, foot)
 

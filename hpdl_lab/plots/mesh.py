@@ -5,9 +5,10 @@ import math
 
 from matplotlib.patches import Rectangle
 
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, heading, note
+from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from .style import heading, note
 
-TINTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY)
+TINTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GRAY)
 WORDS = {
     "dp": ("dp groups", "add gradients"),
     "pp": ("pp groups", "pass activations"),

@@ -1,13 +1,14 @@
 """A network as a picture: ranks, switches, and the cables between them; cables that several ranks share stand out."""
 
+import itertools
 import math
-
-from matplotlib.patches import Circle, FancyBboxPatch
+from collections import Counter
 
 from ..comm.network import Ring
 from ..comm.network.describe import bandwidth, shared_links, title
 from ..trace import seconds_text
-from .style import BLUE, FAINT, GREY, INK, SKY, VERMILION, heading, note
+from .colors import BLUE, FAINT, GRAY, INK, SKY, VERMILION
+from .style import heading, note
 
 MOST_RANKS = 64  # of a larger network the first ones are drawn
 ROWS = {"island": 0, "rank": 1, "leaf": 2, "adapter": 2, "spine": 3, "switch": 3}  # from the bottom
@@ -19,6 +20,7 @@ WORDS = {
     "spine": "spine",
     "switch": "switch",
 }
+MOST_NAMED = 6  # switches of a kind whose whole name is written
 CENTER = 0.4  # of a circle of ranks, in widths: to the right stands what the cables are
 ROW_INCHES, EDGE_INCHES = 0.95, 1.35  # height of a row; of heading and foot together
 
@@ -42,13 +44,8 @@ def draw(figure, network, size):
     ax.set_ylim(0, tall)
     place = on_circle(shown, width, tall) if isinstance(network, Ring) else in_rows(network, shown, width, tall)
     cables(ax, network, shown, place, width)
-    gap = min((math.dist(place[f"rank {r}"], place[f"rank {r + 1}"]) for r in range(shown - 1)), default=1.0)
-    for name, (x, y) in place.items():
-        if kind(name) == "rank":
-            away = (x - width * CENTER, y - tall / 2) if isinstance(network, Ring) else (0.0, -1.0)
-            rank(ax, int(name.split()[1]), (x, y), away, min(gap * 0.42, 0.17))
-        else:
-            box(ax, name, x, y, place)
+    ranks(ax, network, place)
+    switches(ax, place)
     subtitle = f"{shown} ranks" if shown == size else f"the first {shown} of {size:,} ranks"
     if size > 1:
         far = network.routes(0, size // 2 if isinstance(network, Ring) else size - 1, size)
@@ -90,9 +87,10 @@ def in_rows(network, size, width, tall):
         if kind(link.source) == "rank":
             below.setdefault(link.dest, []).append(x[link.source])
     x.update((name, sum(over) / len(over)) for name, over in below.items())
-    top = [name for name in names if name not in x]
+    idle = {name for name in names if kind(name) == "adapter"} - set(x)  # of an island with fewer ranks
+    top = [name for name in names if name not in x and name not in idle]
     x.update((name, 0.25 + (i + 0.5) * span / len(top)) for i, name in enumerate(top))
-    return {name: (x[name], level[ROWS[kind(name)]]) for name in names}
+    return {name: (x[name], level[ROWS[kind(name)]]) for name in names if name in x}
 
 
 def cables(ax, network, size, place, width):
@@ -101,14 +99,14 @@ def cables(ax, network, size, place, width):
     for link, messages in zip(network.links(size), shared_links(network, size), strict=True):
         ends = (name.replace("router", "rank") for name in (link.source, link.dest))  # a ring's: drawn as one
         ends = tuple(sorted(ends, key=lambda name: (ROWS[kind(name)], name)))
-        if ends[0] == ends[1]:
+        if ends[0] == ends[1] or ends[0] not in place:
             continue
         beta, most = seen.get(ends, (link.beta, 0))
         seen[ends] = beta, max(most, int(messages))
     labels = {}
     for (low, high), (beta, most) in seen.items():
         (x0, y0), (x1, y1) = place[low], place[high]
-        color = VERMILION if most > 1 else GREY
+        color = VERMILION if most > 1 else GRAY
         ax.plot([x0, x1], [y0, y1], color=color, linewidth=1.6 if most > 1 else 0.9, zorder=2 if most > 1 else 1)
         middle = (y0 + y1) / 2 if kind(low) != kind(high) else ax.get_ylim()[1] / 2
         known = labels.get((kind(low), kind(high)), (0, 0, 0))
@@ -120,34 +118,27 @@ def cables(ax, network, size, place, width):
         ax.text(width - 0.05, y, text, ha="right", va="center", fontsize=9, color=color, linespacing=1.35)
 
 
-def rank(ax, number, center, away, radius):
-    """A disk with the number of its rank, or, where disks are small, a number beside every eighth of them.
+def ranks(ax, network, place):
+    """A disk with the number of each rank, or, if disks are small, a number outside every eighth of them."""
+    centers = [place[name] for name in place if kind(name) == "rank"]
+    gap = min((math.dist(a, b) for a, b in itertools.pairwise(centers)), default=1.0)
+    small = gap < 0.22
+    ax.scatter(*zip(*centers, strict=True), s=(72 * min(gap * 0.84, 0.34)) ** 2, color=BLUE, linewidths=0, zorder=4)
+    middle = [sum(c) / len(centers) for c in zip(*centers, strict=True)]
+    for number, (x, y) in enumerate(centers):
+        if small and number % 8:
+            continue
+        away = (x - middle[0], y - middle[1]) if isinstance(network, Ring) else (0.0, -1.0)
+        dx, dy = (a / math.hypot(*away) * 0.17 if small else 0.0 for a in away)
+        color = INK if small else "white"
+        ax.text(x + dx, y + dy, str(number), ha="center", va="center", fontsize=8, color=color, zorder=5)
 
-    away: (x, y) in which direction there is room for that number.
-    """
-    ax.add_patch(Circle(center, radius, facecolor=BLUE, edgecolor="white", linewidth=0.6, zorder=4))
-    look = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 5}
-    if radius > 0.09:
-        ax.text(*center, str(number), color="white", **look)
-    elif number % 8 == 0:
-        x, y = (c + a / math.hypot(*away) * (radius + 0.12) for c, a in zip(center, away, strict=True))
-        ax.text(x, y, str(number), color=INK, **look)
 
-
-def box(ax, name, x, y, place):
-    """A switch, as wide as its name, or as its neighbors in the row allow."""
-    near = [abs(x - other) for key, (other, level) in place.items() if level == y and key != name]
-    room = min(near, default=10.0)
-    wide = {"switch": 2.2, "spine": 0.75, "leaf": 0.75, "island": 1.1, "adapter": 0.6}[kind(name)]
-    wide = min(wide, room - 0.06)
-    style = "round,pad=0,rounding_size=0.05"
-    ax.add_patch(
-        FancyBboxPatch((x - wide / 2, y - 0.13), wide, 0.26, style, facecolor=SKY, edgecolor=FAINT, zorder=4, alpha=1.0)
-    )
-    most = sum(kind(other) == kind(name) for other in place)  # of its kind: all say as much as the longest has room for
-    number = name.split()[1] if " " in name else ""
-    text = f"{WORDS[kind(name)]} {number}".strip()
-    if wide < 0.08 * len(f"{WORDS[kind(name)]} {most - 1}"):
-        text = number
-    if wide >= 0.08 * len(str(most - 1)):
-        ax.text(x, y, text, ha="center", va="center", fontsize=8, color=INK, zorder=5)
+def switches(ax, place):
+    """A box with the name of each switch; only its number if there are many of its kind."""
+    counts = Counter(map(kind, place))
+    for name, (x, y) in place.items():
+        if kind(name) != "rank":
+            text = name.replace(kind(name), WORDS[kind(name)]) if counts[kind(name)] <= MOST_NAMED else name.split()[-1]
+            box = {"boxstyle": "round,pad=0.45", "facecolor": SKY, "edgecolor": FAINT}
+            ax.text(x, y, text, ha="center", va="center", fontsize=8, color=INK, zorder=5, bbox=box)

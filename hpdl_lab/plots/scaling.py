@@ -9,12 +9,12 @@ import textwrap
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ..parallel.scaling.laws import FORMULAS
 from ..trace import number_text
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, crowding, heading, note
+from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE
+from .style import crowding, heading, note
 
 PANELS = {"strong": "strong: the same work on more ranks", "weak": "weak: the same work per rank"}
-HEIGHT = 6.0  # inches
+HEIGHT = 4.3  # inches
 DOTS, DASHES, LONG = (0, (1, 1.2)), (0, (5, 2)), (0, (6, 3))
 MOST_TICKS = 9
 FOOT = 124  # letters of small print in a line
@@ -22,23 +22,22 @@ TOP = 1.18  # of the efficiency axis, where nothing is higher
 HIGHEST = 2.0  # what is above, such as a prediction of 8 times on 2 ranks, is drawn at the edge
 
 
-def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), unit="calls/s", title="", foot=""):
-    """Fill `figure` with one panel, and a table below it, for each kind of scaling.
+def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), title="", foot=""):
+    """Fill `figure` with one panel for each kind of scaling.
 
     Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
              p25, p75, speedup, efficiency, exposed, overlap, imbalance; see lab/scaling.py.
              prediction: {kind: {ranks: speedup}}; fits: parallel.scaling.laws.Fit, of any kind and source.
-             unit: of the rates; title, foot: text above and below.
+             title, foot: text above and below.
     """
     kinds = [kind for kind in PANELS if any(r["kind"] == kind for r in (*rows, *simulated))]
     axes = figure.subplots(1, max(len(kinds), 1), squeeze=False)[0]
-    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.45, top=0.795, wspace=0.17)
+    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.24, top=0.72, wspace=0.17)
     for ax, kind in zip(axes, kinds, strict=False):
         curves = [[r for r in source if r["kind"] == kind] for source in (rows, simulated, model)]
         panel(ax, *curves, (prediction or {}).get(kind), [fit for fit in fits if fit.kind == kind])
         ax.set_title(PANELS[kind])
         ax.set_ylabel("speedup / ranks" if kind == kinds[0] else "")
-        table(figure, ax, curves[0], curves[1], unit, fit_lines([fit for fit in fits if fit.kind == kind]))
     heading(figure, title, crowding(rows))
     legend(figure, rows, simulated, model, prediction, fits)
     note(figure, textwrap.fill(foot, FOOT))
@@ -71,7 +70,7 @@ def panel(ax, rows, simulated, model, predicted, fits):
         heights = [min(speedup / p, top) for p, speedup in points]
         ax.plot([p for p, _ in points], heights, "*", color=ORANGE, markersize=9, linestyle=DASHES, linewidth=1.2)
     if rows:
-        ax.plot([r["ranks"] for r in rows], [r["efficiency"] for r in rows], color=GREY, linewidth=1, zorder=3)
+        ax.plot([r["ranks"] for r in rows], [r["efficiency"] for r in rows], color=GRAY, linewidth=1, zorder=3)
     for r in rows:
         measured_point(ax, r)
     ends(ax, rows, simulated)
@@ -94,9 +93,9 @@ def curve(ax, rows, color, dash):
 
 
 def measured_point(ax, row):
-    """One measurement with its quartiles; grey where ranks share cores."""
+    """One measurement with its quartiles; gray where ranks share cores."""
     y, low, high = (row[key] / row["rate"] * row["efficiency"] for key in ("rate", "p25", "p75"))
-    color = GREY if row["ranks"] > row["cores"] else BLUE
+    color = GRAY if row["ranks"] > row["cores"] else BLUE
     bars = [[max(0, y - low)], [max(0, high - y)]]
     ax.errorbar([row["ranks"]], [y], yerr=bars, fmt="o", color=color, capsize=4, markersize=7, zorder=5)
 
@@ -107,17 +106,11 @@ def ends(ax, rows, simulated):
         for r in last:
             if color == BLUE and simulated and simulated[-1]["ranks"] == r["ranks"]:
                 continue
-            color = GREY if r["ranks"] > r["cores"] else color
+            color = GRAY if r["ranks"] > r["cores"] else color
             text = f"{number_text(r['speedup'])}x"
             paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
             where = (r["ranks"], r["efficiency"])
             ax.annotate(text, where, (7, 3), textcoords="offset points", color=color, fontweight="bold", bbox=paper)
-
-
-def fit_lines(fits):
-    """The law of one kind of scaling in words, and what came out for each curve."""
-    told = [fit.told for fit in fits]
-    return [f"{fits[0].law}, {FORMULAS[fits[0].kind]}, {told[0]}", *told[1:]] if fits else []
 
 
 def legend(figure, rows, simulated, model, prediction, fits):
@@ -137,55 +130,6 @@ def legend(figure, rows, simulated, model, prediction, fits):
     shown = [(Line2D([], [], **look), text) for there, text, look in entries if there]
     handles, labels = zip(*shown, strict=True)
     figure.legend(
-        handles, labels, loc="upper left", bbox_to_anchor=(0.006, 0.888), ncol=len(shown), frameon=False,
+        handles, labels, loc="upper left", bbox_to_anchor=(0.006, 0.855), ncol=len(shown), frameon=False,
         fontsize=8.2, handlelength=1.6, columnspacing=0.8, handletextpad=0.4, borderpad=0,
     )  # fmt: skip
-
-
-# -- the table below a panel -------------------------------------------------------------------------------------------
-
-MOST_ROWS = 6
-COLUMNS = (  # heading, right edge as a share of the panel, what it says of a point
-    ("ranks", 0.09, lambda r: f"{r['ranks']:,}"),
-    ("{unit}", 0.33, lambda r: number_text(r["rate"])),
-    ("exposed", 0.50, lambda r: percent(r["exposed"])),
-    ("overlap", 0.645, lambda r: percent(r["overlap"])),
-    ("imbalance", 0.83, lambda r: f"{r['imbalance']:.2f}" if r["imbalance"] else ""),
-    ("sim./meas.", 1.02, lambda r: percent(r["simulated"] / r["rate"]) if r.get("simulated") else ""),
-)
-LINE = 0.031  # of the figure's height, from one row to the next
-FIRST = 0.1  # from the panel down to the head
-
-
-def percent(value):
-    return "" if value is None else f"{value:.0%}"
-
-
-def table(figure, ax, rows, simulated, unit, fits):
-    """Write a row for each measured point, and for simulated ones beyond them as there is room; fits: lines below."""
-    most = max((r["ranks"] for r in rows), default=0)
-    beyond = [r for r in simulated if r["ranks"] > most]
-    measured = rows[-(MOST_ROWS - bool(beyond)) :]
-    beyond = spaced(beyond, MOST_ROWS - len(measured))
-    box = ax.get_position()
-    y = box.y0 - FIRST
-    for head, right, _ in COLUMNS:
-        write(figure, box, right, y, head.format(unit=unit), INK)
-    for r, color in [(r, BLUE) for r in measured] + [(r, GREEN) for r in beyond]:
-        y -= LINE
-        for _, right, text in COLUMNS:
-            write(figure, box, right, y, text(r), GREY if r["ranks"] > r["cores"] else color)
-    for line in fits:
-        y -= LINE
-        figure.text(box.x0, y, line, va="center", fontsize=8, color=PURPLE)
-
-
-def spaced(rows, room):
-    """At most `room` of the rows, the last one and others evenly before it."""
-    if len(rows) <= room:
-        return rows
-    return [rows[round((i + 1) * len(rows) / room) - 1] for i in range(room)]
-
-
-def write(figure, box, right, y, text, color):
-    figure.text(box.x0 + right * box.width, y, text, ha="right", va="center", fontsize=8.2, color=color)

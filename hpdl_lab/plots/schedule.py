@@ -13,7 +13,8 @@ from matplotlib.colors import to_rgb
 from ..trace import number_text, seconds_text
 from ..units import counted
 from .collective import write
-from .style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, bare, heading, legend, note, rows_only
+from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE
+from .style import bare, heading, legend, note, rows_only
 
 COLORS = {"F": BLUE, "B": GREEN, "I": ORANGE, "W": PURPLE}
 NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
@@ -51,7 +52,7 @@ def draw(figure, schedule, times, title="", now=None):
     waits(ax, times, now)
     activations(beside, times, now)
     heading(figure, title or f"{schedule.name}: {of_schedule(schedule)}")
-    figure.text(0.012, 1 - 0.36 / tall, told(times, now), va="top")
+    figure.text(0.012, 1 - 0.36 / tall, subtitle(times, now), va="top")
     kinds_of(figure, schedule, tall)
     note(figure, footnote(schedule))
 
@@ -61,7 +62,7 @@ def of_schedule(schedule):
     return f"{counted(schedule.ranks, 'rank')}, {counted(schedule.micro_batches, 'micro-batch', 'micro-batches')}"
 
 
-def told(times, now):
+def subtitle(times, now):
     """The line below the title."""
     whole = number_text(float(times.makespan))
     if now is None:
@@ -172,12 +173,12 @@ def activations(ax, times, now=None):
             fontsize=8.5,
             va="center",
             ha="right",
-            color=GREY,
+            color=GRAY,
             transform=ax.get_yaxis_transform(),
         )
     head = "live" if now is not None else "live at most"
     ax.text(0, 1.02, head, fontsize=8.5, transform=ax.transAxes, va="bottom")
-    ax.text(-0.05, 1.02, "waits", fontsize=8.5, transform=ax.transAxes, va="bottom", ha="right", color=GREY)
+    ax.text(-0.05, 1.02, "waits", fontsize=8.5, transform=ax.transAxes, va="bottom", ha="right", color=GRAY)
 
 
 def waited(times, rank, until):
@@ -232,10 +233,9 @@ def draw_run(figure, schedule, planned, measured, guess=None, title="", foot="")
         if guess:
             ax.axvline(guess * scale, color=BLUE, linewidth=1.6, linestyle=(0, (4, 2)), zorder=6)
     heading(figure, title or f"{schedule.name}: {of_schedule(schedule)}")
-    subtitle = "black line: planned end" + (
-        f";  blue: the end that you expected, {seconds_text(guess)}" if guess else ""
-    )
-    figure.text(0.012, 1 - 0.36 / tall, f"Hatched: ranks wait;  {subtitle}", va="top")
+    text = "Hatched: ranks wait;  black line: planned end"
+    text += f";  blue: the end that you expected, {seconds_text(guess)}" if guess else ""
+    figure.text(0.012, 1 - 0.36 / tall, text, va="top")
     kinds_of(figure, schedule, tall)
     note(figure, foot)
 

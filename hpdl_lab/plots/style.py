@@ -15,13 +15,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLoc
 
 from ..trace import number_text
 from ..units import bytes_text
-
-# Okabe & Ito 2008, "Color universal design"
-BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, YELLOW = "#CC79A7", "#56B4E9", "#F0E442"
-INK, GREY, FAINT = "#222222", "#8A8A8A", "#DDDDDD"
-SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
-YOURS = BLUE  # the attendee's own curve, always
+from .colors import FAINT, GRAY, INK
 
 OVERSUBSCRIBED = "oversubscribed: time-slicing, not scaling"
 
@@ -39,7 +33,7 @@ LOOK = {
     "axes.titley": 1.0,  # fixed: to find a free place costs a quarter of the drawing
     "axes.labelsize": 9.5,
     "axes.labelcolor": INK,
-    "axes.edgecolor": GREY,
+    "axes.edgecolor": GRAY,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,

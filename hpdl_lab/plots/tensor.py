@@ -3,22 +3,8 @@
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from .style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    amounts,
-    crowding,
-    heading,
-    legend,
-    note,
-    rows_only,
-)  # fmt: skip
+from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION
+from .style import amounts, crowding, heading, legend, note, rows_only
 
 HEIGHT = 3.7  # inches
 BAR = 0.62
@@ -39,7 +25,7 @@ def draw(figure, rows, prediction=None, title="", foot=""):
         if prediction is not None and row["way"] == "pair":
             sent.plot([prediction], [y], "*", color=INK, markersize=11, zorder=6)
     stacked(held, rows, ("weights", GREEN), ("kept", ORANGE))
-    steps = GREY if crowding(rows) else PURPLE
+    steps = GRAY if crowding(rows) else PURPLE
     for y, row in zip(places, rows, strict=True):
         time.barh(y, row["seconds"], BAR, color=steps)
         time.plot([row["p25"], row["p75"]], [y, y], color=INK, linewidth=1.2)

@@ -3,22 +3,8 @@
 import re
 
 from ..trace import seconds_text
-from .style import (
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-    heading,
-    legend,
-    note,
-    rows_only,
-)  # fmt: skip
+from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from .style import heading, legend, note, rows_only
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
 ROWS = {"send": 1, "recv": 2}
@@ -33,7 +19,7 @@ COLORS = {
     "update": "#8C6D31",
     "all_reduce": PURPLE,
     "barrier": "#BBBBBB",
-    "wait": GREY,
+    "wait": GRAY,
     "injected delay": VERMILION,
 }
 STAGED = re.compile(r" \d+ stage \d+$")  # the micro-batch and the stage of an action of a pipeline
@@ -68,7 +54,7 @@ def draw(figure, events, title="", foot=""):
     rows_only(ax, max(len(lanes), 1), [lane or f"rank {rank}" for rank, lane in lanes])
     for y, ((_, lane), text) in enumerate(zip(lanes, ax.get_yticklabels(), strict=True)):
         if lane:
-            text.set(fontsize=7.5, color=GREY)
+            text.set(fontsize=7.5, color=GRAY)
             ax.axhspan(y - 0.5, y + 0.5, color="#F4F4F4", lw=0, zorder=0)
     ax.set_xlim(0, axis.span / axis.scale)
     ax.set_xlabel(f"time, {axis.unit}")
@@ -180,14 +166,14 @@ def two_lanes(ax, events):
             whole = op not in ("send", "recv")
             ax.broken_barh(bars, (y if op == "recv" else y - BAR / 2, BAR if whole else BAR / 2), facecolors=color)
     rows_only(ax, 2, ["rank 0", "background" if any(e.lane for e in events) else ""])
-    ax.get_yticklabels()[1].set_color(GREY)
+    ax.get_yticklabels()[1].set_color(GRAY)
 
 
 # -- Horovod's timeline -----------------------------------------------------------------------------------------------
 
 ACTIVITIES = {
     "NEGOTIATE_ALLREDUCE": FAINT,
-    "ALLREDUCE": GREY,
+    "ALLREDUCE": GRAY,
     "MEMCPY_IN_FUSION_BUFFER": GREEN,
     "MPI_ALLREDUCE": BLUE,
     "MEMCPY_OUT_FUSION_BUFFER": PURPLE,

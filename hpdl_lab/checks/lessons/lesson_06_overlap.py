@@ -502,13 +502,13 @@ def train_ddp(comm, fn):
 
     model, kept = mlp(SIZES_DDP, seed=1).double(), []
     with process_group(comm):
-        ddp = DistributedDataParallel(model, bucket_cap_mb=3e-4)
-        ddp.register_comm_hook(ddp.Communication(comm, ring.all_reduce), fn)
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=3e-4)
+        wrapped.register_comm_hook(ddp.Communication(comm, ring.all_reduce), fn)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for step in range(STEPS_DDP):
             x, y = shard_of(comm.rank, step)
             optimizer.zero_grad()
-            mse_loss(ddp(x), y).backward()
+            mse_loss(wrapped(x), y).backward()
             optimizer.step()
             kept.append(flat(model))
     return kept
