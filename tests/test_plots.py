@@ -60,7 +60,7 @@ def scaling_figure(most, engines=(1, 2, 4), cores=2):
     far = [p for p in (1, 2, 4, 8, 16, 64, 256, 1024) if p <= most]
     rows = scaling_rows(ranks=[p for p in engines if p <= most], cores=cores)
     simulated = scaling_rows(ranks=far, cores=0, measured=False)
-    guess = {kind: {2: 1.9, most: 0.4 * most} for kind in ("strong", "weak")}
+    guess = {2: 1.9, most: 0.4 * most}
     fits = fits_of(rows, simulated)
     title = "Scaling of a training step: DataParallelOverlapped(all_reduce=all_reduce)"
     foot = "Simulated: a core per rank; messages as between 2 engines: α = 45 µs, 1/β = 1.23 GB/s. " * 2

@@ -112,7 +112,6 @@ def test_a_model_and_data_by_name():
         ({"prediction": 2}, ValueError, "got 2"),
         ({"prediction": {2: -1}}, ValueError, "2 ranks.* got -1"),
         ({"prediction": {"2": 1.9}}, ValueError, "got '2'"),
-        ({"prediction": {"strong": 2}}, ValueError, "None"),
         ({"network": "ethernet"}, TypeError, "ethernet"),
         ({"deadline": 0}, ValueError, "deadline.* got 0"),
         ({"all_reduce": lambda comm, x: x, "model": SMALL, "n": 64}, WrongAnswer, "sum is wrong: on rank 0"),

@@ -1,4 +1,4 @@
-"""A model and a data set that fit each other, by name: what `lab.train` and `lab.scaling` do unless told otherwise."""
+"""A model and a data set that fit each other, by name: what `lab.train` and `lab.scaling` do by default."""
 
 import copy
 from collections.abc import Callable

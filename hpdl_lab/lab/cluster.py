@@ -117,7 +117,7 @@ class _Notebook:
         link: tuple[int, int] | None = None,
         bandwidth: float | None = None,
     ) -> Injection:
-        """Slow down one rank or one link in all runs to come, beside what was slowed down before; `inject()` ends it.
+        """Slow down one rank or one link in all runs to come; what was slowed down before stays so. `inject()` ends it.
 
         The slowest sets the pace: `lab.show()` shows the lost time, and who waits because of it.
 

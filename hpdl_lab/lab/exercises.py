@@ -71,7 +71,7 @@ def outdated(fn: Callable[..., Any]) -> str:
 
 
 def run_answer(fn: Callable[..., Any], *args: Any) -> Any:
-    """Run a part of a check on the engines; what the answer raises is told apart from trouble with the engines."""
+    """Run a part of a check on the engines; what the answer raises is distinguished from trouble with the engines."""
     try:
         return run(fn, *args, deadline=ENGINE_DEADLINE)
     except RunFailed as error:

@@ -1,4 +1,4 @@
-"""`lab.gossip`: how fast ranks on several graphs come to agree, beside the promise of the second eigenvalue."""
+"""`lab.gossip`: how fast ranks on several graphs come to agree, against the promise of the second eigenvalue."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

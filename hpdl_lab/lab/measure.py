@@ -195,7 +195,7 @@ def measure(
              against: functions, names of algorithms such as "ring", "tree", "double_tree" (collectives.table), and
              "compiled_ring", "shm", "mpi", "gloo", on GPUs also "nccl"; default all of the compiled ones on engines.
              prediction: what lab.predict returned; deadline: s, the longest that a rank may wait.
-             simulated: draw beside each measured curve that of simulated ranks with alpha and beta of this run.
+             simulated: draw with each measured curve that of simulated ranks with alpha and beta of this run.
              network: of comm.network: measure on simulated ranks joined by it, even if engines run.
     Returns: MeasureResult.
     Raises:  collectives.sweep.WrongAnswer if fn is wrong, with the rank, the index, and both values.

@@ -300,7 +300,7 @@ def grid(
         lab.grid("gpt", limit="2 MB", batch=32)
         lab.grid("gpt3")                                 175 billion parameters on 1,024 GPUs
 
-    "Run it" takes a few steps on the engines and lays them beside the prediction; what needs more engines than
+    "Run it" takes a few steps on the engines and lays them over the prediction; what needs more engines than
     run is simulated. The cell may be run again: what was picked and measured stays. In a plain terminal a table is
     printed, and `picker.set(dp=2, pp=2)`, `picker.run()` do what sliders and button do.
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Integral
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from .result import Result, table
 
 MOST_SECONDS = 60.0  # that a planned step may take
 EXAMPLES = 4  # of each micro-batch of a real model
+SECONDS = {"F": 0.02, "B": 0.04, "I": 0.02, "W": 0.02}  # that stages sleep, all those of a rank together
 KINDS = {"forward": "F", "backward": "B", "input": "I", "weight": "W"}
 
 
@@ -76,48 +77,43 @@ def pipeline(
     schedule: Any = "1f1b",
     micro_batches: int = 8,
     ranks: int | None = None,
-    seconds: Any = (0.02, 0.04),
     model: str | nn.Module | None = None,
-    data: Any = None,
-    prediction: float | dict[str, float] | None = None,
+    prediction: float | None = None,
     partition: Callable[..., list[int]] = partition,
     deadline: float = 10.0,
 ) -> PipelineRun:
     """Carry out a pipeline schedule, and draw what ranks do under what they should do.
 
         lab.pipeline("1f1b", micro_batches=8, prediction=0.3)      stages that sleep; you expect a bubble of 30%
-        lab.pipeline(my_row, seconds=(0.01, 0.02))                 your function f(rank, ranks, micro_batches)
+        lab.pipeline(my_row)                                       your function f(rank, ranks, micro_batches)
         lab.pipeline("gpipe", model="gpt")                         stages of a real model
 
-    Stages that sleep take no core, so that four of them behave on two cores as they would on four.
+    Stages that sleep, 20 ms for a forward and 40 ms for a backward of a rank, take no core, so that four of them behave
+    on two cores as they would on four.
 
     Args:    schedule: a name of schedules.CATALOG, a Schedule, or a function that makes the row of one rank.
              ranks: default all engines, or 4 simulated ranks.
-             seconds: of forward and backward of a micro-batch on a rank, which the stages sleep; each a number, or one
-             for every stage; (tf, tb, ti, tw) says what the halves of backward take, too.
-             model, data: as of lab.train; real stages in place of those, whose plan counts with what they took in the
-             step before. partition: f(costs, stages) -> how many of the model's layers each stage gets.
-             prediction: the bubble that you expect, 0 to 1, or {"bubble": share}, or {"makespan": s}.
-             deadline: s, the longest that a rank may wait.
+             model: as of lab.train; real stages in place of those, whose plan counts with what they took in the step
+             before. partition: f(costs, stages) -> how many of the model's layers each stage gets.
+             prediction: the bubble that you expect, 0 to 1. deadline: s, the longest that a rank may wait.
     Returns: PipelineRun.
     Raises:  ValueError, one sentence, before anything runs, for a schedule that would deadlock or lose a micro-batch.
     """
     plan = asked_schedule(schedule, ranks or place(ranks).ranks or DEFAULT_RANKS, micro_batches)
     where = place(plan.ranks)
-    costs = asked_seconds(seconds, plan)
+    sleeps = {kind: [cost / plan.chunks] * plan.stages for kind, cost in SECONDS.items()}
     planned = schedules.Evaluation((), 0.0, 0.0, (), ())
     work: tuple[Any, ...]
-    if model is None and data is None:
-        planned = schedules.evaluate(plan, **costs)
-        sleeps = {kind: costs[name] for name, kind in KINDS.items()}
+    if model is None:
+        planned = schedules.evaluate(plan, **{name: sleeps[kind] for name, kind in KINDS.items()})
         work, what = (sleeping_step, plan, sleeps, not where.simulated), "stages that sleep"
     elif where.simulated:
         raise ValueError(f"real stages need engines, whose time is real: lab.start({plan.ranks}) first")
     else:
-        work, what = real_work(plan, model, data, partition)
+        work, what = real_work(plan, model, partition)
     if planned.makespan > MOST_SECONDS:
-        raise ValueError(f"this step would take {planned.makespan:,.0f} s: make seconds={seconds} smaller")
-    guess = asked_prediction(prediction, planned)  # raises, before anything runs
+        raise ValueError(f"this step would take {planned.makespan:,.0f} s: take fewer ranks or micro-batches")
+    guess = expected(prediction, planned)  # raises, before anything runs
     batches = counted(plan.micro_batches, "micro-batch", "micro-batches")
     title = f"{plan.name}, {batches} on {where}: {'virtual time' if where.simulated else what}"
     plot = live.Live(drawing.draw_run, height=drawing.run_height(plan), alt=f"{plan.name}, planned and measured")
@@ -134,53 +130,25 @@ def pipeline(
         planned = schedules.evaluate(plan, **measured_costs(results, plan))
         foot = "Planned with what the stages took in the step before; ranks that share cores hold each other up."
     measured = schedules.summary(timed_actions(results.events, plan.ranks))
-    guess = asked_prediction(prediction, planned)
+    guess = expected(prediction, planned)
     figure = plot.finish(plan, planned, measured, guess and guess["makespan"], title, foot)
     outcomes = Outcome.of(planned), Outcome.of(measured)
     return PipelineRun(str(where), *outcomes, guess, plan.chunks, results.events, figure)
 
 
-def asked_seconds(seconds: Any, plan: Schedule) -> dict[str, list[float]]:
-    """{"forward": [s of every stage of the model], ...}, the arguments of schedules.evaluate. Raises ValueError."""
-    if not isinstance(seconds, tuple | list) or len(seconds) not in (2, 4):
-        raise ValueError(f"seconds are those of forward and backward, such as (0.02, 0.04), got {seconds!r}")
-    costs = {}
-    for name, cost in zip(KINDS, (*seconds, *seconds[1:], *seconds[1:]), strict=False):
-        each = [cost / plan.chunks] * plan.stages if isinstance(cost, Real) else cost
-        if not isinstance(each, tuple | list) or len(each) != plan.stages:
-            raise ValueError(f"seconds={seconds!r}: a number, or one for each of {plan.stages} stages, is needed")
-        for s in each:
-            require_number("seconds of a stage", s, above=0)
-        costs[name] = [s / 2 for s in each] if name in ("input", "weight") and len(seconds) == 2 else list(each)
-    return costs
-
-
-def asked_prediction(prediction: Any, planned: Evaluation) -> dict[str, float] | None:
-    """{"makespan": s, "bubble": share} that the attendee expects, the one following from the other. Raises ValueError.
-
-    Ranks are busy as long as they are planned to be; so a bubble says when the step ends, and the other way round.
-    """
-    if prediction is None:
+def expected(bubble: float | None, planned: Evaluation) -> dict[str, float] | None:
+    """{"makespan": s, "bubble": share} that the attendee expects: ranks are busy as long as planned."""
+    if bubble is None:
         return None
-    given = prediction if isinstance(prediction, dict) else {"bubble": prediction}
-    if not given or set(given) - {"bubble", "makespan"}:
-        raise ValueError(f'a prediction is a bubble from 0 to 1, or {{"makespan": s}}, got {prediction!r}')
-    if "bubble" in given and require_number("the bubble that you expect", given["bubble"], 0, 1) == 1:
+    if require_number("the bubble that you expect", bubble, 0, 1) == 1:
         raise ValueError("the bubble that you expect is less than 1: ranks also work")
-    if "makespan" in given:
-        require_number("the makespan that you expect", given["makespan"], above=0)
-    if not planned.rows:
-        return None  # there is no plan yet
     busy = float(planned.makespan) * (1 - float(planned.bubble))
-    makespan = given.get("makespan", busy / (1 - given.get("bubble", 0)))
-    return {"makespan": makespan, "bubble": given.get("bubble", max(0.0, 1 - busy / makespan))}
+    return {"makespan": busy / (1 - bubble), "bubble": bubble} if planned.rows else None  # there is no plan yet
 
 
-def real_work(
-    plan: Schedule, model: Any, data: Any, partition: Callable[..., list[int]]
-) -> tuple[tuple[Any, ...], str]:
+def real_work(plan: Schedule, model: Any, partition: Any) -> tuple[tuple[Any, ...], str]:
     """(function for every rank with its arguments, what it is in words) of a step of a real model."""
-    choice = model_and_data(model, data)
+    choice = model_and_data(model)
     n = EXAMPLES * plan.micro_batches
     x, y = choice.data.train_x[:n], choice.data.train_y[:n]
     if len(x) < n:

@@ -118,7 +118,7 @@ def scaling(
              ranks: which numbers of ranks to measure, default 1, 2, 4, ... up to the engines.
              n: examples, of all ranks in strong and of each rank in weak scaling; default 512, and 32 if examples are
              images or windows of tokens.
-             prediction: {ranks: speedup}, or {"strong": {...}, "weak": {...}}.
+             prediction: {ranks: speedup}.
              network: of comm.network, of the simulated ranks; default a switch as fast as the engines' messages, or
              one of 100 Gbit/s if none run. simulate: which numbers of ranks to simulate besides.
              deadline: s, the longest that a rank may wait.
@@ -266,18 +266,14 @@ def whole_numbers(values: Any, name: str) -> list[int]:
     return sorted({require_int(f"a number in {name}", value, 1) for value in values})
 
 
-def asked_prediction(prediction: Any) -> dict[str, dict[int, float]]:
-    """{kind: {ranks: speedup}}, from that or from {ranks: speedup}, which is for every kind. Raises ValueError."""
-    if prediction is None:
-        return {}
-    if not isinstance(prediction, dict) or not prediction:
+def asked_prediction(prediction: Any) -> dict[int, float]:
+    """{ranks: speedup}. Raises ValueError for what is none."""
+    if prediction is not None and (not isinstance(prediction, dict) or not prediction):
         raise ValueError(f"a prediction is {{ranks: speedup}}, such as {{2: 1.9, 1024: 300}}, got {prediction!r}")
-    both = prediction if set(prediction) <= set(KINDS) else {kind: prediction for kind in KINDS}
-    for points in both.values():
-        for p, speedup in points.items() if isinstance(points, dict) else [(points, None)]:
-            require_int("a number of ranks that you predict for", p, 1)
-            require_number(f"the speedup of {p} ranks", speedup, above=0)
-    return both
+    for p, speedup in (prediction or {}).items():
+        require_int("a number of ranks that you predict for", p, 1)
+        require_number(f"the speedup of {p} ranks", speedup, above=0)
+    return prediction or {}
 
 
 def asked_job(model: Any, strategy: Strategy, data: Any, n: int | None, most: int) -> tuple[Job, int]:

@@ -183,8 +183,8 @@ UNKNOWN = "#F3E3D3"  # of cells whose content is no sum of the ranks' data
 
 MOST_RANKS = 16  # with more, the cells are too small to read
 MOST_NUMBERED = 20  # rows up to which every cell has its number
-MOST_LISTED = 20  # messages that are written out beside a step
-LEFT, HEAD, FOOT = 0.72, 0.5, 0.32  # inches: beside, above and below the panels
+MOST_LISTED = 20  # messages that are written out next to a step
+LEFT, HEAD, FOOT = 0.72, 0.5, 0.32  # inches: left of, above and below the panels
 ABOVE, BELOW, GAP = 0.2, 0.24, 0.16  # inches: the title of a panel, its ranks, the space to the next one
 TALLEST = 8.3  # inches of a page of panels
 
@@ -406,7 +406,7 @@ def arrow(move, reach, grid, color):
 
 HUES = (SKY, ORANGE, PURPLE, YELLOW, "#B7D7A8", "#C9B79C")  # of the ranks whose data it is
 SUM = GREEN
-EIGHT_LEFT, EIGHT_TOP, EIGHT_ROW, COLUMNS = 0.32, 0.62, 0.54, 2  # inches; collectives beside each other
+EIGHT_LEFT, EIGHT_TOP, EIGHT_ROW, COLUMNS = 0.32, 0.62, 0.54, 2  # inches; collectives in a row
 
 
 def height_of_eight(p):

@@ -100,7 +100,7 @@ def time(ax, row, measured):
 
 
 def links(ax, row, measured):
-    """Bytes that the busiest rank sends along each axis; what is measured beside them, as text."""
+    """Bytes that the busiest rank sends along each axis; what is measured next to them, as text."""
     sent = sent_over(row.links)
     most = max([*sent.values(), 1])
     for y, (axis, color) in enumerate(AXES.items()):

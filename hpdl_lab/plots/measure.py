@@ -1,4 +1,4 @@
-"""Time and bandwidth against message size: of collectives, beside peers, model and prediction; of single messages."""
+"""Time and bandwidth against message size: of collectives, with peers, model and prediction; of single messages."""
 
 import itertools
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from ..trace import number_text, seconds_text
 from .colors import BLUE, FAINT, GRAY, INK, SERIES, VERMILION, YOURS
-from .style import crowding, heading, label_ends, log_axis, note, size_axis
+from .style import heading, label_ends, log_axis, note, oversubscribed, size_axis
 
 DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
 
@@ -44,7 +44,7 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
     Args:    rows: dicts with name, size (bytes), time_us (median), p25_us, p75_us, busbw_GBps, ranks, cores.
              yours: the name drawn in bold; factor: busbw over algbw, which turns times of references into bandwidths.
              model, prediction: a Reference or None; title, foot: text above and below.
-             simulated: {name: {size: seconds}}, drawn dashed beside the measured curves of these names.
+             simulated: {name: {size: seconds}}, drawn dashed with the measured curves of these names.
              link_GBps: what a link carries, which no bus bandwidth can exceed; None where that is not known.
     """
     references = ((model, DOTS, GRAY), (prediction, DASHES, INK))
@@ -80,7 +80,7 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
         if name in virtual and (found := virtual[name].points(factor)):
             dashed(found, color=color, linestyle=DASHDOT, linewidth=1.2)
     label_ends(right, ends)
-    heading(figure, title, crowding(rows))
+    heading(figure, title, oversubscribed(rows))
     note(figure, foot)
 
 
@@ -88,7 +88,7 @@ def measured(left, right, curve, color, bold):
     """One function's curve in both panels, with its quartiles as a band; gray points where ranks exceed cores."""
     sizes = [r["size"] for r in curve]
     look = {"color": color, "linewidth": 2.6 if bold else 1.5, "zorder": 4 if bold else 3, "marker": "o"}
-    if crowding(curve):
+    if oversubscribed(curve):
         look |= {"markerfacecolor": FAINT, "markeredgecolor": GRAY}
     left.plot(sizes, [r["time_us"] / 1e6 for r in curve], **look)
     low, high = ([r[key] / 1e6 for r in curve] for key in ("p25_us", "p75_us"))

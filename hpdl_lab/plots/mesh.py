@@ -16,8 +16,8 @@ WORDS = {
     "cp": ("cp groups", "share a sequence"),
     "ep": ("ep groups", "exchange tokens"),
 }
-MOST_CELLS = 128  # that can be told apart, with their numbers
-ACROSS = 17  # cells beside each other on the width of a page
+MOST_CELLS = 128  # that can be distinguished, with their numbers
+ACROSS = 17  # cells in a row on the width of a page
 TOP, FOOT, BETWEEN = 0.42, 0.36, 0.3  # inches: of the title, of the foot, above the groups
 TALL, FLAT, SMALL = 0.46, 0.3, 0.24  # inches: height of a cell where there are few rows, or many; of one below
 FEW_ROWS = 6
@@ -65,7 +65,7 @@ class Layout:
                 yield left + j, top + i, self.grid.rank(**here)
 
     def labels(self):
-        """(x, y, text, align, bold) of the coordinates beside the cells: of tables, columns and rows."""
+        """(x, y, text, align, bold) of the coordinates next to the cells: of tables, columns and rows."""
         for k, place in enumerate(self.places):
             left, top = (k % self.per_row) * self.step, (k // self.per_row) * self.tall
             title = " ".join(f"{axis} {n}" for (axis, _), n in zip(self.leading, place, strict=True))

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..trace import number_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE
-from .style import crowding, heading, note
+from .style import heading, note, oversubscribed
 
 PANELS = {"strong": "strong: the same work on more ranks", "weak": "weak: the same work per rank"}
 HEIGHT = 4.3  # inches
@@ -27,7 +27,7 @@ def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), title="
 
     Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
              p25, p75, speedup, efficiency, exposed, overlap, imbalance; see lab/scaling.py.
-             prediction: {kind: {ranks: speedup}}; fits: parallel.scaling.laws.Fit, of any kind and source.
+             prediction: {ranks: speedup}; fits: parallel.scaling.laws.Fit, of any kind and source.
              title, foot: text above and below.
     """
     kinds = [kind for kind in PANELS if any(r["kind"] == kind for r in (*rows, *simulated))]
@@ -35,10 +35,10 @@ def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), title="
     figure.subplots_adjust(left=0.08, right=0.98, bottom=0.24, top=0.72, wspace=0.17)
     for ax, kind in zip(axes, kinds, strict=False):
         curves = [[r for r in source if r["kind"] == kind] for source in (rows, simulated, model)]
-        panel(ax, *curves, (prediction or {}).get(kind), [fit for fit in fits if fit.kind == kind])
+        panel(ax, *curves, prediction, [fit for fit in fits if fit.kind == kind])
         ax.set_title(PANELS[kind])
         ax.set_ylabel("speedup / ranks" if kind == kinds[0] else "")
-    heading(figure, title, crowding(rows))
+    heading(figure, title, oversubscribed(rows))
     legend(figure, rows, simulated, model, prediction, fits)
     note(figure, textwrap.fill(foot, FOOT))
 

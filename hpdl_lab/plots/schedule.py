@@ -1,7 +1,7 @@
 """A pipeline schedule over time: a row per rank, a bar per action, hatched where a rank waits, and what it holds;
 the same as planned and as measured, one under the other.
 
-What a rank waits is counted beside its row; so are the micro-batches whose activations it holds at most. Ranks with
+What a rank waits is counted next to its row; so are the micro-batches whose activations it holds at most. Ranks with
 several stages have a lane for each. Shades tell micro-batches apart, numbers name them where there is room.
 """
 
@@ -22,7 +22,7 @@ SHADES = (0.62, 0.42, 0.2, 0.0)  # how much white is in the color of micro-batch
 
 TOP, FOOT = 0.86, 0.74  # inches: above and below the rows
 ROW, LANE = 0.34, 0.24  # inches of a rank with one stage; of each stage where a rank has several
-LEFT, MIDDLE, RIGHT = 0.07, 0.775, 0.985  # shares of the width: rows begin and end, what is beside them ends
+LEFT, MIDDLE, RIGHT = 0.07, 0.775, 0.985  # shares of the width: rows begin and end, what is next to them ends
 DIGIT = 0.052  # inches of a digit of the numbers in bars
 TICKS = 10  # of the time axis, at most
 
@@ -46,11 +46,11 @@ def draw(figure, schedule, times, title="", now=None):
     tall = figure.get_size_inches()[1]
     box = {"bottom": FOOT / tall, "top": 1 - TOP / tall}
     ax = figure.add_axes((LEFT, box["bottom"], MIDDLE - LEFT, box["top"] - box["bottom"]))
-    beside = figure.add_axes((MIDDLE + 0.075, box["bottom"], RIGHT - MIDDLE - 0.1, box["top"] - box["bottom"]))
+    held = figure.add_axes((MIDDLE + 0.075, box["bottom"], RIGHT - MIDDLE - 0.1, box["top"] - box["bottom"]))
     axis(ax, schedule, times.makespan)
     bars(ax, schedule, times, now)
     waits(ax, times, now)
-    activations(beside, times, now)
+    activations(held, times, now)
     heading(figure, title or f"{schedule.name}: {of_schedule(schedule)}")
     figure.text(0.012, 1 - 0.36 / tall, subtitle(times, now), va="top")
     kinds_of(figure, schedule, tall)
@@ -152,7 +152,7 @@ def waits(ax, times, now=None):
 
 
 def activations(ax, times, now=None):
-    """Beside each row: at most so many micro-batches' activations at once; a darker part for those at `now`."""
+    """Next to each row: at most so many micro-batches' activations at once; a darker part for those at `now`."""
     ranks, most = len(times.rows), max(times.peak, default=0)
     ax.set_xlim(0, (most or 1) * 1.3)
     ax.set_ylim(ranks - 0.5, -0.5)
@@ -221,11 +221,11 @@ def draw_run(figure, schedule, planned, measured, guess=None, title="", foot="")
     for times, bottom, name in zip((planned, measured), bottoms, ("planned", "measured"), strict=True):
         times = in_unit(times, scale)
         ax = figure.add_axes((LEFT, bottom, MIDDLE - LEFT, panel))
-        beside = figure.add_axes((MIDDLE + 0.075, bottom, RIGHT - MIDDLE - 0.1, panel))
+        held = figure.add_axes((MIDDLE + 0.075, bottom, RIGHT - MIDDLE - 0.1, panel))
         axis(ax, schedule, 1.01 * end * scale)
         bars(ax, schedule, times)
         waits(ax, times)
-        activations(beside, times)
+        activations(held, times)
         ax.set_title(name, fontsize=9.5, pad=3)
         ax.set_title(outcome(times, unit), loc="right", fontsize=8.5, fontweight="normal", pad=3)
         ax.set_xlabel(f"time, {unit}" if name == "measured" else "")

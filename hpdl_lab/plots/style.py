@@ -170,12 +170,12 @@ def heading(figure, title, subtitle=""):
     figure.text(0.012, 0.905, subtitle, va="top")
 
 
-def crowding(rows):
+def oversubscribed(rows):
     """The line that belongs on every picture with points of more ranks than cores; empty where there are none."""
-    crowded = [r for r in rows if r["ranks"] > r["cores"]]
-    if not crowded:
+    crowd = [r for r in rows if r["ranks"] > r["cores"]]
+    if not crowd:
         return ""
-    row = max(crowded, key=lambda r: r["ranks"])
+    row = max(crowd, key=lambda r: r["ranks"])
     return f"{row['ranks']} ranks on {row['cores']} cores, gray points: {OVERSUBSCRIBED}"
 
 

@@ -4,7 +4,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION
-from .style import amounts, crowding, heading, legend, note, rows_only
+from .style import amounts, heading, legend, note, oversubscribed, rows_only
 
 HEIGHT = 3.7  # inches
 BAR = 0.62
@@ -25,7 +25,7 @@ def draw(figure, rows, prediction=None, title="", foot=""):
         if prediction is not None and row["way"] == "pair":
             sent.plot([prediction], [y], "*", color=INK, markersize=11, zorder=6)
     stacked(held, rows, ("weights", GREEN), ("kept", ORANGE))
-    steps = GRAY if crowding(rows) else PURPLE
+    steps = GRAY if oversubscribed(rows) else PURPLE
     for y, row in zip(places, rows, strict=True):
         time.barh(y, row["seconds"], BAR, color=steps)
         time.plot([row["p25"], row["p75"]], [y, y], color=INK, linewidth=1.2)
@@ -36,7 +36,7 @@ def draw(figure, rows, prediction=None, title="", foot=""):
         ax.xaxis.set_major_formatter(amounts(unit))
         ax.xaxis.set_major_locator(MaxNLocator(4))
         rows_only(ax, 4, [row["name"] for row in rows])
-    heading(figure, title, crowding(rows).replace("points", "bars"))
+    heading(figure, title, oversubscribed(rows).replace("points", "bars"))
     entries = [(BLUE, "forward"), (SKY, "backward"), (GREEN, "weights"), (ORANGE, "kept for backward")]
     entries += [(steps, "time (median)"), (Line2D([], [], color=INK, linewidth=1.2), "its quartiles")]
     entries.append((Line2D([], [], color=VERMILION, marker="|", linestyle="", markeredgewidth=2), "model"))

@@ -27,7 +27,7 @@ SPARE = (INK, "#B15928", "#3B6B8C")  # of operations that somebody else has name
 ROW = 0.25  # height, where a lane has 1
 TOPS = (-0.405, -0.135, 0.135)
 MOST_LABELLED = 16  # ranks: with more, a row is too thin for text
-MOST_EVENTS = 150  # per rank: what can be told apart on the width of a page
+MOST_EVENTS = 150  # per rank: what can be distinguished on the width of a page
 MOST_NAMES = 6  # of operations in a line
 
 
@@ -128,7 +128,7 @@ def busy_ns(events):
 STEP = {"forward": GREEN, "backward": YELLOW, "wait": "#BBBBBB", "send": BLUE, "recv": SKY}
 STEP_NAMES = {"wait": "waiting", "send": "sending", "recv": "receiving"}
 PANEL, MARGIN = 0.95, 1.4  # inches: of one timeline; of title and foot together
-FORMULAS = "b, f, B, r: broadcast, forward, backward and reduction of a layer; ∥: layer by layer, beside each other."
+FORMULAS = "b, f, B, r: broadcast, forward, backward and reduction of a layer; ∥: layer by layer, at the same time."
 BAR = 0.72  # of a lane's height
 
 
