@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.comm import sim
 from hpdl_lab.data import digits
 from hpdl_lab.data.loading import Reader
 from hpdl_lab.models.mlp import mlp
@@ -33,22 +33,6 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, optimizer):
         rest = run(p, path, resume=True, **kind)
         assert broken_off.losses[:6] + rest[0].losses == pytest.approx(whole.losses, abs=1e-10), "6 = 2 checkpoints"
         assert all(float((one.parameters - whole.parameters).abs().max()) < 1e-10 for one in rest)
-
-
-def test_the_momentum_is_part_of_it(tmp_path):
-    path = tmp_path / "run.pt"
-    run(2, path, steps=EVERY, checkpoint_every=EVERY)
-    whole, rest = run(1)[0], run(1, path, resume=True)[0]
-    model = mlp((64, 16, 10), dtype="float64")
-    optimizer = Recipe().optimizer_for(model)
-    facts = Recipe(batch=50).facts() | checkpoint.facts_of(digits.load("float64"), model) | {"prepare": "None"}
-    sim.run(1, checkpoint.restore, path, PerRank([model]), PerRank([optimizer]), facts)
-    optimizer.state.clear()
-    sim.run(1, checkpoint.save, path, model, optimizer, EVERY, facts)
-    forgetful = run(1, path, resume=True)[0]
-    assert (
-        rest.losses[-1] == pytest.approx(whole.losses[-1], abs=1e-10) != pytest.approx(forgetful.losses[-1], abs=1e-4)
-    )
 
 
 def test_a_write_that_fails_leaves_the_file_before_it(tmp_path, monkeypatch):

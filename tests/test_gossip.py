@@ -53,30 +53,6 @@ def test_a_step_on_ranks_is_one_of_the_matrix(name, n):
     assert bytes_sent(run.events) == {i: 40 * len(mine) for i, mine in enumerate(graph.neighbors) if mine}
 
 
-@pytest.mark.parametrize("name", graphs.GRAPHS)
-def test_disagreement_shrinks_by_lambda2_or_more(name):
-    """In each step at least by it; exactly by it along the slowest direction."""
-    n, steps = 8, 30
-    graph = graphs.graph(name, n)
-    weights = graphs.metropolis(graph)
-    values, vectors = np.linalg.eigh(weights)
-    slowest = vectors[:, np.argsort(np.abs(values))[-2]]
-
-    def walk(comm, x):
-        seen = [x.copy()]
-        for _ in range(steps):
-            seen.append(gossip_step(comm, x, graph).copy())
-        return seen
-
-    for start, exact in ((np.random.default_rng(0).standard_normal(n), False), (slowest, True)):
-        run = np.array(sim.run(n, walk, PerRank([np.array([v]) for v in start])))[:, :, 0].T  # (steps + 1, n)
-        assert np.abs(run.mean(1) - start.mean()).max() < 1e-12
-        errors = [graphs.disagreement(x) for x in run]
-        for before, after in zip(errors, errors[1:], strict=False):
-            assert after <= graphs.lambda2(weights) * before + 1e-12
-            assert not exact or after == pytest.approx(graphs.lambda2(weights) * before, abs=1e-12)
-
-
 @pytest.mark.parametrize("n", SIZES)
 def test_one_peer_at_a_time_averages_exactly_in_log2_n_steps(n):
     x = np.random.default_rng(n).integers(-99, 99, (n, 3)).astype(float)

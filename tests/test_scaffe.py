@@ -7,7 +7,6 @@ from torch.nn.functional import cross_entropy, linear
 
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
-from hpdl_lab.models import gpt
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
 from hpdl_lab.parallel.scaling.accounting import spending
 
@@ -196,27 +195,6 @@ def test_micro_batches_travel_after_the_last_one_and_only_then(design):
     sums = [a + b for a, b in zip(run[0][0], run[1][0], strict=True)]
     assert difference(run[0][1], sums) < 1e-4
     assert run[1][1] == [None] * 4, "only rank 0 takes the step"
-
-
-def tiny_gpt(comm, design):
-    """Parameters after two steps of a GPT, whose table of tokens is its last layer, too."""
-    model, strategy = gpt.build(vocabulary=11, block=4, layers=1, heads=2, width=8, dtype="float64"), design()
-    tokens = torch.arange(24).reshape(6, 4)[comm.rank :: comm.size] % 11
-    strategy.start(comm, model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(2):
-        optimizer.zero_grad()
-        (cross_entropy(model(tokens).flatten(0, -2), tokens.flatten(), reduction="sum") / 24).backward()
-        strategy.add_gradients(comm, model)
-        optimizer.step()
-    strategy.finish(comm, model)
-    return [p.detach() for p in model.parameters()]
-
-
-def test_a_gpt_with_tied_weights_overlaps_rightly():
-    alone = sim.run(1, tiny_gpt, SCaffe)[0]
-    for run in sim.run(2, tiny_gpt, SCaffeOverlappedReduction):
-        assert difference(run, alone) < 1e-10
 
 
 @pytest.mark.parametrize("design", DESIGNS)

@@ -75,21 +75,6 @@ def test_the_loss_is_the_mean_over_examples_and_positions(p, micro_batches):
         assert result.losses == pytest.approx(expected, abs=1e-10)
 
 
-def test_batch_norm_of_three_ranks_is_that_of_torch_in_one_process():
-    """The last batch of the epoch, 109 mod 36 = 1, leaves two ranks without any example."""
-    images = data.load("digit_images", dtype="float64")
-    images = images._replace(train_x=images.train_x[:109], train_y=images.train_y[:109])
-    recipe = {"steps": 6, "batch": 36, "lr": 0.05}
-    alone = models.build_for(images, "cnn", dtype="float64", norm="batch")
-    replace_norms(alone)
-    expected = by_hand(alone, images, **recipe)
-    results = trained(3, "cnn", images, threads=True, dtype="float64", fields={"norm": "batch"}, **recipe)
-    assert results[0].losses == pytest.approx(expected, abs=1e-9)
-    alone.eval()
-    loss = cross_entropy(alone(images.test_x), images.test_y).item()
-    assert results[2].test_loss == pytest.approx(loss, abs=1e-9)  # the running statistics are the same, too
-
-
 def replace_norms(module):
     """Put torch's own BatchNorm2d in the place of each of ours."""
     for name, child in module.named_children():
