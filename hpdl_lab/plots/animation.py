@@ -3,6 +3,7 @@
 import base64
 import io
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,14 +17,14 @@ LAST_MS = 3500  # then it starts again
 RGB = 1 << 16, 1 << 8, 1  # a color as one number
 
 
-def show(draw, frames, alt, height, frame_ms=FRAME_MS):
+def show(draw: Any, frames: Any, alt: str, height: float, frame_ms: int = FRAME_MS) -> None:
     """Display the animation in the notebook."""
     from IPython.display import HTML, display
 
     display(HTML(html(draw, frames, alt, height, frame_ms)))
 
 
-def html(draw, frames, alt="animation", height=HEIGHT, frame_ms=FRAME_MS):
+def html(draw: Any, frames: Any, alt: str = "animation", height: float = HEIGHT, frame_ms: int = FRAME_MS) -> str:
     """`draw(figure, *frame)` for each of `frames`, one after the other for ever, as an <img> element."""
     images = []
     for frame in frames:
@@ -40,7 +41,7 @@ def html(draw, frames, alt="animation", height=HEIGHT, frame_ms=FRAME_MS):
     return f'<img width="{width}" style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{data}">'
 
 
-def in_one_palette(images):
+def in_one_palette(images: Any) -> Any:
     """The frames with one byte per pixel, a third of the size: the most frequent colors of all frames are as they were,
     and each other one is the nearest of these."""
     counts = Counter()

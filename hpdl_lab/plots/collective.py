@@ -9,7 +9,7 @@ the rank whose data it is.
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.collections import PathCollection, PolyCollection
@@ -22,7 +22,7 @@ from ..collectives.steps import edges
 from ..trace import number_text
 from ..units import bytes_text, counted
 from .colors import FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import WIDTH, bare, heading, note, tile
+from .style import WIDTH, Axes, Figure, bare, heading, note, tile
 
 COLLECTIVES = (
     "broadcast", "scatter", "gather", "all_gather", "reduce", "reduce_scatter", "all_reduce", "all_to_all"
@@ -68,41 +68,41 @@ class Story:
     steps: tuple
 
     @property
-    def p(self):
+    def p(self) -> int:
         return len(self.held)
 
     @property
-    def k(self):
+    def k(self) -> int:
         return len(self.starts) - 1
 
     @property
-    def noun(self):
+    def noun(self) -> str:
         """What a row is called: a chunk is one of p equal ones."""
         return "chunk" if np.array_equal(self.starts, edges(self.starts[-1], self.p)) else "part"
 
     @property
-    def adds(self):
+    def adds(self) -> bool:
         """Whether data of several ranks is added: then cells count contributions, else they name the rank."""
         return bool((self.wanted.sum(axis=2) > 1).any())
 
     @property
-    def reach(self):
+    def reach(self) -> int:
         """How many columns the longest arrow crosses."""
         return max((abs(move.dest - move.source) for step in self.steps for move in step.moves), default=1)
 
-    def vectors_sent(self):
+    def vectors_sent(self) -> np.ndarray:
         """(p,) bytes sent by each rank, over the bytes of a vector."""
         sent = np.zeros(self.p)
         for move in (move for step in self.steps for move in step.moves):
             sent[move.source] += move.nbytes
         return sent / self.nbytes
 
-    def state(self, i):
+    def state(self, i: int) -> np.ndarray:
         """`held` after `i` steps."""
         return self.steps[i - 1].held if i else self.held
 
 
-def before_and_after(collective, p, root=0):
+def before_and_after(collective: str, p: int, root: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """What a collective is: two (p, p, p) arrays of whose data is where, over the p chunks of every rank.
 
     Raises:  ValueError for a name that is none of COLLECTIVES.
@@ -131,7 +131,7 @@ def before_and_after(collective, p, root=0):
     }[collective]
 
 
-def of_rounds(name, collective, rounds, p, n, itemsize=4):
+def of_rounds(name: str, collective: str, rounds: Any, p: int, n: int, itemsize: int = 4) -> Story:
     """The Story of a schedule, an iterable of collectives.steps.Round, on vectors of n elements."""
     rounds = list(rounds)
     before, after = before_and_after(collective, p)
@@ -155,14 +155,14 @@ def of_rounds(name, collective, rounds, p, n, itemsize=4):
     return Story(name, n * itemsize, starts, start, after[:, chunk_of], tuple(steps))
 
 
-def messages_of(round_):
+def messages_of(round_: Any) -> Any:
     """The rows of a Round as (source, dest, first, last, into) of ints."""
     into = round_.first if round_.into is None else round_.into
     columns = (round_.source, round_.dest, round_.first, round_.last, into)
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def starts_of(n, rounds, more=()):
+def starts_of(n: int, rounds: Any, more: Any = ()) -> np.ndarray:
     """Sorted first elements of the parts that n elements fall into where messages begin and end, and the end."""
     found = {0, n, *(int(e) for e in more)}
     for _, _, first, last, into in (row for round_ in rounds for row in messages_of(round_)):
@@ -170,7 +170,7 @@ def starts_of(n, rounds, more=()):
     return np.array(sorted(found))
 
 
-def differ_by_chunk(held):
+def differ_by_chunk(held: np.ndarray) -> bool:
     """Whether the chunks of some rank hold different things, so that their borders must be seen."""
     return bool((held != held[:, :1]).any())
 
@@ -198,14 +198,14 @@ class Cells(NamedTuple):
     points: float
 
 
-def small_grid(story):
+def small_grid(story: Story) -> Cells:
     """The grid of one of many panels."""
     p, k = story.p, story.k
     cell = 0.31 if p <= 4 else 0.215 if p <= 8 else 0.15
     return Cells(cell, min(cell, 2.4 / k), 0.28 + 0.035 * story.reach, 9 if p <= 4 else 7.5 if p <= 8 else 6.2)
 
 
-def large_grid(story):
+def large_grid(story: Story) -> Cells:
     """The grid of one step that has a page for itself."""
     p, k = story.p, story.k
     cell = min(0.62, 5.2 / p)
@@ -215,7 +215,7 @@ def large_grid(story):
 class Sheet:
     """How the panels of a story lie on a page. shown: the steps that have one, 0 for the start."""
 
-    def __init__(self, story):
+    def __init__(self, story: Story) -> None:
         self.grid = grid = small_grid(story)
         self.width, self.inner = story.p * grid.cell, grid.strip + story.k * grid.cell_height
         self.panel_height = ABOVE + self.inner + BELOW
@@ -226,7 +226,7 @@ class Sheet:
         self.pitch = min((WIDTH - LEFT) / self.columns, self.width + 4 * GAP)
         self.height = HEAD + FOOT + rows * self.panel_height
 
-    def box(self, place):
+    def box(self, place: int) -> tuple[float, float, float, float]:
         """(left, bottom, width, height) of the panel at `place`, as shares of the page."""
         row, column = divmod(place, self.columns)
         bottom = self.height - HEAD - row * self.panel_height - ABOVE - self.inner
@@ -234,7 +234,7 @@ class Sheet:
         return left / WIDTH, bottom / self.height, self.width / WIDTH, self.inner / self.height
 
 
-def spared(panels, room):
+def spared(panels: int, room: int) -> list[int]:
     """Which of `panels` are drawn where there is room for `room`: all, or the first ones and the last two."""
     if panels <= room:
         return list(range(panels))
@@ -242,7 +242,7 @@ def spared(panels, room):
     return [*range(room - tail), *range(panels - tail, panels)]
 
 
-def draw(figure, story):
+def draw(figure: Figure, story: Story) -> None:
     """Fill `figure`, `Sheet(story).height` inches tall, with one panel per step, as many as are readable."""
     sheet = Sheet(story)
     before = -1
@@ -256,7 +256,7 @@ def draw(figure, story):
     titles(figure, story, f"{left_out} step{'s are' if left_out > 1 else ' is'} not drawn." if left_out else "")
 
 
-def draw_step(figure, story, i):
+def draw_step(figure: Figure, story: Story, i: int) -> None:
     """Fill `figure`, `step_height(story)` inches tall, with the state after `i` steps and its messages as a list."""
     grid, height = large_grid(story), step_height(story)
     inner = grid.strip + story.k * grid.cell_height
@@ -273,14 +273,14 @@ def draw_step(figure, story, i):
     titles(figure, story)
 
 
-def step_height(story):
+def step_height(story: Story) -> float:
     """Inches of a figure for `draw_step`."""
     grid = large_grid(story)
     listed = min(MOST_LISTED, max((len(step.moves) for step in story.steps), default=1))
     return HEAD + ABOVE + max(grid.strip + story.k * grid.cell_height, 0.165 * listed) + BELOW + FOOT
 
 
-def title_of(story):
+def title_of(story: Story) -> str:
     """What is drawn: the name, the steps, what is sent."""
     sent = story.vectors_sent()
     low, high = number_text(sent.min()), number_text(sent.max())
@@ -289,7 +289,7 @@ def title_of(story):
     return f"{story.name} on {story.p} ranks: {steps}, a rank sends {share} vector{'s' if high != '1' else ''}"
 
 
-def titles(figure, story, left_out=""):
+def titles(figure: Figure, story: Story, left_out: str = "") -> None:
     """What is drawn, above; how to read it, below."""
     heading(figure, title_of(story))
     numbers = "Number: ranks in the sum" if story.adds else "Number: whose data"
@@ -297,14 +297,14 @@ def titles(figure, story, left_out=""):
     note(figure, f"{numbers} (green: done).  {arrows}  Dot: sent, frame: received.  {left_out}")
 
 
-def messages(story, i):
+def messages(story: Story, i: int) -> list[str]:
     """The messages of step `i`, one line each: "0 → 1   chunk 2"."""
     if not i:
         return [f"each rank has {'a vector' if story.held.any(axis=2).all() else 'its part'}"]
     return [f"{m.source} → {m.dest}   {cargo(story, m)}" for m in sorted(story.steps[i - 1].moves)]
 
 
-def cargo(story, move):
+def cargo(story: Story, move: Move) -> str:
     """What a message carries, in words."""
     if move.first < 0:
         return bytes_text(move.nbytes)
@@ -314,7 +314,7 @@ def cargo(story, move):
     return f"{story.noun} {move.first}" if one else f"{story.noun}s {move.first}-{move.last - 1}"
 
 
-def panel(ax, story, i, grid, named):
+def panel(ax: Axes, story: Story, i: int, grid: Cells, named: bool) -> None:
     """The state after `i` steps, with the arrows of the step that led to it; `named`: with the names of the chunks."""
     p, k = story.p, story.k
     ax.set_xlim(-0.5, p - 0.5)
@@ -335,7 +335,7 @@ def panel(ax, story, i, grid, named):
         ax.add_patch(arrow(move, story.reach, grid, color))
 
 
-def cells(ax, story, i, grid):
+def cells(ax: Axes, story: Story, i: int, grid: Cells) -> None:
     """Every chunk of every rank, shaded by how far its sum has come."""
     held, corners, faces, numbers = story.state(i), [], [], {}
     for r, c in itertools.product(range(story.p), range(story.k)):
@@ -349,17 +349,17 @@ def cells(ax, story, i, grid):
             write(ax, text, places, grid.points, color)
 
 
-def write(ax, text, places, points, color):
+def write(ax: Axes, text: str, places: list[tuple[float, float]], points: float, color: str) -> None:
     """The same short text at many (x, y), as one shape: hundreds of texts of their own would take a second."""
     shape = TextPath((0, 0), text, size=points)
     middle = shape.get_extents().get_points().mean(axis=0)
     shape = Path(shape.vertices - middle, shape.codes)
     inches = Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans
-    look = {"facecolors": color, "linewidths": 0, "transform": inches, "zorder": 2}
+    look: dict[str, Any] = {"facecolors": color, "linewidths": 0, "transform": inches, "zorder": 2}
     ax.add_collection(PathCollection([shape], offsets=places, offset_transform=ax.transData, **look), autolim=False)
 
 
-def cell(held, wanted, adds):
+def cell(held: np.ndarray, wanted: np.ndarray, adds: bool) -> tuple[str, str, str]:
     """(text, face, color of the text) of one cell, from (p,) how often it holds each rank's data."""
     if (held < 0).any():
         return "?", UNKNOWN, INK
@@ -378,17 +378,17 @@ def cell(held, wanted, adds):
     return str(count) if adds else str(int(held.argmax())), face, color
 
 
-def mark(ax, move, grid, color):
+def mark(ax: Axes, move: Move, grid: Cells, color: str) -> None:
     """A dot in the cells that were sent, a frame around those that have received."""
     for c in range(move.first, move.last):
-        look = {"markersize": grid.points * 0.47, "markeredgecolor": "white", "markeredgewidth": 0.6}
+        look: dict[str, Any] = {"markersize": grid.points * 0.47, "markeredgecolor": "white", "markeredgewidth": 0.6}
         ax.plot(move.source + 0.3, c - 0.27, "o", color=color, zorder=4, **look)
     height = move.last - move.first - 0.1
     box = Rectangle((move.dest - 0.47, move.into - 0.45), 0.94, height, fill=False, edgecolor=color, linewidth=1.5)
     ax.add_patch(box)
 
 
-def arrow(move, reach, grid, color):
+def arrow(move: Move, reach: int, grid: Cells, color: str) -> FancyArrowPatch:
     """From column to column above the cells: the farther, the higher; to the right inside, to the left outside."""
     right = move.dest > move.source
     inset = 0.22 if right else -0.05
@@ -398,7 +398,13 @@ def arrow(move, reach, grid, color):
     bottom = -0.56
     peak = bottom - (rows - 0.1) * (0.3 + 0.7 * far) / 0.75 * (0.86 if right else 1.0)
     path = Path([(x0, bottom), (x0, peak), (x1, peak), (x1, bottom)], [Path.MOVETO, *[Path.CURVE4] * 3])
-    look = {"arrowstyle": "-|>", "mutation_scale": grid.points * 0.85, "color": color, "linewidth": 1.2, "shrinkA": 0}
+    look: dict[str, Any] = {
+        "arrowstyle": "-|>",
+        "mutation_scale": grid.points * 0.85,
+        "color": color,
+        "linewidth": 1.2,
+        "shrinkA": 0,
+    }
     return FancyArrowPatch(path=path, clip_on=False, zorder=3, **look)
 
 
@@ -409,12 +415,12 @@ SUM = GREEN
 EIGHT_LEFT, EIGHT_TOP, EIGHT_ROW, COLUMNS = 0.32, 0.62, 0.54, 2  # inches; collectives in a row
 
 
-def height_of_eight(p):
+def height_of_eight(p: int) -> float:
     """Inches of a figure for p ranks."""
     return EIGHT_TOP + 0.3 - (-len(COLLECTIVES) // COLUMNS) * (EIGHT_ROW + p * 0.2)
 
 
-def draw_eight(figure, p):
+def draw_eight(figure: Figure, p: int) -> None:
     """What the eight collectives are for: whose data every rank holds, before and after. Letters are ranks."""
     inches, width = figure.get_figheight(), (WIDTH - EIGHT_LEFT) / COLUMNS
     for i, name in enumerate(COLLECTIVES):
@@ -426,17 +432,17 @@ def draw_eight(figure, p):
         for k, held in enumerate(before_and_after(name, p)):
             x = left + k * (half + 0.4)
             ax = figure.add_axes((x / WIDTH, (top - 0.06 - p * 0.2) / inches, half / WIDTH, p * 0.2 / inches))
-            eight_panel(ax, held, moved=k and name == "all_to_all")
+            eight_panel(ax, held, moved=k == 1 and name == "all_to_all")
         middle = top - 0.06 - p * 0.1
         ends = [((left + half + dx) / WIDTH, middle / inches) for dx in (0.08, 0.34)]
-        look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": GRAY, "linewidth": 1.6}
+        look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": GRAY, "linewidth": 1.6}
         figure.add_artist(FancyArrowPatch(*ends, transform=figure.transFigure, **look))
     heading(figure, f"Eight collectives on {p} ranks: before and after")
     letters = ", ".join(f"{chr(ord('A') + r)} from rank {r}" for r in range(min(p, 3)))
     note(figure, f"A column is a rank, a row is a chunk. {letters} ...; Σ is the sum over all ranks.")
 
 
-def eight_panel(ax, held, moved=False):
+def eight_panel(ax: Axes, held: np.ndarray, moved: bool = False) -> None:
     """One state. held: (p, p, p) whose data every rank holds in every chunk; `moved`: chunk r of everybody is at r."""
     p = len(held)
     corners, faces = [], []

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
@@ -9,10 +11,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..parallel.gossip import lambda2
-from ..trace import number_text
+from ..trace import Event, number_text
 from ..units import amount_text, counted
 from .colors import BLUE, FAINT, GRAY, INK, SERIES, SKY, VERMILION
-from .style import bare, heading, label_ends, log_axis, note, x_label
+from .style import Axes, Figure, bare, heading, label_ends, log_axis, note, x_label
 
 MOST_RANKS = 32  # of the picture of one graph
 MOST_NUMBERED = 8  # ranks up to which every cell says its number
@@ -20,7 +22,7 @@ FLOOR = 1e-15  # relative disagreement that is rounding, not gossip
 SHADES = LinearSegmentedColormap.from_list("traffic", ["#FFFFFF", "#9CC8E3", BLUE, "#00324F"])
 
 
-def cells(ax, values, shades, most, text_of, points):
+def cells(ax: Axes, values: np.ndarray, shades: Any, most: float, text_of: Any, points: float) -> None:
     """A matrix over ranks as shaded cells, with numbers where they fit."""
     n = len(values)
     edges = np.arange(n + 1) - 0.5
@@ -33,11 +35,17 @@ def cells(ax, values, shades, most, text_of, points):
     for (row, column), value in np.ndenumerate(values) if n <= MOST_NUMBERED else ():
         if value > 1e-12:
             color = "white" if shades is SHADES and value > 0.45 * most else INK
-            look = {"ha": "center", "va": "center", "fontsize": points, "linespacing": 1, "color": color}
+            look: dict[str, Any] = {
+                "ha": "center",
+                "va": "center",
+                "fontsize": points,
+                "linespacing": 1,
+                "color": color,
+            }
             ax.text(column, row, text_of(value), **look)
 
 
-def draw(figure, name, weights):
+def draw(figure: Figure, name: str, weights: np.ndarray) -> None:
     """Fill `figure` with a graph, given as the (n, n) weights of one gossip step, and with the weights as a matrix.
 
     The wider a line, the larger the weight of what goes along it.
@@ -64,12 +72,12 @@ def draw(figure, name, weights):
     heading(figure, f"{name.capitalize()} of {n} ranks: {neighbors} each", mixing(lambda2(weights)))
 
 
-def degrees(weights):
+def degrees(weights: np.ndarray) -> np.ndarray:
     """How many neighbors each rank has."""
     return (weights > 0).sum(axis=1) - (np.diag(weights) > 0)
 
 
-def on_page(weights):
+def on_page(weights: np.ndarray) -> list[tuple[float, float]]:
     """(x, y) of every rank: on a circle, but for a hub that knows everybody while the others do not."""
     n, known = len(weights), degrees(weights)
     hub = n > 3 and known[0] == n - 1 and known[1:].max() < n - 1
@@ -78,7 +86,7 @@ def on_page(weights):
     return [(0.0, 0.0), *circle] if hub else circle
 
 
-def mixing(second):
+def mixing(second: float) -> str:
     """What the second eigenvalue means, in words."""
     if second < 1e-9:
         return "spectral gap 1 - λ₂ = 1: all agree after one step"
@@ -88,7 +96,14 @@ def mixing(second):
     return text
 
 
-def draw_gossip(figure, errors, promises, steps, title="", foot=""):
+def draw_gossip(
+    figure: Figure,
+    errors: dict[str, Any],
+    promises: dict[str, float | None],
+    steps: int,
+    title: str = "",
+    foot: str = "",
+) -> None:
     """Fill `figure` with the disagreement of ranks against steps, one curve per graph.
 
     Args:    errors: {name: (k + 1,) disagreement so far, before the first step and after each}.
@@ -119,7 +134,7 @@ def draw_gossip(figure, errors, promises, steps, title="", foot=""):
     note(figure, foot)
 
 
-def traffic_of(events, size):
+def traffic_of(events: Sequence[Event], size: int) -> np.ndarray:
     """(size, size) bytes: row = sender, column = receiver; counted from the "send" events."""
     out = np.zeros((size, size), dtype=np.int64)
     for e in events:
@@ -128,7 +143,7 @@ def traffic_of(events, size):
     return out
 
 
-def draw_traffic(figure, got, expected=None, title=""):
+def draw_traffic(figure: Figure, got: np.ndarray, expected: np.ndarray | None = None, title: str = "") -> None:
     """Fill `figure` with one matrix of bytes, or with two if `expected` is given: cells that differ are framed.
 
     Args:    got, expected: (p, p) arrays of bytes as `traffic_of` makes them.
@@ -144,10 +159,10 @@ def draw_traffic(figure, got, expected=None, title=""):
         ax.set_ylabel("from rank")
         ax.set_title(f"{name}: up to {amount_text(int(values.sum(axis=1).max()))} per rank")
     for row, column in np.argwhere(got != expected) if expected is not None else ():
-        look = {"fill": False, "edgecolor": VERMILION, "linewidth": 2}
+        look: dict[str, Any] = {"fill": False, "edgecolor": VERMILION, "linewidth": 2}
         axes[0].add_patch(Rectangle((column - 0.47, row - 0.45), 0.94, 0.9, **look))
     heading(figure, title)
 
 
-def in_two_lines(nbytes):
+def in_two_lines(nbytes: float) -> str:
     return amount_text(nbytes).replace(" ", "\n")

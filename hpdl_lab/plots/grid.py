@@ -4,24 +4,27 @@ over all of them: step time against memory.
 Every bar is predicted; below it, once the grid has run, the measured one, dotted. Bytes are decimal: 1 MB is 10^6.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from matplotlib.lines import Line2D
 
 from ..trace import seconds_text
 from ..units import amount_text, counted
 from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import amounts, heading, legend, log_axis, note, rows_only, x_label
+from .style import Axes, Figure, amounts, heading, legend, log_axis, note, rows_only, x_label
 
 HEIGHT = 4.7  # inches
 MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN}
 TIME = {"compute": GREEN, "tp": PURPLE, "pp": SKY, "dp": ORANGE, "bubble": "#9AA7B4", "cores": FAINT}
 NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over", "bubble": "waiting for stages"}
 AXES = {"tp": PURPLE, "pp": SKY, "dp": ORANGE}
-MEASURED = {"hatch": "....", "edgecolor": INK, "linewidth": 0.8}
+MEASURED: dict[str, Any] = {"hatch": "....", "edgecolor": INK, "linewidth": 0.8}
 OVER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 FAR = 8  # times the bar: a limit beyond it is said in words
 
 
-def draw(figure, row, measured=None, why="", title=""):
+def draw(figure: Figure, row: Any, measured: Any = None, why: str = "", title: str = "") -> None:
     """Fill `figure`, HEIGHT inches tall.
 
     Args:    row: a grid.model.Prediction, or None where the grid cannot be. measured: record with seconds, bubble,
@@ -43,16 +46,16 @@ def draw(figure, row, measured=None, why="", title=""):
         note(figure, "It needs more than a rank may hold: another grid, recomputation or more micro-batches need less.")
 
 
-def subtitle(row):
+def subtitle(row: Any) -> str:
     """The line below the title."""
     batches = counted(row.micro_batches, "micro-batch", "micro-batches")
     more = f"{batches} of {row.micro_batch}, {row.schedule}"
     return f"{more}{', activations recomputed' if row.recompute else ''}: {seconds_text(row.seconds)} a step"
 
 
-def memory(ax, row, measured):
+def memory(ax: Axes, row: Any, measured: Any) -> None:
     """A stacked bar of what the fullest rank holds, and the limit."""
-    bars = [(row.memory, {})]
+    bars: list[tuple[Any, dict[str, Any]]] = [(row.memory, {})]
     if measured is not None and measured.memory is not None:
         bars.append((measured.memory, MEASURED))
     longest = max(held.total for held, _ in bars)
@@ -75,7 +78,7 @@ def memory(ax, row, measured):
     ax.xaxis.set_major_formatter(amounts("B"))
 
 
-def time(ax, row, measured):
+def time(ax: Axes, row: Any, measured: Any) -> None:
     """A stacked bar of what a step consists of."""
     bars = 1 if measured is None else 2
     left = 0.0
@@ -99,7 +102,7 @@ def time(ax, row, measured):
     ax.xaxis.set_major_formatter(amounts("s"))
 
 
-def links(ax, row, measured):
+def links(ax: Axes, row: Any, measured: Any) -> None:
     """Bytes that the busiest rank sends along each axis; what is measured next to them, as text."""
     sent = sent_over(row.links)
     most = max([*sent.values(), 1])
@@ -114,12 +117,12 @@ def links(ax, row, measured):
     ax.set_title("bytes that a rank sends per step; tied weights count as dp", fontsize=9.5, pad=3)
 
 
-def sent_over(links):
+def sent_over(links: dict[str, int]) -> dict[str, int]:
     """Bytes over "tp", "pp", "dp": gradients of tied weights, which two stages add up, count among those of dp."""
     return links | {"dp": links["dp"] + links.get("shared", 0)}
 
 
-def bubble(ax, row, measured):
+def bubble(ax: Axes, row: Any, measured: Any) -> None:
     """The share of the pipeline's time in which its ranks wait."""
     shares = [row.bubble] + ([measured.bubble] if measured is not None and measured.bubble is not None else [])
     for y, (share, look) in enumerate(zip(shares, ({}, MEASURED), strict=False)):
@@ -130,12 +133,12 @@ def bubble(ax, row, measured):
     ax.set_title("bubble", fontsize=9.5, pad=3)
 
 
-def names(bars, measured):
+def names(bars: int, measured: Any) -> list[str]:
     """What the bars are called, the first of which is predicted."""
     return ["predicted", measured.kind] if bars == 2 else ["predicted"]
 
 
-def frame(ax, right, names):
+def frame(ax: Axes, right: float, names: Sequence[str]) -> None:
     """Axes of a bar for each of `names`, from top to bottom."""
     ax.set_xlim(0, right or 1)
     rows_only(ax, len(names), names)
@@ -148,7 +151,9 @@ SEARCH_HEIGHT = 4.4
 SHADES = (BLUE, SKY, GREEN, ORANGE, PURPLE)
 
 
-def draw_search(figure, rows, best=None, guess=None, title="", foot=""):
+def draw_search(
+    figure: Figure, rows: list[Any], best: Any = None, guess: Any = None, title: str = "", foot: str = ""
+) -> None:
     """Fill `figure`.
 
     Args:    rows: grid.model.Predictions; best: the one that is marked, or None; guess: the row that the attendee
@@ -189,21 +194,21 @@ def draw_search(figure, rows, best=None, guess=None, title="", foot=""):
     note(figure, foot)
 
 
-def grouped(stages):
+def grouped(stages: list[int]) -> list[int]:
     """The numbers of stages that get a color of their own: all, or powers of about four."""
     if len(stages) <= len(SHADES):
         return stages
     return sorted({stages[round(i * (len(stages) - 1) / (len(SHADES) - 1))] for i in range(len(SHADES))})
 
 
-def group_of(pp, shade):
+def group_of(pp: int, shade: dict[int, str]) -> int:
     """The largest number with a color that is no more than pp."""
     return max(key for key in shade if key <= pp)
 
 
-def circle(color):
+def circle(color: str) -> Any:
     return Line2D([], [], marker="o", linestyle="", mfc="none", mec=color, mew=2, markersize=9)
 
 
-def name_of(row):
+def name_of(row: Any) -> str:
     return "dp {} pp {} tp {}".format(*(row.grid[axis] for axis in ("dp", "pp", "tp")))

@@ -1,17 +1,19 @@
 """Gradient descent seen from above: contours of the loss, and the path of the weights for each learning rate."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ..trace import number_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, VERMILION
-from .style import heading, x_label
+from .style import Axes, Figure, heading, x_label
 
 COLORS = {"too low": BLUE, "good": GREEN, "too high": ORANGE, "diverges": VERMILION}
 GOOD = 0.05  # of the loss above the least that may be left at the end
 
 
-def verdict(path, above):
+def verdict(path: np.ndarray, above: np.ndarray) -> str:
     """What one path looks like, in a word of COLORS.
 
     Args:    path: (k + 1, 2) weights before the first step and after each one; above: (k + 1,) loss above the least.
@@ -32,7 +34,7 @@ class Bowl:
     loss: f(w) for w (2,); best: (2,) where it is least; reach: half the width of the picture, in weights.
     """
 
-    def __init__(self, loss, best, reach):
+    def __init__(self, loss: Any, best: Any, reach: float) -> None:
         self.loss, self.best, self.reach, self.least = loss, np.asarray(best), reach, loss(best)
         offsets = np.linspace(-reach, reach, 61)
         self.axes = best[0] + offsets, best[1] + offsets
@@ -40,13 +42,13 @@ class Bowl:
         # Square spacing: rings of a bowl at even distances.
         self.levels = self.least + (self.grid.max() - self.least) * np.linspace(0, 1, 14)[1:] ** 2
 
-    def above(self, path):
+    def above(self, path: np.ndarray) -> np.ndarray:
         """(k + 1,) loss above the least along a path."""
         with np.errstate(all="ignore"):  # a path that diverges overflows, and says so
             return np.array([self.loss(w) - self.least for w in path])
 
 
-def draw(figure, bowl, paths, steps, title=""):
+def draw(figure: Figure, bowl: Bowl, paths: dict[float, np.ndarray], steps: int, title: str = "") -> None:
     """Fill `figure` with one panel per learning rate, all of the same bowl.
 
     Args:    paths: {rate: (k + 1, 2) weights so far}; steps: how many there will be; then the verdict is written.
@@ -65,7 +67,7 @@ def draw(figure, bowl, paths, steps, title=""):
     heading(figure, title, "Each dot is a step. The lines join weights of equal loss; the star is where it is least.")
 
 
-def walk(ax, bowl, rate, path, done):
+def walk(ax: Axes, bowl: Bowl, rate: float, path: np.ndarray, done: bool) -> None:
     """The path so far in one panel, with its loss and, at the end, the verdict."""
     above = bowl.above(path)
     word = verdict(path, above) if done else ""

@@ -4,48 +4,50 @@ import base64
 import io
 import sys
 import time
+from typing import Any
 
 from PIL import Image
 
-from .style import DPI, HEIGHT, look, new_figure
+from .style import DPI, HEIGHT, Figure, look, new_figure
 
 CRISP = 2  # pixels of a final picture per pixel of the page: sharp on high-density screens
 PERIOD = 0.18  # s from frame to frame: the eye can follow
 LEAST_PAUSE = 1.0  # times what the frame before took: at least half of a core is left to the ranks
 
 
-def pixels(figure, scale=CRISP):
+def pixels(figure: Figure, scale: float = CRISP) -> Image.Image:
     """The figure as an RGB image, with `scale` pixels per pixel of the page."""
     with look():
+        canvas: Any = figure.canvas
         figure.set_dpi(DPI * scale)
-        figure.canvas.draw()
-        size = figure.canvas.get_width_height(physical=True)
-        image = Image.frombuffer("RGBA", size, figure.canvas.buffer_rgba(), "raw", "RGBA", 0, 1).convert("RGB")
+        canvas.draw()
+        size = canvas.get_width_height(physical=True)
+        image = Image.frombuffer("RGBA", size, canvas.buffer_rgba(), "raw", "RGBA", 0, 1).convert("RGB")
         figure.set_dpi(DPI)
     return image
 
 
-def png(figure, scale=CRISP):
+def png(figure: Figure, scale: float = CRISP) -> bytes:
     """The figure as PNG bytes, with `scale` pixels per pixel of the page."""
     file = io.BytesIO()
     pixels(figure, scale).save(file, "png", compress_level=3)
     return file.getvalue()
 
 
-def html(figure, alt="plot"):
+def html(figure: Figure, alt: str = "plot") -> str:
     """The figure as an <img> element, for the HTML of a larger answer."""
     width, _ = page_size(figure)
     data = base64.b64encode(png(figure)).decode()
     return f'<img width="{width}" style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{data}">'
 
 
-def show(figure, alt="plot"):
+def show(figure: Figure, alt: str = "plot") -> None:
     """Display a finished figure in the notebook; nothing in a plain script."""
     if in_notebook():
         publish(figure, alt, CRISP)
 
 
-def save(figure, path):
+def save(figure: Figure, path: str) -> None:
     """Write the figure as PNG."""
     with open(path, "wb") as file:
         file.write(png(figure))
@@ -61,7 +63,7 @@ class Live:
     `draw(figure, *args)` fills an empty figure. In a plain script nothing is shown, and only the last state is drawn.
     """
 
-    def __init__(self, draw, height=HEIGHT, alt="live plot"):
+    def __init__(self, draw: Any, height: float = HEIGHT, alt: str = "live plot") -> None:
         self.draw, self.alt = draw, alt
         self.figure = new_figure(height=height)
         self.shown = in_notebook()
@@ -69,21 +71,21 @@ class Live:
         self.frames = 0
         self._next = 0.0  # s, when a frame may be drawn
 
-    def update(self, *args):
+    def update(self, *args: Any) -> None:
         """Draw the present state, unless the last frame was a moment ago."""
         if self.shown and time.monotonic() >= self._next:
             self._frame(args, scale=1)
 
-    def rest(self):
+    def rest(self) -> None:
         """Sleep until the next frame may be drawn, so that `update` leaves out none."""
         time.sleep(max(0.0, self._next - time.monotonic()))
 
-    def finish(self, *args):
+    def finish(self, *args: Any) -> Figure:
         """Draw the final state; returns the figure."""
         self._frame(args, scale=CRISP)
         return self.figure
 
-    def _frame(self, args, scale):
+    def _frame(self, args: Any, scale: float) -> None:
         begin = time.monotonic()
         for ax in self.figure.axes:  # taken off as they are: clear() would empty each of them first
             self.figure.delaxes(ax)
@@ -97,35 +99,35 @@ class Live:
         self._next = max(begin + PERIOD, end + LEAST_PAUSE * (end - begin))
 
 
-def in_notebook():
+def in_notebook() -> bool:
     """True where a front end shows what is displayed."""
     ipython = sys.modules.get("IPython")  # a kernel has imported it; a script need not
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
-def shown_here(figure):
+def shown_here(figure: Figure) -> bool:
     """True where the figure has been displayed by the cell that runs now."""
     return getattr(figure, "cell", None) == cell()
 
 
-def cell():
+def cell() -> tuple[str, str, str]:
     """The number of the cell that runs now."""
     from IPython import get_ipython
 
     return get_ipython().execution_count
 
 
-def page_size(figure):
+def page_size(figure: Figure) -> tuple[int, int]:
     """Width and height of the figure on the page, in CSS pixels."""
     width, height = figure.get_size_inches() * DPI
     return round(width), round(height)
 
 
-def publish(figure, alt, scale, handle=None):
+def publish(figure: Figure, alt: str, scale: float, handle: Any = None) -> Any:
     """Display the figure, or replace what `handle` displays; returns the handle."""
     from IPython.display import DisplayHandle
 
-    figure.cell = cell()
+    figure.cell = cell()  # type: ignore[attr-defined]
     width, height = page_size(figure)
     data = {"image/png": base64.b64encode(png(figure, scale)).decode(), "text/plain": f"<{alt}>"}
     # The size is fixed in advance, so that the page does not move while the browser decodes the next frame.

@@ -1,16 +1,18 @@
 """Training as it goes: loss and samples per second against steps."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from ..trace import number_text
 from .colors import BLUE, GREEN
-from .style import heading, log_axis, note, x_label
+from .style import Figure, Rows, heading, log_axis, note, x_label
 
 SMOOTH = 20  # steps over which samples/s are averaged: single steps show the operating system more than the training
 
 
-def draw(figure, rows, steps, title="", foot="", lowest=0.1):
+def draw(figure: Figure, rows: Rows, steps: int, title: str = "", foot: str = "", lowest: float = 0.1) -> None:
     """Fill `figure` from the rows that a training reports: dicts with step, loss, samples_per_s; `steps` in all.
 
     lowest: a loss that is good to reach; the axis goes down to it from the beginning, so that it stands still.
@@ -43,7 +45,7 @@ def draw(figure, rows, steps, title="", foot="", lowest=0.1):
     note(figure, foot)
 
 
-def smoothed(rates):
+def smoothed(rates: Sequence[float]) -> np.ndarray:
     """The rate over the last SMOOTH steps, at every step: n / sum(1 / rate), which is work over time."""
     rates = np.asarray(rates, dtype=float)
     timed = rates > 0

@@ -1,13 +1,15 @@
 """Time and bandwidth against message size: of collectives, with peers, model and prediction; of single messages."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..trace import number_text, seconds_text
 from .colors import BLUE, FAINT, GRAY, INK, SERIES, VERMILION, YOURS
-from .style import heading, label_ends, log_axis, note, oversubscribed, size_axis
+from .style import Axes, Figure, Rows, heading, label_ends, log_axis, note, oversubscribed, size_axis
 
 DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
 
@@ -19,12 +21,14 @@ class Reference:
     name: str
     seconds: dict
 
-    def points(self, factor):
+    def points(self, factor: float) -> list[tuple[float, float, float]]:
         """[(size, seconds, bus bandwidth in GB/s)] in order of size; `factor` is busbw over algbw."""
         return [(n, t, factor * n / t / 1e9) for n, t in sorted(self.seconds.items()) if t > 0]
 
 
-def two_panels(figure, sizes, points, titles, more=()):
+def two_panels(
+    figure: Figure, sizes: Iterable[float], points: list[tuple[float, float, float]], titles: Any, more: Any = ()
+) -> tuple[Axes, Axes]:
     """(left, right) axes over message sizes with room for `points` (size, seconds, GB/s) and `more` bandwidths."""
     left, right = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.085, right=0.83, bottom=0.2, top=0.785, wspace=0.27)
@@ -38,7 +42,18 @@ def two_panels(figure, sizes, points, titles, more=()):
     return left, right
 
 
-def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foot="", simulated=None, link_GBps=None):
+def draw(
+    figure: Figure,
+    rows: Rows,
+    yours: str,
+    factor: float,
+    model: Reference | None = None,
+    prediction: Any = None,
+    title: str = "",
+    foot: str = "",
+    simulated: dict[str, dict[int, float]] | None = None,
+    link_GBps: float | None = None,
+) -> Any:
     """Fill `figure` from the rows of a sweep; see `collectives.sweep.sweep`.
 
     Args:    rows: dicts with name, size (bytes), time_us (median), p25_us, p75_us, busbw_GBps, ranks, cores.
@@ -55,7 +70,7 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
     titles = "time per call (less is better)", "bus bandwidth, GB/s (more is better)"
     left, right = two_panels(figure, [p[0] for p in points], points, titles, [link_GBps] if link_GBps else [])
 
-    def dashed(found, **look):
+    def dashed(found: Any, **look: Any) -> Any:
         sizes, seconds, speeds = zip(*found, strict=True)
         left.plot(sizes, seconds, zorder=2, **look)
         right.plot(sizes, speeds, zorder=2, **look)
@@ -84,10 +99,15 @@ def draw(figure, rows, yours, factor, model=None, prediction=None, title="", foo
     note(figure, foot)
 
 
-def measured(left, right, curve, color, bold):
+def measured(left: Axes, right: Axes, curve: Rows, color: str, bold: bool) -> None:
     """One function's curve in both panels, with its quartiles as a band; gray points where ranks exceed cores."""
     sizes = [r["size"] for r in curve]
-    look = {"color": color, "linewidth": 2.6 if bold else 1.5, "zorder": 4 if bold else 3, "marker": "o"}
+    look: dict[str, Any] = {
+        "color": color,
+        "linewidth": 2.6 if bold else 1.5,
+        "zorder": 4 if bold else 3,
+        "marker": "o",
+    }
     if oversubscribed(curve):
         look |= {"markerfacecolor": FAINT, "markeredgecolor": GRAY}
     left.plot(sizes, [r["time_us"] / 1e6 for r in curve], **look)
@@ -99,7 +119,9 @@ def measured(left, right, curve, color, bold):
 # -- a message --------------------------------------------------------------------------------------------------------
 
 
-def draw_ping_pong(figure, rows, fit=None, prediction=None, title="", foot=""):
+def draw_ping_pong(
+    figure: Figure, rows: Rows, fit: Any = None, prediction: Any = None, title: str = "", foot: str = ""
+) -> None:
     """Fill `figure` from rows: dicts with size (bytes), seconds (median, one way), p25, p75.
 
     Args:    fit: (alpha s, beta s/byte), or None as long as there is none; prediction: {bytes: seconds} or None.
@@ -107,7 +129,7 @@ def draw_ping_pong(figure, rows, fit=None, prediction=None, title="", foot=""):
     points = [(r["size"], r["seconds"], r["size"] / r["seconds"] / 1e9) for r in rows]
     lines = []
     if prediction:
-        look = {"color": INK, "linestyle": DASHES, "marker": "*"}
+        look: dict[str, Any] = {"color": INK, "linestyle": DASHES, "marker": "*"}
         lines.append(("your prediction", Reference("", prediction).points(1), look))
     sizes = sorted({p[0] for p in points} | set(prediction or ()))
     if fit:
@@ -134,7 +156,7 @@ def draw_ping_pong(figure, rows, fit=None, prediction=None, title="", foot=""):
     note(figure, foot)
 
 
-def sentence(alpha, beta):
+def sentence(alpha: float, beta: float) -> str:
     """The two numbers, and the size at which both parts are equal."""
     text = f"α = {seconds_text(alpha)} per message"
     if beta > 0:

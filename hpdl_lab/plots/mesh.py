@@ -2,11 +2,14 @@
 
 import itertools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.patches import Rectangle
 
+from ..mesh import Grid
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import heading, note
+from .style import Axes, Figure, heading, note
 
 TINTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GRAY)
 WORDS = {
@@ -29,7 +32,7 @@ class Layout:
     Only the first tables are drawn where there are more than MOST_CELLS ranks; `left_out` counts the others.
     """
 
-    def __init__(self, grid):
+    def __init__(self, grid: Grid) -> None:
         axes = [(axis, size) for axis, size in zip(grid.axes, grid.sizes, strict=True) if size > 1]
         self.grid = grid
         self.axes = [axis for axis, _ in axes]
@@ -48,14 +51,14 @@ class Layout:
         self.cell = TALL if self.table_rows * self.tall <= FEW_ROWS else FLAT  # inches
 
     @property
-    def width(self):
+    def width(self) -> float:
         return self.per_row * self.step
 
     @property
-    def height(self):
+    def height(self) -> float:
         return self.table_rows * self.tall
 
-    def cells(self):
+    def cells(self) -> Any:
         """(x, y, rank) of every cell that is drawn, y downwards."""
         for k, place in enumerate(self.places):
             left, top = (k % self.per_row) * self.step, (k // self.per_row) * self.tall
@@ -64,7 +67,7 @@ class Layout:
                 here = where | {axis: n for axis, n in ((self.down[0], i), (self.across[0], j)) if axis}
                 yield left + j, top + i, self.grid.rank(**here)
 
-    def labels(self):
+    def labels(self) -> Any:
         """(x, y, text, align, bold) of the coordinates next to the cells: of tables, columns and rows."""
         for k, place in enumerate(self.places):
             left, top = (k % self.per_row) * self.step, (k // self.per_row) * self.tall
@@ -77,14 +80,14 @@ class Layout:
                 yield left - 0.58, top + i, f"{self.down[0]} {i}", "right", False
 
 
-def height(grid):
+def height(grid: Grid) -> float:
     """Inches of the picture of a grid."""
     layout = Layout(grid)
     below = BETWEEN + SMALL * layout.height if layout.axes else 0
     return TOP + layout.cell * layout.height + below + FOOT
 
 
-def draw(figure, grid, places=(), title="", foot=""):
+def draw(figure: Figure, grid: Grid, places: Sequence[str] = (), title: str = "", foot: str = "") -> None:
     """Fill `figure` with the grid.
 
     Args:    grid: mesh.Grid. places: a short text for each rank, where it runs, such as "node1"; may be empty.
@@ -97,8 +100,8 @@ def draw(figure, grid, places=(), title="", foot=""):
     for x, y, rank in layout.cells():
         box(ax, x, y, "#EEF3F8")
         where = places[rank] if rank < len(places) else ""
-        text = {"ha": "center", "va": "center", "fontsize": 11 if layout.cell == TALL else 9, "fontweight": "bold"}
-        ax.text(x, y - (0.14 if where else 0), f"{rank}", **text)
+        look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 11 if layout.cell == TALL else 9}
+        ax.text(x, y - (0.14 if where else 0), f"{rank}", fontweight="bold", **look)
         if where:
             ax.text(x, y + 0.24, where, ha="center", va="center", fontsize=6.8, color="#555555")
     for x, y, text, align, bold in layout.labels():
@@ -114,7 +117,7 @@ def draw(figure, grid, places=(), title="", foot=""):
     note(figure, foot)
 
 
-def groups_of(figure, layout, axis, k, share, bottom):
+def groups_of(figure: Figure, layout: Layout, axis: str, k: int, share: float, bottom: float) -> None:
     """The grid once more, small, in which the ranks of one group along `axis` have one color."""
     n = len(layout.axes)
     left = 0.07 + k * 0.91 / n
@@ -132,13 +135,13 @@ def groups_of(figure, layout, axis, k, share, bottom):
     ax.text(-0.5, -0.62, text, fontsize=8.2, va="bottom", color=INK)
 
 
-def table(ax, layout):
+def table(ax: Axes, layout: Layout) -> None:
     """An axes without frame in which a cell is 1 x 1, from the left."""
     ax.set_xlim(-0.5, max(layout.width, 7.0) - 0.5)
     ax.set_ylim(layout.height - layout.head - 0.5, -layout.head - 0.5)
     ax.axis("off")
 
 
-def box(ax, x, y, color, alpha=1.0):
-    look = {"facecolor": color, "alpha": alpha, "edgecolor": "#AAB7C4", "linewidth": 0.8}
+def box(ax: Axes, x: float, y: float, color: str, alpha: float = 1.0) -> None:
+    look: dict[str, Any] = {"facecolor": color, "alpha": alpha, "edgecolor": "#AAB7C4", "linewidth": 0.8}
     ax.add_patch(Rectangle((x - 0.46, y - 0.44), 0.92, 0.88, **look))

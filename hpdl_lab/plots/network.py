@@ -4,11 +4,11 @@ import itertools
 import math
 from collections import Counter
 
-from ..comm.network import Ring
+from ..comm.network import Network, Ring
 from ..comm.network.describe import bandwidth, shared_links, title
 from ..trace import seconds_text
 from .colors import BLUE, FAINT, GRAY, INK, SKY, VERMILION
-from .style import heading, note
+from .style import Axes, Figure, heading, note
 
 MOST_RANKS = 64  # of a larger network the first ones are drawn
 ROWS = {"island": 0, "rank": 1, "leaf": 2, "adapter": 2, "spine": 3, "switch": 3}  # from the bottom
@@ -25,14 +25,14 @@ CENTER = 0.4  # of a circle of ranks, in widths: to the right stands what the ca
 ROW_INCHES, EDGE_INCHES = 0.95, 1.35  # height of a row; of heading and foot together
 
 
-def height(network, size):
+def height(network: Network, size: int) -> float:
     """Inches that a picture of this network needs."""
     if isinstance(network, Ring):
         return 4.6
     return EDGE_INCHES + ROW_INCHES * len({ROWS[kind(name)] for name in nodes(network, min(size, MOST_RANKS))})
 
 
-def draw(figure, network, size):
+def draw(figure: Figure, network: Network, size: int) -> None:
     """Fill `figure` with `network` among `size` ranks."""
     shown = min(size, MOST_RANKS)
     ax = figure.add_axes((0.01, 0.08, 0.98, 0.92 - 0.62 / figure.get_figheight()))
@@ -55,17 +55,17 @@ def draw(figure, network, size):
         note(figure, "orange: cables that messages share; one at a time passes, in each direction")
 
 
-def kind(name):
+def kind(name: str) -> str:
     """ "rank 3" -> "rank"."""
     return name.split()[0]
 
 
-def nodes(network, size):
+def nodes(network: Network, size: int) -> list[str]:
     """The ends of all links, each once, ranks in order."""
     return list(dict.fromkeys(end for link in network.links(size) for end in (link.source, link.dest)))
 
 
-def on_circle(size, width, tall):
+def on_circle(size: int, width: float, tall: float) -> dict[str, tuple[float, float]]:
     """{name: (x, y)} inches: rank 0 on top, the others clockwise."""
     radius = tall / 2 - 0.32
     turns = [2 * math.pi * r / size for r in range(size)]
@@ -75,7 +75,7 @@ def on_circle(size, width, tall):
     }
 
 
-def in_rows(network, size, width, tall):
+def in_rows(network: Network, size: int, width: float, tall: float) -> dict[str, tuple[float, float]]:
     """{name: (x, y)} inches: ranks in a row, a switch over the middle of its ranks, spines spread evenly."""
     names = nodes(network, size)
     rows = sorted({ROWS[kind(name)] for name in names})
@@ -93,7 +93,7 @@ def in_rows(network, size, width, tall):
     return {name: (x[name], level[ROWS[kind(name)]]) for name in names if name in x}
 
 
-def cables(ax, network, size, place, width):
+def cables(ax: Axes, network: Network, size: int, place: dict[str, tuple[float, float]], width: float) -> None:
     """Every cable once; to the right of each row what they join, how fast, and how many messages share one."""
     seen = {}
     for link, messages in zip(network.links(size), shared_links(network, size), strict=True):
@@ -118,7 +118,7 @@ def cables(ax, network, size, place, width):
         ax.text(width - 0.05, y, text, ha="right", va="center", fontsize=9, color=color, linespacing=1.35)
 
 
-def ranks(ax, network, place):
+def ranks(ax: Axes, network: Network, place: dict[str, tuple[float, float]]) -> None:
     """A disk with the number of each rank, or, if disks are small, a number outside every eighth of them."""
     centers = [place[name] for name in place if kind(name) == "rank"]
     gap = min((math.dist(a, b) for a, b in itertools.pairwise(centers)), default=1.0)
@@ -134,7 +134,7 @@ def ranks(ax, network, place):
         ax.text(x + dx, y + dy, str(number), ha="center", va="center", fontsize=8, color=color, zorder=5)
 
 
-def switches(ax, place):
+def switches(ax: Axes, place: dict[str, tuple[float, float]]) -> None:
     """A box with the name of each switch; only its number if there are many of its kind."""
     counts = Counter(map(kind, place))
     for name, (x, y) in place.items():

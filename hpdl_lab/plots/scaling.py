@@ -5,13 +5,16 @@ level line, and a spread of 5% is seen.
 """
 
 import textwrap
+from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from ..parallel.scaling.laws import Fit
 from ..trace import number_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE
-from .style import heading, note, oversubscribed
+from .style import Axes, Figure, Rows, heading, note, oversubscribed
 
 PANELS = {"strong": "strong: the same work on more ranks", "weak": "weak: the same work per rank"}
 HEIGHT = 4.3  # inches
@@ -22,7 +25,16 @@ TOP = 1.18  # of the efficiency axis, where nothing is higher
 HIGHEST = 2.0  # what is above, such as a prediction of 8 times on 2 ranks, is drawn at the edge
 
 
-def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), title="", foot=""):
+def draw(
+    figure: Figure,
+    rows: Rows,
+    simulated: Rows = (),
+    model: Rows = (),
+    prediction: dict[int, float] | None = None,
+    fits: Sequence[Fit] = (),
+    title: str = "",
+    foot: str = "",
+) -> None:
     """Fill `figure` with one panel for each kind of scaling.
 
     Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
@@ -34,8 +46,8 @@ def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), title="
     axes = figure.subplots(1, max(len(kinds), 1), squeeze=False)[0]
     figure.subplots_adjust(left=0.08, right=0.98, bottom=0.24, top=0.72, wspace=0.17)
     for ax, kind in zip(axes, kinds, strict=False):
-        curves = [[r for r in source if r["kind"] == kind] for source in (rows, simulated, model)]
-        panel(ax, *curves, prediction, [fit for fit in fits if fit.kind == kind])
+        points, followed, modelled = ([r for r in source if r["kind"] == kind] for source in (rows, simulated, model))
+        panel(ax, points, followed, modelled, prediction, [fit for fit in fits if fit.kind == kind])
         ax.set_title(PANELS[kind])
         ax.set_ylabel("speedup / ranks" if kind == kinds[0] else "")
     heading(figure, title, oversubscribed(rows))
@@ -43,7 +55,9 @@ def draw(figure, rows, simulated=(), model=(), prediction=None, fits=(), title="
     note(figure, textwrap.fill(foot, FOOT))
 
 
-def panel(ax, rows, simulated, model, predicted, fits):
+def panel(
+    ax: Axes, rows: Rows, simulated: Rows, model: Rows, predicted: dict[int, float] | None, fits: Sequence[Fit]
+) -> None:
     """One kind of scaling: efficiency against ranks."""
     rows, simulated, model = (sorted(source, key=lambda r: r["ranks"]) for source in (rows, simulated, model))
     every = sorted({r["ranks"] for r in (*rows, *simulated, *model)} | set(predicted or ()))
@@ -76,7 +90,7 @@ def panel(ax, rows, simulated, model, predicted, fits):
     ends(ax, rows, simulated)
 
 
-def rank_axis(ax, every):
+def rank_axis(ax: Axes, every: list[int]) -> None:
     """Logarithmic x axis, labelled at as many of the numbers of ranks as fit."""
     ax.set_xscale("log", base=2)
     every = every or [1, 2]
@@ -88,11 +102,11 @@ def rank_axis(ax, every):
     ax.set_xlabel("ranks")
 
 
-def curve(ax, rows, color, dash):
+def curve(ax: Axes, rows: Rows, color: str, dash: Any) -> None:
     ax.plot([r["ranks"] for r in rows], [r["efficiency"] for r in rows], color=color, linestyle=dash, zorder=2)
 
 
-def measured_point(ax, row):
+def measured_point(ax: Axes, row: dict[str, Any]) -> None:
     """One measurement with its quartiles; gray where ranks share cores."""
     y, low, high = (row[key] / row["rate"] * row["efficiency"] for key in ("rate", "p25", "p75"))
     color = GRAY if row["ranks"] > row["cores"] else BLUE
@@ -100,7 +114,7 @@ def measured_point(ax, row):
     ax.errorbar([row["ranks"]], [y], yerr=bars, fmt="o", color=color, capsize=4, markersize=7, zorder=5)
 
 
-def ends(ax, rows, simulated):
+def ends(ax: Axes, rows: Rows, simulated: Rows) -> None:
     """The speedup at the last point of the measured and of the simulated curve, in bold."""
     for last, color in ((rows[-1:], BLUE), (simulated[-1:], GREEN)):
         for r in last:
@@ -113,12 +127,14 @@ def ends(ax, rows, simulated):
             ax.annotate(text, where, (7, 3), textcoords="offset points", color=color, fontweight="bold", bbox=paper)
 
 
-def legend(figure, rows, simulated, model, prediction, fits):
+def legend(
+    figure: Figure, rows: Rows, simulated: Rows, model: Rows, prediction: dict[int, float] | None, fits: Sequence[Fit]
+) -> None:
     """One line of what is drawn."""
     hows = {r["how"] for r in simulated}
     fitted = {fit.source for fit in fits if fit.serial is not None}
-    square = {"marker": "s", "color": GREEN, "markersize": 5}
-    entries = [
+    square: dict[str, Any] = {"marker": "s", "color": GREEN, "markersize": 5}
+    entries: list[tuple[bool, str, dict[str, Any]]] = [
         (bool(prediction), "your prediction", {"marker": "*", "color": ORANGE, "linestyle": DASHES, "markersize": 9}),
         (True, "ideal", {"color": INK, "linestyle": LONG, "linewidth": 1.1}),
         (bool(model), "α-β-overlap model", {"color": INK, "linestyle": DOTS}),

@@ -6,15 +6,18 @@ several stages have a lane for each. Shades tell micro-batches apart, numbers na
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
+from ..schedules import Evaluation, Schedule, Timed
 from ..trace import number_text, seconds_text
 from ..units import counted
 from .collective import write
 from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE
-from .style import bare, heading, legend, note, rows_only
+from .style import Axes, Figure, bare, heading, legend, note, rows_only
 
 COLORS = {"F": BLUE, "B": GREEN, "I": ORANGE, "W": PURPLE}
 NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
@@ -27,17 +30,17 @@ DIGIT = 0.052  # inches of a digit of the numbers in bars
 TICKS = 10  # of the time axis, at most
 
 
-def height(schedule):
+def height(schedule: Schedule) -> float:
     """Inches of a figure for `schedule`."""
     return TOP + FOOT + schedule.ranks * row_height(schedule)
 
 
-def row_height(schedule):
+def row_height(schedule: Schedule) -> float:
     lanes = schedule.chunks * schedule.replicas
     return ROW if lanes == 1 else LANE * lanes
 
 
-def draw(figure, schedule, times, title="", now=None):
+def draw(figure: Figure, schedule: Schedule, times: Evaluation, title: str = "", now: float | None = None) -> None:
     """Fill `figure`, `height(schedule)` inches tall.
 
     Args:    times: the Evaluation of `schedule`, calculated or measured; title: its name, if not said.
@@ -57,12 +60,12 @@ def draw(figure, schedule, times, title="", now=None):
     note(figure, footnote(schedule))
 
 
-def of_schedule(schedule):
+def of_schedule(schedule: Schedule) -> str:
     """Its numbers in words."""
     return f"{counted(schedule.ranks, 'rank')}, {counted(schedule.micro_batches, 'micro-batch', 'micro-batches')}"
 
 
-def subtitle(times, now):
+def subtitle(times: Evaluation, now: float | None) -> str:
     """The line below the title."""
     whole = number_text(float(times.makespan))
     if now is None:
@@ -72,7 +75,7 @@ def subtitle(times, now):
     )
 
 
-def footnote(schedule):
+def footnote(schedule: Schedule) -> str:
     if schedule.replicas > 1:
         return f"A rank has a lane for its stage of each of {schedule.replicas} replicas. Hatched: it waits."
     if schedule.chunks > 1:
@@ -83,7 +86,7 @@ def footnote(schedule):
     return "A number is a micro-batch, where there is room. Hatched: the rank waits."
 
 
-def axis(ax, schedule, makespan):
+def axis(ax: Axes, schedule: Schedule, makespan: float) -> None:
     """Rows of ranks, rank 0 on top, over time."""
     ax.set_xlim(0, makespan or 1)
     rows_only(ax, schedule.ranks, [f"rank {r}" for r in range(schedule.ranks)])
@@ -91,7 +94,7 @@ def axis(ax, schedule, makespan):
     ax.set_xlabel("time")
 
 
-def bars(ax, schedule, times, now=None):
+def bars(ax: Axes, schedule: Schedule, times: Evaluation, now: float | None = None) -> None:
     """A bar for every action that has begun until `now`, in the row of its rank and the lane of its stage."""
     width = ax.get_window_extent().width / ax.figure.dpi  # inches
     scale = width / (times.makespan or 1)
@@ -113,45 +116,51 @@ def bars(ax, schedule, times, now=None):
         write(ax, text, places, 6, color)
 
 
-def lane(rank, place, lanes):
+def lane(rank: int, place: int, lanes: int) -> tuple[float, float]:
     """(top, height) of the bars of a stage: `place` of `lanes` in the row of its rank, which is 1 tall."""
     tall = 0.88 / lanes
     return rank - 0.44 + place * tall, tall if lanes == 1 else tall * 0.92
 
 
-def shade(action):
+def shade(action: Any) -> tuple[float, ...]:
     """(r, g, b): the color of the action's kind, with as much white as its micro-batch has."""
     white = SHADES[action.micro_batch % len(SHADES)]
     return tuple(white + (1 - white) * part for part in to_rgb(COLORS[action.kind]))
 
 
-def ink(face):
+def ink(face: Any) -> str:
     """The color of a number on `face` that can be read."""
     red, green, blue = face
     return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
 
 
-def gaps(row, until):
+def gaps(row: Sequence[Timed], until: float) -> list[tuple[float, float]]:
     """[(begin, end)] of what a rank waits from 0 to `until`."""
     begins, ends = [begin for _, begin, _ in row], [end for _, _, end in row]
     between = zip([0, *ends], [*begins, until], strict=True)
     return [(begin, min(end, until)) for begin, end in between if begin < min(end, until)]
 
 
-def waits(ax, times, now=None):
+def waits(ax: Axes, times: Evaluation, now: float | None = None) -> None:
     """Hatched where a rank waits."""
     until = times.makespan if now is None else now
     corners = []
     for rank, row in enumerate(times.rows):
         for begin, end in gaps(row, until):
             corners.append([(begin, rank - 0.44), (end, rank - 0.44), (end, rank + 0.44), (begin, rank + 0.44)])
-    look = {"facecolors": "#F7F7F7", "edgecolors": "#C9C9C9", "linewidths": 0, "hatch": "//////", "zorder": 1}
+    look: dict[str, Any] = {
+        "facecolors": "#F7F7F7",
+        "edgecolors": "#C9C9C9",
+        "linewidths": 0,
+        "hatch": "//////",
+        "zorder": 1,
+    }
     ax.add_collection(PolyCollection(corners, **look))
     if now is not None:
         ax.axvline(now, color=INK, linewidth=1.2, zorder=5)
 
 
-def activations(ax, times, now=None):
+def activations(ax: Axes, times: Evaluation, now: float | None = None) -> None:
     """Next to each row: at most so many micro-batches' activations at once; a darker part for those at `now`."""
     ranks, most = len(times.rows), max(times.peak, default=0)
     ax.set_xlim(0, (most or 1) * 1.3)
@@ -181,17 +190,17 @@ def activations(ax, times, now=None):
     ax.text(-0.05, 1.02, "waits", fontsize=8.5, transform=ax.transAxes, va="bottom", ha="right", color=GRAY)
 
 
-def waited(times, rank, until):
+def waited(times: Evaluation, rank: int, until: float) -> float:
     """The share of the time until `until` in which `rank` waits."""
     return sum(end - begin for begin, end in gaps(times.rows[rank], until)) / until if until else 0
 
 
-def held_at(counts, now):
+def held_at(counts: Any, now: float | None) -> int:
     """How many are live at `now`, from ((time, count), ...)."""
     return next((count for time, count in reversed(counts) if time <= now), 0)
 
 
-def kinds_of(figure, schedule, tall):
+def kinds_of(figure: Figure, schedule: Schedule, tall: float) -> None:
     """The colors of the kinds of actions that there are, above the rows."""
     kinds = {action.kind for row in schedule.rows for action in row}
     legend(figure, [(color, NAMES[kind]) for kind, color in COLORS.items() if kind in kinds], LEFT, 1 - 0.68 / tall)
@@ -202,12 +211,20 @@ def kinds_of(figure, schedule, tall):
 RUN_TOP, BETWEEN, RUN_FOOT = 1.02, 0.62, 0.66  # inches: above, between and below the two panels
 
 
-def run_height(schedule):
+def run_height(schedule: Schedule) -> float:
     """Inches of a figure with both panels."""
     return RUN_TOP + BETWEEN + RUN_FOOT + 2 * schedule.ranks * row_height(schedule)
 
 
-def draw_run(figure, schedule, planned, measured, guess=None, title="", foot=""):
+def draw_run(
+    figure: Figure,
+    schedule: Schedule,
+    planned: Evaluation,
+    measured: Evaluation,
+    guess: float | None = None,
+    title: str = "",
+    foot: str = "",
+) -> None:
     """Fill `figure`, `run_height(schedule)` inches tall.
 
     Args:    planned, measured: schedules.Evaluation in seconds; measured: what there is so far, may be empty.
@@ -240,14 +257,14 @@ def draw_run(figure, schedule, planned, measured, guess=None, title="", foot="")
     note(figure, foot)
 
 
-def outcome(times, unit):
+def outcome(times: Evaluation, unit: str) -> str:
     """What stands at the right above a panel."""
     if not times.makespan:
         return "waiting for the first action"
     return f"{number_text(float(times.makespan))} {unit}, bubble {times.bubble:.1%}"
 
 
-def in_unit(times, scale):
+def in_unit(times: Evaluation, scale: float) -> Evaluation:
     """An Evaluation with all times multiplied by `scale`."""
     return times._replace(
         rows=tuple(tuple(t._replace(begin=t.begin * scale, end=t.end * scale) for t in row) for row in times.rows),

@@ -5,9 +5,12 @@ Figures are made without pyplot, so that importing this package chooses no backe
 
 import math
 import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -17,6 +20,7 @@ from ..trace import number_text
 from ..units import bytes_text
 from .colors import FAINT, GRAY, INK
 
+Rows = Sequence[dict[str, Any]]  # what ranks reported, or a sweep measured
 OVERSUBSCRIBED = "oversubscribed: time-slicing, not scaling"
 
 WIDTH, HEIGHT = 8.4, 3.9  # inches; 840 x 390 pixels at DPI: fits JupyterLab's notebook column without scaling
@@ -54,13 +58,13 @@ LOOK = {
 
 
 @contextmanager
-def look():
+def look() -> Iterator[None]:
     """Inside, new matplotlib objects have this package's look; the caller's settings come back at the end."""
     with DRAWING, matplotlib.rc_context(LOOK):
         yield
 
 
-def new_figure(width=WIDTH, height=HEIGHT):
+def new_figure(width: float = WIDTH, height: float = HEIGHT) -> Figure:
     """An empty figure of `width` x `height` inches, known to no backend but Agg."""
     with look():
         figure = Figure(figsize=(width, height), dpi=DPI)
@@ -68,7 +72,7 @@ def new_figure(width=WIDTH, height=HEIGHT):
     return figure
 
 
-def size_axis(ax, sizes):
+def size_axis(ax: Axes, sizes: Iterable[float]) -> None:
     """Logarithmic x axis, labelled at measured sizes: the first, the last, and as many between as fit."""
     sizes = sorted(set(sizes))
     ax.set_xscale("log", base=2)
@@ -84,13 +88,13 @@ def size_axis(ax, sizes):
     x_label(ax, "message size")
 
 
-def x_label(ax, text):
+def x_label(ax: Axes, text: str) -> None:
     """Name the x axis, at a fixed distance: to find one costs time at every frame of a live picture."""
     ax.set_xlabel(text)
     ax.xaxis.set_label_coords(0.5, -20 / 72 / (ax.bbox.height / DPI), ax.transAxes)
 
 
-def log_axis(ax, values, unit=""):
+def log_axis(ax: Axes, values: Iterable[float], unit: str = "") -> None:
     """Logarithmic y axis over the positive `values`, with at most nine labelled powers of ten, in `unit` if given."""
     values = [v for v in values if v > 0]
     low, high = (min(values), max(values)) if values else (1.0, 10.0)
@@ -104,12 +108,12 @@ def log_axis(ax, values, unit=""):
     ax.yaxis.set_major_formatter(amounts(unit) if unit else FuncFormatter(lambda v, _: number_text(v)))
 
 
-def amounts(unit):
+def amounts(unit: str) -> EngFormatter:
     """The formatter of an axis: 1e-6 -> "1 µs", 2e6 -> "2 MB"."""
     return EngFormatter(unit)
 
 
-def label_ends(ax, labels, gap=14.0):
+def label_ends(ax: Axes, labels: list[tuple[float, str, str, bool]], gap: float = 14.0) -> None:
     """Write names in a column to the right of `ax`, at the heights where curves end, moved apart.
 
     Args:    labels: list of (y, text, color, bold), y in data coordinates; gap: least distance, in pixels.
@@ -122,7 +126,7 @@ def label_ends(ax, labels, gap=14.0):
         ax.text(1.02, y, text, color=color, va="center", fontweight=weight, transform=ax.transAxes)
 
 
-def spread(heights, gap, bottom, top):
+def spread(heights: list[float], gap: float, bottom: float, top: float) -> list[float]:
     """Ascending `heights` moved as little as needed to be `gap` apart, and into [bottom, top] where there is room."""
     out = []
     for h in heights:
@@ -134,19 +138,19 @@ def spread(heights, gap, bottom, top):
     return out
 
 
-def tile(x, y):
+def tile(x: float, y: float) -> list[tuple[float, float]]:
     """The corners of a cell around (x, y) in a table whose cells are 1 apart."""
     return [(x - 0.44, y - 0.42), (x + 0.44, y - 0.42), (x + 0.44, y + 0.42), (x - 0.44, y + 0.42)]
 
 
-def bare(ax):
+def bare(ax: Axes) -> None:
     """Take frame, grid and the marks of ticks off."""
     ax.grid(False)
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
 
 
-def rows_only(ax, n, names):
+def rows_only(ax: Axes, n: int, names: Sequence[str]) -> None:
     """Rows 0 to n - 1 from top to bottom, with their names at the left and no lines between them."""
     ax.set_ylim(n - 0.5, -0.5)
     ax.set_yticks(range(len(names)), names, fontsize=8.5)
@@ -154,23 +158,31 @@ def rows_only(ax, n, names):
     ax.grid(axis="y", visible=False)
 
 
-def legend(where, entries, x, y, size=8.5, columns=0):
+def legend(
+    where: Figure | Axes, entries: Sequence[tuple[Any, str]], x: float, y: float, size: float = 8.5, columns: int = 0
+) -> None:
     """Colors with their names in a line from (x, y), shares of the figure or axes. entries: (color or artist, text)."""
     handles = [Patch(color=look) if isinstance(look, str) else look for look, _ in entries]
-    look = {"frameon": False, "fontsize": size, "handlelength": 0.9, "handleheight": 0.9, "handletextpad": 0.4}
+    look: dict[str, Any] = {
+        "frameon": False,
+        "fontsize": size,
+        "handlelength": 0.9,
+        "handleheight": 0.9,
+        "handletextpad": 0.4,
+    }
     look |= {"columnspacing": 1.1, "borderpad": 0, "borderaxespad": 0, "loc": "center left"}
     where.legend(
         handles, [text for _, text in entries], bbox_to_anchor=(x, y), ncols=columns or max(1, len(entries)), **look
     )
 
 
-def heading(figure, title, subtitle=""):
+def heading(figure: Figure, title: str, subtitle: str = "") -> None:
     """The title of a picture, and a line below it in plain type."""
     figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
     figure.text(0.012, 0.905, subtitle, va="top")
 
 
-def oversubscribed(rows):
+def oversubscribed(rows: Rows) -> str:
     """The line that belongs on every picture with points of more ranks than cores; empty where there are none."""
     crowd = [r for r in rows if r["ranks"] > r["cores"]]
     if not crowd:
@@ -179,6 +191,6 @@ def oversubscribed(rows):
     return f"{row['ranks']} ranks on {row['cores']} cores, gray points: {OVERSUBSCRIBED}"
 
 
-def note(figure, text):
+def note(figure: Figure, text: str) -> None:
     """A line of small print at the foot of the figure."""
     figure.text(0.012, 0.016, text, fontsize=8.5, color="#555555", ha="left", va="bottom")

@@ -1,16 +1,18 @@
 """Four ways to cut a layer, side by side: what a rank sends, keeps and takes; model and prediction over it."""
 
+from typing import Any
+
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION
-from .style import amounts, heading, legend, note, oversubscribed, rows_only
+from .style import Axes, Figure, Rows, amounts, heading, legend, note, oversubscribed, rows_only
 
 HEIGHT = 3.7  # inches
 BAR = 0.62
 
 
-def draw(figure, rows, prediction=None, title="", foot=""):
+def draw(figure: Figure, rows: Rows, prediction: float | None = None, title: str = "", foot: str = "") -> None:
     """Fill `figure` from rows of lab.tensor: dicts with name, forward, backward, weights, kept (bytes), seconds, p25,
     p75, model_forward, model_backward, model_seconds.
 
@@ -37,7 +39,12 @@ def draw(figure, rows, prediction=None, title="", foot=""):
         ax.xaxis.set_major_locator(MaxNLocator(4))
         rows_only(ax, 4, [row["name"] for row in rows])
     heading(figure, title, oversubscribed(rows).replace("points", "bars"))
-    entries = [(BLUE, "forward"), (SKY, "backward"), (GREEN, "weights"), (ORANGE, "kept for backward")]
+    entries: list[tuple[Any, str]] = [
+        (BLUE, "forward"),
+        (SKY, "backward"),
+        (GREEN, "weights"),
+        (ORANGE, "kept for backward"),
+    ]
     entries += [(steps, "time (median)"), (Line2D([], [], color=INK, linewidth=1.2), "its quartiles")]
     entries.append((Line2D([], [], color=VERMILION, marker="|", linestyle="", markeredgewidth=2), "model"))
     if prediction is not None:
@@ -46,7 +53,7 @@ def draw(figure, rows, prediction=None, title="", foot=""):
     note(figure, foot)
 
 
-def stacked(ax, rows, *parts):
+def stacked(ax: Axes, rows: Rows, *parts: Any) -> None:
     """One bar per row, of parts (key, color) one behind the other."""
     for y, row in enumerate(rows):
         left = 0
@@ -55,6 +62,6 @@ def stacked(ax, rows, *parts):
             left += row[key]
 
 
-def mark(ax, value, y):
+def mark(ax: Axes, value: Any, y: float) -> None:
     """Where the model says the bar ends."""
     ax.plot([value, value], [y - 0.42, y + 0.42], color=VERMILION, linewidth=2, zorder=5)

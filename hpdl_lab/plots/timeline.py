@@ -1,10 +1,12 @@
 """Who did what, when: a lane per rank; strategies one under the other; Horovod's rows of gradients."""
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
-from ..trace import seconds_text
+from ..trace import Event, seconds_text
 from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import heading, legend, note, rows_only
+from .style import Axes, Figure, Rows, heading, legend, note, rows_only
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
 ROWS = {"send": 1, "recv": 2}
@@ -31,7 +33,7 @@ MOST_EVENTS = 150  # per rank: what can be distinguished on the width of a page
 MOST_NAMES = 6  # of operations in a line
 
 
-def draw(figure, events, title="", foot=""):
+def draw(figure: Figure, events: Sequence[Event], title: str = "", foot: str = "") -> None:
     """Fill `figure` with the bars of `events`, a list of trace.Event of any number of ranks."""
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
@@ -64,7 +66,7 @@ def draw(figure, events, title="", foot=""):
     note(figure, foot)
 
 
-def kind_of(op):
+def kind_of(op: str) -> str:
     """What is drawn in one color: "forward" for "forward 3 stage 1"."""
     return STAGED.sub("", op)
 
@@ -72,20 +74,20 @@ def kind_of(op):
 class TimeAxis:
     """Where events lie in the picture: origin and span in ns, and `scale` ns per `unit` of the axis."""
 
-    def __init__(self, events):
+    def __init__(self, events: Sequence[Event]) -> None:
         self.origin = min((e.t0_ns for e in events), default=0)
         self.span = max((e.t1_ns for e in events), default=1) - self.origin or 1
         units = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1))
         self.unit, self.scale = next((unit, scale) for unit, scale in units if self.span >= scale)
 
-    def bar(self, event):
+    def bar(self, event: Any) -> tuple[float, float]:
         """(start, width): about a pixel narrower than the event, to part neighbors, and about a pixel wide at least."""
         pixel = self.span / 900
         start = (event.t0_ns - self.origin) / self.scale
         return start, max(event.t1_ns - event.t0_ns - pixel, pixel) / self.scale
 
 
-def last_events(events):
+def last_events(events: Sequence[Event]) -> list[Event]:
     """The events since the moment at which no rank has more than MOST_EVENTS left, in order of time."""
     by_rank = {}
     for e in sorted(events, key=lambda e: e.t0_ns):
@@ -95,7 +97,7 @@ def last_events(events):
     return sorted((e for e in events if e.t0_ns >= start), key=lambda e: e.t0_ns)
 
 
-def colors_of(events):
+def colors_of(events: Sequence[Event]) -> dict[str, str]:
     """{op: color} in the order of the rows of a lane; operations that COLORS does not know get what is left."""
     known = list(COLORS)
     place = {op: known.index(op) if op in COLORS else len(known) for op in {e.op for e in events}}
@@ -104,7 +106,7 @@ def colors_of(events):
     return {op: COLORS.get(op) or next(spare) for op in ops}
 
 
-def write_peers(ax, axis, row, y, op):
+def write_peers(ax: Axes, axis: Any, row: list[Event], y: float, op: str) -> None:
     """The peer's rank in every bar of a message that is wide enough for it and not covered by another."""
     arrow, color = ("→", "white") if op == "send" else ("←", INK)
     ends, starts = [0, *(e.t1_ns for e in row)], [*(e.t0_ns for e in row[1:]), float("inf")]
@@ -114,7 +116,7 @@ def write_peers(ax, axis, row, y, op):
             ax.text(x, y, f"{arrow}{e.peer}", ha="center", va="center", fontsize=7.5, color=color)
 
 
-def busy_ns(events):
+def busy_ns(events: Sequence[Event]) -> int:
     """Time covered by the events of one rank, counted once where they overlap."""
     total, end = 0, -1
     for e in sorted(events, key=lambda e: e.t0_ns):
@@ -132,12 +134,12 @@ FORMULAS = "b, f, B, r: broadcast, forward, backward and reduction of a layer; �
 BAR = 0.72  # of a lane's height
 
 
-def designs_height(n):
+def designs_height(n: int) -> float:
     """Inches of a figure with n timelines."""
     return MARGIN + n * PANEL
 
 
-def draw_designs(figure, found, title):
+def draw_designs(figure: Figure, found: Any, title: str) -> None:
     """Fill `figure` with `found`: records with name, seconds, exposed, formula, predicted, and events of one rank."""
     tall = figure.get_size_inches()[1]
     axes = figure.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
@@ -158,7 +160,7 @@ def draw_designs(figure, found, title):
     note(figure, FORMULAS if any(d.formula for d in found) else "A black line: the end of the step.")
 
 
-def two_lanes(ax, events):
+def two_lanes(ax: Axes, events: Sequence[Event]) -> None:
     """The rank's own thread, in which it waits or computes, and below it the messages in its background."""
     for op, color in STEP.items():
         for y, lane in enumerate(("", "background")):
@@ -180,17 +182,17 @@ ACTIVITIES = {
 }
 
 
-def horovod_height(rows):
+def horovod_height(rows: Rows) -> float:
     """Inches of a figure of `rows`, as parallel.horovod.to_horovod makes them."""
     return 1.55 + 0.155 * max(len(gradients_of(rows)), 6)
 
 
-def gradients_of(rows):
+def gradients_of(rows: Rows) -> dict[int, str]:
     """{pid: name of the gradient}, in the order in which they are drawn."""
     return {row["pid"]: row["args"]["name"] for row in rows if row.get("name") == "process_name"}
 
 
-def draw_horovod(figure, rows, title, foot=""):
+def draw_horovod(figure: Figure, rows: Rows, title: str, foot: str = "") -> None:
     """Fill `figure` with `rows`, the dicts of a Chrome trace: a row per gradient, from its negotiation to its sum."""
     names, tall = gradients_of(rows), figure.get_size_inches()[1]
     ax = figure.subplots()
@@ -212,7 +214,7 @@ def draw_horovod(figure, rows, title, foot=""):
     note(figure, foot)
 
 
-def activities(rows):
+def activities(rows: Rows) -> Any:
     """(activity, pid, begin, end) of every pair of begin and end, the outer ones first."""
     open_, found = {}, []
     for row in rows:
