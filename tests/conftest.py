@@ -14,8 +14,6 @@ import time
 import psutil
 import pytest
 
-from hpdl_lab.features.freed_memory import keep_freed_memory
-from hpdl_lab.features.torch_compiler import put_off_torch_compiler
 from tests import wording
 
 # Before torch is imported: two workers with a thread per core each would wait for each other's.
@@ -23,8 +21,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HPDL_TORCH"] = "later"  # most engines that a test starts are stopped before they would have imported it
 
 gc.disable()  # until all is imported: see keep_what_is_there
-keep_freed_memory()  # this and the next as in a kernel, and on engines
-put_off_torch_compiler()
 
 
 BESIDE = 5  # times as long may all take under `make test`, where workers, and other steps, share the cores
