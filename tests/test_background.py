@@ -23,7 +23,7 @@ def default(comm, x):
 class Alone(Comm):
     """A back end of one rank that has nothing of its own."""
 
-    def isend(self, x, to):
+    def isend(self, x, dst):
         raise NotImplementedError
 
     irecv = barrier = split = allocate = isend

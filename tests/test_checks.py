@@ -271,7 +271,7 @@ def all_gradients(value):
         ("2.1", lambda comm, g: list(comm.all_reduce(g)), "of type list: the gradient is a NumPy array of shape (2,)"),
         ("2.2", lambda comm, w, g: w, "takes 3 positional arguments but 4 were given"),
         ("2.2", lambda comm, w, g, rate: comm.send(g, comm.size), "rank 0 sends to rank 4: ranks here are 0 to 3"),
-        ("3.1", lambda comm, x: comm.recv(1, x) if comm.rank == 0 else x, "comm.send(x, to), comm.recv(x, source)"),
+        ("3.1", lambda comm, x: comm.recv(1, x) if comm.rank == 0 else x, "comm.send(x, dst), comm.recv(x, src)"),
         ("3.1", never_waits, "never waited for its receive from rank 0"),
         ("3.2", lambda sizes, seconds: (np.nan, np.nan), "Is there a division by zero"),
         ("3.2", lambda sizes, seconds: sizes.clear(), "changed its arguments: work on copies"),

@@ -57,7 +57,7 @@ def gloo_all_reduce(comm, x):
 
 def gloo_group(comm):
     """The gloo group of this communicator's ranks, made at the first call and kept with it. Collective."""
-    if not hasattr(comm, "gloo"):
+    if comm.gloo is None:
         import torch.distributed as dist
 
         path = ""

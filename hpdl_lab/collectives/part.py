@@ -12,17 +12,17 @@ class Part:
         self.comm, self.members = comm, members
         self.rank, self.size = members.index(comm.rank), len(members)
 
-    def isend(self, x, to):
-        return self.comm.isend(x, self.members[to])
+    def isend(self, x, dst):
+        return self.comm.isend(x, self.members[dst])
 
-    def irecv(self, x, source):
-        return self.comm.irecv(x, self.members[source])
+    def irecv(self, x, src):
+        return self.comm.irecv(x, self.members[src])
 
-    def send(self, x, to):
-        self.comm.send(x, self.members[to])
+    def send(self, x, dst):
+        self.comm.send(x, self.members[dst])
 
-    def recv(self, x, source):
-        return self.comm.recv(x, self.members[source])
+    def recv(self, x, src):
+        return self.comm.recv(x, self.members[src])
 
-    def sendrecv(self, x, to, y, source):
-        return self.comm.sendrecv(x, self.members[to], y, self.members[source])
+    def sendrecv(self, x, dst, y, src):
+        return self.comm.sendrecv(x, self.members[dst], y, self.members[src])

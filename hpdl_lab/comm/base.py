@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 
 from .buffers import buffer_of, copy_into, copy_of, is_tensor, new_like
-from .calls import SENDRECV, Calls, PartOf
+from .calls import SENDRECV, Calls, PartOf, only_calls
 from .spelling import spelled_here
 
 
@@ -82,6 +82,7 @@ class Comm(ABC):
     node_rank = 0  # rank among the ranks of the same host
     node_size = 1
     device = "cpu"
+    simulated = False  # whether the ranks are simulated, and share a process
     runs_beside = False  # whether `background` runs beside the rank; else it runs at once
     name = ""  # "" of the run's, "split 1 color 0" of a part: how the report of a stuck run calls it
 
@@ -104,29 +105,29 @@ class Comm(ABC):
     # -- messages ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def isend(self, x, to):
-        """Start sending `x` to rank `to`; returns Work."""
+    def isend(self, x, dst):
+        """Start sending `x` to rank `dst`; returns Work."""
 
     @abstractmethod
-    def irecv(self, x, source):
-        """Start receiving into `x` from rank `source`; returns Work."""
+    def irecv(self, x, src):
+        """Start receiving into `x` from rank `src`; returns Work."""
 
-    def send(self, x, to):
-        """Send `x` to rank `to`; returns when `x` may be changed."""
-        self.isend(x, to).wait()
+    def send(self, x, dst):
+        """Send `x` to rank `dst`; returns when `x` may be changed."""
+        self.isend(x, dst).wait()
 
-    def recv(self, x, source):
-        """Receive into `x` from rank `source`; returns `x`."""
-        self.irecv(x, source).wait()
+    def recv(self, x, src):
+        """Receive into `x` from rank `src`; returns `x`."""
+        self.irecv(x, src).wait()
         return x
 
-    def sendrecv(self, x, to, y, source):
-        """Send `x` to rank `to` while receiving into `y` from rank `source`; returns `y`."""
+    def sendrecv(self, x, dst, y, src):
+        """Send `x` to rank `dst` while receiving into `y` from rank `src`; returns `y`."""
         outer = self.calling
         self.calling = outer or SENDRECV
         try:
-            received = self.irecv(y, source)
-            sent = self.isend(x, to)
+            received = self.irecv(y, src)
+            sent = self.isend(x, dst)
             received.wait()
             sent.wait()
         finally:
@@ -182,7 +183,7 @@ class Comm(ABC):
     def check_peer(self, peer, word):
         """Raise ValueError unless `peer` is another rank of this communicator."""
         if not isinstance(peer, int):
-            where = "first comes the tensor, then the rank, an int: comm.send(x, to), comm.recv(x, source)"
+            where = "first comes the tensor, then the rank, an int: comm.send(x, dst), comm.recv(x, src)"
             raise ValueError(f"rank {self.rank} {word} something of type {type(peer).__name__}: {where}")
         if not 0 <= peer < self.size:
             raise ValueError(f"rank {self.rank} {word} rank {peer}: ranks here are 0 to {self.size - 1}")
@@ -234,8 +235,13 @@ class Comm(ABC):
             stack = self.gather(x, root)
             return None if stack is None else sum_in_rank_order(stack)
 
-    def all_reduce(self, x):
-        """Replace `x` by its sum over ranks, bitwise the same on every rank; returns `x`."""
+    def all_reduce(self, x, async_op=False):
+        """Replace `x` by its sum over ranks, bitwise the same on every rank; returns `x`.
+
+        async_op: as in torch: begin it in the background, and return Work at once (see `background`).
+        """
+        if async_op:
+            return self.background(best_all_reduce, x)
         with PartOf(self, "all_reduce", x):
             total = self.reduce(x)
             if total is not None:
@@ -262,6 +268,12 @@ class Comm(ABC):
             for work in works:
                 work.wait()
             return out
+
+
+@only_calls("all_reduce")
+def best_all_reduce(comm, x):
+    """Add `x` over ranks by the communicator's own all-reduce: the best that its back end has."""
+    return comm.all_reduce(x)
 
 
 def require_function(fn):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from .base import best_all_reduce
 from .buffers import DTYPES, ITEMSIZE, buffer_of, copy_into, is_tensor
 from .calls import Call
 from .errors import CommError, Mismatch
@@ -171,11 +172,11 @@ class OnDevice:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def isend(self, x, to):
-        return self._message("send", super().isend, x, to, "sends to")
+    def isend(self, x, dst):
+        return self._message("send", super().isend, x, dst, "sends to")
 
-    def irecv(self, x, source):
-        return self._message("recv", super().irecv, x, source, "receives from")
+    def irecv(self, x, src):
+        return self._message("recv", super().irecv, x, src, "receives from")
 
     def _message(self, op, of_host, x, peer, words):
         if not self._on_device(op, x):
@@ -215,7 +216,9 @@ class OnDevice:
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, x):
+    def all_reduce(self, x, async_op=False):
+        if async_op:
+            return self.background(best_all_reduce, x)
         return self.nccl_all_reduce(x) if self._on_device("all_reduce", x) else super().all_reduce(x)
 
     def nccl_all_reduce(self, x):

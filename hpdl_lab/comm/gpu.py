@@ -155,10 +155,10 @@ class GpuComm(OnDevice, MpiComm):
         self.segments.append(segment)
         return mine[: math.prod(shape) * ITEMSIZE[dtype]].view(getattr(torch, dtype)).reshape(shape)
 
-    def all_reduce(self, x):
-        if self.segments and self._on_device("all_reduce", x) and self._one_pass(x):
+    def all_reduce(self, x, async_op=False):
+        if not async_op and self.segments and self._on_device("all_reduce", x) and self._one_pass(x):
             return x
-        return super().all_reduce(x)
+        return super().all_reduce(x, async_op)
 
     def _one_pass(self, x):
         """all_reduce of `x` if it lies in memory that all ranks reach, at one place on all of them; else False."""

@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from .base import Comm
+from .base import Comm, best_all_reduce
 from .buffers import DTYPES, buffer_of, new_like
 from .calls import PartOf
 from .shm import SharedRanks
@@ -17,7 +17,9 @@ class InMemory(Comm):
 
     _shared = None  # SharedRanks; False where the ranks cannot share memory
 
-    def all_reduce(self, x):
+    def all_reduce(self, x, async_op=False):
+        if async_op:
+            return self.background(best_all_reduce, x)
         if not self._in_memory("all_reduce", "all_reduce", x):
             self._around_the_ring("all_reduce", x)
         return x

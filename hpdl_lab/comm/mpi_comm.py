@@ -27,18 +27,18 @@ class MpiComm(RealComm):
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def isend(self, x, to):
+    def isend(self, x, dst):
         self._require_open()
-        self.check_peer(to, "sends to")
-        self.waiting.require_reachable(to)
+        self.check_peer(dst, "sends to")
+        self.waiting.require_reachable(dst)
         if self.waiting.inject is not None:
             self.waiting.inject.before(self)
-        return MpiWork(self, "send", self.core.send, x, to)
+        return MpiWork(self, "send", self.core.send, x, dst)
 
-    def irecv(self, x, source):
+    def irecv(self, x, src):
         self._require_open()
-        self.check_peer(source, "receives from")
-        return MpiWork(self, "recv", self.core.receive, x, source)
+        self.check_peer(src, "receives from")
+        return MpiWork(self, "recv", self.core.receive, x, src)
 
     # -- ranks ------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class RealComm(InMemory):
         self.beside = None  # the Background of this communicator, from its first use on
         self.broken = ""  # the collective that did not complete
         self.is_part = False
+        self.gloo = None  # a process group of these ranks, once somebody has raced it (collectives/native.py)
         self.closed = False
 
     # -- ranks ------------------------------------------------------------------------------------------------------

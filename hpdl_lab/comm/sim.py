@@ -61,6 +61,7 @@ class SimComm(Comm):
     """A communicator of simulated ranks. `members[i]` is the index, in the scheduler, of this communicator's rank i."""
 
     runs_beside = True
+    simulated = True
 
     def __init__(self, scheduler, state, members, on_row, key=()):
         super().__init__(members.index(state.index), len(members), state.trace, on_row, state.calls)
@@ -70,17 +71,17 @@ class SimComm(Comm):
         self._channels_to, self._channels_from = {}, {}  # peer -> Channel
         self._beside = None  # the communicator of what runs in the background
 
-    def isend(self, x, to):
-        self.check_peer(to, "sends to")
+    def isend(self, x, dst):
+        self.check_peer(dst, "sends to")
         if self.state.delay or self.state.ahead:
             self._before_a_message()
-        return SimWork(self, "send", x, to)
+        return SimWork(self, "send", x, dst)
 
-    def irecv(self, x, source):
-        self.check_peer(source, "receives from")
+    def irecv(self, x, src):
+        self.check_peer(src, "receives from")
         if self.state.ahead:
             self.state.settle()
-        return SimWork(self, "recv", x, source)
+        return SimWork(self, "recv", x, src)
 
     def channel_to(self, peer):
         """The messages from this rank to rank `peer` of this communicator."""

@@ -77,27 +77,27 @@ class TorchComm(RealComm):
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def isend(self, x, to):
+    def isend(self, x, dst):
         self._require_open()
-        self.check_peer(to, "sends to")
+        self.check_peer(dst, "sends to")
         buffer_of(x, "send")
         if self.waiting.inject is not None:
             self.waiting.inject.before(self)
-        return TorchWork(self, "send", self._post_send, x, to)
+        return TorchWork(self, "send", self._post_send, x, dst)
 
-    def irecv(self, x, source):
+    def irecv(self, x, src):
         self._require_open()
-        self.check_peer(source, "receives from")
+        self.check_peer(src, "receives from")
         buffer_of(x, "receive into")
         if not is_tensor(x) and not x.flags.writeable:
             raise ValueError("cannot receive into a read-only array: use x.copy()")
-        return TorchWork(self, "recv", self._post_receive, x, source)
+        return TorchWork(self, "recv", self._post_receive, x, src)
 
-    def _post_send(self, work, group, x, to):
-        work.message = self.wire.send(x, to)
+    def _post_send(self, work, group, x, dst):
+        work.message = self.wire.send(x, dst)
 
-    def _post_receive(self, work, group, x, source):
-        work.message = self.wire.receive(x, source)
+    def _post_receive(self, work, group, x, src):
+        work.message = self.wire.receive(x, src)
 
     # -- ranks ------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ def process_group(comm, backend="gloo"):
     Args:    comm: of real ranks. backend: "gloo", or "hpdl" (hpdl_lab.torch_backend), which works on `comm` itself.
     Raises:  ValueError on simulated ranks; RuntimeError where this process has a process group already.
     """
-    if not hasattr(comm, "waiting"):
+    if comm.simulated:
         raise ValueError("a process has one default process group, and simulated ranks share a process: use lab.run")
     if dist.is_initialized():
         raise RuntimeError("this process has a default process group already: dist.destroy_process_group() ends it")

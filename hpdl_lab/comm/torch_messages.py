@@ -37,29 +37,29 @@ class Wire:
         self.letter_tag = self.tag + 1
         self.carriers = {}  # (peer, tag, direction): Carrier
 
-    def send(self, x, to):
-        """Start sending tensor or array `x` to rank `to`; returns Carried."""
+    def send(self, x, dst):
+        """Start sending tensor or array `x` to rank `dst`; returns Carried."""
         data = as_bytes(x)
         note = torch.tensor([len(data) // ITEMSIZE[dtype_of(x)], DTYPES.index(dtype_of(x))])
-        works = [self._send(part, to, self.tag) for part in (note, data) if len(part)]
-        return self._carry(to, "send", self.tag, lambda carried: [work.wait() for work in works], len(data))
+        works = [self._send(part, dst, self.tag) for part in (note, data) if len(part)]
+        return self._carry(dst, "send", self.tag, lambda carried: [work.wait() for work in works], len(data))
 
-    def receive(self, x, source):
-        """Start receiving into `x` from rank `source`; returns Carried. Its wait raises ValueError for another one."""
+    def receive(self, x, src):
+        """Start receiving into `x` from rank `src`; returns Carried. Its wait raises ValueError for another one."""
         into, expected = as_bytes(x), DTYPES.index(dtype_of(x))
 
         def take(carried):
             note = torch.zeros(2, dtype=torch.int64)
-            self._receive(note, source, self.tag).wait()
+            self._receive(note, src, self.tag).wait()
             count, dtype = carried.sent = tuple(note.tolist())
             nbytes = count * ITEMSIZE[DTYPES[dtype]]
             fits = (nbytes, dtype) == (len(into), expected)
             if nbytes:
-                self._receive(into if fits else into.new_empty(nbytes), source, self.tag).wait()
+                self._receive(into if fits else into.new_empty(nbytes), src, self.tag).wait()
             if not fits:
                 raise ValueError("another message than expected")
 
-        return self._carry(source, "recv", self.tag, take, len(into))
+        return self._carry(src, "recv", self.tag, take, len(into))
 
     def send_letter(self, letter, to):
         """Start sending the bytes of a LETTER."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad
 
-from ..trace import now_ns
 from .sharding import shard
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Reader:
         Args:    x, y: the training set, (n, ...); schedule: iterable of (step, indices). The same on every rank.
                  seed: of the random numbers for `prepare`.
         """
-        read = self.read_simulated if comm.trace.clock is not now_ns else self.read_in_thread
+        read = self.read_simulated if comm.simulated else self.read_in_thread
         yield from read(comm, ((x, y, comm.rank, comm.size, seed, step, indices) for step, indices in schedule))
 
     def shard_of(

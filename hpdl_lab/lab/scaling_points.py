@@ -12,13 +12,12 @@ from ..collectives.calibrate import counted, fit_switch
 from ..collectives.lookalike import lookalike, schedule_time
 from ..collectives.native import gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce
 from ..comm import sim
-from ..comm.base import PerRank
+from ..comm.base import PerRank, best_all_reduce
 from ..comm.network import Network, Switch
 from ..comm.torch_state import one_thread
 from ..data.dataset import Dataset
 from ..features import cores
 from ..parallel.data_parallel import Strategy
-from ..parallel.reducer import best_all_reduce
 from ..parallel.scaling.accounting import Account, account
 from ..parallel.scaling.interference import interference
 from ..parallel.scaling.overlap_model import StepProfile, median_of, profile_for, step_time

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..comm.base import Comm
+from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import to_numpy
 from ..comm.errors import CommError
 from ..comm.waits import name_ranks
-from .reducer import Bucket, allocate, best_all_reduce, name_of, result_of
+from .reducer import Bucket, allocate, name_of, result_of
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..comm.base import Comm
+from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import DTYPES, dtype_name
 from .consensus import Verdict, require_same_model, require_sums_of
 from .reducer import (
@@ -26,7 +26,6 @@ from .reducer import (
     Bucket,
     Reducer,
     assign_buckets,
-    best_all_reduce,
     by_dtype,
     gradient_ready,
     name_of,

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..comm.base import best_all_reduce
 from ..comm.torch_backward import before_backward_ends
-from .reducer import best_all_reduce, checked, require_function, result_of
+from .reducer import checked, require_function, result_of
 
 
 class Communication(NamedTuple):

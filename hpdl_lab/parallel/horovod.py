@@ -40,11 +40,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..comm.base import Comm, Work
+from ..comm.base import Comm, Work, best_all_reduce
 from ..trace import Event
 from .consensus import Verdict, require_same_parameters, require_same_values, require_sums_of
 from .data_parallel import hand_back
-from .reducer import Bucket, Reducer, best_all_reduce, gradient_ready, name_of, require_function, result_of
+from .reducer import Bucket, Reducer, gradient_ready, name_of, require_function, result_of
 
 THRESHOLD = 128 * 2**20  # bytes, as HOROVOD_FUSION_THRESHOLD
 CYCLE = 1e-3  # s, as HOROVOD_CYCLE_TIME

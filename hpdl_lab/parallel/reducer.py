@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from ..comm.base import Comm, Work
 from ..comm.buffers import dtype_name
-from ..comm.calls import only_calls
 from ..comm.errors import CommError
 
 
@@ -228,12 +227,6 @@ def gradient_ready(comm: Comm, reducer: Reducer, index: int) -> None:
         bucket = reducer.buckets[len(reducer.works)]
         reducer.works.append(comm.background(reducer.all_reduce, bucket.packed()))
     ### END SOLUTION
-
-
-@only_calls("all_reduce")
-def best_all_reduce(comm: Comm, x: Any) -> Any:
-    """Add `x` over ranks by the communicator's own all-reduce: the best that its back end has."""
-    return comm.all_reduce(x)
 
 
 def require_function(signature: str, value: Any) -> Callable:

@@ -119,11 +119,11 @@ class HpdlGroup(dist.ProcessGroup):
 
     # -- messages and meetings --------------------------------------------------------------------------------------
 
-    def send(self, tensors, to, tag=0):
-        return self._message(self.comm.isend, tensors, to, tag)
+    def send(self, tensors, dst, tag=0):
+        return self._message(self.comm.isend, tensors, dst, tag)
 
-    def recv(self, tensors, source, tag=0):
-        return self._message(self.comm.irecv, tensors, source, tag)
+    def recv(self, tensors, src, tag=0):
+        return self._message(self.comm.irecv, tensors, src, tag)
 
     def recv_anysource(self, tensors, tag=0):
         raise NotImplementedError(f'the backend "hpdl" receives from one rank, dist.recv(x, src=...); or {USE_GLOO}')

@@ -16,7 +16,7 @@ lab.start(4)
 # %% [markdown]
 # ## The idea
 #
-# Ranks share nothing. All that one knows of another came in a **message**: one rank calls `comm.send(x, to)`, the
+# Ranks share nothing. All that one knows of another came in a **message**: one rank calls `comm.send(x, dst)`, the
 # other `comm.recv(into, source)`, and both ends must say the same: how many numbers, of which kind, in which order.
 #
 #     rank 0                     rank 1

@@ -178,7 +178,7 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 # **segments**: a rank passes the first one on while it receives the second. A chain shows it best. Root 0 sends to 1,
 # 1 to 2, and so on; with another root everybody moves up by as many places.
 #
-# `comm.isend(x, to)` starts a send and returns at once; the Work that it returns has a `wait()`.
+# `comm.isend(x, dst)` starts a send and returns at once; the Work that it returns has a `wait()`.
 
 # %% exercise="hpdl_lab.collectives.chain:broadcast"
 

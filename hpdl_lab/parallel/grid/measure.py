@@ -75,7 +75,7 @@ class Silent(Comm):
     def allocate(self, shape, dtype="float32"):
         return torch.zeros(shape, dtype=getattr(torch, dtype))
 
-    def isend(self, x, to):
+    def isend(self, x, dst):
         raise TypeError("this communicator has no other rank to send to")
 
     irecv = isend

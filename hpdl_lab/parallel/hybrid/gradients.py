@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ...comm.base import Comm
+from ...comm.base import Comm, best_all_reduce
 from ...mesh import DeviceMesh
 from ...schedules import Schedule
 from ..consensus import require_sums_of
@@ -36,7 +36,6 @@ from ..reducer import (
     Bucket,
     Reducer,
     assign_buckets,
-    best_all_reduce,
     by_dtype,
     gradient_ready,
     require_function,

@@ -63,7 +63,7 @@ class Rehearsal(Comm):
     def allocate(self, shape, dtype="float32"):
         return self.comm.allocate(shape, dtype)
 
-    def isend(self, x, to):
+    def isend(self, x, dst):
         raise NotRehearsed("a strategy that sends messages of its own cannot be rehearsed")
 
     irecv = isend

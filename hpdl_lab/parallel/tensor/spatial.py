@@ -77,7 +77,7 @@ def sending(comm, x, to):
 
 
 def receiving(comm, x, source):
-    return [comm.irecv(x, source)] if x.numel() else []
+    return [comm.irecv(x, src)] if x.numel() else []
 
 
 def require_pairs(comm, rows):
