@@ -178,9 +178,9 @@ def test_a_per_rank_argument_of_the_wrong_length_is_refused():
         (lambda comm, x: comm.Allreduce(x), "comm.all_reduce(x, async_op=False)"),
         (lambda comm, x: comm.all_to_all_single(x), "comm.all_to_all(x)"),
         (lambda comm, x: comm.send(x, dest=1), "comm.send(x, dst)"),
-        (lambda comm, x: comm.isend(x, dst=1), "comm.isend(x, dst)"),
+        (lambda comm, x: comm.isend(x, to=1), "comm.isend(x, dst)"),
         (lambda comm, x: comm.recv(source=1), "comm.recv(x, src)"),
-        (lambda comm, x: comm.recv(x, src=1), "comm.recv(x, src)"),
+        (lambda comm, x: comm.recv(x, source=1), "comm.recv(x, src)"),
         (lambda comm, x: comm.all_reduce(x, op="sum"), "comm.all_reduce(x, async_op=False)"),
     ],
 )

@@ -21,7 +21,7 @@ CLASSES = r"(?:\w*Comm|InMemory|OnDevice)"  # in which communicators define thes
 
 
 def spelled_here(comm: type, name: str) -> str:
-    """How the class `comm` calls what elsewhere is `name`: "comm.send(x, dst)" for "Send"; "" where nothing is known."""
+    """How the class `comm` calls what elsewhere is `name`: "comm.send(x, dst)" for "Send"; "" if nothing is known."""
     here = PLAIN.get(name.lower().replace("_", "").removeprefix("get"))
     if here is None:
         return ""

@@ -74,7 +74,7 @@ peers: on a chain it passes on to the next
     if comm.rank == root:
         for to in range(comm.size):
             if to != root:
-                comm.send(x, dst)
+                comm.send(x, to)
     else:
         comm.recv(x, root)
     return x

@@ -76,7 +76,7 @@ def sending(comm, x, to):
     return [comm.isend(x.contiguous(), to)] if x.numel() else []
 
 
-def receiving(comm, x, source):
+def receiving(comm, x, src):
     return [comm.irecv(x, src)] if x.numel() else []
 
 
