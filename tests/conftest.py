@@ -193,18 +193,18 @@ class Traces:
             self.path = session_dir.find()[0]
 
     def processes(self):
-        """Process ids of all that belongs to the session: keeper, controller, mpiexec, shells, engines."""
-        from hpdl_lab.engines import keeper
+        """Process ids of all that belongs to the session: supervisor, controller, mpiexec, shells, engines."""
+        from hpdl_lab.engines import supervisor
 
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{name}/environ", "rb") as env, open(f"/proc/{name}/cmdline", "rb") as command:
                     theirs = f"HPDL_SESSION={self.path}\0".encode() in env.read()
-                    theirs = theirs or f"keeper.py\0{self.path}\0".encode() in command.read()
+                    theirs = theirs or f"supervisor.py\0{self.path}\0".encode() in command.read()
             except OSError:
                 continue
-            if theirs and keeper.alive(int(name)):
+            if theirs and supervisor.alive(int(name)):
                 found.append(int(name))
         return found
 

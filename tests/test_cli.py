@@ -27,7 +27,7 @@ def test_doctor_prints_the_table_and_finds_nothing(monkeypatch, capsys):
     monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")  # own tools first
     code, said = cli.main(["doctor"]), capsys.readouterr().out
     symptoms = re.findall("^Symptom: (.*)", said, re.MULTILINE)
-    assert set(symptoms) <= {"stale cluster"}, said  # of another test, which may have killed a keeper just now
+    assert set(symptoms) <= {"stale cluster"}, said  # of another test, which may have killed a supervisor just now
     assert code == bool(symptoms), said
     assert said.startswith(f"hpdl_lab {__version__}\n")
     assert "MPI library" in said and said.endswith("Fix.\n" if symptoms else "Ready.\n")

@@ -50,20 +50,20 @@ def test_engines_stay_for_notebooks_until_they_are_stopped(up):
     assert hpdl("stop").returncode == 0
 
 
-def test_status_says_what_is_wrong_and_nothing_is_left_when_the_holder_is_killed(up):
+def test_status_says_what_is_wrong_and_nothing_is_left_when_their_last_user_is_killed(up):
     table = hpdl("status").stdout.splitlines()
     os.kill(int(next(row for row in table if row.startswith("1 ")).split()[-1]), signal.SIGKILL)
     told = hpdl("status")
     while told.returncode == 0:  # the engine is about to die
         told = hpdl("status")
     assert re.search(r"(rank|engine) 1 .*call lab.restart\(\)", told.stdout), told
-    holder = next(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if holds(pid, up.path))
-    os.kill(holder, signal.SIGKILL)
+    user = next(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if holds(pid, up.path))
+    os.kill(user, signal.SIGKILL)
     up.wait_until_gone(seconds=60)
 
 
 def holds(pid, path):
-    return "hpdl_lab.engines.holder" in command(pid) and path in command(pid)
+    return "hpdl_lab.engines.supervisor_client" in command(pid) and path in command(pid)
 
 
 def command(pid):

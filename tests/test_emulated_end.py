@@ -24,7 +24,7 @@ import os, signal, sys, time
 from hpdl_lab.engines.cluster import Cluster
 cluster = Cluster.start(1, where="emulated")
 assert cluster.run(lambda comm: os.uname().nodename) == ["host0"]
-print("READY", cluster._keeper.pid, flush=True)
+print("READY", cluster._supervisor.pid, flush=True)
 sys.stdin.readline()
 {then}
 """
@@ -129,8 +129,8 @@ def notebook(then=""):
     return [sys.executable, "-c", NOTEBOOK.format(then=then)], "READY"
 
 
-def holder_and_notebook_killed(started):
-    os.kill(started.pid("hpdl_lab.engines.hosts"), signal.SIGKILL)
+def hosts_and_notebook_killed(started):
+    os.kill(started.pid("hpdl_lab.engines.hosts /"), signal.SIGKILL)
     time.sleep(0.1)
     started.process.kill()
 
@@ -138,7 +138,7 @@ def holder_and_notebook_killed(started):
 ENDS = {
     "stop": (*notebook("cluster.stop(); time.sleep(600)"), Started.go),
     "notebook killed": (*notebook(), lambda started: started.process.kill()),
-    "holder and notebook killed": (*notebook(), holder_and_notebook_killed),
+    "hosts and notebook killed": (*notebook(), hosts_and_notebook_killed),
     "command killed": ([*COMMAND, "1"], "Ctrl-C", lambda started: started.process.kill()),
 }
 
@@ -155,7 +155,7 @@ def start(root, traces):
     yield start
     for started in every:
         started.end()
-        started.wait_until_gone(files=False)  # before `root` is removed: the keeper still moves its files there
+        started.wait_until_gone(files=False)  # before `root` is removed: the supervisor still moves its files there
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -167,7 +167,7 @@ def test_nothing_is_left_of_the_hosts(root, start, end):
     assert not os.listdir(root)
 
 
-def test_a_killed_keeper_takes_the_hosts_with_it(start):
+def test_a_killed_supervisor_takes_the_hosts_with_it(start):
     started = start(*notebook())
     os.kill(int(started.said[-1].split()[1]), signal.SIGKILL)
     started.wait_until_gone(files=False)  # nobody is left who could remove them: the next start does

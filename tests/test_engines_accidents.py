@@ -1,4 +1,4 @@
-"""Accidents around the engines: a start broken off, a directory that goes, a keeper that fails, one that is mute."""
+"""Accidents around the engines: a start broken off, a directory that goes, a supervisor that fails or is mute."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from hpdl_lab import lab
-from hpdl_lab.engines import client, keeper, keeper_client, session_dir
+from hpdl_lab.engines import client, session_dir, supervisor, supervisor_client
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, EngineMute
 
@@ -24,7 +24,7 @@ def own_session(no_engines_yet, traces):
 @pytest.mark.parametrize("written", [None, ""])
 def test_a_kernel_that_died_while_it_started_engines_is_no_trouble_for_the_next(own_session, written):
     with session_dir.locked(own_session.path):
-        dying = keeper_client.start(own_session.path)
+        dying = supervisor_client.start(own_session.path)
         if written is not None:
             with open(session_dir.session_file(own_session.path), "w") as file:
                 file.write(written)
@@ -38,7 +38,7 @@ def test_a_kernel_that_died_while_it_started_engines_is_no_trouble_for_the_next(
         cluster.stop()
 
 
-def test_a_directory_that_the_keeper_moves_away_while_it_is_entered_is_made_anew(tmp_path, monkeypatch):
+def test_a_directory_that_the_supervisor_moves_away_while_it_is_entered_is_made_anew(tmp_path, monkeypatch):
     path = str(tmp_path / "session")
     os.mkdir(path)
     mkdir, calls = os.mkdir, []
@@ -56,14 +56,14 @@ def test_a_directory_that_the_keeper_moves_away_while_it_is_entered_is_made_anew
         assert len(calls) == 2 and stat.S_IMODE(os.stat(path).st_mode) == 0o700
 
 
-# -- the keeper -------------------------------------------------------------------------------------------------------
+# -- the supervisor ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def to_keeper(own_session):
-    """A connection to the keeper of a session in which one process runs."""
+def to_supervisor(own_session):
+    """A connection to the supervisor of a session in which one process runs."""
     with session_dir.locked(own_session.path):
-        connection = keeper_client.start(own_session.path)
+        connection = supervisor_client.start(own_session.path)
     spawn(connection, own_session.path)
     yield connection
     connection.close()
@@ -74,41 +74,41 @@ def spawn(connection, path, log="sleep.log"):
     connection.ask("spawn", name="sleep", argv=["/bin/sleep", "600"], env=env, cwd="/", log=f"{path}/{log}")
 
 
-def test_a_keeper_that_fails_leaves_nothing_behind(own_session, to_keeper):
+def test_a_supervisor_that_fails_leaves_nothing_behind(own_session, to_supervisor):
     assert len(own_session.processes()) == 2
-    to_keeper._connection.sendall(b"this is no request\n")
+    to_supervisor._connection.sendall(b"this is no request\n")
     own_session.wait_until_gone()
 
 
 @pytest.mark.parametrize("begin", ["stop", "signal"])
-def test_more_signals_while_the_keeper_ends_change_nothing(own_session, to_keeper, begin):
+def test_more_signals_while_the_supervisor_ends_change_nothing(own_session, to_supervisor, begin):
     if begin == "stop":
-        to_keeper._connection.sendall(b'{"id": 99, "do": "stop"}\n')
-    while keeper.alive(to_keeper.pid):
-        os.kill(to_keeper.pid, signal.SIGTERM)
+        to_supervisor._connection.sendall(b'{"id": 99, "do": "stop"}\n')
+    while supervisor.alive(to_supervisor.pid):
+        os.kill(to_supervisor.pid, signal.SIGTERM)
     own_session.wait_until_gone(seconds=0.1)
 
 
-def test_a_log_that_cannot_be_written_is_named_and_the_session_goes_on(own_session, to_keeper):
+def test_a_log_that_cannot_be_written_is_named_and_the_session_goes_on(own_session, to_supervisor):
     with pytest.raises(EngineError, match=r"^cannot start /bin/sleep: No such file or directory \(.*/no/such.log\)$"):
-        spawn(to_keeper, own_session.path, "no/such.log")
-    assert list(to_keeper.ask("status")["running"]) == ["sleep"]
+        spawn(to_supervisor, own_session.path, "no/such.log")
+    assert list(to_supervisor.ask("status")["running"]) == ["sleep"]
 
 
-def test_a_keeper_that_does_not_answer_is_named_each_time_and_heard_again(to_keeper, monkeypatch):
-    monkeypatch.setattr(keeper_client, "PATIENCE", 0.2)
-    to_keeper._connection.settimeout(0.2)
-    os.kill(to_keeper.pid, signal.SIGSTOP)
+def test_a_supervisor_that_does_not_answer_is_named_each_time_and_heard_again(to_supervisor, monkeypatch):
+    monkeypatch.setattr(supervisor_client, "PATIENCE", 0.2)
+    to_supervisor._connection.settimeout(0.2)
+    os.kill(to_supervisor.pid, signal.SIGSTOP)
     try:
         for _ in range(2):
             with pytest.raises(
-                EngineError, match=rf"process {to_keeper.pid}, does not answer within 0.2 s: .* kill -9"
+                EngineError, match=rf"process {to_supervisor.pid}, does not answer within 0.2 s: .* kill -9"
             ):
-                to_keeper.ask("status")
+                to_supervisor.ask("status")
     finally:
-        os.kill(to_keeper.pid, signal.SIGCONT)
-    to_keeper._connection.settimeout(10)
-    assert list(to_keeper.ask("status")["running"]) == ["sleep"]
+        os.kill(to_supervisor.pid, signal.SIGCONT)
+    to_supervisor._connection.settimeout(10)
+    assert list(to_supervisor.ask("status")["running"]) == ["sleep"]
 
 
 # -- an engine that is mute -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from hpdl_lab.collectives.native import shm_all_reduce
 from hpdl_lab.comm.errors import CommTimeout, RankFailed
-from hpdl_lab.engines import states
+from hpdl_lab.engines import run
 from hpdl_lab.engines.errors import RunFailed, RunStopped
 from tests.onlooker import Onlooker, StopButton, computing, waiting
 
@@ -62,7 +62,7 @@ def test_the_stop_button_ends_what_runs_in_the_background(
         comm.background(function).wait()
 
     pids = cluster.run(pid_of)
-    monkeypatch.setattr(states, "ANSWER", 40.0)  # of a rank that does not answer nobody knows what it waits for
+    monkeypatch.setattr(run, "ANSWER", 40.0)  # of a rank that does not answer nobody knows what it waits for
     with StopButton(cluster, seen) as button, pytest.raises(RunStopped) as caught:
         cluster.run(wait_for, on_row=button.on_row, deadline=40)
     assert button.seconds < within(3)

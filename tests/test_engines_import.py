@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from hpdl_lab.engines.server import AGAIN, Server
+from hpdl_lab.engines.engine import AGAIN, Server
 
 TASK = ("kernel", "run 7")
 

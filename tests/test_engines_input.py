@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from hpdl_lab import features
-from hpdl_lab.engines import diagnosis, launch, session_dir, table
-from hpdl_lab.engines.cluster import Cluster
+from hpdl_lab.engines import errors, launch, session_dir
+from hpdl_lab.engines.cluster import Cluster, table_html, table_text
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.engines.layout import Layout
 from hpdl_lab.engines.run import Collapser
@@ -91,8 +91,8 @@ def test_a_runtime_directory_that_is_not_there_is_passed_over_with_the_reason(mo
     path, reasons = session_dir.find()
     assert os.path.dirname(path) == short
     assert reasons == [f"XDG_RUNTIME_DIR {short}/missing does not exist"]
-    assert f"Note: {reasons[0]}." in table.text([info(0)], reasons)
-    assert reasons[0] in table.html([info(0)], reasons)
+    assert f"Note: {reasons[0]}." in table_text([info(0)], reasons)
+    assert reasons[0] in table_html([info(0)], reasons)
 
 
 def test_a_runtime_directory_with_a_long_path_is_passed_over_with_the_numbers(monkeypatch, short):
@@ -209,7 +209,7 @@ def test_engines_that_do_not_answer_are_counted(monkeypatch, short):
     ],
 )
 def test_how_an_engine_ended(status, text):
-    assert diagnosis.ending(status) == text
+    assert errors.ending(status) == text
 
 
 def test_variables_of_an_outer_mpi_job_do_not_mislead_the_ranks(monkeypatch):
@@ -234,13 +234,13 @@ def info(rank, cores=(0, 1), gpu="none"):
 
 
 def test_the_table():
-    lines = table.text([info(0), info(1, cores=(0, 2, 3), gpu="cuda:1"), info(2)]).splitlines()
+    lines = table_text([info(0), info(1, cores=(0, 2, 3), gpu="cuda:1"), info(2)]).splitlines()
     assert [line.split("  ") for line in lines[:4]][2:3] != []
     assert lines[2].split() == ["1", "here", "0,", "2,", "3", "cuda:1", "101"]
-    assert "3 engines take turns" not in table.text([info(0), info(1)])
-    assert "3 engines take turns on 2 cores" in table.text([info(r) for r in range(3)])
-    assert "<td>cuda:1</td>" in table.html([info(1, gpu="cuda:1")])
-    assert "&lt;here&gt;" in table.html([info(0) | {"host": "<here>"}])
+    assert "3 engines take turns" not in table_text([info(0), info(1)])
+    assert "3 engines take turns on 2 cores" in table_text([info(r) for r in range(3)])
+    assert "<td>cuda:1</td>" in table_html([info(1, gpu="cuda:1")])
+    assert "&lt;here&gt;" in table_html([info(0) | {"host": "<here>"}])
 
 
 class Clock:

@@ -23,11 +23,11 @@ pytestmark = pytest.mark.timeout(60)
 KERNEL = """
 import os, signal, sys, time
 from hpdl_lab.engines.cluster import Cluster
-from hpdl_lab.engines.keeper import shared_memory
+from hpdl_lab.engines.supervisor import shared_memory
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where tests run under nohup
 cluster = Cluster.start({engines})
 pids = cluster.run(lambda comm: os.getpid())
-print("READY", cluster._keeper.pid, *pids, *shared_memory(pids), flush=True)
+print("READY", cluster._supervisor.pid, *pids, *shared_memory(pids), flush=True)
 {then}
 """
 WAIT = "time.sleep(600)"
@@ -53,7 +53,7 @@ class Kernel:
                 break
         else:
             raise AssertionError(self.process.communicate()[1])
-        _, self.keeper, *rest = [int(word) if word.isdigit() else word for word in line.split()]
+        _, self.supervisor, *rest = [int(word) if word.isdigit() else word for word in line.split()]
         self.engines, self.shared = rest[:engines], rest[engines:]  # what MPICH shares: a killed engine leaves it
 
     def end(self):
@@ -93,7 +93,7 @@ ENDS = {
     "SIGHUP": (WAIT, lambda k: k.process.send_signal(signal.SIGHUP)),
     "engines killed, then stop": ("[os.kill(p, signal.SIGKILL) for p in pids]; cluster.stop()", None),
     "an engine killed, then kill -9": (WAIT, lambda k: (os.kill(k.engines[1], signal.SIGKILL), k.process.kill())),
-    "keeper told to end": (WAIT, lambda k: os.kill(k.keeper, signal.SIGTERM)),
+    "supervisor told to end": (WAIT, lambda k: os.kill(k.supervisor, signal.SIGTERM)),
     "restart, then stop": ("cluster.restart(); cluster.stop()", None),
     "restart, then kill -9": ("cluster.restart(); os.kill(os.getpid(), signal.SIGKILL)", None),
     "a daemon of the attendee's": (
@@ -126,7 +126,7 @@ def test_nothing_is_left_behind(root, traces, end):
     try:
         assert kernel.shared
         if act is not None:
-            assert len(traces(root).processes()) >= 2 + 2 * engines  # keeper, mpiexec; shells and engines
+            assert len(traces(root).processes()) >= 2 + 2 * engines  # supervisor, mpiexec; shells and engines
             act(kernel)
         if end == "a forked child that lives on":  # it holds every connection of the kernel that it was forked from
             kernel.process.kill()
@@ -137,10 +137,10 @@ def test_nothing_is_left_behind(root, traces, end):
         kernel.end()
 
 
-def test_a_killed_keeper_takes_everything_with_it_and_the_next_start_sweeps_up(root, traces, monkeypatch):
+def test_a_killed_supervisor_takes_everything_with_it_and_the_next_start_sweeps_up(root, traces, monkeypatch):
     kernel = Kernel(root, WAIT)
     try:
-        os.kill(kernel.keeper, signal.SIGKILL)
+        os.kill(kernel.supervisor, signal.SIGKILL)
         traces(root).wait_until_gone(files=False)
         monkeypatch.setenv("XDG_RUNTIME_DIR", root)
         with Cluster.start(1) as cluster:
@@ -160,7 +160,7 @@ def test_a_directory_that_others_could_enter_is_closed_and_with_stops_what_it_ha
     with Cluster.start(1) as cluster:
         assert stat.S_IMODE(os.stat(own_session.path).st_mode) == 0o700
         assert cluster.run(lambda comm: comm.size) == [1]
-        assert len(own_session.processes()) >= 4  # keeper, mpiexec, shell, engine
+        assert len(own_session.processes()) >= 4  # supervisor, mpiexec, shell, engine
     with pytest.raises(EngineError, match=r"has ended: call lab.start\(\)"):
         cluster.run(lambda comm: comm.size)
 
@@ -173,8 +173,8 @@ def test_a_second_notebook_attaches_and_leaves_the_engines_to_the_first(own_sess
         pids, numbers = first.run(lambda comm: os.getpid()), []
         with Cluster.start(1) as second:
             assert second.attached and second.run(lambda comm: os.getpid()) == pids
-            for crew in itertools.islice(itertools.cycle((first._crew, second._crew)), 6):
-                with crew._lock.held() as number:
+            for pool in itertools.islice(itertools.cycle((first._pool, second._pool)), 6):
+                with pool._lock.held() as number:
                     numbers.append(number)
         assert numbers == list(range(numbers[0], numbers[0] + 6)), "numbers of runs are never used twice"
         assert first.run(lambda comm: os.getpid()) == pids
@@ -183,7 +183,7 @@ def test_a_second_notebook_attaches_and_leaves_the_engines_to_the_first(own_sess
 def test_a_notebook_learns_that_another_has_restarted_or_stopped_the_engines(own_session):
     first, second = Cluster.start(1), Cluster.start(1)
     second.restart(2)
-    assert all(engine.is_replaced() for engine in first._crew.engines), "nobody waits for how those ended"
+    assert all(engine.is_replaced() for engine in first._pool.engines), "nobody waits for how those ended"
     assert first.run(lambda comm: comm.size) == [2, 2]
     second.stop()
     with pytest.raises(EngineError, match="stopped in another notebook"):

@@ -22,9 +22,9 @@ IMPORTS = """
 import os, time
 import numpy as np
 from hpdl_lab import lab
-from hpdl_lab.engines import run, states
+from hpdl_lab.engines import run
 run.PATIENCE = 60.0  # so that what all ranks say is said once, however late one of them is
-states.ANSWER = 60.0  # so that the notebook hears of every rank
+run.ANSWER = 60.0  # so that the notebook hears of every rank
 """
 
 

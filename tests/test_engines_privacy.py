@@ -8,7 +8,7 @@ import tempfile
 import psutil
 import pytest
 
-from hpdl_lab.engines import keeper_client, session_dir
+from hpdl_lab.engines import session_dir, supervisor_client
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 
@@ -99,7 +99,7 @@ def test_links_in_the_session_directory_are_removed_and_not_what_they_name(place
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root plays several accounts")
-def test_a_directory_of_another_account_is_neither_used_nor_asked_for_a_keeper(place, monkeypatch):
+def test_a_directory_of_another_account_is_neither_used_nor_asked_for_a_supervisor(place, monkeypatch):
     path, _ = place
 
     def plant():
@@ -111,10 +111,10 @@ def test_a_directory_of_another_account_is_neither_used_nor_asked_for_a_keeper(p
         Cluster.start(1).stop()
     assert os.listdir(path) == [] and stat.S_IMODE(os.stat(path).st_mode) == 0o755
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(session_dir.keeper_socket(path))
+        listener.bind(session_dir.supervisor_socket(path))
         listener.listen()
         listener.settimeout(0)
-        assert keeper_client.attach(path) is None
+        assert supervisor_client.attach(path) is None
         with pytest.raises(BlockingIOError):
             listener.accept()  # nobody has connected
 

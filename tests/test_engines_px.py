@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
-from hpdl_lab.engines import controller, px_client, run
+from hpdl_lab.engines import px, px_processes, run
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 
@@ -86,24 +86,24 @@ def well():
 def test_engines_that_a_client_has_missed_are_asked_for_again(pair, deaf, within):
     news = deaf(2)
     begin = time.monotonic()
-    client = px_client.connect(pair.path, 2, 30, well)
+    client = px.connect(pair.path, 2, 30, well)
     try:
         assert client.ids == [0, 1] and len(news) == 3
         assert client[:].apply_sync(lambda: 7) == [7] * 2
     finally:
         client.close()
-    assert 2 * px_client.PATIENCE < time.monotonic() - begin < within(5)
+    assert 2 * px.PATIENCE < time.monotonic() - begin < within(5)
 
 
 def test_engines_that_never_appear_are_an_error_with_the_remedy(pair, deaf):
     deaf(100)
     with pytest.raises(EngineError, match=r"%px knows 0 of 2 engines after 0.1 s: call lab.restart\(\)"):
-        px_client.connect(pair.path, 2, 0.1, well)
+        px.connect(pair.path, 2, 0.1, well)
 
 
 def test_a_connection_file_is_there_only_when_it_is_whole(tmp_path, monkeypatch):
     """Engines read it as soon as they see it."""
-    write = controller.IPController.save_connection_dict
+    write = px_processes.IPController.save_connection_dict
 
     def watched(self, fname, cdict):
         write(self, fname, cdict)
@@ -111,8 +111,8 @@ def test_a_connection_file_is_there_only_when_it_is_whole(tmp_path, monkeypatch)
 
     profile = ProfileDir.create_profile_dir(str(tmp_path / "profile"))
     file, seen = Path(profile.security_dir, "ipcontroller-engine.json"), []
-    monkeypatch.setattr(controller.IPController, "save_connection_dict", watched)
-    controller.Controller(profile_dir=profile).save_connection_dict(file.name, {"key": "secret"})
+    monkeypatch.setattr(px_processes.IPController, "save_connection_dict", watched)
+    px_processes.Controller(profile_dir=profile).save_connection_dict(file.name, {"key": "secret"})
     assert seen == [False] and json.loads(file.read_text()) == {"key": "secret"}
     assert os.listdir(profile.security_dir) == [file.name] and stat.S_IMODE(file.stat().st_mode) == 0o600
 
@@ -135,7 +135,7 @@ def test_ipyparallel_is_there_once_somebody_wants_it_and_what_ends_under_it_is_t
     """Its imports, and its controller, are most of what a start would take."""
 
     def running():
-        return cluster._keeper.ask("status")["running"]
+        return cluster._supervisor.ask("status")["running"]
 
     with Cluster.start(1) as cluster:
         with Cluster.start(1) as other:

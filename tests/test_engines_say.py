@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hpdl_lab.engines import run, states
+from hpdl_lab.engines import run
 from hpdl_lab.engines.errors import EngineError, RunFailed
 from tests.onlooker import Onlooker, waiting
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture(autouse=True)
 def hears(monkeypatch):
     """The notebook hears of every rank, however late its answer: without one, a rank is said to compute."""
-    monkeypatch.setattr(states, "ANSWER", 40.0)
+    monkeypatch.setattr(run, "ANSWER", 40.0)
 
 
 def rank_of(comm):

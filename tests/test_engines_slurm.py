@@ -13,7 +13,7 @@ import time
 import pytest
 import zmq.asyncio
 
-from hpdl_lab.engines import client, keeper_client, launch, layout, node_agent, reach, relay, slurm, streams
+from hpdl_lab.engines import client, launch, layout, node_agent, relay, slurm, streams, supervisor_client
 from hpdl_lab.features import Missing
 from hpdl_lab.trace import Event
 
@@ -66,23 +66,23 @@ def test_without_slurm_one_sentence_says_what_there_is(monkeypatch):
 class TestReach:
     def test_addresses_are_those_from_which_packets_to_the_nodes_leave(self, monkeypatch):
         monkeypatch.setattr(
-            reach, "node_addresses", lambda partition: ["127.0.0.1", "127.0.0.2", "no.such.node.invalid"]
+            slurm, "node_addresses", lambda partition: ["127.0.0.1", "127.0.0.2", "no.such.node.invalid"]
         )
-        assert reach.addresses() == ["127.0.0.1"]
-        monkeypatch.setattr(reach, "node_addresses", lambda partition: ["no.such.node.invalid"])
+        assert slurm.addresses() == ["127.0.0.1"]
+        monkeypatch.setattr(slurm, "node_addresses", lambda partition: ["no.such.node.invalid"])
         with pytest.raises(Missing, match="no.such.node.invalid.*set HPDL_ADDRESS"):
-            reach.addresses()
+            slurm.addresses()
         monkeypatch.setenv("HPDL_ADDRESS", "10.1.0.5, 10.2.0.5")
-        assert reach.addresses() == ["10.1.0.5", "10.2.0.5"]
+        assert slurm.addresses() == ["10.1.0.5", "10.2.0.5"]
 
     def test_a_port_is_taken_from_those_that_are_open_for_srun(self, monkeypatch):
-        monkeypatch.setattr(reach, "ask", lambda argv: "SrunEpilog = x\nSrunPortRange           = 60001-60005\n")
-        assert reach.ports() == (60001, 60005)
-        monkeypatch.setattr(reach, "ask", lambda argv: "SrunPortRange           = 0-0\n")
-        assert reach.ports() is None
+        monkeypatch.setattr(slurm, "ask_slurm", lambda argv: "SrunEpilog = x\nSrunPortRange           = 60001-60005\n")
+        assert slurm.ports() == (60001, 60005)
+        monkeypatch.setattr(slurm, "ask_slurm", lambda argv: "SrunPortRange           = 0-0\n")
+        assert slurm.ports() is None
         monkeypatch.setenv("HPDL_PORTS", "60001")
         with pytest.raises(Missing, match="'60001' is no range of ports"):
-            reach.ports()
+            slurm.ports()
 
     def test_addresses_share_one_free_port_of_the_range(self):
         async def listen(hosts, within=None):
@@ -105,7 +105,7 @@ class TestSharedFolder:
         return tmp_path / "shared"
 
     def test_only_its_user_enters_it_and_it_goes(self, place):
-        with reach.shared_folder() as path:
+        with slurm.shared_folder() as path:
             assert os.path.dirname(path) == str(place)
             assert stat.S_IMODE(os.stat(path).st_mode) == stat.S_IMODE(os.stat(place).st_mode) == 0o700
         assert os.listdir(place) == []
@@ -116,13 +116,13 @@ class TestSharedFolder:
         place.mkdir()
         left, others = place / f"{socket.gethostname()}-{done.pid}-x", place / f"elsewhere-{done.pid}-x"
         left.mkdir(), others.mkdir()
-        with reach.shared_folder() as path:
+        with slurm.shared_folder() as path:
             assert sorted(os.listdir(place)) == sorted([os.path.basename(path), others.name])
 
     def test_a_place_that_cannot_be_is_one_sentence(self, monkeypatch):
         monkeypatch.setenv("HPDL_SHARED", "/proc/nothing")
         with pytest.raises(Missing, match="there is no folder /proc/nothing .*: set HPDL_SHARED to a folder"):
-            reach.shared_root()
+            slurm.shared_root()
 
 
 class TestClocks:
@@ -161,7 +161,7 @@ def test_a_relay_that_does_not_answer_is_one_sentence_for_the_job_to_end_with(mo
 LEAVE_A_LETTER = """
 import signal, sys, time
 def farewell(*_):
-    open(sys.argv[1], "a").write("farewell")
+    open(sys.argv[1], "a").write("grace")
     sys.exit()
 signal.signal(signal.SIGTERM, farewell)
 open(sys.argv[1], "w").close()
@@ -171,18 +171,18 @@ while True:
 
 
 @pytest.fixture
-def keeper(tmp_path, no_engines_yet):
+def supervisor(tmp_path, no_engines_yet):
     path = os.path.join(no_engines_yet, "session")
     os.mkdir(path, 0o700)
-    connection = keeper_client.start(path)
+    connection = supervisor_client.start(path)
     yield connection
     connection.close()
 
 
-def spawn(keeper, name, letter, **how):
+def spawn(supervisor, name, letter, **how):
     """A process that says farewell in the file `letter`; returns when it is ready to."""
     argv = [sys.executable, "-I", "-S", "-c", LEAVE_A_LETTER, str(letter)]
-    pid = keeper.ask("spawn", name=name, argv=argv, env={}, cwd="/", log="/dev/null", **how)["pid"]
+    pid = supervisor.ask("spawn", name=name, argv=argv, env={}, cwd="/", log="/dev/null", **how)["pid"]
     give_up = time.monotonic() + 60
     while not letter.exists():
         assert time.monotonic() < give_up
@@ -190,20 +190,20 @@ def spawn(keeper, name, letter, **how):
     return pid
 
 
-def test_the_keeper_asks_those_first_that_have_to_undo_something_and_keeps_those_that_go_on(keeper, tmp_path):
+def test_the_supervisor_asks_those_first_that_have_to_undo_something_and_keeps_those_that_go_on(supervisor, tmp_path):
     asked, killed, kept = tmp_path / "asked", tmp_path / "killed", tmp_path / "kept"
-    spawn(keeper, "asked", asked, farewell=60.0)
-    spawn(keeper, "killed", killed)
-    pid = spawn(keeper, "kept", kept, farewell=60.0)
-    keeper.ask("kill", keep=["kept"])
-    assert (asked.read_text(), killed.read_text(), kept.read_text()) == ("farewell", "", "")
-    assert keeper.ask("status")["running"] == {"kept": pid}
-    keeper.ask("kill")
-    assert keeper.ask("status")["running"] == {} and kept.read_text() == "farewell"
+    spawn(supervisor, "asked", asked, grace=60.0)
+    spawn(supervisor, "killed", killed)
+    pid = spawn(supervisor, "kept", kept, grace=60.0)
+    supervisor.ask("kill", keep=["kept"])
+    assert (asked.read_text(), killed.read_text(), kept.read_text()) == ("grace", "", "")
+    assert supervisor.ask("status")["running"] == {"kept": pid}
+    supervisor.ask("kill")
+    assert supervisor.ask("status")["running"] == {} and kept.read_text() == "grace"
 
 
-def test_a_farewell_does_not_last_for_ever(keeper, tmp_path):
-    pid = spawn(keeper, "suspended", tmp_path / "letter", farewell=0.2)
+def test_a_farewell_does_not_last_for_ever(supervisor, tmp_path):
+    pid = spawn(supervisor, "suspended", tmp_path / "letter", grace=0.2)
     os.kill(pid, signal.SIGSTOP)
-    keeper.ask("kill")
-    assert keeper.ask("status")["running"] == {}
+    supervisor.ask("kill")
+    assert supervisor.ask("status")["running"] == {}

@@ -14,9 +14,9 @@ import pytest
 
 from hpdl_lab.comm.board import Slot
 from hpdl_lab.comm.errors import CommError, CommTimeout, RankFailed
-from hpdl_lab.engines import client, run, states
+from hpdl_lab.engines import client, run
 from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
-from hpdl_lab.engines.states import States
+from hpdl_lab.engines.run import States
 from tests.onlooker import Onlooker, StopButton, computing, waiting
 
 pytestmark = pytest.mark.timeout(60)
@@ -45,7 +45,7 @@ def rank_1_computes_for_ever(comm):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """The notebook hears of every rank, however late its answer: without one, a rank is said to compute."""
-    monkeypatch.setattr(states, "ANSWER", 40.0)
+    monkeypatch.setattr(run, "ANSWER", 40.0)
 
 
 def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(cluster, within):
@@ -65,14 +65,16 @@ def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(clus
 
 def test_an_engine_that_tells_late_what_it_does_is_not_taken_for_one_that_computes(cluster):
     def hinder(comm, seconds):
-        from hpdl_lab.engines import server, states
+        import __main__ as engine
+
+        own_state = engine.own_state
 
         def late(*args):
             time.sleep(seconds)
-            return states.told_by(*args)
+            return own_state(*args)
 
         if comm.rank == 2:
-            server.told_by = late
+            engine.own_state = late
 
     cluster.run(hinder, 0.5)
     with StopButton(cluster, waiting("recv")), pytest.raises(RunStopped) as caught:
@@ -217,7 +219,7 @@ def test_ten_stopped_runs_leave_nothing_for_the_next(cluster):
 
 def states_of(cluster):
     """What each engine says of itself, between two runs."""
-    states, engines = States(0, cluster._crew.engines), cluster._crew.engines
+    states, engines = States(0, cluster._pool.engines), cluster._pool.engines
     states.ask(range(cluster.n))
     for rank, engine in enumerate(engines):
         for kind, content in engine.receive():
@@ -325,7 +327,7 @@ def test_engines_stuck_in_compiled_code_are_replaced(cluster, capsys, monkeypatc
         comm.barrier()
 
     pids = cluster.run(pid_of)
-    monkeypatch.setattr(states, "ANSWER", 1.0)  # rank 2 will give none
+    monkeypatch.setattr(run, "ANSWER", 1.0)  # rank 2 will give none
     with pytest.raises(CommTimeout):
         cluster.run(stuck, deadline=2)
     assert "rank 2 ignored the interrupt, as compiled code can: replacing the engines." in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What clusters leave behind or get wrong, found by `hpdl doctor`: real engines, a real controller, a killed keeper."""
+"""What clusters leave behind or get wrong, found by `hpdl doctor`: engines, a controller, a killed supervisor."""
 
 import json
 import mmap
@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hpdl_lab import features
-from hpdl_lab.engines import doctor, keeper, session_dir
+from hpdl_lab.engines import doctor, session_dir, supervisor
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.features import dev_shm
@@ -53,25 +53,27 @@ def leave_a_process_behind(comm):
     return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
 
 
-def test_a_cluster_whose_keeper_was_killed(root):
+def test_a_cluster_whose_supervisor_was_killed(root):
     """First it runs, which is no symptom; then its session directory and a program that it had started are left."""
     cluster = Cluster.start(1)
     (left,) = cluster.run(leave_a_process_behind)
-    engine, owner = cluster.infos[0]["pid"], cluster._keeper.pid
-    mapped = keeper.shared_memory([engine])
+    engine, owner = cluster.infos[0]["pid"], cluster._supervisor.pid
+    mapped = supervisor.shared_memory([engine])
     try:
         assert found(doctor.SYMPTOMS) == [] and told_by(TABLE, doctor.logs()) == []
         again = second_engine(engine)
         assert again == "engine id is not the rank", again
         os.kill(owner, signal.SIGKILL)
-        wait_until(lambda: not keeper.alive(engine) and not keeper.alive(owner), "the end of keeper and engine")
+        wait_until(
+            lambda: not supervisor.alive(engine) and not supervisor.alive(owner), "the end of supervisor and engine"
+        )
         wait_until(lambda: doctor.leftover_processes() == [left], "the end of all other processes")
         (finding,) = found(doctor.SYMPTOMS)
         assert finding.name == "stale cluster"
         assert finding.what == f"engines or ranks that were killed have left process {left}, {cluster.path}"
         assert finding.fix == f"kill -9 {left}; rm -r {cluster.path}"
         subprocess.run(["sh", "-c", finding.fix], check=True)
-        wait_until(lambda: not keeper.alive(left), "the end of the process that was left")
+        wait_until(lambda: not supervisor.alive(left), "the end of the process that was left")
         assert found(doctor.SYMPTOMS) == [], "the fix mends it"
         (segment,) = filter(os.path.exists, mapped)
         os.unlink(segment)
@@ -120,7 +122,7 @@ def test_shared_memory_that_a_process_uses():
 
 
 def test_a_directory_in_use_is_not_stale(root):
-    """One that a kernel has locked to start a cluster, one that a keeper is removing, one of another user's number."""
+    """One that a kernel has locked to start a cluster, one that a supervisor removes, one of another user."""
     path = session_dir.find()[0]
     ending, ended = f"{path}.{os.getpid()}", f"{path}.4194305"  # beyond the largest process id
     for folder in (path, ending, ended, os.path.join(root, f"hpdl-{os.getuid() + 1}-12345678")):
@@ -191,7 +193,7 @@ def plain_controller(tmp_path, monkeypatch):
         family = [process, *psutil.Process(process.pid).children(recursive=True)]
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        wait_until(lambda: not any(keeper.alive(one.pid) for one in family), "the end of the controller")
+        wait_until(lambda: not any(supervisor.alive(one.pid) for one in family), "the end of the controller")
 
 
 def test_a_controller_on_localhost_is_a_symptom_under_slurm_only(plain_controller, monkeypatch, root, lasting_port):

@@ -12,7 +12,7 @@ from pathlib import Path
 import batchspawner  # its import gives the hub the address at which servers tell their port
 
 from hpdl_lab.classroom import hub
-from hpdl_lab.engines import reach
+from hpdl_lab.engines import slurm
 
 c = get_config()  # noqa: F821  # JupyterHub puts it here
 
@@ -75,7 +75,7 @@ c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
 
 # The hub listens where the nodes reach it: servers ask it who a visitor is. A server listens on all addresses of its
 # node. Between proxy, hub and servers it is plain HTTP: who can listen on the cluster's network reads cookies.
-c.JupyterHub.hub_bind_url = f"http://{reach.addresses()[0]}:8081"
+c.JupyterHub.hub_bind_url = f"http://{slurm.addresses()[0]}:8081"
 # The proxy, for Node, as `make hub` installs it. Its own interface is on loopback.
 c.ConfigurableHTTPProxy.command = hub.proxy_program()
 # Who is there and whose job is whose: a hub that was restarted takes over running servers.

@@ -1,6 +1,6 @@
 """Who runs what on a hub's machine, and what it uses: one look at /proc, below the processes that make up the hub.
 
-    hub ---- server of ada --- kernel --- keeper --- mpiexec --- shell --- engine       all of them ada's
+    hub ---- server of ada --- kernel --- supervisor --- mpiexec --- shell --- engine       all of them ada's
     proxy                                               `------- shell --- engine
 
 Memory is proportional (PSS): a page that k processes share counts 1/k in each, so that sums are true.

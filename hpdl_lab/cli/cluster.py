@@ -57,7 +57,7 @@ def add_start(command: Any) -> None:
 
 def start(arguments: Any) -> Any:
     """Start engines that stay when this command has returned."""
-    from ..engines import holder, layout
+    from ..engines import layout, supervisor_client
     from ..engines.cluster import Cluster
 
     names = ("where", "device", *layout.NAMES)
@@ -69,7 +69,7 @@ def start(arguments: Any) -> Any:
         raise RuntimeError(f"{running} are up already: use them, or end them first: hpdl cluster stop")
     try:
         cluster.show()
-        holder.start(cluster.path)
+        supervisor_client.keep_up(cluster.path)
     except BaseException:
         cluster.stop()
         raise
@@ -80,7 +80,7 @@ def start(arguments: Any) -> Any:
 
 def status(arguments: Any) -> Any:
     """Say what is up; exit code 0 where engines are, and are well."""
-    from ..engines import holder, slurm
+    from ..engines import slurm, supervisor_client
     from ..engines.cluster import Cluster
 
     cluster = Cluster.find()
@@ -92,7 +92,7 @@ def status(arguments: Any) -> Any:
         if cluster.layout is None:
             print(f"Engines are being started. {told or ''}".rstrip())
             return 1
-        users = [pid for pid in cluster.kernels() if pid != os.getpid() and not holder.is_one(pid)]
+        users = [pid for pid in cluster.kernels() if pid != os.getpid() and not supervisor_client.keeps_up(pid)]
         print(f"{cluster.layout}, used by {f'processes {users}' if users else 'nobody now'}.")
         if told:
             print(f"{told}.")
@@ -140,9 +140,9 @@ def emulate(arguments: Any) -> Any:
 
 def shell(arguments: Any) -> None:
     """Become a shell on an emulated host."""
-    from ..engines import host_engine, session_dir
+    from ..engines import hosts, session_dir
 
     path, number = session_dir.find()[0], arguments.host.removeprefix("host")
-    if number not in map(str, range(host_engine.count(path))):
+    if number not in map(str, range(hosts.count(path))):
         raise RuntimeError(f"no emulated host {arguments.host} is up: hpdl cluster emulate makes host0, host1, ...")
-    os.execv(sys.executable, [sys.executable, "-m", "hpdl_lab.engines.host_shell", path, number])
+    os.execv(sys.executable, [sys.executable, "-m", "hpdl_lab.engines.hosts", "shell", path, number])

@@ -1,15 +1,15 @@
 """The engine cluster under the notebook: MPI processes that serve `lab.run`, and become ipyparallel engines for %px.
 
-    notebook kernel --- keeper          one small process that owns all others and ends them (keeper.py)
-        |                 |-- controller        ipyparallel's, once %px is used (controller.py, px_engine.py)
+    notebook kernel --- supervisor      one small process that owns all others and ends them (supervisor.py)
+        |                 |-- controller        ipyparallel's, once %px is used (px.py, px_processes.py)
         |                 `-- mpiexec
-        |                       |-- engine 0    one MPI rank each (engine.py), serving tasks (server.py, task.py)
+        |                       |-- engine 0    one MPI rank each (engine.py), running tasks (task.py)
         `--- one socket ------- `-- engine n-1
 
 ipyparallel is used for %px only: before its first use neither its controller nor its engines are loaded.
-On emulated hosts mpiexec's engines enter networks of their own (hosts.py, host_engine.py). In a Slurm job they run on
-nodes, and a relay makes their sockets appear in the session directory all the same (slurm.py, relay.py).
+On emulated hosts mpiexec's engines enter networks of their own (hosts.py). In a Slurm job they run on nodes, and a
+relay makes their sockets appear in the session directory all the same (slurm.py, relay.py).
 
-`cluster.Cluster` starts, attaches, restarts and stops; `crew.Crew` is the engines of one start; `run.Run` has them run
-a function and streams what they say; `outcome.py` makes one text of what they raised.
+`cluster.Cluster` starts, attaches, restarts and stops; `pool.EnginePool` is the engines of one start; `run.Run`
+run a function and streams what they say; `errors.py` makes one text of what they raised.
 """

@@ -5,24 +5,25 @@ import json
 import os
 import sys
 import time
+from html import escape
 
 from ..comm.errors import name_ranks
-from . import diagnosis, keeper_client, launch, layout, outcome, px_client, session_dir, slurm, table
-from .crew import Crew, warn
+from . import errors, launch, layout, pool, px, session_dir, slurm, supervisor_client
 from .errors import EngineError, EngineMute
 from .launch import START_SECONDS, Launching
+from .pool import EnginePool, warn
 
 
 class Cluster:
     """MPI engines of which this kernel is one user. `with Cluster.start(4) as cluster:` stops what it has started."""
 
-    def __init__(self, path, keeper, reasons=(), attached=False):
+    def __init__(self, path, supervisor, reasons=(), attached=False):
         self.path = path
         self.attached = attached  # another kernel had started it
         self.reasons = list(reasons)  # why the session directory is not in the best place
         self.layout = None  # layout.Layout
-        self._keeper = keeper
-        self._crew = None
+        self._supervisor = supervisor
+        self._pool = None
         self._unwell = None  # EngineError that `start` found and nobody has been told
         self._parallel = None
         self._shown_in = None  # number of the cell that has shown the table
@@ -50,7 +51,7 @@ class Cluster:
     @property
     def infos(self):
         """What each engine said of itself, in rank order: dicts with rank, pid, host, cores, gpu."""
-        return self._crew.infos if self._crew else []
+        return self._pool.infos if self._pool else []
 
     # -- start and stop -----------------------------------------------------------------------------------------------
 
@@ -63,11 +64,11 @@ class Cluster:
         wanted = layout.wanted(n, **how)
         launch.check(wanted)
         path, reasons = session_dir.find()
-        give_up = time.monotonic() + keeper_client.PATIENCE
+        give_up = time.monotonic() + supervisor_client.PATIENCE
         while time.monotonic() < give_up:
-            with contextlib.suppress(keeper_client.KeeperEnding), session_dir.locked(path):
-                if keeper := keeper_client.attach(path):
-                    self = cls(path, keeper, reasons, attached=True)
+            with contextlib.suppress(supervisor_client.SupervisorEnding), session_dir.locked(path):
+                if supervisor := supervisor_client.attach(path):
+                    self = cls(path, supervisor, reasons, attached=True)
                     self.layout = wanted  # what `restart` starts where the other kernel has not come so far
                     try:
                         self._connect()
@@ -75,7 +76,7 @@ class Cluster:
                         self._unwell = error
                     return self
                 session_dir.empty(path)
-                self = cls(path, keeper_client.start(path), reasons)
+                self = cls(path, supervisor_client.start(path), reasons)
                 try:
                     self._launch(wanted)
                 except BaseException:  # the stop button as well: half a cluster helps nobody
@@ -83,19 +84,21 @@ class Cluster:
                     raise
                 return self
             time.sleep(0.02)
-        raise EngineError(f"the cluster in {path} does not end: look for its keeper.py with ps, kill it, and try again")
+        raise EngineError(
+            f"the cluster in {path} does not end: look for its supervisor.py with ps, kill it, and try again"
+        )
 
     @classmethod
     def find(cls):
         """This user's cluster, attached to; None where there is none. Its layout is None while it is being started."""
         path, reasons = session_dir.find()
         try:
-            keeper = keeper_client.attach(path)
-        except keeper_client.KeeperEnding:
+            supervisor = supervisor_client.attach(path)
+        except supervisor_client.SupervisorEnding:
             return None
-        if keeper is None:
+        if supervisor is None:
             return None
-        self = cls(path, keeper, reasons, attached=True)
+        self = cls(path, supervisor, reasons, attached=True)
         with contextlib.suppress(EngineError):
             self._connect()
         return self
@@ -104,7 +107,7 @@ class Cluster:
         self.layout = wanted
         if text := launch.announcement(wanted):
             print(text, flush=True)
-        Launching(self.path, wanted, self._keeper).go()
+        Launching(self.path, wanted, self._supervisor).go()
         self._connect()
 
     def _connect(self):
@@ -113,7 +116,7 @@ class Cluster:
                 self.layout = layout.Layout(**json.load(file))
         except (OSError, ValueError, TypeError):
             raise EngineError("the start of the engines was broken off: call lab.restart()") from None
-        self._crew = Crew(self.path, self.n)
+        self._pool = EnginePool(self.path, self.n)
 
     def restart(self, n=None, announce="", **how):
         """New engines in place of the old ones, laid out as these were but for what is said; variables stay.
@@ -128,31 +131,31 @@ class Cluster:
             print(announce, flush=True)
         self._disconnect()
         with session_dir.locked(self.path):
-            keep = slurm.kept(self.path, self._keeper.ask("status")["running"], self.layout, wanted)
-            self._keeper.ask("kill", keep=keep)
+            keep = slurm.kept(self.path, self._supervisor.ask("status")["running"], self.layout, wanted)
+            self._supervisor.ask("kill", keep=keep)
             session_dir.forget_engines(self.path, keep)
             self._launch(wanted)
 
     def stop(self):
         """End every process of the cluster and remove its files, for all kernels that use it."""
         try:
-            if self._keeper is not None:
+            if self._supervisor is not None:
                 with contextlib.suppress(OSError):
-                    self._keeper.ask("stop")
+                    self._supervisor.ask("stop")
         finally:
             self.detach()
 
     def detach(self):
         """Leave the cluster to the other kernels that use it; it ends when there are none."""
         self._disconnect()
-        if self._keeper is not None:
-            self._keeper.close()
-            self._keeper = None
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
 
     def _disconnect(self):
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
         if self._parallel is not None:
             self._parallel.close()
             self._parallel = None
@@ -168,18 +171,18 @@ class Cluster:
             self.stop()
 
     def alive(self):
-        """False when the cluster has ended: stopped here or in another notebook, or its keeper was killed."""
-        if self._keeper is None:
+        """False when the cluster has ended: stopped here or in another notebook, or its supervisor was killed."""
+        if self._supervisor is None:
             return False
         try:
-            self._keeper.ask("status")
+            self._supervisor.ask("status")
         except OSError:
             return False
         return True
 
     def kernels(self):
         """Process ids of the kernels that use this cluster."""
-        return self._keeper.ask("status")["attached"]
+        return self._supervisor.ask("status")["attached"]
 
     # -- run ----------------------------------------------------------------------------------------------------------
 
@@ -199,8 +202,8 @@ class Cluster:
     def run(self, fn, *args, ranks=None, deadline=10, limit: float | None = None, on_row=None, inject=None):
         """`fn(comm, *args)` on every rank, or on `ranks`; see `lab.run`."""
         self._check_engines()
-        run = self._crew.run(fn, args, ranks, deadline, on_row, inject, limit)
-        error = self._crew.verdict(run)
+        run = self._pool.run(fn, args, ranks, deadline, on_row, inject, limit)
+        error = self._pool.verdict(run)
         if run.dead:  # all of them, perhaps, because another notebook has ended the cluster meanwhile
             self._require_alive([run.engines[i].rank for i in run.dead])
         if run.stuck:
@@ -208,35 +211,35 @@ class Cluster:
             self.restart()
         if error is not None:
             raise error from None
-        return outcome.results(run.outcomes, run.rows)
+        return pool.results(run.outcomes, run.rows)
 
     def interrupt(self):
         """End the run that another thread of this notebook has under way; True where there is one."""
-        return self._crew is not None and self._crew.interrupt()
+        return self._pool is not None and self._pool.interrupt()
 
     def _require_alive(self, ranks):
         """Raise EngineError where `ranks` have not died by themselves: with their cluster, or with its Slurm job."""
         if not self.alive():
             self.detach()
             raise EngineError("the engine cluster was stopped in another notebook, or killed: call lab.start()")
-        if self.where == "slurm" and (text := slurm.end_of_job(self.path, self._crew.endings(ranks).values())):
+        if self.where == "slurm" and (text := slurm.end_of_job(self.path, self._pool.endings(ranks).values())):
             raise EngineError(f"{text}: call lab.restart() for {self.n} engines in a new job; your variables stay")
 
     def _check_engines(self):
         """Raise EngineError when engines have died; connect again when another notebook has replaced them."""
-        if self._keeper is None:
+        if self._supervisor is None:
             raise EngineError("the engine cluster has ended: call lab.start()")
-        if self._crew is None:
+        if self._pool is None:
             if self._unwell is not None:
                 error, self._unwell = self._unwell, None
                 raise error
             self._connect()
-        if not (gone := self._crew.gone()):
+        if not (gone := self._pool.gone()):
             return
         self._require_alive(gone)
-        if dead := self._crew.died_by_now(gone):
+        if dead := self._pool.died_by_now(gone):
             raise EngineError(
-                f"{diagnosis.dead_text(dead)}: call lab.restart() for {self.n} new engines; your variables stay"
+                f"{errors.dead_text(dead)}: call lab.restart() for {self.n} new engines; your variables stay"
             )
         self._disconnect()
         with session_dir.locked(self.path):  # once the other notebook's are all there
@@ -252,31 +255,31 @@ class Cluster:
         """
         if self._parallel is None:
             self._check_engines()
-            with self._crew.between_runs():  # engines join ipyparallel where a task would run
+            with self._pool.between_runs():  # engines join ipyparallel where a task would run
                 self._open_px()
-                self._crew.join_px()
-                self._parallel = px_client.connect(self.path, self.n, START_SECONDS, self._check_px)
+                self._pool.join_px()
+                self._parallel = px.connect(self.path, self.n, START_SECONDS, self._check_px)
         return self._parallel
 
     def activate_px(self):
         """Point the magics `%px` and `%%px` of this notebook at these engines; in a plain script there are none."""
         if (shell := ipython()) is not None:
-            px_client.offer_magics(self, shell)
+            px.offer_magics(self, shell)
 
     def _open_px(self):
         """Start the controller, unless another notebook has done so."""
         with session_dir.locked(self.path):
-            self._keeper.ask("status")  # when it answers, a start that was interrupted has left its log
+            self._supervisor.ask("status")  # when it answers, a start that was interrupted has left its log
             if not os.path.exists(session_dir.log_file(self.path, "controller")):
-                Launching(self.path, self.layout, self._keeper).open_px()
+                Launching(self.path, self.layout, self._supervisor).open_px()
 
     def _check_px(self):
         """Raise EngineError when the controller or an engine has ended."""
-        if gone := self._crew.gone():
+        if gone := self._pool.gone():
             self._require_alive(gone)
-            raise EngineError(f"{diagnosis.dead_text(self._crew.endings(gone))}: call lab.restart() for new engines")
-        if "controller" not in self._keeper.ask("status")["running"]:
-            why = diagnosis.cause(diagnosis.tail(self.path, "controller")) or "without a word"
+            raise EngineError(f"{errors.dead_text(self._pool.endings(gone))}: call lab.restart() for new engines")
+        if "controller" not in self._supervisor.ask("status")["running"]:
+            why = launch.cause(session_dir.tail(self.path, "controller")) or "without a word"
             raise EngineError(f"the controller of %px has ended ({why}): call lab.restart()")
 
     # -- display ------------------------------------------------------------------------------------------------------
@@ -286,12 +289,12 @@ class Cluster:
         infos, notes = self.infos, [*self.reasons, *self.layout.remarks, *slurm.remarks(self.path)]
         shell = ipython()
         if shell is None:
-            print(table.text(infos, notes), flush=True)
+            print(table_text(infos, notes), flush=True)
             return
         from IPython.display import display
 
         self._shown_in = shell.execution_count
-        both = {"text/html": table.html(infos, notes), "text/plain": table.text(infos, notes)}
+        both = {"text/html": table_html(infos, notes), "text/plain": table_text(infos, notes)}
         display(both, raw=True)
 
     def _ipython_display_(self):
@@ -305,3 +308,55 @@ class Cluster:
 def ipython():
     """The IPython shell of this process; None in a plain script."""
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
+COLUMNS = ("rank", "host", "cores", "GPU", "pid")
+
+CHEAT_SHEET = (
+    ("lab.run(fn, x)", "calls fn(comm, x) on every rank; results come in rank order"),
+    ("%%px", "runs the cell on every engine; mpi_rank and mpi_size are there"),
+    ("stop button", "ends a stuck cell and says who waits for whom"),
+    ("lab.restart()", "new engines when one has died; your variables stay"),
+    ("lab.stop()", "ends the engines; so does closing the notebook's kernel"),
+)
+
+
+def table_rows(infos):
+    """One row of strings per engine."""
+    return [
+        (str(i["rank"]), i["host"], name_ranks(i["cores"]).partition(" ")[2], i["gpu"], str(i["pid"])) for i in infos
+    ]
+
+
+def table_notes(infos, reasons):
+    """Sentences below the table: too few cores; `reasons`, such as a session directory in the second-best place."""
+    cores = {(i["machine"], c) for i in infos for c in i["cores"]}  # emulated hosts share those of the machine
+    found = [f"Note: {reason}." for reason in reasons]
+    if len(infos) > len(cores):
+        found.append(
+            f"{len(infos)} engines take turns on {len(cores)} cores: results are right, timings show no scaling."
+        )
+    return found
+
+
+def table_text(infos, reasons=()):
+    """The table for a terminal."""
+    if not infos:
+        return "no engines are running: lab.start(4)"
+    cells = [COLUMNS, *table_rows(infos)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines += ["", *table_notes(infos, reasons)]
+    lines += [f"{command:<16}{what}" for command, what in CHEAT_SHEET]
+    return "\n".join(lines)
+
+
+def table_html(infos, reasons=()):
+    """The table for a notebook."""
+    if not infos:
+        return "<p>no engines are running: <code>lab.start(4)</code></p>"
+    head = "".join(f"<th>{column}</th>" for column in COLUMNS)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table_rows(infos))
+    below = "".join(f"<p>{escape(note)}</p>" for note in table_notes(infos, reasons))
+    sheet = "".join(f"<tr><td><code>{escape(c)}</code></td><td>{escape(what)}</td></tr>" for c, what in CHEAT_SHEET)
+    return f"<table><tr>{head}</tr>{body}</table>{below}<table>{sheet}</table>"

@@ -2,9 +2,9 @@
 
 It stands here because engines are among what it looks at. It changes nothing and leaves nothing behind.
 
-What clusters of this user have left behind: session directories, processes and shared memory without a keeper.
+What clusters of this user have left behind: session directories, processes and shared memory without a supervisor.
 
-The keeper ends and removes everything, whatever ends the notebook. This is for where the keeper itself was killed.
+The supervisor ends and removes everything, whatever ends the notebook. This is for a supervisor that was killed itself.
 """
 
 import fcntl
@@ -22,9 +22,9 @@ from typing import NamedTuple
 from .. import features
 from ..features import Missing, dev_shm
 from ..symptoms import TABLE, Finding, Symptom, found, told_by
-from . import keeper, reach, session_dir
+from . import session_dir, slurm, supervisor
 
-SETTLE = 0.5  # s: what has just lost its keeper may be ending
+SETTLE = 0.5  # s: what has just lost its supervisor may be ending
 SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # shared memory of MPICH, Open MPI and NCCL
 YOUNG = 60  # s: a segment that is not that old may be on its way into a process, or out of the way
 LITTLE = 16 << 20  # bytes of segments that are in nobody's way
@@ -41,13 +41,13 @@ def leftover_folders():
 
 
 def in_use(path):
-    """Has this directory a keeper, or one that is removing it, or is a kernel about to start one?"""
+    """Has this directory a supervisor, or one that is removing it, or is a kernel about to start one?"""
     ender = path.rpartition(".")[2]
-    if ender.isdigit():  # a keeper that ends its cluster moves the directory away, under its own number
-        return keeper.alive(int(ender))
+    if ender.isdigit():  # a supervisor that ends its cluster moves the directory away, under its own number
+        return supervisor.alive(int(ender))
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.connect(session_dir.keeper_socket(path))
+            connection.connect(session_dir.supervisor_socket(path))
             return True
         except OSError:
             pass
@@ -65,16 +65,16 @@ def in_use(path):
 
 
 def leftover_processes():
-    """Process ids of what engines, or programs that they had started, have left: their keeper is gone."""
-    found = without_keeper()
+    """Process ids of what engines, or programs that they had started, have left: their supervisor is gone."""
+    found = without_supervisor()
     if found:
         time.sleep(SETTLE)
-        found = [pid for pid in without_keeper() if pid in found]
+        found = [pid for pid in without_supervisor() if pid in found]
     return found
 
 
-def without_keeper():
-    """Process ids of this user whose environment names a session here and a keeper that is not there any more."""
+def without_supervisor():
+    """Process ids of this user whose environment names a session here and a supervisor that is not there any more."""
     found, roots = [], list(map(os.fsencode, session_dir.roots()))
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -84,10 +84,10 @@ def without_keeper():
                 variables = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
         except OSError:
             continue
-        session, owner = variables.get(b"HPDL_SESSION", b""), variables.get(b"HPDL_KEEPER", b"")
-        # An engine of Slurm has its keeper on another machine, and Slurm ends what is left of a job.
+        session, owner = variables.get(b"HPDL_SESSION", b""), variables.get(b"HPDL_SUPERVISOR", b"")
+        # An engine of Slurm has its supervisor on another machine, and Slurm ends what is left of a job.
         if os.path.dirname(session) in roots and owner.isdigit() and b"SLURM_JOB_ID" not in variables:
-            if not keeps(int(owner), session) and keeper.alive(int(name)):
+            if not keeps(int(owner), session) and supervisor.alive(int(name)):
                 found.append(int(name))
     return sorted(found)
 
@@ -104,16 +104,16 @@ def leftover_segments(folder=dev_shm.PATH):
             found[os.path.join(folder, name)] = about.st_blocks * 512
     if sum(found.values()) < LITTLE:
         return []
-    mapped = keeper.shared_memory(filter(str.isdigit, os.listdir("/proc")))
+    mapped = supervisor.shared_memory(filter(str.isdigit, os.listdir("/proc")))
     left = {path: nbytes for path, nbytes in found.items() if path not in mapped}
     return sorted(left) if sum(left.values()) >= LITTLE else []
 
 
 def keeps(pid, session):
-    """Is process `pid` the keeper of that session?"""
+    """Is process `pid` the supervisor of that session?"""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"keeper.py\0" + session in file.read()
+            return b"supervisor.py\0" + session in file.read()
     except OSError:
         return False
 
@@ -134,11 +134,11 @@ def require_reachable_controller():
     """Raise Missing where engines on nodes of Slurm would look for the controller on their own localhost."""
     if "SLURM_JOB_ID" not in os.environ and shutil.which("sinfo") is None:
         return
-    if (told := os.environ.get(reach.ADDRESS)) and all(map(is_loopback, told.split(","))):
-        if away := [node for node in reach.node_addresses(None)[: reach.ASKED] if not is_here(node)]:
+    if (told := os.environ.get(slurm.ADDRESS)) and all(map(is_loopback, told.split(","))):
+        if away := [node for node in slurm.node_addresses(None)[: slurm.ASKED] if not is_here(node)]:
             raise Missing(
-                f"{reach.ADDRESS}={told} sends the engines of node {away[0]} to their own localhost",
-                f"unset {reach.ADDRESS}, or set it to an address of this machine that the nodes reach",
+                f"{slurm.ADDRESS}={told} sends the engines of node {away[0]} to their own localhost",
+                f"unset {slurm.ADDRESS}, or set it to an address of this machine that the nodes reach",
             )
     for path in glob.glob(os.path.join(ipython_dir(), "profile_*", "security", "ipcontroller*-engine.json")):
         with suppress(OSError, ValueError, KeyError), open(path) as file:
@@ -171,7 +171,7 @@ def answers(host, port):
 def is_here(node):
     """Does the name or address belong to this machine? What is sent to oneself leaves from the same address."""
     try:
-        return reach.source(node) == socket.gethostbyname(node)
+        return slurm.source(node) == socket.gethostbyname(node)
     except OSError:
         return False
 

@@ -1,22 +1,247 @@
 """The process of one engine: an MPI rank that serves the tasks of `lab.run`, and becomes an ipyparallel engine for %px.
 
-mpiexec starts it (launch.py). It opens the socket on which it takes tasks (server.py), and exits when the keeper dies.
-Most notebooks never use %px, whose imports take three times as long as all others here: once one does, the engine goes
-on in px_engine.py.
+mpiexec starts it (launch.py). A thread listens on a Unix socket, so that the main thread, where tasks run (task.py),
+can be interrupted: a message, or a kernel that has gone, becomes SIGINT there, which reaches Python code, a wait in
+`comm`, and a system call that can be interrupted. The engine exits when the supervisor dies. Most notebooks never use
+%px, whose imports take three times as long as all others here: once one does, the engine goes on in px_processes.py.
 """
 
+import functools
 import gc
 import os
+import queue
+import selectors
 import signal
+import socket
 import sys
 import threading
+import time
 
 from ..comm.errors import CommError
-from ..comm.mpi import session_of_this_process
+from ..comm.mpi import HOST, machine_id, session_of_this_process
 from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
-from . import session_dir
-from .server import Server
+from ..trace import now_ns
+from . import client, session_dir
+from .task import execute, interrupted
+
+AGAIN = 0.05  # s, until an interrupt that cannot be served now is looked at again
+
+
+class Server:
+    """Serves tasks for one rank on the Unix socket at `path`. `session` makes a fresh communicator for each task."""
+
+    def __init__(self, session, rank, path, supervisor_pid):
+        self.session = session
+        self.rank = rank
+        self.path = path
+        self.answered = threading.Event()  # set when a first kernel has been answered
+        self.current = None  # (kernel, run) of the task in the main thread
+        self.interruptible = False
+        self._supervisor = os.pidfd_open(supervisor_pid)
+        self._main = threading.main_thread().ident
+        self._selector = selectors.DefaultSelector()
+        self._jobs = queue.SimpleQueue()  # calls for the main thread; None: %px is wanted
+        self._px_wanted = False
+        self._loop = None
+        self._tasks = set()  # (kernel, run) that have arrived and not ended
+        self._cancelled = set()  # those of them to be refused when their turn comes
+
+    def listen(self):
+        """Open the socket; tasks that arrive wait for `work`, or `work_in`."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{self.path}.new")
+        listener.listen(64)
+        try:
+            os.link(f"{self.path}.new", self.path)  # who finds the socket can connect
+        except FileExistsError:
+            raise SystemExit(f"a second process wants to be engine {self.rank}: lab.restart()") from None
+        finally:
+            os.unlink(f"{self.path}.new")
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        self._selector.register(self._supervisor, selectors.EVENT_READ, lambda: os._exit(1))
+        threading.Thread(target=self._serve, daemon=True, name="tasks").start()
+
+    def submit(self, job):
+        """Have job() called in the main thread, when what has come before is done."""
+        self._jobs.put(job)
+        if self._loop is not None:  # set before jobs are counted: none is left lying
+            self._loop.add_callback(self._work_once)
+
+    def work(self):
+        """Run tasks in this thread, the main one, until a kernel wants %px."""
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def work_in(self, loop):
+        """Run tasks in `loop`, the event loop of the main thread from now on, between the cells of %px."""
+        self._loop = loop
+        for _ in range(self._jobs.qsize()):  # they have come since `work` ended
+            loop.add_callback(self._work_once)
+
+    def on_sigint(self, signum, frame):
+        """The handler of SIGINT: end the task that runs; amid an import of torch only when that is complete.
+
+        An import of torch that is cut short cannot be made up for: the next one crashes the process, because torch's
+        compiled part sets itself up a second time.
+        """
+        if not self.interruptible:
+            return
+        if imports_torch(frame):
+            threading.Timer(AGAIN, self._interrupt_again, self.current or (None, None)).start()
+        else:
+            raise KeyboardInterrupt
+
+    # -- thread -----------------------------------------------------------------------------------------------------
+
+    def _serve(self):
+        while True:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def _accept(self, listener):
+        kernel = KernelConnection(listener.accept()[0])
+        kernel.send(client.HELLO, describe(self.rank))
+        self._selector.register(kernel.socket, selectors.EVENT_READ, lambda: self._receive(kernel))
+
+    def _receive(self, kernel):
+        try:
+            data = kernel.socket.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(kernel.socket)
+            kernel.gone = True
+            self._interrupt(kernel, None)
+            return
+        for kind, content in kernel.reader.feed(data):
+            if kind == client.TASK:
+                self._tasks.add((kernel, content["run"]))
+                self.submit(functools.partial(self._run, kernel, content))
+            elif kind == client.PX:
+                if not self._px_wanted:
+                    self._px_wanted = True
+                    self._jobs.put(None)
+            elif kind == client.STATE:
+                kernel.send(client.STATE, self._told() | {"asked": content})
+            elif kind == client.DEAD:
+                self.session.board.mourn(content)
+            else:
+                self._interrupt(kernel, content)
+
+    def _interrupt(self, kernel, run):
+        """End task `run` of `kernel` (any, when None), or refuse it when its turn comes and end what is in its way."""
+        if run is None:
+            if self.current is None or self.current[0] is not kernel:
+                return
+        elif (kernel, run) not in self._tasks:
+            return
+        elif self.current != (kernel, run):
+            self._cancelled.add((kernel, run))
+        signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _told(self):
+        return own_state(self.session.board, self.rank, self._loop is not None)
+
+    def _interrupt_again(self, kernel, run):
+        """End task `run` of `kernel`, unless it has ended by itself meanwhile."""
+        if self.current == (kernel, run):
+            signal.pthread_kill(self._main, signal.SIGINT)
+
+    # -- main thread --------------------------------------------------------------------------------------------------
+
+    def _work_once(self):
+        try:
+            job = self._jobs.get_nowait()
+        except queue.Empty:
+            return  # asked for twice: by `work_in` and by `submit`
+        job()
+
+    def _run(self, kernel, task):
+        if kernel.gone:
+            return
+        key = self.current = (kernel, task["run"])
+        try:
+            outcome = execute(self, kernel, task, cancelled=key in self._cancelled)
+        except KeyboardInterrupt:  # a second one, while the first was being handled
+            outcome = interrupted(self.rank)
+        finally:
+            self.interruptible = False
+            self.current = None
+            self._tasks.discard(key)
+            self._cancelled.discard(key)
+            self._leave(task["run"])
+        kernel.send(client.DONE, outcome | {"state": self._told()})
+        self.answered.set()
+
+    def _leave(self, run):
+        """Close what task `run` has left open, because an interrupt struck amid its start or its end."""
+        for comm in [comm for comm in self.session.open if comm.waiting.run == run]:
+            comm.close(KeyboardInterrupt())
+        slot = self.session.board.slot(self.rank)
+        if (slot.run, slot.state) == (run, "running"):
+            self.session.board.publish(self.rank, "failed", run)
+
+
+class KernelConnection:
+    """A kernel's connection to this engine."""
+
+    def __init__(self, connection):
+        self.socket = connection
+        self.reader = client.Reader()
+        self.gone = False
+        self._lock = threading.Lock()  # a task may report from threads of its own
+
+    def send(self, kind, content):
+        """Send one message; nothing happens when the kernel has gone.
+
+        SIGINT waits until the message is out: half a message would end the connection.
+        """
+        message = client.pack(kind, content)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with self._lock:
+                self.socket.sendall(message)
+        except OSError:
+            self.gone = True
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def imports_torch(frame):
+    """Whether `frame`, or one that led to it, is the top level of the package torch: its import is under way."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def describe(rank):
+    """Who runs where: what the table of engines shows."""
+    return {
+        "rank": rank,
+        "pid": os.getpid(),
+        "host": os.environ.get(HOST) or socket.gethostname(),
+        "machine": machine_id(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "gpu": gpu_of(rank),
+        "now_ns": now_ns(),
+    }
+
+
+def gpu_of(rank):
+    """The GPU that serves `rank`, by turns, such as "cuda:0"; "none" where the driver shows none."""
+    try:
+        count = len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        count = 0
+    return f"cuda:{rank % count}" if count else "none"
+
+
+def own_state(board, rank, px):
+    """What an engine tells of its rank: plain values, with the time on its own clock. px: does it run cells of %px?"""
+    return {"slot": tuple(board.slot(rank)), "px": px, "now_ns": time.monotonic_ns()}
 
 
 def main():
@@ -29,8 +254,8 @@ def main():
         raise SystemExit(str(error)) from None
     rank = session.rank
     if session.size != size:
-        from .keeper import shared_memory
-        from .launch import mpiexec
+        from ..features import mpiexec
+        from .supervisor import shared_memory
 
         for path in shared_memory([os.getpid()]):  # Open MPI, which takes this for its only rank, would leave it
             os.unlink(path)
@@ -38,16 +263,16 @@ def main():
             f"mpiexec started {size} engines, but this one is in an MPI job of {session.size}: "
             f"mpi4py has loaded another MPI than {mpiexec()} belongs to"
         )
-    server = Server(session, rank, session_dir.engine_socket(path, rank), int(os.environ["HPDL_KEEPER"]))
+    server = Server(session, rank, session_dir.engine_socket(path, rank), int(os.environ["HPDL_SUPERVISOR"]))
     signal.signal(signal.SIGINT, server.on_sigint)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if os.environ.get("HPDL_TORCH") != "later":
         threading.Thread(target=import_torch, args=(server,), daemon=True).start()
     server.listen()
     server.work()
-    from . import px_engine
+    from . import px_processes
 
-    px_engine.serve(server, session_dir.connection_file(path, "engine"))
+    px_processes.serve_engine(server, session_dir.connection_file(path, "engine"))
 
 
 def import_torch(server):

@@ -7,12 +7,15 @@ r"""The process that makes the emulated hosts of a cluster, and holds them until
             host0       host1       host2       host3     each with a network and a host name of its own
 
 No namespace has a name in the file system: this process and the engines hold them, so they vanish with these processes,
-whatever ends them, and the links with them. Hosts share files and process numbers with the machine: notebook, keeper
-and engines talk over Unix sockets as they do without hosts.
+whatever ends them, and the links with them. Hosts share files and process numbers with the machine: all processes talk
+over Unix sockets as they do without hosts.
 
-Started by the keeper as `python -m hpdl_lab.engines.hosts DIRECTORY HOSTS BITS_PER_SECOND IP TC`. When all is there it
-writes hosts.json into the session directory: the paths of the namespaces of each host, in the order to enter them.
-With DIRECTORY "-" it only tries: it ends at once, and says what is in the way.
+    python -m hpdl_lab.engines.hosts DIRECTORY HOSTS BITS_PER_SECOND IP TC     the supervisor starts this one
+    python -m hpdl_lab.engines.hosts engine                                    mpiexec starts these
+    python -m hpdl_lab.engines.hosts shell DIRECTORY HOST                      `hpdl cluster shell`
+
+When all is there the first writes hosts.json into the session directory: the paths of the namespaces of each host, in
+the order to enter them. With DIRECTORY "-" it only tries: it ends at once, and says what is in the way.
 
 Nothing that starts threads, as NumPy does, may be imported here: with threads, no user namespace can be entered.
 """
@@ -173,7 +176,7 @@ def batch(command, *lines):
         raise Refused(f"the emulated network cannot be made: {os.path.basename(command)} says: {said[0]}")
 
 
-def main():
+def make():
     path, count, link = sys.argv[1], int(sys.argv[2]), Link(int(sys.argv[3]))
     try:
         switch = Switch(link, *sys.argv[4:])
@@ -184,11 +187,56 @@ def main():
         hosts = [switch.add_host(number) for number in range(count)]
     except (Refused, OSError) as error:
         raise SystemExit(str(error)) from None
-    die_with_parent()  # a new user namespace has cleared what the keeper had set
+    die_with_parent()  # a new user namespace has cleared what the supervisor had set
     ready = told_in(path)
     write(f"{ready}.new", json.dumps(hosts))
     os.rename(f"{ready}.new", ready)
     signal.pause()
+
+
+def count(path):
+    """How many emulated hosts the session at `path` has."""
+    try:
+        with open(told_in(path)) as file:
+            return len(json.load(file))
+    except OSError:
+        return 0
+
+
+def enter(path, number):
+    """Move this process to emulated host `number` of the session at `path`."""
+    folder = os.getcwd()
+    with open(told_in(path)) as file:
+        paths = json.load(file)[number]
+    for handle in [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]:  # open all first: paths may change
+        join_namespace(handle)
+        os.close(handle)
+    os.chdir(folder)  # with new mounts, a process starts in the root directory
+
+
+def be_engine():
+    """An engine on its emulated host: enter the namespaces of the host, and be an engine then (engine.py)."""
+    rank, size, hosts = (int(os.environ[name]) for name in ("PMI_RANK", "PMI_SIZE", "HPDL_HOSTS"))
+    enter(os.environ["HPDL_SESSION"], rank * hosts // size)  # neighbors share a host if there are more ranks than hosts
+    from . import engine
+
+    engine.main()
+
+
+def be_shell(path, number):
+    """A shell on emulated host `number` of the session at `path`."""
+    enter(path, int(number))
+    shell = os.environ.get("SHELL", "/bin/sh")
+    os.execvp(shell, [shell])
+
+
+def main():
+    if sys.argv[1] == "engine":
+        be_engine()
+    elif sys.argv[1] == "shell":
+        be_shell(*sys.argv[2:])
+    else:
+        make()
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import sys
 import time
 
 from .. import features
+from ..comm.errors import name_ranks
 from ..features import dev_shm, gpu
-from . import diagnosis, hosts, session_dir, slurm
+from ..symptoms import TABLE, told_by
+from . import hosts, session_dir, slurm
 from .errors import EngineError
 from .hosts import INTERFACE
 from .layout import Layout, parse_link
@@ -21,10 +23,10 @@ START_SECONDS = 60  # a cold disk and a busy machine included
 
 
 class Launching:
-    """Starts what `layout` wants in the session directory `path`, as children of the keeper."""
+    """Starts what `layout` wants in the session directory `path`, as children of the supervisor."""
 
-    def __init__(self, path, layout, keeper):
-        self.path, self.layout, self.keeper = path, layout, keeper
+    def __init__(self, path, layout, supervisor):
+        self.path, self.layout, self.supervisor = path, layout, supervisor
         self.started = []  # names of processes
 
     def go(self):
@@ -43,17 +45,17 @@ class Launching:
         session_dir.write(session_dir.session_file(self.path), json.dumps(self.layout._asdict()))
         seconds = slurm.START_SECONDS if self.layout.where == "slurm" else START_SECONDS
         self.wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.layout.n)], seconds)
-        self.keeper.ask("ready")
+        self.supervisor.ask("ready")
 
     def open_px(self):
         """Start ipyparallel's controller, for %px."""
         self.spawn("controller", controller_argv())
 
     def spawn(self, name, argv, **options):
-        """Have the keeper start process `name`. options: see keeper.py."""
-        env = environment(self.path, self.layout, self.keeper.pid)
+        """Have the supervisor start process `name`. options: see supervisor.py."""
+        env = environment(self.path, self.layout, self.supervisor.pid)
         log = session_dir.log_file(self.path, name)
-        self.keeper.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log, **options)
+        self.supervisor.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log, **options)
         self.started.append(name)
 
     def wait_for(self, files, seconds=START_SECONDS):
@@ -71,11 +73,15 @@ class Launching:
                 ranks = range(self.layout.n)
                 dead = [rank for rank in ranks if os.path.exists(session_dir.exit_file(self.path, rank))]
                 if ended or dead or now > give_up:
-                    raise EngineError(diagnosis.start_failure(self.path, self.layout.n, ended, seconds))
+                    raise EngineError(self.failure(ended, seconds))
+
+    def failure(self, gone, seconds):
+        """Why the start failed; see `start_failure`."""
+        return start_failure(self.path, self.layout.n, gone, seconds)
 
     def ended(self):
         """Names of the processes that were started and have ended."""
-        running = self.keeper.ask("status")["running"]
+        running = self.supervisor.ask("status")["running"]
         return [name for name in self.started if name not in running]
 
 
@@ -187,7 +193,7 @@ def memory_available():
 
 def controller_argv():
     """ipyparallel's controller."""
-    return [sys.executable, "-m", "hpdl_lab.engines.controller"]
+    return [sys.executable, "-m", "hpdl_lab.engines.px_processes"]
 
 
 def hosts_argv(path, layout):
@@ -209,17 +215,17 @@ def engines_argv(path, layout):
         return slurm.step_argv(path, layout)
     status = session_dir.exit_file("$HPDL_SESSION", "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}")
     command = f'trap : INT QUIT TERM; "$0" "$@"; echo $? > "{status}.new"; mv "{status}.new" "{status}"'
-    engine = "host_engine" if layout.hosts else "engine"
+    engine = ["hpdl_lab.engines.hosts", "engine"] if layout.hosts else ["hpdl_lab.engines.engine"]
     shell = ["/bin/sh", "-c", command]
-    return [mpiexec(), "-n", str(layout.n), *shell, sys.executable, "-m", f"hpdl_lab.engines.{engine}"]
+    return [mpiexec(), "-n", str(layout.n), *shell, sys.executable, "-m", *engine]
 
 
-def environment(path, layout, keeper_pid):
+def environment(path, layout, supervisor_pid):
     """The environment of controller, hosts and engines: this process's, less what would mislead them."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES) or k in KEPT}
     own = {
         "HPDL_SESSION": path,
-        "HPDL_KEEPER": str(keeper_pid),
+        "HPDL_SUPERVISOR": str(supervisor_pid),
         "HPDL_SIZE": str(layout.n),
         "HPDL_HOSTS": str(layout.hosts),
         "HPDL_DEVICE": layout.device,
@@ -238,3 +244,32 @@ def environment(path, layout, keeper_pid):
 def between_hosts(layout):
     """How MPICH talks between emulated hosts: by TCP only, also where it sees that they are one machine."""
     return BETWEEN_HOSTS | {"MPIR_CVAR_NUM_CLIQUES": str(layout.hosts), "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}
+
+
+def start_failure(path, n, gone, seconds):
+    """The sentence for a start that failed: `gone` are the processes that have ended, `seconds` what it was given."""
+    if "hosts" in gone:
+        return (
+            session_dir.last_line(session_dir.tail(path, "hosts"))
+            or "the process that holds the emulated hosts was killed: lab.restart()"
+        )
+    for name in gone:
+        why = cause(session_dir.tail(path, name))
+        return f"the {name} ended at the start: {why}. Repair that, then call lab.start({n})"
+    engines = session_dir.tail(path, "engines")
+    ended = [rank for rank in range(n) if os.path.exists(session_dir.exit_file(path, rank))]
+    others = f". {dev_shm.of_others()}".removesuffix(". ")
+    if ended:
+        why = cause(engines) + (others if "MPIDI_POSIX" in engines else "")
+        return f"{name_ranks(ended)} ended at the start: {why}. Repair that, then call lab.start({n})"
+    started = sum(os.path.exists(session_dir.engine_socket(path, rank)) for rank in range(n))
+    return (
+        f"{started} of {n} engines answered within {seconds} s. The machine may be overloaded: start fewer engines. "
+        f"The last thing they said: {cause(engines) or 'nothing'}{others}"
+    )
+
+
+def cause(log):
+    """The symptom of which the log tells, with its fix, as `hpdl doctor` says it; else the last thing it says."""
+    known = told_by(TABLE, log)
+    return str(known[0]) if known else session_dir.last_line(log)

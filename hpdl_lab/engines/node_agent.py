@@ -30,9 +30,9 @@ import zmq.asyncio
 
 from .. import features
 from . import session_dir, streams
-from .keeper import die_with_parent, shared_memory
 from .launch import THREAD_VARIABLES
 from .relay import serve_unix
+from .supervisor import die_with_parent, shared_memory
 
 EACH = 8.0  # s for each address of the relay: packets to a closed port may vanish
 UNSEEN, UNREACHED = 66, 67  # exit codes of a job: the node does not see the shared folder; it cannot reach the relay
@@ -336,7 +336,7 @@ def environment(path: str, n: int, node: str, interface: str | None) -> dict[str
         preset |= dict.fromkeys(INTERFACES, interface)
     own = {
         "HPDL_SESSION": path,
-        "HPDL_KEEPER": str(os.getpid()),
+        "HPDL_SUPERVISOR": str(os.getpid()),
         "HPDL_SIZE": str(n),
         "HPDL_HOST_ID": node,
         "IPP_PROFILE_DIR": session_dir.profile_dir(path),

@@ -32,7 +32,7 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from ..features import Missing
-from . import reach, session_dir, streams
+from . import session_dir, slurm, streams
 
 LOOK, WATCH = 0.02, 0.25  # s between two looks: for a file that is to come, at the state of the job
 PING = 1.0  # s
@@ -261,7 +261,7 @@ def listen(context: zmq.asyncio.Context, keys: dict[str, str], hosts: list[str],
     authenticator.stop()
     where = f" from {within[0]} to {within[1]}" if within else ""
     what = f"no port{where} can be had on {', '.join(hosts)} ({refused})"
-    raise Missing(what, f"name others in {reach.PORTS}, or another address in {reach.ADDRESS}")
+    raise Missing(what, f"name others in {slurm.PORTS}, or another address in {slurm.ADDRESS}")
 
 
 class Allowed:
@@ -278,17 +278,17 @@ async def serve(path: str, partition: str | None) -> None:
     """Open the port and the sockets, and write where they are; returns on SIGTERM."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    keys, addresses = streams.new_keys(), reach.addresses(partition)
+    keys, addresses = streams.new_keys(), slurm.addresses(partition)
     context = zmq.asyncio.Context()
-    router, port, authenticator = listen(context, keys, addresses, reach.ports())
+    router, port, authenticator = listen(context, keys, addresses, slurm.ports())
     relay = Relay(path, router)
     await serve_unix(session_dir.relay_socket(path), relay.on_step)
     for work in (relay.route(), relay.ping(), relay.watch_job()):
         relay.begin(work)
-    with reach.shared_folder() as shared:
+    with slurm.shared_folder() as shared:
         where = {"addresses": addresses, "port": port}
         theirs = {name: key for name, key in keys.items() if name != "relay_secret"}
-        session_dir.write(reach.shared_relay_file(shared), json.dumps(where | {"keys": theirs}))
+        session_dir.write(slurm.shared_relay_file(shared), json.dumps(where | {"keys": theirs}))
         session_dir.write(session_dir.relay_file(path), json.dumps(where | {"shared": shared}))
         await ended.wait()
     for task in list(relay.tasks):

@@ -1,13 +1,14 @@
 """Where the sockets and files of a user's engine cluster live: one private directory that needs no writable home.
 
 The directory is the same for every notebook of this user and this Python environment, which is how a second notebook
-finds a running cluster. It is locked (flock) while a cluster starts, and the keeper removes it when the cluster ends.
+finds a running cluster. It is locked (flock) while a cluster starts; the supervisor removes it when the cluster ends.
 """
 
 import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -109,7 +110,7 @@ def _unfit(label, root, path, longest):
 def locked(path):
     """Create `path` as a directory that only this user may enter, and hold its lock: one kernel starts at a time.
 
-    The keeper of a cluster that ends removes the directory; then whoever waited for the lock makes a new one.
+    The supervisor of a cluster that ends removes the directory; then whoever waited for the lock makes a new one.
     Raises EngineError where there is a link, or what is somebody else's.
     """
     while True:
@@ -143,7 +144,7 @@ def opened(path):
 
 
 def _is_at(path, handle):
-    """True when the open directory is still the one at `path`: the keeper of a cluster that ends moves it away."""
+    """True when the open directory is still the one at `path`: the supervisor of a cluster that ends moves it away."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except FileNotFoundError:
@@ -207,9 +208,9 @@ def job_file(path):
     return os.path.join(path, "job.json")
 
 
-def keeper_socket(path):
+def supervisor_socket(path):
     """Path of the socket to which every attached kernel stays connected."""
-    return os.path.join(path, "keeper.sock")
+    return os.path.join(path, "supervisor.sock")
 
 
 def session_file(path):
@@ -240,3 +241,18 @@ def connection_file(path, kind):
 def log_file(path, name):
     """Path of what the process `name` ("controller", "hosts", "engines") prints."""
     return os.path.join(path, f"{name}.log")
+
+
+def tail(path, name, nbytes=8000):
+    """The end of what process `name` printed."""
+    try:
+        with open(log_file(path, name), errors="replace") as file:
+            return file.read()[-nbytes:]
+    except OSError:
+        return ""
+
+
+def last_line(log):
+    """The last line that says something."""
+    lines = [line.strip() for line in log.splitlines() if re.search(r"\w", line)]
+    return lines[-1] if lines else ""

@@ -1,6 +1,6 @@
-"""Engines in a Slurm job, seen from the notebook's machine: relay and job as children of the keeper, and their end.
+"""Engines in a Slurm job, seen from the notebook's machine: relay and job as children of the supervisor, and their end.
 
-    keeper --- relay        what the nodes connect to (relay.py)
+    supervisor --- relay        what the nodes connect to (relay.py)
            |-- job          has Slurm start an agent on a node, follows the job, ends it (slurm_job.py)
            |-- controller   as for engines of this machine
            `-- engines      asks the relay for engines, prints what they print (step.py)
@@ -9,12 +9,18 @@ Relay and job outlive `lab.restart()`: new engines in the same job wait in no qu
 """
 
 import json
+import os
+import re
 import shutil
+import socket
+import subprocess
 import sys
+import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
-from . import diagnosis, reach, session_dir, slurm_job, step
+from ..features import Missing
+from . import session_dir, slurm_job, supervisor
 from .errors import EngineError
 
 
@@ -63,7 +69,7 @@ def in_notebook():
 
 JOB = ("relay", "job")
 START_SECONDS = 240  # all nodes read the same files of one file system, some for the first time
-RELAY_FAREWELL, JOB_FAREWELL = 5.0, 20.0  # s: to remove a folder; for scancel
+RELAY_GRACE, JOB_GRACE = 5.0, 20.0  # s: to remove a folder; for scancel
 LOOK = 0.1  # s between two looks at the state of the job
 NEWS = 10.0  # s: until Slurm has noticed, and told, that a node or a job has gone
 LOST = ("vanished", "has gone")  # what is said of an engine that said nothing of its end: by the relay, and here
@@ -81,29 +87,29 @@ def check():
 def step_argv(path, layout):
     """The process that asks the relay for engines, and ends with them."""
     request = json.dumps({"n": layout.n})
-    return [sys.executable, "-I", "-S", step.__file__, session_dir.relay_socket(path), request]
+    return [sys.executable, "-m", "hpdl_lab.engines.slurm", session_dir.relay_socket(path), request]
 
 
 def prepare(launching):
     """Return when a job runs in which engines can be started. Raises EngineError with the reason where none will."""
     path = launching.path
-    if "job" not in launching.keeper.ask("status")["running"]:
+    if "job" not in launching.supervisor.ask("status")["running"]:
         partition = launching.layout.job.get("partition") or ""
         argv = [sys.executable, "-m", "hpdl_lab.engines.relay", path, partition]
-        launching.spawn("relay", argv, farewell=RELAY_FAREWELL)
+        launching.spawn("relay", argv, grace=RELAY_GRACE)
         launching.wait_for([session_dir.relay_file(path)])
         with open(session_dir.relay_file(path)) as file:
             shared = json.load(file)["shared"]
-        agent = [sys.executable, "-m", "hpdl_lab.engines.node_agent", reach.shared_relay_file(shared)]
+        agent = [sys.executable, "-m", "hpdl_lab.engines.node_agent", shared_relay_file(shared)]
         argv = slurm_job.argv(path, launching.layout.n, launching.layout.job, agent, shared)
-        launching.spawn("job", argv, farewell=JOB_FAREWELL)
+        launching.spawn("job", argv, grace=JOB_GRACE)
     with QueueLine() as line:
         while (told := state(path)).get("state") != "running":
             gone = launching.ended()
             if text := ended(path):  # looked at after `gone`: the process "job" writes it before it ends
                 raise EngineError(text)
             if gone:
-                raise EngineError(diagnosis.start_failure(path, launching.layout.n, gone, 0))
+                raise EngineError(launching.failure(gone, 0))
             if told:
                 line.show(told["text"])
             time.sleep(LOOK)
@@ -160,3 +166,134 @@ def end_of_job(path, endings):
             return None
         time.sleep(LOOK)
     return text.rstrip(".")
+
+
+FOLDER = "HPDL_SHARED"  # environment variable: where the nodes share no home folder
+DEFAULT = "~/.hpdl_lab/sessions"
+
+
+def shared_root():
+    """Where such folders are made. Raises Missing where there is no place."""
+    path = os.path.expanduser(os.environ.get(FOLDER) or DEFAULT)
+    remedy = f"set {FOLDER} to a folder that this machine and the nodes share and that you can write"
+    if not os.path.isabs(path):
+        raise Missing(f"{path} is not an absolute path", remedy)
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except OSError as error:
+        raise Missing(f"there is no folder {path} ({error.strerror})", remedy) from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise Missing(f"{path} is not writable", remedy)
+    return path
+
+
+@contextmanager
+def shared_folder():
+    """Make a folder for the session of this process, and remove it at the end."""
+    place = shared_root()
+    sweep(place)
+    path = tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=place)  # 0700
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep(place):
+    """Remove the folders of relays of this machine that were killed."""
+    for entry in os.scandir(place):
+        host, _, rest = entry.name.rpartition("-")[0].rpartition("-")
+        with suppress(OSError):
+            if host == socket.gethostname() and rest.isdigit() and not supervisor.alive(int(rest)):
+                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    shutil.rmtree(entry.path)
+
+
+def shared_relay_file(path):
+    """Where the nodes find the relay: {"addresses", "port", "keys"}."""
+    return os.path.join(path, "relay.json")
+
+
+def log_file(path):
+    """What the job prints before it has found the relay."""
+    return os.path.join(path, "job.log")
+
+
+ADDRESS, PORTS = "HPDL_ADDRESS", "HPDL_PORTS"  # variables that overrule what is found: "10.1.0.5", "60001-60100"
+ASKED = 8  # nodes whose routes are looked at: those of a partition share a network
+ANSWER_SECONDS = 20.0  # for Slurm to answer
+CONTROLLER = "see whether its controller runs: scontrol ping"
+
+
+def addresses(partition=None):
+    """Addresses of this machine from which packets to the nodes of `partition` (None: all) leave, best first.
+
+    Raises: Missing where none can be told.
+    """
+    if told := os.environ.get(ADDRESS):
+        return [address.strip() for address in told.split(",")]
+    found, nodes = [], node_addresses(partition) or node_addresses(None)  # sbatch says what is wrong with a partition
+    for node in nodes[:ASKED]:
+        with suppress(OSError):
+            found.append(source(node))
+    if not found:
+        raise Missing(
+            f"none of the nodes {', '.join(nodes[:3]) or '(Slurm names none)'} has an address that this machine knows",
+            f"set {ADDRESS} to an address of this machine that the nodes reach",
+        )
+    return list(dict.fromkeys(found))
+
+
+def node_addresses(partition):
+    """The NodeAddr of each node, as Slurm itself uses it."""
+    said = ask_slurm(
+        ["sinfo", "--noheader", "--Node", "--format=%o", *(["--partition", partition] if partition else [])]
+    )
+    return list(dict.fromkeys(said.split()))
+
+
+def source(node):
+    """The address of this machine from which packets to `node` leave; none is sent. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(node, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
+def ports():
+    """(first, last) of the ports on which nodes may connect to this machine; None where any will do."""
+    said = os.environ.get(PORTS)
+    if said is None:
+        found = re.search(r"^SrunPortRange\s*=\s*(\S+)", ask_slurm(["scontrol", "show", "config"]), re.M)
+        said = found[1] if found else "0-0"
+    match = re.fullmatch(r"(\d+)-(\d+)", said)
+    if match is None or not int(match[1]) <= int(match[2]) < 1 << 16:
+        raise Missing(f"{PORTS}={said!r} is no range of ports", "give one, such as 60001-60100")
+    first, last = int(match[1]), int(match[2])
+    return (first, last) if first else None
+
+
+def ask_slurm(argv):
+    """What a command of Slurm prints. Raises Missing with what it says where it fails."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise Missing(f"there is no command {argv[0]} here", "start where Slurm's commands are: a login node") from None
+    except subprocess.TimeoutExpired:
+        raise Missing(f"{argv[0]} does not answer within {ANSWER_SECONDS:g} s", CONTROLLER) from None
+    if done.returncode:
+        said = [*done.stderr.split("\n"), f"exit code {done.returncode}"]
+        raise Missing(f"{argv[0]} says {next(line for line in said if line)}", CONTROLLER)
+    return done.stdout
+
+
+def main() -> None:
+    relay = socket.socket(socket.AF_UNIX)
+    relay.connect(sys.argv[1])
+    relay.sendall(sys.argv[2].encode() + b"\n")
+    while output := relay.recv(1 << 16):
+        os.write(2, output)
+
+
+if __name__ == "__main__":
+    main()

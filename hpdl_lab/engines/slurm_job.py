@@ -1,10 +1,11 @@
 """The process that submits the Slurm job of the engines, watches it, and cancels it when it is ended itself.
 
-    keeper --- slurm_job --- sbatch, scontrol, squeue, scancel          the first node of the job
-                   `-- job.json: how the job is doing                     `-- one command, which starts the engines
+    supervisor --- slurm_job --- sbatch, scontrol, squeue, scancel      the first node of the job
+                       `-- job.json: how the job is doing             `-- one command, which starts the engines
 
-Started by the keeper, which ends it with SIGTERM, as the system does when the keeper is killed. It ends by itself when
-the job has ended. The job has a name of its own, by which it is cancelled also where sbatch has not answered yet.
+Started by the supervisor, which ends it with SIGTERM, as the system does when the supervisor is killed. It ends by
+itself when the job has ended. The job has a name of its own, by which it is cancelled also where sbatch has not
+answered yet.
 """
 
 import contextlib

@@ -8,16 +8,22 @@ The outcome is a dict that holds only plain values, so that the notebook can alw
 """
 
 import io
+import os
+import pickle
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
+import cloudpickle
+
 from ..comm.base import Comm
+from ..comm.buffers import is_tensor
 from ..comm.errors import CommError
+from ..comm.mpi import kind
 from ..comm.no_input import no_input
 from ..comm.spelling import name_the_call
 from ..trace import is_the_attendees, now_ns, source_line
-from . import client, device
+from . import client
 from .errors import is_bug
 
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
@@ -38,7 +44,7 @@ def execute(server, kernel, task, cancelled):
                 ranks=task["ranks"],
                 deadline=max(GATHER, task["deadline"]),
                 on_row=lambda row: kernel.send(client.ROW, row),
-                make=device.kind_of_this_engine(),
+                make=kind_of_this_engine(),
             )
             comm.waiting.deadline, comm.waiting.inject = task["deadline"], task["inject"]
             fn, args = load(task, comm.device)
@@ -82,9 +88,9 @@ def load(task, where="cpu"):
     for entry in task["sys_path"]:
         if entry not in sys.path:
             sys.path.append(entry)
-    fn, args = device.load(task["task"], where)
+    fn, args = unpickled(task["task"], where)
     if task["own"] is not None:
-        for position, value in device.load(task["own"], where).items():
+        for position, value in unpickled(task["own"], where).items():
             args[position] = value
     return fn, args
 
@@ -96,7 +102,7 @@ class CannotReturn(Exception):
 def dump(value):
     """The return value as bytes. Raises CannotReturn with the reason."""
     try:
-        return device.dump(value)
+        return pickled(value)
     except Exception as error:
         kind = type(value).__name__
         raise CannotReturn(
@@ -166,3 +172,56 @@ class Writer(io.TextIOBase):
 def last_state(line):
     """What a terminal shows of a line that returns to its beginning: the last of its texts."""
     return line.rstrip("\r").rpartition("\r")[2]
+
+
+DEVICE = "HPDL_DEVICE"  # environment variable: "cpu" or "cuda", from lab.start(n, device=...)
+
+
+def kind_of_this_engine():
+    """What makes its communicators, for Session.comm. Raises RuntimeError where "cuda" cannot be had."""
+    return kind(os.environ.get(DEVICE, "cpu"))
+
+
+def unpickled(data, device):
+    """pickle.loads, with all tensors on `device`: arguments, a model's parameters, what the function's globals hold."""
+    return pickle.loads(data) if device == "cpu" else Moving(io.BytesIO(data), device).load()
+
+
+def pickled(value):
+    """cloudpickle.dumps, with all tensors on the CPU: the notebook may have no GPU."""
+    memory = io.BytesIO()
+    Returning(memory).dump(value)
+    return memory.getvalue()
+
+
+class Moving(pickle.Unpickler):
+    """Tensors come out on `device`."""
+
+    def __init__(self, file, device):
+        super().__init__(file)
+        self.device = device
+
+    def find_class(self, module, name):
+        found = super().find_class(module, name)
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):  # by which torch pickles every dense tensor
+            return lambda *args: self._moved(found(*args))
+        return found
+
+    def _moved(self, tensor):
+        return tensor.detach().to(self.device).requires_grad_(tensor.requires_grad)
+
+
+class Returning(cloudpickle.Pickler):
+    """Tensors of a GPU go in as their copies on the CPU."""
+
+    def reducer_override(self, value):
+        if is_tensor(value) and value.device.type == "cuda":
+            return on_host(value).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return super().reducer_override(value)
+
+
+def on_host(tensor):
+    """A copy on the CPU, a leaf as a tensor must be to be pickled; a model's parameter stays one."""
+    copy = tensor.detach().cpu()
+    Parameter = sys.modules["torch"].nn.Parameter
+    return Parameter(copy, tensor.requires_grad) if isinstance(tensor, Parameter) else copy

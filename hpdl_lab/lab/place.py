@@ -7,7 +7,7 @@ from typing import Any
 from ..comm import sim
 from ..comm.network import Network, Ring, Switch, title
 from ..engines import layout
-from ..engines.crew import check_deadline
+from ..engines.pool import check_deadline
 from ..units import counted, require_int
 from .cluster import injected, run, running
 

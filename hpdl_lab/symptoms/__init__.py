@@ -2,7 +2,7 @@
 
 A symptom is a record (record.py): a look at this machine, the words of a log, or both. The tables are one file per
 family; the one of engines is in `engines/doctor.py`, because a look at clusters must know them. `engines/doctor.py`
-goes through all of them for `hpdl doctor`; `engines/diagnosis.py` reads the log of a start that failed.
+goes through all of them for `hpdl doctor`; `engines/launch.py` reads the log of a start that failed.
 """
 
 from . import build, jupyter, machine, mpi, network

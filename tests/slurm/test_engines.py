@@ -160,7 +160,7 @@ def test_events_of_all_nodes_are_on_one_time_line(far, one_slurm, eventually):
         engine.set_clock()
         return time.monotonic() - begin < 5 * 0.005
 
-    for engine in far._crew.engines if one_slurm.network else ():
+    for engine in far._pool.engines if one_slurm.network else ():
         eventually(lambda engine=engine: compare_clocks(engine))
     begin = time.monotonic_ns()
     run = far.run(meet)

@@ -44,13 +44,13 @@ def test_a_job_runs_and_is_cancelled_at_the_end(slurm, job):
     assert slurm.ask("squeue", "--noheader", "--states=PENDING,RUNNING").stdout == ""
 
 
-def test_the_job_is_cancelled_when_the_keeper_is_killed(slurm, tmp_path):
+def test_the_job_is_cancelled_when_the_supervisor_is_killed(slurm, tmp_path):
     command = slurm_job.argv(str(tmp_path), 1, {}, ["sleep", "1000"], str(tmp_path))
-    keeper = subprocess.Popen(["sh", "-c", '"$@" & wait', "sh", *command])
+    supervisor = subprocess.Popen(["sh", "-c", '"$@" & wait', "sh", *command])
     while not slurm.jobs():
         time.sleep(0.02)
-    keeper.kill()
-    keeper.wait()  # that no job is left, the fixture sees to
+    supervisor.kill()
+    supervisor.wait()  # that no job is left, the fixture sees to
 
 
 def test_no_job_is_left_when_the_stop_button_is_pressed_amid_the_start(slurm, job):

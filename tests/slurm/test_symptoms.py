@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from hpdl_lab.engines import doctor, reach
+from hpdl_lab.engines import doctor
+from hpdl_lab.engines import slurm as slurm_engines
 from hpdl_lab.symptoms import found
 
 pytestmark = pytest.mark.timeout(240)
@@ -19,12 +20,12 @@ def test_an_address_that_nodes_take_for_their_own(slurm, monkeypatch):
     monkeypatch.setenv("HOME", str(slurm.folder))
     assert found(doctor.SYMPTOMS[:1]) == []
     for told in ("127.0.0.1", "localhost, 127.0.0.2"):
-        monkeypatch.setenv(reach.ADDRESS, told)
+        monkeypatch.setenv(slurm_engines.ADDRESS, told)
         (finding,) = found(doctor.SYMPTOMS[:1])
         assert finding.name == "controller on localhost"
-        assert finding.what.startswith(f"{reach.ADDRESS}={told} sends the engines of node ")
-        assert finding.fix.startswith(f"unset {reach.ADDRESS}")
-    monkeypatch.setenv(reach.ADDRESS, slurm.network.address)
+        assert finding.what.startswith(f"{slurm_engines.ADDRESS}={told} sends the engines of node ")
+        assert finding.fix.startswith(f"unset {slurm_engines.ADDRESS}")
+    monkeypatch.setenv(slurm_engines.ADDRESS, slurm.network.address)
     assert found(doctor.SYMPTOMS[:1]) == []
 
 

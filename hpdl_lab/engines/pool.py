@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 
 import cloudpickle
 
-from ..comm.base import PerRank
+from ..comm.base import PerRank, Results
 from ..comm.errors import RankFailed
-from ..trace import INSTALLED, PACKAGE
-from . import client, diagnosis, outcome, session_dir
+from ..trace import INSTALLED, PACKAGE, Event
+from . import client, errors, session_dir
 from .errors import EngineError, RunStopped, without_traceback
 from .run import Run
 
@@ -151,7 +151,7 @@ def own_paths():
     ]
 
 
-class Crew:
+class EnginePool:
     """The `n` engines of the session at `path`. One run at a time, also when several notebooks use them."""
 
     def __init__(self, path, n):
@@ -183,7 +183,7 @@ class Crew:
         for rank in ranks:
             try:
                 with open(session_dir.exit_file(self.path, rank)) as file:
-                    found[rank] = diagnosis.ending(file.read())
+                    found[rank] = errors.ending(file.read())
             except OSError:
                 continue
         return found
@@ -274,17 +274,17 @@ class Crew:
             return run.raised
         if run.stopped:
             return RunStopped(
-                f"stopped after {run.seconds:.3g} s, when", outcome.annotate(run.picture, run.outcomes, run.dead)
+                f"stopped after {run.seconds:.3g} s, when", errors.annotate(run.picture, run.outcomes, run.dead)
             )
         if run.dead:
-            waits = outcome.annotate(run.picture, run.outcomes, run.dead)
-            text = diagnosis.dead_text(self.endings(sorted(run.engines[i].rank for i in run.dead)))
+            waits = errors.annotate(run.picture, run.outcomes, run.dead)
+            text = errors.dead_text(self.endings(sorted(run.engines[i].rank for i in run.dead)))
             text += ". Call lab.restart() for new engines; your variables stay"
             return without_traceback(RankFailed(text, waits))
         if run.late:
-            waits = outcome.annotate(run.picture, run.outcomes)
-            return without_traceback(outcome.too_late(waits, run.limit))
-        return outcome.error_of(run.outcomes, run.picture)
+            waits = errors.annotate(run.picture, run.outcomes)
+            return without_traceback(errors.too_late(waits, run.limit))
+        return errors.error_of(run.outcomes, run.picture)
 
     def endings(self, ranks):
         """`died_by_now`; where nothing is known in time: {rank: "has gone"} of all."""
@@ -318,3 +318,12 @@ def check_seconds(name: str, seconds: float, what: str) -> float:
 def warn(text):
     """Tell the attendee, beside the output of the cell."""
     print(text, file=sys.stderr, flush=True)
+
+
+def results(outcomes, rows):
+    """Results in rank order of a run in which every rank returned; `outcomes` is {rank: outcome}."""
+    outcomes = [outcomes[rank] for rank in sorted(outcomes)]
+    values = [pickle.loads(o["value"]) for o in outcomes]
+    events = [Event._make(e) for o in outcomes for e in o["events"]]
+    seconds = (max(o["t1_ns"] for o in outcomes) - min(o["t0_ns"] for o in outcomes)) / 1e9
+    return Results(values, events, rows, seconds)

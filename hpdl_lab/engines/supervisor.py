@@ -1,19 +1,19 @@
-r"""The keeper: a small process that owns every process of an engine cluster, and ends them all when nobody needs them.
+r"""The supervisor: a small process that owns all processes of an engine cluster, and ends them when nobody needs them.
 
-    kernel A --\                    /-- controller
-                >-- keeper.sock -- K
-    kernel B --/                    \-- mpiexec -- ... -- engines
+    kernel A --\                                 /-- controller
+                >-- supervisor.sock -- supervisor
+    kernel B --/                                 \-- mpiexec -- ... -- engines
 
-Every attached kernel stays connected to the keeper's socket. When the last one is gone (stop, crash, kill -9), or on
-SIGTERM, the keeper kills its descendants, removes the shared memory that they had mapped and the session directory, and
-exits. It is the reaper of its descendants, so that none escapes by losing its parent. Should the keeper itself be
-killed, the system kills its children, and the engines exit by themselves (server.py).
+Every attached kernel stays connected to the supervisor's socket. When the last one is gone (stop, crash, kill -9), or
+on SIGTERM, the supervisor kills its descendants, removes the session directory and the shared memory that they had
+mapped, and exits. It is the reaper of its descendants, so that none escapes by losing its parent. Should the supervisor
+itself be killed, the system kills its children, and the engines exit by themselves (engine.py).
 
-This file runs by itself (`python -I -S keeper.py DIRECTORY FD`): it imports the standard library only, to start in
+This file runs by itself (`python -I -S supervisor.py DIRECTORY FD`): it imports the standard library only, to start in
 milliseconds. Requests and replies are JSON, one per line, each with the "id" of its request:
 
     {"do": "spawn", "name", "argv", "env", "cwd", "log"}   ->  {"pid"}
-                       "farewell": seconds from SIGTERM to SIGKILL, for one that has to undo something elsewhere
+                       "grace": seconds from SIGTERM to SIGKILL, for one that has to undo something elsewhere
     {"do": "status"}                                       ->  {"running": {name: pid}, "attached": [pid]}
     {"do": "ready"}    the processes are all there         ->  {}
     {"do": "kill"}     end all processes, keep the session ->  {}
@@ -53,19 +53,19 @@ class Kernel:
             self.process = None
 
 
-class Keeper:
+class Supervisor:
     """Serves the kernels that use the session in `directory`; `first` is the connection of the one that started it."""
 
     def __init__(self, directory, first):
         self.directory = directory
         self.closed = False
         self.children = {}  # name -> Popen
-        self.farewells = {}  # name -> s
+        self.graces = {}  # name -> s
         self.mapped = set()  # shared memory files of our processes
         self.kernels = []
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(os.path.join(directory, "keeper.sock"))
+        self.listener.bind(os.path.join(directory, "supervisor.sock"))
         self.listener.listen(64)
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.attach(first)
@@ -116,8 +116,8 @@ class Keeper:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def do_spawn(self, name, argv, env, cwd, log, farewell=0.0):
-        self.farewells[name] = farewell
+    def do_spawn(self, name, argv, env, cwd, log, grace=0.0):
+        self.graces[name] = grace
         try:
             with open(log, "ab") as output:
                 self.children[name] = subprocess.Popen(
@@ -172,13 +172,13 @@ class Keeper:
 
     def kill_all(self, keep=()):
         """Kill all descendants but the children `keep`, wait until they are gone, and remove the shared memory that
-        they had mapped. Children with a farewell are asked first, and spared as long as that lasts.
+        they had mapped. Children with a grace are asked first, and spared as long as that lasts.
         """
         kept = {child.pid for name, child in self.children.items() if name in keep}
         asked = {}  # pid -> when it is killed
         for name, child in self.children.items():
-            if self.farewells[name] and child.pid not in kept and alive(child.pid):
-                asked[child.pid] = time.monotonic() + self.farewells[name]
+            if self.graces[name] and child.pid not in kept and alive(child.pid):
+                asked[child.pid] = time.monotonic() + self.graces[name]
                 child.terminate()
         while pids := descendants(kept):
             spared = {pid for pid, end in asked.items() if time.monotonic() < end}
@@ -202,7 +202,7 @@ class Keeper:
 
 
 def die_with_parent():
-    """In a new child: be killed when the keeper dies."""
+    """In a new child: be killed when the supervisor dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -264,18 +264,18 @@ def main():
     directory, first = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     os.umask(0o077)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    keeper = Keeper(directory, first)
+    supervisor = Supervisor(directory, first)
 
     def on_signal(signum, frame):
-        keeper.close()
+        supervisor.close()
         os._exit(0)
 
     for signum in SIGNALS:
         signal.signal(signum, on_signal)
     try:
-        keeper.serve()
+        supervisor.serve()
     finally:  # also where it fails: nothing may be left behind
-        keeper.close()
+        supervisor.close()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The connection to ipyparallel's controller, over which `%px` runs."""
 
+import asyncio
 import os
 import time
+from contextlib import ExitStack, contextmanager
 
 from . import session_dir
 from .errors import EngineError
@@ -41,9 +43,7 @@ def connect(path, n, seconds, look):
     """
     from ipyparallel import Client
 
-    from . import px_result
-
-    px_result.show_all()
+    show_all()
     give_up = time.monotonic() + seconds
     while not os.path.exists(session_dir.connection_file(path, "client")) and time.monotonic() < give_up:
         look()
@@ -61,3 +61,39 @@ def connect(path, n, seconds, look):
                 raise
         if time.monotonic() > give_up:
             raise EngineError(f"%px knows {known} of {n} engines after {seconds:g} s: call lab.restart()")
+
+
+def show_all():
+    """Have the views of this process show what engines have said before ipyparallel listens.
+
+    ipyparallel 9.2 sends a cell, and begins to listen to it only then. What engines have printed by then it displays
+    under one name for all, so that the last one's text takes the others' place; of their errors it only says "2
+    errors".
+    """
+    from ipyparallel import AsyncResult
+    from ipyparallel.client import view
+
+    class Result(AsyncResult):
+        """ipyparallel's result of a cell, of which everything is shown, once, however early it came."""
+
+        @contextmanager
+        def stream_output(self):
+            with ExitStack() as stack:
+                begin = self._begin(stack, super().stream_output())
+                asyncio.run_coroutine_threadsafe(begin, self._client._io_loop.asyncio_loop).result()
+                yield
+
+        async def _begin(self, stack, stream):
+            """Show what has come, and listen: in the thread that takes messages, so that none comes meanwhile."""
+            stack.enter_context(stream)
+            for engine, future in zip(self._targets, self._children, strict=True):
+                if error := future.output.metadata["error"]:
+                    content = {"ename": error.ename, "evalue": error.evalue, "traceback": [error.traceback]}
+                    message = {"header": {"msg_type": "error"}, "content": content}
+                    self._iopub_streaming_output_callback(engine, future, message)
+
+        def _iopub_streaming_output_callback(self, eid, msg_future, msg):
+            msg.setdefault("parent_header", {"msg_id": msg_future.msg_id})  # names its display
+            super()._iopub_streaming_output_callback(eid, msg_future, msg)
+
+    view.AsyncResult = Result

@@ -1,0 +1,111 @@
+"""The processes of `%px`: an engine (engine.py) that becomes an ipyparallel engine, and ipyparallel's controller.
+
+The tasks of `lab.run` go on between an engine's cells, and nothing of them goes through the controller. An engine
+registers under its rank, so that `%%px` and `lab.run` number the engines alike. The controller is started as `python -m
+hpdl_lab.engines.px_processes` (launch.py). Its sockets are Unix sockets in the session directory: no other user can
+open them, and they reach engines on emulated hosts, which have networks of their own.
+"""
+
+import os
+import signal
+import threading
+import time
+
+from ipyparallel.controller.app import IPController
+from ipyparallel.engine.app import IPEngine
+from traitlets.config import Config
+
+from . import session_dir
+from .supervisor import die_with_parent
+
+
+class Engine(IPEngine):
+    """ipyparallel's engine, with this laboratory's signal handling and a server of tasks beside it."""
+
+    server = None
+
+    def init_signal(self):
+        """Signals stay as engine.py has set them; ipykernel puts its own handler of SIGINT around %px."""
+
+    def on_signal_request(self, stream, ident, parent):
+        """What ipyparallel's nanny would do: an interrupted `%px` cell asks its engines to interrupt it too."""
+        number = parent["content"]["sig"]
+        signal.pthread_kill(
+            threading.main_thread().ident, getattr(signal, number) if isinstance(number, str) else number
+        )
+        self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
+
+    async def on_execute_request(self, stream, ident, parent):
+        """A cell of %px. Where one fails or is interrupted, ipykernel drops what has come meanwhile, without a word; it
+        would do so on some ranks and not on others, and leave them out of step.
+        """
+        parent["content"]["stop_on_error"] = False
+        await self.kernel.execute_request(stream, ident, parent)
+
+    async def register(self):
+        await super().register()
+        self.kernel.control_handlers["signal_request"] = self.on_signal_request
+        self.kernel.shell_handlers["execute_request"] = self.on_execute_request
+        if self.id != self.server.rank:
+            raise SystemExit(f"the controller numbers MPI rank {self.server.rank} as engine {self.id}: lab.restart()")
+        self.server.work_in(self.loop)
+
+
+def serve_engine(server, connection_file):
+    """Run cells of %px, and the tasks of `server`, in this thread, the main one."""
+    config = Config()
+    config.IPEngine.id = server.rank
+    config.IPEngine.url_file = connection_file
+    config.IPEngine.enable_nanny = False  # a second process per engine; the supervisor and the sockets watch instead
+    config.IPEngine.max_heartbeat_misses = 0
+    wait_for(connection_file)
+    user_ns = {"mpi_rank": server.rank, "mpi_size": server.session.size}
+    engine = Engine.instance(config=config, user_ns=user_ns)
+    engine.server = server
+    engine.initialize([])
+    engine.start()
+
+
+def wait_for(path, seconds=60):
+    """Return when the file exists: the controller and this start at the same time."""
+    give_up = time.monotonic() + seconds
+    while not os.path.exists(path):
+        if time.monotonic() > give_up:
+            raise SystemExit(f"no connection file {path} after {seconds} s")
+        time.sleep(0.01)
+
+
+class Controller(IPController):
+    """ipyparallel's controller, on Unix sockets."""
+
+    def construct_url(self, kind, channel, index=None):
+        """As clients and engines spell it: ipyparallel 9.2 itself writes a "-" here where they look for a ":"."""
+        info = getattr(self, f"{kind}_info")
+        return f"{info['interface']}:{info[channel] if index is None else info[channel][index]}"
+
+    def save_connection_dict(self, fname, cdict):
+        """All at once: engines read the file as soon as it is there, and ipyparallel itself writes into it."""
+        super().save_connection_dict(f"{fname}.new", cdict)
+        folder = self.profile_dir.security_dir
+        os.rename(os.path.join(folder, f"{fname}.new"), os.path.join(folder, fname))
+
+
+def main():
+    """Be the controller, without what a laboratory on one machine does not need."""
+    config = Config()
+    config.IPController.transport = "ipc"
+    config.IPController.ip = session_dir.px_sockets(os.environ["HPDL_SESSION"])
+    config.IPController.ports = list(range(1, session_dir.PX_CHANNELS + 1))  # ends of the sockets' names
+    config.IPController.use_threads = True  # schedulers as threads of this process, which forks less
+    config.IPController.broadcast_scheduler_depth = 0
+    config.IPController.db_class = "NoDB"
+    config.HeartMonitor.period = 100  # ms: the hub announces an engine at its second heartbeat; the default is 3,000
+    config.HeartMonitor.max_heartmonitor_misses = 600  # a minute: sockets, not heartbeats, tell of dead engines
+    os.register_at_fork(after_in_child=die_with_parent)  # the heart monitor is a process of its own
+    controller = Controller.instance(config=config)
+    controller.initialize([])
+    controller.start()
+
+
+if __name__ == "__main__":
+    main()
