@@ -99,7 +99,7 @@ def test_the_command_prints_and_writes_the_tables_and_fails_where_somebody_faile
         assert str(failure) in printed and str(failure) in written
     assert "2 failures of 3 attendees." in printed
     assert printed.endswith(f"{written.partition('## ')[2].partition('<!-- end')[0].strip()}\n")
-    assert "`hpdl drill --users 3 --notebook 00 --markdown" in written and "Python 3" in written
+    assert "`hpdl drill --users 3 --markdown" in written and "Python 3" in written
     monkeypatch.setattr(done, "failures", [])
     assert cli.main(["drill", "--users", "3", "--markdown", str(file)]) == 0
     assert "3 attendees, no failure, nothing left behind." in file.read_text()

@@ -159,7 +159,7 @@ def test_what_other_libraries_call_it_is_translated(cluster):
     with pytest.raises(RunFailed, match=r"AttributeError: .* here it is comm.rank\n"):
         cluster.run(lambda comm: comm.Get_rank(), ranks=[1])
     for call in (lambda comm: comm.send(np.zeros(2), dest=1), lambda comm: comm.isend(np.zeros(2), dest=1)):
-        with pytest.raises(RunFailed, match=r"TypeError: comm.i?send\(\) .*'dest'; here it is comm.i?send\(x, to\)"):
+        with pytest.raises(RunFailed, match=r"TypeError: comm.i?send\(\) .*'dest'; here it is comm.i?send\(x, dst\)"):
             cluster.run(call)
 
 

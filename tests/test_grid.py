@@ -267,10 +267,12 @@ def test_1024_ranks_are_simulated():
 def test_bench_hybrid_puts_published_figures_beside_ours(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(hybrid, "simulate", lambda *_, **__: Simulated(34.5, 34.4, 1024, []))
     assert cli.main(["bench", "hybrid", "--markdown", str(tmp_path / "hybrid.md")]) == 0
-    told = (tmp_path / "hybrid.md").read_text()
-    assert "| s per step | 34.4 | 34.5 | 32 | NVIDIA, Megatron-LM" in told
-    assert "arXiv:2104.04473: (p - 1) / m of the ideal time" in told and "arXiv:1910.02054: 16 bytes" in told
-    assert "| MB kept of a block, one sequence | 806 |  | 805 | Korthikanti" in told
+    written = (tmp_path / "hybrid.md").read_text()
+    cells = [[cell.strip() for cell in line.split("|")] for line in written.splitlines()]
+    rows = {line[1]: line[2:6] for line in cells if len(line) > 6}
+    assert rows["s per step"][:3] == ["34.4", "34.5", "32"] and rows["s per step"][3].startswith("NVIDIA, Megatron-LM")
+    assert "arXiv:2104.04473: (p - 1) / m of the ideal time" in written and "arXiv:1910.02054: 16 bytes" in written
+    assert rows["MB kept of a block, one sequence"][:3] == ["806", "", "805"]
     assert "1,024 ranks simulated in" in capsys.readouterr().out
 
 

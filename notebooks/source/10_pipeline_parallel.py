@@ -118,7 +118,6 @@ cuts = {"three layers each": [3, 3, 3, 3], "yours": partition(costs, 4)}
 parts = {name: [sum(costs[sum(n[:i]) : sum(n[: i + 1])]) for i in range(4)] for name, n in cuts.items()}
 drawn = [lab.show("1f1b", forward=part, backward=[2 * c for c in part]) for part in parts.values()]
 equal, yours = (picture.data.makespan for picture in drawn)
-assert yours < equal
 print(f"{parts}: {1 - yours / equal:.0%} of the time is saved")
 
 # %% [markdown]
