@@ -8,7 +8,7 @@ namespace hpdl {
 
 namespace {
 
-constexpr int kNumbers = kLargestTag / 2;  // two tags each; kLargestTag itself is comm/bulletin.py's
+constexpr int kNumbers = kLargestTag / 2;  // two tags each; kLargestTag itself is comm/status/remote.py's
 
 void require_members(const Group& group, const std::vector<int>& ranks) {
     const bool known = std::all_of(ranks.begin(), ranks.end(), [&](int r) { return r >= 0 && r < group.size; });

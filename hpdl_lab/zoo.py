@@ -1,7 +1,7 @@
 """Small programs that get stuck, contradict themselves or are late, each with its repair and with what is wrong.
 
-The reason that comm/reasons.py finds is right for each of them on simulated ranks and on MPI ranks; notebook 03 has
-attendees find it and repair the program.
+The reason that comm/status/reasons.py finds is right for each of them on simulated ranks and on MPI ranks; in notebook
+03 attendees find it and repair the program.
 """
 
 import time

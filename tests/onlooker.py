@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from hpdl_lab.comm.board import Slot
+from hpdl_lab.comm.status.table import Slot
 from hpdl_lab.engines import client
 from hpdl_lab.engines.client import EngineConnection
 
@@ -19,7 +19,7 @@ class Onlooker(threading.Thread):
     """`with Onlooker(path, ranks, seen, act):` calls act() as soon as `seen(self)`, unless the block has ended before.
 
     It asks the engines `ranks` of the session at `path` over connections of its own, as a second notebook would.
-    slots: {rank: what it does in a run that has begun since}, comm.board.Slot. rows: what `on_row` was given.
+    slots: {rank: what it does in a run that has begun since}, comm.status.table.Slot. rows: what `on_row` was given.
     """
 
     def __init__(self, path, ranks, seen, act):

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from hpdl_lab.comm.board import MAX_PEERS, MAX_TEXT, VERSION, Board
 from hpdl_lab.comm.errors import Wait
+from hpdl_lab.comm.status.table import MAX_PEERS, MAX_TEXT, VERSION, Board
 from hpdl_lab.trace import now_ns
 
 

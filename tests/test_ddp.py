@@ -12,7 +12,7 @@ from hpdl_lab.bench import launch
 from hpdl_lab.bench.report import Report
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
-from hpdl_lab.comm.torch_group import process_group
+from hpdl_lab.comm.torch.group import process_group
 from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_beside
 from hpdl_lab.parallel.scripts import ddp_script
 

@@ -15,14 +15,14 @@ from types import SimpleNamespace
 import pytest
 
 from hpdl_lab import features
-from hpdl_lab.comm.board import Board, Slot
-from hpdl_lab.comm.bulletin import Bulletin
 from hpdl_lab.comm.errors import Wait, wait_cycle
+from hpdl_lab.comm.status.remote import Bulletin
+from hpdl_lab.comm.status.table import Board, Slot
 
 BEGIN = """
 import os, sys, threading, time
 import numpy as np
-from hpdl_lab.comm.mpi import session_of_this_process
+from hpdl_lab.comm.mpi.session import session_of_this_process
 
 session = session_of_this_process()
 rank, size = session.rank, session.size
@@ -252,7 +252,7 @@ def test_of_a_death_elsewhere_others_tell_and_nothing_is_sent_to_the_dead(bullet
 KILLED = """
 import os, re, signal, sys, time
 import numpy as np
-from hpdl_lab.comm.mpi import session_of_this_process
+from hpdl_lab.comm.mpi.session import session_of_this_process
 
 session = session_of_this_process()
 rank = session.rank

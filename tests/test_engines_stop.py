@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from hpdl_lab.comm.board import Slot
 from hpdl_lab.comm.errors import CommError, CommTimeout, RankFailed
+from hpdl_lab.comm.status.table import Slot
 from hpdl_lab.engines import client, run
 from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
 from hpdl_lab.engines.run import States
@@ -230,7 +230,7 @@ def states_of(cluster):
 
 def engine_session():
     """The comm.mpi.Session of the engine in which this runs."""
-    from hpdl_lab.comm.mpi import session_of_this_process
+    from hpdl_lab.comm.mpi.session import session_of_this_process
 
     return session_of_this_process()
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from hpdl_lab.comm import reasons
 from hpdl_lab.comm.errors import CommTimeout, Wait, likely_reason, name_ranks, wait_cycle
-from hpdl_lab.comm.waits import MOST_ROWS, describe_waits
+from hpdl_lab.comm.status import reasons
+from hpdl_lab.comm.status.waits import MOST_ROWS, describe_waits
 
 
 def waiting(rank, op, *peers, **facts):

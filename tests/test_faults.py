@@ -22,7 +22,7 @@ RANKS = """
 import itertools, os, sys, time, types
 import numpy as np
 from hpdl_lab.collectives import table
-from hpdl_lab.comm.mpi import session_of_this_process
+from hpdl_lab.comm.mpi.session import session_of_this_process
 
 session = session_of_this_process()
 rank = session.rank

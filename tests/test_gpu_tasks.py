@@ -6,7 +6,7 @@ import cloudpickle
 import pytest
 import torch
 
-from hpdl_lab.comm import mpi
+from hpdl_lab.comm.mpi import session as mpi
 from hpdl_lab.data import digits
 from hpdl_lab.engines import task
 from hpdl_lab.models.mlp import mlp

@@ -13,7 +13,7 @@ from hpdl_lab import features, models
 EIGHT = Path(__file__).parent / "mpi" / "test_hybrid.py"
 START = """
 import gc, runpy, sys
-from hpdl_lab.comm.mpi import session_of_this_process
+from hpdl_lab.comm.mpi.session import session_of_this_process
 from hpdl_lab.features.torch_compiler import put_off_torch_compiler
 put_off_torch_compiler()  # as engines do
 gc.disable()  # or the import of torch takes twice as long

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 BEGIN = """
 import os, signal, sys, threading, time
 import numpy as np
-from hpdl_lab.comm.mpi import Session
+from hpdl_lab.comm.mpi.session import Session
 
 session = Session()
 rank, size = session.rank, session.size

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpdl_lab.comm import CommTimeout, real_time, sim
+from hpdl_lab.comm import CommTimeout, sim
+from hpdl_lab.comm.sim import real_time
 
 BUSY = 4  # processes that never rest, on the core that this one may use
 COUNTED = Path("/proc/self/schedstat").exists()

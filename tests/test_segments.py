@@ -14,8 +14,8 @@ import tempfile
 import pytest
 
 from hpdl_lab import features
-from hpdl_lab.comm import segments
 from hpdl_lab.comm.errors import CommError
+from hpdl_lab.comm.mpi import segments
 
 ATTACKER = 1002
 NBYTES = 64 << 20
@@ -224,7 +224,10 @@ def test_engines_share_nothing_that_others_may_open(cluster):
 def test_ranks_of_a_script_share_nothing_with_the_group_of_their_user(monkeypatch):
     """UCX would make memory of System V with mode 660, which any account of the same group may write."""
     monkeypatch.delenv("UCX_TLS", raising=False)
-    script = "from hpdl_lab.comm import segments, world; world(30); print(*segments.shared().values(), sep='\\n')"
+    script = (
+        "from hpdl_lab.comm import world; from hpdl_lab.comm.mpi import segments; world(30); "
+        "print(*segments.shared().values(), sep='\\n')"
+    )
     command = [features.mpiexec(), "-n", "2", sys.executable, "-c", script]
     said = subprocess.run(command, capture_output=True, text=True, timeout=50).stdout
     assert "mpich_shm_" in said and "SYSV" not in said

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from hpdl_lab.collectives.table import ALGORITHMS
-from hpdl_lab.comm import CommTimeout, Deadlock, PerRank, baton, sim
+from hpdl_lab.comm import CommTimeout, Deadlock, PerRank, sim
 from hpdl_lab.comm.inject import Injection
 from hpdl_lab.comm.network import FatTree, Switch
+from hpdl_lab.comm.sim import token as baton
 from hpdl_lab.zoo import PROGRAMS
 
 both = pytest.mark.parametrize("threads", [False, True], ids=["coroutines", "threads"])

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hpdl_lab import comm
 from hpdl_lab.comm.launcher import started_by
-from hpdl_lab.comm.torch import from_process_group
+from hpdl_lab.comm.torch.transport import from_process_group
 
 MPI = os.path.join(os.path.dirname(__file__), "mpi")
 WANTED = [os.path.join(MPI, name) for name in ("test_messages.py", "test_torch_backend.py")]
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from hpdl_lab import comm
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm.errors import CommTimeout, RankFailed
-from hpdl_lab.comm.torch import from_process_group
+from hpdl_lab.comm.torch.transport import from_process_group
 
 if status := pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:nbval", *sys.argv[1:]]):
     sys.exit(int(status))

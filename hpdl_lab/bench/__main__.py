@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 
-from ..comm.mpi import session_of_this_process
+from ..comm.mpi.session import session_of_this_process
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from .. import models, schedules
-from ..comm.torch_group import process_group
+from ..comm.torch.group import process_group
 from ..mesh import DeviceMesh
 from ..parallel.grid.memory import SavedBytes
 from ..parallel.hybrid.model import HybridParallel

@@ -36,11 +36,11 @@ def world(deadline=10.0, device="cpu"):
              device: "cpu", or "cuda" where every MPI rank shall work on a GPU, `comm.device`, and send by NCCL.
     """
     if started_by() == "torchrun":
-        from .torch import world as torch_world
+        from .torch.transport import world as torch_world
 
         if device != "cpu":
             raise ValueError(f'device={device!r} under torchrun, which has "cpu" only: start the ranks with mpiexec')
         return torch_world(deadline)
-    from .mpi import world
+    from .mpi.session import world
 
     return world(deadline, device)

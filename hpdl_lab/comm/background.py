@@ -21,10 +21,10 @@ from collections import deque
 from contextlib import suppress
 
 from .base import Work
-from .beside import BesideWaiting, Ending
 from .buffers import buffer_of
 from .calls import begin
 from .errors import ForgottenWait, Mismatch
+from .status.background import BesideWaiting, Ending
 
 SOON = 0.3  # s: for the thread to come out of its waits; then its Python code is interrupted
 LATER = 1.0  # s: for that; code that ignores it is left where it is, and finds its communicator closed

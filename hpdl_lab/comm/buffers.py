@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The order is part of the wire format: a message's tag carries the index of its dtype (comm/mpi.py).
+# The order is part of the wire format: a message's tag carries the index of its dtype (comm/mpi/session.py).
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8, "uint8": 1}
 

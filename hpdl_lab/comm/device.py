@@ -23,8 +23,8 @@ from .buffers import DTYPES, ITEMSIZE, buffer_of, copy_into, is_tensor
 from .calls import Call
 from .errors import CommError, Mismatch
 from .polling import Polled
-from .reasons import mismatch
-from .torch import TorchComm, TorchWork
+from .status.reasons import mismatch
+from .torch.transport import TorchComm, TorchWork
 from .work import MpiWork
 
 PATIENCE = 0.2  # s: notes are faster, so of two ranks that send to each other one at most starts without the other

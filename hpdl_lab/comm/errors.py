@@ -1,7 +1,7 @@
 """What a communicator raises, with the table and the likely reason that its errors carry."""
 
-from .reasons import likely_reason
-from .waits import Wait, describe_waits, name_ranks, wait_cycle
+from .status.reasons import likely_reason
+from .status.waits import Wait, describe_waits, name_ranks, wait_cycle
 
 __all__ = [
     "CommError",

@@ -21,8 +21,8 @@ from . import gpu_memory
 from .buffers import DTYPES, ITEMSIZE, buffer_of
 from .device import OnDevice
 from .errors import CommError, name_ranks
-from .mpi_comm import MpiComm
-from .torch_group import store_of
+from .mpi.transport import MpiComm
+from .torch.group import store_of
 
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}  # several ranks on one GPU, which NVLS excludes
 FEW_BLOCKS = 2  # of a kernel, if ranks share a GPU: all kernels must be on it at once, since they wait for each other

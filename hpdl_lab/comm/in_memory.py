@@ -6,7 +6,7 @@ from .base import Comm, best_all_reduce
 from .buffers import DTYPES, buffer_of, new_like
 from .calls import PartOf
 from .shm import SharedRanks
-from .waiting import SPIN
+from .status.waiting import SPIN
 
 
 class InMemory(Comm):

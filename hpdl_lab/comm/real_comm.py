@@ -10,8 +10,8 @@ from .buffers import DTYPES, ITEMSIZE, buffer_of
 from .calls import begin
 from .errors import CommError, ForgottenWait, Mismatch
 from .in_memory import InMemory
-from .reasons import disagreement
-from .waiting import SPIN
+from .status.reasons import disagreement
+from .status.waiting import SPIN
 
 FLUSH = 0.2  # s: for all messages that were sent without waiting for them, when a communicator is closed
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from .base import Work
 from .buffers import DTYPES, buffer_of
 from .errors import Mismatch
-from .reasons import OTHER_ORDER, mismatch
-from .waiting import NAP
+from .status.reasons import OTHER_ORDER, mismatch
+from .status.waiting import NAP
 
 
 class MpiWork(Work):

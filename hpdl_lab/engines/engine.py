@@ -18,7 +18,7 @@ import threading
 import time
 
 from ..comm.errors import CommError
-from ..comm.mpi import HOST, machine_id, session_of_this_process
+from ..comm.mpi.session import HOST, machine_id, session_of_this_process
 from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
 from ..trace import now_ns

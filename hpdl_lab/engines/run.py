@@ -14,8 +14,8 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 
-from ..comm.board import Slot
 from ..comm.errors import Wait, name_ranks
+from ..comm.status.table import Slot
 from . import client
 
 PATIENCE = 0.3  # seconds that a line waits for the other ranks to say the same
@@ -87,7 +87,7 @@ ANSWER = 1.0  # s: on a busy machine a thread waits for a core; one whose interp
 
 
 class States:
-    """The slots (comm/board.py) of the ranks of run `number`; rank i of it is engines[i]."""
+    """The slots (comm/status/table.py) of the ranks of run `number`; rank i of it is engines[i]."""
 
     def __init__(self, number, engines):
         self.number, self.engines = number, engines

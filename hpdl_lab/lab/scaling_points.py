@@ -14,7 +14,7 @@ from ..collectives.native import gloo_all_reduce, mpi_all_reduce, ring_all_reduc
 from ..comm import sim
 from ..comm.base import PerRank, best_all_reduce
 from ..comm.network import Network, Switch
-from ..comm.torch_state import one_thread
+from ..comm.sim.torch_state import one_thread
 from ..data.dataset import Dataset
 from ..features import cores
 from ..parallel.data_parallel import Strategy

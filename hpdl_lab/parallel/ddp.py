@@ -8,7 +8,7 @@ on every rank, from the thread of backward. It divides nothing then, and uses wh
     model = DistributedDataParallel(net)
     model.register_comm_hook(Communication(comm, ring.all_reduce), ddp_hook)
 
-DDP itself needs a process group, for what it compares and copies at the start: comm/torch_group.py makes one of gloo
+DDP itself needs a process group, for what it compares and copies at the start: comm/torch/group.py makes one of gloo
 on the engines.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..comm.base import best_all_reduce
-from ..comm.torch_backward import before_backward_ends
+from ..comm.torch.backward import before_backward_ends
 from .reducer import checked, require_function, result_of
 
 
@@ -53,7 +53,7 @@ def ddp_hook_beside(state, bucket):
         background                     [all_reduce 0 ..] [all_reduce 1 ..] [2]
 
     DDP waits for futures in C++, where no interrupt would reach the rank. So the background is waited for in Python, at
-    the end of backward and before DDP does, and the future is fulfilled (comm/torch_backward.py).
+    the end of backward and before DDP does, and the future is fulfilled (comm/torch/backward.py).
     """
     work = state.comm.background(state.all_reduce, bucket.buffer())
     future = torch.futures.Future()

@@ -63,7 +63,7 @@ def ddp_script(
     """
     from torch.nn.parallel import DistributedDataParallel  # takes torch.distributed along
 
-    from ..comm.torch_group import process_group
+    from ..comm.torch.group import process_group
 
     with process_group(comm):
         model = DistributedDataParallel(build_for(data, "gpt", seed=comm.rank))

@@ -6,9 +6,9 @@ import socket
 from ..comm import world
 from ..comm.base import Comm
 from ..comm.launcher import started_by
-from ..comm.mpi import session_of_this_process
-from ..comm.torch import from_process_group
-from ..comm.torch_group import LOOPBACK_ADDRESS, gloo_on
+from ..comm.mpi.session import session_of_this_process
+from ..comm.torch.group import LOOPBACK_ADDRESS, gloo_on
+from ..comm.torch.transport import from_process_group
 from .group import HpdlGroup
 
 ENGINE = "HPDL_SESSION"  # in the environment of engines: what ranks there are is a matter of each run

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..comm.buffers import DTYPES, ITEMSIZE, dtype_name
-from ..comm.torch_backward import before_backward_ends
+from ..comm.torch.backward import before_backward_ends
 from . import moves
 from .work import HpdlWork, MessageWork
 

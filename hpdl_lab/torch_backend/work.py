@@ -8,7 +8,7 @@ class HpdlWork(dist.Work):
     """One operation of a process group: under way in the background, or over.
 
     DDP waits for futures in C++, where no interrupt would reach it. So the future of what is begun within backward is
-    fulfilled at the end of backward (HpdlGroup, comm/torch_backward.py), by a wait in Python that comes before DDP's.
+    fulfilled at the end of backward (HpdlGroup, comm/torch/backward.py), by a wait in Python that comes before DDP's.
     """
 
     def __init__(self, tensors):

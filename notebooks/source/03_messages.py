@@ -172,6 +172,7 @@ lab.show(slow)
 #
 # - `hpdl_lab/comm/base.py`: all that a communicator can do, with the plainest collectives that are right.
 # - `hpdl_lab/collectives/jobs.py`, `hpdl_lab/parallel/messages.py`: the functions of this notebook.
-# - `hpdl_lab/zoo.py`: all broken programs, each with its repair; `hpdl_lab/comm/reasons.py`: how the doctor reasons.
+# - `hpdl_lab/zoo.py`: all broken programs, each with its repair.
+# - `hpdl_lab/comm/status/reasons.py`: the rules of the report about a stuck run.
 #
 # Next: [04 · Ring all-reduce](04_ring_all_reduce.ipynb)

@@ -198,7 +198,7 @@ class Alone(ToOneself):
         attempt(self.core.Mpi, path, rng.choice((0, None)), rng.choice((told, told, None, [])))
 
     def told(self):
-        from hpdl_lab.comm.library import constants
+        from hpdl_lab.comm.mpi.library import constants
 
         return constants(self.session.MPI)
 

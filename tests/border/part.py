@@ -24,7 +24,7 @@ def main():
 
         threads.run(core, options.seed, options.size, options.cases)
         return
-    from hpdl_lab.comm.mpi import session_of_this_process
+    from hpdl_lab.comm.mpi.session import session_of_this_process
 
     session = session_of_this_process()
     if options.name == "alone":

@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 
 from hpdl_lab.comm.launcher import started_by
-from hpdl_lab.comm.mpi import session_of_this_process
+from hpdl_lab.comm.mpi.session import session_of_this_process
 
 BY_TORCHRUN = started_by() == "torchrun"
 
@@ -116,8 +116,8 @@ def on_mpi(ranks, opened):
 
 def on_torchrun(deadline, members, **options):
     """In a process group of its own: what a test leaves under way breaks the group."""
-    from hpdl_lab.comm.torch import from_process_group
-    from hpdl_lab.comm.torch_group import gloo_on
+    from hpdl_lab.comm.torch.group import gloo_on
+    from hpdl_lab.comm.torch.transport import from_process_group
 
     if members is not None:
         pytest.skip("some of the ranks: dist.new_group makes such groups")

@@ -17,8 +17,8 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm.device import OnDevice
 from hpdl_lab.comm.errors import CommError, CommTimeout, Mismatch
 from hpdl_lab.comm.gpu import GpuRanks
-from hpdl_lab.comm.torch import from_process_group
-from hpdl_lab.comm.torch_group import process_group
+from hpdl_lab.comm.torch.group import process_group
+from hpdl_lab.comm.torch.transport import from_process_group
 
 SPEC = importlib.util.spec_from_file_location("nccl_group", Path(__file__).parent.parent / "fakes" / "nccl_group.py")
 nccl_group = importlib.util.module_from_spec(SPEC)

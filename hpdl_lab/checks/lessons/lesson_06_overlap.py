@@ -497,7 +497,7 @@ def train_ddp(comm, fn):
         return []
     from torch.nn.parallel import DistributedDataParallel  # takes torch.distributed along
 
-    from ...comm.torch_group import process_group
+    from ...comm.torch.group import process_group
 
     model, kept = mlp(SIZES_DDP, seed=1).double(), []
     with process_group(comm):

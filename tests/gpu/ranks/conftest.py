@@ -3,7 +3,7 @@
 import pytest
 
 from hpdl_lab.comm.errors import CommError
-from hpdl_lab.comm.mpi import gpu_ranks, session_of_this_process
+from hpdl_lab.comm.mpi.session import gpu_ranks, session_of_this_process
 from hpdl_lab.features import Missing, gpu
 
 

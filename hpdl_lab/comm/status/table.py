@@ -13,8 +13,8 @@ import struct
 import tempfile
 from typing import NamedTuple
 
-from ..trace import now_ns
-from .errors import Wait
+from ...trace import now_ns
+from ..errors import Wait
 
 STATES = ("absent", "running", "waiting", "finished", "failed", "idle")
 MAX_PEERS = 32  # named in a slot; a wait for more ranks names the first of them

@@ -2,13 +2,13 @@
 
 import pickle
 
-from .buffers import DTYPES, buffer_of
-from .calls import begin
+from ..buffers import DTYPES, buffer_of
+from ..calls import begin
+from ..parts import part_of
+from ..real_comm import RealComm
+from ..status.interrupts import DeferredInterrupt
+from ..work import MpiWork
 from .in_thread import InThread
-from .interrupts import DeferredInterrupt
-from .parts import part_of
-from .real_comm import RealComm
-from .work import MpiWork
 
 SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
 

@@ -1,4 +1,4 @@
-"""A rank's place in a process group of torch.distributed, as comm/mpi.py's Session is its place in an MPI job."""
+"""A rank's place in a process group of torch.distributed, as Session of comm/mpi is its place in an MPI job."""
 
 import atexit
 import secrets
@@ -7,13 +7,13 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from ..features import compiled_module, cores
-from .board import Board, open_together
-from .errors import CommError
-from .mpi import finish_blindly, host_id
-from .torch_messages import NUMBERS, Letters, Wire
-from .waiting import Waiting
-from .work import unsettled
+from ...features import compiled_module, cores
+from ..errors import CommError
+from ..mpi.session import finish_blindly, host_id
+from ..status.table import Board, open_together
+from ..status.waiting import Waiting
+from ..work import unsettled
+from .messages import NUMBERS, Letters, Wire
 
 BIRTH = 0  # the number of the wire on which places are made: all ranks make theirs in the same order
 RUN = 1  # a place serves one communicator and what is made from it

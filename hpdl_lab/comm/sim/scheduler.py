@@ -2,13 +2,13 @@
 
 import heapq
 
-from .baton import BatonThread
 from .channel import Channel
 from .coroutine import Coroutine
 from .ending import raise_fault
 from .no_input import no_input
+from .rank import SimRank
 from .real_time import real_time_limit
-from .sim_rank import SimRank
+from .token import BatonThread
 from .torch_state import Outside, bounded_workers
 
 

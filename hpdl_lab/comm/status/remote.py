@@ -12,8 +12,8 @@ nothing is sent to it from then on.
 
 import json
 
-from .board import Board, Slot
 from .interrupts import DeferredInterrupt
+from .table import Board, Slot
 
 NEWS = 32_767  # a tag of the session's own communicator that arrivals do not use (csrc/arrival.cpp)
 SILENT = Slot(0, -1, "silent", "", (), 0, 0, 0, "", {})

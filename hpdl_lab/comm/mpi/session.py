@@ -8,17 +8,17 @@ import socket
 import sys
 import time
 
-from ..features import compiled_module, cores
-from .board import Board, open_together
-from .bulletin import Bulletin
-from .errors import CommError, name_ranks
+from ...features import compiled_module, cores
+from ..errors import CommError, name_ranks
+from ..status.interrupts import DeferredInterrupt
+from ..status.remote import Bulletin
+from ..status.table import Board, open_together
+from ..status.waiting import NAP, RARELY, SLICE, Waiting
+from ..work import unsettled
 from .in_thread import InThread
-from .interrupts import DeferredInterrupt
 from .library import load
-from .mpi_comm import MpiComm
 from .stale import drop_stale
-from .waiting import NAP, RARELY, SLICE, Waiting
-from .work import unsettled
+from .transport import MpiComm
 
 HOST = "HPDL_HOST_ID"  # environment variable: ranks for which it differs share no memory, as if on different hosts
 START = 30.0  # s: the longest that ranks wait for each other when MPI starts
@@ -46,7 +46,7 @@ def kind(device):
 @functools.cache
 def gpu_ranks():
     """This process's GpuRanks: they keep process groups from one run to the next."""
-    from .gpu import GpuRanks
+    from ..gpu import GpuRanks
 
     return GpuRanks(session_of_this_process())
 

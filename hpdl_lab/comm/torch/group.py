@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from .mpi import host_id
+from ..mpi.session import host_id
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 

@@ -8,8 +8,8 @@ import os
 import time
 from contextlib import suppress
 
-from ..trace import now_ns
-from .board import Slot
+from ...trace import now_ns
+from .table import Slot
 from .waiting import NAP, Waiting
 
 

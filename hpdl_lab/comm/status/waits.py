@@ -5,7 +5,7 @@ A list of Wait, one per rank, is the wait-for graph of a run: `reasons.py` finds
 
 from dataclasses import dataclass
 
-from ..trace import seconds_text
+from ...trace import seconds_text
 
 MOST_ROWS = 16  # of the table: of more ranks, one stands for all that do the same in the same line
 

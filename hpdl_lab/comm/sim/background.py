@@ -4,11 +4,11 @@ from collections import deque
 
 from greenlet import GreenletExit
 
-from .base import Work
+from ..base import Work
+from ..errors import ForgottenWait
 from .coroutine import Coroutine
 from .ending import require_no_forgotten_wait
-from .errors import ForgottenWait
-from .sim_rank import SimRank
+from .rank import SimRank
 
 
 class Lane(SimRank):

@@ -4,10 +4,10 @@ import ctypes
 import os
 import sys
 
-from ..features import Missing, dev_shm
+from ...features import Missing, dev_shm
+from ..buffers import DTYPES
+from ..errors import CommError
 from . import segments
-from .buffers import DTYPES
-from .errors import CommError
 
 PROBE = 0x1234567  # a tag that no other field of a status holds
 

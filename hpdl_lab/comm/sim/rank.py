@@ -4,12 +4,12 @@ import math
 
 from greenlet import GreenletExit
 
-from ..trace import Trace, caller_line
-from .base import Comm
-from .calls import Calls
+from ...trace import Trace, caller_line
+from ..base import Comm
+from ..calls import Calls
+from ..spelling import name_the_call
 from .channel import Meeting, MeetingSeat
 from .ending import raised_line, require_no_forgotten_wait
-from .spelling import name_the_call
 
 UNWIND = 100  # times that a rank which the scheduler stops may go on to wait, in one `finally` after the other
 

@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 
-from .errors import CommError
+from ..errors import CommError
 
 
 def shared():

@@ -9,14 +9,14 @@ collectives between machines, go through the process group.
 
 import pickle
 
-from .base import Comm
-from .buffers import buffer_of, is_tensor
-from .calls import begin
-from .parts import part_of
-from .real_comm import RealComm
-from .torch_messages import GroupWork, Letters, as_tensor
-from .torch_place import TorchPlace, cuda_of, gloo_beside, gloo_in, group_of, initialize, new_number
-from .work import MpiWork
+from ..base import Comm
+from ..buffers import buffer_of, is_tensor
+from ..calls import begin
+from ..parts import part_of
+from ..real_comm import RealComm
+from ..work import MpiWork
+from .messages import GroupWork, Letters, as_tensor
+from .place import TorchPlace, cuda_of, gloo_beside, gloo_in, group_of, initialize, new_number
 
 NUMBER_NBYTES = 4
 
@@ -37,7 +37,7 @@ def from_process_group(group=None, deadline=10.0, on_row=None, trace=True, devic
     if gloo is not None:
         place = TorchPlace(gloo)
         return TorchComm(place, place.number, tuple(range(place.size)), place.waiting(deadline), on_row, trace)
-    from .device import DeviceComm
+    from ..device import DeviceComm
 
     device = device or cuda_of(group)
     place = TorchPlace(*gloo_beside(group))

@@ -2,10 +2,10 @@
 
 import functools
 
-from .buffers import payload_of
-from .errors import Mismatch
-from .parts import parts_of
-from .reasons import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
+from ..buffers import payload_of
+from ..errors import Mismatch
+from ..parts import parts_of
+from ..status.reasons import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
 
 
 class Channel:

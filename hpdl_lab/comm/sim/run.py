@@ -8,14 +8,14 @@ so a run is deterministic and messages are booked in the order of time. Arithmet
 import copy
 import itertools
 
-from . import inject as injected
-from .base import Comm, PerRank, Results, Work, require_function
-from .buffers import deliver, extent_of, payload_of
-from .calls import begin
-from .errors import ForgottenWait
-from .network import Switch
+from .. import inject as injected
+from ..base import Comm, PerRank, Results, Work, require_function
+from ..buffers import deliver, extent_of, payload_of
+from ..calls import begin
+from ..errors import ForgottenWait
+from ..network import Switch
+from .background import Lane, SimBackground
 from .scheduler import Scheduler
-from .sim_background import Lane, SimBackground
 
 
 def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, inject=None, threads=False):

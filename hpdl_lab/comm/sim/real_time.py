@@ -11,9 +11,9 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
-from ..trace import line_of
+from ...trace import line_of
+from ..errors import CommTimeout
 from .ending import waits_of
-from .errors import CommTimeout
 
 LOOK = 0.25  # s: between two looks at what has passed, of which a deadline has four at least
 AGAIN = 0.5  # s: after the deadline it is raised again and again, because code that catches all may swallow the first

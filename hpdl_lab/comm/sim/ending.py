@@ -1,7 +1,7 @@
 """How a simulated run ended: what every rank was doing, and the error that says it."""
 
-from ..trace import line_of
-from .errors import CommError, Deadlock, Mismatch, Wait, likely_reason, name_ranks, report
+from ...trace import line_of
+from ..errors import CommError, Deadlock, Mismatch, Wait, likely_reason, name_ranks, report
 
 
 def waits_of(scheduler, running_line=""):

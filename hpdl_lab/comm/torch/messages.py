@@ -15,9 +15,9 @@ from datetime import timedelta
 
 import torch
 
-from .buffers import DTYPES, ITEMSIZE, is_tensor
-from .errors import CommError
-from .waiting import GRACE
+from ..buffers import DTYPES, ITEMSIZE, is_tensor
+from ..errors import CommError
+from ..status.waiting import GRACE
 
 NUMBERS = 1 << 29  # of communicators: four tags each, below 2^31
 LETTER = struct.Struct("<24sqiiH120s")  # of an agreement: op, count, index of the dtype, root, bytes of the note, note

@@ -2,10 +2,10 @@
 
 import time
 
-from ..trace import caller_line, now_ns
-from .board import Slot
-from .calls import Calls
-from .errors import CommTimeout, RankFailed, name_ranks
+from ...trace import caller_line, now_ns
+from ..calls import Calls
+from ..errors import CommTimeout, RankFailed, name_ranks
+from .table import Slot
 
 SPIN = 0.001  # s: the first look at an operation spins, since most answers come at once
 SLICE = 0.02  # s: afterwards, the longest time without a look at signals
