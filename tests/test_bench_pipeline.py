@@ -5,6 +5,7 @@ import pytest
 from hpdl_lab.bench import launch
 from hpdl_lab.bench import pipeline as bench
 from hpdl_lab.bench.report import Report
+from tests.wording import raises
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -49,11 +50,11 @@ def test_the_table_compares_with_torch(monkeypatch, tmp_path, capsys):
 
 def test_arguments_that_make_no_sense_start_no_ranks(monkeypatch):
     monkeypatch.setattr(launch, "on_ranks", None)
-    with pytest.raises(ValueError, match="a batch of 10 cannot be shared by 4 micro-batches of equal size"):
+    with raises(ValueError, "10", "4 micro-batches"):
         bench.pipeline(2, "tiny", 10, 4, 5)
-    with pytest.raises(ValueError, match="interleaved sends 4 micro-batches at a time around its 4 ranks"):
+    with raises(ValueError, "4 micro-batches", "4 ranks"):
         bench.pipeline(4, "tiny", 12, 6, 5)
-    with pytest.raises(ValueError, match="no schedule is called 'fast'"):
+    with raises(ValueError, "'fast'"):
         bench.pipeline(2, "tiny", 8, 4, 5, ["fast"])
-    with pytest.raises(ValueError, match="the tiny gpt has 6 layers, too few for the 8 stages of interleaved"):
+    with raises(ValueError, "6 layers", "8 stages"):
         bench.pipeline(4, "tiny", 8, 8, 5)

@@ -9,6 +9,7 @@ import pytest
 from hpdl_lab.comm.errors import Wait
 from hpdl_lab.comm.status.table import MAX_PEERS, MAX_TEXT, VERSION, Board
 from hpdl_lab.trace import now_ns
+from tests.wording import raises
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_the_file_is_private(board):
 
 
 def test_no_such_rank(board):
-    with pytest.raises(ValueError, match="no rank 4 on a board of 4"):
+    with raises(ValueError, "rank 4", "4"):
         board.publish(4, "idle")
 
 
@@ -143,5 +144,5 @@ def test_not_a_board(tmp_path):
 
 
 def test_no_ranks(tmp_path):
-    with pytest.raises(ValueError, match="at least 1 rank, got 0"):
+    with raises(ValueError, "1 rank", "0"):
         Board.create(tmp_path / "board", 0)

@@ -8,6 +8,7 @@ from hpdl_lab.collectives.lookalike import lookalike, schedule_time
 from hpdl_lab.collectives.selector import Selection
 from hpdl_lab.collectives.table import find, names
 from hpdl_lab.comm.network import Switch
+from tests.wording import raises
 
 TRUE = Switch(alpha=40e-6, beta=3e-10)
 BYTES = (8, 4096, 1 << 20)
@@ -39,9 +40,9 @@ def test_what_makes_the_time_of_a_ring():
 
 
 def test_a_fit_needs_two_of_each():
-    with pytest.raises(ValueError, match="among 2 ranks at least, got 1"):
+    with raises(ValueError, "2 ranks", "1"):
         counted(1, ring.all_reduce, BYTES)
-    with pytest.raises(ValueError, match="a fit needs 2 times, got 1"):
+    with raises(ValueError, "2 times", "1"):
         fit_switch(counted(2, ring.all_reduce, [8]), {8: 1.0})
 
 

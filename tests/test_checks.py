@@ -26,6 +26,7 @@ from hpdl_lab.schedules import Action
 from hpdl_lab.schedules.gpipe import gpipe
 from hpdl_lab.schedules.one_f_one_b import one_f_one_b
 from tests import answers
+from tests.wording import raises
 
 WRONG = [(exercise, wrong) for exercise in EXERCISES for wrong in answers.WRONG[exercise.id]]
 RIGHT = [(exercise, fn) for exercise in EXERCISES for fn in (exercise.reference, *answers.RIGHT[exercise.id])]
@@ -134,7 +135,7 @@ def test_a_record_is_complete(exercise):
 
 
 def test_an_unknown_exercise_lists_the_known():
-    with pytest.raises(LookupError, match=r"'ring_reduce'\. Known: hello \(0\.1\).*all_reduce \(4\.3\)"):
+    with raises(LookupError, "'ring_reduce'", "0.1", "all_reduce", "4.3"):
         find("ring_reduce")
 
 
@@ -143,7 +144,7 @@ def test_a_stub_is_not_wrong_but_unwritten(exercise):
     def stub(*args):
         raise NotImplementedError(f"exercise {exercise.id}: write {exercise.name}")
 
-    with pytest.raises(NotImplementedError, match=f"^exercise {exercise.id}: write {exercise.name}$"):
+    with raises(NotImplementedError, f"exercise {exercise.id}", f"{exercise.name}"):
         check(exercise, stub)
 
 
@@ -365,7 +366,7 @@ def test_the_zoo_shows_programs_and_does_not_give_their_fault_away():
     for name in zoo.LETTERS.values():
         assert name not in shown and zoo.find(name).broken.__name__ not in shown
     assert str(lab.show(zoo.find("wrong_root"))).startswith("1 program with a fault\n  wrong_root: ")
-    with pytest.raises(ValueError, match="no program 'Q' in the zoo: both_receive_first, "):
+    with raises(ValueError, "'Q'", "both_receive_first"):
         lab.show(zoo.find("Q"))
 
 

@@ -16,6 +16,7 @@ from hpdl_lab.engines.errors import EngineError, RunFailed
 from hpdl_lab.lab import exercises
 from hpdl_lab.lab.progress import Progress, progress
 from tests import answers
+from tests.wording import raises
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def test_an_exception_on_the_engines_is_the_answers_and_no_engines_is_not(monkey
     monkeypatch.setattr(exercises, "run", failing(RunFailed("ranks 0-3: KeyError: 'lost'")))
     assert "but on the engines: ranks 0-3: KeyError: 'lost'" in exercises.check(ring.all_reduce).message
     monkeypatch.setattr(exercises, "run", failing(EngineError("rank 2 is dead: call lab.restart()")))
-    with pytest.raises(EngineError, match="rank 2 is dead"):
+    with raises(EngineError, "rank 2"):
         exercises.check(ring.all_reduce)
 
 
@@ -110,7 +111,7 @@ def test_another_mistake_has_its_own_hints():
 
 
 def test_a_hint_can_be_asked_before_any_check():
-    with pytest.raises(LookupError, match="no exercise has been checked yet"):
+    with raises(LookupError):
         exercises.hint()
     assert "4.2 all_gather: first hint" in exercises.hint(ring.all_gather).title
     assert "4.2 all_gather: second hint" in exercises.hint("all_gather").title
@@ -125,14 +126,14 @@ def test_a_solution_is_the_library_function_with_its_explanation(home):
 
 
 def test_a_call_instead_of_a_function_is_explained():
-    with pytest.raises(TypeError, match=r"needs your function itself, not NoneType: lab\.check\(reduce_scatter\)"):
+    with raises(TypeError, "NoneType", "lab.check(reduce_scatter)"):
         exercises.check(None)
 
 
 def test_an_unknown_function_lists_the_exercises():
-    with pytest.raises(LookupError, match=r"no exercise is called 'my_ring'\. Known: hello"):
+    with raises(LookupError, "'my_ring'"):
         exercises.check(named(ring.all_reduce, "my_ring"))
-    with pytest.raises(LookupError, match="no exercise is called 'partial'"):
+    with raises(LookupError, "'partial'"):
         import functools
 
         exercises.check(functools.partial(ring.all_reduce))

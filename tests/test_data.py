@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from hpdl_lab import data
 from hpdl_lab.data import diabetes, digits, scikit_learn, text
 from hpdl_lab.data.dataset import DataError
 from hpdl_lab.data.sharding import batches, check_batch, shard
+from tests.properties import given
+from tests.wording import raises
 
 
 def test_digits_are_cut_into_disjoint_sets_of_known_size():
@@ -91,19 +92,19 @@ def test_a_set_is_the_same_every_time_and_ranks_share_it(name):
 @pytest.mark.parametrize(
     ("name", "options", "error", "says"),
     [
-        ("mnist", {}, LookupError, "no data set is called 'mnist': digits, digit_images, text, synthetic, copy"),
-        ("text", {"blocks": 3}, ValueError, "text has no option 'blocks': its options are block"),
-        ("text", {"block": 119_116}, ValueError, "block=119116: windows of 1 to 119,115 characters"),
-        ("text", {"block": 64.0}, ValueError, "text cannot have block=64.0: a whole number is needed, such as 64"),
-        ("synthetic", {"shape": 8}, ValueError, r"shape=8: a tuple of whole numbers is needed, such as \(64,\)"),
-        ("digits", {"dtype": "float33"}, ValueError, "digits cannot have dtype='float33': one of float16, bfloat16, f"),
-        ("synthetic", {"n": 0}, ValueError, r"cannot make 0 examples of shape \(64,\) in 10 classes"),
-        ("synthetic", {"noise": 1.0}, ValueError, r"noise=1.0 must be a share of the examples, in \[0, 1\)"),
-        ("copy", {"length": 0}, ValueError, "cannot make 4096 sequences of 0 tokens out of 16"),
+        ("mnist", {}, LookupError, ("'mnist'", "digit_images")),
+        ("text", {"blocks": 3}, ValueError, ("'blocks'",)),
+        ("text", {"block": 119_116}, ValueError, ("block=119116", "1", "119,115 characters")),
+        ("text", {"block": 64.0}, ValueError, ("block=64.0", "64")),
+        ("synthetic", {"shape": 8}, ValueError, ("shape=8", "(64,)")),
+        ("digits", {"dtype": "float33"}, ValueError, ("dtype='float33'", "float16", "bfloat16")),
+        ("synthetic", {"n": 0}, ValueError, ("0 examples", "(64,)", "10 classes")),
+        ("synthetic", {"noise": 1.0}, ValueError, ("noise=1.0", "[0", "1")),
+        ("copy", {"length": 0}, ValueError, ("4096 sequences", "0 tokens", "16")),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_with_the_numbers(name, options, error, says):
-    with pytest.raises(error, match=says):
+    with raises(error, *says):
         data.load(name, **options)
 
 
@@ -122,7 +123,7 @@ def test_a_missing_or_damaged_text_ends_in_one_sentence_that_says_what_to_do(tmp
 
 def test_digits_without_scikit_learn_end_in_one_sentence_that_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not there
-    with pytest.raises(DataError, match="comes with scikit-learn.*pip install --force-reinstall scikit-learn"):
+    with raises(DataError, "--force-reinstall"):
         digits.load()
 
 
@@ -145,7 +146,7 @@ def test_the_tables_are_those_that_scikit_learn_gives():
 
 
 def test_a_character_that_the_text_does_not_have_is_named():
-    with pytest.raises(ValueError, match="the character '#' is none of the 81"):
+    with raises(ValueError, "'#'", "81"):
         text.encode("whale #1")
 
 
@@ -176,5 +177,5 @@ def test_batches_of_nothing_and_ranks_without_examples_are_refused():
     for n, batch, facts in ((100, 3, "batch of 3 .* 4 ranks"), (2, 128, "training set of 2 .* 4 ranks")):
         with pytest.raises(ValueError, match=facts):
             check_batch(n, batch, size=4)
-    with pytest.raises(ValueError, match="batches of 0 from 10"):
+    with raises(ValueError, "0", "10"):
         next(batches(10, 0))

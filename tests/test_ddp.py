@@ -15,6 +15,7 @@ from hpdl_lab.comm import sim
 from hpdl_lab.comm.torch.group import process_group
 from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_beside
 from hpdl_lab.parallel.scripts import ddp_script
+from tests.wording import raises
 
 
 def trained(comm, hook, all_reduce, steps=4, static_graph=False):
@@ -59,7 +60,7 @@ def test_the_hook_beside_refuses_what_is_no_sum(cluster):
     def first_element(comm, x):
         return x[:1].clone()
 
-    with pytest.raises(Exception, match=r"all_reduce was given shape \(\d+,\) and returned shape \(1,\)"):
+    with raises(Exception, "all_reduce", "(1,)"):
         cluster.run(trained, ddp_hook_beside, first_element, ranks=[0, 1], deadline=10)
     assert cluster.run(trained, ddp_hook, ring.all_reduce, 1, ranks=[0, 1])[0].numel() == 5 * 300 * 301
 
@@ -78,19 +79,16 @@ def test_a_wrong_hook_is_a_sentence_where_ddp_would_crash_or_wait_for_ever(clust
         script = functools.partial(ddp_script, data=data.load("copy", n=64), steps=1, **options)
         return cluster.run(script, ranks=[0, 1], deadline=20)
 
-    for hook, text in (
-        (lambda state, bucket: None, "the hook returned NoneType: DDP needs a torch.futures.Future"),
-        (lambda state, bucket: bucket.buffer(), "the hook returned Tensor: DDP needs"),
-        (promised, r"the hook's future has no value: DDP needs the average of \(\d+,\) numbers"),
-        (lambda state, bucket: promised(state, bucket, [0.0]), "the hook's future has list: DDP needs"),
-        (
-            lambda state, bucket: promised(state, bucket, bucket.buffer()[:3].clone()),
-            r"the hook.s future has shape \(3,\)",
-        ),
+    for hook, fact in (
+        (lambda state, bucket: None, "NoneType"),
+        (lambda state, bucket: bucket.buffer(), "Tensor"),
+        (promised, "no value"),
+        (lambda state, bucket: promised(state, bucket, [0.0]), "list"),
+        (lambda state, bucket: promised(state, bucket, bucket.buffer()[:3].clone()), "(3,)"),
     ):
-        with pytest.raises(Exception, match=rf"rank \d: {text}"):
+        with raises(Exception, fact):
             run(hook=hook)
-    with pytest.raises(Exception, match="does not add up: element 0 of 5 should be 2, the sum over 2 ranks"):
+    with raises(Exception, "element 0", "5", "2", "2 ranks"):
         run(all_reduce=lambda comm, x: -ring.all_reduce(comm, x))
     for hook in (ddp_hook_beside, lambda mine, other_names: ddp_hook(mine, other_names)):
         assert len(run(all_reduce=ring.all_reduce, hook=hook)[0]) == 1
@@ -132,7 +130,7 @@ def test_simulated_ranks_have_no_process_group():
         with process_group(comm):
             pass
 
-    with pytest.raises(ValueError, match="one default process group, and simulated ranks share a process"):
+    with raises(ValueError):
         sim.run(2, within)
 
 
@@ -170,5 +168,5 @@ def test_the_table_compares_with_ddp_on_gloo(monkeypatch, tmp_path, capsys):
         assert "DDP on hpdl: 1.33 times the samples/s of DDP on gloo, 75% of its exposed time." in text
         assert "bucketed: 2.00 times the samples/s of DDP on gloo, 50% of its exposed time." in text
     assert '"peak_MiB": 300.0' in (tmp_path / "rows.json").read_text()
-    with pytest.raises(ValueError, match="a batch of 1 has no example for some of 2 ranks"):
+    with raises(ValueError, "1", "2 ranks"):
         bench.ddp(2, "tiny", 1, 5)

@@ -12,6 +12,7 @@ from hpdl_lab.parallel.parameter_server import StaleSynchronous
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction
 from hpdl_lab.parallel.scripts import ddp_script, horovod_script
 from hpdl_lab.plots import timeline as drawing
+from tests.wording import raises
 
 
 def test_overlap_leaves_the_last_of_four_layers_to_be_seen():
@@ -63,5 +64,5 @@ def test_the_horovod_script_learns_and_its_timeline_has_a_row_for_every_gradient
 
 
 def test_the_ddp_script_says_that_it_needs_processes():
-    with pytest.raises(ValueError, match=r"use lab\.run"):
+    with raises(ValueError, "lab.run"):
         sim.run(2, ddp_script, data.load("text"), 1)

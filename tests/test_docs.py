@@ -12,7 +12,6 @@ from hpdl_lab import cli, lab
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
-SOURCES = sorted((ROOT / "notebooks" / "source").glob("*.py"))
 every_page = pytest.mark.parametrize("page", PAGES)
 
 
@@ -54,17 +53,6 @@ def test_every_claim_about_security_names_a_test():
     cells = re.findall(r"^\|.*\|(.+?)\|$", PAGES["security.md"].split("## ")[0], re.M)
     rows = [cell for cell in cells if cell.strip(" -") not in ("", "shown by")]
     assert len(rows) > 15 and all("tests/" in row for row in rows)
-
-
-def test_minutes_are_those_of_the_notebooks():
-    minutes = {path.stem: int(re.search(r"^# \| (\d+) \| ", path.read_text(), re.M)[1]) for path in SOURCES}
-    listed = re.findall(r"^\| (\d\d_\w+) \|.*\| (\d+) \|$", README, re.M)
-    assert {name: int(n) for name, n in listed} == minutes
-    assert f"All notebooks together are {sum(minutes.values())} minutes" in PAGES["instructor.md"]
-    for heading, table in re.findall(
-        r"^\| (?:half|full) day, .*?(\d+).*\n\|[-| :]+\n((?:\|.*\n)+)", PAGES["instructor.md"], re.M
-    ):
-        assert sum(map(int, re.findall(r"\| (\d+) \|$", table, re.M))) == int(heading)
 
 
 @pytest.mark.timeout(120)

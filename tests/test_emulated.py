@@ -17,6 +17,7 @@ from hpdl_lab.comm.errors import CommTimeout, RankFailed
 from hpdl_lab.engines import launch, layout
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunStopped
+from tests.wording import raises
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -150,7 +151,7 @@ def test_ranks_that_have_heard_of_a_death_send_nothing_to_the_dead(hosts, capsys
             time.sleep(0.01)
         comm.send(np.ones(4), 1)
 
-    with pytest.raises(RankFailed, match="rank 1 was killed by signal 9") as caught:
+    with raises(RankFailed, "rank 1", "signal 9") as caught:
         hosts.run(killed, deadline=60)
     assert [wait.state for wait in caught.value.waits] == ["failed", "dead", "failed"]
     assert "react" not in capsys.readouterr().out
@@ -172,7 +173,7 @@ def test_a_killed_rank_is_named_and_the_new_engines_may_share_hosts_and_their_me
         x = part.all_reduce(np.full(3, comm.rank))
         return socket.gethostname(), comm.node_rank, comm.node_size, bool(part.shared("allocate")), int(x[0])
 
-    with pytest.raises(RankFailed, match="rank 1 was killed by signal 9"):
+    with raises(RankFailed, "rank 1", "signal 9"):
         hosts.run(killed, deadline=10)
     hosts.restart(hosts=2)
     assert hosts.run(who) == [("host0", 0, 2, True, 1), ("host0", 1, 2, True, 1), ("host1", 0, 1, True, 2)]

@@ -12,6 +12,7 @@ from hpdl_lab.engines import launch, layout
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.engines.layout import Layout, wanted
+from tests.wording import raises
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,14 +41,14 @@ def test_a_link_is_spelled_as_tc_spells_it(text, bits, shown):
     "text", ["", "fast", "1", "1g", "gbit", "-1gbit", "1 gbit", "1gbps", "1e3mbit", 10**9, None, "1gbit;reboot"]
 )
 def test_what_is_no_link(text):
-    with pytest.raises(ValueError, match=r'a speed as tc spells it is needed, such as "100mbit", "1gbit"') as caught:
+    with raises(ValueError, '"100mbit"', '"1gbit"') as caught:
         layout.parse_link(text)
     assert f"link={text!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["0gbit", "1kbit", "999kbit", "101gbit", "999999999999gbit"])
 def test_a_link_that_is_too_slow_or_too_fast(text):
-    with pytest.raises(ValueError, match=rf"^link='{text}': from 1mbit to 100gbit can be emulated$"):
+    with raises(ValueError, f"link='{text}'", "1mbit", "100gbit"):
         layout.parse_link(text)
 
 
@@ -102,13 +103,13 @@ def test_what_makes_no_sense_is_one_sentence(asked, sentence):
 
 def test_missing_commands_are_named_with_their_package(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None if name == "tc" else f"/bin/{name}")
-    with pytest.raises(EngineError, match=r"the commands ip and tc .*: apt-get install iproute2$"):
+    with raises(EngineError, "iproute2"):
         launch.check(HOSTS)
 
 
 def test_another_mpi_is_refused(monkeypatch):
     monkeypatch.setattr(features, "mpiexec", lambda: "/opt/openmpi/bin/mpiexec")
-    with pytest.raises(EngineError, match="emulated hosts need MPICH: /opt/openmpi/bin/mpiexec is of another MPI"):
+    with raises(EngineError, "MPICH", "/opt/openmpi/bin/mpiexec", "MPI"):
         launch.check(HOSTS)
 
 

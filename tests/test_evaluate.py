@@ -14,6 +14,7 @@ from hpdl_lab.collectives.steps import Round
 from hpdl_lab.collectives.table import ALGORITHMS, find
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Islands, Ring, Switch
+from tests.wording import raises
 
 NETWORKS = {
     "switch": Switch(3e-6, 2e-9),
@@ -136,14 +137,14 @@ def test_only_rounds_that_some_rank_has_not_passed_are_held(monkeypatch):
     assert evaluate(find("ring").steps(8, 64), 8, 8, NETWORKS["ring"]).seconds > 0  # 14 rounds of 8
     ahead = [one(0, 1, 9)] * 199
     assert evaluate(iter(ahead), 9, 8, NETWORKS["ring"]).seconds > 0
-    with pytest.raises(ValueError, match="201 messages .* are in memory, more than 200: take fewer ranks"):
+    with raises(ValueError, "201 messages", "200"):
         evaluate(iter(ahead * 2), 9, 8, NETWORKS["ring"])
 
 
 @pytest.mark.parametrize(("source", "dest"), [(0, 4), (-1, 0), (2, 2)])
 def test_ranks_that_are_not_there_are_refused(source, dest):
     bad = Round(np.array([source]), np.array([dest]), np.array([0]), np.array([1]), False)
-    with pytest.raises(ValueError, match="a schedule for 4 ranks"):
+    with raises(ValueError, "4 ranks"):
         evaluate([bad], 4, 8)
 
 
@@ -171,7 +172,7 @@ def test_a_schedule_may_use_its_arrays_again(network):
 
 
 def test_no_ranks_are_refused():
-    with pytest.raises(ValueError, match="at least 1 rank, got 0"):
+    with raises(ValueError, "1 rank", "0"):
         evaluate([], 0, 8)
 
 

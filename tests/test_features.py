@@ -10,6 +10,7 @@ import pytest
 
 from hpdl_lab import features
 from hpdl_lab.features import table
+from tests.wording import raises
 
 ANSWERS = {"mpi": "MPICH 5.0.2", "mpi_path": "/x/libmpi.so", "torch": "2.13.0", "cuda": None, "gpus": [], "gloo": True}
 
@@ -53,7 +54,7 @@ def test_two_mpis_are_found_where_they_are_installed(monkeypatch, tmp_path):
 def test_no_launcher(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(features.Missing, match=rf"no mpiexec in {tmp_path}/bin nor on PATH: pip install mpich"):
+    with raises(features.Missing, f"{tmp_path}/bin", "PATH"):
         features.mpiexec()
 
 

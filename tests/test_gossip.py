@@ -10,6 +10,7 @@ from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.parallel.gossip import gossip_step, one_peer_step
 from hpdl_lab.trace import bytes_sent
+from tests.wording import raises
 
 GAPS = {  # n: of the ring, the wheel, the star
     4: (0.666667, 1.0, 0.25),
@@ -79,11 +80,9 @@ def test_16_bit_floats_are_rounded_once_per_step():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="a ring of 4 ranks does not fit 3 ranks"):
+    with raises(ValueError, "4 ranks", "3 ranks"):
         sim.run(3, gossip_step, np.zeros(2), graphs.graph("ring", 4))
-    with pytest.raises(
-        LookupError, match="no graph is called 'weel': ring, wheel, star, random, exponential, complete"
-    ):
+    with raises(LookupError, "'weel'"):
         graphs.graph("weel", 4)
-    with pytest.raises(ValueError, match="at least 1 rank, got 0"):
+    with raises(ValueError, "1 rank", "0"):
         graphs.graph("ring", 0)

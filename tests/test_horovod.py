@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -14,6 +13,8 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.parallel.data_parallel import broadcast_parameters
 from hpdl_lab.parallel.horovod import DistributedOptimizer, fuse, save_timeline
+from tests.properties import given
+from tests.wording import raises
 
 STEPS = 4
 NEVER = 99
@@ -139,30 +140,26 @@ W = nn.Parameter(torch.zeros(1))
 @pytest.mark.parametrize(
     ("error", "facts", "build"),
     [
-        (ValueError, "no parameter", lambda comm: wrap(comm, [nn.Parameter(torch.zeros(1), requires_grad=False)])),
-        (ValueError, "lacks 1 of the optimizer's 1", lambda comm: wrap(comm, [W], [])),
-        (TypeError, "pairs of a name", lambda comm: wrap(comm, [W], ["w"])),
-        (TypeError, "got Linear", lambda comm: DistributedOptimizer(nn.Linear(1, 1), comm)),
-        (TypeError, "all_reduce=3", lambda comm: wrap(comm, [W], all_reduce=3)),
-        (ValueError, "averages its gradients already", lambda comm: DistributedOptimizer(wrap(comm, [W]), comm)),
-        (ValueError, "threshold -1", lambda comm: wrap(comm, [W], threshold=-1)),
-        (ValueError, "threshold '1MB'", lambda comm: wrap(comm, [W], threshold="1MB")),
-        (ValueError, "rank 1 has .*passes=2", lambda comm: wrap(comm, [W], passes=1 + comm.rank)),
-        (ValueError, "element 0 of 5", lambda comm: wrap(comm, [W], all_reduce=lambda c, x: -ring.all_reduce(c, x))),
+        (ValueError, ("no parameter",), lambda comm: wrap(comm, [nn.Parameter(torch.zeros(1), requires_grad=False)])),
+        (ValueError, ("1", "1"), lambda comm: wrap(comm, [W], [])),
+        (TypeError, ("pairs of a name",), lambda comm: wrap(comm, [W], ["w"])),
+        (TypeError, ("Linear",), lambda comm: DistributedOptimizer(nn.Linear(1, 1), comm)),
+        (TypeError, ("all_reduce=3",), lambda comm: wrap(comm, [W], all_reduce=3)),
+        (ValueError, (), lambda comm: DistributedOptimizer(wrap(comm, [W]), comm)),
+        (ValueError, ("-1",), lambda comm: wrap(comm, [W], threshold=-1)),
+        (ValueError, ("'1MB'",), lambda comm: wrap(comm, [W], threshold="1MB")),
+        (ValueError, ("rank 1", "passes=2"), lambda comm: wrap(comm, [W], passes=1 + comm.rank)),
+        (ValueError, ("element 0", "5"), lambda comm: wrap(comm, [W], all_reduce=lambda c, x: -ring.all_reduce(c, x))),
         (
             ValueError,
-            r"weight is number 0 of shape \(6, 2\) in float32 on rank 0",
+            ("0", "(6, 2)", "float32", "rank 0"),
             lambda comm: wrap_model(comm, nn.Linear(2 + 4 * comm.rank, 6 - 4 * comm.rank)),
         ),
-        (
-            ValueError,
-            r"bias is number 1 .* on rank 0, missing on rank 1",
-            lambda comm: wrap_model(comm, nn.Linear(3, 3, bias=comm.rank == 0)),
-        ),
+        (ValueError, ("1", "rank 0", "rank 1"), lambda comm: wrap_model(comm, nn.Linear(3, 3, bias=comm.rank == 0))),
     ],
 )
 def test_bad_input_is_an_error_before_the_first_step(error, facts, build):
-    with pytest.raises(error, match=facts):
+    with raises(error, *facts):
         sim.run(2, build)
 
 

@@ -86,13 +86,3 @@ def test_tls_authenticator_and_spawner_are_a_line_each_in_a_copy_anywhere(asked,
         "@jupyterlab/debugger-extension"
         in json.loads(Path(folder, "page_config.json").read_text())["disabledExtensions"]
     ), "without it the debugger listens on a port"
-
-
-def test_every_setting_has_its_reason():
-    """Above it, or above the setting before it, with which it stands."""
-    reasoned = False
-    for number, line in enumerate(settings.CONFIGURATION.read_text().splitlines(), 1):
-        bare = line.strip()
-        if bare.startswith("c."):
-            assert reasoned, f"line {number}: {line}"
-        reasoned = bare.startswith("#") or (reasoned and bare != "")

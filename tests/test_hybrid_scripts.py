@@ -5,6 +5,7 @@ import pytest
 from hpdl_lab import data
 from hpdl_lab.comm import sim
 from hpdl_lab.parallel.scripts import hybrid_script, price, script, simulated_step
+from tests.wording import raises
 
 
 def test_three_changed_lines_take_the_steps_of_one_rank_and_go_on_on_another_mesh(tmp_path):
@@ -23,7 +24,7 @@ def test_the_published_grid_is_priced_near_the_published_step():
     found = price(8, 16, 8)
     assert found.seconds == pytest.approx(32, rel=0.15)
     assert found.nbytes < 80e9
-    with pytest.raises(ValueError, match="cannot be cut into dp=1024 shards"):
+    with raises(ValueError, "dp=1024"):
         price(1024, 1, 1)
 
 

@@ -8,6 +8,7 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.inject import OP, Injection
 from hpdl_lab.comm.network import Switch
+from tests.wording import raises
 
 NETWORK = Switch(alpha=1e-6, beta=1e-9)
 
@@ -57,27 +58,27 @@ def test_a_barrier_waits_for_the_slow_rank():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"rank": -1, "delay": 1}, r"inject\(rank=-1\): a rank is a whole number from 0"),
-        ({"rank": 1.5, "delay": 1}, r"inject\(rank=1.5\)"),
-        ({"rank": 1}, r"inject\(rank=1, delay=None\): a rank and its delay"),
-        ({"delay": 1}, r"inject\(rank=None, delay=1\)"),
-        ({"rank": 1, "delay": -2}, r"inject\(delay=-2\): seconds above 0"),
-        ({"rank": 1, "delay": "2"}, r"inject\(delay='2'\)"),
-        ({"link": (1, 1), "bandwidth": 1e8}, r"inject\(link=\(1, 1\)\): a link is a pair of different ranks"),
-        ({"link": 1, "bandwidth": 1e8}, r"inject\(link=1\)"),
-        ({"link": (0, 1)}, r"inject\(link=\(0, 1\), bandwidth=None\)"),
-        ({"link": (0, 1), "bandwidth": 0}, r"inject\(bandwidth=0\): bytes per second above 0"),
+        ({"rank": -1, "delay": 1}, ("inject(rank=-1)", "0")),
+        ({"rank": 1.5, "delay": 1}, ("inject(rank=1.5)",)),
+        ({"rank": 1}, ("inject(rank=1, delay=None)",)),
+        ({"delay": 1}, ("inject(rank=None, delay=1)",)),
+        ({"rank": 1, "delay": -2}, ("inject(delay=-2)", "0")),
+        ({"rank": 1, "delay": "2"}, ("inject(delay='2')",)),
+        ({"link": (1, 1), "bandwidth": 1e8}, ("inject(link=(1", "1")),
+        ({"link": 1, "bandwidth": 1e8}, ("inject(link=1)",)),
+        ({"link": (0, 1)}, ("inject(link=(0", "1", "bandwidth=None")),
+        ({"link": (0, 1), "bandwidth": 0}, ("inject(bandwidth=0)", "0")),
     ],
 )
 def test_what_cannot_be_injected_is_refused_with_its_number(wrong, message):
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, *message):
         lab.inject(**wrong)
     assert not lab.inject()
 
 
 @pytest.mark.parametrize("inject", [Injection({4: 0.1}), Injection(links={(0, 9): 1e8})])
 def test_a_rank_that_is_not_there_is_refused(inject):
-    with pytest.raises(ValueError, match="ranks here are 0 to 3; lab.inject"):
+    with raises(ValueError, "0", "3", "lab.inject"):
         sim.run(4, around, 1, inject=inject)
 
 
@@ -103,5 +104,5 @@ def test_the_slowest_engine_sets_the_pace(cluster):
     assert set(told) == {0, 1, 2} and told[2] >= 0.1 and told[0] >= 5e-4 and told[1] >= 5e-4
     meet = cluster.run(lambda comm: [comm.barrier() for _ in range(3)], inject=slow)
     assert set(lost(meet)) == {2} and meet.seconds > 0.06
-    with pytest.raises(ValueError, match="rank 2: ranks here are 0 to 1"):
+    with raises(ValueError, "rank 2", "0", "1"):
         cluster.run(around, 1000, ranks=[0, 1], inject=slow)

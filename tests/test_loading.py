@@ -8,6 +8,7 @@ import torch
 
 from hpdl_lab.comm import sim, world
 from hpdl_lab.data.loading import Reader, shifted
+from tests.wording import raises
 
 X = torch.arange(40.0).view(20, 2)
 Y = torch.arange(20)
@@ -121,5 +122,5 @@ def test_an_error_in_the_readers_thread_reaches_the_rank_and_the_thread_ends():
 @pytest.mark.parametrize("options", [{"seconds": "1"}, {"ahead": 1.5}, {"prepare": 3}], ids=repr)
 def test_what_is_no_number_and_no_function_is_refused(options):
     ((name, value),) = options.items()
-    with pytest.raises(TypeError, match=f"{name}={value!r}.* needed"):
+    with raises(TypeError, f"{name}={value!r}"):
         Reader(**options)

@@ -12,6 +12,7 @@ from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Switch
 from hpdl_lab.parallel.messages import ping_pong
 from hpdl_lab.plots import live
+from tests.wording import raises
 
 MEASURE = import_module("hpdl_lab.lab.measure")  # which the verb of its name hides
 FEW = ("4", "1KiB", "64KiB")
@@ -52,13 +53,13 @@ def average(comm, x):
 @pytest.mark.parametrize(
     ("fn", "says"),
     [
-        (off_by_one, "off_by_one is not timed.*on rank 2, 1 of 256 elements, first at index 255: expected 50, got 51"),
-        (lambda comm, x: x[:2], "rank 0 gave 256 elements and got 2 back"),
-        (average, "its sum is wrong"),
+        (off_by_one, ("off_by_one", "rank 2", "1", "256 elements", "255", "50", "51")),
+        (lambda comm, x: x[:2], ("rank 0", "256 elements", "2")),
+        (average, ("its sum is wrong",)),
     ],
 )
 def test_a_wrong_function_is_refused_with_rank_index_and_both_numbers(fn, says):
-    with pytest.raises(sweep.WrongAnswer, match=says):
+    with raises(sweep.WrongAnswer, *says):
         lab.measure(fn, ("1KiB",))
 
 
@@ -69,19 +70,19 @@ def stub(comm, x):
 @pytest.mark.parametrize(
     ("fn", "options", "error", "says"),
     [
-        (stub, {}, NotImplementedError, "exercise 4.3"),
-        (np.ones(3), {}, TypeError, "got ndarray"),
-        ("rings", {}, LookupError, "no algorithm 'rings'"),
-        ("ring", {"sizes": ()}, ValueError, "at least 1 message size"),
-        ("ring", {"sizes": 6}, ValueError, "6 bytes are not a whole number of float32"),
-        ("ring", {"sizes": "4 apples"}, ValueError, "4 apples"),
-        ("ring", {"against": "nccl"}, ValueError, "no peer is called 'nccl'"),
-        ("ring", {"against": "mpi"}, ValueError, r"lab.start\(4\)"),
-        ("ring", {"network": "fat tree"}, TypeError, "fat tree"),
+        (stub, {}, NotImplementedError, ("exercise 4.3",)),
+        (np.ones(3), {}, TypeError, ("got ndarray",)),
+        ("rings", {}, LookupError, ("'rings'",)),
+        ("ring", {"sizes": ()}, ValueError, ("1 message",)),
+        ("ring", {"sizes": 6}, ValueError, ("6 bytes", "float32")),
+        ("ring", {"sizes": "4 apples"}, ValueError, ("4 apples",)),
+        ("ring", {"against": "nccl"}, ValueError, ("'nccl'",)),
+        ("ring", {"against": "mpi"}, ValueError, ("lab.start(4)",)),
+        ("ring", {"network": "fat tree"}, TypeError, ("fat tree",)),
     ],
 )
 def test_what_cannot_be_measured_is_said(fn, options, error, says):
-    with pytest.raises(error, match=says):
+    with raises(error, *says):
         lab.measure(fn, **options)
 
 
@@ -143,9 +144,9 @@ def test_algorithms_race_by_name_on_any_network():
             assert r["time_us"] == pytest.approx(cost.tree(16, r["size"]).seconds(1e-5, 1e-9) * 1e6, rel=1e-3)
     met, paper = result.crossover("tree", "ring"), result.modelled_crossover("tree", "ring")
     assert 64 < met < 2**20 and paper == pytest.approx(2.2e5 * 22 / 6.125 / 16, rel=0.6) and 0.3 < met / paper < 3
-    with pytest.raises(ValueError, match="'mpi' was measured: there are 'ring', 'tree'"):
+    with raises(ValueError, "'mpi'", "'ring'", "'tree'"):
         result.crossover("ring", "mpi")
-    with pytest.raises(ValueError, match="not known on 16 simulated ranks"):
+    with raises(ValueError, "16"):
         result.share("ring")
 
 
@@ -204,16 +205,16 @@ def forgets(comm, x):
 @pytest.mark.parametrize(
     ("fn", "options", "error", "says"),
     [
-        (forgets, {"sizes": ("64", "1KiB")}, sweep.WrongAnswer, "64 of those on rank 1"),
-        (lambda comm, x: None, {}, sweep.WrongAnswer, "8 of those on rank 1"),
-        (ping_pong, {"sizes": "1KiB"}, ValueError, "at least 2 .* got 1"),
-        (ping_pong, {"ranks": 1}, ValueError, "needs two ranks"),
-        ("8", {}, TypeError, "got str"),
-        (stub, {}, NotImplementedError, "exercise"),
+        (forgets, {"sizes": ("64", "1KiB")}, sweep.WrongAnswer, ("64", "rank 1")),
+        (lambda comm, x: None, {}, sweep.WrongAnswer, ("8", "rank 1")),
+        (ping_pong, {"sizes": "1KiB"}, ValueError, ("2", "1")),
+        (ping_pong, {"ranks": 1}, ValueError, ("needs two ranks",)),
+        ("8", {}, TypeError, ("got str",)),
+        (stub, {}, NotImplementedError, ("exercise",)),
     ],
 )
 def test_what_makes_no_line_is_said(fn, options, error, says):
-    with pytest.raises(error, match=says):
+    with raises(error, *says):
         lab.ping_pong(fn, **options)
 
 

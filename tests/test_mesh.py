@@ -7,6 +7,7 @@ import torch
 
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.mesh import AXES, DeviceMesh, Grid, coordinates, groups
+from tests.wording import raises
 
 GRIDS = [
     Grid(),
@@ -95,30 +96,30 @@ def test_the_drawing():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"dp": 0}, "dp=0: the size of an axis is an int of at least 1"),
-        ({"dp": 2.0}, "dp=2.0: the size"),
-        ({"dp": True}, "dp=True: the size"),
-        ({"replicas": 2}, "no axis of a mesh is called 'replicas': dp .data parallel: replicas., pp"),
+        ({"dp": 0}, ("dp=0", "1")),
+        ({"dp": 2.0}, ("dp=2.0",)),
+        ({"dp": True}, ("dp=True",)),
+        ({"replicas": 2}, ("'replicas'",)),
     ],
 )
 def test_a_grid_that_is_none(sizes, message):
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, *message):
         Grid(**sizes)
 
 
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda grid: grid.coordinates(6), r"no rank 6 in Grid\(dp=2, tp=3\): its ranks are 0 to 5"),
-        (lambda grid: grid.coordinates(-1), "no rank -1"),
-        (lambda grid: grid.rank(tp=3), r"tp=3 is outside Grid\(dp=2, tp=3\), where tp goes from 0 to 2"),
-        (lambda grid: grid.rank(pp=1), "pp goes from 0 to 0"),
-        (lambda grid: grid["zp"], "no axis"),
-        (lambda grid: grid.groups("zp"), "no axis"),
+        (lambda grid: grid.coordinates(6), ("rank 6", "Grid(dp=2, tp=3)", "0", "5")),
+        (lambda grid: grid.coordinates(-1), ("-1",)),
+        (lambda grid: grid.rank(tp=3), ("tp=3", "Grid(dp=2, tp=3)", "0", "2")),
+        (lambda grid: grid.rank(pp=1), ("0", "0")),
+        (lambda grid: grid["zp"], ("no axis",)),
+        (lambda grid: grid.groups("zp"), ("no axis",)),
     ],
 )
 def test_a_place_that_is_none(ask, message):
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, *message):
         ask(Grid(dp=2, tp=3))
 
 
@@ -155,5 +156,5 @@ def test_the_report_of_a_stuck_run_names_the_group():
         mesh = DeviceMesh(comm, dp=2, tp=2)
         mesh["dp"].recv(torch.zeros(1), 1 - mesh["dp"].rank)
 
-    with pytest.raises(Exception, match="dp tp=0"):
+    with raises(Exception, "tp=0"):
         sim.run(4, stuck)

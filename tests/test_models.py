@@ -7,6 +7,7 @@ from hpdl_lab import data, models
 from hpdl_lab.models import batch_norm, cnn, gpt, vit
 from hpdl_lab.models.initial import count
 from hpdl_lab.models.mlp import mlp
+from tests.wording import raises
 
 EXAMPLES = {  # five of what each tiny model reads, and the shape of what it answers
     "mlp": (torch.zeros(5, 64), (5, 10)),
@@ -83,48 +84,30 @@ def test_gpt_does_not_look_ahead_and_vit_looks_everywhere():
 @pytest.mark.parametrize(
     ("name", "size", "fields", "error", "says"),
     [
-        ("rnn", "tiny", {}, LookupError, "no model is called 'rnn': mlp, cnn, gpt, vit"),
-        ("gpt", "huge", {}, LookupError, "gpt has no size 'huge': tiny, small, paper"),
-        ("gpt", "tiny", {"depth": 3}, ValueError, "gpt has no field 'depth': its fields are vocabulary, block, layers"),
-        ("gpt", "tiny", {"heads": 5}, ValueError, "5 heads cannot share a width of 64"),
-        (
-            "vit",
-            "tiny",
-            {"heads": 0},
-            ValueError,
-            "vit cannot have heads=0: a whole number of at least 1 is needed",
-        ),
-        (
-            "mlp",
-            "tiny",
-            {"hidden": 5},
-            ValueError,
-            r"hidden=5: whole .* are needed, such as \(128, 64\)",
-        ),
-        (
-            "mlp",
-            "tiny",
-            {"dtype": "float33"},
-            ValueError,
-            "dtype='float33': one of 'float16', 'bfloat16', '",
-        ),
-        ("gpt", "tiny", {"seed": 1.5}, ValueError, "seed=1.5: a whole number is needed"),
-        ("vit", "tiny", {"patch": 3}, ValueError, "8 x 8 pixels cannot be cut into patches of 3 x 3"),
-        ("cnn", "tiny", {"norm": "layer"}, ValueError, "norm='layer': one of group, batch is needed"),
-        ("cnn", "tiny", {"widths": (6, 12)}, ValueError, r"\(6, 12\) cannot be cut into 4 groups"),
+        ("rnn", "tiny", {}, LookupError, ("'rnn'",)),
+        ("gpt", "huge", {}, LookupError, ("'huge'",)),
+        ("gpt", "tiny", {"depth": 3}, ValueError, ("'depth'",)),
+        ("gpt", "tiny", {"heads": 5}, ValueError, ("5 heads", "64")),
+        ("vit", "tiny", {"heads": 0}, ValueError, ("heads=0", "1")),
+        ("mlp", "tiny", {"hidden": 5}, ValueError, ("hidden=5", "(128, 64)")),
+        ("mlp", "tiny", {"dtype": "float33"}, ValueError, ("dtype='float33'", "'float16'", "'bfloat16'")),
+        ("gpt", "tiny", {"seed": 1.5}, ValueError, ("seed=1.5",)),
+        ("vit", "tiny", {"patch": 3}, ValueError, ("8", "8 pixels", "3", "3")),
+        ("cnn", "tiny", {"norm": "layer"}, ValueError, ("norm='layer'",)),
+        ("cnn", "tiny", {"widths": (6, 12)}, ValueError, ("(6, 12)", "4 groups")),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_the_numbers(name, size, fields, error, says):
-    with pytest.raises(error, match=says):
+    with raises(error, *says):
         models.build(name, size, **fields)
 
 
 def test_examples_of_another_size_are_refused_with_the_numbers():
-    with pytest.raises(ValueError, match="reads 64 tokens at once, got 65: build it with block=65"):
+    with raises(ValueError, "64 tokens", "65", "block=65"):
         models.build("gpt")(torch.zeros(1, 65, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"a gpt reads tokens of shape \(b, s\), got \(64,\)"):
+    with raises(ValueError, "(64,)"):
         models.build("gpt")(torch.zeros(64, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"shape \(1, 8, 8\), got \(3, 8, 8\)"):
+    with raises(ValueError, "(1, 8, 8)", "(3, 8, 8)"):
         models.build("vit")(torch.zeros(1, 3, 8, 8))
     with pytest.raises(ValueError, match="input and an output"):
         mlp((64,))
@@ -135,11 +118,11 @@ def test_a_model_is_made_for_its_data_and_other_data_is_refused():
     assert models.build_for(copy, "gpt")(copy.train_x).shape == (10, 9, 7)
     wide = data.load("synthetic", n=10, shape=(3, 6, 12), classes=4)
     assert models.build_for(wide, "cnn")(wide.train_x).shape == (10, 4)
-    with pytest.raises(ValueError, match="vit reads square images, got 6 x 12 pixels"):
+    with raises(ValueError, "6", "12 pixels"):
         models.build_for(wide, "vit")
-    with pytest.raises(ValueError, match=r"gpt reads windows of tokens.*this data is \(10, 3, 6, 12\) float32"):
+    with raises(ValueError, "(10, 3, 6, 12)", "float32"):
         models.build_for(wide, "gpt")
-    with pytest.raises(ValueError, match=r"mlp reads rows of numbers.*this data is \(10, 9\) int64"):
+    with raises(ValueError, "(10, 9)", "int64"):
         models.build_for(copy, "mlp")
 
 

@@ -6,6 +6,7 @@ import pytest
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import PRESETS, FatTree, Interconnect, Islands, Ring, Switch, describe, title
 from hpdl_lab.comm.network.describe import shared_links
+from tests.wording import raises
 
 NETWORKS = [
     Switch(),
@@ -178,17 +179,17 @@ def test_without_eager_sends_also_an_empty_message_waits_for_its_receive():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Switch(alpha=-1.0), "alpha of a Switch is at least 0, got -1.0"),
-        (lambda: FatTree(16, 3), "16 hosts, oversubscription 3"),
-        (lambda: FatTree(0), "hosts_per_leaf is a whole number of at least 1, got 0"),
-        (lambda: Islands(8, nics=3), "8 ranks cannot share 3 adapters evenly"),
-        (lambda: Islands(2.5), "size is a whole number of at least 1, got 2.5"),
-        (lambda: Switch.of("infiniband"), "no interconnect is called 'infiniband': one of nvlink_3, "),
-        (lambda: Ring().routes(np.zeros(20000, int), np.full(20000, 8192), 16384), "cables at a time"),
+        (lambda: Switch(alpha=-1.0), ("Switch", "0", "-1.0")),
+        (lambda: FatTree(16, 3), ("16 hosts", "3")),
+        (lambda: FatTree(0), ("hosts_per_leaf", "1", "0")),
+        (lambda: Islands(8, nics=3), ("8 ranks", "3 adapters")),
+        (lambda: Islands(2.5), ("1", "2.5")),
+        (lambda: Switch.of("infiniband"), ("'infiniband'", "nvlink_3")),
+        (lambda: Ring().routes(np.zeros(20000, int), np.full(20000, 8192), 16384), ("cables at a time",)),
     ],
 )
 def test_a_network_that_cannot_be_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, *message):
         make()
 
 

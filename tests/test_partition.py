@@ -2,11 +2,12 @@
 
 import itertools
 
-import pytest
-from hypothesis import example, given
+from hypothesis import example
 from hypothesis import strategies as st
 
 from hpdl_lab.parallel.pipeline.split import partition
+from tests.properties import given
+from tests.wording import raises
 
 
 def largest(costs, sizes):
@@ -18,7 +19,7 @@ def largest(costs, sizes):
 @example([5, 1, 1, 1, 4, 4], 3)
 def test_no_other_way_to_cut_is_better(costs, stages):
     if not 1 <= stages <= len(costs):
-        with pytest.raises(ValueError, match=f"{len(costs)} layers .* {stages} stages"):
+        with raises(ValueError, f"{len(costs)} layers", f"{stages} stages"):
             partition(costs, stages)
         return
     sizes = partition(costs, stages)

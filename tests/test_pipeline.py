@@ -12,6 +12,7 @@ from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.parallel.hybrid.model import HybridParallel
 from hpdl_lab.parallel.pipeline.naive import do_backward, do_forward
 from hpdl_lab.trace import bytes_sent
+from tests.wording import raises
 
 BATCH = 12
 IMAGES = torch.randn(BATCH, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -83,8 +84,7 @@ def difference(ranks, want):
 
 
 @pytest.mark.parametrize(
-    ("case", "ranks"),
-    [("mlp", 1), ("mlp", 2), ("mlp", 3), ("mlp", 4), ("cnn", 3), ("gpt", 2), ("gpt", 4), ("vit", 3)],
+    ("case", "ranks"), [("mlp", 1), ("mlp", 2), ("mlp", 3), ("mlp", 4), ("cnn", 3), ("gpt", 2), ("gpt", 4), ("vit", 3)]
 )
 def test_every_schedule_gives_the_gradients_of_the_model_as_a_whole(case, ranks):
     model, x, y, layers = CASES[case]
@@ -179,16 +179,16 @@ def test_impossible_schedules_are_refused_with_the_numbers():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"partition": [4, 4]}, TypeError, r"partition=\[4, 4\]"),
-        ({"partition": lambda costs, stages: [4.5, 3.5]}, ValueError, r"returned \[4.5, 3.5\]"),
-        ({"costs": [1] * 7 + [float("nan")]}, ValueError, "got nan"),
-        ({"loss": lambda out, y: out.sum(1)}, ValueError, r"one number, .* shape \(3,\)"),
-        ({"loss": lambda out, y: loss_of(out.detach(), y)}, ValueError, "the loss has no gradient"),
+        ({"partition": [4, 4]}, TypeError, ("partition=[4", "4]")),
+        ({"partition": lambda costs, stages: [4.5, 3.5]}, ValueError, ("[4.5, 3.5]",)),
+        ({"costs": [1] * 7 + [float("nan")]}, ValueError, ("got nan",)),
+        ({"loss": lambda out, y: out.sum(1)}, ValueError, ("(3,)",)),
+        ({"loss": lambda out, y: loss_of(out.detach(), y)}, ValueError, ("the loss has no gradient",)),
     ],
 )
 def test_what_is_no_cut_and_no_loss_is_refused(options, error, text):
     model, x, y, _ = CASES["mlp"]
-    with pytest.raises(error, match=text):
+    with raises(error, *text):
         sim.run(2, lambda comm: HybridParallel(model, DeviceMesh(comm, pp=2), x, **options).step(x, y))
 
 

@@ -11,6 +11,7 @@ from hpdl_lab.models.mlp import mlp
 from hpdl_lab.plots import live
 from hpdl_lab.schedules import Action
 from hpdl_lab.schedules.gpipe import gpipe
+from tests.wording import raises
 
 pytestmark = pytest.mark.timeout(150)  # engines import torch, on a busy machine
 
@@ -52,14 +53,14 @@ def texts(figure):
 @pytest.mark.parametrize(
     ("asked", "error", "says"),
     [
-        (backward_first, ValueError, "deadlocks: rank 0 waits at 0B0 for 1B0 of rank 1, which waits at 1F1 for 0F1"),
-        (loses_one, ValueError, "no rank does 0B7"),
-        (not_written, NotImplementedError, "exercise 10.1"),
-        (lambda rank, ranks, micro_batches: [(0, "F", "a")], TypeError, "returned .*'a'"),
+        (backward_first, ValueError, ("rank 0", "0B0", "1B0", "rank 1", "1F1", "0F1")),
+        (loses_one, ValueError, ("0B7",)),
+        (not_written, NotImplementedError, ("exercise 10.1",)),
+        (lambda rank, ranks, micro_batches: [(0, "F", "a")], TypeError, ("'a'",)),
     ],
 )
 def test_a_bad_schedule_is_refused_in_one_sentence_before_it_runs(verb, asked, error, says, alone):
-    with pytest.raises(error, match=says) as caught:
+    with raises(error, *says) as caught:
         verb(asked)
     assert caught.value._render_traceback_() == [f"{error.__name__}: {caught.value}"], "no traceback in a notebook"
 
@@ -81,15 +82,15 @@ def test_a_guess_is_drawn_and_the_makespan_follows_from_the_bubble(alone):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"micro_batches": 1000}, "60 s"),
-        ({"prediction": 1.5}, "from 0 to 1, got 1.5"),
-        ({"prediction": "half"}, "got 'half'"),
-        ({"model": "mlp"}, r"lab.start\(4\)"),
-        ({"ranks": 0}, "at least 1, got 0"),
+        ({"micro_batches": 1000}, ("60 s",)),
+        ({"prediction": 1.5}, ("0", "1", "1.5")),
+        ({"prediction": "half"}, ("'half'",)),
+        ({"model": "mlp"}, ("lab.start(4)",)),
+        ({"ranks": 0}, ("1", "0")),
     ],
 )
 def test_bad_questions_end_in_one_sentence(asked, says, alone):
-    with pytest.raises(ValueError, match=says) as caught:
+    with raises(ValueError, *says) as caught:
         lab.pipeline("1f1b", **asked)
     assert hasattr(caught.value, "_render_traceback_")
 
@@ -143,12 +144,12 @@ def test_a_search_in_which_nothing_fits_says_the_least(alone):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"prediction": {"dp": 3}}, "3 x 1 x 1 places, and there are 4 ranks"),
-        ({"prediction": 4}, "got 4"),
-        ({"prediction": {"dp": "2"}}, "got '2'"),
-        ({"limit": "lots"}, "limit .* got 'lots'"),
+        ({"prediction": {"dp": 3}}, ("3", "1", "1 places", "4 ranks")),
+        ({"prediction": 4}, ("4",)),
+        ({"prediction": {"dp": "2"}}, ("'2'",)),
+        ({"limit": "lots"}, ("'lots'",)),
     ],
 )
 def test_a_bad_search_ends_in_one_sentence(asked, says, alone):
-    with pytest.raises(ValueError, match=says):
+    with raises(ValueError, *says):
         lab.search(**{**ASKED, **asked})

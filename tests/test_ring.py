@@ -1,17 +1,21 @@
 """The ring collectives on simulated ranks: sums, traffic and time against the cost model, over the grid of p and n."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from hpdl_lab.collectives import cost, ring
 from hpdl_lab.collectives.chunks import bounds
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.trace import bytes_sent
+from tests.properties import given
 
-RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16]
-SIZES = [0, 1, 7, 1000, 1001]
+RANKS = st.integers(1, 17)
+SIZES = st.integers(0, 40) | st.sampled_from([1000, 1001])
 
 
 def vector(comm, n):
@@ -22,33 +26,24 @@ def total(p, n):
     return torch.arange(n, dtype=torch.float64) * (p * (p + 1) / 2) + p * (p - 1) / 2
 
 
-@pytest.mark.parametrize("p", RANKS)
-@pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("all_reduce", [ring.all_reduce_naive, ring.all_reduce])
+@given(p=RANKS, n=SIZES)
 def test_all_reduce_leaves_the_sum_on_every_rank(all_reduce, p, n):
     for x in sim.run(p, lambda comm: all_reduce(comm, vector(comm, n))):
         assert torch.equal(x, total(p, n))
 
 
-@pytest.mark.parametrize("p", RANKS)
-@pytest.mark.parametrize("n", SIZES)
-def test_reduce_scatter_leaves_chunk_r_on_rank_r(p, n):
-    for r, x in enumerate(sim.run(p, lambda comm: ring.reduce_scatter(comm, vector(comm, n)))):
-        start, stop = bounds(n, p, r)
-        assert torch.equal(x, total(p, n)[start:stop])
+@given(p=RANKS, n=SIZES)
+def test_reduce_scatter_leaves_chunk_r_on_rank_r_and_all_gather_collects_the_chunks(p, n):
+    def halves(comm):
+        mine = ring.reduce_scatter(comm, vector(comm, n)).clone()
+        x, (start, stop) = torch.full((n,), -1.0, dtype=torch.float64), bounds(n, p, comm.rank)
+        x[start:stop] = mine
+        return mine, ring.all_gather(comm, x)
 
-
-@pytest.mark.parametrize("p", RANKS)
-@pytest.mark.parametrize("n", SIZES)
-def test_all_gather_collects_the_chunks(p, n):
-    def gather(comm):
-        x = np.full(n, -1.0)
-        start, stop = bounds(n, p, comm.rank)
-        x[start:stop] = np.arange(start, stop)
-        return ring.all_gather(comm, x)
-
-    for x in sim.run(p, gather):
-        assert np.array_equal(x, np.arange(n))
+    for r, (mine, x) in enumerate(sim.run(p, halves)):
+        assert torch.equal(mine, total(p, n)[slice(*bounds(n, p, r))])
+        assert torch.equal(x, total(p, n))
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 8, 16])
@@ -81,10 +76,11 @@ def test_float_sums_stay_within_the_error_bound_and_are_the_same_on_every_rank()
     assert all(torch.equal(r, results[0]) for r in results)
 
 
-@pytest.mark.parametrize(("n", "p"), [(0, 3), (1, 3), (7, 3), (8, 4), (1001, 5)])
+@given(n=st.integers(0, 2000), p=st.integers(1, 70))
 def test_chunks_cover_the_vector_once(n, p):
     cuts = [bounds(n, p, i) for i in range(p)]
     assert cuts[0][0] == 0 and cuts[-1][1] == n
-    assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:], strict=False))
-    assert max(b - a for a, b in cuts) - min(b - a for a, b in cuts) <= 1
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
+    sizes = [b - a for a, b in cuts]
+    assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
     assert bounds(n, p, -1) == bounds(n, p, p - 1)

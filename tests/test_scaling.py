@@ -11,6 +11,7 @@ from hpdl_lab.comm.network import Islands, Switch
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelOverlapped
 from hpdl_lab.parallel.parameter_server import StaleSynchronous
+from tests.wording import raises
 
 SMALL = mlp((64, 32, 10))
 
@@ -97,27 +98,27 @@ def test_a_model_and_data_by_name():
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
-        ({"all_reduce": ring.all_reduce, "strategy": DataParallel()}, ValueError, "not both"),
-        ({"all_reduce": "ring"}, TypeError, "all_reduce='ring'"),
-        ({"strategy": "flat"}, TypeError, "'flat'"),
-        ({"strategy": DataParallel}, TypeError, "DataParallel"),
-        ({"strategy": StaleSynchronous()}, ValueError, "asynchronous"),
-        ({"model": "alexnet"}, LookupError, "alexnet"),
-        ({"n": 0}, ValueError, "at least 1, got 0"),
-        ({"n": 2.5}, ValueError, "got 2.5"),
-        ({"ranks": ()}, ValueError, "no number of ranks"),
-        ({"ranks": (0, 1)}, ValueError, "got 0"),
-        ({"ranks": "four"}, ValueError, "got 'f'"),
-        ({"simulate": (8, 2.5)}, ValueError, "simulate.* got 2.5"),
-        ({"prediction": 2}, ValueError, "got 2"),
-        ({"prediction": {2: -1}}, ValueError, "2 ranks.* got -1"),
-        ({"prediction": {"2": 1.9}}, ValueError, "got '2'"),
-        ({"network": "ethernet"}, TypeError, "ethernet"),
-        ({"deadline": 0}, ValueError, "deadline.* got 0"),
-        ({"all_reduce": lambda comm, x: x, "model": SMALL, "n": 64}, WrongAnswer, "sum is wrong: on rank 0"),
+        ({"all_reduce": ring.all_reduce, "strategy": DataParallel()}, ValueError, ("not both",)),
+        ({"all_reduce": "ring"}, TypeError, ("all_reduce='ring'",)),
+        ({"strategy": "flat"}, TypeError, ("'flat'",)),
+        ({"strategy": DataParallel}, TypeError, ("DataParallel",)),
+        ({"strategy": StaleSynchronous()}, ValueError, ("asynchronous",)),
+        ({"model": "alexnet"}, LookupError, ("alexnet",)),
+        ({"n": 0}, ValueError, ("1", "0")),
+        ({"n": 2.5}, ValueError, ("2.5",)),
+        ({"ranks": ()}, ValueError, ("no number of ranks",)),
+        ({"ranks": (0, 1)}, ValueError, ("0",)),
+        ({"ranks": "four"}, ValueError, ("'f'",)),
+        ({"simulate": (8, 2.5)}, ValueError, ("2.5",)),
+        ({"prediction": 2}, ValueError, ("2",)),
+        ({"prediction": {2: -1}}, ValueError, ("2 ranks", "-1")),
+        ({"prediction": {"2": 1.9}}, ValueError, ("'2'",)),
+        ({"network": "ethernet"}, TypeError, ("ethernet",)),
+        ({"deadline": 0}, ValueError, ("0",)),
+        ({"all_reduce": lambda comm, x: x, "model": SMALL, "n": 64}, WrongAnswer, ("rank 0",)),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, error, says):
-    with pytest.raises(error, match=says) as caught:
+    with raises(error, *says) as caught:
         lab.scaling(**arguments)
     assert "\n" not in str(caught.value)

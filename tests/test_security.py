@@ -22,6 +22,7 @@ from cryptography import x509
 from hpdl_lab import cli
 from hpdl_lab.classroom import authenticator, hub
 from hpdl_lab.classroom.attendee import Attendee, Trouble
+from tests.wording import raises
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="user ids for attendees need root"),
@@ -145,7 +146,7 @@ def test_who_is_not_on_the_list_or_has_another_password_stays_outside(attendee):
         (ADA, PASSWORD + "?"),
     ]
     for name, password in wrong:
-        with pytest.raises(Trouble, match="does not accept this name and password"):
+        with raises(Trouble):
             attendee(name, password).log_in()
     time.sleep(authenticator.PAUSE)
     attendee(ADA, PASSWORD).log_in()

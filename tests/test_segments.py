@@ -16,6 +16,7 @@ import pytest
 from hpdl_lab import features
 from hpdl_lab.comm.errors import CommError
 from hpdl_lab.comm.mpi import segments
+from tests.wording import raises
 
 ATTACKER = 1002
 NBYTES = 64 << 20
@@ -139,13 +140,13 @@ def test_a_segment_of_ones_own_is_used(shm):
         segments.require_own(new)
         os.unlink(f"{shm}/own")  # and nobody holds it open
         segments.require_own(new, unknown=False)
-        with pytest.raises(CommError, match="own belongs to nobody who could be asked"):
+        with raises(CommError):
             segments.require_own(new)
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o604, 0o602])
 def test_a_segment_that_others_may_open_is_not_used(shm, mode):
-    with mapped(f"{shm}/open", mode) as new, pytest.raises(CommError, match=f"is open to other.*mode {mode:o}"):
+    with mapped(f"{shm}/open", mode) as new, raises(CommError, f"mode {mode:o}"):
         segments.require_own(new)
 
 
@@ -157,7 +158,7 @@ def test_a_segment_of_another_account_is_not_used_even_when_it_has_been_removed(
             os.rename(f"{shm}/planted", f"{shm}/ucx_shm_posix_1")
             os.unlink(f"{shm}/ucx_shm_posix_1")
         for unknown in (True, False):
-            with pytest.raises(CommError, match=f"belongs to user {ATTACKER}"):
+            with raises(CommError, f"user {ATTACKER}"):
                 segments.require_own(new, unknown)
 
 

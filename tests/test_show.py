@@ -24,6 +24,7 @@ from hpdl_lab.plots import animation, collective, colors, live, style
 from hpdl_lab.schedules import build
 from hpdl_lab.schedules.gpipe import gpipe
 from hpdl_lab.schedules.interleaved import interleaved
+from tests.wording import raises
 
 SHOW = import_module("hpdl_lab.lab.show")  # which the verb of its name hides
 of_table = SHOW.of_table
@@ -48,29 +49,29 @@ def texts_of(figure):
 @pytest.mark.parametrize(
     ("x", "options", "error", "says"),
     [
-        ("rong", {}, LookupError, "nothing is called 'rong'"),
-        (12, {}, TypeError, "something of int"),
-        (None, {}, ValueError, "no run to draw yet"),
-        ([], {}, ValueError, "recorded no events"),
-        ("ring", {"ranks": 17}, ValueError, "from 2 to 16, got 17"),
-        ("ring", {"ranks": "4"}, ValueError, "got '4'"),
-        ("tree", {"segments": 3}, ValueError, "tree has no option segments"),
-        ("ring", {"collective": "all"}, LookupError, "no collective is called 'all'"),
-        (lambda comm, x: x, {"ranks": 3}, ValueError, "sent no message on 3 ranks"),
-        ("collectives", {"ranks": 7}, ValueError, "from 2 to 6, got 7"),
-        ("collectives", {"rank": 4}, TypeError, "lab.show of the collectives: got an unexpected keyword"),
-        ("gpipe", {"ranks": 64, "micro_batches": 64}, ValueError, "8,192 actions do not fit"),
-        ("1f1b", {"ranks": 10**6, "micro_batches": 8 * 10**6}, ValueError, "16,000,000,000,000 actions"),
-        ("1f1b", {"forward": [1, 2]}, ValueError, "2 numbers, and 1f1b has 4 stages"),
-        (lambda rank, ranks, m: ["forward 1"], {}, ValueError, "'forward 1' is no action"),
-        (lambda rank, ranks, m: None, {}, TypeError, "returned None: a list of Action"),
-        (Grid(dp=10**7), {}, ValueError, "10,000,000 ranks: at most 4,096"),
-        (gossip.graph("ring", 33), {}, ValueError, "from 2 to 32, got 33"),
-        (Switch(), {"ranks": 0}, ValueError, "at least 1, got 0"),
+        ("rong", {}, LookupError, ("'rong'",)),
+        (12, {}, TypeError, ("something of int",)),
+        (None, {}, ValueError, ("no run to draw yet",)),
+        ([], {}, ValueError, ("recorded no events",)),
+        ("ring", {"ranks": 17}, ValueError, ("2", "16", "17")),
+        ("ring", {"ranks": "4"}, ValueError, ("'4'",)),
+        ("tree", {"segments": 3}, ValueError, ("tree has no option segments",)),
+        ("ring", {"collective": "all"}, LookupError, ("'all'",)),
+        (lambda comm, x: x, {"ranks": 3}, ValueError, ("3 ranks",)),
+        ("collectives", {"ranks": 7}, ValueError, ("2", "6", "7")),
+        ("collectives", {"rank": 4}, TypeError, ("lab.show",)),
+        ("gpipe", {"ranks": 64, "micro_batches": 64}, ValueError, ("8,192 actions",)),
+        ("1f1b", {"ranks": 10**6, "micro_batches": 8 * 10**6}, ValueError, ("16,000,000,000,000 actions",)),
+        ("1f1b", {"forward": [1, 2]}, ValueError, ("2 numbers", "1f1b", "4 stages")),
+        (lambda rank, ranks, m: ["forward 1"], {}, ValueError, ("'forward 1'",)),
+        (lambda rank, ranks, m: None, {}, TypeError, ("None", "Action")),
+        (Grid(dp=10**7), {}, ValueError, ("10,000,000 ranks", "4,096")),
+        (gossip.graph("ring", 33), {}, ValueError, ("2", "32", "33")),
+        (Switch(), {"ranks": 0}, ValueError, ("1", "0")),
     ],
 )
 def test_what_cannot_be_drawn_is_one_sentence(x, options, error, says):
-    with pytest.raises(error, match=says) as caught:
+    with raises(error, *says) as caught:
         lab.show(x, **options)
     assert "\n" not in str(caught.value)
 

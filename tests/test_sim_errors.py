@@ -9,6 +9,7 @@ import torch
 
 from hpdl_lab.comm import CommTimeout, Deadlock, PerRank, sim
 from hpdl_lab.comm.network import Switch
+from tests.wording import raises
 
 
 def around(comm, x):
@@ -33,7 +34,7 @@ def test_eager_sends_do_not_wait_for_their_receive():
 
 
 def test_everybody_receiving_first_is_named():
-    with pytest.raises(Deadlock, match="ranks 0-2 all receive first and nobody has sent"):
+    with raises(Deadlock, "ranks 0-2"):
         sim.run(3, lambda comm: comm.recv(np.empty(1), (comm.rank + 1) % 3))
 
 
@@ -42,7 +43,7 @@ def test_a_rank_that_left_early_is_named():
         for _ in range(2 if comm.rank == 1 else 3):
             comm.barrier()
 
-    with pytest.raises(Deadlock, match="rank 1 left the loop one step early"):
+    with raises(Deadlock, "rank 1"):
         sim.run(3, loop)
 
 
@@ -50,7 +51,7 @@ def test_different_collectives_on_different_ranks_are_named():
     def mixed(comm):
         return comm.split(0) if comm.rank == 1 else comm.barrier()
 
-    with pytest.raises(ValueError, match="rank 0 calls barrier where rank 1 calls split"):
+    with raises(ValueError, "rank 0", "rank 1"):
         sim.run(2, mixed)
 
 
@@ -89,7 +90,7 @@ def test_mismatched_dtypes_are_named():
     def mismatch(comm):
         around(comm, np.zeros(4, "f4" if comm.rank else "f8"))
 
-    with pytest.raises(ValueError, match="dtypes differ: rank 1 sends float32, rank 0 expects float64"):
+    with raises(ValueError, "rank 1", "float32", "rank 0", "float64"):
         sim.run(2, mismatch)
 
 
@@ -114,7 +115,7 @@ def test_bad_messages_are_refused_before_they_are_sent(bad, message):
 
 
 def test_a_message_must_be_a_tensor():
-    with pytest.raises(TypeError, match="cannot send a float: a message is a torch tensor or a NumPy array"):
+    with raises(TypeError, "NumPy"):
         sim.run(2, lambda comm: comm.send(3.0, 1 - comm.rank))
 
 
@@ -125,7 +126,7 @@ def test_an_endless_loop_ends_at_the_deadline_and_is_located():
         comm.barrier()
 
     used = time.process_time()
-    with pytest.raises(CommTimeout, match=r"within 0\.3 s of real time, in test_sim_errors\.py:") as caught:
+    with raises(CommTimeout, "0.3 s", "test_sim_errors.py") as caught:
         sim.run(2, spin, deadline=0.3)
     assert time.process_time() - used < 10  # 0.4 s on a quiet machine
     assert caught.value.waits[0].op == "barrier"
@@ -150,18 +151,18 @@ def test_code_that_catches_everything_in_a_loop_is_left_where_it_is(threads):
             except BaseException:  # as a bare `except:` does
                 pass
 
-    with pytest.raises(Deadlock, match="ranks 0 and 1 both receive first"):
+    with raises(Deadlock, "ranks 0 and 1"):
         sim.run(2, stubborn, deadline=2, threads=threads)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5])
 def test_a_wrong_number_of_ranks_is_refused(size):
-    with pytest.raises(ValueError, match="at least 1 rank"):
+    with raises(ValueError, "1 rank"):
         sim.run(size, around, np.zeros(1))
 
 
 def test_a_per_rank_argument_of_the_wrong_length_is_refused():
-    with pytest.raises(ValueError, match="PerRank has 2 items for 3 ranks"):
+    with raises(ValueError, "PerRank", "2 items", "3 ranks"):
         sim.run(3, lambda comm, x: x, PerRank([1, 2]))
 
 
@@ -191,7 +192,7 @@ def test_what_other_libraries_call_it_is_translated(call, here):
 
 
 def test_what_no_library_has_is_not_guessed():
-    with pytest.raises(AttributeError, match=r"object has no attribute 'lion'\n"):
+    with raises(AttributeError, "'lion'"):
         sim.run(2, lambda comm: comm.lion)
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'dest'\n"):
+    with raises(TypeError, "'dest'"):
         sim.run(2, lambda comm: (lambda x: x)(dest=1))

@@ -17,6 +17,7 @@ from hpdl_lab.comm.inject import Injection
 from hpdl_lab.comm.network import FatTree, Switch
 from hpdl_lab.comm.sim import token as baton
 from hpdl_lab.zoo import PROGRAMS
+from tests.wording import raises
 
 both = pytest.mark.parametrize("threads", [False, True], ids=["coroutines", "threads"])
 
@@ -184,7 +185,7 @@ def test_a_deadlock_inside_backward_is_told_and_unwound():
         if comm.rank != 1:
             y.sum().backward()
 
-    with pytest.raises(Deadlock, match="rank 1 never called all_reduce: it finished"):
+    with raises(Deadlock, "rank 1", "all_reduce"):
         sim.run(3, one_is_missing, threads=True)
 
 
@@ -195,7 +196,7 @@ def test_ranks_that_share_a_model_are_told():
         x.register_hook(lambda grad: comm.barrier())
         (x * 2).sum().backward()
 
-    with pytest.raises(ValueError, match=r"of rank 0 is used by somebody else \(test_sim_threads.*share no model"):
+    with raises(ValueError, "rank 0", "test_sim_threads"):
         sim.run(3, shared, threads=True)
 
 
@@ -323,7 +324,7 @@ def test_an_endless_loop_ends_at_the_deadline_and_is_located():
         comm.barrier()
 
     used = time.process_time()
-    with pytest.raises(CommTimeout, match=r"within 0\.3 s of real time, in test_sim_threads\.py:") as caught:
+    with raises(CommTimeout, "0.3 s", "test_sim_threads.py") as caught:
         sim.run(2, spin, deadline=0.3, threads=True)
     assert time.process_time() - used < 10  # 0.4 s on a quiet machine
     assert caught.value.waits[0].op == "barrier" and caught.value.rank == 1
@@ -369,9 +370,7 @@ def test_a_machine_without_threads_is_told(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(baton.threading.Thread, "start", refuse)
-    with pytest.raises(
-        RuntimeError, match=r"no thread for simulated rank 0: \d+ threads run in this process; try fewer"
-    ):
+    with raises(RuntimeError, "rank 0"):
         sim.run(2, lambda comm: None, threads=True)
 
 

@@ -4,15 +4,16 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.parallel.tensor.spatial import edges_of, halo_exchange
 from hpdl_lab.trace import bytes_sent
+from tests.properties import given
+from tests.wording import raises
 
 B, C, W = 2, 3, 5
-FEW = settings(max_examples=25, deadline=None, derandomize=True)
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4)  # (above, below) of each rank
 
 
@@ -32,7 +33,6 @@ def test_edges_are_equal_shares(height, ranks):
     assert edges[0] == 0 and edges[-1] == height and max(heights) - min(heights) <= 1 and min(heights) >= 1
 
 
-@FEW
 @given(rows=ROWS)
 def test_halo_exchange_takes_the_rows_around(rows):
     p, image = len(rows), numbers(B, C, 13, W)
@@ -74,5 +74,5 @@ def test_what_does_not_fit_is_refused_on_every_rank_before_the_first_message(cal
 
 def test_a_strip_that_is_lower_than_the_halo_is_refused():
     strips = PerRank([numbers(B, C, 3, W), numbers(B, C, 1, W), numbers(B, C, 3, W)])
-    with pytest.raises(ValueError, match="halo of 2 rows from rank 1, which has 1"):
+    with raises(ValueError, "2 rows", "rank 1", "1"):
         sim.run(3, lambda comm, x: halo_exchange(comm, x, [(2, 2)] * 3), strips)

@@ -9,6 +9,7 @@ from torch.nn.functional import relu
 
 from hpdl_lab import models
 from hpdl_lab.parallel.pipeline.split import Layers
+from tests.wording import raises
 
 EXAMPLES = {
     "mlp": (models.build("mlp", features=4, hidden=(6, 5, 7), dtype="float64"), torch.randn(2, 4, dtype=torch.float64)),
@@ -226,17 +227,17 @@ class Replaces(AsksForValues):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("kind", "fact"),
     [
-        (AsksForValues, "asks for the value of a tensor .__bool__., which depends on the data"),
-        (UsesOwnFunction, "computes without gradients, or by an autograd function of its own"),
-        (GoesByNumpy, "asks for the value of a tensor .numpy."),
-        (Replaces, "replaces its tensor mean"),
+        (AsksForValues, "__bool__"),
+        (UsesOwnFunction, "autograd"),
+        (GoesByNumpy, "numpy"),
+        (Replaces, "mean"),
     ],
 )
-def test_what_cannot_be_written_down_is_one_layer_or_refused(kind, reason):
+def test_what_cannot_be_written_down_is_one_layer_or_refused(kind, fact):
     x = torch.randn(3, 4)
-    with pytest.raises(ValueError, match=f"{kind.__name__} cannot be split into stages: its forward {reason}"):
+    with raises(ValueError, kind.__name__, fact):
         Layers(kind(), x).split(1)
     model = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 4))
     assert Layers(model, x).names == ["0", "1", "2"]  # inside another model it is a layer
@@ -256,28 +257,26 @@ def test_what_answers_otherwise_when_done_again_is_refused():
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 return super().forward(x)
 
-    with pytest.raises(
-        ValueError, match="Casts cannot be split into 1 stages: its operations, done again one by one, ans"
-    ):
+    with raises(ValueError, "Casts", "1 stages"):
         Layers(Casts(4, 4), torch.ones(2, 4)).split(1)
 
 
 def test_bad_input_is_named_with_numbers():
     model, x = EXAMPLES["mlp"]
-    with pytest.raises(ValueError, match=r"Sequential has 4 layers \(0, 2, 4, 6\), which cannot be shared by 5 stages"):
+    with raises(ValueError, "Sequential", "4 layers", "(0, 2, 4, 6)", "5 stages"):
         Layers(model, x).split(5)
-    with pytest.raises(ValueError, match=r"3 costs were given for 4 layers \(0, 2, 4, 6\)"):
+    with raises(ValueError, "3 costs", "4 layers", "(0, 2, 4, 6)"):
         Layers(model, x).split(2, costs=[1, 2, 3])
-    with pytest.raises(ValueError, match=r"\[4, 0\] does not share 4 layers among 2 stages, one at least for each"):
+    with raises(ValueError, "[4, 0]", "4 layers", "2 stages"):
         Layers(model, x).split(2, [1] * 4, partition=lambda costs, stages: [4, 0])
-    with pytest.raises(ValueError, match="ReLU has no parameters that its output depends on: nothing to split"):
+    with raises(ValueError, "ReLU"):
         Layers(nn.Sequential(nn.ReLU())[0], x).split(1)
 
     class Two(nn.Linear):
         def forward(self, x):
             return x, super().forward(x)
 
-    with pytest.raises(ValueError, match="returns something of type tuple, and one tensor is needed"):
+    with raises(ValueError):
         Layers(Two(4, 4), torch.ones(2, 4)).split(1)
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hpdl_lab import comm
 from hpdl_lab.comm.launcher import started_by
 from hpdl_lab.comm.torch.transport import from_process_group
+from tests.wording import raises
 
 MPI = os.path.join(os.path.dirname(__file__), "mpi")
 WANTED = [os.path.join(MPI, name) for name in ("test_messages.py", "test_torch_backend.py")]
@@ -115,14 +116,14 @@ def test_who_has_started_this_rank(environment, who):
 
 def test_worlds_that_torchrun_does_not_have(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    with pytest.raises(ValueError, match="device='cuda' under torchrun, which has \"cpu\" only"):
+    with raises(ValueError, "device='cuda'", '"cpu"'):
         comm.world(device="cuda")
 
 
 def test_groups_that_carry_no_messages_of_tensors_on_the_cpu():
-    with pytest.raises(RuntimeError, match=r"no process group yet: dist.init_process_group\(\"gloo\"\)"):
+    with raises(RuntimeError, 'dist.init_process_group("gloo")'):
         from_process_group()
-    with pytest.raises(RuntimeError, match="this rank is in no such process group"):
+    with raises(RuntimeError):
         from_process_group(dist.GroupMember.NON_GROUP_MEMBER)
-    with pytest.raises(ValueError, match="moves neither tensors of the CPU nor of GPUs"):
+    with raises(ValueError, "CPU", "GPUs"):
         from_process_group(dist.ProcessGroup(0, 1))

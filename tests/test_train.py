@@ -15,6 +15,7 @@ from hpdl_lab.mesh import Grid
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive, DataParallelOverlapped
 from hpdl_lab.plots import live
+from tests.wording import raises
 
 
 @pytest.fixture(autouse=True)
@@ -126,15 +127,15 @@ def in_half_precision(comm, x):
 @pytest.mark.parametrize(
     ("all_reduce", "says"),
     [
-        (forgets_rank_0, "element 0 of 9 should be 4"),
-        (forgets_the_last, "element 8 of 9 should be 14, .* is 4"),
-        (lambda comm, x: ring.all_reduce(comm, x).div_(comm.size), "element 0 of 9 should be 4, .* is 1"),
-        (in_half_precision, "element 0 of 9 should be 4, .* is 3.9"),
-        (lambda comm, x: x[:3], r"\(9,\) .*\(3,\)"),
+        (forgets_rank_0, ("element 0", "9", "4")),
+        (forgets_the_last, ("element 8", "9", "14", "4")),
+        (lambda comm, x: ring.all_reduce(comm, x).div_(comm.size), ("element 0", "9", "4", "1")),
+        (in_half_precision, ("element 0", "9", "4", "3.9")),
+        (lambda comm, x: x[:3], ("(9,)", "(3,)")),
     ],
 )
 def test_an_all_reduce_that_does_not_add_up_is_refused_before_the_first_step(all_reduce, says):
-    with pytest.raises(ValueError, match=says):
+    with raises(ValueError, *says):
         lab.train(all_reduce=all_reduce, steps=10)
 
 

