@@ -22,7 +22,6 @@ nanobind::list told(const Ring& ring);
 // verb: "send", "receive into", ... for its text. writable: the memory will be written.
 Buffer buffer_of(nanobind::handle x, const char* verb, bool writable);
 
-void bind_follower(nanobind::module_& m);
 void bind_mpi_api(nanobind::module_& m);
 void bind_mpi_collectives(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);

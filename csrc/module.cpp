@@ -14,5 +14,4 @@ NB_MODULE(_core, m) {
     hpdl::bind_reduce(m);
     hpdl::bind_ring(m);
     hpdl::bind_progress(m);
-    hpdl::bind_follower(m);
 }

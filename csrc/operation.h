@@ -2,9 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 #include <vector>
 
 namespace hpdl {
+
+inline std::int64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
 
 class Operation {
   public:

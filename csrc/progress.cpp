@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,12 +16,6 @@ namespace {
 // sched_yield instead of naps the thread was hardly given the core again.
 constexpr int kLooks = 20;
 constexpr std::int64_t kNap = 50'000, kLongNap = 1'000'000, kPatience = 20'000'000;  // ns
-
-std::int64_t now_ns() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
-}
 
 }  // namespace
 

@@ -1,7 +1,5 @@
 #include "ring.h"
 
-#include <time.h>
-
 #include <algorithm>
 
 #include "reduce.h"
@@ -15,12 +13,6 @@ constexpr std::size_t kLongestSegment = std::size_t{1} << 30;  // bytes
 // Of `count` elements in p chunks as equal as can be, the longer ones first: as collectives/chunks.py cuts them.
 std::size_t chunk_begin(std::size_t count, int p, int i) {
     return i * (count / p) + std::min<std::size_t>(i, count % p);
-}
-
-std::int64_t now_ns() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
 }
 
 int modulo(long i, int p) { return static_cast<int>((i % p + p) % p); }

@@ -15,6 +15,7 @@ LAYERS = [
     ["engines", "classroom", "checks", "plots", "bench"],
     ["parallel", "zoo", "release"],
     ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
+    ["predict"],
     ["mesh"],
     ["comm", "symptoms"],
     ["trace", "features", "measure", "units", "system"],

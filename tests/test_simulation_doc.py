@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from hpdl_lab.collectives.evaluate import evaluate
 from hpdl_lab.collectives.table import find
 from hpdl_lab.comm.network import PRESETS, FatTree, Islands, Switch
+from hpdl_lab.predict.messages import evaluate
 
 DOC = (Path(__file__).resolve().parent.parent / "docs/simulation.md").read_text()
 NDR = "infiniband_ndr"

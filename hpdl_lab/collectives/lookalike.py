@@ -6,7 +6,7 @@ import torch
 
 from ..comm import sim
 from ..comm.network import Switch
-from .evaluate import evaluate
+from ..predict.messages import evaluate
 from .selector import NATIVE, Selection
 from .table import ALGORITHMS, find
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 
-from .evaluate import evaluate
+from ..predict.messages import evaluate
 from .selector import Range, Selection
 from .table import find
 

@@ -225,37 +225,13 @@ class Alone(ToOneself):
         if not error and not flaw_x:
             assert (np.asarray(out).reshape(-1) == np.asarray(x).reshape(-1)).all()
 
-    def case_follower(self):
-        """Rounds of messages on links that are not always there."""
-        rng, core = self.rng, self.core
-        clocks = np.array([rng.choice((0.0, 0.0, 1e-6, -1.0, float("nan"))) for _ in range(rng.randrange(9))])
-        links = rng.choice((8, 8, 8, 3, 0, -1, 1 << 40))
-        follower, error = attempt(core.Follower, clocks, links)
-        assert (error is None) == (len(clocks) > 0 and bool((clocks >= 0).all()) and 0 <= links < 1 << 31), error
-        for _ in range(follower is not None and rng.randrange(6)):
-            count = rng.randrange(5)
-            ranks = [np.array([rng.randrange(-1, 9) for _ in range(count)], np.int64) for _ in range(2)]
-            routes = [np.array([rng.randrange(-2, 9) for _ in range(count)], np.int64) for _ in range(rng.randrange(4))]
-            costs = [np.array([rng.choice((1.0, 2.0, 0.0, -1.0)) for _ in range(count)]) for _ in range(2)]
-            eager = rng.choice((None, np.array([rng.random() < 0.5 for _ in range(count)], bool)))
-            pattern, error = attempt(core.Pattern, *ranks, costs[0], routes)
-            inside = [bool((r >= 0).all()) for r in ranks + routes[:1] + routes[-1:]]
-            inside += [bool((r >= -1).all()) for r in routes]
-            assert (error is None) == (all(inside) and len(routes) > 1 and bool((ranks[0] != ranks[1]).all())), error
-            if pattern is None or attempt(follower.add, pattern, costs[1][: rng.choice((count, 1))], eager)[1]:
-                return
-            assert follower.held <= 5 * 4
-        if follower is not None and not attempt(follower.end)[1]:
-            assert follower.held == 0 and (follower.clocks() >= clocks).all()
-
     def case_wrong_types(self):
         """Every bound function, with as many arguments of any kind."""
         core, rng = self.core, self.rng
         things = (None, 0, -1, 1.5, "x", b"x", [], {}, np.zeros(3), Holder(), object())
         functions = (core.Sum, core.Ring, core.Agreement, core.Arrival, core.Duplicates, core.Group, core.Mpi,
                      core.ShmGroup, core.Call, core.send, core.receive, core.SharedMemory, core.Operation, core.Message,
-                     core.SharedMemory.open, core.mpi.all_reduce, core.mpi.gather, core.mpi.broadcast,
-                     core.Pattern, core.Follower)  # fmt: skip
+                     core.SharedMemory.open, core.mpi.all_reduce, core.mpi.gather, core.mpi.broadcast)  # fmt: skip
         for function in rng.sample(functions, 4):
             args = [rng.choice(things) for _ in range(rng.randrange(7))]
             try:

@@ -15,7 +15,6 @@ booked behind it, as in networks that lose nothing (InfiniBand; Ethernet with pr
 """
 
 from .describe import describe, title
-from .follower import Follower
 from .kinds import FatTree, Islands, Network, Ring, Switch
 from .links import Link, Route, Timetable
 from .presets import PRESETS, Interconnect
@@ -23,7 +22,6 @@ from .presets import PRESETS, Interconnect
 __all__ = [
     "PRESETS",
     "FatTree",
-    "Follower",
     "Interconnect",
     "Islands",
     "Link",

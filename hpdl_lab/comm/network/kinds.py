@@ -23,6 +23,11 @@ class Network(ABC):
                    program that is right under it never relies on buffering (MPI standard 3.5, "safe" programs).
     """
 
+    alpha: float
+    beta: float
+    flops_per_s: float
+    eager_nbytes: int
+
     @classmethod
     def of(cls, name, **more):
         """This kind with the published latency and bandwidth of the interconnect `name`, a key of PRESETS."""

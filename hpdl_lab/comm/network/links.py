@@ -38,7 +38,7 @@ class Timetable:
     def book(self, route, nbytes, ready):
         """Book a message that is ready at `ready` (s); returns when it has arrived.
 
-        The evaluator (collectives/evaluate.py) makes the same additions in the same order, so that both agree bitwise.
+        predict/messages.py makes the same additions in the same order, so that both agree bitwise.
         """
         free, links = self.free, route.links
         start = ready

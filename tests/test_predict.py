@@ -7,13 +7,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hpdl_lab.collectives import evaluate as evaluator
-from hpdl_lab.collectives import overtaking, steps
-from hpdl_lab.collectives.evaluate import evaluate
+from hpdl_lab.collectives import steps
 from hpdl_lab.collectives.steps import Round
 from hpdl_lab.collectives.table import ALGORITHMS, find
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Islands, Ring, Switch
+from hpdl_lab.predict import messages
+from hpdl_lab.predict.messages import evaluate
 from tests.wording import raises
 
 NETWORKS = {
@@ -111,29 +111,9 @@ def simulated_bytes(rounds, p, network):
     return list(sim.run(p, body, network=network))
 
 
-@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_the_compiled_follower_does_what_the_readable_one_does(network):
-    for seed in range(100, 200):
-        p, rounds = random_rounds(seed)
-        begin = np.random.default_rng(seed).random(p) * 1e-6
-        batches = list(evaluator.with_patterns(rounds, p, 8, network))
-        compiled = evaluator.follow_all(batches, begin, network)
-        assert compiled.tolist() == overtaking.follow(evaluator.in_memory(batches), begin, network).tolist(), seed
-
-
-@pytest.mark.parametrize("name", ["switch", "fat tree", "eager ring", "islands"])
-def test_without_the_compiled_module_it_takes_as_long(monkeypatch, name):
-    def missing(*args):
-        raise ImportError("no compiled module")
-
-    expected = [evaluate(rounds, p, 8, NETWORKS[name]).clocks.tolist() for p, rounds in map(random_rounds, range(20))]
-    monkeypatch.setattr(evaluator, "Follower", missing)
-    assert [evaluate(r, p, 8, NETWORKS[name]).clocks.tolist() for p, r in map(random_rounds, range(20))] == expected
-
-
 def test_only_rounds_that_some_rank_has_not_passed_are_held(monkeypatch):
     """Rank 8, which has nothing to do, may have a message in the next round, before all others: so all are held."""
-    monkeypatch.setattr(evaluator, "MOST_HELD", 200)
+    monkeypatch.setattr(messages, "MOST_HELD", 200)
     assert evaluate(find("ring").steps(8, 64), 8, 8, NETWORKS["ring"]).seconds > 0  # 14 rounds of 8
     ahead = [one(0, 1, 9)] * 199
     assert evaluate(iter(ahead), 9, 8, NETWORKS["ring"]).seconds > 0
@@ -184,7 +164,7 @@ def test_a_schedule_without_messages_takes_no_time():
 BIG = """
 import re, time
 from itertools import islice
-from hpdl_lab.collectives.evaluate import evaluate
+from hpdl_lab.predict.messages import evaluate
 from hpdl_lab.collectives.table import find
 from hpdl_lab.comm.network import FatTree, Islands, Switch
 p = 16384

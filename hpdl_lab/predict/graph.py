@@ -1,0 +1,148 @@
+"""When every task of a graph begins and ends: arithmetic, without ranks.
+
+    row "rank 0"   |-- f0 --|-- f1 --|      |-- b1 --|-- b0 --|      a row does its tasks in order
+    row "rank 1"            |-- f0' --|-- b0' --|
+    links                            (message)                       one message at a time, in the order of readiness
+
+A task begins when what it needs has ended and all its links are free. Times may be ints, floats or fractions: nothing
+but sums and comparisons are done with them.
+"""
+
+import heapq
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+FIRST = -1  # the turn of what takes no link: before all messages that are ready at the same time
+
+
+class Need(NamedTuple):
+    """A task that must have ended. far: and `delay` after that, see Graph.times.
+
+    turn: at equal times the task with the least one goes first. Its turn is that of the need that ends last.
+    """
+
+    task: int
+    far: bool = False
+    turn: int = FIRST
+
+
+class Graph:
+    """Tasks, numbered in the order in which they are added. What they cost may be changed without a new graph."""
+
+    def __init__(self) -> None:
+        self.seconds: list[Any] = []
+        self.latency: list[Any] = []
+        self.needs: list[tuple[Need, ...]] = []
+        self.rows: list[Hashable] = []
+        self.links: list[Sequence[int]] = []
+
+    def add(
+        self,
+        seconds: Any = 0,
+        needs: Iterable[Need] = (),
+        row: Hashable = None,
+        links: Sequence[int] = (),
+        latency: Any = 0,
+    ) -> int:
+        """Add a task that takes latency + seconds; returns its number.
+
+        Args:    needs: of tasks of any number.
+                 row: what does its tasks one after the other, in the order of numbers; None: nothing does.
+                 links: of a message. It holds the first and the last until it has ended, those between for `seconds`.
+        """
+        self.seconds.append(seconds)
+        self.latency.append(latency)
+        self.needs.append(tuple(needs))
+        self.rows.append(row)
+        self.links.append(links)
+        return len(self.seconds) - 1
+
+    @cached_property
+    def followers(self) -> list[list[tuple[int, bool, int]]]:
+        """Who waits for each task: (task, far, turn), those of its row included."""
+        followers: list[list[tuple[int, bool, int]]] = [[] for _ in self.seconds]
+        before: dict[Hashable, int] = {}
+        for task, (needs, row) in enumerate(zip(self.needs, self.rows, strict=True)):
+            for need, far, turn in needs:
+                followers[need].append((task, far, turn))
+            if row is not None:
+                if row in before:
+                    followers[before[row]].append((task, False, FIRST))
+                before[row] = task
+        return followers
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The tasks, each behind what it needs; without those that wait for each other, and for these."""
+        waiting = self._waiting()
+        order = [task for task, count in enumerate(waiting) if not count]
+        for task in order:  # which grows
+            for follower, _, _ in self.followers[task]:
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    order.append(follower)
+        return order
+
+    def _waiting(self) -> list[int]:
+        waiting = [0] * len(self.seconds)
+        for followers in self.followers:
+            for follower, _, _ in followers:
+                waiting[follower] += 1
+        return waiting
+
+    def times(self, seconds: Sequence[Any] | None = None, delay: Any = 0) -> tuple[list[Any], list[Any]]:
+        """(begins, ends) of all tasks.
+
+        Args:    seconds: of every task, default those that they were added with; delay: see Need.far.
+        Raises:  ValueError where tasks wait for each other.
+        """
+        if len(self.order) < len(self.seconds):
+            raise ValueError(
+                f"{len(self.seconds) - len(self.order):,} of {len(self.seconds):,} tasks wait for each other"
+            )
+        seconds = self.seconds if seconds is None else seconds
+        return self._by_readiness(seconds, delay) if any(self.links) else self._in_order(seconds, delay)
+
+    def _in_order(self, seconds: Sequence[Any], delay: Any) -> tuple[list[Any], list[Any]]:
+        """Without links no task takes anything from another: each is done behind its needs."""
+        begins, ends = [0] * len(seconds), [0] * len(seconds)
+        clocks = dict.fromkeys(self.rows, 0)
+        needs, rows, latency = self.needs, self.rows, self.latency
+        for task in self.order:
+            row = rows[task]
+            begin = 0 if row is None else clocks[row]
+            for need, far, _ in needs[task]:
+                there = ends[need] + delay if far else ends[need]
+                if there > begin:
+                    begin = there
+            begins[task] = begin
+            ends[task] = clocks[row] = begin + latency[task] + seconds[task]
+        return begins, ends
+
+    def _by_readiness(self, seconds: Sequence[Any], delay: Any) -> tuple[list[Any], list[Any]]:
+        """Messages take their links in the order in which they become ready; at equal times in their turn."""
+        begins, ends = [0] * len(seconds), [0] * len(seconds)
+        waiting, keys = self._waiting(), [(0, FIRST)] * len(seconds)
+        free: dict[int, Any] = {}
+        ready = [(0, FIRST, task) for task, count in enumerate(waiting) if not count]
+        while ready:
+            when, _, task = heapq.heappop(ready)
+            links, begin = self.links[task], when
+            for link in links:
+                if free.get(link, 0) > begin:
+                    begin = free[link]
+            end = begin + self.latency[task] + seconds[task]
+            for link in links[1:-1]:
+                free[link] = begin + seconds[task]
+            if links:
+                free[links[0]] = free[links[-1]] = end
+            begins[task], ends[task] = begin, end
+            for follower, far, turn in self.followers[task]:
+                key = (end + delay, turn) if far else (end, turn)
+                if key > keys[follower]:
+                    keys[follower] = key
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    heapq.heappush(ready, (*keys[follower], follower))
+        return begins, ends

@@ -1,0 +1,239 @@
+"""How long a schedule takes on a network: the answer of simulated ranks, for 16,384 ranks in seconds.
+
+`sim.run(p, steps.execute, x, rounds, network=network)` follows every message with a coroutine. Here a round of 16,384
+messages is a few vector operations: all are booked at once, on each link in the order in which they become ready. That
+is right as long as no message of a later round is ready before one that has booked the same link. Where one is, its
+rounds become tasks of a graph (graph.py), which finds the order. Both make the same additions in the same order as
+simulated ranks, so their times are equal, bit by bit.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..comm.network import Network, Switch
+from .graph import Graph, Need
+
+MOST_HELD = 8_000_000  # messages in memory, of rounds that may still turn out to be booked too early
+MOST_TASKS = 2_000_000  # messages of a graph, about 1 kB each
+
+
+class Evaluation(NamedTuple):
+    """seconds: virtual s at which the last rank ends; clocks: (p,) the same of every rank."""
+
+    seconds: float
+    clocks: np.ndarray
+
+
+class Held(NamedTuple):
+    """A round that is booked: when its last message was ready, and when ranks and links were free before it."""
+
+    last: float
+    clocks: np.ndarray
+    free: np.ndarray
+    pattern: "Pattern"
+    nbytes: np.ndarray
+
+
+def evaluate(rounds: Iterable[Any], p: int, itemsize: int, network: Network | None = None) -> Evaluation:
+    """Time a schedule on `p` ranks.
+
+    Args:    rounds: iterable of collectives.steps.Round; itemsize: bytes per element as it travels.
+             network: of comm.network, default Switch().
+    Returns: Evaluation, equal to `.seconds` of sim.run and to every rank's clock at the end of it.
+    Raises:  ValueError for ranks that are not 0 to p - 1 or send to themselves; for messages that take no time but
+             share links, whose order is not defined; for more than MOST_HELD messages of rounds that the first ranks
+             have passed and others have not begun; for more than MOST_TASKS messages of which each is a task.
+    """
+    if p < 1:
+        raise ValueError(f"a schedule needs at least 1 rank, got {p}")
+    network = network or Switch()
+    batches = with_patterns(rounds, p, itemsize, network)
+    booking = Booking(p, network)
+    if network.eager_nbytes:  # a rank may be far ahead of its messages
+        return ended(follow(batches, booking.clocks, booking.free, network))
+    shared = p > 1 and len(network.routes(0, 1, p).links) > 2  # links that are not a rank's own
+    held: deque[Held] = deque()
+    count = 0  # messages in `held`
+    for pattern, nbytes in batches:
+        before = (booking.clocks.copy(), booking.free.copy()) if shared else None
+        last = booking.book(pattern, nbytes, network)
+        if before is None:
+            continue
+        held.append(Held(last, *before, pattern, nbytes))
+        count += len(nbytes)
+        require_few(count, MOST_HELD, network)
+        if last == np.inf:
+            rest = itertools.chain([(one.pattern, one.nbytes) for one in held], batches)
+            return ended(follow(rest, held[0].clocks, held[0].free, network))
+        least = booking.clocks.min()
+        while held and held[0].last < least:  # nothing that comes can be ready before it
+            count -= len(held.popleft().nbytes)
+    return ended(booking.clocks)
+
+
+def ended(clocks: np.ndarray) -> Evaluation:
+    return Evaluation(float(clocks.max()), clocks)
+
+
+class Pattern:
+    """Who sends to whom in a round, and what each message meets on its way: the same for many rounds in a row.
+
+    links: (T, width), one more than the network has where there is none.
+    contends: whether two of the messages take the same link.
+    """
+
+    def __init__(self, source: np.ndarray, dest: np.ndarray, p: int, network: Network) -> None:
+        self.source, self.dest = source.copy(), dest.copy()
+        low, high = min(source.min(), dest.min()), max(source.max(), dest.max())
+        if low < 0 or high >= p or (source == dest).any():
+            raise ValueError(f"a schedule for {p:,} ranks has ranks {low} to {high}, or one that sends to itself")
+        alpha, self.beta, links = network.routes(self.source, self.dest, p)
+        self.alpha = alpha + np.zeros(len(source))
+        self.links = np.stack([np.broadcast_to(link, source.shape) for link in links], axis=1)
+        self.links = np.where(self.links < 0, network.link_count(p), self.links)
+        count = np.bincount(self.links.ravel(), minlength=network.link_count(p) + 1)
+        self.contends = bool((count[:-1] > 1).any())
+
+    def is_of(self, source: np.ndarray, dest: np.ndarray) -> bool:
+        return np.array_equal(source, self.source) and np.array_equal(dest, self.dest)
+
+
+Batch = tuple[Pattern, np.ndarray]  # a round, and the bytes of each of its messages
+
+
+def with_patterns(rounds: Iterable[Any], p: int, itemsize: int, network: Network) -> Iterator[Batch]:
+    """The Batch of every round that has messages."""
+    pattern = None
+    for round_ in rounds:
+        if len(round_.source):
+            if pattern is None or not pattern.is_of(round_.source, round_.dest):
+                pattern = Pattern(round_.source, round_.dest, p, network)
+            yield pattern, (round_.last - round_.first) * itemsize
+
+
+class Booking:
+    """When each rank and each link is free, and when the message that booked a link last was ready: s."""
+
+    def __init__(self, p: int, network: Network) -> None:
+        self.clocks = np.zeros(p)
+        self.free, self.latest = np.full((2, network.link_count(p) + 1), -np.inf)  # the last one is that of no link
+
+    def book(self, pattern: Pattern, nbytes: np.ndarray, network: Network) -> float:
+        """Book a round; returns when its last message was ready.
+
+        Infinity, and nothing is booked, where a message is ready before one that has booked its link.
+        """
+        source, dest, links, clocks = pattern.source, pattern.dest, pattern.links, self.clocks
+        ready, seconds = np.maximum(clocks[source], clocks[dest]), nbytes * pattern.beta
+        if not pattern.contends and links.shape[1] == 2:
+            end = ready + pattern.alpha + seconds
+        elif (ready[:, None] <= self.latest[links[:, 1:-1]]).any():
+            return float("inf")
+        elif pattern.contends:
+            require_time(pattern.alpha + seconds, network)
+            end = np.empty(len(ready))
+            for wave in self.waves(pattern, ready):
+                end[wave] = self.take(links[wave], ready[wave], pattern.alpha[wave], seconds[wave])
+        else:
+            end = self.take(links, ready, pattern.alpha, seconds)
+        np.maximum.at(clocks, source, end)
+        np.maximum.at(clocks, dest, end)
+        return float(ready.max())
+
+    def take(self, links: np.ndarray, ready: np.ndarray, alpha: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+        """Book messages that share no link as Timetable.book does (comm/network/links.py); returns the ends."""
+        start = np.maximum(ready, self.free[links].max(axis=1))
+        end = start + alpha + seconds
+        self.free[links[:, 1:-1]] = (start + seconds)[:, None]
+        self.latest[links[:, 1:-1]] = ready[:, None]
+        self.free[links[:, 0]] = self.free[links[:, -1]] = end
+        self.free[-1] = self.latest[-1] = -np.inf
+        return end
+
+    def waves(self, pattern: Pattern, ready: np.ndarray) -> Iterator[np.ndarray]:
+        """Messages whose links no message before them takes; then those behind these, and so on.
+
+        At equal times the message goes first whose later end has the lower rank; of one rank, what it posted first: its
+        receives, then its sends, in the order of the rows.
+        """
+        source, dest, count = pattern.source, pattern.dest, len(ready)
+        ends = self.clocks[source], self.clocks[dest]
+        sender = (ends[0] > ends[1]) | ((ends[0] == ends[1]) & (source > dest))
+        post = np.arange(count) + count * sender
+        todo = np.lexsort((post, np.where(sender, source, dest), ready))
+        nobody, place = len(self.free) - 1, np.empty(len(self.free), np.int64)
+        while len(todo):
+            links, places = pattern.links[todo], np.arange(len(todo))
+            place[links[::-1].ravel()] = np.repeat(places[::-1], links.shape[1])  # the first one writes last
+            first = ((place[links] == places[:, None]) | (links == nobody)).all(axis=1)
+            yield todo[first]
+            todo = todo[~first]
+
+
+def follow(batches: Iterable[Batch], clocks: np.ndarray, free: np.ndarray, network: Network) -> np.ndarray:
+    """(p,) s at which every rank ends that begins at `clocks`. Each message is a task that takes its links.
+
+    A round of a rank begins when the last one has ended: with all that it received, and sent. An eager message is ready
+    when it is sent, and only its receiver waits for it.
+    """
+    graph, p, nobody = Graph(), len(clocks), len(free) - 1
+    for link in np.flatnonzero(free > 0).tolist():
+        graph.add(float(free[link]), links=(link,))
+    began = [graph.add(clock) for clock in clocks.tolist()]  # per rank: the task behind which its round begins
+    pending: list[list[int]] = [[] for _ in range(p)]  # per rank: messages for which it waits in its round
+    posts, count = [0] * p, 0
+
+    def join(rank: int) -> int:
+        """The end of the rank's round."""
+        if pending[rank]:
+            began[rank] = graph.add(0, [Need(task) for task in (began[rank], *pending[rank])])
+            pending[rank] = []
+        return began[rank]
+
+    for pattern, nbytes in batches:
+        count += len(nbytes)
+        require_few(count, MOST_TASKS, network)
+        seconds = nbytes * pattern.beta
+        require_time(pattern.alpha + seconds, network)
+        turns: list[list[int]] = []
+        for ranks in (pattern.dest.tolist(), pattern.source.tolist()):
+            turns.append([])
+            for rank in ranks:
+                join(rank)
+                posts[rank] += 1
+                turns[-1].append(rank << 32 | posts[rank])
+        eager = nbytes <= network.eager_nbytes if network.eager_nbytes else np.zeros(len(nbytes), bool)
+        columns = (pattern.source, pattern.dest, eager, seconds, pattern.alpha, pattern.links)
+        tasks = []
+        for source, dest, early, cost, latency, links, theirs, mine in zip(
+            *(column.tolist() for column in columns), *turns, strict=True
+        ):
+            needs = [Need(began[source], False, mine)]
+            if not early:
+                needs.append(Need(began[dest], False, theirs))
+            way = tuple(link for link in links if link != nobody)
+            tasks.append((graph.add(cost, needs, links=way, latency=latency), source, dest, early))
+        for task, source, dest, early in tasks:
+            pending[dest].append(task)
+            if not early:
+                pending[source].append(task)
+    last = [join(rank) for rank in range(p)]
+    ends = graph.times()[1]
+    return np.array([ends[task] for task in last], dtype=float)
+
+
+def require_time(seconds: np.ndarray, network: Network) -> None:
+    if not (seconds > 0).all():
+        raise ValueError(f"messages that take no time have no order in which to share links: {network}")
+
+
+def require_few(held: int, most: int, network: Network) -> None:
+    if held > most:
+        raise ValueError(
+            f"some ranks have nothing to do in so many rounds that {held:,} messages on {network} are in memory, "
+            f"more than {most:,}: take fewer ranks"
+        )
