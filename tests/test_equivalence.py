@@ -102,7 +102,7 @@ def truth(name, dtype="float64"):
     return alone(build(), x, y)
 
 
-@pytest.mark.parametrize(("p", "micro_batches"), [(1, 1), (1, 3), (2, 1), (3, 3), (4, 1), (4, 3)])
+@pytest.mark.parametrize(("p", "micro_batches"), [(1, 3), (2, 1), (3, 3), (4, 1)])
 def test_every_strategy_on_every_number_of_ranks(p, micro_batches):
     (x, y), build = problem("mlp")
     for strategy in STRATEGIES:
@@ -163,7 +163,7 @@ def test_tied_frozen_unused_and_seldom_used_parameters(p):
                 assert_same(course, true_course)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize("strategy", ONE_OF_EACH, ids=repr)
 def test_float32_differs_by_rounding_only(strategy):
     """1e-5 for losses and parameters of order 1, after 4 steps.
 

@@ -1,7 +1,6 @@
 """What simulated ranks say when a program is wrong: deadlocks, mismatches, exceptions, endless loops."""
 
 import re
-import time
 
 import numpy as np
 import pytest
@@ -31,28 +30,6 @@ def test_eager_sends_do_not_wait_for_their_receive():
     assert "cycle: 0 -> 1 -> 0" in str(caught.value)
     assert [w.nbytes for w in caught.value.waits] == [32, 32]
     assert caught.value.waits[0].line.startswith("test_sim_errors.py:")
-
-
-def test_everybody_receiving_first_is_named():
-    with raises(Deadlock, "ranks 0-2"):
-        sim.run(3, lambda comm: comm.recv(np.empty(1), (comm.rank + 1) % 3))
-
-
-def test_a_rank_that_left_early_is_named():
-    def loop(comm):
-        for _ in range(2 if comm.rank == 1 else 3):
-            comm.barrier()
-
-    with raises(Deadlock, "rank 1"):
-        sim.run(3, loop)
-
-
-def test_different_collectives_on_different_ranks_are_named():
-    def mixed(comm):
-        return comm.split(0) if comm.rank == 1 else comm.barrier()
-
-    with raises(ValueError, "rank 0", "rank 1"):
-        sim.run(2, mixed)
 
 
 def test_an_error_on_one_rank_is_raised_with_rank_line_and_who_waited():
@@ -117,20 +94,6 @@ def test_bad_messages_are_refused_before_they_are_sent(bad, message):
 def test_a_message_must_be_a_tensor():
     with raises(TypeError, "NumPy"):
         sim.run(2, lambda comm: comm.send(3.0, 1 - comm.rank))
-
-
-def test_an_endless_loop_ends_at_the_deadline_and_is_located():
-    def spin(comm):
-        while comm.rank == 1:
-            pass
-        comm.barrier()
-
-    used = time.process_time()
-    with raises(CommTimeout, "0.3 s", "test_sim_errors.py") as caught:
-        sim.run(2, spin, deadline=0.3)
-    assert time.process_time() - used < 10  # 0.4 s on a quiet machine
-    assert caught.value.waits[0].op == "barrier"
-    assert "rank 1 is still computing (test_sim_errors.py:" in caught.value.reason
 
 
 def test_an_endless_exchange_ends_at_the_deadline():
