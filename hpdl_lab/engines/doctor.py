@@ -19,6 +19,8 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
+import psutil
+
 from .. import features
 from ..features import Missing, dev_shm
 from ..symptoms import TABLE, Finding, Symptom, found, told_by
@@ -75,20 +77,15 @@ def leftover_processes():
 
 def without_supervisor():
     """Process ids of this user whose environment names a session here and a supervisor that is not there any more."""
-    found, roots = [], list(map(os.fsencode, session_dir.roots()))
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if os.stat(f"/proc/{name}").st_uid != os.getuid():
-                continue
-            with open(f"/proc/{name}/environ", "rb") as file:
-                variables = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
-        except OSError:
-            continue
-        session, owner = variables.get(b"HPDL_SESSION", b""), variables.get(b"HPDL_SUPERVISOR", b"")
-        # An engine of Slurm has its supervisor on another machine, and Slurm ends what is left of a job.
-        if os.path.dirname(session) in roots and owner.isdigit() and b"SLURM_JOB_ID" not in variables:
-            if not keeps(int(owner), session) and supervisor.alive(int(name)):
-                found.append(int(name))
+    found, roots = [], session_dir.roots()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is another's
+            own = process.environ() if process.uids().real == os.getuid() else {}
+            session, owner = own.get("HPDL_SESSION", ""), own.get("HPDL_SUPERVISOR", "")
+            # An engine of Slurm has its supervisor on another machine, and Slurm ends what is left of a job.
+            if os.path.dirname(session) in roots and owner.isdigit() and "SLURM_JOB_ID" not in own:
+                if not supervises(int(owner), session) and supervisor.alive(process.pid):
+                    found.append(process.pid)
     return sorted(found)
 
 
@@ -104,18 +101,16 @@ def leftover_segments(folder=dev_shm.PATH):
             found[os.path.join(folder, name)] = about.st_blocks * 512
     if sum(found.values()) < LITTLE:
         return []
-    mapped = supervisor.shared_memory(filter(str.isdigit, os.listdir("/proc")))
+    mapped = dev_shm.mapped()
     left = {path: nbytes for path, nbytes in found.items() if path not in mapped}
     return sorted(left) if sum(left.values()) >= LITTLE else []
 
 
-def keeps(pid, session):
+def supervises(pid, session):
     """Is process `pid` the supervisor of that session?"""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"supervisor.py\0" + session in file.read()
-    except OSError:
-        return False
+    with suppress(psutil.Error):
+        return psutil.Process(pid).cmdline()[-3:-1] == [supervisor.__file__, session]
+    return False
 
 
 def require_none_left():
@@ -183,11 +178,7 @@ def ipython_dir():
 def logs():
     """What the engines, and all beside them, have said since their last start; "" where none runs or is left."""
     folder = session_dir.find()[0]
-    said = []
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.log"))):
-        with suppress(OSError), open(path, errors="replace") as file:
-            said.append(file.read()[-8000:])
-    return "\n".join(said)
+    return "\n".join(map(session_dir.read_tail, sorted(glob.glob(os.path.join(glob.escape(folder), "*.log")))))
 
 
 SYMPTOMS = (

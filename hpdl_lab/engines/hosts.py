@@ -29,10 +29,10 @@ import subprocess
 import sys
 
 from .layout import Link
+from .supervisor import die_with_parent
 
 MOUNTS, NAMES, USERS, NETWORK = 0x00020000, 0x04000000, 0x10000000, 0x40000000  # CLONE_NEW... of linux/sched.h
 BIND, RECURSIVE, PRIVATE = 1 << 12, 1 << 14, 1 << 18  # MS_... of linux/mount.h
-SET_PDEATHSIG = 1  # linux/prctl.h
 
 SYSTEM = ctypes.CDLL(None, use_errno=True)
 
@@ -67,11 +67,6 @@ def mount(source, target, kind=None, flags=0):
     """Mount `source` on `target`, for this mount namespace."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     system_call("mount", *encoded, ctypes.c_ulong(flags), None)
-
-
-def die_with_parent():
-    """Be killed when the parent process ends."""
-    system_call("prctl", SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
 SUBNET = "10.77.0"

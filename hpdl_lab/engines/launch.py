@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 from .. import features
 from ..comm.errors import name_ranks
 from ..features import dev_shm, gpu
 from ..symptoms import TABLE, told_by
+from ..system import until
 from . import hosts, session_dir, slurm
 from .errors import EngineError
 from .hosts import INTERFACE
@@ -61,19 +64,13 @@ class Launching:
     def wait_for(self, files, seconds=START_SECONDS):
         """Return when all `files` are there, which the processes make that were started."""
         give_up = time.monotonic() + seconds
-        look = 0.0
-        while not all(map(os.path.exists, files)):
-            time.sleep(0.01)
-            now = time.monotonic()
-            if now > look:
-                look = now + 0.25
-                ended = self.ended()
-                if told := slurm.ended(self.path):
-                    raise EngineError(told)
-                ranks = range(self.layout.n)
-                dead = [rank for rank in ranks if os.path.exists(session_dir.exit_file(self.path, rank))]
-                if ended or dead or now > give_up:
-                    raise EngineError(self.failure(ended, seconds))
+        while not until(lambda: all(map(os.path.exists, files)), 0.25):
+            ended = self.ended()
+            if text := slurm.ended(self.path):
+                raise EngineError(text)
+            dead = [r for r in range(self.layout.n) if os.path.exists(session_dir.exit_file(self.path, r))]
+            if ended or dead or time.monotonic() > give_up:
+                raise EngineError(self.failure(ended, seconds))
 
     def failure(self, gone, seconds):
         """Why the start failed; see `start_failure`."""
@@ -184,11 +181,7 @@ def announcement(layout: Layout) -> str:
 
 def memory_available():
     """Bytes that processes can still take without swapping."""
-    with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    return psutil.virtual_memory().available
 
 
 def controller_argv():

@@ -32,10 +32,10 @@ from .. import features
 from . import session_dir, streams
 from .launch import THREAD_VARIABLES
 from .relay import serve_unix
+from .slurm_job import NOT_REACHED, NOT_SHARED
 from .supervisor import die_with_parent, shared_memory
 
 EACH = 8.0  # s for each address of the relay: packets to a closed port may vanish
-UNSEEN, UNREACHED = 66, 67  # exit codes of a job: the node does not see the shared folder; it cannot reach the relay
 LEAVE, KILL = 10.0, 3.0  # s for engines to end by themselves, and for mpiexec to end them
 LOOK = 0.01  # s between two looks for the engine's socket
 LINES = 1 << 16  # bytes of what engines print that are passed on at a time
@@ -361,10 +361,10 @@ def main() -> int:
         asyncio.run(serve_engine(file, *map(int, step)) if step else serve_job(file))
     except OSError as error:
         print(f"node {node_name()} does not see {file} ({error})", file=sys.stderr)
-        return UNSEEN
+        return NOT_SHARED
     except Unreached as error:
         print(error, file=sys.stderr)
-        return UNREACHED
+        return NOT_REACHED
     return 0
 
 

@@ -5,7 +5,6 @@ import os
 import pickle
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 
@@ -13,6 +12,7 @@ import cloudpickle
 
 from ..comm.base import PerRank, Results
 from ..comm.errors import RankFailed
+from ..system import until
 from ..trace import INSTALLED, PACKAGE, Event
 from . import client, errors, session_dir
 from .errors import EngineError, RunStopped, without_traceback
@@ -295,12 +295,13 @@ class EnginePool:
 
         Of engines that another notebook has replaced nothing will be known.
         """
-        give_up = time.monotonic() + seconds
-        while len(dead := self.died(ranks)) < len(ranks) and time.monotonic() < give_up:
-            if any(self.engines[rank].is_replaced() for rank in ranks):
-                break
-            time.sleep(0.005)
-        return dead
+
+        def known():
+            replaced = any(self.engines[rank].is_replaced() for rank in ranks)
+            return replaced or len(self.died(ranks)) == len(ranks)
+
+        until(known, seconds, every=0.005)
+        return self.died(ranks)
 
 
 def check_deadline(deadline):

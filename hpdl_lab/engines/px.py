@@ -5,6 +5,7 @@ import os
 import time
 from contextlib import ExitStack, contextmanager
 
+from ..system import until
 from . import session_dir
 from .errors import EngineError
 
@@ -45,9 +46,7 @@ def connect(path, n, seconds, look):
 
     show_all()
     give_up = time.monotonic() + seconds
-    while not os.path.exists(session_dir.connection_file(path, "client")) and time.monotonic() < give_up:
-        look()
-        time.sleep(0.01)
+    until(lambda: look() or os.path.exists(session_dir.connection_file(path, "client")), seconds)
     while True:
         look()
         client = Client(session_dir.connection_file(path, "client"), profile_dir=session_dir.profile_dir(path))

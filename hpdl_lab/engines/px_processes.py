@@ -9,14 +9,16 @@ open them, and they reach engines on emulated hosts, which have networks of thei
 import os
 import signal
 import threading
-import time
 
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config
 
+from ..system import until
 from . import session_dir
 from .supervisor import die_with_parent
+
+CONTROLLER_SECONDS = 60  # to write its connection file: it and the engines start at the same time
 
 
 class Engine(IPEngine):
@@ -58,21 +60,13 @@ def serve_engine(server, connection_file):
     config.IPEngine.url_file = connection_file
     config.IPEngine.enable_nanny = False  # a second process per engine; the supervisor and the sockets watch instead
     config.IPEngine.max_heartbeat_misses = 0
-    wait_for(connection_file)
+    if not until(lambda: os.path.exists(connection_file), CONTROLLER_SECONDS):
+        raise SystemExit(f"no connection file {connection_file} after {CONTROLLER_SECONDS} s")
     user_ns = {"mpi_rank": server.rank, "mpi_size": server.session.size}
     engine = Engine.instance(config=config, user_ns=user_ns)
     engine.server = server
     engine.initialize([])
     engine.start()
-
-
-def wait_for(path, seconds=60):
-    """Return when the file exists: the controller and this start at the same time."""
-    give_up = time.monotonic() + seconds
-    while not os.path.exists(path):
-        if time.monotonic() > give_up:
-            raise SystemExit(f"no connection file {path} after {seconds} s")
-        time.sleep(0.01)
 
 
 class Controller(IPController):

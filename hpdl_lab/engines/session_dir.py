@@ -16,6 +16,7 @@ import sys
 import tempfile
 from contextlib import contextmanager, suppress
 
+from ..system import write_file
 from .errors import EngineError
 
 PREFIX = "hpdl-"  # of the names; the user's number and a hash of the environment follow
@@ -171,9 +172,7 @@ def readable_by_me(path, flags):
 
 def write(path, text):
     """A file that only this user can read, whole as soon as it is there."""
-    with open(f"{path}.new", "w", opener=readable_by_me) as file:
-        file.write(text)
-    os.rename(f"{path}.new", path)
+    write_file(path, text, 0o600)
 
 
 def forget_engines(path, keep=()):
@@ -243,13 +242,16 @@ def log_file(path, name):
     return os.path.join(path, f"{name}.log")
 
 
-def tail(path, name, nbytes=8000):
+def tail(path, name):
     """The end of what process `name` printed."""
-    try:
-        with open(log_file(path, name), errors="replace") as file:
-            return file.read()[-nbytes:]
-    except OSError:
-        return ""
+    return read_tail(log_file(path, name))
+
+
+def read_tail(log, nbytes=8000):
+    """The end of the file `log`; "" if there is none."""
+    with suppress(OSError), open(log, errors="replace") as file:
+        return file.read()[-nbytes:]
+    return ""
 
 
 def last_line(log):

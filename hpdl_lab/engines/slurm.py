@@ -20,6 +20,7 @@ import time
 from contextlib import contextmanager, suppress
 
 from ..features import Missing
+from ..system import until
 from . import session_dir, slurm_job, supervisor
 from .errors import EngineError
 
@@ -160,12 +161,8 @@ def end_of_job(path, endings):
     endings: what is known of the engines that have gone. Where they vanished, Slurm is given time to say why.
     """
     vanished = any(ending.startswith(LOST) for ending in endings)
-    give_up = time.monotonic() + (NEWS if vanished else 0)
-    while (text := ended(path)) is None:
-        if time.monotonic() >= give_up:
-            return None
-        time.sleep(LOOK)
-    return text.rstrip(".")
+    text = until(lambda: ended(path), NEWS if vanished else 0, every=LOOK)
+    return text.rstrip(".") if text else None
 
 
 FOLDER = "HPDL_SHARED"  # environment variable: where the nodes share no home folder

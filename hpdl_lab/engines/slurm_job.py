@@ -9,7 +9,6 @@ answered yet.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -22,11 +21,8 @@ import tempfile
 import time
 
 from . import layout, session_dir
+from .supervisor import die_with_parent
 
-NO_SLURM = (
-    "this machine has no command sbatch, so it cannot ask Slurm for engines: use a login node of the cluster, "
-    "or engines of this machine, lab.start({n})"
-)
 FULL = "temporarily unable to accept job"  # after which sbatch tries again and again
 REFUSED = (  # what sbatch says -> the cause and the remedy; {partitions}: those of the site, {slurm}: what it said
     (
@@ -109,7 +105,7 @@ ENDED = {  # the state of a job that has ended -> the sentence's end
     "REVOKED": "was moved to another cluster",
 }
 
-NOT_SHARED, NOT_REACHED = 66, 67  # exit codes of the engines' side
+NOT_SHARED, NOT_REACHED = 66, 67  # exit codes of node_agent.py: no shared folder, no way to the relay
 BY_EXIT = {  # the exit code of a job that has failed by itself; {log}: the last line that it wrote
     NOT_SHARED: "the nodes do not see the folder {shared} of this machine: set HPDL_SHARED to a folder that they do, "
     "for most sites one below the home directory or the scratch file system",
@@ -185,8 +181,7 @@ def ending(job, failed, log, shared, python):
 
 
 SECONDS = 60  # for one command: without an answer they give up by themselves, after 10 to 20 s
-LOOK_NOW = signal.SIGUSR1
-LOOKED_AT = (signal.SIGTERM, signal.SIGCHLD, LOOK_NOW)
+LOOKED_AT = (signal.SIGTERM, signal.SIGCHLD)
 
 
 class Ended(Exception):
@@ -199,7 +194,7 @@ def block_signals():
 
 
 def pause(seconds):
-    """Wait that long; less when a child ends, or when somebody wants news. Raises Ended."""
+    """Wait that long; less when a child ends. Raises Ended."""
     seen = signal.sigtimedwait(LOOKED_AT, seconds)
     if seen is not None and seen.si_signo == signal.SIGTERM:
         raise Ended
@@ -271,7 +266,6 @@ def partition_names():
     return ", ".join(dict.fromkeys(names)) or "none that you see"
 
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FIRST_LOOK, LAST_LOOK = 0.2, 5.0  # s between two looks at the job; longer and longer while nothing happens
 FORGOTTEN = 3  # looks without the job after which it has ended: slurmctld may have been restarted meanwhile
 CANCEL_SECONDS = 15
@@ -308,11 +302,7 @@ class Job:
         """Have sbatch take the job; False when it does not, which is told."""
         asked = layout.sbatch_arguments(self.n, self.options)
         own = ["--parsable", "--no-requeue", "--export=ALL", f"--job-name={self.name}", f"--output={self.log}"]
-        try:
-            code, out, err = slurm_command(["sbatch", *own, *asked], self.script, FULL)
-        except FileNotFoundError:
-            self.tell("ended", text=NO_SLURM.format(n=self.n))
-            return False
+        code, out, err = slurm_command(["sbatch", *own, *asked], self.script, FULL)
         if code != 0 or not out.strip():
             if code < 0:  # it was not waited for any longer: perhaps the job has been taken meanwhile
                 self.cancel()
@@ -375,7 +365,7 @@ class Job:
 
     def tell_end(self, job):
         nodes = failed_nodes(job["NodeList"]) if job["JobState"] == "NODE_FAIL" else {}
-        text = ending(job, nodes, last_line(self.log), self.shared, self.python)
+        text = ending(job, nodes, session_dir.last_line(session_dir.read_tail(self.log)), self.shared, self.python)
         self.tell("ended", text=text, reason=job["Reason"], partition=job["Partition"])
 
     def tell(self, state, text, reason="", start="", partition="", hosts=()):
@@ -400,21 +390,11 @@ class Job:
             time.sleep(0.5)
 
 
-def last_line(log):
-    """The last line of the job's output that says something; "" where there is none."""
-    try:
-        with open(log, errors="replace") as file:
-            lines = [line.strip() for line in file.read()[-8000:].splitlines()]
-    except OSError:
-        return ""
-    return next((line for line in reversed(lines) if line), "")
-
-
 def main():
     path, n, options, shared, *command = sys.argv[1:]
     block_signals()
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         return
     os.umask(0o077)

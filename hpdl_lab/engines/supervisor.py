@@ -201,9 +201,9 @@ class Supervisor:
         self.mapped.clear()
 
 
-def die_with_parent():
-    """In a new child: be killed when the supervisor dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(signum=signal.SIGKILL):
+    """Have the system send `signum` to this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
 
 
 def alive(pid):

@@ -7,6 +7,9 @@ import socket
 import struct
 import subprocess
 import sys
+from contextlib import suppress
+
+import psutil
 
 from . import session_dir, supervisor
 from .errors import EngineError
@@ -123,11 +126,9 @@ def keep_up(path):
 
 def keeps_up(pid):
     """Whether process `pid` was started by `keep_up`."""
-    try:
-        with open(f"/proc/{pid}/cmdline") as file:
-            return "hpdl_lab.engines.supervisor_client" in file.read().split("\0")
-    except OSError:
-        return False
+    with suppress(psutil.Error):
+        return "hpdl_lab.engines.supervisor_client" in psutil.Process(pid).cmdline()
+    return False
 
 
 def main():

@@ -1,6 +1,7 @@
 """The process that submits, watches and cancels the job of the engines: every way in which such a job can end."""
 
 import os
+import signal
 import subprocess
 import time
 
@@ -152,7 +153,7 @@ def test_a_job_outlives_a_restart_of_slurmctld(slurm, job):
     watched = job(1, "exec sleep 1000")
     number = watched.told("running")["id"]
     slurm.stop_controller()
-    watched.process.send_signal(slurm_job.LOOK_NOW)
+    watched.process.send_signal(signal.SIGCHLD)
     slurm.go_on()
     slurm.ask("scancel", number)
     assert watched.told("ended", hurry=True)["text"].endswith("was cancelled, with scancel or by an administrator")
@@ -168,8 +169,3 @@ def test_the_queue_takes_no_more_jobs(job, monkeypatch):
         assert told["text"].startswith("Slurm refused the job: its queue is full, for everybody"), told
         assert another.jobs() == [first.told("running")["id"]]
         first.end()
-
-
-def test_a_machine_without_slurm(job, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert "this machine has no command sbatch" in job(1, "exec sleep 1000").told("ended")["text"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 
@@ -29,7 +30,7 @@ class Watched:
         give_up, told = time.monotonic() + PATIENCE, {}
         while time.monotonic() < give_up:
             if hurry:
-                self.process.send_signal(slurm_job.LOOK_NOW)
+                self.process.send_signal(signal.SIGCHLD)
                 time.sleep(0.2)
             if os.path.exists(file := session_dir.job_file(self.path)):
                 with open(file) as opened:
