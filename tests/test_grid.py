@@ -22,7 +22,7 @@ from hpdl_lab.parallel.grid.simulation import Simulated, simulate
 from hpdl_lab.parallel.grid.spec import SPECS, gpt
 from hpdl_lab.parallel.grid.steps import bytes_over_axes, grid_steps
 from hpdl_lab.parallel.hybrid.model import cross_entropy_per_answer
-from hpdl_lab.parallel.pipeline.times import pipeline_time
+from hpdl_lab.schedules.evaluation import pipeline_time
 from tests.wording import raises
 
 CLUSTER = MACHINES["dgx_a100"]

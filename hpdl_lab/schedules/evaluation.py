@@ -4,12 +4,17 @@ Every rank does its actions in order, each as soon as what it needs is there. Th
 fractions: nothing but sums and one division by the number of chunks is done with them.
 """
 
-from collections import defaultdict
+import functools
 from collections.abc import Iterable
+from itertools import accumulate, chain, count, pairwise
 from numbers import Real
 from typing import NamedTuple
 
+from ..predict.graph import Graph, Need
+from .catalog import build
 from .schedule import Action, require_schedule
+
+MANY = 16  # ranks from which a round of as many micro-batches as ranks is long enough
 
 
 class Timed(NamedTuple):
@@ -69,65 +74,55 @@ def per_stage(schedule, what, cost):
 
 
 def timed(schedule, costs, transfer):
-    """A list of Timed for each rank.
-
-    Goes on with one rank until it has to wait, then with any that has not, until all have ended, or all wait.
-    """
-    rows, ends = [[] for _ in schedule.rows], {}
-    waiting = defaultdict(list)  # (stage, micro-batch) -> ranks that wait for something of it
-    ready = list(range(len(rows)))
-    while ready:
-        rank = ready.pop()
-        row = rows[rank]
-        now = row[-1].end if row else 0
-        for action in schedule.rows[rank][len(row) :]:
-            begin, missing = begin_of(schedule, rank, action, now, ends, transfer)
-            if missing:
-                waiting[missing[0], missing[2]].append(rank)
-                break
-            ends[action] = now = begin + costs[action.kind][action.stage % schedule.stages]
-            row.append(Timed(action, begin, now))
-            ready += waiting.pop((action.stage, action.micro_batch), [])
-    if any(len(row) < len(actions) for row, actions in zip(rows, schedule.rows, strict=True)):
-        raise ValueError(told_cycle(schedule, [len(row) for row in rows], ends))
-    return rows
+    """A list of Timed for each rank. costs: {kind: [time of each stage of the model]}."""
+    graph = graph_of(schedule)
+    if len(graph.order) < len(graph.seconds):
+        raise ValueError(deadlock(schedule, set(graph.order)))
+    begins, ends = graph.times(seconds_of(schedule, costs), transfer)
+    times = zip(chain.from_iterable(schedule.rows), begins, ends, strict=True)
+    return [[Timed(*next(times)) for _ in row] for row in schedule.rows]
 
 
-def begin_of(schedule, rank, action, free, ends, transfer):
-    """(when `action` begins on `rank`, which is free then, None), or (free, the first that it needs and has not ended).
-
-    What it needs is as Schedule.needs has it; ends: {action: when it has ended}.
-    """
-    begin = free
-    for need in schedule.needs(action):
-        stage, kinds, micro_batch = need
-        for kind in kinds:
-            if (stage, kind, micro_batch) in ends:
-                break
-        else:
-            return free, need
-        end = ends[stage, kind, micro_batch]
-        if schedule.rank_of(stage) != rank:
-            end += transfer
-        if end > begin:
-            begin = end
-    return begin, None
+def seconds_of(schedule, costs):
+    """The time of every action, rank by rank."""
+    stages = schedule.stages
+    return [costs[kind][stage % stages] for row in schedule.rows for stage, kind, _ in row]
 
 
-def told_cycle(schedule, heads, ends):
-    """The sentence about ranks that wait for each other; rank r is about to do action heads[r] of its row."""
-    rank = next(r for r, row in enumerate(schedule.rows) if heads[r] < len(row))
+def graph_of(schedule):
+    """The Graph with a task for each action, rank by rank. One that needs what no rank does waits for itself."""
+    graph = Graph()
+    numbers = {action: number for number, action in enumerate(chain.from_iterable(schedule.rows))}
+    for rank, row in enumerate(schedule.rows):
+        first = len(graph.seconds)
+        for number, action in enumerate(row, start=first):
+            needs = []
+            for stage, kinds, micro_batch in schedule.needs(action):
+                need = next((n for k in kinds if (n := numbers.get((stage, k, micro_batch))) is not None), number)
+                if not first <= need < number:  # before it on its own rank
+                    needs.append(Need(need, far=schedule.rank_of(action.stage if need == number else stage) != rank))
+            graph.add(needs=needs, row=rank)
+    return graph
+
+
+def deadlock(schedule, done):
+    """The sentence about ranks that wait for each other; done: numbers of the actions that can end."""
+    numbered = enumerate(chain.from_iterable(schedule.rows))
+    ended = {action for number, action in numbered if number in done}
+    later = [[action for action in row if action not in ended] for row in schedule.rows]
+    rank = next(r for r, row in enumerate(later) if row)
     passed, steps = [], []
     while rank not in passed:
         passed.append(rank)
-        action = schedule.rows[rank][heads[rank]]
-        stage, kinds, micro_batch = begin_of(schedule, rank, action, 0, ends, 0)[1]
-        later = [(r, a) for r, row in enumerate(schedule.rows) for a in row[heads[r] :]]
-        found = [(r, a) for r, a in later if (a.stage, a.micro_batch) == (stage, micro_batch) and a.kind in kinds]
-        if not found:
-            lost = Action(stage, kinds[0], micro_batch)
-            return f"{schedule.name}: rank {rank} waits at {action} for {lost}, which no rank does"
-        rank, needed = found[0]
+        action = later[rank][0]
+        stage, kinds, micro_batch = next(
+            need for need in schedule.needs(action) if not any((need[0], kind, need[2]) in ended for kind in need[1])
+        )
+        wanted = [Action(stage, kind, micro_batch) for kind in kinds]
+        found = next(((r, a) for r, row in enumerate(later) for a in row if a in wanted), None)
+        if found is None:
+            return f"{schedule.name}: rank {rank} waits at {action} for {wanted[0]}, which no rank does"
+        rank, needed = found
         steps.append(f"at {action} for {needed} of rank {rank}")
     return f"{schedule.name} deadlocks: rank {rank} waits " + ", which waits ".join(steps[passed.index(rank) :])
 
@@ -157,3 +152,69 @@ def held(row):
             counts.pop()
         counts.append((time, count))
     return tuple(counts)
+
+
+# -- long steps, in milliseconds of our own time -----------------------------------------------------------------------
+
+
+class PipelineTime(NamedTuple):
+    """s: ends[rank], when its last action ends; gradients[rank]: ((stage, s, s), ...), when the
+    action with which a stage's are complete begins and ends."""
+
+    ends: tuple
+    gradients: tuple
+
+    @property
+    def seconds(self):
+        return max(self.ends)
+
+
+def pipeline_time(name, ranks, micro_batches, costs, transfer, chunks=None):
+    """The times of one step with stages of any length.
+
+    After a few rounds a pipeline repeats itself, so a step with many micro-batches is one with few, and as much more as
+    the last round took:
+
+        T(m) = T(2n) + (m / n - 2) (T(2n) - T(n))       for m > 2n micro-batches, n = twice the ranks, or a multiple of n
+
+    Args:    name: of a schedule; costs: per stage of the model (forward, backward, input, weight) in s.
+             transfer: s of a message between stages on different ranks.
+    Returns: PipelineTime.
+    Raises:  ValueError as build.
+    """
+    by_kind = dict(zip("FBIW", zip(*costs, strict=True), strict=True))
+
+    def of(m):
+        schedule, graph, last = built(name, ranks, m, chunks)
+        begins, ends = graph.times(seconds_of(schedule, by_kind), transfer)
+        bounds = pairwise(accumulate(map(len, schedule.rows), initial=0))
+        gradients = tuple(tuple((stage, begins[n], ends[n]) for stage, n in stages) for stages in last)
+        return PipelineTime(tuple(ends[after - 1] if after > first else 0.0 for first, after in bounds), gradients)
+
+    period = 2 * ranks if ranks < MANY else ranks
+    if micro_batches <= 2 * period:
+        return of(micro_batches)
+    more, rest = divmod(micro_batches - period, period)
+    short, long = of(period + rest), of(2 * period + rest)
+
+    def go_on(few, many):
+        return many + (more - 1) * (many - few)
+
+    ends = tuple(map(go_on, short.ends, long.ends))
+    gradients = tuple(
+        tuple((stage, *map(go_on, few, many)) for (stage, *few), (_, *many) in zip(a, b, strict=True))
+        for a, b in zip(short.gradients, long.gradients, strict=True)
+    )
+    return PipelineTime(ends, gradients)
+
+
+@functools.lru_cache(maxsize=512)
+def built(name, ranks, micro_batches, chunks):
+    """(Schedule, its Graph, and per rank ((stage, number of the action that completes its gradients), ...))."""
+    schedule = build(name, ranks, micro_batches, chunks)
+    numbers, last = count(), [{} for _ in schedule.rows]
+    for row, stages in zip(schedule.rows, last, strict=True):
+        for (stage, kind, _), number in zip(row, numbers, strict=False):
+            if kind in "BW":
+                stages[stage] = number
+    return schedule, graph_of(schedule), tuple(tuple(sorted(stages.items())) for stages in last)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...collectives import cost
 from ...mesh import Grid
-from ..pipeline.times import pipeline_time
+from ...schedules.evaluation import pipeline_time
 from . import memory as memories
 from .machine import MACHINES, message_cost
 from .memory import Memory
