@@ -3,8 +3,7 @@
 import pytest
 
 from hpdl_lab.collectives import ring, tree
-from hpdl_lab.collectives.calibrate import counted, fit_switch, virtual
-from hpdl_lab.collectives.lookalike import lookalike, schedule_time
+from hpdl_lab.collectives.calibrate import counted, fit_switch, infer_algorithm, schedule_time, virtual
 from hpdl_lab.collectives.selector import Selection
 from hpdl_lab.collectives.table import find, names
 from hpdl_lab.comm.network import Switch
@@ -53,12 +52,12 @@ def test_a_function_is_recognized_by_its_messages(name):
     def mine(comm, x):
         return function(comm, x)
 
-    found = lookalike(mine)(1000)
-    assert schedule_time(found, 16, 5000) == pytest.approx(schedule_time(find(name), 16, 5000), rel=1e-2)
+    found = infer_algorithm(mine)(1000)
+    assert schedule_time(found, 16, 5000, TRUE) == pytest.approx(schedule_time(find(name), 16, 5000, TRUE), rel=1e-2)
 
 
 def test_a_selection_is_followed_by_size():
-    algorithm = lookalike(Selection.parse("tree:0-1000;ring:1001-max"))
+    algorithm = infer_algorithm(Selection.parse("tree:0-1000;ring:1001-max"))
     assert [algorithm(n).name for n in (8, 1000, 1001, 1 << 20)] == ["tree", "tree", "ring", "ring"]
 
 
@@ -67,4 +66,4 @@ def test_what_is_like_nothing_has_no_schedule():
         ring.all_reduce(comm, x)
         return ring.all_reduce(comm, x)
 
-    assert lookalike(twice) is None
+    assert infer_algorithm(twice) is None

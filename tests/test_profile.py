@@ -17,8 +17,7 @@ from hpdl_lab.parallel.data_parallel import (
     Strategy,
 )
 from hpdl_lab.parallel.parameter_server import StaleSynchronous
-from hpdl_lab.parallel.scaling.profile import RehearsedStep, rehearse, time_steps
-from hpdl_lab.parallel.scaling.rehearsal import NotRehearsed, rehearsed
+from hpdl_lab.parallel.scaling.profile import NotRehearsed, RehearsedStep, rehearse, rehearsed, time_steps
 from tests.wording import raises
 
 SIZES = (64, 32, 10)

@@ -3,15 +3,23 @@
 A ping-pong says what a message costs between two ranks that do nothing else. In an all-reduce of an attendee, ranks
 also add, call Python and share cores and memory. Fitted to the all-reduce itself, alpha and beta carry all of that:
 they are what a message costs in this all-reduce on this machine, and are used for no other.
+
+Which algorithm of the table a function does shows in its virtual time, too: messages and their order decide it.
 """
 
 import torch
 
 from ..comm import sim
 from ..comm.network import Switch
+from ..predict.messages import evaluate
+from .selector import NATIVE, Selection
+from .table import ALGORITHMS, find
 
 UNIT = Switch(alpha=1e-6, beta=1e-9)  # 1 us per message, 1 GB/s
 LITTLE = 0.1  # the weight of helpers
+PROBES = ((5, 1001), (8, 4096))  # ranks, elements: chunks that differ, and chunks that are equal
+SAME = 1e-3  # chunks that differ by an element
+PROBED = Switch(alpha=3e-6, beta=1e-9)
 
 
 def counted(p, all_reduce, sizes):
@@ -63,3 +71,26 @@ def nonnegative(rows, wanted):
     alone = [float(column @ wanted / (column @ column)) if float(column @ column) else 0.0 for column in rows.T]
     errors = [float(((rows[:, i] * alone[i] - wanted) ** 2).sum()) for i in range(2)]
     return (alone[0], 0.0) if errors[0] < errors[1] else (0.0, alone[1])
+
+
+def infer_algorithm(all_reduce):
+    """algorithm(nbytes), which gives the Algorithm that `all_reduce` does; None where the table has none.
+
+    A Selection says it. Any other function is run on a few simulated ranks: it does the algorithm whose schedule takes
+    as long, to a thousandth.
+    """
+    if isinstance(all_reduce, Selection):
+        names = {part.name: "ring" if part.name == NATIVE else part.name for part in all_reduce.ranges}
+        return lambda nbytes: find(names[all_reduce.name_for(nbytes)])
+    times = [virtual(p, all_reduce, 4 * n, PROBED) for p, n in PROBES]
+    for algorithm in ALGORITHMS:
+        if algorithm.collective == "all_reduce":
+            known = [schedule_time(algorithm, p, n, PROBED) for p, n in PROBES]
+            if all(abs(a - b) <= SAME * b for a, b in zip(times, known, strict=True)):
+                return lambda nbytes: algorithm
+    return None
+
+
+def schedule_time(algorithm, p, n, network):
+    """Virtual s of an all-reduce of n float32 elements among p ranks."""
+    return evaluate(algorithm.steps(p, n), p, 4, network).seconds

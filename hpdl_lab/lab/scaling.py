@@ -11,7 +11,7 @@ from ..features import cores
 from ..models.mlp import mlp
 from ..parallel.data_parallel import Strategy
 from ..parallel.scaling.laws import Fit, fit
-from ..parallel.scaling.overlap_model import Interference
+from ..parallel.scaling.overlap import Interference
 from ..plots import live
 from ..plots.scaling import HEIGHT, draw
 from ..trace import number_text, seconds_text
@@ -37,7 +37,8 @@ class ScalingResult(Result):
     imbalance (see parallel/scaling/accounting.py; None if the events do not tell).
 
     rows:      measured; "simulated" is the rate of simulated ranks that compute and talk as these engines did.
-    simulated: on ranks with a core each; "how": "messages" if each was followed, "schedule" if it was evaluated.
+    simulated: on ranks with a core each. "how" says whose the time of an all-reduce is: "schedule", of an algorithm of
+               the table, or "messages", of the function on simulated ranks.
     model:     of the alpha-beta-overlap model.
     """
 

@@ -1,6 +1,5 @@
 """The points of `lab.scaling`: measured on engines, simulated with what was measured, and computed by the model."""
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -8,29 +7,26 @@ import numpy as np
 import torch
 
 from ..collectives import cost, ring
-from ..collectives.calibrate import counted, fit_switch
-from ..collectives.lookalike import lookalike, schedule_time
+from ..collectives.calibrate import counted, fit_switch, infer_algorithm, schedule_time, virtual
 from ..collectives.native import gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce
 from ..comm import sim
-from ..comm.base import PerRank, best_all_reduce
+from ..comm.base import best_all_reduce
 from ..comm.network import Network, Switch
 from ..comm.sim.torch_state import one_thread
 from ..data.dataset import Dataset
 from ..features import cores
 from ..parallel.data_parallel import Strategy
 from ..parallel.scaling.accounting import Account, account
-from ..parallel.scaling.interference import interference
-from ..parallel.scaling.overlap_model import StepProfile, median_of, profile_for, step_time
+from ..parallel.scaling.overlap import StepProfile, interference, median_of, profile_for, step_time
 from ..parallel.scaling.profile import TINY, Timings, rehearse, require_sum, time_steps
-from ..parallel.scaling.simulated_step import simulated_step
 from .place import SIMULATED_DEADLINE, place
 
 COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce)
 Row = dict[str, Any]  # a point: kind, ranks, cores, rate, p25, p75, exposed, overlap, imbalance, ...
 POINT_S = 0.5  # s, about, that the steps of one measured point take
 REHEARSALS_S = 0.5  # s, about, for the numbers of examples per rank that were not measured
-FOLLOW_S = 0.3  # s of a core: where following every message of a step would take longer, its schedule is evaluated
-FOLLOWED_TURNS = 15  # of the steps of one measured point, at most
+MOST_SIMULATED = 1024  # ranks on which an all-reduce is simulated whose schedule is not known
+MOST_TURNS = 15  # of the steps of one measured point that are modelled, at most
 
 
 class Job(NamedTuple):
@@ -50,7 +46,7 @@ def job_of(model: torch.nn.Module, strategy: Strategy, data: Dataset) -> Job:
     """The Job of this model, strategy and data set; compiled all-reduces are simulated as a ring."""
     mine = getattr(strategy, "all_reduce", None)
     stand_in = ring.all_reduce if mine in COMPILED else mine
-    return Job(model, strategy, data, stand_in, lookalike(stand_in) if stand_in else None)
+    return Job(model, strategy, data, stand_in, infer_algorithm(stand_in) if stand_in else None)
 
 
 def sizes_of(kind: str, n: int, p: int) -> list[int]:
@@ -73,8 +69,8 @@ def require_sums(job: Job) -> None:
 def measure(job: Job, kind: str, n: int, p: int, deadline: float) -> "tuple[Row, Cluster | None, str]":
     """(row, Cluster, why) of p engines; the Cluster computes and talks as they do, None where there is none, and why.
 
-    row["simulated"]: the median rate of simulated ranks, each step of which takes the times of another turn. A median
-    of sums, because a sum of medians is too small where times have a tail to one side.
+    row["simulated"]: the rate of simulated ranks, by the median of steps, each with the times of another turn: not one
+    step with medians, which would be too small where times have a tail to one side.
     """
     total = sum(sizes_of(kind, n, p))
     given = job.model, job.strategy, job.data, total, POINT_S
@@ -84,15 +80,18 @@ def measure(job: Job, kind: str, n: int, p: int, deadline: float) -> "tuple[Row,
     if timings.why:
         return row, None, timings.why
     talk = Talks(job, p, timings) if p > 1 else None
-
     turns = range(len(timings.steps))
-    some = turns[:: -(-len(turns) // FOLLOWED_TURNS)]
-    profiles = [talk.disturbed(i) if timings.both else timings.profiles[i] for i in some]
-    switches = [talk.switch([i]) if talk else Switch() for i in some]
-    each = [Cluster(job, *one) for one in zip(switches, ([profile] for profile in profiles), strict=True)]
-    rates = [found["rate"] for cluster in each if (found := cluster.simulate(kind, n, p))]
+    some = turns[:: -(-len(turns) // MOST_TURNS)]
+    profiles = [talk.disturbed(i) if talk and timings.both else timings.profiles[i] for i in some]
+    costs = [talk.time_of(talk.switch([i])) if talk else free for i in some]
+    steps = [step_time(profile, cost).seconds for profile, cost in zip(profiles, costs, strict=True)]
     alike = Cluster(job, talk.switch(turns) if talk else Switch(), [median_of(profiles)])
-    return row | {"simulated": float(np.median(rates))}, alike, ""
+    return row | {"simulated": total / float(np.median(steps))}, alike, ""
+
+
+def free(nbytes: int) -> float:
+    """What the all-reduce of a single rank takes."""
+    return 0.0
 
 
 class Talks:
@@ -109,14 +108,13 @@ class Talks:
         step, tiny = (np.median([times[i] for i in turns]) for times in (self.timings.talks, self.timings.tiny))
         return fit_switch(self.counts, {"tiny": tiny, "step": step}, helpers=("tiny",))
 
+    def time_of(self, switch: Switch) -> Callable[[int], float]:
+        """time_of(nbytes) -> s of one all-reduce of the step."""
+        return lambda nbytes: float(np.dot(self.of[nbytes], one_message(switch)))
+
     def disturbed(self, turn: int) -> StepProfile:
         """The StepProfile of one turn, with the interference of computing and messages in it."""
-        profile, switch = self.timings.profiles[turn], self.switch([turn])
-
-        def time_of(nbytes: int) -> float:
-            messages, in_a_row = self.of[nbytes]
-            return messages * switch.alpha + in_a_row * switch.beta
-
+        profile, time_of = self.timings.profiles[turn], self.time_of(self.switch([turn]))
         return profile._replace(interference=interference(profile, time_of, self.timings.both[turn]))
 
 
@@ -159,24 +157,16 @@ class Cluster:
 
     def __init__(self, job: Job, network: Network, profiles: list[StepProfile]) -> None:
         self.job, self.network, self.profiles = job, network, profiles
-        self.pace = 0.0  # s of a core per squared rank, of the last step whose messages were followed
-        self.times: dict[tuple[int, int], float] = {}  # (ranks, bytes) -> s, by schedule
+        self.times: dict[tuple[int, int], float] = {}  # (ranks, bytes) -> s of an all-reduce
         self.left_out: list[int] = []  # numbers of ranks that would take too long
 
     def simulate(self, kind: str, n: int, p: int) -> Row | None:
         """The row of one step on p ranks, or None where it would take too long and no schedule is known."""
-        sizes = sizes_of(kind, n, p)
-        if self.pace * p * p <= FOLLOW_S:
-            begin = time.process_time()
-            mine = PerRank([profile_for(self.profiles, size) for size in sizes])
-            given = {"network": self.network, "deadline": SIMULATED_DEADLINE}
-            run = sim.run(p, simulated_step, mine, self.job.all_reduce, **given)
-            self.pace = (time.process_time() - begin) / (p * p)
-            return self.row(kind, p, sizes, run.seconds, "messages", shares(account(run.events)))
-        if self.job.algorithm is None:
+        if self.job.algorithm is None and p > MOST_SIMULATED:
             self.left_out.append(p)
             return None
-        return self.modelled(kind, p, sizes, lambda nbytes: self.by_schedule(p, nbytes), "schedule")
+        how = "schedule" if self.job.algorithm else "messages"
+        return self.row(kind, p, sizes_of(kind, n, p), lambda nbytes: self.all_reduce_seconds(p, nbytes), how)
 
     def model(self, kind: str, n: int, p: int) -> Row:
         """The row of the alpha-beta-overlap model: by the cost of the algorithm on paper, or of a ring."""
@@ -186,18 +176,28 @@ class Cluster:
             price = self.job.algorithm(nbytes).cost if self.job.algorithm else cost.all_reduce
             return price(p, nbytes).seconds(alpha, beta)
 
-        return self.modelled(kind, p, sizes_of(kind, n, p), on_paper, "model")
+        return self.row(kind, p, sizes_of(kind, n, p), on_paper, "model")
 
-    def by_schedule(self, p: int, nbytes: int) -> float:
-        """s of one all-reduce on this network, cached per message size."""
+    def all_reduce_seconds(self, p: int, nbytes: int) -> float:
+        """s of one all-reduce on this network: of the algorithm's schedule, else of the function on simulated ranks."""
         if (p, nbytes) not in self.times:
-            self.times[p, nbytes] = schedule_time(self.job.algorithm(nbytes), p, max(1, nbytes // 4), self.network)
+            if self.job.algorithm:
+                seconds = schedule_time(self.job.algorithm(nbytes), p, max(1, nbytes // 4), self.network)
+            else:
+                seconds = virtual(p, self.job.all_reduce, nbytes, self.network)
+            self.times[p, nbytes] = seconds
         return self.times[p, nbytes]
 
-    def modelled(self, kind: str, p: int, sizes: list[int], time_of: Callable[[int], float], how: str) -> Row:
-        modelled = step_time(profile_for(self.profiles, max(sizes)), time_of)
-        columns = {"exposed": modelled.exposed_share, "overlap": modelled.overlap_share, "imbalance": 1.0}
-        return self.row(kind, p, sizes, modelled.seconds, how, columns)
-
-    def row(self, kind: str, p: int, sizes: list[int], seconds: float, how: str, columns: Row) -> Row:
-        return point(kind, p, p, np.array([sum(sizes) / seconds])) | columns | {"how": how}
+    def row(self, kind: str, p: int, sizes: list[int], time_of: Callable[[int], float], how: str) -> Row:
+        longest = profile_for(self.profiles, max(sizes))
+        step = step_time(longest, time_of)
+        ends = [profile_for(self.profiles, size).end for size in (min(sizes), max(sizes))]
+        few = sizes.count(min(sizes))
+        mean = (few * ends[0] + (p - few) * ends[1]) / p
+        columns = {
+            "exposed": step.exposed_share,
+            "overlap": step.overlap_share,
+            "imbalance": longest.end / mean if mean else 1.0,
+            "how": how,
+        }
+        return point(kind, p, p, np.array([sum(sizes) / step.seconds])) | columns

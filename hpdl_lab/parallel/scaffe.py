@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..comm.base import Comm, Work
+from ..predict.graph import Graph, Need
 from .consensus import overflowed
 from .data_parallel import Strategy, broadcast_buffers
 from .reducer import Reducer, by_dtype, gradient_ready
@@ -219,13 +220,12 @@ def step_seconds(design, broadcasts, forwards, backwards, reductions, update=0.0
 
     Args:    broadcasts, forwards, backwards, reductions: seconds of each layer, the first layer first.
     """
-    arrived = forward_end = 0.0
-    for b, f in zip(broadcasts, forwards, strict=True):
-        arrived += b
-        forward_end = max(forward_end, arrived if design.overlaps_propagation else sum(broadcasts)) + f
-    backward_end, reduced = forward_end, 0.0
-    for back, r in zip(reversed(backwards), reversed(reductions), strict=True):
-        backward_end += back
-        ready = backward_end if design.overlaps_reduction else forward_end + sum(backwards)
-        reduced = max(reduced, ready) + r
-    return max(backward_end, reduced) + update
+    graph = Graph()
+    arrived = [graph.add(b, row="messages") for b in broadcasts]
+    for f, need in zip(forwards, arrived, strict=True):
+        graph.add(f, [Need(need if design.overlaps_propagation else arrived[-1])], row="computing")
+    computed = [graph.add(back, row="computing") for back in reversed(backwards)]
+    for r, need in zip(reversed(reductions), computed, strict=True):
+        last = graph.add(r, [Need(need if design.overlaps_reduction else computed[-1])], row="messages")
+    end = graph.add(update, [Need(last), Need(computed[-1])])
+    return graph.times()[1][end]

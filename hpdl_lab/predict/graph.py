@@ -11,6 +11,7 @@ but sums and comparisons are done with them.
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
+from math import inf
 from typing import Any, NamedTuple
 
 FIRST = -1  # the turn of what takes no link: before all messages that are ready at the same time
@@ -91,10 +92,14 @@ class Graph:
                 waiting[follower] += 1
         return waiting
 
-    def times(self, seconds: Sequence[Any] | None = None, delay: Any = 0) -> tuple[list[Any], list[Any]]:
+    def times(
+        self, seconds: Sequence[Any] | None = None, delay: Any = 0, speeds: dict[Hashable, float] | None = None
+    ) -> tuple[list[Any], list[Any]]:
         """(begins, ends) of all tasks.
 
         Args:    seconds: of every task, default those that they were added with; delay: see Need.far.
+                 speeds: {row: its speed while other rows are busy, too}, of rows that slow each other down; default 1.
+                 A row with a speed of 0 stands still meanwhile, one below 0 loses what it has done; not all may.
         Raises:  ValueError where tasks wait for each other.
         """
         if len(self.order) < len(self.seconds):
@@ -102,6 +107,8 @@ class Graph:
                 f"{len(self.seconds) - len(self.order):,} of {len(self.seconds):,} tasks wait for each other"
             )
         seconds = self.seconds if seconds is None else seconds
+        if speeds is not None and any(speed != 1 for speed in speeds.values()):
+            return self._side_by_side(seconds, speeds)
         return self._by_readiness(seconds, delay) if any(self.links) else self._in_order(seconds, delay)
 
     def _in_order(self, seconds: Sequence[Any], delay: Any) -> tuple[list[Any], list[Any]]:
@@ -145,4 +152,26 @@ class Graph:
                 waiting[follower] -= 1
                 if not waiting[follower]:
                     heapq.heappush(ready, (*keys[follower], follower))
+        return begins, ends
+
+    def _side_by_side(self, seconds: Sequence[Any], speeds: dict[Hashable, float]) -> tuple[list[Any], list[Any]]:
+        """Rows that slow each other down, from one end of a task to the next: without links, latencies and delays."""
+        begins, ends, left = [0.0] * len(seconds), [0.0] * len(seconds), list(seconds)
+        waiting, now = self._waiting(), 0.0
+        running = [task for task, count in enumerate(waiting) if not count]
+        while running:
+            rates = [speeds.get(self.rows[task], 1.0) if len(running) > 1 else 1.0 for task in running]
+            needed = [left[task] / rate if rate > 0 else inf for task, rate in zip(running, rates, strict=True)]
+            passed = min(needed)
+            now += passed
+            for task, rate in zip(running, rates, strict=True):
+                left[task] -= passed * rate
+            for task in [task for task, more in zip(running, needed, strict=True) if more == passed]:
+                ends[task] = now
+                running.remove(task)
+                for follower, _, _ in self.followers[task]:
+                    waiting[follower] -= 1
+                    if not waiting[follower]:
+                        begins[follower] = now
+                        running.append(follower)
         return begins, ends

@@ -175,7 +175,7 @@ def pipeline_time(name, ranks, micro_batches, costs, transfer, chunks=None):
     After a few rounds a pipeline repeats itself, so a step with many micro-batches is one with few, and as much more as
     the last round took:
 
-        T(m) = T(2n) + (m / n - 2) (T(2n) - T(n))       for m > 2n micro-batches, n = twice the ranks, or a multiple of n
+        T(m) = T(2n) + (m / n - 2) (T(2n) - T(n))     for m > 2n micro-batches, n = twice the ranks, or a multiple of n
 
     Args:    name: of a schedule; costs: per stage of the model (forward, backward, input, weight) in s.
              transfer: s of a message between stages on different ranks.

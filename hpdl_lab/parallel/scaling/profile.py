@@ -3,7 +3,7 @@
 A rehearsal says what a rank computes, and when, while all ranks compute at once, so that shared cores and memory count.
 All-reduces in a row say what messages cost here. They follow a rehearsal at once where they would in a step: ranks that
 are early wait for the others then, and where ranks share cores that costs those. What goes on beside a rank is also
-rehearsed together with it: the two slow each other down (interference.py). The whole step is what a model of all
+rehearsed together with it: the two slow each other down (overlap.py). The whole step is what a model of all
 this must explain. All are taken in turn, so that a machine that becomes slower meanwhile slows down all of them.
 """
 
@@ -14,14 +14,13 @@ import numpy as np
 import torch
 
 from ...collectives.sweep import require_right
-from ...comm.buffers import settle
+from ...comm.base import Comm, Done
+from ...comm.buffers import is_tensor, settle
 from ...data.sharding import shard
-from ...trace import now_ns
+from ...trace import Trace, now_ns
 from .. import training
 from ..reducer import allocate, allocate_in_background
-from .interference import Both
-from .overlap_model import StepProfile
-from .rehearsal import NotRehearsed, Rehearsal, profile_of, rehearsed
+from .overlap import Both, Message, StepProfile
 
 LEAST, MOST = 5, 80  # steps that are timed
 WARM_UP = 2
@@ -34,7 +33,7 @@ class Timings(NamedTuple):
 
     profiles: [StepProfile] of the slowest rank; empty where the strategy cannot be rehearsed, and `why`.
     talks: [s] of all the step's all-reduces in a row, and tiny: [s] of one of TINY bytes; empty on one rank.
-    both: [interference.Both] of rehearsals with those all-reduces beside them; empty where none goes on beside a rank.
+    both: [overlap.Both] of rehearsals with those all-reduces beside them; empty where none goes on beside a rank.
     """
 
     steps: list
@@ -242,3 +241,104 @@ def as_profile(like, row, samples):
     end, forward, backward, added, *calls = row.tolist()
     messages = tuple(m._replace(at=at) for m, at in zip(like.messages, calls, strict=True))
     return StepProfile(samples, forward, backward, added, end, messages)
+
+
+# -- a step that waits for no message ----------------------------------------------------------------------------------
+#
+# All-reduces that hold up the rank are left out. Those in the background are sent, or left out too: what they cost the
+# rank even where they hide, since a core that moves bytes computes nothing, is the difference of both.
+
+
+class Rehearsal(Comm):
+    """The communicator of a rehearsal on the ranks of `comm`. What it does not send, everybody is taken to have equal.
+
+    all_reduce_beside: the strategy's own, for what runs beside the rank.
+    sends: whether what runs beside the rank is sent.
+    called: [(ns, bytes, whether beside this rank)] of all-reduces; under_way: the Works of those beside it.
+    starting: whether the strategy may still broadcast parameters and compare notes, which no step does.
+    """
+
+    def __init__(self, comm, all_reduce_beside):
+        super().__init__(comm.rank, comm.size, Trace(comm.rank, clock=now_ns))
+        self.comm, self.all_reduce_beside, self.under_way = comm, all_reduce_beside, []
+        self.node_rank, self.node_size, self.device = comm.node_rank, comm.node_size, comm.device
+        self.runs_beside = comm.runs_beside
+        self.called, self.starting, self.sends = [], True, False
+
+    def all_reduce(self, x):
+        self.called.append((now_ns(), x.nbytes, False))
+        return x
+
+    def background(self, fn, *args):
+        """Start, if this `sends`, an all-reduce of the first argument beside this rank; wait for nothing."""
+        if self.starting:  # the memory that buckets are sent from
+            return self.comm.background(fn, *args)
+        if fn is not free:
+            raise NotRehearsed("a strategy that does more than all-reduces beside a rank cannot be rehearsed")
+        self.called.append((now_ns(), args[0].nbytes, self.runs_beside))
+        if self.runs_beside and self.sends:
+            self.under_way.append(self.comm.background(self.all_reduce_beside, *args))
+        return Done.of(lambda comm: args[0], self)
+
+    def barrier(self):
+        pass
+
+    def broadcast(self, x, root=0):
+        self.require_starting()
+        return x
+
+    def all_gather(self, x):
+        self.require_starting()
+        return x.expand(self.size, *x.shape).clone() if is_tensor(x) else np.stack([x] * self.size)
+
+    def split(self, color, key=0):
+        return Rehearsal(self.comm, self.all_reduce_beside)
+
+    def allocate(self, shape, dtype="float32"):
+        return self.comm.allocate(shape, dtype)
+
+    def isend(self, x, dst):
+        raise NotRehearsed("a strategy that sends messages of its own cannot be rehearsed")
+
+    irecv = isend
+
+    def settle(self):
+        """Wait for what is under way: the next rehearsal begins with nothing."""
+        while self.under_way:
+            self.under_way.pop(0).wait()
+
+    def require_starting(self):
+        if not self.starting:
+            raise NotRehearsed("a strategy that broadcasts or gathers in every step cannot be rehearsed")
+
+
+class NotRehearsed(TypeError):
+    """A strategy whose steps cannot be told apart into computing and all-reduces."""
+
+
+def free(comm, x):
+    """The all-reduce of a rehearsal."""
+    return comm.all_reduce(x)
+
+
+def rehearsed(strategy):
+    """A copy of `strategy`, which has not started, with an all-reduce that costs nothing. Raises NotRehearsed."""
+    if not hasattr(strategy, "all_reduce"):
+        raise NotRehearsed(f"{type(strategy).__name__} has no all_reduce that could be left out")
+    strategy = copy.deepcopy(strategy)
+    strategy.all_reduce = free
+    return strategy
+
+
+def profile_of(comm, samples, step):
+    """Call `step()`, a training step on the Rehearsal `comm`; returns its StepProfile. Then nothing is under way."""
+    comm.called.clear()
+    seen = len(comm.trace.log)
+    begin = now_ns()
+    step()
+    end = now_ns()
+    ends = {event.op: event.t1_ns for event in comm.trace.events[seen:]}
+    forward, backward, added = ((ends[op] - begin) / 1e9 for op in ("forward", "backward", "add gradients"))
+    comm.settle()
+    messages = tuple(Message((t - begin) / 1e9, nbytes, beside) for t, nbytes, beside in comm.called)
+    return StepProfile(samples, forward, backward, added, (end - begin) / 1e9, messages)

@@ -5,12 +5,31 @@
                                                                       |-----| exposed: nothing else goes on
 
 T(n) is the time of an all-reduce of n bytes, such as cost.all_reduce(p, n).seconds(alpha, beta). What computes is
-measured, profile.py; what communicates is a formula; this file puts one beside the other. Where both go on at once they
-take a core, the memory, or Python's interpreter from each other: parallel/scaling/interference.py says how much.
+measured, profile.py; what communicates is a formula, or an evaluated schedule; a graph of predict puts one beside the
+other. Where both go on at once they take a core, the memory, or Python's interpreter from each other. How much is found
+by three timings on real ranks:
+
+    alone    | forward | backward   m0  m1  m2 | update |              computing: a rehearsal in which nothing is sent
+    alone    |-- m0 --|-- m1 --|-- m2 --|                              messages: the same all-reduces in a row
+    both     | forward  |  backward    m0    m1    m2  |  update  |    a rehearsal that sends them, and waits for none
+                                       |--- m0 ---|--- m1 ---|-- m2 --|
+                                                               end ^     ^ settled
+
+An all-reduce written in Python takes its interpreter from the training every few microseconds, and waits for it up to 5
+ms (sys.getswitchinterval). One that is compiled needs no interpreter, but a core, where ranks share cores; and both
+move bytes through the memory that backward reads. The two speeds of an Interference are what of it can be seen.
 """
 
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
+
+from ...predict.graph import Graph, Need
+
+SPEEDS = 1 / 16, 4.0  # of computing; above 1 it is noise, which is kept, because the noise below 1 is
+PACES = -8.0, 4.0  # of messages, which wait for every rank that computes
+HALVINGS = 13  # of these ranges
+SEEN = 0.05  # of a step: of less overlap than this nothing can be said
 
 
 class Message(NamedTuple):
@@ -84,61 +103,24 @@ def step_time(profile, time_of):
     Returns: StepTime.
     Ref: Li et al. 2020 (PyTorch Distributed); Awan et al. 2017 (S-Caffe); Hockney 1994 (alpha, beta).
     """
-    course = Course(profile.interference)
-    waits = profile.waits
+    graph, computing, messages = tasks_of(profile, time_of)
+    begins, ends = graph.times(speeds=profile.interference._asdict())
+    gaps = (begins[after] - ends[before] for before, after in pairwise(computing))
+    return StepTime(ends[computing[-1]], sum(ends[task] - begins[task] for task in messages), sum(gaps))
+
+
+def tasks_of(profile, time_of, waits=True):
+    """(Graph, tasks in which the rank computes, its messages). waits: whether the rank waits for its messages."""
+    graph, computing, messages = Graph(), [], []
+    done, behind = 0.0, []  # how far the rank has computed, and the message that holds it up
     for message in profile.messages:
-        course.compute_to(message.at)
-        course.call(time_of(message.nbytes))
-        if not message.background:
-            course.wait()
-    course.compute_to(waits)
-    course.wait()
-    course.compute_to(profile.end)
-    return StepTime(course.now, course.communication, course.exposed)
-
-
-class Course:
-    """What a rank computes and what goes on beside it, from one change of either to the next. All times in s.
-
-    now: since the step began; done: computing so far; queue: what is left of each message that was called.
-    communication: time with a message under way; exposed: time with nothing else; settled: when the last one ended.
-    """
-
-    def __init__(self, interference):
-        self.interference = interference
-        self.now = self.done = self.communication = self.exposed = self.settled = 0.0
-        self.queue = []
-
-    def call(self, seconds):
-        """Put a message of this length behind those that are under way."""
-        self.queue.append(seconds)
-
-    def compute_to(self, done):
-        """Compute until `done`, while messages go on."""
-        speed, pace = self.interference
-        while self.queue and done > self.done:
-            left = (done - self.done) / speed
-            passed = min(left, self.queue[0] / pace) if pace > 0 else left
-            self.done = done if passed == left else self.done + passed * speed
-            self.talk(passed, pace)
-        self.now += max(0.0, done - self.done)
-        self.done = max(done, self.done)
-
-    def wait(self):
-        """Do nothing until all messages have ended."""
-        while self.queue:
-            self.exposed += self.queue[0]
-            self.talk(self.queue[0], 1.0)
-
-    def talk(self, passed, pace):
-        """The first message goes on for a time of `passed`, at `pace`."""
-        self.now += passed
-        self.communication += passed
-        if pace > 0 and passed >= self.queue[0] / pace:
-            self.queue.pop(0)
-            self.settled = self.now
-        else:
-            self.queue[0] -= passed * pace
+        computing.append(graph.add(max(0.0, message.at - done), behind, row="compute"))
+        messages.append(graph.add(time_of(message.nbytes), [Need(computing[-1])], row="messages"))
+        done, behind = max(done, message.at), [Need(messages[-1])] if waits and not message.background else []
+    computing.append(graph.add(max(0.0, profile.waits - done), behind, row="compute"))
+    last = [Need(task) for task in messages[-1:] if waits]
+    computing.append(graph.add(profile.end - max(done, profile.waits), last, row="compute"))
+    return graph, computing, messages
 
 
 def between(few, many, samples):
@@ -177,3 +159,48 @@ def profile_for(profiles, samples):
         return profiles[0]._replace(samples=samples)
     many = above[0] if above and above[0] is not profiles[0] else profiles[-1] if not above else profiles[1]
     return between(profiles[profiles.index(many) - 1], many, samples)
+
+
+# -- interference ------------------------------------------------------------------------------------------------------
+
+
+class Both(NamedTuple):
+    """A rehearsal with messages beside it, s since it began: when computing ended, and when the last message had."""
+
+    end: float
+    settled: float
+
+
+def interference(profile, time_of, both):
+    """The Interference with which computing takes until both.end, and messages until both.settled.
+
+    Args:    profile: StepProfile of computing alone; time_of: time_of(nbytes) -> s of an all-reduce alone.
+    Returns: Interference; of no interference where too little goes on at once to tell.
+    """
+    alone = together(profile, time_of, Interference())
+    if profile.messages and min(alone) - profile.messages[0].at < SEEN * profile.end:
+        return Interference()
+
+    def compute(pace):
+        return halve(lambda speed: together(profile, time_of, Interference(speed, pace)).end > both.end, *SPEEDS)
+
+    def too_late(pace):
+        return together(profile, time_of, Interference(compute(pace), pace)).settled > both.settled
+
+    pace = halve(too_late, *PACES)
+    return Interference(compute(pace), pace)
+
+
+def together(profile, time_of, disturbed):
+    """Both, as it would be with the Interference `disturbed`."""
+    graph, computing, messages = tasks_of(profile, time_of, waits=False)
+    ends = graph.times(speeds=disturbed._asdict())[1]
+    return Both(ends[computing[-1]], ends[messages[-1]] if messages else 0.0)
+
+
+def halve(too_slow, low, high):
+    """The speed between `low` and `high` from which on too_slow(speed) is false."""
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_slow(middle) else (low, middle)
+    return (low + high) / 2
