@@ -23,7 +23,9 @@ import pickle
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from . import session_dir
 from .errors import EngineError, EngineMute
@@ -33,7 +35,7 @@ TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE, PX, DEAD = range(9)
 HEADER = struct.Struct("<BQ")
 
 
-def pack(kind, content):
+def pack(kind: int, content: Any) -> bytes:
     """One message as bytes."""
     body = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(kind, len(body)) + body
@@ -42,10 +44,10 @@ def pack(kind, content):
 class Reader:
     """Cuts the bytes of one connection into messages."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.received = bytearray()
 
-    def feed(self, data):
+    def feed(self, data: bytes) -> Iterator[tuple[int, Any]]:
         """Take `data` and yield (kind, content) of every message that is now whole."""
         self.received += data
         while len(self.received) >= HEADER.size:
@@ -65,16 +67,16 @@ QUESTIONS = 5
 class Offset:
     """What to add to the times of one engine."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.ns = 0
-        self.taken_at = None  # by time.monotonic(); None where the engine has the same clock
+        self.taken_at: float | None = None  # by time.monotonic(); None where the engine has the same clock
 
     @property
-    def stale(self):
+    def stale(self) -> bool:
         """Is it time to ask again?"""
         return self.taken_at is not None and time.monotonic() - self.taken_at > STALE
 
-    def take(self, answers):
+    def take(self, answers: list[tuple[int, int, int]]) -> None:
         """Learn from `answers`: (before, theirs, after) in ns, of which that without delay tells most."""
         before, theirs, after = min(answers, key=lambda answer: answer[2] - answer[0])
         if before <= theirs <= after:
@@ -82,7 +84,7 @@ class Offset:
         else:
             self.ns, self.taken_at = (before + after) // 2 - theirs, time.monotonic()
 
-    def moved(self, outcome):
+    def moved(self, outcome: dict) -> dict:
         """The outcome of a task (task.py), with the notebook's times."""
         if not self.ns:
             return outcome
@@ -98,7 +100,7 @@ FIRST_RUN = 1 << 20  # `comm.world()` in a cell of %px numbers its runs from 1
 class EngineConnection:
     """The connection to one engine. `info` is what it said of itself: rank, pid, host, cores, gpu."""
 
-    def __init__(self, path, rank):
+    def __init__(self, path: str, rank: int) -> None:
         self.rank = rank
         self.reader = Reader()
         self.clock = Offset()
@@ -118,7 +120,7 @@ class EngineConnection:
             raise
         self.socket.settimeout(None)
 
-    def _first(self):
+    def _first(self) -> list[tuple[int, Any]]:
         while True:
             data = self.socket.recv(1 << 16)
             if not data:
@@ -126,7 +128,7 @@ class EngineConnection:
             if messages := list(self.reader.feed(data)):
                 return messages
 
-    def set_clock(self):
+    def set_clock(self) -> None:
         """Ask an engine with another clock for its time. Raises OSError when it is gone, or does not answer."""
         answers = []
         for _ in range(QUESTIONS):
@@ -136,7 +138,7 @@ class EngineConnection:
             answers.append((before, told["now_ns"], time.monotonic_ns()))
         self.clock.take(answers)
 
-    def refresh_clock(self):
+    def refresh_clock(self) -> None:
         """Before a run: ask again where clocks may have drifted apart. Who does not answer is found out by the run."""
         if self.clock.stale:
             self.socket.settimeout(CLOCK_SECONDS)
@@ -144,14 +146,14 @@ class EngineConnection:
                 self.set_clock()
             self.socket.settimeout(None)
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self.socket.fileno()
 
-    def send(self, kind, content):
+    def send(self, kind: int, content: Any) -> None:
         """Send one message. Raises OSError when the engine is gone."""
         self.socket.sendall(pack(kind, content))
 
-    def receive(self):
+    def receive(self) -> list[tuple[int, Any]] | None:
         """The messages that have arrived: [(kind, content)]; None when the engine is gone."""
         try:
             data = self.socket.recv(1 << 20)
@@ -159,7 +161,7 @@ class EngineConnection:
             return None
         return list(self.reader.feed(data)) if data else None
 
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """True when the engine is gone, or this end was closed."""
         if self.socket.fileno() < 0:
             return True
@@ -170,22 +172,22 @@ class EngineConnection:
         except OSError:
             return True
 
-    def is_replaced(self):
+    def is_replaced(self) -> bool:
         """True when the socket is another one than it was, or not there: a notebook has restarted the engines."""
         return made(self._address) != self._made
 
-    def close(self):
+    def close(self) -> None:
         self.socket.close()
 
 
 class RunLock:
     """One run at a time on the engines of a session, however many notebooks use them. Held, it numbers the run."""
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         self._file = os.open(os.path.join(path, "run.lock"), os.O_RDWR | os.O_CREAT, 0o600)
 
     @contextmanager
-    def held(self):
+    def held(self) -> Iterator[int]:
         """Wait for the engines to be free; yields the number of this run, never used before in this session."""
         self._lock()
         try:
@@ -195,7 +197,7 @@ class RunLock:
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def _lock(self):
+    def _lock(self) -> None:
         started = time.monotonic()
         told = False
         while True:
@@ -207,11 +209,11 @@ class RunLock:
                 print("Another notebook uses the engines: waiting for its run to end.", flush=True)
                 told = True
 
-    def close(self):
+    def close(self) -> None:
         os.close(self._file)
 
 
-def made(path):
+def made(path: str) -> tuple[int, int] | None:
     """What tells the file at `path` from those that were there before it; None where there is none."""
     with suppress(FileNotFoundError):
         status = os.stat(path)
@@ -219,7 +221,7 @@ def made(path):
     return None
 
 
-def connect(path, n):
+def connect(path: str, n: int) -> list[EngineConnection]:
     """Connections to the `n` engines of the session at `path`, in rank order.
 
     Raises: EngineError when one is gone, EngineMute when it does not answer.

@@ -5,8 +5,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from typing import Any
 
+from ..comm.base import Results
 from ..comm.errors import name_ranks
 from . import errors, launch, layout, pool, px, session_dir, slurm, supervisor_client
 from .errors import EngineError, EngineMute
@@ -17,46 +20,52 @@ from .pool import EnginePool, warn
 class Cluster:
     """MPI engines of which this kernel is one user. `with Cluster.start(4) as cluster:` stops what it has started."""
 
-    def __init__(self, path, supervisor, reasons=(), attached=False):
+    def __init__(
+        self,
+        path: str,
+        supervisor: supervisor_client.SupervisorConnection,
+        reasons: Sequence[str] = (),
+        attached: bool = False,
+    ) -> None:
         self.path = path
         self.attached = attached  # another kernel had started it
         self.reasons = list(reasons)  # why the session directory is not in the best place
-        self.layout = None  # layout.Layout
-        self._supervisor = supervisor
-        self._pool = None
-        self._unwell = None  # EngineError that `start` found and nobody has been told
-        self._parallel = None
-        self._shown_in = None  # number of the cell that has shown the table
+        self.layout: Any = None  # layout.Layout; None while another kernel starts them
+        self._supervisor: supervisor_client.SupervisorConnection | None = supervisor
+        self._pool: EnginePool | None = None
+        self._unwell: EngineError | None = None  # that `start` found and nobody has been told
+        self._parallel: Any = None
+        self._shown_in: int | None = None  # number of the cell that has shown the table
 
     @property
-    def n(self):
+    def n(self) -> int:
         """Engines."""
         return self.layout.n
 
     @property
-    def where(self):
+    def where(self) -> str:
         """ "local", "emulated" or "slurm"."""
         return self.layout.where
 
     @property
-    def link(self):
+    def link(self) -> str:
         """The speed of the links between emulated hosts, such as "1gbit"; "" for engines on one host."""
         return self.layout.link
 
     @property
-    def device(self):
+    def device(self) -> str:
         """ "cpu" or "cuda"."""
         return self.layout.device
 
     @property
-    def infos(self):
+    def infos(self) -> list[dict]:
         """What each engine said of itself, in rank order: dicts with rank, pid, host, cores, gpu."""
         return self._pool.infos if self._pool else []
 
     # -- start and stop -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, n, **how):
+    def start(cls, n: int, **how: Any) -> "Cluster":
         """Attach to this user's cluster, or start one of `n` engines. how: see layout.wanted.
 
         Raises: ValueError, EngineError: one sentence with the numbers and the remedy.
@@ -89,7 +98,7 @@ class Cluster:
         )
 
     @classmethod
-    def find(cls):
+    def find(cls) -> "Cluster | None":
         """This user's cluster, attached to; None where there is none. Its layout is None while it is being started."""
         path, reasons = session_dir.find()
         try:
@@ -103,14 +112,14 @@ class Cluster:
             self._connect()
         return self
 
-    def _launch(self, wanted):
+    def _launch(self, wanted: layout.Layout) -> None:
         self.layout = wanted
         if text := launch.announcement(wanted):
             print(text, flush=True)
         Launching(self.path, wanted, self._supervisor).go()
         self._connect()
 
-    def _connect(self):
+    def _connect(self) -> None:
         try:
             with open(session_dir.session_file(self.path)) as file:
                 self.layout = layout.Layout(**json.load(file))
@@ -118,7 +127,7 @@ class Cluster:
             raise EngineError("the start of the engines was broken off: call lab.restart()") from None
         self._pool = EnginePool(self.path, self.n)
 
-    def restart(self, n=None, announce="", **how):
+    def restart(self, n: int | None = None, announce: str = "", **how: Any) -> None:
         """New engines in place of the old ones, laid out as these were but for what is said; variables stay.
 
         announce: a line to print before the old ones end, which they do where this machine can hold the new ones.
@@ -136,7 +145,7 @@ class Cluster:
             session_dir.forget_engines(self.path, keep)
             self._launch(wanted)
 
-    def stop(self):
+    def stop(self) -> None:
         """End every process of the cluster and remove its files, for all kernels that use it."""
         try:
             if self._supervisor is not None:
@@ -145,14 +154,14 @@ class Cluster:
         finally:
             self.detach()
 
-    def detach(self):
+    def detach(self) -> None:
         """Leave the cluster to the other kernels that use it; it ends when there are none."""
         self._disconnect()
         if self._supervisor is not None:
             self._supervisor.close()
             self._supervisor = None
 
-    def _disconnect(self):
+    def _disconnect(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -161,16 +170,16 @@ class Cluster:
             self._parallel = None
             self.activate_px()  # %px asks again who is there, and says so where nobody is
 
-    def __enter__(self):
+    def __enter__(self) -> "Cluster":
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         if self.attached:
             self.detach()
         else:
             self.stop()
 
-    def alive(self):
+    def alive(self) -> bool:
         """False when the cluster has ended: stopped here or in another notebook, or its supervisor was killed."""
         if self._supervisor is None:
             return False
@@ -180,13 +189,13 @@ class Cluster:
             return False
         return True
 
-    def kernels(self):
+    def kernels(self) -> list[int]:
         """Process ids of the kernels that use this cluster."""
         return self._supervisor.ask("status")["attached"]
 
     # -- run ----------------------------------------------------------------------------------------------------------
 
-    def ailment(self):
+    def ailment(self) -> str | None:
         """What is wrong with the engines, in one sentence; None when they are well.
 
         Raises: EngineMute when they may only be busy, perhaps for another notebook: whether to end that is not for us.
@@ -199,7 +208,16 @@ class Cluster:
             return str(error)
         return None
 
-    def run(self, fn, *args, ranks=None, deadline=10, limit: float | None = None, on_row=None, inject=None):
+    def run(
+        self,
+        fn: Callable,
+        *args: Any,
+        ranks: int | Iterable[int] | None = None,
+        deadline: float = 10,
+        limit: float | None = None,
+        on_row: Callable[[Any], Any] | None = None,
+        inject: Any = None,
+    ) -> Results:
         """`fn(comm, *args)` on every rank, or on `ranks`; see `lab.run`."""
         self._check_engines()
         run = self._pool.run(fn, args, ranks, deadline, on_row, inject, limit)
@@ -213,11 +231,11 @@ class Cluster:
             raise error from None
         return pool.results(run.outcomes, run.rows)
 
-    def interrupt(self):
+    def interrupt(self) -> bool:
         """End the run that another thread of this notebook has under way; True where there is one."""
         return self._pool is not None and self._pool.interrupt()
 
-    def _require_alive(self, ranks):
+    def _require_alive(self, ranks: Sequence[int]) -> None:
         """Raise EngineError where `ranks` have not died by themselves: with their cluster, or with its Slurm job."""
         if not self.alive():
             self.detach()
@@ -225,7 +243,7 @@ class Cluster:
         if self.where == "slurm" and (text := slurm.end_of_job(self.path, self._pool.endings(ranks).values())):
             raise EngineError(f"{text}: call lab.restart() for {self.n} engines in a new job; your variables stay")
 
-    def _check_engines(self):
+    def _check_engines(self) -> None:
         """Raise EngineError when engines have died; connect again when another notebook has replaced them."""
         if self._supervisor is None:
             raise EngineError("the engine cluster has ended: call lab.start()")
@@ -248,7 +266,7 @@ class Cluster:
     # -- ipyparallel --------------------------------------------------------------------------------------------------
 
     @property
-    def client(self):
+    def client(self) -> Any:
         """ipyparallel's Client of these engines: `cluster.client[:]` is the view that `%px` uses.
 
         Raises: EngineError when the engines, or the controller between, cannot serve it.
@@ -261,19 +279,19 @@ class Cluster:
                 self._parallel = px.connect(self.path, self.n, START_SECONDS, self._check_px)
         return self._parallel
 
-    def activate_px(self):
+    def activate_px(self) -> None:
         """Point the magics `%px` and `%%px` of this notebook at these engines; in a plain script there are none."""
         if (shell := ipython()) is not None:
             px.offer_magics(self, shell)
 
-    def _open_px(self):
+    def _open_px(self) -> None:
         """Start the controller, unless another notebook has done so."""
         with session_dir.locked(self.path):
             self._supervisor.ask("status")  # when it answers, a start that was interrupted has left its log
             if not os.path.exists(session_dir.log_file(self.path, "controller")):
                 Launching(self.path, self.layout, self._supervisor).open_px()
 
-    def _check_px(self):
+    def _check_px(self) -> None:
         """Raise EngineError when the controller or an engine has ended."""
         if gone := self._pool.gone():
             self._require_alive(gone)
@@ -284,7 +302,7 @@ class Cluster:
 
     # -- display ------------------------------------------------------------------------------------------------------
 
-    def show(self):
+    def show(self) -> None:
         """Show who runs where, and the cheat sheet: as HTML in a notebook, as text elsewhere."""
         infos, notes = self.infos, [*self.reasons, *self.layout.remarks, *slurm.remarks(self.path)]
         shell = ipython()
@@ -297,15 +315,15 @@ class Cluster:
         both = {"text/html": table_html(infos, notes), "text/plain": table_text(infos, notes)}
         display(both, raw=True)
 
-    def _ipython_display_(self):
+    def _ipython_display_(self) -> None:
         if self._shown_in != ipython().execution_count:  # `lab.start(4)` at the end of a cell has shown it already
             self.show()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<{self.layout} in {self.path}>"
 
 
-def ipython():
+def ipython() -> Any:
     """The IPython shell of this process; None in a plain script."""
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
@@ -321,14 +339,14 @@ CHEAT_SHEET = (
 )
 
 
-def table_rows(infos):
+def table_rows(infos: list[dict]) -> list[tuple[str, ...]]:
     """One row of strings per engine."""
     return [
         (str(i["rank"]), i["host"], name_ranks(i["cores"]).partition(" ")[2], i["gpu"], str(i["pid"])) for i in infos
     ]
 
 
-def table_notes(infos, reasons):
+def table_notes(infos: list[dict], reasons: Sequence[str]) -> list[str]:
     """Sentences below the table: too few cores; `reasons`, such as a session directory in the second-best place."""
     cores = {(i["machine"], c) for i in infos for c in i["cores"]}  # emulated hosts share those of the machine
     found = [f"Note: {reason}." for reason in reasons]
@@ -339,7 +357,7 @@ def table_notes(infos, reasons):
     return found
 
 
-def table_text(infos, reasons=()):
+def table_text(infos: list[dict], reasons: Sequence[str] = ()) -> str:
     """The table for a terminal."""
     if not infos:
         return "no engines are running: lab.start(4)"
@@ -351,7 +369,7 @@ def table_text(infos, reasons=()):
     return "\n".join(lines)
 
 
-def table_html(infos, reasons=()):
+def table_html(infos: list[dict], reasons: Sequence[str] = ()) -> str:
     """The table for a notebook."""
     if not infos:
         return "<p>no engines are running: <code>lab.start(4)</code></p>"

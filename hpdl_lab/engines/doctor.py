@@ -17,7 +17,7 @@ import socket
 import textwrap
 import time
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -32,7 +32,7 @@ YOUNG = 60  # s: a segment that is not that old may be on its way into a process
 LITTLE = 16 << 20  # bytes of segments that are in nobody's way
 
 
-def leftover_folders():
+def leftover_folders() -> list[str]:
     """Session directories in which no cluster runs, starts or ends."""
     found = []
     for root in session_dir.roots():
@@ -42,7 +42,7 @@ def leftover_folders():
     return sorted(found)
 
 
-def in_use(path):
+def in_use(path: str) -> bool:
     """Has this directory a supervisor, or one that is removing it, or is a kernel about to start one?"""
     ender = path.rpartition(".")[2]
     if ender.isdigit():  # a supervisor that ends its cluster moves the directory away, under its own number
@@ -66,7 +66,7 @@ def in_use(path):
     return not os.path.exists(path)
 
 
-def leftover_processes():
+def leftover_processes() -> list[int]:
     """Process ids of what engines, or programs that they had started, have left: their supervisor is gone."""
     found = without_supervisor()
     if found:
@@ -75,7 +75,7 @@ def leftover_processes():
     return found
 
 
-def without_supervisor():
+def without_supervisor() -> list[int]:
     """Process ids of this user whose environment names a session here and a supervisor that is not there any more."""
     found, roots = [], session_dir.roots()
     for process in psutil.process_iter():
@@ -89,7 +89,7 @@ def without_supervisor():
     return sorted(found)
 
 
-def leftover_segments(folder=dev_shm.PATH):
+def leftover_segments(folder: str = dev_shm.PATH) -> list[str]:
     """Files of shared memory of this user that no process has mapped; [] where they are small."""
     found = {}
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
@@ -106,14 +106,14 @@ def leftover_segments(folder=dev_shm.PATH):
     return sorted(left) if sum(left.values()) >= LITTLE else []
 
 
-def supervises(pid, session):
+def supervises(pid: int, session: str) -> bool:
     """Is process `pid` the supervisor of that session?"""
     with suppress(psutil.Error):
         return psutil.Process(pid).cmdline()[-3:-1] == [supervisor.__file__, session]
     return False
 
 
-def require_none_left():
+def require_none_left() -> None:
     """Raise Missing where earlier engines, or ranks, of this user have left processes, files or shared memory."""
     processes, folders, segments = leftover_processes(), leftover_folders(), leftover_segments()
     pids, files = " ".join(map(str, processes)), [*folders, *segments]
@@ -125,7 +125,7 @@ def require_none_left():
         raise Missing(f"engines or ranks that were killed have left {', '.join(left)}", "; ".join(fixes))
 
 
-def require_reachable_controller():
+def require_reachable_controller() -> None:
     """Raise Missing where engines on nodes of Slurm would look for the controller on their own localhost."""
     if "SLURM_JOB_ID" not in os.environ and shutil.which("sinfo") is None:
         return
@@ -147,14 +147,14 @@ def require_reachable_controller():
                 )
 
 
-def is_loopback(host):
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(socket.gethostbyname(host.strip())).is_loopback
     except OSError:
         return False
 
 
-def answers(host, port):
+def answers(host: str, port: int) -> bool:
     """Does the controller run that has once written this address?"""
     try:
         socket.create_connection((host, port), timeout=1).close()
@@ -163,7 +163,7 @@ def answers(host, port):
     return True
 
 
-def is_here(node):
+def is_here(node: str) -> bool:
     """Does the name or address belong to this machine? What is sent to oneself leaves from the same address."""
     try:
         return slurm.source(node) == socket.gethostbyname(node)
@@ -171,11 +171,11 @@ def is_here(node):
         return False
 
 
-def ipython_dir():
+def ipython_dir() -> str:
     return os.environ.get("IPYTHONDIR") or os.path.expanduser("~/.ipython")
 
 
-def logs():
+def logs() -> str:
     """What the engines, and all beside them, have said since their last start; "" where none runs or is left."""
     folder = session_dir.find()[0]
     return "\n".join(map(session_dir.read_tail, sorted(glob.glob(os.path.join(glob.escape(folder), "*.log")))))
@@ -193,40 +193,31 @@ INDENT = " " * 4
 class Examination(NamedTuple):
     """report: the table of features; findings: the symptoms that are here."""
 
-    report: list
+    report: Any
     findings: list[Finding]
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         return self.report.ok and not self.findings
 
-    def __str__(self):
+    def __repr__(self) -> str:
         if not self.findings:
             return str(self.report)
         count = f"{len(self.findings)} known symptom{'s' * (len(self.findings) > 1)}"
         end = f"{'' if self.report.ok else self.report.end()} {count}: do what is said at Fix.".lstrip()
         return "\n\n".join([self.report.rows(), describe(self.findings), end])
 
-    __repr__ = __str__
 
-
-def doctor():
+def doctor() -> Examination:
     """What this machine and build can do, and which known symptoms it has: an Examination, which prints itself."""
     report = features.doctor()
     return Examination(report, [*found(KNOWN), *told_by(KNOWN, logs())])
 
 
-def describe(findings):
+def describe(findings: list[Finding]) -> str:
     """A paragraph for each finding: its name, what is wrong, and the fix in one line, to be copied."""
     width = max(60, shutil.get_terminal_size((120, 24)).columns)
-    within = {"initial_indent": INDENT, "subsequent_indent": INDENT, "break_long_words": False}
-    return "\n".join(
-        "\n".join(
-            [
-                f"Symptom: {finding.name}",
-                textwrap.fill(finding.what, width, break_on_hyphens=False, **within),
-                f"{INDENT}Fix: {finding.fix}",
-            ]
-        )
-        for finding in findings
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=INDENT, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
     )
+    return "\n".join(f"Symptom: {f.name}\n{wrapper.fill(f.what)}\n{INDENT}Fix: {f.fix}" for f in findings)

@@ -13,9 +13,11 @@ import queue
 import selectors
 import signal
 import socket
-import sys
 import threading
 import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 from ..comm.errors import CommError
 from ..comm.mpi.session import HOST, machine_id, session_of_this_process
@@ -28,18 +30,43 @@ from .task import execute, interrupted
 AGAIN = 0.05  # s, until an interrupt that cannot be served now is looked at again
 
 
+class KernelConnection:
+    """A kernel's connection to this engine."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.reader = client.Reader()
+        self.gone = False
+        self._lock = threading.Lock()  # a task may report from threads of its own
+
+    def send(self, kind: int, content: Any) -> None:
+        """Send one message; nothing happens when the kernel has gone.
+
+        SIGINT waits until the message is out: half a message would end the connection.
+        """
+        message = client.pack(kind, content)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with self._lock:
+                self.socket.sendall(message)
+        except OSError:
+            self.gone = True
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Server:
     """Serves tasks for one rank on the Unix socket at `path`. `session` makes a fresh communicator for each task."""
 
-    def __init__(self, session, rank, path, supervisor_pid):
+    def __init__(self, session: Any, rank: int, path: str, supervisor_pid: int) -> None:
         self.session = session
         self.rank = rank
         self.path = path
         self.answered = threading.Event()  # set when a first kernel has been answered
-        self.current = None  # (kernel, run) of the task in the main thread
+        self.current: tuple[KernelConnection, int] | None = None  # (kernel, run) of the task in the main thread
         self.interruptible = False
         self._supervisor = os.pidfd_open(supervisor_pid)
-        self._main = threading.main_thread().ident
+        self._main = threading.get_ident()
         self._selector = selectors.DefaultSelector()
         self._jobs = queue.SimpleQueue()  # calls for the main thread; None: %px is wanted
         self._px_wanted = False
@@ -47,7 +74,7 @@ class Server:
         self._tasks = set()  # (kernel, run) that have arrived and not ended
         self._cancelled = set()  # those of them to be refused when their turn comes
 
-    def listen(self):
+    def listen(self) -> None:
         """Open the socket; tasks that arrive wait for `work`, or `work_in`."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"{self.path}.new")
@@ -62,24 +89,24 @@ class Server:
         self._selector.register(self._supervisor, selectors.EVENT_READ, lambda: os._exit(1))
         threading.Thread(target=self._serve, daemon=True, name="tasks").start()
 
-    def submit(self, job):
+    def submit(self, job: Callable[[], Any]) -> None:
         """Have job() called in the main thread, when what has come before is done."""
         self._jobs.put(job)
         if self._loop is not None:  # set before jobs are counted: none is left lying
             self._loop.add_callback(self._work_once)
 
-    def work(self):
+    def work(self) -> None:
         """Run tasks in this thread, the main one, until a kernel wants %px."""
         while (job := self._jobs.get()) is not None:
             job()
 
-    def work_in(self, loop):
+    def work_in(self, loop: Any) -> None:
         """Run tasks in `loop`, the event loop of the main thread from now on, between the cells of %px."""
         self._loop = loop
         for _ in range(self._jobs.qsize()):  # they have come since `work` ended
             loop.add_callback(self._work_once)
 
-    def on_sigint(self, signum, frame):
+    def on_sigint(self, signum: int, frame: FrameType | None) -> None:
         """The handler of SIGINT: end the task that runs; amid an import of torch only when that is complete.
 
         An import of torch that is cut short cannot be made up for: the next one crashes the process, because torch's
@@ -94,17 +121,17 @@ class Server:
 
     # -- thread -----------------------------------------------------------------------------------------------------
 
-    def _serve(self):
+    def _serve(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 key.data()
 
-    def _accept(self, listener):
+    def _accept(self, listener: socket.socket) -> None:
         kernel = KernelConnection(listener.accept()[0])
         kernel.send(client.HELLO, describe(self.rank))
         self._selector.register(kernel.socket, selectors.EVENT_READ, lambda: self._receive(kernel))
 
-    def _receive(self, kernel):
+    def _receive(self, kernel: KernelConnection) -> None:
         try:
             data = kernel.socket.recv(1 << 20)
         except OSError:
@@ -129,7 +156,7 @@ class Server:
             else:
                 self._interrupt(kernel, content)
 
-    def _interrupt(self, kernel, run):
+    def _interrupt(self, kernel: KernelConnection, run: int | None) -> None:
         """End task `run` of `kernel` (any, when None), or refuse it when its turn comes and end what is in its way."""
         if run is None:
             if self.current is None or self.current[0] is not kernel:
@@ -140,24 +167,24 @@ class Server:
             self._cancelled.add((kernel, run))
         signal.pthread_kill(self._main, signal.SIGINT)
 
-    def _told(self):
+    def _told(self) -> dict:
         return own_state(self.session.board, self.rank, self._loop is not None)
 
-    def _interrupt_again(self, kernel, run):
+    def _interrupt_again(self, kernel: KernelConnection | None, run: int | None) -> None:
         """End task `run` of `kernel`, unless it has ended by itself meanwhile."""
         if self.current == (kernel, run):
             signal.pthread_kill(self._main, signal.SIGINT)
 
     # -- main thread --------------------------------------------------------------------------------------------------
 
-    def _work_once(self):
+    def _work_once(self) -> None:
         try:
             job = self._jobs.get_nowait()
         except queue.Empty:
             return  # asked for twice: by `work_in` and by `submit`
         job()
 
-    def _run(self, kernel, task):
+    def _run(self, kernel: KernelConnection, task: dict) -> None:
         if kernel.gone:
             return
         key = self.current = (kernel, task["run"])
@@ -174,7 +201,7 @@ class Server:
         kernel.send(client.DONE, outcome | {"state": self._told()})
         self.answered.set()
 
-    def _leave(self, run):
+    def _leave(self, run: int) -> None:
         """Close what task `run` has left open, because an interrupt struck amid its start or its end."""
         for comm in [comm for comm in self.session.open if comm.waiting.run == run]:
             comm.close(KeyboardInterrupt())
@@ -183,32 +210,7 @@ class Server:
             self.session.board.publish(self.rank, "failed", run)
 
 
-class KernelConnection:
-    """A kernel's connection to this engine."""
-
-    def __init__(self, connection):
-        self.socket = connection
-        self.reader = client.Reader()
-        self.gone = False
-        self._lock = threading.Lock()  # a task may report from threads of its own
-
-    def send(self, kind, content):
-        """Send one message; nothing happens when the kernel has gone.
-
-        SIGINT waits until the message is out: half a message would end the connection.
-        """
-        message = client.pack(kind, content)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            with self._lock:
-                self.socket.sendall(message)
-        except OSError:
-            self.gone = True
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def imports_torch(frame):
+def imports_torch(frame: FrameType | None) -> bool:
     """Whether `frame`, or one that led to it, is the top level of the package torch: its import is under way."""
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
@@ -217,7 +219,7 @@ def imports_torch(frame):
     return False
 
 
-def describe(rank):
+def describe(rank: int) -> dict:
     """Who runs where: what the table of engines shows."""
     return {
         "rank": rank,
@@ -230,7 +232,7 @@ def describe(rank):
     }
 
 
-def gpu_of(rank):
+def gpu_of(rank: int) -> str:
     """The GPU that serves `rank`, by turns, such as "cuda:0"; "none" where the driver shows none."""
     try:
         count = len(os.listdir("/proc/driver/nvidia/gpus"))
@@ -239,12 +241,12 @@ def gpu_of(rank):
     return f"cuda:{rank % count}" if count else "none"
 
 
-def own_state(board, rank, px):
+def own_state(board: Any, rank: int, px: bool) -> dict:
     """What an engine tells of its rank: plain values, with the time on its own clock. px: does it run cells of %px?"""
     return {"slot": tuple(board.slot(rank)), "px": px, "now_ns": time.monotonic_ns()}
 
 
-def main():
+def main() -> None:
     keep_freed_memory()
     put_off_torch_compiler()
     path, size = os.environ["HPDL_SESSION"], int(os.environ["HPDL_SIZE"])
@@ -275,7 +277,7 @@ def main():
     px_processes.serve_engine(server, session_dir.connection_file(path, "engine"))
 
 
-def import_torch(server):
+def import_torch(server: Server) -> None:
     """Import torch once a first kernel has been answered, while the attendee reads; who needs it now waits for it.
 
     With HPDL_TORCH=later in the environment nobody does: engines that live for seconds have no use for it.
@@ -291,11 +293,11 @@ def import_torch(server):
     server.submit(keep_for_good)
 
 
-def keep_for_good():
+def keep_for_good() -> None:
     """Between two tasks: spare the collector all that is there by now, most of it torch, in every task to come."""
     gc.collect()
     gc.freeze()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,13 +2,15 @@
 
 import linecache
 import signal
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..comm import errors as comm_errors
 from ..comm.errors import CommTimeout, Wait, likely_reason, name_ranks, report
 from ..trace import source_line
 
+E = TypeVar("E", bound=BaseException)
 ON_PURPOSE = (ValueError, TypeError, LookupError, RuntimeError, OSError, ImportError, KeyboardInterrupt)
 BUGS = (KeyError, IndexError, RecursionError)  # which belong to those
 
@@ -21,42 +23,12 @@ def is_bug(error: BaseException) -> bool:
 class EngineError(RuntimeError):
     """The cluster cannot do what was asked: too many engines, no port, an engine that died before. Says what to do."""
 
-    def _render_traceback_(self):
+    def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
 
 
 class EngineMute(EngineError):
     """An engine is alive but answers nothing: compiled code holds its interpreter, or it was suspended."""
-
-
-class RunFailed(EngineError):
-    """The function raised on some ranks. The text shows each kind of error once, with ranks and the line in the cell.
-
-    errors: {rank: RankError}, of the ranks on which it raised. waits: what every rank was doing, in rank order;
-    reason: one sentence about it.
-    """
-
-    def __init__(self, message, errors=None, waits=()):
-        super().__init__(message)
-        self.errors = errors or {}
-        self.waits, self.reason = tuple(waits), likely_reason(waits)
-
-
-class RunStopped(KeyboardInterrupt):
-    """The run was interrupted from the notebook. `waits` says what every rank was doing; `reason`: see RunFailed."""
-
-    def __init__(self, message, waits=()):
-        super().__init__("\n".join([message, *report(waits)]))
-        self.waits, self.reason = tuple(waits), likely_reason(waits)
-
-    def _render_traceback_(self):
-        return [f"{type(self).__name__}: {self}"]
-
-
-def without_traceback(error):
-    """Make IPython show only the text of `error`, which says everything: who, what, and the line in the cell."""
-    error._render_traceback_ = lambda: [f"{type(error).__name__}: {error}"]
-    return error
 
 
 class RankError(NamedTuple):
@@ -67,12 +39,42 @@ class RankError(NamedTuple):
     frames: list
 
     @property
-    def line(self):
+    def line(self) -> str:
         """The attendee's line, such as "cell:7"."""
         return source_line(*self.frames[-1][:2]) if self.frames else ""
 
 
-def error_of(outcomes, picture=()):
+class RunFailed(EngineError):
+    """The function raised on some ranks. The text shows each kind of error once, with ranks and the line in the cell.
+
+    errors: {rank: RankError}, of the ranks on which it raised. waits: what every rank was doing, in rank order;
+    reason: one sentence about it.
+    """
+
+    def __init__(self, message: str, errors: dict[int, RankError] | None = None, waits: Sequence[Wait] = ()) -> None:
+        super().__init__(message)
+        self.errors = errors or {}
+        self.waits, self.reason = tuple(waits), likely_reason(waits)
+
+
+class RunStopped(KeyboardInterrupt):
+    """The run was interrupted from the notebook. `waits` says what every rank was doing; `reason`: see RunFailed."""
+
+    def __init__(self, message: str, waits: Sequence[Wait] = ()) -> None:
+        super().__init__("\n".join([message, *report(waits)]))
+        self.waits, self.reason = tuple(waits), likely_reason(waits)
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+def without_traceback(error: E) -> E:
+    """Make IPython show only the text of `error`, which says everything: who, what, and the line in the cell."""
+    vars(error)["_render_traceback_"] = lambda: [f"{type(error).__name__}: {error}"]
+    return error
+
+
+def error_of(outcomes: dict[int, dict], picture: Sequence[Wait] = ()) -> Exception | None:
     """The exception of a run in which some rank failed by itself; None where every rank returned.
 
     The attendee's own exceptions come first: that other ranks then waited in vain, as `picture` (list of Wait) shows,
@@ -95,12 +97,12 @@ def error_of(outcomes, picture=()):
     return RunFailed("\n".join(describe_stopped(stopped)), waits=picture) if stopped else None
 
 
-def too_late(waits: tuple[Wait, ...], limit: float) -> CommTimeout:
+def too_late(waits: tuple[Wait, ...], limit: float | None) -> CommTimeout:
     """The error of a run that its limit has ended: which ranks were still computing, and in which lines.
 
     With the table of who waits for whom where some were not.
     """
-    places = {}
+    places: dict[str, list[int]] = {}
     for wait in waits:
         if wait.state == "running":
             places.setdefault(wait.line, []).append(wait.rank)
@@ -111,7 +113,9 @@ def too_late(waits: tuple[Wait, ...], limit: float) -> CommTimeout:
     return CommTimeout(text, waits if any(wait.state != "running" for wait in waits) else ())
 
 
-def annotate(waits, outcomes, dead=(), picture=()):
+def annotate(
+    waits: Sequence[Wait], outcomes: dict[int, dict], dead: Collection[int] = (), picture: Sequence[Wait] = ()
+) -> tuple[Wait, ...]:
     """`waits`, with what only the ranks' ends tell: that a rank is dead, and the line that a running rank was in.
 
     picture: what ranks have told the notebook; for those of which `waits` knows nothing.
@@ -122,7 +126,11 @@ def annotate(waits, outcomes, dead=(), picture=()):
         failure = outcomes.get(wait.rank, {}).get("failure")
         if wait.rank in dead:
             wait = replace(wait, state="dead")
-        elif is_interrupted(failure) and (wait.state == "running" or wait.error == "KeyboardInterrupt"):
+        elif (
+            failure
+            and failure["kind"] == "interrupt"
+            and (wait.state == "running" or wait.error == "KeyboardInterrupt")
+        ):
             line = source_line(*failure["frames"][-1][:2]) if failure["frames"] else wait.line
             wait = replace(wait, state="running", line=line)
         elif wait.op == "start":
@@ -131,11 +139,7 @@ def annotate(waits, outcomes, dead=(), picture=()):
     return tuple(told)
 
 
-def is_interrupted(failure):
-    return failure is not None and failure["kind"] == "interrupt"
-
-
-def run_failed(own, waits):
+def run_failed(own: dict[int, dict], waits: Sequence[Wait]) -> RunFailed:
     """RunFailed for the exceptions `own`, each kind once, then what every rank was doing."""
     errors = {rank: RankError(f["type"], f["message"], f["frames"]) for rank, f in own.items()}
     kinds = {}
@@ -149,7 +153,7 @@ def run_failed(own, waits):
     return RunFailed("\n".join(text), errors, waits)
 
 
-def describe_kind(ranks, errors):
+def describe_kind(ranks: list[int], errors: list[RankError]) -> list[str]:
     """The lines about one kind of error: who, what, and the attendee's lines that led there."""
     first = errors[0]
     if first.type == "CannotReturn":
@@ -164,7 +168,7 @@ def describe_kind(ranks, errors):
     return text
 
 
-def describe_stopped(stopped):
+def describe_stopped(stopped: dict[int, dict]) -> list[str]:
     """One line for every place at which ranks were ended; `stopped` is {rank: failure}."""
     places = {}
     for rank, failure in stopped.items():
@@ -180,7 +184,7 @@ OFTEN = {
 }
 
 
-def ending(status):
+def ending(status: str) -> str:
     """How an engine ended, from the exit status that the shell wrote, such as "137"."""
     try:
         code = int(status)
@@ -193,7 +197,7 @@ def ending(status):
     return f"was killed by signal {number.value} ({number.name}{hint})"
 
 
-def dead_text(dead):
+def dead_text(dead: dict[int, str]) -> str:
     """ "rank 2 was killed by signal 9 (SIGKILL: ...)" for {rank: how}."""
     ways = {}
     for rank, how in dead.items():

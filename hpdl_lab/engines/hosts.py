@@ -27,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 from .layout import Link
 from .supervisor import die_with_parent
@@ -37,24 +38,24 @@ BIND, RECURSIVE, PRIVATE = 1 << 12, 1 << 14, 1 << 18  # MS_... of linux/mount.h
 SYSTEM = ctypes.CDLL(None, use_errno=True)
 
 
-def system_call(name, *arguments):
+def system_call(name: str, *arguments: Any) -> None:
     """Call `name` of the C library. Raises OSError that names the call."""
     if getattr(SYSTEM, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def unshare(kinds):
+def unshare(kinds: int) -> None:
     """Put this process into new namespaces of `kinds`."""
     system_call("unshare", kinds)
 
 
-def join_namespace(handle):
+def join_namespace(handle: int) -> None:
     """Enter the namespace that is open as `handle`."""
     system_call("setns", handle, 0)
 
 
-def join_namespace_at(path):
+def join_namespace_at(path: str) -> None:
     """Enter the namespace at `path`."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -63,7 +64,7 @@ def join_namespace_at(path):
         os.close(handle)
 
 
-def mount(source, target, kind=None, flags=0):
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0) -> None:
     """Mount `source` on `target`, for this mount namespace."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     system_call("mount", *encoded, ctypes.c_ulong(flags), None)
@@ -84,7 +85,7 @@ REFUSED = (
 )
 
 
-def told_in(path):
+def told_in(path: str) -> str:
     """The file by which an engine finds the namespaces of its host, in the session directory `path`."""
     return os.path.join(path, "hosts.json")
 
@@ -96,7 +97,7 @@ class Refused(Exception):
 class Switch:
     """The bridge that joins the hosts; `ip` and `tc` are the paths of these commands."""
 
-    def __init__(self, link, ip, tc):
+    def __init__(self, link: Link, ip: str, tc: str) -> None:
         self.link, self.ip, self.tc = link, ip, tc
         self.held = []  # open files, each of which keeps a namespace
         self.users = [f"/proc/{os.getpid()}/ns/user"] if enter_new_namespaces() else []
@@ -104,12 +105,12 @@ class Switch:
         self.mounts, self.network = self.hold("mnt"), self.hold("net")
         batch(ip, "link add switch type bridge", f"link set switch mtu {MTU} up")
 
-    def hold(self, kind):
+    def hold(self, kind: str) -> str:
         """Keep the namespace of `kind` in which this process is; returns a path at which others can join it."""
         self.held.append(os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
         return f"/proc/{os.getpid()}/fd/{self.held[-1]}"
 
-    def add_host(self, number):
+    def add_host(self, number: int) -> list[str]:
         """Make host `number` and join it to the switch; returns the paths of its namespaces."""
         unshare(NETWORK | NAMES)
         socket.sethostname(f"host{number}")
@@ -125,13 +126,13 @@ class Switch:
         self.shape(f"port{number}")
         return paths
 
-    def shape(self, interface):
+    def shape(self, interface: str) -> None:
         """Give what leaves by `interface` the speed of the link, and bring it up."""
         batch(self.ip, f"link set {interface} gso_max_size {self.link.packet} up")
         batch(self.tc, f"qdisc add dev {interface} root {self.link.tbf()}")
 
 
-def enter_new_namespaces():
+def enter_new_namespaces() -> bool:
     """New namespaces for the switch; returns whether that took a user namespace too, in which this user is root."""
     kinds = NETWORK | MOUNTS
     try:
@@ -150,7 +151,7 @@ def enter_new_namespaces():
     return True
 
 
-def write_names(path, count):
+def write_names(path: str, count: int) -> None:
     """Let hosts be looked up by name: what is /etc/hosts for them."""
     write(file := os.path.join(path, "hosts.names"), "127.0.0.1 localhost\n")
     with open(file, "a") as names:
@@ -158,12 +159,12 @@ def write_names(path, count):
     mount(file, "/etc/hosts", flags=BIND)
 
 
-def write(file, text):
+def write(file: str, text: str) -> None:
     with open(file, "w") as opened:
         opened.write(text)
 
 
-def batch(command, *lines):
+def batch(command: str, *lines: str) -> None:
     """Have `ip` or `tc` do `lines`, in the namespaces where this process is now."""
     done = subprocess.run([command, "-batch", "-"], input="\n".join(lines), capture_output=True, text=True)
     if done.returncode:
@@ -171,7 +172,7 @@ def batch(command, *lines):
         raise Refused(f"the emulated network cannot be made: {os.path.basename(command)} says: {said[0]}")
 
 
-def make():
+def make() -> None:
     path, count, link = sys.argv[1], int(sys.argv[2]), Link(int(sys.argv[3]))
     try:
         switch = Switch(link, *sys.argv[4:])
@@ -189,7 +190,7 @@ def make():
     signal.pause()
 
 
-def count(path):
+def count(path: str) -> int:
     """How many emulated hosts the session at `path` has."""
     try:
         with open(told_in(path)) as file:
@@ -198,7 +199,7 @@ def count(path):
         return 0
 
 
-def enter(path, number):
+def enter(path: str, number: int) -> None:
     """Move this process to emulated host `number` of the session at `path`."""
     folder = os.getcwd()
     with open(told_in(path)) as file:
@@ -209,7 +210,7 @@ def enter(path, number):
     os.chdir(folder)  # with new mounts, a process starts in the root directory
 
 
-def be_engine():
+def be_engine() -> None:
     """An engine on its emulated host: enter the namespaces of the host, and be an engine then (engine.py)."""
     rank, size, hosts = (int(os.environ[name]) for name in ("PMI_RANK", "PMI_SIZE", "HPDL_HOSTS"))
     enter(os.environ["HPDL_SESSION"], rank * hosts // size)  # neighbors share a host if there are more ranks than hosts
@@ -218,14 +219,14 @@ def be_engine():
     engine.main()
 
 
-def be_shell(path, number):
+def be_shell(path: str, number: str) -> None:
     """A shell on emulated host `number` of the session at `path`."""
     enter(path, int(number))
     shell = os.environ.get("SHELL", "/bin/sh")
     os.execvp(shell, [shell])
 
 
-def main():
+def main() -> None:
     if sys.argv[1] == "engine":
         be_engine()
     elif sys.argv[1] == "shell":

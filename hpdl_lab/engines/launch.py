@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Collection
+from typing import Any
 
 import psutil
 
@@ -21,6 +23,7 @@ from . import hosts, session_dir, slurm
 from .errors import EngineError
 from .hosts import INTERFACE
 from .layout import Layout, parse_link
+from .supervisor_client import SupervisorConnection
 
 START_SECONDS = 60  # a cold disk and a busy machine included
 
@@ -28,11 +31,11 @@ START_SECONDS = 60  # a cold disk and a busy machine included
 class Launching:
     """Starts what `layout` wants in the session directory `path`, as children of the supervisor."""
 
-    def __init__(self, path, layout, supervisor):
+    def __init__(self, path: str, layout: Layout, supervisor: SupervisorConnection | None) -> None:
         self.path, self.layout, self.supervisor = path, layout, supervisor
         self.started = []  # names of processes
 
-    def go(self):
+    def go(self) -> None:
         """Start hosts or a job, where they are wanted, then engines; in a Slurm job, %px's controller as well.
 
         Raises: EngineError when one of them ends, or has not come so far in time.
@@ -50,18 +53,18 @@ class Launching:
         self.wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.layout.n)], seconds)
         self.supervisor.ask("ready")
 
-    def open_px(self):
+    def open_px(self) -> None:
         """Start ipyparallel's controller, for %px."""
         self.spawn("controller", controller_argv())
 
-    def spawn(self, name, argv, **options):
+    def spawn(self, name: str, argv: list[str], **options: Any) -> None:
         """Have the supervisor start process `name`. options: see supervisor.py."""
         env = environment(self.path, self.layout, self.supervisor.pid)
         log = session_dir.log_file(self.path, name)
         self.supervisor.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log, **options)
         self.started.append(name)
 
-    def wait_for(self, files, seconds=START_SECONDS):
+    def wait_for(self, files: list[str], seconds: float = START_SECONDS) -> None:
         """Return when all `files` are there, which the processes make that were started."""
         give_up = time.monotonic() + seconds
         while not until(lambda: all(map(os.path.exists, files)), 0.25):
@@ -72,11 +75,11 @@ class Launching:
             if ended or dead or time.monotonic() > give_up:
                 raise EngineError(self.failure(ended, seconds))
 
-    def failure(self, gone, seconds):
+    def failure(self, gone: Collection[str], seconds: float) -> str:
         """Why the start failed; see `start_failure`."""
         return start_failure(self.path, self.layout.n, gone, seconds)
 
-    def ended(self):
+    def ended(self) -> list[str]:
         """Names of the processes that were started and have ended."""
         running = self.supervisor.ask("status")["running"]
         return [name for name in self.started if name not in running]
@@ -117,7 +120,7 @@ BETWEEN_HOSTS = {
 }
 
 
-def mpiexec():
+def mpiexec() -> str:
     """Path of the mpiexec that starts the engines. Raises EngineError with the remedy when there is none."""
     try:
         path = features.mpiexec()
@@ -127,7 +130,7 @@ def mpiexec():
     return forker if os.access(forker, os.X_OK) else path
 
 
-def check(layout):
+def check(layout: Layout) -> None:
     """Raise EngineError unless this machine can hold the engines of `layout`, and make the hosts that it wants.
 
     Engines on Slurm are held by others.
@@ -179,17 +182,17 @@ def announcement(layout: Layout) -> str:
     )
 
 
-def memory_available():
+def memory_available() -> int:
     """Bytes that processes can still take without swapping."""
     return psutil.virtual_memory().available
 
 
-def controller_argv():
+def controller_argv() -> list[str]:
     """ipyparallel's controller."""
     return [sys.executable, "-m", "hpdl_lab.engines.px_processes"]
 
 
-def hosts_argv(path, layout):
+def hosts_argv(path: str, layout: Layout) -> list[str]:
     """The process that makes and holds the emulated hosts. Raises EngineError where commands for that are missing."""
     try:
         commands = features.network_commands()
@@ -199,7 +202,7 @@ def hosts_argv(path, layout):
     return [sys.executable, "-m", "hpdl_lab.engines.hosts", path, str(layout.hosts), str(bits), *commands]
 
 
-def engines_argv(path, layout):
+def engines_argv(path: str, layout: Layout) -> list[str]:
     """Engines under mpiexec, each below a shell that writes its exit status where the notebook can read it.
 
     On Slurm: the process that asks the relay for engines, and ends with them.
@@ -213,7 +216,7 @@ def engines_argv(path, layout):
     return [mpiexec(), "-n", str(layout.n), *shell, sys.executable, "-m", *engine]
 
 
-def environment(path, layout, supervisor_pid):
+def environment(path: str, layout: Layout, supervisor_pid: int) -> dict[str, str]:
     """The environment of controller, hosts and engines: this process's, less what would mislead them."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES) or k in KEPT}
     own = {
@@ -234,12 +237,12 @@ def environment(path, layout, supervisor_pid):
     return threads | env | features.launch_environment() | network | own | files
 
 
-def between_hosts(layout):
+def between_hosts(layout: Layout) -> dict[str, str]:
     """How MPICH talks between emulated hosts: by TCP only, also where it sees that they are one machine."""
     return BETWEEN_HOSTS | {"MPIR_CVAR_NUM_CLIQUES": str(layout.hosts), "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}
 
 
-def start_failure(path, n, gone, seconds):
+def start_failure(path: str, n: int, gone: Collection[str], seconds: float) -> str:
     """The sentence for a start that failed: `gone` are the processes that have ended, `seconds` what it was given."""
     if "hosts" in gone:
         return (
@@ -262,7 +265,7 @@ def start_failure(path, n, gone, seconds):
     )
 
 
-def cause(log):
+def cause(log: str) -> str:
     """The symptom of which the log tells, with its fix, as `hpdl doctor` says it; else the last thing it says."""
     known = told_by(TABLE, log)
     return str(known[0]) if known else session_dir.last_line(log)

@@ -1,7 +1,7 @@
 """How a cluster is laid out: how many engines, where (here, on emulated hosts, in a Slurm job), on which device."""
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 QUEUE_SECONDS = 600  # s in the queue, unless said otherwise
 TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # as `man sbatch` lists them
@@ -12,7 +12,7 @@ NAMES = (*NAMED, *NUMBERS, "time")
 EXAMPLE = 'lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1, time="1:00:00")'
 
 
-def checked_job_options(said, n):
+def checked_job_options(said: dict, n: int) -> dict:
     """`said` of the job of `n` engines, fit for JSON: {one of NAMES: value}.
 
     partition, account, qos, reservation: as the site names them.
@@ -35,7 +35,7 @@ def checked_job_options(said, n):
     return said | {"time": str(time)} if "time" in said else said
 
 
-def sbatch_arguments(n, options):
+def sbatch_arguments(n: int, options: dict) -> list[str]:
     """The options of sbatch for `n` engines; `options` as `checked` returns them."""
     found = [f"--ntasks={n}"]
     found += [f"--{name}={options[name]}" for name in (*NAMED, "time") if name in options]
@@ -46,7 +46,7 @@ def sbatch_arguments(n, options):
     return found
 
 
-def queue_seconds(options):
+def queue_seconds(options: dict) -> int:
     """Seconds that the job may wait."""
     return options.get("wait", QUEUE_SECONDS)
 
@@ -67,35 +67,35 @@ class Link(NamedTuple):
     bits: int
 
     @property
-    def bandwidth(self):
+    def bandwidth(self) -> float:
         """Bytes per second."""
         return self.bits / 8
 
     @property
-    def packet(self):
+    def packet(self) -> int:
         """Bytes of the largest packet that TCP hands over: a slow link would be one packet's for too long."""
         return min(max(int(self.bandwidth * LATE_S), SMALLEST_PACKET), LARGEST_PACKET)
 
     @property
-    def burst(self):
+    def burst(self) -> int:
         """Bytes that may pass at once after a pause."""
         return max(self.packet + HEADERS, int(self.bandwidth * LATE_S))
 
-    def tbf(self):
+    def tbf(self) -> str:
         """Arguments of `tc qdisc`: the token bucket that shapes one direction."""
         return f"tbf rate {self.bits}bit burst {self.burst} limit {QUEUE_NBYTES}"
 
-    def windows(self):
+    def windows(self) -> dict[str, str]:
         """Files in /proc/sys/net and what they hold: how much TCP may have under way."""
         most = max(SMALLEST_WINDOW, int(self.bandwidth * WINDOW_S))
         return {"ipv4/tcp_rmem": f"4096 131072 {most}", "ipv4/tcp_wmem": f"4096 65536 {most}"}
 
-    def __str__(self):
+    def __str__(self) -> str:
         unit = next(unit for unit in reversed(UNITS) if self.bits >= UNITS[unit])
         return f"{self.bits / UNITS[unit]:.12g}{unit}"
 
 
-def parse_link(text):
+def parse_link(text: str) -> Link:
     """ "1gbit" -> Link(1000000000). Raises ValueError with the spelling that is wanted."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([kmg]bit)", text.strip().lower()) if isinstance(text, str) else None
     if found is None:
@@ -125,27 +125,35 @@ class Layout(NamedTuple):
     device: str = "cpu"
     job: dict = {}
 
-    def __str__(self):
+    def __str__(self) -> str:
         engines = "1 engine" if self.n == 1 else f"{self.n} engines"
         gpu = " on GPUs" if self.device == "cuda" else ""
         hosts = f" on {self.hosts} emulated host{'s' * (self.hosts > 1)} at {self.link}" if self.hosts else ""
         return f"{engines}{gpu}{hosts}{' in a Slurm job' if self.where == 'slurm' else ''}"
 
     @property
-    def remarks(self):
+    def remarks(self) -> list[str]:
         """What to know of engines that are laid out so: sentences without their full stops."""
         if not self.hosts:
             return []
         return [f"messages between hosts take their time on links of {self.link} each way, through one switch"]
 
-    def asked(self):
+    def asked(self) -> dict:
         """As arguments of `wanted`."""
         said = self._asdict()
         job = said.pop("job")
         return (said if self.hosts else said | {"hosts": None, "link": None}) | job
 
 
-def wanted(n, where=None, link=None, hosts=None, device=None, running=None, **job):
+def wanted(
+    n: int,
+    where: str | None = None,
+    link: str | None = None,
+    hosts: int | None = None,
+    device: str | None = None,
+    running: Layout | None = None,
+    **job: Any,
+) -> Layout:
     """The Layout that was asked for; what was not said stays as it is in `running`, or is the default.
 
     job: what is asked of Slurm: see layout.checked_job_options.
@@ -178,19 +186,19 @@ def wanted(n, where=None, link=None, hosts=None, device=None, running=None, **jo
     return Layout(n, place, hosts, link, device)
 
 
-def implied(link, hosts, job):
+def implied(link: str | None, hosts: int | None, job: dict) -> str:
     """The place that the other arguments speak of."""
     if job:
         return "slurm"
     return "local" if link is None and hosts is None else "emulated"
 
 
-def check_whole(number, what, example):
+def check_whole(number: int, what: str, example: str) -> None:
     if isinstance(number, bool) or not isinstance(number, int):
         raise ValueError(f"{what} is a whole number, got {number!r}: {example}")
 
 
-def choice(name, value, known):
+def choice(name: str, value: str | None, known: tuple[str, ...]) -> str | None:
     """`value`, None included. Raises ValueError unless it is one of `known`."""
     if value is not None and value not in known:
         raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, known))} is needed")

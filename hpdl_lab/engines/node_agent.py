@@ -20,7 +20,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -59,7 +59,7 @@ def load(file: str) -> dict:
 
 
 @asynccontextmanager
-async def connected(relay: dict, **hello: Any):
+async def connected(relay: dict, **hello: Any) -> AsyncIterator[tuple[streams.Connection, dict, str]]:
     """(connection to the relay on which `hello` has been said, its answer, own address). Raises Unreached."""
     context, tried = zmq.asyncio.Context(), []
     try:
@@ -129,7 +129,7 @@ async def dial(context: zmq.asyncio.Context, address: str, port: int, keys: dict
 class Launcher:
     """mpiexec with the engines of step `number`; what it prints, and its end, are sent to the relay."""
 
-    def __init__(self, relay: streams.Connection, number: int, process: asyncio.subprocess.Process):
+    def __init__(self, relay: streams.Connection, number: int, process: asyncio.subprocess.Process) -> None:
         self.relay, self.number, self.process = relay, number, process
         self.reporting = asyncio.create_task(self._report())
 
@@ -194,7 +194,7 @@ async def serve_job(file: str) -> None:
 class EngineAgent:
     """Carries the sockets of engine `rank` of `n`, whose files are in the folder `path` of this node."""
 
-    def __init__(self, relay: streams.Connection, rank: int, n: int, path: str):
+    def __init__(self, relay: streams.Connection, rank: int, n: int, path: str) -> None:
         self.relay, self.rank, self.n, self.path = relay, rank, n, path
         self.engine: asyncio.subprocess.Process | None = None
         self.mapped: set[str] = set()  # shared memory of the engine, which cannot be asked for it when it was killed

@@ -5,8 +5,9 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import cloudpickle
 
@@ -19,7 +20,7 @@ from .errors import EngineError, RunStopped, without_traceback
 from .run import Run
 
 
-def package(fn, args, size):
+def package(fn: Callable, args: Sequence, size: int) -> tuple[bytes, list[bytes | None]]:
     """Pickle a call for `size` ranks.
 
     Returns: (task, own): bytes of (fn, args) that are the same for all, and for each rank the bytes of its own
@@ -44,7 +45,7 @@ def package(fn, args, size):
     return task, [dump({i: v[rank] for i, v in own.items()}) if own else None for rank in range(size)]
 
 
-def check_signature(fn, args):
+def check_signature(fn: Callable, args: Sequence) -> None:
     """Raise TypeError unless `fn(comm, *args)` is a call that `fn` can take."""
     try:
         signature = inspect.signature(fn)
@@ -76,7 +77,7 @@ def name_of(fn: Callable) -> str:
     return "your lambda" if name == "<lambda>" else name
 
 
-def dump(value):
+def dump(value: Any) -> bytes:
     """cloudpickle, with a clear word where it fails."""
     try:
         return cloudpickle.dumps(value)
@@ -84,7 +85,7 @@ def dump(value):
         raise TypeError(f"a PerRank argument cannot travel to the engines: {reason(error)}") from None
 
 
-def carry_script(fn):
+def carry_script(fn: Callable) -> None:
     """Let the attendee's own modules travel by value, as the notebook does: engines would keep an older version."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
     path = os.path.realpath(getattr(module, "__file__", None) or "")
@@ -94,7 +95,7 @@ def carry_script(fn):
         cloudpickle.register_pickle_by_value(module)
 
 
-def culprit(fn, args, error):
+def culprit(fn: Callable, args: Sequence, error: BaseException) -> str:
     """The sentence that names what cannot be pickled: an argument, or a variable that the function uses."""
     for position, value in enumerate(args):
         if (why := trouble(value)) is not None:
@@ -111,7 +112,7 @@ def culprit(fn, args, error):
     return f"{name} cannot travel to the engines: {reason(error)}"
 
 
-def trouble(value):
+def trouble(value: Any) -> str | None:
     """Why `value` cannot be pickled; None when it can."""
     try:
         cloudpickle.dumps(value)
@@ -120,7 +121,7 @@ def trouble(value):
     return None
 
 
-def reason(error):
+def reason(error: BaseException) -> str:
     """The message of a pickling error, without its nesting."""
     return (
         str(error).splitlines()[0]
@@ -129,7 +130,7 @@ def reason(error):
     )
 
 
-def variables(fn):
+def variables(fn: Callable) -> dict[str, Any]:
     """The globals and closure variables that `fn` names: {name: value}."""
     code = getattr(fn, "__code__", None)
     if code is None:
@@ -143,7 +144,7 @@ def variables(fn):
     return found
 
 
-def own_paths():
+def own_paths() -> list[str]:
     """The entries of sys.path that the engines may lack: where the attendee's modules are."""
     here = os.getcwd()
     return [
@@ -154,30 +155,30 @@ def own_paths():
 class EnginePool:
     """The `n` engines of the session at `path`. One run at a time, also when several notebooks use them."""
 
-    def __init__(self, path, n):
+    def __init__(self, path: str, n: int) -> None:
         self.path = path
         self.n = n
         self.engines = client.connect(path, n)
         self._lock = client.RunLock(path)
         self._busy = threading.Lock()  # a button of the notebook runs in a thread of its own
-        self._under_way = None  # the Run
+        self._under_way: Run | None = None
 
     @property
-    def infos(self):
+    def infos(self) -> list[dict]:
         """What each engine said of itself: rank, pid, host, cores, gpu."""
         return [engine.info for engine in self.engines]
 
-    def join_px(self):
+    def join_px(self) -> None:
         """Have the engines register with ipyparallel's controller, between two runs; who has done so goes on."""
         for engine in self.engines:
             with suppress(OSError):  # it has died: who waits for it finds out
                 engine.send(client.PX, None)
 
-    def gone(self):
+    def gone(self) -> list[int]:
         """Ranks of the engines that have closed their connection."""
         return [engine.rank for engine in self.engines if engine.is_closed()]
 
-    def died(self, ranks):
+    def died(self, ranks: Iterable[int]) -> dict[int, str]:
         """{rank: how its process ended} of those of `ranks` that have ended by themselves."""
         found = {}
         for rank in ranks:
@@ -188,13 +189,22 @@ class EnginePool:
                 continue
         return found
 
-    def close(self):
+    def close(self) -> None:
         """Disconnect. A task of ours that still runs is interrupted by its engine."""
         for engine in self.engines:
             engine.close()
         self._lock.close()
 
-    def run(self, fn, args, ranks, deadline, on_row, inject=None, limit: float | None = None):
+    def run(
+        self,
+        fn: Callable,
+        args: Sequence,
+        ranks: int | Iterable[int] | None,
+        deadline: float,
+        on_row: Callable[[Any], Any] | None,
+        inject: Any = None,
+        limit: float | None = None,
+    ) -> Run:
         """Call `fn(comm, *args)` on `ranks` (None: all) and return the finished Run, whatever became of it."""
         with self.alone():
             try:
@@ -203,7 +213,7 @@ class EnginePool:
                 self._under_way = None
 
     @contextmanager
-    def alone(self):
+    def alone(self) -> Iterator[None]:
         """No other run, or first use of %px, of this notebook meanwhile. Raises EngineError where one is under way."""
         if not self._busy.acquire(blocking=False):
             raise EngineError(
@@ -215,19 +225,28 @@ class EnginePool:
             self._busy.release()
 
     @contextmanager
-    def between_runs(self):
+    def between_runs(self) -> Iterator[None]:
         """No run of any notebook meanwhile."""
         with self.alone(), self._lock.held():
             yield
 
-    def interrupt(self):
+    def interrupt(self) -> bool:
         """End the run that is under way, in another thread, as the stop button does; True where there is one."""
         run = self._under_way
         if run is not None:
             run.stopped = True
         return run is not None
 
-    def _run(self, fn, args, ranks, deadline, on_row, inject, limit):
+    def _run(
+        self,
+        fn: Callable,
+        args: Sequence,
+        ranks: int | Iterable[int] | None,
+        deadline: float,
+        on_row: Callable[[Any], Any] | None,
+        inject: Any,
+        limit: float | None,
+    ) -> Run:
         chosen = self._chosen(ranks)
         if limit is not None:
             limit = check_seconds("limit", limit, "the longest that the whole run may take")
@@ -254,13 +273,13 @@ class EnginePool:
         self._reconnect([chosen[i] for i in run.unsent])
         return run
 
-    def _reconnect(self, ranks):
+    def _reconnect(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             self.engines[rank].close()
             with suppress(OSError):  # it has died: the next run says so
                 self.engines[rank] = client.EngineConnection(self.path, rank)
 
-    def _chosen(self, ranks):
+    def _chosen(self, ranks: int | Iterable[int] | None) -> list[int]:
         if ranks is None:
             return list(range(self.n))
         chosen = [ranks] if isinstance(ranks, int) else list(ranks)
@@ -268,7 +287,7 @@ class EnginePool:
             raise ValueError(f"ranks={ranks!r}: choose one or more different ranks from 0 to {self.n - 1}")
         return chosen
 
-    def verdict(self, run):
+    def verdict(self, run: Run) -> BaseException | None:
         """The exception that says what became of `run`; None when every rank returned."""
         if run.raised is not None:
             return run.raised
@@ -286,17 +305,17 @@ class EnginePool:
             return without_traceback(errors.too_late(waits, run.limit))
         return errors.error_of(run.outcomes, run.picture)
 
-    def endings(self, ranks):
+    def endings(self, ranks: Sequence[int]) -> dict[int, str]:
         """`died_by_now`; where nothing is known in time: {rank: "has gone"} of all."""
         return self.died_by_now(ranks) or dict.fromkeys(ranks, "has gone")
 
-    def died_by_now(self, ranks, seconds=3.0):
+    def died_by_now(self, ranks: Sequence[int], seconds: float = 3.0) -> dict[int, str]:
         """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines.
 
         Of engines that another notebook has replaced nothing will be known.
         """
 
-        def known():
+        def known() -> bool:
             replaced = any(self.engines[rank].is_replaced() for rank in ranks)
             return replaced or len(self.died(ranks)) == len(ranks)
 
@@ -304,7 +323,7 @@ class EnginePool:
         return self.died(ranks)
 
 
-def check_deadline(deadline):
+def check_deadline(deadline: float) -> float:
     """`deadline` as a float. Raises ValueError unless it is a positive number of seconds."""
     return check_seconds("deadline", deadline, "the longest that a wait may block")
 
@@ -316,12 +335,12 @@ def check_seconds(name: str, seconds: float, what: str) -> float:
     return float(seconds)
 
 
-def warn(text):
+def warn(text: str) -> None:
     """Tell the attendee, beside the output of the cell."""
     print(text, file=sys.stderr, flush=True)
 
 
-def results(outcomes, rows):
+def results(outcomes: dict[int, dict], rows: list) -> Results:
     """Results in rank order of a run in which every rank returned; `outcomes` is {rank: outcome}."""
     outcomes = [outcomes[rank] for rank in sorted(outcomes)]
     values = [pickle.loads(o["value"]) for o in outcomes]

@@ -9,6 +9,7 @@ open them, and they reach engines on emulated hosts, which have networks of thei
 import os
 import signal
 import threading
+from typing import Any
 
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
@@ -24,27 +25,27 @@ CONTROLLER_SECONDS = 60  # to write its connection file: it and the engines star
 class Engine(IPEngine):
     """ipyparallel's engine, with this laboratory's signal handling and a server of tasks beside it."""
 
-    server = None
+    server: Any = None
 
-    def init_signal(self):
+    def init_signal(self) -> None:
         """Signals stay as engine.py has set them; ipykernel puts its own handler of SIGINT around %px."""
 
-    def on_signal_request(self, stream, ident, parent):
+    def on_signal_request(self, stream: Any, ident: Any, parent: dict) -> None:
         """What ipyparallel's nanny would do: an interrupted `%px` cell asks its engines to interrupt it too."""
         number = parent["content"]["sig"]
         signal.pthread_kill(
-            threading.main_thread().ident, getattr(signal, number) if isinstance(number, str) else number
+            threading.main_thread().ident or 0, getattr(signal, number) if isinstance(number, str) else number
         )
         self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
 
-    async def on_execute_request(self, stream, ident, parent):
+    async def on_execute_request(self, stream: Any, ident: Any, parent: dict) -> None:
         """A cell of %px. Where one fails or is interrupted, ipykernel drops what has come meanwhile, without a word; it
         would do so on some ranks and not on others, and leave them out of step.
         """
         parent["content"]["stop_on_error"] = False
         await self.kernel.execute_request(stream, ident, parent)
 
-    async def register(self):
+    async def register(self) -> None:
         await super().register()
         self.kernel.control_handlers["signal_request"] = self.on_signal_request
         self.kernel.shell_handlers["execute_request"] = self.on_execute_request
@@ -53,7 +54,7 @@ class Engine(IPEngine):
         self.server.work_in(self.loop)
 
 
-def serve_engine(server, connection_file):
+def serve_engine(server: Any, connection_file: str) -> None:
     """Run cells of %px, and the tasks of `server`, in this thread, the main one."""
     config = Config()
     config.IPEngine.id = server.rank
@@ -72,19 +73,19 @@ def serve_engine(server, connection_file):
 class Controller(IPController):
     """ipyparallel's controller, on Unix sockets."""
 
-    def construct_url(self, kind, channel, index=None):
+    def construct_url(self, kind: str, channel: str, index: int | None = None) -> str:
         """As clients and engines spell it: ipyparallel 9.2 itself writes a "-" here where they look for a ":"."""
         info = getattr(self, f"{kind}_info")
         return f"{info['interface']}:{info[channel] if index is None else info[channel][index]}"
 
-    def save_connection_dict(self, fname, cdict):
+    def save_connection_dict(self, fname: str, cdict: dict) -> None:
         """All at once: engines read the file as soon as it is there, and ipyparallel itself writes into it."""
         super().save_connection_dict(f"{fname}.new", cdict)
         folder = self.profile_dir.security_dir
         os.rename(os.path.join(folder, f"{fname}.new"), os.path.join(folder, fname))
 
 
-def main():
+def main() -> None:
     """Be the controller, without what a laboratory on one machine does not need."""
     config = Config()
     config.IPController.transport = "ipc"

@@ -42,7 +42,7 @@ TRIES = 50  # ports
 class Step:
     """The engines of one start: what the notebook's side (step.py) asked for, and the agents that have come."""
 
-    def __init__(self, number: int, writer: asyncio.StreamWriter):
+    def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
         self.number, self.writer = number, writer
         self.agents: dict[int, streams.Connection] = {}  # by rank
         self.kernels: dict[int, set] = {}  # rank -> writers of the kernels that are connected to it
@@ -57,7 +57,7 @@ class Step:
 class Relay:
     """Serves the session directory `path` on the ROUTER socket `router`."""
 
-    def __init__(self, path: str, router: zmq.asyncio.Socket):
+    def __init__(self, path: str, router: zmq.asyncio.Socket) -> None:
         self.path, self.router = path, router
         self.connections: dict[bytes, streams.Connection] = {}
         self.tasks: set[asyncio.Task] = set()
@@ -85,7 +85,7 @@ class Relay:
             if not future.cancelled() and future.exception() and who in self.connections:
                 self.connections[who].end()
 
-        self.router.send_multipart([who, *frames]).add_done_callback(sent)
+        asyncio.ensure_future(self.router.send_multipart([who, *frames])).add_done_callback(sent)
 
     def begin(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -231,7 +231,9 @@ async def serve_unix(path: str, answer: Callable[..., Awaitable]) -> asyncio.Ser
     return server
 
 
-def listen(context: zmq.asyncio.Context, keys: dict[str, str], hosts: list[str], within: tuple[int, int] | None = None):
+def listen(
+    context: zmq.asyncio.Context, keys: dict[str, str], hosts: list[str], within: tuple[int, int] | None = None
+) -> tuple[zmq.asyncio.Socket, int, AsyncioAuthenticator]:
     """(ROUTER socket on all addresses `hosts`, its port), for who has the client's key; and the authenticator.
 
     within: (first, last) of the ports that may be taken; None: any. Raises Missing if none is free.
@@ -253,7 +255,7 @@ def listen(context: zmq.asyncio.Context, keys: dict[str, str], hosts: list[str],
         try:
             for host in hosts:
                 router.bind(streams.endpoint(host, port or "*"))
-                port = int(router.last_endpoint.rpartition(b":")[2])
+                port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
             return router, port, authenticator
         except zmq.ZMQError as error:
             refused = error
@@ -267,7 +269,7 @@ def listen(context: zmq.asyncio.Context, keys: dict[str, str], hosts: list[str],
 class Allowed:
     """Who may connect, as ZeroMQ's authenticator asks."""
 
-    def __init__(self, key: str):
+    def __init__(self, key: str) -> None:
         self.key = key
 
     def callback(self, domain: str, key: bytes) -> bool:

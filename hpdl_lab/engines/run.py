@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from ..comm.errors import Wait, name_ranks
 from ..comm.status.table import Slot
@@ -27,22 +29,22 @@ class Collapser:
     A line is printed when every rank that still runs has one to compare it with, or when it has waited for `PATIENCE`.
     """
 
-    def __init__(self, ranks, clock=time.monotonic):
+    def __init__(self, ranks: Iterable[int], clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.lines = {rank: deque() for rank in ranks}  # rank -> (time, stream, line)
         self.running = set(ranks)
 
-    def add(self, rank, stream, text):
+    def add(self, rank: int, stream: str, text: str) -> None:
         """Take `text` of `rank`, one or more lines for `stream`, "stdout" or "stderr"."""
         now = self.clock()
         for line in text.rstrip("\n").split("\n"):
             self.lines[rank].append((now, stream, line))
 
-    def finish(self, rank):
+    def finish(self, rank: int) -> None:
         """`rank` will say nothing more."""
         self.running.discard(rank)
 
-    def flush(self, everything=False):
+    def flush(self, everything: bool = False) -> None:
         """Print what is ready."""
         if not any(self.lines.values()):
             return
@@ -56,7 +58,7 @@ class Collapser:
             print(text, file=getattr(sys, stream), flush=True)
 
 
-def collapse(said):
+def collapse(said: dict[int, list[tuple[str, str]]]) -> list[tuple[str, str]]:
     """What to print for {rank: [(stream, line)]}: [(stream, text)].
 
     Lines are compared by position. Neighboring lines that are shared by the same ranks stay together.
@@ -77,7 +79,7 @@ def collapse(said):
     return [(stream, attributed(ranks, lines)) for stream, ranks, lines in said if any(map(str.strip, lines))]
 
 
-def attributed(ranks, lines):
+def attributed(ranks: Sequence[int], lines: list[str]) -> str:
     """ "ranks 0-2 say hello", and below each other where there are several lines."""
     who = f"{name_ranks(ranks)} {'says' if len(ranks) == 1 else 'say'}"
     return f"{who} {lines[0]}" if len(lines) == 1 else "\n".join([f"{who}:", *(f"    {line}" for line in lines)])
@@ -89,15 +91,15 @@ ANSWER = 1.0  # s: on a busy machine a thread waits for a core; one whose interp
 class States:
     """The slots (comm/status/table.py) of the ranks of run `number`; rank i of it is engines[i]."""
 
-    def __init__(self, number, engines):
+    def __init__(self, number: int, engines: list[client.EngineConnection]) -> None:
         self.number, self.engines = number, engines
         self.slots = {}  # rank -> Slot
         self.with_px = set()  # ranks that are engines of ipyparallel by now
         self.expected = set()  # ranks that have been asked and have not answered
-        self.asked_at = None
+        self.asked_at: float | None = None
         self.question = (number, 0)  # the last one: an answer to an earlier one may come when much has changed
 
-    def ask(self, ranks):
+    def ask(self, ranks: Iterable[int]) -> None:
         """Ask `ranks` what they are doing."""
         self.asked_at, self.expected = time.monotonic(), set(ranks)
         self.question = (self.number, self.question[1] + 1)
@@ -105,7 +107,7 @@ class States:
             with suppress(OSError):  # it has died: its connection says so next
                 self.engines[rank].send(client.STATE, self.question)
 
-    def take(self, rank, told):
+    def take(self, rank: int, told: dict) -> None:
         """A rank has answered, or has ended. told: see `told_by`; an answer says to which question it is, "asked"."""
         if told.get("asked", self.question) != self.question:
             return
@@ -114,19 +116,19 @@ class States:
         if told["px"]:
             self.with_px.add(rank)
 
-    def settled(self, gone=()):
+    def settled(self, gone: Iterable[int] = ()) -> bool:
         """True when all that were asked have answered, or will not; `gone` will not."""
-        return not self.expected - set(gone) or time.monotonic() - self.asked_at > ANSWER
+        return not self.expected - set(gone) or time.monotonic() - (self.asked_at or 0) > ANSWER
 
-    def has_begun(self, rank):
+    def has_begun(self, rank: int) -> bool:
         """False where a rank has said that it is doing something else than this run."""
         return rank not in self.slots or self.slots[rank].run == self.number
 
-    def is_behind_a_cell(self, rank):
+    def is_behind_a_cell(self, rank: int) -> bool:
         """True where what keeps a rank from this run is a cell of %px, and not only that it gets no core."""
         return rank in self.with_px and not self.has_begun(rank)
 
-    def waits(self, dead=()):
+    def waits(self, dead: Collection[int] = ()) -> list[Wait]:
         """What the ranks are doing, as list[Wait] in rank order. dead: ranks that have closed their connection."""
         number = {engine.rank: i for i, engine in enumerate(self.engines)}
         waits = []
@@ -153,7 +155,13 @@ BESIDE_DEAD = 2.5  # seconds likewise, where a rank has died
 class Run:
     """Run `number` on `engines` (connections: rank i of the run is engines[i])."""
 
-    def __init__(self, number, engines, on_row, limit: float | None = None):
+    def __init__(
+        self,
+        number: int,
+        engines: list[client.EngineConnection],
+        on_row: Callable[[Any], Any] | None,
+        limit: float | None = None,
+    ) -> None:
         self.number = number
         self.limit = limit  # seconds for all of it
         self.engines = engines
@@ -164,22 +172,26 @@ class Run:
         self.rows = []
         self.dead = []  # ranks whose connection closed
         self.unsent = []  # ranks that got no task, because the attendee interrupted before
-        self.picture = ()  # who waited for whom just before the first interrupt, or when a run that failed had ended
+        self.picture: Sequence[
+            Wait
+        ] = ()  # who waited for whom just before the first interrupt, or when a run that failed had ended
         self.stopped = False  # by the attendee
         self.late = False  # the limit has passed, and no rank had failed
         self.breakable = False  # an interrupt may raise here and now
-        self.raised = None  # an exception of on_row
+        self.raised: Exception | None = None  # an exception of on_row
         self.seconds = 0.0  # from the start to the first interrupt
         self.told_busy = self.told_slow = self.looking = False
-        self.started_at = self.failed_at = self.interrupted_at = self.repeated_at = None
+        self.started_at = self.repeated_at = 0.0
+        self.failed_at: float | None = None
+        self.interrupted_at: float | None = None
         self.output = Collapser(self.pending)
 
     @property
-    def stuck(self):
+    def stuck(self) -> list[int]:
         """Ranks that answer nothing, not even an interrupt."""
         return sorted(self.pending)
 
-    def execute(self, tasks):
+    def execute(self, tasks: list[dict]) -> None:
         """Send rank i the task tasks[i] and return when all have answered, or are given up."""
         self.started_at = time.monotonic()
         with selectors.DefaultSelector() as selector, self._sigint_noted():
@@ -192,13 +204,13 @@ class Run:
         self.output.flush(everything=True)
 
     @contextmanager
-    def _sigint_noted(self):
+    def _sigint_noted(self) -> Iterator[None]:
         """Make of the attendee's interrupt a note for the loop: a KeyboardInterrupt could strike amid a message."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
-        def note(signum, frame):
+        def note(signum: int, frame: object) -> None:
             self.stopped = True
             if self.breakable:
                 raise KeyboardInterrupt
@@ -209,7 +221,7 @@ class Run:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _send(self, tasks, selector):
+    def _send(self, tasks: list[dict], selector: selectors.BaseSelector) -> None:
         """Send the tasks. Interrupted meanwhile, the ranks that have no task yet are left out."""
         for rank, task in enumerate(tasks):
             try:
@@ -227,7 +239,7 @@ class Run:
             finally:
                 self.breakable = False
 
-    def _wait(self, selector):
+    def _wait(self, selector: selectors.BaseSelector) -> None:
         while self.pending:
             for key, _ in selector.select(timeout=0.01 if self.looking else 0.05):
                 rank = key.data
@@ -243,7 +255,7 @@ class Run:
             if self._given_up():
                 return
 
-    def _take(self, rank, kind, content):
+    def _take(self, rank: int, kind: int, content: Any) -> None:
         if kind == client.TEXT:
             self.output.add(rank, *content)
         elif kind == client.ROW:
@@ -258,7 +270,7 @@ class Run:
             if "failure" in content:
                 self._failed()
 
-    def _row(self, row):
+    def _row(self, row: Any) -> None:
         self.rows.append(row)
         if self.on_row is not None and self.raised is None and not self.stopped:
             try:
@@ -271,7 +283,7 @@ class Run:
             finally:
                 self.breakable = False
 
-    def _died(self, rank):
+    def _died(self, rank: int) -> None:
         self.pending.discard(rank)
         self.output.finish(rank)
         self.dead.append(rank)
@@ -280,11 +292,11 @@ class Run:
                 self.engines[other].send(client.DEAD, self.engines[rank].rank)
         self._failed()
 
-    def _failed(self):
+    def _failed(self) -> None:
         if self.failed_at is None:  # no picture yet: the others may be about to wait
             self.failed_at = time.monotonic()
 
-    def _tell_who_is_busy(self):
+    def _tell_who_is_busy(self) -> None:
         """A rank that has not begun is in a cell of %px: the attendee may wonder why nothing happens."""
         if self.told_busy or time.monotonic() - self.started_at < BUSY:
             return
@@ -298,7 +310,7 @@ class Run:
             who = f"{name_ranks(busy)} {'is' if len(busy) == 1 else 'are'}"
             print(f"{who} busy with an earlier cell of %px: waiting for its end. The stop button ends it.", flush=True)
 
-    def _given_up(self):
+    def _given_up(self) -> bool:
         """Interrupt those who wait in vain; True when what is left answers nothing."""
         now = time.monotonic()
         if self.interrupted_at is None:
@@ -319,7 +331,7 @@ class Run:
             self._interrupt()
         return False
 
-    def _look_and_interrupt(self):
+    def _look_and_interrupt(self) -> None:
         """Ask what the ranks are doing, and interrupt them when they have said it."""
         if not self.looking:
             self.looking = True
@@ -328,7 +340,7 @@ class Run:
             self.picture = tuple(self.states.waits(self.dead))
             self._interrupt()
 
-    def _interrupt(self):
+    def _interrupt(self) -> None:
         self.repeated_at = time.monotonic()
         self.interrupted_at = self.interrupted_at or self.repeated_at
         self.seconds = self.seconds or self.repeated_at - self.started_at

@@ -14,6 +14,7 @@ import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from ..system import write_file
@@ -27,7 +28,7 @@ LONGEST_KERNEL_NAME = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5f")
 PX_CHANNELS = 15  # sockets of ipyparallel's controller: 8 for engines, 6 for clients, 1 for itself
 
 
-def find():
+def find() -> tuple[str, list[str]]:
     """The path of the session directory (which need not exist), and why better places were passed over.
 
     Returns: (path, reasons): reasons is a list of sentences, empty when the first choice is good.
@@ -36,7 +37,7 @@ def find():
     return _first_fit(f"{PREFIX}{os.getuid()}-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]}")
 
 
-def of_an_engine(rank):
+def of_an_engine(rank: int) -> str:
     """Make a private directory for the sockets of engine `rank` on a node that is not the notebook's machine."""
     path, _ = _first_fit(f"{PREFIX}engine-{os.getpid()}-{rank}")
     os.mkdir(path, 0o700)
@@ -44,7 +45,7 @@ def of_an_engine(rank):
 
 
 @contextmanager
-def of_kernels(usual):
+def of_kernels(usual: str) -> Iterator[str]:
     """The directory for the sockets of Jupyter's kernels: `usual`, or where its path is too long for them a private one
     that goes with the context."""
     if len(os.fsencode(usual)) + LONGEST_KERNEL_NAME <= SOCKET_PATH_LIMIT:
@@ -58,7 +59,7 @@ def of_kernels(usual):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _first_fit(name, longest=LONGEST_NAME):
+def _first_fit(name: str, longest: int = LONGEST_NAME) -> tuple[str, list[str]]:
     """(path, reasons) of the first place for a directory `name`; see `find`. longest: bytes of a name in it."""
     reasons = []
     for label, root in _candidates():
@@ -73,7 +74,7 @@ def _first_fit(name, longest=LONGEST_NAME):
     )
 
 
-def _candidates():
+def _candidates() -> Iterator[tuple[str, str]]:
     """The places to try, best first: memory-backed and private, then the usual temporary directories."""
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield "XDG_RUNTIME_DIR", runtime
@@ -82,12 +83,12 @@ def _candidates():
     yield "the temporary directory", "/var/tmp"
 
 
-def roots():
+def roots() -> list[str]:
     """The directories in which session directories may be, each once."""
     return list(dict.fromkeys(root for _, root in _candidates()))
 
 
-def _unfit(label, root, path, longest):
+def _unfit(label: str, root: str, path: str, longest: int) -> str | None:
     """Why the session directory cannot be at `path`; None when it can."""
     if len(os.fsencode(path)) + longest > SOCKET_PATH_LIMIT:
         most = SOCKET_PATH_LIMIT - longest - len(os.path.basename(path)) - 1
@@ -108,7 +109,7 @@ def _unfit(label, root, path, longest):
 
 
 @contextmanager
-def locked(path):
+def locked(path: str) -> Iterator[None]:
     """Create `path` as a directory that only this user may enter, and hold its lock: one kernel starts at a time.
 
     The supervisor of a cluster that ends removes the directory; then whoever waited for the lock makes a new one.
@@ -135,7 +136,7 @@ def locked(path):
             os.close(handle)
 
 
-def opened(path):
+def opened(path: str) -> int:
     """A handle on the directory `path`. Raises OSError where there is none, a link, or somebody else's."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if os.fstat(handle).st_uid != os.getuid():
@@ -144,7 +145,7 @@ def opened(path):
     return handle
 
 
-def _is_at(path, handle):
+def _is_at(path: str, handle: int) -> bool:
     """True when the open directory is still the one at `path`: the supervisor of a cluster that ends moves it away."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
@@ -152,7 +153,7 @@ def _is_at(path, handle):
         return False
 
 
-def empty(path):
+def empty(path: str) -> None:
     """Remove what a cluster that ended badly left in its session directory. Raises OSError where that is another's."""
     handle = opened(path)
     try:
@@ -165,17 +166,17 @@ def empty(path):
         os.close(handle)
 
 
-def readable_by_me(path, flags):
+def readable_by_me(path: str, flags: int) -> int:
     """Opener for `open`: what it creates, no other user can read."""
     return os.open(path, flags, 0o600)
 
 
-def write(path, text):
+def write(path: str, text: str) -> None:
     """A file that only this user can read, whole as soon as it is there."""
     write_file(path, text, 0o600)
 
 
-def forget_engines(path, keep=()):
+def forget_engines(path: str, keep: Collection[str] = ()) -> None:
     """Remove what belongs to the engines of one start, before the next: sockets, statuses, logs, connection files.
 
     keep: names of processes that go on, and whose files stay.
@@ -187,74 +188,74 @@ def forget_engines(path, keep=()):
     shutil.rmtree(profile_dir(path), ignore_errors=True)
 
 
-def engine_socket(path, rank):
+def engine_socket(path: str, rank: int) -> str:
     """Path of the socket on which engine `rank` takes tasks."""
     return os.path.join(path, f"rank-{rank}.sock")
 
 
-def relay_socket(path):
+def relay_socket(path: str) -> str:
     """Path of the socket on which the relay to engines on other machines takes orders (step.py)."""
     return os.path.join(path, "relay.sock")
 
 
-def relay_file(path):
+def relay_file(path: str) -> str:
     """Path of the JSON file that the relay writes when it is ready: {"addresses", "port", "shared"}."""
     return os.path.join(path, "relay.json")
 
 
-def job_file(path):
+def job_file(path: str) -> str:
     """Path of the JSON file that says how the Slurm job of the engines is doing (slurm_job.py)."""
     return os.path.join(path, "job.json")
 
 
-def supervisor_socket(path):
+def supervisor_socket(path: str) -> str:
     """Path of the socket to which every attached kernel stays connected."""
     return os.path.join(path, "supervisor.sock")
 
 
-def session_file(path):
+def session_file(path: str) -> str:
     """Path of the JSON file that tells a second notebook how many engines there are."""
     return os.path.join(path, "session.json")
 
 
-def exit_file(path, rank):
+def exit_file(path: str, rank: int | str) -> str:
     """Path of the file that holds the exit status of an engine that has ended, as the shell writes it."""
     return os.path.join(path, f"exit-{rank}")
 
 
-def px_sockets(path):
+def px_sockets(path: str) -> str:
     """Beginning of the paths of the controller's sockets; ":" and a number follow."""
     return os.path.join(path, "px")
 
 
-def profile_dir(path):
+def profile_dir(path: str) -> str:
     """ipyparallel's profile directory: its `security` folder holds the connection files."""
     return os.path.join(path, "ipp")
 
 
-def connection_file(path, kind):
+def connection_file(path: str, kind: str) -> str:
     """Path of the connection file that the controller writes for kind "client" or "engine"."""
     return os.path.join(profile_dir(path), "security", f"ipcontroller-{kind}.json")
 
 
-def log_file(path, name):
+def log_file(path: str, name: str) -> str:
     """Path of what the process `name` ("controller", "hosts", "engines") prints."""
     return os.path.join(path, f"{name}.log")
 
 
-def tail(path, name):
+def tail(path: str, name: str) -> str:
     """The end of what process `name` printed."""
     return read_tail(log_file(path, name))
 
 
-def read_tail(log, nbytes=8000):
+def read_tail(log: str, nbytes: int = 8000) -> str:
     """The end of the file `log`; "" if there is none."""
     with suppress(OSError), open(log, errors="replace") as file:
         return file.read()[-nbytes:]
     return ""
 
 
-def last_line(log):
+def last_line(log: str) -> str:
     """The last line that says something."""
     lines = [line.strip() for line in log.splitlines() if re.search(r"\w", line)]
     return lines[-1] if lines else ""

@@ -17,26 +17,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from ..features import Missing
 from ..system import until
 from . import session_dir, slurm_job, supervisor
 from .errors import EngineError
+from .layout import Layout
 
 
 class QueueLine:
     """`with QueueLine() as line: line.show(text)`, again and again while the job waits."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._began = time.monotonic()
-        self._shown = None
-        self._handle = None
+        self._shown = ""
+        self._handle: Any = None
 
-    def __enter__(self):
+    def __enter__(self) -> "QueueLine":
         return self
 
-    def show(self, text):
+    def show(self, text: str) -> None:
         """Show the sentence `text`, to which the seconds so far are added in a notebook."""
         if not in_notebook():
             if text != self._shown:
@@ -54,13 +57,13 @@ class QueueLine:
         else:
             self._handle.update({"text/plain": line}, raw=True)
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         """In a notebook the line goes away."""
         if self._handle is not None:
             self._handle.update({"text/plain": ""}, raw=True)
 
 
-def in_notebook():
+def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
     if "IPython" not in sys.modules:
         return False
@@ -76,7 +79,7 @@ NEWS = 10.0  # s: until Slurm has noticed, and told, that a node or a job has go
 LOST = ("vanished", "has gone")  # what is said of an engine that said nothing of its end: by the relay, and here
 
 
-def check():
+def check() -> None:
     """Raise EngineError where this machine knows no Slurm."""
     if shutil.which("sbatch") is None:
         raise EngineError(
@@ -85,13 +88,13 @@ def check():
         )
 
 
-def step_argv(path, layout):
+def step_argv(path: str, layout: Layout) -> list[str]:
     """The process that asks the relay for engines, and ends with them."""
     request = json.dumps({"n": layout.n})
     return [sys.executable, "-m", "hpdl_lab.engines.slurm", session_dir.relay_socket(path), request]
 
 
-def prepare(launching):
+def prepare(launching: Any) -> None:
     """Return when a job runs in which engines can be started. Raises EngineError with the reason where none will."""
     path = launching.path
     if "job" not in launching.supervisor.ask("status")["running"]:
@@ -116,7 +119,7 @@ def prepare(launching):
             time.sleep(LOOK)
 
 
-def kept(path, running, before, wanted):
+def kept(path: str, running: Collection[str], before: Layout, wanted: Layout) -> tuple[str, ...]:
     """Names of the processes that go on when engines `before` are replaced by `wanted`, both a Layout.
 
     running: names of the processes that are alive.
@@ -125,7 +128,7 @@ def kept(path, running, before, wanted):
     return JOB if same and state(path).get("state") == "running" and not lost_a_node(path, before.n) else ()
 
 
-def lost_a_node(path, n):
+def lost_a_node(path: str, n: int) -> bool:
     """Has one of `n` engines vanished? Then the job can start no engines there, though Slurm may not know it yet."""
     for rank in range(n):
         with suppress(OSError), open(session_dir.exit_file(path, rank)) as file:
@@ -134,7 +137,7 @@ def lost_a_node(path, n):
     return False
 
 
-def state(path):
+def state(path: str) -> dict:
     """What the process "job" has written last: {"id", "state", "text", ...}; {} when nothing yet."""
     try:
         with open(session_dir.job_file(path)) as file:
@@ -143,19 +146,19 @@ def state(path):
         return {}
 
 
-def remarks(path):
+def remarks(path: str) -> list[str]:
     """What to know of engines in a job: sentences without their full stops."""
     told = state(path)
     return [told["text"]] if told.get("state") == "running" else []
 
 
-def ended(path):
+def ended(path: str) -> str | None:
     """How the job ended, as a sentence; None while it has not."""
     told = state(path)
     return told["text"] if told.get("state") == "ended" else None
 
 
-def end_of_job(path, endings):
+def end_of_job(path: str, endings: Iterable[str]) -> str | None:
     """How the job ended, as a sentence without its full stop; None while it runs.
 
     endings: what is known of the engines that have gone. Where they vanished, Slurm is given time to say why.
@@ -169,7 +172,7 @@ FOLDER = "HPDL_SHARED"  # environment variable: where the nodes share no home fo
 DEFAULT = "~/.hpdl_lab/sessions"
 
 
-def shared_root():
+def shared_root() -> str:
     """Where such folders are made. Raises Missing where there is no place."""
     path = os.path.expanduser(os.environ.get(FOLDER) or DEFAULT)
     remedy = f"set {FOLDER} to a folder that this machine and the nodes share and that you can write"
@@ -185,7 +188,7 @@ def shared_root():
 
 
 @contextmanager
-def shared_folder():
+def shared_folder() -> Iterator[str]:
     """Make a folder for the session of this process, and remove it at the end."""
     place = shared_root()
     sweep(place)
@@ -196,7 +199,7 @@ def shared_folder():
         shutil.rmtree(path, ignore_errors=True)
 
 
-def sweep(place):
+def sweep(place: str) -> None:
     """Remove the folders of relays of this machine that were killed."""
     for entry in os.scandir(place):
         host, _, rest = entry.name.rpartition("-")[0].rpartition("-")
@@ -206,12 +209,12 @@ def sweep(place):
                     shutil.rmtree(entry.path)
 
 
-def shared_relay_file(path):
+def shared_relay_file(path: str) -> str:
     """Where the nodes find the relay: {"addresses", "port", "keys"}."""
     return os.path.join(path, "relay.json")
 
 
-def log_file(path):
+def log_file(path: str) -> str:
     """What the job prints before it has found the relay."""
     return os.path.join(path, "job.log")
 
@@ -222,7 +225,7 @@ ANSWER_SECONDS = 20.0  # for Slurm to answer
 CONTROLLER = "see whether its controller runs: scontrol ping"
 
 
-def addresses(partition=None):
+def addresses(partition: str | None = None) -> list[str]:
     """Addresses of this machine from which packets to the nodes of `partition` (None: all) leave, best first.
 
     Raises: Missing where none can be told.
@@ -241,7 +244,7 @@ def addresses(partition=None):
     return list(dict.fromkeys(found))
 
 
-def node_addresses(partition):
+def node_addresses(partition: str | None) -> list[str]:
     """The NodeAddr of each node, as Slurm itself uses it."""
     said = ask_slurm(
         ["sinfo", "--noheader", "--Node", "--format=%o", *(["--partition", partition] if partition else [])]
@@ -249,7 +252,7 @@ def node_addresses(partition):
     return list(dict.fromkeys(said.split()))
 
 
-def source(node):
+def source(node: str) -> str:
     """The address of this machine from which packets to `node` leave; none is sent. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(node, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
@@ -257,7 +260,7 @@ def source(node):
         return probe.getsockname()[0]
 
 
-def ports():
+def ports() -> tuple[int, int] | None:
     """(first, last) of the ports on which nodes may connect to this machine; None where any will do."""
     said = os.environ.get(PORTS)
     if said is None:
@@ -270,7 +273,7 @@ def ports():
     return (first, last) if first else None
 
 
-def ask_slurm(argv):
+def ask_slurm(argv: list[str]) -> str:
     """What a command of Slurm prints. Raises Missing with what it says where it fails."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL)

@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from typing import IO, Any
 
 from . import layout, session_dir
 from .supervisor import die_with_parent
@@ -116,7 +118,7 @@ BY_EXIT = {  # the exit code of a job that has failed by itself; {log}: the last
 NO_OUTPUT_FILE = "0:53"  # how Slurm says that the folder of a job's output is not there
 
 
-def refusal(said, n, asked, partitions):
+def refusal(said: str, n: int, asked: str, partitions: Callable[[], str]) -> str:
     """The sentence for what sbatch printed instead of taking the job.
 
     Args:    n: engines. asked: the options of sbatch. partitions: a function that returns the names of those there are.
@@ -132,7 +134,7 @@ def refusal(said, n, asked, partitions):
     return f"Slurm refused the job: {slurm}"
 
 
-def waiting(job, ahead, start):
+def waiting(job: dict, ahead: int, start: str) -> str:
     """The sentence for a job that waits. job: as `scontrol` shows it; ahead: jobs before it; start: such as "14:05"."""
     reason = job["Reason"]
     why = WAITS.get(reason, reason)
@@ -144,7 +146,7 @@ def waiting(job, ahead, start):
     return text + (f"; Slurm expects it to start at {start}" if start else "")
 
 
-def never(job):
+def never(job: dict) -> str | None:
     """The sentence for a job that will never start as it is; None for one that may."""
     reason = job["Reason"].partition(",")[0]
     remedy = NEVER.get(reason)
@@ -155,7 +157,7 @@ def never(job):
     return f"Slurm job {job['JobId']} would never start in partition {job['Partition']}: {remedy}"
 
 
-def ending(job, failed, log, shared, python):
+def ending(job: dict, failed: dict[str, str], log: str, shared: str, python: str) -> str:
     """The sentence for a job that has ended.
 
     Args:    job: as `scontrol` shows it. failed: {node that does not answer: what Slurm says of it}.
@@ -188,19 +190,19 @@ class Ended(Exception):
     """SIGTERM has come."""
 
 
-def block_signals():
+def block_signals() -> None:
     """From now on signals are looked at where this process waits, in `pause` and `command`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, LOOKED_AT)
 
 
-def pause(seconds):
+def pause(seconds: float) -> None:
     """Wait that long; less when a child ends. Raises Ended."""
     seen = signal.sigtimedwait(LOOKED_AT, seconds)
     if seen is not None and seen.si_signo == signal.SIGTERM:
         raise Ended
 
 
-def slurm_command(argv, text="", hopeless=None):
+def slurm_command(argv: list[str], text: str = "", hopeless: str | None = None) -> tuple[int, str, str]:
     """Run a command with `text` as its input: (exit code, what it printed, what it complained of).
 
     hopeless: words of a complaint after which it is waited for no longer. Raises Ended, when the command is dead.
@@ -223,16 +225,16 @@ def slurm_command(argv, text="", hopeless=None):
         return process.returncode, command_output(out), command_output(err)
 
 
-def unblock_signals():
+def unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LOOKED_AT)
 
 
-def command_output(file):
+def command_output(file: IO[bytes]) -> str:
     """What a command has written into `file` so far."""
     return os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace")
 
 
-def slurm_job_record(number):
+def slurm_job_record(number: str) -> dict[str, str] | None:
     """What Slurm knows of job `number`: {"JobState": "PENDING", ...}; {} when it does not answer; None: forgotten."""
     code, out, err = slurm_command(["scontrol", "--oneliner", "show", "job", number])
     if code == 0:
@@ -240,19 +242,19 @@ def slurm_job_record(number):
     return None if "Invalid job id" in err else {}
 
 
-def place(number, partition):
+def place(number: str, partition: str) -> int:
     """How many jobs wait in `partition` before job `number`, as far as this user may see."""
     argv = ["squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--sort=-p,i", "--format=%i"]
     numbers = slurm_command(argv)[1].split()
     return numbers.index(number) if number in numbers else 0
 
 
-def node_names(nodes):
+def node_names(nodes: str) -> list[str]:
     """["n1", "n2"] for "n[1-2]"."""
     return slurm_command(["scontrol", "show", "hostnames", nodes])[1].split() if nodes else []
 
 
-def failed_nodes(nodes):
+def failed_nodes(nodes: str) -> dict[str, str]:
     """{name of a node: why it is down}, of `nodes` such as "n[1-2]"."""
     states = "--states=DOWN,FAIL,NO_RESPOND,DRAIN"
     argv = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N %E"]
@@ -260,7 +262,7 @@ def failed_nodes(nodes):
     return dict(line.split(" ", 1) for line in lines)
 
 
-def partition_names():
+def partition_names() -> str:
     """The names of all partitions, such as "gpu, short"."""
     names = slurm_command(["sinfo", "--noheader", "--format=%R"])[1].split()
     return ", ".join(dict.fromkeys(names)) or "none that you see"
@@ -276,7 +278,7 @@ LAST = ("COMPLETED", "FAILED", *ENDED)  # states that no other follows
 SCRIPT = "#!/bin/sh\n[ -r {shared} ] || exit {not_shared}\nexec {command}\n"
 
 
-def argv(path, n, options, command, shared):
+def argv(path: str, n: int, options: dict, command: list[str], shared: str) -> list[str]:
     """The command line of this process.
 
     path: of the session directory. options: see layout.checked_job_options. command: list; the first node runs it once.
@@ -289,16 +291,16 @@ def argv(path, n, options, command, shared):
 class Job:
     """The job of `n` engines."""
 
-    def __init__(self, path, n, options, shared, command):
+    def __init__(self, path: str, n: int, options: dict, shared: str, command: list[str]) -> None:
         self.path, self.n, self.options, self.shared, self.python = path, n, options, shared, command[0]
         self.script = SCRIPT.format(shared=shlex.quote(shared), not_shared=NOT_SHARED, command=shlex.join(command))
         self.name = f"hpdl-{secrets.token_hex(4)}"
         self.log = os.path.join(shared, "job.log")
         self.number = ""
-        self.told = {}
-        self.doubt = None, 0.0  # why it can never start, since when
+        self.told: dict[str, Any] = {}
+        self.doubt: tuple[str | None, float] = None, 0.0  # why it can never start, since when
 
-    def submit(self):
+    def submit(self) -> bool:
         """Have sbatch take the job; False when it does not, which is told."""
         asked = layout.sbatch_arguments(self.n, self.options)
         own = ["--parsable", "--no-requeue", "--export=ALL", f"--job-name={self.name}", f"--output={self.log}"]
@@ -311,7 +313,7 @@ class Job:
         self.number = out.strip().partition(";")[0]  # behind it, the cluster's name
         return True
 
-    def watch(self):
+    def watch(self) -> None:
         """Tell how the job is doing until it has ended, or has waited for too long."""
         give_up = time.monotonic() + layout.queue_seconds(self.options)
         interval, missing = FIRST_LOOK, 0
@@ -337,7 +339,7 @@ class Job:
             interval = FIRST_LOOK if self.told != before else min(1.3 * interval, LAST_LOOK)
             pause(interval)
 
-    def hopeless(self, job):
+    def hopeless(self, job: dict) -> str | None:
         """The sentence for a job that can never start; None for another.
 
         A reason is believed when it lasts: at first Slurm gives reasons of which it thinks better a moment later.
@@ -347,7 +349,7 @@ class Job:
             self.doubt = text, now
         return text if now - self.doubt[1] > DOUBT else None
 
-    def waited_out(self, give_up):
+    def waited_out(self, give_up: float) -> str:
         """The sentence for a job that has waited for too long; "" while it has not."""
         if time.monotonic() < give_up:
             return ""
@@ -357,20 +359,22 @@ class Job:
             f"fewer engines, or less time=, may start sooner"
         )
 
-    def tell_wait(self, job):
+    def tell_wait(self, job: dict) -> None:
         start = job["StartTime"] if job["StartTime"] != "Unknown" else ""
         ahead = place(self.number, job["Partition"])
         text = waiting(job, ahead, start)
         self.tell("pending", text=text, reason=job["Reason"], start=start, partition=job["Partition"])
 
-    def tell_end(self, job):
+    def tell_end(self, job: dict) -> None:
         nodes = failed_nodes(job["NodeList"]) if job["JobState"] == "NODE_FAIL" else {}
         text = ending(job, nodes, session_dir.last_line(session_dir.read_tail(self.log)), self.shared, self.python)
         self.tell("ended", text=text, reason=job["Reason"], partition=job["Partition"])
 
-    def tell(self, state, text, reason="", start="", partition="", hosts=()):
+    def tell(
+        self, state: str, text: str, reason: str = "", start: str = "", partition: str = "", hosts: Sequence[str] = ()
+    ) -> None:
         """Write job.json, all at once, when something has changed."""
-        told = {"state": state, "id": self.number, "text": text, "reason": reason, "start": start}
+        told: dict[str, Any] = {"state": state, "id": self.number, "text": text, "reason": reason, "start": start}
         told |= {"partition": partition, "hosts": list(hosts)}
         if told == self.told:
             return
@@ -378,7 +382,7 @@ class Job:
         with contextlib.suppress(FileNotFoundError):  # the session has ended
             session_dir.write(session_dir.job_file(self.path), json.dumps(told))
 
-    def cancel(self):
+    def cancel(self) -> None:
         """End the job, by its name: sbatch may not have told the number."""
         give_up = time.monotonic() + CANCEL_SECONDS
         argv = ["scancel", f"--name={self.name}", f"--user={os.getuid()}"]
@@ -390,7 +394,7 @@ class Job:
             time.sleep(0.5)
 
 
-def main():
+def main() -> None:
     path, n, options, shared, *command = sys.argv[1:]
     block_signals()
     parent = os.getppid()

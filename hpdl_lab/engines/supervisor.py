@@ -32,6 +32,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterable, Sequence
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 SHARED_MEMORY = "/dev/shm/"
@@ -41,22 +42,23 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # each ends the sessio
 class Kernel:
     """An attached kernel: its connection, what arrived of its next request, and a handle on its process."""
 
-    def __init__(self, connection):
+    def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.received = b""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid = struct.unpack("3i", credentials)[0]
+        self.process: int | None = None
         try:
             # A process forked by the kernel may hold the connection open after the kernel is dead: watch both.
             self.process = os.pidfd_open(self.pid)
         except OSError:
-            self.process = None
+            pass
 
 
 class Supervisor:
     """Serves the kernels that use the session in `directory`; `first` is the connection of the one that started it."""
 
-    def __init__(self, directory, first):
+    def __init__(self, directory: str, first: socket.socket) -> None:
         self.directory = directory
         self.closed = False
         self.children = {}  # name -> Popen
@@ -70,7 +72,7 @@ class Supervisor:
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.attach(first)
 
-    def serve(self):
+    def serve(self) -> None:
         """Answer kernels until the last one is gone."""
         while self.kernels:
             for key, _ in self.selector.select(timeout=1.0):
@@ -78,17 +80,17 @@ class Supervisor:
                     key.data()
             reap()
 
-    def accept(self):
+    def accept(self) -> None:
         self.attach(self.listener.accept()[0])
 
-    def attach(self, connection):
+    def attach(self, connection: socket.socket) -> None:
         kernel = Kernel(connection)
         self.kernels.append(kernel)
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.receive(kernel))
         if kernel.process is not None:
             self.selector.register(kernel.process, selectors.EVENT_READ, lambda: self.detach(kernel))
 
-    def detach(self, kernel):
+    def detach(self, kernel: Kernel) -> None:
         self.kernels.remove(kernel)
         self.selector.unregister(kernel.connection)
         kernel.connection.close()
@@ -96,7 +98,7 @@ class Supervisor:
             self.selector.unregister(kernel.process)
             os.close(kernel.process)
 
-    def receive(self, kernel):
+    def receive(self, kernel: Kernel) -> None:
         try:
             data = kernel.connection.recv(1 << 16)
         except ConnectionError:
@@ -116,7 +118,7 @@ class Supervisor:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def do_spawn(self, name, argv, env, cwd, log, grace=0.0):
+    def do_spawn(self, name: str, argv: list[str], env: dict[str, str], cwd: str, log: str, grace: float = 0.0) -> dict:
         self.graces[name] = grace
         try:
             with open(log, "ab") as output:
@@ -135,25 +137,25 @@ class Supervisor:
             return {"error": f"{argv[0]}: {error.strerror}{where}"}
         return {"pid": self.children[name].pid}
 
-    def do_status(self):
+    def do_status(self) -> dict:
         running = {name: child.pid for name, child in self.children.items() if alive(child.pid)}
         return {"running": running, "attached": [kernel.pid for kernel in self.kernels]}
 
-    def do_ready(self):
+    def do_ready(self) -> dict:
         # A process that is killed later cannot be asked any more what it had mapped.
         self.mapped |= shared_memory(descendants())
         return {}
 
-    def do_kill(self, keep=()):
+    def do_kill(self, keep: Sequence[str] = ()) -> dict:
         self.kill_all(keep)
         self.children = {name: child for name, child in self.children.items() if name in keep}
         return {}
 
-    def do_stop(self):
+    def do_stop(self) -> dict:
         self.close()
         return {}
 
-    def close(self):
+    def close(self) -> None:
         """End every process of the session and remove its files."""
         if self.closed:
             return
@@ -170,7 +172,7 @@ class Supervisor:
         shutil.rmtree(ended, ignore_errors=True)
         self.kernels.clear()
 
-    def kill_all(self, keep=()):
+    def kill_all(self, keep: Collection[str] = ()) -> None:
         """Kill all descendants but the children `keep`, wait until they are gone, and remove the shared memory that
         they had mapped. Children with a grace are asked first, and spared as long as that lasts.
         """
@@ -201,16 +203,16 @@ class Supervisor:
         self.mapped.clear()
 
 
-def die_with_parent(signum=signal.SIGKILL):
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
     """Have the system send `signum` to this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
 
 
-def alive(pid):
+def alive(pid: int) -> bool:
     return process_state(pid) not in ("", "Z", "X")
 
 
-def process_state(pid):
+def process_state(pid: int) -> str:
     """The state letter of process `pid`, "" when there is none."""
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -219,7 +221,7 @@ def process_state(pid):
         return ""
 
 
-def reap():
+def reap() -> None:
     """Collect children that have ended, also those inherited from dead parents."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -228,7 +230,7 @@ def reap():
         pass
 
 
-def descendants(spared=()):
+def descendants(spared: Collection[int] = ()) -> list[int]:
     """Process ids of all living descendants of this process, but for the children `spared` and what is below them."""
     children = {}
     for name in os.listdir("/proc"):
@@ -248,7 +250,7 @@ def descendants(spared=()):
     return found
 
 
-def shared_memory(pids):
+def shared_memory(pids: Iterable[int]) -> set[str]:
     """Paths of the shared memory files that the processes have mapped."""
     paths = set()
     for pid in pids:
@@ -260,13 +262,13 @@ def shared_memory(pids):
     return {path for path in paths if not path.endswith(" (deleted)")}
 
 
-def main():
+def main() -> None:
     directory, first = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     os.umask(0o077)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     supervisor = Supervisor(directory, first)
 
-    def on_signal(signum, frame):
+    def on_signal(signum: int, frame: object) -> None:
         supervisor.close()
         os._exit(0)
 

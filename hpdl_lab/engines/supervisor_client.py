@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from contextlib import suppress
+from typing import Any
 
 import psutil
 
@@ -20,7 +21,7 @@ PATIENCE = 30.0  # seconds for an answer: the supervisor answers at once unless 
 class SupervisorConnection:
     """Requests to the supervisor over `connection`. While it is open, the cluster lives."""
 
-    def __init__(self, connection):
+    def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(PATIENCE)
         self._connection = connection
         self._received = b""
@@ -28,7 +29,7 @@ class SupervisorConnection:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid = struct.unpack("3i", credentials)[0]
 
-    def ask(self, do, **content):
+    def ask(self, do: str, **content: Any) -> dict:
         """The supervisor's reply. Raises OSError when it is gone, EngineError when it is mute or could not do it."""
         number = next(self._numbers)
         reply = {}
@@ -45,7 +46,7 @@ class SupervisorConnection:
             raise EngineError(f"cannot start {reply['error']}")
         return reply
 
-    def _line(self):
+    def _line(self) -> bytes:
         while b"\n" not in self._received:
             data = self._connection.recv(1 << 16)
             if not data:
@@ -54,17 +55,17 @@ class SupervisorConnection:
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def outlast(self):
+    def outlast(self) -> None:
         """Return when the supervisor has ended; until then, what it keeps lives."""
         self._connection.settimeout(None)
         while self._connection.recv(1 << 16):
             pass
 
-    def close(self):
+    def close(self) -> None:
         self._connection.close()
 
 
-def start(path):
+def start(path: str) -> SupervisorConnection:
     """Start a supervisor of the session directory `path`; it is already connected to this kernel."""
     mine, its = socket.socketpair(socket.AF_UNIX)
     with its, open(session_dir.log_file(path, "supervisor"), "ab", opener=session_dir.readable_by_me) as log:
@@ -87,7 +88,7 @@ class SupervisorEnding(Exception):
     """The supervisor is ending its cluster; in a moment its directory will be gone."""
 
 
-def attach(path):
+def attach(path: str) -> SupervisorConnection | None:
     """A connection to the supervisor of the session at `path`; None when none is alive. Raises SupervisorEnding."""
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -107,7 +108,7 @@ def attach(path):
     return attached
 
 
-def keep_up(path):
+def keep_up(path: str) -> None:
     """Start a process that uses the cluster at `path` as a notebook does; returns when that lives without this one."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hpdl_lab.engines.supervisor_client", path],
@@ -124,14 +125,14 @@ def keep_up(path):
             )
 
 
-def keeps_up(pid):
+def keeps_up(pid: int) -> bool:
     """Whether process `pid` was started by `keep_up`."""
     with suppress(psutil.Error):
         return "hpdl_lab.engines.supervisor_client" in psutil.Process(pid).cmdline()
     return False
 
 
-def main():
+def main() -> None:
     supervisor = attach(sys.argv[1])
     if supervisor is None:
         return

@@ -12,7 +12,9 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
 
 import cloudpickle
 
@@ -29,7 +31,7 @@ from .errors import is_bug
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
 
 
-def execute(server, kernel, task, cancelled):
+def execute(server: Any, kernel: Any, task: dict, cancelled: bool) -> dict:
     """Run `task` in this thread and return its outcome; never raises."""
     if cancelled:
         return interrupted(server.rank)
@@ -56,7 +58,8 @@ def execute(server, kernel, task, cancelled):
             outcome["value"] = dump(value)
     except BaseException as raised:
         error = raised
-        name_the_call(error, Comm)
+        if isinstance(error, Exception):
+            name_the_call(error, Comm)
     finally:
         server.interruptible = False
     outcome.setdefault("t1_ns", now_ns())
@@ -74,13 +77,13 @@ def execute(server, kernel, task, cancelled):
     return outcome
 
 
-def interrupted(rank):
+def interrupted(rank: int) -> dict:
     """The outcome of a task that never ran, or whose end was cut short."""
     failure = {"kind": "interrupt", "type": "KeyboardInterrupt", "message": "", "frames": []}
     return {"rank": rank, "t0_ns": now_ns(), "t1_ns": now_ns(), "events": [], "dropped": 0, "failure": failure}
 
 
-def load(task, where="cpu"):
+def load(task: dict, where: str = "cpu") -> tuple[Callable, list]:
     """The function and its arguments, with all tensors on the device `where`.
 
     Modules beside the notebook are importable here as they are there.
@@ -99,7 +102,7 @@ class CannotReturn(Exception):
     """The return value of a task does not travel."""
 
 
-def dump(value):
+def dump(value: Any) -> bytes:
     """The return value as bytes. Raises CannotReturn with the reason."""
     try:
         return pickled(value)
@@ -111,7 +114,7 @@ def dump(value):
         ) from None
 
 
-def describe_failure(error):
+def describe_failure(error: BaseException) -> dict:
     """Plain facts about an exception of the task.
 
     kind:   "interrupt", "comm" (a CommError: what the communicator says), "result" (CannotReturn) or "error".
@@ -127,9 +130,9 @@ def describe_failure(error):
     return facts | {"kind": kind}
 
 
-def frames_of(error):
+def frames_of(error: BaseException) -> list[tuple[str, int, str]]:
     """[(file, line, function)] of the attendee's code that led to `error`; where none did, and it is a bug, of ours."""
-    every = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    every = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         every.append((error.filename, error.lineno or 0, ""))
     every = [f for f in every if f[0] != __file__]
@@ -139,37 +142,37 @@ def frames_of(error):
 class Writer(io.TextIOBase):
     """sys.stdout of a task: sends what is written to the notebook, line by line."""
 
-    def __init__(self, kernel, stream):
+    def __init__(self, kernel: Any, stream: str) -> None:
         self.kernel = kernel
         self.stream = stream
         self.waiting = ""
 
-    def writable(self):
+    def writable(self) -> bool:
         return True
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         self.waiting += text
         if "\n" in text:
             lines, _, self.waiting = self.waiting.rpartition("\n")
             self._send("\n".join(map(last_state, lines.split("\n"))))
         return len(text)
 
-    def flush(self):
+    def flush(self) -> None:
         """Send a line that has not ended, unless it is a progress bar, which will write itself anew."""
         if "\r" not in self.waiting:
             self.end()
 
-    def end(self):
+    def end(self) -> None:
         """Send what has not been sent."""
         if self.waiting:
             self._send(last_state(self.waiting))
             self.waiting = ""
 
-    def _send(self, text):
+    def _send(self, text: str) -> None:
         self.kernel.send(client.TEXT, (self.stream, text))
 
 
-def last_state(line):
+def last_state(line: str) -> str:
     """What a terminal shows of a line that returns to its beginning: the last of its texts."""
     return line.rstrip("\r").rpartition("\r")[2]
 
@@ -177,17 +180,17 @@ def last_state(line):
 DEVICE = "HPDL_DEVICE"  # environment variable: "cpu" or "cuda", from lab.start(n, device=...)
 
 
-def kind_of_this_engine():
+def kind_of_this_engine() -> Any:
     """What makes its communicators, for Session.comm. Raises RuntimeError where "cuda" cannot be had."""
     return kind(os.environ.get(DEVICE, "cpu"))
 
 
-def unpickled(data, device):
+def unpickled(data: bytes, device: str) -> Any:
     """pickle.loads, with all tensors on `device`: arguments, a model's parameters, what the function's globals hold."""
     return pickle.loads(data) if device == "cpu" else Moving(io.BytesIO(data), device).load()
 
 
-def pickled(value):
+def pickled(value: Any) -> bytes:
     """cloudpickle.dumps, with all tensors on the CPU: the notebook may have no GPU."""
     memory = io.BytesIO()
     Returning(memory).dump(value)
@@ -197,30 +200,30 @@ def pickled(value):
 class Moving(pickle.Unpickler):
     """Tensors come out on `device`."""
 
-    def __init__(self, file, device):
+    def __init__(self, file: io.BytesIO, device: str) -> None:
         super().__init__(file)
         self.device = device
 
-    def find_class(self, module, name):
+    def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):  # by which torch pickles every dense tensor
             return lambda *args: self._moved(found(*args))
         return found
 
-    def _moved(self, tensor):
+    def _moved(self, tensor: Any) -> Any:
         return tensor.detach().to(self.device).requires_grad_(tensor.requires_grad)
 
 
 class Returning(cloudpickle.Pickler):
     """Tensors of a GPU go in as their copies on the CPU."""
 
-    def reducer_override(self, value):
+    def reducer_override(self, value: Any) -> Any:
         if is_tensor(value) and value.device.type == "cuda":
             return on_host(value).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return super().reducer_override(value)
 
 
-def on_host(tensor):
+def on_host(tensor: Any) -> Any:
     """A copy on the CPU, a leaf as a tensor must be to be pickled; a model's parameter stays one."""
     copy = tensor.detach().cpu()
     Parameter = sys.modules["torch"].nn.Parameter

@@ -193,7 +193,7 @@ def cuda(answers: dict) -> Any:
     return Feature("CUDA", False, f"{why}: ranks use CPU cores", needed=False)
 
 
-def nccl_library(answers):
+def nccl_library(answers: dict) -> Any:
     if version := answers.get("nccl"):
         return Feature("NCCL", True, f"{nccl.text_of(tuple(version))} in torch", needed=False)
     return Feature("NCCL", False, "not in this torch; of use with GPUs only", needed=False)

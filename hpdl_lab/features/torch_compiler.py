@@ -9,6 +9,7 @@ import gc
 import sys
 import types
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
@@ -22,7 +23,7 @@ def put_off_torch_compiler() -> None:
 class StandIn(types.ModuleType):
     """A module that is imported as soon as anything else is asked for than the methods named in `answers`."""
 
-    answers = ()
+    answers: tuple[str, ...] = ()
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -93,13 +94,13 @@ class SymbolicShapes(StandIn):
 KINDS = {"torch._dynamo": Dynamo, "torch.fx.experimental.symbolic_shapes": SymbolicShapes}
 
 
-class Finder:
+class Finder(MetaPathFinder, Loader):
     """Stands before the others in sys.meta_path: finds each StandIn once, then lets them find the module itself."""
 
     def __init__(self) -> None:
         self.stand_ins = {}
 
-    def find_spec(self, name: str, path: list | None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name in KINDS and name not in self.stand_ins and name not in sys.modules:
             spec = PathFinder.find_spec(name, path)
             if spec is not None:
@@ -120,7 +121,7 @@ class Finder:
         pass
 
 
-class Imported:
+class Imported(Loader):
     """The loader of a part of a package that the import of the whole has brought."""
 
     def __init__(self, module: Any) -> None:
