@@ -44,10 +44,7 @@ class Sum {
         for (const Buffer& x : to) destinations_.push_back(x.data);
     }
 
-    void operator()() const {
-        loops_.sum(dtype_, sources_.data(), static_cast<int>(sources_.size()), destinations_.data(),
-                   static_cast<int>(destinations_.size()), count_);
-    }
+    void operator()() const { loops_.sum(dtype_, sources_, destinations_, count_); }
 
   private:
     static std::vector<Buffer> buffers_of(const nb::list& tensors, bool writable) {

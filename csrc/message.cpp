@@ -31,8 +31,8 @@ Message::Message(const Group& group, const Buffer& buffer, int peer, bool receiv
         announcement_.reset(new char[sizeof(Announcement)]);  // as may the announcement of a large one
 }
 
-Message Message::send(Group& group, const Buffer& buffer, int to) {
-    Message message(group, buffer, to, false);
+Message Message::send(Group& group, const Buffer& buffer, int dst) {
+    Message message(group, buffer, dst, false);
     if (!message.large_) {
         message.post(buffer.data, buffer.nbytes(), group.comm, tag_of(buffer));
     } else {
@@ -44,8 +44,8 @@ Message Message::send(Group& group, const Buffer& buffer, int to) {
     return message;
 }
 
-Message Message::receive(const Group& group, const Buffer& buffer, int source) {
-    Message message(group, buffer, source, true);
+Message Message::receive(const Group& group, const Buffer& buffer, int src) {
+    Message message(group, buffer, src, true);
     // Any tag, so that a message of another dtype or count arrives and is named, instead of waiting for ever.
     const int any = group.mpi->constants.any_tag;
     if (!message.announcement_) {
@@ -66,15 +66,8 @@ void Message::post_elements() {
 }
 
 void Message::post(void* data, std::size_t nbytes, Handle comm, int tag) {
-    const Mpi& mpi = *group_.mpi;
-    const int count = static_cast<int>(nbytes);
-    mpi.require_tag(tag);
-    parts_.push_back(mpi.constants.request_null);
-    if (receives_) {
-        mpi.check(mpi.Irecv(data, count, mpi.constants.byte, peer_, tag, comm, &parts_.back()), "MPI_Irecv");
-    } else {
-        mpi.check(mpi.Isend(data, count, mpi.constants.byte, peer_, tag, comm, &parts_.back()), "MPI_Isend");
-    }
+    parts_.push_back(receives_ ? group_.mpi->receive(data, nbytes, peer_, tag, comm)
+                               : group_.mpi->send(data, nbytes, peer_, tag, comm));
 }
 
 bool Message::advance() {
@@ -110,7 +103,7 @@ void Message::require_match(int code, const Status& status) {
     const bool truncated = group_.mpi->is_truncation(code);
     if (!truncated) group_.mpi->check(code, "MPI_Irecv");
     const int tag = group_.mpi->tag(status);
-    const bool large = tag & kLarge;  // then what has come is its announcement, also where a small one was expected
+    const bool large = tag & kLarge;  // then what has come is its announcement, also if a small one was expected
     Buffer sent{nullptr, static_cast<std::size_t>((tag & ~kLarge) >> 3), static_cast<DType>(tag & 7)};
     const char* came = announcement_ ? announcement_.get() : buffer_.data;
     if (large && !truncated) std::memcpy(&sent.count, came, sizeof sent.count);

@@ -1,4 +1,4 @@
-// One message between two ranks, which carries its dtype and count so that the ends can disagree politely.
+// One message between two ranks, which carries its dtype and count so that the two ranks can compare them.
 //
 // A small message travels alone. A large one is announced: its count and a tag of its own go ahead, its elements follow
 // with that tag in the inner communicator, where only a rank that expects exactly these receives them. So no large
@@ -10,19 +10,11 @@
 #include <optional>
 #include <vector>
 
-#include "dtype.h"
-#include "mpi_api.h"
-#include "operation.h"
+#include "buffer.h"
+#include "mpi.h"
+#include "progress.h"
 
 namespace hpdl {
-
-// A communicator as the algorithms see it, with a duplicate for what its users never receive themselves.
-struct Group {
-    const Mpi* mpi;
-    Handle comm, inner;
-    int rank, size;
-    unsigned announced = 0;  // large messages sent
-};
 
 // Tags in the inner communicator that announcements never give away.
 constexpr int kReservedTag = kLargestTag;
@@ -30,16 +22,16 @@ constexpr int kReservedTag = kLargestTag;
 class Message : public Operation {
   public:
     // Post the send or the receive. The memory must stay until `advance` returns true or `cancel` does.
-    static Message send(Group& group, const Buffer& buffer, int to);
-    static Message receive(const Group& group, const Buffer& buffer, int source);
+    static Message send(Group& group, const Buffer& buffer, int dst);
+    static Message receive(const Group& group, const Buffer& buffer, int src);
 
-    // Throws: std::invalid_argument naming both counts and dtypes where the sender meant something else; MpiError.
+    // Throws: std::invalid_argument naming both counts and dtypes if the sender meant something else; MpiError.
     // Having failed once, it throws the same at every call.
     bool advance() override;
 
     std::size_t nbytes() const { return buffer_.nbytes(); }
 
-    // What had been sent, without its memory, where it was not what was expected.
+    // What had been sent, without its memory, if it was not what was expected.
     const std::optional<Buffer>& sent() const { return sent_; }
 
     // Give up: cancel what has not begun. True when MPI will not touch the memory again.
@@ -62,7 +54,7 @@ class Message : public Operation {
     int peer_;
     bool receives_;
     bool large_;                            // announced
-    std::unique_ptr<char[]> announcement_;  // of a large message; or what is received where it would not fit
+    std::unique_ptr<char[]> announcement_;  // of a large message; or what is received if it would not fit
     std::vector<Handle> parts_;
     std::optional<Buffer> sent_;
     std::exception_ptr failure_;

@@ -3,18 +3,22 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
-#include "dtype.h"
+#include "buffer.h"
 
 namespace hpdl {
+
+using Sources = std::span<char* const>;
+using Destinations = std::span<char* const>;
 
 struct Loops {
     const char* instructions;  // "AVX-512", "AVX2", "portable"
 
     // dst[k][j] = src[0][j] + src[1][j] + ... for every k, added in that order. 16-bit floats are added in float32 and
     // rounded once; integers wrap around. A dst may be one of the src; otherwise nothing overlaps. count: elements.
-    void (*sum)(DType dtype, char* const* src, int sources, char* const* dst, int destinations, std::size_t count);
+    void (*sum)(DType dtype, Sources src, Destinations dst, std::size_t count);
 
     // 16-bit floats to float32 and back (round to nearest even). Only bfloat16 and float16.
     void (*widen)(DType dtype, const char* from, float* to, std::size_t count);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "consensus.h"
+#include "message.h"
 #include "reduce.h"
 
 namespace hpdl {
@@ -39,19 +41,19 @@ Ring::Ring(const Group& group, const Buffer& x, std::size_t segment, bool traced
 }
 
 // Segment `segment` of chunk `chunk`; the last ones of a shorter chunk are empty.
-Ring::Piece Ring::piece(int chunk, long segment) const {
+Buffer Ring::piece(int chunk, long segment) const {
     const std::size_t begin = chunk_begin(work_.count, group_.size, chunk);
     const std::size_t end = chunk_begin(work_.count, group_.size, chunk + 1);
     const std::size_t from = std::min(end, begin + segment * segment_), to = std::min(end, from + segment_);
-    return {work_.data + from * item_size(work_.dtype), to - from};
+    return work_.part(from, to - from);
 }
 
 // In step i, reduce-scatter and all-gather one after the other, rank r sends chunk r-i-1 and receives chunk r-i-2.
-Ring::Piece Ring::sent_piece(long message) const {
+Buffer Ring::sent_piece(long message) const {
     return piece(modulo(group_.rank - message / segments_ - 1, group_.size), message % segments_);
 }
 
-Ring::Piece Ring::received_piece(long message) const {
+Buffer Ring::received_piece(long message) const {
     return piece(modulo(group_.rank - message / segments_ - 2, group_.size), message % segments_);
 }
 
@@ -61,55 +63,40 @@ bool Ring::may_receive() const {
 }
 
 void Ring::post_receive() {
-    const Mpi& mpi = *group_.mpi;
-    const Piece piece = received_piece(posted_);
-    const std::size_t item = item_size(work_.dtype), slot = posted_ % kAhead;
+    const Buffer piece = received_piece(posted_);
+    const long slot = posted_ % kAhead;
     char* to = posted_ < messages_ / 2 ? arriving_.data() + slot * (arriving_.size() / kAhead) : piece.data;
-    mpi.check(mpi.Irecv(to, static_cast<int>(piece.count * item), mpi.constants.byte, from(), kReservedTag,
-                        group_.inner, &receives_[slot]),
-              "MPI_Irecv");
-    begun(received_steps_, posted_, piece.count * item);
-    posted_++;
+    receives_[slot] = group_.mpi->receive(to, piece.nbytes(), src(), kReservedTag, group_.inner);
+    begun(received_steps_, posted_++, piece.nbytes());
 }
 
 void Ring::post_send() {
-    const Mpi& mpi = *group_.mpi;
-    const Piece piece = sent_piece(sending_);
-    mpi.check(mpi.Isend(piece.data, static_cast<int>(piece.count * item_size(work_.dtype)), mpi.constants.byte, to(),
-                        kReservedTag, group_.inner, &sends_[sending_ % kAhead]),
-              "MPI_Isend");
-    begun(sent_steps_, sending_, piece.count * item_size(work_.dtype));
-    sending_++;
+    const Buffer piece = sent_piece(sending_);
+    sends_[sending_ % kAhead] = group_.mpi->send(piece.data, piece.nbytes(), dst(), kReservedTag, group_.inner);
+    begun(sent_steps_, sending_++, piece.nbytes());
 }
 
 // What has arrived in the reduce-scatter is the sum of the ranks before this one.
 void Ring::take(long message) {
     if (message >= messages_ / 2) return;
-    const Piece piece = received_piece(message);
+    const Buffer piece = received_piece(message);
     char* const sources[2] = {arriving_.data() + message % kAhead * (arriving_.size() / kAhead), piece.data};
     char* const total = piece.data;
-    loops().sum(work_.dtype, sources, 2, &total, 1, piece.count);
+    loops().sum(work_.dtype, Sources(sources), {&total, 1}, piece.count);
 }
 
 bool Ring::advance() {
-    const Mpi& mpi = *group_.mpi;
     while (may_receive()) post_receive();
     // Of the messages of the first step nothing had to be received; the others are ready when their piece has come.
     while (sending_ < messages_ && sending_ < received_ + segments_ && sending_ < sent_ + kAhead) post_send();
-    Status status{};
-    int done = 0;
-    if (received_ < posted_) {
-        mpi.check(mpi.Test(&receives_[received_ % kAhead], &done, &status), "MPI_Irecv");
-        if (done) {
-            ended(received_steps_, received_);
-            take(received_++);
-        }
-        progress_ += done;
+    if (received_ < posted_ && group_.mpi->is_done(receives_[received_ % kAhead], "MPI_Irecv")) {
+        ended(received_steps_, received_);
+        take(received_++);
+        progress_++;
     }
-    if (sent_ < sending_) {
-        mpi.check(mpi.Test(&sends_[sent_ % kAhead], &done, &status), "MPI_Isend");
-        if (done) ended(sent_steps_, sent_++);
-        progress_ += done;
+    if (sent_ < sending_ && group_.mpi->is_done(sends_[sent_ % kAhead], "MPI_Isend")) {
+        ended(sent_steps_, sent_++);
+        progress_++;
     }
     if (received_ < messages_ || sent_ < messages_) return false;
     finish();
@@ -138,6 +125,14 @@ void Ring::finish() {
     if (done_) return;
     done_ = true;
     if (!wide_.empty()) loops().narrow(x_.dtype, wide_.data(), x_.data, x_.count);
+}
+
+Parts all_reduce_by_messages(const Group& group, const Call& call, const Buffer& x, std::size_t segment, bool traced) {
+    require_aligned(x, "all_reduce");
+    const auto compare = [=] { return std::make_shared<Consensus>(group, call, ""); };
+    // Not earlier than the part begins: the task before this one may write to x.
+    const auto ring = [=] { return std::make_shared<Ring>(group, x, segment, traced); };
+    return {{compare, ring}, true};
 }
 
 }  // namespace hpdl

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "dtype.h"
-#include "message.h"
-#include "operation.h"
+#include "buffer.h"
+#include "mpi.h"
+#include "progress.h"
 
 namespace hpdl {
 
@@ -25,7 +25,7 @@ class Ring : public Operation {
     bool advance() override;
     std::size_t nbytes() const { return x_.nbytes(); }
 
-    // What went to rank `to()`, or came from rank `from()`, in one step. Times of CLOCK_MONOTONIC, as Python's.
+    // What went to rank dst(), or came from rank src(), in one step. Times of now_ns().
     struct Transfer {
         bool sends;
         std::size_t nbytes;
@@ -33,19 +33,15 @@ class Ring : public Operation {
     };
     // One sent and one received chunk for each step, in the order of their beginnings; empty unless traced.
     std::vector<Transfer> transfers() const;
-    int to() const { return (group_.rank + 1) % group_.size; }
-    int from() const { return (group_.rank + group_.size - 1) % group_.size; }
+    int dst() const { return (group_.rank + 1) % group_.size; }
+    int src() const { return (group_.rank + group_.size - 1) % group_.size; }
 
   private:
-    struct Piece {
-        char* data;
-        std::size_t count;
-    };
     static constexpr int kAhead = 4;  // receives and sends under way at once
 
-    Piece piece(int chunk, long segment) const;
-    Piece received_piece(long message) const;
-    Piece sent_piece(long message) const;
+    Buffer piece(int chunk, long segment) const;
+    Buffer received_piece(long message) const;
+    Buffer sent_piece(long message) const;
     bool may_receive() const;
     void post_receive();
     void post_send();
@@ -67,5 +63,8 @@ class Ring : public Operation {
     std::vector<Transfer> sent_steps_, received_steps_;  // by step; empty unless traced
     bool done_ = false;
 };
+
+// An all-reduce of x as a task: all ranks compare `call`, then the ring. Throws std::invalid_argument.
+Parts all_reduce_by_messages(const Group& group, const Call& call, const Buffer& x, std::size_t segment, bool traced);
 
 }  // namespace hpdl

@@ -1,16 +1,66 @@
-// Meetings and proposals; the steps of the collectives are in shm_steps.cpp.
 #include "shm_group.h"
 
 #include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
 
-#include "shm_staging.h"
+#include "reduce.h"
 
 namespace hpdl {
+
+namespace {
+
+// Bytes of a chunk: small enough that what one rank has copied in is still in the cache when the others read it, large
+// enough that barriers cost little. 32 KiB to 1 MiB were tried.
+constexpr std::size_t kChunk = std::size_t{1} << 18;
+constexpr std::size_t kLine = 64;  // bytes of a cache line, which two ranks should not write at once
+constexpr std::size_t kReduceAtOnce = std::size_t{4} << 20;  // bytes, some 1 ms: between two looks at signals
+
+// Elements of a chunk; parts: ranks that share it.
+std::size_t chunk_length(DType dtype, int parts) { return kChunk / item_size(dtype) / parts; }
+
+// Chunks of x, at least one: an empty tensor has a barrier, too.
+int chunks_in(const Buffer& x, int parts = 1) {
+    const std::size_t each = chunk_length(x.dtype, parts);
+    return static_cast<int>(std::max<std::size_t>(1, (x.count + each - 1) / each));
+}
+
+Buffer part_between(const Buffer& x, std::size_t begin, std::size_t end) {
+    begin = std::min(x.count, begin);
+    return x.part(begin, std::min(x.count, end) - begin);
+}
+
+Buffer chunk_of(const Buffer& x, int i, int parts = 1) {
+    const std::size_t each = chunk_length(x.dtype, parts);
+    return part_between(x, i * each, (i + 1) * each);
+}
+
+// Slice i of x in `parts` slices of whole cache lines, the last ones shorter or empty.
+Buffer slice_of(const Buffer& x, int parts, int i) {
+    const std::size_t line = kLine / item_size(x.dtype);
+    const std::size_t each = ((x.count + parts - 1) / parts + line - 1) / line * line;
+    return part_between(x, i * each, (i + 1) * each);
+}
+
+// Row i of x, which has `rows` rows.
+Buffer row_of(const Buffer& x, int rows, int i) { return x.part(i * (x.count / rows), x.count / rows); }
+
+// Nothing is copied from or to a tensor without elements, which may have no address.
+void copy(char* to, const Buffer& from) {
+    if (from.count > 0) std::memcpy(to, from.data, from.nbytes());
+}
+
+void copy(const Buffer& to, const char* from) {
+    if (to.count > 0) std::memcpy(to.data, from, to.nbytes());
+}
+
+}  // namespace
 
 std::size_t ShmGroup::nbytes_for(int size) {
     if (size < 1 || size > kMaxRanks)
         throw std::invalid_argument(std::to_string(size) + " ranks on one machine: from 1 to 1,024 can share memory");
-    // An outbox beside the inboxes of all ranks, everything twice.
+    // An outbox and the inboxes of all ranks, everything twice.
     return size * sizeof(Seat) + 2 * (static_cast<std::size_t>(size) + 1) * kChunk;
 }
 
@@ -37,7 +87,7 @@ char* ShmGroup::inbox(int rank, int chunk) const {
     return staging + (2 * static_cast<std::size_t>(rank) + ((chunks_ + chunk) & 1)) * kChunk;
 }
 
-char* ShmGroup::outbox(int chunk) const { return inbox(size_, chunk); }
+// -- barriers and proposals ------------------------------------------------------------------------------------------
 
 ShmGroup::Proposal ShmGroup::propose(const Call& call, const Buffer& x) const {
     for (std::size_t i = 0; i < segments_.size(); i++) {
@@ -50,45 +100,27 @@ ShmGroup::Proposal ShmGroup::propose(const Call& call, const Buffer& x) const {
     return {call, 0, -1};
 }
 
-char* ShmGroup::shared_tensor_of(int rank) const {
-    const Proposal& proposal = proposal_of(rank);
-    const Segment& segment = segments_[proposal.segment];
-    return segment.memory->data() + rank * segment.part + proposal.offset;
-}
-
-void ShmGroup::start(const Call& call, const Buffer& x, const Buffer& out, Step step, int steps) {
-    if (step_ != steps_) throw std::runtime_error("an earlier collective did not complete: the ranks are out of step");
-    x_ = x;
-    out_ = out;
-    root_ = call.root;
-    step_function_ = step;
-    steps_ = steps;
+// Before the first step, which comes before the first barrier: it may write to this rank's cell and inbox only.
+void ShmGroup::start(const Call& call, const Buffer& x) {
+    if (!steps_.are_done())
+        throw std::runtime_error("an earlier collective did not complete: the ranks are out of step");
+    nbytes_ = x.nbytes();
     calls_.clear();
-    reduced_ = 0;
-    staged_from_ = 0;
-    first_meeting_ = meetings_ + 1;
-    seats_[rank_].cells[first_meeting_ & 1].proposal = propose(call, x);
-    step_ = 0;
-    (this->*step_function_)(step_++);
-    come_to_meeting();
+    compared_ = false;
+    first_barrier_ = barriers_ + 1;
+    cell_of(rank_).proposal = propose(call, x);
 }
 
-void ShmGroup::start_meeting(const Call& call) {
-    start(call, Buffer{nullptr, static_cast<std::size_t>(call.count), call.dtype}, {}, &ShmGroup::rest, 2);
-}
-
-bool ShmGroup::rest(int) { return true; }
-
-void ShmGroup::come_to_meeting() {
-    meetings_++;
+void ShmGroup::reach_barrier() {
+    barriers_++;
     present_ = 0;
-    // Release: whoever sees the number sees everything that this rank has written before.
-    seats_[rank_].cells[meetings_ & 1].meeting.store(meetings_, std::memory_order_release);
+    // Release: a rank that sees the number sees everything that this rank has written before.
+    seats_[rank_].cells[barriers_ & 1].barrier.store(barriers_, std::memory_order_release);
 }
 
-bool ShmGroup::everyone_came() {
+bool ShmGroup::is_complete() {
     for (; present_ < size_; present_++) {
-        if (seats_[present_].cells[meetings_ & 1].meeting.load(std::memory_order_acquire) < meetings_) return false;
+        if (seats_[present_].cells[barriers_ & 1].barrier.load(std::memory_order_acquire) < barriers_) return false;
     }
     return true;
 }
@@ -96,31 +128,258 @@ bool ShmGroup::everyone_came() {
 std::vector<int> ShmGroup::missing() const {
     std::vector<int> ranks;
     for (int r = 0; r < size_; r++) {
-        if (seats_[r].cells[meetings_ & 1].meeting.load(std::memory_order_acquire) < meetings_) ranks.push_back(r);
+        if (seats_[r].cells[barriers_ & 1].barrier.load(std::memory_order_acquire) < barriers_) ranks.push_back(r);
     }
     return ranks;
 }
 
-void ShmGroup::require_same_calls() {
-    const Call& mine = proposal_of(rank_).call;
+void ShmGroup::compare_calls() {
+    compared_ = true;
+    const Call& mine = cell_of(rank_).proposal.call;
     bool same = true;
-    for (int r = 0; r < size_; r++) same = same && proposal_of(r).call == mine;
+    for (int r = 0; r < size_; r++) same = same && cell_of(r).proposal.call == mine;
     if (same) return;
-    steps_ = step_;  // this collective is over, on every rank alike
-    for (int r = 0; r < size_; r++) calls_.push_back(proposal_of(r).call);
-    require_agreement(calls_);
+    steps_ = {};  // this collective is over, on every rank alike
+    for (int r = 0; r < size_; r++) calls_.push_back(cell_of(r).proposal.call);
+    require_consensus(calls_);
 }
 
 bool ShmGroup::advance() {
-    if (step_ == steps_) return true;
-    // One step for each call, so that whoever waits looks at his clock between the steps of a long collective.
-    if (!everyone_came()) return false;
-    if (step_ == 1 && reduced_ == 0) require_same_calls();
-    if (!(this->*step_function_)(step_)) return false;
+    if (steps_.are_done()) return true;
+    // One step for each call, so that a rank that waits looks at its clock between the steps of a long collective.
+    if (!is_complete()) return false;
+    if (!compared_) compare_calls();
+    steps_.go_on();
     progress_++;
-    if (++step_ == steps_) return true;
-    come_to_meeting();
-    return false;
+    return steps_.are_done();
+}
+
+void ShmGroup::start_barrier(const Call& call) {
+    start(call, Buffer{nullptr, static_cast<std::size_t>(call.count), call.dtype});
+    steps_ = rest();
+}
+
+ShmGroup::Steps ShmGroup::rest() { co_await Barrier(*this); }
+
+// -- all_reduce: small, in shared memory, or anywhere ----------------------------------------------------------------
+
+void ShmGroup::start_all_reduce(const Buffer& x) {
+    require_aligned(x, "all_reduce");
+    start(Call::of("all_reduce", x.count, x.dtype), x);
+    steps_ = x.nbytes() <= sizeof(Cell::note) ? add_notes(x) : all_reduce(x);
+}
+
+// sum = the elements at source(0) + source(1) + ..., of all ranks. also: another place for the sum.
+template <typename Source>
+void ShmGroup::add_all(Source source, const Buffer& sum, char* also) const {
+    char* sources[kMaxRanks];
+    for (int r = 0; r < size_; r++) sources[r] = source(r);
+    char* const sums[2] = {sum.data, also};
+    loops().sum(sum.dtype, {sources, static_cast<std::size_t>(size_)}, {sums, also ? 2u : 1u}, sum.count);
+}
+
+// Small: everybody adds everything. One barrier.
+ShmGroup::Steps ShmGroup::add_notes(Buffer x) {
+    copy(cell_of(rank_).note, x);
+    co_await Barrier(*this);
+    add_all([this](int r) { return cell_of(r).note; }, x);
+}
+
+// Large: where the tensors are is known after the first barrier, and decides how to go on.
+//
+// In shared memory, each rank loads one slice from all tensors, adds in registers, and stores to all tensors.
+//
+// Anywhere, chunks go through the inboxes. Two ranks copy a whole chunk for each other, and each adds all of it: one
+// barrier per chunk. Of more ranks, rank s adds slice s of a chunk, and three chunks are under way at once:
+//
+//     step k    copy chunk k to my inbox | add my slice of chunk k-1 to the outbox | copy chunk k-2 from the outbox
+ShmGroup::Steps ShmGroup::all_reduce(Buffer x) {
+    if (cell_of(rank_).proposal.segment < 0) stage_for_sum(x, 0);
+    co_await Barrier(*this);
+    int shared = 0;
+    for (int r = 0; r < size_; r++) shared += cell_of(r).proposal.segment >= 0;
+    if (shared == size_) {
+        const std::size_t at_once = kReduceAtOnce / item_size(x.dtype);
+        const Buffer slice = slice_of(x, size_, rank_);
+        for (std::size_t at = 0; at < slice.count; at += at_once) {
+            if (at > 0) co_await std::suspend_always();
+            add_shared(x, part_between(slice, at, at + at_once));
+        }
+        co_await Barrier(*this);
+        co_return;
+    }
+    if (shared > 0) {  // ranks whose tensors are shared have not staged anything yet: all begin again
+        stage_for_sum(x, 0);
+        co_await Barrier(*this);
+    }
+    const int chunks = chunks_in(x), behind = size_ == 2 ? 1 : 2;
+    for (int k = 1; k < chunks + behind; k++) {
+        if (k > 1) co_await Barrier(*this);
+        if (k < chunks) stage_for_sum(x, k);
+        if (k <= chunks) add_staged(x, k - 1);
+        if (behind == 2 && k >= 2) collect_sums(x, k - 2);
+    }
+    chunks_ += chunks;
+}
+
+void ShmGroup::add_shared(const Buffer& x, const Buffer& part) const {
+    char* tensors[kMaxRanks];
+    for (int r = 0; r < size_; r++) {
+        const Proposal& proposal = cell_of(r).proposal;
+        const Segment& segment = segments_[proposal.segment];
+        tensors[r] = segment.memory->data() + r * segment.part + proposal.offset + (part.data - x.data);
+    }
+    const Sources all(tensors, size_);
+    loops().sum(x.dtype, all, all, part.count);
+}
+
+void ShmGroup::stage_for_sum(const Buffer& x, int k) const {
+    const Buffer chunk = chunk_of(x, k);
+    if (size_ == 2) return copy(inbox(rank_, k), chunk);
+    for (int s = 0; s < size_; s++) {
+        const Buffer slice = slice_of(chunk, size_, s);
+        if (s != rank_) copy(inbox(rank_, k) + (slice.data - chunk.data), slice);  // its own is read where it is
+    }
+}
+
+void ShmGroup::add_staged(const Buffer& x, int k) const {
+    const Buffer chunk = chunk_of(x, k), here = size_ == 2 ? chunk : slice_of(chunk, size_, rank_);
+    const std::ptrdiff_t at = here.data - chunk.data;
+    add_all([=, this](int r) { return r == rank_ ? here.data : inbox(r, k) + at; }, here,
+            size_ == 2 ? nullptr : outbox(k) + at);
+}
+
+void ShmGroup::collect_sums(const Buffer& x, int k) const {
+    const Buffer chunk = chunk_of(x, k);
+    for (int s = 0; s < size_; s++) {
+        const Buffer slice = slice_of(chunk, size_, s);
+        if (s != rank_) copy(slice, outbox(k) + (slice.data - chunk.data));
+    }
+}
+
+Parts all_reduce_in_memory(ShmGroup& group, const Buffer& x) {
+    require_aligned(x, "all_reduce");
+    const auto begin = [&group, x] {
+        group.start_all_reduce(x);
+        return std::shared_ptr<Operation>(std::shared_ptr<void>(), &group);  // which somebody else owns
+    };
+    return {{begin}, false};
+}
+
+// -- the other collectives -------------------------------------------------------------------------------------------
+
+// Chunk k is staged in step k, and used in step k+1.
+template <typename Stage, typename Use>
+ShmGroup::Steps ShmGroup::in_chunks(int chunks, Stage stage, Use use) {
+    stage(0);
+    for (int k = 1; k <= chunks; k++) {
+        co_await Barrier(*this);
+        if (k < chunks) stage(k);
+        use(k - 1);
+    }
+    chunks_ += chunks;
+}
+
+void ShmGroup::start_broadcast(const Buffer& x, int root) {
+    require_root(root, size_);
+    start(Call::of("broadcast", x.count, x.dtype, root), x);
+    const auto stage = [=, this](int k) {
+        if (rank_ == root) copy(inbox(root, k), chunk_of(x, k));
+    };
+    const auto use = [=, this](int k) {
+        if (rank_ != root) copy(chunk_of(x, k), inbox(root, k));
+    };
+    steps_ = in_chunks(chunks_in(x), stage, use);
+}
+
+void ShmGroup::start_all_gather(const Buffer& x, const Buffer& out) {
+    gather(Call::of("all_gather", x.count, x.dtype), x, out, true);
+}
+
+void ShmGroup::start_gather(const Buffer& x, const Buffer& out, int root) {
+    require_root(root, size_);
+    gather(Call::of("gather", x.count, x.dtype, root), x, out, rank_ == root);
+}
+
+void ShmGroup::gather(const Call& call, const Buffer& x, const Buffer& out, bool receives) {
+    if (receives) {
+        require_rows(out, x, size_, call.name);
+        if (x.data != out.data + rank_ * x.nbytes()) require_apart(x, out, call.name);
+    }
+    start(call, x);
+    const auto stage = [=, this](int k) { copy(inbox(rank_, k), chunk_of(x, k)); };
+    const auto use = [=, this](int k) {
+        for (int r = 0; receives && r < size_; r++) copy(chunk_of(row_of(out, size_, r), k), inbox(r, k));
+    };
+    steps_ = in_chunks(chunks_in(x), stage, use);
+}
+
+void ShmGroup::start_reduce(const Buffer& x, const Buffer& out, int root) {
+    require_root(root, size_);
+    require_aligned(x, "reduce");
+    if (rank_ == root) {
+        require_rows(out, x, 1, "reduce");
+        require_aligned(out, "reduce");
+        require_apart(x, out, "reduce");
+    }
+    start(Call::of("reduce", x.count, x.dtype, root), x);
+    const auto stage = [=, this](int k) {
+        if (rank_ != root) copy(inbox(rank_, k), chunk_of(x, k));
+    };
+    const auto use = [=, this](int k) {
+        if (rank_ != root) return;
+        add_all([=, this](int r) { return r == rank_ ? chunk_of(x, k).data : inbox(r, k); }, chunk_of(out, k));
+    };
+    steps_ = in_chunks(chunks_in(x), stage, use);
+}
+
+// x has a row for each rank; the rows of a chunk stand in the inbox one after the other.
+void ShmGroup::stage_rows(const Buffer& x, int k) const {
+    const std::size_t room = chunk_length(x.dtype, size_) * item_size(x.dtype);
+    for (int r = 0; r < size_; r++) copy(inbox(rank_, k) + r * room, chunk_of(row_of(x, size_, r), k, size_));
+}
+
+// What rank `src` has for this rank.
+char* ShmGroup::staged_row(int src, int k, DType dtype) const {
+    return inbox(src, k) + rank_ * chunk_length(dtype, size_) * item_size(dtype);
+}
+
+void ShmGroup::start_reduce_scatter(const Buffer& x, const Buffer& out) {
+    require_rows(x, out, size_, "reduce_scatter");
+    require_aligned(x, "reduce_scatter");
+    require_aligned(out, "reduce_scatter");
+    if (out.data != x.data + rank_ * out.nbytes()) require_apart(x, out, "reduce_scatter");
+    start(Call::of("reduce_scatter", x.count, x.dtype), x);
+    const auto use = [=, this](int k) {
+        add_all([=, this](int r) { return staged_row(r, k, x.dtype); }, chunk_of(out, k, size_));
+    };
+    steps_ = in_chunks(chunks_in(out, size_), [=, this](int k) { stage_rows(x, k); }, use);
+}
+
+void ShmGroup::start_all_to_all(const Buffer& x, const Buffer& out) {
+    require_rows(x, out, 1, "all_to_all");
+    require_rows(out, row_of(out, size_, 0), size_, "all_to_all");
+    require_apart(x, out, "all_to_all");
+    start(Call::of("all_to_all", x.count, x.dtype), x);
+    const auto use = [=, this](int k) {
+        for (int r = 0; r < size_; r++) copy(chunk_of(row_of(out, size_, r), k, size_), staged_row(r, k, x.dtype));
+    };
+    steps_ = in_chunks(chunks_in(row_of(out, size_, 0), size_), [=, this](int k) { stage_rows(x, k); }, use);
+}
+
+void ShmGroup::start_scatter(const Buffer& x, const Buffer& out, int root) {
+    require_root(root, size_);
+    if (rank_ == root) {
+        require_rows(x, out, size_, "scatter");
+        if (out.data != x.data + rank_ * out.nbytes()) require_apart(x, out, "scatter");
+    }
+    // All ranks compare the row: the root alone has an x.
+    start(Call::of("scatter", out.count, out.dtype, root), rank_ == root ? x : out);
+    const auto stage = [=, this](int k) {
+        if (rank_ == root) stage_rows(x, k);
+    };
+    const auto use = [=, this](int k) { copy(chunk_of(out, k, size_), staged_row(root, k, out.dtype)); };
+    steps_ = in_chunks(chunks_in(out, size_), stage, use);
 }
 
 }  // namespace hpdl

@@ -1,22 +1,24 @@
-// Collectives of ranks that share memory. One at a time, in lockstep: a collective is a number of steps with a meeting
-// of all ranks between any two of them.
+// Collectives of ranks that share memory. One at a time, in lockstep: a collective is a coroutine that awaits a barrier
+// of all ranks between any two of its steps.
 //
-//     rank 0   | step 0 | meet | step 1 | meet | step 2        meet: say in a cell of one's own how many meetings one
-//     rank 1   | step 0 | meet | step 1 | meet | step 2              has come to, then look at the cells of the others
+//     rank 0   | step 0 | barrier | step 1 | barrier | step 2     barrier: write in a cell of one's own how many
+//     barriers rank 1   | step 0 | barrier | step 1 | barrier | step 2     one has reached, then look at the cells of
+//     the others
 //
-// Coming to the first meeting, every rank also proposes what to do (its Call), so that all of them see a disagreement.
-// A buffer that is written in one step may be written again two meetings later: whoever came to the meeting between has
-// finished reading it. Hence everything below exists twice.
+// At the first barrier every rank also proposes what to do (its Call), so that all of them see a disagreement.
+// A buffer that is written in one step may be written again two barriers later: a rank that has reached the barrier
+// between has finished reading it. Hence everything below exists twice.
 #pragma once
 
 #include <atomic>
+#include <coroutine>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
-#include "agreement.h"
-#include "dtype.h"
-#include "operation.h"
+#include "buffer.h"
+#include "progress.h"
 #include "shm_memory.h"
 
 namespace hpdl {
@@ -25,21 +27,21 @@ constexpr int kMaxRanks = 1024;  // on one machine
 
 class ShmGroup : public Operation {
   public:
-    // Bytes of shared memory that `size` ranks need to meet and to exchange tensors that are not shared.
+    // Bytes of shared memory that `size` ranks need for barriers and for tensors that are not shared.
     static std::size_t nbytes_for(int size);
 
     // memory: zeroed, nbytes_for(size) bytes, the same on every rank. Throws std::invalid_argument.
     ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size);
 
-    // Tell of memory in which rank r has the bytes [r * part, (r + 1) * part). In the same order on every rank.
+    // Add memory in which rank r has the bytes [r * part, (r + 1) * part). In the same order on every rank.
     // Throws std::invalid_argument.
     void add(std::shared_ptr<SharedMemory> memory, std::size_t part);
 
     // Each begins a collective, which `advance` finishes. The tensors must stay until then. Each throws, before the
-    // first meeting, std::invalid_argument for tensors that do not fit, overlap or are not aligned where they are
-    // added. What exists on the root alone is {} elsewhere. `out` may be x's row of this rank, or x its row of out, or
-    // both the same.
-    void start_meeting(const Call& call);
+    // first barrier, std::invalid_argument for tensors that do not fit, overlap, or are to be added and not aligned.
+    // What exists on the root alone is {} elsewhere. `out` may be x's row of this rank, or x its row of out, or both
+    // the same.
+    void start_barrier(const Call& call);
     // x becomes the sum over ranks, added in the order of ranks.
     void start_all_reduce(const Buffer& x);
     void start_broadcast(const Buffer& x, int root);
@@ -57,13 +59,9 @@ class ShmGroup : public Operation {
 
     bool advance() override;
 
-    std::size_t nbytes() const { return x_.nbytes(); }
-
-    // What every rank meant, where they disagreed in the last collective; else nothing.
-    const std::vector<Call>& calls() const { return calls_; }
-
-    // The ranks that have not come to the meeting at which this one waits.
-    std::vector<int> missing() const;
+    std::size_t nbytes() const { return nbytes_; }  // of the tensor of the last collective
+    std::vector<Call> calls() const override { return calls_; }
+    std::vector<int> missing() const override;
 
   private:
     struct Segment {
@@ -73,63 +71,91 @@ class ShmGroup : public Operation {
     struct Proposal {
         Call call;
         std::int64_t offset;   // of x from the start of its rank's part
-        std::int32_t segment;  // which holds x, or -1 where x is not in shared memory
+        std::int32_t segment;  // which holds x, or -1 if x is not in shared memory
     };
     struct alignas(64) Cell {
-        std::atomic<std::uint64_t> meeting;  // the last one that its rank has come to
+        std::atomic<std::uint64_t> barrier;  // the last one that its rank has reached
         Proposal proposal;
         alignas(64) char note[4096 - 64];  // a small tensor comes along with its proposal
     };
     struct Seat {
         Cell cells[2];
     };
-    // One step of a collective; false where it must be called again before the next meeting.
-    using Step = bool (ShmGroup::*)(int step);
 
-    void start(const Call& call, const Buffer& x, const Buffer& out, Step step, int steps);
-    void come_to_meeting();
-    bool everyone_came();
-    void require_same_calls();
+    // A collective under way, which has run up to its first barrier.
+    class Steps {
+      public:
+        struct promise_type {
+            Steps get_return_object() { return Steps(std::coroutine_handle<promise_type>::from_promise(*this)); }
+            std::suspend_never initial_suspend() noexcept { return {}; }
+            std::suspend_always final_suspend() noexcept { return {}; }
+            void return_void() {}
+            void unhandled_exception() { throw; }
+        };
+
+        Steps() = default;
+        Steps(Steps&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+        Steps& operator=(Steps&& other) noexcept {
+            std::swap(handle_, other.handle_);
+            return *this;
+        }
+        ~Steps() {
+            if (handle_) handle_.destroy();
+        }
+        bool are_done() const { return !handle_ || handle_.done(); }
+        void go_on() { handle_.resume(); }
+
+      private:
+        explicit Steps(std::coroutine_handle<promise_type> handle) : handle_(handle) {}
+        std::coroutine_handle<promise_type> handle_;
+    };
+
+    // co_await it: reach the next barrier, and go on when all ranks have.
+    struct Barrier : std::suspend_always {
+        ShmGroup& group;
+        explicit Barrier(ShmGroup& at) : group(at) {}
+        void await_suspend(std::coroutine_handle<>) const noexcept { group.reach_barrier(); }
+    };
+
+    void start(const Call& call, const Buffer& x);
+    void reach_barrier();
+    bool is_complete();
+    void compare_calls();
     Proposal propose(const Call& call, const Buffer& x) const;
-    const Proposal& proposal_of(int rank) const { return seats_[rank].cells[first_meeting_ & 1].proposal; }
-    char* shared_tensor_of(int rank) const;
+    Cell& cell_of(int rank) const { return seats_[rank].cells[first_barrier_ & 1]; }
+    char* inbox(int rank, int chunk) const;                        // what `rank` has copied of its chunk
+    char* outbox(int chunk) const { return inbox(size_, chunk); }  // sums of a chunk, each slice written by one rank
 
-    bool rest(int step);
-    bool all_reduce(int step);
-    bool reduce_notes(int step);
-    bool reduce_shared(int step);
-    bool reduce_in_pair(int step);
-    bool reduce_staged(int step);
-    bool broadcast(int step);
-    bool gather(int step);
-    bool reduce(int step);
-    bool reduce_scatter(int step);
-    bool all_to_all(int step);
-    bool scatter(int step);
-
-    void require_root(int root) const;
-    void start_rows(const Call& call, const Buffer& x, const Buffer& out, std::size_t row, Step step);
-    void copy_rows(int step);  // chunk `step` of each row of x to this rank's inbox
-    bool is_receiver() const { return root_ < 0 || rank_ == root_; }
-    char* row_from(int from, int step) const;
-    char* inbox(int rank, int chunk) const;  // what `rank` has copied of its chunk
-    char* outbox(int chunk) const;           // sums of a chunk, each slice written by one rank
+    Steps rest();
+    Steps add_notes(Buffer x);
+    Steps all_reduce(Buffer x);
+    void add_shared(const Buffer& x, const Buffer& part) const;
+    void stage_for_sum(const Buffer& x, int k) const;
+    void add_staged(const Buffer& x, int k) const;
+    void collect_sums(const Buffer& x, int k) const;
+    template <typename Source>
+    void add_all(Source source, const Buffer& sum, char* also = nullptr) const;
+    template <typename Stage, typename Use>
+    Steps in_chunks(int chunks, Stage stage, Use use);
+    void gather(const Call& call, const Buffer& x, const Buffer& out, bool receives);
+    void stage_rows(const Buffer& x, int k) const;
+    char* staged_row(int src, int k, DType dtype) const;
 
     std::shared_ptr<SharedMemory> memory_;
     Seat* seats_;
     int rank_, size_;
     std::vector<Segment> segments_;
 
+    Steps steps_;
     std::vector<Call> calls_;
-    Step step_function_ = nullptr;
-    Buffer x_{}, out_{};
-    std::size_t row_ = 0;  // elements of x for each rank, where x has rows
-    int root_ = -1, step_ = 0, steps_ = 0;
-    std::uint64_t meetings_ = 0, first_meeting_ = 0;
-    int present_ = 0;           // ranks 0 .. present_ - 1 have come to the current meeting
+    std::size_t nbytes_ = 0;
+    std::uint64_t barriers_ = 0, first_barrier_ = 0;
+    bool compared_ = false;     // the calls of all ranks
+    int present_ = 0;           // ranks 0 .. present_ - 1 have reached the current barrier
     std::uint64_t chunks_ = 0;  // staged in all collectives before this one
-    std::size_t reduced_ = 0;   // elements of this rank's slice of shared tensors
-    int staged_from_ = 0;       // the step that stages the first chunk
 };
+
+// An all-reduce of x as a task of `group`, which must live as long as the task. Throws std::invalid_argument.
+Parts all_reduce_in_memory(ShmGroup& group, const Buffer& x);
 
 }  // namespace hpdl

@@ -1,4 +1,4 @@
-// Memory that the ranks of one machine share. It never has a name in /dev/shm where the system allows that, so nothing
+// Memory that the ranks of one machine share. It never has a name in /dev/shm if the system allows that, so nothing
 // is left behind whatever kills a rank, and the small /dev/shm of a container is no limit.
 #pragma once
 
@@ -11,7 +11,7 @@ class SharedMemory {
   public:
     // New zeroed memory of `nbytes` > 0. Throws std::runtime_error with the system's reason.
     static SharedMemory create(std::size_t nbytes);
-    // The memory that another rank has created. `name` is what its name() says. Throws std::runtime_error where that is
+    // The memory that another rank has created. `name` is what its name() says. Throws std::runtime_error if that is
     // not there, or smaller.
     static SharedMemory open(const std::string& name, std::size_t nbytes);
 
@@ -19,8 +19,8 @@ class SharedMemory {
     SharedMemory& operator=(SharedMemory&&) = delete;
     ~SharedMemory();
 
-    // Take the pages of [offset, offset + nbytes) now, on this rank's memory node. Throws std::runtime_error where
-    // there are none, instead of a SIGBUS later; std::invalid_argument beyond the end.
+    // Take the pages of [offset, offset + nbytes) now, on this rank's memory node. Throws std::runtime_error if there
+    // are none, instead of a SIGBUS later; std::invalid_argument beyond the end.
     void reserve(std::size_t offset, std::size_t nbytes);
     // Every rank has opened it: nobody can open it any more, and it ends with the last rank.
     void seal();

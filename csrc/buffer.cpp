@@ -1,21 +1,51 @@
-#include "dtype.h"
+#include "buffer.h"
 
-#include <cstdint>
+#include <algorithm>
 #include <stdexcept>
 
 namespace hpdl {
-
-DType dtype_at(int index) {
-    if (index < 0 || index >= kDTypes)
-        throw std::invalid_argument("dtype " + std::to_string(index) + " is none of 0 to " +
-                                    std::to_string(kDTypes - 1));
-    return static_cast<DType>(index);
-}
 
 std::string describe(std::size_t count, DType dtype) {
     std::string digits = std::to_string(count);
     for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, ",");
     return digits + " " + name_of(dtype);
+}
+
+Call Call::of(const char* name, std::size_t count, DType dtype, int root) {
+    Call call{};
+    std::strncpy(call.name, name, sizeof call.name - 1);
+    call.count = static_cast<std::int64_t>(count);
+    call.root = root;
+    call.dtype = dtype;
+    return call;
+}
+
+std::string Call::text() const {
+    std::string text = name;
+    if (count > 0) text += " of " + describe(static_cast<std::size_t>(count), dtype);
+    const bool gathers = !std::strcmp(name, "gather") || !std::strcmp(name, "reduce");
+    if (root >= 0) text += (gathers ? " to rank " : " from rank ") + std::to_string(root);
+    return text;
+}
+
+void require_consensus(const std::vector<Call>& calls) {
+    if (std::all_of(calls.begin(), calls.end(), [&](const Call& call) { return call == calls[0]; })) return;
+    std::string text = "the ranks disagree: ";
+    for (std::size_t first = 0; first < calls.size();) {
+        std::size_t last = first;
+        while (last + 1 < calls.size() && calls[last + 1] == calls[first]) last++;
+        text += first ? "; rank" : "rank";
+        text += first == last ? " " + std::to_string(first) + " calls "
+                              : "s " + std::to_string(first) + "-" + std::to_string(last) + " call ";
+        text += calls[first].text();
+        first = last + 1;
+    }
+    throw std::invalid_argument(text);
+}
+
+void require_root(int root, int size) {
+    if (root < 0 || root >= size)
+        throw std::invalid_argument("no root " + std::to_string(root) + " among " + std::to_string(size));
 }
 
 void require_aligned(const Buffer& buffer, const char* verb) {

@@ -1,5 +1,5 @@
-// The MPI library that mpi4py has loaded, whichever it is. This is the only file that knows how it was found:
-// the algorithms beside it read as ordinary MPI code, and one build serves MPICH, Open MPI and their kin.
+// The MPI library that mpi4py has loaded, whichever it is. Only this file and its source know how it was found: the
+// algorithms read as ordinary MPI code, and one build serves MPICH, Open MPI and their kin.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "dtype.h"
+#include "buffer.h"
 
 namespace hpdl {
 
@@ -25,7 +25,7 @@ struct Status {
     alignas(8) unsigned char bytes[64];
 };
 
-// What the header mpi.h would have said, told by mpi4py.
+// What MPI's own header would have defined, as mpi4py knows it.
 struct Constants {
     int any_tag, error_truncate;
     Handle in_place, request_null, byte, sum;
@@ -40,18 +40,22 @@ struct MpiError : std::runtime_error {
 
 class Mpi {
   public:
-    // Args:   loaded_by: path of a shared library that is linked with MPI and already loaded: mpi4py's extension
-    // module.
+    // Args:   loaded_by: path of a shared library that is linked with MPI and already loaded: mpi4py's extension.
     //         rank: of this process in MPI_COMM_WORLD, for the texts of errors.
-    // Throws: std::runtime_error where the library is not loaded or a function is missing.
+    // Throws: std::runtime_error if the library is not loaded or a function is missing.
     Mpi(const std::string& loaded_by, int rank, const Constants& constants);
 
     // Throw MpiError unless `code`, which `call` returned, is MPI_SUCCESS.
     void check(int code, const char* call) const;
     bool is_truncation(int code) const;
     int tag(const Status& status) const;
-    // Before every message. Throws: std::logic_error for a tag that not every MPI has.
-    void require_tag(int tag) const;
+
+    // Begin a message of bytes; the memory must stay until the request is done. Throws: MpiError; std::logic_error for
+    // a tag that not every MPI has.
+    Handle send(const void* data, std::size_t nbytes, int dst, int tag, Handle comm) const;
+    Handle receive(void* data, std::size_t nbytes, int src, int tag, Handle comm) const;
+    // Has it ended? A null request has. call: "MPI_Irecv", for the text of an MpiError.
+    bool is_done(Handle& request, const char* call) const;
     // MPI has ended: it ends the process that calls anything else.
     bool is_over() const;
 
@@ -78,6 +82,32 @@ class Mpi {
     int (*Error_class)(int, int*);
     int (*Finalized)(int*);
     int rank_;
+
+    void require_tag(int tag) const;
 };
+
+// A communicator as the algorithms see it, with a duplicate for what its users never receive themselves.
+struct Group {
+    const Mpi* mpi;
+    Handle comm, inner;
+    int rank, size;
+    unsigned announced = 0;  // large messages sent
+};
+
+// The MPI library's own collectives, to race against. They block, and neither a signal nor a deadline reaches them:
+// all ranks must be on their way into the same one. hpdl_lab/comm/base.py says what each leaves behind.
+// All throw std::invalid_argument for memory that does not fit, before any message, and MpiError.
+namespace mpi {
+
+void all_reduce(const Group& group, const Buffer& x, const Buffer& out);      // in place if they are the same
+void reduce_scatter(const Group& group, const Buffer& x, const Buffer& out);  // x: size rows like out
+void all_gather(const Group& group, const Buffer& x, const Buffer& out);      // out: size rows like x
+void all_to_all(const Group& group, const Buffer& x, const Buffer& out);      // size rows each
+void broadcast(const Group& group, const Buffer& x, int root);
+void reduce(const Group& group, const Buffer& x, const Buffer& out, int root);   // out: of the root alone
+void gather(const Group& group, const Buffer& x, const Buffer& out, int root);   // out: of the root alone
+void scatter(const Group& group, const Buffer& x, const Buffer& out, int root);  // x: of the root alone
+
+}  // namespace mpi
 
 }  // namespace hpdl

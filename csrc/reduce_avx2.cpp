@@ -1,2 +1,0 @@
-#define HPDL_VARIANT avx2
-#include "reduce_kernels.inc"

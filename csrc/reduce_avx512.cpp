@@ -1,2 +1,0 @@
-#define HPDL_VARIANT avx512
-#include "reduce_kernels.inc"

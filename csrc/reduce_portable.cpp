@@ -1,2 +1,0 @@
-#define HPDL_VARIANT portable
-#include "reduce_kernels.inc"
