@@ -191,7 +191,7 @@ def test_a_compiled_module_of_another_python_or_older_than_its_sources(tree):
     assert f"has one for another Python than this 3.{sys.version_info.minor}" in said and said.count("|") == 2, said
     shutil.copy(mine, tree / "hpdl_lab")
     shutil.copytree(ROOT / "csrc", tree / "csrc")
-    source, module = tree / "csrc" / "agreement.cpp", tree / "hpdl_lab" / mine.name
+    source, module = tree / "csrc" / "consensus.cpp", tree / "hpdl_lab" / mine.name
     os.utime(source, (os.path.getmtime(module) + 3600,) * 2)
     said = from_tree(tree, LOOK)[1]
     assert said.startswith(f"old compiled module | {source} is newer than the compiled module {module} | run `make")

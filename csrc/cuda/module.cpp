@@ -2,8 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "check.h"
-#include "memory.h"
+#include "device.h"
 #include "one_pass.h"
 #include "reduction.h"
 
@@ -14,7 +13,7 @@ namespace hpdl::cuda {
 
 namespace {
 
-// Addresses and streams travel as integers, as torch tells them: data_ptr() and cuda_stream.
+// Addresses and streams travel as integers, as torch has them: data_ptr() and cuda_stream.
 template <typename T>
 T* at(std::uintptr_t address) {
     return reinterpret_cast<T*>(address);
@@ -37,7 +36,7 @@ NB_MODULE(_cuda, m) {
     m.doc() = "CUDA kernels, and GPU memory that processes share. Every kernel works on the current device.";
     nb::set_leak_warnings(false);  // what a notebook still holds when it ends is no leak
     nb::exception<CudaError>(m, "CudaError", PyExc_RuntimeError);
-    m.def("device_count", &device_count, "GPUs here; CudaError with the reason where there are none.");
+    m.def("device_count", &device_count, "GPUs here; CudaError with the reason if there are none.");
     m.def("memory_bandwidth", &memory_bandwidth, "device"_a, "Bytes/s that the device's memory can move at most.");
 
     nb::class_<DeviceMemory>(m, "DeviceMemory", "Zeroed GPU memory that other processes can open by its handle.")

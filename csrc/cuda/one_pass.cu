@@ -1,4 +1,4 @@
-#include "check.h"
+#include "device.h"
 #include "one_pass.h"
 #include "one_pass_kernels.cuh"
 

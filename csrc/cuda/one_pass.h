@@ -14,7 +14,7 @@
 
 #include <cstddef>
 
-#include "../dtype.h"
+#include "../buffer.h"
 
 namespace hpdl::cuda {
 

@@ -35,7 +35,8 @@ __device__ void add_packet(const Tensors<T>& tensors, std::size_t i) {
     for (int r = 0; r < tensors.ranks; r++) store_packet(tensors.of[r] + i, packet);
 }
 
-// packets: of 16 bytes from element `lead` on, 0 where the tensors do not lie alike; the rest goes element by element.
+// packets: of 16 bytes from element `lead` on, 0 if the tensors are not aligned alike; the rest goes element by
+// element.
 template <typename T>
 __global__ void add_slices(Tensors<T> tensors, std::size_t lead, std::size_t packets, std::size_t count) {
     const std::size_t thread = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;

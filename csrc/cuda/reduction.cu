@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "check.h"
+#include "device.h"
 #include "reduction_kernels.cuh"
 
 namespace hpdl::cuda {
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kBlocksPerProcessor = 8;  // of kThreads threads: as many as a multiprocessor holds
 
-// How many elements a block takes; 0 where the number of blocks is that of the GPU, whatever n.
+// How many elements a block takes; 0 if the number of blocks is that of the GPU, whatever n.
 constexpr std::size_t kPerBlock[] = {kThreads, kThreads, kThreads, 2 * kThreads, 2 * kThreads, 0, 0, 0};
 
 void require(int rung) {
@@ -37,7 +37,7 @@ void first_pass(int rung, const void* data, std::size_t n, float* partial, unsig
     }
 }
 
-// A CUDA event that is destroyed also where an exception passes.
+// A CUDA event that is destroyed also if an exception passes.
 struct Event {
     cudaEvent_t handle = nullptr;
     Event() { check(cudaEventCreate(&handle), "cudaEventCreate"); }

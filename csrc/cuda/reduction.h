@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "../dtype.h"
+#include "../buffer.h"
 
 namespace hpdl::cuda {
 

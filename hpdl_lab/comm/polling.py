@@ -1,4 +1,4 @@
-"""Waiting in Python as csrc/operation.cpp waits: look, give the core away, look again, and never block."""
+"""Waiting in Python as csrc/progress.cpp waits: look, give the core away, look again, and never block."""
 
 import os
 import time

@@ -45,7 +45,7 @@ class RealComm(InMemory):
 
     def barrier(self):
         call = self.core.Call("barrier", 0, 0, -1)
-        if not self._in_memory("barrier", "meet", call):
+        if not self._in_memory("barrier", "barrier", call):
             step, t0, line = self._begin()
             begin(self, "barrier", line=line)
             self.agree("barrier")
@@ -142,7 +142,7 @@ class RealComm(InMemory):
             self.agree(*call)
             return
         try:
-            if not shared.group.meet(self.core.Call(*call), SPIN, self.crowded):
+            if not shared.group.barrier(self.core.Call(*call), SPIN, self.crowded):
                 self._go_on(shared.group, op, lambda: self._facts(op, count, DTYPES[dtype], root), line)
         except ValueError:
             self._require_same(shared.group)

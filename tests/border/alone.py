@@ -166,19 +166,19 @@ class Alone(ToOneself):
         count, root = self.rng.choice(NUMBERS), self.rng.choice((-1, 0, 5, 1 << 31, None))
         call, _ = attempt(self.core.Call, name, count, dtype, root)
         note = self.rng.choice((b"", b"x" * 120, b"x" * 121, "x", None))
-        agreement, error = attempt(self.core.Agreement, self.group, call, note)
+        consensus, error = attempt(self.core.Consensus, self.group, call, note)
         good = call is not None and isinstance(note, bytes) and len(note) <= 120
         assert good == (error is None), (call, note, error)
         if good:
-            assert agreement.wait(5.0, 0.0, True) and agreement.notes() == [note]
+            assert consensus.wait(5.0, 0.0, True) and consensus.notes() == [note]
 
-    def case_arrival(self):
+    def case_rendezvous(self):
         ranks = self.rng.choice(([0], [0], [], [1], [0, 0], [-1, 0], [0, 1], None, ["0"], [1 << 40]))
         number = self.rng.choice((0, 1, 5, 16_382, 16_383, -1, 1 << 31, None))
-        arrival, error = attempt(self.core.Arrival, self.group, ranks, number)
+        rendezvous, error = attempt(self.core.Rendezvous, self.group, ranks, number)
         assert (error is None) == (ranks == [0] and number in (0, 1, 5, 16_382)), (ranks, number, error)
-        if arrival:
-            assert arrival.wait(5.0, 0.0, True) and arrival.give_up(self.rng.choice((0.0, 1e-3))) is True
+        if rendezvous:
+            assert rendezvous.wait(5.0, 0.0, True) and rendezvous.give_up(self.rng.choice((0.0, 1e-3))) is True
 
     def case_handles(self):
         """A communicator of numbers that make no sense; and constants that were told wrong."""
@@ -229,7 +229,7 @@ class Alone(ToOneself):
         """Every bound function, with as many arguments of any kind."""
         core, rng = self.core, self.rng
         things = (None, 0, -1, 1.5, "x", b"x", [], {}, np.zeros(3), Holder(), object())
-        functions = (core.Sum, core.Ring, core.Agreement, core.Arrival, core.Duplicates, core.Group, core.Mpi,
+        functions = (core.Sum, core.Ring, core.Consensus, core.Rendezvous, core.Duplicates, core.Group, core.Mpi,
                      core.ShmGroup, core.Call, core.send, core.receive, core.SharedMemory, core.Operation, core.Message,
                      core.SharedMemory.open, core.mpi.all_reduce, core.mpi.gather, core.mpi.broadcast)  # fmt: skip
         for function in rng.sample(functions, 4):

@@ -1,4 +1,4 @@
-"""The C++ border between processes: messages, agreements, arrivals and rings that go well or do not. See run.py."""
+"""The C++ border between processes: messages, consensus, rendezvous and rings that go well or do not. See run.py."""
 
 import random
 
@@ -96,31 +96,33 @@ class Ranks:
 
     # -- everybody --------------------------------------------------------------------------------------------------
 
-    def case_agreement(self):
+    def case_consensus(self):
         rng = self.rng
         calls = [(rng.choice(("a", "b")), rng.randrange(2), rng.randrange(2), -1) for _ in range(2)]
         odd = rng.randrange(self.size)
         call = calls[self.rank == odd]
-        agreement = self.core.Agreement(self.group, self.core.Call(*call), bytes([self.rank]) * rng.randrange(120))
-        error = self.finish(agreement)
+        consensus = self.core.Consensus(self.group, self.core.Call(*call), bytes([self.rank]) * rng.randrange(120))
+        error = self.finish(consensus)
         assert (calls[0] != calls[1]) == (error is not None), (calls, error)
-        assert agreement.calls()[odd] == calls[1]
-        assert [set(note) for note in agreement.notes()] in ([{r} for r in range(self.size)], [set()] * self.size)
+        assert consensus.calls()[odd] == calls[1]
+        assert [set(note) for note in consensus.notes()] in ([{r} for r in range(self.size)], [set()] * self.size)
 
-    def case_arrival(self):
+    def case_rendezvous(self):
         """Some come, perhaps after one of them has given up and come again; the first of them may not."""
         rng, control = self.rng, self.session.control  # where nobody receives any tag
-        self.arrivals = 8_000 + (getattr(self, "arrivals", 0) + 1) % 8_000  # apart from those of sessions
+        self.rendezvous_number = (
+            8_000 + (getattr(self, "rendezvous_number", 0) + 1) % 8_000
+        )  # apart from those of sessions
         members = sorted(rng.sample(range(self.size), rng.randrange(1, self.size + 1)))
         rng.shuffle(members)
         hesitant = rng.choice(members[1:]) if rng.random() < 0.5 and len(members) > 1 else None
         if self.rank not in members:
             return
-        arrival = self.core.Arrival(control, members, self.arrivals)
-        if self.rank == hesitant and not arrival.wait(rng.random() / 500, 0.0, True):
-            if not arrival.give_up(0.05):
-                arrival = self.core.Arrival(control, members, self.arrivals)
-        assert self.finish(arrival) is None
+        rendezvous = self.core.Rendezvous(control, members, self.rendezvous_number)
+        if self.rank == hesitant and not rendezvous.wait(rng.random() / 500, 0.0, True):
+            if not rendezvous.give_up(0.05):
+                rendezvous = self.core.Rendezvous(control, members, self.rendezvous_number)
+        assert self.finish(rendezvous) is None
 
     def case_ring(self):
         rng = self.rng

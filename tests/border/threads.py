@@ -133,7 +133,7 @@ class Rank:
         x = self.place(plan, plan.x_of(self.rank, dtype, count if op == plan.op else None))
         if odd == "meeting":
             call = self.core.Call("barrier", 0, 0, -1)
-            got, error = attempt(lambda: self.finish(self.group.meet(call, 0.02, True)))
+            got, error = attempt(lambda: self.finish(self.group.barrier(call, 0.02, True)))
         else:
             if op != plan.op:
                 x = np.zeros(self.size * 6, dtype)

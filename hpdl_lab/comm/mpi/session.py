@@ -129,16 +129,16 @@ class Session:
 
     def _arrive(self, members, run, waiting, interrupt):
         """Wait until all members are here. Returns what ended the wait too late: the others go on, this rank has to."""
-        arrival = self.core.Arrival(self.control, list(members), run % ARRIVALS)
+        rendezvous = self.core.Rendezvous(self.control, list(members), run % ARRIVALS)
 
         def stop():
             if interrupt.came:
                 raise KeyboardInterrupt
 
         try:
-            waiting.finish(arrival, "start", waiting.missing(members, "start"), stop=stop)
+            waiting.finish(rendezvous, "start", waiting.missing(members, "start"), stop=stop)
         except (CommError, KeyboardInterrupt) as error:
-            if not arrival.give_up(LAST_LOOK):
+            if not rendezvous.give_up(LAST_LOOK):
                 raise
             return error
 
@@ -192,9 +192,9 @@ class Session:
 
     def _tell(self, note):
         """What every rank of the job has to tell, in rank order; before there is a board."""
-        agreement = self.core.Agreement(self.control, self.core.Call("start", 0, 0, -1), note.encode())
-        finish_blindly(agreement, "MPI_Iallgather")
-        return [note.decode() for note in agreement.notes()]
+        consensus = self.core.Consensus(self.control, self.core.Call("start", 0, 0, -1), note.encode())
+        finish_blindly(consensus, "MPI_Iallgather")
+        return [note.decode() for note in consensus.notes()]
 
     def _board_at(self, path):
         """The board of this host, which hears of the ranks of other hosts where there are some."""
@@ -216,7 +216,7 @@ class Session:
                     drop_stale(self.MPI, self.MPI.Comm.fromhandle(handle), self.abandoned, whatever=True)
             self._forgive(LAST_HELP)
             told = self.board.settle()
-            through_mpi = (self.core.Agreement, self.core.Duplicates, self.core.Ring, self.core.Progress, InThread)
+            through_mpi = (self.core.Consensus, self.core.Duplicates, self.core.Ring, self.core.Progress, InThread)
             stuck = self.owed or not told or any(isinstance(op, through_mpi) for op in self.abandoned)
             if not any(self._meet_to_leave(b"stuck" if stuck else b"")):
                 self.MPI.Finalize()
@@ -226,16 +226,16 @@ class Session:
 
         Nothing is published meanwhile: whether this rank has finished or failed is what others want to read.
         """
-        agreement = self.core.Agreement(self.control, self.core.Call("leave", 0, 0, -1), note)
-        self.abandoned.append(agreement)
+        consensus = self.core.Consensus(self.control, self.core.Call("leave", 0, 0, -1), note)
+        self.abandoned.append(consensus)
         pace = SLICE, NAP
-        while not agreement.wait(*pace, self.crowded):
+        while not consensus.wait(*pace, self.crowded):
             pace = RARELY
             gone = [r for r in range(self.size) if self.board.is_dead(r)]
-            if gone and not agreement.wait(SLICE, NAP, self.crowded):
+            if gone and not consensus.wait(SLICE, NAP, self.crowded):
                 raise CommError(f"{name_ranks(gone)} cannot leave together with the others")
-        self.abandoned.remove(agreement)
-        return agreement.notes()
+        self.abandoned.remove(consensus)
+        return consensus.notes()
 
 
 def finish_blindly(operation, call):

@@ -98,7 +98,7 @@ class MpiComm(RealComm):
         return progress.all_reduce_by_messages(self.group, call, x, SEGMENT, self.trace.enabled)
 
     def _agreement(self, call, note):
-        return self.core.Agreement(self.group, self.core.Call(*call), note)
+        return self.core.Consensus(self.group, self.core.Call(*call), note)
 
     # -- collectives ------------------------------------------------------------------------------------------------
 

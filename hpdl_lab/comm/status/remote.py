@@ -15,7 +15,7 @@ import json
 from .interrupts import DeferredInterrupt
 from .table import Board, Slot
 
-NEWS = 32_767  # a tag of the session's own communicator that arrivals do not use (csrc/arrival.cpp)
+NEWS = 32_767  # a tag of the session's own communicator that a rendezvous does not use (csrc/consensus.cpp)
 SILENT = Slot(0, -1, "silent", "", (), 0, 0, 0, "", {})
 
 

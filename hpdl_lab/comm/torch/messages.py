@@ -122,7 +122,7 @@ class Carrier(threading.Thread):
 
 
 class Carried:
-    """A message under way, as an operation: see csrc/operation.h. sent: what its sender has said of it."""
+    """A message under way, as an operation: see csrc/progress.h. sent: what its sender has said of it."""
 
     progress = 0
 
@@ -167,7 +167,7 @@ class Carried:
 
 
 class Letters:
-    """All ranks exchange what they mean, and a note: csrc/agreement.h by way of a Wire. An operation."""
+    """All ranks exchange what they mean, and a note: csrc/consensus.h by way of a Wire. An operation."""
 
     def __init__(self, wire, rank, call, note):
         """call: (op, count, index of the dtype, root)."""
