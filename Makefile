@@ -54,11 +54,13 @@ sanitize: $(INSTALLED_DEV) ## csrc/ under three sanitizers: 13,200 cases of bad 
 bench: $(INSTALLED) ## race this package's all-reduce against MPI and gloo
 	@$(VENV)/bin/hpdl bench all_reduce --ranks $(RANKS) --sizes $(SIZES) --against mpi,gloo
 
-lint: $(INSTALLED_DEV) ## check style and types: ruff, mypy, clang-format
+lint: $(INSTALLED_DEV) ## check style and types: ruff, mypy, clang-format, shellcheck, hadolint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*.* csrc/cuda/*.*)
+	$(VENV)/bin/shellcheck $(wildcard cluster/*.sh cluster/*/*.sh cluster/*/*.pbs)
+	$(VENV)/bin/hadolint --no-color cluster/docker/Dockerfile .binder/Dockerfile
 
 wording: $(INSTALLED_DEV) ## write tests/wording/ anew: what errors say, as tests provoke them
 	@HPDL_WORDING=write $(VENV)/bin/python -m pytest -q -p no:nbval -n2 --dist=loadfile tests

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import threading
 import time
 
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 from hpdl_lab.comm.errors import CommTimeout, RankFailed
 from hpdl_lab.engines import launch, layout
 from hpdl_lab.engines.cluster import Cluster
-from hpdl_lab.engines.errors import EngineError, RunStopped
+from hpdl_lab.engines.errors import EngineError
 from tests.wording import raises
 
 pytestmark = pytest.mark.timeout(120)
@@ -120,25 +119,6 @@ def test_many_messages_that_nobody_has_received_yet_keep_no_barrier_waiting(host
         return got == list(range(200))
 
     assert hosts.run(many) == [True] * 3
-
-
-def test_the_stop_button(hosts, within):
-    def waits(comm):
-        comm.report()
-        comm.recv(np.ones(4), (comm.rank + 1) % comm.size)
-
-    began = []
-
-    def stop_soon(row):
-        began.append(time.monotonic())
-        if len(began) == 3:
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-    with pytest.raises(RunStopped, match="waiting") as caught:
-        hosts.run(waits, deadline=60, on_row=stop_soon)
-    assert time.monotonic() - began[-1] < within(4)
-    assert len(caught.value.waits) == 3
-    assert hosts.run(lambda comm: comm.rank) == [0, 1, 2]
 
 
 def test_ranks_that_have_heard_of_a_death_send_nothing_to_the_dead(hosts, capsys):

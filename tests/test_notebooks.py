@@ -49,25 +49,6 @@ def test_notebooks_hold_no_plotting_no_pip_and_no_function_but_the_exercises(pat
 
 
 @pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)
-def test_the_rhythm_is_the_same_in_every_notebook(path):
-    text = "\n".join(c.source for c in cells_of(path, "markdown"))
-    order = [
-        "**The number to reach:**",
-        "| minutes | tracks |",
-        "## The idea",
-        "## Predict",
-        "## Exercise",
-        "## Measure",
-    ]
-    order += ["## Question to discuss", "## Where to read the real code"]
-    positions = [text.find(heading) for heading in order]
-    assert -1 not in positions and positions == sorted(positions), dict(zip(order, positions, strict=True))
-    minutes, tracks = re.search(r"\n\| (\d+) \| ([^|]+) \|", text).groups()
-    assert 10 <= int(minutes) <= 90
-    assert "full day" in tracks
-
-
-@pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)
 def test_what_a_notebook_points_at_exists(path):
     text = "\n".join(c.source for c in cells_of(path, "markdown"))
     for link in re.findall(r"\]\(([^)#]+)\)", text):

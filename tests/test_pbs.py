@@ -66,14 +66,6 @@ def test_directives_are_of_qsubs_form(path):
     assert path.read_text().count("\n#PBS ") == len(found), "a directive below the first command, where PBS reads none"
 
 
-WRONG = ["-l select=2:ncpu=2", "-l walltime=30", "-N 2fast", "-x y", "-l nodes=2:ppn=2", "-j yes"]
-
-
-@pytest.mark.parametrize("line", WRONG)
-def test_a_wrong_directive_is_found(line):
-    assert wrong(directives(f"#!/bin/bash\n#PBS {line}\n")) == [line]
-
-
 @pytest.fixture
 def job(tmp_path, no_engines_yet):
     """`job("ranks.pbs", SCRIPT="x.py")` starts the script as PBS starts it: in the home, told where qsub was called."""

@@ -1,5 +1,4 @@
-"""What an attendee sees: 00 and 04 from top to bottom, most of 03, 06 with one wrong answer of four, half of 10, 11 by
-sliders.
+"""What an attendee sees: 00 and 04 from top to bottom, a live plot of 01, 11 by sliders.
 
 nbval runs the notebooks as they stand; in what the browser opens, calls do LESS. All use the same engines, so that 04
 may not replace them by hosts, as it does alone, under nbval.
@@ -17,43 +16,20 @@ SCREENSHOTS = Path(__file__).parent
 IDLE = "Python 3 (ipykernel) | Idle"  # in the status bar
 KERNEL_MS = 120_000  # to open a notebook with its kernel
 RUN_MS = 150_000  # for any one thing to appear
-PICTURES = {  # notebook: {the call in a cell: what its screenshot is called}
-    "03": {
-        "lab.ping_pong(": "ping_pong",
-        'lab.show("collectives"': "collectives",
-        "opposite_communicators": "zoo",
-        "lab.show(slow": "straggler",
-    },
-    "04": {
-        'lab.show("ring"': "ring",
-        "lab.check(reduce_scatter)": "correct",
-        "lab.check(all_reduce)": "all_correct",
-        "prediction=my_times": "measure",
-        "lab.train(": "train",
-        "lab.show(trained": "timeline",
-        "lab.scaling(": "scaling",
-    },
-    "06": {
-        "lab.designs(DataParallelNaive": "idea",
-        "lab.check(average_all_gradients)": "average",
-        "lab.check(gradient_ready)": "late",
-        "DataParallelBucketed(ring": "designs",
-    },
-    "10": {
-        "lab.pipeline(gpipe": "bubble",
-        "lab.pipeline(one_f_one_b": "one_f_one_b",
-        "lab.check(one_f_one_b)": "correct",
-        "lab.pipeline(mine)": "deadlock",
-    },
+PICTURES = {  # of 04: {the call in a cell: what its screenshot is called}
+    'lab.show("ring"': "ring",
+    "lab.check(reduce_scatter)": "correct",
+    "lab.check(all_reduce)": "all_correct",
+    "prediction=my_times": "measure",
+    "lab.train(": "train",
+    "lab.show(trained": "timeline",
+    "lab.scaling(": "scaling",
 }
 REFUSED = "use what is running"  # by the cell of 04 that would replace the engines by hosts
 LESS = {  # notebook: {what calls do beyond what is looked at here: fewer sizes, contenders, steps and ranks}
     "00": {  # nothing ends this cell but the stop button, which is pressed when all ranks have come
         "comm: comm.recv(": "comm: comm.barrier() or print('all are here') or comm.recv(",
         "deadline=3)": "deadline=100)",
-    },
-    "03": {
-        "lab.ping_pong(ping_pong, prediction=": 'lab.ping_pong(ping_pong, sizes=("8", "1MiB"), prediction=',
     },
     "04": {
         "lab.measure(all_reduce, prediction=": 'lab.measure(all_reduce, ["4", "64KiB"], against=("mpi",), prediction=',
@@ -67,17 +43,6 @@ LESS = {  # notebook: {what calls do beyond what is looked at here: fewer sizes,
         "for k in range(10, 23, 3)": "for k in (10, 16)",
     },
 }
-NOT_LOOKED_AT = (  # cells of 03 of which nothing is looked at here, and which nothing below them needs
-    "check-3-5", "exercise-3-6", "check-3-6",
-)  # fmt: skip
-AT_THE_END = """
-def gradient_ready(comm, reducer, index):
-    reducer.collect(index)
-    reducer.missing[reducer.bucket_of[index]] -= 1
-    if not any(reducer.missing):
-        for bucket in reducer.buckets:
-            reducer.works.append(comm.background(reducer.all_reduce, bucket.packed()))
-"""
 WRONG = """
 from hpdl_lab.collectives.chunks import chunk
 
@@ -118,21 +83,6 @@ def with_less(path):
         cell.source = cell.source.replace(much, less)
     nbformat.write(notebook, path)
     return path
-
-
-def with_answers(path, answers, last):
-    """Write `answers`, {id of a cell: its text}, into a notebook, and end it with the cell that says `last`."""
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        cell.source = answers.get(cell.id, cell.source)
-    (end,) = [i for i, cell in enumerate(notebook.cells) if last in cell.source]
-    del notebook.cells[end + 1 :]
-    nbformat.write(notebook, path)
-
-
-def solutions(served, name):
-    """{id of a cell: its text} of the notebook with the answers."""
-    return {cell.id: cell.source for cell in nbformat.read(served[1] / "solutions" / name, as_version=4).cells}
 
 
 def menu(page, *names):
@@ -176,39 +126,19 @@ def screenshot(page, locator, name):
     page.screenshot(path=SCREENSHOTS / name)
 
 
-def pictures(page, number):
-    """Leave a screenshot of each picture of a notebook, and see that it is one."""
-    for call, name in PICTURES[number].items():
+def pictures(page):
+    """Leave a screenshot of each picture of 04, and see that it is one."""
+    for call, name in PICTURES.items():
         cell = page.locator(".jp-CodeCell", has_text=call)
         picture = cell.locator(".jp-OutputArea-output img, .jp-OutputArea-output pre").last
         expect(picture).to_be_attached()
-        screenshot(page, picture, f"{number}_{name}.png")
-        if name not in ("zoo", "average", "deadlock"):
-            assert width_of(cell.locator("img").last) > 500, f"{call} left no picture"
+        screenshot(page, picture, f"04_{name}.png")
+        assert width_of(cell.locator("img").last) > 500, f"{call} left no picture"
 
 
 def width_of(picture):
     """The pixels of a picture from left to right; waits until it is decoded, which fails where it is none."""
     return picture.evaluate("image => image.decode().then(() => image.naturalWidth)")
-
-
-def test_notebook_03_shows_a_stuck_program_as_a_table_and_goes_on(page, served):
-    path = with_less(served[1] / "solutions" / "03_messages.ipynb")
-    notebook = nbformat.read(path, as_version=4)
-    notebook.cells = [
-        cell for cell in notebook.cells if cell.id not in NOT_LOOKED_AT and "fit_alpha" not in cell.source
-    ]
-    nbformat.write(notebook, path)
-    open_notebook(page, served, f"solutions/{path.name}")
-    menu(page, "Run", "Run All Cells")
-    outputs = page.locator(".jp-OutputArea-output")
-    for answer in ("3.1 ping_pong", "3.3 which_collective", "3.4 diagnose", "3.7 sum_of_steps"):
-        outputs.get_by_text(f"{answer}: correct").wait_for(state="attached", timeout=RUN_MS)
-    wait_for_the_end(page, path)
-    stuck = page.locator(".jp-CodeCell", has_text="opposite_communicators").locator(".jp-OutputArea-output")
-    expect(stuck.get_by_text("two communicators in opposite order").first).to_be_attached()
-    expect(stuck.get_by_text(re.compile(r"rank +state +in")).first).to_be_attached()
-    pictures(page, "03")
 
 
 def test_the_stop_button_ends_a_stuck_cell_and_a_wrong_answer_is_explained(page, served):
@@ -267,21 +197,6 @@ def test_a_live_plot_stays_in_the_window_below_its_cell(page, served):
     wait_until_idle(page, RUN_MS)
 
 
-def test_notebook_06_shows_in_a_timeline_what_comes_too_late(page, served):
-    path = served[1] / "06_data_parallel.ipynb"
-    right = {id: text for id, text in solutions(served, path.name).items() if id.startswith("exercise-6-")}
-    with_answers(path, right | {"exercise-6-4": AT_THE_END.strip()}, "assert left < 0.3")
-    open_notebook(page, served, path.name)
-    menu(page, "Run", "Run All Cells")
-    outputs = page.locator(".jp-OutputArea-output")
-    for answer in ("6.1 broadcast_parameters", "6.2 average_all_gradients", "6.3 assign_buckets"):
-        wait_for(page, f"{answer}: correct")
-    wait_for(page, "6.4 gradient_ready: not yet (late)")
-    expect(outputs.get_by_text("100% of the communication is exposed").first).to_be_attached()
-    expect(outputs.get_by_text("assert left < 0.3").first).to_be_attached(timeout=RUN_MS)
-    pictures(page, "06")
-
-
 PICKER = ("lab.start(", "my_grid = ", "lab.grid(", "picker.set(")  # the cells of notebook 11 that it needs
 
 
@@ -314,22 +229,6 @@ def test_the_picker_of_notebook_11_follows_its_sliders_runs_and_stops(page, serv
     screenshot(page, large.locator("img").last, "11_gpt3.png")
 
 
-def test_notebook_10_shows_the_bubble_and_names_the_cycle_of_a_deadlock(page, served):
-    path = served[1] / "10_pipeline_parallel.ipynb"
-    solved = solutions(served, path.name)
-    right = {id: solved[id] for id in ("exercise-10-1", "exercise-10-2")}
-    with_answers(path, right, '"yours": partition(costs, 4)')
-    open_notebook(page, served, path.name)
-    menu(page, "Run", "Run All Cells")
-    outputs = page.locator(".jp-OutputArea-output")
-    for answer in ("10.1 gpipe", "10.2 one_f_one_b"):
-        wait_for(page, f"{answer}: correct")
-    said = outputs.get_by_text("rank 0 waits at 0B0 for 1B0 of rank 1, which waits at 1F1 for 0F1 of rank 0").first
-    expect(said).to_be_attached(timeout=RUN_MS)
-    expect(outputs.get_by_text("NotImplementedError: exercise 10.3: write partition")).to_be_attached(timeout=RUN_MS)
-    pictures(page, "10")
-
-
 def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     """Both parts; engines that other open notebooks use are left to them, which is all that may be said as an error."""
     path = with_less(served[1] / "solutions" / "04_ring_all_reduce.ipynb")
@@ -346,4 +245,4 @@ def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     wait_for_the_end(page, path)
     said = page.locator("[data-mime-type='application/vnd.jupyter.stderr']").all_text_contents()
     assert len(said) <= 1 and all(REFUSED in text for text in said), said
-    pictures(page, "04")
+    pictures(page)
