@@ -159,29 +159,15 @@ def test_a_model_of_1024_ranks_says_so_and_is_simulated(alone, monkeypatch):
     assert picker.prediction.fits and picker.setting.tp == 8 and picker.subject.ranks == 1024
     said = []
     picker.changed.append(lambda: said.append(picker.said))
-    monkeypatch.setattr(PICKER, "SimulatedGrid", lambda *_, **__: Instead(26.0))
+    monkeypatch.setattr(PICKER, "simulate", lambda *_, **__: 26.0)
     assert picker.run().kind == "simulated" and picker.measured.seconds == 26.0
     assert said[0].startswith("This grid needs 1,024 engines and none run: simulating it instead")
     assert "simulated" in repr(picker) and "in virtual time" in texts(picker.figure())
 
 
-class Instead:
-    """Stands for a simulation: ends at once, or when it is stopped."""
-
-    def __init__(self, seconds=None):
-        self.value, self.ended = seconds, threading.Event()
-
-    def seconds(self):
-        if self.value is None:
-            assert self.ended.wait(20)
-        return self.value
-
-    def stop(self):
-        self.ended.set()
-
-
 def test_pressed_twice_and_stopped(alone, monkeypatch):
-    monkeypatch.setattr(PICKER, "SimulatedGrid", lambda *_, **__: Instead())
+    begun, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(PICKER, "simulate", lambda *_, **__: begun.set() or ended.wait(20))
     picker = Picker(subject_of("gpt3"))
     picker.stop()
     assert picker.said == "Nothing of this picker is running."
@@ -189,14 +175,14 @@ def test_pressed_twice_and_stopped(alone, monkeypatch):
     with raises(EngineError, "Stop"):
         picker.start()
     picker.set(recompute=True)  # sliders move meanwhile
-    while picker.under_way.simulation is None:
-        time.sleep(0.01)
+    assert begun.wait(20)
     picker.stop()
     wait_for(picker)
+    ended.set()
     assert picker.said == "Stopped." and not picker.taken
 
 
-def test_a_real_simulation_runs_in_a_process_of_its_own(alone):
+def test_a_grid_without_engines_is_simulated(alone):
     ranks = {**KIND, "ranks": 8}
     subject = subject_of(**ranks)
     told = []

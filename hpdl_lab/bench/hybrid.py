@@ -54,7 +54,7 @@ def lines() -> list[Row]:
     options = {"schedule": "1f1b", "micro_batches": MICRO_BATCHES, "recompute": True}
     predicted = predict(spec, grid, machine=machine, batch=BATCH, **options)
     begin = time.process_time()
-    found = simulate(spec, grid, machine=machine, batch=BATCH, **options)
+    simulated = simulate(spec, grid, machine=machine, batch=BATCH, **options)
     took = time.process_time() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     flops = BATCH * spec.flops * 4 / 3 / grid.size  # with the forwards that are done again, as the published figure has
@@ -63,10 +63,10 @@ def lines() -> list[Row]:
     block = spec.layers[2].saved_on(1, False) * spec.bytes_each.activations
     ideal = (grid["pp"] - 1) / MICRO_BATCHES
     waiting = predicted.bubble / (1 - predicted.bubble)
-    speeds = [f"{flops / seconds / 1e12:.0f}" for seconds in (predicted.seconds, found.seconds)]
+    speeds = [f"{flops / seconds / 1e12:.0f}" for seconds in (predicted.seconds, simulated)]
     state, average = (memory.total - memory.activations) / 1e9, 16 * each / 1e9
     rows = [
-        ("s per step", f"{predicted.seconds:.1f}", f"{found.seconds:.1f}", "32", README),
+        ("s per step", f"{predicted.seconds:.1f}", f"{simulated:.1f}", "32", README),
         ("teraFLOP/s per GPU", *speeds, "138", README),
         ("bubble over ideal time", f"{waiting:.1%}", "", f"{ideal:.1%}", BUBBLE),
         ("GB of parameters, gradients, optimizer, fullest GPU", f"{state:.1f}", "", f"{average:.1f} on average", ZERO),

@@ -6,6 +6,7 @@ grid_widgets.py shows it in a notebook.
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from ..engines.errors import EngineError
 from ..parallel.grid.machine import Machine
 from ..parallel.grid.memory import Memory
 from ..parallel.grid.model import Prediction
-from ..parallel.grid.simulated_grid import SimulatedGrid
+from ..parallel.grid.simulation import simulate
 from ..parallel.grid.spec import Spec
 from ..parallel.grid.steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from ..plots import grid as drawing
@@ -33,6 +34,7 @@ from .plain import plainly, sentence
 from .result import table
 
 STEPS = 5
+POLL = 0.1  # s: how soon a simulation sees that it was stopped
 DEADLINE = 30.0  # s: engines that share few cores import torch's tracer first
 
 
@@ -64,9 +66,7 @@ class GridRun:
         self, subject: Subject, setting: Setting, tell: Callable[[str], None], show: Callable[[Measured], None] | None
     ) -> None:
         self.subject, self.setting, self.tell, self.show = subject, setting, tell, show
-        self.stopped = False
-        self.simulation: SimulatedGrid | None = None
-        self.lock = threading.Lock()  # between the begin of a simulation and its stop
+        self.stopped = self.simulates = False
 
     def result(self) -> Measured | None:
         """The Measured at the end, None if it was stopped. Raises what lab.run raises, ValueError as simulate."""
@@ -75,16 +75,14 @@ class GridRun:
             return self.measured()
         there = f"{engines.n} run" if engines is not None else "none run"
         self.tell(f"This grid needs {ranks:,} engines and {there}: simulating it instead, which may take a minute.")
+        self.simulates = True
         return self.simulated()
 
     def stop(self) -> None:
         """End it, from another thread."""
-        with self.lock:
-            self.stopped = True
-            if self.simulation is not None:
-                self.simulation.stop()
-            elif (engines := running()) is not None:
-                engines.interrupt()
+        self.stopped = True
+        if not self.simulates and (engines := running()) is not None:
+            engines.interrupt()
 
     def measured(self) -> Measured:
         """A few steps on the engines."""
@@ -115,16 +113,23 @@ class GridRun:
         )
 
     def simulated(self) -> Measured | None:
-        """A step in virtual time, in a process of its own."""
+        """A step in virtual time, in a thread that a stop leaves alone."""
         subject = self.subject
-        with self.lock:
-            if self.stopped:
-                return None
-            how = {**self.setting.options, "machine": subject.machine, "batch": subject.batch}
-            self.simulation = SimulatedGrid(subject.spec, self.setting.grid, **how)
-        seconds = self.simulation.seconds()
+        how = {**self.setting.options, "machine": subject.machine, "batch": subject.batch}
+        found: Future[float] = Future()
+
+        def alone() -> None:
+            try:
+                found.set_result(simulate(subject.spec, self.setting.grid, **how))
+            except BaseException as error:
+                found.set_exception(error)
+
+        threading.Thread(target=alone, daemon=True).start()
         text = f"one step of {subject.ranks:,} simulated ranks on {subject.machine.name}, in virtual time"
-        return None if seconds is None else Measured("simulated", text, seconds)
+        while not self.stopped:
+            with suppress(TimeoutError):
+                return Measured("simulated", text, found.result(POLL))
+        return None
 
 
 # -- what is picked ---------------------------------------------------------------------------------------------------

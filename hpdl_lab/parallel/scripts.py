@@ -246,12 +246,13 @@ def price(
 def simulated_step(
     dp: int, pp: int, tp: int, micro_batches: int, model: str = "gpt3", machine: str = "dgx_a100"
 ) -> tuple[float, float]:
-    """(s on simulated ranks, s by the model) of one step with micro-batches of one example each, recomputed."""
+    """(s with every message, s by the model) of one step with micro-batches of one example each, recomputed."""
     require_known(model, machine)
     spec, grid, machine = SPECS[model], grid_of(dp, pp, tp), MACHINES[machine]
     asked = {"recompute": True, "machine": machine, "batch": dp * micro_batches}
-    simulated = simulate(spec, grid, "1f1b", micro_batches, **asked)
-    return simulated.seconds, predict(spec, grid, "1f1b", micro_batches, **asked).seconds
+    return simulate(spec, grid, "1f1b", micro_batches, **asked), predict(
+        spec, grid, "1f1b", micro_batches, **asked
+    ).seconds
 
 
 def require_known(model: str, machine: str) -> None:

@@ -10,6 +10,7 @@ simulated ranks, so their times are equal, bit by bit.
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,9 +95,15 @@ class Pattern:
         alpha, self.beta, links = network.routes(self.source, self.dest, p)
         self.alpha = alpha + np.zeros(len(source))
         self.links = np.stack([np.broadcast_to(link, source.shape) for link in links], axis=1)
-        self.links = np.where(self.links < 0, network.link_count(p), self.links)
-        count = np.bincount(self.links.ravel(), minlength=network.link_count(p) + 1)
+        self.nobody = network.link_count(p)
+        self.links = np.where(self.links < 0, self.nobody, self.links)
+        count = np.bincount(self.links.ravel(), minlength=self.nobody + 1)
         self.contends = bool((count[:-1] > 1).any())
+
+    @cached_property
+    def ways(self) -> list[tuple[int, ...]]:
+        """The links of each message."""
+        return [tuple(link for link in links if link != self.nobody) for links in self.links.tolist()]
 
     def is_of(self, source: np.ndarray, dest: np.ndarray) -> bool:
         return np.array_equal(source, self.source) and np.array_equal(dest, self.dest)
@@ -175,55 +182,65 @@ class Booking:
 
 
 def follow(batches: Iterable[Batch], clocks: np.ndarray, free: np.ndarray, network: Network) -> np.ndarray:
-    """(p,) s at which every rank ends that begins at `clocks`. Each message is a task that takes its links.
-
-    A round of a rank begins when the last one has ended: with all that it received, and sent. An eager message is ready
-    when it is sent, and only its receiver waits for it.
-    """
-    graph, p, nobody = Graph(), len(clocks), len(free) - 1
+    """(p,) s at which every rank ends that begins at `clocks`. Each message is a task of a graph."""
+    graph = Graph()
     for link in np.flatnonzero(free > 0).tolist():
         graph.add(float(free[link]), links=(link,))
-    began = [graph.add(clock) for clock in clocks.tolist()]  # per rank: the task behind which its round begins
-    pending: list[list[int]] = [[] for _ in range(p)]  # per rank: messages for which it waits in its round
-    posts, count = [0] * p, 0
-
-    def join(rank: int) -> int:
-        """The end of the rank's round."""
-        if pending[rank]:
-            began[rank] = graph.add(0, [Need(task) for task in (began[rank], *pending[rank])])
-            pending[rank] = []
-        return began[rank]
-
+    exchange = Exchange(graph, [graph.add(clock) for clock in clocks.tolist()], network)
     for pattern, nbytes in batches:
-        count += len(nbytes)
-        require_few(count, MOST_TASKS, network)
-        seconds = nbytes * pattern.beta
-        require_time(pattern.alpha + seconds, network)
-        turns: list[list[int]] = []
-        for ranks in (pattern.dest.tolist(), pattern.source.tolist()):
-            turns.append([])
-            for rank in ranks:
-                join(rank)
-                posts[rank] += 1
-                turns[-1].append(rank << 32 | posts[rank])
-        eager = nbytes <= network.eager_nbytes if network.eager_nbytes else np.zeros(len(nbytes), bool)
-        columns = (pattern.source, pattern.dest, eager, seconds, pattern.alpha, pattern.links)
-        tasks = []
-        for source, dest, early, cost, latency, links, theirs, mine in zip(
-            *(column.tolist() for column in columns), *turns, strict=True
-        ):
-            needs = [Need(began[source], False, mine)]
-            if not early:
-                needs.append(Need(began[dest], False, theirs))
-            way = tuple(link for link in links if link != nobody)
-            tasks.append((graph.add(cost, needs, links=way, latency=latency), source, dest, early))
-        for task, source, dest, early in tasks:
-            pending[dest].append(task)
-            if not early:
-                pending[source].append(task)
-    last = [join(rank) for rank in range(p)]
+        exchange.add(pattern, nbytes)
+    last = [exchange.end(rank) for rank in range(len(clocks))]
     ends = graph.times()[1]
     return np.array([ends[task] for task in last], dtype=float)
+
+
+class Exchange:
+    """Rounds of messages as tasks of a graph.
+
+    A round of a rank begins when its last one has ended: with all that it received, and sent. An eager message is ready
+    when it is sent, and only its receiver waits for it.
+    """
+
+    def __init__(self, graph: Graph, began: list[int], network: Network) -> None:
+        """began: per rank, the task behind which its round begins."""
+        self.graph, self.began, self.network = graph, began, network
+        self.pending: list[list[int]] = [[] for _ in began]  # per rank: messages for which it waits in its round
+        self.posts, self.count = [0] * len(began), 0
+
+    def end(self, rank: int, *others: int) -> int:
+        """The task with which the rank's round has ended, and these others; its next one begins behind it."""
+        if self.pending[rank] or others:
+            needs = [Need(task) for task in (self.began[rank], *self.pending[rank], *others)]
+            self.began[rank], self.pending[rank] = self.graph.add(0, needs), []
+        return self.began[rank]
+
+    def turns(self, ranks: list[int]) -> list[int]:
+        """The turns of what these ranks post next."""
+        turns = []
+        for rank in ranks:
+            self.end(rank)
+            self.posts[rank] += 1
+            turns.append(rank << 32 | self.posts[rank])
+        return turns
+
+    def add(self, pattern: Pattern, nbytes: np.ndarray) -> None:
+        """The next round. Every rank posts its receives, then its sends, each in the order of the rows."""
+        self.count += len(nbytes)
+        require_few(self.count, MOST_TASKS, self.network)
+        seconds = nbytes * pattern.beta
+        require_time(pattern.alpha + seconds, self.network)
+        theirs, mine = self.turns(pattern.dest.tolist()), self.turns(pattern.source.tolist())
+        eager = nbytes <= self.network.eager_nbytes if self.network.eager_nbytes else np.zeros(len(nbytes), bool)
+        columns = (pattern.source, pattern.dest, eager, seconds, pattern.alpha)
+        rows = zip(*(column.tolist() for column in columns), pattern.ways, mine, theirs, strict=True)
+        for source, dest, early, cost, latency, way, sends, receives in rows:
+            needs = [Need(self.began[source], False, sends)]
+            if not early:
+                needs.append(Need(self.began[dest], False, receives))
+            task = self.graph.add(cost, needs, links=way, latency=latency)
+            self.pending[dest].append(task)
+            if not early:
+                self.pending[source].append(task)
 
 
 def require_time(seconds: np.ndarray, network: Network) -> None:

@@ -191,11 +191,10 @@ def pipeline_time(name, ranks, micro_batches, costs, transfer, chunks=None):
         gradients = tuple(tuple((stage, begins[n], ends[n]) for stage, n in stages) for stages in last)
         return PipelineTime(tuple(ends[after - 1] if after > first else 0.0 for first, after in bounds), gradients)
 
-    period = 2 * ranks if ranks < MANY else ranks
-    if micro_batches <= 2 * period:
+    counts, more = rounds_of(ranks, micro_batches)
+    if not more:
         return of(micro_batches)
-    more, rest = divmod(micro_batches - period, period)
-    short, long = of(period + rest), of(2 * period + rest)
+    short, long = map(of, counts)
 
     def go_on(few, many):
         return many + (more - 1) * (many - few)
@@ -206,6 +205,13 @@ def pipeline_time(name, ranks, micro_batches, costs, transfer, chunks=None):
         for a, b in zip(short.gradients, long.gradients, strict=True)
     )
     return PipelineTime(ends, gradients)
+
+
+def rounds_of(ranks, micro_batches):
+    """((few micro-batches, a round more), more): a long step is one with few, and `more` rounds; 0 of a short one."""
+    period = 2 * ranks if ranks < MANY else ranks
+    more, rest = divmod(micro_batches - period, period) if micro_batches > 2 * period else (0, 0)
+    return (period + rest, 2 * period + rest), more
 
 
 @functools.lru_cache(maxsize=512)

@@ -198,9 +198,8 @@ print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as publ
 lab.search("gpt3", prediction=my_gpt3)
 
 # %% [markdown]
-# The model adds and multiplies. Do 1,024 ranks that really send their messages, in virtual time, agree with it? One
-# step of the published grid with 4 of its 192 micro-batches; every rank is a program of its own here, for some
-# seconds:
+# The model adds and multiplies. Do 1,024 ranks agree with it whose messages wait for links, each one for itself, in
+# virtual time? One step of the published grid with 4 of its 192 micro-batches takes some seconds:
 
 # %%
 from hpdl_lab.parallel.scripts import simulated_step
@@ -242,6 +241,6 @@ print(
 # - `hpdl_lab/parallel/hybrid/model.py`: three lines; `hpdl_lab/parallel/checkpoint.py`: from one mesh into another.
 # - `hpdl_lab/parallel/grid/model.py`, `hpdl_lab/parallel/grid/memory.py`: what a grid costs;
 #   `hpdl_lab/parallel/grid/search.py`.
-# - `hpdl_lab/parallel/grid/simulation.py`: 1,024 ranks in one process.
+# - `hpdl_lab/parallel/grid/simulation.py`, `hpdl_lab/predict/graph.py`: every message of 1,024 ranks.
 # - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
 #   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358.
