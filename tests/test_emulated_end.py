@@ -64,7 +64,7 @@ class Started:
                 break
         else:
             raise AssertionError(self.process.communicate()[1])
-        with open(hosts.told_in(self.traces.path)) as file:
+        with open(hosts.namespaces_file(self.traces.path)) as file:
             self.hosts = json.load(file)
         self.namespaces = Namespaces(self.hosts)
         assert self.namespaces.held()
@@ -181,7 +181,7 @@ def test_the_verb_takes_what_runs_replaces_it_and_says_so(root, monkeypatch, cap
         assert "2 engines were running: replacing them by 2 engines on 2 emulated hosts at 100mbit." in (
             capsys.readouterr().out
         )
-        with open(hosts.told_in(cluster.path)) as file:
+        with open(hosts.namespaces_file(cluster.path)) as file:
             namespaces = Namespaces(json.load(file))
         assert namespaces.held()
         pids = lab.run(lambda comm: os.getpid())

@@ -87,9 +87,9 @@ def test_what_is_not_said_stays_as_it_runs(asked, running, found):
     [
         ({"where": "cloud"}, "where='cloud': one of 'local', 'emulated', 'slurm' is needed"),
         ({"device": "tpu"}, "device='tpu': one of 'cpu', 'cuda' is needed"),
-        ({"hosts": 5}, "hosts=5: from 1 to 4 hosts can share 4 engines"),
-        ({"hosts": 0}, "hosts=0: from 1 to 4 hosts can share 4 engines"),
-        ({"hosts": 2.0}, "the number of hosts is a whole number, got 2.0"),
+        ({"hosts": 5}, "the number of hosts for 4 engines must be a whole number from 1 to 4, got 5"),
+        ({"hosts": 0}, "the number of hosts for 4 engines must be a whole number from 1 to 4, got 0"),
+        ({"hosts": 2.0}, "the number of hosts for 4 engines must be a whole number from 1 to 4, got 2.0"),
         ({"where": "local", "link": "1gbit"}, "link= and hosts= belong to emulated hosts"),
         ({"where": "local", "hosts": 4}, "link= and hosts= belong to emulated hosts"),
         ({"where": "emulated", "link": "fast"}, "link='fast': a speed as tc spells it"),

@@ -33,13 +33,13 @@ with Cluster.start(2) as cluster:
 
 @pytest.mark.parametrize("n", [0, -1])
 def test_no_engines(n):
-    with pytest.raises(ValueError, match=rf"^{n} engines cannot do anything: start at least 1, as in lab.start\(4\)"):
+    with pytest.raises(ValueError, match=rf"engines .* at least 1, got {n}"):
         Cluster.start(n)
 
 
 @pytest.mark.parametrize("n", [2.5, "4", None, True])
 def test_a_count_that_is_none(n):
-    with pytest.raises(ValueError, match=rf"is a whole number, got {n!r}"):
+    with pytest.raises(ValueError, match=rf"a whole number, at least 1, got {n!r}"):
         Cluster.start(n)
 
 

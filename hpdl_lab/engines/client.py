@@ -14,7 +14,7 @@ Times of engines on other machines, as if they had been taken by the notebook's 
     engine           ------------- its time -----          both ways take about as long: theirs was in the middle
 
 Each machine counts from its own start. Where an answer's time lies between question and answer by the notebook's clock
-as well, the clocks count for the same one, or differ by less than can be told: then nothing is moved.
+as well, the clocks are the same, or differ by less than can be measured: then nothing is moved.
 """
 
 import fcntl
@@ -77,12 +77,12 @@ class Offset:
         return self.taken_at is not None and time.monotonic() - self.taken_at > STALE
 
     def take(self, answers: list[tuple[int, int, int]]) -> None:
-        """Learn from `answers`: (before, theirs, after) in ns, of which that without delay tells most."""
-        before, theirs, after = min(answers, key=lambda answer: answer[2] - answer[0])
-        if before <= theirs <= after:
+        """Estimate the offset from (sent, remote, received) samples in ns; the shortest is the most accurate."""
+        sent, remote, received = min(answers, key=lambda answer: answer[2] - answer[0])
+        if sent <= remote <= received:
             self.ns, self.taken_at = 0, None
         else:
-            self.ns, self.taken_at = (before + after) // 2 - theirs, time.monotonic()
+            self.ns, self.taken_at = (sent + received) // 2 - remote, time.monotonic()
 
     def moved(self, outcome: dict) -> dict:
         """The outcome of a task (task.py), with the notebook's times."""
@@ -134,8 +134,8 @@ class EngineConnection:
         for _ in range(QUESTIONS):
             before = time.monotonic_ns()
             self.send(STATE, None)
-            ((_, told),) = self._first()
-            answers.append((before, told["now_ns"], time.monotonic_ns()))
+            ((_, answer),) = self._first()
+            answers.append((before, answer["now_ns"], time.monotonic_ns()))
         self.clock.take(answers)
 
     def refresh_clock(self) -> None:
@@ -199,15 +199,15 @@ class RunLock:
 
     def _lock(self) -> None:
         started = time.monotonic()
-        told = False
+        announced = False
         while True:
             try:
                 return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 time.sleep(0.02)
-            if not told and time.monotonic() - started > 1:
+            if not announced and time.monotonic() - started > 1:
                 print("Another notebook uses the engines: waiting for its run to end.", flush=True)
-                told = True
+                announced = True
 
     def close(self) -> None:
         os.close(self._file)

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -15,6 +14,7 @@ from . import errors, launch, layout, pool, px, session_dir, slurm, supervisor_c
 from .errors import EngineError, EngineMute
 from .launch import START_SECONDS, Launching
 from .pool import EnginePool, warn
+from .slurm import ipython
 
 
 class Cluster:
@@ -33,7 +33,7 @@ class Cluster:
         self.layout: Any = None  # layout.Layout; None while another kernel starts them
         self._supervisor: supervisor_client.SupervisorConnection | None = supervisor
         self._pool: EnginePool | None = None
-        self._unwell: EngineError | None = None  # that `start` found and nobody has been told
+        self._unwell: EngineError | None = None  # found by `start`, not raised yet
         self._parallel: Any = None
         self._shown_in: int | None = None  # number of the cell that has shown the table
 
@@ -255,7 +255,7 @@ class Cluster:
         if not (gone := self._pool.gone()):
             return
         self._require_alive(gone)
-        if dead := self._pool.died_by_now(gone):
+        if dead := self._pool.endings(gone, unknown=""):
             raise EngineError(
                 f"{errors.dead_text(dead)}: call lab.restart() for {self.n} new engines; your variables stay"
             )
@@ -321,11 +321,6 @@ class Cluster:
 
     def __repr__(self) -> str:
         return f"<{self.layout} in {self.path}>"
-
-
-def ipython() -> Any:
-    """The IPython shell of this process; None in a plain script."""
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 COLUMNS = ("rank", "host", "cores", "GPU", "pid")

@@ -129,20 +129,22 @@ def require_reachable_controller() -> None:
     """Raise Missing where engines on nodes of Slurm would look for the controller on their own localhost."""
     if "SLURM_JOB_ID" not in os.environ and shutil.which("sinfo") is None:
         return
-    if (told := os.environ.get(slurm.ADDRESS)) and all(map(is_loopback, told.split(","))):
+    if (given := os.environ.get(slurm.ADDRESS)) and all(map(is_loopback, given.split(","))):
         if away := [node for node in slurm.node_addresses(None)[: slurm.ASKED] if not is_here(node)]:
             raise Missing(
-                f"{slurm.ADDRESS}={told} sends the engines of node {away[0]} to their own localhost",
+                f"{slurm.ADDRESS}={given} sends the engines of node {away[0]} to their own localhost",
                 f"unset {slurm.ADDRESS}, or set it to an address of this machine that the nodes reach",
             )
     for path in glob.glob(os.path.join(ipython_dir(), "profile_*", "security", "ipcontroller*-engine.json")):
         with suppress(OSError, ValueError, KeyError), open(path) as file:
-            told = json.load(file)
-            host = told["interface"].removeprefix("tcp://")
-            if is_loopback(host) and (told["location"] != socket.gethostname() or answers(host, told["registration"])):
+            controller = json.load(file)
+            host = controller["interface"].removeprefix("tcp://")
+            if is_loopback(host) and (
+                controller["location"] != socket.gethostname() or answers(host, controller["registration"])
+            ):
                 raise Missing(
-                    f"the controller of {path} listens on {host} of {told['location']}, where engines on other nodes "
-                    "never find it",
+                    f"the controller of {path} listens on {host} of {controller['location']}, where engines on other "
+                    "nodes never find it",
                     'lab.start(4, where="slurm"), or plain ipyparallel with --ip="*" for ipcontroller',
                 )
 
@@ -176,7 +178,7 @@ def ipython_dir() -> str:
 
 
 def logs() -> str:
-    """What the engines, and all beside them, have said since their last start; "" where none runs or is left."""
+    """What the processes of the cluster have printed since the last start; "" if there is none."""
     folder = session_dir.find()[0]
     return "\n".join(map(session_dir.read_tail, sorted(glob.glob(os.path.join(glob.escape(folder), "*.log")))))
 

@@ -118,10 +118,10 @@ def annotate(
 ) -> tuple[Wait, ...]:
     """`waits`, with what only the ranks' ends tell: that a rank is dead, and the line that a running rank was in.
 
-    picture: what ranks have told the notebook; for those of which `waits` knows nothing.
+    picture: what ranks have said to the notebook, for those of which `waits` knows nothing.
     """
     known = {w.rank: w for w in picture} | {w.rank: w for w in waits if w.state != "silent"}
-    told = []
+    annotated = []
     for wait in (known[rank] for rank in sorted(known)):
         failure = outcomes.get(wait.rank, {}).get("failure")
         if wait.rank in dead:
@@ -135,8 +135,8 @@ def annotate(
             wait = replace(wait, state="running", line=line)
         elif wait.op == "start":
             wait = replace(wait, line="")  # the ranks still gather: no line of the attendee's has run
-        told.append(wait)
-    return tuple(told)
+        annotated.append(wait)
+    return tuple(annotated)
 
 
 def run_failed(own: dict[int, dict], waits: Sequence[Wait]) -> RunFailed:

@@ -45,22 +45,10 @@ def system_call(name: str, *arguments: Any) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def unshare(kinds: int) -> None:
-    """Put this process into new namespaces of `kinds`."""
-    system_call("unshare", kinds)
-
-
-def join_namespace(handle: int) -> None:
-    """Enter the namespace that is open as `handle`."""
-    system_call("setns", handle, 0)
-
-
-def join_namespace_at(path: str) -> None:
-    """Enter the namespace at `path`."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        join_namespace(handle)
-    finally:
+def join_namespaces(paths: list[str]) -> None:
+    """Enter the namespaces at `paths`, which are all opened first: a path may change once the first is entered."""
+    for handle in [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]:
+        system_call("setns", handle, 0)
         os.close(handle)
 
 
@@ -85,7 +73,7 @@ REFUSED = (
 )
 
 
-def told_in(path: str) -> str:
+def namespaces_file(path: str) -> str:
     """The file by which an engine finds the namespaces of its host, in the session directory `path`."""
     return os.path.join(path, "hosts.json")
 
@@ -112,7 +100,7 @@ class Switch:
 
     def add_host(self, number: int) -> list[str]:
         """Make host `number` and join it to the switch; returns the paths of its namespaces."""
-        unshare(NETWORK | NAMES)
+        system_call("unshare", NETWORK | NAMES)
         socket.sethostname(f"host{number}")
         paths = [*self.users, self.mounts, self.hold("net"), self.hold("uts")]
         for name, value in (SETTINGS | self.link.windows()).items():
@@ -121,7 +109,7 @@ class Switch:
         veth = f"name {INTERFACE} mtu {MTU} type veth peer name port{number} mtu {MTU} netns {self.network}"
         batch(self.ip, "link set lo up", f"link add {veth}", f"addr add {SUBNET}.{number + 1}/24 dev {INTERFACE}")
         self.shape(INTERFACE)
-        join_namespace_at(self.network)
+        join_namespaces([self.network])
         batch(self.ip, f"link set port{number} master switch")
         self.shape(f"port{number}")
         return paths
@@ -136,16 +124,16 @@ def enter_new_namespaces() -> bool:
     """New namespaces for the switch; returns whether that took a user namespace too, in which this user is root."""
     kinds = NETWORK | MOUNTS
     try:
-        unshare(kinds)
+        system_call("unshare", kinds)
         return False
     except PermissionError:
         pass
     uid, gid = os.geteuid(), os.getegid()
     try:
-        unshare(USERS)
+        system_call("unshare", USERS)
         for name, value in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             write(f"/proc/self/{name}", value)
-        unshare(kinds)
+        system_call("unshare", kinds)
     except OSError as error:
         raise Refused(REFUSED.format(why=error.strerror)) from None
     return True
@@ -184,7 +172,7 @@ def make() -> None:
     except (Refused, OSError) as error:
         raise SystemExit(str(error)) from None
     die_with_parent()  # a new user namespace has cleared what the supervisor had set
-    ready = told_in(path)
+    ready = namespaces_file(path)
     write(f"{ready}.new", json.dumps(hosts))
     os.rename(f"{ready}.new", ready)
     signal.pause()
@@ -193,7 +181,7 @@ def make() -> None:
 def count(path: str) -> int:
     """How many emulated hosts the session at `path` has."""
     try:
-        with open(told_in(path)) as file:
+        with open(namespaces_file(path)) as file:
             return len(json.load(file))
     except OSError:
         return 0
@@ -202,11 +190,9 @@ def count(path: str) -> int:
 def enter(path: str, number: int) -> None:
     """Move this process to emulated host `number` of the session at `path`."""
     folder = os.getcwd()
-    with open(told_in(path)) as file:
+    with open(namespaces_file(path)) as file:
         paths = json.load(file)[number]
-    for handle in [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]:  # open all first: paths may change
-        join_namespace(handle)
-        os.close(handle)
+    join_namespaces(paths)
     os.chdir(folder)  # with new mounts, a process starts in the root directory
 
 

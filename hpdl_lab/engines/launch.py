@@ -43,7 +43,7 @@ class Launching:
         dev_shm.remove_abandoned()
         if self.layout.hosts:
             self.spawn("hosts", hosts_argv(self.path, self.layout))
-            self.wait_for([hosts.told_in(self.path)])
+            self.wait_for([hosts.namespaces_file(self.path)])
         if self.layout.where == "slurm":
             slurm.prepare(self)
             self.open_px()  # agents want to know its sockets at once
@@ -55,7 +55,7 @@ class Launching:
 
     def open_px(self) -> None:
         """Start ipyparallel's controller, for %px."""
-        self.spawn("controller", controller_argv())
+        self.spawn("controller", [sys.executable, "-m", "hpdl_lab.engines.px_processes"])
 
     def spawn(self, name: str, argv: list[str], **options: Any) -> None:
         """Have the supervisor start process `name`. options: see supervisor.py."""
@@ -76,8 +76,27 @@ class Launching:
                 raise EngineError(self.failure(ended, seconds))
 
     def failure(self, gone: Collection[str], seconds: float) -> str:
-        """Why the start failed; see `start_failure`."""
-        return start_failure(self.path, self.layout.n, gone, seconds)
+        """Why the start failed: `gone` are the processes that have ended, `seconds` what it was given."""
+        path, n = self.path, self.layout.n
+        if "hosts" in gone:
+            return (
+                session_dir.last_line(session_dir.tail(path, "hosts"))
+                or "the process that holds the emulated hosts was killed: lab.restart()"
+            )
+        for name in gone:
+            why = cause(session_dir.tail(path, name))
+            return f"the {name} ended at the start: {why}. Repair that, then call lab.start({n})"
+        engines = session_dir.tail(path, "engines")
+        ended = [rank for rank in range(n) if os.path.exists(session_dir.exit_file(path, rank))]
+        others = f". {dev_shm.of_others()}".removesuffix(". ")
+        if ended:
+            why = cause(engines) + (others if "MPIDI_POSIX" in engines else "")
+            return f"{name_ranks(ended)} ended at the start: {why}. Repair that, then call lab.start({n})"
+        started = sum(os.path.exists(session_dir.engine_socket(path, rank)) for rank in range(n))
+        return (
+            f"{started} of {n} engines answered within {seconds} s. The machine may be overloaded: start fewer "
+            f"engines. The last thing they said: {cause(engines) or 'nothing'}{others}"
+        )
 
     def ended(self) -> list[str]:
         """Names of the processes that were started and have ended."""
@@ -187,11 +206,6 @@ def memory_available() -> int:
     return psutil.virtual_memory().available
 
 
-def controller_argv() -> list[str]:
-    """ipyparallel's controller."""
-    return [sys.executable, "-m", "hpdl_lab.engines.px_processes"]
-
-
 def hosts_argv(path: str, layout: Layout) -> list[str]:
     """The process that makes and holds the emulated hosts. Raises EngineError where commands for that are missing."""
     try:
@@ -232,37 +246,10 @@ def environment(path: str, layout: Layout, supervisor_pid: int) -> dict[str, str
     if layout.where == "slurm":
         return env | own  # the rest is the nodes' own: node_agent.py
     threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, features.cores() // layout.n)))
-    network = between_hosts(layout) if layout.hosts else LOOPBACK
+    cliques = {"MPIR_CVAR_NUM_CLIQUES": str(layout.hosts), "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}  # hosts, to MPICH
+    network = BETWEEN_HOSTS | cliques if layout.hosts else LOOPBACK
     files = {"PRTE_MCA_prte_tmpdir_base": path}  # Open MPI's own
     return threads | env | features.launch_environment() | network | own | files
-
-
-def between_hosts(layout: Layout) -> dict[str, str]:
-    """How MPICH talks between emulated hosts: by TCP only, also where it sees that they are one machine."""
-    return BETWEEN_HOSTS | {"MPIR_CVAR_NUM_CLIQUES": str(layout.hosts), "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}
-
-
-def start_failure(path: str, n: int, gone: Collection[str], seconds: float) -> str:
-    """The sentence for a start that failed: `gone` are the processes that have ended, `seconds` what it was given."""
-    if "hosts" in gone:
-        return (
-            session_dir.last_line(session_dir.tail(path, "hosts"))
-            or "the process that holds the emulated hosts was killed: lab.restart()"
-        )
-    for name in gone:
-        why = cause(session_dir.tail(path, name))
-        return f"the {name} ended at the start: {why}. Repair that, then call lab.start({n})"
-    engines = session_dir.tail(path, "engines")
-    ended = [rank for rank in range(n) if os.path.exists(session_dir.exit_file(path, rank))]
-    others = f". {dev_shm.of_others()}".removesuffix(". ")
-    if ended:
-        why = cause(engines) + (others if "MPIDI_POSIX" in engines else "")
-        return f"{name_ranks(ended)} ended at the start: {why}. Repair that, then call lab.start({n})"
-    started = sum(os.path.exists(session_dir.engine_socket(path, rank)) for rank in range(n))
-    return (
-        f"{started} of {n} engines answered within {seconds} s. The machine may be overloaded: start fewer engines. "
-        f"The last thing they said: {cause(engines) or 'nothing'}{others}"
-    )
 
 
 def cause(log: str) -> str:

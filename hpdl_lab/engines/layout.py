@@ -3,6 +3,8 @@
 import re
 from typing import Any, NamedTuple
 
+from ..units import require_int
+
 QUEUE_SECONDS = 600  # s in the queue, unless said otherwise
 TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # as `man sbatch` lists them
 NAME = re.compile(r"[^\s\x00-\x1f]+")
@@ -25,10 +27,10 @@ def checked_job_options(said: dict, n: int) -> dict:
     for name, value in said.items():
         if name in NAMED and not (isinstance(value, str) and NAME.fullmatch(value)):
             raise ValueError(f"{name}={value!r}: a name without blanks is needed, as in {EXAMPLE}")
-        if name in NUMBERS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value!r}: a whole number from 1 on is needed, as in {EXAMPLE}")
-    if said.get("nodes", 1) > n:
-        raise ValueError(f"nodes={said['nodes']}: {n} engines can share {n} nodes at most")
+        if name in NUMBERS:
+            require_int(name, value, least=1)
+    if "nodes" in said:
+        require_int(f"nodes for {n} engines", said["nodes"], 1, n)
     time = said.get("time", 1)
     if isinstance(time, bool) or not TIME.fullmatch(str(time)):
         raise ValueError(f'time={time!r}: minutes, "hours:minutes:seconds" or "days-hours" are needed, as in {EXAMPLE}')
@@ -159,13 +161,12 @@ def wanted(
     job: what is asked of Slurm: see layout.checked_job_options.
     Raises: ValueError for what makes no sense; whether this machine can do it, launch.check says.
     """
-    check_whole(n, "the number of engines", "lab.start(4)")
-    if n < 1:
-        raise ValueError(f"{n} engines cannot do anything: start at least 1, as in lab.start(4)")
+    require_int("the number of engines", n, least=1)
     if unknown := set(job) - set(NAMES):
         raise TypeError(f"unknown: {', '.join(sorted(unknown))}=; Slurm is asked by {', '.join(NAMES)}")
     job = {name: value for name, value in job.items() if value is not None}
-    place = choice("where", where, PLACES) or (running.where if running else None) or implied(link, hosts, job)
+    implied = "slurm" if job else "local" if link is None and hosts is None else "emulated"
+    place = choice("where", where, PLACES) or (running.where if running else None) or implied
     if place != "slurm" and job:
         raise ValueError(f'{next(iter(job))}= belongs to a Slurm job: lab.start(4, where="slurm", partition="...")')
     if place != "emulated" and (link is not None or hosts is not None):
@@ -179,23 +180,9 @@ def wanted(
         return Layout(n, device=device)
     if hosts is None:
         hosts = same.hosts if same and same.n == n else n
-    check_whole(hosts, "the number of hosts", 'lab.start(4, where="emulated")')
-    if not 1 <= hosts <= min(n, MOST_HOSTS):
-        raise ValueError(f"hosts={hosts}: from 1 to {min(n, MOST_HOSTS)} hosts can share {n} engines")
+    require_int(f"the number of hosts for {n} engines", hosts, 1, min(n, MOST_HOSTS))
     link = str(parse_link(link if link is not None else same.link if same else DEFAULT_LINK))
     return Layout(n, place, hosts, link, device)
-
-
-def implied(link: str | None, hosts: int | None, job: dict) -> str:
-    """The place that the other arguments speak of."""
-    if job:
-        return "slurm"
-    return "local" if link is None and hosts is None else "emulated"
-
-
-def check_whole(number: int, what: str, example: str) -> None:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise ValueError(f"{what} is a whole number, got {number!r}: {example}")
 
 
 def choice(name: str, value: str | None, known: tuple[str, ...]) -> str | None:

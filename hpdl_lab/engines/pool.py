@@ -15,6 +15,7 @@ from ..comm.base import PerRank, Results
 from ..comm.errors import RankFailed
 from ..system import until
 from ..trace import INSTALLED, PACKAGE, Event
+from ..units import require_number
 from . import client, errors, session_dir
 from .errors import EngineError, RunStopped, without_traceback
 from .run import Run
@@ -152,6 +153,9 @@ def own_paths() -> list[str]:
     ]
 
 
+ENDING_SECONDS = 3.0  # for the exit statuses of engines that have ended
+
+
 class EnginePool:
     """The `n` engines of the session at `path`. One run at a time, also when several notebooks use them."""
 
@@ -177,17 +181,6 @@ class EnginePool:
     def gone(self) -> list[int]:
         """Ranks of the engines that have closed their connection."""
         return [engine.rank for engine in self.engines if engine.is_closed()]
-
-    def died(self, ranks: Iterable[int]) -> dict[int, str]:
-        """{rank: how its process ended} of those of `ranks` that have ended by themselves."""
-        found = {}
-        for rank in ranks:
-            try:
-                with open(session_dir.exit_file(self.path, rank)) as file:
-                    found[rank] = errors.ending(file.read())
-            except OSError:
-                continue
-        return found
 
     def close(self) -> None:
         """Disconnect. A task of ours that still runs is interrupted by its engine."""
@@ -249,13 +242,13 @@ class EnginePool:
     ) -> Run:
         chosen = self._chosen(ranks)
         if limit is not None:
-            limit = check_seconds("limit", limit, "the longest that the whole run may take")
+            limit = require_number("limit", limit, above=0)
         if inject is not None:
             inject.check(len(chosen))
         task, own = package(fn, args, len(chosen))
         content = {
             "ranks": None if ranks is None else chosen,
-            "deadline": check_deadline(deadline),
+            "deadline": require_number("deadline", deadline, above=0),
             "inject": inject or None,
             "sys_path": own_paths(),
             "task": task,
@@ -305,38 +298,26 @@ class EnginePool:
             return without_traceback(errors.too_late(waits, run.limit))
         return errors.error_of(run.outcomes, run.picture)
 
-    def endings(self, ranks: Sequence[int]) -> dict[int, str]:
-        """`died_by_now`; where nothing is known in time: {rank: "has gone"} of all."""
-        return self.died_by_now(ranks) or dict.fromkeys(ranks, "has gone")
+    def endings(self, ranks: Sequence[int], unknown: str = "has gone") -> dict[int, str]:
+        """{rank: how its process ended}, as soon as it is known: exit statuses are written a moment after the end.
 
-    def died_by_now(self, ranks: Sequence[int], seconds: float = 3.0) -> dict[int, str]:
-        """`died`, as soon as it is known: the shells that write the exit statuses end a moment after the engines.
-
-        Of engines that another notebook has replaced nothing will be known.
+        Nothing is known of engines that another notebook has replaced. unknown: what to say of all if none is known; ""
+        leaves them out.
         """
+        found: dict[int, str] = {}
 
-        def known() -> bool:
-            replaced = any(self.engines[rank].is_replaced() for rank in ranks)
-            return replaced or len(self.died(ranks)) == len(ranks)
+        def look() -> bool:
+            for rank in ranks:
+                with suppress(OSError), open(session_dir.exit_file(self.path, rank)) as file:
+                    found[rank] = errors.ending(file.read())
+            return len(found) == len(ranks) or any(self.engines[rank].is_replaced() for rank in ranks)
 
-        until(known, seconds, every=0.005)
-        return self.died(ranks)
-
-
-def check_deadline(deadline: float) -> float:
-    """`deadline` as a float. Raises ValueError unless it is a positive number of seconds."""
-    return check_seconds("deadline", deadline, "the longest that a wait may block")
-
-
-def check_seconds(name: str, seconds: float, what: str) -> float:
-    """`seconds` as a float. Raises ValueError unless it is a positive number; what: the meaning of argument `name`."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
-        raise ValueError(f"{name}={seconds!r}: {what} is a number of seconds, such as 10")
-    return float(seconds)
+        until(look, ENDING_SECONDS, every=0.005)
+        return found or (dict.fromkeys(ranks, unknown) if unknown else {})
 
 
 def warn(text: str) -> None:
-    """Tell the attendee, beside the output of the cell."""
+    """Tell the attendee on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -23,7 +23,7 @@ CONTROLLER_SECONDS = 60  # to write its connection file: it and the engines star
 
 
 class Engine(IPEngine):
-    """ipyparallel's engine, with this laboratory's signal handling and a server of tasks beside it."""
+    """ipyparallel's engine, with this laboratory's signal handling and server of tasks."""
 
     server: Any = None
 

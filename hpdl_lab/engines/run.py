@@ -107,13 +107,13 @@ class States:
             with suppress(OSError):  # it has died: its connection says so next
                 self.engines[rank].send(client.STATE, self.question)
 
-    def take(self, rank: int, told: dict) -> None:
-        """A rank has answered, or has ended. told: see `told_by`; an answer says to which question it is, "asked"."""
-        if told.get("asked", self.question) != self.question:
+    def take(self, rank: int, description: dict) -> None:
+        """A rank has answered, or has ended. description: engine.own_state; "asked" says which question it answers."""
+        if description.get("asked", self.question) != self.question:
             return
         self.expected.discard(rank)
-        self.slots[rank] = Slot(*told["slot"]).moved(time.monotonic_ns() - told["now_ns"])
-        if told["px"]:
+        self.slots[rank] = Slot(*description["slot"]).moved(time.monotonic_ns() - description["now_ns"])
+        if description["px"]:
             self.with_px.add(rank)
 
     def settled(self, gone: Iterable[int] = ()) -> bool:
@@ -180,7 +180,7 @@ class Run:
         self.breakable = False  # an interrupt may raise here and now
         self.raised: Exception | None = None  # an exception of on_row
         self.seconds = 0.0  # from the start to the first interrupt
-        self.told_busy = self.told_slow = self.looking = False
+        self.announced_busy = self.announced_slow = self.looking = False
         self.started_at = self.repeated_at = 0.0
         self.failed_at: float | None = None
         self.interrupted_at: float | None = None
@@ -251,7 +251,7 @@ class Run:
                 for kind, content in messages:
                     self._take(rank, kind, content)
             self.output.flush()
-            self._tell_who_is_busy()
+            self._announce_busy()
             if self._given_up():
                 return
 
@@ -296,15 +296,15 @@ class Run:
         if self.failed_at is None:  # no picture yet: the others may be about to wait
             self.failed_at = time.monotonic()
 
-    def _tell_who_is_busy(self) -> None:
+    def _announce_busy(self) -> None:
         """A rank that has not begun is in a cell of %px: the attendee may wonder why nothing happens."""
-        if self.told_busy or time.monotonic() - self.started_at < BUSY:
+        if self.announced_busy or time.monotonic() - self.started_at < BUSY:
             return
         if self.states.asked_at is None:
             self.states.ask(self.pending)
         if not self.states.settled(self.dead):
             return
-        self.told_busy = True
+        self.announced_busy = True
         busy = [rank for rank in self.pending if self.states.is_behind_a_cell(rank)]
         if busy:
             who = f"{name_ranks(busy)} {'is' if len(busy) == 1 else 'are'}"
@@ -323,8 +323,8 @@ class Run:
         patience = BESIDE_DEAD if self.dead else STUCK
         if now - self.interrupted_at > patience:
             return True
-        if now - self.interrupted_at > SLOW and not self.told_slow:
-            self.told_slow = True
+        if now - self.interrupted_at > SLOW and not self.announced_slow:
+            self.announced_slow = True
             who = f"{name_ranks(self.pending)} {'does' if len(self.pending) == 1 else 'do'}"
             print(f"{who} not react yet: waiting {patience - SLOW:g} s more.", flush=True)
         if now - self.repeated_at > AGAIN:

@@ -41,7 +41,7 @@ class QueueLine:
 
     def show(self, text: str) -> None:
         """Show the sentence `text`, to which the seconds so far are added in a notebook."""
-        if not in_notebook():
+        if not hasattr(ipython(), "kernel"):  # no notebook
             if text != self._shown:
                 print(f"{text}. Ctrl-C ends the wait, and the job.", flush=True)
             self._shown = text
@@ -63,19 +63,16 @@ class QueueLine:
             self._handle.update({"text/plain": ""}, raw=True)
 
 
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    if "IPython" not in sys.modules:
-        return False
-    shell = sys.modules["IPython"].get_ipython()
-    return shell is not None and hasattr(shell, "kernel")
+def ipython() -> Any:
+    """The IPython shell of this process; None in a plain script."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 JOB = ("relay", "job")
 START_SECONDS = 240  # all nodes read the same files of one file system, some for the first time
 RELAY_GRACE, JOB_GRACE = 5.0, 20.0  # s: to remove a folder; for scancel
 LOOK = 0.1  # s between two looks at the state of the job
-NEWS = 10.0  # s: until Slurm has noticed, and told, that a node or a job has gone
+NEWS = 10.0  # s for Slurm to report that a node or a job has gone
 LOST = ("vanished", "has gone")  # what is said of an engine that said nothing of its end: by the relay, and here
 
 
@@ -108,14 +105,14 @@ def prepare(launching: Any) -> None:
         argv = slurm_job.argv(path, launching.layout.n, launching.layout.job, agent, shared)
         launching.spawn("job", argv, grace=JOB_GRACE)
     with QueueLine() as line:
-        while (told := state(path)).get("state") != "running":
+        while (job := state(path)).get("state") != "running":
             gone = launching.ended()
             if text := ended(path):  # looked at after `gone`: the process "job" writes it before it ends
                 raise EngineError(text)
             if gone:
                 raise EngineError(launching.failure(gone, 0))
-            if told:
-                line.show(told["text"])
+            if job:
+                line.show(job["text"])
             time.sleep(LOOK)
 
 
@@ -148,14 +145,14 @@ def state(path: str) -> dict:
 
 def remarks(path: str) -> list[str]:
     """What to know of engines in a job: sentences without their full stops."""
-    told = state(path)
-    return [told["text"]] if told.get("state") == "running" else []
+    job = state(path)
+    return [job["text"]] if job.get("state") == "running" else []
 
 
 def ended(path: str) -> str | None:
     """How the job ended, as a sentence; None while it has not."""
-    told = state(path)
-    return told["text"] if told.get("state") == "ended" else None
+    job = state(path)
+    return job["text"] if job.get("state") == "ended" else None
 
 
 def end_of_job(path: str, endings: Iterable[str]) -> str | None:
@@ -214,11 +211,6 @@ def shared_relay_file(path: str) -> str:
     return os.path.join(path, "relay.json")
 
 
-def log_file(path: str) -> str:
-    """What the job prints before it has found the relay."""
-    return os.path.join(path, "job.log")
-
-
 ADDRESS, PORTS = "HPDL_ADDRESS", "HPDL_PORTS"  # variables that overrule what is found: "10.1.0.5", "60001-60100"
 ASKED = 8  # nodes whose routes are looked at: those of a partition share a network
 ANSWER_SECONDS = 20.0  # for Slurm to answer
@@ -228,10 +220,10 @@ CONTROLLER = "see whether its controller runs: scontrol ping"
 def addresses(partition: str | None = None) -> list[str]:
     """Addresses of this machine from which packets to the nodes of `partition` (None: all) leave, best first.
 
-    Raises: Missing where none can be told.
+    Raises: Missing if none is found.
     """
-    if told := os.environ.get(ADDRESS):
-        return [address.strip() for address in told.split(",")]
+    if given := os.environ.get(ADDRESS):
+        return [address.strip() for address in given.split(",")]
     found, nodes = [], node_addresses(partition) or node_addresses(None)  # sbatch says what is wrong with a partition
     for node in nodes[:ASKED]:
         with suppress(OSError):

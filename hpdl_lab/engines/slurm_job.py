@@ -297,11 +297,11 @@ class Job:
         self.name = f"hpdl-{secrets.token_hex(4)}"
         self.log = os.path.join(shared, "job.log")
         self.number = ""
-        self.told: dict[str, Any] = {}
+        self.written: dict[str, Any] = {}
         self.doubt: tuple[str | None, float] = None, 0.0  # why it can never start, since when
 
     def submit(self) -> bool:
-        """Have sbatch take the job; False when it does not, which is told."""
+        """Have sbatch take the job; False if it refuses, which job.json says."""
         asked = layout.sbatch_arguments(self.n, self.options)
         own = ["--parsable", "--no-requeue", "--export=ALL", f"--job-name={self.name}", f"--output={self.log}"]
         code, out, err = slurm_command(["sbatch", *own, *asked], self.script, FULL)
@@ -322,7 +322,7 @@ class Job:
             missing = missing + 1 if job is None else 0
             if missing == FORGOTTEN:
                 return self.tell("ended", text=f"Slurm knows nothing of job {self.number} any more: it has ended")
-            before = self.told
+            before = self.written
             if job:
                 state = job["JobState"]
                 if state in LAST:
@@ -336,7 +336,7 @@ class Job:
                     hosts = node_names(job["NodeList"])
                     text = f"Slurm job {self.number} runs on {', '.join(hosts)}"
                     self.tell("running", text=text, hosts=hosts, partition=job["Partition"])
-            interval = FIRST_LOOK if self.told != before else min(1.3 * interval, LAST_LOOK)
+            interval = FIRST_LOOK if self.written != before else min(1.3 * interval, LAST_LOOK)
             pause(interval)
 
     def hopeless(self, job: dict) -> str | None:
@@ -355,8 +355,8 @@ class Job:
             return ""
         seconds = layout.queue_seconds(self.options)
         return (
-            f"{self.told['text']}. It was cancelled after {seconds} s in the queue: wait={2 * seconds} waits longer; "
-            f"fewer engines, or less time=, may start sooner"
+            f"{self.written['text']}. It was cancelled after {seconds} s in the queue: wait={2 * seconds} waits "
+            f"longer; fewer engines, or less time=, may start sooner"
         )
 
     def tell_wait(self, job: dict) -> None:
@@ -374,16 +374,16 @@ class Job:
         self, state: str, text: str, reason: str = "", start: str = "", partition: str = "", hosts: Sequence[str] = ()
     ) -> None:
         """Write job.json, all at once, when something has changed."""
-        told: dict[str, Any] = {"state": state, "id": self.number, "text": text, "reason": reason, "start": start}
-        told |= {"partition": partition, "hosts": list(hosts)}
-        if told == self.told:
+        job: dict[str, Any] = {"state": state, "id": self.number, "text": text, "reason": reason, "start": start}
+        job |= {"partition": partition, "hosts": list(hosts)}
+        if job == self.written:
             return
-        self.told = told
+        self.written = job
         with contextlib.suppress(FileNotFoundError):  # the session has ended
-            session_dir.write(session_dir.job_file(self.path), json.dumps(told))
+            session_dir.write(session_dir.job_file(self.path), json.dumps(job))
 
     def cancel(self) -> None:
-        """End the job, by its name: sbatch may not have told the number."""
+        """End the job, by its name: sbatch may not have printed the number."""
         give_up = time.monotonic() + CANCEL_SECONDS
         argv = ["scancel", f"--name={self.name}", f"--user={os.getuid()}"]
         while time.monotonic() < give_up:

@@ -1,6 +1,6 @@
 """Messages and streams of bytes between the relay and the node agents, on ZeroMQ with CURVE.
 
-One connection carries JSON messages, and beside them any number of streams, each of which joins two Unix sockets:
+One connection carries JSON messages and any number of streams, each of which joins two Unix sockets:
 
     kernel === Unix socket === relay ~~~~ one TCP connection, encrypted ~~~~ node agent === Unix socket === engine
 

@@ -209,16 +209,17 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
 
 
 def alive(pid: int) -> bool:
-    return process_state(pid) not in ("", "Z", "X")
+    return stat_of(pid)[0] not in "ZX"
 
 
-def process_state(pid: int) -> str:
-    """The state letter of process `pid`, "" when there is none."""
+def stat_of(pid: int | str) -> tuple[str, int]:
+    """(state letter, parent) of process `pid`; ("X", 0) if there is none."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+            return state, int(parent)
     except OSError:
-        return ""
+        return "X", 0
 
 
 def reap() -> None:
@@ -233,15 +234,10 @@ def reap() -> None:
 def descendants(spared: Collection[int] = ()) -> list[int]:
     """Process ids of all living descendants of this process, but for the children `spared` and what is below them."""
     children = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    state, parent = file.read().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if state not in "ZX":
-                children.setdefault(int(parent), []).append(int(name))
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        state, parent = stat_of(name)
+        if state not in "ZX":
+            children.setdefault(parent, []).append(int(name))
     found, todo = [], [os.getpid()]
     while todo:
         below = [pid for pid in children.get(todo.pop(), []) if pid not in spared]

@@ -86,7 +86,7 @@ def interrupted(rank: int) -> dict:
 def load(task: dict, where: str = "cpu") -> tuple[Callable, list]:
     """The function and its arguments, with all tensors on the device `where`.
 
-    Modules beside the notebook are importable here as they are there.
+    Modules of the notebook's folder are importable here as they are there.
     """
     for entry in task["sys_path"]:
         if entry not in sys.path:

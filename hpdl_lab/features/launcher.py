@@ -28,7 +28,7 @@ def require_on_path() -> None:
     """Raise Missing where `mpiexec`, as typed, starts ranks of another MPI than Python loads."""
     library, own, typed = ask().get("mpi"), mpiexec(), shutil.which("mpiexec")
     if library is None:
-        return  # then nothing of MPI works, which is told elsewhere
+        return  # then nothing of MPI works, which other symptoms say
     require(own, library)
     if typed is None or os.path.samefile(typed, own):
         return

@@ -1,4 +1,4 @@
-"""Which NCCL torch's CUDA build brings: a wheel beside it, or linked into it."""
+"""Which NCCL torch's CUDA build brings: a wheel of its own, or linked into it."""
 
 import glob
 import re

@@ -7,8 +7,7 @@ from typing import Any
 from ..comm import sim
 from ..comm.network import Network, Ring, Switch, title
 from ..engines import layout
-from ..engines.pool import check_deadline
-from ..units import counted, require_int
+from ..units import counted, require_int, require_number
 from .cluster import injected, run, running
 
 SIMULATED_DEADLINE = 600.0  # s of real time: a deadlock is proved at once, this only ends loops that never end
@@ -64,7 +63,7 @@ class Place:
 
         threads: whether fn waits for other ranks inside autograd's backward, for which simulated ranks must be threads.
         """
-        check_deadline(deadline)
+        require_number("deadline", deadline, above=0)
         if not self.simulated:
             return run(fn, *args, ranks=range(self.ranks), deadline=deadline, on_row=on_row)
         how = {"network": self.network, "deadline": SIMULATED_DEADLINE, "inject": injected(), "threads": threads}
