@@ -18,7 +18,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .comm.status.waits import name_ranks
+from .comm.status.report import name_ranks
 
 if TYPE_CHECKING:
     from .comm.base import Comm

@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
     `step` counts the events of a rank in the order in which they were posted; (rank, step) is the key of an event.
     `peer` is -1 and `nbytes` 0 where the operation has none. `line` is the attendee's line, such as "cell:7".
-    `lane` is "" for what the rank itself does, "background" for what runs beside it (Comm.background).
+    `lane` is "" for what the rank itself does, "background" for what runs in its background (Comm.background).
     """
 
     rank: int
@@ -93,8 +93,8 @@ class Trace:
         self._lanes = itertools.count(LANE_STEPS, LANE_STEPS)  # where the steps of the next lane begin
         self.log = Log(rank)
 
-    def beside(self, lane, clock=None):
-        """The trace of what runs beside this rank: its events go to the same log, in `lane`, by its own `clock`.
+    def in_lane(self, lane, clock=None):
+        """The trace of this rank's background: its events go to the same log, in `lane`, by its own `clock`.
 
         Its steps are counted apart, so that they do not depend on who came first.
         """

@@ -1,6 +1,6 @@
 """Small programs that get stuck, contradict themselves or are late, each with its repair and with what is wrong.
 
-The reason that comm/status/reasons.py finds is right for each of them on simulated ranks and on MPI ranks; in notebook
+The reason that comm/status/report.py finds is right for each of them on simulated ranks and on MPI ranks; in notebook
 03 attendees find it and repair the program.
 """
 

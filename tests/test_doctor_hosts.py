@@ -1,7 +1,7 @@
-"""Stuck ranks of several hosts: each host has a board of its own, and the table is assembled from what ranks tell.
+"""Stuck ranks of several hosts: each host has a status table of its own, and the report is made of what ranks send.
 
 Four ranks play two hosts of two ranks: an environment variable gives them different host names, so that they share
-neither memory nor a board.
+neither memory nor a status table.
 """
 
 import json
@@ -16,8 +16,8 @@ import pytest
 
 from hpdl_lab import features
 from hpdl_lab.comm.errors import Wait, wait_cycle
-from hpdl_lab.comm.status.remote import Bulletin
-from hpdl_lab.comm.status.table import Board, Slot
+from hpdl_lab.comm.status.remote import RemoteStatus
+from hpdl_lab.comm.status.table import Slot, StatusTable
 
 BEGIN = """
 import os, sys, threading, time
@@ -27,7 +27,7 @@ from hpdl_lab.comm.mpi.session import session_of_this_process
 session = session_of_this_process()
 rank, size = session.rank, session.size
 x, y = np.full(10, rank, np.float32), np.zeros(10, np.float32)
-assert type(session.board).__name__ == "Bulletin"
+assert type(session.status).__name__ == "RemoteStatus"
 programs = []
 
 def write(name, text=""):
@@ -45,7 +45,7 @@ def in_a_thread(function):
 def see(op, whom):
     # Until this rank, which waits meanwhile, has heard of all ranks, and that those of `whom` wait so {rank: for whom}.
     def seen():
-        slots = [session.board.slot(r) for r in range(size)]
+        slots = [session.status.slot(r) for r in range(size)]
         heard = all(slot.run == number + 1 for slot in slots)
         return heard and all(slots[r][2:5] == ("waiting", op, peers) for r, peers in whom.items())
 
@@ -188,65 +188,65 @@ class Messages:
 
 
 @pytest.fixture
-def bulletin(tmp_path):
-    Board.create(tmp_path / "board", 2).close()
+def remote(tmp_path):
+    StatusTable.create(tmp_path / "table", 2).close()
     MPI = SimpleNamespace(BYTE=0, ANY_SOURCE=-1, Status=SimpleNamespace)
-    bulletin = Bulletin(tmp_path / "board", MPI, Messages(), ["A", "B"])
-    yield bulletin
-    bulletin.close()
+    remote = RemoteStatus(tmp_path / "table", MPI, Messages(), ["A", "B"])
+    yield remote
+    remote.close()
 
 
 def news(run, state, then=1, **more):
     return [1, then, Slot(7, run, state, "", (0,), 0, then, 0, "", {})._replace(**more)]
 
 
-def test_news_of_an_earlier_run_that_come_late_are_no_news(bulletin):
-    bulletin.turn_to(5)
-    bulletin._comm.arrived = [news(4, "finished")]
-    bulletin.exchange([0, 1])
-    assert bulletin.slot(1).state == "silent" and bulletin.waits([0, 1], 5)[-1].state == "silent"
+def test_news_of_an_earlier_run_that_come_late_are_no_news(remote):
+    remote.begin_run(5)
+    remote._comm.arrived = [news(4, "finished")]
+    remote.exchange([0, 1])
+    assert remote.slot(1).state == "silent" and remote.waits([0, 1], 5)[-1].state == "silent"
 
 
-def test_news_of_this_run_are_kept_beside_those_of_the_next(bulletin):
-    bulletin.turn_to(5)
-    bulletin._comm.arrived = [news(5, "failed", 10), news(6, "waiting", 20), news(5, "waiting", 5)]
-    bulletin.exchange([0, 1])
-    assert (bulletin.slot(1).run, bulletin.slot(1).state) == (5, "failed")
-    bulletin.turn_to(6)
-    assert (bulletin.slot(1).run, bulletin.slot(1).state) == (6, "waiting")
+def test_news_of_this_run_are_kept_beside_those_of_the_next(remote):
+    remote.begin_run(5)
+    remote._comm.arrived = [news(5, "failed", 10), news(6, "waiting", 20), news(5, "waiting", 5)]
+    remote.exchange([0, 1])
+    assert (remote.slot(1).run, remote.slot(1).state) == (5, "failed")
+    remote.begin_run(6)
+    assert (remote.slot(1).run, remote.slot(1).state) == (6, "waiting")
 
 
-def test_times_of_another_host_are_told_by_this_clock(bulletin):
-    bulletin.turn_to(5)
-    bulletin._comm.arrived = [news(5, "waiting", then=3_000_000_000, since_ns=1_000_000_000, op="recv")]
-    bulletin.exchange([0, 1])
-    (wait,) = bulletin.waits([1], 5)
+def test_times_of_another_host_are_told_by_this_clock(remote):
+    remote.begin_run(5)
+    remote._comm.arrived = [news(5, "waiting", then=3_000_000_000, since_ns=1_000_000_000, op="recv")]
+    remote.exchange([0, 1])
+    (wait,) = remote.waits([1], 5)
     assert 2.0 <= wait.seconds < 60
 
 
-def test_what_this_host_does_is_told_by_a_rank_that_waits_and_only_when_it_has_changed(bulletin):
-    bulletin.turn_to(5)
-    bulletin.publish(0, "running", 5)
-    bulletin.exchange([0, 1])
-    assert bulletin._comm.sent == []
-    bulletin.publish(0, "waiting", 5, "recv", (1,))
+def test_what_this_host_does_is_told_by_a_rank_that_waits_and_only_when_it_has_changed(remote):
+    remote.begin_run(5)
+    remote.publish(0, "running", 5)
+    remote.exchange([0, 1])
+    assert remote._comm.sent == []
+    remote.publish(0, "waiting", 5, "recv", (1,))
     for _ in range(3):
-        bulletin.exchange([0, 1])
-    assert [(to, told[0], told[2][2]) for to, told in bulletin._comm.sent] == [(1, 0, "waiting")]
-    bulletin.farewell([0, 1])
-    assert len(bulletin._comm.sent) == 2 and bulletin.settle()
+        remote.exchange([0, 1])
+    assert [(to, told[0], told[2][2]) for to, told in remote._comm.sent] == [(1, 0, "waiting")]
+    remote.leave([0, 1])
+    assert len(remote._comm.sent) == 2 and remote.flush()
 
 
-def test_of_a_death_elsewhere_others_tell_and_nothing_is_sent_to_the_dead(bulletin):
-    bulletin.turn_to(5)
-    bulletin.publish(0, "waiting", 5, "recv", (1,))
-    assert not bulletin.mourns(1)
-    bulletin.mourn(0)  # on this host, where its process can be seen
-    bulletin.mourn(1)
-    bulletin.exchange([0, 1])
-    assert bulletin._comm.sent == [] and bulletin.mourns(1) and not bulletin.mourns(0)
-    assert bulletin.died(1) and not bulletin.died(0)
-    assert [wait.state for wait in bulletin.waits([0, 1], 5)] == ["waiting", "dead"]
+def test_of_a_death_elsewhere_others_tell_and_nothing_is_sent_to_the_dead(remote):
+    remote.begin_run(5)
+    remote.publish(0, "waiting", 5, "recv", (1,))
+    assert not remote.is_unreachable(1)
+    remote.mark_dead(0)  # on this host, where its process can be seen
+    remote.mark_dead(1)
+    remote.exchange([0, 1])
+    assert remote._comm.sent == [] and remote.is_unreachable(1) and not remote.is_unreachable(0)
+    assert remote.died(1) and not remote.died(0)
+    assert [wait.state for wait in remote.waits([0, 1], 5)] == ["waiting", "dead"]
 
 
 KILLED = """

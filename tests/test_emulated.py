@@ -54,18 +54,18 @@ def hosts(three):
 def test_every_engine_is_on_a_host_of_its_own(hosts, capsys):
     def who(comm):
         addresses = [socket.gethostbyname(f"host{rank}") for rank in range(3)]
-        return socket.gethostname(), comm.node_rank, comm.node_size, comm.crowded, addresses
+        return socket.gethostname(), comm.node_rank, comm.node_size, comm.oversubscribed, addresses
 
-    crowded = len(os.sched_getaffinity(0)) < 3
+    oversubscribed = len(os.sched_getaffinity(0)) < 3
     addresses = ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
-    assert hosts.run(who) == [(f"host{rank}", 0, 1, crowded, addresses) for rank in range(3)]
+    assert hosts.run(who) == [(f"host{rank}", 0, 1, oversubscribed, addresses) for rank in range(3)]
     assert (hosts.where, hosts.link, hosts.n) == ("emulated", "1gbit", 3)
     assert repr(hosts).startswith("<3 engines on 3 emulated hosts at 1gbit in ")
     hosts.show()
     out = capsys.readouterr().out
     assert [line.split()[1] for line in out.splitlines()[1:4]] == ["host0", "host1", "host2"]
     assert "messages between hosts take their time on links of 1gbit each way" in out
-    assert ("take turns on" in out) == crowded
+    assert ("take turns on" in out) == oversubscribed
 
 
 def test_px_works_there_too(hosts):
@@ -127,7 +127,7 @@ def test_ranks_that_have_heard_of_a_death_send_nothing_to_the_dead(hosts, capsys
     def killed(comm):
         if comm.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        while not comm.waiting.board.mourns(1):
+        while not comm.waiting.status.is_unreachable(1):
             time.sleep(0.01)
         comm.send(np.ones(4), 1)
 

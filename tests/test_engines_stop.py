@@ -264,7 +264,7 @@ def test_an_interrupt_amid_the_start_of_a_run_leaves_nothing_open(cluster):
             if when == "after":
                 type(session).comm(session, *args, **options)
             else:
-                session.board.publish(session.rank, "running", *args)
+                session.status.publish(session.rank, "running", *args)
             raise KeyboardInterrupt
 
         if comm.rank == 2:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from hpdl_lab.comm.errors import CommTimeout, Wait, likely_reason, name_ranks, wait_cycle
-from hpdl_lab.comm.status import reasons
-from hpdl_lab.comm.status.waits import MOST_ROWS, describe_waits
+from hpdl_lab.comm.status import report
+from hpdl_lab.comm.status.report import MOST_ROWS, describe_waits
 
 
 def waiting(rank, op, *peers, **facts):
@@ -163,11 +163,11 @@ CASES = [
 @pytest.mark.parametrize(("rule", "waits", "reason"), CASES)
 def test_the_likely_reason(rule, waits, reason):
     assert likely_reason(waits).startswith(reason)
-    assert getattr(reasons, rule)(waits) == likely_reason(waits), "another rule spoke"
+    assert getattr(report, rule)(waits) == likely_reason(waits), "another rule spoke"
 
 
 def test_every_rule_is_tried():
-    assert {rule for rule, _, _ in CASES} == {rule.__name__ for rule in reasons.RULES}
+    assert {rule for rule, _, _ in CASES} == {rule.__name__ for rule in report.RULES}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_no_reason_is_made_up(waits):
 
 def test_parts_of_a_split_may_do_different_things():
     waits = [called(0, "barrier", comm="split 1 color 0"), called(1, "all_reduce", comm="split 1 color 1")]
-    assert not reasons.collectives_differ(waits)
+    assert not report.collectives_differ(waits)
 
 
 def test_the_table():

@@ -6,7 +6,8 @@ import cloudpickle
 import pytest
 import torch
 
-from hpdl_lab.comm.mpi import session as mpi
+from hpdl_lab.comm.device import kind
+from hpdl_lab.comm.real import RealComm
 from hpdl_lab.data import digits
 from hpdl_lab.engines import task
 from hpdl_lab.models.mlp import mlp
@@ -69,6 +70,6 @@ def test_a_parameter_stays_one():
 
 
 def test_the_kind_of_communicator():
-    assert mpi.kind("cpu") is mpi.MpiComm
+    assert kind("cpu") is RealComm
     with pytest.raises(ValueError, match='device=\'gpu\': "cpu" or "cuda" is needed'):
-        mpi.kind("gpu")
+        kind("gpu")

@@ -43,7 +43,7 @@ def once(condition, act):  # while this rank waits
     threading.Thread(target=lambda: (until(condition), act()), daemon=True).start()
 
 def waits_in(op, ranks):
-    slots = [session.board.slot(r) for r in ranks]
+    slots = [session.status.slot(r) for r in ranks]
     return all((slot.state, slot.op) == ("waiting", op) for slot in slots)
 """
 

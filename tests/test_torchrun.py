@@ -44,7 +44,7 @@ pair = dist.new_group([0, 1])
 world = comm.world()
 
 def lose_patience():
-    while any(world.waiting.board.slot(rank).op != "recv" for rank in range(3)):
+    while any(world.waiting.status.slot(rank).op != "recv" for rank in range(3)):
         time.sleep(0.01)
     world.waiting.deadline = 0.1
 
@@ -90,7 +90,7 @@ def test_the_tests_of_mpi_ranks_pass_there(said):
 
 @pytest.mark.timeout(160)
 def test_a_script_of_its_own(said):
-    assert said.count("TorchComm 3 3.0") == 3
+    assert said.count("RealComm 3 3.0") == 3
     assert said.count("ended ranks 0-2 all receive first") == 3
     assert "rank 1 died: rank 0 waits in recv from rank 1" in said
 

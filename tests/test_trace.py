@@ -62,7 +62,7 @@ def test_packed_events_are_the_events_that_were_added():
 
 def test_what_runs_beside_a_rank_is_in_the_same_log_in_its_own_lane():
     trace = Trace(1, clock=lambda: 7)
-    beside = trace.beside("background", clock=lambda: 9)
+    beside = trace.in_lane("background", clock=lambda: 9)
     trace.add(trace.step(), "compute", 0, trace.clock())
     beside.add(beside.step(), "send", 0, beside.clock(), 2, 8, "cell:1")
     trace.add(trace.step(), "all_reduce", 1, 2, lane="background")
@@ -81,7 +81,7 @@ def test_two_threads_share_a_log():
         for i in range(2000):
             trace.add(trace.step(), op, i, i, line=f"{op}:{i}")
 
-    beside = threading.Thread(target=fill, args=(trace.beside("background"), "send"))
+    beside = threading.Thread(target=fill, args=(trace.in_lane("background"), "send"))
     beside.start()
     fill(trace, "compute")
     beside.join()

@@ -7,7 +7,7 @@
 //
 // Every input is read once and every output written once, which is the bound. The kernel waits for nobody: ranks that
 // share a GPU take turns on it, and a kernel that spun until another rank's had run would keep that one from running.
-// The ranks meet on the host before it and after it (hpdl_lab/comm/gpu_memory.py).
+// The ranks meet on the host before it and after it (hpdl_lab/comm/device/memory.py).
 #pragma once
 
 #include <cuda_runtime_api.h>

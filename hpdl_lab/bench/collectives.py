@@ -169,7 +169,7 @@ def family_on_ranks(comm: Comm, collective: str, sizes: list[int]) -> None:
 def report_about(comm: Comm) -> None:
     """Rank 0 reports what the numbers depend on."""
     if comm.rank == 0:
-        comm.report(about=launch.about(comm.session))
+        comm.report(about=launch.about(comm.place))
 
 
 def check_and_time(comm: Comm, collective: str, candidates: list[Candidate], samples: int) -> list[tuple]:
@@ -198,8 +198,8 @@ def all_reduces(comm: Comm, count: int, against: list[str]) -> list[Candidate]:
     if "mpi" in against:
         # Without the barrier by which mpi_all_reduce makes sure that nobody hangs: it would be part of the time.
         candidates += [
-            Candidate("MPI in place", lambda: comm.core.mpi.all_reduce(comm.group, x, x), x, x),
-            Candidate("MPI out of place", lambda: comm.core.mpi.all_reduce(comm.group, x, y), x, y),
+            Candidate("MPI in place", lambda: comm.core.mpi.all_reduce(comm.transport.group, x, x), x, x),
+            Candidate("MPI out of place", lambda: comm.core.mpi.all_reduce(comm.transport.group, x, y), x, y),
         ]
     if "gloo" in against:
         gloo = gloo_group(comm)

@@ -74,8 +74,8 @@ def shared_memory(comm, collective, source, result):
     shared = comm.shared(collective)
     if not shared:
         raise ValueError("the ranks do not share memory")
-    function, crowded = getattr(shared.group, collective), comm.crowded
-    args = (*arguments(collective, source, result, ("all_reduce", "broadcast")), SECONDS, crowded)
+    function, oversubscribed = getattr(shared.group, collective), comm.oversubscribed
+    args = (*arguments(collective, source, result, ("all_reduce", "broadcast")), SECONDS, oversubscribed)
 
     def run():
         if not function(*args):
@@ -85,7 +85,7 @@ def shared_memory(comm, collective, source, result):
 
 
 def mpi(comm, collective, source, result):
-    function, group = getattr(comm.core.mpi, collective), comm.group
+    function, group = getattr(comm.core.mpi, collective), comm.transport.group
     args = arguments(collective, source, result, ("broadcast",))
     return lambda: function(group, *args)
 

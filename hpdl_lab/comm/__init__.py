@@ -41,6 +41,7 @@ def world(deadline=10.0, device="cpu"):
         if device != "cpu":
             raise ValueError(f'device={device!r} under torchrun, which has "cpu" only: start the ranks with mpiexec')
         return torch_world(deadline)
+    from .device import kind
     from .mpi.session import world
 
-    return world(deadline, device)
+    return world(deadline, kind(device))

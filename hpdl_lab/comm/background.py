@@ -1,4 +1,4 @@
-"""comm.background on real ranks: what a communicator is given to do beside its rank, one after the other.
+"""comm.background on real ranks: what a communicator is given to do asynchronously, one after the other.
 
     main thread    background(f, x)   background(all_reduce, y)   compute ...            wait()
                         |                   |
@@ -12,6 +12,7 @@ only when no function is before it, and a function waits until the progress thre
 """
 
 import ctypes
+import os
 import queue
 import signal
 import threading
@@ -20,11 +21,14 @@ from abc import abstractmethod
 from collections import deque
 from contextlib import suppress
 
+from ..trace import now_ns
 from .base import Work
 from .buffers import buffer_of
 from .calls import begin
 from .errors import ForgottenWait, Mismatch
-from .status.background import BesideWaiting, Ending
+from .status.operation import OfThread
+from .status.table import Slot
+from .status.waiting import NAP, Waiting
 
 SOON = 0.3  # s: for the thread to come out of its waits; then its Python code is interrupted
 LATER = 1.0  # s: for that; code that ignores it is left where it is, and finds its communicator closed
@@ -32,14 +36,14 @@ LOOK = 1e-3  # s: between two looks of the Python thread at the progress thread
 
 
 class Background:
-    """What the communicator `comm` does beside its rank."""
+    """What the communicator `comm` does while its rank goes on."""
 
     def __init__(self, comm):
         self.comm = comm
         self.double = None  # comm', once it has been made
-        self.waiting = BesideWaiting(comm.waiting)
+        self.waiting = BackgroundWaiting(comm.waiting)
         self.progress = comm.core.Progress()
-        self._trace = comm.trace.beside("background")
+        self._trace = comm.trace.in_lane("background")
         self._functions = queue.SimpleQueue()
         self._thread = self._last_function = self._broken = None
         self._works = deque()  # in order, without those that have been seen to end
@@ -63,7 +67,7 @@ class Background:
             return None
         try:
             buffer = buffer_of(args[0], "all_reduce")
-            task = double.begin_beside(self.progress, args[0])
+            task = double.begin_all_reduce(self.progress, args[0])
         except (ValueError, TypeError):
             return None  # the same is raised again in its turn
         return task and CompiledWork(self, task, args[0], buffer, line)
@@ -99,7 +103,7 @@ class Background:
     def close(self):
         """End both threads. Returns the messages that are under way in comm', and keeps what MPI may still write to."""
         if self.progress.stop():
-            self.comm.place.abandoned.append(self.progress)
+            self.comm.place.cancelled.append(self.progress)
         self.waiting.stop()
         if self._thread is not None:
             self._functions.put(None)
@@ -122,10 +126,7 @@ class Background:
             raise self._broken
         if self.double is None:
             try:
-                double = self.comm.make_double(self.waiting, self._trace)
-                double.rows, double.name = self.comm.rows, f"{self.comm.name} background".strip()
-                double.connect()
-                double.shared("background")
+                double = self.comm.double(self.waiting, self._trace)
             except BaseException as error:
                 self._broken = error
                 raise
@@ -140,11 +141,11 @@ class Background:
 
     def work_for(self, line):
         """What comes now is on behalf of `line`."""
-        self._trace.line_of_call = self.waiting.board.line = line
+        self._trace.line_of_call = self.waiting.status.line = line
 
 
 class BackgroundWork(Work):
-    """Something that runs beside this rank, has run or will run. what: its name, line: where it was begun."""
+    """Something that runs in the background, has run or will run. what: its name, line: where it was begun."""
 
     value = error = None
     settled = False  # the main thread knows its end
@@ -201,7 +202,7 @@ class CompiledWork(BackgroundWork):
         except ValueError as error:
             self.error = error
             try:
-                double._require_same(self._task)
+                double.require_same(self._task)
             except Mismatch as mismatch:
                 self.error = mismatch
         except RuntimeError as error:
@@ -255,9 +256,9 @@ class FunctionWork(BackgroundWork):
         self._ended.set()
 
     def finish(self):
-        background, corner = self.background, self.background.waiting.board
+        background, status = self.background, self.background.waiting.status
         ending = Ending(self._ended, background.signs_of_life)
-        background.comm.waiting.watch(ending, self.what, lambda: corner.told, self.line)
+        background.comm.waiting.watch(ending, self.what, lambda: status.own, self.line)
         self.settled = True
 
 
@@ -271,3 +272,80 @@ def ends(thread, seconds):
 def interrupt(thread):
     """Raise KeyboardInterrupt in the Python code of another thread."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+
+
+# -- how the background waits ------------------------------------------------------------------------------------------
+#
+# By the same rules as the rank, but it publishes nothing: a rank has one slot in the status table, which only its main
+# thread writes. So a wait in the background is published by the main thread, when that waits for the background itself;
+# otherwise what the main thread does is of interest.
+
+
+class ThreadStatus:
+    """The status table as the background sees it: its own waits stay in `own` (a Slot, or None).
+
+    line: source line to report when no user frame is on the stack.
+    """
+
+    def __init__(self, status, rank):
+        self._status, self._rank = status, rank
+        self.own, self.line = None, ""
+
+    def __getattr__(self, name):
+        return getattr(self._status, name)
+
+    def publish(self, rank, state, run=0, op="", peers=(), nbytes=0, since_ns=0, until_ns=0, line="", facts=None):
+        times = since_ns or now_ns(), until_ns
+        self.own = Slot(os.getpid(), run, state, op, tuple(peers), nbytes, *times, line or self.line, facts or {})
+
+    def end_wait(self, rank):
+        self.own = self.own._replace(until_ns=now_ns())
+
+    def exchange(self, members):
+        """The main thread does that."""
+
+    def slot(self, rank):
+        return self.own if rank == self._rank and self.own else self._status.slot(rank)
+
+    def waits(self, ranks=None, run=None):
+        return type(self._status).waits(self, ranks, run)  # of the slots that are seen from here
+
+
+class BackgroundWaiting(Waiting):
+    """The waits of the background of the rank of `waiting`, in a thread of its own.
+
+    Its naps are short and come soon, because the rank computes on the same core.
+    """
+
+    in_background = True
+
+    def __init__(self, waiting):
+        status = ThreadStatus(waiting.status, waiting.rank)
+        super().__init__(status, waiting.rank, waiting.members, waiting.run, waiting.deadline, oversubscribed=True)
+        self.calls, self.stopping = waiting.calls, False
+        self.looks = 0  # at what it waits for
+
+    def follow(self, waiting):
+        """Take over what may have changed in `waiting`."""
+        self.deadline, self.inject = waiting.deadline, waiting.inject
+
+    def stop(self):
+        """Every wait ends now."""
+        self.stopping = True
+
+    def _wait(self, operation, seconds, nap):
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.looks += 1
+        return super()._wait(operation, seconds, nap or NAP)
+
+
+class Ending(OfThread):
+    """The end of what another thread does. progress: a function whose value changes when that thread communicates."""
+
+    def __init__(self, ended, progress):
+        self.ended, self._progress = ended, progress
+
+    @property
+    def progress(self):
+        return self._progress()

@@ -83,7 +83,7 @@ class Comm(ABC):
     node_size = 1
     device = "cpu"
     simulated = False  # whether the ranks are simulated, and share a process
-    runs_beside = False  # whether `background` runs beside the rank; else it runs at once
+    has_background = False  # whether `background` is asynchronous; else it runs at once
     name = ""  # "" of the run's, "split 1 color 0" of a part: how the report of a stuck run calls it
 
     def __init__(self, rank, size, trace, on_row=None, calls=None):
@@ -157,11 +157,11 @@ class Comm(ABC):
         """
 
     def background(self, fn, *args):
-        """Start `fn(comm, *args)` beside this rank and return at once; `comm` has the same ranks, but other messages.
+        """Start `fn(comm, *args)` asynchronously and return at once; `comm` has the same ranks, but other messages.
 
         What a communicator is given runs one after the other, in the order given, which is the same on every rank (as
         in a CUDA stream). It may be called inside autograd's hooks, and the tensors in `args` are not to be touched
-        until `wait`. Here, where nothing runs beside a rank, `fn` runs at once, in the foreground.
+        until `wait`. Here, where nothing is asynchronous, `fn` runs at once, in the foreground.
 
         Returns: Work, whose wait() returns what `fn` returned or raises what it raised.
         Raises:  TypeError where `fn` cannot be called.

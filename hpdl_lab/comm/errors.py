@@ -1,7 +1,6 @@
 """What a communicator raises, with the table and the likely reason that its errors carry."""
 
-from .status.reasons import likely_reason
-from .status.waits import Wait, describe_waits, name_ranks, wait_cycle
+from .status.report import Wait, describe_waits, likely_reason, name_ranks, wait_cycle
 
 __all__ = [
     "CommError",

@@ -17,7 +17,7 @@ OTHERS = {  # what is not one of NAMES but for capitals, underscores and "get"
     "alltoallsingle": "all_to_all",
 }
 PLAIN = {name.replace("_", ""): name for name in NAMES} | OTHERS
-CLASSES = r"(?:\w*Comm|InMemory|OnDevice)"  # in which communicators define these
+CLASSES = r"\w*Comm"  # in which communicators define these
 
 
 def spelled_here(comm: type, name: str) -> str:

@@ -6,18 +6,17 @@ from contextlib import contextmanager
 from .base import Work
 from .buffers import DTYPES, buffer_of
 from .errors import Mismatch
-from .status.reasons import OTHER_ORDER, mismatch
+from .status.report import OTHER_ORDER, mismatch
 from .status.waiting import NAP
 
 
-class MpiWork(Work):
-    """One end of a message."""
+class RealWork(Work):
+    """One end of a message, which the transport of its communicator carries as the Operation `message`."""
 
     __slots__ = ("call", "comm", "line", "message", "op", "peer", "step", "t0_ns", "x")
-    advances = True  # only while this rank waits: a receive has to be advanced beside other waits
 
-    def __init__(self, comm, op, post, x, peer):
-        """post: core.send or core.receive, which sets `message` as it begins.
+    def __init__(self, comm, op, x, peer, sent=None):
+        """sent: what the transport carries in place of `x`.
 
         An interrupt may come between any two lines: what MPI could touch is known to `comm` before MPI knows it.
         """
@@ -27,15 +26,16 @@ class MpiWork(Work):
         if self.call is None or not self.call.nth:
             comm.calls.note((op, self.line))
         comm.pending[id(self)] = self
+        transport = comm.transport
         try:
-            post(self, comm.group, x, peer)
+            (transport.send if op == "send" else transport.receive)(self, x if sent is None else sent, peer)
         except BaseException as error:
             if self.message is None:
                 comm.pending.pop(id(self), None)
             if isinstance(error, RuntimeError):
                 comm.waiting.explain(error, op, (comm.members[peer],))
             raise
-        if op == "recv" and self.advances:
+        if op == "recv" and transport.polled:
             comm.waiting.receives[id(self)] = self.message
 
     def wait(self):
@@ -58,7 +58,7 @@ class MpiWork(Work):
         """Wait for a send, up to `seconds`, or cancel a receive; true when MPI will not touch the tensor again."""
         if self.message is None:
             return True
-        gone = self.message.wait(seconds, NAP, self.comm.crowded) if self.op == "send" else self.message.cancel()
+        gone = self.message.wait(seconds, NAP, self.comm.oversubscribed) if self.op == "send" else self.message.cancel()
         if gone:
             self._forget()
         return gone
@@ -88,12 +88,9 @@ class MpiWork(Work):
         """Does another receive expect what has come, or is what was expected the next message?"""
         pending = self.comm.pending.values()
         others = [w for w in pending if (w.op, w.peer) == ("recv", self.peer) and w is not self]
-        return any(buffer_of(w.x, w.op)[1:3] == sent for w in others) or self._next() == wanted
-
-    def _next(self):
-        """(count, dtype) of the next message from this peer, where it has arrived."""
-        MPI, status = self.comm.session.MPI, self.comm.session.MPI.Status()
-        return announced(status) if self.comm.handle().Iprobe(self.peer, MPI.ANY_TAG, status) else None
+        return any(buffer_of(w.x, w.op)[1:3] == sent for w in others) or self.comm.transport.announces(
+            self.peer, wanted
+        )
 
     def _facts(self):
         """The fields of errors.Wait for a rank that waits for this message."""
@@ -103,14 +100,9 @@ class MpiWork(Work):
             about = {"count": count, "dtype": dtype, "comm": comm.name, "counts": comm.calls.times(self.op, self.line)}
         else:
             about = {**call.facts(), "counts": comm.calls.times(call.op, call.line)}
-        return {**about, **self._lying(), "call": call.op if call else ""}
-
-    def _lying(self):
-        """The field of errors.Wait that tells whose message has arrived and is not received."""
-        MPI, status = self.comm.session.MPI, self.comm.session.MPI.Status()
-        if not self.comm.handle().Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-            return {}
-        return {"unreceived": (self.comm.members[status.Get_source()],)}
+        if unreceived := comm.transport.unreceived():
+            about["unreceived"] = tuple(comm.members[r] for r in unreceived)
+        return {**about, "call": call.op if call else ""}
 
     def _arrived(self):
         inject, nbytes = self.comm.waiting.inject, self.message.nbytes
@@ -123,12 +115,6 @@ class MpiWork(Work):
         self._forget()
         trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], self.message.nbytes, self.line)
         self.message = self.x = None
-
-
-def announced(status):
-    """(count, dtype) of a message that has arrived, from its tag (csrc/message.cpp); the count modulo 2**25."""
-    tag = status.Get_tag()
-    return tag >> 3 & (1 << 25) - 1, DTYPES[tag & 7]
 
 
 def unsettled(works, seconds):

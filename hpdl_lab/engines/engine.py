@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Any
 
 from ..comm.errors import CommError
-from ..comm.mpi.session import HOST, machine_id, session_of_this_process
+from ..comm.hosts import HOST, machine_id
+from ..comm.mpi.session import session_of_this_process
 from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
 from ..trace import now_ns
@@ -152,7 +153,7 @@ class Server:
             elif kind == client.STATE:
                 kernel.send(client.STATE, self._told() | {"asked": content})
             elif kind == client.DEAD:
-                self.session.board.mourn(content)
+                self.session.status.mark_dead(content)
             else:
                 self._interrupt(kernel, content)
 
@@ -168,7 +169,7 @@ class Server:
         signal.pthread_kill(self._main, signal.SIGINT)
 
     def _told(self) -> dict:
-        return own_state(self.session.board, self.rank, self._loop is not None)
+        return own_state(self.session.status, self.rank, self._loop is not None)
 
     def _interrupt_again(self, kernel: KernelConnection | None, run: int | None) -> None:
         """End task `run` of `kernel`, unless it has ended by itself meanwhile."""
@@ -205,9 +206,9 @@ class Server:
         """Close what task `run` has left open, because an interrupt struck amid its start or its end."""
         for comm in [comm for comm in self.session.open if comm.waiting.run == run]:
             comm.close(KeyboardInterrupt())
-        slot = self.session.board.slot(self.rank)
+        slot = self.session.status.slot(self.rank)
         if (slot.run, slot.state) == (run, "running"):
-            self.session.board.publish(self.rank, "failed", run)
+            self.session.status.publish(self.rank, "failed", run)
 
 
 def imports_torch(frame: FrameType | None) -> bool:
@@ -241,9 +242,9 @@ def gpu_of(rank: int) -> str:
     return f"cuda:{rank % count}" if count else "none"
 
 
-def own_state(board: Any, rank: int, px: bool) -> dict:
+def own_state(status: Any, rank: int, px: bool) -> dict:
     """What an engine tells of its rank: plain values, with the time on its own clock. px: does it run cells of %px?"""
-    return {"slot": tuple(board.slot(rank)), "px": px, "now_ns": time.monotonic_ns()}
+    return {"slot": tuple(status.slot(rank)), "px": px, "now_ns": time.monotonic_ns()}
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ import cloudpickle
 
 from ..comm.base import Comm
 from ..comm.buffers import is_tensor
+from ..comm.device import kind
 from ..comm.errors import CommError
-from ..comm.mpi.session import kind
 from ..comm.sim.no_input import no_input
 from ..comm.spelling import name_the_call
 from ..trace import is_the_attendees, now_ns, source_line

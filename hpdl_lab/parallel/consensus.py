@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import to_numpy
 from ..comm.errors import CommError
-from ..comm.status.waits import name_ranks
+from ..comm.status.report import name_ranks
 from .reducer import Bucket, allocate, name_of, result_of
 
 

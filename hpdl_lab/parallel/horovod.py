@@ -204,7 +204,7 @@ class Fusion:
         self._ready.append(index)
         if self.reducer is not None:
             gradient_ready(self.comm, self.reducer, index)
-        elif self.comm.runs_beside and self._negotiation is None:  # else it would wait here for later gradients
+        elif self.comm.has_background and self._negotiation is None:  # else it would wait here for later gradients
             self._negotiation = self.comm.background(self._negotiate)
 
     def synchronize(self) -> None:

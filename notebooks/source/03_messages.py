@@ -173,6 +173,6 @@ lab.show(slow)
 # - `hpdl_lab/comm/base.py`: all that a communicator can do, with the plainest collectives that are right.
 # - `hpdl_lab/collectives/jobs.py`, `hpdl_lab/parallel/messages.py`: the functions of this notebook.
 # - `hpdl_lab/zoo.py`: all broken programs, each with its repair.
-# - `hpdl_lab/comm/status/reasons.py`: the rules of the report about a stuck run.
+# - `hpdl_lab/comm/status/report.py`: the rules of the report about a stuck run.
 #
 # Next: [04 · Ring all-reduce](04_ring_all_reduce.ipynb)

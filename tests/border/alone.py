@@ -15,7 +15,7 @@ class Alone(ToOneself):
     def __init__(self, core, session, rng, torch):
         self.core, self.rng, self.torch = core, rng, torch
         self.mpi, self.group, self.session = session.mpi, session.control, session
-        self.kept = []  # what MPI has not done with: as MpiComm does
+        self.kept = []  # what MPI has not done with: as RealComm does
 
     def thing(self, count, dtype):
         """(a tensor or array, or something else; what is wrong with it or "")."""

@@ -8,7 +8,7 @@ SECONDS = (0, 0.0, -1, 1e-4, float("nan"), float("-inf"), -1e300, None, "1")
 
 
 class Holder:
-    """What a message is kept in, with its tensor, as MpiWork keeps it."""
+    """What a message is kept in, with its tensor, as RealWork keeps it."""
 
     message = x = None
 

@@ -15,7 +15,7 @@ CLOSED = (
 
 
 class Holder:
-    """What a message is kept in, with its tensor, as MpiWork keeps it."""
+    """What a message is kept in, with its tensor, as RealWork keeps it."""
 
     message = x = None
 
@@ -28,7 +28,7 @@ class Ranks:
         self.kept = []
 
     def begin(self, rng, comm):
-        self.rng, self.comm, self.group = rng, comm, comm.group
+        self.rng, self.comm, self.group = rng, comm, comm.transport.group
         self.rank, self.size = comm.rank, comm.size
 
     def x_of(self, rank, count, dtype):

@@ -55,7 +55,7 @@ def ranks():
 
 @pytest.fixture
 def meet(request):
-    """meet(): wait until all ranks have come, in a way that no board shows: what it says stays to be read."""
+    """meet(): wait until all ranks have come, in a way that no status table shows: what it says stays to be read."""
     return meet_on_torchrun if BY_TORCHRUN else functools.partial(meet_on_mpi, request.getfixturevalue("ranks"))
 
 

@@ -26,8 +26,8 @@ def nothing(comm):
 
 
 def shown(comm, rank=None):
-    """What the board shows of `rank`, or of this one."""
-    return comm.waiting.board.slot(comm.rank if rank is None else rank)
+    """What the status table shows of `rank`, or of this one."""
+    return comm.waiting.status.slot(comm.rank if rank is None else rank)
 
 
 def lose_patience(*waitings):
@@ -148,10 +148,10 @@ def nothing_of(comm, x):
 
 def test_in_the_background_there_is_no_other(comm):
     def inner(comm):
-        assert not comm.runs_beside and comm.name == "background"
+        assert not comm.has_background and comm.name == "background"
         return comm.background(shm_all_reduce, np.ones(3)), threading.current_thread()
 
-    assert comm.runs_beside
+    assert comm.has_background
     work, thread = comm.background(inner).wait()
     assert (work.wait() == comm.size).all() and thread in threads()
 
@@ -159,7 +159,7 @@ def test_in_the_background_there_is_no_other(comm):
 def test_where_mpi_is_not_for_several_threads_it_runs_at_once(run, ranks, monkeypatch):
     monkeypatch.setattr(ranks, "threads", False)
     comm, before = run(), threads()
-    assert not comm.runs_beside
+    assert not comm.has_background
     assert (comm.background(shm_all_reduce, np.ones(3)).wait() == comm.size).all() and not {*threads()} - {*before}
 
 
@@ -294,7 +294,7 @@ def test_a_wait_inside_the_function_is_what_the_report_shows(run, meet, once):
         slots = [shown(comm, rank) for rank in range(comm.size)]
         return all((slot.run, slot.op) == (comm.waiting.run, "recv") for slot in slots)
 
-    once(all_wait, lambda: lose_patience(comm.beside.waiting))
+    once(all_wait, lambda: lose_patience(comm._background.waiting))
     with pytest.raises(CommTimeout, match="cycle: 0 -> 1 -> ") as caught:
         work.wait()
     meet()  # the others read what this rank waited for until it begins another run
@@ -415,17 +415,17 @@ def test_a_process_that_was_forked_says_that_it_cannot(comm):
     if child == 0:
         code = 1
         try:
-            comm.beside.progress.all_reduce_in_memory(comm.beside.double._shared.group, np.ones(3))
+            comm._background.progress.all_reduce_in_memory(comm._background.double._shared.group, np.ones(3))
         except RuntimeError as error:
             code = 7 if "a process that was forked cannot communicate" in str(error) else 2
-        comm.beside.progress.stop()
+        comm._background.progress.stop()
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert (comm.background(shm_all_reduce, np.ones(3)).wait() == comm.size).all()
 
 
 def test_many_runs_leave_nothing_behind(run, ranks):
-    before, unfree = threading.active_count(), len(ranks.unfree)
+    before, unfreed = threading.active_count(), len(ranks.unfreed)
     for _ in range(12):
         with run() as comm:
             x = np.ones(5000)
@@ -433,4 +433,4 @@ def test_many_runs_leave_nothing_behind(run, ranks):
             works[-1].wait()
             assert (x == comm.size**3).all()
     wait_until(lambda: threading.active_count() <= before)
-    assert len(ranks.unfree) == unfree
+    assert len(ranks.unfreed) == unfreed

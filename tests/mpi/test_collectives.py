@@ -157,16 +157,16 @@ def test_in_place_as_nccl_has_it(comm):
     group, p, r = comm.shared("barrier").group, comm.size, comm.rank
     whole = torch.full((p, 70_000), -1.0)
     whole[r] = r
-    group.all_gather(whole[r], whole, 10.0, comm.crowded)
+    group.all_gather(whole[r], whole, 10.0, comm.oversubscribed)
     assert (whole == torch.arange(p)[:, None]).all()
     rows = torch.arange(p, dtype=torch.float32)[:, None].repeat(1, 70_000) + r
-    group.all_to_all(rows, rows, 10.0, comm.crowded)
+    group.all_to_all(rows, rows, 10.0, comm.oversubscribed)
     assert (rows == torch.arange(p)[:, None] + r).all()
-    group.reduce_scatter(rows, rows[r], 10.0, comm.crowded)
+    group.reduce_scatter(rows, rows[r], 10.0, comm.oversubscribed)
     assert (rows[r] == p * r + p * (p - 1) / 2).all()
     comm.barrier()
     with pytest.raises(ValueError, match="memory that overlaps"):
-        group.all_gather(whole[0, 1:], whole.reshape(-1)[: p * 69_999], 10.0, comm.crowded)
+        group.all_gather(whole[0, 1:], whole.reshape(-1)[: p * 69_999], 10.0, comm.oversubscribed)
     assert (comm.all_reduce(torch.ones(5)) == p).all()  # and on we go
 
 
@@ -260,7 +260,7 @@ def test_another_root_on_one_rank(comm):
 
 
 def test_rows_of_a_scatter(comm):
-    with pytest.raises(ValueError, match=f"scatter needs {comm.size} rows on its root, got {comm.size + 1}"):
+    with pytest.raises(ValueError, match=f"scatter .* needs {comm.size} rows, got {comm.size + 1}"):
         comm.scatter(torch.zeros(comm.size + 1, 3), torch.zeros(3), comm.rank)
 
 

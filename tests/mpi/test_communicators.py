@@ -35,7 +35,7 @@ def test_tags_are_those_that_every_mpi_has(comm):
 def test_world_is_always_fresh(ranks):
     a, b = package.world(), package.world(deadline=3)
     assert (a.rank, a.size) == (b.rank, b.size)
-    assert a.group.comm != b.group.comm
+    assert a.transport.group.comm != b.transport.group.comm
     assert b.waiting.deadline == 3
     a.close()
     b.close()
@@ -182,7 +182,7 @@ def test_what_nobody_received_delays_closing_once(run):
     comm.close()
     assert time.monotonic() - begin < 10  # 0.2 s for all hundred, not for each
     stored = MPI.Get_library_version().startswith("Intel")  # which takes what is sent, also where nobody receives it
-    assert stored or all(work in comm.session.owed for work in works)
+    assert stored or all(work in comm.place.pending_sends for work in works)
 
 
 @pytest.mark.parametrize("count", [3, 100_000])
@@ -243,7 +243,7 @@ def test_a_collective_names_who_is_missing(run, meet, once):
     comm.barrier()
     if comm.rank != comm.size - 1:
         waiting = comm.waiting
-        last_missing = lambda: waiting.board.slot(comm.rank).peers == (comm.size - 1,)  # noqa: E731
+        last_missing = lambda: waiting.status.slot(comm.rank).peers == (comm.size - 1,)  # noqa: E731
         once(last_missing, lambda: setattr(waiting, "deadline", 0.1))
         with pytest.raises(CommTimeout, match=f"waits in all_reduce with rank {comm.size - 1}"):
             comm.all_reduce(torch.zeros(100))
@@ -288,7 +288,7 @@ def test_a_rank_that_failed_is_not_waited_for_until_the_deadline(run, meet):
         assert caught.value.waits[-1].state == "failed"
         assert caught.value.waits[-1].line == "cell:7"
         assert time.monotonic() - begin < 12
-    meet()  # a slot on the board is that of the next run then
+    meet()  # a slot in the table is that of the next run then
 
 
 def test_nor_is_one_that_has_finished(run):

@@ -1,4 +1,4 @@
-"""Ranks whose tensors are on a device, under torchrun (DeviceComm) and MPI (GpuComm), with a stand-in for NCCL.
+"""Ranks whose tensors are on a device (DeviceComm), under torchrun and MPI, with a stand-in for NCCL.
 
 The tensors of the CPU play those of the GPU; NumPy's arrays are the host's.
 """
@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from hpdl_lab.collectives import ring
-from hpdl_lab.comm.device import OnDevice
+from hpdl_lab.comm.device.comm import DeviceComm
+from hpdl_lab.comm.device.groups import MpiGroups
 from hpdl_lab.comm.errors import CommError, CommTimeout, Mismatch
-from hpdl_lab.comm.gpu import GpuRanks
 from hpdl_lab.comm.torch.group import process_group
 from hpdl_lab.comm.torch.transport import from_process_group
 
@@ -27,14 +27,14 @@ SPEC.loader.exec_module(nccl_group)
 
 @pytest.fixture(params=["torchrun", "mpi"])
 def device(run, ranks, request):
-    """A DeviceComm or a GpuComm over the stand-in."""
+    """A DeviceComm over the stand-in."""
     nccl_group.register()
     if request.param == "mpi":
 
         def stand_in(store, rank, size, device, sharing):
             return nccl_group.FakeNccl(store, rank, size, timedelta(seconds=60))
 
-        comm = run(make=GpuRanks(ranks, "cpu", stand_in, cuda=False).comm)
+        comm = run(make=MpiGroups(ranks, "cpu", stand_in, cuda=False).comm)
         yield comm
         comm.close()
         return
@@ -61,7 +61,7 @@ def test_it_is_refused_where_it_moves_nothing_that_is_known(run):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
 def test_collectives_go_through_the_group_and_the_host_agrees_elsewhere(device, dtype):
-    assert isinstance(device, OnDevice) and carried(device) == []
+    assert isinstance(device, DeviceComm) and carried(device) == []
     r, p = device.rank, device.size
     x = torch.full((5,), r + 1, dtype=dtype)
     assert (device.all_reduce(x) == p * (p + 1) // 2).all() and carried(device) == ["allreduce"]

@@ -106,7 +106,7 @@ def test_a_message_whose_posting_is_interrupted_is_known_to_the_communicator(com
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(comm, "core", SimpleNamespace(receive=receive, send=core.send))
+        patch.setattr(comm.transport, "core", SimpleNamespace(receive=receive, send=core.send))
         with pytest.raises(KeyboardInterrupt):
             comm.irecv(np.zeros(100_000), (r - 1) % p)
     (work,) = comm.pending.values()

@@ -209,7 +209,7 @@ def test_a_program_of_mpiexec_needs_no_more_than_torchs_two_lines(ranks, meet, m
         x = torch.full((1001,), float(dist.get_rank()))
         dist.all_reduce(x)
         assert (x == sum(range(ranks.size))).all() and dist.get_backend() == "hpdl"
-        assert type(dist.group.WORLD.comm).__name__ == "MpiComm" and dist.get_world_size() == ranks.size
+        assert type(dist.group.WORLD.comm).__name__ == "RealComm" and dist.get_world_size() == ranks.size
         dist.destroy_process_group()
         meet()
 
@@ -312,7 +312,7 @@ def test_an_interrupt_reaches_a_rank_that_waits_in_backward(run, meet, once):
         model = DistributedDataParallel(torch.nn.Linear(4, 4))
         if comm.rank != 0:
             waiting = comm.waiting
-            waits = lambda: waiting.board.slot(comm.rank).state == "waiting"  # noqa: E731
+            waits = lambda: waiting.status.slot(comm.rank).state == "waiting"  # noqa: E731
             once(waits, lambda: os.kill(os.getpid(), signal.SIGINT))
             begin = time.monotonic()
             with pytest.raises(KeyboardInterrupt):

@@ -3,52 +3,32 @@
 import atexit
 import contextlib
 import functools
-import os
-import socket
 import sys
-import time
 
-from ...features import compiled_module, cores
+from ...features import compiled_module
 from ..errors import CommError, name_ranks
+from ..hosts import host_id, oversubscribed
+from ..real import RealComm
 from ..status.interrupts import DeferredInterrupt
-from ..status.remote import Bulletin
-from ..status.table import Board, open_together
-from ..status.waiting import NAP, RARELY, SLICE, Waiting
+from ..status.operation import InThread
+from ..status.remote import RemoteStatus
+from ..status.table import StatusTable, open_together
+from ..status.waiting import NAP, RARELY, SLICE, Waiting, finish_blindly
 from ..work import unsettled
-from .in_thread import InThread
 from .library import load
 from .stale import drop_stale
-from .transport import MpiComm
+from .transport import MpiTransport
 
-HOST = "HPDL_HOST_ID"  # environment variable: ranks for which it differs share no memory, as if on different hosts
-START = 30.0  # s: the longest that ranks wait for each other when MPI starts
 LAST_LOOK = 0.1  # s: for a rank that gives up, to learn that it is too late for that
 LAST_HELP = 1.0  # s: for what nobody has received, when ranks leave
 ARRIVALS = 16_383  # numbers that tell them apart
 
 
-def world(deadline=10.0, device="cpu"):
+def world(deadline=10.0, make=RealComm):
     """The communicator of all ranks of this MPI job. Collective. deadline: the longest that one wait may last, in s."""
     session = session_of_this_process()
     session.worlds += 1
-    return session.comm(run=session.worlds, deadline=deadline, make=kind(device))
-
-
-def kind(device):
-    """What makes communicators for Session.comm: "cpu" or "cuda". Raises RuntimeError where there is no GPU or NCCL."""
-    if device == "cpu":
-        return MpiComm
-    if device != "cuda":
-        raise ValueError(f'device={device!r}: "cpu" or "cuda" is needed')
-    return gpu_ranks().comm
-
-
-@functools.cache
-def gpu_ranks():
-    """This process's GpuRanks: they keep process groups from one run to the next."""
-    from ..gpu import GpuRanks
-
-    return GpuRanks(session_of_this_process())
+    return session.comm(run=session.worlds, deadline=deadline, make=make)
 
 
 @functools.cache
@@ -61,41 +41,36 @@ class Session:
     """This process's place in an MPI job, from which fresh communicators are made, one for each run."""
 
     def __init__(self):
-        """Start MPI and open the board. Collective over all ranks of the job. Does not import torch."""
+        """Start MPI and open the status table. Collective over all ranks of the job. Does not import torch."""
         self.core = compiled_module()
         self.MPI, self.mpi = load(self.core)
         self.rank, self.size = self.MPI.COMM_WORLD.rank, self.MPI.COMM_WORLD.size
         self.worlds = 0
         self.parents = {}  # ranks: handle of the communicator that those of their runs are duplicates of
         self.closed = {}  # ranks: communicators of runs that this rank has left
-        self.owed = []  # messages of closed communicators that MPI has not done with: their memory must stay
-        self.abandoned = []  # collectives that did not complete: likewise
-        self.unfree = []  # communicators in which something is left
+        self.pending_sends = []  # messages of closed communicators that MPI has not done with: their memory must stay
+        self.cancelled = []  # collectives that did not complete: likewise
+        self.unfreed = []  # communicators in which something is left
         self.open = []  # communicators
         self.threads = self.MPI.Query_thread() == self.MPI.THREAD_MULTIPLE  # may two of them call MPI at a time?
-        self.board = None
+        self.status = None
         everybody = tuple(range(self.size))
         duplicates = self.core.Duplicates(self.mpi, self.MPI.COMM_WORLD.handle)
         finish_blindly(duplicates, "MPI_Comm_idup")
         self.control = self.core.Group(self.mpi, duplicates.first, duplicates.second, self.rank, self.size)
         self.parents[everybody] = duplicates.first
         self.hosts = self._tell(host_id())
-        self.board = open_together(self.rank, self.hosts, self._tell, self._board_at)
-        self.board.publish(self.rank, "idle")
+        self.oversubscribed = oversubscribed(self.hosts, self.rank)
+        self.status = open_together(self.rank, self.hosts, self._tell, self._board_at)
+        self.status.publish(self.rank, "idle")
         atexit.register(self.leave)
 
-    @property
-    def crowded(self):
-        """More ranks than cores on this machine, which may play several hosts: who spins keeps a peer from working."""
-        machines = [host.split()[-1] for host in self.hosts]  # see host_id
-        return machines.count(machines[self.rank]) > cores()
-
-    def comm(self, run, ranks=None, deadline=10.0, on_row=None, trace=True, make=MpiComm):
+    def comm(self, run, ranks=None, deadline=10.0, on_row=None, trace=True, make=RealComm):
         """A communicator that no message of another run can reach. Collective over `ranks`.
 
         Args:    run: a number that no other run of these ranks has, the same everywhere.
                  ranks: of MPI_COMM_WORLD, which become 0, 1, ... in this order; None: all.
-                 deadline, on_row, trace: see MpiComm. make: what kind of communicator, called as MpiComm is.
+                 deadline, on_row, trace: see Comm. make: what kind of communicator, called as RealComm is.
         Raises:  CommTimeout, RankFailed, KeyboardInterrupt: not all ranks have come; ValueError for wrong ranks.
         """
         members = tuple(range(self.size)) if ranks is None else tuple(ranks)
@@ -103,18 +78,20 @@ class Session:
             raise ValueError(f"ranks {list(members)}: each of them once, from 0 to {self.size - 1}")
         if self.rank not in members:
             raise ValueError(f"rank {self.rank} is not one of the ranks {list(members)} of this run")
-        self.board.publish(self.rank, "running", run)
-        self.board.turn_to(run)
-        waiting = Waiting(self.board, self.rank, members, run, deadline, self.crowded)
+        self.status.publish(self.rank, "running", run)
+        self.status.begin_run(run)
+        waiting = Waiting(self.status, self.rank, members, run, deadline, self.oversubscribed)
         with DeferredInterrupt() as interrupt:
             too_late = self._arrive(members, run, waiting, interrupt)
             # All are here and will go on: an interrupt must wait, or the next run would find the ranks out of step.
             duplicates = self.core.Duplicates(self.mpi, self._parent(members, waiting))
-            self.abandoned.append(duplicates)
+            self.cancelled.append(duplicates)
             waiting.finish(duplicates, "start", waiting.missing(members, "start"))
-            self.abandoned.remove(duplicates)
+            self.cancelled.remove(duplicates)
             self._free_closed(members)
-            comm = make(self, (duplicates.first, duplicates.second), members, waiting, on_row, trace)
+            handles = duplicates.first, duplicates.second
+            transport = MpiTransport(self, handles, members.index(self.rank), len(members))
+            comm = make(self, transport, members, waiting, on_row, trace)
             self.open.append(comm)
         if too_late is None and interrupt.came:
             too_late = KeyboardInterrupt()
@@ -147,25 +124,29 @@ class Session:
             world = self.MPI.Comm.fromhandle(self.control.comm)
             group = world.Get_group().Incl(list(members))
             create = InThread(lambda: world.Create_group(group).handle)
-            self.abandoned.append(create)
+            self.cancelled.append(create)
             waiting.finish(create, "start", waiting.missing(members, "start"))
-            self.abandoned.remove(create)
+            self.cancelled.remove(create)
             self.parents[members] = create.result
         return self.parents[members]
 
     def forget(self, comm):
         """`comm` has been closed: it can be freed when all its ranks have left it."""
         self.open.remove(comm)
-        handles = (comm.group.comm, comm.group.inner, *(comm.doubles or ()))
-        if comm.doubles == ():  # its double is being made, perhaps for ever
-            self.unfree.append(handles)
+        handles = comm.transport.handles
+        if comm.transport.doubles == ():  # its double is being made, perhaps for ever
+            self.unfreed.append(handles)
         else:
             self.closed.setdefault(comm.members, []).append(handles)
 
     def keep(self, works, seconds):
         """Keep the messages `works` of a communicator that is closed, but for those that end within `seconds`."""
-        earlier, self.owed = self.owed, [*self.owed, *works]  # all of them first: an interrupt may come now
-        self.owed = [*earlier, *unsettled(works, seconds)]
+        # All of them first: an interrupt may come now.
+        earlier, self.pending_sends = (
+            self.pending_sends,
+            [*self.pending_sends, *works],
+        )
+        self.pending_sends = [*earlier, *unsettled(works, seconds)]
 
     def _free_closed(self, members):
         """Free the communicators that all `members` have left, which is known when all have come to a later run.
@@ -174,33 +155,33 @@ class Session:
         unreceived. So that is dropped, and where it cannot be, the communicator is never freed. The last one waits for
         another turn, since a message may come later than the news that its sender has left.
         """
-        self._forgive()
-        owing = [work.comm.group.comm for work in self.owed]
+        self._discard_finished()
+        owing = [work.comm.transport.group.comm for work in self.pending_sends]
         closed = self.closed.get(members, [])
         for handles in closed[:-1]:
             comms = [self.MPI.Comm.fromhandle(handle) for handle in handles]
-            if not set(handles) & set(owing) and all([drop_stale(self.MPI, comm, self.abandoned) for comm in comms]):
+            if not set(handles) & set(owing) and all([drop_stale(self.MPI, comm, self.cancelled) for comm in comms]):
                 for comm in comms:
                     comm.Free()
             else:
-                self.unfree.append(handles)
+                self.unfreed.append(handles)
         del closed[:-1]
 
-    def _forgive(self, seconds=0.0):
+    def _discard_finished(self, seconds=0.0):
         """Forget the messages that MPI has done with after all; wait up to `seconds` for all of them."""
-        self.owed = unsettled(self.owed, seconds)
+        self.pending_sends = unsettled(self.pending_sends, seconds)
 
     def _tell(self, note):
-        """What every rank of the job has to tell, in rank order; before there is a board."""
+        """What every rank of the job has to tell, in rank order; before there is a status table."""
         consensus = self.core.Consensus(self.control, self.core.Call("start", 0, 0, -1), note.encode())
         finish_blindly(consensus, "MPI_Iallgather")
         return [note.decode() for note in consensus.notes()]
 
     def _board_at(self, path):
-        """The board of this host, which hears of the ranks of other hosts where there are some."""
+        """The status table of this host, which hears of the ranks of other hosts where there are some."""
         if len(set(self.hosts)) == 1:
-            return Board(path)
-        return Bulletin(path, self.MPI, self.MPI.Comm.fromhandle(self.control.comm), self.hosts)
+            return StatusTable(path)
+        return RemoteStatus(path, self.MPI, self.MPI.Comm.fromhandle(self.control.comm), self.hosts)
 
     def leave(self):
         """End MPI together with the others, or without it where somebody cannot: MPI_Finalize would wait for ever."""
@@ -211,13 +192,13 @@ class Session:
         with contextlib.suppress(CommError, RuntimeError, KeyboardInterrupt):
             self._meet_to_leave(b"")
             # All are here and help: what nobody has received can be received now.
-            for handles in [*self.unfree, *(handles for closed in self.closed.values() for handles in closed)]:
+            for handles in [*self.unfreed, *(handles for closed in self.closed.values() for handles in closed)]:
                 for handle in handles:
-                    drop_stale(self.MPI, self.MPI.Comm.fromhandle(handle), self.abandoned, whatever=True)
-            self._forgive(LAST_HELP)
-            told = self.board.settle()
+                    drop_stale(self.MPI, self.MPI.Comm.fromhandle(handle), self.cancelled, whatever=True)
+            self._discard_finished(LAST_HELP)
+            sent = self.status.flush()
             through_mpi = (self.core.Consensus, self.core.Duplicates, self.core.Ring, self.core.Progress, InThread)
-            stuck = self.owed or not told or any(isinstance(op, through_mpi) for op in self.abandoned)
+            stuck = self.pending_sends or not sent or any(isinstance(op, through_mpi) for op in self.cancelled)
             if not any(self._meet_to_leave(b"stuck" if stuck else b"")):
                 self.MPI.Finalize()
 
@@ -227,34 +208,12 @@ class Session:
         Nothing is published meanwhile: whether this rank has finished or failed is what others want to read.
         """
         consensus = self.core.Consensus(self.control, self.core.Call("leave", 0, 0, -1), note)
-        self.abandoned.append(consensus)
+        self.cancelled.append(consensus)
         pace = SLICE, NAP
-        while not consensus.wait(*pace, self.crowded):
+        while not consensus.wait(*pace, self.oversubscribed):
             pace = RARELY
-            gone = [r for r in range(self.size) if self.board.is_dead(r)]
-            if gone and not consensus.wait(SLICE, NAP, self.crowded):
+            gone = [r for r in range(self.size) if self.status.is_dead(r)]
+            if gone and not consensus.wait(SLICE, NAP, self.oversubscribed):
                 raise CommError(f"{name_ranks(gone)} cannot leave together with the others")
-        self.abandoned.remove(consensus)
+        self.cancelled.remove(consensus)
         return consensus.notes()
-
-
-def finish_blindly(operation, call):
-    """Wait for `operation` while there is no board that could tell who is missing."""
-    end = time.monotonic() + START
-    while not operation.wait(SLICE, NAP, True):
-        if time.monotonic() > end:
-            raise CommError(f"{call}: the ranks have not met within {START:g} s")
-
-
-def host_id():
-    """The same for ranks that may share memory, different for others: the names of the host and of its machine."""
-    return f"{(os.environ.get(HOST) or socket.gethostname())[:60]} {machine_id()}"
-
-
-def machine_id():
-    """The same for all hosts that share this machine's cores: containers, and those that it emulates."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return socket.gethostname()[:60]

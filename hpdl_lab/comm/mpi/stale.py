@@ -6,11 +6,11 @@ WORTH_DROPPING = 1 << 20  # bytes
 PATIENCE = 0.1  # s
 
 
-def drop_stale(MPI, comm, abandoned, whatever=False):
+def drop_stale(MPI, comm, cancelled, whatever=False):
     """Receive and forget what has arrived in `comm`; True when nothing is left there.
 
     False where a message cannot be received: a large one needs the help of its sender, which has left.
-    Args:    abandoned: list that keeps alive what MPI may still write to. whatever: try also the large ones.
+    Args:    cancelled: list that keeps alive what MPI may still write to. whatever: try also the large ones.
     """
     status = MPI.Status()
     while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
@@ -21,6 +21,6 @@ def drop_stale(MPI, comm, abandoned, whatever=False):
         end = time.monotonic() + PATIENCE
         while not request.Test():
             if time.monotonic() > end:
-                abandoned.append(request)
+                cancelled.append(request)
                 return False
     return True

@@ -1,123 +1,90 @@
-"""The communicator of one run on MPI ranks."""
+"""Messages of MPI, and collectives that are made of them."""
 
-import pickle
-
-from ..buffers import DTYPES, buffer_of
-from ..calls import begin
-from ..parts import part_of
-from ..real_comm import RealComm
-from ..status.interrupts import DeferredInterrupt
-from ..work import MpiWork
-from .in_thread import InThread
+from ..buffers import DTYPES, ITEMSIZE, buffer_of
+from ..status.operation import InThread
+from ..transport import Transport
 
 SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
+SMALL = 2047  # bytes: larger messages are announced, without their count in the tag (csrc/message.cpp)
 
 
-class MpiComm(RealComm):
-    """Messages through MPI; collectives in shared memory where all ranks are on one machine.
+class MpiTransport(Transport):
+    """session: this process's place in the job. handles: of two MPI communicators of the same ranks."""
 
-    session: this process's place in the job. members[i]: rank in MPI_COMM_WORLD of this communicator's rank i.
-    """
+    def __init__(self, session, handles, rank, size):
+        self.session, self.core = session, session.core
+        self.can_double = session.threads
+        self.doubles = None  # the handles of `double`; () while they are being made
+        self.group = self.core.Group(session.mpi, *handles, rank, size)
 
-    def __init__(self, session, handles, members, waiting, on_row=None, trace=True):
-        super().__init__(session, members, waiting, on_row, trace)
-        self.session = session
-        self.doubles = None  # the handles of comm' (background.py); () while they are being made
-        self.group = self.core.Group(session.mpi, *handles, self.rank, self.size)
+    @property
+    def handles(self):
+        """Of all MPI communicators that were made for this."""
+        return self.group.comm, self.group.inner, *(self.doubles or ())
 
-    # -- messages ---------------------------------------------------------------------------------------------------
-
-    def isend(self, x, dst):
-        self._require_open()
-        self.check_peer(dst, "sends to")
-        self.waiting.require_reachable(dst)
-        if self.waiting.inject is not None:
-            self.waiting.inject.before(self)
-        return MpiWork(self, "send", self.core.send, x, dst)
-
-    def irecv(self, x, src):
-        self._require_open()
-        self.check_peer(src, "receives from")
-        return MpiWork(self, "recv", self.core.receive, x, src)
-
-    # -- ranks ------------------------------------------------------------------------------------------------------
-
-    def split(self, color, key=0):
-        """See Comm.split. color, key: anything that pickles to fewer than 100 bytes; keys can be compared."""
-        step, t0, line = self._begin()
-        begin(self, "split", line=line)
-        notes = self.agree("split", note=pickle.dumps((color, key)))
-        with DeferredInterrupt() as interrupt:
-            try:
-                chosen, reason = part_of(notes, self.rank), ""
-            except Exception as error:
-                chosen, reason = (), str(error) or type(error).__name__
-            # MPI_Comm_split blocks: nobody enters it before all are on their way, and only a death can stop them.
-            for rank, why in enumerate(self.agree("split", note=reason.encode()[:120])):
-                if why:
-                    raise ValueError(f"rank {rank} cannot split: {why.decode(errors='replace')}")
-            parent = self.handle()
-            place = min(chosen), chosen.index(self.rank)
-            split = InThread(lambda: [parent.Split(*place).handle for _ in range(2)])
-            self._finish(split, "split", ())  # nobody in particular: who has left has done his part before
-        members = tuple(self.members[r] for r in chosen)
-        part = self._part(split.result, members)
-        self._adopt(part, color)
-        if interrupt.came:
-            raise KeyboardInterrupt
-        part.connect()
-        self.trace.add(step, "split", t0, self.trace.clock(), line=line)
-        return part
-
-    def handle(self):
+    def as_mpi4py(self):
         """This communicator as mpi4py's."""
         return self.session.MPI.Comm.fromhandle(self.group.comm)
 
-    def _part(self, handles, members):
-        """The communicator of `members`, of the same kind as this one."""
-        return MpiComm(self.session, handles, members, self.waiting, self.on_row, self.trace)
+    # -- messages ---------------------------------------------------------------------------------------------------
 
-    def can_double(self):
-        return self.session.threads
+    def send(self, work, x, dst):
+        self.core.send(work, self.group, x, dst)
 
-    def make_double(self, waiting, trace):
+    def receive(self, work, x, src):
+        self.core.receive(work, self.group, x, src)
+
+    def announces(self, peer, wanted):
+        MPI, status = self.session.MPI, self.session.MPI.Status()
+        if not self.as_mpi4py().Iprobe(peer, MPI.ANY_TAG, status):
+            return False
+        count, dtype = wanted
+        tag = status.Get_tag()  # dtype in 3 bits, count in 11, and whether it is a large message's announcement
+        large = count * ITEMSIZE[dtype] > SMALL
+        return tag == DTYPES.index(dtype) | (1 << 14 if large else count << 3)
+
+    def unreceived(self):
+        MPI, status = self.session.MPI, self.session.MPI.Status()
+        return (status.Get_source(),) if self.as_mpi4py().Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status) else ()
+
+    # -- ranks ------------------------------------------------------------------------------------------------------
+
+    def consensus(self, rank, call, note):
+        return self.core.Consensus(self.group, self.core.Call(*call), note)
+
+    def part(self, comm, chosen, number):
+        # MPI_Comm_split blocks. There is no peer to blame: ranks that have left have finished their part.
+        parent, place = self.as_mpi4py(), (min(chosen), chosen.index(comm.rank))
+        split = InThread(lambda: [parent.Split(*place).handle for _ in range(2)])
+        comm.complete(split, "split", ())
+        return MpiTransport(self.session, split.result, chosen.index(comm.rank), len(chosen))
+
+    def double(self, comm, waiting):
         # Nobody calls anything collective on the inner communicator: the ranks may come at any time.
         session, duplicates = self.session, self.core.Duplicates(self.session.mpi, self.group.inner)
         self.doubles = ()  # under way
-        session.abandoned.append(duplicates)
-        waiting.finish(duplicates, "background", waiting.missing(self.members, "background"))
-        session.abandoned.remove(duplicates)
+        session.cancelled.append(duplicates)
+        waiting.finish(duplicates, "background", waiting.missing(comm.members, "background"))
+        session.cancelled.remove(duplicates)
         self.doubles = (duplicates.first, duplicates.second)
-        return MpiComm(session, self.doubles, self.members, waiting, self.on_row, trace)
-
-    def begin_beside(self, progress, x):
-        if self._shared:
-            return super().begin_beside(progress, x)
-        _, count, dtype, _ = buffer_of(x, "all_reduce")
-        call = self.core.Call("all_reduce", count, DTYPES.index(dtype), -1)
-        return progress.all_reduce_by_messages(self.group, call, x, SEGMENT, self.trace.enabled)
-
-    def _agreement(self, call, note):
-        return self.core.Consensus(self.group, self.core.Call(*call), note)
+        return MpiTransport(session, self.doubles, comm.rank, comm.size)
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
-    def ring_all_reduce(self, x):
-        """all_reduce by messages around a ring, in segments, compiled. The same sum, in another order of adding."""
-        return self._around_the_ring("ring_all_reduce", x)
+    def begin_all_reduce(self, progress, x, traced):
+        _, count, dtype, _ = buffer_of(x, "all_reduce")
+        call = self.core.Call("all_reduce", count, DTYPES.index(dtype), -1)
+        return progress.all_reduce_by_messages(self.group, call, x, SEGMENT, traced)
 
-    def _around_the_ring(self, op, x):
-        """`ring_all_reduce`, called `op` in reports."""
-        trace = self.trace
-        with self.together(op, x) as line:
+    def all_reduce(self, comm, op, x):
+        """Around a ring, in segments, compiled."""
+        trace = comm.trace
+        with comm.together(op, x) as line:
             ring = self.core.Ring(self.group, x, SEGMENT, trace.enabled)
-            self._finish(ring, op, self.others, ring.nbytes, lambda: self._facts_of(op, (x,)))
+            comm.complete(ring, op, comm.others, ring.nbytes, lambda: comm._facts_of(op, (x,)))
             for end, peer, nbytes, t0, t1 in ring.transfers():
-                trace.add(trace.step(), end, t0, t1, self.names[peer], nbytes, line)
-        return x
+                trace.add(trace.step(), end, t0, t1, comm.names[peer], nbytes, line)
 
-    def mpi_all_reduce(self, x):
-        """The MPI library's own all_reduce, of the dtypes that it knows."""
-        with self.together("mpi_all_reduce", x):
+    def mpi_all_reduce(self, comm, x):
+        with comm.together("mpi_all_reduce", x):
             self.core.mpi.all_reduce(self.group, x, x)  # blocks, but everybody is on the way into it
-        return x

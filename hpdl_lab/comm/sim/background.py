@@ -18,7 +18,7 @@ class Lane(SimRank):
         """rank: the SimRank beside which it runs, which may be a Lane itself."""
         super().__init__(rank.scheduler, rank.index, rank.trace.enabled)
         self.rank = rank
-        self.trace = rank.trace.beside("background", self.clock_ns)
+        self.trace = rank.trace.in_lane("background", self.clock_ns)
         self.calls = rank.calls
         self.state = "finished"
         self.given = deque()

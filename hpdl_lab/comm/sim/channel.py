@@ -5,7 +5,7 @@ import functools
 from ..buffers import payload_of
 from ..errors import Mismatch
 from ..parts import parts_of
-from ..status.reasons import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
+from ..status.report import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
 
 
 class Channel:

@@ -60,7 +60,7 @@ def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, i
 class SimComm(Comm):
     """A communicator of simulated ranks. `members[i]` is the index, in the scheduler, of this communicator's rank i."""
 
-    runs_beside = True
+    has_background = True
     simulated = True
 
     def __init__(self, scheduler, state, members, on_row, key=()):

@@ -1,9 +1,9 @@
-"""What ranks of several hosts are doing: a board on each host, and messages from one to the other.
+"""What ranks of several hosts are doing: a status table on each host, and messages from one to the other.
 
-     host A   board  0 1 2 3          board  4 5 6 7   host B
+     host A   table  0 1 2 3          table  4 5 6 7   host B
                      |                       |
                      `--- slots of 0-3 --->  `--- whoever waits for long hears them
-              the lowest rank that waits for long tells them, when they have changed
+              the lowest rank that waits for long sends them, when they have changed
 
 A rank that waits for long looks for such messages too. Who ends a run tells its own slot, as nobody may be waiting on
 its host. A rank of which nobody tells works, or its host is gone: it is "silent". That it has died, the notebook tells:
@@ -13,14 +13,14 @@ nothing is sent to it from then on.
 import json
 
 from .interrupts import DeferredInterrupt
-from .table import Board, Slot
+from .table import Slot, StatusTable
 
 NEWS = 32_767  # a tag of the session's own communicator that a rendezvous does not use (csrc/consensus.cpp)
 SILENT = Slot(0, -1, "silent", "", (), 0, 0, 0, "", {})
 
 
-class Bulletin(Board):
-    """The board of this host's ranks, and what has been heard of the others.
+class RemoteStatus(StatusTable):
+    """The status table of this host's ranks, and what has been heard of the others.
 
     comm: mpi4py's communicator of all ranks, on which nothing else uses the tag NEWS. hosts: that of each rank.
     """
@@ -30,12 +30,12 @@ class Bulletin(Board):
         self._MPI, self._comm, self._rank = MPI, comm, comm.rank
         self._far = [host != hosts[self._rank] for host in hosts]
         self._heard = {}  # rank -> {run: (time of its host's clock, Slot)}
-        self._mourned = set()  # ranks elsewhere whose processes have ended
-        self._told = None  # what was told last
+        self._dead = set()  # ranks elsewhere whose processes have ended
+        self._last = None  # what was sent last
         self._sent = []  # (request, bytes) of messages that MPI may still read
         self._run = 0
 
-    # -- as on a board ------------------------------------------------------------------------------------------------
+    # -- as in a table ------------------------------------------------------------------------------------------------
 
     def slot(self, rank):
         if not self._far[rank]:
@@ -44,14 +44,14 @@ class Bulletin(Board):
         last = max(heard, default=-1)
         # News of an earlier run that come late do not say that the rank has left this one.
         slot = heard[self._run if self._run in heard else last][1] if last >= self._run else SILENT
-        return slot.died() if rank in self._mourned else slot
+        return slot.died() if rank in self._dead else slot
 
-    def mourn(self, rank):
+    def mark_dead(self, rank):
         if self._far[rank]:
-            self._mourned.add(rank)
+            self._dead.add(rank)
 
-    def mourns(self, rank):
-        return rank in self._mourned
+    def is_unreachable(self, rank):
+        return rank in self._dead
 
     def is_dead(self, rank):
         return self.slot(rank).state == "dead" if self._far[rank] else super().is_dead(rank)
@@ -61,8 +61,8 @@ class Bulletin(Board):
 
     # -- news ---------------------------------------------------------------------------------------------------------
 
-    def turn_to(self, run):
-        self._run, self._told = run, None
+    def begin_run(self, run):
+        self._run, self._last = run, None
         self._hear()
         for heard in self._heard.values():
             for earlier in [number for number in heard if number < run]:
@@ -74,31 +74,31 @@ class Bulletin(Board):
             here = [rank for rank in members if not self._far[rank]]
             waiting = [rank for rank in here if (self.slot(rank).run, self.slot(rank).state) == (self._run, "waiting")]
             if waiting and waiting[0] == self._rank:
-                told = {rank: self.slot(rank).died() if self.died(rank) else self.slot(rank) for rank in here}
-                if told != self._told:
-                    self._told = told
-                    self._tell(told, members)
+                slots = {rank: self.slot(rank).died() if self.died(rank) else self.slot(rank) for rank in here}
+                if slots != self._last:
+                    self._last = slots
+                    self._send(slots, members)
         if interrupt.came:
             raise KeyboardInterrupt
 
-    def farewell(self, members):
+    def leave(self, members):
         with DeferredInterrupt() as interrupt:
-            self._tell({self._rank: self.slot(self._rank)}, members)
+            self._send({self._rank: self.slot(self._rank)}, members)
         if interrupt.came:
             raise KeyboardInterrupt
 
-    def settle(self):
+    def flush(self):
         self._hear()
         self._sent = [(request, raw) for request, raw in self._sent if not request.Test()]
         return not self._sent
 
-    def _tell(self, slots, members):
+    def _send(self, slots, members):
         """Send the slots, one in each message, which is then short enough to leave at once, to `members` elsewhere."""
-        self.settle()
+        self.flush()
         for rank, slot in slots.items():
             raw = json.dumps([rank, self.now(), slot]).encode()
             for to in members:
-                if self._far[to] and not self.mourns(to):
+                if self._far[to] and not self.is_unreachable(to):
                     self._sent.append((self._comm.Isend([raw, self._MPI.BYTE], to, NEWS), raw))
 
     def _hear(self):

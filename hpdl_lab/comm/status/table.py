@@ -1,4 +1,4 @@
-"""What every rank of this machine is doing, in a small file that all of them map: readable when ranks are stuck.
+"""The status table: what every rank of this machine is doing, in a file that all map, readable when they are stuck.
 
 One slot per rank of MPI_COMM_WORLD. A rank writes only its own slot, and only when a wait has become long enough to be
 of interest; whoever opens the file reads all of them without anybody's help.
@@ -46,7 +46,7 @@ class Slot(NamedTuple):
     facts: dict
 
     def moved(self, ns):
-        """This slot, told by a clock that is `ns` behind."""
+        """This slot, read on a clock that is `ns` behind."""
         return self._replace(since_ns=self.since_ns + ns, until_ns=self.until_ns and self.until_ns + ns)
 
     def in_run(self, run):
@@ -71,7 +71,7 @@ class Slot(NamedTuple):
 
 
 def open_together(rank, hosts, tell, attach):
-    """What `attach` makes of the path of a board, one file for the ranks of each host. Collective.
+    """What `attach` makes of the path of a table, one file for the ranks of each host. Collective.
 
     The file has no name any more when all have opened it.   tell: tell(note) returns the notes of all ranks.
     """
@@ -79,15 +79,15 @@ def open_together(rank, hosts, tell, attach):
     mine = ""
     if rank == first:
         mine = os.path.join(tempfile.gettempdir(), f"hpdl-{os.getpid()}-{secrets.token_hex(8)}")
-        Board.create(mine, len(hosts)).close()
-    board = attach(tell(mine)[first])
+        StatusTable.create(mine, len(hosts)).close()
+    table = attach(tell(mine)[first])
     tell("opened")
     if mine:
         os.unlink(mine)
-    return board
+    return table
 
 
-class Board:
+class StatusTable:
     """The slots of `size` ranks in the file `path`."""
 
     now = staticmethod(now_ns)
@@ -98,21 +98,21 @@ class Board:
             self._memory = mmap.mmap(file.fileno(), 0)
         magic, self.size = HEADER.unpack_from(self._memory)
         if magic != MAGIC:
-            raise ValueError(f"{path} is not a board of ranks")
+            raise ValueError(f"{path} is not a status table")
         self._watched = {}  # pid: pidfd, which cannot be mistaken when the system gives the pid to another process
 
     @classmethod
     def create(cls, path, size):
-        """Write an empty board for `size` ranks to `path`, readable by this user only, and open it."""
+        """Write an empty status table for `size` ranks to `path`, readable by this user only, and open it."""
         if size < 1:
-            raise ValueError(f"a board needs at least 1 rank, got {size}")
+            raise ValueError(f"a status table needs at least 1 rank, got {size}")
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "wb") as file:
             file.write(HEADER.pack(MAGIC, size) + bytes(size * SLOT.size))
         return cls(path)
 
     @classmethod
     def open(cls, path):
-        """Open the board that somebody has created at `path`."""
+        """Open the table that somebody has created at `path`."""
         return cls(path)
 
     def close(self):
@@ -126,7 +126,7 @@ class Board:
 
     def publish(self, rank, state, run=0, op="", peers=(), nbytes=0, since_ns=0, until_ns=0, line="", facts=None):
         """Replace slot `rank`, which must be this process's own. `peers` are ranks of MPI_COMM_WORLD."""
-        told = packed(facts or {})
+        raw = packed(facts or {})
         at = self._at(rank)
         (version,) = VERSION.unpack_from(self._memory, at)
         version += version % 2  # odd where an interrupt ended the last publishing half way
@@ -144,8 +144,8 @@ class Board:
             line.encode()[-96:],
             *named,
             *(0,) * (MAX_PEERS - len(named)),
-            len(told),
-            told,
+            len(raw),
+            raw,
         )
         # An odd version says that the slot is being written: readers try again.
         VERSION.pack_into(self._memory, at, version + 1)
@@ -155,22 +155,22 @@ class Board:
     def end_wait(self, rank, now=now_ns):
         """Keep the wait in slot `rank` as it is, but stop its clock: the rank has given up."""
         slot = self.slot(rank)
-        told = (slot.op, slot.peers, slot.nbytes, slot.since_ns, now(), slot.line, slot.facts)
-        self.publish(rank, slot.state, slot.run, *told)
+        ended = (slot.op, slot.peers, slot.nbytes, slot.since_ns, now(), slot.line, slot.facts)
+        self.publish(rank, slot.state, slot.run, *ended)
 
-    # -- news of other hosts, of which a board that all ranks share has none (see bulletin.py) -----------------------
+    # -- news of other hosts, of which a table that all ranks share has none (see remote.py) -----------------------
 
-    def turn_to(self, run):
-        """This rank begins `run`: what is heard of earlier ones is not told any more."""
+    def begin_run(self, run):
+        """This rank begins `run`: drop reports of earlier ones."""
 
     def exchange(self, members):
         """This rank waits for long: tell `members` on other hosts what they do here, and hear what they do there."""
 
-    def farewell(self, members):
+    def leave(self, members):
         """This rank ends the run, and tells `members` on other hosts."""
 
-    def settle(self):
-        """Hear the rest; true when all that was told has left."""
+    def flush(self):
+        """Receive the rest; true when all that was sent has left."""
         return True
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -203,11 +203,11 @@ class Board:
         ended.register(self._watched[pid], select.POLLIN)
         return bool(ended.poll(0))
 
-    def mourn(self, rank):
+    def mark_dead(self, rank):
         """Somebody has seen the process of `rank` end: no news to those of this host, who see it themselves."""
 
-    def mourns(self, rank):
-        """True where MPI must not be given a message to `rank`, as it would try to connect to it and not return."""
+    def is_unreachable(self, rank):
+        """True if MPI must not be given a message to `rank`, as it would try to connect to it and not return."""
         return False
 
     def died(self, rank):
@@ -218,7 +218,7 @@ class Board:
         """What the ranks are doing, as list[errors.Wait].
 
         ranks: ranks of MPI_COMM_WORLD; the answer numbers them, and their peers, 0, 1, ... in this order. None: all.
-        run: what ranks do in other runs is not told; None tells all. A rank that never published is left out.
+        run: what ranks do in other runs is left out; None: all. A rank that never published is left out.
         """
         ranks = range(self.size) if ranks is None else list(ranks)
         number = {rank: i for i, rank in enumerate(ranks)}
@@ -229,7 +229,7 @@ class Board:
 
     def _at(self, rank):
         if not 0 <= rank < self.size:
-            raise ValueError(f"no rank {rank} on a board of {self.size}")
+            raise ValueError(f"no rank {rank} in a status table of {self.size}")
         return HEADER.size + rank * SLOT.size
 
 

@@ -4,20 +4,21 @@ import time
 
 from ...trace import caller_line, now_ns
 from ..calls import Calls
-from ..errors import CommTimeout, RankFailed, name_ranks
+from ..errors import CommError, CommTimeout, RankFailed, name_ranks
 from .table import Slot
 
 SPIN = 0.001  # s: the first look at an operation spins, since most answers come at once
 SLICE = 0.02  # s: afterwards, the longest time without a look at signals
 NAP, LONG_NAP = 50e-6, 1e-3  # s: between two looks of the compiled code; the long one after PATIENCE
 LONG, RARELY = 1.0, (0.05, 5e-3)  # s: after so long, SLICE and the nap are these: 1 % of a core instead of 4 %
-CROWDED = 20  # where ranks share cores, a nap is 1/CROWDED of the wait so far: looking often costs others the core
+OVERSUBSCRIBED = 20  # if ranks share cores, a nap is 1/20 of the wait so far: looking often costs others the core
 PATIENCE = 0.2  # s: then also look for peers that have died
 GRACE = 1.0  # s: for what a peer sent just before it finished or failed
+START = 30.0  # s: the longest that ranks wait for each other when MPI starts
 ABSENT = 0.2  # s: who has not looked for so long got no core, or was stopped, and those it waits for perhaps too
 
 
-class Stillness:
+class StallDetector:
     """For how long nothing has moved, as far as this rank was there to see it.
 
     Each look is judged by the time at which it began: what had come by then is found before anybody gives up.
@@ -44,11 +45,11 @@ class Waiting:
     calls: what this rank has called in this run.
     """
 
-    beside = False  # are these the waits of what runs beside the rank?
+    in_background = False  # are these the waits of what runs in the background of the rank?
 
-    def __init__(self, board, rank, members, run, deadline, crowded):
-        self.board, self.rank, self.members = board, rank, members
-        self.run, self.deadline, self.crowded = run, deadline, crowded
+    def __init__(self, status, rank, members, run, deadline, oversubscribed):
+        self.status, self.rank, self.members = status, rank, members
+        self.run, self.deadline, self.oversubscribed = run, deadline, oversubscribed
         self.calls = Calls()
         self.inject = None  # an Injection for this rank
         self.receives = {}  # id of a work: its message, of receives that have been posted and have not ended
@@ -68,11 +69,11 @@ class Waiting:
             self.go_on(operation, op, peers, nbytes, line, stop, facts)
 
     def _wait(self, operation, seconds, nap):
-        """Advance `operation`, and the receives beside it: large messages wait until their receiver asks for them."""
+        """Advance `operation`, and the pending receives: large messages wait until their receiver asks for them."""
         others = [message for message in self.receives.values() if message is not operation]
         if not others:
-            return operation.wait(seconds, nap, self.crowded)
-        return operation.wait_among(seconds, nap, self.crowded, others)
+            return operation.wait(seconds, nap, self.oversubscribed)
+        return operation.wait_among(seconds, nap, self.oversubscribed, others)
 
     def go_on(self, operation, op, peers, nbytes=0, line="", stop=None, facts=dict):
         """`finish`, for an operation that has not ended by itself."""
@@ -80,14 +81,14 @@ class Waiting:
         try:
             self._look(operation, op, peers, nbytes, line, since, stop, facts)
         except ValueError:
-            self.board.publish(self.rank, "running", self.run)
+            self.status.publish(self.rank, "running", self.run)
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 error.waits = tuple(self.waits())
-            self.board.end_wait(self.rank)  # what it waited for stays to be read, also by ranks that give up later
+            self.status.end_wait(self.rank)  # what it waited for stays to be read, also by ranks that give up later
             raise
-        self.board.publish(self.rank, "running", self.run)
+        self.status.publish(self.rank, "running", self.run)
 
     def watch(self, operation, what, told, line):
         """Wait for `operation`, which another thread of this rank does, and whose waits have deadlines of their own.
@@ -99,7 +100,7 @@ class Waiting:
         if self._wait(operation, SPIN, 0.0):
             return
         computes = Slot(0, self.run, "running", "", (), 0, now_ns(), 0, line, {})
-        shown, stillness, next_exchange = None, Stillness(now_ns()), now_ns() + PATIENCE * 1e9
+        shown, stall, next_exchange = None, StallDetector(now_ns()), now_ns() + PATIENCE * 1e9
         try:
             while True:
                 now = now_ns()
@@ -107,56 +108,56 @@ class Waiting:
                 slot = slot if slot.state == "waiting" and not slot.until_ns else computes
                 if slot != shown:
                     shown = slot
-                    self.board.publish(self.rank, slot.state, self.run, *slot[3:])
+                    self.status.publish(self.rank, slot.state, self.run, *slot[3:])
                 if now >= next_exchange:
                     next_exchange = now + PATIENCE * 1e9
-                    self.board.exchange(self.members)
+                    self.status.exchange(self.members)
                 if self._wait(operation, SLICE, LONG_NAP):
                     break
-                if stillness.seconds(operation.progress if slot is computes else None, now) > self.deadline:
+                if stall.seconds(operation.progress if slot is computes else None, now) > self.deadline:
                     ends_not = f"which neither ends nor communicates for {self.deadline:g} s"
                     me = self._names([self.rank])
                     raise CommTimeout(f"{me} waits for {what} in the background, {ends_not}", self.waits())
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 error.waits = tuple(self.waits())
-            self.board.end_wait(self.rank)
+            self.status.end_wait(self.rank)
             raise
         last = told()
         if last is None or last.state != "waiting":
-            self.board.publish(self.rank, "running", self.run)
+            self.status.publish(self.rank, "running", self.run)
         elif last != shown:  # what it gave up waiting for stays to be read
-            self.board.publish(self.rank, last.state, self.run, *last[3:])
+            self.status.publish(self.rank, last.state, self.run, *last[3:])
 
     def missing(self, ranks, op, place=dict):
-        """A function that says which of `ranks`, as the board shows, have not come to `op`.
+        """A function that says which of `ranks`, as the status table shows, have not come to `op`.
 
         place: a function that tells facts that a rank which has come shares, such as the communicator.
         """
 
         def look():
-            told = {name: fact for name, fact in place().items() if fact != ""}  # as on the board
+            told = {name: fact for name, fact in place().items() if fact != ""}  # as published
             here = ("waiting", op, self.run)
-            slots = {r: self.board.slot(r) for r in ranks if r != self.rank}
+            slots = {r: self.status.slot(r) for r in ranks if r != self.rank}
             came = {r for r, s in slots.items() if (s.state, s.op, s.run) == here and told.items() <= s.facts.items()}
             return tuple(r for r in slots if r not in came)
 
         return look
 
     def _look(self, operation, op, peers, nbytes, line, since, stop, facts):
-        whom, stillness, next_search = None, Stillness(since), since + PATIENCE * 1e9
+        whom, stall, next_search = None, StallDetector(since), since + PATIENCE * 1e9
         nap = NAP
         while True:
             now = now_ns()
             now_whom = peers() if callable(peers) else peers
             if now_whom != whom:
                 whom = now_whom
-                self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
+                self.status.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
             search = now >= next_search
             if search:
                 nap, next_search = LONG_NAP, now + PATIENCE * 1e9
-                self.board.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
-                self.board.exchange(self.members)
+                self.status.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
+                self.status.exchange(self.members)
             if stop is not None:
                 stop()
             try:
@@ -164,7 +165,7 @@ class Waiting:
                     return
             except RuntimeError as error:
                 self.explain(error, op, whom)
-            still = stillness.seconds(operation.progress, now)
+            still = stall.seconds(operation.progress, now)
             if search:
                 self._search(operation, op, whom, still, now)
             if still > self.deadline:
@@ -174,9 +175,9 @@ class Waiting:
         """(s until the next look at signals, s of a nap between two looks at the operation) after `waited` s."""
         if waited > LONG:
             return RARELY
-        if not self.crowded:
+        if not self.oversubscribed:
             return SLICE, nap
-        return min(SLICE, max(2 * SPIN, waited)), min(LONG_NAP, max(nap, waited / CROWDED))
+        return min(SLICE, max(2 * SPIN, waited)), min(LONG_NAP, max(nap, waited / OVERSUBSCRIBED))
 
     def explain(self, error, op, peers):
         """Raise RankFailed where a rank has died, which MPI may notice before we do and tell in words of its own.
@@ -191,16 +192,16 @@ class Waiting:
 
     def require_reachable(self, to):
         """Raise RankFailed where a message to rank `to` of the run could not even be posted."""
-        if self.board.mourns(self.members[to]):
+        if self.status.is_unreachable(self.members[to]):
             self._require_alive("send", (self.members[to],))
 
     def _require_alive(self, op, whom, error=None):
-        if died := [r for r in self.members if self.board.died(r)]:
+        if died := [r for r in self.members if self.status.died(r)]:
             raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits()) from error
 
     def _search(self, operation, op, whom, still, now):
         """Raise RankFailed or CommTimeout where one of the ranks waited for will never answer."""
-        if any(self.board.died(r) for r in self.members):
+        if any(self.status.died(r) for r in self.members):
             try:
                 if self._wait(operation, 0.05, NAP):
                     return
@@ -209,32 +210,32 @@ class Waiting:
             self._require_alive(op, whom)
         gone = [r for r in whom if op != "start" and self._left(r, now)]
         if gone and still > GRACE:
-            failed = any(self.board.slot(r)[1:3] == (self.run, "failed") for r in gone)
+            failed = any(self.status.slot(r)[1:3] == (self.run, "failed") for r in gone)
             why = f"{self._names(gone)} {'failed' if failed else 'left the run'} and will not answer"
             raise (RankFailed if failed else CommTimeout)(f"{why}: {self._me(op, whom)}", self.waits())
 
     def _left(self, rank, now):
         """Has `rank` left this run, and long enough ago for everything that it sent to have arrived?"""
-        slot = self.board.slot(rank)
+        slot = self.status.slot(rank)
         if slot.state in ("absent", "silent"):  # on another host, and not heard of
             return False
         return (slot.run != self.run or slot.state in ("failed", "finished")) and now - slot.since_ns > GRACE * 1e9
 
     def end(self, error, line):
         """Publish how this rank has left the run; but what it waited for when it gave up stays to be read."""
-        if self.board.slot(self.rank).state == "waiting":
+        if self.status.slot(self.rank).state == "waiting":
             return
         facts = self.calls.facts()
         op, last = facts.pop("op", ""), facts.pop("line", "")
         if error is not None:
             facts |= {"error": type(error).__name__, "message": str(error).partition("\n")[0]}
         state = "finished" if error is None else "failed"
-        self.board.publish(self.rank, state, self.run, op, line=last if error is None else line, facts=facts)
-        self.board.farewell(self.members)
+        self.status.publish(self.rank, state, self.run, op, line=last if error is None else line, facts=facts)
+        self.status.leave(self.members)
 
     def waits(self):
         """What every rank of the run is doing: list[Wait]."""
-        return self.board.waits(self.members, self.run)
+        return self.status.waits(self.members, self.run)
 
     def _me(self, op, whom):
         word = {"send": "to", "recv": "from"}.get(op, "with")
@@ -242,3 +243,11 @@ class Waiting:
 
     def _names(self, ranks):
         return name_ranks(self.members.index(r) for r in ranks)
+
+
+def finish_blindly(operation, call):
+    """Wait for `operation` while there is no status table that could say who is missing."""
+    end = time.monotonic() + START
+    while not operation.wait(SLICE, NAP, True):
+        if time.monotonic() > end:
+            raise CommError(f"{call}: the ranks have not met within {START:g} s")

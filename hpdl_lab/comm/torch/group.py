@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ..mpi.session import host_id
+from ..hosts import host_id
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
@@ -103,3 +103,25 @@ def gloo_on(store, rank, size, timeout):
     hosts = {store.get(f"host {r}") for r in range(size)}
     with loopback(len(hosts) == 1):
         return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+class TorchrunGroups:
+    """Of ranks whose process group `whole` moves no CPU tensors, such as nccl alone: GPUs under torchrun."""
+
+    shares_memory, cuda = False, None
+
+    def __init__(self, whole, device):
+        self.whole, self.device = whole, device
+
+    def connect(self, comm):
+        """The process group of the ranks of `comm`. Collective."""
+        if not comm.is_part:
+            return self.whole
+        whole = dist.get_process_group_ranks(self.whole)
+        ranks = [whole[member] for member in comm.members]
+        config = str(dist.get_backend_config(self.whole))
+        order = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # which older versions of torch do not know
+        return dist.new_group(ranks, backend=config, use_local_synchronization=True, **order)
+
+    def release(self, comm):
+        """The communicator is closed: its process group belongs to whoever has made it."""

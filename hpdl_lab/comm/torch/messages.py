@@ -17,41 +17,42 @@ import torch
 
 from ..buffers import DTYPES, ITEMSIZE, is_tensor
 from ..errors import CommError
+from ..status.operation import OfThread, Operation
 from ..status.waiting import GRACE
+from ..transport import NUMBERS
 
-NUMBERS = 1 << 29  # of communicators: four tags each, below 2^31
-LETTER = struct.Struct("<24sqiiH120s")  # of an agreement: op, count, index of the dtype, root, bytes of the note, note
+OPINION = struct.Struct("<24sqiiH120s")  # of a consensus: op, count, index of the dtype, root, bytes of the note, note
 BROKEN = timedelta(milliseconds=1)
 LOOK = 0.05  # s: at a thread that has to end, also where the time for it has passed while this process was stopped
 
 
-class Wire:
+class Messages:
     """What the ranks of one communicator send each other through `group`, apart from all others: by tags of its own.
 
-    number: of the communicator; beside: the wire of its double for the background. peers[r]: rank r's rank in `group`.
+    number: of the communicator; background: of its double for the background. peers[r]: rank r's rank in `group`.
     """
 
-    def __init__(self, group, number, peers, beside=False):
+    def __init__(self, group, number, peers, background=False):
         self.group, self.peers = group, peers
-        self.tag = 4 * number + 2 * beside
-        self.letter_tag = self.tag + 1
-        self.carriers = {}  # (peer, tag, direction): Carrier
+        self.tag = 4 * number + 2 * background
+        self.consensus_tag = self.tag + 1
+        self.threads = {}  # (peer, tag, direction): MessageThread
 
     def send(self, x, dst):
-        """Start sending tensor or array `x` to rank `dst`; returns Carried."""
+        """Start sending tensor or array `x` to rank `dst`; returns a PendingMessage."""
         data = as_bytes(x)
         note = torch.tensor([len(data) // ITEMSIZE[dtype_of(x)], DTYPES.index(dtype_of(x))])
         works = [self._send(part, dst, self.tag) for part in (note, data) if len(part)]
-        return self._carry(dst, "send", self.tag, lambda carried: [work.wait() for work in works], len(data))
+        return self._give(dst, "send", self.tag, lambda pending: [work.wait() for work in works], len(data))
 
     def receive(self, x, src):
-        """Start receiving into `x` from rank `src`; returns Carried. Its wait raises ValueError for another one."""
+        """Start receiving into `x` from rank `src`; returns a PendingMessage that raises ValueError for another one."""
         into, expected = as_bytes(x), DTYPES.index(dtype_of(x))
 
-        def take(carried):
+        def take(pending):
             note = torch.zeros(2, dtype=torch.int64)
             self._receive(note, src, self.tag).wait()
-            count, dtype = carried.sent = tuple(note.tolist())
+            count, dtype = pending.sent = tuple(note.tolist())
             nbytes = count * ITEMSIZE[DTYPES[dtype]]
             fits = (nbytes, dtype) == (len(into), expected)
             if nbytes:
@@ -59,22 +60,22 @@ class Wire:
             if not fits:
                 raise ValueError("another message than expected")
 
-        return self._carry(src, "recv", self.tag, take, len(into))
+        return self._give(src, "recv", self.tag, take, len(into))
 
-    def send_letter(self, letter, to):
-        """Start sending the bytes of a LETTER."""
-        work = self._send(torch.frombuffer(bytearray(letter), dtype=torch.uint8), to, self.letter_tag)
-        return self._carry(to, "send", self.letter_tag, lambda carried: work.wait(), LETTER.size)
+    def send_opinion(self, opinion, to):
+        """Start sending the bytes of an OPINION."""
+        work = self._send(torch.frombuffer(bytearray(opinion), dtype=torch.uint8), to, self.consensus_tag)
+        return self._give(to, "send", self.consensus_tag, lambda pending: work.wait(), OPINION.size)
 
-    def receive_letter(self, source):
-        """Start receiving a LETTER: its bytes are in `sent` when it has come."""
+    def receive_opinion(self, source):
+        """Start receiving an OPINION: its bytes are in `sent` when it has come."""
 
-        def take(carried):
-            letter = torch.empty(LETTER.size, dtype=torch.uint8)
-            self._receive(letter, source, self.letter_tag).wait()
-            carried.sent = bytes(letter.numpy())
+        def take(pending):
+            opinion = torch.empty(OPINION.size, dtype=torch.uint8)
+            self._receive(opinion, source, self.consensus_tag).wait()
+            pending.sent = bytes(opinion.numpy())
 
-        return self._carry(source, "recv", self.letter_tag, take, LETTER.size)
+        return self._give(source, "recv", self.consensus_tag, take, OPINION.size)
 
     def _send(self, data, to, tag):
         return self.group.send([data], self.peers[to], tag)
@@ -82,164 +83,157 @@ class Wire:
     def _receive(self, data, source, tag):
         return self.group.recv([data], self.peers[source], tag)
 
-    def _carry(self, peer, direction, tag, job, nbytes):
+    def _give(self, peer, direction, tag, job, nbytes):
         key = (peer, direction, tag)
-        if key not in self.carriers:
-            self.carriers[key] = Carrier()
-        carried = Carried(job, nbytes)
-        self.carriers[key].jobs.put(carried)
-        return carried
+        if key not in self.threads:
+            self.threads[key] = MessageThread()
+        pending = PendingMessage(job, nbytes)
+        self.threads[key].jobs.put(pending)
+        return pending
 
     def cut(self, seconds):
         """End the threads. What is still under way after `seconds` ends with an error, and so does the whole group.
 
         It is what gloo itself does when one of its waits takes too long; nothing else ends a receive.
         """
-        for carrier in self.carriers.values():
-            carrier.jobs.put(None)
+        for thread in self.threads.values():
+            thread.jobs.put(None)
         end = time.monotonic() + seconds
-        for carrier in self.carriers.values():
-            carrier.join(max(LOOK, end - time.monotonic()))
-        left = [carrier for carrier in self.carriers.values() if carrier.is_alive()]
-        self.carriers = {}
+        for thread in self.threads.values():
+            thread.join(max(LOOK, end - time.monotonic()))
+        left = [thread for thread in self.threads.values() if thread.is_alive()]
+        self.threads = {}
         if left:
             break_off(self.group, self.peers)
-            for carrier in left:
-                carrier.join(seconds)
+            for thread in left:
+                thread.join(seconds)
 
 
-class Carrier(threading.Thread):
+class MessageThread(threading.Thread):
     """Does the jobs of one direction from or to one peer, one after the other: what waits for gloo, and blocks."""
 
     def __init__(self):
-        super().__init__(daemon=True, name="hpdl-carrier")
+        super().__init__(daemon=True, name="hpdl-messages")
         self.jobs = queue.SimpleQueue()
         self.start()
 
     def run(self):
-        while (carried := self.jobs.get()) is not None:
-            carried.carry()
+        while (pending := self.jobs.get()) is not None:
+            pending.run()
 
 
-class Carried:
-    """A message under way, as an operation: see csrc/progress.h. sent: what its sender has said of it."""
-
-    progress = 0
+class PendingMessage(OfThread):
+    """A message under way. sent: what its sender has said of it."""
 
     def __init__(self, job, nbytes):
+        super().__init__()
         self.nbytes, self.sent = nbytes, None
-        self._job, self._error, self._since = job, None, 0.0
-        self._done = threading.Event()
+        self._job, self._failed, self._since = job, None, 0.0
 
-    def carry(self):
-        """Do it, in the thread of a Carrier."""
+    def run(self):
+        """Do it, in the thread of a MessageThread."""
         try:
             self._job(self)
+        except ValueError as error:  # another message than expected
+            self.error = error
         except Exception as error:
-            self._error, self._since = error, time.monotonic()
+            self._failed, self._since = error, time.monotonic()
         self._job = None
-        self._done.set()
+        self.ended.set()
 
-    def wait(self, seconds, nap_s, crowded):
+    def advance(self):
         """True when done. Raises ValueError for a message that was not expected.
 
-        Where the connection has broken it waits on for a while: who looks for dead and failed ranks meanwhile can say
-        more than gloo.
+        If the connection has broken it goes on for a while: who looks for dead and failed ranks meanwhile can say more
+        than gloo.
         """
-        if not self._done.wait(seconds):
+        if not super().advance():
             return False
-        if isinstance(self._error, ValueError):
-            raise self._error
-        if self._error is not None:
-            if time.monotonic() < self._since + 2 * GRACE:
-                time.sleep(seconds)
-                return False
-            raise CommError(f"the process group has failed: {self._error}")
-        return True
-
-    def wait_among(self, seconds, nap_s, crowded, others):
-        """The same: `others` are carried by threads of their own."""
-        return self.wait(seconds, nap_s, crowded)
+        if self._failed is None:
+            return True
+        if time.monotonic() < self._since + 2 * GRACE:
+            return False
+        raise CommError(f"the process group has failed: {self._failed}")
 
     def cancel(self):
         """A receive cannot be taken back: true only when it is over."""
-        return self._done.is_set()
+        return self.ended.is_set()
 
 
-class Letters:
-    """All ranks exchange what they mean, and a note: csrc/consensus.h by way of a Wire. An operation."""
+class ConsensusByMessages(Operation):
+    """All ranks exchange what they mean, and a note: csrc/consensus.h by way of Messages."""
 
-    def __init__(self, wire, rank, call, note):
+    def __init__(self, messages, rank, call, note):
         """call: (op, count, index of the dtype, root)."""
         op, count, dtype, root = call
         if len(note) > 120:
             raise ValueError(f"a note of {len(note)} bytes: at most 120 can go along")
-        self._letters = [None] * len(wire.peers)
-        self._letters[rank] = LETTER.pack(op.encode()[:24], count, dtype, root, len(note), note)
-        others = [r for r in range(len(wire.peers)) if r != rank]
-        self._coming = {r: wire.receive_letter(r) for r in others}
-        self._leaving = [wire.send_letter(self._letters[rank], r) for r in others]
+        self._opinions = [None] * len(messages.peers)
+        self._opinions[rank] = OPINION.pack(op.encode()[:24], count, dtype, root, len(note), note)
+        others = [r for r in range(len(messages.peers)) if r != rank]
+        self._coming = {r: messages.receive_opinion(r) for r in others}
+        self._leaving = [messages.send_opinion(self._opinions[rank], r) for r in others]
 
     @property
     def progress(self):
-        """How many letters have come."""
-        return sum(letter is not None for letter in self._letters)
+        """How many opinions have come."""
+        return sum(opinion is not None for opinion in self._opinions)
 
     def missing(self):
-        """The ranks whose letters have not come."""
+        """The ranks whose opinions have not come."""
         return tuple(self._coming)
 
-    def wait(self, seconds, nap_s, crowded):
-        """True when all letters have come. Raises ValueError where they do not mean the same."""
-        end = time.monotonic() + seconds
-        for rank, letter in list(self._coming.items()):
-            if letter.wait(max(0.0, end - time.monotonic()), nap_s, crowded):
-                self._letters[rank] = letter.sent
+    def advance(self):
+        """True when all opinions have come. Raises ValueError if they differ."""
+        for rank, message in list(self._coming.items()):
+            if message.advance():
+                self._opinions[rank] = message.sent
                 del self._coming[rank]
-        if self._coming:
-            return False
-        self._leaving = [m for m in self._leaving if not m.wait(max(0.0, end - time.monotonic()), nap_s, crowded)]
-        if self._leaving:
+        self._leaving = [message for message in self._leaving if not message.advance()]
+        if self._coming or self._leaving:
             return False
         if len(set(self.calls())) > 1:
             raise ValueError("the ranks do not mean the same")
         return True
 
-    def wait_among(self, seconds, nap_s, crowded, others):
-        return self.wait(seconds, nap_s, crowded)
+    def rest(self, waited, left, nap_s, oversubscribed):
+        (*self._coming.values(), *self._leaving)[0].rest(waited, left, nap_s, oversubscribed)
 
     def calls(self):
         """What every rank meant: [(op, count, index of the dtype, root)]."""
-        opened = [LETTER.unpack(letter) for letter in self._letters if letter is not None]
+        opened = [OPINION.unpack(opinion) for opinion in self._opinions if opinion is not None]
         return [(op.rstrip(b"\0").decode(), count, dtype, root) for op, count, dtype, root, _, _ in opened]
 
     def notes(self):
-        """What every rank had to tell besides."""
-        return [note[:size] for *_, size, note in map(LETTER.unpack, self._letters)]
+        """What every rank had to say besides."""
+        return [note[:size] for *_, size, note in map(OPINION.unpack, self._opinions)]
 
 
-class GroupWork:
-    """A collective of the process group itself, which works in threads of its own and can be asked. An operation."""
+class GroupWork(Operation):
+    """Collectives of the process group itself, begun together, which work in threads or on a device of their own.
 
-    progress = 0
+    works: of torch.distributed. nap_s: between two looks; 0 spins, which is for a GPU.
+    """
 
-    def __init__(self, work):
-        self._work = work
+    def __init__(self, works, nap_s=20e-6):
+        self._works, self._nap_s, self.done = works, nap_s, False
 
-    def wait(self, seconds, nap_s, crowded):
-        end = time.monotonic() + seconds
-        while not self._work.is_completed():
-            if time.monotonic() >= end:
-                return False
-            time.sleep(max(nap_s, 20e-6))
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise CommError(f"the process group has failed: {error}") from None
-        return True
+    def advance(self):
+        """True when all have ended. Raises CommError if the group has failed."""
+        if not self.done and all(work.is_completed() for work in self._works):
+            try:
+                for work in self._works:
+                    work.wait()
+            except RuntimeError as error:
+                raise CommError(f"the process group has failed: {error}") from None
+            self.done = True
+        return self.done
 
-    def wait_among(self, seconds, nap_s, crowded, others):
-        return self.wait(seconds, nap_s, crowded)
+    def rest(self, waited, left, nap_s, oversubscribed):
+        if self._nap_s:
+            time.sleep(max(nap_s, self._nap_s))
+        else:
+            super().rest(waited, left, nap_s, oversubscribed)
 
 
 def as_bytes(x):

@@ -7,17 +7,18 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from ...features import compiled_module, cores
+from ...features import compiled_module
 from ..errors import CommError
-from ..mpi.session import finish_blindly, host_id
-from ..status.table import Board, open_together
-from ..status.waiting import Waiting
+from ..hosts import host_id, oversubscribed
+from ..status.table import StatusTable, open_together
+from ..status.waiting import Waiting, finish_blindly
+from ..transport import NUMBERS
 from ..work import unsettled
-from .messages import NUMBERS, Letters, Wire
+from .messages import ConsensusByMessages, Messages
 
-BIRTH = 0  # the number of the wire on which places are made: all ranks make theirs in the same order
+BIRTH = 0  # the number of the messages by which places are made: all ranks make theirs in the same order
 RUN = 1  # a place serves one communicator and what is made from it
-CUT = 0.5  # s: for the threads of a wire to end
+CUT = 0.5  # s: for the threads of messages to end
 
 
 class TorchPlace:
@@ -30,27 +31,25 @@ class TorchPlace:
         self.core = compiled_module()
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self.owned = owned
-        self.abandoned = []  # collectives that did not complete: another rank may still write to their memory
-        self.wires = []
-        self._birth = self.wire(BIRTH, tuple(range(self.size)))
-        notes = self._tell(f"{new_number()} {host_id()}")
+        self.cancelled = []  # collectives that did not complete: another rank may still write to their memory
+        self.made = []  # Messages
+        self._birth = self.messages(BIRTH, tuple(range(self.size)))
+        notes = self._tell(f"{1 + secrets.randbelow(NUMBERS - 2)} {host_id()}")
         self.number = int(notes[0].split(" ", 1)[0])  # of the communicator: messages of others have other numbers
         self.hosts = [note.split(" ", 1)[1] for note in notes]
-        self.board = open_together(self.rank, self.hosts, self._tell, Board)
-        self.board.publish(self.rank, "running", RUN)
+        self.status = open_together(self.rank, self.hosts, self._tell, StatusTable)
+        self.status.publish(self.rank, "running", RUN)
         atexit.register(close_at_exit, weakref.ref(self))
 
     def waiting(self, deadline):
         """How the ranks of the communicator wait; deadline in s."""
-        machines = [host.split()[-1] for host in self.hosts]  # see mpi.host_id
-        crowded = machines.count(machines[self.rank]) > cores()
-        return Waiting(self.board, self.rank, tuple(range(self.size)), RUN, deadline, crowded)
+        everybody = tuple(range(self.size))
+        return Waiting(self.status, self.rank, everybody, RUN, deadline, oversubscribed(self.hosts, self.rank))
 
-    def wire(self, number, members, beside=False):
-        """The Wire of the communicator with that number."""
-        wire = Wire(self.group, number, members, beside)
-        self.wires.append(wire)
-        return wire
+    def messages(self, number, members, background=False):
+        """The Messages of the communicator with that number."""
+        self.made.append(Messages(self.group, number, members, background))
+        return self.made[-1]
 
     def keep(self, works, seconds):
         """Wait for the messages of a communicator that is closed, up to `seconds` for all of them."""
@@ -58,24 +57,19 @@ class TorchPlace:
 
     def forget(self, comm):
         """`comm` is closed: so is what was made for it. What is still under way ends, and with it the process group."""
-        for wire in self.wires:
-            wire.cut(CUT)
-        self.wires = []
-        self.board.close()
+        for messages in self.made:
+            messages.cut(CUT)
+        self.made = []
+        self.status.close()
         if self.owned is not None and dist.is_initialized():
             dist.destroy_process_group(self.owned)
         self.owned = None
 
     def _tell(self, note):
-        """What every rank has to tell, in rank order; before there is a board."""
-        letters = Letters(self._birth, self.rank, ("start", 0, 0, -1), note.encode())
-        finish_blindly(letters, "the process group")
-        return [note.decode() for note in letters.notes()]
-
-
-def new_number():
-    """A number for a communicator that hardly any other has."""
-    return 1 + secrets.randbelow(NUMBERS - 2)
+        """What every rank has to tell, in rank order; before there is a status table."""
+        consensus = ConsensusByMessages(self._birth, self.rank, ("start", 0, 0, -1), note.encode())
+        finish_blindly(consensus, "the process group")
+        return [note.decode() for note in consensus.notes()]
 
 
 def group_of(group=None):
@@ -129,7 +123,7 @@ def initialize():
 def close_at_exit(place):
     """Close what Python's end would find open: threads in the middle of a wait would end it with an error."""
     place = place()
-    if place is not None and place.wires:
+    if place is not None and place.made:
         try:
             place.forget(None)
         except CommError:

@@ -262,7 +262,7 @@ class Rehearsal(Comm):
         super().__init__(comm.rank, comm.size, Trace(comm.rank, clock=now_ns))
         self.comm, self.all_reduce_beside, self.under_way = comm, all_reduce_beside, []
         self.node_rank, self.node_size, self.device = comm.node_rank, comm.node_size, comm.device
-        self.runs_beside = comm.runs_beside
+        self.has_background = comm.has_background
         self.called, self.starting, self.sends = [], True, False
 
     def all_reduce(self, x):
@@ -275,8 +275,8 @@ class Rehearsal(Comm):
             return self.comm.background(fn, *args)
         if fn is not free:
             raise NotRehearsed("a strategy that does more than all-reduces beside a rank cannot be rehearsed")
-        self.called.append((now_ns(), args[0].nbytes, self.runs_beside))
-        if self.runs_beside and self.sends:
+        self.called.append((now_ns(), args[0].nbytes, self.has_background))
+        if self.has_background and self.sends:
             self.under_way.append(self.comm.background(self.all_reduce_beside, *args))
         return Done.of(lambda comm: args[0], self)
 

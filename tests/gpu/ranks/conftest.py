@@ -2,20 +2,21 @@
 
 import pytest
 
+from hpdl_lab.comm.device.groups import mpi_groups
 from hpdl_lab.comm.errors import CommError
-from hpdl_lab.comm.mpi.session import gpu_ranks, session_of_this_process
+from hpdl_lab.comm.mpi.session import session_of_this_process
 from hpdl_lab.features import Missing, gpu
 
 
 @pytest.fixture(scope="session")
 def ranks():
-    """The GpuRanks of this process."""
+    """The MpiGroups of this process."""
     try:
         gpu.require()
     except Missing as error:
         pytest.skip(str(error))
     try:
-        found = gpu_ranks()
+        found = mpi_groups()
         with session_of_this_process().comm(999, deadline=60.0, make=found.comm):
             return found
     except CommError as error:  # they share a GPU, and this NCCL refuses that

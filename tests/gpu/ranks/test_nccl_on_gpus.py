@@ -1,4 +1,4 @@
-"""GpuComm on two ranks, on two GPUs or sharing one: every operation and dtype, and deadlines."""
+"""DeviceComm on two ranks, on two GPUs or sharing one: every operation and dtype, and deadlines."""
 
 import time
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from .buffers import DTYPES, ITEMSIZE
-from .polling import Polled
-from .shm import attempt
+from ..buffers import DTYPES, ITEMSIZE
+from ..shm import attempt
+from ..status.operation import Operation
 
 ALIGNED = 64  # elements: slices begin at multiples, so that all but the last are whole packets of 16 bytes
 LEAST = 256  # bytes of an allocation
@@ -42,7 +42,7 @@ class View:
         }
 
 
-class Computed(Polled):
+class Computed(Operation):
     """Until all that this rank has given the GPU so far is done."""
 
     def __init__(self):

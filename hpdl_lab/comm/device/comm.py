@@ -3,66 +3,50 @@
     tensors of the GPU      messages and collectives of the group
     everything else         MPI or gloo, and shared memory: consensus, notes, deadlines, tensors of the CPU
 
-`OnDevice` is the part that DeviceComm (a process group of torchrun) and GpuComm (MPI ranks) have in common. The ranks
-agree on the host before each collective, and a note of count and dtype goes ahead of each message, because NCCL's carry
-neither and would hang if the ends disagree. Messages are collected until somebody waits, and start as one batch, in
-which none waits for another: two ranks that send to each other one after the other would wait for ever on their GPUs. A
-receive whose note does not come holds up the others for PATIENCE only. It starts when its rank next waits for a message
-of the group, or begins a collective.
+The ranks agree on the host before each collective, and a note of count and dtype goes ahead of each message, because
+NCCL's carry neither and would hang if the ends disagree. Messages are collected until somebody waits, and start as one
+batch, in which none waits for another: two ranks that send to each other one after the other would wait for ever on
+their GPUs. A receive whose note does not come holds up the others for PATIENCE only. It starts when its rank next waits
+for a message of the group, or begins a collective.
 """
 
+import math
 import time
 from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from .base import best_all_reduce
-from .buffers import DTYPES, ITEMSIZE, buffer_of, copy_into, is_tensor
-from .calls import Call
-from .errors import CommError, Mismatch
-from .polling import Polled
-from .status.reasons import mismatch
-from .torch.transport import TorchComm, TorchWork
-from .work import MpiWork
+from ..base import best_all_reduce
+from ..buffers import DTYPES, ITEMSIZE, buffer_of, copy_into, is_tensor
+from ..calls import Call
+from ..errors import CommError, Mismatch
+from ..real import RealComm, shape_and_dtype
+from ..status.operation import Operation
+from ..status.report import mismatch
+from ..torch.messages import GroupWork
+from ..work import RealWork
+from . import memory
 
 PATIENCE = 0.2  # s: notes are faster, so of two ranks that send to each other one at most starts without the other
+MOST_TENSORS = 16  # kMaxTensors of csrc/cuda/one_pass.h
 WIDENED = ("bfloat16", "float16")  # added as float32 and rounded once
 
 
-class Batch(Polled):
-    """Operations of the group that have been started together. works: [torch.distributed.Work]."""
+class DeviceWork(RealWork):
+    """One end of a message of the group; its `message` is the note, which the host carries.
 
-    def __init__(self, works):
-        self.works, self.done = works, False
-
-    def advance(self):
-        """True when all have ended. Raises CommError if the group has failed."""
-        if not self.done and all(work.is_completed() for work in self.works):
-            try:
-                for work in self.works:
-                    work.wait()
-            except RuntimeError as error:
-                raise CommError(f"the process group has failed: {error}") from None
-            self.done = True
-        return self.done
-
-
-class DeviceWork(MpiWork):
-    """One end of a message of the group; its `message` is the note, which the host carries. launch: its Batch, or None.
-
-    post: as of MpiWork.
+    launch: the GroupWork in which it has started, or None.
     """
 
     __slots__ = ("buffer", "launch", "note")
     progress = 0
 
-    def __init__(self, comm, op, post, x, peer):
+    def __init__(self, comm, op, x, peer):
         self.buffer, self.launch = buffer_of(x, op, comm.device), None
         mine = (self.buffer.count, DTYPES.index(self.buffer.dtype))
         self.note = np.array(mine if op == "send" else (-1, -1), np.int64)
-        super().__init__(comm, op, lambda work, group, x, dst: post(work, group, self.note, dst), x, peer)
+        super().__init__(comm, op, x, peer, sent=self.note)
         comm.posted.append(self)
 
     def is_ready(self):
@@ -106,16 +90,16 @@ class DeviceWork(MpiWork):
         return self.message is None
 
     def let_go(self, seconds):
-        """See MpiWork.let_go: what is still on the device after `seconds` is ended there."""
+        """See RealWork.let_go: what is still on the device after `seconds` is ended there."""
         if self.message is not None and self.launch is not None:
             with suppress(CommError, ValueError):  # nobody waits for it any more
-                self.launch.wait(seconds, 1e-3, self.comm.crowded)
+                self.launch.wait(seconds, 1e-3, self.comm.oversubscribed)
             if not self.launch.done:
                 self.comm.abort(self.op)
         return super().let_go(0.0)
 
     def _facts(self):
-        """See MpiWork._facts."""
+        """See RealWork._facts."""
         counts = self.comm.calls.times(self.op, self.line)
         return {"count": self.buffer.count, "dtype": self.buffer.dtype, "comm": self.comm.name, "counts": counts}
 
@@ -132,13 +116,7 @@ class DeviceWork(MpiWork):
         self.message = self.x = None
 
 
-class TorchDeviceWork(TorchWork, DeviceWork):
-    """The same, whose note gloo carries."""
-
-    __slots__ = ()
-
-
-class Arrival(Polled):
+class Arrival(Operation):
     """The end of a DeviceWork, as an operation: whoever waits for it lets the messages start that have been posted."""
 
     def __init__(self, work):
@@ -149,25 +127,45 @@ class Arrival(Polled):
         return self.work.launch is not None and self.work.launch.advance()
 
 
-class OnDevice:
-    """Of a communicator whose tensors are on `device` and travel through `device_group`, a group of its ranks alone."""
+class DeviceComm(RealComm):
+    """A communicator whose tensors are on `device` and travel through `device_group`, a process group of its ranks.
 
-    Work = DeviceWork
+    groups: what makes that group (groups.py), for MPI ranks or for those of torchrun. Operations have ended when they
+    return: the host waits for the GPU.
+    """
 
-    def use(self, device, device_group=None):
-        """Where this rank's tensors are, and what moves them. device_group: None until `connect`."""
-        self.device, self.device_group = str(device), device_group
+    can_double = False  # what is given to `background` runs at once
+
+    def __init__(self, groups, *arguments):
+        """arguments: of RealComm."""
+        super().__init__(*arguments)
+        self.groups, self.device, self.device_group = groups, str(groups.device), None
         self.posted, self.posted_at = [], 0.0  # works that have not started, and since when (s) there are some
+        self.segments = []  # memory.Segment, in the order of `allocate`, the same everywhere
 
-    def can_double(self):
-        """No: what is given to `background` runs at once, since an operation ends when the GPU has done it."""
-        return False
+    def connect(self):
+        self.device_group = self.groups.connect(self)
+
+    def _of_these(self, transport, members, waiting, trace):
+        return DeviceComm(self.groups, self.place, transport, members, waiting, self.on_row, trace)
+
+    def barrier(self):
+        self.launch_posted()
+        super().barrier()
+
+    def split(self, color, key=0):
+        self.launch_posted()
+        return super().split(color, key)
 
     def allocate(self, shape, dtype="float32"):
-        """See Comm.allocate: a tensor on this rank's device, which no other reaches."""
-        dtype = str(dtype).removeprefix("torch.")
-        if dtype not in ITEMSIZE:
-            raise ValueError(f"cannot allocate dtype {dtype}: one of {', '.join(DTYPES)} is needed")
+        """See Comm.allocate: a tensor on this rank's GPU, which all ranks reach if they are on one machine."""
+        shape, dtype = shape_and_dtype(shape, dtype)
+        if self.groups.shares_memory and 1 < self.size == self.node_size and self.size <= MOST_TENSORS:
+            self.launch_posted()
+            if shared := memory.allocate(self, self.groups.cuda, math.prod(shape), dtype):
+                mine, segment = shared
+                self.segments.append(segment)
+                return mine[: math.prod(shape) * ITEMSIZE[dtype]].view(getattr(torch, dtype)).reshape(shape)
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
 
     # -- messages ---------------------------------------------------------------------------------------------------
@@ -187,7 +185,7 @@ class OnDevice:
             self.waiting.inject.before(self)
         if not self.posted:
             self.posted_at = time.monotonic()
-        return self.Work(self, op, self.post_send if op == "send" else self.post_receive, x, peer)
+        return DeviceWork(self, op, x, peer)
 
     def start_posted(self):
         """Start what has been posted, as one batch: when all of it may start, or after PATIENCE what may."""
@@ -203,7 +201,7 @@ class OnDevice:
         if coalesces:  # one group of NCCL
             group._start_coalescing(device)
         started = [work.start() for work in moving]
-        batch = Batch([group._end_coalescing(device)] if coalesces else started)
+        batch = GroupWork([group._end_coalescing(device)] if coalesces else started, nap_s=0)
         for work in works:
             work.launch = batch
 
@@ -219,7 +217,28 @@ class OnDevice:
     def all_reduce(self, x, async_op=False):
         if async_op:
             return self.background(best_all_reduce, x)
-        return self.nccl_all_reduce(x) if self._on_device("all_reduce", x) else super().all_reduce(x)
+        if not self._on_device("all_reduce", x):
+            return super().all_reduce(x)
+        return x if self.segments and self._one_pass(x) else self.nccl_all_reduce(x)
+
+    def _one_pass(self, x):
+        """all_reduce of `x` if it lies in memory that all ranks reach, at one place on all of them; else False."""
+        buffer = buffer_of(x, "all_reduce", self.device)
+        count, dtype = buffer.count, DTYPES.index(buffer.dtype)
+        self.launch_posted()
+        step, t0, line = self._begin()
+        self.waiting.finish(memory.Computed(), "all_reduce", (), line=line)
+        number, offset = memory.place_of(self.segments, self.rank, x)
+        places = self.agree("all_reduce", count, dtype, note=f"{number},{offset}".encode())
+        if number < 0 or len(set(places)) > 1:
+            return False
+        first, mine = memory.slice_of(count, self.rank, self.size)
+        tensors = [address + offset for address in self.segments[number].addresses]
+        self.groups.cuda.one_pass(tensors, first, mine, dtype, torch.cuda.current_stream().cuda_stream)
+        self.waiting.finish(memory.Computed(), "all_reduce", (), line=line)
+        self._meet(("all_reduce", count, dtype, -1), line)
+        self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
+        return True
 
     def nccl_all_reduce(self, x):
         """all_reduce by the process group, wherever `x` lies on the device."""
@@ -266,7 +285,7 @@ class OnDevice:
     def reduce_scatter(self, x):
         if not self._on_device("reduce_scatter", x):
             return super().reduce_scatter(x)
-        self._require_rows("reduce_scatter", x)
+        self._check_rows("reduce_scatter", x)
         rows = widened(x)
         out = rows.new_empty(rows.shape[1:])
         self._collective("reduce_scatter", x, lambda group: group._reduce_scatter_base(out.view(-1), rows.reshape(-1)))
@@ -284,7 +303,7 @@ class OnDevice:
         if not self._on_device("scatter", out):
             return super().scatter(x, out, root)
         if self.rank == root:
-            self._require_rows("scatter", x)
+            self._check_rows("scatter", x)
             buffer_of(x, "scatter", self.device)
         rows = list(x.detach()) if self.rank == root else []
         self._collective("scatter", out, lambda group: group.scatter(out.detach(), rows, root), root)
@@ -293,7 +312,7 @@ class OnDevice:
     def all_to_all(self, x):
         if not self._on_device("all_to_all", x):
             return super().all_to_all(x)
-        self._require_rows("all_to_all", x)
+        self._check_rows("all_to_all", x)
         out = x.new_empty(x.shape)
         self._collective("all_to_all", x, lambda group: group.alltoall_base(out, x.detach(), [], []))
         return out
@@ -315,7 +334,7 @@ class OnDevice:
         step, t0, line, buffer = self._agree_on(op, x, root)
         if buffer.count:
             with self.aborting(op):
-                batch = Batch([start(self.device_group)])
+                batch = GroupWork([start(self.device_group)], nap_s=0)
                 self.waiting.finish(batch, op, self.others, buffer.nbytes, line)
         self.trace.add(step, op, t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
 
@@ -336,11 +355,6 @@ class OnDevice:
             buffer_of(x, op, self.device)
         return mine
 
-    def _require_rows(self, op, x):
-        rows = "none" if x is None else len(x)
-        if rows != self.size:
-            raise ValueError(f"{op} on {self.size} ranks needs {self.size} rows, got {rows}")
-
     # -- what does not end well -------------------------------------------------------------------------------------
 
     @contextmanager
@@ -359,30 +373,21 @@ class OnDevice:
             self.device_group.abort()
         self.broken = self.broken or op
 
+    def close(self, error=None, line=""):
+        if not self.closed:
+            super().close(error, line)
+            for comm in self._family():
+                comm.groups.release(comm)
+                comm.segments, comm.device_group = [], None
+
+    def _family(self):
+        """This communicator and all that were split from it, or from those."""
+        return [self, *(comm for part in self.parts for comm in part._family())]
+
     def _release(self):
         with suppress(CommError, ValueError, RuntimeError):
             self.launch_posted()
         return super()._release()
-
-
-class DeviceComm(OnDevice, TorchComm):
-    """A process group that moves no CPU tensors, such as nccl alone: GPUs under torchrun. place: of a gloo group."""
-
-    Work = TorchDeviceWork
-
-    def __init__(self, place, number, members, waiting, on_row=None, trace=True, device_group=None, device="cuda"):
-        super().__init__(place, number, members, waiting, on_row, trace)
-        self.use(device, device_group)
-        self.post_send, self.post_receive = self._post_send, self._post_receive
-
-    def _part(self, number, members):
-        whole = dist.get_process_group_ranks(self.device_group)
-        ranks = [whole[self.members.index(member)] for member in members]
-        config = str(dist.get_backend_config(self.device_group))
-        order = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # which older versions of torch do not know
-        group = dist.new_group(ranks, backend=config, use_local_synchronization=True, **order)
-        how = self.waiting, self.on_row, self.trace
-        return DeviceComm(self.place, number, members, *how, device_group=group, device=self.device)
 
 
 def widened(x):

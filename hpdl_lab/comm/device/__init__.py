@@ -1,0 +1,14 @@
+"""Communicators of ranks whose tensors are on a device, such as a GPU."""
+
+
+def kind(device):
+    """What makes communicators for Session.comm: "cpu" or "cuda". Raises RuntimeError without a GPU or NCCL."""
+    from ..real import RealComm
+
+    if device == "cpu":
+        return RealComm
+    if device != "cuda":
+        raise ValueError(f'device={device!r}: "cpu" or "cuda" is needed')
+    from .groups import mpi_groups
+
+    return mpi_groups().comm

@@ -1,0 +1,125 @@
+"""The process groups of NCCL that move tensors between GPUs: made by MPI ranks, or handed over under torchrun.
+
+What hangs on a GPU is ended at the deadline, and the next run connects anew. A group that ended well is kept for the
+next run of the same ranks: to make one takes NCCL a second.
+"""
+
+import functools
+import os
+import secrets
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ...features import Missing, nccl
+from ...features.gpu import cuda_module, why_no_gpu
+from ..errors import CommError, name_ranks
+from ..mpi.session import session_of_this_process
+from ..torch.group import store_of
+from .comm import DeviceComm
+
+SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}  # several ranks on one GPU, which NVLS excludes
+FEW_BLOCKS = 2  # of a kernel, if ranks share a GPU: all kernels must be on it at once, since they wait for each other
+FOREVER = timedelta(days=1)  # our own deadlines end what hangs
+
+
+class MpiGroups:
+    """Of MPI ranks with GPUs: `session.comm(..., make=groups.comm)`."""
+
+    shares_memory = True
+
+    def __init__(self, session, device=None, make_group=None, cuda=None):
+        """device: by default the ranks of a host take its GPUs by turns. make_group: in place of `nccl_group`.
+
+        Raises: RuntimeError without a GPU, features.Missing without NCCL.
+        """
+        self.device = torch.device(device or device_of(session))
+        self.make_group, self.cuda = make_group or nccl_group, cuda
+        if cuda is None:
+            with suppress(Missing):  # then nothing is shared between GPUs
+                self.cuda = cuda_module()
+        self.kept = {}  # members: (name, process group) that no communicator uses
+        self.names = {}  # process group: its name, of those in use
+        self.retired = {}  # members: GPU memory that they have had open
+
+    def comm(self, *arguments):
+        """A communicator; called as RealComm is."""
+        return DeviceComm(self, *arguments)
+
+    def connect(self, comm):
+        """The process group of the ranks of `comm`: one that all of them have kept, or a new one. Collective."""
+        name, group = self.kept.pop(comm.members, ("", None))
+        notes = [note.decode().split("|") for note in comm.agree("gpus", note=f"{name}|{self.identity}".encode())]
+        self.retired.pop(comm.members, None)
+        if group is not None:
+            if all(kept == name for kept, _ in notes):
+                self.names[group] = name
+                return group
+            group.abort()  # some rank has dropped its own
+        hosts = [comm.place.hosts[r] for r in comm.members]
+        places = [(host, gpu) for host, (_, gpu) in zip(hosts, notes, strict=True)]
+        sharing = [rank for rank, place in enumerate(places) if places.count(place) > 1]
+        name = comm.agree("gpus", note=secrets.token_hex(6).encode())[0].decode()
+        group = self.make_group(store_of(comm), comm.rank, comm.size, self.device, sharing)
+        self.names[group] = name
+        return group
+
+    @property
+    def identity(self):
+        """The same for two ranks exactly if they use the same GPU of one host."""
+        if self.device.type != "cuda":
+            return secrets.token_hex(4)
+        known = torch.cuda.get_device_properties(self.device)
+        return str(getattr(known, "uuid", f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')}:{self.device.index}"))
+
+    def release(self, comm):
+        """Keep what the ranks of `comm`, which is closed, need again; a group that has failed is of no more use.
+
+        Memory that others have opened is freed when all members have come to a later run: they have closed it then.
+        CUDA leaves open what happens if it is freed before.
+        """
+        self.retired.setdefault(comm.members, []).extend(segment.keep[comm.rank] for segment in comm.segments)
+        name = self.names.pop(comm.device_group, "") if comm.device_group is not None else ""
+        if name and not comm.broken:
+            self.kept[comm.members] = name, comm.device_group
+
+
+@functools.cache
+def mpi_groups():
+    """This process's MpiGroups: they keep process groups from one run to the next."""
+    return MpiGroups(session_of_this_process())
+
+
+def device_of(session):
+    """The GPU that serves this rank. Raises RuntimeError without a GPU."""
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise RuntimeError(f"rank {session.rank} has no GPU: {why_no_gpu()}")
+    place = session.hosts[: session.rank].count(session.hosts[session.rank])  # on this host
+    torch.cuda.set_device(place % count)
+    return f"cuda:{place % count}"
+
+
+def nccl_group(store, rank, size, device, sharing):
+    """A process group of NCCL that is not registered anywhere. sharing: ranks that share their GPU with another.
+
+    Raises: CommError with the reason if this NCCL refuses ranks that share a GPU.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = FOREVER
+    if sharing:
+        version = nccl.version_of_torch()
+        if version < nccl.SHARES_A_GPU:
+            raise CommError(
+                f"{name_ranks(sharing)} share a GPU, which NCCL {nccl.text_of(version)} of this torch refuses; "
+                f"{nccl.text_of(nccl.SHARES_A_GPU)} and newer can. Start one rank for each GPU"
+            )
+        for name, value in SHARING.items():  # NCCL reads them once, at the first communicator
+            os.environ.setdefault(name, value)
+        options.config.max_ctas = FEW_BLOCKS
+    group, kind = dist.ProcessGroup(store, rank, size), dist.ProcessGroup.BackendType.NCCL
+    group._set_default_backend(kind)
+    group._register_backend(device, kind, dist.ProcessGroupNCCL(store, rank, size, options))
+    return group
