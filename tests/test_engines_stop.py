@@ -65,16 +65,16 @@ def test_the_stop_button_ends_a_blocked_receive_and_says_who_waits_for_whom(clus
 
 def test_an_engine_that_tells_late_what_it_does_is_not_taken_for_one_that_computes(cluster):
     def hinder(comm, seconds):
-        import __main__ as engine
+        from hpdl_lab.engines import task
 
-        own_state = engine.own_state
+        own_state = task.own_state
 
         def late(*args):
             time.sleep(seconds)
             return own_state(*args)
 
         if comm.rank == 2:
-            engine.own_state = late
+            task.own_state = late
 
     cluster.run(hinder, 0.5)
     with StopButton(cluster, waiting("recv")), pytest.raises(RunStopped) as caught:

@@ -9,6 +9,7 @@ import pytest
 from hpdl_lab.comm.errors import Wait
 from hpdl_lab.comm.status.table import MAX_PEERS, MAX_TEXT, VERSION, StatusTable
 from hpdl_lab.trace import now_ns
+from tests.wording import raises
 
 
 @pytest.fixture
@@ -138,10 +139,10 @@ def test_no_such_rank(table):
 
 def test_not_a_board(tmp_path):
     (tmp_path / "other").write_bytes(b"something else entirely")
-    with pytest.raises(ValueError, match="is not a table"):
+    with raises(ValueError, "other"):
         StatusTable(tmp_path / "other")
 
 
 def test_no_ranks(tmp_path):
-    with pytest.raises(ValueError, match="at least 1 rank, got 0"):
+    with raises(ValueError, "1 rank", "0"):
         StatusTable.create(tmp_path / "table", 0)

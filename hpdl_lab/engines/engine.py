@@ -14,7 +14,6 @@ import selectors
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -25,7 +24,7 @@ from ..comm.mpi.session import session_of_this_process
 from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
 from ..trace import now_ns
-from . import client, session_dir
+from . import client, session_dir, task
 from .task import execute, interrupted
 
 AGAIN = 0.05  # s, until an interrupt that cannot be served now is looked at again
@@ -169,7 +168,7 @@ class Server:
         signal.pthread_kill(self._main, signal.SIGINT)
 
     def _told(self) -> dict:
-        return own_state(self.session.status, self.rank, self._loop is not None)
+        return task.own_state(self.session.status, self.rank, self._loop is not None)
 
     def _interrupt_again(self, kernel: KernelConnection | None, run: int | None) -> None:
         """End task `run` of `kernel`, unless it has ended by itself meanwhile."""
@@ -240,11 +239,6 @@ def gpu_of(rank: int) -> str:
     except OSError:
         count = 0
     return f"cuda:{rank % count}" if count else "none"
-
-
-def own_state(status: Any, rank: int, px: bool) -> dict:
-    """What an engine tells of its rank: plain values, with the time on its own clock. px: does it run cells of %px?"""
-    return {"slot": tuple(status.slot(rank)), "px": px, "now_ns": time.monotonic_ns()}
 
 
 def main() -> None:

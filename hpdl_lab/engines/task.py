@@ -22,7 +22,7 @@ from ..comm.base import Comm
 from ..comm.buffers import is_tensor
 from ..comm.device import kind
 from ..comm.errors import CommError
-from ..comm.sim.no_input import no_input
+from ..comm.no_input import no_input
 from ..comm.spelling import name_the_call
 from ..trace import is_the_attendees, now_ns, source_line
 from . import client
@@ -228,3 +228,8 @@ def on_host(tensor: Any) -> Any:
     copy = tensor.detach().cpu()
     Parameter = sys.modules["torch"].nn.Parameter
     return Parameter(copy, tensor.requires_grad) if isinstance(tensor, Parameter) else copy
+
+
+def own_state(status: Any, rank: int, px: bool) -> dict:
+    """What an engine tells of its rank: plain values, with the time on its own clock. px: does it run cells of %px?"""
+    return {"slot": tuple(status.slot(rank)), "px": px, "now_ns": now_ns()}

@@ -2,10 +2,10 @@
 
 import heapq
 
+from ..no_input import no_input
 from .channel import Channel
 from .coroutine import Coroutine
 from .ending import raise_fault
-from .no_input import no_input
 from .rank import SimRank
 from .real_time import real_time_limit
 from .token import BatonThread
