@@ -10,6 +10,7 @@ from hpdl_lab.collectives import steps
 from hpdl_lab.collectives.chunks import bounds
 from hpdl_lab.collectives.table import ALGORITHMS, collectives, find, names
 from hpdl_lab.comm import PerRank, sim
+from tests.traffic import calls, posted
 from tests.wording import raises
 
 RANKS = [*range(1, 10), 13, 16]
@@ -77,7 +78,7 @@ def check(algorithm, p, **options):
             assert np.array_equal(out, x if algorithm.collective != "reduce_scatter" else expected), (n, r)
             assert p > 9 or np.array_equal(x, other), (n, r)
     schedule = itertools.chain.from_iterable(algorithm.steps(p, n, **options) for n in counts)
-    assert steps.posted(ran.events, p) == steps.calls(schedule, p, 8) == steps.posted(executed.events, p)
+    assert posted(ran.events, p) == calls(schedule, p, 8) == posted(executed.events, p)
     assert ran.seconds == executed.seconds
 
 
@@ -126,15 +127,15 @@ def test_16_bits_do_not_stop_a_sum_from_growing(algorithm, array):
     assert all(total == (2064 if array else 272) for total in np.asarray(ran[0].tolist()))
     assert type(ran[0]) is type(x) and ran[0].dtype == x.dtype
     rounds = algorithm.steps(p, p)
-    assert steps.posted(ran.events, p) == steps.calls(rounds, p, 4)
+    assert posted(ran.events, p) == calls(rounds, p, 4)
     again = sim.run(p, lambda comm, x: steps.execute(comm, x, algorithm.steps(p, p)), PerRank([x, *[ones] * 16]))
-    assert steps.posted(again.events, p) == steps.posted(ran.events, p)
+    assert posted(again.events, p) == posted(ran.events, p)
 
 
 def test_what_only_moves_16_bits_moves_2_bytes():
     for algorithm in (find("tree", "broadcast"), find("ring", "all_gather"), find("pairwise", "all_to_all")):
         ran = sim.run(3, algorithm.function, torch.ones(9, dtype=torch.bfloat16))
-        assert steps.posted(ran.events, 3) == steps.calls(algorithm.steps(3, 9), 3, 2)
+        assert posted(ran.events, 3) == calls(algorithm.steps(3, 9), 3, 2)
 
 
 def test_integers_stay_integers():
@@ -151,7 +152,7 @@ def test_a_node_is_what_the_communicator_says():
         algorithm.function(comm, x)
 
     run = sim.run(9, on_nodes, np.zeros(8))
-    assert steps.posted(run.events, 9) == steps.calls(algorithm.steps(9, 8, group=3), 9, 8)
+    assert posted(run.events, 9) == calls(algorithm.steps(9, 8, group=3), 9, 8)
 
 
 # -- schedules of many ranks ------------------------------------------------------------------------------------------

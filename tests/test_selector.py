@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from hpdl_lab import lab
-from hpdl_lab.collectives import steps
 from hpdl_lab.collectives.selector import Selection
 from hpdl_lab.collectives.table import find, names
 from hpdl_lab.collectives.tuner import fastest
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.parallel.data_parallel import DataParallel
+from tests.traffic import calls, posted
 from tests.wording import raises
 
 TEXT = "recursive_doubling:0-8192;double_tree:8193-1048576;ring:1048577-max"
@@ -73,7 +73,7 @@ def test_it_is_an_all_reduce_that_chooses():
     for n, name in ((0, "tree"), (10, "tree"), (11, "ring"), (100, "ring")):
         run = sim.run(3, selection, PerRank([np.full(n, float(r)) for r in range(3)]))
         assert all((x == 3).all() for x in run)
-        assert steps.posted(run.events, 3) == steps.calls(find(name).steps(3, n), 3, 8)
+        assert posted(run.events, 3) == calls(find(name).steps(3, n), 3, 8)
     run = sim.run(3, selection, PerRank([torch.full((101,), float(r), dtype=torch.float64) for r in range(3)]))
     assert all((x == 3).all() for x in run)
 

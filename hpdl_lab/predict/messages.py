@@ -83,8 +83,8 @@ def ended(clocks: np.ndarray) -> Evaluation:
 class Pattern:
     """Who sends to whom in a round, and what each message meets on its way: the same for many rounds in a row.
 
-    links: (T, width), one more than the network has where there is none.
-    contends: whether two of the messages take the same link.
+    links: (width, T), one more than the network has where there is none.
+    crossed: the rows of it with a link that two messages take.
     """
 
     def __init__(self, source: np.ndarray, dest: np.ndarray, p: int, network: Network) -> None:
@@ -94,16 +94,17 @@ class Pattern:
             raise ValueError(f"a schedule for {p:,} ranks has ranks {low} to {high}, or one that sends to itself")
         alpha, self.beta, links = network.routes(self.source, self.dest, p)
         self.alpha = alpha + np.zeros(len(source))
-        self.links = np.stack([np.broadcast_to(link, source.shape) for link in links], axis=1)
+        self.links = np.stack([np.broadcast_to(link, source.shape) for link in links])
         self.nobody = network.link_count(p)
         self.links = np.where(self.links < 0, self.nobody, self.links)
         count = np.bincount(self.links.ravel(), minlength=self.nobody + 1)
-        self.contends = bool((count[:-1] > 1).any())
+        count[self.nobody] = 0
+        self.crossed = self.links[(count[self.links] > 1).any(axis=1)]
 
     @cached_property
     def ways(self) -> list[tuple[int, ...]]:
         """The links of each message."""
-        return [tuple(link for link in links if link != self.nobody) for links in self.links.tolist()]
+        return [tuple(link for link in links if link != self.nobody) for links in self.links.T.tolist()]
 
     def is_of(self, source: np.ndarray, dest: np.ndarray) -> bool:
         return np.array_equal(source, self.source) and np.array_equal(dest, self.dest)
@@ -136,15 +137,15 @@ class Booking:
         """
         source, dest, links, clocks = pattern.source, pattern.dest, pattern.links, self.clocks
         ready, seconds = np.maximum(clocks[source], clocks[dest]), nbytes * pattern.beta
-        if not pattern.contends and links.shape[1] == 2:
+        if not len(pattern.crossed) and len(links) == 2:
             end = ready + pattern.alpha + seconds
-        elif (ready[:, None] <= self.latest[links[:, 1:-1]]).any():
+        elif (ready <= self.latest[links[1:-1]]).any():
             return float("inf")
-        elif pattern.contends:
+        elif len(pattern.crossed):
             require_time(pattern.alpha + seconds, network)
             end = np.empty(len(ready))
             for wave in self.waves(pattern, ready):
-                end[wave] = self.take(links[wave], ready[wave], pattern.alpha[wave], seconds[wave])
+                end[wave] = self.take(links[:, wave], ready[wave], pattern.alpha[wave], seconds[wave])
         else:
             end = self.take(links, ready, pattern.alpha, seconds)
         np.maximum.at(clocks, source, end)
@@ -153,11 +154,11 @@ class Booking:
 
     def take(self, links: np.ndarray, ready: np.ndarray, alpha: np.ndarray, seconds: np.ndarray) -> np.ndarray:
         """Book messages that share no link as Timetable.book does (comm/network/links.py); returns the ends."""
-        start = np.maximum(ready, self.free[links].max(axis=1))
+        start = np.maximum(ready, self.free[links].max(axis=0))
         end = start + alpha + seconds
-        self.free[links[:, 1:-1]] = (start + seconds)[:, None]
-        self.latest[links[:, 1:-1]] = ready[:, None]
-        self.free[links[:, 0]] = self.free[links[:, -1]] = end
+        self.free[links[1:-1]] = start + seconds
+        self.latest[links[1:-1]] = ready
+        self.free[links[0]] = self.free[links[-1]] = end
         self.free[-1] = self.latest[-1] = -np.inf
         return end
 
@@ -172,11 +173,11 @@ class Booking:
         sender = (ends[0] > ends[1]) | ((ends[0] == ends[1]) & (source > dest))
         post = np.arange(count) + count * sender
         todo = np.lexsort((post, np.where(sender, source, dest), ready))
-        nobody, place = len(self.free) - 1, np.empty(len(self.free), np.int64)
+        place = np.empty(len(self.free), np.int64)
         while len(todo):
-            links, places = pattern.links[todo], np.arange(len(todo))
-            place[links[::-1].ravel()] = np.repeat(places[::-1], links.shape[1])  # the first one writes last
-            first = ((place[links] == places[:, None]) | (links == nobody)).all(axis=1)
+            links, places = pattern.crossed[:, todo], np.arange(len(todo))
+            place[links.T[::-1].ravel()] = np.repeat(places[::-1], len(links))  # the first one writes last
+            first = ((place[links] == places) | (links == pattern.nobody)).all(axis=0)
             yield todo[first]
             todo = todo[~first]
 

@@ -9,6 +9,7 @@ from hpdl_lab.collectives.expected import brought, left
 from hpdl_lab.collectives.table import ALGORITHMS, find, names
 from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.parallel.gossip import gossip_step, one_peer_step
+from tests.traffic import calls, posted
 
 KINDS = [(n, torch.float32) for n in (0, 1, 7, 1001, 70_001)] + [(1001, torch.bfloat16), (1001, torch.int64)]
 LARGE_TOO = ("ring", "segmented_ring", "double_tree", "grid")  # beyond what MPI buffers
@@ -34,8 +35,8 @@ def test_messages_are_those_of_the_schedule(run, algorithm):
     options = {"group": p} if algorithm.name == "hierarchical" and comm.node_size > 1 else {}
     algorithm.function(comm, np.zeros(n))
     events = [e for e in comm.trace.events if e.op in ("send", "recv")]
-    schedule = steps.calls(algorithm.steps(p, n, **options), p, 8)
-    assert steps.posted(events, p)[comm.rank] == schedule[comm.rank]
+    schedule = calls(algorithm.steps(p, n, **options), p, 8)
+    assert posted(events, p)[comm.rank] == schedule[comm.rank]
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "naive"])
