@@ -160,10 +160,10 @@ def test_a_relay_that_does_not_answer_is_one_sentence_for_the_job_to_end_with(mo
 
 LEAVE_A_LETTER = """
 import signal, sys, time
-def farewell(*_):
+def end(*_):
     open(sys.argv[1], "a").write("grace")
     sys.exit()
-signal.signal(signal.SIGTERM, farewell)
+signal.signal(signal.SIGTERM, end)
 open(sys.argv[1], "w").close()
 while True:
     time.sleep(60)
@@ -180,7 +180,7 @@ def supervisor(tmp_path, no_engines_yet):
 
 
 def spawn(supervisor, name, letter, **how):
-    """A process that says farewell in the file `letter`; returns when it is ready to."""
+    """A process that writes a word into the file `letter` when it is asked to end; returns when it is ready to."""
     argv = [sys.executable, "-I", "-S", "-c", LEAVE_A_LETTER, str(letter)]
     pid = supervisor.ask("spawn", name=name, argv=argv, env={}, cwd="/", log="/dev/null", **how)["pid"]
     give_up = time.monotonic() + 60
@@ -202,7 +202,7 @@ def test_the_supervisor_asks_those_first_that_have_to_undo_something_and_keeps_t
     assert supervisor.ask("status")["running"] == {} and kept.read_text() == "grace"
 
 
-def test_a_farewell_does_not_last_for_ever(supervisor, tmp_path):
+def test_the_grace_does_not_last_for_ever(supervisor, tmp_path):
     pid = spawn(supervisor, "suspended", tmp_path / "letter", grace=0.2)
     os.kill(pid, signal.SIGSTOP)
     supervisor.ask("kill")

@@ -60,7 +60,7 @@ def refusal(address: str, port: int, error: OSError) -> str:
     why = (error.strerror or str(error)).lower()
     if not address or error.errno == 99 or isinstance(error, socket.gaierror):  # EADDRNOTAVAIL
         return f"{address!r} is no address of this machine ({why}): --address 0.0.0.0 is all that it has"
-    who = machine.holder(port)
+    who = machine.listener_at(port)
     return f"port {port} of {address} cannot be used ({f'{who} has it' if who else why}): name another, --port 8001"
 
 

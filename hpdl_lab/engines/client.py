@@ -13,7 +13,7 @@ Times of engines on other machines, as if they had been taken by the notebook's 
                     \                            /
     engine           ------------- its time -----          both ways take about as long: theirs was in the middle
 
-Each machine counts from its own start. Where an answer's time lies between question and answer by the notebook's clock
+Each machine counts from its own start. If an answer's time lies between question and answer by the notebook's clock
 as well, the clocks are the same, or differ by less than can be measured: then nothing is moved.
 """
 
@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from ..system import until
 from . import session_dir
 from .errors import EngineError, EngineMute
 
@@ -69,7 +70,7 @@ class Offset:
 
     def __init__(self) -> None:
         self.ns = 0
-        self.taken_at: float | None = None  # by time.monotonic(); None where the engine has the same clock
+        self.taken_at: float | None = None  # by time.monotonic(); None if the engine has the same clock
 
     @property
     def stale(self) -> bool:
@@ -139,7 +140,7 @@ class EngineConnection:
         self.clock.take(answers)
 
     def refresh_clock(self) -> None:
-        """Before a run: ask again where clocks may have drifted apart. Who does not answer is found out by the run."""
+        """Before a run, ask again if clocks may have drifted apart; an engine that does not answer fails in the run."""
         if self.clock.stale:
             self.socket.settimeout(CLOCK_SECONDS)
             with suppress(OSError):
@@ -198,23 +199,22 @@ class RunLock:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _lock(self) -> None:
-        started = time.monotonic()
-        announced = False
-        while True:
-            try:
-                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.02)
-            if not announced and time.monotonic() - started > 1:
-                print("Another notebook uses the engines: waiting for its run to end.", flush=True)
-                announced = True
+        def locked() -> bool:
+            with suppress(BlockingIOError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            return False
+
+        if not until(locked, 1.0, every=0.02):
+            print("Another notebook uses the engines: waiting for its run to end.", flush=True)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def made(path: str) -> tuple[int, int] | None:
-    """What tells the file at `path` from those that were there before it; None where there is none."""
+    """(inode, time) of the file at `path`, by which it differs from earlier ones; None if there is none."""
     with suppress(FileNotFoundError):
         status = os.stat(path)
         return status.st_ino, status.st_mtime_ns

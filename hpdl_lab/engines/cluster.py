@@ -78,7 +78,7 @@ class Cluster:
             with contextlib.suppress(supervisor_client.SupervisorEnding), session_dir.locked(path):
                 if supervisor := supervisor_client.attach(path):
                     self = cls(path, supervisor, reasons, attached=True)
-                    self.layout = wanted  # what `restart` starts where the other kernel has not come so far
+                    self.layout = wanted  # what `restart` starts if the other kernel has not come so far
                     try:
                         self._connect()
                     except EngineError as error:  # this cluster can still be restarted: `ailment` says what is wrong
@@ -99,7 +99,7 @@ class Cluster:
 
     @classmethod
     def find(cls) -> "Cluster | None":
-        """This user's cluster, attached to; None where there is none. Its layout is None while it is being started."""
+        """This user's cluster, attached to; None if there is none. Its layout is None while it is being started."""
         path, reasons = session_dir.find()
         try:
             supervisor = supervisor_client.attach(path)
@@ -130,7 +130,7 @@ class Cluster:
     def restart(self, n: int | None = None, announce: str = "", **how: Any) -> None:
         """New engines in place of the old ones, laid out as these were but for what is said; variables stay.
 
-        announce: a line to print before the old ones end, which they do where this machine can hold the new ones.
+        announce: a line to print before the old ones end, which they do only if this machine can hold the new ones.
         """
         wanted = layout.wanted(self.n if n is None else n, running=self.layout, **how)
         launch.check(wanted)
@@ -168,7 +168,7 @@ class Cluster:
         if self._parallel is not None:
             self._parallel.close()
             self._parallel = None
-            self.activate_px()  # %px asks again who is there, and says so where nobody is
+            self.activate_px()  # %px asks again who is there
 
     def __enter__(self) -> "Cluster":
         return self
@@ -232,11 +232,11 @@ class Cluster:
         return pool.results(run.outcomes, run.rows)
 
     def interrupt(self) -> bool:
-        """End the run that another thread of this notebook has under way; True where there is one."""
+        """End the run that another thread of this notebook has under way; True if there is one."""
         return self._pool is not None and self._pool.interrupt()
 
     def _require_alive(self, ranks: Sequence[int]) -> None:
-        """Raise EngineError where `ranks` have not died by themselves: with their cluster, or with its Slurm job."""
+        """Raise EngineError if `ranks` have not died by themselves: with their cluster, or with its Slurm job."""
         if not self.alive():
             self.detach()
             raise EngineError("the engine cluster was stopped in another notebook, or killed: call lab.start()")
@@ -273,7 +273,7 @@ class Cluster:
         """
         if self._parallel is None:
             self._check_engines()
-            with self._pool.between_runs():  # engines join ipyparallel where a task would run
+            with self._pool.between_runs():  # engines join ipyparallel as they would run a task
                 self._open_px()
                 self._pool.join_px()
                 self._parallel = px.connect(self.path, self.n, START_SECONDS, self._check_px)

@@ -90,7 +90,7 @@ def without_supervisor() -> list[int]:
 
 
 def leftover_segments(folder: str = dev_shm.PATH) -> list[str]:
-    """Files of shared memory of this user that no process has mapped; [] where they are small."""
+    """Files of shared memory of this user that no process has mapped; [] if they are small."""
     found = {}
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         try:
@@ -114,7 +114,7 @@ def supervises(pid: int, session: str) -> bool:
 
 
 def require_none_left() -> None:
-    """Raise Missing where earlier engines, or ranks, of this user have left processes, files or shared memory."""
+    """Raise Missing if earlier engines, or ranks, of this user have left processes, files or shared memory."""
     processes, folders, segments = leftover_processes(), leftover_folders(), leftover_segments()
     pids, files = " ".join(map(str, processes)), [*folders, *segments]
     left = [f"process{'es' * (len(processes) > 1)} {pids}"] * bool(processes) + folders
@@ -126,7 +126,7 @@ def require_none_left() -> None:
 
 
 def require_reachable_controller() -> None:
-    """Raise Missing where engines on nodes of Slurm would look for the controller on their own localhost."""
+    """Raise Missing if engines on nodes of Slurm would look for the controller on their own localhost."""
     if "SLURM_JOB_ID" not in os.environ and shutil.which("sinfo") is None:
         return
     if (given := os.environ.get(slurm.ADDRESS)) and all(map(is_loopback, given.split(","))):

@@ -233,7 +233,7 @@ def describe(rank: int) -> dict:
 
 
 def gpu_of(rank: int) -> str:
-    """The GPU that serves `rank`, by turns, such as "cuda:0"; "none" where the driver shows none."""
+    """The GPU that serves `rank`, by turns, such as "cuda:0"; "none" if the driver shows none."""
     try:
         count = len(os.listdir("/proc/driver/nvidia/gpus"))
     except OSError:

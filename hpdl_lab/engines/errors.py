@@ -75,7 +75,7 @@ def without_traceback(error: E) -> E:
 
 
 def error_of(outcomes: dict[int, dict], picture: Sequence[Wait] = ()) -> Exception | None:
-    """The exception of a run in which some rank failed by itself; None where every rank returned.
+    """The exception of a run in which some rank failed by itself; None if every rank returned.
 
     The attendee's own exceptions come first: that other ranks then waited in vain, as `picture` (list of Wait) shows,
     is a consequence. Of ranks that gave up waiting the first is believed: what others say later may be its consequence.
@@ -100,7 +100,7 @@ def error_of(outcomes: dict[int, dict], picture: Sequence[Wait] = ()) -> Excepti
 def too_late(waits: tuple[Wait, ...], limit: float | None) -> CommTimeout:
     """The error of a run that its limit has ended: which ranks were still computing, and in which lines.
 
-    With the table of who waits for whom where some were not.
+    With the table of who waits for whom if some were not.
     """
     places: dict[str, list[int]] = {}
     for wait in waits:

@@ -207,7 +207,7 @@ def memory_available() -> int:
 
 
 def hosts_argv(path: str, layout: Layout) -> list[str]:
-    """The process that makes and holds the emulated hosts. Raises EngineError where commands for that are missing."""
+    """The process that makes the emulated hosts and keeps them. Raises EngineError if commands for that are missing."""
     try:
         commands = features.network_commands()
     except features.Missing as error:

@@ -26,7 +26,7 @@ def package(fn: Callable, args: Sequence, size: int) -> tuple[bytes, list[bytes 
 
     Returns: (task, own): bytes of (fn, args) that are the same for all, and for each rank the bytes of its own
              arguments ({position: value}, from `PerRank`) or None.
-    Raises:  TypeError naming what cannot travel; ValueError where a PerRank has not one item per rank.
+    Raises:  TypeError naming what cannot travel; ValueError if a PerRank has not one item per rank.
     """
     if not callable(fn):
         raise TypeError(f"lab.run needs a function fn(comm, ...), got a {type(fn).__name__}: {repr(fn)[:80]}")
@@ -79,7 +79,7 @@ def name_of(fn: Callable) -> str:
 
 
 def dump(value: Any) -> bytes:
-    """cloudpickle, with a clear word where it fails."""
+    """cloudpickle.dumps; a TypeError says what cannot travel."""
     try:
         return cloudpickle.dumps(value)
     except Exception as error:
@@ -207,7 +207,7 @@ class EnginePool:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """No other run, or first use of %px, of this notebook meanwhile. Raises EngineError where one is under way."""
+        """No other run, or first use of %px, of this notebook meanwhile. Raises EngineError if one is under way."""
         if not self._busy.acquire(blocking=False):
             raise EngineError(
                 "a run is under way in this notebook: start the next one when it has ended, not in on_row"
@@ -224,7 +224,7 @@ class EnginePool:
             yield
 
     def interrupt(self) -> bool:
-        """End the run that is under way, in another thread, as the stop button does; True where there is one."""
+        """End the run that is under way, in another thread, as the stop button does; True if there is one."""
         run = self._under_way
         if run is not None:
             run.stopped = True

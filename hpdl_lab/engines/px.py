@@ -1,6 +1,5 @@
 """The connection to ipyparallel's controller, over which `%px` runs."""
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +39,7 @@ def connect(path: str, n: int, seconds: float, look: Callable[[], None]) -> Any:
     """ipyparallel's Client of the session at `path`, which knows all `n` engines.
 
     A Client asks who is there, and listens for news only afterwards: an engine that is announced in between is unknown
-    to it for ever. So where engines are missing after a while, another Client asks again.
+    to it for ever. So if engines are missing after a while, another Client asks again.
     look() is called meanwhile: it raises EngineError when the controller or an engine has ended.
     Raises: EngineError when engines are still missing after `seconds`.
     """
@@ -77,6 +76,8 @@ def show_all() -> None:
     under one name for all, so that the last one's text takes the others' place; of their errors it only says "2
     errors".
     """
+    import asyncio
+
     from ipyparallel import AsyncResult
     from ipyparallel.client import view
 

@@ -39,7 +39,7 @@ class Engine(IPEngine):
         self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
 
     async def on_execute_request(self, stream: Any, ident: Any, parent: dict) -> None:
-        """A cell of %px. Where one fails or is interrupted, ipykernel drops what has come meanwhile, without a word; it
+        """A cell of %px. If one fails or is interrupted, ipykernel drops what has come meanwhile, without a word; it
         would do so on some ranks and not on others, and leave them out of step.
         """
         parent["content"]["stop_on_error"] = False

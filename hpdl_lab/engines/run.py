@@ -3,7 +3,7 @@
 A run ends when every rank has answered. A rank that fails or dies leaves others waiting for it: after `GRACE` they are
 interrupted. So they are at once when the attendee interrupts, or when the limit of the run has passed. A rank that
 still has not answered `STUCK` seconds later is in compiled code that no interrupt reaches; the cluster replaces the
-engines then. Where a rank has died they have to be replaced anyway, so that is after `BESIDE_DEAD` seconds.
+engines then. If a rank has died they have to be replaced anyway, so that is after `BESIDE_DEAD` seconds.
 """
 
 import selectors
@@ -80,7 +80,7 @@ def collapse(said: dict[int, list[tuple[str, str]]]) -> list[tuple[str, str]]:
 
 
 def attributed(ranks: Sequence[int], lines: list[str]) -> str:
-    """ "ranks 0-2 say hello", and below each other where there are several lines."""
+    """ "ranks 0-2 say hello", and below each other if there are several lines."""
     who = f"{name_ranks(ranks)} {'says' if len(ranks) == 1 else 'say'}"
     return f"{who} {lines[0]}" if len(lines) == 1 else "\n".join([f"{who}:", *(f"    {line}" for line in lines)])
 
@@ -121,11 +121,11 @@ class States:
         return not self.expected - set(gone) or time.monotonic() - (self.asked_at or 0) > ANSWER
 
     def has_begun(self, rank: int) -> bool:
-        """False where a rank has said that it is doing something else than this run."""
+        """False if a rank has said that it is doing something else than this run."""
         return rank not in self.slots or self.slots[rank].run == self.number
 
     def is_behind_a_cell(self, rank: int) -> bool:
-        """True where what keeps a rank from this run is a cell of %px, and not only that it gets no core."""
+        """True if what keeps a rank from this run is a cell of %px, and not only that it gets no core."""
         return rank in self.with_px and not self.has_begun(rank)
 
     def waits(self, dead: Collection[int] = ()) -> list[Wait]:

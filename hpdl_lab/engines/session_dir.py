@@ -46,7 +46,7 @@ def of_an_engine(rank: int) -> str:
 
 @contextmanager
 def of_kernels(usual: str) -> Iterator[str]:
-    """The directory for the sockets of Jupyter's kernels: `usual`, or where its path is too long for them a private one
+    """The directory for the sockets of Jupyter's kernels: `usual`, or if its path is too long for them a private one
     that goes with the context."""
     if len(os.fsencode(usual)) + LONGEST_KERNEL_NAME <= SOCKET_PATH_LIMIT:
         yield usual
@@ -113,7 +113,7 @@ def locked(path: str) -> Iterator[None]:
     """Create `path` as a directory that only this user may enter, and hold its lock: one kernel starts at a time.
 
     The supervisor of a cluster that ends removes the directory; then whoever waited for the lock makes a new one.
-    Raises EngineError where there is a link, or what is somebody else's.
+    Raises EngineError if there is a link, or what is somebody else's.
     """
     while True:
         with suppress(FileExistsError):
@@ -137,7 +137,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 def opened(path: str) -> int:
-    """A handle on the directory `path`. Raises OSError where there is none, a link, or somebody else's."""
+    """A handle on the directory `path`. Raises OSError if there is none, a link, or somebody else's."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if os.fstat(handle).st_uid != os.getuid():
         os.close(handle)
@@ -154,7 +154,7 @@ def _is_at(path: str, handle: int) -> bool:
 
 
 def empty(path: str) -> None:
-    """Remove what a cluster that ended badly left in its session directory. Raises OSError where that is another's."""
+    """Remove what a cluster that ended badly left in its session directory. Raises OSError if that is another's."""
     handle = opened(path)
     try:
         for name in os.listdir(handle):

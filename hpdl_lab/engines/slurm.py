@@ -77,7 +77,7 @@ LOST = ("vanished", "has gone")  # what is said of an engine that said nothing o
 
 
 def check() -> None:
-    """Raise EngineError where this machine knows no Slurm."""
+    """Raise EngineError if this machine knows no Slurm."""
     if shutil.which("sbatch") is None:
         raise EngineError(
             'there is no command sbatch here: lab.start(where="slurm") works where Slurm\'s commands are, '
@@ -92,7 +92,7 @@ def step_argv(path: str, layout: Layout) -> list[str]:
 
 
 def prepare(launching: Any) -> None:
-    """Return when a job runs in which engines can be started. Raises EngineError with the reason where none will."""
+    """Return when a job runs in which engines can be started. Raises EngineError with the reason if none will."""
     path = launching.path
     if "job" not in launching.supervisor.ask("status")["running"]:
         partition = launching.layout.job.get("partition") or ""
@@ -158,19 +158,19 @@ def ended(path: str) -> str | None:
 def end_of_job(path: str, endings: Iterable[str]) -> str | None:
     """How the job ended, as a sentence without its full stop; None while it runs.
 
-    endings: what is known of the engines that have gone. Where they vanished, Slurm is given time to say why.
+    endings: what is known of the engines that have gone. If they vanished, Slurm is given time to say why.
     """
     vanished = any(ending.startswith(LOST) for ending in endings)
     text = until(lambda: ended(path), NEWS if vanished else 0, every=LOOK)
     return text.rstrip(".") if text else None
 
 
-FOLDER = "HPDL_SHARED"  # environment variable: where the nodes share no home folder
+FOLDER = "HPDL_SHARED"  # environment variable, for nodes that share no home folder
 DEFAULT = "~/.hpdl_lab/sessions"
 
 
 def shared_root() -> str:
-    """Where such folders are made. Raises Missing where there is no place."""
+    """Where such folders are made. Raises Missing if there is no place."""
     path = os.path.expanduser(os.environ.get(FOLDER) or DEFAULT)
     remedy = f"set {FOLDER} to a folder that this machine and the nodes share and that you can write"
     if not os.path.isabs(path):
@@ -253,7 +253,7 @@ def source(node: str) -> str:
 
 
 def ports() -> tuple[int, int] | None:
-    """(first, last) of the ports on which nodes may connect to this machine; None where any will do."""
+    """(first, last) of the ports on which nodes may connect to this machine; None if any will do."""
     said = os.environ.get(PORTS)
     if said is None:
         found = re.search(r"^SrunPortRange\s*=\s*(\S+)", ask_slurm(["scontrol", "show", "config"]), re.M)
@@ -266,7 +266,7 @@ def ports() -> tuple[int, int] | None:
 
 
 def ask_slurm(argv: list[str]) -> str:
-    """What a command of Slurm prints. Raises Missing with what it says where it fails."""
+    """What a command of Slurm prints. Raises Missing with what it says if it fails."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL)
     except FileNotFoundError:

@@ -4,7 +4,7 @@
                        `-- job.json: how the job is doing             `-- one command, which starts the engines
 
 Started by the supervisor, which ends it with SIGTERM, as the system does when the supervisor is killed. It ends by
-itself when the job has ended. The job has a name of its own, by which it is cancelled also where sbatch has not
+itself when the job has ended. The job has a name of its own, by which it is cancelled even if sbatch has not
 answered yet.
 """
 
@@ -161,7 +161,7 @@ def ending(job: dict, failed: dict[str, str], log: str, shared: str, python: str
     """The sentence for a job that has ended.
 
     Args:    job: as `scontrol` shows it. failed: {node that does not answer: what Slurm says of it}.
-             log: the last line that the job has written. shared: the folder for what machines tell each other.
+             log: the last line that the job has written. shared: the folder for what machines share.
     """
     name, state = f"Slurm job {job['JobId']}", job["JobState"]
     if state in ENDED:

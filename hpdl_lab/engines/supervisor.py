@@ -272,7 +272,7 @@ def main() -> None:
         signal.signal(signum, on_signal)
     try:
         supervisor.serve()
-    finally:  # also where it fails: nothing may be left behind
+    finally:  # even if it fails: nothing may be left behind
         supervisor.close()
 
 

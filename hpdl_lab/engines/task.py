@@ -131,7 +131,7 @@ def describe_failure(error: BaseException) -> dict:
 
 
 def frames_of(error: BaseException) -> list[tuple[str, int, str]]:
-    """[(file, line, function)] of the attendee's code that led to `error`; where none did, and it is a bug, of ours."""
+    """[(file, line, function)] of the attendee's code that led to `error`; of ours if none did and it is a bug."""
     every = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         every.append((error.filename, error.lineno or 0, ""))
@@ -181,7 +181,7 @@ DEVICE = "HPDL_DEVICE"  # environment variable: "cpu" or "cuda", from lab.start(
 
 
 def kind_of_this_engine() -> Any:
-    """What makes its communicators, for Session.comm. Raises RuntimeError where "cuda" cannot be had."""
+    """What makes its communicators, for Session.comm. Raises RuntimeError if "cuda" cannot be had."""
     return kind(os.environ.get(DEVICE, "cpu"))
 
 

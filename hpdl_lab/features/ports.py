@@ -33,12 +33,12 @@ def require_free(port: int, host: str = HERE) -> None:
             what = f"port {port} is below 1024, which only root may serve on"
             raise Missing(what, "choose one from 1024 to 65535") from None
         except OSError as error:
-            who = holder(port)
+            who = listener_at(port)
             what = f"port {port} of {host} is held by {who}" if who else f"port {port} of {host}: {reason(error)}"
             raise Missing(what, "choose another port, or end what holds it") from None
 
 
-def holder(port: int) -> str:
+def listener_at(port: int) -> str:
     """ "process 4711 (node)": who listens at `port`; "" where that cannot be seen, as with another user's."""
     import psutil
 
