@@ -17,7 +17,7 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
     plots        pure functions of rows and events
     bench        sweeps: correctness first, time second
     parallel     training strategies
-    collectives  the family of collectives, each as code, as data and with its cost; selector and tuner
+    collectives  the family of collectives, each as code, as data and with its cost; the selector
     models, optim, data    MLP, CNN, GPT and ViT as small torch modules; optimizers; data, how it is shared and read
     torch_backend    torch.distributed's backend "hpdl": DDP on the compiled collectives
     schedules    pipeline schedules as data: who runs which micro-batch of which stage, in which order

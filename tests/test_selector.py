@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from hpdl_lab import lab
-from hpdl_lab.collectives.selector import Selection
+from hpdl_lab.collectives.selector import Selection, fastest
 from hpdl_lab.collectives.table import find, names
-from hpdl_lab.collectives.tuner import fastest
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.parallel.data_parallel import DataParallel

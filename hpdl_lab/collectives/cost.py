@@ -232,3 +232,21 @@ def fit_alpha_beta(sizes, seconds):
     slope = sum(w * (n - mean_n) * (t - mean_t) for w, n, t in zip(weights, sizes, seconds, strict=True)) / spread
     beta = max(slope, 0.0)
     return max(mean_t - beta * mean_n, 0.0), beta
+
+
+def choose(costs, p, nbytes, alpha, beta):
+    """Name the algorithm that takes the least time for this number of ranks, this size, and this network.
+
+        algorithm      steps in a row    bytes in a row
+        ring           2(p - 1)          2(p - 1)/p * nbytes      many short steps
+        tree           2 log2(p)         2 log2(p) * nbytes       few long steps
+
+    Args:    costs: {name: cost}, where cost(p, nbytes) returns a record with .steps and .nbytes, those of one rank
+             from the begin to the end, such as {"ring": ring_cost, "tree": tree_cost}.
+             p: ranks; nbytes: bytes per rank; alpha: s per step; beta: s per byte.
+    Returns: the name with the least steps * alpha + bytes * beta.
+    """
+    seconds = {}
+    for name, cost in costs.items():
+        seconds[name] = cost(p, nbytes).steps * alpha + cost(p, nbytes).nbytes * beta
+    return min(seconds, key=seconds.get)

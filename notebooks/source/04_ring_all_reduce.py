@@ -189,9 +189,9 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 #
 # With α and β the time of every algorithm is known before it runs. So the choice can be left to a function.
 
-# %% exercise="hpdl_lab.collectives.choose:choose"
+# %% exercise="hpdl_lab.collectives.cost:choose"
 
-# %% check="hpdl_lab.collectives.choose:choose"
+# %% check="hpdl_lab.collectives.cost:choose"
 
 # %% [markdown]
 # ## Real links

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 
-from ...collectives import chain, choose, cost, ring
+from ...collectives import chain, cost, ring
 from ...collectives.chunks import bounds
 from ...comm import PerRank
 from ...comm.network import Switch
@@ -276,5 +276,5 @@ EXERCISES = (
     Exercise("4.2", "all-gather on a ring", ring.all_gather, 2, partial(check_collective, ALL_GATHER)),
     Exercise("4.3", "all-reduce: the two together", ring.all_reduce, 2, partial(check_collective, ALL_REDUCE)),
     Exercise("4.4", "segment pipelining on a chain", chain.broadcast, 3, check_broadcast),
-    Exercise("4.5", "choose by size", choose.choose, 2, check_choose, parallel=False),
+    Exercise("4.5", "choose by size", cost.choose, 2, check_choose, parallel=False),
 )
