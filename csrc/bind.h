@@ -12,10 +12,12 @@ namespace hpdl {
 class Ring;
 
 // What a rank means to do, as Python compares it: (name, count, index in buffers.DTYPES, root or -1) for each.
-nanobind::list to_python(const std::vector<Call>& calls);
+using Calls = nanobind::typed<nanobind::list, nanobind::typed<nanobind::tuple, nanobind::str, int, int, int>>;
+Calls to_python(const std::vector<Call>& calls);
 
 // The transfers of a ring: (op, peer, nbytes, t0_ns, t1_ns) for each.
-nanobind::list to_python(const Ring& ring);
+using Transfers = nanobind::typed<nanobind::list, nanobind::typed<nanobind::tuple, nanobind::str, int, int, int, int>>;
+Transfers to_python(const Ring& ring);
 
 // The memory of a contiguous CPU torch tensor or NumPy array, without linking to either. Anything else raises the
 // ValueError or TypeError of hpdl_lab.comm.buffers.buffer_of, which says what to do.

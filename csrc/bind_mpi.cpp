@@ -1,3 +1,5 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,8 +14,8 @@ using namespace nb::literals;
 
 namespace hpdl {
 
-nb::list to_python(const Ring& ring) {
-    nb::list all;
+Transfers to_python(const Ring& ring) {
+    Transfers all;
     for (const Ring::Transfer& t : ring.transfers()) {
         all.append(
             nb::make_tuple(t.sends ? "send" : "recv", t.sends ? ring.dst() : ring.src(), t.nbytes, t.t0_ns, t.t1_ns));
@@ -46,20 +48,20 @@ void hold(nb::handle work, Message&& message) { nb::setattr(work, "message", nb:
 void require_holder(nb::handle work) { nb::setattr(work, "message", nb::none()); }
 
 template <void (*collective)(const Group&, const Buffer&, const Buffer&)>
-void among_all(const Group& group, nb::handle x, nb::handle out) {
+void mpi_among_all(const Group& group, nb::handle x, nb::handle out) {
     const Buffer from = buffer_of(x, "read", false), to = buffer_of(out, "write", true);
     nb::gil_scoped_release release;
     collective(group, from, to);
 }
 
 template <void (*collective)(const Group&, const Buffer&, const Buffer&, int)>
-void with_root(const Group& group, nb::handle x, nb::handle out, int root) {
+void mpi_with_root(const Group& group, nb::handle x, nb::handle out, int root) {
     const Buffer from = buffer_or_none(x, "read", false), to = buffer_or_none(out, "write", true);
     nb::gil_scoped_release release;
     collective(group, from, to, root);
 }
 
-void broadcast(const Group& group, nb::handle x, int root) {
+void mpi_broadcast(const Group& group, nb::handle x, int root) {
     const Buffer buffer = buffer_of(x, "broadcast", true);
     nb::gil_scoped_release release;
     mpi::broadcast(group, buffer, root);
@@ -87,16 +89,19 @@ void bind_library(nb::module_& m) {
         .def_ro("inner", &Group::inner);
 }
 
+struct Collectives {};
+
 void bind_collectives(nb::module_& m) {
-    nb::module_ mpi = m.def_submodule("mpi", "The MPI library's own collectives, which block: no signal reaches them.");
-    mpi.def("all_reduce", &among_all<mpi::all_reduce>, "group"_a, "x"_a, "out"_a);
-    mpi.def("reduce_scatter", &among_all<mpi::reduce_scatter>, "group"_a, "x"_a, "out"_a);
-    mpi.def("all_gather", &among_all<mpi::all_gather>, "group"_a, "x"_a, "out"_a);
-    mpi.def("all_to_all", &among_all<mpi::all_to_all>, "group"_a, "x"_a, "out"_a);
-    mpi.def("broadcast", &broadcast, "group"_a, "x"_a, "root"_a);
-    mpi.def("reduce", &with_root<mpi::reduce>, "group"_a, "x"_a, "out"_a.none(), "root"_a);
-    mpi.def("gather", &with_root<mpi::gather>, "group"_a, "x"_a, "out"_a.none(), "root"_a);
-    mpi.def("scatter", &with_root<mpi::scatter>, "group"_a, "x"_a.none(), "out"_a, "root"_a);
+    // A class, not a module: then one stub describes all.
+    nb::class_<Collectives>(m, "mpi", "The MPI library's own collectives, which block: no signal reaches them.")
+        .def_static("all_reduce", &mpi_among_all<mpi::all_reduce>, "group"_a, "x"_a, "out"_a)
+        .def_static("reduce_scatter", &mpi_among_all<mpi::reduce_scatter>, "group"_a, "x"_a, "out"_a)
+        .def_static("all_gather", &mpi_among_all<mpi::all_gather>, "group"_a, "x"_a, "out"_a)
+        .def_static("all_to_all", &mpi_among_all<mpi::all_to_all>, "group"_a, "x"_a, "out"_a)
+        .def_static("broadcast", &mpi_broadcast, "group"_a, "x"_a, "root"_a)
+        .def_static("reduce", &mpi_with_root<mpi::reduce>, "group"_a, "x"_a, "out"_a.none(), "root"_a)
+        .def_static("gather", &mpi_with_root<mpi::gather>, "group"_a, "x"_a, "out"_a.none(), "root"_a)
+        .def_static("scatter", &mpi_with_root<mpi::scatter>, "group"_a, "x"_a.none(), "out"_a, "root"_a);
 }
 
 void bind_operations(nb::module_& m) {
@@ -104,9 +109,9 @@ void bind_operations(nb::module_& m) {
         .def_prop_ro("nbytes", &Message::nbytes)
         .def_prop_ro(
             "sent",
-            [](const Message& self) -> nb::object {
-                if (!self.sent()) return nb::none();
-                return nb::make_tuple(self.sent()->count, static_cast<int>(self.sent()->dtype));
+            [](const Message& self) -> std::optional<std::pair<std::size_t, int>> {
+                if (!self.sent()) return std::nullopt;
+                return std::pair(self.sent()->count, static_cast<int>(self.sent()->dtype));
             },
             "(count, index in buffers.DTYPES) of what had been sent, if it was not what was expected; else None.")
         .def("cancel", &Message::cancel, "Give up; true when MPI will not touch the tensor again.");
@@ -133,7 +138,7 @@ void bind_operations(nb::module_& m) {
             },
             "group"_a, "call"_a, "note"_a, nb::keep_alive<1, 2>())
         .def("notes", [](const Consensus& self) {
-            nb::list notes;
+            nb::typed<nb::list, nb::bytes> notes;
             for (const std::string& note : self.notes()) notes.append(nb::bytes(note.data(), note.size()));
             return notes;
         });

@@ -11,8 +11,8 @@ using namespace nb::literals;
 
 namespace hpdl {
 
-nb::list to_python(const std::vector<Call>& calls) {
-    nb::list list;
+Calls to_python(const std::vector<Call>& calls) {
+    Calls list;
     for (const Call& call : calls)
         list.append(nb::make_tuple(call.name, call.count, static_cast<int>(call.dtype), call.root));
     return list;
@@ -46,9 +46,9 @@ std::shared_ptr<Task> by_messages(Progress& progress, const nb::object& group, c
                         hold(group, x));
 }
 
-nb::list transfers(const Task& task) {
+Transfers transfers(const Task& task) {
     const Ring* ring = dynamic_cast<const Ring*>(task.last());
-    return ring ? to_python(*ring) : nb::list();
+    return ring ? to_python(*ring) : Transfers();
 }
 
 }  // namespace
