@@ -5,7 +5,6 @@
 
 #include "bind.h"
 #include "consensus.h"
-#include "message.h"
 #include "mpi.h"
 #include "ring.h"
 

@@ -4,7 +4,7 @@
 #include "bind.h"
 #include "progress.h"
 #include "ring.h"
-#include "shm_group.h"
+#include "shm.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -3,8 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bind.h"
-#include "shm_group.h"
-#include "shm_memory.h"
+#include "shm.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -65,15 +64,8 @@ bool barrier(ShmGroup& group, const Call& call, double seconds, bool oversubscri
 
 void bind_shm(nb::module_& m) {
     nb::class_<SharedMemory>(m, "SharedMemory", "Memory of all ranks of a machine, freed with the last of them.")
-        .def_static(
-            "create", [](std::size_t nbytes) { return std::make_shared<SharedMemory>(SharedMemory::create(nbytes)); },
-            "nbytes"_a)
-        .def_static(
-            "open",
-            [](const std::string& name, std::size_t nbytes) {
-                return std::make_shared<SharedMemory>(SharedMemory::open(name, nbytes));
-            },
-            "name"_a, "nbytes"_a)
+        .def_static("create", &SharedMemory::create, "nbytes"_a)
+        .def_static("open", &SharedMemory::open, "name"_a, "nbytes"_a)
         .def("reserve", &SharedMemory::reserve, "offset"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("seal", &SharedMemory::seal)
         .def_prop_ro("name", &SharedMemory::name)

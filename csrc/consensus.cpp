@@ -103,7 +103,7 @@ void Rendezvous::receive(std::size_t i, int tag) {
     receives_[i] = group_.mpi->receive(nullptr, 0, others_[i], tag, group_.comm);
 }
 
-// Other rank i has said "here", and not "gone" since: that message is received, as it must not meet a later rendezvous.
+// Other rank i has said "here", and not "gone" since: that message is received, as a later rendezvous must not find it.
 bool Rendezvous::is_present(std::size_t i) {
     if (!group_.mpi->is_done(receives_[i], "MPI_Irecv")) return false;
     if (!first_) return true;

@@ -11,7 +11,7 @@
 
 namespace hpdl {
 
-// All ranks exchange their calls, and a few bytes besides. The calls are compared on every rank, so that all raise or
+// All ranks exchange their calls, and a few more bytes. The calls are compared on every rank, so that all raise or
 // none. Completes when every rank has come.
 class Consensus : public Operation {
   public:

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "consensus.h"
-#include "message.h"
 #include "reduce.h"
 
 namespace hpdl {

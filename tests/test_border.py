@@ -39,7 +39,7 @@ def test_a_part_that_fails_says_at_which_case(runner, tmp_path):
         ("==7==ERROR: LeakSanitizer: detected memory leaks\n\n"
          "Direct leak of 8 byte(s) in 1 object(s) allocated from:\n"
          "    #0 0x7f in operator new(unsigned long) new.cpp:99\n"
-         "    #1 0x7f in hpdl::SharedMemory::create(unsigned long) /x/csrc/shm_memory.cpp:3\n\n", 1),
+         "    #1 0x7f in hpdl::SharedMemory::create(unsigned long) /x/csrc/shm.cpp:3\n\n", 1),
         ("==7==ERROR: LeakSanitizer: detected memory leaks\n\n"
          "Direct leak of 8 byte(s) in 1 object(s) allocated from:\n"
          "    #0 0x7f in malloc asan_malloc_linux.cpp:69\n    #1 0x7f in PyObject_Malloc Objects/obmalloc.c:1\n\n", 0),

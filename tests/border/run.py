@@ -33,7 +33,7 @@ REPORT = re.compile(
     r"ERROR: (?:Address|Leak)Sanitizer|runtime error:|AddressSanitizer:DEADLYSIGNAL|WARNING: ThreadSanitizer"
 )
 LEAK = re.compile(r"(?:Direct|Indirect) leak of .*?(?=\n\n|\Z)", re.S)
-OURS = re.compile(r"#\d+ \S+ in (?:hpdl|nanobind::detail::nb_inst)|/csrc/")
+OURS = re.compile(r"#\d+ \S+ in (?:hpdl|nanobind::detail::nb_inst)|/csrc/[\w.]+:\d")
 
 
 class Part(NamedTuple):

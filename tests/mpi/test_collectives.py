@@ -12,7 +12,7 @@ from hpdl_lab.trace import bytes_sent
 
 COUNTS = (0, 1, 7, 1000, 1001)
 LARGE = "large"  # see elements
-CHUNK = 1 << 18  # bytes of the staging area, which has two for each rank (csrc/shm_group.cpp)
+CHUNK = 1 << 18  # bytes of the staging area, which has two for each rank (csrc/shm.cpp)
 COMPILED = (native.ring_all_reduce, native.shm_all_reduce)  # those in Python: test_collective_family.py
 
 

@@ -1,3 +1,57 @@
+// Memory that ranks of one machine share, and their collectives in it.
+#pragma once
+
+#include <atomic>
+#include <coroutine>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "buffer.h"
+#include "progress.h"
+
+namespace hpdl {
+
+// Memory that the ranks of one machine share. It has no name in /dev/shm, so nothing is left
+// behind whatever kills a rank, and the small /dev/shm of a container is no limit.
+class SharedMemory {
+  public:
+    // New zeroed memory of `nbytes` > 0. Throws std::runtime_error with the system's reason.
+    static std::shared_ptr<SharedMemory> create(std::size_t nbytes);
+    // The memory that another rank has created. `name` is what its name() says. Throws std::runtime_error if that is
+    // not there, or smaller.
+    static std::shared_ptr<SharedMemory> open(const std::string& name, std::size_t nbytes);
+
+    SharedMemory(const SharedMemory&) = delete;
+    ~SharedMemory();
+
+    // Take the pages of [offset, offset + nbytes) now, on this rank's memory node. Throws std::runtime_error if there
+    // are none, instead of a SIGBUS later; std::invalid_argument beyond the end.
+    void reserve(std::size_t offset, std::size_t nbytes);
+    // Every rank has opened it: nobody can open it any more, and it ends with the last rank.
+    void seal();
+
+    char* data() const { return data_; }
+    std::size_t nbytes() const { return nbytes_; }
+    const std::string& name() const { return name_; }
+
+    // Throw std::invalid_argument unless all of [offset, offset + nbytes) is in the memory.
+    void require_inside(std::size_t offset, std::size_t nbytes) const;
+
+  private:
+    SharedMemory(int file, std::size_t nbytes, std::string name);
+    void map();
+
+    char* data_ = nullptr;
+    std::size_t nbytes_;
+    std::string name_;
+    int file_;
+};
+
+constexpr int kMaxRanks = 1024;  // on one machine
+
 // Collectives of ranks that share memory. One at a time, in lockstep: a collective is a coroutine that awaits a barrier
 // of all ranks between any two of its steps.
 //
@@ -8,23 +62,6 @@
 // At the first barrier every rank also proposes what to do (its Call), so that all of them see a disagreement.
 // A buffer that is written in one step may be written again two barriers later: a rank that has reached the barrier
 // between has finished reading it. Hence everything below exists twice.
-#pragma once
-
-#include <atomic>
-#include <coroutine>
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
-
-#include "buffer.h"
-#include "progress.h"
-#include "shm_memory.h"
-
-namespace hpdl {
-
-constexpr int kMaxRanks = 1024;  // on one machine
-
 class ShmGroup : public Operation {
   public:
     // Bytes of shared memory that `size` ranks need for barriers and for tensors that are not shared.
