@@ -1,7 +1,8 @@
-"""The evaluator of schedules against simulated ranks: the same clocks, bit by bit, wherever both can run."""
+"""Graphs of tasks; schedules of messages against simulated ranks: the same clocks, bit by bit."""
 
 import subprocess
 import sys
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -13,6 +14,7 @@ from hpdl_lab.collectives.table import ALGORITHMS, find
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Islands, Ring, Switch
 from hpdl_lab.predict import messages
+from hpdl_lab.predict.graph import Graph, Need
 from hpdl_lab.predict.messages import evaluate
 from tests.wording import raises
 
@@ -51,6 +53,56 @@ def random_rounds(seed):
         first = rng.integers(0, 50, count)
         rounds.append(Round(source, dest, first, first + rng.integers(0, 50, count), False))
     return p, rounds
+
+
+# -- graphs of tasks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_row_does_its_tasks_in_order_and_waits_for_what_they_need():
+    graph = Graph()
+    a, b = graph.add(Fraction(1), row="a"), graph.add(Fraction(2), row="b")
+    late = graph.add(Fraction(1), [Need(b, far=True)], row="a")
+    last = graph.add(Fraction(1), row="a")
+    begins, ends = graph.times(delay=Fraction(1, 2))
+    assert [begins[task] for task in (a, b, late, last)] == [0, 0, Fraction(5, 2), Fraction(7, 2)]
+    assert graph.times([3, 1, 1, 1])[1] == [3, 1, 4, 5], "another cost of the same tasks"
+
+
+def test_a_message_holds_its_ports_until_it_has_arrived_and_the_links_between_for_its_bytes():
+    graph = Graph()
+    first = graph.add(10, links=(0, 8, 1), latency=2)
+    same_cable, same_port = graph.add(10, links=(2, 8, 3), latency=2), graph.add(10, links=(0, 9, 4), latency=2)
+    begins, ends = graph.times()
+    assert (begins[first], begins[same_cable], begins[same_port]) == (0, 10, 12) and ends[same_cable] == 22
+
+
+def test_messages_that_are_ready_at_once_go_in_their_turns():
+    graph = Graph()
+    begin = graph.add()
+    last, first = (graph.add(5, [Need(begin, turn=turn)], links=(0, 1)) for turn in (7, 3))
+    assert graph.times()[0][first] == 0 and graph.times()[0][last] == 5
+
+
+def test_rows_may_slow_each_other_down():
+    graph = Graph()
+    compute = graph.add(6.0, row="compute")
+    message = graph.add(2.0, row="messages")
+    assert graph.times(speeds={"compute": 0.5, "messages": 0.5})[1] == [8.0, 4.0]
+    assert graph.times(speeds={"messages": 0.0})[1] == [6.0, 8.0]
+    assert graph.times()[1] == [6.0, 2.0] and (compute, message) == (0, 1)
+
+
+def test_tasks_that_wait_for_each_other_are_counted():
+    graph = Graph()
+    graph.add(1, row="a")
+    graph.add(1, [Need(2)], row="a")
+    graph.add(1, [Need(1)], row="b")
+    assert graph.order == [0]
+    with raises(ValueError, "2 of 3 tasks"):
+        graph.times()
+
+
+# -- schedules on networks ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)

@@ -17,6 +17,7 @@ from .table import ALGORITHMS, find
 
 UNIT = Switch(alpha=1e-6, beta=1e-9)  # 1 us per message, 1 GB/s
 LITTLE = 0.1  # the weight of helpers
+DEADLINE = 600.0  # s of real time: a deadlock is proved at once, this only ends loops that never end
 PROBES = ((5, 1001), (8, 4096))  # ranks, elements: chunks that differ, and chunks that are equal
 SAME = 1e-3  # chunks that differ by an element
 PROBED = Switch(alpha=3e-6, beta=1e-9)
@@ -60,7 +61,8 @@ def fit_switch(counts, measured, helpers=()):
 
 def virtual(p, all_reduce, nbytes, network):
     """Virtual s of one all-reduce of `nbytes` on p simulated ranks."""
-    return sim.run(p, all_reduce, torch.zeros(max(1, nbytes // 4)), network=network, trace=False).seconds
+    x = torch.zeros(max(1, nbytes // 4))
+    return sim.run(p, all_reduce, x, network=network, trace=False, deadline=DEADLINE).seconds
 
 
 def nonnegative(rows, wanted):

@@ -1,5 +1,6 @@
 """The points of `lab.scaling`: measured on engines, simulated with what was measured, and computed by the model."""
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, s
 Row = dict[str, Any]  # a point: kind, ranks, cores, rate, p25, p75, exposed, overlap, imbalance, ...
 POINT_S = 0.5  # s, about, that the steps of one measured point take
 REHEARSALS_S = 0.5  # s, about, for the numbers of examples per rank that were not measured
-MOST_SIMULATED = 1024  # ranks on which an all-reduce is simulated whose schedule is not known
+LONGEST_S = 10.0  # s of a core, for an all-reduce on simulated ranks whose schedule is not known
 MOST_TURNS = 15  # of the steps of one measured point that are modelled, at most
 
 
@@ -158,11 +159,12 @@ class Cluster:
     def __init__(self, job: Job, network: Network, profiles: list[StepProfile]) -> None:
         self.job, self.network, self.profiles = job, network, profiles
         self.times: dict[tuple[int, int], float] = {}  # (ranks, bytes) -> s of an all-reduce
+        self.pace = 0.0  # s of a core per squared rank, of the last all-reduce on simulated ranks
         self.left_out: list[int] = []  # numbers of ranks that would take too long
 
     def simulate(self, kind: str, n: int, p: int) -> Row | None:
         """The row of one step on p ranks, or None where it would take too long and no schedule is known."""
-        if self.job.algorithm is None and p > MOST_SIMULATED:
+        if self.job.algorithm is None and self.pace * p * p > LONGEST_S:
             self.left_out.append(p)
             return None
         how = "schedule" if self.job.algorithm else "messages"
@@ -184,7 +186,9 @@ class Cluster:
             if self.job.algorithm:
                 seconds = schedule_time(self.job.algorithm(nbytes), p, max(1, nbytes // 4), self.network)
             else:
+                begin = time.process_time()
                 seconds = virtual(p, self.job.all_reduce, nbytes, self.network)
+                self.pace = (time.process_time() - begin) / (p * p)
             self.times[p, nbytes] = seconds
         return self.times[p, nbytes]
 
