@@ -60,7 +60,7 @@ def test_the_hook_beside_refuses_what_is_no_sum(cluster):
     def first_element(comm, x):
         return x[:1].clone()
 
-    with raises(Exception, "all_reduce", "(1,)"):
+    with pytest.raises(Exception, match=r"all_reduce .* shape \(1,\)"):
         cluster.run(trained, ddp_hook_beside, first_element, ranks=[0, 1], deadline=10)
     assert cluster.run(trained, ddp_hook, ring.all_reduce, 1, ranks=[0, 1])[0].numel() == 5 * 300 * 301
 
@@ -84,11 +84,11 @@ def test_a_wrong_hook_is_a_sentence_where_ddp_would_crash_or_wait_for_ever(clust
         (lambda state, bucket: bucket.buffer(), "Tensor"),
         (promised, "no value"),
         (lambda state, bucket: promised(state, bucket, [0.0]), "list"),
-        (lambda state, bucket: promised(state, bucket, bucket.buffer()[:3].clone()), "(3,)"),
+        (lambda state, bucket: promised(state, bucket, bucket.buffer()[:3].clone()), r"shape \(3,\)"),
     ):
-        with raises(Exception, fact):
+        with pytest.raises(Exception, match=fact):
             run(hook=hook)
-    with raises(Exception, "element 0", "5", "2", "2 ranks"):
+    with pytest.raises(Exception, match="element 0 of 5 should be 2"):
         run(all_reduce=lambda comm, x: -ring.all_reduce(comm, x))
     for hook in (ddp_hook_beside, lambda mine, other_names: ddp_hook(mine, other_names)):
         assert len(run(all_reduce=ring.all_reduce, hook=hook)[0]) == 1

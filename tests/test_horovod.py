@@ -57,7 +57,7 @@ def difference(course, other):
     return max(float((a - b).abs().max()) for a, b in zip(course, other, strict=True))
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [1, 3])
 @pytest.mark.parametrize("threshold", [0, 600, 2**20])
 def test_it_is_one_rank_with_the_same_batch_step_by_step(p, threshold):
     alone = run(1)[0]

@@ -263,7 +263,7 @@ def command(*options):
 @ROOT
 @pytest.mark.timeout(400)
 def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place, until_ended):
-    """Where JupyterHub alone is killed, tests/browser/test_hub.py sees the command start it again."""
+    """Where JupyterHub alone is killed, tests/test_hub_attacks.py sees the command start it again."""
     state, port, start = place
     first = start()
     given = settings.read(state)

@@ -83,9 +83,7 @@ def difference(ranks, want):
     return max(off + [float((g - gradients[n]).abs().max()) for _, found, _ in ranks for n, g in found.items()])
 
 
-@pytest.mark.parametrize(
-    ("case", "ranks"), [("mlp", 1), ("mlp", 2), ("mlp", 3), ("mlp", 4), ("cnn", 3), ("gpt", 2), ("gpt", 4), ("vit", 3)]
-)
+@pytest.mark.parametrize(("case", "ranks"), [("mlp", 1), ("mlp", 4), ("cnn", 3), ("gpt", 2), ("vit", 3)])
 def test_every_schedule_gives_the_gradients_of_the_model_as_a_whole(case, ranks):
     model, x, y, layers = CASES[case]
     want = one_rank(model, x, y)
