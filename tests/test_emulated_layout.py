@@ -85,20 +85,19 @@ def test_what_is_not_said_stays_as_it_runs(asked, running, found):
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"where": "cloud"}, "where='cloud': one of 'local', 'emulated', 'slurm' is needed"),
-        ({"device": "tpu"}, "device='tpu': one of 'cpu', 'cuda' is needed"),
-        ({"hosts": 5}, "the number of hosts for 4 engines must be a whole number from 1 to 4, got 5"),
-        ({"hosts": 0}, "the number of hosts for 4 engines must be a whole number from 1 to 4, got 0"),
-        ({"hosts": 2.0}, "the number of hosts for 4 engines must be a whole number from 1 to 4, got 2.0"),
-        ({"where": "local", "link": "1gbit"}, "link= and hosts= belong to emulated hosts"),
-        ({"where": "local", "hosts": 4}, "link= and hosts= belong to emulated hosts"),
-        ({"where": "emulated", "link": "fast"}, "link='fast': a speed as tc spells it"),
+        ({"where": "cloud"}, ("where='cloud'", "'local'", "'emulated'", "'slurm'")),
+        ({"device": "tpu"}, ("device='tpu'", "'cpu'", "'cuda'")),
+        ({"hosts": 5}, ("4 engines", "1 to 4", "5")),
+        ({"hosts": 0}, ("4 engines", "1 to 4", "0")),
+        ({"hosts": 2.0}, ("4 engines", "1 to 4", "2.0")),
+        ({"where": "local", "link": "1gbit"}, ("link=", "hosts=")),
+        ({"where": "local", "hosts": 4}, ("link=", "hosts=")),
+        ({"where": "emulated", "link": "fast"}, ("link='fast'",)),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(asked, sentence):
-    with pytest.raises(ValueError) as caught:
+    with raises(ValueError, *sentence):
         Cluster.start(4, **asked)
-    assert str(caught.value).startswith(sentence)
 
 
 def test_missing_commands_are_named_with_their_package(monkeypatch):

@@ -170,23 +170,19 @@ def test_replicas_that_do_not_divide_the_stages():
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("2f2b", 4, 8), "no schedule is called '2f2b'. Known: gpipe, 1f1b, interleaved"),
-        (("gpipe", 0, 8), "ranks of a schedule is a whole number, at least 1, got 0"),
-        (("gpipe", 4, 2.0), "micro_batches of a schedule is a whole number, at least 1, got 2.0"),
-        (("1f1b", 4, 8, 2), "1f1b has one chunk per rank, got 2: interleaved has more"),
-        (("interleaved", 4, 10), "interleaved sends 4 micro-batches at a time around its 4 ranks: 10"),
-        (
-            ("zero_bubble_h1", 4, 3),
-            "zero_bubble_h1 of 4 ranks needs at least 4 micro-batches to fill its bubble, got 3",
-        ),
-        (("gems_mast", 4, 4), "gems_mast gives each of its two replicas one micro-batch, got 4: gems_master"),
-        (("gems_master", 2, 1), "gems_master has two replicas, each of which needs a micro-batch: 2 at least, got 1"),
+        (("2f2b", 4, 8), ("'2f2b'", "1f1b")),
+        (("gpipe", 0, 8), ("1", "0")),
+        (("gpipe", 4, 2.0), ("micro_batches", "1", "2.0")),
+        (("1f1b", 4, 8, 2), ("1f1b", "2")),
+        (("interleaved", 4, 10), ("4 micro-batches", "4 ranks", "10")),
+        (("zero_bubble_h1", 4, 3), ("zero_bubble_h1", "4 ranks", "4 micro-batches", "3")),
+        (("gems_mast", 4, 4), ("gems_mast", "4", "gems_master")),
+        (("gems_master", 2, 1), ("gems_master", "2", "1")),
     ],
 )
 def test_numbers_that_a_schedule_cannot_have(args, says):
-    with pytest.raises(ValueError) as raised:
+    with raises(ValueError, *says):
         build(*args)
-    assert says in str(raised.value)
 
 
 def rows_of(text):
@@ -197,42 +193,41 @@ def rows_of(text):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("0F0 0B0 0F1 0B1 / 1F0 1F1 1B0 1B1", "mine deadlocks: rank 0 waits at 0B0 for 1B0 of rank 1, which waits at "
-         "1F1 for 0F1 of rank 0"),
-        ("0F0 0B0 0F1 0B1 / 1F0 1B0 1F1 1B1 / 2F0 2F1 2B0 2B1", "mine deadlocks: rank 1 waits at 1B0 for 2B0 of "
-         "rank 2, which waits at 2F1 for 1F1 of rank 1"),
-        ("0F0 0F1 0B0 / 1F0 1B0 1F1 1B1", "mine: no rank does 0B1, nor 0I1 and 0W1"),
-        ("0F0 0B0 0B1 / 1F0 1B0 1F1 1B1", "mine: no rank does 0F1"),
-        ("0F0 0B0 0F1 0I1 / 1F0 1B0 1F1 1B1", "mine: no rank does 0W1, the other half of a backward"),
-        ("0F0 0B0 0W0 / 1F0 1B0", "mine: 0B0 is the whole backward, and 0W0 a half of it"),
-        ("0F0 0B0 0F0 / 1F0 1B0", "mine: rank 0 does 0F0 twice"),
-        ("0B0 0F0 / 1F0 1B0", "mine: rank 0 does 0B0 before 0F0"),
-        ("0F0 0W0 0I0 / 1F0 1B0", "mine: rank 0 does 0W0 before 0I0"),
-        ("0F0 0B0 1B0 / 1F0", "mine: stage 1 is on rank 0 and on rank 1"),
-        ("0F0 0B0 1F0 1B0 / 2F0 2B0", "3 stages on 2 ranks: each holds as many as every other"),
+        ("0F0 0B0 0F1 0B1 / 1F0 1F1 1B0 1B1", ("rank 0", "0B0", "1B0", "rank 1", "1F1", "0F1", "rank 0")),
+        (
+            "0F0 0B0 0F1 0B1 / 1F0 1B0 1F1 1B1 / 2F0 2F1 2B0 2B1",
+            ("rank 1", "1B0", "2B0", "rank 2", "2F1", "1F1", "rank 1"),
+        ),
+        ("0F0 0F1 0B0 / 1F0 1B0 1F1 1B1", ("0B1", "0I1", "0W1")),
+        ("0F0 0B0 0B1 / 1F0 1B0 1F1 1B1", ("0F1",)),
+        ("0F0 0B0 0F1 0I1 / 1F0 1B0 1F1 1B1", ("0W1",)),
+        ("0F0 0B0 0W0 / 1F0 1B0", ("0B0", "0W0")),
+        ("0F0 0B0 0F0 / 1F0 1B0", ("rank 0", "0F0")),
+        ("0B0 0F0 / 1F0 1B0", ("rank 0", "0B0", "0F0")),
+        ("0F0 0W0 0I0 / 1F0 1B0", ("rank 0", "0W0", "0I0")),
+        ("0F0 0B0 1B0 / 1F0", ("stage 1", "rank 0", "rank 1")),
+        ("0F0 0B0 1F0 1B0 / 2F0 2B0", ("3 stages", "2 ranks")),
     ],
-)  # fmt: skip
+)
 def test_a_schedule_that_cannot_run_is_refused(text, says):
-    with pytest.raises(ValueError) as raised:
+    with raises(ValueError, *says):
         validate(rows_of(text))
-    assert says in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"rows": ((Action(0, "F", 0),),)}, "1f1b has 1 rows for 2 ranks"),
-        ({"micro_batches": 1}, "rank 0 does 0F1, and micro-batches go from 0 to 0"),
-        ({"stages": 4}, "1f1b: no rank does 2F0"),
-        ({"replicas": 2}, "rank 0 does 0F1, of replica 0, and micro-batch 1 is for replica 1"),
-        ({"rows": ((Action(0, "G", 0),), ())}, "rank 0 does 0G0, and 'G' is none of F, B, I, W"),
-        ({"rows": ((Action(5, "F", 0),), ())}, "rank 0 does 5F0, and stages go from 0 to 1"),
+        ({"rows": ((Action(0, "F", 0),),)}, ("1f1b", "1 rows", "2 ranks")),
+        ({"micro_batches": 1}, ("rank 0", "0F1", "0", "0")),
+        ({"stages": 4}, ("1f1b", "2F0")),
+        ({"replicas": 2}, ("rank 0", "0F1", "0", "1", "1")),
+        ({"rows": ((Action(0, "G", 0),), ())}, ("rank 0", "0G0", "'G'")),
+        ({"rows": ((Action(5, "F", 0),), ())}, ("rank 0", "5F0", "0", "1")),
     ],
 )
 def test_numbers_that_do_not_fit_the_rows_are_refused(changes, says):
-    with pytest.raises(ValueError) as raised:
+    with raises(ValueError, *says):
         validate(replace(build("1f1b", 2, 2), **changes))
-    assert says in str(raised.value)
 
 
 def test_more_than_fits_into_memory_is_refused():

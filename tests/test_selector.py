@@ -44,27 +44,26 @@ def test_what_may_be_written_differently(text, same):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "nothing is selected by ''"),
-        ("rnig:0-max", "'rnig:0-max': no all-reduce is called 'rnig': ring, segmented_ring"),
-        ("ring:0-1;;tre:2-max", "'tre:2-max': no all-reduce is called 'tre'"),
-        ("ring:0..8192", "'ring:0..8192': a range is FIRST-LAST in bytes, such as 0-8192, or FIRST-max, got '0..8192'"),
-        ("ring:0-8KiB;tree:8193-max", "'ring:0-8KiB': a range is FIRST-LAST in bytes"),
-        ("ring;tree:8193-max", "'ring': a range is FIRST-LAST in bytes, such as 0-8192, or FIRST-max, got ''"),
-        ("ring:-5-max", "'ring:-5-max': a range is"),
-        ("ring:9-8;tree:10-max", "'ring:9-8': the range ends, at 8 bytes, before it begins, at 9"),
-        ("ring:0-8192;tree:9000-max", "selected for 8,193 to 8,999 bytes, between 'ring:0-8192' and 'tree:9000-max'"),
-        ("ring:5-max", "nothing is selected for 0 to 4 bytes, before 'ring:5-max'"),
-        ("tree:0-8;ring:9-8192", "nothing is selected for 8,193 bytes and more: end with ring:9-max"),
-        ("ring:0-8192;tree:8000-max", "'ring:0-8192' and 'tree:8000-max' overlap: both are for 8,000 to 8,192 bytes"),
-        ("ring:0-max;tree:8000-9000", "'ring:0-max' and 'tree:8000-9000' overlap: both are for 8,000 to 9,000 bytes"),
-        ("ring:0-max;tree:8-max", "'ring:0-max' and 'tree:8-max' overlap: both are for 8 bytes and more"),
-        ("ring:0-99;tree:7-8;tree:100-max", "'ring:0-99' and 'tree:7-8' overlap: both are for 7 to 8 bytes"),
+        ("", ("nothing is selected by ''",)),
+        ("rnig:0-max", ("'rnig:0-max'", "'rnig'", "segmented_ring")),
+        ("ring:0-1;;tre:2-max", ("'tre:2-max'", "'tre'")),
+        ("ring:0..8192", ("'ring:0..8192'", "FIRST-LAST", "0-8192", "FIRST-max", "'0..8192'")),
+        ("ring:0-8KiB;tree:8193-max", ("'ring:0-8KiB'", "FIRST-LAST")),
+        ("ring;tree:8193-max", ("'ring'", "FIRST-LAST", "0-8192", "FIRST-max")),
+        ("ring:-5-max", ("'ring:-5-max'",)),
+        ("ring:9-8;tree:10-max", ("'ring:9-8'", "8 bytes", "9")),
+        ("ring:0-8192;tree:9000-max", ("8,193", "8,999 bytes", "'ring:0-8192'", "'tree:9000-max'")),
+        ("ring:5-max", ("0", "4 bytes", "'ring:5-max'")),
+        ("tree:0-8;ring:9-8192", ("8,193 bytes", "ring:9-max")),
+        ("ring:0-8192;tree:8000-max", ("'ring:0-8192'", "'tree:8000-max'", "8,000", "8,192 bytes")),
+        ("ring:0-max;tree:8000-9000", ("'ring:0-max'", "'tree:8000-9000'", "8,000", "9,000 bytes")),
+        ("ring:0-max;tree:8-max", ("'ring:0-max'", "'tree:8-max'", "8 bytes")),
+        ("ring:0-99;tree:7-8;tree:100-max", ("'ring:0-99'", "'tree:7-8'", "7", "8 bytes")),
     ],
 )
 def test_a_fault_is_quoted(text, fault):
-    with pytest.raises(ValueError) as error:
+    with raises(ValueError, *fault):
         Selection.parse(text)
-    assert fault in str(error.value)
 
 
 def test_it_is_an_all_reduce_that_chooses():
