@@ -1,14 +1,18 @@
 """Cutting unchanged models into stages: what is written down, where it is cut, and what cannot be."""
 
 import copy
+import itertools
 
 import pytest
 import torch
+from hypothesis import example
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import relu
 
 from hpdl_lab import models
-from hpdl_lab.parallel.pipeline.split import Layers
+from hpdl_lab.parallel.pipeline.split import Layers, partition
+from tests.properties import given
 from tests.wording import raises
 
 EXAMPLES = {
@@ -311,3 +315,23 @@ def test_costs_are_measured_and_leave_no_trace():
     assert len(costs) == 4 and min(costs) > 0 and costs[1] > costs[3]  # 1,000,000 weights against 2,000
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+def largest(costs, sizes):
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return max(sum(costs[a:b]) for a, b in itertools.pairwise(ends))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(-1, 9))
+@example([5, 1, 1, 1, 4, 4], 3)
+def test_no_other_way_to_cut_is_better(costs, stages):
+    if not 1 <= stages <= len(costs):
+        with raises(ValueError, f"{len(costs)} layers", f"{stages} stages"):
+            partition(costs, stages)
+        return
+    sizes = partition(costs, stages)
+    assert len(sizes) == stages and sum(sizes) == len(costs) and min(sizes) >= 1
+    cuts = itertools.combinations(range(1, len(costs)), stages - 1)
+    others = ([b - a for a, b in itertools.pairwise([0, *cut, len(costs)])] for cut in cuts)
+    assert largest(costs, sizes) == min(largest(costs, other) for other in others)
+    assert len(set(costs)) > 1 or max(sizes) - min(sizes) <= 1 or largest(costs, sizes) == 0

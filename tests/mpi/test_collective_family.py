@@ -1,15 +1,13 @@
-"""Every algorithm of the table on real ranks: right, the same bits everywhere, and the messages of its schedule."""
+"""Every algorithm of the table on real ranks is right; messages and bits: tests/test_collectives_family.py."""
 
 import numpy as np
 import pytest
 import torch
 
-from hpdl_lab.collectives import steps
 from hpdl_lab.collectives.expected import brought, left
-from hpdl_lab.collectives.table import ALGORITHMS, find, names
+from hpdl_lab.collectives.table import ALGORITHMS
 from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.parallel.gossip import gossip_step, one_peer_step
-from tests.traffic import calls, posted
 
 KINDS = [(n, torch.float32) for n in (0, 1, 7, 1001, 70_001)] + [(1001, torch.bfloat16), (1001, torch.int64)]
 LARGE_TOO = ("ring", "segmented_ring", "double_tree", "grid")  # beyond what MPI buffers
@@ -26,34 +24,6 @@ def test_every_algorithm(run, algorithm):
             algorithm.function(comm, x)
             first, expected = left(algorithm.collective, n, size, comm.rank)
             assert torch.equal(x[first : first + len(expected)], torch.from_numpy(expected).to(dtype)), (n, dtype)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
-def test_messages_are_those_of_the_schedule(run, algorithm):
-    comm = run()
-    p, n = comm.size, 1001 * (comm.size if algorithm.collective == "all_to_all" else 1)
-    options = {"group": p} if algorithm.name == "hierarchical" and comm.node_size > 1 else {}
-    algorithm.function(comm, np.zeros(n))
-    events = [e for e in comm.trace.events if e.op in ("send", "recv")]
-    schedule = calls(algorithm.steps(p, n, **options), p, 8)
-    assert posted(events, p)[comm.rank] == schedule[comm.rank]
-
-
-@pytest.mark.parametrize("name", [name for name in names() if name != "naive"])
-def test_bits_are_the_same_on_every_rank(comm, name):
-    for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(1001, generator=torch.Generator().manual_seed(comm.rank)).to(dtype)
-        sums = comm.all_gather(find(name).function(comm, x).view(torch.uint8))
-        assert all(torch.equal(other, sums[0]) for other in sums)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
-def test_a_schedule_is_executed(comm, algorithm):
-    p, n = comm.size, 1001 * (comm.size if algorithm.collective == "all_to_all" else 1)
-    x = brought(algorithm.collective, n, p, comm.rank).astype(float)
-    steps.execute(comm, x, algorithm.steps(p, n))
-    first, expected = left(algorithm.collective, n, p, comm.rank)
-    assert np.array_equal(x[first : first + len(expected)], expected)
 
 
 @pytest.mark.parametrize("name", graphs.GRAPHS)
