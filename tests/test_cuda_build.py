@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpdl_lab.comm import gpu as gpu_comm
+from hpdl_lab.comm.device.comm import MOST_TENSORS
 from hpdl_lab.features import gpu
 from tests.wording import raises
 
@@ -84,4 +84,4 @@ def test_without_a_driver_every_call_says_so():
 
 def test_numbers_that_stand_in_two_languages_agree():
     header = (CUDA / "one_pass.h").read_text()
-    assert int(re.search(r"kMaxTensors = (\d+)", header)[1]) == gpu_comm.MOST_TENSORS
+    assert int(re.search(r"kMaxTensors = (\d+)", header)[1]) == MOST_TENSORS

@@ -88,12 +88,9 @@ def test_a_name_says_what_is_inside():
     assert not [path for path in FILES if FORBIDDEN_NAMES & set(path.relative_to(PACKAGE).with_suffix("").parts)]
 
 
-STILL = {"comm"}  # rooms with a circle that is to go
-
-
 def test_modules_of_a_room_do_not_import_each_other_in_circles():
     found = {room: circles(graph) for room, graph in imports_in_rooms(FILES).items()}
-    assert {room: groups for room, groups in found.items() if groups and room not in STILL} == {}
+    assert {room: groups for room, groups in found.items() if groups} == {}
 
 
 def test_no_room_of_the_list_is_missing():

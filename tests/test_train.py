@@ -85,7 +85,14 @@ def test_what_is_not_said_suits_what_is(model, what, words, dims):
         ({"model": torch.nn.Linear(64, 10).double()}, ValueError, ("Double",)),
         ({"model": torch.nn.Linear(64, 3)}, ValueError, ("(2, 3)", "(2, 10)")),
         ({"model": torch.nn.LSTM(64, 10)}, ValueError, ("(2, 10)",)),
-        ({"deadline": -1}, ValueError, ("deadline=-1",)),
+        (
+            {"deadline": -1},
+            ValueError,
+            (
+                "deadline",
+                "-1",
+            ),
+        ),
         ({"schedule": "gpipe"}, ValueError, ("mesh",)),
         ({"batch": 3}, ValueError, ("3", "4 ranks")),
         ({"optimizer": "adam"}, ValueError, ("sgd, adamw",)),
