@@ -141,7 +141,7 @@ def test_ranks_that_have_heard_of_a_death_send_nothing_to_the_dead(hosts, capsys
 
 def test_a_killed_rank_is_named_and_the_new_engines_may_share_hosts_and_their_memory(hosts, monkeypatch):
     """Who sends the dead one something before hearing of it is stuck in MPICH, until it is given up."""
-    monkeypatch.setattr("hpdl_lab.engines.run.BESIDE_DEAD", 1.0)
+    monkeypatch.setattr("hpdl_lab.engines.run.STUCK_AFTER_DEATH", 1.0)
 
     def killed(comm):
         if comm.rank == 1:

@@ -170,7 +170,7 @@ def test_an_error_before_the_limit_is_the_one_that_is_told(cluster):
 
 @pytest.mark.parametrize("limit", [0, -1, "60", True])
 def test_a_limit_that_is_none_is_refused(limit, cluster):
-    with pytest.raises(ValueError, match=rf"^limit={limit!r}: "):
+    with pytest.raises(ValueError, match=rf"^limit must be a number above 0, got {limit!r}$"):
         cluster.run(rank_of, limit=limit)
 
 

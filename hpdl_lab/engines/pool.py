@@ -199,47 +199,6 @@ class EnginePool:
         limit: float | None = None,
     ) -> Run:
         """Call `fn(comm, *args)` on `ranks` (None: all) and return the finished Run, whatever became of it."""
-        with self.alone():
-            try:
-                return self._run(fn, args, ranks, deadline, on_row, inject, limit)
-            finally:
-                self._under_way = None
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """No other run, or first use of %px, of this notebook meanwhile. Raises EngineError if one is under way."""
-        if not self._busy.acquire(blocking=False):
-            raise EngineError(
-                "a run is under way in this notebook: start the next one when it has ended, not in on_row"
-            )
-        try:
-            yield
-        finally:
-            self._busy.release()
-
-    @contextmanager
-    def between_runs(self) -> Iterator[None]:
-        """No run of any notebook meanwhile."""
-        with self.alone(), self._lock.held():
-            yield
-
-    def interrupt(self) -> bool:
-        """End the run that is under way, in another thread, as the stop button does; True if there is one."""
-        run = self._under_way
-        if run is not None:
-            run.stopped = True
-        return run is not None
-
-    def _run(
-        self,
-        fn: Callable,
-        args: Sequence,
-        ranks: int | Iterable[int] | None,
-        deadline: float,
-        on_row: Callable[[Any], Any] | None,
-        inject: Any,
-        limit: float | None,
-    ) -> Run:
         chosen = self._chosen(ranks)
         if limit is not None:
             limit = require_number("limit", limit, above=0)
@@ -253,7 +212,7 @@ class EnginePool:
             "sys_path": own_paths(),
             "task": task,
         }
-        with self._lock.held() as number:
+        with self.between_runs() as number:
             engines = [self.engines[rank] for rank in chosen]
             for engine in engines:
                 engine.refresh_clock()
@@ -263,8 +222,32 @@ class EnginePool:
             except BaseException:  # a test's alarm, say: closing the connections ends the tasks
                 self._reconnect(chosen)
                 raise
-        self._reconnect([chosen[i] for i in run.unsent])
+            self._reconnect([chosen[i] for i in run.unsent])
         return run
+
+    @contextmanager
+    def between_runs(self) -> Iterator[int]:
+        """No run, or first use of %px, of any notebook meanwhile; yields the number of this one.
+
+        Raises: EngineError if one of this notebook is under way.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise EngineError(
+                "a run is under way in this notebook: start the next one when it has ended, not in on_row"
+            )
+        try:
+            with self._lock.held() as number:
+                yield number
+        finally:
+            self._under_way = None
+            self._busy.release()
+
+    def interrupt(self) -> bool:
+        """End the run that is under way, in another thread, as the stop button does; True if there is one."""
+        run = self._under_way
+        if run is not None:
+            run.stopped = True
+        return run is not None
 
     def _reconnect(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

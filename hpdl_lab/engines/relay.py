@@ -40,7 +40,7 @@ TRIES = 50  # ports
 
 
 class Step:
-    """The engines of one start: what the notebook's side (step.py) asked for, and the agents that have come."""
+    """The engines of one start: what the notebook's side (slurm.py) asked for, and the agents that have come."""
 
     def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
         self.number, self.writer = number, writer
@@ -48,7 +48,7 @@ class Step:
         self.kernels: dict[int, set] = {}  # rank -> writers of the kernels that are connected to it
 
     def end(self) -> None:
-        """Let agents end their engines, and step.py itself."""
+        """Let agents end their engines, and the process that asked for them."""
         for agent in self.agents.values():
             agent.send(end=True)
         self.writer.close()
@@ -202,7 +202,7 @@ class Relay:
         return None
 
     async def on_step(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """step.py asks for engines; they end when it does."""
+        """slurm.py asks for engines; they end when it does."""
         request = json.loads(await reader.readline() or "null")
         if request is None:
             return writer.close()

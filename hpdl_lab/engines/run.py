@@ -3,7 +3,7 @@
 A run ends when every rank has answered. A rank that fails or dies leaves others waiting for it: after `GRACE` they are
 interrupted. So they are at once when the attendee interrupts, or when the limit of the run has passed. A rank that
 still has not answered `STUCK` seconds later is in compiled code that no interrupt reaches; the cluster replaces the
-engines then. If a rank has died they have to be replaced anyway, so that is after `BESIDE_DEAD` seconds.
+engines then. If a rank has died they have to be replaced anyway, so that is after `STUCK_AFTER_DEATH` seconds.
 """
 
 import selectors
@@ -149,7 +149,7 @@ AGAIN = 0.3  # seconds between two interrupts: a bare `except:` in the attendee'
 BUSY = 2.0  # seconds after which a rank that has not begun is worth a word
 SLOW = 1.5  # seconds from the first interrupt to a word about ranks that do not react
 STUCK = 5.0  # seconds from the first interrupt to giving them up: a busy machine, or an import, may take some
-BESIDE_DEAD = 2.5  # seconds likewise, where a rank has died
+STUCK_AFTER_DEATH = 2.5  # seconds likewise, where a rank has died
 
 
 class Run:
@@ -320,7 +320,7 @@ class Run:
             if self.stopped or self.raised or self.late or failed:
                 self._look_and_interrupt()
             return False
-        patience = BESIDE_DEAD if self.dead else STUCK
+        patience = STUCK_AFTER_DEATH if self.dead else STUCK
         if now - self.interrupted_at > patience:
             return True
         if now - self.interrupted_at > SLOW and not self.announced_slow:

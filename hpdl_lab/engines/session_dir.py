@@ -194,7 +194,7 @@ def engine_socket(path: str, rank: int) -> str:
 
 
 def relay_socket(path: str) -> str:
-    """Path of the socket on which the relay to engines on other machines takes orders (step.py)."""
+    """Path of the socket on which the relay to engines on other machines takes orders (slurm.py)."""
     return os.path.join(path, "relay.sock")
 
 

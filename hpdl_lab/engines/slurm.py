@@ -1,9 +1,9 @@
 """Engines in a Slurm job, seen from the notebook's machine: relay and job as children of the supervisor, and their end.
 
     supervisor --- relay        what the nodes connect to (relay.py)
-           |-- job          has Slurm start an agent on a node, follows the job, ends it (slurm_job.py)
-           |-- controller   as for engines of this machine
-           `-- engines      asks the relay for engines, prints what they print (step.py)
+               |-- job          has Slurm start an agent on a node, follows the job, ends it (slurm_job.py)
+               |-- controller   as for engines of this machine
+               `-- engines      asks the relay for engines, prints what they print
 
 Relay and job outlive `lab.restart()`: new engines in the same job wait in no queue.
 """

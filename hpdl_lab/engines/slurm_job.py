@@ -8,6 +8,7 @@ itself when the job has ended. The job has a name of its own, by which it is can
 answered yet.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,10 +18,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from typing import IO, Any
+from asyncio.subprocess import PIPE
+from collections.abc import Sequence
+from typing import Any
 
 from . import layout, session_dir
 from .supervisor import die_with_parent
@@ -118,19 +119,16 @@ BY_EXIT = {  # the exit code of a job that has failed by itself; {log}: the last
 NO_OUTPUT_FILE = "0:53"  # how Slurm says that the folder of a job's output is not there
 
 
-def refusal(said: str, n: int, asked: str, partitions: Callable[[], str]) -> str:
+def refusal(said: str, n: int, asked: str, partitions: str) -> str:
     """The sentence for what sbatch printed instead of taking the job.
 
-    Args:    n: engines. asked: the options of sbatch. partitions: a function that returns the names of those there are.
+    Args:    n: engines. asked: the options of sbatch. partitions: names of those there are.
     """
     last = said.strip().rpartition("\n")[2] or "nothing"
     slurm = re.sub(r"^sbatch: (error|fatal): (Batch job submission failed: )?", "", last)
     for words, remedy in REFUSED:
         if re.search(words, said):
-            known = {"n": n, "slurm": slurm, "asked": asked}
-            if "{partitions}" in remedy:
-                known["partitions"] = partitions()
-            return f"Slurm refused the job: {remedy.format(**known)}"
+            return f"Slurm refused the job: {remedy.format(n=n, slurm=slurm, asked=asked, partitions=partitions)}"
     return f"Slurm refused the job: {slurm}"
 
 
@@ -183,88 +181,69 @@ def ending(job: dict, failed: dict[str, str], log: str, shared: str, python: str
 
 
 SECONDS = 60  # for one command: without an answer they give up by themselves, after 10 to 20 s
-LOOKED_AT = (signal.SIGTERM, signal.SIGCHLD)
 
 
-class Ended(Exception):
-    """SIGTERM has come."""
-
-
-def block_signals() -> None:
-    """From now on signals are looked at where this process waits, in `pause` and `command`."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, LOOKED_AT)
-
-
-def pause(seconds: float) -> None:
-    """Wait that long; less when a child ends. Raises Ended."""
-    seen = signal.sigtimedwait(LOOKED_AT, seconds)
-    if seen is not None and seen.si_signo == signal.SIGTERM:
-        raise Ended
-
-
-def slurm_command(argv: list[str], text: str = "", hopeless: str | None = None) -> tuple[int, str, str]:
+async def slurm_command(argv: list[str], text: str = "", hopeless: str = "\0") -> tuple[int, str, str]:
     """Run a command with `text` as its input: (exit code, what it printed, what it complained of).
 
-    hopeless: words of a complaint after which it is waited for no longer. Raises Ended, when the command is dead.
+    hopeless: words of a complaint after which the command is killed. It is killed too if this is cancelled.
     """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        given.write(text.encode())
-        given.seek(0)
-        process = subprocess.Popen(argv, stdin=given, stdout=out, stderr=err, preexec_fn=unblock_signals)
-        give_up = time.monotonic() + SECONDS
-        try:
-            while (
-                process.poll() is None
-                and time.monotonic() < give_up
-                and not (hopeless and hopeless in command_output(err))
-            ):
-                pause(0.2)
-        finally:
+    process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    out, complaints = b"", ""
+
+    async def complain() -> None:
+        nonlocal complaints
+        async for line in process.stderr:
+            complaints += line.decode(errors="replace")
+            if hopeless in complaints:
+                return process.kill()
+
+    try:
+        async with asyncio.timeout(SECONDS):
+            process.stdin.write(text.encode())
+            process.stdin.close()
+            out, _ = await asyncio.gather(process.stdout.read(), complain())
+            await process.wait()
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
             process.kill()
-            process.wait()
-        return process.returncode, command_output(out), command_output(err)
+        await process.wait()
+        if not isinstance(error, TimeoutError):
+            raise
+    return process.returncode or 0, out.decode(errors="replace"), complaints
 
 
-def unblock_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LOOKED_AT)
-
-
-def command_output(file: IO[bytes]) -> str:
-    """What a command has written into `file` so far."""
-    return os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace")
-
-
-def slurm_job_record(number: str) -> dict[str, str] | None:
+async def slurm_job_record(number: str) -> dict[str, str] | None:
     """What Slurm knows of job `number`: {"JobState": "PENDING", ...}; {} when it does not answer; None: forgotten."""
-    code, out, err = slurm_command(["scontrol", "--oneliner", "show", "job", number])
+    code, out, err = await slurm_command(["scontrol", "--oneliner", "show", "job", number])
     if code == 0:
         return dict(word.split("=", 1) for word in out.split() if "=" in word)
     return None if "Invalid job id" in err else {}
 
 
-def place(number: str, partition: str) -> int:
+async def place(number: str, partition: str) -> int:
     """How many jobs wait in `partition` before job `number`, as far as this user may see."""
     argv = ["squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--sort=-p,i", "--format=%i"]
-    numbers = slurm_command(argv)[1].split()
+    numbers = (await slurm_command(argv))[1].split()
     return numbers.index(number) if number in numbers else 0
 
 
-def node_names(nodes: str) -> list[str]:
+async def node_names(nodes: str) -> list[str]:
     """["n1", "n2"] for "n[1-2]"."""
-    return slurm_command(["scontrol", "show", "hostnames", nodes])[1].split() if nodes else []
+    return (await slurm_command(["scontrol", "show", "hostnames", nodes]))[1].split() if nodes else []
 
 
-def failed_nodes(nodes: str) -> dict[str, str]:
+async def failed_nodes(nodes: str) -> dict[str, str]:
     """{name of a node: why it is down}, of `nodes` such as "n[1-2]"."""
     states = "--states=DOWN,FAIL,NO_RESPOND,DRAIN"
     argv = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N %E"]
-    lines = slurm_command(argv)[1].splitlines() if nodes else []
+    lines = (await slurm_command(argv))[1].splitlines() if nodes else []
     return dict(line.split(" ", 1) for line in lines)
 
 
-def partition_names() -> str:
+async def partition_names() -> str:
     """The names of all partitions, such as "gpu, short"."""
-    names = slurm_command(["sinfo", "--noheader", "--format=%R"])[1].split()
+    names = (await slurm_command(["sinfo", "--noheader", "--format=%R"]))[1].split()
     return ", ".join(dict.fromkeys(names)) or "none that you see"
 
 
@@ -300,25 +279,26 @@ class Job:
         self.written: dict[str, Any] = {}
         self.doubt: tuple[str | None, float] = None, 0.0  # why it can never start, since when
 
-    def submit(self) -> bool:
+    async def submit(self) -> bool:
         """Have sbatch take the job; False if it refuses, which job.json says."""
         asked = layout.sbatch_arguments(self.n, self.options)
         own = ["--parsable", "--no-requeue", "--export=ALL", f"--job-name={self.name}", f"--output={self.log}"]
-        code, out, err = slurm_command(["sbatch", *own, *asked], self.script, FULL)
+        code, out, err = await slurm_command(["sbatch", *own, *asked], self.script, FULL)
         if code != 0 or not out.strip():
             if code < 0:  # it was not waited for any longer: perhaps the job has been taken meanwhile
                 self.cancel()
-            self.tell("ended", text=refusal(err, self.n, " ".join(asked), partition_names))
+            partitions = await partition_names() if "partition" in err else ""
+            self.tell("ended", text=refusal(err, self.n, " ".join(asked), partitions))
             return False
         self.number = out.strip().partition(";")[0]  # behind it, the cluster's name
         return True
 
-    def watch(self) -> None:
+    async def watch(self) -> None:
         """Tell how the job is doing until it has ended, or has waited for too long."""
         give_up = time.monotonic() + layout.queue_seconds(self.options)
         interval, missing = FIRST_LOOK, 0
         while True:
-            job = slurm_job_record(self.number)
+            job = await slurm_job_record(self.number)
             missing = missing + 1 if job is None else 0
             if missing == FORGOTTEN:
                 return self.tell("ended", text=f"Slurm knows nothing of job {self.number} any more: it has ended")
@@ -326,18 +306,18 @@ class Job:
             if job:
                 state = job["JobState"]
                 if state in LAST:
-                    return self.tell_end(job)
+                    return await self.tell_end(job)
                 if state in ("PENDING", "CONFIGURING"):
-                    self.tell_wait(job)
+                    await self.tell_wait(job)
                     if text := self.hopeless(job) or self.waited_out(give_up):
                         self.cancel()
                         return self.tell("ended", text=text)
                 elif state == "RUNNING" and before.get("state") != "running":
-                    hosts = node_names(job["NodeList"])
+                    hosts = await node_names(job["NodeList"])
                     text = f"Slurm job {self.number} runs on {', '.join(hosts)}"
                     self.tell("running", text=text, hosts=hosts, partition=job["Partition"])
             interval = FIRST_LOOK if self.written != before else min(1.3 * interval, LAST_LOOK)
-            pause(interval)
+            await asyncio.sleep(interval)
 
     def hopeless(self, job: dict) -> str | None:
         """The sentence for a job that can never start; None for another.
@@ -359,14 +339,14 @@ class Job:
             f"longer; fewer engines, or less time=, may start sooner"
         )
 
-    def tell_wait(self, job: dict) -> None:
+    async def tell_wait(self, job: dict) -> None:
         start = job["StartTime"] if job["StartTime"] != "Unknown" else ""
-        ahead = place(self.number, job["Partition"])
+        ahead = await place(self.number, job["Partition"])
         text = waiting(job, ahead, start)
         self.tell("pending", text=text, reason=job["Reason"], start=start, partition=job["Partition"])
 
-    def tell_end(self, job: dict) -> None:
-        nodes = failed_nodes(job["NodeList"]) if job["JobState"] == "NODE_FAIL" else {}
+    async def tell_end(self, job: dict) -> None:
+        nodes = await failed_nodes(job["NodeList"]) if job["JobState"] == "NODE_FAIL" else {}
         text = ending(job, nodes, session_dir.last_line(session_dir.read_tail(self.log)), self.shared, self.python)
         self.tell("ended", text=text, reason=job["Reason"], partition=job["Partition"])
 
@@ -388,26 +368,32 @@ class Job:
         argv = ["scancel", f"--name={self.name}", f"--user={os.getuid()}"]
         while time.monotonic() < give_up:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                done = subprocess.run(argv, timeout=CANCEL_SECONDS, preexec_fn=unblock_signals)
+                done = subprocess.run(argv, timeout=CANCEL_SECONDS)
                 if done.returncode == 0:
                     return
             time.sleep(0.5)
 
 
+async def follow(job: Job) -> None:
+    """Submit the job and return when it has ended; on SIGTERM end it."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        if await job.submit():
+            await job.watch()
+    except asyncio.CancelledError:
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)  # one more would end this process half way
+        job.cancel()
+
+
 def main() -> None:
     path, n, options, shared, *command = sys.argv[1:]
-    block_signals()
     parent = os.getppid()
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         return
     os.umask(0o077)
-    job = Job(path, int(n), json.loads(options), shared, command)
-    try:
-        if job.submit():
-            job.watch()
-    except Ended:
-        job.cancel()
+    asyncio.run(follow(Job(path, int(n), json.loads(options), shared, command)))
 
 
 if __name__ == "__main__":

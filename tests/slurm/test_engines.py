@@ -216,7 +216,7 @@ def test_the_solution_of_notebook_04_runs_on_two_nodes(far, limited):
 
 def test_an_engine_that_is_killed_is_named_and_new_engines_wait_in_no_queue(far, monkeypatch):
     """Over TCP, MPICH may never return from a message to a rank that is dead: then all engines are replaced at once."""
-    monkeypatch.setattr("hpdl_lab.engines.run.BESIDE_DEAD", 1.0)  # until then it keeps a core busy
+    monkeypatch.setattr("hpdl_lab.engines.run.STUCK_AFTER_DEATH", 1.0)  # until then it keeps a core busy
 
     def die(comm):
         if comm.rank == 2:
@@ -311,6 +311,6 @@ def name_of(process):
 
 
 def test_a_job_that_reaches_its_time_limit_says_so(limited):
-    told = limited.told("ended", hurry=True)
+    told = limited.told("ended")
     limit = "reached its time limit of 00:01:00 (hours:minutes:seconds): ask for more with time="
     assert told["text"] == f"Slurm job {told['id']} {limit}"

@@ -1,7 +1,6 @@
 """The process that submits, watches and cancels the job of the engines: every way in which such a job can end."""
 
 import os
-import signal
 import subprocess
 import time
 
@@ -130,7 +129,7 @@ def test_a_node_fails(slurm, job):
     slurm.restart_controller(SlurmdTimeout=8, MessageTimeout=5, TCPTimeout=1)  # n1 may be late, and stays
     slurm.kill("n2")
     try:
-        told = watched.told("ended", hurry=True)
+        told = watched.told("ended")
         assert "was ended by Slurm because a node failed: n2 Not responding" in told["text"], told
     finally:
         slurm.start_node("n2")
@@ -153,10 +152,9 @@ def test_a_job_outlives_a_restart_of_slurmctld(slurm, job):
     watched = job(1, "exec sleep 1000")
     number = watched.told("running")["id"]
     slurm.stop_controller()
-    watched.process.send_signal(signal.SIGCHLD)
     slurm.go_on()
     slurm.ask("scancel", number)
-    assert watched.told("ended", hurry=True)["text"].endswith("was cancelled, with scancel or by an administrator")
+    assert watched.told("ended")["text"].endswith("was cancelled, with scancel or by an administrator")
 
 
 def test_the_queue_takes_no_more_jobs(job, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import time
 
@@ -22,16 +21,10 @@ class Watched:
         command = slurm_job.argv(self.path, n, options, ["/bin/sh", "-c", script], self.shared)
         self.process = subprocess.Popen(command)
 
-    def told(self, state, has="", hurry=False):
-        """job.json as soon as it tells `state`, with the text `has`, or the end of the job.
-
-        hurry: have it look often. It has told something before, so that the signal does not end it.
-        """
+    def told(self, state, has=""):
+        """job.json as soon as it tells `state`, with the text `has`, or the end of the job."""
         give_up, told = time.monotonic() + PATIENCE, {}
         while time.monotonic() < give_up:
-            if hurry:
-                self.process.send_signal(signal.SIGCHLD)
-                time.sleep(0.2)
             if os.path.exists(file := session_dir.job_file(self.path)):
                 with open(file) as opened:
                     told = json.load(opened)
