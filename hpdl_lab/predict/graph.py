@@ -9,10 +9,13 @@ but sums and comparisons are done with them.
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple
+
+from ..comm.network.links import book
 
 FIRST = -1  # the turn of what takes no link: before all messages that are ready at the same time
 
@@ -60,18 +63,18 @@ class Graph:
         return len(self.seconds) - 1
 
     @cached_property
-    def followers(self) -> list[list[tuple[int, bool, int]]]:
+    def successors(self) -> list[list[tuple[int, bool, int]]]:
         """Who waits for each task: (task, far, turn), those of its row included."""
-        followers: list[list[tuple[int, bool, int]]] = [[] for _ in self.seconds]
+        successors: list[list[tuple[int, bool, int]]] = [[] for _ in self.seconds]
         before: dict[Hashable, int] = {}
         for task, (needs, row) in enumerate(zip(self.needs, self.rows, strict=True)):
             for need, far, turn in needs:
-                followers[need].append((task, far, turn))
+                successors[need].append((task, far, turn))
             if row is not None:
                 if row in before:
-                    followers[before[row]].append((task, False, FIRST))
+                    successors[before[row]].append((task, False, FIRST))
                 before[row] = task
-        return followers
+        return successors
 
     @cached_property
     def order(self) -> list[int]:
@@ -79,17 +82,17 @@ class Graph:
         waiting = self._waiting()
         order = [task for task, count in enumerate(waiting) if not count]
         for task in order:  # which grows
-            for follower, _, _ in self.followers[task]:
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    order.append(follower)
+            for successor, _, _ in self.successors[task]:
+                waiting[successor] -= 1
+                if not waiting[successor]:
+                    order.append(successor)
         return order
 
     def _waiting(self) -> list[int]:
         waiting = [0] * len(self.seconds)
-        for followers in self.followers:
-            for follower, _, _ in followers:
-                waiting[follower] += 1
+        for successors in self.successors:
+            for successor, _, _ in successors:
+                waiting[successor] += 1
         return waiting
 
     def times(
@@ -131,27 +134,21 @@ class Graph:
         """Messages take their links in the order in which they become ready; at equal times in their turn."""
         begins, ends = [0] * len(seconds), [0] * len(seconds)
         waiting, keys = self._waiting(), [(0, FIRST)] * len(seconds)
-        free: dict[int, Any] = {}
+        free: defaultdict[int, Any] = defaultdict(int)
         ready = [(0, FIRST, task) for task, count in enumerate(waiting) if not count]
         while ready:
             when, _, task = heapq.heappop(ready)
-            links, begin = self.links[task], when
-            for link in links:
-                if free.get(link, 0) > begin:
-                    begin = free[link]
-            end = begin + self.latency[task] + seconds[task]
-            for link in links[1:-1]:
-                free[link] = begin + seconds[task]
-            if links:
-                free[links[0]] = free[links[-1]] = end
+            begin, end = when, when + self.latency[task] + seconds[task]
+            if self.links[task]:
+                begin, end = book(free, self.links[task], self.latency[task], seconds[task], when)
             begins[task], ends[task] = begin, end
-            for follower, far, turn in self.followers[task]:
+            for successor, far, turn in self.successors[task]:
                 key = (end + delay, turn) if far else (end, turn)
-                if key > keys[follower]:
-                    keys[follower] = key
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    heapq.heappush(ready, (*keys[follower], follower))
+                if key > keys[successor]:
+                    keys[successor] = key
+                waiting[successor] -= 1
+                if not waiting[successor]:
+                    heapq.heappush(ready, (*keys[successor], successor))
         return begins, ends
 
     def _side_by_side(self, seconds: Sequence[Any], speeds: dict[Hashable, float]) -> tuple[list[Any], list[Any]]:
@@ -169,9 +166,9 @@ class Graph:
             for task in [task for task, more in zip(running, needed, strict=True) if more == passed]:
                 ends[task] = now
                 running.remove(task)
-                for follower, _, _ in self.followers[task]:
-                    waiting[follower] -= 1
-                    if not waiting[follower]:
-                        begins[follower] = now
-                        running.append(follower)
+                for successor, _, _ in self.successors[task]:
+                    waiting[successor] -= 1
+                    if not waiting[successor]:
+                        begins[successor] = now
+                        running.append(successor)
         return begins, ends

@@ -36,18 +36,22 @@ class Timetable:
         return Route(float(alpha), float(beta), tuple(int(link) for link in links if link >= 0))
 
     def book(self, route, nbytes, ready):
-        """Book a message that is ready at `ready` (s); returns when it has arrived.
+        """Book a message that is ready at `ready` (s); returns when it has arrived."""
+        return book(self.free, route.links, route.alpha, nbytes * route.beta, ready)[1]
 
-        predict/messages.py makes the same additions in the same order, so that both agree bitwise.
-        """
-        free, links = self.free, route.links
-        start = ready
-        for link in links:
-            if free[link] > start:
-                start = free[link]
-        seconds = nbytes * route.beta
-        end = start + route.alpha + seconds
-        for link in links[1:-1]:
-            free[link] = start + seconds
-        free[links[0]] = free[links[-1]] = end
-        return end
+
+def book(free, links, alpha, seconds, ready):
+    """Book `links` for a message whose bytes take `seconds` alone; returns (when it begins, when it has arrived).
+
+    Args:    free: when each link becomes free, which changes; links: of a Route, those that there are.
+    predict/messages.py makes the same additions in the same order, so that both agree bitwise.
+    """
+    start = ready
+    for link in links:
+        if free[link] > start:
+            start = free[link]
+    end = start + alpha + seconds
+    for link in links[1:-1]:
+        free[link] = start + seconds
+    free[links[0]] = free[links[-1]] = end
+    return start, end
