@@ -21,7 +21,7 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
     models, optim, data    MLP, CNN, GPT and ViT as small torch modules; optimizers; data, how it is shared and read
     torch_backend    torch.distributed's backend "hpdl": DDP on the compiled collectives
     schedules    pipeline schedules as data: who runs which micro-batch of which stage, in which order
-    predict      one model of time beside the simulator: a graph of tasks, and the messages of a schedule on a network
+    predict      the model of time that needs no ranks: a graph of tasks, and the messages of a schedule on a network
     mesh         ranks on a grid of named axes (dp, pp, tp, cp, ep), with a communicator along each
     comm         the communicator on simulated ranks, on ranks of mpiexec and of torchrun, and its errors
     symptoms     what is known to go wrong on a machine, with the fix; `hpdl doctor` and a failed start say it

@@ -70,7 +70,7 @@ class StepProfile(NamedTuple):
 
     @property
     def waits(self):
-        """When the rank waits for what runs beside it: after backward, and after the last all-reduce is called."""
+        """When the rank waits for the background: after backward, and after the last all-reduce is called."""
         return max([self.backward, *(message.at for message in self.messages if message.background)])
 
 
@@ -165,7 +165,7 @@ def profile_for(profiles, samples):
 
 
 class Both(NamedTuple):
-    """A rehearsal with messages beside it, s since it began: when computing ended, and when the last message had."""
+    """A rehearsal that sends its messages, s since it began: when computing ended, and when the last message had."""
 
     end: float
     settled: float

@@ -2,7 +2,7 @@
 
 A rehearsal says what a rank computes, and when, while all ranks compute at once, so that shared cores and memory count.
 All-reduces in a row say what messages cost here. They follow a rehearsal at once where they would in a step: ranks that
-are early wait for the others then, and where ranks share cores that costs those. What goes on beside a rank is also
+are early wait for the others then, and where ranks share cores that costs those. What goes on in the background is also
 rehearsed together with it: the two slow each other down (overlap.py). The whole step is what a model of all
 this must explain. All are taken in turn, so that a machine that becomes slower meanwhile slows down all of them.
 """
@@ -33,7 +33,7 @@ class Timings(NamedTuple):
 
     profiles: [StepProfile] of the slowest rank; empty where the strategy cannot be rehearsed, and `why`.
     talks: [s] of all the step's all-reduces in a row, and tiny: [s] of one of TINY bytes; empty on one rank.
-    both: [overlap.Both] of rehearsals with those all-reduces beside them; empty where none goes on beside a rank.
+    both: [overlap.Both] of rehearsals with those all-reduces in the background; empty where none is sent there.
     """
 
     steps: list
@@ -95,7 +95,7 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
     except NotRehearsed as error:
         why = str(error)
     talk = Talk(comm, strategy.all_reduce, profile.messages) if profile and comm.size > 1 else None
-    beside = Beside(comm, rehearsal) if talk and talk.beside else None
+    overlapped = Overlapped(comm, rehearsal) if talk and talk.background else None
 
     def once():
         yield timed(comm, lambda: step(n))
@@ -105,15 +105,15 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
             yield from in_a_row(rehearsal(n))
         if talk:
             yield from talk.behind(begin)
-        if beside:
-            beside.rehearse(n)
+        if overlapped:
+            overlapped.rehearse(n)
 
     rows = turns(comm, once, seconds)  # (ranks, turns, columns)
     steps, rehearsals, talks = np.split(rows, (1, rows.shape[2] - 3 * bool(talk)), axis=2)
     most = -(-n // comm.size)  # examples of the rank with the longest shard
     profiles = [as_profile(profile, row, most) for row in slowest(rehearsals)] if profile else []
     before, after, tiny = talks.max(axis=0).T if talk else np.zeros((3, 0))
-    both = beside.slowest(rows.shape[1]) if beside else []
+    both = overlapped.slowest(rows.shape[1]) if overlapped else []
     return Timings(steps[..., 0].max(axis=0).tolist(), profiles, (after - before).tolist(), tiny.tolist(), both, why)
 
 
@@ -129,15 +129,15 @@ class Talk:
     def __init__(self, comm, all_reduce, messages):
         """messages: of a StepProfile. Collective."""
         self.comm, self.all_reduce = comm, all_reduce
-        self.beside = messages[-1].background
+        self.background = messages[-1].background
         sizes = [message.nbytes // 4 for message in messages]
-        memory = (allocate_in_background if self.beside else allocate)(comm, max(sizes), torch.float32)
+        memory = (allocate_in_background if self.background else allocate)(comm, max(sizes), torch.float32)
         self.tensors = [memory[:size] for size in sizes]
 
     def behind(self, begin):
         """(s from `begin` until it began, s until it had ended, s of one all-reduce of TINY bytes) on this rank."""
         clock = self.comm.trace.clock
-        if self.beside:
+        if self.background:
             self.comm.barrier()
             begin = clock()
         yield (clock() - begin) / 1e9
@@ -146,15 +146,15 @@ class Talk:
         yield timed(self.comm, lambda: self.reduce([self.tensors[0][: TINY // 4]]))
 
     def reduce(self, tensors):
-        works = [self.comm.background(self.all_reduce, x) for x in tensors if self.beside]
+        works = [self.comm.background(self.all_reduce, x) for x in tensors if self.background]
         for work in works:
             work.wait()
-        for x in tensors if not self.beside else ():
+        for x in tensors if not self.background else ():
             self.all_reduce(self.comm, x)
 
 
-class Beside:
-    """Rehearsals with their all-reduces beside them. taken: [(s of one, ns when it began, ns when all had ended)]."""
+class Overlapped:
+    """Rehearsals that send their all-reduces. taken: [(s of one, ns when it began, ns when all had ended)]."""
 
     def __init__(self, comm, rehearsal):
         self.comm, self.rehearsal, self.taken = comm, rehearsal, []
@@ -252,15 +252,15 @@ def as_profile(like, row, samples):
 class Rehearsal(Comm):
     """The communicator of a rehearsal on the ranks of `comm`. What it does not send, everybody is taken to have equal.
 
-    all_reduce_beside: the strategy's own, for what runs beside the rank.
-    sends: whether what runs beside the rank is sent.
-    called: [(ns, bytes, whether beside this rank)] of all-reduces; under_way: the Works of those beside it.
+    own_all_reduce: the strategy's, for what runs in the background.
+    sends: whether what runs in the background is sent.
+    called: [(ns, bytes, whether in the background)] of all-reduces; under_way: the Works of these.
     starting: whether the strategy may still broadcast parameters and compare notes, which no step does.
     """
 
-    def __init__(self, comm, all_reduce_beside):
+    def __init__(self, comm, own_all_reduce):
         super().__init__(comm.rank, comm.size, Trace(comm.rank, clock=now_ns))
-        self.comm, self.all_reduce_beside, self.under_way = comm, all_reduce_beside, []
+        self.comm, self.own_all_reduce, self.under_way = comm, own_all_reduce, []
         self.node_rank, self.node_size, self.device = comm.node_rank, comm.node_size, comm.device
         self.has_background = comm.has_background
         self.called, self.starting, self.sends = [], True, False
@@ -270,14 +270,14 @@ class Rehearsal(Comm):
         return x
 
     def background(self, fn, *args):
-        """Start, if this `sends`, an all-reduce of the first argument beside this rank; wait for nothing."""
+        """Start, if this `sends`, an all-reduce of the first argument in the background; wait for nothing."""
         if self.starting:  # the memory that buckets are sent from
             return self.comm.background(fn, *args)
         if fn is not free:
-            raise NotRehearsed("a strategy that does more than all-reduces beside a rank cannot be rehearsed")
+            raise NotRehearsed("a strategy that does more than all-reduces in the background cannot be rehearsed")
         self.called.append((now_ns(), args[0].nbytes, self.has_background))
         if self.has_background and self.sends:
-            self.under_way.append(self.comm.background(self.all_reduce_beside, *args))
+            self.under_way.append(self.comm.background(self.own_all_reduce, *args))
         return Done.of(lambda comm: args[0], self)
 
     def barrier(self):
@@ -292,7 +292,7 @@ class Rehearsal(Comm):
         return x.expand(self.size, *x.shape).clone() if is_tensor(x) else np.stack([x] * self.size)
 
     def split(self, color, key=0):
-        return Rehearsal(self.comm, self.all_reduce_beside)
+        return Rehearsal(self.comm, self.own_all_reduce)
 
     def allocate(self, shape, dtype="float32"):
         return self.comm.allocate(shape, dtype)
@@ -340,5 +340,5 @@ def profile_of(comm, samples, step):
     ends = {event.op: event.t1_ns for event in comm.trace.events[seen:]}
     forward, backward, added = ((ends[op] - begin) / 1e9 for op in ("forward", "backward", "add gradients"))
     comm.settle()
-    messages = tuple(Message((t - begin) / 1e9, nbytes, beside) for t, nbytes, beside in comm.called)
+    messages = tuple(Message((t - begin) / 1e9, nbytes, background) for t, nbytes, background in comm.called)
     return StepProfile(samples, forward, backward, added, (end - begin) / 1e9, messages)
