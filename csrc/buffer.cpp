@@ -65,11 +65,14 @@ void require_apart(const Buffer& a, const Buffer& b, const char* verb) {
                                 std::to_string(at < bt ? bt - at : at - bt) + " bytes apart");
 }
 
-void require_rows(const Buffer& whole, const Buffer& part, int parts, const char* verb) {
-    if (whole.dtype == part.dtype && whole.count == part.count * parts) return;
-    throw std::invalid_argument(std::string(verb) + " of " + std::to_string(parts) + " ranks needs " +
-                                std::to_string(parts) + " rows of " + describe(part.count, part.dtype) + ", got " +
-                                describe(whole.count, whole.dtype));
+void require_rows(const Buffer& whole, const Buffer& part, int rows, int own, bool adds, const char* verb) {
+    if (whole.dtype != part.dtype || whole.count != part.count * rows)
+        throw std::invalid_argument(std::string(verb) + " of " + std::to_string(rows) + " ranks needs " +
+                                    std::to_string(rows) + " rows of " + describe(part.count, part.dtype) + ", got " +
+                                    describe(whole.count, whole.dtype));
+    if (adds) require_aligned(whole, verb);
+    if (adds) require_aligned(part, verb);
+    if (own < 0 || part.data != whole.data + own * part.nbytes()) require_apart(whole, part, verb);
 }
 
 }  // namespace hpdl

@@ -59,7 +59,8 @@ void require_aligned(const Buffer& buffer, const char* verb);
 // Two memories are one and the same, or have nothing in common.
 void require_apart(const Buffer& a, const Buffer& b, const char* verb);
 
-// `whole` has the elements of `parts` times `part`, of the same dtype.
-void require_rows(const Buffer& whole, const Buffer& part, int parts, const char* verb);
+// `whole` has `rows` rows like `part`, of the same dtype; they have nothing in common, or `part` is row `own`, -1:
+// none. adds: they are aligned, too.
+void require_rows(const Buffer& whole, const Buffer& part, int rows, int own, bool adds, const char* verb);
 
 }  // namespace hpdl

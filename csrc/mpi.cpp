@@ -244,19 +244,12 @@ Elements moved(const Group& group, const Buffer& x) {
 Elements added(const Group& group, const Buffer& x, const char* call) {
     const Handle dtype = group.mpi->constants.dtypes[static_cast<int>(x.dtype)];
     if (!dtype) throw std::invalid_argument(std::string(call) + " does not know " + name_of(x.dtype));
-    require_aligned(x, "add");
     return of(dtype, x.count);
 }
 
 bool is_root(const Group& group, int root) {
     require_root(root, group.size);
     return root == group.rank;
-}
-
-// Memory that is the same, or apart, as MPI wants it.
-void require_pair(const Buffer& whole, const Buffer& part, int parts, const char* verb) {
-    require_rows(whole, part, parts, verb);
-    require_apart(whole, part, verb);
 }
 
 const void* in_place(const Group& group, const Buffer& x, const Buffer& out) {
@@ -268,8 +261,7 @@ const void* in_place(const Group& group, const Buffer& x, const Buffer& out) {
 void all_reduce(const Group& group, const Buffer& x, const Buffer& out) {
     const Mpi& mpi = *group.mpi;
     const Elements e = added(group, x, "MPI_Allreduce");
-    added(group, out, "MPI_Allreduce");
-    require_pair(x, out, 1, "all_reduce");
+    require_rows(x, out, 1, 0, true, "all_reduce");
     mpi.check(mpi.Allreduce(in_place(group, x, out), out.data, e.count, e.dtype, mpi.constants.sum, group.comm),
               "MPI_Allreduce");
 }
@@ -277,8 +269,7 @@ void all_reduce(const Group& group, const Buffer& x, const Buffer& out) {
 void reduce_scatter(const Group& group, const Buffer& x, const Buffer& out) {
     const Mpi& mpi = *group.mpi;
     const Elements e = added(group, out, "MPI_Reduce_scatter_block");
-    added(group, x, "MPI_Reduce_scatter_block");
-    require_pair(x, out, group.size, "reduce_scatter");
+    require_rows(x, out, group.size, -1, true, "reduce_scatter");
     mpi.check(mpi.Reduce_scatter_block(x.data, out.data, e.count, e.dtype, mpi.constants.sum, group.comm),
               "MPI_Reduce_scatter_block");
 }
@@ -286,15 +277,15 @@ void reduce_scatter(const Group& group, const Buffer& x, const Buffer& out) {
 void all_gather(const Group& group, const Buffer& x, const Buffer& out) {
     const Mpi& mpi = *group.mpi;
     const Elements e = moved(group, x);
-    require_pair(out, x, group.size, "all_gather");
+    require_rows(out, x, group.size, -1, false, "all_gather");
     mpi.check(mpi.Allgather(x.data, e.count, e.dtype, out.data, e.count, e.dtype, group.comm), "MPI_Allgather");
 }
 
 void all_to_all(const Group& group, const Buffer& x, const Buffer& out) {
     const Mpi& mpi = *group.mpi;
-    require_pair(x, out, 1, "all_to_all");
+    require_rows(x, out, 1, 0, false, "all_to_all");
     const Buffer row{x.data, x.count / group.size, x.dtype};
-    require_rows(x, row, group.size, "all_to_all");
+    require_rows(x, row, group.size, 0, false, "all_to_all");
     const Elements e = moved(group, row);
     mpi.check(mpi.Alltoall(in_place(group, x, out), e.count, e.dtype, out.data, e.count, e.dtype, group.comm),
               "MPI_Alltoall");
@@ -310,25 +301,24 @@ void broadcast(const Group& group, const Buffer& x, int root) {
 void reduce(const Group& group, const Buffer& x, const Buffer& out, int root) {
     const Mpi& mpi = *group.mpi;
     const Elements e = added(group, x, "MPI_Reduce");
-    if (is_root(group, root)) {
-        added(group, out, "MPI_Reduce");
-        require_pair(x, out, 1, "reduce");
-    }
-    const void* from = group.rank == root ? in_place(group, x, out) : x.data;
+    const bool receives = is_root(group, root);
+    require_aligned(x, "reduce");
+    if (receives) require_rows(x, out, 1, 0, true, "reduce");
+    const void* from = receives ? in_place(group, x, out) : x.data;
     mpi.check(mpi.Reduce(from, out.data, e.count, e.dtype, mpi.constants.sum, root, group.comm), "MPI_Reduce");
 }
 
 void gather(const Group& group, const Buffer& x, const Buffer& out, int root) {
     const Mpi& mpi = *group.mpi;
     const Elements e = moved(group, x);
-    if (is_root(group, root)) require_pair(out, x, group.size, "gather");
+    if (is_root(group, root)) require_rows(out, x, group.size, -1, false, "gather");
     mpi.check(mpi.Gather(x.data, e.count, e.dtype, out.data, e.count, e.dtype, root, group.comm), "MPI_Gather");
 }
 
 void scatter(const Group& group, const Buffer& x, const Buffer& out, int root) {
     const Mpi& mpi = *group.mpi;
     const Elements e = moved(group, out);
-    if (is_root(group, root)) require_pair(x, out, group.size, "scatter");
+    if (is_root(group, root)) require_rows(x, out, group.size, -1, false, "scatter");
     mpi.check(mpi.Scatter(x.data, e.count, e.dtype, out.data, e.count, e.dtype, root, group.comm), "MPI_Scatter");
 }
 

@@ -374,10 +374,7 @@ void ShmGroup::start_gather(const Buffer& x, const Buffer& out, int root) {
 }
 
 void ShmGroup::gather(const Call& call, const Buffer& x, const Buffer& out, bool receives) {
-    if (receives) {
-        require_rows(out, x, size_, call.name);
-        if (x.data != out.data + rank_ * x.nbytes()) require_apart(x, out, call.name);
-    }
+    if (receives) require_rows(out, x, size_, rank_, false, call.name);
     start(call, x);
     const auto stage = [=, this](int k) { copy(inbox(rank_, k), chunk_of(x, k)); };
     const auto use = [=, this](int k) {
@@ -389,11 +386,7 @@ void ShmGroup::gather(const Call& call, const Buffer& x, const Buffer& out, bool
 void ShmGroup::start_reduce(const Buffer& x, const Buffer& out, int root) {
     require_root(root, size_);
     require_aligned(x, "reduce");
-    if (rank_ == root) {
-        require_rows(out, x, 1, "reduce");
-        require_aligned(out, "reduce");
-        require_apart(x, out, "reduce");
-    }
+    if (rank_ == root) require_rows(out, x, 1, 0, true, "reduce");
     start(Call::of("reduce", x.count, x.dtype, root), x);
     const auto stage = [=, this](int k) {
         if (rank_ != root) copy(inbox(rank_, k), chunk_of(x, k));
@@ -417,10 +410,7 @@ char* ShmGroup::staged_row(int src, int k, DType dtype) const {
 }
 
 void ShmGroup::start_reduce_scatter(const Buffer& x, const Buffer& out) {
-    require_rows(x, out, size_, "reduce_scatter");
-    require_aligned(x, "reduce_scatter");
-    require_aligned(out, "reduce_scatter");
-    if (out.data != x.data + rank_ * out.nbytes()) require_apart(x, out, "reduce_scatter");
+    require_rows(x, out, size_, rank_, true, "reduce_scatter");
     start(Call::of("reduce_scatter", x.count, x.dtype), x);
     const auto use = [=, this](int k) {
         add_all([=, this](int r) { return staged_row(r, k, x.dtype); }, chunk_of(out, k, size_));
@@ -429,9 +419,8 @@ void ShmGroup::start_reduce_scatter(const Buffer& x, const Buffer& out) {
 }
 
 void ShmGroup::start_all_to_all(const Buffer& x, const Buffer& out) {
-    require_rows(x, out, 1, "all_to_all");
-    require_rows(out, row_of(out, size_, 0), size_, "all_to_all");
-    require_apart(x, out, "all_to_all");
+    require_rows(x, out, 1, 0, false, "all_to_all");
+    require_rows(out, row_of(out, size_, 0), size_, 0, false, "all_to_all");
     start(Call::of("all_to_all", x.count, x.dtype), x);
     const auto use = [=, this](int k) {
         for (int r = 0; r < size_; r++) copy(chunk_of(row_of(out, size_, r), k, size_), staged_row(r, k, x.dtype));
@@ -441,10 +430,7 @@ void ShmGroup::start_all_to_all(const Buffer& x, const Buffer& out) {
 
 void ShmGroup::start_scatter(const Buffer& x, const Buffer& out, int root) {
     require_root(root, size_);
-    if (rank_ == root) {
-        require_rows(x, out, size_, "scatter");
-        if (out.data != x.data + rank_ * out.nbytes()) require_apart(x, out, "scatter");
-    }
+    if (rank_ == root) require_rows(x, out, size_, rank_, false, "scatter");
     // All ranks compare the row: the root alone has an x.
     start(Call::of("scatter", out.count, out.dtype, root), rank_ == root ? x : out);
     const auto stage = [=, this](int k) {
