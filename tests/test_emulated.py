@@ -43,7 +43,7 @@ def three(place):
 @pytest.fixture
 def hosts(three):
     """Three engines, all well, each on an emulated host of its own."""
-    if three.ailment() or three.layout[:3] != (3, "emulated", 3):
+    if three.fault() or three.layout[:3] != (3, "emulated", 3):
         three.restart(3, hosts=3)
     return three
 

@@ -31,9 +31,9 @@ def test_a_kernel_that_died_while_it_started_engines_is_no_trouble_for_the_next(
     cluster = Cluster.start(1)
     dying.close()
     try:
-        assert "call lab.restart()" in cluster.ailment()
+        assert "call lab.restart()" in cluster.fault()
         cluster.restart()
-        assert cluster.ailment() is None and cluster.run(lambda comm: comm.size) == [1]
+        assert cluster.fault() is None and cluster.run(lambda comm: comm.size) == [1]
     finally:
         cluster.stop()
 

@@ -239,7 +239,7 @@ def test_the_verbs(own_session, capsys, eventually):
         lab.start(2)
     other.detach()
     os.kill(lab.run(lambda comm: os.getpid())[0], signal.SIGKILL)
-    eventually(lab.cluster().ailment)
+    eventually(lab.cluster().fault)
     lab.start(1)
     assert "rank 0 was killed by signal 9" in capsys.readouterr().out
     assert lab.run(lambda comm: comm.size) == [1]

@@ -392,12 +392,12 @@ def test_an_engine_that_died_between_runs_is_named_however_late_its_shell_tells_
     os.kill(shell, signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
     threading.Timer(1.0, os.kill, (shell, signal.SIGCONT)).start()
-    assert eventually(cluster.ailment).startswith("rank 1 was killed by signal 9")
+    assert eventually(cluster.fault).startswith("rank 1 was killed by signal 9")
     with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
         cluster.run(rank_of)
     for other in (pids[0], *others):
         os.kill(other, signal.SIGKILL)
-    eventually(cluster.ailment)
+    eventually(cluster.fault)
     with pytest.raises(EngineError, match=r"lab.restart\(\)"):
         cluster.run(rank_of)
     cluster.restart()

@@ -88,16 +88,16 @@ def status(arguments: Any) -> Any:
         print(NONE_UP)
         return 1
     try:
-        told = slurm.state(cluster.path).get("text")
+        job = slurm.state(cluster.path).get("text")
         if cluster.layout is None:
-            print(f"Engines are being started. {told or ''}".rstrip())
+            print(f"Engines are being started. {job or ''}".rstrip())
             return 1
         users = [pid for pid in cluster.kernels() if pid != os.getpid() and not supervisor_client.keeps_up(pid)]
         print(f"{cluster.layout}, used by {f'processes {users}' if users else 'nobody now'}.")
-        if told:
-            print(f"{told}.")
-        if ailment := cluster.ailment():
-            print(ailment)
+        if job:
+            print(f"{job}.")
+        if fault := cluster.fault():
+            print(fault)
             return 1
         cluster.show()
     finally:

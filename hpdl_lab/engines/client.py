@@ -11,7 +11,7 @@ Times of engines on other machines, as if they had been taken by the notebook's 
 
     notebook  before ---------------------------- after
                     \                            /
-    engine           ------------- its time -----          both ways take about as long: theirs was in the middle
+    engine           ------------- its time -----          the times of the two ways are about equal
 
 Each machine counts from its own start. If an answer's time lies between question and answer by the notebook's clock
 as well, the clocks are the same, or differ by less than can be measured: then nothing is moved.

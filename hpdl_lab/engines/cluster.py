@@ -81,7 +81,7 @@ class Cluster:
                     self.layout = wanted  # what `restart` starts if the other kernel has not come so far
                     try:
                         self._connect()
-                    except EngineError as error:  # this cluster can still be restarted: `ailment` says what is wrong
+                    except EngineError as error:  # this cluster can still be restarted: `fault` says what is wrong
                         self._unwell = error
                     return self
                 session_dir.empty(path)
@@ -195,7 +195,7 @@ class Cluster:
 
     # -- run ----------------------------------------------------------------------------------------------------------
 
-    def ailment(self) -> str | None:
+    def fault(self) -> str | None:
         """What is wrong with the engines, in one sentence; None when they are well.
 
         Raises: EngineMute when they may only be busy, perhaps for another notebook: whether to end that is not for us.

@@ -27,8 +27,7 @@ from ..symptoms import TABLE, Finding, Symptom, found, told_by
 from . import session_dir, slurm, supervisor
 
 SETTLE = 0.5  # s: what has just lost its supervisor may be ending
-SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # shared memory of MPICH, Open MPI and NCCL
-YOUNG = 60  # s: a segment that is not that old may be on its way into a process, or out of the way
+SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # begin the names of shared memory of MPICH, Open MPI and NCCL
 LITTLE = 16 << 20  # bytes of segments that are in nobody's way
 
 
@@ -91,18 +90,7 @@ def without_supervisor() -> list[int]:
 
 def leftover_segments(folder: str = dev_shm.PATH) -> list[str]:
     """Files of shared memory of this user that no process has mapped; [] if they are small."""
-    found = {}
-    for name in os.listdir(folder) if os.path.isdir(folder) else []:
-        try:
-            about = os.stat(os.path.join(folder, name))
-        except OSError:
-            continue
-        if name.startswith(SEGMENTS) and about.st_uid == os.getuid() and time.time() - about.st_mtime > YOUNG:
-            found[os.path.join(folder, name)] = about.st_blocks * 512
-    if sum(found.values()) < LITTLE:
-        return []
-    mapped = dev_shm.mapped()
-    left = {path: nbytes for path, nbytes in found.items() if path not in mapped}
+    left = dev_shm.abandoned(SEGMENTS, folder)
     return sorted(left) if sum(left.values()) >= LITTLE else []
 
 

@@ -80,7 +80,7 @@ class Server:
         listener.bind(f"{self.path}.new")
         listener.listen(64)
         try:
-            os.link(f"{self.path}.new", self.path)  # who finds the socket can connect
+            os.link(f"{self.path}.new", self.path)  # it appears when it can be used
         except FileExistsError:
             raise SystemExit(f"a second process wants to be engine {self.rank}: lab.restart()") from None
         finally:
@@ -150,7 +150,7 @@ class Server:
                     self._px_wanted = True
                     self._jobs.put(None)
             elif kind == client.STATE:
-                kernel.send(client.STATE, self._told() | {"asked": content})
+                kernel.send(client.STATE, self._state() | {"asked": content})
             elif kind == client.DEAD:
                 self.session.status.mark_dead(content)
             else:
@@ -167,7 +167,7 @@ class Server:
             self._cancelled.add((kernel, run))
         signal.pthread_kill(self._main, signal.SIGINT)
 
-    def _told(self) -> dict:
+    def _state(self) -> dict:
         return task.own_state(self.session.status, self.rank, self._loop is not None)
 
     def _interrupt_again(self, kernel: KernelConnection | None, run: int | None) -> None:
@@ -198,7 +198,7 @@ class Server:
             self._tasks.discard(key)
             self._cancelled.discard(key)
             self._leave(task["run"])
-        kernel.send(client.DONE, outcome | {"state": self._told()})
+        kernel.send(client.DONE, outcome | {"state": self._state()})
         self.answered.set()
 
     def _leave(self, run: int) -> None:

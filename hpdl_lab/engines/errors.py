@@ -20,11 +20,15 @@ def is_bug(error: BaseException) -> bool:
     return not isinstance(error, ON_PURPOSE) or isinstance(error, BUGS)
 
 
-class EngineError(RuntimeError):
-    """The cluster cannot do what was asked: too many engines, no port, an engine that died before. Says what to do."""
+class WithoutTraceback:
+    """An exception whose text says everything: IPython shows no traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
+
+
+class EngineError(WithoutTraceback, RuntimeError):
+    """The cluster cannot do what was asked: too many engines, no port, an engine that died before. Says what to do."""
 
 
 class EngineMute(EngineError):
@@ -57,15 +61,12 @@ class RunFailed(EngineError):
         self.waits, self.reason = tuple(waits), likely_reason(waits)
 
 
-class RunStopped(KeyboardInterrupt):
+class RunStopped(WithoutTraceback, KeyboardInterrupt):
     """The run was interrupted from the notebook. `waits` says what every rank was doing; `reason`: see RunFailed."""
 
     def __init__(self, message: str, waits: Sequence[Wait] = ()) -> None:
         super().__init__("\n".join([message, *report(waits)]))
         self.waits, self.reason = tuple(waits), likely_reason(waits)
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}"]
 
 
 def without_traceback(error: E) -> E:

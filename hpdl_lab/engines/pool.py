@@ -173,9 +173,9 @@ class EnginePool:
         return [engine.info for engine in self.engines]
 
     def join_px(self) -> None:
-        """Have the engines register with ipyparallel's controller, between two runs; who has done so goes on."""
+        """Have the engines register with ipyparallel's controller, between two runs; once is enough."""
         for engine in self.engines:
-            with suppress(OSError):  # it has died: who waits for it finds out
+            with suppress(OSError):  # it has died: px.connect says so
                 engine.send(client.PX, None)
 
     def gone(self) -> list[int]:

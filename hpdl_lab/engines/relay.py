@@ -130,14 +130,14 @@ class Relay:
         self.end_of_job("its first process has gone")
 
     def end_of_job(self, why: str) -> None:
-        """No engine of the job will say anything any more: let those go that do not know."""
+        """The job is over: end the agents that have not noticed."""
         say(f"the job has ended: {why}")
         for agent in self.step.agents.values() if self.step else ():
             agent.send(end=True)
             agent.end()
 
     async def watch_job(self) -> None:
-        """Slurm may know of the end of the job long before a connection to a machine without power breaks."""
+        """End with the job as Slurm sees it: the connection to a machine without power breaks much later."""
         while True:
             await asyncio.sleep(WATCH)
             with suppress(OSError), open(session_dir.job_file(self.path)) as file:
@@ -225,7 +225,7 @@ class Relay:
 
 
 async def serve_unix(path: str, answer: Callable[..., Awaitable]) -> asyncio.Server:
-    """Call `answer(reader, writer)` for each connection to the Unix socket `path`; who finds it can connect."""
+    """Call `answer(reader, writer)` for each connection to the Unix socket `path`, which appears once it is usable."""
     server = await asyncio.start_unix_server(answer, f"{path}.new")
     os.rename(f"{path}.new", path)
     return server

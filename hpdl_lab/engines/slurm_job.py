@@ -250,7 +250,7 @@ async def partition_names() -> str:
 FIRST_LOOK, LAST_LOOK = 0.2, 5.0  # s between two looks at the job; longer and longer while nothing happens
 FORGOTTEN = 3  # looks without the job after which it has ended: slurmctld may have been restarted meanwhile
 CANCEL_SECONDS = 15
-DOUBT = 2.0  # s that a reason lasts which is believed
+DOUBT = 2.0  # s that a reason must last
 LAST = ("COMPLETED", "FAILED", *ENDED)  # states that no other follows
 
 # The folder is looked for first, by the shell, which every node has.
@@ -322,7 +322,7 @@ class Job:
     def hopeless(self, job: dict) -> str | None:
         """The sentence for a job that can never start; None for another.
 
-        A reason is believed when it lasts: at first Slurm gives reasons of which it thinks better a moment later.
+        A reason counts once it has lasted: Slurm may withdraw the first one a moment later.
         """
         text, now = never(job), time.monotonic()
         if text is None or text != self.doubt[0]:

@@ -19,8 +19,8 @@ import zmq
 MESSAGE, OPEN, DATA, TAKEN, CLOSED, PING = b"m", b"o", b"d", b"t", b"c", b"p"
 CHUNK = 1 << 18  # bytes of a stream in one message
 WINDOW = 8  # chunks that wait for an end that reads slowly: messages overtake all others
-HEARTBEAT, SILENCE = 3_000, 13_000  # ms between two, and without any: then the other machine has gone
-HANDSHAKE = 3_000  # ms for keys: who says nothing holds no connection
+HEARTBEAT, SILENCE = 3_000, 13_000  # ms between two; without any for so long, the other machine is considered dead
+HANDSHAKE = 3_000  # ms for the exchange of keys: then a silent peer is dropped
 LINGER = 1_000  # ms for what was sent last
 
 

@@ -63,15 +63,22 @@ def remove_abandoned() -> None:
     mpiexec.gforker of MPICH has files there named after its own process number, which the system gives again one day:
     ranks that then find the file of others end with "Out of memory", or wait for each other for good.
     """
-    old, found = time.time() - ABANDONED, set()
-    for path in glob.glob(f"{PATH}/mpich_shm_*"):
-        with contextlib.suppress(OSError):
-            about = os.lstat(path)
-            if about.st_uid == os.getuid() and about.st_mtime < old:
-                found.add(path)
-    for path in found - mapped() if found else ():
+    for path in abandoned(("mpich_shm_",)):
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def abandoned(prefixes: tuple[str, ...], folder: str = PATH) -> dict[str, int]:
+    """{path: bytes} of this user's files in `folder` that begin so, are not new, and that no process has mapped."""
+    found, old = {}, time.time() - ABANDONED
+    for prefix in prefixes:
+        for path in glob.glob(f"{glob.escape(folder)}/{prefix}*"):
+            with contextlib.suppress(OSError):
+                about = os.lstat(path)
+                if about.st_uid == os.getuid() and about.st_mtime < old:
+                    found[path] = about.st_blocks * 512
+    in_use = mapped() if found else set()
+    return {path: nbytes for path, nbytes in found.items() if path not in in_use}
 
 
 def mapped() -> set:

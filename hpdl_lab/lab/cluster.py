@@ -64,8 +64,8 @@ class _Notebook:
                 print("Using the engines that another notebook, or `hpdl cluster`, has started.", flush=True)
         cluster = self.cluster()
         n = cluster.n if n is None else n
-        if ailment := cluster.ailment():
-            cluster.restart(n, announce=f"{ailment}. Doing that.", **how)
+        if fault := cluster.fault():
+            cluster.restart(n, announce=f"{fault}. Doing that.", **how)
         elif (wanted := layout.wanted(n, running=cluster.layout, **how)) != cluster.layout:
             self._replace(cluster, wanted)
         cluster.activate_px()

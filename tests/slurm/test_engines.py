@@ -66,7 +66,7 @@ def job(one_slurm, shared):
 @pytest.fixture
 def far(job):
     """Four engines in a job, all well."""
-    if job.ailment():
+    if job.fault():
         job.restart()
     return job
 
@@ -226,7 +226,7 @@ def test_an_engine_that_is_killed_is_named_and_new_engines_wait_in_no_queue(far,
     number, processes = number_of(far), far.run(process_of)
     with pytest.raises(RankFailed, match=r"^rank 2 was killed by signal 9 \(SIGKILL"):
         far.run(die)
-    if far.ailment():
+    if far.fault():
         far.restart()
     assert not set(far.run(process_of)) & set(processes)
     assert number_of(far) == number
