@@ -21,43 +21,39 @@ Bytes bytes_of(const std::shared_ptr<SharedMemory>& memory, std::size_t offset, 
     return Bytes(memory->data() + offset, {nbytes}, keep);
 }
 
-// Each starts a collective and waits for it in the same call, because a small one takes less than a second call.
+// Start a collective and wait for it in the same call, because a small one takes less than a second call.
+template <typename Start>
+bool complete(ShmGroup& group, double seconds, bool oversubscribed, Start start) {
+    nb::gil_scoped_release release;
+    start();
+    return wait(group, seconds, 0, oversubscribed);
+}
 
 bool all_reduce(ShmGroup& group, nb::handle x, double seconds, bool oversubscribed) {
     const Buffer buffer = buffer_of(x, "all_reduce", true);
-    nb::gil_scoped_release release;
-    group.start_all_reduce(buffer);
-    return wait(group, seconds, 0, oversubscribed);
+    return complete(group, seconds, oversubscribed, [&] { group.start_all_reduce(buffer); });
 }
 
 bool broadcast(ShmGroup& group, nb::handle x, int root, double seconds, bool oversubscribed) {
     const Buffer buffer = buffer_of(x, "broadcast", true);
-    nb::gil_scoped_release release;
-    group.start_broadcast(buffer, root);
-    return wait(group, seconds, 0, oversubscribed);
+    return complete(group, seconds, oversubscribed, [&] { group.start_broadcast(buffer, root); });
 }
 
 template <void (ShmGroup::*start)(const Buffer& x, const Buffer& out)>
 bool among_all(ShmGroup& group, nb::handle x, nb::handle out, double seconds, bool oversubscribed) {
     const Buffer from = buffer_of(x, "read", false), to = buffer_of(out, "write to", true);
-    nb::gil_scoped_release release;
-    (group.*start)(from, to);
-    return wait(group, seconds, 0, oversubscribed);
+    return complete(group, seconds, oversubscribed, [&] { (group.*start)(from, to); });
 }
 
 // x or out may be None if it is the root's alone.
 template <void (ShmGroup::*start)(const Buffer& x, const Buffer& out, int root)>
 bool with_root(ShmGroup& group, nb::handle x, nb::handle out, int root, double seconds, bool oversubscribed) {
     const Buffer from = buffer_or_none(x, "read", false), to = buffer_or_none(out, "write to", true);
-    nb::gil_scoped_release release;
-    (group.*start)(from, to, root);
-    return wait(group, seconds, 0, oversubscribed);
+    return complete(group, seconds, oversubscribed, [&] { (group.*start)(from, to, root); });
 }
 
 bool barrier(ShmGroup& group, const Call& call, double seconds, bool oversubscribed) {
-    nb::gil_scoped_release release;
-    group.start_barrier(call);
-    return wait(group, seconds, 0, oversubscribed);
+    return complete(group, seconds, oversubscribed, [&] { group.start_barrier(call); });
 }
 
 }  // namespace
@@ -70,7 +66,6 @@ void bind_shm(nb::module_& m) {
         .def("seal", &SharedMemory::seal)
         .def_prop_ro("name", &SharedMemory::name)
         .def_prop_ro("nbytes", &SharedMemory::nbytes)
-        .def_prop_ro("address", [](const SharedMemory& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
         .def("array", &bytes_of, "offset"_a, "nbytes"_a, "The bytes as a NumPy array, which keeps the memory mapped.");
 
     nb::class_<ShmGroup, Operation>(m, "ShmGroup", "Ranks that share memory. Every collective returns true when done.")

@@ -55,10 +55,10 @@ constexpr int kMaxRanks = 1024;  // on one machine
 // Collectives of ranks that share memory. One at a time, in lockstep: a collective is a coroutine that awaits a barrier
 // of all ranks between any two of its steps.
 //
-//     rank 0   | step 0 | barrier | step 1 | barrier | step 2     barrier: write in a cell of one's own how many
-//     barriers rank 1   | step 0 | barrier | step 1 | barrier | step 2     one has reached, then look at the cells of
-//     the others
+//     rank 0   | step 0 | barrier | step 1 | barrier | step 2
+//     rank 1   | step 0 | barrier | step 1 | barrier | step 2
 //
+// Barrier: write in a cell of one's own how many barriers one has reached, then look at the cells of the others.
 // At the first barrier every rank also proposes what to do (its Call), so that all of them see a disagreement.
 // A buffer that is written in one step may be written again two barriers later: a rank that has reached the barrier
 // between has finished reading it. Hence everything below exists twice.

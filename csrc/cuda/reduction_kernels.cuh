@@ -29,9 +29,8 @@ __global__ void interleaved(const T* x, std::size_t n, float* partial) {
     if (t == 0) partial[blockIdx.x] = sums[0];
 }
 
-// 2. The same additions by the first threads: whole warps work or rest. But addresses lie 2, 4, 8 ... words apart,
-// which
-//    fall into the same banks of shared memory.
+// 2. The same additions by the first threads: whole warps work or rest. But their addresses lie 2, 4, 8 ... words
+//    apart, which fall into the same banks of shared memory.
 template <typename T>
 __global__ void compacted(const T* x, std::size_t n, float* partial) {
     __shared__ float sums[kThreads];
