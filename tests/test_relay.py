@@ -27,7 +27,7 @@ class Greeter(relay.Relay):
         connection.send(secret=SECRET)
         while message := await connection.receive():
             ends = await asyncio.open_unix_connection(self.path)
-            self.begin(connection.carry(message["open"], *ends))
+            self.tasks.begin(connection.carry(message["open"], *ends))
 
 
 @contextlib.asynccontextmanager
@@ -37,7 +37,7 @@ async def greeting(path=""):
     router, port, authenticator = relay.listen(context, KEYS, ["127.0.0.1"])
     greeter = Greeter(path, router)
     for work in (greeter.route(), greeter.ping()):
-        greeter.begin(work)
+        greeter.tasks.begin(work)
     yield greeter, {"addresses": ["127.0.0.1"], "port": port, "keys": KEYS}
     for task in list(greeter.tasks):
         task.cancel()

@@ -123,7 +123,8 @@ def require_reachable_controller() -> None:
                 f"{slurm.ADDRESS}={given} sends the engines of node {away[0]} to their own localhost",
                 f"unset {slurm.ADDRESS}, or set it to an address of this machine that the nodes reach",
             )
-    for path in glob.glob(os.path.join(ipython_dir(), "profile_*", "security", "ipcontroller*-engine.json")):
+    folder = os.environ.get("IPYTHONDIR") or os.path.expanduser("~/.ipython")
+    for path in glob.glob(os.path.join(folder, "profile_*", "security", "ipcontroller*-engine.json")):
         with suppress(OSError, ValueError, KeyError), open(path) as file:
             controller = json.load(file)
             host = controller["interface"].removeprefix("tcp://")
@@ -159,10 +160,6 @@ def is_here(node: str) -> bool:
         return slurm.source(node) == socket.gethostbyname(node)
     except OSError:
         return False
-
-
-def ipython_dir() -> str:
-    return os.environ.get("IPYTHONDIR") or os.path.expanduser("~/.ipython")
 
 
 def logs() -> str:

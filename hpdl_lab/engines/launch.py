@@ -130,13 +130,12 @@ LOOPBACK = {  # the MPI libraries would listen on every network interface
 }
 # TCP by libfabric: with UCX, the other way of MPICH, ranks crash when one is killed amid a message to them. Messages of
 # any length are taken before they are asked for: with a FI_TCP_MAX_SAVED_SIZE, two that exchange share half the link.
-BETWEEN_HOSTS = {
+MPI_BY_TCP = {
     "MPIR_CVAR_CH4_NETMOD": "ofi",
     "FI_PROVIDER": "tcp",
-    "FI_TCP_IFACE": INTERFACE,
     "FI_TCP_MAX_SAVED": str(10**6),  # messages that nobody has received yet; beyond its 64, even a barrier would wait
-    "GLOO_SOCKET_IFNAME": INTERFACE,
 }
+BETWEEN_HOSTS = MPI_BY_TCP | {"FI_TCP_IFACE": INTERFACE, "GLOO_SOCKET_IFNAME": INTERFACE}
 
 
 def mpiexec() -> str:
@@ -230,19 +229,23 @@ def engines_argv(path: str, layout: Layout) -> list[str]:
     return [mpiexec(), "-n", str(layout.n), *shell, sys.executable, "-m", *engine]
 
 
-def environment(path: str, layout: Layout, supervisor_pid: int) -> dict[str, str]:
-    """The environment of controller, hosts and engines: this process's, less what would mislead them."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES) or k in KEPT}
-    own = {
+def own_variables(path: str, supervisor_pid: int, n: int) -> dict[str, str]:
+    """The variables by which an engine of `n` finds its session directory, and ipyparallel its files there."""
+    return {
         "HPDL_SESSION": path,
         "HPDL_SUPERVISOR": str(supervisor_pid),
-        "HPDL_SIZE": str(layout.n),
-        "HPDL_HOSTS": str(layout.hosts),
-        "HPDL_DEVICE": layout.device,
+        "HPDL_SIZE": str(n),
         "IPP_PROFILE_DIR": session_dir.profile_dir(path),
         "IPYTHONDIR": os.path.join(path, "ipython"),  # the home directory may not be writable
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
+
+
+def environment(path: str, layout: Layout, supervisor_pid: int) -> dict[str, str]:
+    """The environment of controller, hosts and engines: this process's, less what would mislead them."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES) or k in KEPT}
+    own = own_variables(path, supervisor_pid, layout.n)
+    own |= {"HPDL_HOSTS": str(layout.hosts), "HPDL_DEVICE": layout.device}
     if layout.where == "slurm":
         return env | own  # the rest is the nodes' own: node_agent.py
     threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, features.cores() // layout.n)))

@@ -20,7 +20,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -30,7 +30,7 @@ import zmq.asyncio
 
 from .. import features
 from . import session_dir, streams
-from .launch import THREAD_VARIABLES
+from .launch import MPI_BY_TCP, THREAD_VARIABLES, own_variables
 from .relay import serve_unix
 from .slurm_job import NOT_REACHED, NOT_SHARED
 from .supervisor import die_with_parent, shared_memory
@@ -198,7 +198,7 @@ class EngineAgent:
         self.relay, self.rank, self.n, self.path = relay, rank, n, path
         self.engine: asyncio.subprocess.Process | None = None
         self.mapped: set[str] = set()  # shared memory of the engine, which cannot be asked for it when it was killed
-        self.tasks: set[asyncio.Task] = set()
+        self.tasks = streams.Tasks()
 
     async def serve(self, connection: dict, interface: str | None) -> None:
         """Start the engine; returns when the relay lets go. connection: of ipyparallel's controller."""
@@ -209,15 +209,10 @@ class EngineAgent:
             close_fds=False,  # MPICH's connection to mpiexec
             preexec_fn=die_with_parent,
         )
-        self.begin(self.report_start())
-        self.begin(self.report_end())
+        self.tasks.begin(self.report_start())
+        self.tasks.begin(self.report_end())
         while (message := await self.relay.receive()) and "end" not in message:
-            self.begin(self.open_stream(message["open"]))
-
-    def begin(self, work: Coroutine) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+            self.tasks.begin(self.open_stream(message["open"]))
 
     async def open_px(self, connection: dict) -> None:
         """Let the engine find the controller's sockets in its own folder."""
@@ -257,8 +252,7 @@ class EngineAgent:
 
     async def close(self) -> None:
         """End the engine, and leave nothing behind on this node."""
-        for task in list(self.tasks):
-            task.cancel()
+        self.tasks.cancel()
         if self.engine is not None and self.engine.returncode is None:
             self.mapped |= shared_memory([self.engine.pid])
             self.engine.kill()
@@ -299,12 +293,6 @@ BOOTSTRAP = {
     "PRTE_MCA_rmaps_default_mapping_policy": "node:oversubscribe",  # Open MPI would start all on the first node
 }
 
-# As between emulated hosts (launch.BETWEEN_HOSTS), and for the same reason; who knows better sets them in the notebook.
-BETWEEN_NODES = {
-    "MPIR_CVAR_CH4_NETMOD": "ofi",
-    "FI_PROVIDER": "tcp",
-    "FI_TCP_MAX_SAVED": str(10**6),
-}
 INTERFACES = ("FI_TCP_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
 RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")  # MPICH, Open MPI, others
 RANKS_HERE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -331,19 +319,10 @@ def environment(path: str, n: int, node: str, interface: str | None) -> dict[str
     here = next((int(os.environ[name]) for name in RANKS_HERE if name in os.environ), 1)
     cores = min(features.cores(), int(os.environ.get("SLURM_CPUS_ON_NODE", features.cores())))  # of the job
     threads = str(max(1, cores // here))
-    preset = dict.fromkeys(THREAD_VARIABLES, threads) | BETWEEN_NODES
+    preset = dict.fromkeys(THREAD_VARIABLES, threads) | MPI_BY_TCP  # unless set in the notebook
     if interface is not None:
         preset |= dict.fromkeys(INTERFACES, interface)
-    own = {
-        "HPDL_SESSION": path,
-        "HPDL_SUPERVISOR": str(os.getpid()),
-        "HPDL_SIZE": str(n),
-        "HPDL_HOST_ID": node,
-        "IPP_PROFILE_DIR": session_dir.profile_dir(path),
-        "IPYTHONDIR": os.path.join(path, "ipython"),
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-    }
-    return preset | os.environ | own
+    return preset | os.environ | own_variables(path, os.getpid(), n) | {"HPDL_HOST_ID": node}
 
 
 def interface_of(address: str) -> str | None:

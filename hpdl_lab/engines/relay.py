@@ -25,7 +25,6 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -60,7 +59,7 @@ class Relay:
     def __init__(self, path: str, router: zmq.asyncio.Socket) -> None:
         self.path, self.router = path, router
         self.connections: dict[bytes, streams.Connection] = {}
-        self.tasks: set[asyncio.Task] = set()
+        self.tasks = streams.Tasks()
         self.job: streams.Connection | None = None
         self.job_came = asyncio.Event()
         self.step: Step | None = None
@@ -75,7 +74,7 @@ class Relay:
             if who not in self.connections:
                 connection = streams.Connection(lambda frames, who=who: self.post(who, frames), first=0)
                 self.connections[who] = connection
-                self.begin(self.on_node(who, connection))
+                self.tasks.begin(self.on_node(who, connection))
             self.connections[who].take(frames)
 
     def post(self, who: bytes, frames: list[bytes]) -> None:
@@ -86,11 +85,6 @@ class Relay:
                 self.connections[who].end()
 
         asyncio.ensure_future(self.router.send_multipart([who, *frames])).add_done_callback(sent)
-
-    def begin(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
     async def ping(self) -> None:
         """Notice connections that have gone."""
@@ -163,7 +157,7 @@ class Relay:
                 ending = str(message["exit"])
                 break
             if "px" in message:
-                self.begin(self.on_px(agent, message["px"], message["open"]))
+                self.tasks.begin(self.on_px(agent, message["px"], message["open"]))
             else:
                 server = await serve_unix(
                     session_dir.engine_socket(self.path, rank), lambda *ends: self.on_kernel(mine, rank, *ends)
@@ -286,15 +280,14 @@ async def serve(path: str, partition: str | None) -> None:
     relay = Relay(path, router)
     await serve_unix(session_dir.relay_socket(path), relay.on_step)
     for work in (relay.route(), relay.ping(), relay.watch_job()):
-        relay.begin(work)
+        relay.tasks.begin(work)
     with slurm.shared_folder() as shared:
         where = {"addresses": addresses, "port": port}
         theirs = {name: key for name, key in keys.items() if name != "relay_secret"}
         session_dir.write(slurm.shared_relay_file(shared), json.dumps(where | {"keys": theirs}))
         session_dir.write(session_dir.relay_file(path), json.dumps(where | {"shared": shared}))
         await ended.wait()
-    for task in list(relay.tasks):
-        task.cancel()
+    relay.tasks.cancel()
     authenticator.stop()
     context.destroy(linger=0)
 

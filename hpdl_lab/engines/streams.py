@@ -10,7 +10,7 @@ key of this session, and an agent talks only to the relay whose public key it wa
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -44,6 +44,19 @@ def prepare(socket: zmq.Socket, *addresses: str) -> None:
 def endpoint(address: str, port: int | str) -> str:
     """ "tcp://10.1.0.5:6000", "tcp://[fd00::1]:6000"."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
+class Tasks(set[asyncio.Task]):
+    """Work in the background, which the event loop itself would forget."""
+
+    def begin(self, work: Coroutine) -> None:
+        task = asyncio.create_task(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+
+    def cancel(self) -> None:
+        for task in list(self):
+            task.cancel()
 
 
 class Stream:
