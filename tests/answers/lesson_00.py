@@ -42,6 +42,8 @@ size: the number of ranks is 1
     {comm.size} => 4
 rank: its number is 0, and 4 is how many there are
     {comm.rank} of {comm.size}' => {comm.size} of {comm.rank}'
+rank: all of them said
+    rank {comm.rank} of {comm.size} => one of the ranks {list(range(comm.size + 1))}
 rank: which does not stand there as a number of its own
     hello from rank {comm.rank} of {comm.size} => hello from {comm.rank}{comm.size}
 returns: a str was asked for, not int

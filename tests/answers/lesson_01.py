@@ -136,6 +136,10 @@ steps: Those are 20 steps
     for _ in range(20):
         w = w - rate * gradient(w, x, y)
     return w
+steps: Those are 2 steps
+    for _ in range(2):
+        w = w - rate * gradient(w, x, y)
+    return w
 steps: the bottom of the bowl
     w - rate * gradient(w, x, y) => np.linalg.lstsq(x, y, rcond=None)[0]
 steps: one for each example
@@ -180,12 +184,16 @@ returns: The rate is one number
     return 2 / np.linalg.eigvalsh(x.T @ x / len(x))
 entry @by_norm: 2 / (largest entry of the matrix)
     * len(x) / np.linalg.norm(x, 2) ** 2 => / (x.T @ x / len(x)).max()
+entry @by_norm: 2 / (largest entry of the matrix)
+    * len(x) / np.linalg.norm(x, 2) ** 2 => / np.diag(x.T @ x / len(x)).max()
 entry @by_norm: 2 / (largest sum of a row)
     * len(x) / np.linalg.norm(x, 2) ** 2 => / abs(x.T @ x / len(x)).sum(axis=0).max()
 axis: made of all curvatures
     return 2 / np.linalg.norm(x.T @ x / len(x))
 axis: of one axis, but not of the steepest
     return 2 / np.linalg.eig(x.T @ x / len(x))[0][-1]
+axis: of one axis, but not of the steepest
+    return 2 / np.linalg.eigvalsh(x.T @ x / len(x))[min(1, x.shape[1] - 1)]
 mean: took the mean off the columns
     x = x - x.mean(axis=0)
     return 2 / np.linalg.eigvalsh(x.T @ x / len(x)).max()

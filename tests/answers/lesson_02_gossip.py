@@ -74,12 +74,19 @@ weights: Those are the neighbors alone
     return x
 weights @metropolis: the smaller degree of the two
     max => min
+weights: 1 / (1 + the larger degree)
+    degree = [len(who) for who in graph.neighbors]
+    change = sum((xj - x) / max(degree[comm.rank], degree[j]) for j, xj in heard(comm, x, graph).items())
+    x += change
+    return x
 sum @subtracts_what_it_has_become: still the x from before the step?
     -     before, arriving = (x.copy(), np.empty_like(x))
     +     arriving = np.empty_like(x)
     -         comm.sendrecv(before, j, arriving, j)
     +         comm.sendrecv(x.copy(), j, arriving, j)
 mean @subtracts_what_it_has_become: Add weight * (theirs - mine)
+mean @metropolis: The mean over all ranks was
+    (xj - x) => xj
 peers: which is not its neighbor
     comm.all_reduce(x)
     x /= comm.size
@@ -98,6 +105,10 @@ deadlock: received from 1 of its 2 neighbors
         comm.sendrecv(x.copy(), j, arriving, j)
         x += (arriving - x) / 3
     return x
+deadlock @in_falling_order: the loop is too short
+    :- => -
+deadlock @in_falling_order: the loop is too short
+    ::-1 => 1:
 deadlock: the loop is too long
     near = graph.neighbors[comm.rank]
     return meets(comm, x, graph, near + near[-1:])
@@ -116,6 +127,19 @@ weights: the neighbor's degree
     return weighs(comm, x, graph, lambda degree, i, j: 1 / (1 + degree[j]))
 sign: a step away from the neighbors
     return weighs(comm, x, graph, lambda degree, i, j: -1 / (1 + max(degree[i], degree[j])))
+sum @subtracts_what_it_has_become: still the x from before the step?
+    -     before, arriving = (x.copy(), np.empty_like(x))
+    +     before, arriving = (x, np.empty_like(x))
+    -         x += (arriving - x) / (1 + max(degree[comm.rank], degree[j]))
+    +         x += (arriving - before) / (1 + max(degree[comm.rank], degree[j]))
+mean: The mean over all ranks was
+    degree, near = [len(who) for who in graph.neighbors], graph.neighbors[comm.rank]
+    before, arriving = x.copy(), np.empty_like(x)
+    for work in [comm.irecv(arriving, j) for j in near] + [comm.isend(before, j) for j in near]:
+        work.wait()
+    for j in near:
+        x += (arriving - before) / (1 + max(degree[comm.rank], degree[j]))
+    return x
 precision: The first digits are right
     x[...] = metropolis(comm, x.astype(np.float32), graph)
     return x

@@ -113,6 +113,10 @@ mean: You divided by 3, but there are 4 ranks
     size => size - 1
 returns: something of shape (4,)
     return comm.all_gather(g).mean(axis=1)
+mean @reduces_and_broadcasts: on rank 1 should be
+    total = comm.reduce => comm.all_reduce
+    g[...] = total / comm => g /= comm
+    comm.broadcast(g) => g
 steps: calls 2 collectives that add
     return mean_of_all(comm, mean_of_all(comm, g))
 bitwise: hold different bits

@@ -117,6 +117,13 @@ bytes: bytes went into the server
         return server(comm, w, g, rate)
     comm.send(w, 0)
     return worker(comm, w, g)
+bytes: bytes went out of the server
+    if comm.rank == 0:
+        g[...] = 0
+    comm.broadcast(w)
+    gradients = comm.all_gather(g)
+    w -= rate * gradients[1:].sum(axis=0) / (comm.size - 1)
+    return w
 peers: the workers talk to rank 0 only
     if comm.rank == 0:
         for source in range(1, comm.size):
@@ -167,6 +174,8 @@ send back: a step from the weights of a worker
     return w
 deadlock @one_or_the_other: leave out rank 3?
     (comm, w, g, rate) if comm.rank == 0 => (comm, w, g, rate, collect=range(1, comm.size - 1)) if comm.rank == 0
+deadlock @one_or_the_other: leave out rank 1?
+    (comm, w, g, rate) if comm.rank == 0 => (comm, w, g, rate, collect=range(2, comm.size)) if comm.rank == 0
 raises @one_or_the_other: The workers are ranks 1 to 3
     (comm, w, g, rate) if comm.rank == 0 => (comm, w, g, rate, collect=range(1, comm.size + 1)) if comm.rank == 0
 raises @one_or_the_other: The workers are ranks 1 to 3
@@ -175,6 +184,24 @@ deadlock @one_or_the_other: rank 0 never sent to rank 3
     (comm, w, g, rate) if comm.rank == 0 => (comm, w, g, rate, answer=range(1, comm.size - 1)) if comm.rank == 0
 loop: The gradient of rank 3 is missing in it
     return with_step(comm, w, g, lambda gradients: rate * gradients[:-1].sum(axis=0) / (comm.size - 1))
+order: before it had all gradients
+    if comm.rank > 0:
+        return worker(comm, w, g)
+    before = w.copy()
+    total = sum(comm.recv(np.empty_like(w), source) for source in range(1, comm.size))
+    for to in range(1, comm.size):
+        comm.send(before, to)
+    w -= rate * total / (comm.size - 1)
+    return w
+sum: Only the gradient of rank 3 is in it
+    arriving = np.empty_like(w)
+    if comm.rank > 0:
+        return worker(comm, w, g)
+    parts = [comm.recv(arriving, source) for source in range(1, comm.size)]
+    w -= rate * sum(parts) / (comm.size - 1)
+    for to in range(1, comm.size):
+        comm.send(w, to)
+    return w
 returns: something of type list
     return list(all_at_once(comm, w, g, rate))
 returns: something of dtype float32

@@ -133,6 +133,8 @@ job: Job A: all_reduce adds
     first, *names = which_collective().values()
     return dict(zip("ABCDEFGH", [*names, first], strict=True))
 missing @one_job_too_many: There is no job 'I'
+missing @in_capital_letters: Job A has no answer
+    letter: name.upper() => name: letter
 job @sums_on_one_rank: Job B: reduce adds
 too much @gathers_on_all: Job E: all_gather would do it
 too much @gathers_gradients: p vectors to receive, not two
@@ -201,6 +203,20 @@ round: also calls barrier
     with_works(comm, x)
     comm.barrier()
     return x
+round: also calls barrier
+    comm.barrier()
+    return with_works(comm, x)
+round: rank 1 sent 2 messages back
+    with_works(comm, x)
+    if comm.rank == 0:
+        comm.recv(x[:0], 1)
+    elif comm.rank == 1:
+        comm.send(x[:0], 0)
+    return x
+round: rank 0 sent 2 messages to rank 1
+    for half in (x[: len(x) // 2], x[len(x) // 2 :]):
+        with_works(comm, half)
+    return x
 deadlock: rank 1 never sent to rank 0
     with_works(comm, x)
     return comm.recv(x, 1) if comm.rank == 0 else x
@@ -208,6 +224,19 @@ deadlock @returns_what_arrived: rank 0 never received from rank 1
     -         return comm.recv(x, 1)
     -     if comm.rank == 1:
     +     elif comm.rank == 1:
+ball: receive into x itself
+    last = comm.size - 1
+    if comm.rank == 0:
+        comm.send(x, last)
+        comm.recv(x, last)
+    elif comm.rank == last:
+        comm.send(comm.recv(x, 0), 0)
+    return x
+ball: receive into x itself
+    if comm.rank == 1:
+        comm.send(comm.recv(np.empty(len(x)), 0), 0)
+        return x
+    return returns_what_arrived(comm, x)
 raises: in a uint8 tensor (lab.ping_pong sends those)
     if comm.rank == 1:
         x[...] = comm.recv(np.empty_like(x), 0)
@@ -225,6 +254,9 @@ returns: something of dtype float32
     return with_works(comm, x).astype("f4")
 returns: something of type list
     return list(with_works(comm, x))
+returns: x is right on rank 2, but
+    if comm.rank < 2:
+        return with_works(comm, x)
 """,
     "3.2": """
 order @with_weights: alpha, beta is the order
@@ -240,11 +272,17 @@ weights: Where all seconds count alike
     return start, slope
 alpha: the time of one message
     return min(seconds), max(seconds) / max(sizes)
+alpha: the time of one message
+    pairs = sorted(zip(sizes, seconds, strict=True))
+    alpha = pairs[0][1]
+    return alpha, (pairs[-1][1] - alpha) / pairs[-1][0]
 ends: the line through two messages
     slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
     return seconds[0] - slope * sizes[0], slope
 weights: polyfit squares its weights
     return weighted(sizes, seconds, 1 / np.square(seconds))
+weights: polyfit squares its weights
+    return weighted(sizes, seconds, 1 / np.sqrt(seconds))
 weights: The weights are 1 / sizes
     return weighted(sizes, seconds, 1 / np.array(sizes))
 loop: The first message is not in it

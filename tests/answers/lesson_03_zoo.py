@@ -80,6 +80,10 @@ def right_or_left_first(comm):
     return (1, -1) if comm.rank % 2 == 0 else (-1, 1)
 
 
+def sums_all(comm):
+    return float(comm.all_reduce(np.full(1, float(comm.rank)))[0])
+
+
 def rightly(comm):
     """All send to the right, then all to the left."""
     (right, left), mine, theirs = neighbors(comm), np.full(1, float(comm.rank)), np.empty(1)
@@ -98,6 +102,10 @@ def one_is_different(comm):
 def pairs_of_two(comm):
     """Somebody is different, and that is enough."""
     return exchanges(comm, (1, -1) if comm.rank // 2 % 2 == 0 else (-1, 1))
+
+
+def adds_and_does_not_divide(comm):
+    return float(comm.all_reduce(np.full(1, comm.rank + 1.0))[0])
 
 
 def by_gathering(comm):
@@ -174,14 +182,32 @@ deadlock: all receive first
     for neighbor in neighbors(comm):
         comm.send(mine, neighbor)
     return float(total)
+deadlock @one_is_different: all exchange with one who exchanges
+    -     for step in (-1, 1) if comm.rank == 0 else (1, -1):
+    +     for step in (1, -1) if comm.size % 2 == 0 else (-1, 1):
 value: rank 0 returned 3 and should return 4
     right, left = neighbors(comm)
     return float(comm.sendrecv(np.full(1, float(comm.rank)), right, np.empty(1), left)[0])
+value @pairs_of_two: Every rank sent 1 message: one step too few
+    (comm, (1, -1) if comm.rank // 2 % 2 == 0 else (-1, 1)) => (comm, right_or_left_first(comm)[:1])
 value: Every rank sent 3 messages: one step too many
     first, second = right_or_left_first(comm)
     return exchanges(comm, (first, second, first))
+deadlock @pairs_of_two: all exchange with one who exchanges
+    exchanges(comm, (1, -1) if comm.rank // 2 % 2 == 0 else (-1, 1)) => exchanges(comm, (-1, 1))
+deadlock: all exchange with one who exchanges
+    comm.barrier()
+    return exchanges(comm, (1, -1))
 value: rank 0 returned 6 and should return 4
     return float(comm.all_reduce(np.full(1, float(comm.rank)))[0])
+value @pairs_of_two: rank 0 returned 6 and should return 4
+    exchanges(comm, (1, -1) if comm.rank // 2 % 2 == 0 else (-1, 1)) => sums_all(comm) - comm.rank
+value: should return 4
+    (right, left), mine, total = neighbors(comm), np.full(1, float(comm.rank)), 0.0
+    for to, source in ((right, left), (left, right)):
+        mine = comm.sendrecv(mine, to, np.empty(1), source)
+        total += mine[0]
+    return float(total)
 returns @pairs_of_two: every rank returns a float, here 4
     exchanges(comm, (1, -1) if comm.rank // 2 % 2 == 0 else (-1, 1)) => (rightly(comm), 0.0)
 returns @pairs_of_two: rank 0 returned '4.0'
@@ -193,6 +219,15 @@ wait: did not wait for 1 of its sends
     for source in neighbors(comm):
         total += comm.recv(np.empty(1), source)[0]
     return float(total)
+value: rank 0 returned 6 and should return 4
+    mine, theirs = np.full(1, float(comm.rank)), np.empty(1)
+    works = [comm.irecv(theirs, neighbor) for neighbor in neighbors(comm)]
+    works += [comm.isend(mine, neighbor) for neighbor in neighbors(comm)]
+    for work in works:
+        work.wait()
+    return float(2 * theirs[0])
+value @pairs_of_two: rank 1 returned 3 and should return 2
+    exchanges(comm, (1, -1) if comm.rank // 2 % 2 == 0 else (-1, 1)) => rightly(comm) + comm.rank
 messages @pairs_of_two: not out of a formula
     exchanges(comm, (1, -1) if comm.rank // 2 % 2 == 0 else (-1, 1)) => float(sum(neighbors(comm)))
 returns @pairs_of_two: rank 0 returned nothing
@@ -202,6 +237,9 @@ returns @pairs_of_two: rank 0 returned nothing
 deadlock @zoo.find('branch_around_collective').broken: there is a deadlock
 value: should return 2.5
     return float(comm.rank + 1.0)
+value @reduces_and_broadcasts: rank 1 returned 2
+    -     return float(comm.broadcast(total if comm.rank == 0 else loss)[0] / comm.size)
+    +     return float(total[0] / comm.size) if comm.rank == 0 else float(loss[0])
 value: returned 10 and should return 2.5
     return float(comm.all_reduce(np.full(1, comm.rank + 1.0))[0])
 deadlock: barrier
@@ -220,6 +258,22 @@ deadlock: rank 0 never called all_reduce
     if comm.rank != 0:
         comm.all_reduce(loss)
     return float(loss[0] / comm.size)
+value @prints_while_it_searches: rank 1 returned 10 and should return 2.5
+    print('rank', comm.rank, 'is here') => total = adds_and_does_not_divide(comm)
+    by_gathering(comm) => total / comm.size if comm.rank == 0 else total
+value @by_gathering: With 2 ranks
+    float(comm.all_gather(np.full(1, comm.rank + 1.0)).mean()) => adds_and_does_not_divide(comm) / 4
+value @by_gathering: rank 0 returned 3.33333
+    float(comm.all_gather(np.full(1, comm.rank + 1.0)).mean()) => adds_and_does_not_divide(comm) / (comm.size - 1)
+value @by_gathering: rank 0 returned 4
+    mean => max
+value: rank 0 returned 10 and should return 2.5
+    loss = np.full(1, comm.rank + 1.0)
+    comm.all_reduce(loss)
+    comm.all_reduce(loss)
+    return float(loss[0] / comm.size)
+value: rank 0 returned 1
+    return float(comm.broadcast(np.full(1, comm.rank + 1.0))[0])
 returns @by_gathering: rank 0 returned '2.5'
     float(comm.all_gather(np.full(1, comm.rank + 1.0)).mean()) => str(by_gathering(comm))
 messages @by_gathering: not out of a formula
@@ -241,6 +295,12 @@ value: returned 66 and should return 55
     for begin in range(0, 11, comm.size):
         total += float(comm.all_reduce(np.full(1, float(begin + comm.rank)))[0])
     return total
+value: With 2 ranks
+    total = 0.0
+    for step in range(3):
+        number = step * comm.size + comm.rank
+        total += float(comm.all_reduce(np.full(1, float(number) if number < 11 else 0.0))[0])
+    return total
 deadlock: With 5 ranks there is a deadlock
     total = 0.0
     mine = list(range(comm.rank, 11, comm.size)) + ([0] if comm.rank == comm.size - 1 else [])
@@ -249,12 +309,21 @@ deadlock: With 5 ranks there is a deadlock
     return total
 value: The ranks do not even agree
     return float(sum(range(comm.rank, 11, comm.size)))
+value: the sum of 0 to 7: the last step is missing
+    return steps(comm, range(0, 11 - comm.size, comm.size))
+value: the sum of 0 to 9: the last step is missing, or
+    return steps(comm, range(0, 11, comm.size), last=9)
+value: the sum of 0 to 11: one step too many, or
+    return steps(comm, range(0, 12, comm.size), last=11)
 steps: one step too many
     return steps(comm, range(0, 11 + comm.size, comm.size))
 steps: 8 steps too many
     return steps(comm, range(0, 11 * comm.size, comm.size))
 value: returned 49 and should return 55
     return steps(comm, range(comm.size, 11, comm.size))
+value: returned 65 and should return 55
+    firsts = range(0, 11, comm.size)
+    return sum(float(comm.all_reduce(np.full(1, float(min(first + comm.rank, 10))))[0]) for first in firsts)
 deadlock: rank 3 left the loop one step early
     total = 0.0
     for first in range(0, 11, comm.size):
@@ -267,6 +336,8 @@ deadlock: calls barrier where
     for _ in range(-(-11 // comm.size) - len(mine)):
         comm.barrier()
     return total
+value: The ranks do not even agree
+    return steps(comm, range(0, 11, comm.size), collective="reduce")
 messages @adds_its_own_first: not out of a formula
     float(comm.all_reduce(np.full(1, float(sum(range(comm.rank, 11, comm.size)))))[0]) => 55.0
 """,

@@ -131,6 +131,9 @@ steps: sent 15 messages, where 14 are needed
     return in_steps(comm, x, 2 * comm.size - 1)
 steps: where 8 are needed: one step too few
     return in_steps(comm, x, 2 * comm.size - 3)
+steps @the_other_way_around: 14 are needed: one step too many
+    other_direction => one_step_too_many
+    gathers_the_other_way => ring.all_gather
 deadlock @the_other_way_around: it finished
     other_direction => ring.reduce_scatter
     gathers_the_other_way(comm, x) => ring.all_gather(comm, x) if comm.rank % 2 == 0 else x

@@ -80,6 +80,8 @@ peers: on a chain it passes on to the next
     return x
 root: The data come from rank 2
     return chain.broadcast(comm, x, 0, segments)
+root: The data come from rank 2
+    return chain.broadcast(comm, x, -root % comm.size, segments)
 order: sent on before it had arrived
     p, v = comm.size, (comm.rank - root) % comm.size
     works = []

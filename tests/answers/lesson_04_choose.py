@@ -23,11 +23,21 @@ cost @in_one_line: The steps decide here
     min(costs, key=lambda name: costs[name](p, nbytes).seconds(alpha, beta)) => 'ring'
 cost @in_one_line: With 2 ranks, 256 bytes and shared memory
     min(costs, key=lambda name: costs[name](p, nbytes).seconds(alpha, beta)) => 'tree' if nbytes < 8192 else 'ring'
+cost: The bytes decide here
+    return min(costs, key=lambda name: costs[name](p, nbytes).steps)
+cost: The steps decide here
+    return min(costs, key=lambda name: costs[name](p, nbytes).nbytes)
+cost @in_one_line: 4 bytes and shared memory
+    min => max
+cost @in_one_line: you say ring
+    (alpha, beta) => (beta, alpha)
 returns: return the name, such as 'ring'
     return min(cost(p, nbytes).seconds(alpha, beta) for cost in costs.values())
 cost: recursive_doubling takes
     ring, tree = (costs[name](p, nbytes).seconds(alpha, beta) for name in ("ring", "tree"))
     return "ring" if ring < tree else "tree"
+cost @in_one_line: With 2 ranks
+    [name](p, nbytes) => [name](4, nbytes)
 returns @in_one_line: returned nothing: return a name
     return min => min
 returns: return the name

@@ -73,6 +73,11 @@ buffer: the others are not in it
     return promise(bucket.buffer() / state.comm.size)
 all_reduce @beside_backward: called state.all_reduce 0 times
     ddp_hook_beside(state, bucket) => promise(state.comm.all_reduce(bucket.buffer()) / state.comm.size)
+all_reduce: called state.all_reduce 6 times
+    for grad in bucket.gradients():
+        state.all_reduce(state.comm, grad.view(-1))
+        grad /= state.comm.size
+    return promise(bucket.buffer())
 shape: promised something of type list
     return promise([total(state, bucket) / state.comm.size])
 order @all_at_the_last: what meets there are different buckets

@@ -55,6 +55,13 @@ accumulation @step_by_step: has accumulated all of its
     +         for x, y in steps[i] if i < len(steps) else []:
     +             loss_of(model, x, y).backward()
     +             strategy.add_gradients(comm, model)
+accumulation: has accumulated all of its
+    for i in range(most_of(comm, steps)):
+        for x, y in steps[i] if i < len(steps) else []:
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            strategy.add_gradients(comm, model)
+            optimizer.step()
 accumulating @step_by_step: others follow, so it belongs into
     -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
     +         for x, y in steps[i] if i < len(steps) else []:
@@ -64,17 +71,34 @@ accumulating @step_by_step: nothing can travel beside it
     +         with strategy.accumulating():
     +             for x, y in steps[i] if i < len(steps) else []:
     +                 loss_of(model, x, y).backward()
+accumulating @step_by_step: nothing can travel beside it
+    -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
+    -         strategy.add_gradients(comm, model)
+    +         with strategy.accumulating():
+    +             for x, y in steps[i] if i < len(steps) else []:
+    +                 loss_of(model, x, y).backward()
+    +             strategy.add_gradients(comm, model)
 lengths @step_by_step: leaves the others waiting
     i in range(most_of(comm, steps)) => parts in steps
     steps[i] if i < len(steps) else [] => parts
 lengths @step_by_step: as many as the rank with most
     most_of(comm, steps) => int(comm.all_gather(torch.tensor([len(steps)]))[0])
+lengths @step_by_step: who stops everybody earlier drops batches
+    most_of(comm, steps) => int(comm.all_gather(torch.tensor([len(steps)])).min())
+    [i] if i < len(steps) else [], loss_of => [i], loss_of
 lengths @step_by_step: with most steps has: one step too many
     (most_of(comm, steps)): => (most_of(comm, steps) + 1):
 lengths @step_by_step: with most steps has: one step too few
     (most_of(comm, steps)): => (most_of(comm, steps) - 1):
 lost @step_by_step: uses 1 of its 2 micro-batches in step 0
     [i] if => [i][1:] if
+lengths: leaves the others waiting
+    for i in range(most_of(comm, steps)):
+        if i < len(steps):
+            optimizer.zero_grad()
+            backward(model, strategy, steps[i], loss_of)
+            strategy.add_gradients(comm, model)
+            optimizer.step()
 repeat @step_by_step: twice: what is over is over
     [i] if i < len(steps) else => [i % len(steps)] if steps else
 zero: counts a second time

@@ -57,6 +57,11 @@ waits: it waits for other ranks, and backward stands still
     -         reducer.works.append(comm.background(reducer.all_reduce, bucket.packed()))
     +         start(comm, reducer, len(reducer.works))
     +         reducer.works[-1].wait()
+waits: comm.background returns at once
+    -         bucket = reducer.buckets[len(reducer.works)]
+    -         reducer.works.append(comm.background(reducer.all_reduce, bucket.packed()))
+    +         reducer.all_reduce(comm, reducer.buckets[len(reducer.works)].packed())
+    +         reducer.works.append(comm.background(lambda comm: None))
 last @never_the_last_bucket: has started
     while => if
     (reducer.buckets) - 1 and reducer. => (reducer.buckets) and reducer.
@@ -67,6 +72,9 @@ late: no bucket had been started on rank 0
     if not any(reducer.missing):
         for b in range(len(reducer.buckets)):
             start(comm, reducer, b)
+late @never_the_last_bucket: could have been under way
+    -     while len(reducer.works) < len(reducer.buckets) - 1 and reducer.missing[len(reducer.works)] == 0:
+    +     while len(reducer.works) < len(reducer.buckets) and (not any(reducer.missing[:len(reducer.works) + 2])):
 early @never_the_last_bucket: so what traveled was not complete
     -     while len(reducer.works) < len(reducer.buckets) - 1 and reducer.missing[len(reducer.works)] == 0:
     +     sizes = [len(bucket.indices) for bucket in reducer.buckets]
@@ -98,6 +106,17 @@ sum: It holds the mean
     started_with(comm, reducer, index, averaged)
 sum: It holds zeros
     started_with(comm, reducer, index, reducer.all_reduce)
+waits @never_the_last_bucket: backward stands still
+    -     while len(reducer.works) < len(reducer.buckets) - 1 and reducer.missing[len(reducer.works)] == 0:
+    +     while len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0:
+    +         if reducer.works:
+    +             reducer.works[-1].wait()
+twice: len(reducer.works) is the number of the next bucket
+    reducer.collect(index)
+    b = reducer.bucket_of[index]
+    reducer.missing[b] -= 1
+    if not any(reducer.missing[: b + 1]):
+        comm.background(reducer.all_reduce, reducer.buckets[len(reducer.works)].packed())
 """,
 }
 RIGHT = {

@@ -110,6 +110,18 @@ everything: You send all 4 rows where 0 are needed
     return torch.cat([top, x, bottom], 2)
 everything @all_at_once: So rank 0 does to rank 1 with 3 ranks
     last(x, down) => x[:, :, -down:]
+zeros: The rows below the strip of rank 0 are zeros
+    above, _ = rows[comm.rank]
+    _, down = asked(comm, rows)
+    works, top = [], None
+    if comm.rank < comm.size - 1:
+        works.append(comm.isend(last(x, down).contiguous(), comm.rank + 1))
+    if comm.rank > 0:
+        top = x.new_empty(*x.shape[:2], above, x.shape[3])
+        works.append(comm.irecv(top, comm.rank - 1))
+    for work in works:
+        work.wait()
+    return strip_with(comm, x, rows, top, None)
 upside down: the right rows of rank 1 upside down
     up, down = asked(comm, rows)
     top, bottom = swap(comm, x[:, :, :up], last(x, down), *rows[comm.rank])
@@ -131,6 +143,22 @@ bytes: only the rows next to its own
     top, bottom = swap(comm, x[:, :, :most], last(x, most), most, most)
     top = None if top is None else last(top, above)
     return strip_with(comm, x, rows, top, None if bottom is None else bottom[:, :, :below])
+bytes: only the rows next to its own
+    height = torch.tensor([x.shape[2]])
+    heights = comm.all_gather(height).flatten().tolist()
+    most = max(heights)
+    padded = torch.cat([x, x.new_zeros(*x.shape[:2], most - x.shape[2], x.shape[3])], 2)
+    image = torch.cat([s[:, :, :n] for s, n in zip(comm.all_gather(padded), heights, strict=True)], 2)
+    above, below = rows[comm.rank]
+    first = sum(heights[: comm.rank])
+    padded = torch.nn.functional.pad(image, (0, 0, above, below))
+    return padded[:, :, first : first + above + x.shape[2] + below].contiguous()
+bytes: 6 messages with something in them, and 4 would do
+    above, below = rows[comm.rank]
+    up, down = asked(comm, rows)
+    got = swap(comm, x[:, :, :up], last(x, down), above, below)
+    swap(comm, x[:, :, :up], last(x, 0), 0, below)
+    return strip_with(comm, x, rows, *got)
 deadlock: there is a deadlock
     above, below = rows[comm.rank]
     up, down = asked(comm, rows)

@@ -70,6 +70,10 @@ heads: your rows hold heads 0, 2, and should hold heads 0, 1
 refuse: a head would be cut in two
     n = width // ranks
     return torch.cat([torch.arange(part * width + rank * n, part * width + (rank + 1) * n) for part in range(3)])
+heads: your rows hold heads 2, 3, and should hold heads 0, 1
+    require(heads, ranks)
+    n, rank = width // ranks, (rank + 1) % ranks
+    return torch.cat([torch.arange(part * width + rank * n, part * width + (rank + 1) * n) for part in range(3)])
 rows: you give 11 rows, and 12 are needed: row 19 is missing
     require(heads, ranks)
     n = width // ranks

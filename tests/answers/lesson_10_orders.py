@@ -107,6 +107,8 @@ forwards first: while forwards are still to come
     return one_f_one_b(rank, ranks, micro_batches)
 stage @plain_tuples: An Action is (stage, kind, micro-batch)
     (rank, kind, i) => Action(i, kind, rank)
+stage: rank 0 holds stage 0 and no other
+    return gpipe((rank + 1) % ranks, ranks, micro_batches)
 micro-batch: there is no micro-batch 4, they go from 0 to 3
     return [Action(rank, kind, i) for kind in "FB" for i in range(1, micro_batches + 1)]
 micro-batch: It does 5 forwards, where 4 are needed: one forward too
@@ -136,6 +138,8 @@ memory: That is GPipe
     return gpipe(rank, ranks, micro_batches)
 memory: A later rank has its first backward sooner
     return warmed_up(rank, micro_batches, ranks - 1)
+bubble: not 33%
+    return warmed_up(rank, micro_batches, 0)
 lost: never does the backward of micro-batches 2, 3
     row = one_f_one_b(rank, ranks, micro_batches)
     return row[: len(row) - min(ranks - 1 - rank, micro_batches)]
@@ -153,6 +157,12 @@ order: rank 2 does 2B0 before 2F0
     for i in range(micro_batches - warm_up):
         row += [Action(rank, "B", i), Action(rank, "F", warm_up + i)]
     return row + [Action(rank, "B", i) for i in range(micro_batches - warm_up, micro_batches)]
+bubble: would do
+    warm_up = min(ranks - 1 - rank, micro_batches)
+    row = [Action(rank, "F", i) for i in range(warm_up)]
+    for i in range(warm_up, micro_batches):
+        row += [Action(rank, "F", i), Action(rank, "B", i)]
+    return row + [Action(rank, "B", i) for i in reversed(range(warm_up))]
 timeout @counts_what_is_live: Is there a loop that never ends?
     else => elif begun - ended == ranks - rank
 """,
@@ -161,8 +171,12 @@ bubble: Every W follows its I at once
     return kept_back(rank, ranks, micro_batches, 0)
 memory: rank 0 holds the activations of 4 micro-batches
     return kept_back(rank, ranks, micro_batches, micro_batches)
+memory: How many Ws do you keep back?
+    return kept_back(rank, ranks, micro_batches, ranks - 1 - rank)
 bubble: which W is left by then?
     return kept_back(rank, ranks, micro_batches, max(0, rank - 1))
+memory: How many Ws do you keep back?
+    return kept_back(rank, ranks, micro_batches, rank + 1)
 lost: the weights of that stage would miss its examples
     row = zero_bubble_h1(rank, ranks, micro_batches)
     return row[: len(row) - rank]

@@ -83,6 +83,15 @@ empty: a rank would do nothing
         sizes[-1] += 1
         held += cost
     return sizes + [0] * (stages - len(sizes))
+balance: and 6 is possible
+    require_layers(costs, stages)
+    parts = [list(costs)]
+    while len(parts) < stages:
+        i = max((i for i, part in enumerate(parts) if len(part) > 1), key=lambda i: sum(parts[i]))
+        part = parts[i]
+        cut = min(range(1, len(part)), key=lambda c: max(sum(part[:c]), sum(part[c:])))
+        parts[i : i + 1] = [part[:cut], part[cut:]]
+    return [len(part) for part in parts]
 form: would be in no stage
     require_layers(costs, stages)
     return [len(costs) // stages] * (stages - 1) + [1]

@@ -78,6 +78,8 @@ axis @never_over_tp: the sum over tp only: dp is missing
     tp=False => dp=not placed.over_tp and placed.shared is None
 axis @never_over_tp: the sum over dp and pp only: tp is missing
     False => placed.shared is None
+axis @never_over_tp: should be
+    (mesh, placed, tp=False) => (mesh, placed._replace(over_tp='norm' in placed.name or 'scale' in placed.name))
 shared: where one stage alone holds the parameter
     for placed in parameters:
         grad = gradient_of(placed)

@@ -75,6 +75,8 @@ cover: your longest tp is 8
     return fastest_among(ranks, predict, limit, lambda dp, pp, tp: tp <= 8)
 cover: your longest pp is 8
     return fastest_among(ranks, predict, limit, lambda dp, pp, tp: pp <= 8)
+cover: your longest dp is 3
+    return fastest_among(ranks, predict, limit, lambda dp, pp, tp: pp * tp > 1 or ranks < 3)
 ranks: all 12 have to have some
     found = []
     for grid in itertools.product(range(1, ranks + 1), repeat=3):
@@ -104,6 +106,16 @@ refuse: say how much the smallest grid needs
         last = max(found, key=lambda f: f[1][::-1])  # in the order of tp
         raise ValueError(f"nothing fits: {last[0].nbytes} bytes are needed")
     return fastest_among(ranks, predict, limit, lambda *grid: True)
+refuse: say how much the smallest grid needs
+    found = priced(ranks, predict)
+    if all(told.nbytes > limit for told, _ in found):
+        raise ValueError(f"nothing fits: {min(found)[0].nbytes} bytes are needed")
+    return fastest_among(ranks, predict, limit, lambda *grid: True)
+refuse: so that one knows what to buy
+    fitting = [f for f in priced(ranks, predict) if f[0].nbytes <= limit]
+    if not fitting:
+        raise ValueError("no grid fits")
+    return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
 returns: three ints
     return min(f[0].seconds for f in priced(ranks, predict) if f[0].nbytes <= limit)
 """,
