@@ -4,7 +4,8 @@ import ast
 import inspect
 import re
 import sys
-import textwrap
+
+from hpdl_lab.plain_source import plain_source
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 PAIR = re.compile(rf"^([ \t]*){BEGIN}\n.*?^[ \t]*{END}\n?", re.DOTALL | re.MULTILINE)
@@ -37,12 +38,6 @@ def split_source(function):
         raise ValueError(f"{function.__qualname__} has no docstring: an exercise is explained by it")
     lines = text.split("\n")
     return "\n".join(lines[: body[0].end_lineno]), "\n".join(lines[body[0].end_lineno :])
-
-
-def plain_source(function):
-    """The source of a function, dedented, without its decorators, which are the library's business."""
-    text = textwrap.dedent(inspect.getsource(function)).rstrip("\n")
-    return "\n".join(text.split("\n")[ast.parse(text).body[0].lineno - 1 :])
 
 
 def import_lines(function, defined):

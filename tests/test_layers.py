@@ -18,7 +18,7 @@ LAYERS = [
     ["predict"],
     ["mesh"],
     ["comm", "symptoms"],
-    ["trace", "features", "measure", "units", "system"],
+    ["trace", "features", "measure", "units", "system", "plain_source"],
     ["_core", "_cuda"],  # the compiled modules, csrc/ and, where there is nvcc, csrc/cuda/
     ["__init__"],  # the map: its docstring and the version
 ]

@@ -7,7 +7,11 @@ they are what a message costs in this all-reduce on this machine, and are used f
 Which algorithm of the table a function does shows in its virtual time, too: messages and their order decide it.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from ..comm import sim
 from ..comm.network import Switch
@@ -23,7 +27,7 @@ SAME = 1e-3  # chunks that differ by an element
 PROBED = Switch(alpha=3e-6, beta=1e-9)
 
 
-def counted(p, all_reduce, sizes):
+def counted(p: int, all_reduce: Callable, sizes: Any) -> dict[int, tuple[float, ...]] | None:
     """{bytes: (messages in a row, bytes in a row)} of `all_reduce` on p simulated ranks: what makes its time.
 
         time(n) = messages(n) alpha + bytes(n) beta      found by two simulations for each size
@@ -41,7 +45,7 @@ def counted(p, all_reduce, sizes):
     return found
 
 
-def fit_switch(counts, measured, helpers=()):
+def fit_switch(counts: dict[int, tuple[float, ...]], measured: dict[int, float], helpers: tuple[int, ...] = ()) -> Any:
     """The Switch on which an all-reduce takes `measured`.
 
     Least squares on relative errors, alpha and beta at least 0. What is only there to tell alpha from beta counts
@@ -59,13 +63,13 @@ def fit_switch(counts, measured, helpers=()):
     return Switch(*nonnegative(torch.tensor(rows, dtype=torch.float64) * weights[:, None], weights))
 
 
-def virtual(p, all_reduce, nbytes, network):
+def virtual(p: int, all_reduce: Callable, nbytes: int, network: Any) -> float:
     """Virtual s of one all-reduce of `nbytes` on p simulated ranks."""
     x = torch.zeros(max(1, nbytes // 4))
     return sim.run(p, all_reduce, x, network=network, trace=False, deadline=DEADLINE).seconds
 
 
-def nonnegative(rows, wanted):
+def nonnegative(rows: Tensor, wanted: Tensor) -> tuple[float, ...]:
     """(alpha, beta), each at least 0, for which rows @ (alpha, beta) is nearest to `wanted`: (m, 2), (m,) float64."""
     found = torch.linalg.lstsq(rows, wanted).solution
     if (found >= 0).all():
@@ -75,7 +79,7 @@ def nonnegative(rows, wanted):
     return (alone[0], 0.0) if errors[0] < errors[1] else (0.0, alone[1])
 
 
-def infer_algorithm(all_reduce):
+def infer_algorithm(all_reduce: Selection | Callable) -> Callable | None:
     """algorithm(nbytes), which gives the Algorithm that `all_reduce` does; None where the table has none.
 
     A Selection says it. Any other function is run on a few simulated ranks: it does the algorithm whose schedule takes
@@ -93,6 +97,6 @@ def infer_algorithm(all_reduce):
     return None
 
 
-def schedule_time(algorithm, p, n, network):
+def schedule_time(algorithm: Any, p: int, n: int, network: Any) -> float:
     """Virtual s of an all-reduce of n float32 elements among p ranks."""
     return evaluate(algorithm.steps(p, n), p, 4, network).seconds

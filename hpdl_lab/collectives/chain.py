@@ -1,14 +1,23 @@
 """Collectives along a chain of ranks, cut into segments that follow each other like wagons of a train."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .chunks import bounds, chunk
 from .steps import Round, segment
 from .widen import adds_in_float32
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def broadcast(comm, x, root=0, segments=4):
+
+def broadcast(comm: Comm, x: Tensor, root: int = 0, segments: int = 4) -> Tensor:
     """Copy `x` of rank `root` to every rank: each passes a segment on while it receives the next.
 
         p = 3      0 -> 1       1 -> 2          a whole vector would take p - 1 times the time of one hop;
@@ -37,7 +46,7 @@ def broadcast(comm, x, root=0, segments=4):
 
 
 @adds_in_float32
-def reduce(comm, x, root=0, segments=4):
+def reduce(comm: Comm, x: Tensor, root: int = 0, segments: int = 4) -> Tensor:
     """Leave on rank `root` the sum of every rank's `x`: broadcast backwards, each adds its own before it passes on.
 
         p = 3      2 -> 1       1 -> 0
@@ -70,24 +79,24 @@ def reduce(comm, x, root=0, segments=4):
     return x
 
 
-def require_segments(segments):
+def require_segments(segments: int) -> None:
     if segments < 1:
         raise ValueError(f"a vector is cut into at least 1 segment, got {segments}")
 
 
-def broadcast_steps(p, n, root=0, segments=4):
+def broadcast_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Any]:
     """The schedule of broadcast for n elements on p ranks: an iterator of steps.Round."""
     for v, first, last in along(np.arange(p - 1), 0, p, n, segments):
         yield Round((v + root) % p, (v + 1 + root) % p, first, last, add=False)
 
 
-def reduce_steps(p, n, root=0, segments=4):
+def reduce_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Any]:
     """The schedule of reduce."""
     for v, first, last in along(p - 1 - np.arange(1, p), p - 1, p, n, segments):
         yield Round((v + root) % p, (v - 1 + root) % p, first, last, add=True)
 
 
-def along(hops, begin, p, n, segments):
+def along(hops: np.ndarray, begin: int, p: int, n: int, segments: int) -> Iterator[Any]:
     """In each step, who sends which elements first:last. The sender `hops` away from `begin` starts so much later."""
     require_segments(segments)
     for step in range(segments + p - 2):

@@ -1,7 +1,14 @@
 """How a vector of n elements is cut into p chunks, one per rank."""
 
+from __future__ import annotations
 
-def bounds(n, p, i):
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def bounds(n: int, p: int, i: int) -> tuple[int, ...]:
     """First and one-past-last element of chunk i mod p: sizes differ by one at most, the longer ones first."""
     i %= p
     small, extra = divmod(n, p)
@@ -9,7 +16,7 @@ def bounds(n, p, i):
     return start, start + small + (i < extra)
 
 
-def chunk(x, p, i):
+def chunk(x: Tensor, p: int, i: int) -> Tensor:
     """View of chunk i mod p of the flat tensor or array `x`."""
     start, stop = bounds(x.shape[0], p, i)  # len(x) of a tensor costs six times as much
     return x[start:stop]

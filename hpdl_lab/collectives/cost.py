@@ -6,7 +6,9 @@ has up to one element more than its share, which is not counted here.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import double_tree as double_trees
 from .folding import power_and_surplus
@@ -29,65 +31,65 @@ class Cost:
     nbytes_sent: float = 0.0
     nbytes_total: float = 0.0
 
-    def seconds(self, alpha, beta, gamma=0.0):
+    def seconds(self, alpha: float, beta: float, gamma: float = 0.0) -> float:
         return self.steps * alpha + self.nbytes * beta + self.nbytes_reduced * gamma
 
 
-def alike(p, steps, nbytes, nbytes_reduced=0.0):
+def alike(p: int, steps: int, nbytes: float, nbytes_reduced: float = 0.0) -> Cost:
     """The cost where every rank does the same, one message at a time."""
     return Cost(steps, nbytes, nbytes_reduced, nbytes, p * nbytes)
 
 
-def all_reduce_naive(p, n):
+def all_reduce_naive(p: int, n: int) -> Cost:
     """Whole vectors around the ring."""
     return alike(p, p - 1, (p - 1) * n, (p - 1) * n)
 
 
-def reduce_scatter(p, n):
+def reduce_scatter(p: int, n: int) -> Cost:
     """Ring."""
     return alike(p, p - 1, (p - 1) / p * n, (p - 1) / p * n)
 
 
-def all_gather(p, n):
+def all_gather(p: int, n: int) -> Cost:
     """Ring; n is the size of the gathered vector."""
     return alike(p, p - 1, (p - 1) / p * n)
 
 
-def all_reduce(p, n):
+def all_reduce(p: int, n: int) -> Cost:
     """Ring: reduce-scatter, then all-gather."""
     return alike(p, 2 * (p - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
 
 
-def segmented_ring(p, n, segments=4):
+def segmented_ring(p: int, n: int, segments: int = 4) -> Cost:
     """The adding of all but the last segment hides behind messages, as long as gamma is not above beta."""
     return alike(p, (p - 1) * (segments + 1), 2 * (p - 1) / p * n, n / (p * segments) if p > 1 else 0.0)
 
 
-def grid(p, n, inner=None):
+def grid(p: int, n: int, inner: int | None = None) -> Cost:
     """Rings along both dimensions: bytes over the slow one are 2(n/d1)(d2 - 1)/d2 of these."""
     d1 = width(p, inner)
     return alike(p, 2 * (d1 - 1) + 2 * (p // d1 - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
 
 
-def reduce(p, n):
+def reduce(p: int, n: int) -> Cost:
     """Binomial tree."""
     depth = log2_up(p)
     return Cost(depth, depth * n, depth * n, n if p > 1 else 0, (p - 1) * n)
 
 
-def broadcast(p, n):
+def broadcast(p: int, n: int) -> Cost:
     """Binomial tree: the root sends in every step."""
     depth = log2_up(p)
     return Cost(depth, depth * n, 0.0, depth * n, (p - 1) * n)
 
 
-def tree(p, n):
+def tree(p: int, n: int) -> Cost:
     """Binomial tree: reduce, then broadcast."""
     depth = log2_up(p)
     return Cost(2 * depth, 2 * depth * n, depth * n, depth * n, 2 * (p - 1) * n)
 
 
-def gather(p, n):
+def gather(p: int, n: int) -> Cost:
     """Binomial tree; n is the size of the gathered vector. A chunk travels as many hops as its rank has binary ones."""
     depth = log2_up(p)
     most = max(p - 2 ** (depth - 1), 2 ** (depth - 2)) if p > 1 else 0
@@ -95,31 +97,31 @@ def gather(p, n):
     return Cost(depth, (p - 1) / p * n, 0.0, most / p * n, hops / p * n)
 
 
-def scatter(p, n):
+def scatter(p: int, n: int) -> Cost:
     """Binomial tree; n is the size of the root's vector."""
     backwards = gather(p, n)
     return Cost(backwards.steps, backwards.nbytes, 0.0, backwards.nbytes, backwards.nbytes_total)
 
 
-def all_to_all(p, n):
+def all_to_all(p: int, n: int) -> Cost:
     """Pairwise; where p is odd a rank pauses once, and the others once wait for it."""
     return Cost(rounds_of(p), rounds_of(p) / p * n, 0.0, (p - 1) / p * n, (p - 1) * n)
 
 
-def recursive_doubling(p, n):
+def recursive_doubling(p: int, n: int) -> Cost:
     """Folded where p is no power of two."""
     power, _ = power_and_surplus(p)
     steps = log2_up(power)
     return folded(p, n, alike(power, steps, steps * n, steps * n))
 
 
-def halving_doubling(p, n):
+def halving_doubling(p: int, n: int) -> Cost:
     """Folded where p is no power of two."""
     power, _ = power_and_surplus(p)
     return folded(p, n, alike(power, 2 * log2_up(power), 2 * (power - 1) / power * n, (power - 1) / power * n))
 
 
-def folded(p, n, inner):
+def folded(p: int, n: int, inner: Cost) -> Cost:
     """`inner`, the cost for a power of two, with fold before and unfold after it where p is none."""
     _, surplus = power_and_surplus(p)
     if not surplus:
@@ -134,7 +136,7 @@ def folded(p, n, inner):
     )
 
 
-def double_tree(p, n, segments=4):
+def double_tree(p: int, n: int, segments: int = 4) -> Cost:
     """An upper bound: in the first and in the last turn, up and down, a message of one color may be missing."""
     pair = double_trees.trees(p)
     turns, _ = double_trees.turns_of(pair, segments)
@@ -144,19 +146,19 @@ def double_tree(p, n, segments=4):
     return Cost(steps, steps * size, steps / 2 * size, halves * n / 2, 2 * (p - 1) * n)
 
 
-def chain_broadcast(p, n, segments=4):
+def chain_broadcast(p: int, n: int, segments: int = 4) -> Cost:
     """A train of segments."""
     steps = segments + p - 2 if p > 1 else 0
     return Cost(steps, steps * n / segments, 0.0, n if p > 1 else 0, (p - 1) * n)
 
 
-def chain_reduce(p, n, segments=4):
+def chain_reduce(p: int, n: int, segments: int = 4) -> Cost:
     """A train of segments, each added at every stop."""
     steps = segments + p - 2 if p > 1 else 0
     return Cost(steps, steps * n / segments, steps * n / segments, n if p > 1 else 0, (p - 1) * n)
 
 
-def hierarchical(p, n, group=GROUP, segments=4):
+def hierarchical(p: int, n: int, group: int = GROUP, segments: int = 4) -> Cost:
     """Chains inside nodes of `group` ranks, a binomial tree between them."""
     group = min(group, p)
     chain, up = chain_broadcast(group, n, segments), log2_up(-(-p // group))
@@ -165,19 +167,19 @@ def hierarchical(p, n, group=GROUP, segments=4):
     return Cost(2 * chain.steps + 2 * up, row, row / 2, most * n, 2 * (p - 1) * n)
 
 
-def parameter_server(p, n, servers=1):
+def parameter_server(p: int, n: int, servers: int = 1) -> Cost:
     """Exact for one server; for several a lower bound, since ranks must take turns at all of them."""
     part = n / servers
     most = (p - 1 + servers - 1) * part
     return Cost(2 * (p - 1), 2 * (p - 1) * part, (p - 1) * part, most, 2 * (p - 1) * n)
 
 
-def log2_up(p):
+def log2_up(p: int) -> int:
     """ceil(log2 p), for whole p above 0."""
     return (p - 1).bit_length()
 
 
-def best_segments(hops, nbytes, alpha, beta, gamma=0.0):
+def best_segments(hops: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> int:
     """The number of segments c that makes (c + hops)(alpha + nbytes/c (beta + gamma)) least, at least 1.
 
     Args:    hops: p - 2 for a chain; depth - 1, with nbytes of half a vector, for the double tree; alpha above 0.
@@ -187,7 +189,7 @@ def best_segments(hops, nbytes, alpha, beta, gamma=0.0):
     return min((near, near + 1), key=lambda c: (c + hops) * (alpha + nbytes / c * (beta + gamma)))
 
 
-def best_ring_segments(p, nbytes, alpha, gamma):
+def best_ring_segments(p: int, nbytes: float, alpha: float, gamma: float) -> int:
     """The number of segments c, 2 at least, that makes (p-1) c alpha + nbytes/(p c) gamma least: see segmented_ring."""
     if p < 2:
         return 2
@@ -195,7 +197,7 @@ def best_ring_segments(p, nbytes, alpha, gamma):
     return min((near, near + 1), key=lambda c: (p - 1) * c * alpha + nbytes / (p * c) * gamma)
 
 
-def busbw_factor(collective, p):
+def busbw_factor(collective: str, p: int) -> float:
     """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it: comparable with the speed of a link for any
     p.
     """
@@ -212,7 +214,7 @@ def busbw_factor(collective, p):
     return factors[collective]
 
 
-def fit_alpha_beta(sizes, seconds):
+def fit_alpha_beta(sizes: Sequence[int], seconds: list[float]) -> tuple[float, ...]:
     """Fit seconds = alpha + beta * size to one-way message times, by least squares on relative errors.
 
     Relative errors, because small messages would not count otherwise.
@@ -234,7 +236,7 @@ def fit_alpha_beta(sizes, seconds):
     return max(mean_t - beta * mean_n, 0.0), beta
 
 
-def choose(costs, p, nbytes, alpha, beta):
+def choose(costs: Any, p: int, nbytes: int, alpha: Any, beta: Any) -> Any:
     """Name the algorithm that takes the least time for this number of ranks, this size, and this network.
 
         algorithm      steps in a row    bytes in a row

@@ -1,14 +1,21 @@
 """All-reduce along two binary trees at a time: the steps of a tree and the bytes of a ring. NCCL's construction."""
 
+from __future__ import annotations
+
 import functools
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .chunks import chunk
 from .steps import Round, segment
 from .widen import adds_in_float32
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Tree(NamedTuple):
@@ -21,7 +28,7 @@ class Tree(NamedTuple):
     depth: np.ndarray
     color: np.ndarray
 
-    def neighbors(self, rank):
+    def neighbors(self, rank: int) -> tuple[tuple[list[int], ...], ...]:
         """(parents, children) of `rank`, each a list for color 0 and one for color 1, of one rank at most.
 
         In both trees together it has no more than one parent and one child of a color.
@@ -33,13 +40,13 @@ class Tree(NamedTuple):
             children[self.color[child]].append(child)
         return parents, children
 
-    def sends_of_each(self):
+    def sends_of_each(self) -> np.ndarray:
         """(p,) messages that each rank sends per segment: one up, where it has a parent, one down to each child."""
         return (self.parent >= 0) + np.bincount(self.parent[self.parent >= 0], minlength=len(self.parent))
 
 
 @functools.lru_cache(maxsize=64)
-def trees(p):
+def trees(p: int) -> tuple[Tree, ...]:
     """The two trees over p ranks. Ranks in the middle of one are leaves of the other.
 
         p = 8, first tree               second tree: its mirror image where p is even, shifted by one where p is odd
@@ -62,7 +69,7 @@ def trees(p):
     return Tree(first, depths(first), color[0]), Tree(second, depths(second), color[1])
 
 
-def parents(p):
+def parents(p: int) -> np.ndarray:
     """(p,) the parent of each rank in the first tree: its lowest 1 moves up a place, or vanishes if that is too far."""
     r = np.arange(p)
     bit = r & -r
@@ -72,7 +79,7 @@ def parents(p):
     return up
 
 
-def depths(parent):
+def depths(parent: np.ndarray) -> np.ndarray:
     """(p,) the distance of each rank from the root."""
     depth, node = np.zeros_like(parent), parent.copy()
     while (node >= 0).any():
@@ -81,7 +88,7 @@ def depths(parent):
     return depth
 
 
-def colors(*trees):
+def colors(*trees: Any) -> np.ndarray:
     """(2, p) a color for each rank's way up in each tree. Ways that must differ form paths and even circles."""
     color = np.full((len(trees), len(trees[0])), -1)
     ways = [(t, int(child)) for t, parent in enumerate(trees) for child in np.flatnonzero(parent >= 0)]
@@ -100,7 +107,7 @@ def colors(*trees):
 
 
 @adds_in_float32
-def all_reduce(comm, x, segments=4):
+def all_reduce(comm: Comm, x: Tensor, segments: int = 4) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank: one half of it along each tree of `trees`, in segments.
 
         turn t, up:     children --segment t--> rank, which adds and sends segment t-1 --> parent      then down again
@@ -136,7 +143,7 @@ def all_reduce(comm, x, segments=4):
     return x
 
 
-def turns_of(pair, segments):
+def turns_of(pair: tuple[Tree, ...], segments: int) -> tuple[int, ...]:
     """(turns up, and again down; depth of the deeper tree). Raises ValueError for less than one segment."""
     if segments < 1:
         raise ValueError(f"a half is cut into at least 1 segment, got {segments}")
@@ -144,12 +151,14 @@ def turns_of(pair, segments):
     return segments + depth - 1 if depth else 0, depth
 
 
-def piece(half, segments, s):
+def piece(half: Tensor, segments: int, s: int) -> Tensor | None:
     """View of segment s; None where there is no such segment: before the first, after the last."""
     return chunk(half, segments, s) if 0 <= s < segments else None
 
 
-def swap(comm, receives, sends, add):
+def swap(
+    comm: Comm, receives: list[tuple[int, Tensor | None]], sends: list[tuple[int, Tensor | None]], add: bool
+) -> None:
     """Receive and send these (peer, view) at a time, but not where the view is None; add, or store, what arrives."""
     receives = [(peer, view, new_like(view, len(view))) for peer, view in receives if view is not None]
     works = [comm.irecv(arriving, peer) for peer, _, arriving in receives]
@@ -163,7 +172,7 @@ def swap(comm, receives, sends, add):
             view[:] = arriving
 
 
-def all_reduce_steps(p, n, segments=4):
+def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Any]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     pair, middle = trees(p), (n + 1) // 2
     turns, depth = turns_of(pair, segments)
@@ -180,7 +189,9 @@ def all_reduce_steps(p, n, segments=4):
             yield Round(source, dest, first, last, add=not down)
 
 
-def tree_messages(tree, first, last, segments, s, color):
+def tree_messages(
+    tree: Tree, first: int, last: int, segments: int, s: np.ndarray, color: int
+) -> tuple[np.ndarray, ...]:
     """The ways of one color on which a segment travels: lower ranks, upper ranks, elements first:last.
 
     s: (p,) which segment of first:last each rank has on its way up, below 0 or above the last where it has none.

@@ -14,7 +14,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduc
 NOT_YET = 7  # where a result will be: no other value is as odd
 
 
-def brought(collective, n, p, rank, root=0):
+def brought(collective: str, n: int, p: int, rank: int, root: int = 0) -> np.ndarray:
     """(n,) values that `rank` begins with: its own everywhere it has something to say, NOT_YET elsewhere."""
     values = np.full(n, NOT_YET)
     begin, end = bounds(n, p, rank) if collective in ("all_gather", "gather") else (0, n)
@@ -23,7 +23,7 @@ def brought(collective, n, p, rank, root=0):
     return values
 
 
-def left(collective, n, p, rank, root=0):
+def left(collective: str, n: int, p: int, rank: int, root: int = 0) -> tuple[int, np.ndarray]:
     """(first, values): what `rank` ends with, from element `first` on. No values on ranks that get nothing."""
     index = np.arange(n)
     begin, end = bounds(n, p, rank)
@@ -41,6 +41,6 @@ def left(collective, n, p, rank, root=0):
     return (begin, whole[begin:end]) if collective == "scatter" else (0, whole)
 
 
-def owners(n, p):
+def owners(n: int, p: int) -> np.ndarray:
     """(n,) the rank to whose chunk each element belongs."""
     return np.repeat(np.arange(p), [end - begin for begin, end in (bounds(n, p, r) for r in range(p))])

@@ -4,25 +4,34 @@ p = 5, power = 4, surplus = 1       ranks 0 1 | 2  3  4
 fold: 1 adds its vector to 0's      left  0     1  2  3   (their new numbers)
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .chunks import chunk
 from .steps import Round
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def power_and_surplus(p):
+
+def power_and_surplus(p: int) -> tuple[int, ...]:
     """The largest power of two up to p, and how many ranks are too many."""
     power = 1 << (p.bit_length() - 1)
     return power, p - power
 
 
-def number(i, surplus):
+def number(i: int | np.ndarray, surplus: int) -> int | np.ndarray:
     """The rank that plays number i after folding; for ints and arrays."""
     return i + np.minimum(i, surplus)
 
 
-def fold(comm, x):
+def fold(comm: Comm, x: Tensor) -> int | None:
     """Leave the sum of all vectors spread over a power of two of ranks; returns this rank's number, None: it is out.
 
     Of each of the first pairs (0, 1), (2, 3), ... both add one half, so that the adding takes half the time; then the
@@ -43,14 +52,14 @@ def fold(comm, x):
     return None
 
 
-def unfold(comm, x):
+def unfold(comm: Comm, x: Tensor) -> None:
     """Give the result to the ranks that were out. Steps: 1 where there are any.   Bytes per rank: N * itemsize."""
     r, surplus = comm.rank, power_and_surplus(comm.size)[1]
     if r < 2 * surplus:
         comm.send(x, r + 1) if r % 2 == 0 else comm.recv(x, r - 1)
 
 
-def fold_steps(p, n):
+def fold_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of fold for n elements on p ranks: an iterator of steps.Round."""
     surplus = power_and_surplus(p)[1]
     if surplus:
@@ -61,7 +70,7 @@ def fold_steps(p, n):
         yield Round(odds, odds - 1, np.full(surplus, half), np.full(surplus, n), add=False)
 
 
-def unfold_steps(p, n):
+def unfold_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of unfold."""
     surplus = power_and_surplus(p)[1]
     if surplus:

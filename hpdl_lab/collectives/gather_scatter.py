@@ -1,12 +1,21 @@
 """Gather and scatter along the binomial tree of tree.py: chunks travel together with those of the ranks behind them."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from .steps import Round, edges
 from .tree import bits_below
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def gather(comm, x, root=0):
+
+def gather(comm: Comm, x: Tensor, root: int = 0) -> Tensor:
     """Bring chunk r of rank r's `x` to rank `root`, for every r.
 
         step 0    0 <-1- 1       2 <-3- 3      4 <-5- 5      6 <-7- 7      (p = 8, root 0: which chunks travel)
@@ -29,7 +38,7 @@ def gather(comm, x, root=0):
     return x
 
 
-def scatter(comm, x, root=0):
+def scatter(comm: Comm, x: Tensor, root: int = 0) -> Tensor:
     """Bring chunk r of the root's `x` to rank r, for every r: gather backwards.
 
         step 0    0 --4, 5, 6, 7-------------> 4                           (p = 8, root 0: which chunks travel)
@@ -51,12 +60,12 @@ def scatter(comm, x, root=0):
     return x
 
 
-def wait_for(works):
+def wait_for(works: list[Any]) -> None:
     for work in works:
         work.wait()
 
 
-def behind(x, p, v, bit, root):
+def behind(x: Tensor, p: int, v: int, bit: int, root: int) -> list[Tensor]:
     """The chunks of the ranks v, ..., v + bit - 1 counted from the root: one view of x, two where they wrap around."""
     cut = edges(len(x), p)
     first = (v + root) % p
@@ -66,21 +75,21 @@ def behind(x, p, v, bit, root):
     return [x[cut[first] :], x[: cut[last - p]]]
 
 
-def gather_steps(p, n, root=0):
+def gather_steps(p: int, n: int, root: int = 0) -> Iterator[Any]:
     """The schedule of gather for n elements on p ranks: an iterator of steps.Round."""
     for bit in bits_below(p):
         child, parent, first, last = edges_of_tree(p, n, root, bit)
         yield Round(child, parent, first, last, add=False)
 
 
-def scatter_steps(p, n, root=0):
+def scatter_steps(p: int, n: int, root: int = 0) -> Iterator[Any]:
     """The schedule of scatter."""
     for bit in reversed(bits_below(p)):
         child, parent, first, last = edges_of_tree(p, n, root, bit)
         yield Round(parent, child, first, last, add=False)
 
 
-def edges_of_tree(p, n, root, bit):
+def edges_of_tree(p: int, n: int, root: int, bit: int) -> tuple[np.ndarray, ...]:
     """The pairs of ranks of one step, and the elements between them: child, parent, first, last."""
     cut = edges(n, p)
     v = np.arange(bit, p, 2 * bit)

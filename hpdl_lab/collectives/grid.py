@@ -1,17 +1,25 @@
 """All-reduce on a grid of ranks, d1 x d2: rings along the fast dimension, then along the slow one with a part only."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..comm.base import Comm
 from . import ring
 from .part import Part
 from .steps import Round, among, edges, segment
 from .widen import adds_in_float32
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @adds_in_float32
-def all_reduce(comm, x, inner=None):
+def all_reduce(comm: Comm, x: Tensor, inner: Any = None) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank.
 
         inner = d1 = 3, d2 = 2               1. reduce-scatter in each row: column j holds chunk j, N/d1 elements
@@ -33,7 +41,7 @@ def all_reduce(comm, x, inner=None):
     return ring.all_gather(row, x)
 
 
-def width(p, inner=None):
+def width(p: int, inner: Any = None) -> int:
     """d1. Raises ValueError where p ranks make no grid with rows of `inner`."""
     if inner is None:
         return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)
@@ -42,7 +50,7 @@ def width(p, inner=None):
     return inner
 
 
-def all_reduce_steps(p, n, inner=None):
+def all_reduce_steps(p: int, n: int, inner: Any = None) -> Iterator[Any]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     d1 = width(p, inner)
     d2 = p // d1

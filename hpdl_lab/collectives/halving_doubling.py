@@ -1,16 +1,25 @@
 """All-reduce by recursive halving and doubling: the bytes of a ring in the steps of a tree."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .folding import fold, fold_steps, number, power_and_surplus, unfold, unfold_steps
 from .steps import Round, edges
 from .tree import bits_below
 from .widen import adds_in_float32
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @adds_in_float32
-def all_reduce(comm, x):
+def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     """Add every rank's `x`: swap halves, then quarters, ... until each rank has one chunk of the sum; then go back.
 
         p = 4     rank 0       rank 1       rank 2       rank 3         chunks for which the sum is under way
@@ -45,13 +54,13 @@ def all_reduce(comm, x):
     return x
 
 
-def blocks(x, cut, mine, bit):
+def blocks(x: Tensor, cut: np.ndarray, mine: int, bit: int) -> tuple[Tensor, ...]:
     """Views of x: the `bit` chunks that `mine` keeps when it parts from `mine ^ bit`, and those of the other."""
     first, other = mine - mine % bit, (mine ^ bit) - mine % bit
     return x[cut[first] : cut[first + bit]], x[cut[other] : cut[other + bit]]
 
 
-def all_reduce_steps(p, n):
+def all_reduce_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     power, surplus = power_and_surplus(p)
     i, cut = np.arange(power), edges(n, power)

@@ -1,17 +1,26 @@
 """All-reduce in two levels: a chain inside each node, a tree between the nodes."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from . import chain, tree
 from .part import Part
 from .steps import among
 from .widen import adds_in_float32
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 GROUP = 4  # ranks of a node where the communicator knows of no node with more than one
 
 
 @adds_in_float32
-def all_reduce(comm, x, group=None, segments=4):
+def all_reduce(comm: Comm, x: Tensor, group: Any = None, segments: int = 4) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank: only one rank of each node talks to other nodes.
 
         node 0               node 1               node 2             1. chain: reduce to the first rank of the node
@@ -38,7 +47,7 @@ def all_reduce(comm, x, group=None, segments=4):
     return chain.broadcast(node, x, segments=segments)
 
 
-def split(p, group):
+def split(p: int, group: int) -> tuple[Any, list[Any]]:
     """(the first rank of each node, the ranks of each node)."""
     if group < 1:
         raise ValueError(f"a node has at least 1 rank, got group={group}")
@@ -46,7 +55,7 @@ def split(p, group):
     return leaders, [range(first, min(first + group, p)) for first in leaders]
 
 
-def all_reduce_steps(p, n, group=GROUP, segments=4):
+def all_reduce_steps(p: int, n: int, group: int = GROUP, segments: int = 4) -> Iterator[Any]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     leaders, _ = split(p, group)
     full, rest = divmod(p, group)

@@ -3,21 +3,28 @@
 Each replaces `x` by its sum over ranks and returns it. They need real ranks.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import secrets
 import sys
 import tempfile
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+from ..comm.base import Comm
 from ..comm.buffers import is_tensor
 from ..comm.calls import only_calls
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @only_calls("all_reduce")
-def shm_all_reduce(comm, x):
+def shm_all_reduce(comm: Comm, x: Tensor) -> Tensor:
     """The communicator's best: one pass over shared memory, for tensors of `comm.allocate` without copies.
 
     Steps: 1 or 2 meetings.   Bytes per rank: N read and N written of every rank's tensor, over p ranks.
@@ -25,7 +32,7 @@ def shm_all_reduce(comm, x):
     return comm.all_reduce(x)
 
 
-def ring_all_reduce(comm, x):
+def ring_all_reduce(comm: Comm, x: Tensor) -> Tensor | None:
     """The ring of collectives/ring.py in compiled code, cut into segments: one is added while the next is on its way.
 
     Steps: 2(p - 1).   Bytes per rank: 2(p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009.
@@ -33,19 +40,19 @@ def ring_all_reduce(comm, x):
     return comm.ring_all_reduce(x)
 
 
-def mpi_all_reduce(comm, x):
+def mpi_all_reduce(comm: Comm, x: Tensor) -> Tensor | None:
     """MPI_Allreduce of the loaded library, in place. Raises ValueError for 16-bit floats, which MPI does not know."""
     return comm.mpi_all_reduce(x)
 
 
-def nccl_all_reduce(comm, x):
+def nccl_all_reduce(comm: Comm, x: Any) -> Any:
     """NCCL's all_reduce. Raises ValueError where the ranks have no GPUs."""
     if comm.device == "cpu":
         raise ValueError('NCCL adds tensors on GPUs, and these ranks have none: lab.start(2, device="cuda")')
     return comm.nccl_all_reduce(x)
 
 
-def gloo_all_reduce(comm, x):
+def gloo_all_reduce(comm: Comm, x: Tensor) -> Tensor:
     """all_reduce of torch.distributed's gloo, over TCP. Raises ValueError for arrays."""
     if not is_tensor(x):
         raise ValueError(f"gloo adds torch tensors, not a {type(x).__name__}")
@@ -55,7 +62,7 @@ def gloo_all_reduce(comm, x):
     return x
 
 
-def gloo_group(comm):
+def gloo_group(comm: Comm) -> Any:
     """The gloo group of this communicator's ranks, made at the first call and kept with it. Collective."""
     if comm.gloo is None:
         import torch.distributed as dist

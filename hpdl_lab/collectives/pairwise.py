@@ -1,13 +1,22 @@
 """All-to-all by pairs that meet once each, as the players of a tournament do."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .chunks import chunk
 from .steps import Round
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def all_to_all(comm, x):
+
+def all_to_all(comm: Comm, x: Tensor) -> Tensor:
     """Bring chunk s of rank r's `x` to chunk r of rank s, for all r and s: the transpose of a matrix of chunks.
 
         p = 4     round 0: 0 <-> 3, 1 <-> 2      round 1: 0 <-> 1, 2 <-> 3      round 2: 0 <-> 2, 1 <-> 3
@@ -30,12 +39,12 @@ def all_to_all(comm, x):
     return x
 
 
-def rounds_of(p):
+def rounds_of(p: int) -> int:
     """Rounds of a tournament in which every two of p players meet once."""
     return p - 1 if p % 2 == 0 else (p if p > 1 else 0)
 
 
-def opponents(p, i):
+def opponents(p: int, i: int) -> np.ndarray:
     """(p,) whom each rank meets in round i; itself: it pauses.
 
     Ranks 0 to m - 1 meet so that the sum of the two is i modulo the odd m. One of them would meet itself; where p is
@@ -51,12 +60,12 @@ def opponents(p, i):
     return np.append(peers, alone)
 
 
-def require_equal_chunks(p, n):
+def require_equal_chunks(p: int, n: int) -> None:
     if n % p:
         raise ValueError(f"all_to_all on {p} ranks swaps equal chunks: {p} must divide the {n:,} elements")
 
 
-def all_to_all_steps(p, n):
+def all_to_all_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of all_to_all for n elements on p ranks: an iterator of steps.Round."""
     require_equal_chunks(p, n)
     size = n // p

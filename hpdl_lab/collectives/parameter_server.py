@@ -3,16 +3,25 @@
 Training with it: parallel/parameter_server.py. A server that takes the step itself: parallel/gradient_descent.py.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .chunks import chunk
 from .steps import Round, edges
 from .widen import adds_in_float32
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @adds_in_float32
-def all_reduce(comm, x, servers=1):
+def all_reduce(comm: Comm, x: Tensor, servers: int = 1) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank: rank s < servers adds chunk s of `servers` for all.
 
         one server                      two servers
@@ -47,17 +56,17 @@ def all_reduce(comm, x, servers=1):
     return x
 
 
-def require_servers(p, servers):
+def require_servers(p: int, servers: int) -> None:
     if not 1 <= servers <= p:
         raise ValueError(f"{p} ranks can have 1 to {p} servers, got {servers}")
 
 
-def around(r, count):
+def around(r: int, count: int) -> list[int]:
     """0, ..., count - 1, beginning at r: so that not all ranks turn to the same one first."""
     return [(r + i) % count for i in range(count)]
 
 
-def all_reduce_steps(p, n, servers=1):
+def all_reduce_steps(p: int, n: int, servers: int = 1) -> Iterator[Any]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of two steps.Round, push and pull."""
     require_servers(p, servers)
     cut = edges(n, servers)

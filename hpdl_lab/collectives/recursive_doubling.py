@@ -1,16 +1,25 @@
 """All-reduce by recursive doubling: the fewest steps there are. The choice for the smallest messages."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .folding import fold, fold_steps, number, power_and_surplus, unfold, unfold_steps
 from .steps import Round
 from .tree import bits_below
 from .widen import adds_in_float32
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @adds_in_float32
-def all_reduce(comm, x):
+def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank: in each step pairs swap what they have and both add it.
 
         step 0    0 <-> 1    2 <-> 3    4 <-> 5    6 <-> 7        (p = 8) each holds the sum of 2 ranks
@@ -37,7 +46,7 @@ def all_reduce(comm, x):
     return x
 
 
-def all_reduce_steps(p, n):
+def all_reduce_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     power, surplus = power_and_surplus(p)
     i = np.arange(power)

@@ -3,16 +3,25 @@
 Rank r talks only to its neighbours: it sends to r+1 and receives from r-1 (mod p). Cut the vector into p chunks.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import copy_of, new_like
 from .chunks import bounds, chunk
 from .steps import Round, edges
 from .widen import adds_in_float32
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @adds_in_float32
-def all_reduce_naive(comm, x):
+def all_reduce_naive(comm: Comm, x: Tensor) -> Tensor:
     """Add every rank's `x`, by passing whole vectors around the ring.
 
         0 --x0--> 1 --x1--> 2 --x2--> 0      step i: pass on what arrived in step i-1, add it to the total
@@ -33,7 +42,7 @@ def all_reduce_naive(comm, x):
 
 
 @adds_in_float32
-def reduce_scatter(comm, x):
+def reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
     """Leave on rank r the sum over ranks of chunk r of `x`, by passing partial sums around the ring.
 
         p = 3           rank 0      rank 1      rank 2        step i: send chunk r-i-1 to rank r+1,
@@ -54,7 +63,7 @@ def reduce_scatter(comm, x):
     return chunk(x, p, r)
 
 
-def all_gather(comm, x):
+def all_gather(comm: Comm, x: Tensor) -> Tensor:
     """Give every rank every chunk of `x`, of which rank r holds only chunk r at the start.
 
         p = 3           rank 0      rank 1      rank 2        step i: send chunk r-i to rank r+1,
@@ -73,7 +82,7 @@ def all_gather(comm, x):
 
 
 @adds_in_float32
-def all_reduce(comm, x):
+def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank: reduce_scatter, then all_gather.
 
     Every rank sends each chunk but one twice, whatever the number of ranks: 2(p-1)/p vectors, never more than two.
@@ -87,7 +96,7 @@ def all_reduce(comm, x):
     return all_gather(comm, x)
 
 
-def all_reduce_naive_steps(p, n):
+def all_reduce_naive_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of all_reduce_naive for n elements on p ranks: an iterator of steps.Round."""
     r = np.arange(p)
     whole = np.zeros(p, np.int64), np.full(p, n)
@@ -95,23 +104,23 @@ def all_reduce_naive_steps(p, n):
         yield Round(r, (r + 1) % p, *whole, add=True, relay=i > 0)
 
 
-def reduce_scatter_steps(p, n):
+def reduce_scatter_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of reduce_scatter: rank r sends chunk r-i-1 in step i."""
     yield from around(p, n, [-i - 1 for i in range(p - 1)], add=True)
 
 
-def all_gather_steps(p, n):
+def all_gather_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of all_gather: rank r sends chunk r-i in step i."""
     yield from around(p, n, [-i for i in range(p - 1)], add=False)
 
 
-def all_reduce_steps(p, n):
+def all_reduce_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of all_reduce."""
     yield from reduce_scatter_steps(p, n)
     yield from all_gather_steps(p, n)
 
 
-def around(p, n, shifts, add):
+def around(p: int, n: int, shifts: list[int], add: bool) -> Iterator[Any]:
     """One Round for each shift s, in which rank r sends chunk r+s (mod p) to rank r+1. No copy: views of two laps."""
     r, cut = np.arange(p), edges(n, p)
     right = (r + 1) % p

@@ -4,6 +4,9 @@ They take a flat vector, as the functions of collectives/table.py: `Rival("MPI",
 ranks; what all ranks must agree on is not looked at, since that would be part of the time.
 """
 
+from typing import Any
+
+from ..comm.base import Comm
 from ..comm.buffers import is_tensor, new_like
 from .chunks import chunk
 from .expected import CHUNKED, ROOTED
@@ -22,7 +25,7 @@ ONLY_IN_PLACE = {
 }
 
 
-def places(who, collective):
+def places(who: Any, collective: Any) -> Any:
     """Where `who` can leave the result of `collective`: "in" the vector itself, "out" of it, or either."""
     inside = collective not in OUT_OF_PLACE[who]
     return (*(["out"] if collective not in ONLY_IN_PLACE[who] else []), *(["in"] if inside else []))
@@ -31,11 +34,11 @@ def places(who, collective):
 class Rival:
     """One collective of one rival, as f(comm, x). What it needs besides x is made when it first meets x."""
 
-    def __init__(self, who, collective):
+    def __init__(self, who: Any, collective: Any) -> None:
         self.who, self.collective = who, collective
         self._comm = self._x = self._call = self._result = None
 
-    def __call__(self, comm, x):
+    def __call__(self, comm: Comm, x: Any) -> Any:
         if self._comm is not comm or self._x is not x:
             out = x if "in" in places(self.who, self.collective) else new_like(x, x.shape)
             self._call, self._result = (
@@ -47,7 +50,7 @@ class Rival:
         return self._result
 
 
-def bind(who, comm, collective, x, out):
+def bind(who: Any, comm: Comm, collective: Any, x: Any, out: Any) -> Any:
     """A function of no arguments that does it, from `x` to `out`, which is x or as long. Root: rank 0. Collective.
 
     Raises: ValueError where `who` cannot do it here.
@@ -60,17 +63,17 @@ def bind(who, comm, collective, x, out):
     return BINDERS[who](comm, collective, source, result)
 
 
-def result_of(collective, comm, out):
+def result_of(collective: Any, comm: Comm, out: Any) -> Any:
     """The part of `out` that this rank's result is in."""
     return chunk(out, comm.size, comm.rank) if collective in ("reduce_scatter", "scatter") else out
 
 
-def arguments(collective, source, result, only_one):
+def arguments(collective: Any, source: Any, result: Any, only_one: Any) -> Any:
     root = (0,) if collective in ROOTED else ()
     return ((source,) if collective in only_one else (source, result)) + root
 
 
-def shared_memory(comm, collective, source, result):
+def shared_memory(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
     shared = comm.shared(collective)
     if not shared:
         raise ValueError("the ranks do not share memory")
@@ -84,13 +87,13 @@ def shared_memory(comm, collective, source, result):
     return run
 
 
-def mpi(comm, collective, source, result):
+def mpi(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
     function, group = getattr(comm.core.mpi, collective), comm.transport.group
     args = arguments(collective, source, result, ("broadcast",))
     return lambda: function(group, *args)
 
 
-def gloo(comm, collective, source, result):
+def gloo(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
     if not is_tensor(source if source is not None else result):
         raise ValueError("gloo knows torch tensors only")
     import torch.distributed as dist

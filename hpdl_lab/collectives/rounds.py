@@ -1,13 +1,16 @@
 """An attendee's ping-pong, checked and timed on its ranks, which need no more of this package for it than this file."""
 
+from typing import Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from .sweep import WrongAnswer, own_times
 
 MOST_ROUNDS = 500  # per sample
 
 
-def time_rounds(comm, fn, sizes, samples, sample_ns):
+def time_rounds(comm: Comm, fn: Any, sizes: Any, samples: Any, sample_ns: Any) -> None:
     """Check and time `fn` for each size; rank 0 reports {size, seconds (median, one way), p25, p75}."""
     buffer = comm.allocate((max(sizes),), "uint8")
     for size in sizes:
@@ -19,7 +22,7 @@ def time_rounds(comm, fn, sizes, samples, sample_ns):
             comm.report(size=size, seconds=median, p25=p25, p75=p75)
 
 
-def require_echo(comm, fn, x):
+def require_echo(comm: Comm, fn: Any, x: Any) -> None:
     """Raise WrongAnswer, on every rank, unless rank 1 gets what rank 0 has, and rank 0 gets it back."""
     x[:] = 7 + comm.rank
     fn(comm, x)
@@ -32,6 +35,6 @@ def require_echo(comm, fn, x):
             )
 
 
-def one_way(comm, fn, x, samples, sample_ns):
+def one_way(comm: Comm, fn: Any, x: Any, samples: Any, sample_ns: Any) -> Any:
     """(samples,) s of half a round on this rank's clock; each sample is many rounds where time is real."""
     return own_times(comm, fn, x, samples, sample_ns, MOST_ROUNDS) / 2e9

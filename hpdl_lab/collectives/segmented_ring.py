@@ -1,16 +1,25 @@
 """The ring with chunks cut into segments: one segment is added while the next is on its way."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from . import ring
 from .chunks import bounds, chunk
 from .steps import Round, edges, segment
 from .widen import adds_in_float32
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @adds_in_float32
-def reduce_scatter(comm, x, segments=4):
+def reduce_scatter(comm: Comm, x: Tensor, segments: int = 4) -> Tensor:
     """Leave on rank r the sum over ranks of chunk r of `x`: ring.reduce_scatter, whose adding hides behind messages.
 
         link    | segment 0 | segment 1 | segment 2 | segment 3 | segment 0 of the next chunk ...
@@ -46,7 +55,7 @@ def reduce_scatter(comm, x, segments=4):
 
 
 @adds_in_float32
-def all_reduce(comm, x, segments=4):
+def all_reduce(comm: Comm, x: Tensor, segments: int = 4) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank: the segmented reduce_scatter, then ring.all_gather.
 
     Nothing is added in an all-gather, so its chunks stay whole and cost p - 1 latencies only.
@@ -60,17 +69,17 @@ def all_reduce(comm, x, segments=4):
     return ring.all_gather(comm, x)
 
 
-def add(x, y):
+def add(x: Tensor, y: Tensor) -> None:
     """x += y: a function, because += on a name inside a tuple is none."""
     x += y
 
 
-def require_two(segments):
+def require_two(segments: int) -> None:
     if segments < 2:
         raise ValueError(f"adding hides behind messages with 2 segments or more, got {segments}: 1 is ring.all_reduce")
 
 
-def reduce_scatter_steps(p, n, segments=4):
+def reduce_scatter_steps(p: int, n: int, segments: int = 4) -> Iterator[Any]:
     """The schedule of reduce_scatter for n elements on p ranks: an iterator of steps.Round."""
     require_two(segments)
     r, cut = np.arange(p), edges(n, p)
@@ -80,7 +89,7 @@ def reduce_scatter_steps(p, n, segments=4):
             yield Round(r, (r + 1) % p, *segment(cut[c], cut[c + 1], segments, s), add=True)
 
 
-def all_reduce_steps(p, n, segments=4):
+def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Any]:
     """The schedule of all_reduce."""
     yield from reduce_scatter_steps(p, n, segments)
     yield from ring.all_gather_steps(p, n)

@@ -3,15 +3,22 @@
 It is written by hand, or chosen from times, measured or predicted.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..comm.base import Comm
 from ..predict.messages import evaluate
 from .table import find, names
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NATIVE = "native"  # the communicator's own all_reduce, beside those of the table
 EXAMPLE = "tree:0-8192;ring:8193-max"
@@ -24,7 +31,7 @@ class Range(NamedTuple):
     first: int
     last: int | None
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.name}:{self.first}-{'max' if self.last is None else self.last}"
 
 
@@ -37,26 +44,26 @@ class Selection:
 
     ranges: tuple
 
-    def __call__(self, comm, x):
+    def __call__(self, comm: Comm, x: Tensor) -> Tensor:
         """Replace x by its sum over ranks by the algorithm for x.nbytes; returns x."""
         return function_of(self.name_for(x.nbytes))(comm, x)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return ";".join(str(part) for part in self.ranges)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Selection.parse({str(self)!r})"
 
     @property
-    def __name__(self):
+    def __name__(self) -> str:
         return str(self)
 
-    def name_for(self, nbytes):
+    def name_for(self, nbytes: int) -> str:
         """The algorithm for messages of this many bytes."""
         return next(part.name for part in self.ranges if part.last is None or nbytes <= part.last)
 
     @classmethod
-    def parse(cls, text):
+    def parse(cls, text: str) -> Selection | None:
         """The Selection that `text` describes; a name alone is for all sizes. Raises ValueError that quotes the fault.
 
         Names are those of collectives.table, and "native" for the communicator's own. Ranges are in bytes, may come in
@@ -69,13 +76,13 @@ class Selection:
             parts = [f"{parts[0]}:0-max"]
         return cls(covering(sorted((parse_range(part) for part in parts), key=lambda part: part.first)))
 
-    def save(self, path, remark=""):
+    def save(self, path: Path, remark: str = "") -> None:
         """Write the selection to a file, `remark` above it as a comment."""
         comment = "".join(f"# {line}\n" for line in remark.splitlines())
         Path(path).write_text(f"{comment}{self}\n")
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path: Path) -> Selection | None:
         """The Selection in a file that `save` wrote. Raises OSError; ValueError that names file and fault."""
         lines = [line for line in Path(path).read_text().splitlines() if not line.lstrip().startswith("#")]
         try:
@@ -84,17 +91,17 @@ class Selection:
             raise ValueError(f"{path}: {error}") from None
 
 
-def function_of(name):
+def function_of(name: str) -> Callable | None:
     """The all-reduce of this name. Raises LookupError that lists what there is."""
     return native if name == NATIVE else find(name).function
 
 
-def native(comm, x):
+def native(comm: Comm, x: Tensor) -> Tensor:
     """The communicator's own all_reduce."""
     return comm.all_reduce(x)
 
 
-def parse_range(text):
+def parse_range(text: str) -> Range | None:
     """ "ring:0-8192" as a Range."""
     name, _, sizes = (piece.strip() for piece in text.partition(":"))
     if name != NATIVE and name not in names():
@@ -108,7 +115,7 @@ def parse_range(text):
     return Range(name, first, last)
 
 
-def covering(ranges):
+def covering(ranges: list[Range]) -> tuple[Range, ...] | None:
     """tuple(ranges), which are in rising order. Raises ValueError where a size is covered twice, or not at all."""
     expected, before = 0, None  # the first size that the ranges so far do not cover
     for part in ranges:
@@ -130,7 +137,7 @@ def covering(ranges):
 # -- from times --------------------------------------------------------------------------------------------------------
 
 
-def predict(names, sizes, p, network, itemsize=4):
+def predict(names: Any, sizes: Any, p: int, network: Any, itemsize: int = 4) -> Iterator[Any]:
     """Yield the rows that `fastest` needs for all-reduces on p simulated ranks, from their schedules: p may be 16,384.
 
     Args:    names: of the table; sizes: bytes, whole elements of `itemsize`; network: of comm.network.
@@ -141,7 +148,7 @@ def predict(names, sizes, p, network, itemsize=4):
             yield {"name": name, "size": size, "time_us": seconds * 1e6, "p75_us": seconds * 1e6}
 
 
-def fastest(rows):
+def fastest(rows: Any) -> Any:
     """The Selection that takes at every measured size what was fastest there.
 
     Between two measured sizes with different winners the border is their geometric mean. A winner stays where the next

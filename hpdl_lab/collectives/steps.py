@@ -8,10 +8,12 @@ A schedule is an iterator of Rounds, made as it is asked for, so that one of 16,
     rank 2 -> 0        chunk 1, which 0 adds       chunk 0, which 0 adds
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .widen import adds_in_float32
 
@@ -38,21 +40,21 @@ class Round(NamedTuple):
     relay: bool = False
 
 
-def edges(n, p):
+def edges(n: int, p: int) -> np.ndarray:
     """(p + 1,) int64: chunk i of n elements in p chunks is edges[i]:edges[i + 1]. The same cut as chunks.bounds."""
     i = np.arange(p + 1, dtype=np.int64)
     small, extra = divmod(n, p)
     return i * small + np.minimum(i, extra)
 
 
-def segment(first, last, segments, s):
+def segment(first: np.ndarray, last: int | np.ndarray, segments: int, s: int | np.ndarray) -> tuple[np.ndarray, ...]:
     """Elements of segment s where first:last is cut into `segments`, for ints or arrays: the cut of chunks.bounds."""
     small, extra = np.divmod(last - first, segments)
     begin = first + s * small + np.minimum(s, extra)
     return begin, begin + small + (s < extra)
 
 
-def among(rounds, groups):
+def among(rounds: Iterator, groups: np.ndarray) -> Iterator[Any]:
     """The same schedule in several groups of ranks at a time: groups[g, i] is who plays rank i in group g."""
     for round_ in rounds:
         columns = [np.tile(column, len(groups)) for column in (round_.first, round_.last)]
@@ -65,7 +67,7 @@ def among(rounds, groups):
         )
 
 
-def execute(comm, x, rounds):
+def execute(comm: Comm, x: np.ndarray, rounds: Iterator) -> np.ndarray:
     """Do on this rank what the schedule says. Every rank calls it with the same schedule.
 
     Args:    x: (N,) contiguous tensor or array, different per rank, overwritten; 16-bit floats are added in float32 and
@@ -83,7 +85,7 @@ def execute(comm, x, rounds):
     return follow(comm, x, begin, rounds)
 
 
-def follow_rounds(comm, x, begin, rounds):
+def follow_rounds(comm: Comm, x: np.ndarray, begin: Round, rounds: Iterator) -> np.ndarray:
     """`execute`, from the round `begin` on."""
     arrived = {}  # first element: what this rank received in its last round
     follow_round(comm, x, begin, arrived)
@@ -92,7 +94,7 @@ def follow_rounds(comm, x, begin, rounds):
     return x
 
 
-def follow_round(comm, x, round_, arrived):
+def follow_round(comm: Comm, x: np.ndarray, round_: Round, arrived: dict[int, np.ndarray]) -> None:
     """One round. `arrived` is what the last one brought, and becomes what this one brings."""
     receives, sends = np.flatnonzero(round_.dest == comm.rank), np.flatnonzero(round_.source == comm.rank)
     works, buffers = [], []

@@ -4,15 +4,23 @@ A sample is the time of a few calls in a row on the slowest rank, divided by the
 function give the median and the quartiles. The time is the communicator's own: virtual on simulated ranks.
 """
 
+from __future__ import annotations
+
 import math
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import ITEMSIZE, is_tensor, settle, to_numpy
 from ..features import cores
 from . import expected
 from .cost import busbw_factor, fit_alpha_beta
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SAMPLES = 9
 SAMPLE_NS = 2_000_000  # a sample is at least this long where the time is real, so that the clock's grain is nothing
@@ -25,16 +33,16 @@ class WrongAnswer(ValueError):
 
 
 def race(
-    comm,
-    functions,
-    sizes,
-    dtype="float32",
-    samples=SAMPLES,
-    sample_ns=SAMPLE_NS,
-    rest_s=0.0,
-    collective="all_reduce",
-    ping_sizes=PING_SIZES,
-):
+    comm: Comm,
+    functions: Any,
+    sizes: Any,
+    dtype: str = "float32",
+    samples: Any = SAMPLES,
+    sample_ns: Any = SAMPLE_NS,
+    rest_s: float = 0.0,
+    collective: str = "all_reduce",
+    ping_sizes: Any = PING_SIZES,
+) -> None:
     """`ping_pong`, reported by rank 0 as {alpha, beta, gamma}, and then `sweep`."""
     alpha, beta, gamma = ping_pong(comm, samples, 20 if sample_ns else 1, ping_sizes)
     if comm.rank == 0:
@@ -43,8 +51,15 @@ def race(
 
 
 def sweep(
-    comm, functions, sizes, dtype="float32", samples=SAMPLES, sample_ns=SAMPLE_NS, rest_s=0.0, collective="all_reduce"
-):
+    comm: Comm,
+    functions: dict[str, Callable],
+    sizes: list[int],
+    dtype: str = "float32",
+    samples: int = SAMPLES,
+    sample_ns: int = SAMPLE_NS,
+    rest_s: float = 0.0,
+    collective: str = "all_reduce",
+) -> None:
     """Check and time a collective; rank 0 reports one row, with the columns of nccl-tests, per function and size.
 
     Args:    functions: {name: f(comm, x)}, as the functions of collectives/table.py: x is flat, the result is in x,
@@ -70,19 +85,21 @@ def sweep(
             time.sleep(rest_s)
 
 
-def count_of(size, dtype):
+def count_of(size: int, dtype: str) -> int:
     """Elements in `size` bytes. Raises ValueError where that is not a whole number, or none."""
     if size < ITEMSIZE[dtype] or size % ITEMSIZE[dtype]:
         raise ValueError(f"{size:,} bytes are not a whole number of {dtype}, which have {ITEMSIZE[dtype]} bytes each")
     return size // ITEMSIZE[dtype]
 
 
-def whole_chunks(count, p, collective):
+def whole_chunks(count: int, p: int, collective: str) -> int:
     """`count`, or the next number that p ranks can share in equal chunks, where the collective gives each rank one."""
     return -(-count // p) * p if collective in expected.CHUNKED else count
 
 
-def row(name, count, dtype, times, comm, collective="all_reduce"):
+def row(
+    name: str, count: int, dtype: str, times: np.ndarray, comm: Comm, collective: str = "all_reduce"
+) -> dict[str, int | str]:
     """One row from (samples,) ns per call. redop, root: as nccl-tests has them: "none", -1 where there is none."""
     p25, median, p75 = (float(q) for q in np.percentile(times, (25, 50, 75)))
     size = count * ITEMSIZE[dtype]
@@ -107,7 +124,7 @@ def row(name, count, dtype, times, comm, collective="all_reduce"):
     }
 
 
-def require_right(comm, name, function, x, collective="all_reduce"):
+def require_right(comm: Comm, name: str, function: Callable, x: Tensor, collective: str = "all_reduce") -> None:
     """Run `function` once on small whole numbers, whose sums are exact, and compare every element."""
     fill(x, expected.brought(collective, len(x), comm.size, comm.rank))
     begin, want = expected.left(collective, len(x), comm.size, comm.rank)
@@ -135,7 +152,7 @@ def require_right(comm, name, function, x, collective="all_reduce"):
             )
 
 
-def fill(x, values):
+def fill(x: Tensor, values: np.ndarray) -> None:
     """x[...] = values, for a tensor or an array."""
     if is_tensor(x):
         import torch
@@ -145,14 +162,16 @@ def fill(x, values):
         x[...] = values
 
 
-def sample_calls(comm, function, x, samples, sample_ns):
+def sample_calls(comm: Comm, function: Callable, x: Tensor, samples: int, sample_ns: int) -> np.ndarray:
     """(samples,) ns per call, each of the slowest rank. Zeros are added: sums of sums would overflow."""
     fill(x, np.zeros(len(x)))
     times = own_times(comm, function, x, samples, sample_ns)
     return np.asarray(comm.all_gather(times)).max(axis=0)
 
 
-def own_times(comm, function, x, samples, sample_ns, most=math.inf):
+def own_times(
+    comm: Comm, function: Callable, x: Tensor, samples: int, sample_ns: int, most: float = math.inf
+) -> np.ndarray:
     """(samples,) ns per call on this rank's clock; a sample is `most` calls at most."""
     clock, recording = comm.trace.clock, comm.trace.enabled
     comm.trace.enabled = False  # a record of every message would be part of the time
@@ -177,7 +196,9 @@ def own_times(comm, function, x, samples, sample_ns, most=math.inf):
         comm.trace.enabled = recording
 
 
-def ping_pong(comm, samples=SAMPLES, repeats=20, sizes=PING_SIZES):
+def ping_pong(
+    comm: Comm, samples: int = SAMPLES, repeats: int = 20, sizes: tuple[int, ...] = PING_SIZES
+) -> tuple[float, ...]:
     """Fit the cost of a message between ranks 0 and 1, and of adding: the numbers of collectives/cost.py.
 
         0 --x--> 1, 0 <--x-- 1      half a round trip is alpha + beta * bytes
@@ -200,7 +221,7 @@ def ping_pong(comm, samples=SAMPLES, repeats=20, sizes=PING_SIZES):
     return tuple(float(v) for v in fitted)
 
 
-def bytes_on(device, n):
+def bytes_on(device: str, n: int) -> np.ndarray:
     """n bytes to send, where the ranks' tensors are: an array, or a tensor on a GPU."""
     if device == "cpu":
         return np.zeros(n, np.uint8)
@@ -209,7 +230,7 @@ def bytes_on(device, n):
     return torch.zeros(n, dtype=torch.uint8, device=device)
 
 
-def one_way(comm, x, samples, repeats):
+def one_way(comm: Comm, x: np.ndarray, samples: int, repeats: int) -> float:
     """Seconds from rank 0 to rank 1, or back: the median."""
     other, clock, times = 1 - comm.rank, comm.trace.clock, []
     for _ in range(samples):
@@ -221,7 +242,7 @@ def one_way(comm, x, samples, repeats):
     return float(np.median(times))
 
 
-def time_of_adding(comm, samples):
+def time_of_adding(comm: Comm, samples: int) -> float:
     """Seconds per byte of x += y for float32 that fit no first-level cache."""
     x, y, clock, times = np.zeros(2**18, np.float32), np.ones(2**18, np.float32), comm.trace.clock, []
     for _ in range(samples):

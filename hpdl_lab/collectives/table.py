@@ -1,7 +1,7 @@
 """Every collective algorithm as a record: what it is called, how it is done, what it costs, who described it."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import (
     chain,
@@ -37,7 +37,7 @@ class Algorithm(NamedTuple):
     cost: Callable
     ref: str
 
-    def __str__(self):
+    def __str__(self) -> Any:
         return self.name if self.collective == "all_reduce" else f"{self.name} {self.collective}"
 
 
@@ -50,7 +50,7 @@ DDL = "Cho et al. 2017, PowerAI DDL"
 LI = "Li et al. 2014, Scaling distributed machine learning with the parameter server"
 
 
-def _all_reduce(name, module, price, ref):
+def _all_reduce(name: Any, module: Any, price: Any, ref: Any) -> Any:
     return Algorithm(name, "all_reduce", module.all_reduce, module.all_reduce_steps, price, ref)
 
 
@@ -84,7 +84,7 @@ ALGORITHMS = (
 )
 
 
-def find(name, collective="all_reduce"):
+def find(name: str, collective: str = "all_reduce") -> Algorithm:
     """The Algorithm of this name. Raises LookupError that lists what there is."""
     for algorithm in ALGORITHMS:
         if (algorithm.name, algorithm.collective) == (name, collective):
@@ -95,11 +95,11 @@ def find(name, collective="all_reduce"):
     raise LookupError(f"{collective} has no algorithm {name!r}: {', '.join(known)}")
 
 
-def names(collective="all_reduce"):
+def names(collective: str = "all_reduce") -> list[str]:
     """The names of the algorithms for one collective."""
     return [algorithm.name for algorithm in ALGORITHMS if algorithm.collective == collective]
 
 
-def collectives():
+def collectives() -> list[str]:
     """The names of the collectives."""
     return list(dict.fromkeys(algorithm.collective for algorithm in ALGORITHMS))

@@ -1,14 +1,23 @@
 """Collectives along a binomial tree: few steps, whole vectors. The choice for small messages."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .steps import Round
 from .widen import adds_in_float32
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @adds_in_float32
-def reduce(comm, x, root=0):
+def reduce(comm: Comm, x: Tensor, root: int = 0) -> Tensor:
     """Leave on rank `root` the sum of every rank's `x`: in each step half of the ranks that are left hand over theirs.
 
         step 0    0 <- 1    2 <- 3    4 <- 5    6 <- 7       (p = 8, root 0; other roots are numbered from the root)
@@ -34,7 +43,7 @@ def reduce(comm, x, root=0):
     return x
 
 
-def broadcast(comm, x, root=0):
+def broadcast(comm: Comm, x: Tensor, root: int = 0) -> Tensor:
     """Copy `x` of rank `root` to every rank: reduce backwards, so that in each step twice as many ranks have it.
 
         step 0    0 ----------------> 4                      (p = 8, root 0; other roots are numbered from the root)
@@ -57,7 +66,7 @@ def broadcast(comm, x, root=0):
 
 
 @adds_in_float32
-def all_reduce(comm, x):
+def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank: reduce to rank 0, then broadcast from there.
 
     Args:    x: (N,) tensor, different per rank, overwritten with the sum.
@@ -70,26 +79,26 @@ def all_reduce(comm, x):
     return broadcast(comm, x)
 
 
-def bits_below(p):
+def bits_below(p: int) -> list[int]:
     """1, 2, 4, ... below p: the distances in a binomial tree of p ranks."""
     return [1 << k for k in range((p - 1).bit_length())]
 
 
-def reduce_steps(p, n, root=0):
+def reduce_steps(p: int, n: int, root: int = 0) -> Iterator[Any]:
     """The schedule of reduce for n elements on p ranks: an iterator of steps.Round."""
     for bit in bits_below(p):
         v = np.arange(bit, p, 2 * bit)
         yield Round((v + root) % p, (v - bit + root) % p, np.zeros_like(v), np.full_like(v, n), add=True)
 
 
-def broadcast_steps(p, n, root=0):
+def broadcast_steps(p: int, n: int, root: int = 0) -> Iterator[Any]:
     """The schedule of broadcast."""
     for bit in reversed(bits_below(p)):
         v = np.arange(bit, p, 2 * bit)
         yield Round((v - bit + root) % p, (v + root) % p, np.zeros_like(v), np.full_like(v, n), add=False)
 
 
-def all_reduce_steps(p, n):
+def all_reduce_steps(p: int, n: int) -> Iterator[Any]:
     """The schedule of all_reduce."""
     yield from reduce_steps(p, n)
     yield from broadcast_steps(p, n)

@@ -1,12 +1,19 @@
 """Sums of 16-bit floats: added in float32, rounded once."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..comm.buffers import copy_into, is_tensor
 from .chunks import chunk
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def adds_in_float32(collective):
+
+def adds_in_float32(collective: Callable) -> Callable:
     """Decorator of `collective(comm, x, ...)`, which adds into x: bfloat16 and float16 work on a float32 copy of x.
 
     A 16-bit float keeps 8 or 11 bits, so a sum that is rounded to it at every addition stops growing early. Here it is
@@ -26,6 +33,6 @@ def adds_in_float32(collective):
     return widened
 
 
-def is_16_bit_float(x):
+def is_16_bit_float(x: Tensor) -> bool:
     """True for a tensor or an array of bfloat16 or float16."""
     return str(getattr(x, "dtype", "")).removeprefix("torch.") in ("bfloat16", "float16")

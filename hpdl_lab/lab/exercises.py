@@ -15,6 +15,7 @@ from ..checks.result import CheckResult, Note
 from ..collectives.table import find
 from ..engines.cluster import ipython
 from ..engines.errors import RunFailed
+from ..plain_source import plain_source
 from ..plots import animation, graph, live, style, timeline
 from ..plots import collective as panels
 from ..plots import schedule as rows
@@ -103,7 +104,7 @@ def solution(fn: Any) -> Note:
     exercise = exercise_of(fn)
     progress().add("solution", exercise=exercise.id, name=exercise.name)
     path = inspect.getsourcefile(exercise.reference).rpartition("hpdl_lab/")[2]
-    code = inspect.getsource(exercise.reference)
+    code = plain_source(exercise.reference)
     return Note(f"{exercise.id} {exercise.name}: solution, from hpdl_lab/{path}", exercise.explanation, code)
 
 

@@ -15,6 +15,7 @@ from ..comm.network import PRESETS, Network, Switch, describe
 from ..mesh import Grid
 from ..parallel import gossip, horovod
 from ..parallel.gossip import Graph
+from ..plain_source import plain_source
 from ..plots import animation, live
 from ..plots import collective as panels
 from ..plots import graph as graphs
@@ -283,7 +284,7 @@ def show_programs(x: Any) -> Note:
 
 def undocumented(function: Callable[..., Any]) -> str:
     """The source of a function without its name and its docstring, which might give the fault away."""
-    text = textwrap.dedent(inspect.getsource(function)).rstrip("\n")
+    text = plain_source(function)
     node, lines = ast.parse(text).body[0], text.split("\n")
     assert isinstance(node, ast.FunctionDef)
     if ast.get_docstring(node) is not None:

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     demand: Callable = lambda ranks, micro_batches: ""
 
 
-def multiple(ranks, micro_batches):
+def multiple(ranks: int, micro_batches: int) -> str:
     if micro_batches % ranks:
         return (
             f"sends {ranks} micro-batches at a time around its {ranks} ranks: {micro_batches} are no multiple of that"
@@ -33,19 +33,19 @@ def multiple(ranks, micro_batches):
     return ""
 
 
-def enough(ranks, micro_batches):
+def enough(ranks: int, micro_batches: int) -> str:
     if micro_batches < ranks:
         return f"of {ranks} ranks needs at least {ranks} micro-batches to fill its bubble, got {micro_batches}"
     return ""
 
 
-def one_each(ranks, micro_batches):
+def one_each(ranks: int, micro_batches: int) -> str:
     if micro_batches < 2:
         return f"has two replicas, each of which needs a micro-batch: 2 at least, got {micro_batches}"
     return ""
 
 
-def exactly_two(ranks, micro_batches):
+def exactly_two(ranks: int, micro_batches: int) -> str:
     if micro_batches != 2:
         return f"gives each of its two replicas one micro-batch, got {micro_batches}: gems_master takes more"
     return ""
@@ -61,7 +61,7 @@ CATALOG = {
 }
 
 
-def build(name, ranks, micro_batches, chunks=None):
+def build(name: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule | None:
     """The schedule `name` for a pipeline of `ranks` ranks.
 
     Args:    chunks: stages per rank; only "interleaved" has more than one, 2 if not said.

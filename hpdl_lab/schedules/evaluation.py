@@ -5,10 +5,10 @@ fractions: nothing but sums and one division by the number of chunks is done wit
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, count, pairwise
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..predict.graph import Graph, Need
 from .catalog import build
@@ -44,7 +44,9 @@ class Evaluation(NamedTuple):
     peak: tuple
 
 
-def evaluate(schedule, forward=1, backward=2, input=1, weight=1, transfer=0):
+def evaluate(
+    schedule: Any, forward: int = 1, backward: int = 2, input: int = 1, weight: int = 1, transfer: int = 0
+) -> Evaluation:
     """Time a schedule.
 
     Args:    forward, backward, input, weight: time of an F, B, I, W. A number is what one micro-batch costs on a
@@ -60,7 +62,7 @@ def evaluate(schedule, forward=1, backward=2, input=1, weight=1, transfer=0):
     return summary(timed(schedule, costs, transfer))
 
 
-def per_stage(schedule, what, cost):
+def per_stage(schedule: Any, what: str, cost: int) -> list[float]:
     """One number for each stage of the model."""
     if isinstance(cost, Real):
         costs = [cost / schedule.chunks if schedule.chunks > 1 else cost] * schedule.stages
@@ -73,7 +75,7 @@ def per_stage(schedule, what, cost):
     return costs
 
 
-def timed(schedule, costs, transfer):
+def timed(schedule: Any, costs: dict[str, list[float]], transfer: int) -> list[list[Timed]]:
     """A list of Timed for each rank. costs: {kind: [time of each stage of the model]}."""
     graph = graph_of(schedule)
     if len(graph.order) < len(graph.seconds):
@@ -83,13 +85,13 @@ def timed(schedule, costs, transfer):
     return [[Timed(*next(times)) for _ in row] for row in schedule.rows]
 
 
-def seconds_of(schedule, costs):
+def seconds_of(schedule: Any, costs: dict[str, Sequence[float]]) -> list[float]:
     """The time of every action, rank by rank."""
     stages = schedule.stages
     return [costs[kind][stage % stages] for row in schedule.rows for stage, kind, _ in row]
 
 
-def graph_of(schedule):
+def graph_of(schedule: Any) -> Graph:
     """The Graph with a task for each action, rank by rank. One that needs what no rank does waits for itself."""
     graph = Graph()
     numbers = {action: number for number, action in enumerate(chain.from_iterable(schedule.rows))}
@@ -105,7 +107,7 @@ def graph_of(schedule):
     return graph
 
 
-def deadlock(schedule, done):
+def deadlock(schedule: Any, done: set[int]) -> str:
     """The sentence about ranks that wait for each other; done: numbers of the actions that can end."""
     numbered = enumerate(chain.from_iterable(schedule.rows))
     ended = {action for number, action in numbered if number in done}
@@ -127,7 +129,7 @@ def deadlock(schedule, done):
     return f"{schedule.name} deadlocks: rank {rank} waits " + ", which waits ".join(steps[passed.index(rank) :])
 
 
-def summary(rows):
+def summary(rows: list[list[Timed]]) -> Evaluation:
     """The Evaluation of a list of Timed for each rank, measured or calculated; the clock begins at 0."""
     makespan = max((row[-1].end for row in rows if row), default=0)
     busy = sum(end - begin for row in rows for _, begin, end in row)
@@ -141,7 +143,7 @@ def summary(rows):
     )
 
 
-def held(row):
+def held(row: list[Timed]) -> tuple[tuple[float, ...], ...]:
     """((time, count), ...) of one rank: how many micro-batches' activations it holds from that time on."""
     changes = [(begin, 1) for action, begin, _ in row if action.kind == "F"]
     changes += [(end, -1) for action, _, end in row if action.kind in "BW"]
@@ -165,11 +167,13 @@ class PipelineTime(NamedTuple):
     gradients: tuple
 
     @property
-    def seconds(self):
+    def seconds(self) -> float:
         return max(self.ends)
 
 
-def pipeline_time(name, ranks, micro_batches, costs, transfer, chunks=None):
+def pipeline_time(
+    name: str, ranks: int, micro_batches: int, costs: list[tuple[float, ...]], transfer: float, chunks: Any = None
+) -> PipelineTime:
     """The times of one step with stages of any length.
 
     After a few rounds a pipeline repeats itself, so a step with many micro-batches is one with few, and as much more as
@@ -207,7 +211,7 @@ def pipeline_time(name, ranks, micro_batches, costs, transfer, chunks=None):
     return PipelineTime(ends, gradients)
 
 
-def rounds_of(ranks, micro_batches):
+def rounds_of(ranks: int, micro_batches: int) -> tuple[tuple[int, ...], int]:
     """((few micro-batches, a round more), more): a long step is one with few, and `more` rounds; 0 of a short one."""
     period = 2 * ranks if ranks < MANY else ranks
     more, rest = divmod(micro_batches - period, period) if micro_batches > 2 * period else (0, 0)
@@ -215,7 +219,7 @@ def rounds_of(ranks, micro_batches):
 
 
 @functools.lru_cache(maxsize=512)
-def built(name, ranks, micro_batches, chunks):
+def built(name: str, ranks: int, micro_batches: int, chunks: Any) -> tuple[Any, Graph, tuple[tuple[Any, ...], ...]]:
     """(Schedule, its Graph, and per rank ((stage, number of the action that completes its gradients), ...))."""
     schedule = build(name, ranks, micro_batches, chunks)
     numbers, last = count(), [{} for _ in schedule.rows]

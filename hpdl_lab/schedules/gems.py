@@ -3,7 +3,7 @@
 from .schedule import Action
 
 
-def gems(rank, ranks, micro_batches):
+def gems(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """What rank `rank` does in GEMS' schedule.
 
     Rank r holds stage r of one replica and stage p - 1 - r of another (numbered p to 2p - 1), which works on every

@@ -3,7 +3,7 @@
 from .schedule import Action
 
 
-def gpipe(rank, ranks, micro_batches):
+def gpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """What rank `rank` does in GPipe's schedule.
 
         p = 3, m = 4, backward takes twice as long as forward

@@ -3,7 +3,7 @@
 from .schedule import Action
 
 
-def interleaved(rank, ranks, micro_batches, chunks):
+def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
     """What rank `rank` does in the schedule interleaved 1F1B.
 
     Rank r holds the stages r, p + r, 2p + r, ...: a micro-batch goes round all ranks v times. Forwards come p

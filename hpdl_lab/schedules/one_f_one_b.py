@@ -3,7 +3,7 @@
 from .schedule import Action
 
 
-def one_f_one_b(rank, ranks, micro_batches):
+def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """What rank `rank` does in the schedule 1F1B.
 
         p = 3, m = 4                                                     warm-up, then forward and backward in turn

@@ -1,9 +1,11 @@
 """A schedule as text: one line per rank, as DualPipe writes its steps, and as a grid over time."""
 
+from typing import Any
+
 LONGEST_BLOCK = 6  # actions that are written once with a number of repetitions before them
 
 
-def compact(schedule):
+def compact(schedule: Any) -> str:
     """One line per rank: "rank 0: 3F 5FB 3B" is three forwards, five times a forward and a backward, three backwards.
 
     Micro-batches are left out: each kind takes them in turn. Ranks with several stages number them: F0, F1.
@@ -16,7 +18,7 @@ def compact(schedule):
     return "\n".join(lines)
 
 
-def shortest(symbols):
+def shortest(symbols: list[str]) -> list[str]:
     """`symbols` in as few letters as blocks with repetitions allow: F F F F B F B B B -> ["3F", "2FB", "2B"].
 
     Found from the end: best[i] is (length, repetitions, the block at i, where the next one begins).
@@ -39,7 +41,7 @@ def shortest(symbols):
     return texts
 
 
-def over_time(schedule, times):
+def over_time(schedule: Any, times: Any) -> str:
     """A grid: a line per rank, a column per unit of time, which is what the shortest action takes.
 
         rank 0  F0 F1 .  .  B0 --        "--": what stands before it goes on;  ".": the rank waits

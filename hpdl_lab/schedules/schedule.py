@@ -25,7 +25,7 @@ class Action(NamedTuple):
     kind: str
     micro_batch: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
@@ -48,19 +48,19 @@ class Schedule:
     replicas: int
     rows: tuple
 
-    def __str__(self):
+    def __str__(self) -> str:
         return compact(self)
 
     @property
-    def chunks(self):
+    def chunks(self) -> int:
         """How many stages of one model a rank holds."""
         return self.stages // self.ranks
 
     @cached_property
-    def _ranks_of_stages(self):
+    def _ranks_of_stages(self) -> dict[int, int]:
         return {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
 
-    def rank_of(self, stage):
+    def rank_of(self, stage: int) -> int:
         """The rank that holds `stage`. Raises: ValueError for None, which is before the first and after the last."""
         if stage in self._ranks_of_stages:
             return self._ranks_of_stages[stage]
@@ -69,35 +69,35 @@ class Schedule:
             "loss"
         )
 
-    def stages_of(self, rank):
+    def stages_of(self, rank: int) -> list[int]:
         """The stages that `rank` holds, ascending."""
         return sorted(stage for stage, holder in self._ranks_of_stages.items() if holder == rank)
 
-    def replica(self, stage):
+    def replica(self, stage: int) -> int:
         """Which of the replicas `stage` belongs to."""
         return stage // self.stages
 
-    def replica_of(self, micro_batch):
+    def replica_of(self, micro_batch: int) -> int:
         """The replica that works on `micro_batch`."""
         return micro_batch % self.replicas
 
-    def is_first(self, stage):
+    def is_first(self, stage: int) -> bool:
         """Whether `stage` takes the batch itself."""
         return stage % self.stages == 0
 
-    def is_last(self, stage):
+    def is_last(self, stage: int) -> bool:
         """Whether `stage` computes the loss."""
         return stage % self.stages == self.stages - 1
 
-    def previous(self, stage):
+    def previous(self, stage: int) -> int | None:
         """The stage that sends its output to `stage`; None for the first."""
         return None if self.is_first(stage) else stage - 1
 
-    def next(self, stage):
+    def next(self, stage: int) -> int | None:
         """The stage that takes the output of `stage`; None for the last."""
         return None if self.is_last(stage) else stage + 1
 
-    def needs(self, action):
+    def needs(self, action: Action) -> list[tuple[int, str, int]]:
         """What must be done before `action`, as (stage, kinds, micro-batch): one of those kinds is enough.
 
         Forward needs the forward of the stage before. Backward needs its own forward and the backward of the stage
@@ -114,7 +114,7 @@ class Schedule:
         return needed
 
 
-def require_schedule(value):
+def require_schedule(value: Schedule) -> None:
     """Raise TypeError unless `value` is a Schedule."""
     if not isinstance(value, Schedule):
         raise TypeError(f'a Schedule is needed, got {value!r:.40}: schedules.build("1f1b", 4, 8) makes one')

@@ -3,6 +3,7 @@
 import csv
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from .schedule import Action, Schedule
 
@@ -12,12 +13,12 @@ ADDED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD
 TOGETHER = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
-def to_strings(schedule):
+def to_strings(schedule: Schedule) -> list[list[str]]:
     """One list of strings per rank: [["0F0", "0F1", ...], ["1F0", ...]]."""
     return [[str(action) for action in row] for row in schedule.rows]
 
 
-def from_strings(rows, name="imported", replicas=1):
+def from_strings(rows: list[Any] | None, name: str = "imported", replicas: int = 1) -> Schedule | None:
     """The Schedule that `rows` of strings say: one row per rank, as to_strings and torch write them.
 
     Empty cells are left out, and what torch adds for its messages and shards. Actions that torch would overlap come
@@ -48,7 +49,7 @@ def from_strings(rows, name="imported", replicas=1):
     return Schedule(name, len(parsed), stages // replicas, micro_batches, replicas, parsed)
 
 
-def parse(text, rank, place):
+def parse(text: str, rank: int, place: int) -> list[Action]:
     """The actions in one cell: none, one, or those that torch would overlap."""
     text = str(text or "").strip()
     if not text or ADDED.fullmatch(text):
@@ -63,13 +64,13 @@ def parse(text, rank, place):
     return [Action(int(found[1]), found[2], int(found[3]))]
 
 
-def to_csv(schedule, path):
+def to_csv(schedule: Schedule, path: Any) -> None:
     """Write a line per rank, which torch's schedules load with _load_csv."""
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows(to_strings(schedule))
 
 
-def from_csv(path, name="imported", replicas=1):
+def from_csv(path: Any, name: str = "imported", replicas: int = 1) -> Schedule:
     """The Schedule in a CSV file with a line per rank. Raises: ValueError as from_strings; OSError."""
     with open(path, newline="") as file:
         return from_strings(list(csv.reader(file)), name, replicas)

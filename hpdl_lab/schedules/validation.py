@@ -1,12 +1,13 @@
 """Whether a schedule can run: every action once, in an order that ends, within the memory that there is."""
 
 from itertools import chain
+from typing import Any
 
 from .evaluation import evaluate
 from .schedule import KINDS, require_schedule
 
 
-def validate(schedule, most_live=None):
+def validate(schedule: Any, most_live: Any = None) -> Any:
     """Refuse a schedule that would lose a micro-batch, deadlock, or hold too much.
 
     Args:    most_live: how many micro-batches' activations of a stage a rank has room for; None: any number.
@@ -36,7 +37,7 @@ def validate(schedule, most_live=None):
     return schedule
 
 
-def in_range(schedule):
+def in_range(schedule: Any) -> None:
     """Every action is of a stage, a kind and a micro-batch that there are, in the replica that has the micro-batch."""
     stages = schedule.stages * schedule.replicas
     for rank, row in enumerate(schedule.rows):
@@ -55,7 +56,7 @@ def in_range(schedule):
                 )
 
 
-def one_holder(schedule):
+def one_holder(schedule: Any) -> None:
     """No stage is on two ranks."""
     holders = {}
     for rank, row in enumerate(schedule.rows):
@@ -65,7 +66,7 @@ def one_holder(schedule):
                 raise ValueError(f"{schedule.name}: stage {action.stage} is on rank {holder} and on rank {rank}")
 
 
-def once(schedule):
+def once(schedule: Any) -> None:
     """No action is done twice."""
     seen = set()
     for rank, row in enumerate(schedule.rows):
@@ -75,7 +76,7 @@ def once(schedule):
             seen.add(action)
 
 
-def complete(schedule):
+def complete(schedule: Any) -> None:
     """Each stage has a forward and a backward of every micro-batch of its replica: whole, or in both halves."""
     done = set(chain.from_iterable(schedule.rows))
     for stage in range(schedule.stages * schedule.replicas):
@@ -95,7 +96,7 @@ def complete(schedule):
                 raise ValueError(f"{schedule.name}: no rank does {stage}{lost}{i}, the other half of a backward")
 
 
-def in_order(schedule):
+def in_order(schedule: Any) -> None:
     """No rank does an action before one of its own that it needs."""
     for rank, row in enumerate(schedule.rows):
         places = {action: place for place, action in enumerate(row)}

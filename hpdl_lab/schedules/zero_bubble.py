@@ -3,7 +3,7 @@
 from .schedule import Action
 
 
-def zero_bubble_h1(rank, ranks, micro_batches):
+def zero_bubble_h1(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """What rank `rank` does in the schedule ZB-H1.
 
     The stage before waits for the gradient of the input (I), nobody for those of the weights (W). Take 1F1B, do I

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hpdl_lab.checks.exercises import find
+from hpdl_lab.plain_source import plain_source
 
 HEAD = re.compile(r"^(?P<failed>[a-z_ -]+?)(?: @(?P<base>\S+))?: (?P<says>.+)$")
 
@@ -40,7 +41,7 @@ class WrongAnswer:
 
 
 def tree_of(fn: Callable) -> ast.FunctionDef:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(fn))).body[0]
+    tree = ast.parse(plain_source(fn)).body[0]
     if ast.get_docstring(tree):
         del tree.body[0]
     return tree

@@ -156,7 +156,7 @@ gradient @steps_on_a_copy: before any weight moves
     +     for j in range(len(w)):
     +         w[j] -= rate * gradient(w, x, y)[j]
 gradient: that at w = 0
-    w, => np.zeros(len(w)),
+    gradient(w, => gradient(np.zeros(len(w)),
 rate: a step of rate 0.5
     w - rate * gradient => w - 0.5 * gradient
 returns: something of type list: a NumPy array of shape (2,)
