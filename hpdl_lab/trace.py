@@ -4,6 +4,8 @@ Checks count these events, the cost model is compared with them, timelines and l
 stuck run quotes them, and they export as Chrome/Perfetto trace JSON. `now_ns` is the only clock of real ranks.
 """
 
+from __future__ import annotations
+
 import copy
 import functools
 import itertools
@@ -14,8 +16,9 @@ import struct
 import sys
 import sysconfig
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 now_ns = time.monotonic_ns
 LANE_STEPS = 10**9  # the steps of a rank's nth lane are counted from n times this
@@ -54,13 +57,13 @@ class Log:
 
     LAYOUT = struct.Struct("<qqqqiIII")  # step, t0_ns, t1_ns, nbytes, peer, and the numbers of op, line and lane
 
-    def __init__(self, rank):
+    def __init__(self, rank: int) -> None:
         self.rank = rank
         self._packed = bytearray()
         self._numbers = itertools.count()
         self._names = {}  # op, line or lane -> its number
 
-    def append(self, step, op, t0_ns, t1_ns, peer, nbytes, line, lane):
+    def append(self, step: int, op: str, t0_ns: int, t1_ns: int, peer: int, nbytes: int, line: str, lane: str) -> None:
         names = self._names
         try:
             op, line, lane = names[op], names[line], names[lane]
@@ -68,10 +71,10 @@ class Log:
             op, line, lane = (names.setdefault(name, next(self._numbers)) for name in (op, line, lane))
         self._packed += self.LAYOUT.pack(step, t0_ns, t1_ns, nbytes, peer, op, line, lane)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._packed) // self.LAYOUT.size
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         packed = bytes(self._packed)
         names = {number: name for name, number in self._names.items()}
         for step, t0_ns, t1_ns, nbytes, peer, op, line, lane in self.LAYOUT.iter_unpack(packed):
@@ -81,7 +84,7 @@ class Log:
 class Trace:
     """The events of one rank. `clock` is the rank's time in ns: monotonic on real ranks, virtual on simulated ones."""
 
-    def __init__(self, rank, clock=now_ns, enabled=True, limit=200_000):
+    def __init__(self, rank: int, clock: Callable = now_ns, enabled: bool = True, limit: int = 200_000) -> None:
         self.rank = rank
         self.clock = clock
         self.enabled = enabled
@@ -93,7 +96,7 @@ class Trace:
         self._lanes = itertools.count(LANE_STEPS, LANE_STEPS)  # where the steps of the next lane begin
         self.log = Log(rank)
 
-    def in_lane(self, lane, clock=None):
+    def in_lane(self, lane: str, clock: Callable | None = None) -> Trace:
         """The trace of this rank's background: its events go to the same log, in `lane`, by its own `clock`.
 
         Its steps are counted apart, so that they do not depend on who came first.
@@ -104,19 +107,29 @@ class Trace:
         return other
 
     @property
-    def events(self):
+    def events(self) -> list[Event]:
         """The events so far, in the order in which they ended: a new list."""
         return list(self.log)
 
-    def line(self):
+    def line(self) -> str:
         """The attendee's line of what happens now."""
         return caller_line() or self.line_of_call
 
-    def step(self):
+    def step(self) -> int:
         """The next step number of this rank: taken when an operation is posted."""
         return next(self._steps)
 
-    def add(self, step, op, t0_ns, t1_ns, peer=-1, nbytes=0, line="", lane=""):
+    def add(
+        self,
+        step: int,
+        op: str,
+        t0_ns: int,
+        t1_ns: int,
+        peer: int = -1,
+        nbytes: int = 0,
+        line: str = "",
+        lane: str = "",
+    ) -> None:
         """Record one finished operation."""
         if not self.enabled:
             return
@@ -126,7 +139,7 @@ class Trace:
         self.log.append(step, op, t0_ns, t1_ns, peer, nbytes, line, lane or self.lane)
 
     @contextmanager
-    def span(self, op):
+    def span(self, op: str) -> Iterator[Any]:
         """Record the time between entry and exit as one event: `with comm.trace.span("forward"): ...`."""
         step, t0 = self.step(), self.clock()
         try:
@@ -135,7 +148,7 @@ class Trace:
             self.add(step, op, t0, self.clock(), line=self.line())
 
 
-def caller_line():
+def caller_line() -> str:
     """The attendee's innermost line that led here: "cell:7" in a notebook, "script.py:7" in a file, "" if none."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -146,13 +159,13 @@ def caller_line():
     return ""
 
 
-def line_of(frame, lineno):
+def line_of(frame: Any, lineno: int) -> str:
     """The same name for line `lineno` of one frame; "" for a frame that is not the attendee's."""
     name = frame.f_code.co_filename
     return source_line(name, lineno) if is_the_attendees(name) and not is_generated(frame) else ""
 
 
-def is_generated(frame):
+def is_generated(frame: Any) -> bool:
     """True for what a namedtuple or a dataclass has written for itself: it has no line in any file."""
     if frame.f_code.co_filename != "<string>":
         return False
@@ -160,20 +173,20 @@ def is_generated(frame):
 
 
 @functools.lru_cache(maxsize=4096)
-def is_the_attendees(filename):
+def is_the_attendees(filename: str) -> bool:
     """True for code that neither this package nor an installed one has brought; true for the programs of the zoo."""
     return filename.startswith(ZOO) or not filename.startswith(NOT_THE_ATTENDEES)
 
 
 @functools.lru_cache(maxsize=4096)
-def source_line(filename, lineno):
+def source_line(filename: str, lineno: int) -> str:
     """How a line is named to people: the cells of a notebook have no file name worth showing."""
     if re.search(r"ipykernel_|ipython-input|<cell", filename):
         return f"cell:{lineno}"
     return f"{os.path.basename(filename)}:{lineno}"
 
 
-def seconds_text(seconds):
+def seconds_text(seconds: float) -> str:
     """0.0021 -> "2.1 ms": three digits and the unit that suits."""
     for unit, scale in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= 0.9995 * scale:
@@ -181,14 +194,14 @@ def seconds_text(seconds):
     return f"{number_text(seconds * 1e9)} ns" if seconds > 0 else "0 s"
 
 
-def number_text(value):
+def number_text(value: float) -> str:
     """Three digits: 0.123, 12.3, 123, 12,300; an exponent only below 0.0001."""
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}".replace("e-0", "e-")
 
 
-def bytes_sent(events):
+def bytes_sent(events: list[Event]) -> dict[int, int]:
     """Bytes sent by each rank: {rank: bytes}."""
     total = {}
     for e in events:
@@ -197,7 +210,7 @@ def bytes_sent(events):
     return total
 
 
-def to_chrome(events):
+def to_chrome(events: list[Event]) -> dict[str, Any]:
     """Events as Chrome trace JSON (a dict): one process per rank, one thread per lane, times in microseconds.
 
     Opens in Perfetto.
@@ -230,7 +243,7 @@ def to_chrome(events):
     return {"traceEvents": rows, "displayTimeUnit": "ns"}
 
 
-def save_chrome(events, path):
+def save_chrome(events: list[Event], path: Any) -> None:
     """Write `to_chrome(events)` to `path`."""
     with open(path, "w") as file:
         json.dump(to_chrome(events), file)

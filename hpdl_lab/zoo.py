@@ -4,11 +4,16 @@ The reason that comm/status/report.py finds is right for each of them on simulat
 03 attendees find it and repair the program.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from .comm.base import Comm
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Program:
 # -- Two ranks receive before they send: each waits for what the other has not sent ------------------------------------
 
 
-def swap_receiving_first(comm):
+def swap_receiving_first(comm: Comm) -> Any:
     """Swap a number with the other rank."""
     mine, theirs = torch.tensor([float(comm.rank)]), torch.zeros(1)
     other = 1 - comm.rank
@@ -44,7 +49,7 @@ def swap_receiving_first(comm):
     return theirs.item()
 
 
-def swap(comm):
+def swap(comm: Comm) -> float:
     """Swap a number with the other rank: sendrecv begins both before it waits for either."""
     mine, theirs = torch.tensor([float(comm.rank)]), torch.zeros(1)
     other = 1 - comm.rank
@@ -55,7 +60,7 @@ def swap(comm):
 # -- Two ranks send before they receive. MPI sends small messages away at once; a large one waits for its receive ------
 
 
-def swap_sending_first(comm):
+def swap_sending_first(comm: Comm) -> Any:
     """Swap a million numbers with the other rank; returns the first."""
     mine, theirs = torch.full((1_000_000,), float(comm.rank)), torch.zeros(1_000_000)
     other = 1 - comm.rank
@@ -64,7 +69,7 @@ def swap_sending_first(comm):
     return theirs[0].item()
 
 
-def swap_large(comm):
+def swap_large(comm: Comm) -> float:
     """Swap a million numbers with the other rank: one sends first, the other receives first."""
     mine, theirs = torch.full((1_000_000,), float(comm.rank)), torch.zeros(1_000_000)
     other = 1 - comm.rank
@@ -80,7 +85,7 @@ def swap_large(comm):
 # -- The receiver has made room for one element more than the sender sends ---------------------------------------------
 
 
-def hand_over_with_bias(comm):
+def hand_over_with_bias(comm: Comm) -> Any:
     """Rank 0 hands 1,000 weights to rank 1, which returns their sum."""
     if comm.rank == 0:
         comm.send(torch.ones(1000), 1)
@@ -90,7 +95,7 @@ def hand_over_with_bias(comm):
     return weights.sum().item()
 
 
-def hand_over(comm):
+def hand_over(comm: Comm) -> float:
     """Rank 0 hands 1,000 weights to rank 1, which returns their sum: both ends count alike."""
     if comm.rank == 0:
         comm.send(torch.ones(1000), 1)
@@ -103,7 +108,7 @@ def hand_over(comm):
 # -- The receiver takes integers for floats: as many elements, but not the same bytes ----------------------------------
 
 
-def hand_over_labels_as_floats(comm):
+def hand_over_labels_as_floats(comm: Comm) -> Any:
     """Rank 0 hands 1,000 labels to rank 1, which returns their sum."""
     if comm.rank == 0:
         comm.send(torch.arange(1000), 1)
@@ -113,7 +118,7 @@ def hand_over_labels_as_floats(comm):
     return float(labels.sum())
 
 
-def hand_over_labels(comm):
+def hand_over_labels(comm: Comm) -> float:
     """Rank 0 hands 1,000 labels to rank 1, which returns their sum: both ends mean integers."""
     if comm.rank == 0:
         comm.send(torch.arange(1000), 1)
@@ -126,7 +131,7 @@ def hand_over_labels(comm):
 # -- Two messages are received in another order than they are sent. Messages have no tags here: they have an order -----
 
 
-def hand_over_layer_backwards(comm):
+def hand_over_layer_backwards(comm: Comm) -> Any:
     """Rank 0 hands 30 weights and 5 biases to rank 1, which returns the sum of all."""
     weights, bias = torch.zeros(30), torch.zeros(5)
     if comm.rank == 0:
@@ -138,7 +143,7 @@ def hand_over_layer_backwards(comm):
     return (weights.sum() + bias.sum()).item()
 
 
-def hand_over_layer(comm):
+def hand_over_layer(comm: Comm) -> float:
     """Rank 0 hands 30 weights and 5 biases to rank 1, which returns the sum of all, in the order of sending."""
     weights, bias = torch.zeros(30), torch.zeros(5)
     if comm.rank == 0:
@@ -153,7 +158,7 @@ def hand_over_layer(comm):
 # -- On a ring everybody exchanges with its right neighbor first, who is busy with its own right neighbor --------------
 
 
-def add_neighbors_all_alike(comm):
+def add_neighbors_all_alike(comm: Comm) -> Any:
     """Exchange numbers with both neighbors on the ring: rank r has the number r."""
     mine, theirs = torch.tensor([float(comm.rank)]), torch.zeros(1)
     total = 0.0
@@ -163,7 +168,7 @@ def add_neighbors_all_alike(comm):
     return total
 
 
-def add_neighbors(comm):
+def add_neighbors(comm: Comm) -> float:
     """Exchange numbers with both neighbors on the ring: rank r has the number r.
 
     Returns: the number of the right neighbor plus that of the left one.
@@ -179,7 +184,7 @@ def add_neighbors(comm):
 # -- Only one rank writes the log, and so only one rank calls the collective that the log needs ------------------------
 
 
-def mean_loss_for_the_log(comm):
+def mean_loss_for_the_log(comm: Comm) -> float:
     """Write the mean loss into the log: rank r has the loss r + 1, and rank 0 alone prints."""
     loss = torch.tensor([comm.rank + 1.0])
     if comm.rank == 0:
@@ -189,7 +194,7 @@ def mean_loss_for_the_log(comm):
     return loss.item()
 
 
-def mean_loss(comm):
+def mean_loss(comm: Comm) -> float:
     """Write the mean loss into the log: rank r has the loss r + 1, and rank 0 alone prints.
 
     Returns: the mean of the losses of all ranks, on every rank.
@@ -205,7 +210,7 @@ def mean_loss(comm):
 # -- One rank skips a barrier, so that its next collective meets the barrier of the others -----------------------------
 
 
-def count_samples_apart(comm):
+def count_samples_apart(comm: Comm) -> Any:
     """Meet, then add up 10 * rank samples; every rank returns the sum."""
     seen = torch.tensor([10.0 * comm.rank])
     if comm.rank != 2:
@@ -214,7 +219,7 @@ def count_samples_apart(comm):
     return seen.item()
 
 
-def count_samples(comm):
+def count_samples(comm: Comm) -> float:
     """Meet, then add up 10 * rank samples: all ranks call the same collectives in the same order."""
     seen = torch.tensor([10.0 * comm.rank])
     comm.barrier()
@@ -225,7 +230,7 @@ def count_samples(comm):
 # -- Every rank goes through its own numbers, and one rank has fewer: it leaves the loop one step early ----------------
 
 
-def sum_of_own_steps(comm):
+def sum_of_own_steps(comm: Comm) -> float:
     """Add up the numbers 0 to 10, dealt out to the ranks like cards: in each step every rank adds one of its own."""
     total = 0.0
     for number in range(comm.rank, 11, comm.size):
@@ -235,7 +240,7 @@ def sum_of_own_steps(comm):
     return total
 
 
-def sum_of_steps(comm):
+def sum_of_steps(comm: Comm) -> float:
     """Add up the numbers 0 to 10, dealt out to the ranks like cards: in each step every rank adds one of its own.
 
     With 4 ranks, rank 0 has 0, 4 and 8; rank 3 has 3 and 7.
@@ -254,14 +259,14 @@ def sum_of_steps(comm):
 # -- One rank takes itself for the root of a broadcast -----------------------------------------------------------------
 
 
-def share_seed_from_two(comm):
+def share_seed_from_two(comm: Comm) -> float:
     """Give every rank the seed of rank 0, which is 7."""
     seed = torch.tensor([7.0 if comm.rank == 0 else 0.0])
     comm.broadcast(seed, root=1 if comm.rank == 1 else 0)
     return seed.item()
 
 
-def share_seed(comm):
+def share_seed(comm: Comm) -> float:
     """Give every rank the seed of rank 0, which is 7: all name the same root."""
     seed = torch.tensor([7.0 if comm.rank == 0 else 0.0])
     comm.broadcast(seed, root=0)
@@ -271,7 +276,7 @@ def share_seed(comm):
 # -- One rank raises an exception before the collective in which the others wait for it --------------------------------
 
 
-def sum_of_means_of_some(comm):
+def sum_of_means_of_some(comm: Comm) -> Any:
     """Add up the means of all batches; that of rank 2 is empty."""
     batch = torch.full((0 if comm.rank == 2 else 5,), float(comm.rank))
     if len(batch) == 0:
@@ -281,7 +286,7 @@ def sum_of_means_of_some(comm):
     return mean.item()
 
 
-def sum_of_means(comm):
+def sum_of_means(comm: Comm) -> float:
     """Add up the means of all batches; an empty one counts as 0, and its rank takes part."""
     batch = torch.full((0 if comm.rank == 2 else 5,), float(comm.rank))
     mean = batch.mean().reshape(1) if len(batch) > 0 else torch.zeros(1)
@@ -294,7 +299,7 @@ def sum_of_means(comm):
 SECONDS = 0.1  # of work per sample
 
 
-def work_alone(comm):
+def work_alone(comm: Comm) -> Any:
     """Work on 30 samples, all of them on rank 2, then add up how many there were."""
     mine = range(30) if comm.rank == 2 else range(0)
     for _ in mine:
@@ -304,7 +309,7 @@ def work_alone(comm):
     return done.item()
 
 
-def work_together(comm):
+def work_together(comm: Comm) -> float:
     """Work on 30 samples, which the ranks deal out among themselves, then add up how many there were."""
     mine = range(comm.rank, 30, comm.size)
     for _ in mine:
@@ -317,7 +322,7 @@ def work_together(comm):
 # -- Two ranks are in the same two communicators, and use them in opposite order ---------------------------------------
 
 
-def add_in_both_groups_crosswise(comm):
+def add_in_both_groups_crosswise(comm: Comm) -> Any:
     """Add up a one over two groups, one after the other; both groups have both ranks."""
     data, model = comm.split("data"), comm.split("model")
     x = torch.ones(1)
@@ -330,7 +335,7 @@ def add_in_both_groups_crosswise(comm):
     return x.item()
 
 
-def add_in_both_groups(comm):
+def add_in_both_groups(comm: Comm) -> float:
     """Add up a one over two groups, in the same order on both ranks."""
     data, model = comm.split("data"), comm.split("model")
     x = torch.ones(1)
@@ -342,7 +347,7 @@ def add_in_both_groups(comm):
 # -- A receive is begun and never waited for: what is read may be what was in the tensor before ------------------------
 
 
-def read_before_it_has_come(comm):
+def read_before_it_has_come(comm: Comm) -> float:
     """Rank 0 hands the number 42 to rank 1; both return it."""
     x = torch.zeros(1)
     if comm.rank == 0:
@@ -353,7 +358,7 @@ def read_before_it_has_come(comm):
     return x.item()
 
 
-def read_when_it_has_come(comm):
+def read_when_it_has_come(comm: Comm) -> float:
     """Rank 0 hands the number 42 to rank 1; both return it, rank 1 when it has waited."""
     x = torch.zeros(1)
     if comm.rank == 0:
@@ -524,7 +529,7 @@ DIAGNOSES = {  # diagnosis: what it means
 }
 
 
-def diagnose():
+def diagnose() -> Any:
     """Diagnose each of the programs A to G, which `lab.show("zoo")` shows.
 
         "circle"     each of some ranks waits for the next in the same call, and the last for the first

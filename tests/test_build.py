@@ -148,7 +148,7 @@ def test_a_scaffold_keeps_the_lines_outside_the_markers():
     stub = cell_with(NOTEBOOKS / "01_gradient_descent.ipynb", "exercise-1.3").source
     assert "curvature = x.T @ x / len(x)" in stub
     assert "eigvalsh(curvature)" not in stub
-    assert stub.startswith("import numpy as np\n\n\ndef largest_stable_rate(x: np.ndarray) -> float:")
+    assert stub.startswith("import numpy as np\n\n\ndef largest_stable_rate(x):")
 
 
 def test_notebooks_carry_no_outputs_and_unique_ids():

@@ -7,7 +7,7 @@ they are what a message costs in this all-reduce on this machine, and are used f
 Which algorithm of the table a function does shows in its virtual time, too: messages and their order decide it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ SAME = 1e-3  # chunks that differ by an element
 PROBED = Switch(alpha=3e-6, beta=1e-9)
 
 
-def counted(p: int, all_reduce: Callable, sizes: Any) -> dict[int, tuple[float, ...]] | None:
+def counted(p: int, all_reduce: Any, sizes: Any) -> dict[int, tuple[float, float]]:
     """{bytes: (messages in a row, bytes in a row)} of `all_reduce` on p simulated ranks: what makes its time.
 
         time(n) = messages(n) alpha + bytes(n) beta      found by two simulations for each size
@@ -45,7 +45,7 @@ def counted(p: int, all_reduce: Callable, sizes: Any) -> dict[int, tuple[float, 
     return found
 
 
-def fit_switch(counts: dict[int, tuple[float, ...]], measured: dict[int, float], helpers: tuple[int, ...] = ()) -> Any:
+def fit_switch(counts: Mapping[Any, Any], measured: Mapping[Any, float], helpers: Sequence[Any] = ()) -> Switch:
     """The Switch on which an all-reduce takes `measured`.
 
     Least squares on relative errors, alpha and beta at least 0. What is only there to tell alpha from beta counts
@@ -63,13 +63,13 @@ def fit_switch(counts: dict[int, tuple[float, ...]], measured: dict[int, float],
     return Switch(*nonnegative(torch.tensor(rows, dtype=torch.float64) * weights[:, None], weights))
 
 
-def virtual(p: int, all_reduce: Callable, nbytes: int, network: Any) -> float:
+def virtual(p: int, all_reduce: Any, nbytes: int, network: Any) -> float:
     """Virtual s of one all-reduce of `nbytes` on p simulated ranks."""
     x = torch.zeros(max(1, nbytes // 4))
     return sim.run(p, all_reduce, x, network=network, trace=False, deadline=DEADLINE).seconds
 
 
-def nonnegative(rows: Tensor, wanted: Tensor) -> tuple[float, ...]:
+def nonnegative(rows: Tensor, wanted: Tensor) -> Any:
     """(alpha, beta), each at least 0, for which rows @ (alpha, beta) is nearest to `wanted`: (m, 2), (m,) float64."""
     found = torch.linalg.lstsq(rows, wanted).solution
     if (found >= 0).all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -84,19 +84,19 @@ def require_segments(segments: int) -> None:
         raise ValueError(f"a vector is cut into at least 1 segment, got {segments}")
 
 
-def broadcast_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Any]:
+def broadcast_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Round]:
     """The schedule of broadcast for n elements on p ranks: an iterator of steps.Round."""
     for v, first, last in along(np.arange(p - 1), 0, p, n, segments):
         yield Round((v + root) % p, (v + 1 + root) % p, first, last, add=False)
 
 
-def reduce_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Any]:
+def reduce_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Round]:
     """The schedule of reduce."""
     for v, first, last in along(p - 1 - np.arange(1, p), p - 1, p, n, segments):
         yield Round((v + root) % p, (v - 1 + root) % p, first, last, add=True)
 
 
-def along(hops: np.ndarray, begin: int, p: int, n: int, segments: int) -> Iterator[Any]:
+def along(hops: np.ndarray, begin: int, p: int, n: int, segments: int) -> Iterator[Round]:
     """In each step, who sends which elements first:last. The sender `hops` away from `begin` starts so much later."""
     require_segments(segments)
     for step in range(segments + p - 2):

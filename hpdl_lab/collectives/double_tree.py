@@ -172,7 +172,7 @@ def swap(
             view[:] = arriving
 
 
-def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Any]:
+def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     pair, middle = trees(p), (n + 1) // 2
     turns, depth = turns_of(pair, segments)

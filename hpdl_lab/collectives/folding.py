@@ -26,7 +26,7 @@ def power_and_surplus(p: int) -> tuple[int, ...]:
     return power, p - power
 
 
-def number(i: int | np.ndarray, surplus: int) -> int | np.ndarray:
+def number(i: Any, surplus: int) -> Any:
     """The rank that plays number i after folding; for ints and arrays."""
     return i + np.minimum(i, surplus)
 
@@ -59,7 +59,7 @@ def unfold(comm: Comm, x: Tensor) -> None:
         comm.send(x, r + 1) if r % 2 == 0 else comm.recv(x, r - 1)
 
 
-def fold_steps(p: int, n: int) -> Iterator[Any]:
+def fold_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of fold for n elements on p ranks: an iterator of steps.Round."""
     surplus = power_and_surplus(p)[1]
     if surplus:
@@ -70,7 +70,7 @@ def fold_steps(p: int, n: int) -> Iterator[Any]:
         yield Round(odds, odds - 1, np.full(surplus, half), np.full(surplus, n), add=False)
 
 
-def unfold_steps(p: int, n: int) -> Iterator[Any]:
+def unfold_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of unfold."""
     surplus = power_and_surplus(p)[1]
     if surplus:

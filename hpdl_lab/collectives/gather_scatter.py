@@ -75,14 +75,14 @@ def behind(x: Tensor, p: int, v: int, bit: int, root: int) -> list[Tensor]:
     return [x[cut[first] :], x[: cut[last - p]]]
 
 
-def gather_steps(p: int, n: int, root: int = 0) -> Iterator[Any]:
+def gather_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
     """The schedule of gather for n elements on p ranks: an iterator of steps.Round."""
     for bit in bits_below(p):
         child, parent, first, last = edges_of_tree(p, n, root, bit)
         yield Round(child, parent, first, last, add=False)
 
 
-def scatter_steps(p: int, n: int, root: int = 0) -> Iterator[Any]:
+def scatter_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
     """The schedule of scatter."""
     for bit in reversed(bits_below(p)):
         child, parent, first, last = edges_of_tree(p, n, root, bit)

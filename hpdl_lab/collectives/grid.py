@@ -36,6 +36,8 @@ def all_reduce(comm: Comm, x: Tensor, inner: Any = None) -> Tensor:
     """
     p, d1 = comm.size, width(comm.size, inner)
     i, j = divmod(comm.rank, d1)
+    row: Any
+    column: Any
     row, column = Part(comm, range(i * d1, (i + 1) * d1)), Part(comm, range(j, p, d1))
     ring.all_reduce(column, ring.reduce_scatter(row, x))
     return ring.all_gather(row, x)
@@ -50,7 +52,7 @@ def width(p: int, inner: Any = None) -> int:
     return inner
 
 
-def all_reduce_steps(p: int, n: int, inner: Any = None) -> Iterator[Any]:
+def all_reduce_steps(p: int, n: int, inner: Any = None) -> Iterator[Round]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     d1 = width(p, inner)
     d2 = p // d1

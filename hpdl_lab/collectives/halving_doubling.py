@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def blocks(x: Tensor, cut: np.ndarray, mine: int, bit: int) -> tuple[Tensor, ...
     return x[cut[first] : cut[first + bit]], x[cut[other] : cut[other + bit]]
 
 
-def all_reduce_steps(p: int, n: int) -> Iterator[Any]:
+def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     power, surplus = power_and_surplus(p)
     i, cut = np.arange(power), edges(n, power)

@@ -10,7 +10,7 @@ import numpy as np
 from ..comm.base import Comm
 from . import chain, tree
 from .part import Part
-from .steps import among
+from .steps import Round, among
 from .widen import adds_in_float32
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def all_reduce(comm: Comm, x: Tensor, group: Any = None, segments: int = 4) -> T
     if group is None:
         group = comm.node_size if comm.node_size > 1 else GROUP
     leaders, nodes = split(comm.size, group)
-    node = Part(comm, nodes[comm.rank // group])
+    node: Any = Part(comm, nodes[comm.rank // group])
     chain.reduce(node, x, segments=segments)
     if node.rank == 0:
         tree.all_reduce(Part(comm, leaders), x)
@@ -55,7 +55,7 @@ def split(p: int, group: int) -> tuple[Any, list[Any]]:
     return leaders, [range(first, min(first + group, p)) for first in leaders]
 
 
-def all_reduce_steps(p: int, n: int, group: int = GROUP, segments: int = 4) -> Iterator[Any]:
+def all_reduce_steps(p: int, n: int, group: int = GROUP, segments: int = 4) -> Iterator[Round]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     leaders, _ = split(p, group)
     full, rest = divmod(p, group)

@@ -62,7 +62,7 @@ def gloo_all_reduce(comm: Comm, x: Tensor) -> Tensor:
     return x
 
 
-def gloo_group(comm: Comm) -> Any:
+def gloo_group(comm: Any) -> Any:
     """The gloo group of this communicator's ranks, made at the first call and kept with it. Collective."""
     if comm.gloo is None:
         import torch.distributed as dist

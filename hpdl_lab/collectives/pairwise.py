@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def require_equal_chunks(p: int, n: int) -> None:
         raise ValueError(f"all_to_all on {p} ranks swaps equal chunks: {p} must divide the {n:,} elements")
 
 
-def all_to_all_steps(p: int, n: int) -> Iterator[Any]:
+def all_to_all_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of all_to_all for n elements on p ranks: an iterator of steps.Round."""
     require_equal_chunks(p, n)
     size = n // p

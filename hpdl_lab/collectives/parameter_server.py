@@ -6,7 +6,7 @@ Training with it: parallel/parameter_server.py. A server that takes the step its
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def around(r: int, count: int) -> list[int]:
     return [(r + i) % count for i in range(count)]
 
 
-def all_reduce_steps(p: int, n: int, servers: int = 1) -> Iterator[Any]:
+def all_reduce_steps(p: int, n: int, servers: int = 1) -> Iterator[Round]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of two steps.Round, push and pull."""
     require_servers(p, servers)
     cut = edges(n, servers)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..comm.base import Comm
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -17,7 +15,7 @@ class Part:
     them, in the same order on both ends.
     """
 
-    def __init__(self, comm: Comm, members: Any) -> None:
+    def __init__(self, comm: Any, members: Any) -> None:
         self.comm, self.members = comm, members
         self.rank, self.size = members.index(comm.rank), len(members)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     return x
 
 
-def all_reduce_steps(p: int, n: int) -> Iterator[Any]:
+def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
     power, surplus = power_and_surplus(p)
     i = np.arange(power)

@@ -6,7 +6,7 @@ Rank r talks only to its neighbours: it sends to r+1 and receives from r-1 (mod 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     return all_gather(comm, x)
 
 
-def all_reduce_naive_steps(p: int, n: int) -> Iterator[Any]:
+def all_reduce_naive_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of all_reduce_naive for n elements on p ranks: an iterator of steps.Round."""
     r = np.arange(p)
     whole = np.zeros(p, np.int64), np.full(p, n)
@@ -104,23 +104,23 @@ def all_reduce_naive_steps(p: int, n: int) -> Iterator[Any]:
         yield Round(r, (r + 1) % p, *whole, add=True, relay=i > 0)
 
 
-def reduce_scatter_steps(p: int, n: int) -> Iterator[Any]:
+def reduce_scatter_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of reduce_scatter: rank r sends chunk r-i-1 in step i."""
     yield from around(p, n, [-i - 1 for i in range(p - 1)], add=True)
 
 
-def all_gather_steps(p: int, n: int) -> Iterator[Any]:
+def all_gather_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of all_gather: rank r sends chunk r-i in step i."""
     yield from around(p, n, [-i for i in range(p - 1)], add=False)
 
 
-def all_reduce_steps(p: int, n: int) -> Iterator[Any]:
+def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of all_reduce."""
     yield from reduce_scatter_steps(p, n)
     yield from all_gather_steps(p, n)
 
 
-def around(p: int, n: int, shifts: list[int], add: bool) -> Iterator[Any]:
+def around(p: int, n: int, shifts: list[int], add: bool) -> Iterator[Round]:
     """One Round for each shift s, in which rank r sends chunk r+s (mod p) to rank r+1. No copy: views of two laps."""
     r, cut = np.arange(p), edges(n, p)
     right = (r + 1) % p

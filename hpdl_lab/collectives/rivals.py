@@ -36,7 +36,10 @@ class Rival:
 
     def __init__(self, who: Any, collective: Any) -> None:
         self.who, self.collective = who, collective
-        self._comm = self._x = self._call = self._result = None
+        self._comm: Any = None
+        self._x: Any = None
+        self._call: Any = None
+        self._result: Any = None
 
     def __call__(self, comm: Comm, x: Any) -> Any:
         if self._comm is not comm or self._x is not x:
@@ -80,7 +83,7 @@ def shared_memory(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
     function, oversubscribed = getattr(shared.group, collective), comm.oversubscribed
     args = (*arguments(collective, source, result, ("all_reduce", "broadcast")), SECONDS, oversubscribed)
 
-    def run():
+    def run() -> None:
         if not function(*args):
             raise RuntimeError(f"{collective} in shared memory: no answer within {SECONDS:g} s")
 
@@ -100,7 +103,7 @@ def gloo(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
 
     group, p, root = gloo_group(comm), comm.size, comm.rank == 0
 
-    def from_root(kind):
+    def from_root(kind: Any) -> Any:
         options = kind()
         options.rootRank = 0
         return options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def require_two(segments: int) -> None:
         raise ValueError(f"adding hides behind messages with 2 segments or more, got {segments}: 1 is ring.all_reduce")
 
 
-def reduce_scatter_steps(p: int, n: int, segments: int = 4) -> Iterator[Any]:
+def reduce_scatter_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
     """The schedule of reduce_scatter for n elements on p ranks: an iterator of steps.Round."""
     require_two(segments)
     r, cut = np.arange(p), edges(n, p)
@@ -89,7 +89,7 @@ def reduce_scatter_steps(p: int, n: int, segments: int = 4) -> Iterator[Any]:
             yield Round(r, (r + 1) % p, *segment(cut[c], cut[c + 1], segments, s), add=True)
 
 
-def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Any]:
+def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
     """The schedule of all_reduce."""
     yield from reduce_scatter_steps(p, n, segments)
     yield from ring.all_gather_steps(p, n)

@@ -115,7 +115,7 @@ def parse_range(text: str) -> Range | None:
     return Range(name, first, last)
 
 
-def covering(ranges: list[Range]) -> tuple[Range, ...] | None:
+def covering(ranges: list[Range]) -> tuple[Range, ...]:
     """tuple(ranges), which are in rising order. Raises ValueError where a size is covered twice, or not at all."""
     expected, before = 0, None  # the first size that the ranges so far do not cover
     for part in ranges:
@@ -156,11 +156,11 @@ def fastest(rows: Any) -> Any:
 
     Args:    rows: of sweep.sweep or predict, at least one: dicts with name, size, time_us and p75_us.
     """
-    winners = []  # (size, name) in rising order
+    winners: list[tuple[int, str]] = []  # (size, name) in rising order
     for size, group in itertools.groupby(sorted(rows, key=lambda row: row["size"]), key=lambda row: row["size"]):
         times = {row["name"]: row for row in group}
         best = min(times.values(), key=lambda row: row["time_us"])
-        before = times.get(winners[-1][1]) if winners else None
+        before: Any = times.get(winners[-1][1]) if winners else None
         stays = before is not None and before["time_us"] <= best["p75_us"]
         winners.append((size, before["name"] if stays else best["name"]))
     if not winners:

@@ -47,14 +47,14 @@ def edges(n: int, p: int) -> np.ndarray:
     return i * small + np.minimum(i, extra)
 
 
-def segment(first: np.ndarray, last: int | np.ndarray, segments: int, s: int | np.ndarray) -> tuple[np.ndarray, ...]:
+def segment(first: Any, last: Any, segments: int, s: Any) -> tuple[Any, Any]:
     """Elements of segment s where first:last is cut into `segments`, for ints or arrays: the cut of chunks.bounds."""
     small, extra = np.divmod(last - first, segments)
     begin = first + s * small + np.minimum(s, extra)
     return begin, begin + small + (s < extra)
 
 
-def among(rounds: Iterator, groups: np.ndarray) -> Iterator[Any]:
+def among(rounds: Iterator, groups: np.ndarray) -> Iterator[Round]:
     """The same schedule in several groups of ranks at a time: groups[g, i] is who plays rank i in group g."""
     for round_ in rounds:
         columns = [np.tile(column, len(groups)) for column in (round_.first, round_.last)]

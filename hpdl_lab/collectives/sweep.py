@@ -99,7 +99,7 @@ def whole_chunks(count: int, p: int, collective: str) -> int:
 
 def row(
     name: str, count: int, dtype: str, times: np.ndarray, comm: Comm, collective: str = "all_reduce"
-) -> dict[str, int | str]:
+) -> dict[str, Any]:
     """One row from (samples,) ns per call. redop, root: as nccl-tests has them: "none", -1 where there is none."""
     p25, median, p75 = (float(q) for q in np.percentile(times, (25, 50, 75)))
     size = count * ITEMSIZE[dtype]
@@ -170,7 +170,7 @@ def sample_calls(comm: Comm, function: Callable, x: Tensor, samples: int, sample
 
 
 def own_times(
-    comm: Comm, function: Callable, x: Tensor, samples: int, sample_ns: int, most: float = math.inf
+    comm: Comm, function: Callable, x: Tensor, samples: int, sample_ns: int, most: Any = math.inf
 ) -> np.ndarray:
     """(samples,) ns per call on this rank's clock; a sample is `most` calls at most."""
     clock, recording = comm.trace.clock, comm.trace.enabled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -84,21 +84,21 @@ def bits_below(p: int) -> list[int]:
     return [1 << k for k in range((p - 1).bit_length())]
 
 
-def reduce_steps(p: int, n: int, root: int = 0) -> Iterator[Any]:
+def reduce_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
     """The schedule of reduce for n elements on p ranks: an iterator of steps.Round."""
     for bit in bits_below(p):
         v = np.arange(bit, p, 2 * bit)
         yield Round((v + root) % p, (v - bit + root) % p, np.zeros_like(v), np.full_like(v, n), add=True)
 
 
-def broadcast_steps(p: int, n: int, root: int = 0) -> Iterator[Any]:
+def broadcast_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
     """The schedule of broadcast."""
     for bit in reversed(bits_below(p)):
         v = np.arange(bit, p, 2 * bit)
         yield Round((v - bit + root) % p, (v + root) % p, np.zeros_like(v), np.full_like(v, n), add=False)
 
 
-def all_reduce_steps(p: int, n: int) -> Iterator[Any]:
+def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
     """The schedule of all_reduce."""
     yield from reduce_steps(p, n)
     yield from broadcast_steps(p, n)

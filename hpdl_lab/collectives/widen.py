@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..comm.buffers import copy_into, is_tensor
 from .chunks import chunk
@@ -22,7 +22,7 @@ def adds_in_float32(collective: Callable) -> Callable:
     """
 
     @functools.wraps(collective)
-    def widened(comm, x, *args, **options):
+    def widened(comm: Any, x: Any, *args: Any, **options: Any) -> Any:
         if not is_16_bit_float(x):
             return collective(comm, x, *args, **options)
         wide = x.float() if is_tensor(x) else x.astype("float32")

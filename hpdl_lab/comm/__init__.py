@@ -1,5 +1,7 @@
 """Communicators with one interface (`base.Comm`): `sim.run` for simulated ranks, `world()` for real ones."""
 
+from typing import Any
+
 from .errors import CommError, CommTimeout, Deadlock, RankFailed, Wait
 from .launcher import started_by
 
@@ -17,7 +19,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
+def __getattr__(name: Any) -> Any:
     """What `base` defines, when it is asked for: with numpy it takes longer than all else that a small process imports.
 
     Such a process, as there is one beside each engine of a Slurm job, imports the errors.
@@ -29,7 +31,7 @@ def __getattr__(name):
     return getattr(base, name)
 
 
-def world(deadline=10.0, device="cpu"):
+def world(deadline: float = 10.0, device: str = "cpu") -> Any:
     """The communicator of all ranks of this job, which mpiexec or torchrun has started; of one rank where neither has.
 
     Args:    deadline: bounds every single wait, in seconds.

@@ -11,6 +11,8 @@ collective under way, so that the ranks may come there at different times. An al
 only when no function is before it, and a function waits until the progress thread is done.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import queue
@@ -19,7 +21,9 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from ..trace import now_ns
 from .base import Work
@@ -30,6 +34,9 @@ from .status.operation import OfThread
 from .status.table import Slot
 from .status.waiting import NAP, Waiting
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 SOON = 0.3  # s: for the thread to come out of its waits; then its Python code is interrupted
 LATER = 1.0  # s: for that; code that ignores it is left where it is, and finds its communicator closed
 LOOK = 1e-3  # s: between two looks of the Python thread at the progress thread
@@ -38,18 +45,20 @@ LOOK = 1e-3  # s: between two looks of the Python thread at the progress thread
 class Background:
     """What the communicator `comm` does while its rank goes on."""
 
-    def __init__(self, comm):
+    def __init__(self, comm: Any) -> None:
         self.comm = comm
-        self.double = None  # comm', once it has been made
+        self.double: Any = None  # comm', once it has been made
         self.waiting = BackgroundWaiting(comm.waiting)
         self.progress = comm.core.Progress()
         self._trace = comm.trace.in_lane("background")
         self._functions = queue.SimpleQueue()
-        self._thread = self._last_function = self._broken = None
+        self._thread: threading.Thread | None = None
+        self._last_function: FunctionWork | None = None
+        self._broken: BaseException | None = None
         self._works = deque()  # in order, without those that have been seen to end
         self._unwaited = {}  # id: BackgroundWork
 
-    def start(self, fn, args):
+    def start(self, fn: Callable, args: tuple[Tensor, ...]) -> BackgroundWork:
         """Give `fn(comm', *args)` to the background; returns its BackgroundWork."""
         line = self.comm.trace.line()
         self.waiting.follow(self.comm.waiting)
@@ -58,7 +67,7 @@ class Background:
         self._unwaited[id(work)] = work
         return work
 
-    def _compiled(self, fn, args, line):
+    def _compiled(self, fn: Callable, args: tuple[Tensor, ...], line: str) -> CompiledWork | None:
         """The work of the progress thread, or None where Python has to do it."""
         double, last = self.double, self._last_function
         if getattr(fn, "only_calls", "") != "all_reduce" or len(args) != 1 or double is None:
@@ -72,7 +81,7 @@ class Background:
             return None  # the same is raised again in its turn
         return task and CompiledWork(self, task, args[0], buffer, line)
 
-    def _function(self, fn, args, line):
+    def _function(self, fn: Callable, args: tuple[Tensor, ...], line: str) -> FunctionWork:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, daemon=True, name="hpdl-background")
             self._thread.start()
@@ -82,7 +91,7 @@ class Background:
 
     # -- main thread ------------------------------------------------------------------------------------------------
 
-    def finish(self, work=None):
+    def finish(self, work: BackgroundWork | None = None) -> None:
         """Wait until `work` has ended, and everything before it; without a work: settle what has ended by itself.
 
         What a work ends with, it keeps. Raises CommTimeout, RankFailed, KeyboardInterrupt where one does not end.
@@ -91,16 +100,16 @@ class Background:
             self._works[0].finish()
             self._works.popleft()
 
-    def waited(self, work):
+    def waited(self, work: BackgroundWork) -> None:
         """Somebody knows how `work` has ended."""
         self._unwaited.pop(id(work), None)
 
-    def require_no_forgotten_wait(self):
+    def require_no_forgotten_wait(self) -> None:
         """Raise ForgottenWait where nobody has waited for something."""
         for work in self._unwaited.values():
             raise ForgottenWait.of_background(self.comm.names[self.comm.rank], work.what, work.line)
 
-    def close(self):
+    def close(self) -> list[Work]:
         """End both threads. Returns the messages that are under way in comm', and keeps what MPI may still write to."""
         if self.progress.stop():
             self.comm.place.cancelled.append(self.progress)
@@ -114,13 +123,13 @@ class Background:
 
     # -- Python thread ----------------------------------------------------------------------------------------------
 
-    def _serve(self):
+    def _serve(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is for the main thread, whose sleep it ends
         with suppress(KeyboardInterrupt):  # of `close`
             while (work := self._functions.get()) is not None:
                 work.run()
 
-    def open(self):
+    def open(self) -> Any:
         """comm', which is made at the first call. Collective over all ranks of the communicator, in their threads."""
         if self._broken is not None:
             raise self._broken
@@ -133,13 +142,13 @@ class Background:
             self.double = double
         return self.double
 
-    def signs_of_life(self):
+    def signs_of_life(self) -> int:
         """How much the Python thread has communicated so far: collectives in shared memory may wait for nothing."""
         double = self.double
         groups = [] if double is None else [double, *double.parts]
         return self.waiting.looks + sum(group.collectives for group in groups)
 
-    def work_for(self, line):
+    def work_for(self, line: str) -> None:
         """What comes now is on behalf of `line`."""
         self._trace.line_of_call = self.waiting.status.line = line
 
@@ -147,13 +156,14 @@ class Background:
 class BackgroundWork(Work):
     """Something that runs in the background, has run or will run. what: its name, line: where it was begun."""
 
-    value = error = None
+    value: Any = None
+    error: BaseException | None = None
     settled = False  # the main thread knows its end
 
-    def __init__(self, background, what, line):
+    def __init__(self, background: Background, what: str, line: str) -> None:
         self.background, self.what, self.line = background, what, line
 
-    def wait(self):
+    def wait(self) -> Any:
         trace = self.background.comm.trace
         step, t0 = trace.step(), trace.clock()
         try:
@@ -165,35 +175,35 @@ class BackgroundWork(Work):
             raise self.error
         return self.value
 
-    def test(self):
+    def test(self) -> bool:
         self.background.finish()
         if self.settled:
             self.background.waited(self)
         return self.settled
 
     @abstractmethod
-    def has_ended(self):
+    def has_ended(self) -> bool:
         """True when it will not go on: what it ended with is there."""
 
     @abstractmethod
-    def finish(self):
+    def finish(self) -> Any:
         """Wait for the end, as the first work that has not ended."""
 
 
 class CompiledWork(BackgroundWork):
     """An all_reduce of the progress thread, which has been begun."""
 
-    def __init__(self, background, task, x, buffer, line):
+    def __init__(self, background: Background, task: Any, x: Tensor, buffer: Any, line: str) -> None:
         super().__init__(background, "all_reduce", line)
         self._task, self._x, self._buffer = task, x, buffer
         double = background.double
         self._step, self._call = double.trace.step(), begin(double, "all_reduce", x, line=line)
 
-    def has_ended(self):
+    def has_ended(self) -> bool:
         task = self._task  # which the main thread may forget at any time
         return task is None or task.ended
 
-    def finish(self):
+    def finish(self) -> None:
         double, waiting = self.background.double, self.background.comm.waiting
         try:
             waiting.finish(self._task, "all_reduce", self._peers, self._buffer.nbytes, self.line, facts=self._facts)
@@ -209,21 +219,21 @@ class CompiledWork(BackgroundWork):
             self.error, double.broken = error, "all_reduce"
         self.settled, self._x, self._task = True, None, None
 
-    def _record(self, double):
+    def _record(self, double: Any) -> None:
         """The events of this all_reduce, with the times at which it began and ended."""
         trace, task = double.trace, self._task
         for end, peer, nbytes, t0, t1 in task.transfers():
             trace.add(trace.step(), end, t0, t1, double.names[peer], nbytes, self.line)
         trace.add(self._step, "all_reduce", task.t0_ns, task.t1_ns, nbytes=self._buffer.nbytes, line=self.line)
 
-    def _peers(self):
+    def _peers(self) -> tuple[int, ...]:
         double = self.background.double
         if double._shared:
             return tuple(double.members[r] for r in self._task.missing())
         come = {"comm": self._call.comm, "nth": self._call.nth}
         return self.background.comm.waiting.missing(double.members, "all_reduce", lambda: come)()
 
-    def _facts(self):
+    def _facts(self) -> dict[str, Any]:
         """The fields of errors.Wait for a rank that waits for it."""
         told = {**self._call.facts(), "dtype": self._buffer.dtype if self._buffer.count else ""}
         return {**told, "counts": self.background.comm.calls.times("all_reduce", self.line)}
@@ -232,15 +242,19 @@ class CompiledWork(BackgroundWork):
 class FunctionWork(BackgroundWork):
     """A function of the Python thread. before: the works that were given before it and may not have ended."""
 
-    def __init__(self, background, fn, args, line, before):
+    def __init__(
+        self, background: Background, fn: Callable, args: tuple[Tensor, ...], line: str, before: list[FunctionWork]
+    ) -> None:
         super().__init__(background, getattr(fn, "__name__", type(fn).__name__), line)
-        self._fn, self._args, self._before = fn, args, before
+        self._fn: Any = fn
+        self._args: Any = args
+        self._before: Any = before
         self._ended = threading.Event()
 
-    def has_ended(self):
+    def has_ended(self) -> bool:
         return self._ended.is_set()
 
-    def run(self):
+    def run(self) -> None:
         """In the Python thread: do it."""
         background = self.background
         try:
@@ -255,21 +269,21 @@ class FunctionWork(BackgroundWork):
         self._fn = self._args = self._before = None
         self._ended.set()
 
-    def finish(self):
+    def finish(self) -> None:
         background, status = self.background, self.background.waiting.status
         ending = Ending(self._ended, background.signs_of_life)
         background.comm.waiting.watch(ending, self.what, lambda: status.own, self.line)
         self.settled = True
 
 
-def ends(thread, seconds):
+def ends(thread: Any, seconds: float) -> bool:
     """True when `thread` ends within `seconds`: in short waits, of which one is lost where the process is stopped."""
     for _ in range(10):
         thread.join(seconds / 10)
     return not thread.is_alive()
 
 
-def interrupt(thread):
+def interrupt(thread: Any) -> None:
     """Raise KeyboardInterrupt in the Python code of another thread."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
 
@@ -287,27 +301,40 @@ class ThreadStatus:
     line: source line to report when no user frame is on the stack.
     """
 
-    def __init__(self, status, rank):
+    def __init__(self, status: Any, rank: int) -> None:
         self._status, self._rank = status, rank
-        self.own, self.line = None, ""
+        self.own: Slot | None = None
+        self.line = ""
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Callable:
         return getattr(self._status, name)
 
-    def publish(self, rank, state, run=0, op="", peers=(), nbytes=0, since_ns=0, until_ns=0, line="", facts=None):
+    def publish(
+        self,
+        rank: int,
+        state: str,
+        run: int = 0,
+        op: str = "",
+        peers: tuple[int, ...] = (),
+        nbytes: int = 0,
+        since_ns: int = 0,
+        until_ns: int = 0,
+        line: str = "",
+        facts: dict[str, Any] | None = None,
+    ) -> None:
         times = since_ns or now_ns(), until_ns
         self.own = Slot(os.getpid(), run, state, op, tuple(peers), nbytes, *times, line or self.line, facts or {})
 
-    def end_wait(self, rank):
+    def end_wait(self, rank: int) -> None:
         self.own = self.own._replace(until_ns=now_ns())
 
-    def exchange(self, members):
+    def exchange(self, members: tuple[int, ...]) -> None:
         """The main thread does that."""
 
-    def slot(self, rank):
+    def slot(self, rank: int) -> Slot:
         return self.own if rank == self._rank and self.own else self._status.slot(rank)
 
-    def waits(self, ranks=None, run=None):
+    def waits(self, ranks: tuple[int, ...] | None = None, run: int | None = None) -> list[Any]:
         return type(self._status).waits(self, ranks, run)  # of the slots that are seen from here
 
 
@@ -319,21 +346,21 @@ class BackgroundWaiting(Waiting):
 
     in_background = True
 
-    def __init__(self, waiting):
+    def __init__(self, waiting: Waiting) -> None:
         status = ThreadStatus(waiting.status, waiting.rank)
         super().__init__(status, waiting.rank, waiting.members, waiting.run, waiting.deadline, oversubscribed=True)
         self.calls, self.stopping = waiting.calls, False
         self.looks = 0  # at what it waits for
 
-    def follow(self, waiting):
+    def follow(self, waiting: Waiting) -> None:
         """Take over what may have changed in `waiting`."""
         self.deadline, self.inject = waiting.deadline, waiting.inject
 
-    def stop(self):
+    def stop(self) -> None:
         """Every wait ends now."""
         self.stopping = True
 
-    def _wait(self, operation, seconds, nap):
+    def _wait(self, operation: Any, seconds: float, nap: float) -> bool:
         if self.stopping:
             raise KeyboardInterrupt
         self.looks += 1
@@ -343,9 +370,9 @@ class BackgroundWaiting(Waiting):
 class Ending(OfThread):
     """The end of what another thread does. progress: a function whose value changes when that thread communicates."""
 
-    def __init__(self, ended, progress):
+    def __init__(self, ended: Any, progress: Callable) -> None:
         self.ended, self._progress = ended, progress
 
     @property
-    def progress(self):
+    def progress(self) -> int:
         return self._progress()

@@ -1,10 +1,18 @@
 """The one interface that every back end keeps: what a distributed function may ask of its communicator."""
 
-from abc import ABC, abstractmethod
+from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..trace import Event, Trace
 from .buffers import buffer_of, copy_into, copy_of, is_tensor, new_like
 from .calls import SENDRECV, Calls, PartOf, only_calls
 from .spelling import spelled_here
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PerRank(list):
@@ -18,19 +26,25 @@ class Results(list):
     seconds: makespan (virtual on simulated ranks).
     """
 
-    def __init__(self, values=(), events=(), rows=(), seconds=0.0):
+    def __init__(
+        self,
+        values: Iterable[Any] = (),
+        events: Iterable[Event] = (),
+        rows: Iterable[dict[str, Any]] = (),
+        seconds: float = 0.0,
+    ) -> None:
         super().__init__(values)
-        self._events = events
+        self._events: Iterable[Event] = events
         self.rows = list(rows)
         self.seconds = seconds
 
     @property
-    def events(self):
+    def events(self) -> list[Event]:
         if not isinstance(self._events, list):
             self._events = list(self._events)
         return self._events
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_events": self.events}
 
 
@@ -38,34 +52,34 @@ class Work(ABC):
     """A message under way."""
 
     @abstractmethod
-    def wait(self):
+    def wait(self) -> Any:
         """Block until the message has been sent or received. Until then its tensor must not be touched."""
 
     @abstractmethod
-    def test(self):
+    def test(self) -> bool:
         """True when `wait` would return at once."""
 
 
 class Done(Work):
     """Work that has ended: `wait` returns the value, or raises the error, that it ended with."""
 
-    def __init__(self, value=None, error=None):
+    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
         self.value, self.error = value, error
 
     @classmethod
-    def of(cls, fn, *args):
+    def of(cls, fn: Callable, *args: Any) -> Done:
         """Call `fn(*args)` here and now; what it raises is kept for `wait`."""
         try:
             return cls(fn(*args))
         except Exception as error:
             return cls(error=error)
 
-    def wait(self):
+    def wait(self) -> Any:
         if self.error is not None:
             raise self.error
         return self.value
 
-    def test(self):
+    def test(self) -> bool:
         return True
 
 
@@ -83,45 +97,56 @@ class Comm(ABC):
     node_size = 1
     device = "cpu"
     simulated = False  # whether the ranks are simulated, and share a process
-    has_background = False  # whether `background` is asynchronous; else it runs at once
     name = ""  # "" of the run's, "split 1 color 0" of a part: how the report of a stuck run calls it
 
-    def __init__(self, rank, size, trace, on_row=None, calls=None):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        trace: Trace,
+        on_row: Callable[[dict], None] | None = None,
+        calls: Calls | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.trace = trace
         self.calls = Calls() if calls is None else calls
         self.collectives = 0  # called here so far: the nth of one rank meets the nth of the others
         self.splits = 0
-        self.calling = None  # the Call that messages are now a part of
+        self.calling: Any = None  # the Call that messages are now a part of
         self.rows = []
         self.on_row = on_row  # called with each row as it is reported; None keeps rows for the end of the run
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         here = spelled_here(Comm, name)
         text = f"{type(self).__name__!r} object has no attribute {name!r}{here and f'; here it is {here}'}"
         raise AttributeError(text, name=name, obj=self)
 
+    @property
+    def has_background(self) -> bool:
+        """Whether `background` is asynchronous; else it runs at once."""
+        return False
+
     # -- messages ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def isend(self, x, dst):
+    def isend(self, x: Tensor, dst: int) -> Work:
         """Start sending `x` to rank `dst`; returns Work."""
 
     @abstractmethod
-    def irecv(self, x, src):
+    def irecv(self, x: Tensor, src: int) -> Work:
         """Start receiving into `x` from rank `src`; returns Work."""
 
-    def send(self, x, dst):
+    def send(self, x: Tensor, dst: int) -> None:
         """Send `x` to rank `dst`; returns when `x` may be changed."""
         self.isend(x, dst).wait()
 
-    def recv(self, x, src):
+    def recv(self, x: Tensor, src: int) -> Tensor:
         """Receive into `x` from rank `src`; returns `x`."""
         self.irecv(x, src).wait()
         return x
 
-    def sendrecv(self, x, dst, y, src):
+    def sendrecv(self, x: Tensor, dst: int, y: Tensor, src: int) -> Tensor:
         """Send `x` to rank `dst` while receiving into `y` from rank `src`; returns `y`."""
         outer = self.calling
         self.calling = outer or SENDRECV
@@ -137,26 +162,26 @@ class Comm(ABC):
     # -- ranks ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def barrier(self):
+    def barrier(self) -> None:
         """Return when every rank has called it."""
 
     @abstractmethod
-    def split(self, color, key=0):
+    def split(self, color: Any, key: Any = 0) -> Comm:
         """The communicator of the ranks that gave the same `color`, ordered by (key, rank). Collective."""
 
-    def name_of_part(self, color):
+    def name_of_part(self, color: Any) -> str:
         """How the next part that is split from this communicator is called."""
         self.splits += 1
         return f"{self.name}{' ' if self.name else ''}split {self.splits} color {color!r:.20}"
 
     @abstractmethod
-    def allocate(self, shape, dtype="float32"):
+    def allocate(self, shape: int | Sequence[int], dtype: Any = "float32") -> Tensor:
         """A zeroed tensor in memory that the ranks of a node share, where they do: all_reduce on it copies nothing.
 
         Collective: every rank calls it with the same shape and dtype.
         """
 
-    def background(self, fn, *args):
+    def background(self, fn: Callable, *args: Any) -> Work:
         """Start `fn(comm, *args)` asynchronously and return at once; `comm` has the same ranks, but other messages.
 
         What a communicator is given runs one after the other, in the order given, which is the same on every rank (as
@@ -169,18 +194,18 @@ class Comm(ABC):
         require_function(fn)
         return Done.of(fn, self, *args)
 
-    def compute(self, seconds=0.0, flops=0.0):
+    def compute(self, seconds: float = 0.0, flops: float = 0.0) -> None:
         """Spend virtual time on simulated ranks, where arithmetic is free; nothing on real ranks."""
         return None
 
-    def report(self, **row):
+    def report(self, **row: Any) -> None:
         """Stream one row (loss, samples/s, ...) to whoever watches this run; rows also end up in `Results.rows`."""
         row = {"rank": self.rank, **row}
         self.rows.append(row)
         if self.on_row is not None:
             self.on_row(row)
 
-    def check_peer(self, peer, word):
+    def check_peer(self, peer: int, word: str) -> None:
         """Raise ValueError unless `peer` is another rank of this communicator."""
         if not isinstance(peer, int):
             where = "first comes the tensor, then the rank, an int: comm.send(x, dst), comm.recv(x, src)"
@@ -192,7 +217,7 @@ class Comm(ABC):
 
     # -- collectives: naive and right ---------------------------------------------------------------------------------
 
-    def broadcast(self, x, root=0):
+    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         """Copy `x` of rank `root` into `x` of every rank; returns `x`."""
         with PartOf(self, "broadcast", x, root):
             if self.rank == root:
@@ -202,7 +227,7 @@ class Comm(ABC):
                 self.recv(x, root)
         return x
 
-    def gather(self, x, root=0):
+    def gather(self, x: Tensor, root: int = 0) -> Any:
         """On `root` the (size, *x.shape) stack of every rank's `x`; None elsewhere."""
         with PartOf(self, "gather", x, root):
             if self.rank != root:
@@ -213,7 +238,7 @@ class Comm(ABC):
                 work.wait()
             return out
 
-    def scatter(self, x, out, root=0):
+    def scatter(self, x: Any, out: Tensor, root: int = 0) -> Tensor:
         """Copy `x[r]` of rank `root` into `out` of rank r; returns `out`. `x` may be None elsewhere."""
         with PartOf(self, "scatter", out, root):
             if self.rank != root:
@@ -223,19 +248,19 @@ class Comm(ABC):
                 work.wait()
             return out
 
-    def all_gather(self, x):
+    def all_gather(self, x: Tensor) -> Tensor:
         """The (size, *x.shape) stack of every rank's `x`, on every rank."""
         with PartOf(self, "all_gather", x):
             out = self.gather(x)
             return self.broadcast(new_like(x, (self.size, *x.shape)) if out is None else out)
 
-    def reduce(self, x, root=0):
+    def reduce(self, x: Tensor, root: int = 0) -> Tensor | None:
         """On `root` the sum of every rank's `x`, added in rank order; None elsewhere."""
         with PartOf(self, "reduce", x, root):
             stack = self.gather(x, root)
             return None if stack is None else sum_in_rank_order(stack)
 
-    def all_reduce(self, x, async_op=False):
+    def all_reduce(self, x: Tensor, async_op: bool = False) -> Any:
         """Replace `x` by its sum over ranks, bitwise the same on every rank; returns `x`.
 
         async_op: as in torch: begin it in the background, and return Work at once (see `background`).
@@ -248,7 +273,7 @@ class Comm(ABC):
                 copy_into(x, total)
             return self.broadcast(x)
 
-    def reduce_scatter(self, x):
+    def reduce_scatter(self, x: Tensor) -> Tensor:
         """Row r, on rank r, of the sum over ranks of `x`, whose first dimension is the number of ranks."""
         if len(x) != self.size:
             raise ValueError(f"reduce_scatter on {self.size} ranks needs {self.size} rows, got {len(x)}")
@@ -256,7 +281,7 @@ class Comm(ABC):
             total = self.reduce(x)
             return self.scatter(total, new_like(x, x.shape[1:]))
 
-    def all_to_all(self, x):
+    def all_to_all(self, x: Tensor) -> Tensor:
         """Row s of the result is row `rank` of rank s's `x`, whose first dimension is the number of ranks."""
         if len(x) != self.size:
             raise ValueError(f"all_to_all on {self.size} ranks needs {self.size} rows, got {len(x)}")
@@ -271,19 +296,19 @@ class Comm(ABC):
 
 
 @only_calls("all_reduce")
-def best_all_reduce(comm, x):
+def best_all_reduce(comm: Comm, x: Tensor) -> Tensor:
     """Add `x` over ranks by the communicator's own all-reduce: the best that its back end has."""
     return comm.all_reduce(x)
 
 
-def require_function(fn):
+def require_function(fn: Any) -> None:
     """Raise TypeError unless `fn` is what comm.background can call."""
     if not callable(fn):
         kind = type(fn).__name__
         raise TypeError(f"comm.background got something of type {kind}: first comes a function, which is given comm")
 
 
-def sum_in_rank_order(stack):
+def sum_in_rank_order(stack: Tensor) -> Tensor:
     """Sum over the first dimension, always in the same order; 16-bit floats add in float32 and are rounded once."""
     dtype = stack.dtype
     if buffer_of(stack).dtype in ("bfloat16", "float16"):

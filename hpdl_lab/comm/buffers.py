@@ -3,12 +3,17 @@
 torch is looked at only where it is already loaded, so that engines can answer before their import of torch has ended.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The order is part of the wire format: a message's tag carries the index of its dtype (comm/mpi/session.py).
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
@@ -16,19 +21,19 @@ ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4,
 
 
 class Extent(NamedTuple):
-    count: int
+    count: int  # type: ignore[assignment]
     dtype: str
     nbytes: int
 
 
 class Buffer(NamedTuple):
     address: int
-    count: int
+    count: int  # type: ignore[assignment]
     dtype: str
     nbytes: int
 
 
-def is_tensor(x):
+def is_tensor(x: Tensor) -> bool:
     """True for a torch tensor, without importing torch."""
     if type(x) is np.ndarray:
         return False
@@ -37,12 +42,12 @@ def is_tensor(x):
 
 
 @functools.cache  # NumPy and torch put the name together each time
-def dtype_name(dtype):
+def dtype_name(dtype: Any) -> str:
     """ "float32" for the dtype of an array or of a tensor."""
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
 
 
-def buffer_of(x, verb="send", device="cpu"):
+def buffer_of(x: Tensor, verb: str = "send", device: str = "cpu") -> Buffer:
     """The memory of `x`, a contiguous tensor on `device` or, for the CPU, an array.
 
     Raises ValueError or TypeError that says what to do.
@@ -51,7 +56,7 @@ def buffer_of(x, verb="send", device="cpu"):
     return Buffer(x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr(), *extent)
 
 
-def extent_of(x, verb="send", device="cpu"):
+def extent_of(x: Tensor, verb: str = "send", device: str = "cpu") -> Extent:
     """(count, dtype, bytes) of `x`, which may be sent: what `buffer_of` says, without the address."""
     if isinstance(x, np.ndarray):
         dtype = dtype_name(x.dtype)
@@ -83,30 +88,30 @@ def extent_of(x, verb="send", device="cpu"):
 
 
 @functools.lru_cache(maxsize=4096)  # messages of one program have few lengths, and to put this together takes longer
-def extent(count, dtype):
+def extent(count: int, dtype: Any) -> Extent:
     """The Extent of `count` elements."""
     return Extent(count, dtype, count * ITEMSIZE[dtype])
 
 
-def to_numpy(x):
+def to_numpy(x: Tensor) -> np.ndarray:
     """The values of a tensor, wherever it is, or array as an array; of a CPU tensor the same memory."""
     return x.detach().cpu().numpy() if is_tensor(x) else x
 
 
-def settle(x):
+def settle(x: Tensor) -> None:
     """Return when what has been asked of tensor `x` is done: a GPU works on when its caller has gone on."""
     if is_tensor(x) and x.device.type == "cuda":
         sys.modules["torch"].cuda.current_stream(x.device).synchronize()
 
 
-def copy_of(x):
+def copy_of(x: Tensor) -> Tensor:
     """A copy of the values of `x` that no gradient flows through."""
     if not is_tensor(x):
         return x.copy()
     return x.detach().clone() if x.requires_grad else x.clone()
 
 
-def copy_into(y, x):
+def copy_into(y: Tensor, x: Tensor) -> None:
     """y[...] = x for the same count and dtype, whatever the shapes; a tensor and an array may be mixed."""
     if type(x) is type(y) is np.ndarray and x.shape == y.shape:
         y[...] = x
@@ -121,12 +126,12 @@ def copy_into(y, x):
         y.reshape(-1)[...] = x.numpy().reshape(-1) if is_tensor(x) else x.reshape(-1)
 
 
-def payload_of(x, nbytes):
+def payload_of(x: Tensor, nbytes: int) -> bytes:
     """The values of `x`, whose `nbytes` may be sent, on their way: bytes, which cost a third of a new tensor."""
     return ctypes.string_at(x.data_ptr(), nbytes) if is_tensor(x) else x.copy()
 
 
-def deliver(payload, y):
+def deliver(payload: bytes, y: Tensor) -> None:
     """Put what `payload_of` made of a tensor or array into `y`, of the same count and dtype, which may be received."""
     if type(payload) is not bytes:
         copy_into(y, payload)
@@ -136,6 +141,6 @@ def deliver(payload, y):
         y.reshape(-1)[...] = np.frombuffer(payload, y.dtype)
 
 
-def new_like(x, shape):
+def new_like(x: Tensor, shape: Any) -> Tensor:
     """An uninitialised tensor or array of `shape`, same kind and dtype as `x`."""
     return x.new_empty(shape) if is_tensor(x) else np.empty(shape, x.dtype)

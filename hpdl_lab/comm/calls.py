@@ -1,8 +1,14 @@
 """How far a rank has come: what it has called, where, how often. Noted as it happens, told when somebody is stuck."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .buffers import buffer_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_TOLD = 16  # lines, of those in which a rank has called something
 
@@ -15,13 +21,13 @@ class Call(NamedTuple):
 
     op: str
     line: str = ""
-    count: int = -1
+    count: int = -1  # type: ignore[assignment]
     dtype: str = ""
     root: int = -1
     comm: str = ""
     nth: int = 0
 
-    def facts(self):
+    def facts(self) -> dict[str, int | str]:
         """The fields of errors.Wait that are about the call, whatever part of it the rank is in."""
         return {name: getattr(self, name) for name in ("count", "dtype", "root", "comm", "nth")}
 
@@ -34,21 +40,21 @@ class Calls:
 
     __slots__ = ("counts", "last")
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.counts = {}  # (op, line) -> times
-        self.last = None  # Call, or (op, line) of a message
+        self.last: Any = None  # Call, or (op, line) of a message
 
-    def note(self, call):
+    def note(self, call: Call | tuple[str, ...]) -> None:
         """A Call, or the (op, line) of a message, begins."""
         self.last = call
         key = call[:2]
         self.counts[key] = self.counts.get(key, 0) + 1
 
-    def times(self, op, line):
+    def times(self, op: str, line: str) -> tuple[tuple[str, str, int], ...]:
         """((op, line, times),): how often this has begun; for a rank that waits in it."""
         return ((op, line, self.counts.get((op, line), 1)),)
 
-    def facts(self):
+    def facts(self) -> dict[str, Any]:
         """The fields of errors.Wait that say how far this rank has come."""
         counts = tuple((op, line, n) for (op, line), n in self.counts.items())[-MOST_TOLD:]
         if self.last is None:
@@ -57,14 +63,14 @@ class Calls:
         return {**call, "op": self.last[0], "line": self.last[1], "counts": counts}
 
 
-def only_calls(method):
+def only_calls(method: str) -> Callable[[Callable], Callable]:
     """`@only_calls("all_reduce")` above f(comm, x), which does nothing but call `comm.all_reduce(x)` and return it.
 
     Real ranks can then do it in the background without Python (comm/background.py).
     """
 
-    def mark(function):
-        function.only_calls = method
+    def mark(function: Callable) -> Callable:
+        function.only_calls = method  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -75,19 +81,19 @@ class PartOf:
 
     __slots__ = ("comm", "outer")
 
-    def __init__(self, comm, op, x=None, root=-1):
+    def __init__(self, comm: Any, op: str, x: Tensor | None = None, root: int = -1) -> None:
         self.comm, self.outer = comm, comm.calling
         if self.outer is None:  # otherwise it is itself a part of a collective
             comm.calling = begin(comm, op, x, root)
 
-    def __enter__(self):
+    def __enter__(self) -> Call:
         return self.comm.calling
 
-    def __exit__(self, *raised):
+    def __exit__(self, *raised: Any) -> None:
         self.comm.calling = self.outer
 
 
-def begin(comm, op, x=None, root=-1, line=None):
+def begin(comm: Any, op: str, x: Tensor | None = None, root: int = -1, line: str | None = None) -> Call:
     """Count the collective `op` that `comm` begins, and return its Call."""
     comm.collectives += 1
     if line is None:

@@ -1,5 +1,10 @@
 """What a communicator raises, with the table and the likely reason that its errors carry."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 from .status.report import Wait, describe_waits, likely_reason, name_ranks, wait_cycle
 
 __all__ = [
@@ -20,16 +25,16 @@ __all__ = [
 class CommError(RuntimeError):
     """A communication that cannot end well. `waits` says what every rank was doing, in rank order."""
 
-    def __init__(self, message, waits=()):
+    def __init__(self, message: str, waits: Sequence[Any] = ()) -> None:
         super().__init__(message, tuple(waits))
         self.waits = tuple(waits)
 
     @property
-    def reason(self):
+    def reason(self) -> str:
         """One sentence about why it came to this; "" where nothing is known."""
         return likely_reason(self.waits)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "\n".join([self.args[0], *report(self.waits, self.args[0])])
 
 
@@ -56,19 +61,19 @@ class ForgottenWait(ValueError):
     """
 
     @classmethod
-    def of(cls, rank, source, line):
+    def of(cls, rank: int, source: int, line: str) -> ForgottenWait:
         at = f" ({line})" if line else ""
         return cls(f"rank {rank} never waited for its receive from rank {source}{at}: call wait() before x is read")
 
     @classmethod
-    def of_background(cls, rank, what, line):
+    def of_background(cls, rank: int, what: str, line: str) -> ForgottenWait:
         """what: the name of the function that runs, or has run, in the background."""
         at = f" ({line})" if line else ""
         how = "call wait(), which also says what went wrong there"
         return cls(f"rank {rank} never waited for {what} in the background{at}: {how}")
 
 
-def report(waits, said=""):
+def report(waits: Sequence[Wait], said: str = "") -> list[str]:
     """The lines under an error: the table of who waits for whom, and the reason unless it has been `said` already."""
     reason = likely_reason(waits)
     return [*describe_waits(waits), *([f"  likely: {reason}"] if reason and reason not in said else [])]

@@ -1,7 +1,10 @@
 """Trouble on purpose: a rank that is slow, a link that is slow. Who then waits for whom is what the timeline shows."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..trace import caller_line
 
@@ -21,7 +24,7 @@ class Injection:
     delays: dict = field(default_factory=dict)
     links: dict = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for rank, seconds in self.delays.items():
             if not is_rank(rank):
                 raise ValueError(f"inject(rank={rank!r}): a rank is a whole number from 0")
@@ -34,7 +37,7 @@ class Injection:
                 raise ValueError(f"inject(bandwidth={bandwidth!r}): bytes per second above 0, such as 1e8")
 
     @classmethod
-    def of(cls, rank=None, delay=None, link=None, bandwidth=None):
+    def of(cls, rank: float | None = None, delay: Any = None, link: Any = None, bandwidth: float | None = None) -> Any:
         """A slow rank, a slow link, both or neither. Raises ValueError where half of a pair is missing."""
         if (rank is None) != (delay is None):
             raise ValueError(f"inject(rank={rank!r}, delay={delay!r}): a rank and its delay in s, such as (2, 0.005)")
@@ -43,22 +46,22 @@ class Injection:
         pair = tuple(link) if isinstance(link, list) else link
         return cls({} if rank is None else {rank: delay}, {} if link is None else {pair: bandwidth})
 
-    def beside(self, other):
+    def merged(self, other: Injection) -> Injection:
         """This and `other`, which comes first where both name the same rank or link."""
         links = {link: b for link, b in self.links.items() if link[::-1] not in other.links}
         return Injection(self.delays | other.delays, links | other.links)
 
-    def __str__(self):
+    def __str__(self) -> str:
         slow = [f"rank {r} loses {1e3 * s:g} ms before each message and collective" for r, s in self.delays.items()]
         slow += [f"ranks {a} and {b} are joined by {x / 1e9:g} GB/s" for (a, b), x in self.links.items()]
         return "; ".join(slow) or "nothing is slowed down"
 
     __repr__ = __str__
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self.delays or self.links)
 
-    def check(self, size):
+    def check(self, size: int) -> None:
         """Raise ValueError unless all ranks that are named are there in a run of `size` ranks."""
         for rank in self.delays:
             if rank >= size:
@@ -67,28 +70,28 @@ class Injection:
             if max(link) >= size:
                 raise ValueError(f"the link {link} is slowed down: ranks here are 0 to {size - 1}{END}")
 
-    def delay(self, rank):
+    def delay(self, rank: int) -> float:
         """Seconds that `rank` loses before each message that it sends."""
         return self.delays.get(rank, 0.0)
 
-    def seconds_per_byte(self, a, b):
+    def seconds_per_byte(self, a: int, b: int) -> float:
         """How slow messages between ranks `a` and `b` are at least; 0 where that link was left alone."""
         bandwidth = self.links.get((a, b)) or self.links.get((b, a))
         return 1 / bandwidth if bandwidth else 0.0
 
     # -- on real ranks ------------------------------------------------------------------------------------------------
 
-    def before(self, comm):
+    def before(self, comm: Any) -> None:
         """Lose the delay of this rank of `comm`, which is about to send or to begin a collective."""
         lose(comm, self.delay(comm.names[comm.rank]))
 
-    def after(self, comm, peer, nbytes):
+    def after(self, comm: Any, peer: int, nbytes: int) -> None:
         """Lose what a message of `nbytes` between this rank of `comm` and its rank `peer` takes on a slow link."""
         slow = self.seconds_per_byte(comm.names[comm.rank], comm.names[peer])
         lose(comm, nbytes * slow, comm.names[peer])
 
 
-def lose(comm, seconds, peer=-1):
+def lose(comm: Any, seconds: float, peer: int = -1) -> None:
     """Sleep, as one event of the trace; an interrupt ends it."""
     if seconds > 0:
         step, t0 = comm.trace.step(), comm.trace.clock()
@@ -96,9 +99,9 @@ def lose(comm, seconds, peer=-1):
         comm.trace.add(step, OP, t0, comm.trace.clock(), peer, line=caller_line())
 
 
-def is_rank(rank):
+def is_rank(rank: float) -> bool:
     return isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0
 
 
-def is_number(value):
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,14 +1,15 @@
 """Who belongs together after a split: decided by every rank for all of them, so that all raise or none."""
 
 import pickle
+from typing import Any
 
 
-def part_of(notes, rank):
+def part_of(notes: list[bytes], rank: int) -> list[int]:
     """The part to which `rank` belongs, of `parts_of`. notes: pickled (color, key) of every rank, in rank order."""
     return next(part for part in parts_of([pickle.loads(note) for note in notes]) if rank in part)
 
 
-def parts_of(answers):
+def parts_of(answers: list[tuple[Any, ...]]) -> list[list[int]]:
     """The ranks of each color, ordered by (key, rank). answers: (color, key) of every rank, in rank order.
 
     Raises ValueError, the same for every rank.
@@ -25,7 +26,7 @@ def parts_of(answers):
     return [in_order(part, answers) for part in parts]
 
 
-def in_order(part, answers):
+def in_order(part: list[int], answers: list[tuple[Any, ...]]) -> list[int]:
     """`part` sorted by (key, rank)."""
     keys = [(answers[r][1], r) for r in part]
     try:

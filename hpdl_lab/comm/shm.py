@@ -1,6 +1,14 @@
 """Memory that all ranks of a communicator map, where they are on one machine."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from .buffers import DTYPES, ITEMSIZE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAGE = 4096  # bytes
 WORTH_ASKING = 1 << 26  # bytes
@@ -9,14 +17,14 @@ WORTH_ASKING = 1 << 26  # bytes
 class SharedRanks:
     """The compiled collectives of ranks that share memory, and the tensors that they have allocated there."""
 
-    def __init__(self, comm, core, op):
+    def __init__(self, comm: Any, core: Any, op: str) -> None:
         """Collective, on behalf of `op`. Raises MemoryError on every rank where one of them cannot take part."""
         self.comm, self.core = comm, core
         nbytes = core.ShmGroup.nbytes_for(comm.size)
         self.group = core.ShmGroup(share(comm, core, nbytes, op), comm.rank, comm.size)
         self.segments = []  # (SharedMemory, bytes from one rank's part to the next)
 
-    def allocate(self, shape, dtype):
+    def allocate(self, shape: Any, dtype: Any) -> Tensor:
         """A zeroed torch tensor in shared memory. Collective; the memory stays until the communicator is closed."""
         import torch
 
@@ -31,7 +39,7 @@ class SharedRanks:
         mine = memory.array(self.comm.rank * part, nbytes)
         return torch.from_numpy(mine).view(getattr(torch, dtype)).reshape(shape)
 
-    def everybodys(self, x):
+    def everybodys(self, x: Tensor) -> Any:
         """The tensors of all ranks, in rank order, of which `x` is this rank's: it lies in memory of `allocate`."""
         import torch
 
@@ -43,12 +51,12 @@ class SharedRanks:
         raise ValueError("this tensor is not in memory that the ranks share: make it with comm.allocate")
 
 
-def part_nbytes(nbytes):
+def part_nbytes(nbytes: int) -> int:
     """Bytes from one rank's part to the next, where each has `nbytes`: whole pages, at least one."""
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
 
 
-def share(comm, core, nbytes, op, count=0, dtype="uint8"):
+def share(comm: Any, core: Any, nbytes: int, op: str, count: int = 0, dtype: Any = "uint8") -> Any:
     """Memory of `nbytes` that all ranks map, one equal part of it taken by each: core.SharedMemory. Collective.
 
     Raises: ValueError where the ranks mean different things; MemoryError with the first rank's reason where one cannot.
@@ -74,7 +82,7 @@ def share(comm, core, nbytes, op, count=0, dtype="uint8"):
     return memory
 
 
-def too_large(nbytes):
+def too_large(nbytes: int) -> str:
     """Why `nbytes` cannot be had, or "": the system would kill a rank that takes pages which are not there."""
     if nbytes < WORTH_ASKING:
         return ""
@@ -84,7 +92,7 @@ def too_large(nbytes):
     return "" if nbytes < available else f"cannot take it: {available:,} bytes of memory are available"
 
 
-def attempt(function, *args):
+def attempt(function: Callable, *args: Any) -> tuple[Any, str]:
     """(what function(*args) returns, "") or (None, why it could not)."""
     try:
         return function(*args), ""

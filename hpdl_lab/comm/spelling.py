@@ -1,7 +1,8 @@
 """Calls of a communicator as mpi4py and torch.distributed spell them: errors say how they are spelled here."""
 
-import inspect
 import re
+
+from ..plain_source import plain_signature
 
 NAMES = (
     *("rank", "size", "send", "recv", "isend", "irecv", "sendrecv", "barrier", "split"),
@@ -27,7 +28,7 @@ def spelled_here(comm: type, name: str) -> str:
         return ""
     if (method := getattr(comm, here, None)) is None:
         return f"comm.{here}"
-    return f"comm.{here}({', '.join(map(str, list(inspect.signature(method).parameters.values())[1:]))})"
+    return f"comm.{here}({', '.join(map(str, list(plain_signature(method).parameters.values())[1:]))})"
 
 
 def name_the_call(error: Exception, comm: type) -> None:

@@ -13,6 +13,7 @@ import cloudpickle
 
 from ..comm.base import PerRank, Results
 from ..comm.errors import RankFailed
+from ..plain_source import plain_signature
 from ..system import until
 from ..trace import INSTALLED, PACKAGE, Event
 from ..units import require_number
@@ -49,7 +50,7 @@ def package(fn: Callable, args: Sequence, size: int) -> tuple[bytes, list[bytes 
 def check_signature(fn: Callable, args: Sequence) -> None:
     """Raise TypeError unless `fn(comm, *args)` is a call that `fn` can take."""
     try:
-        signature = inspect.signature(fn)
+        signature = plain_signature(fn)
     except (TypeError, ValueError):
         return  # a compiled function tells nothing; it will say so itself
     try:

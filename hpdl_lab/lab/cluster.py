@@ -130,7 +130,7 @@ class _Notebook:
         wanted = Injection.of(rank, delay, link, bandwidth)
         if wanted and self.running() is not None:
             wanted.check(self._cluster.n)
-        self._injection = self._injection.beside(wanted) if wanted else wanted
+        self._injection = self._injection.merged(wanted) if wanted else wanted
         return self._injection
 
     def injected(self) -> Injection:

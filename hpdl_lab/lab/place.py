@@ -66,7 +66,12 @@ class Place:
         require_number("deadline", deadline, above=0)
         if not self.simulated:
             return run(fn, *args, ranks=range(self.ranks), deadline=deadline, on_row=on_row)
-        how = {"network": self.network, "deadline": SIMULATED_DEADLINE, "inject": injected(), "threads": threads}
+        how: dict[str, Any] = {
+            "network": self.network,
+            "deadline": SIMULATED_DEADLINE,
+            "inject": injected(),
+            "threads": threads,
+        }
         return sim.run(self.ranks, fn, *args, on_row=on_row, **how)
 
 

@@ -61,7 +61,7 @@ CATALOG = {
 }
 
 
-def build(name: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule | None:
+def build(name: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """The schedule `name` for a pipeline of `ranks` ranks.
 
     Args:    chunks: stages per rank; only "interleaved" has more than one, 2 if not said.

@@ -5,7 +5,7 @@ fractions: nothing but sums and one division by the number of chunks is done wit
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain, count, pairwise
 from numbers import Real
 from typing import Any, NamedTuple
@@ -15,6 +15,9 @@ from .catalog import build
 from .schedule import Action, require_schedule
 
 MANY = 16  # ranks from which a round of as many micro-batches as ranks is long enough
+
+
+Cost = Any  # time of an action: a number, or one for each stage of the model
 
 
 class Timed(NamedTuple):
@@ -45,7 +48,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    schedule: Any, forward: int = 1, backward: int = 2, input: int = 1, weight: int = 1, transfer: int = 0
+    schedule: Any, forward: Cost = 1, backward: Cost = 2, input: Cost = 1, weight: Cost = 1, transfer: Any = 0
 ) -> Evaluation:
     """Time a schedule.
 
@@ -62,20 +65,20 @@ def evaluate(
     return summary(timed(schedule, costs, transfer))
 
 
-def per_stage(schedule: Any, what: str, cost: int) -> list[float]:
+def per_stage(schedule: Any, what: str, cost: Cost) -> list[float]:
     """One number for each stage of the model."""
     if isinstance(cost, Real):
-        costs = [cost / schedule.chunks if schedule.chunks > 1 else cost] * schedule.stages
+        costs: Any = [cost / schedule.chunks if schedule.chunks > 1 else cost] * schedule.stages
     else:
         costs = list(cost) if isinstance(cost, Iterable) else [cost]
-    if wrong := [time for time in costs if not isinstance(time, Real) or not time >= 0]:
+    if wrong := [time for time in costs if not isinstance(time, Real) or not float(time) >= 0]:
         raise ValueError(f"{what} takes a time of at least 0, or one for each stage, got {wrong[0]!r}")
     if len(costs) != schedule.stages:
         raise ValueError(f"{what} has {len(costs)} numbers, and {schedule.name} has {schedule.stages} stages")
     return costs
 
 
-def timed(schedule: Any, costs: dict[str, list[float]], transfer: int) -> list[list[Timed]]:
+def timed(schedule: Any, costs: Mapping[str, Sequence[float]], transfer: float) -> list[list[Timed]]:
     """A list of Timed for each rank. costs: {kind: [time of each stage of the model]}."""
     graph = graph_of(schedule)
     if len(graph.order) < len(graph.seconds):
@@ -85,7 +88,7 @@ def timed(schedule: Any, costs: dict[str, list[float]], transfer: int) -> list[l
     return [[Timed(*next(times)) for _ in row] for row in schedule.rows]
 
 
-def seconds_of(schedule: Any, costs: dict[str, Sequence[float]]) -> list[float]:
+def seconds_of(schedule: Any, costs: Mapping[str, Sequence[float]]) -> list[float]:
     """The time of every action, rank by rank."""
     stages = schedule.stages
     return [costs[kind][stage % stages] for row in schedule.rows for stage, kind, _ in row]
@@ -188,7 +191,7 @@ def pipeline_time(
     """
     by_kind = dict(zip("FBIW", zip(*costs, strict=True), strict=True))
 
-    def of(m):
+    def of(m: int) -> PipelineTime:
         schedule, graph, last = built(name, ranks, m, chunks)
         begins, ends = graph.times(seconds_of(schedule, by_kind), transfer)
         bounds = pairwise(accumulate(map(len, schedule.rows), initial=0))
@@ -200,7 +203,7 @@ def pipeline_time(
         return of(micro_batches)
     short, long = map(of, counts)
 
-    def go_on(few, many):
+    def go_on(few: float, many: float) -> float:
         return many + (more - 1) * (many - few)
 
     ends = tuple(map(go_on, short.ends, long.ends))

@@ -24,7 +24,7 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[
     total = micro_batches * chunks
     warm_up = min((chunks - 1) * ranks + 2 * (ranks - 1 - rank), total)
 
-    def nth(kind, i):
+    def nth(kind: str, i: int) -> Action:
         """The ith forward, or the ith backward, of this rank."""
         lap, place = divmod(i, ranks * chunks)  # a lap: p micro-batches through every chunk
         chunk, micro_batch = divmod(place, ranks)

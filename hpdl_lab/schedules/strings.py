@@ -18,7 +18,7 @@ def to_strings(schedule: Schedule) -> list[list[str]]:
     return [[str(action) for action in row] for row in schedule.rows]
 
 
-def from_strings(rows: list[Any] | None, name: str = "imported", replicas: int = 1) -> Schedule | None:
+def from_strings(rows: list[Any] | None, name: str = "imported", replicas: int = 1) -> Schedule:
     """The Schedule that `rows` of strings say: one row per rank, as to_strings and torch write them.
 
     Empty cells are left out, and what torch adds for its messages and shards. Actions that torch would overlap come

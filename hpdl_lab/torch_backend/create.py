@@ -2,6 +2,7 @@
 
 import os
 import socket
+from typing import Any
 
 from ..comm import world
 from ..comm.base import Comm
@@ -15,7 +16,7 @@ ENGINE = "HPDL_SESSION"  # in the environment of engines: what ranks there are i
 MEETING = 30.0  # s: for all ranks of mpiexec to import this
 
 
-def create(options, comm):
+def create(options: Any, comm: Comm) -> HpdlGroup:
     """What torch calls for a new process group. Collective over its ranks.
 
     Args:    options: store, group_rank, group_size, timeout, global_ranks_in_group ([] of the default group).
@@ -38,7 +39,7 @@ def create(options, comm):
     return group
 
 
-def tell_torch_of_mpiexec(environment=os.environ):
+def tell_torch_of_mpiexec(environment: Any = os.environ) -> None:
     """Under mpiexec: what torchrun would put into the environment, where nobody has. Collective over all ranks.
 
     init_process_group reads it, and rank 0 opens its store on that port.
@@ -56,7 +57,7 @@ def tell_torch_of_mpiexec(environment=os.environ):
     environment.update({name: str(value) for name, value in told.items()})
 
 
-def free_port():
+def free_port() -> int:
     """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("", 0))

@@ -4,9 +4,14 @@ main thread   backward: grad grad [bucket 1: allreduce] grad grad [bucket 2: all
 background                        all_reduce 1 ........           all_reduce 2 .............
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from ..comm.base import Comm
 from ..comm.buffers import DTYPES, ITEMSIZE, dtype_name
 from ..comm.torch.backward import before_backward_ends
 from . import moves
@@ -21,24 +26,24 @@ class HpdlGroup(dist.ProcessGroup):
 
     group_name = group_desc = ""  # torch's own know only groups of its own back ends
 
-    def __init__(self, comm, owned=False):
+    def __init__(self, comm: Comm, owned: bool = False) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm, self.owned = comm, owned
         self._begun = []  # HpdlWorks, without those that are known to have ended
 
-    def getBackendName(self):
+    def getBackendName(self) -> str:
         return "hpdl"
 
-    def _set_group_name(self, name):
+    def _set_group_name(self, name: str) -> None:
         self.group_name = name
 
-    def _set_group_desc(self, description):
+    def _set_group_desc(self, description: str) -> None:
         self.group_desc = description
 
-    def __repr__(self):
+    def __repr__(self) -> Any:
         return f"<process group hpdl: rank {self.comm.rank} of {self.comm.size}>"
 
-    def _start(self, tensors, opts, function, *args):
+    def _start(self, tensors: list[Tensor], opts: Any, function: Callable, *args: Any) -> HpdlWork:
         """Begin `function(comm, *args)`, after which `tensors` hold the result; returns HpdlWork.
 
         Also what torch waits for at once goes to the background: another rank may ask for the same asynchronously.
@@ -57,7 +62,7 @@ class HpdlGroup(dist.ProcessGroup):
 
     # -- sums -------------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors, opts=None):
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HpdlWork:
         if name_of(opts) in moves.FOLDS:
             return self._start(tensors, opts, moves.fold_each, tensors, name_of(opts))
         require_sum("all_reduce", tensors, opts)
@@ -65,51 +70,53 @@ class HpdlGroup(dist.ProcessGroup):
             return self._start(tensors, opts, moves.all_reduce, tensors[0].detach())
         return self._start(tensors, opts, moves.all_reduce_each, tensors)
 
-    def allreduce_coalesced(self, tensors, opts=None):
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors, opts):
+    def reduce(self, tensors: list[Tensor], opts: Any) -> HpdlWork:
         require_sum("reduce", tensors, opts)
         return self._start(tensors, opts, moves.reduce, tensors[0], opts.rootRank)
 
-    def reduce_scatter(self, outputs, inputs, opts=None):
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HpdlWork:
         require_sum("reduce_scatter", outputs, opts)
         return self._start(outputs, opts, moves.reduce_scatter, outputs[0], inputs[0])
 
-    def reduce_scatter_single(self, output, x, opts=None):
+    def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> HpdlWork:
         require_sum("reduce_scatter", [x], opts)
         return self._start([output], opts, moves.reduce_scatter, output, [x])
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         require_sum("reduce_scatter", inputs, opts)
         return self._start(outputs, opts, moves.each(moves.reduce_scatter), outputs, [[x] for x in inputs])
 
     # -- copies -----------------------------------------------------------------------------------------------------
 
-    def broadcast(self, tensors, opts):
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> HpdlWork:
         return self._start(tensors, opts, moves.broadcast_each, tensors, opts.rootRank)
 
-    def allgather(self, outputs, inputs, opts=None):
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> HpdlWork:
         return self._start(outputs[0], opts, moves.all_gather, outputs[0], inputs[0])
 
-    def all_gather_single(self, output, x, opts=None):
+    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> HpdlWork:
         return self._start([output], opts, moves.all_gather, [output], x)
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         return self._start(outputs, opts, moves.each(moves.all_gather), [[output] for output in outputs], inputs)
 
-    def gather(self, outputs, inputs, opts):
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HpdlWork:
         rows = outputs[0] if outputs else []
         return self._start(rows, opts, moves.gather, rows, inputs[0], opts.rootRank)
 
-    def scatter(self, outputs, inputs, opts):
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HpdlWork:
         rows = inputs[0] if inputs else []
         return self._start(outputs, opts, moves.scatter, outputs[0], rows, opts.rootRank)
 
-    def alltoall(self, outputs, inputs, opts=None):
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HpdlWork:
         return self._start(outputs, opts, moves.all_to_all, outputs, inputs)
 
-    def all_to_all_single(self, output, x, output_rows, input_rows, opts=None):
+    def all_to_all_single(
+        self, output: Tensor, x: Tensor, output_rows: list[int], input_rows: list[int], opts: Any = None
+    ) -> HpdlWork:
         """output_rows, input_rows: how much of the first dimension is whose; [] for equal parts."""
         if not output_rows and not input_rows:
             return self._start([output], opts, moves.all_to_all_single, output, x)
@@ -119,16 +126,16 @@ class HpdlGroup(dist.ProcessGroup):
 
     # -- messages and meetings --------------------------------------------------------------------------------------
 
-    def send(self, tensors, dst, tag=0):
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> MessageWork:
         return self._message(self.comm.isend, tensors, dst, tag)
 
-    def recv(self, tensors, src, tag=0):
+    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> MessageWork:
         return self._message(self.comm.irecv, tensors, src, tag)
 
-    def recv_anysource(self, tensors, tag=0):
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> None:
         raise NotImplementedError(f'the backend "hpdl" receives from one rank, dist.recv(x, src=...); or {USE_GLOO}')
 
-    def _message(self, post, tensors, peer, tag):
+    def _message(self, post: Callable, tensors: list[Tensor], peer: int, tag: int) -> MessageWork:
         if tag != 0:
             raise NotImplementedError(f'messages of the backend "hpdl" have no tags, got tag={tag}; or {USE_GLOO}')
         if not tensors[0].is_contiguous():
@@ -137,23 +144,23 @@ class HpdlGroup(dist.ProcessGroup):
         work.under_way = post(moves.flat(tensors[0]), peer)
         return work
 
-    def barrier(self, opts=None):
+    def barrier(self, opts: Any = None) -> HpdlWork:
         return self._start([], opts, moves.barrier)
 
-    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier: any here ends at the group's deadline and names all ranks that have not come."""
         self.barrier().wait()
 
     # -- end --------------------------------------------------------------------------------------------------------
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         """What dist.destroy_process_group() calls: after it nothing is under way."""
         for work in self._begun:  # some may have been waited for by their future alone
             if work.exception() is not None:
                 break
         self.abort()
 
-    def abort(self):
+    def abort(self) -> None:
         self._begun = []
         if self.owned:
             self.comm.close()
@@ -164,13 +171,13 @@ class HpdlGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
 
-def name_of(opts):
+def name_of(opts: Any) -> str:
     """ "SUM", "MAX", ...: how elements are put together."""
     asked = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
     return str(getattr(asked, "op", asked)).rpartition(".")[2]
 
 
-def require_sum(op, tensors, opts):
+def require_sum(op: str, tensors: list[Tensor], opts: Any) -> None:
     """Raise NotImplementedError, ValueError unless `tensors` are to be added, and can be."""
     name = name_of(opts)
     if name != "SUM":

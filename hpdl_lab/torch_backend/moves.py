@@ -1,18 +1,23 @@
 """What torch's collectives do, as f(comm, ...) on tensors of any shape and, where nothing is added, of any dtype."""
 
-import torch
+from collections.abc import Callable
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..comm.base import Comm
 from ..comm.buffers import ITEMSIZE, dtype_name
 from ..comm.calls import only_calls
 
 
 @only_calls("all_reduce")
-def all_reduce(comm, x):
+def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     """Replace contiguous x by its sum over ranks."""
     return comm.all_reduce(x)
 
 
-def all_reduce_each(comm, tensors):
+def all_reduce_each(comm: Comm, tensors: Any) -> None:
     """The same for each of several tensors, contiguous or not."""
     for x in tensors:
         in_one_piece(x, comm.all_reduce)
@@ -21,7 +26,7 @@ def all_reduce_each(comm, tensors):
 FOLDS = {"MIN": torch.amin, "MAX": torch.amax, "PRODUCT": torch.prod}  # of rows (p, n) over ranks, in their order
 
 
-def fold_each(comm, tensors, name):
+def fold_each(comm: Comm, tensors: list[Tensor], name: str) -> None:
     """Replace each of the tensors by the smallest, the largest or the product over ranks of each element. Of any dtype.
 
     What is compiled adds only. So every rank gets all ranks' tensors: made for the few numbers that DDP's join or a
@@ -32,50 +37,50 @@ def fold_each(comm, tensors, name):
         x.detach().copy_(FOLDS[name](rows, 0).view_as(x))
 
 
-def reduce(comm, x, root):
+def reduce(comm: Comm, x: Tensor, root: int) -> None:
     """x of rank `root` becomes the sum over ranks."""
     total = comm.reduce(x.detach().contiguous(), root)
     if total is not None:
         x.detach().copy_(total)
 
 
-def reduce_scatter(comm, output, rows):
+def reduce_scatter(comm: Comm, output: Tensor, rows: list[Tensor]) -> None:
     """output becomes this rank's row of the sum over ranks. rows: one for each rank, or one tensor of all of them."""
     x = torch.cat([row.detach().reshape(-1) for row in rows]).view(comm.size, -1)
     output.detach().copy_(comm.reduce_scatter(x).view_as(output))
 
 
-def broadcast_each(comm, tensors, root):
+def broadcast_each(comm: Comm, tensors: list[Tensor], root: int) -> None:
     """Each of the tensors becomes that of rank `root`."""
     for x in tensors:
         in_one_piece(x, comm.broadcast, root)
 
 
-def all_gather(comm, outputs, x):
+def all_gather(comm: Comm, outputs: list[Tensor], x: Tensor) -> None:
     """outputs: one for each rank's x, or one tensor for all of them."""
     put(outputs, comm.all_gather(flat(x.contiguous())).view(x.dtype))
 
 
-def gather(comm, outputs, x, root):
+def gather(comm: Comm, outputs: list[Tensor], x: Tensor, root: int) -> None:
     """The same, on rank `root` alone."""
     rows = comm.gather(flat(x.contiguous()), root)
     if rows is not None:
         put(outputs, rows.view(x.dtype))
 
 
-def scatter(comm, output, rows, root):
+def scatter(comm: Comm, output: Tensor, rows: list[Tensor], root: int) -> None:
     """output becomes this rank's row of rank `root`."""
     x = torch.stack([flat(row.contiguous()) for row in rows]) if comm.rank == root else None
     in_one_piece(output, lambda out: comm.scatter(x, out, root))
 
 
-def all_to_all_single(comm, output, x):
+def all_to_all_single(comm: Comm, output: Tensor, x: Tensor) -> None:
     """Row s of output becomes row `rank` of rank s's x; the first dimension is that of ranks, or a multiple."""
     rows = flat(x.contiguous()).view(comm.size, -1)
     put([output], comm.all_to_all(rows).view(x.dtype))
 
 
-def all_to_all(comm, outputs, inputs):
+def all_to_all(comm: Comm, outputs: list[Tensor], inputs: list[Tensor]) -> None:
     """outputs[s] becomes what rank s has for this rank, by messages: only the two of them need to agree on its size."""
     outputs[comm.rank].detach().copy_(inputs[comm.rank])
     others = [r for r in range(comm.size) if r != comm.rank]
@@ -89,14 +94,14 @@ def all_to_all(comm, outputs, inputs):
             outputs[r].detach().copy_(arriving[r].view(outputs[r].dtype).view_as(outputs[r]))
 
 
-def barrier(comm):
+def barrier(comm: Comm) -> None:
     comm.barrier()
 
 
-def each(function):
+def each(function: Callable) -> Callable:
     """`function(comm, output, x)` for several of both."""
 
-    def several(comm, outputs, inputs):
+    def several(comm: Comm, outputs: Any, inputs: Any) -> None:
         for output, x in zip(outputs, inputs, strict=True):
             function(comm, output, x)
 
@@ -104,13 +109,13 @@ def each(function):
     return several
 
 
-def flat(x):
+def flat(x: Tensor) -> Tensor:
     """The memory of contiguous x as a flat tensor of a dtype that communicators move: of bytes, where x has another."""
     x = x.detach().reshape(-1)
     return x if dtype_name(x.dtype) in ITEMSIZE else x.view(torch.uint8)
 
 
-def in_one_piece(x, act, *args):
+def in_one_piece(x: Tensor, act: Callable, *args: Any) -> None:
     """act(the flat memory of x, ...), by way of a copy where x is not contiguous."""
     if x.is_contiguous():
         act(flat(x), *args)
@@ -120,7 +125,7 @@ def in_one_piece(x, act, *args):
         x.detach().copy_(copy)
 
 
-def put(outputs, rows):
+def put(outputs: list[Tensor], rows: Tensor) -> None:
     """Copy rows (p, n) to p outputs of n elements, or to one of p * n."""
     rows = rows.reshape(len(outputs), -1)
     for output, row in zip(outputs, rows, strict=True):

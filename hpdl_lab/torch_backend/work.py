@@ -1,7 +1,13 @@
 """What the backend "hpdl" has begun, as torch wants it: torch.distributed.Work, with a future."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from ..comm.base import Comm
 
 
 class HpdlWork(dist.Work):
@@ -11,12 +17,12 @@ class HpdlWork(dist.Work):
     fulfilled at the end of backward (HpdlGroup, comm/torch/backward.py), by a wait in Python that comes before DDP's.
     """
 
-    def __init__(self, tensors):
+    def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
-        self.under_way = None  # the Work of the communicator
+        self.under_way: Any = None  # the Work of the communicator
         self._tensors, self._future = tensors, torch.futures.Future()
 
-    def run(self, comm, function, *args):
+    def run(self, comm: Comm, function: Callable, *args: Any) -> None:
         """Do it where nobody may ever wait for it but by its future."""
         try:
             function(comm, *args)
@@ -25,41 +31,41 @@ class HpdlWork(dist.Work):
             raise
         self._future.set_result(self._tensors)
 
-    def settle(self):
+    def settle(self) -> None:
         """Wait for it, and fulfill the future."""
         self.under_way.wait()
         if not self._future.done():
             self._future.set_result(self._tensors)
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: Any = None) -> bool:
         """Wait, as long as the deadline of the group allows: torch's own `timeout` is not looked at."""
         self.settle()
         return True
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         self.settle()
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         return self.under_way.test()
 
-    def is_success(self):
+    def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
-    def exception(self):
+    def exception(self) -> Any:
         try:
             return self.settle()
         except Exception as error:
             return error
 
-    def result(self):
+    def result(self) -> Any:
         return self._tensors
 
-    def get_future(self):
+    def get_future(self) -> Any:
         return self._future
 
 
 class MessageWork(HpdlWork):
     """A message: the waits of its own rank carry it on, so nobody would fulfill a future."""
 
-    def get_future(self):
+    def get_future(self) -> None:
         raise NotImplementedError('a message of the backend "hpdl" has no future: use its wait()')

@@ -1,7 +1,7 @@
 """Communicators of ranks whose tensors are on a device, such as a GPU."""
 
 
-def kind(device):
+def kind(device: str) -> type:
     """What makes communicators for Session.comm: "cpu" or "cuda". Raises RuntimeError without a GPU or NCCL."""
     from ..real import RealComm
 

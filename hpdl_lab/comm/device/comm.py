@@ -10,12 +10,17 @@ their GPUs. A receive whose note does not come holds up the others for PATIENCE 
 for a message of the group, or begins a collective.
 """
 
+from __future__ import annotations
+
 import math
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..base import best_all_reduce
 from ..buffers import DTYPES, ITEMSIZE, buffer_of, copy_into, is_tensor
@@ -42,18 +47,19 @@ class DeviceWork(RealWork):
     __slots__ = ("buffer", "launch", "note")
     progress = 0
 
-    def __init__(self, comm, op, x, peer):
-        self.buffer, self.launch = buffer_of(x, op, comm.device), None
+    def __init__(self, comm: DeviceComm, op: str, x: Tensor, peer: int) -> None:
+        self.buffer = buffer_of(x, op, comm.device)
+        self.launch: GroupWork | None = None
         mine = (self.buffer.count, DTYPES.index(self.buffer.dtype))
         self.note = np.array(mine if op == "send" else (-1, -1), np.int64)
         super().__init__(comm, op, x, peer, sent=self.note)
         comm.posted.append(self)
 
-    def is_ready(self):
+    def is_ready(self) -> bool:
         """May it start? A receive may when its note has come. Raises Mismatch if that says something else."""
         return self.op == "send" or self.has_come()
 
-    def has_come(self):
+    def has_come(self) -> bool:
         """True when the note has come and says what this rank expects. Raises Mismatch if it says something else."""
         expected = (self.buffer.count, self.buffer.dtype)
         try:
@@ -68,12 +74,12 @@ class DeviceWork(RealWork):
             raise Mismatch(mismatch(names[self.peer], names[self.comm.rank], sent, expected))
         return True
 
-    def start(self):
+    def start(self) -> Any:
         """Hand it to the group; returns its torch.distributed.Work, or None within a batch that NCCL coalesces."""
         act = self.comm.device_group.send if self.op == "send" else self.comm.device_group.recv
         return act([self.x.detach()], self.peer, 0)
 
-    def wait(self):
+    def wait(self) -> None:
         if self.message is not None:
             comm = self.comm
             with comm.aborting(self.op):
@@ -81,7 +87,7 @@ class DeviceWork(RealWork):
                 comm.waiting.finish(Arrival(self), self.op, whom, self.buffer.nbytes, self.line, facts=self._facts)
             self._arrived()
 
-    def test(self):
+    def test(self) -> bool:
         if self.message is not None:
             with self.comm.aborting(self.op):
                 arrived = Arrival(self).advance()
@@ -89,7 +95,7 @@ class DeviceWork(RealWork):
                 self._arrived()
         return self.message is None
 
-    def let_go(self, seconds):
+    def let_go(self, seconds: float) -> bool:
         """See RealWork.let_go: what is still on the device after `seconds` is ended there."""
         if self.message is not None and self.launch is not None:
             with suppress(CommError, ValueError):  # nobody waits for it any more
@@ -98,18 +104,18 @@ class DeviceWork(RealWork):
                 self.comm.abort(self.op)
         return super().let_go(0.0)
 
-    def _facts(self):
+    def _facts(self) -> dict[str, Any]:
         """See RealWork._facts."""
         counts = self.comm.calls.times(self.op, self.line)
         return {"count": self.buffer.count, "dtype": self.buffer.dtype, "comm": self.comm.name, "counts": counts}
 
-    def _arrived(self):
+    def _arrived(self) -> None:
         inject = self.comm.waiting.inject
         self._done()
         if inject is not None:
             inject.after(self.comm, self.peer, self.buffer.nbytes)
 
-    def _done(self):
+    def _done(self) -> None:
         comm, trace = self.comm, self.comm.trace
         self._forget()
         trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], self.buffer.nbytes, self.line)
@@ -119,10 +125,10 @@ class DeviceWork(RealWork):
 class Arrival(Operation):
     """The end of a DeviceWork, as an operation: whoever waits for it lets the messages start that have been posted."""
 
-    def __init__(self, work):
+    def __init__(self, work: DeviceWork) -> None:
         self.work = work
 
-    def advance(self):
+    def advance(self) -> bool:
         self.work.comm.start_posted()
         return self.work.launch is not None and self.work.launch.advance()
 
@@ -136,28 +142,29 @@ class DeviceComm(RealComm):
 
     can_double = False  # what is given to `background` runs at once
 
-    def __init__(self, groups, *arguments):
+    def __init__(self, groups: Any, *arguments: Any) -> None:
         """arguments: of RealComm."""
         super().__init__(*arguments)
-        self.groups, self.device, self.device_group = groups, str(groups.device), None
+        self.groups, self.device = groups, str(groups.device)
+        self.device_group: Any = None
         self.posted, self.posted_at = [], 0.0  # works that have not started, and since when (s) there are some
         self.segments = []  # memory.Segment, in the order of `allocate`, the same everywhere
 
-    def connect(self):
+    def connect(self) -> None:
         self.device_group = self.groups.connect(self)
 
-    def _of_these(self, transport, members, waiting, trace):
+    def _of_these(self, transport: Any, members: tuple[int, ...], waiting: Any, trace: Any) -> DeviceComm:
         return DeviceComm(self.groups, self.place, transport, members, waiting, self.on_row, trace)
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.launch_posted()
         super().barrier()
 
-    def split(self, color, key=0):
+    def split(self, color: Any, key: Any = 0) -> Any:
         self.launch_posted()
         return super().split(color, key)
 
-    def allocate(self, shape, dtype="float32"):
+    def allocate(self, shape: Any, dtype: Any = "float32") -> Tensor:
         """See Comm.allocate: a tensor on this rank's GPU, which all ranks reach if they are on one machine."""
         shape, dtype = shape_and_dtype(shape, dtype)
         if self.groups.shares_memory and 1 < self.size == self.node_size and self.size <= MOST_TENSORS:
@@ -170,13 +177,13 @@ class DeviceComm(RealComm):
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def isend(self, x, dst):
+    def isend(self, x: Tensor, dst: int) -> RealWork:
         return self._message("send", super().isend, x, dst, "sends to")
 
-    def irecv(self, x, src):
+    def irecv(self, x: Tensor, src: int) -> RealWork:
         return self._message("recv", super().irecv, x, src, "receives from")
 
-    def _message(self, op, of_host, x, peer, words):
+    def _message(self, op: str, of_host: Callable, x: Tensor, peer: int, words: str) -> RealWork:
         if not self._on_device(op, x):
             return of_host(x, peer)
         self._require_open()
@@ -187,14 +194,14 @@ class DeviceComm(RealComm):
             self.posted_at = time.monotonic()
         return DeviceWork(self, op, x, peer)
 
-    def start_posted(self):
+    def start_posted(self) -> None:
         """Start what has been posted, as one batch: when all of it may start, or after PATIENCE what may."""
         ready = [work for work in self.posted if work.is_ready()]
         if ready and (len(ready) == len(self.posted) or time.monotonic() > self.posted_at + PATIENCE):
             self.posted = [work for work in self.posted if work not in ready]
             self._start(ready)
 
-    def _start(self, works):
+    def _start(self, works: list[DeviceWork]) -> None:
         moving = [work for work in works if work.buffer.count]
         device, group = torch.device(self.device), self.device_group
         coalesces = moving and device.type == "cuda"
@@ -205,7 +212,7 @@ class DeviceComm(RealComm):
         for work in works:
             work.launch = batch
 
-    def launch_posted(self):
+    def launch_posted(self) -> None:
         """Before a collective: what has been posted starts, but for receives that nobody has sent anything for."""
         end = time.monotonic() + PATIENCE
         while self.posted and time.monotonic() < end and any(work.op == "send" for work in self.posted):
@@ -214,14 +221,14 @@ class DeviceComm(RealComm):
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, x, async_op=False):
+    def all_reduce(self, x: Tensor, async_op: bool = False) -> Tensor:
         if async_op:
             return self.background(best_all_reduce, x)
         if not self._on_device("all_reduce", x):
             return super().all_reduce(x)
         return x if self.segments and self._one_pass(x) else self.nccl_all_reduce(x)
 
-    def _one_pass(self, x):
+    def _one_pass(self, x: Tensor) -> Any:
         """all_reduce of `x` if it lies in memory that all ranks reach, at one place on all of them; else False."""
         buffer = buffer_of(x, "all_reduce", self.device)
         count, dtype = buffer.count, DTYPES.index(buffer.dtype)
@@ -240,7 +247,7 @@ class DeviceComm(RealComm):
         self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
         return True
 
-    def nccl_all_reduce(self, x):
+    def nccl_all_reduce(self, x: Tensor) -> Tensor:
         """all_reduce by the process group, wherever `x` lies on the device."""
         total = widened(x)
         self._collective("all_reduce", x, lambda group: group.allreduce([total]))
@@ -248,41 +255,41 @@ class DeviceComm(RealComm):
             copy_into(x, total)
         return x
 
-    def ring_all_reduce(self, x):
+    def ring_all_reduce(self, x: Tensor) -> Any:
         return self._staged(super().ring_all_reduce, x)
 
-    def mpi_all_reduce(self, x):
+    def mpi_all_reduce(self, x: Tensor) -> Any:
         return self._staged(super().mpi_all_reduce, x)
 
-    def _staged(self, function, x):
+    def _staged(self, function: Callable, x: Tensor) -> Any:
         """function(x), which works in place on CPU memory: a tensor on the device goes to the host and back."""
         if not (is_tensor(x) and str(x.device) == self.device != "cpu"):
             return function(x)
         copy_into(x, function(x.detach().cpu()))
         return x
 
-    def broadcast(self, x, root=0):
+    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         if not self._on_device("broadcast", x):
             return super().broadcast(x, root)
         data = x.detach()
         self._collective("broadcast", x, lambda group: group.broadcast(data, root), root)
         return x
 
-    def reduce(self, x, root=0):
+    def reduce(self, x: Tensor, root: int = 0) -> Tensor | None:
         if not self._on_device("reduce", x):
             return super().reduce(x, root)
         total = widened(x).clone()
         self._collective("reduce", x, lambda group: group.reduce(total, root), root)
         return total.to(x.dtype) if self.rank == root else None
 
-    def all_gather(self, x):
+    def all_gather(self, x: Tensor) -> Tensor:
         if not self._on_device("all_gather", x):
             return super().all_gather(x)
         out, data = x.new_empty((self.size, *x.shape)), x.detach().reshape(-1)
         self._collective("all_gather", x, lambda group: group._allgather_base(out.view(-1), data))
         return out
 
-    def reduce_scatter(self, x):
+    def reduce_scatter(self, x: Tensor) -> Tensor:
         if not self._on_device("reduce_scatter", x):
             return super().reduce_scatter(x)
         self._check_rows("reduce_scatter", x)
@@ -291,7 +298,7 @@ class DeviceComm(RealComm):
         self._collective("reduce_scatter", x, lambda group: group._reduce_scatter_base(out.view(-1), rows.reshape(-1)))
         return out.to(x.dtype)
 
-    def gather(self, x, root=0):
+    def gather(self, x: Tensor, root: int = 0) -> Any:
         if not self._on_device("gather", x):
             return super().gather(x, root)
         out = x.new_empty((self.size, *x.shape)) if self.rank == root else None
@@ -299,7 +306,7 @@ class DeviceComm(RealComm):
         self._collective("gather", x, lambda group: group.gather(rows, x.detach(), root), root)
         return out
 
-    def scatter(self, x, out, root=0):
+    def scatter(self, x: Any, out: Tensor, root: int = 0) -> Tensor:
         if not self._on_device("scatter", out):
             return super().scatter(x, out, root)
         if self.rank == root:
@@ -309,7 +316,7 @@ class DeviceComm(RealComm):
         self._collective("scatter", out, lambda group: group.scatter(out.detach(), rows, root), root)
         return out
 
-    def all_to_all(self, x):
+    def all_to_all(self, x: Tensor) -> Tensor:
         if not self._on_device("all_to_all", x):
             return super().all_to_all(x)
         self._check_rows("all_to_all", x)
@@ -318,7 +325,7 @@ class DeviceComm(RealComm):
         return out
 
     @contextmanager
-    def together(self, op, x):
+    def together(self, op: str, x: Tensor) -> Iterator[Any]:
         if not self._on_device(op, x):
             with super().together(op, x) as line:
                 yield line
@@ -327,7 +334,7 @@ class DeviceComm(RealComm):
         yield line
         self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
 
-    def _collective(self, op, x, start, root=-1):
+    def _collective(self, op: str, x: Tensor, start: Callable, root: int = -1) -> None:
         """Agree on `op` of `x` with all ranks, then let the group do it, as one event. start(group): its Work."""
         if root != -1:
             self._check_root(op, root)
@@ -338,7 +345,7 @@ class DeviceComm(RealComm):
                 self.waiting.finish(batch, op, self.others, buffer.nbytes, line)
         self.trace.add(step, op, t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
 
-    def _agree_on(self, op, x, root=-1):
+    def _agree_on(self, op: str, x: Tensor, root: int = -1) -> tuple[int, int, str, Any]:
         """Let what has been posted start, and meet; returns the step, time, line and Buffer of `op`."""
         self.launch_posted()
         buffer = buffer_of(x, op, self.device)
@@ -348,7 +355,7 @@ class DeviceComm(RealComm):
         self._meet((op, buffer.count, DTYPES.index(buffer.dtype), root), line)
         return step, t0, line, buffer
 
-    def _on_device(self, op, x):
+    def _on_device(self, op: str, x: Tensor) -> bool:
         """Is `x` a tensor of the group's device? Raises ValueError if it is, and `op` cannot take it."""
         mine = is_tensor(x) and str(x.device) == self.device
         if mine:
@@ -358,7 +365,7 @@ class DeviceComm(RealComm):
     # -- what does not end well -------------------------------------------------------------------------------------
 
     @contextmanager
-    def aborting(self, op):
+    def aborting(self, op: str) -> Iterator[Any]:
         """What does not complete here is ended on the device: nothing of it may run on beside what comes next."""
         self._require_open()
         try:
@@ -367,29 +374,29 @@ class DeviceComm(RealComm):
             self.abort(op)
             raise
 
-    def abort(self, op):
+    def abort(self, op: str) -> None:
         """End the group: nothing else ends what waits on a GPU. It is of no more use then, and says so."""
         with suppress(RuntimeError):
             self.device_group.abort()
         self.broken = self.broken or op
 
-    def close(self, error=None, line=""):
+    def close(self, error: BaseException | None = None, line: str = "") -> None:
         if not self.closed:
             super().close(error, line)
             for comm in self._family():
                 comm.groups.release(comm)
                 comm.segments, comm.device_group = [], None
 
-    def _family(self):
+    def _family(self) -> list[DeviceComm]:
         """This communicator and all that were split from it, or from those."""
         return [self, *(comm for part in self.parts for comm in part._family())]
 
-    def _release(self):
+    def _release(self) -> list[DeviceWork]:
         with suppress(CommError, ValueError, RuntimeError):
             self.launch_posted()
         return super()._release()
 
 
-def widened(x):
+def widened(x: Tensor) -> Tensor:
     """`x`, or a copy in float32 if it has 16 bits: sums are rounded once."""
     return x.detach().float() if str(x.dtype).removeprefix("torch.") in WIDENED else x.detach()

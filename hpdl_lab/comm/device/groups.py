@@ -7,8 +7,10 @@ next run of the same ranks: to make one takes NCCL a second.
 import functools
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +32,7 @@ class MpiGroups:
 
     shares_memory = True
 
-    def __init__(self, session, device=None, make_group=None, cuda=None):
+    def __init__(self, session: Any, device: Any = None, make_group: Callable | None = None, cuda: Any = None) -> None:
         """device: by default the ranks of a host take its GPUs by turns. make_group: in place of `nccl_group`.
 
         Raises: RuntimeError without a GPU, features.Missing without NCCL.
@@ -44,11 +46,11 @@ class MpiGroups:
         self.names = {}  # process group: its name, of those in use
         self.retired = {}  # members: GPU memory that they have had open
 
-    def comm(self, *arguments):
+    def comm(self, *arguments: Any) -> DeviceComm:
         """A communicator; called as RealComm is."""
         return DeviceComm(self, *arguments)
 
-    def connect(self, comm):
+    def connect(self, comm: DeviceComm) -> Any:
         """The process group of the ranks of `comm`: one that all of them have kept, or a new one. Collective."""
         name, group = self.kept.pop(comm.members, ("", None))
         notes = [note.decode().split("|") for note in comm.agree("gpus", note=f"{name}|{self.identity}".encode())]
@@ -67,14 +69,14 @@ class MpiGroups:
         return group
 
     @property
-    def identity(self):
+    def identity(self) -> str:
         """The same for two ranks exactly if they use the same GPU of one host."""
         if self.device.type != "cuda":
             return secrets.token_hex(4)
         known = torch.cuda.get_device_properties(self.device)
         return str(getattr(known, "uuid", f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')}:{self.device.index}"))
 
-    def release(self, comm):
+    def release(self, comm: DeviceComm) -> None:
         """Keep what the ranks of `comm`, which is closed, need again; a group that has failed is of no more use.
 
         Memory that others have opened is freed when all members have come to a later run: they have closed it then.
@@ -87,12 +89,12 @@ class MpiGroups:
 
 
 @functools.cache
-def mpi_groups():
+def mpi_groups() -> Any:
     """This process's MpiGroups: they keep process groups from one run to the next."""
     return MpiGroups(session_of_this_process())
 
 
-def device_of(session):
+def device_of(session: Any) -> Any:
     """The GPU that serves this rank. Raises RuntimeError without a GPU."""
     count = torch.cuda.device_count()
     if count == 0:
@@ -102,7 +104,7 @@ def device_of(session):
     return f"cuda:{place % count}"
 
 
-def nccl_group(store, rank, size, device, sharing):
+def nccl_group(store: Any, rank: int, size: int, device: Any, sharing: Any) -> Any:
     """A process group of NCCL that is not registered anywhere. sharing: ranks that share their GPU with another.
 
     Raises: CommError with the reason if this NCCL refuses ranks that share a GPU.

@@ -8,9 +8,10 @@
 Ranks that share a GPU take turns on it, so that they never wait for each other there.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..buffers import DTYPES, ITEMSIZE
 from ..shm import attempt
@@ -31,7 +32,7 @@ class Segment(NamedTuple):
 class View:
     """A uint8 tensor over `memory`, of the compiled module. Ref: CUDA Array Interface, version 3."""
 
-    def __init__(self, memory):
+    def __init__(self, memory: Any) -> None:
         self.memory = memory
         self.__cuda_array_interface__ = {
             "data": (memory.address, False),
@@ -45,15 +46,15 @@ class View:
 class Computed(Operation):
     """Until all that this rank has given the GPU so far is done."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.event = torch.cuda.Event()
         self.event.record()
 
-    def advance(self):
+    def advance(self) -> Any:
         return self.event.query()
 
 
-def allocate(comm, cuda, count, dtype):
+def allocate(comm: Any, cuda: Any, count: int, dtype: Any) -> Any:
     """(uint8 tensor of this rank, Segment), or None where one rank cannot reach another's memory. Collective.
 
     cuda: the compiled module hpdl_lab._cuda, or None where this rank has none.
@@ -75,7 +76,7 @@ def allocate(comm, cuda, count, dtype):
     return torch.as_tensor(View(mine), device=comm.device), Segment(tuple(m.address for m in memory), nbytes, memory)
 
 
-def place_of(segments, rank, x):
+def place_of(segments: Any, rank: int, x: Tensor) -> Any:
     """(number of the segment, byte offset) where tensor `x` of this rank lies; (-1, 0) where in none."""
     for number, segment in enumerate(segments):
         offset = x.data_ptr() - segment.addresses[rank]
@@ -84,7 +85,7 @@ def place_of(segments, rank, x):
     return -1, 0
 
 
-def slice_of(count, rank, size):
+def slice_of(count: int, rank: int, size: int) -> Any:
     """(first element, number of elements) that `rank` adds."""
     each = -(-count // size // ALIGNED) * ALIGNED if count else 0
     first, last = min(count, each * rank), min(count, each * (rank + 1))

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from typing import Any
 
 from ...features import Missing, dev_shm
 from ..buffers import DTYPES
@@ -12,7 +13,7 @@ from . import segments
 PROBE = 0x1234567  # a tag that no other field of a status holds
 
 
-def load(core):
+def load(core: Any) -> Any:
     """Start MPI where it has not been, and hand its functions to the compiled module: (mpi4py.MPI, core.Mpi)."""
     import mpi4py
 
@@ -30,7 +31,7 @@ def load(core):
     return MPI, core.Mpi(MPI.__file__, MPI.COMM_WORLD.rank, constants(MPI))
 
 
-def require_own_memory(MPI, earlier):
+def require_own_memory(MPI: Any, earlier: Any) -> None:
     """Raise CommError where another account may read what ranks of this machine send each other.
 
     earlier: what was shared before MPI was started; None where the program has started it by itself.
@@ -41,7 +42,7 @@ def require_own_memory(MPI, earlier):
     segments.require_own(new, unknown=earlier is not None and not by_chance)
 
 
-def constants(MPI):
+def constants(MPI: Any) -> Any:
     """The numbers that differ from one MPI to the next, as 64-bit words."""
     names = {
         "float32": MPI.FLOAT,
@@ -64,7 +65,7 @@ def constants(MPI):
     return {name: value & (1 << 64) - 1 for name, value in told.items()}
 
 
-def tag_offset(MPI):
+def tag_offset(MPI: Any) -> Any:
     """Where in an MPI_Status the tag lies, in bytes: every MPI has an order of its own, so a marked tag is searched."""
     status = MPI.Status()
     status.Set_tag(PROBE)

@@ -8,11 +8,12 @@ import contextlib
 import os
 import stat
 import sys
+from typing import Any
 
 from ..errors import CommError
 
 
-def shared():
+def shared() -> Any:
     """What this process has mapped to share and to write: {(device, inode): path, as /proc/self/maps has it}."""
     found = {}
     if sys.platform.startswith("linux"):
@@ -24,7 +25,7 @@ def shared():
     return found
 
 
-def require_own(segments, unknown=True):
+def require_own(segments: Any, unknown: bool = True) -> None:
     """Raise CommError where one of `segments`, as of `shared`, is another user's, or others may open it.
 
     unknown: also where no file can be found of which that could be asked, as it is removed, and closed everywhere.
@@ -51,7 +52,7 @@ def require_own(segments, unknown=True):
             raise CommError(f"shared memory {path} is open to other accounts (mode {mode:o}): nothing was sent")
 
 
-def by_path(path, inode):
+def by_path(path: Any, inode: Any) -> Any:
     """(user id, permissions) of the file at `path`; None where that is not the one that was mapped."""
     with contextlib.suppress(OSError):
         about = os.stat(path)
@@ -60,7 +61,7 @@ def by_path(path, inode):
     return None
 
 
-def system_v(number):
+def system_v(number: Any) -> Any:
     """(user id, permissions) of a segment of System V; None where there is none of that number."""
     with open("/proc/sysvipc/shm") as file:
         for line in file:
@@ -70,7 +71,7 @@ def system_v(number):
     return None
 
 
-def by_open_files(missing):
+def by_open_files(missing: Any) -> Any:
     """{(device, inode): (user id, permissions)} of those that this process, or another of this user, holds open."""
     found, me = {}, os.getpid()
     for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc"))), key=lambda pid: abs(pid - me)):

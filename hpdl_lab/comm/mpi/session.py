@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import functools
 import sys
+from typing import Any
 
 from ...features import compiled_module
 from ..errors import CommError, name_ranks
@@ -24,7 +25,7 @@ LAST_HELP = 1.0  # s: for what nobody has received, when ranks leave
 ARRIVALS = 16_383  # numbers that tell them apart
 
 
-def world(deadline=10.0, make=RealComm):
+def world(deadline: float = 10.0, make: type = RealComm) -> RealComm:
     """The communicator of all ranks of this MPI job. Collective. deadline: the longest that one wait may last, in s."""
     session = session_of_this_process()
     session.worlds += 1
@@ -32,7 +33,7 @@ def world(deadline=10.0, make=RealComm):
 
 
 @functools.cache
-def session_of_this_process():
+def session_of_this_process() -> Any:
     """MPI can be started once in a process, and so can its Session."""
     return Session()
 
@@ -40,7 +41,7 @@ def session_of_this_process():
 class Session:
     """This process's place in an MPI job, from which fresh communicators are made, one for each run."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         """Start MPI and open the status table. Collective over all ranks of the job. Does not import torch."""
         self.core = compiled_module()
         self.MPI, self.mpi = load(self.core)
@@ -65,7 +66,15 @@ class Session:
         self.status.publish(self.rank, "idle")
         atexit.register(self.leave)
 
-    def comm(self, run, ranks=None, deadline=10.0, on_row=None, trace=True, make=RealComm):
+    def comm(
+        self,
+        run: int,
+        ranks: Any = None,
+        deadline: float = 10.0,
+        on_row: Any = None,
+        trace: bool = True,
+        make: type = RealComm,
+    ) -> RealComm:
         """A communicator that no message of another run can reach. Collective over `ranks`.
 
         Args:    run: a number that no other run of these ranks has, the same everywhere.
@@ -104,11 +113,11 @@ class Session:
             raise
         return comm
 
-    def _arrive(self, members, run, waiting, interrupt):
+    def _arrive(self, members: tuple[int, ...], run: int, waiting: Waiting, interrupt: DeferredInterrupt) -> Any:
         """Wait until all members are here. Returns what ended the wait too late: the others go on, this rank has to."""
         rendezvous = self.core.Rendezvous(self.control, list(members), run % ARRIVALS)
 
-        def stop():
+        def stop() -> None:
             if interrupt.came:
                 raise KeyboardInterrupt
 
@@ -119,7 +128,7 @@ class Session:
                 raise
             return error
 
-    def _parent(self, members, waiting):
+    def _parent(self, members: tuple[int, ...], waiting: Waiting) -> int:
         if members not in self.parents:
             world = self.MPI.Comm.fromhandle(self.control.comm)
             group = world.Get_group().Incl(list(members))
@@ -130,7 +139,7 @@ class Session:
             self.parents[members] = create.result
         return self.parents[members]
 
-    def forget(self, comm):
+    def forget(self, comm: RealComm) -> None:
         """`comm` has been closed: it can be freed when all its ranks have left it."""
         self.open.remove(comm)
         handles = comm.transport.handles
@@ -139,7 +148,7 @@ class Session:
         else:
             self.closed.setdefault(comm.members, []).append(handles)
 
-    def keep(self, works, seconds):
+    def keep(self, works: list[Any], seconds: float) -> None:
         """Keep the messages `works` of a communicator that is closed, but for those that end within `seconds`."""
         # All of them first: an interrupt may come now.
         earlier, self.pending_sends = (
@@ -148,7 +157,7 @@ class Session:
         )
         self.pending_sends = [*earlier, *unsettled(works, seconds)]
 
-    def _free_closed(self, members):
+    def _free_closed(self, members: tuple[int, ...]) -> None:
         """Free the communicators that all `members` have left, which is known when all have come to a later run.
 
         MPI gives the number of a freed communicator to the next one, which would receive what the first has left
@@ -167,23 +176,23 @@ class Session:
                 self.unfreed.append(handles)
         del closed[:-1]
 
-    def _discard_finished(self, seconds=0.0):
+    def _discard_finished(self, seconds: float = 0.0) -> None:
         """Forget the messages that MPI has done with after all; wait up to `seconds` for all of them."""
         self.pending_sends = unsettled(self.pending_sends, seconds)
 
-    def _tell(self, note):
+    def _tell(self, note: Any) -> Any:
         """What every rank of the job has to tell, in rank order; before there is a status table."""
         consensus = self.core.Consensus(self.control, self.core.Call("start", 0, 0, -1), note.encode())
         finish_blindly(consensus, "MPI_Iallgather")
         return [note.decode() for note in consensus.notes()]
 
-    def _board_at(self, path):
+    def _board_at(self, path: Any) -> Any:
         """The status table of this host, which hears of the ranks of other hosts where there are some."""
         if len(set(self.hosts)) == 1:
             return StatusTable(path)
         return RemoteStatus(path, self.MPI, self.MPI.Comm.fromhandle(self.control.comm), self.hosts)
 
-    def leave(self):
+    def leave(self) -> None:
         """End MPI together with the others, or without it where somebody cannot: MPI_Finalize would wait for ever."""
         if self.MPI.Is_finalized():
             return
@@ -202,7 +211,7 @@ class Session:
             if not any(self._meet_to_leave(b"stuck" if stuck else b"")):
                 self.MPI.Finalize()
 
-    def _meet_to_leave(self, note):
+    def _meet_to_leave(self, note: bytes) -> list[bytes]:
         """Wait for all ranks, for hours if they work that long, but not for dead ones; returns their notes.
 
         Nothing is published meanwhile: whether this rank has finished or failed is what others want to read.

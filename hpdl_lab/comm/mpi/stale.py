@@ -1,12 +1,13 @@
 """Messages that nobody has received, in a communicator that its ranks have left."""
 
 import time
+from typing import Any
 
 WORTH_DROPPING = 1 << 20  # bytes
 PATIENCE = 0.1  # s
 
 
-def drop_stale(MPI, comm, cancelled, whatever=False):
+def drop_stale(MPI: Any, comm: Any, cancelled: list, whatever: bool = False) -> bool:
     """Receive and forget what has arrived in `comm`; True when nothing is left there.
 
     False where a message cannot be received: a large one needs the help of its sender, which has left.

@@ -1,8 +1,15 @@
 """Messages of MPI, and collectives that are made of them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ..buffers import DTYPES, ITEMSIZE, buffer_of
 from ..status.operation import InThread
 from ..transport import Transport
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
 SMALL = 2047  # bytes: larger messages are announced, without their count in the tag (csrc/message.cpp)
@@ -11,30 +18,30 @@ SMALL = 2047  # bytes: larger messages are announced, without their count in the
 class MpiTransport(Transport):
     """session: this process's place in the job. handles: of two MPI communicators of the same ranks."""
 
-    def __init__(self, session, handles, rank, size):
+    def __init__(self, session: Any, handles: Any, rank: int, size: int) -> None:
         self.session, self.core = session, session.core
         self.can_double = session.threads
-        self.doubles = None  # the handles of `double`; () while they are being made
+        self.doubles: Any = None  # the handles of `double`; () while they are being made
         self.group = self.core.Group(session.mpi, *handles, rank, size)
 
     @property
-    def handles(self):
+    def handles(self) -> tuple[int, ...]:
         """Of all MPI communicators that were made for this."""
         return self.group.comm, self.group.inner, *(self.doubles or ())
 
-    def as_mpi4py(self):
+    def as_mpi4py(self) -> Any:
         """This communicator as mpi4py's."""
         return self.session.MPI.Comm.fromhandle(self.group.comm)
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def send(self, work, x, dst):
+    def send(self, work: Any, x: Tensor, dst: int) -> None:
         self.core.send(work, self.group, x, dst)
 
-    def receive(self, work, x, src):
+    def receive(self, work: Any, x: Tensor, src: int) -> None:
         self.core.receive(work, self.group, x, src)
 
-    def announces(self, peer, wanted):
+    def announces(self, peer: int, wanted: tuple[int, str]) -> bool:
         MPI, status = self.session.MPI, self.session.MPI.Status()
         if not self.as_mpi4py().Iprobe(peer, MPI.ANY_TAG, status):
             return False
@@ -43,23 +50,23 @@ class MpiTransport(Transport):
         large = count * ITEMSIZE[dtype] > SMALL
         return tag == DTYPES.index(dtype) | (1 << 14 if large else count << 3)
 
-    def unreceived(self):
+    def unreceived(self) -> tuple[int, ...]:
         MPI, status = self.session.MPI, self.session.MPI.Status()
         return (status.Get_source(),) if self.as_mpi4py().Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status) else ()
 
     # -- ranks ------------------------------------------------------------------------------------------------------
 
-    def consensus(self, rank, call, note):
+    def consensus(self, rank: int, call: tuple[str, int, int, int], note: bytes) -> Any:
         return self.core.Consensus(self.group, self.core.Call(*call), note)
 
-    def part(self, comm, chosen, number):
+    def part(self, comm: Any, chosen: list[int], number: int) -> MpiTransport:
         # MPI_Comm_split blocks. There is no peer to blame: ranks that have left have finished their part.
         parent, place = self.as_mpi4py(), (min(chosen), chosen.index(comm.rank))
         split = InThread(lambda: [parent.Split(*place).handle for _ in range(2)])
         comm.complete(split, "split", ())
         return MpiTransport(self.session, split.result, chosen.index(comm.rank), len(chosen))
 
-    def double(self, comm, waiting):
+    def double(self, comm: Any, waiting: Any) -> MpiTransport:
         # Nobody calls anything collective on the inner communicator: the ranks may come at any time.
         session, duplicates = self.session, self.core.Duplicates(self.session.mpi, self.group.inner)
         self.doubles = ()  # under way
@@ -71,12 +78,12 @@ class MpiTransport(Transport):
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
-    def begin_all_reduce(self, progress, x, traced):
+    def begin_all_reduce(self, progress: Any, x: Tensor, traced: bool) -> Any:
         _, count, dtype, _ = buffer_of(x, "all_reduce")
         call = self.core.Call("all_reduce", count, DTYPES.index(dtype), -1)
         return progress.all_reduce_by_messages(self.group, call, x, SEGMENT, traced)
 
-    def all_reduce(self, comm, op, x):
+    def all_reduce(self, comm: Any, op: str, x: Tensor) -> None:
         """Around a ring, in segments, compiled."""
         trace = comm.trace
         with comm.together(op, x) as line:
@@ -85,6 +92,6 @@ class MpiTransport(Transport):
             for end, peer, nbytes, t0, t1 in ring.transfers():
                 trace.add(trace.step(), end, t0, t1, comm.names[peer], nbytes, line)
 
-    def mpi_all_reduce(self, comm, x):
+    def mpi_all_reduce(self, comm: Any, x: Tensor) -> None:
         with comm.together("mpi_all_reduce", x):
             self.core.mpi.all_reduce(self.group, x, x)  # blocks, but everybody is on the way into it

@@ -1,9 +1,11 @@
 """A network in words: what joins what, how fast, and which links are shared."""
 
+from typing import Any
+
 import numpy as np
 
 
-def describe(network, size):
+def describe(network: Any, size: int) -> str:
     """The network among `size` ranks as lines of text: its record, its links by kind, what a far message costs."""
     kinds = {}
     for link in network.links(size):
@@ -23,19 +25,19 @@ def describe(network, size):
     return "\n".join(lines)
 
 
-def title(network):
+def title(network: Any) -> str:
     """The kind of network and what distinguishes it: "FatTree, hosts per leaf 16, oversubscription 4"."""
     fields = ("hosts_per_leaf", "oversubscription", "size", "nics")
     told = [f"{name.replace('_', ' ')} {getattr(network, name)}" for name in fields if hasattr(network, name)]
     return ", ".join([type(network).__name__, *told])
 
 
-def bandwidth(beta):
+def bandwidth(beta: float) -> str:
     """Seconds per byte as people say it: "12.5 GB/s"."""
     return f"{1e-9 / float(beta):.4g} GB/s" if beta else "no limit"
 
 
-def shared_links(network, size):
+def shared_links(network: Any, size: int) -> np.ndarray:
     """(links,) numbers: how many messages can need each link at once, where every rank sends one and receives one.
 
     That is its senders or its receivers, whichever are fewer: 1 for a port, 0 for a link that nothing uses.

@@ -1,8 +1,11 @@
 """The kinds of networks. Each is a frozen record: print it, compare it, keep it beside a result."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -29,28 +32,28 @@ class Network(ABC):
     eager_nbytes: int
 
     @classmethod
-    def of(cls, name, **more):
+    def of(cls, name: str, **more: Any) -> Any:
         """This kind with the published latency and bandwidth of the interconnect `name`, a key of PRESETS."""
         published = interconnect(name)
-        return cls(alpha=published.alpha, beta=published.beta, **more)
+        return cls(**{"alpha": published.alpha, "beta": published.beta, **more})
 
-    def timetable(self, size):
+    def timetable(self, size: int) -> Timetable:
         """The state of this network for one run of `size` ranks."""
         return Timetable(self, size)
 
     @abstractmethod
-    def link_count(self, size):
+    def link_count(self, size: int) -> int:
         """Links among `size` ranks, numbered from 0."""
 
     @abstractmethod
-    def links(self, size):
+    def links(self, size: int) -> list[Link]:
         """Every Link among `size` ranks, in the order of their numbers."""
 
     @abstractmethod
-    def routes(self, source, dest, size):
+    def routes(self, source: Any, dest: Any, size: int) -> Route | None:
         """The Route from rank `source` to rank `dest`, both numbers or both arrays of ranks, among `size` ranks."""
 
-    def require_costs(self):
+    def require_costs(self) -> None:
         """Raise ValueError for a negative cost."""
         for name in ("alpha", "beta", "eager_nbytes"):
             if not getattr(self, name) >= 0:
@@ -70,17 +73,17 @@ class Switch(Network):
     flops_per_s: float = 1e12
     eager_nbytes: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.require_costs()
 
-    def link_count(self, size):
+    def link_count(self, size: int) -> int:
         return 2 * size
 
-    def links(self, size):
+    def links(self, size: int) -> list[Link]:
         out = [Link(f"rank {r}", "switch", self.beta) for r in range(size)]
         return out + [Link("switch", f"rank {r}", self.beta) for r in range(size)]
 
-    def routes(self, source, dest, size):
+    def routes(self, source: Any, dest: Any, size: int) -> Route:
         return Route(self.alpha + 0 * source, self.beta + 0 * source, (source, size + dest))
 
 
@@ -98,13 +101,13 @@ class Ring(Network):
     flops_per_s: float = 1e12
     eager_nbytes: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.require_costs()
 
-    def link_count(self, size):
+    def link_count(self, size: int) -> int:
         return 6 * size
 
-    def links(self, size):
+    def links(self, size: int) -> list[Link]:
         out = []
         for source, dest in (("rank", "router"), ("router", "rank")):
             out += 2 * [Link(f"{source} {r}", f"{dest} {r}", self.beta) for r in range(size)]  # up, then down
@@ -112,7 +115,7 @@ class Ring(Network):
             out += [Link(f"router {r}", f"router {(r + step) % size}", self.beta) for r in range(size)]
         return out
 
-    def routes(self, source, dest, size):
+    def routes(self, source: Any, dest: Any, size: int) -> Route:
         up, down = (dest - source) % size, (source - dest) % size
         hops = np.minimum(up, down)
         most = int(np.max(hops, initial=0))
@@ -157,7 +160,7 @@ class FatTree(Network):
     flops_per_s: float = 1e12
     eager_nbytes: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.require_costs()
         hosts, over = whole(self.hosts_per_leaf, "hosts_per_leaf"), whole(self.oversubscription, "oversubscription")
         if hosts % over:
@@ -166,16 +169,16 @@ class FatTree(Network):
             )
 
     @property
-    def spines(self):
+    def spines(self) -> int:
         return self.hosts_per_leaf // self.oversubscription
 
-    def leaves(self, size):
+    def leaves(self, size: int) -> int:
         return -(-size // self.hosts_per_leaf)
 
-    def link_count(self, size):
+    def link_count(self, size: int) -> int:
         return 2 * size + 2 * self.leaves(size) * self.spines
 
-    def links(self, size):
+    def links(self, size: int) -> list[Link]:
         hosts = [(f"rank {r}", f"leaf {r // self.hosts_per_leaf}") for r in range(size)]
         cables = [(f"leaf {leaf}", f"spine {s}") for leaf in range(self.leaves(size)) for s in range(self.spines)]
         out = []
@@ -184,7 +187,7 @@ class FatTree(Network):
             out += [Link(high, low, self.beta) for low, high in wires]
         return out
 
-    def routes(self, source, dest, size):
+    def routes(self, source: Any, dest: Any, size: int) -> Route:
         leaf, their_leaf = source // self.hosts_per_leaf, dest // self.hosts_per_leaf
         far, spine = leaf != their_leaf, dest % self.spines
         cables = self.leaves(size) * self.spines
@@ -212,7 +215,7 @@ class Islands(Network):
     flops_per_s: float = 1e12
     eager_nbytes: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("inside", "between"):
             object.__setattr__(self, name, interconnect(getattr(self, name)))
         self.require_costs()
@@ -221,24 +224,24 @@ class Islands(Network):
             raise ValueError(f"{size} ranks cannot share {nics} adapters evenly: nics divides size")
 
     @property
-    def alpha(self):
+    def alpha(self) -> float:  # type: ignore[override]
         return self.between.alpha
 
     @property
-    def beta(self):
+    def beta(self) -> float:  # type: ignore[override]
         return self.between.beta
 
-    def adapters(self, size):
+    def adapters(self, size: int) -> int:
         return -(-size // self.size) * self.nics
 
-    def adapter(self, rank):
+    def adapter(self, rank: int) -> int:
         """The adapter of `rank`, numbered over all islands."""
         return rank // self.size * self.nics + rank % self.size * self.nics // self.size
 
-    def link_count(self, size):
+    def link_count(self, size: int) -> int:
         return 4 * size + 2 * self.adapters(size)
 
-    def links(self, size):
+    def links(self, size: int) -> list[Link]:
         fast = [(f"rank {r}", f"island {r // self.size}", self.inside.beta) for r in range(size)]
         slow = [(f"rank {r}", f"adapter {self.adapter(r)}", self.between.beta) for r in range(size)]
         shared = [(f"adapter {a}", "switch", self.between.beta) for a in range(self.adapters(size))]
@@ -248,7 +251,7 @@ class Islands(Network):
             out += [Link(high, low, beta) for low, high, beta in wires]
         return out
 
-    def routes(self, source, dest, size):
+    def routes(self, source: Any, dest: Any, size: int) -> Route:
         far = source // self.size != dest // self.size
         adapters = self.adapters(size)
         near, far = 1 - 1 * far, 1 * far
@@ -260,12 +263,12 @@ class Islands(Network):
         return Route(alpha, beta, (first, up, down, size + dest + far * 2 * size))
 
     @classmethod
-    def of(cls, name, **more):
+    def of(cls, name: str, **more: Any) -> Any:
         """Islands joined by the interconnect `name`, a key of PRESETS."""
-        return cls(between=name, **more)
+        return cls(**{"between": name, **more})
 
 
-def whole(value, name):
+def whole(value: Any, name: str) -> int:
     """`value` as a whole number of at least 1; ValueError otherwise."""
     try:
         number = index(value)

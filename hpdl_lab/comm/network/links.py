@@ -1,6 +1,9 @@
 """Links, routes over them, and the timetable in which messages book them."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
 class Link(NamedTuple):
@@ -26,21 +29,21 @@ class Route(NamedTuple):
 class Timetable:
     """When each link becomes free, in s, for one run of `size` ranks on `network`."""
 
-    def __init__(self, network, size):
+    def __init__(self, network: Any, size: int) -> None:
         self.network, self.size = network, size
         self.free = [0.0] * network.link_count(size)
 
-    def route(self, source, dest):
+    def route(self, source: int, dest: int) -> Route:
         """The route of every message from `source` to `dest`, without places that have no link."""
         alpha, beta, links = self.network.routes(source, dest, self.size)
         return Route(float(alpha), float(beta), tuple(int(link) for link in links if link >= 0))
 
-    def book(self, route, nbytes, ready):
+    def book(self, route: Route, nbytes: int, ready: float) -> float:
         """Book a message that is ready at `ready` (s); returns when it has arrived."""
         return book(self.free, route.links, route.alpha, nbytes * route.beta, ready)[1]
 
 
-def book(free, links, alpha, seconds, ready):
+def book(free: Any, links: Sequence[int], alpha: float, seconds: float, ready: float) -> tuple[float, float]:
     """Book `links` for a message whose bytes take `seconds` alone; returns (when it begins, when it has arrived).
 
     Args:    free: when each link becomes free, which changes; links: of a Route, those that there are.

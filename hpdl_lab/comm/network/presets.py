@@ -7,7 +7,10 @@ latency for all such networks; for Ethernet the one measured through the TCP of 
 and not the wire sets it. An adapter alone is faster: below 0.6 us for HDR (Lenovo Press LP1195, 2024).
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
+from typing import Any
 
 NCCL = "NVIDIA, NCCL 2.30, src/graph/tuning.cc: hwLatencies, ring, LL, {}; 2026"
 TCP = "Larsen et al., Architectural Breakdown of End-to-End Latency in a TCP/IP Network; 2009"
@@ -24,12 +27,12 @@ class Interconnect:
     GBps_source: str = field(repr=False)
 
     @property
-    def beta(self):
+    def beta(self) -> float:
         """Seconds per byte."""
         return 1e-9 / self.GBps
 
 
-def _nccl(name, kind, GBps, source):
+def _nccl(name: Any, kind: Any, GBps: Any, source: Any) -> Any:
     """An interconnect whose latency is NCCL's for links of `kind`."""
     alpha = {"NVLink": 0.6e-6, "PCI": 1.0e-6, "network": 2.7e-6}[kind]
     return Interconnect(name, alpha, GBps, NCCL.format(kind), source)
@@ -55,7 +58,7 @@ PRESETS = {
 }
 
 
-def interconnect(name):
+def interconnect(name: Interconnect | str) -> Interconnect:
     """The Interconnect of that name; an Interconnect is returned as it is. Raises ValueError that lists the names."""
     if isinstance(name, Interconnect):
         return name

@@ -1,6 +1,10 @@
 """What runs beside a simulated rank: a coroutine and a virtual clock of its own for each communicator that asks."""
 
+from __future__ import annotations
+
 from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit
 
@@ -10,11 +14,14 @@ from .coroutine import Coroutine
 from .ending import require_no_forgotten_wait
 from .rank import SimRank
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 class Lane(SimRank):
     """Runs what `comm.background` was given, one after the other. It has the ports of its rank, and waits by itself."""
 
-    def __init__(self, rank):
+    def __init__(self, rank: SimRank) -> None:
         """rank: the SimRank beside which it runs, which may be a Lane itself."""
         super().__init__(rank.scheduler, rank.index, rank.trace.enabled)
         self.rank = rank
@@ -25,7 +32,7 @@ class Lane(SimRank):
         self.code = Coroutine(self._main, self.scheduler.outside)
         self.number = self.scheduler.enroll(self)
 
-    def give(self, work):
+    def give(self, work: SimBackground) -> None:
         """Run `work` after what has been given before, and not before the rank's own time."""
         self.given.append(work)
         if self.state == "finished":
@@ -33,13 +40,13 @@ class Lane(SimRank):
             self.code = Coroutine(self._main, self.scheduler.outside)
             self.scheduler.resume_at(max(self.clock, work.posted), self)
 
-    def sleep_until(self, seconds):
+    def sleep_until(self, seconds: float) -> None:
         """Let virtual time pass, but not without end beside a rank that has failed: nobody waits for this any more."""
         if self.rank.state == "failed":
             raise GreenletExit
         super().sleep_until(seconds)
 
-    def _main(self):
+    def _main(self) -> None:
         try:
             while self.given:
                 work = self.given.popleft()
@@ -56,9 +63,11 @@ class SimBackground(Work):
     """One call of `comm.background`."""
 
     ended = waited = False
-    value = error = waiter = None
+    value: Any = None
+    error: BaseException | None = None
+    waiter: Any = None
 
-    def __init__(self, comm, beside, fn, args):
+    def __init__(self, comm: Any, beside: Any, fn: Callable, args: tuple[np.ndarray, ...]) -> None:
         """comm: that of the caller; beside: the communicator that `fn` is given."""
         self.comm, self.beside, self.fn, self.args = comm, beside, fn, args
         state = comm.state
@@ -67,11 +76,11 @@ class SimBackground(Work):
         beside.state.give(self)
 
     @property
-    def lane(self):
+    def lane(self) -> Lane:
         """What runs it, whose wait is that of a rank that waits for this."""
         return self.beside.state
 
-    def run(self, lane):
+    def run(self, lane: Lane) -> None:
         """Call the function in `lane`, keep what it returns or raises, and tell the rank where it waits."""
         try:
             self.value = self.fn(self.beside, *self.args)
@@ -83,7 +92,7 @@ class SimBackground(Work):
         if self.waiter is not None:
             lane.scheduler.resume_at(lane.clock, self.waiter)
 
-    def wait(self):
+    def wait(self) -> np.ndarray:
         if not self.waited:
             state = self.comm.state
             state.unwaited.pop(id(self), None)
@@ -97,13 +106,13 @@ class SimBackground(Work):
             raise self.error
         return self.value
 
-    def test(self):
+    def test(self) -> bool:
         if not self.ended:
             state = self.comm.state
             state.sleep_until(state.clock + state.scheduler.network.alpha)
         return self.ended
 
-    def forgotten(self):
+    def forgotten(self) -> ForgottenWait:
         """The error of a rank that ends without waiting for this."""
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
         return ForgottenWait.of_background(self.comm.state.index, name, self.line)

@@ -1,5 +1,8 @@
 """The code of a simulated rank as a coroutine of the scheduler's thread: it runs until it pauses, at little cost."""
 
+from collections.abc import Callable
+from typing import Any
+
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from .torch_state import OUTSIDE_BACKWARD
@@ -11,13 +14,13 @@ class Coroutine:
     baton.BatonThread is the same, in a thread of its own.
     """
 
-    def __init__(self, main, outside, name=""):
+    def __init__(self, main: Callable, outside: Any, name: str = "") -> None:
         """outside: torch_state.Outside of the run."""
         self.main, self.outside = main, outside
         self.state = None  # TorchState, where it differs from that outside
-        self.greenlet = None  # made by whoever resumes it first: the scheduler
+        self.greenlet: Any = None  # made by whoever resumes it first: the scheduler
 
-    def resume(self):
+    def resume(self) -> None:
         """Let it go on until it pauses or ends. Called by the scheduler."""
         if self.greenlet is None:
             self.greenlet = greenlet(self.main)
@@ -32,27 +35,27 @@ class Coroutine:
         finally:
             self.state = outside.restore() if outside.left() else None
 
-    def pause(self):
+    def pause(self) -> None:
         """Let the scheduler go on. Called by the code itself."""
         self.greenlet.parent.switch()
 
-    def may_pause(self):
+    def may_pause(self) -> bool:
         """True where its own code asks, unless inside backward: nobody else may find autograd's state in the thread."""
         return self.greenlet is getcurrent() and self.outside.graph_task() == OUTSIDE_BACKWARD
 
     @property
-    def running(self):
+    def running(self) -> bool:
         return self.greenlet is getcurrent()
 
-    def where(self, frame):
+    def where(self, frame: Any) -> Any:
         """The frame in which the running code is. frame: that of a signal's handler."""
         return frame
 
-    def give_up(self, error):
+    def give_up(self, error: BaseException | None) -> None:
         """Raise `error` in the running code. Called by a signal's handler."""
         raise error
 
-    def stop(self):
+    def stop(self) -> None:
         """Unwind it, so that its `finally` clauses run."""
         for _ in range(3):  # code that catches everything may go on to pause again; it is then abandoned
             if not self.greenlet or self.greenlet.dead:  # not begun, or ended

@@ -1,10 +1,12 @@
 """How a simulated run ended: what every rank was doing, and the error that says it."""
 
+from typing import Any
+
 from ...trace import line_of
 from ..errors import CommError, Deadlock, Mismatch, Wait, likely_reason, name_ranks, report
 
 
-def waits_of(scheduler, running_line=""):
+def waits_of(scheduler: Any, running_line: str = "") -> list[Any]:
     """What every rank is doing, in rank order. running_line: where the code is that runs now, if any does."""
     lying = {}  # rank -> ranks whose messages it has not received
     for channel in scheduler.channels.values():
@@ -17,7 +19,7 @@ def waits_of(scheduler, running_line=""):
     running = tuple(rank.index for rank in scheduler.scheduled if rank.code.running)
     moving = {id(work) for booking in scheduler.bookings for work in booking[3:]}
 
-    def told(rank):
+    def told(rank: Any) -> Any:
         chain = chain_of(rank)
         others = tuple(told(lane) for lane in lanes.get(rank.index, ()) if lane not in chain)
         return wait_of(chain[-1], tuple(lying.get(rank.index, ())), running, running_line, moving, others)
@@ -25,7 +27,7 @@ def waits_of(scheduler, running_line=""):
     return [told(rank) for rank in scheduler.ranks]
 
 
-def chain_of(rank):
+def chain_of(rank: Any) -> list[Any]:
     """`rank`, and what it waits for in its own background, where it does: that is what keeps it waiting."""
     chain = [rank]
     while chain[-1].state == "waiting" and (lane := getattr(chain[-1].pending, "lane", None)):
@@ -33,12 +35,19 @@ def chain_of(rank):
     return chain
 
 
-def wait_of(rank, unreceived, running, running_line, moving, beside):
+def wait_of(
+    rank: Any,
+    unreceived: tuple[int, ...],
+    running: tuple[int, ...],
+    running_line: str,
+    moving: set,
+    beside: tuple[Any, ...],
+) -> Wait:
     """The Wait of one SimRank. running: the rank whose code runs, if any. moving: messages whose both ends are there.
 
     These arrive when virtual time passes, which it does not while a rank runs: so that is whom they wait for.
     """
-    more = {"unreceived": unreceived, "beside": beside}
+    more: dict[str, Any] = {"unreceived": unreceived, "beside": beside}
     if rank.state == "waiting":
         told = rank.pending.waits_for()
         if id(rank.pending) in moving:
@@ -53,7 +62,7 @@ def wait_of(rank, unreceived, running, running_line, moving, beside):
     return Wait(rank.index, rank.state, **more, **told)
 
 
-def raise_fault(scheduler):
+def raise_fault(scheduler: Any) -> None:
     """Raise what the lowest failing rank raised, or Deadlock where some wait for ever; nothing after a good end."""
     failed = [rank for rank in scheduler.ranks if rank.error is not None]
     stuck = [rank.index for rank in scheduler.ranks if rank.state == "waiting"]
@@ -64,7 +73,7 @@ def raise_fault(scheduler):
         raise Deadlock(f"deadlock: {name_ranks(stuck)} can never go on: {likely_reason(waits)}", waits)
 
 
-def explained(failed, scheduler):
+def explained(failed: list[Any], scheduler: Any) -> Any:
     """The exception of the first rank that failed, with notes on where it was raised and what the others did."""
     first, size = failed[0].error, len(scheduler.ranks)
     same = [r.index for r in failed if type(r.error) is type(first) and str(r.error) == str(first)]
@@ -78,13 +87,13 @@ def explained(failed, scheduler):
     return first
 
 
-def require_no_forgotten_wait(rank):
+def require_no_forgotten_wait(rank: Any) -> None:
     """Raise ForgottenWait where a rank has finished without waiting for a receive, or for its background."""
     if rank.unwaited:
         raise next(iter(rank.unwaited.values())).forgotten()
 
 
-def raised_line(error):
+def raised_line(error: BaseException | None) -> str:
     """The attendee's innermost line in the traceback of `error`."""
     line, entry = "", error.__traceback__
     while entry is not None:

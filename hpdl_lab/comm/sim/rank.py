@@ -1,6 +1,8 @@
 """One simulated rank: its code, its virtual clock, what it waits for."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from greenlet import GreenletExit
 
@@ -20,7 +22,7 @@ class SimRank:
     `sim_background.Lane` is what runs beside a rank, and is scheduled like one.
     """
 
-    def __init__(self, scheduler, index, enabled):
+    def __init__(self, scheduler: Any, index: int, enabled: bool) -> None:
         self.scheduler, self.index = scheduler, index
         self.number = index  # among all that is scheduled
         self.trace = Trace(index, self.clock_ns, enabled=enabled)
@@ -30,17 +32,18 @@ class SimRank:
         self.delay = scheduler.inject.delay(index) if scheduler.inject else 0.0  # s, see comm/inject.py
         self.unwaited = {}  # receives, and work in the background, that this rank has not waited for
         self.state = "running"
-        self.pending = None  # the work or meeting that this rank waits for
+        self.pending: Any = None  # the work or meeting that this rank waits for
         self.since = 0.0
-        self.value = self.error = None
+        self.value: Any = None
+        self.error: Exception | None = None
         self.error_line = ""
         self.unwound = 0  # times
 
-    def clock_ns(self):
+    def clock_ns(self) -> int:
         return round(self.clock * 1e9)
 
-    def start(self, body):
-        def main():
+    def start(self, body: Callable) -> None:
+        def main() -> None:
             try:
                 self.value = body(self)
                 require_no_forgotten_wait(self)
@@ -54,7 +57,7 @@ class SimRank:
 
         self.code = self.scheduler.code(main, self.scheduler.outside, f"simulated rank {self.index}")
 
-    def block(self, pending):
+    def block(self, pending: Any) -> None:
         """Wait until somebody resumes this rank, which happens at the time when `pending` is done."""
         if self.scheduler.stopping or not self.code.may_pause():
             self._refuse_pause()
@@ -63,7 +66,7 @@ class SimRank:
         self.code.pause()
         self.state, self.pending = "running", None
 
-    def sleep_until(self, seconds):
+    def sleep_until(self, seconds: float) -> None:
         """Let virtual time pass; other ranks whose time comes first go on meanwhile."""
         scheduler = self.scheduler
         if scheduler.bookings or (scheduler.ready and scheduler.ready[0][0] <= seconds):
@@ -77,7 +80,7 @@ class SimRank:
             self.clock = scheduler.now = seconds
         self.ahead = False
 
-    def spend(self, seconds):
+    def spend(self, seconds: float) -> None:
         """Let `seconds` of virtual time pass in which this rank needs nobody.
 
         Where it cannot pause, inside autograd's backward, its clock runs ahead, and the others catch up before it meets
@@ -89,12 +92,12 @@ class SimRank:
         else:
             self.sleep_until(self.clock + seconds)
 
-    def settle(self):
+    def settle(self) -> None:
         """Let the others catch up with this rank."""
         if self.ahead:
             self.sleep_until(self.clock)
 
-    def meet(self, call, key, members, answer):
+    def meet(self, call: Any, key: Any, members: Any, answer: tuple[int, ...] | None) -> Meeting:
         """Wait for `members` to meet in the operation `key`; returns the Meeting."""
         self.settle()
         meeting = self.scheduler.meetings.setdefault(key, Meeting(members))
@@ -111,14 +114,14 @@ class SimRank:
         self.sleep_until(end)
         return meeting
 
-    def _unwind(self):
+    def _unwind(self) -> None:
         """End this rank's code. Where that is caught again and again, in a loop, it is left where it is."""
         self.unwound += 1
         if self.unwound > UNWIND:
             self.code.pause()
         raise GreenletExit
 
-    def _refuse_pause(self):
+    def _refuse_pause(self) -> None:
         """Say why this rank cannot pause here, so that others go on."""
         if self.scheduler.stopping:
             self._unwind()

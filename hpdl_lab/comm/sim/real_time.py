@@ -9,7 +9,9 @@ its own time counts.
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from ...trace import line_of
 from ..errors import CommTimeout
@@ -20,7 +22,7 @@ AGAIN = 0.5  # s: after the deadline it is raised again and again, because code 
 
 
 @contextmanager
-def real_time_limit(seconds, scheduler):
+def real_time_limit(seconds: float, scheduler: Any) -> Iterator[Any]:
     """Raise CommTimeout in whatever code runs once `seconds` of OwnTime have passed, also in a loop without messages.
 
     Only the main thread can be interrupted so (it is where notebooks and scripts run); elsewhere there is no limit.
@@ -31,7 +33,7 @@ def real_time_limit(seconds, scheduler):
         return
     own, look, passed = OwnTime(scheduler.threads_of_ranks), min(LOOK, seconds / 4), False
 
-    def stop(signum, frame):
+    def stop(signum: int, frame: Any) -> None:
         nonlocal passed
         if scheduler.stopping or not passed and own.seconds(look) < seconds:
             return
@@ -67,13 +69,13 @@ class OwnTime:
     others: called for the other threads, as numbers of the system. Of all of them one works at a time.
     """
 
-    def __init__(self, others):
+    def __init__(self, others: Callable) -> None:
         self.others, self.main = others, threading.get_native_id()
         self.own = 0.0
         self.looked, self.used = time.monotonic(), time.process_time()
         self.waited = {}  # thread -> s, at the last look; of the first look also those of before: most runs need none
 
-    def seconds(self, look=float("inf")):
+    def seconds(self, look: float = float("inf")) -> float:
         """The seconds until now. look: when they were to be asked for again; where it got later, all was stopped."""
         now, used = time.monotonic(), time.process_time()
         waited = {thread: seconds_waited(thread) for thread in (self.main, *self.others())}
@@ -85,14 +87,14 @@ class OwnTime:
         return self.own
 
 
-def seconds_waited(thread):
+def seconds_waited(thread: int) -> float:
     """How long this thread has been ready without a core; 0 where it has ended, or where the system does not count."""
     with suppress(OSError, IndexError), open(f"/proc/self/task/{thread}/schedstat", "rb", buffering=0) as file:
         return int(file.read(100).split()[1]) / 1e9
     return 0.0
 
 
-def frames_up(frame):
+def frames_up(frame: Any) -> Iterator[Any]:
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -5,8 +5,12 @@ so a run is deterministic and messages are booked in the order of time. Arithmet
 `comm.compute(...)`. When no rank can go on, that is a deadlock, proved and not timed out.
 """
 
+from __future__ import annotations
+
 import copy
 import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from .. import inject as injected
 from ..base import Comm, PerRank, Results, Work, require_function
@@ -17,8 +21,21 @@ from ..network import Switch
 from .background import Lane, SimBackground
 from .scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, inject=None, threads=False):
+
+def run(
+    size: int,
+    fn: Callable,
+    *args: Any,
+    network: Any = None,
+    deadline: float = 60.0,
+    on_row: Any = None,
+    trace: bool = True,
+    inject: Any = None,
+    threads: bool = False,
+) -> Results:
     """Call `fn(comm, *args)` on `size` simulated ranks; returns Results: what each rank returned, in rank order.
 
     Args:    args: copied for every rank; a PerRank gives rank i its item i.
@@ -43,12 +60,12 @@ def run(size, fn, *args, network=None, deadline=60.0, on_row=None, trace=True, i
     scheduler = Scheduler(size, network or Switch(), trace, inject or None, threads)
     rows = []
 
-    def keep(row):
+    def keep(row: dict) -> None:
         rows.append(row)
         if on_row is not None:
             on_row(row)
 
-    def body(rank):
+    def body(rank: Any) -> Any:
         mine = [a[rank.index] if isinstance(a, PerRank) else a for a in args]
         return fn(SimComm(scheduler, rank, range(size), keep), *(copy.deepcopy(a) for a in mine))
 
@@ -63,27 +80,27 @@ class SimComm(Comm):
     has_background = True
     simulated = True
 
-    def __init__(self, scheduler, state, members, on_row, key=()):
+    def __init__(self, scheduler: Scheduler, state: Any, members: Any, on_row: Callable | None, key: Any = ()) -> None:
         super().__init__(members.index(state.index), len(members), state.trace, on_row, state.calls)
         self.scheduler, self.state, self.members = scheduler, state, members
         self.key = key  # tells communicators apart: the path of splits that led here
         self.meetings = 0
         self._channels_to, self._channels_from = {}, {}  # peer -> Channel
-        self._beside = None  # the communicator of what runs in the background
+        self._beside: Any = None  # the communicator of what runs in the background
 
-    def isend(self, x, dst):
+    def isend(self, x: Tensor, dst: int) -> SimWork:
         self.check_peer(dst, "sends to")
         if self.state.delay or self.state.ahead:
             self._before_a_message()
         return SimWork(self, "send", x, dst)
 
-    def irecv(self, x, src):
+    def irecv(self, x: Tensor, src: int) -> SimWork:
         self.check_peer(src, "receives from")
         if self.state.ahead:
             self.state.settle()
         return SimWork(self, "recv", x, src)
 
-    def channel_to(self, peer):
+    def channel_to(self, peer: int) -> Any:
         """The messages from this rank to rank `peer` of this communicator."""
         channel = self._channels_to.get(peer)
         if channel is None:
@@ -91,7 +108,7 @@ class SimComm(Comm):
             self._channels_to[peer] = channel
         return channel
 
-    def channel_from(self, peer):
+    def channel_from(self, peer: int) -> Any:
         """The messages from rank `peer` of this communicator to this rank."""
         channel = self._channels_from.get(peer)
         if channel is None:
@@ -99,22 +116,22 @@ class SimComm(Comm):
             self._channels_from[peer] = channel
         return channel
 
-    def barrier(self):
+    def barrier(self) -> None:
         self._meet("barrier")
 
-    def split(self, color, key=0):
+    def split(self, color: Any, key: Any = 0) -> SimComm:
         members = self._meet("split", (color, key)).parts[self.state.index]
         path = (*self.key, self.meetings, repr(color))
         part = SimComm(self.scheduler, self.state, members, self.on_row, path)
         part.name = self.name_of_part(color)
         return part
 
-    def allocate(self, shape, dtype="float32"):
+    def allocate(self, shape: Any, dtype: Any = "float32") -> Tensor:
         import torch
 
         return torch.zeros(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
-    def background(self, fn, *args):
+    def background(self, fn: Callable, *args: Any) -> SimBackground:
         require_function(fn)
         if self._beside is None:
             self._beside = SimComm(
@@ -123,13 +140,13 @@ class SimComm(Comm):
             self._beside.name = f"{self.name} background".lstrip()
         return SimBackground(self, self._beside, fn, args)
 
-    def compute(self, seconds=0.0, flops=0.0):
+    def compute(self, seconds: float = 0.0, flops: float = 0.0) -> None:
         state = self.state
         step, t0 = state.trace.step(), state.clock_ns()
         state.spend(seconds + flops / self.scheduler.network.flops_per_s)
         state.trace.add(step, "compute", t0, state.clock_ns(), line=state.trace.line())
 
-    def _meet(self, op, answer=None):
+    def _meet(self, op: str, answer: tuple[int, ...] | None = None) -> Any:
         """Wait for every rank of this communicator to call the same operation; returns their Meeting."""
         self.meetings += 1
         state = self.state
@@ -141,7 +158,7 @@ class SimComm(Comm):
         state.trace.add(step, op, t0, state.clock_ns(), line=line)
         return meeting
 
-    def _before_a_message(self):
+    def _before_a_message(self) -> None:
         """Spend the delay that was injected into this rank, and let the others catch up with it."""
         state = self.state
         if state.delay:
@@ -159,9 +176,14 @@ class SimWork(Work):
     """
 
     done = False
-    end = arrival = partner = error = payload = waiter = None
+    end: float | None = None
+    arrival: float | None = None
+    partner: Any = None
+    error: BaseException | None = None
+    payload: Any = None
+    waiter: Any = None
 
-    def __init__(self, comm, op, x, peer):
+    def __init__(self, comm: SimComm, op: str, x: Tensor, peer: int) -> None:
         self.buffer = extent_of(x, op)
         self.comm, self.op, self.x, self.peer = comm, op, x, peer
         state = comm.state
@@ -179,7 +201,7 @@ class SimWork(Work):
             self.end = state.clock
         comm.channel_to(peer).post_send(self)
 
-    def wait(self):
+    def wait(self) -> None:
         if self.done:
             return
         state = self.comm.state
@@ -196,29 +218,29 @@ class SimWork(Work):
         peer, begun, now = self.comm.members[self.peer], round(self.posted * 1e9), state.clock_ns()
         if self.op == "recv":
             deliver(self.payload, self.x)
-            self.payload = None
+            self.payload: Any = None
         state.trace.add(self.step, self.op, begun, now, peer, self.buffer.nbytes, self.line)
         if state.scheduler.inject is not None:
             self._tell_of_slow_link(peer, now)
 
-    def _tell_of_slow_link(self, peer, now):
+    def _tell_of_slow_link(self, peer: int, now: int) -> None:
         """Record what this message has lost to an injected slow link."""
         channel = self.comm.channel_to(self.peer) if self.op == "send" else self.comm.channel_from(self.peer)
         lost, trace = round(channel.lost * self.buffer.nbytes * 1e9), self.comm.state.trace
         if lost:
             trace.add(trace.step(), injected.OP, now - lost, now, peer, line=self.line)
 
-    def test(self):
+    def test(self) -> bool:
         state = self.comm.state
         if self.end is None or self.end > state.clock:
             state.sleep_until(state.clock + self.comm.scheduler.network.alpha)
         return self.end is not None and self.end <= state.clock
 
-    def forgotten(self):
+    def forgotten(self) -> ForgottenWait:
         """The error of a rank that ends without waiting for this."""
         return ForgottenWait.of(self.comm.state.index, self.comm.members[self.peer], self.line)
 
-    def waits_for(self):
+    def waits_for(self) -> dict[str, Any]:
         """The fields of errors.Wait for the report of a stuck run; peers are scheduler indices."""
         call, buffer = self.call, self.buffer
         told = {"op": self.op, "peers": (self.comm.members[self.peer],), "nbytes": buffer.nbytes, "line": self.line}

@@ -1,6 +1,8 @@
 """The discrete-event scheduler under simulated ranks: whose turn it is, and what is booked next."""
 
 import heapq
+from collections.abc import Callable
+from typing import Any
 
 from ..no_input import no_input
 from .channel import Channel
@@ -20,7 +22,7 @@ class Scheduler:
     runs first.
     """
 
-    def __init__(self, size, network, trace=True, inject=None, threads=False):
+    def __init__(self, size: int, network: Any, trace: bool = True, inject: Any = None, threads: bool = False) -> None:
         self.network, self.inject = network, inject
         self.timetable = network.timetable(size)
         self.threads = threads
@@ -38,26 +40,26 @@ class Scheduler:
         self.late = None  # CommTimeout, once the deadline has passed
 
     @property
-    def seconds(self):
+    def seconds(self) -> float:
         """The makespan: the virtual time of the last rank to end."""
         return max(rank.clock for rank in self.ranks)
 
-    def channel(self, key, source, dest):
+    def channel(self, key: Any, source: int, dest: int) -> Channel:
         channel = self.channels.get((key, source, dest))
         if channel is None:
             channel = self.channels[key, source, dest] = Channel(self, source, dest)
         return channel
 
-    def enroll(self, lane):
+    def enroll(self, lane: SimRank) -> int:
         """Schedule `lane` like the ranks; returns its number."""
         self.lanes.append(lane)
         self.scheduled.append(lane)
         return len(self.scheduled) - 1
 
-    def resume_at(self, seconds, rank):
+    def resume_at(self, seconds: float, rank: SimRank) -> None:
         heapq.heappush(self.ready, (seconds, rank.number))
 
-    def run(self, body, deadline):
+    def run(self, body: Callable, deadline: float) -> list[Any]:
         """Run `body(rank)` on every rank; returns the values in rank order."""
         self.outside.look()
         for rank in self.ranks:
@@ -72,7 +74,7 @@ class Scheduler:
         raise_fault(self)
         return [rank.value for rank in self.ranks]
 
-    def _run_in_order(self):
+    def _run_in_order(self) -> None:
         """Let ranks run until none is ready and nothing is to be booked, or the deadline has passed.
 
         Then others that loop without end are not begun: each of them would have to be interrupted as well.
@@ -89,15 +91,15 @@ class Scheduler:
         if self.late is not None and not any(rank.error for rank in self.ranks) and (ready or self.bookings):
             raise self.late  # whose code was interrupted has caught it
 
-    def running_code(self):
+    def running_code(self) -> Any:
         """The code of the rank or lane that runs now; None while the scheduler does."""
         return next((rank.code for rank in self.scheduled if rank.code.running), None)
 
-    def threads_of_ranks(self):
+    def threads_of_ranks(self) -> list[int]:
         """The system's numbers of the threads that ranks have."""
         return [rank.code.thread.native_id for rank in self.ranks if self.threads and rank.code.thread is not None]
 
-    def _book(self):
+    def _book(self) -> None:
         """Book every message that has become ready at this virtual time."""
         bookings, self.bookings = self.bookings, []
         bookings.sort()
@@ -105,7 +107,7 @@ class Scheduler:
             end = self.timetable.book(channel.route, send.buffer.nbytes, self.now)
             channel.transferred(send, receive, end)
 
-    def _stop_unfinished(self):
+    def _stop_unfinished(self) -> None:
         """Unwind the ranks that are still inside their function, so that their `finally` clauses run."""
         self.stopping = True
         for rank in self.scheduled:

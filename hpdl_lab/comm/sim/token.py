@@ -7,6 +7,8 @@ import ctypes
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from greenlet import GreenletExit
 
@@ -17,24 +19,24 @@ PATIENCE = 2.0  # s: for a thread to end that is told so; it cannot be told whil
 class BatonThread:
     """Calls `main()` piece by piece, as coroutine.Coroutine does. Of all threads of a run only one runs at any time."""
 
-    def __init__(self, main, outside, name):
+    def __init__(self, main: Callable, outside: Any, name: str) -> None:
         """outside: torch_state.Outside of the run."""
         self.main, self.outside, self.name = main, outside, name
         self.turn, self.back = threading.Lock(), threading.Lock()  # released to hand the baton over, and back
         self.turn.acquire()
         self.back.acquire()
-        self.thread = None  # started by whoever resumes it first
+        self.thread: Any = None  # started by whoever resumes it first
         self.running = self.stopping = self.ended = False
-        self.raised = None  # what ends the whole run, as SystemExit
+        self.raised: Any = None  # what ends the whole run, as SystemExit
 
-    def resume(self):
+    def resume(self) -> None:
         """Let it go on until it pauses or ends. Called by the scheduler."""
         self._hand_over()
         self._take_back()
         if self.raised is not None:
             raise self.raised
 
-    def pause(self):
+    def pause(self) -> None:
         """Let the scheduler go on. Called by the code itself."""
         self.running = False
         self.back.release()
@@ -42,20 +44,20 @@ class BatonThread:
         if self.stopping:
             raise GreenletExit
 
-    def may_pause(self):
+    def may_pause(self) -> bool:
         """True where its own code asks: whatever the thread keeps stays in the thread."""
         return threading.current_thread() is self.thread
 
-    def where(self, frame):
+    def where(self, frame: Any) -> Any:
         """The frame in which the running code is. frame: that of a signal's handler."""
         return sys._current_frames().get(self.thread.ident, frame)
 
-    def give_up(self, error):
+    def give_up(self, error: BaseException | None) -> None:
         """Raise a copy of `error`, a CommError, in the running code. Called by a signal's handler."""
         kind, args = type(error), error.args
         self._raise_inside(type(kind.__name__, (kind,), {"__init__": lambda self: kind.__init__(self, *args)}))
 
-    def stop(self):
+    def stop(self) -> None:
         """Unwind it, so that its `finally` clauses run."""
         self.stopping = True
         for _ in range(3):  # code that catches everything may go on to pause again; it is then abandoned
@@ -67,7 +69,7 @@ class BatonThread:
                 self._hand_over()
             self._take_back(PATIENCE)
 
-    def _run(self):
+    def _run(self) -> None:
         try:
             with self.outside.begun():
                 self.main()
@@ -77,7 +79,7 @@ class BatonThread:
             self.ended, self.running = True, False
             self.back.release()
 
-    def _hand_over(self):
+    def _hand_over(self) -> None:
         self.running = True
         if self.thread is not None:
             self.turn.release()
@@ -90,7 +92,7 @@ class BatonThread:
             many = f"{threading.active_count():,} threads run in this process"
             raise RuntimeError(f"no thread for {self.name}: {many}; try fewer ranks") from error
 
-    def _take_back(self, seconds=float("inf")):
+    def _take_back(self, seconds: float = float("inf")) -> None:
         """Wait until the baton is handed back, at most `seconds`."""
         give_up = time.monotonic() + seconds
         while not self.back.acquire(timeout=LOOK):
@@ -100,6 +102,6 @@ class BatonThread:
         if self.ended:
             self.thread.join()
 
-    def _raise_inside(self, kind):
+    def _raise_inside(self, kind: type) -> None:
         """Have `kind()` raised in the thread, before its next instruction of Python."""
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), ctypes.py_object(kind))

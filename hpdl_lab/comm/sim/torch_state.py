@@ -1,22 +1,25 @@
 """What torch keeps per thread, kept per simulated rank. torch is looked at only where it is already loaded."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DEVICES = ("cpu", "cuda")
 MOST_WORKERS = 256  # OpenMP ends the process where the machine has no more threads
 OUTSIDE_BACKWARD = -1  # as torch numbers the graphs through which autograd goes
 
 
-def loaded_torch():
+def loaded_torch() -> Any:
     """torch where it is loaded, None where it is not, or not completely."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "is_grad_enabled") else None
 
 
 @contextmanager
-def one_thread(torch):
+def one_thread(torch: Any) -> Iterator[Any]:
     """Inside, torch computes with one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -27,7 +30,7 @@ def one_thread(torch):
 
 
 @contextmanager
-def bounded_workers(threads):
+def bounded_workers(threads: int) -> Iterator[Any]:
     """Inside, `threads` new threads have at most MOST_WORKERS workers of torch in all: each has a pool of its own.
 
     With fewer workers the last bits of long sums may be others.
@@ -52,10 +55,10 @@ class TorchState(NamedTuple):
     nesting: int
     cache: bool
     inference: bool
-    leave: object = None
+    leave: Any = None
 
     @classmethod
-    def read(cls, torch):
+    def read(cls, torch: Any) -> TorchState:
         """That of this thread."""
         autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES)
         nesting = torch.autocast_increment_nesting() - 1
@@ -63,9 +66,9 @@ class TorchState(NamedTuple):
         cache, inference = torch.is_autocast_cache_enabled(), torch.is_inference_mode_enabled()
         return cls(torch.is_grad_enabled(), autocast, nesting, cache, inference)
 
-    def apply(self, torch):
+    def apply(self, torch: Any) -> Any:
         """Make it that of this thread. Returns what was entered for that, if anything: see `leave`."""
-        entered = None
+        entered: Any = None
         if self.leave is not None:
             self.leave.__exit__(None, None, None)
         before = TorchState.read(torch)
@@ -79,7 +82,7 @@ class TorchState(NamedTuple):
             self._apply_autocast(torch, before)
         return entered
 
-    def _apply_autocast(self, torch, before):
+    def _apply_autocast(self, torch: Any, before: TorchState) -> None:
         torch.set_autocast_cache_enabled(self.cache)
         for device, (enabled, dtype) in zip(DEVICES, self.autocast, strict=True):
             torch.set_autocast_enabled(device, enabled)
@@ -96,11 +99,12 @@ class Outside:
     graph_task(): the number of the graph through which autograd goes backward in this thread, or OUTSIDE_BACKWARD.
     """
 
-    def __init__(self):
-        self.torch = self.state = None
+    def __init__(self) -> None:
+        self.torch: Any = None
+        self.state: Any = None
         self.graph_task = self._first_look
 
-    def look(self):
+    def look(self) -> Any:
         """torch, as soon as it is loaded; None until then."""
         torch = loaded_torch()
         if torch is not None:
@@ -109,7 +113,7 @@ class Outside:
         return torch
 
     @contextmanager
-    def begun(self):
+    def begun(self) -> Iterator[Any]:
         """Inside, it is the state of this thread, which is new."""
         entered = self.state.apply(self.torch) if self.torch or self.look() else None
         try:
@@ -118,7 +122,7 @@ class Outside:
             if entered is not None:
                 entered.__exit__(None, None, None)
 
-    def left(self):
+    def left(self) -> bool:
         """Might this thread be in another state?"""
         torch = self.torch
         return (
@@ -128,12 +132,12 @@ class Outside:
             or torch.is_inference_mode_enabled() is not self.state.inference
         )
 
-    def restore(self):
+    def restore(self) -> TorchState | None:
         """Return to it from that of a rank that pauses; returns the rank's, or None where that is the same."""
         state = TorchState.read(self.torch)
         if state == self.state:
             return None
         return state._replace(leave=self.state.apply(self.torch))
 
-    def _first_look(self):
+    def _first_look(self) -> int:
         return OUTSIDE_BACKWARD if self.look() is None else self.graph_task()

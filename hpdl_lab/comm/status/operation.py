@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 IDLE_BEFORE_NAP = 500e-6  # s
@@ -15,7 +15,10 @@ LOOK = 1e-3  # s: between two looks at what a thread has ended with an error tha
 class Operation(ABC):
     """A subclass has `advance`. Looking again and again, it never blocks where no interrupt reaches the rank."""
 
-    progress = 0  # grows whenever a part has been done
+    @property
+    def progress(self) -> int:
+        """Grows whenever a part has been done."""
+        return 0
 
     @abstractmethod
     def advance(self) -> bool:
@@ -73,7 +76,7 @@ class OfThread(Operation):
 class InThread(OfThread):
     """`function()`, a call that can only block, in a thread of its own, which stays where it hangs."""
 
-    def __init__(self, function) -> None:
+    def __init__(self, function: Callable) -> None:
         super().__init__()
         self.result = None
         self._function = function

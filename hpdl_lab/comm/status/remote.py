@@ -11,6 +11,7 @@ nothing is sent to it from then on.
 """
 
 import json
+from typing import Any
 
 from .interrupts import DeferredInterrupt
 from .table import Slot, StatusTable
@@ -25,19 +26,19 @@ class RemoteStatus(StatusTable):
     comm: mpi4py's communicator of all ranks, on which nothing else uses the tag NEWS. hosts: that of each rank.
     """
 
-    def __init__(self, path, MPI, comm, hosts):
+    def __init__(self, path: Any, MPI: Any, comm: Any, hosts: Any) -> None:
         super().__init__(path)
         self._MPI, self._comm, self._rank = MPI, comm, comm.rank
         self._far = [host != hosts[self._rank] for host in hosts]
         self._heard = {}  # rank -> {run: (time of its host's clock, Slot)}
         self._dead = set()  # ranks elsewhere whose processes have ended
-        self._last = None  # what was sent last
+        self._last: Any = None  # what was sent last
         self._sent = []  # (request, bytes) of messages that MPI may still read
         self._run = 0
 
     # -- as in a table ------------------------------------------------------------------------------------------------
 
-    def slot(self, rank):
+    def slot(self, rank: int) -> Any:
         if not self._far[rank]:
             return super().slot(rank)
         heard = self._heard.get(rank, {})
@@ -46,29 +47,29 @@ class RemoteStatus(StatusTable):
         slot = heard[self._run if self._run in heard else last][1] if last >= self._run else SILENT
         return slot.died() if rank in self._dead else slot
 
-    def mark_dead(self, rank):
+    def mark_dead(self, rank: int) -> None:
         if self._far[rank]:
             self._dead.add(rank)
 
-    def is_unreachable(self, rank):
+    def is_unreachable(self, rank: int) -> Any:
         return rank in self._dead
 
-    def is_dead(self, rank):
+    def is_dead(self, rank: int) -> Any:
         return self.slot(rank).state == "dead" if self._far[rank] else super().is_dead(rank)
 
-    def died(self, rank):
+    def died(self, rank: int) -> Any:
         return self.is_dead(rank) if self._far[rank] else super().died(rank)
 
     # -- news ---------------------------------------------------------------------------------------------------------
 
-    def begin_run(self, run):
+    def begin_run(self, run: Any) -> None:
         self._run, self._last = run, None
         self._hear()
         for heard in self._heard.values():
             for earlier in [number for number in heard if number < run]:
                 del heard[earlier]
 
-    def exchange(self, members):
+    def exchange(self, members: Any) -> None:
         with DeferredInterrupt() as interrupt:
             self._hear()
             here = [rank for rank in members if not self._far[rank]]
@@ -81,18 +82,18 @@ class RemoteStatus(StatusTable):
         if interrupt.came:
             raise KeyboardInterrupt
 
-    def leave(self, members):
+    def leave(self, members: Any) -> None:
         with DeferredInterrupt() as interrupt:
             self._send({self._rank: self.slot(self._rank)}, members)
         if interrupt.came:
             raise KeyboardInterrupt
 
-    def flush(self):
+    def flush(self) -> Any:
         self._hear()
         self._sent = [(request, raw) for request, raw in self._sent if not request.Test()]
         return not self._sent
 
-    def _send(self, slots, members):
+    def _send(self, slots: Any, members: Any) -> None:
         """Send the slots, one in each message, which is then short enough to leave at once, to `members` elsewhere."""
         self.flush()
         for rank, slot in slots.items():
@@ -101,7 +102,7 @@ class RemoteStatus(StatusTable):
                 if self._far[to] and not self.is_unreachable(to):
                     self._sent.append((self._comm.Isend([raw, self._MPI.BYTE], to, NEWS), raw))
 
-    def _hear(self):
+    def _hear(self) -> None:
         """Take in what has come."""
         status = self._MPI.Status()
         while message := self._comm.Improbe(self._MPI.ANY_SOURCE, NEWS, status):

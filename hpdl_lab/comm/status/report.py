@@ -6,7 +6,11 @@ surest first: what ranks say that contradicts each other, who has ended before i
 works.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...trace import seconds_text
 
@@ -57,22 +61,22 @@ class Wait:
     beside: tuple = ()
 
     @property
-    def collective(self):
+    def collective(self) -> str:
         """The collective that this rank is in, or was in last; "" where it is a message."""
         name = self.call or self.op
         return "" if name in ("", "send", "recv", "sendrecv", "start") else name
 
     @property
-    def counted(self):
+    def counted(self) -> str:
         """The name under which `counts` has it."""
         return self.collective or self.op
 
     @property
-    def times(self):
+    def times(self) -> int:
         """How often it has begun this at `line`, as far as that is known."""
         return next((n for op, line, n in self.counts if (op, line) == (self.counted, self.line)), 0)
 
-    def __str__(self):
+    def __str__(self) -> str:
         at = f"  ({self.line})" if self.line else ""
         if self.state != "waiting":
             return f"rank {self.rank} {self.state}{at}"
@@ -81,18 +85,18 @@ class Wait:
         return f"rank {self.rank} waits in {self.what}{size}{whom} since {seconds_text(self.seconds)}{at}"
 
     @property
-    def what(self):
+    def what(self) -> str:
         """What it waits in: "recv", "broadcast with root 1 (recv)", "barrier on split 1"."""
         root = f" with root {self.root}" if self.root >= 0 and self.collective else ""
         where = f" on {self.comm}" if self.comm else ""
         return f"{self.call}{root}{where} ({self.op})" if self.call else f"{self.op}{root}{where}"
 
     @property
-    def with_whom(self):
+    def with_whom(self) -> str:
         return f"{ {'send': 'to', 'recv': 'from'}.get(self.op, 'with') } {name_ranks(self.peers)}"
 
 
-def name_ranks(ranks):
+def name_ranks(ranks: Iterable[int]) -> str:
     """A list of ranks as a person would say it: "rank 3", "ranks 0-2, 5"."""
     ranks = sorted(set(ranks))
     spans = []
@@ -105,7 +109,7 @@ def name_ranks(ranks):
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
-def wait_cycle(waits):
+def wait_cycle(waits: Sequence[Wait]) -> tuple[int, ...]:
     """One cycle of the wait-for graph as ranks in order, or (): 0 waits for 1 waits for 0 gives (0, 1).
 
     Ranks that have met in a collective do not wait for each other, though what is heard from other hosts may be older.
@@ -127,7 +131,7 @@ def wait_cycle(waits):
     return ()
 
 
-def describe_waits(waits):
+def describe_waits(waits: Sequence[Any]) -> list[str]:
     """The table of who waits for whom as lines of text, then the cycle where there is one."""
     if not waits:
         return []
@@ -146,7 +150,7 @@ def describe_waits(waits):
 HEAD = ("rank", "state", "in", "with", "bytes", "elements", "since", "line")
 
 
-def row(w):
+def row(w: Wait) -> tuple[str, ...]:
     """The cells of one rank, in the order of HEAD."""
     if w.state != "waiting":
         last = {"failed": w.error, "finished": f"after {w.counted}" if w.op else ""}.get(w.state, "")
@@ -163,7 +167,7 @@ def row(w):
     )
 
 
-def chosen(waits):
+def chosen(waits: Sequence[Wait]) -> tuple[Sequence[Wait], list[tuple[int, Any]]]:
     """(the rows to show, [(rank, others that do the same as it)]): every rank, or of many ranks one of each kind."""
     if len(waits) <= MOST_ROWS:
         return waits, []
@@ -175,7 +179,7 @@ def chosen(waits):
     return rows, more
 
 
-def shortened(ranks):
+def shortened(ranks: tuple[int, ...]) -> tuple[int | str, ...]:
     """A long cycle, without its middle."""
     return ranks if len(ranks) <= MOST_ROWS else (*ranks[:6], "...", *ranks[-3:])
 
@@ -183,7 +187,7 @@ def shortened(ranks):
 # -- the likely reason -------------------------------------------------------------------------------------------------
 
 
-def likely_reason(waits):
+def likely_reason(waits: Sequence[Any]) -> str:
     """One sentence about why ranks got stuck or failed, from a list of Wait; "" where there is nothing to say."""
     waits = list(waits)
     return next((sentence for rule in RULES if (sentence := rule(waits))), "")
@@ -192,7 +196,7 @@ def likely_reason(waits):
 # -- ranks that contradict each other ----------------------------------------------------------------------------------
 
 
-def collectives_differ(waits):
+def collectives_differ(waits: list[Wait]) -> str:
     """The nth collective on one communicator is another on some ranks, or has another root, count or dtype there."""
     same = {}
     for w in [w for rank in waits for w in (rank, *rank.beside)]:
@@ -204,7 +208,7 @@ def collectives_differ(waits):
     return ""
 
 
-def disagreement(calls):
+def disagreement(calls: dict[int, tuple[str, int, str, int]]) -> str:
     """How ranks contradict each other that should call the same: `calls` is {rank: (name, count, dtype, root)}.
 
     count: elements, dtype: their name, root: a rank; -1, "", -1 where a call has none. The few are named first.
@@ -226,7 +230,7 @@ def disagreement(calls):
     return "counts differ: " + told(f"{name} of", {r: f"{n:,} elements" for r, n in counts.items()}, in_order=True)
 
 
-def groups(values, in_order=False):
+def groups(values: Mapping[int, Any], in_order: bool = False) -> list[tuple[str, list[int]]]:
     """{rank: value} as [(value, ranks)]: the smallest group first, or that of the lowest rank."""
     found = {}
     for rank, value in sorted(values.items()):
@@ -234,23 +238,23 @@ def groups(values, in_order=False):
     return list(found.items()) if in_order else sorted(found.items(), key=lambda group: len(group[1]))
 
 
-def told(what, values, in_order=False):
+def told(what: str, values: Mapping[int, Any], in_order: bool = False) -> str:
     """ "rank 1 calls broadcast with root 1, ranks 0, 2, 3 with root 0" """
     parts = [(name_ranks(ranks), value) for value, ranks in groups(values, in_order)]
     first = f"{calling(groups(values, in_order)[0][1])} {what} {parts[0][1]}"
     return ", ".join([first, *(f"{who} {what.split()[-1]} {value}" for who, value in parts[1:])])
 
 
-def calling(ranks):
+def calling(ranks: list[int]) -> str:
     return f"{name_ranks(ranks)} {'calls' if len(ranks) == 1 else 'call'}"
 
 
-def said_why(waits):
+def said_why(waits: list[Wait]) -> str:
     """Ranks contradict each other, or one has forgotten something, and the error says so with the numbers."""
     return next((w.message for w in waits if w.state == "failed" and w.error in ("Mismatch", "ForgottenWait")), "")
 
 
-def mismatch(source, dest, sent, expected):
+def mismatch(source: int, dest: int, sent: tuple[int, str], expected: tuple[int, str]) -> str:
     """The two ends of a message contradict each other: `sent` and `expected` are (count, name of the dtype)."""
     if sent[1] == expected[1]:
         return f"counts differ: rank {source} sends {sent[0]:,} elements, rank {dest} expects {expected[0]:,}"
@@ -265,7 +269,7 @@ def mismatch(source, dest, sent, expected):
 # -- ranks that have ended ---------------------------------------------------------------------------------------------
 
 
-def raised(waits):
+def raised(waits: list[Wait]) -> str:
     failed = [w for w in waits if w.state == "failed"]
     if not failed:
         return ""
@@ -275,12 +279,12 @@ def raised(waits):
     return f"{name_ranks(same)} raised {first.error or 'an error'}{at(first.line)}{never}"
 
 
-def died(waits):
+def died(waits: list[Wait]) -> str:
     dead = [w.rank for w in waits if w.state == "dead"]
     return f"{name_ranks(dead)} died and never arrived" if dead else ""
 
 
-def left_early(waits):
+def left_early(waits: list[Wait]) -> str:
     """A rank has finished that came to the line of a wait less often than the rank that waits there."""
     for w, gone in waits_for_finished(waits):
         came = {f.rank: times_of(f, w.counted, w.line) for f in gone}
@@ -295,7 +299,7 @@ def left_early(waits):
     return ""
 
 
-def never_called(waits):
+def never_called(waits: list[Wait]) -> str:
     """A rank has finished without the operation in which another waits for it."""
     for w, gone in waits_for_finished(waits):
         owed = {"recv": "send", "send": "recv"}.get(w.counted, w.counted)
@@ -309,7 +313,7 @@ def never_called(waits):
     return ""
 
 
-def wrong_source(waits):
+def wrong_source(waits: list[Wait]) -> str:
     """A rank receives from one that has sent nothing and finished, while a message of another lies there."""
     for w, gone in waits_for_finished(waits):
         others = [rank for rank in w.unreceived if rank not in w.peers]
@@ -321,11 +325,11 @@ def wrong_source(waits):
     return ""
 
 
-def has_called(w, op):
+def has_called(w: Wait, op: str) -> bool:
     return any(o == op for o, _, _ in w.counts)
 
 
-def waits_for_finished(waits):
+def waits_for_finished(waits: list[Wait]) -> Iterator[Any]:
     """(a rank that waits, those of its peers that have finished), where there are any."""
     finished = {w.rank: w for w in waits if w.state == "finished"}
     for w in waits:
@@ -335,14 +339,14 @@ def waits_for_finished(waits):
                 yield w, gone
 
 
-def times_of(w, op, line):
+def times_of(w: Wait, op: str, line: str) -> int:
     return next((n for o, at, n in w.counts if (o, at) == (op, line)), 0)
 
 
 # -- ranks that wait in a circle ---------------------------------------------------------------------------------------
 
 
-def opposite_communicators(waits):
+def opposite_communicators(waits: list[Wait]) -> str:
     cycle = cycle_of(waits)
     if len({w.comm for w in cycle}) < 2 or not all(w.collective for w in cycle):
         return ""
@@ -350,7 +354,7 @@ def opposite_communicators(waits):
     return f"{count(len({w.comm for w in cycle}), 'communicator')} in opposite order: {told}"
 
 
-def all_exchange(waits):
+def all_exchange(waits: list[Wait]) -> str:
     """Everybody is in sendrecv with somebody who is in sendrecv with somebody else."""
     cycle = cycle_of(waits)
     if len(cycle) < 3 or {w.call for w in cycle} != {"sendrecv"}:
@@ -359,31 +363,31 @@ def all_exchange(waits):
     return f"{everybody(cycle)} exchange with one who exchanges with another: {pairs}"
 
 
-def all_receive_first(waits):
+def all_receive_first(waits: list[Wait]) -> str:
     cycle = cycle_of(waits)
     return f"{everybody(cycle)} receive first and nobody has sent" if {w.op for w in cycle} == {"recv"} else ""
 
 
-def all_send_first(waits):
+def all_send_first(waits: list[Wait]) -> str:
     cycle = cycle_of(waits)
     if {w.op for w in cycle} != {"send"}:
         return ""
     return f"{everybody(cycle)} send first and nobody has posted a receive: use comm.sendrecv"
 
 
-def waits_in_a_circle(waits):
+def waits_in_a_circle(waits: list[Wait]) -> str:
     cycle = cycle_of(waits)
     each = ", ".join(f"rank {w.rank} in {w.what} for {name_ranks(w.peers)}" for w in cycle)
     return f"each waits for the next: {each}" if cycle else ""
 
 
-def cycle_of(waits):
+def cycle_of(waits: list[Wait]) -> list[Wait]:
     """The ranks of a cycle, as list[Wait]."""
     by_rank = {w.rank: w for w in waits}
     return [by_rank[rank] for rank in wait_cycle(waits)]
 
 
-def everybody(cycle):
+def everybody(cycle: list[Wait]) -> str:
     """ "ranks 0 and 1 both", "ranks 0-3 all" """
     ranks = sorted(w.rank for w in cycle)
     return f"ranks {ranks[0]} and {ranks[1]} both" if len(ranks) == 2 else f"{name_ranks(ranks)} all"
@@ -392,7 +396,7 @@ def everybody(cycle):
 # -- ranks that nobody hears of ----------------------------------------------------------------------------------------
 
 
-def not_begun(waits):
+def not_begun(waits: list[Wait]) -> str:
     """Somebody has not yet begun the run, for which the others wait."""
     late = sorted(w.rank for w in waits if (w.state, w.op) == ("waiting", "start") or w.state == "idle")
     if not late or not any(w.op != "start" and set(late) & set(w.peers) for w in waits if w.state == "waiting"):
@@ -400,7 +404,7 @@ def not_begun(waits):
     return f"{name_ranks(late)} {has_have(late)} not begun yet: not a deadlock, a deadline"
 
 
-def straggler(waits):
+def straggler(waits: list[Wait]) -> str:
     """Somebody still works, and the others wait for it."""
     busy = {w.rank: w for w in waits if w.state == "running"}
     late = sorted({p for w in waits if w.state == "waiting" for p in w.peers if p in busy})
@@ -410,41 +414,41 @@ def straggler(waits):
     return f"{name_ranks(late)} {is_are(late)} still computing{where}: not a deadlock, a deadline"
 
 
-def not_heard_of(waits):
+def not_heard_of(waits: list[Wait]) -> str:
     silent = sorted({w.rank for w in waits if w.state == "silent"})
     if not silent:
         return ""
     return f"{name_ranks(silent)} on another host {has_have(silent)} not been heard of: computing, or gone"
 
 
-def out_of_step(waits):
+def out_of_step(waits: list[Wait]) -> str:
     if not any(w.state == "waiting" and w.op != "start" for w in waits):
         return ""
     return "the ranks do not call the same operations in the same order"
 
 
-def place(line):
+def place(line: str) -> str:
     """ "cell:4" -> "line 4", as people say it of the cell that they look at; a file keeps its name."""
     return f"line {line[5:]}" if line.startswith("cell:") else line
 
 
-def at(line):
+def at(line: str) -> str:
     return f" at {place(line)}" if line else ""
 
 
-def brackets(line):
+def brackets(line: str) -> str:
     return f" ({line})" if line else ""
 
 
-def count(n, noun):
+def count(n: int, noun: str) -> str:
     return f"{WORDS[n] if n < len(WORDS) else f'{n:,}'} {noun}{'' if n == 1 else 's'}"
 
 
-def is_are(ranks):
+def is_are(ranks: list[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
 
 
-def has_have(ranks):
+def has_have(ranks: list[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 

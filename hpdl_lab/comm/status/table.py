@@ -4,6 +4,8 @@ One slot per rank of MPI_COMM_WORLD. A rank writes only its own slot, and only w
 of interest; whoever opens the file reads all of them without anybody's help.
 """
 
+from __future__ import annotations
+
 import json
 import mmap
 import os
@@ -11,7 +13,8 @@ import secrets
 import select
 import struct
 import tempfile
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ...trace import now_ns
 from ..errors import Wait
@@ -45,21 +48,21 @@ class Slot(NamedTuple):
     line: str
     facts: dict
 
-    def moved(self, ns):
+    def moved(self, ns: int) -> Slot:
         """This slot, read on a clock that is `ns` behind."""
         return self._replace(since_ns=self.since_ns + ns, until_ns=self.until_ns and self.until_ns + ns)
 
-    def in_run(self, run):
+    def in_run(self, run: int) -> Slot:
         """This slot as seen from `run`: who is in a later one has finished it, who is in an earlier one is idle."""
         if self.run == run or self.state in ("absent", "silent", "dead"):
             return self
         return self._replace(state="finished" if self.run > run else "idle", op="", line="", facts={})
 
-    def died(self):
+    def died(self) -> Slot:
         """The slot of a rank whose process has ended in this state."""
         return self._replace(state="dead", op="", facts={})
 
-    def wait(self, rank, number):
+    def wait(self, rank: int, number: dict[int, int]) -> Any:
         """This slot as errors.Wait of rank `rank` of a run; number: {rank of MPI_COMM_WORLD: rank of the run}."""
         facts = {**self.facts, "unreceived": [number[r] for r in self.facts.get("unreceived", ()) if r in number]}
         facts = {name: tuple(map(as_tuple, fact)) if isinstance(fact, list) else fact for name, fact in facts.items()}
@@ -70,7 +73,7 @@ class Slot(NamedTuple):
         return Wait(rank, "waiting", self.op, peers, self.nbytes, seconds, self.line, **facts)
 
 
-def open_together(rank, hosts, tell, attach):
+def open_together(rank: int, hosts: list[str], tell: Callable, attach: Callable) -> StatusTable:
     """What `attach` makes of the path of a table, one file for the ranks of each host. Collective.
 
     The file has no name any more when all have opened it.   tell: tell(note) returns the notes of all ranks.
@@ -92,7 +95,7 @@ class StatusTable:
 
     now = staticmethod(now_ns)
 
-    def __init__(self, path):
+    def __init__(self, path: Any) -> None:
         self.path = path
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
@@ -102,7 +105,7 @@ class StatusTable:
         self._watched = {}  # pid: pidfd, which cannot be mistaken when the system gives the pid to another process
 
     @classmethod
-    def create(cls, path, size):
+    def create(cls, path: Any, size: int) -> StatusTable:
         """Write an empty status table for `size` ranks to `path`, readable by this user only, and open it."""
         if size < 1:
             raise ValueError(f"a status table needs at least 1 rank, got {size}")
@@ -111,11 +114,11 @@ class StatusTable:
         return cls(path)
 
     @classmethod
-    def open(cls, path):
+    def open(cls, path: Any) -> StatusTable:
         """Open the table that somebody has created at `path`."""
         return cls(path)
 
-    def close(self):
+    def close(self) -> None:
         """Let go of the file and of the processes that were watched."""
         for watch in self._watched.values():
             os.close(watch)
@@ -124,7 +127,19 @@ class StatusTable:
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
-    def publish(self, rank, state, run=0, op="", peers=(), nbytes=0, since_ns=0, until_ns=0, line="", facts=None):
+    def publish(
+        self,
+        rank: int,
+        state: str,
+        run: int = 0,
+        op: str = "",
+        peers: Any = (),
+        nbytes: int = 0,
+        since_ns: int = 0,
+        until_ns: int = 0,
+        line: str = "",
+        facts: dict[str, Any] | None = None,
+    ) -> None:
         """Replace slot `rank`, which must be this process's own. `peers` are ranks of MPI_COMM_WORLD."""
         raw = packed(facts or {})
         at = self._at(rank)
@@ -152,7 +167,7 @@ class StatusTable:
         self._memory[at + VERSION.size : at + SLOT.size] = body[VERSION.size :]
         VERSION.pack_into(self._memory, at, version + 2)
 
-    def end_wait(self, rank, now=now_ns):
+    def end_wait(self, rank: int, now: Callable = now_ns) -> None:
         """Keep the wait in slot `rank` as it is, but stop its clock: the rank has given up."""
         slot = self.slot(rank)
         ended = (slot.op, slot.peers, slot.nbytes, slot.since_ns, now(), slot.line, slot.facts)
@@ -160,22 +175,22 @@ class StatusTable:
 
     # -- news of other hosts, of which a table that all ranks share has none (see remote.py) -----------------------
 
-    def begin_run(self, run):
+    def begin_run(self, run: int) -> None:
         """This rank begins `run`: drop reports of earlier ones."""
 
-    def exchange(self, members):
+    def exchange(self, members: tuple[int, ...]) -> None:
         """This rank waits for long: tell `members` on other hosts what they do here, and hear what they do there."""
 
-    def leave(self, members):
+    def leave(self, members: tuple[int, ...]) -> None:
         """This rank ends the run, and tells `members` on other hosts."""
 
-    def flush(self):
+    def flush(self) -> bool:
         """Receive the rest; true when all that was sent has left."""
         return True
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def slot(self, rank):
+    def slot(self, rank: int) -> Slot:
         """The Slot of `rank`."""
         at = self._at(rank)
         for _ in range(100):
@@ -187,7 +202,7 @@ class StatusTable:
         peers, (size, facts) = tuple(more[:count]), more[-2:]
         return Slot(pid, run, STATES[state], text(op), peers, nbytes, since, until, text(line), unpacked(facts[:size]))
 
-    def is_dead(self, rank):
+    def is_dead(self, rank: int) -> bool:
         """True when the process that published slot `rank` has ended; False also where nothing was published."""
         pid = self.slot(rank).pid
         if pid == 0 or pid == os.getpid():
@@ -203,18 +218,18 @@ class StatusTable:
         ended.register(self._watched[pid], select.POLLIN)
         return bool(ended.poll(0))
 
-    def mark_dead(self, rank):
+    def mark_dead(self, rank: int) -> None:
         """Somebody has seen the process of `rank` end: no news to those of this host, who see it themselves."""
 
-    def is_unreachable(self, rank):
+    def is_unreachable(self, rank: int) -> bool:
         """True if MPI must not be given a message to `rank`, as it would try to connect to it and not return."""
         return False
 
-    def died(self, rank):
+    def died(self, rank: int) -> bool:
         """True when the process of `rank` has ended in the middle of its work."""
         return self.slot(rank).state in ("running", "waiting", "failed") and self.is_dead(rank)
 
-    def waits(self, ranks=None, run=None):
+    def waits(self, ranks: Sequence[int] | None = None, run: int | None = None) -> list[Any]:
         """What the ranks are doing, as list[errors.Wait].
 
         ranks: ranks of MPI_COMM_WORLD; the answer numbers them, and their peers, 0, 1, ... in this order. None: all.
@@ -227,13 +242,13 @@ class StatusTable:
             slots = {rank: slot.in_run(run) for rank, slot in slots.items()}
         return [slot.wait(number[rank], number) for rank, slot in slots.items() if slot.state != "absent"]
 
-    def _at(self, rank):
+    def _at(self, rank: int) -> int:
         if not 0 <= rank < self.size:
             raise ValueError(f"no rank {rank} in a status table of {self.size}")
         return HEADER.size + rank * SLOT.size
 
 
-def packed(facts):
+def packed(facts: dict[str, Any]) -> bytes:
     """The facts as bytes, without those that are as they are where nothing is said; the longest are cut or left out."""
     facts = {k: v[:MAX_TEXT] if isinstance(v, str) else v for k, v in facts.items() if v not in ("", (), -1)}
     while len(raw := json.dumps(facts, separators=(",", ":")).encode()) > MAX_FACTS:
@@ -241,7 +256,7 @@ def packed(facts):
     return raw
 
 
-def unpacked(raw):
+def unpacked(raw: bytes) -> dict[str, Any]:
     """The facts from bytes; {} where their writer was killed while writing."""
     try:
         return json.loads(raw) if raw else {}
@@ -249,16 +264,16 @@ def unpacked(raw):
         return {}
 
 
-def as_tuple(fact):
+def as_tuple(fact: Any) -> Any:
     return tuple(fact) if isinstance(fact, list) else fact
 
 
-def text(raw):
+def text(raw: bytes) -> str:
     """A field of fixed length as a string."""
     return raw.rstrip(b"\0").decode(errors="replace")
 
 
-def is_gone(pid):
+def is_gone(pid: int) -> bool:
     """True when `pid` has ended, also while its parent has not yet noticed."""
     import psutil
 

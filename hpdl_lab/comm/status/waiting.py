@@ -1,6 +1,8 @@
 """How a rank waits for others: never where neither an interrupt nor the deadline nor a peer's death could reach it."""
 
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...trace import caller_line, now_ns
 from ..calls import Calls
@@ -24,10 +26,11 @@ class StallDetector:
     Each look is judged by the time at which it began: what had come by then is found before anybody gives up.
     """
 
-    def __init__(self, now):
-        self._progress, self._moved, self._looked = None, now, now
+    def __init__(self, now: int) -> None:
+        self._progress: Any = None
+        self._moved, self._looked = now, now
 
-    def seconds(self, progress, now):
+    def seconds(self, progress: Any, now: int) -> float:
         """After a look that began at `now` (ns). progress: changes when something moves; None where that is so."""
         if now - self._looked > ABSENT * 1e9:
             self._moved += now - self._looked
@@ -47,14 +50,25 @@ class Waiting:
 
     in_background = False  # are these the waits of what runs in the background of the rank?
 
-    def __init__(self, status, rank, members, run, deadline, oversubscribed):
+    def __init__(
+        self, status: Any, rank: int, members: tuple[int, ...], run: int, deadline: float, oversubscribed: bool
+    ) -> None:
         self.status, self.rank, self.members = status, rank, members
         self.run, self.deadline, self.oversubscribed = run, deadline, oversubscribed
         self.calls = Calls()
         self.inject = None  # an Injection for this rank
         self.receives = {}  # id of a work: its message, of receives that have been posted and have not ended
 
-    def finish(self, operation, op, peers, nbytes=0, line="", stop=None, facts=dict):
+    def finish(
+        self,
+        operation: Any,
+        op: str,
+        peers: Callable | tuple[int, ...],
+        nbytes: int = 0,
+        line: str = "",
+        stop: Callable | None = None,
+        facts: Callable = dict,
+    ) -> None:
         """Wait until `operation` is done.
 
         Args:    op, nbytes, line: for the report. peers: the ranks that it waits for, or a function that says so.
@@ -68,14 +82,23 @@ class Waiting:
         if not done:
             self.go_on(operation, op, peers, nbytes, line, stop, facts)
 
-    def _wait(self, operation, seconds, nap):
+    def _wait(self, operation: Any, seconds: float, nap: float) -> bool:
         """Advance `operation`, and the pending receives: large messages wait until their receiver asks for them."""
         others = [message for message in self.receives.values() if message is not operation]
         if not others:
             return operation.wait(seconds, nap, self.oversubscribed)
         return operation.wait_among(seconds, nap, self.oversubscribed, others)
 
-    def go_on(self, operation, op, peers, nbytes=0, line="", stop=None, facts=dict):
+    def go_on(
+        self,
+        operation: Any,
+        op: str,
+        peers: Callable | tuple[int, ...],
+        nbytes: int = 0,
+        line: str = "",
+        stop: Callable | None = None,
+        facts: Callable = dict,
+    ) -> None:
         """`finish`, for an operation that has not ended by itself."""
         line, since = line or caller_line(), now_ns()
         try:
@@ -85,12 +108,12 @@ class Waiting:
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                error.waits = tuple(self.waits())
+                error.waits = tuple(self.waits())  # type: ignore[attr-defined]
             self.status.end_wait(self.rank)  # what it waited for stays to be read, also by ranks that give up later
             raise
         self.status.publish(self.rank, "running", self.run)
 
-    def watch(self, operation, what, told, line):
+    def watch(self, operation: Any, what: str, told: Callable, line: str) -> None:
         """Wait for `operation`, which another thread of this rank does, and whose waits have deadlines of their own.
 
         Args:    what: its name. told: a function that gives the Slot with what the other thread does, or None. Others
@@ -120,7 +143,7 @@ class Waiting:
                     raise CommTimeout(f"{me} waits for {what} in the background, {ends_not}", self.waits())
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                error.waits = tuple(self.waits())
+                error.waits = tuple(self.waits())  # type: ignore[attr-defined]
             self.status.end_wait(self.rank)
             raise
         last = told()
@@ -129,13 +152,13 @@ class Waiting:
         elif last != shown:  # what it gave up waiting for stays to be read
             self.status.publish(self.rank, last.state, self.run, *last[3:])
 
-    def missing(self, ranks, op, place=dict):
+    def missing(self, ranks: tuple[int, ...], op: str, place: Callable = dict) -> Callable:
         """A function that says which of `ranks`, as the status table shows, have not come to `op`.
 
         place: a function that tells facts that a rank which has come shares, such as the communicator.
         """
 
-        def look():
+        def look() -> tuple[int, ...]:
             told = {name: fact for name, fact in place().items() if fact != ""}  # as published
             here = ("waiting", op, self.run)
             slots = {r: self.status.slot(r) for r in ranks if r != self.rank}
@@ -144,7 +167,17 @@ class Waiting:
 
         return look
 
-    def _look(self, operation, op, peers, nbytes, line, since, stop, facts):
+    def _look(
+        self,
+        operation: Any,
+        op: str,
+        peers: Callable | tuple[int, ...],
+        nbytes: int,
+        line: str,
+        since: int,
+        stop: Callable | None,
+        facts: Callable,
+    ) -> None:
         whom, stall, next_search = None, StallDetector(since), since + PATIENCE * 1e9
         nap = NAP
         while True:
@@ -171,7 +204,7 @@ class Waiting:
             if still > self.deadline:
                 raise CommTimeout(f"no answer within {self.deadline:g} s: {self._me(op, whom)}", self.waits())
 
-    def _pace(self, waited, nap):
+    def _pace(self, waited: float, nap: float) -> tuple[float, ...]:
         """(s until the next look at signals, s of a nap between two looks at the operation) after `waited` s."""
         if waited > LONG:
             return RARELY
@@ -179,7 +212,7 @@ class Waiting:
             return SLICE, nap
         return min(SLICE, max(2 * SPIN, waited)), min(LONG_NAP, max(nap, waited / OVERSUBSCRIBED))
 
-    def explain(self, error, op, peers):
+    def explain(self, error: BaseException | None, op: str, peers: Any) -> None:
         """Raise RankFailed where a rank has died, which MPI may notice before we do and tell in words of its own.
 
         The operation is not asked again: MPI has forgotten the request that failed, and says of it that it is done.
@@ -190,16 +223,16 @@ class Waiting:
             self._require_alive(op, peers() if callable(peers) else peers, error)
         raise error
 
-    def require_reachable(self, to):
+    def require_reachable(self, to: int) -> None:
         """Raise RankFailed where a message to rank `to` of the run could not even be posted."""
         if self.status.is_unreachable(self.members[to]):
             self._require_alive("send", (self.members[to],))
 
-    def _require_alive(self, op, whom, error=None):
+    def _require_alive(self, op: str, whom: Any, error: BaseException | None = None) -> None:
         if died := [r for r in self.members if self.status.died(r)]:
             raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits()) from error
 
-    def _search(self, operation, op, whom, still, now):
+    def _search(self, operation: Any, op: str, whom: Any, still: float, now: int) -> None:
         """Raise RankFailed or CommTimeout where one of the ranks waited for will never answer."""
         if any(self.status.died(r) for r in self.members):
             try:
@@ -214,14 +247,14 @@ class Waiting:
             why = f"{self._names(gone)} {'failed' if failed else 'left the run'} and will not answer"
             raise (RankFailed if failed else CommTimeout)(f"{why}: {self._me(op, whom)}", self.waits())
 
-    def _left(self, rank, now):
+    def _left(self, rank: int, now: int) -> bool:
         """Has `rank` left this run, and long enough ago for everything that it sent to have arrived?"""
         slot = self.status.slot(rank)
         if slot.state in ("absent", "silent"):  # on another host, and not heard of
             return False
         return (slot.run != self.run or slot.state in ("failed", "finished")) and now - slot.since_ns > GRACE * 1e9
 
-    def end(self, error, line):
+    def end(self, error: BaseException | None, line: str) -> None:
         """Publish how this rank has left the run; but what it waited for when it gave up stays to be read."""
         if self.status.slot(self.rank).state == "waiting":
             return
@@ -233,19 +266,19 @@ class Waiting:
         self.status.publish(self.rank, state, self.run, op, line=last if error is None else line, facts=facts)
         self.status.leave(self.members)
 
-    def waits(self):
+    def waits(self) -> list[Any]:
         """What every rank of the run is doing: list[Wait]."""
         return self.status.waits(self.members, self.run)
 
-    def _me(self, op, whom):
+    def _me(self, op: str, whom: Any) -> str:
         word = {"send": "to", "recv": "from"}.get(op, "with")
         return f"{self._names([self.rank])} waits in {op}" + (f" {word} {self._names(whom)}" if whom else "")
 
-    def _names(self, ranks):
+    def _names(self, ranks: Sequence[int]) -> str:
         return name_ranks(self.members.index(r) for r in ranks)
 
 
-def finish_blindly(operation, call):
+def finish_blindly(operation: Any, call: str) -> None:
     """Wait for `operation` while there is no status table that could say who is missing."""
     end = time.monotonic() + START
     while not operation.wait(SLICE, NAP, True):

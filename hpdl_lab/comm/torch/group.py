@@ -6,8 +6,10 @@ import os
 import secrets
 import socket
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -17,7 +19,7 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 @contextmanager
-def process_group(comm, backend="gloo"):
+def process_group(comm: Any, backend: str = "gloo") -> Iterator[Any]:
     """Within it, torch.distributed's default process group has the ranks of `comm`. Collective, also at the end.
 
         with process_group(comm):                        lab.run(f): DDP on the engines
@@ -47,7 +49,7 @@ def process_group(comm, backend="gloo"):
 
 
 @functools.cache
-def last_group():
+def last_group() -> Any:
     """The process group that was last here, which ends with the next one, or with this process.
 
     A gloo group waits at its end for threads that may just want the interpreter's lock, to forget a tensor, and holds
@@ -56,7 +58,7 @@ def last_group():
     return collections.deque(maxlen=1)
 
 
-def store_of(comm):
+def store_of(comm: Any) -> Any:
     """A c10d store of the ranks of `comm`: a file where they are on one machine, else rank 0 serves it.
 
     The last rank that forgets it removes the file: whoever looks for one that is not there any more waits for minutes.
@@ -79,7 +81,7 @@ def store_of(comm):
 
 
 @contextmanager
-def loopback(near):
+def loopback(near: bool) -> Iterator[Any]:
     """Within it, gloo talks over the loopback interface where all ranks are `near`, unless the user has said which."""
     name = "GLOO_SOCKET_IFNAME"
     told = near and name not in os.environ and socket.if_nameindex()[0][1]
@@ -92,7 +94,7 @@ def loopback(near):
             del os.environ[name]
 
 
-def gloo_on(store, rank, size, timeout):
+def gloo_on(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A gloo group that is not registered anywhere, of the ranks that share `store`. Collective.
 
     torchrun's store outlives a process group, and would tell the next one of the same name where the last one listened.
@@ -110,10 +112,10 @@ class TorchrunGroups:
 
     shares_memory, cuda = False, None
 
-    def __init__(self, whole, device):
+    def __init__(self, whole: Any, device: Any) -> None:
         self.whole, self.device = whole, device
 
-    def connect(self, comm):
+    def connect(self, comm: Any) -> Any:
         """The process group of the ranks of `comm`. Collective."""
         if not comm.is_part:
             return self.whole
@@ -123,5 +125,5 @@ class TorchrunGroups:
         order = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # which older versions of torch do not know
         return dist.new_group(ranks, backend=config, use_local_synchronization=True, **order)
 
-    def release(self, comm):
+    def release(self, comm: Any) -> None:
         """The communicator is closed: its process group belongs to whoever has made it."""

@@ -7,19 +7,27 @@ is sent with what is expected: a note of count and dtype goes ahead of the eleme
     rank 0   note, elements  --->  rank 1: note; as expected? then the elements, otherwise they go into the bin
 """
 
+from __future__ import annotations
+
 import queue
 import struct
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..buffers import DTYPES, ITEMSIZE, is_tensor
 from ..errors import CommError
 from ..status.operation import OfThread, Operation
 from ..status.waiting import GRACE
 from ..transport import NUMBERS
+
+if TYPE_CHECKING:
+    pass
 
 OPINION = struct.Struct("<24sqiiH120s")  # of a consensus: op, count, index of the dtype, root, bytes of the note, note
 BROKEN = timedelta(milliseconds=1)
@@ -32,24 +40,24 @@ class Messages:
     number: of the communicator; background: of its double for the background. peers[r]: rank r's rank in `group`.
     """
 
-    def __init__(self, group, number, peers, background=False):
+    def __init__(self, group: Any, number: int, peers: tuple[int, ...], background: bool = False) -> None:
         self.group, self.peers = group, peers
         self.tag = 4 * number + 2 * background
         self.consensus_tag = self.tag + 1
         self.threads = {}  # (peer, tag, direction): MessageThread
 
-    def send(self, x, dst):
+    def send(self, x: Any, dst: int) -> PendingMessage:
         """Start sending tensor or array `x` to rank `dst`; returns a PendingMessage."""
         data = as_bytes(x)
         note = torch.tensor([len(data) // ITEMSIZE[dtype_of(x)], DTYPES.index(dtype_of(x))])
         works = [self._send(part, dst, self.tag) for part in (note, data) if len(part)]
         return self._give(dst, "send", self.tag, lambda pending: [work.wait() for work in works], len(data))
 
-    def receive(self, x, src):
+    def receive(self, x: Any, src: int) -> PendingMessage:
         """Start receiving into `x` from rank `src`; returns a PendingMessage that raises ValueError for another one."""
         into, expected = as_bytes(x), DTYPES.index(dtype_of(x))
 
-        def take(pending):
+        def take(pending: PendingMessage) -> None:
             note = torch.zeros(2, dtype=torch.int64)
             self._receive(note, src, self.tag).wait()
             count, dtype = pending.sent = tuple(note.tolist())
@@ -62,28 +70,28 @@ class Messages:
 
         return self._give(src, "recv", self.tag, take, len(into))
 
-    def send_opinion(self, opinion, to):
+    def send_opinion(self, opinion: bytes, to: int) -> PendingMessage:
         """Start sending the bytes of an OPINION."""
         work = self._send(torch.frombuffer(bytearray(opinion), dtype=torch.uint8), to, self.consensus_tag)
         return self._give(to, "send", self.consensus_tag, lambda pending: work.wait(), OPINION.size)
 
-    def receive_opinion(self, source):
+    def receive_opinion(self, source: int) -> PendingMessage:
         """Start receiving an OPINION: its bytes are in `sent` when it has come."""
 
-        def take(pending):
+        def take(pending: PendingMessage) -> None:
             opinion = torch.empty(OPINION.size, dtype=torch.uint8)
             self._receive(opinion, source, self.consensus_tag).wait()
             pending.sent = bytes(opinion.numpy())
 
         return self._give(source, "recv", self.consensus_tag, take, OPINION.size)
 
-    def _send(self, data, to, tag):
+    def _send(self, data: Tensor, to: int, tag: int) -> Any:
         return self.group.send([data], self.peers[to], tag)
 
-    def _receive(self, data, source, tag):
+    def _receive(self, data: Tensor, source: int, tag: int) -> Any:
         return self.group.recv([data], self.peers[source], tag)
 
-    def _give(self, peer, direction, tag, job, nbytes):
+    def _give(self, peer: int, direction: str, tag: int, job: Callable, nbytes: int) -> PendingMessage:
         key = (peer, direction, tag)
         if key not in self.threads:
             self.threads[key] = MessageThread()
@@ -91,7 +99,7 @@ class Messages:
         self.threads[key].jobs.put(pending)
         return pending
 
-    def cut(self, seconds):
+    def cut(self, seconds: float) -> None:
         """End the threads. What is still under way after `seconds` ends with an error, and so does the whole group.
 
         It is what gloo itself does when one of its waits takes too long; nothing else ends a receive.
@@ -112,12 +120,12 @@ class Messages:
 class MessageThread(threading.Thread):
     """Does the jobs of one direction from or to one peer, one after the other: what waits for gloo, and blocks."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(daemon=True, name="hpdl-messages")
         self.jobs = queue.SimpleQueue()
         self.start()
 
-    def run(self):
+    def run(self) -> None:
         while (pending := self.jobs.get()) is not None:
             pending.run()
 
@@ -125,12 +133,15 @@ class MessageThread(threading.Thread):
 class PendingMessage(OfThread):
     """A message under way. sent: what its sender has said of it."""
 
-    def __init__(self, job, nbytes):
+    def __init__(self, job: Callable, nbytes: int) -> None:
         super().__init__()
-        self.nbytes, self.sent = nbytes, None
-        self._job, self._failed, self._since = job, None, 0.0
+        self.nbytes = nbytes
+        self.sent: Any = None
+        self._job: Callable | None = job
+        self._failed: Exception | None = None
+        self._since = 0.0
 
-    def run(self):
+    def run(self) -> None:
         """Do it, in the thread of a MessageThread."""
         try:
             self._job(self)
@@ -141,7 +152,7 @@ class PendingMessage(OfThread):
         self._job = None
         self.ended.set()
 
-    def advance(self):
+    def advance(self) -> bool:
         """True when done. Raises ValueError for a message that was not expected.
 
         If the connection has broken it goes on for a while: who looks for dead and failed ranks meanwhile can say more
@@ -155,7 +166,7 @@ class PendingMessage(OfThread):
             return False
         raise CommError(f"the process group has failed: {self._failed}")
 
-    def cancel(self):
+    def cancel(self) -> bool:
         """A receive cannot be taken back: true only when it is over."""
         return self.ended.is_set()
 
@@ -163,27 +174,27 @@ class PendingMessage(OfThread):
 class ConsensusByMessages(Operation):
     """All ranks exchange what they mean, and a note: csrc/consensus.h by way of Messages."""
 
-    def __init__(self, messages, rank, call, note):
+    def __init__(self, messages: Messages, rank: int, call: tuple[str, int, int, int], note: bytes) -> None:
         """call: (op, count, index of the dtype, root)."""
         op, count, dtype, root = call
         if len(note) > 120:
             raise ValueError(f"a note of {len(note)} bytes: at most 120 can go along")
-        self._opinions = [None] * len(messages.peers)
+        self._opinions: list[Any] = [None] * len(messages.peers)
         self._opinions[rank] = OPINION.pack(op.encode()[:24], count, dtype, root, len(note), note)
         others = [r for r in range(len(messages.peers)) if r != rank]
         self._coming = {r: messages.receive_opinion(r) for r in others}
         self._leaving = [messages.send_opinion(self._opinions[rank], r) for r in others]
 
     @property
-    def progress(self):
+    def progress(self) -> int:
         """How many opinions have come."""
         return sum(opinion is not None for opinion in self._opinions)
 
-    def missing(self):
+    def missing(self) -> Any:
         """The ranks whose opinions have not come."""
         return tuple(self._coming)
 
-    def advance(self):
+    def advance(self) -> bool:
         """True when all opinions have come. Raises ValueError if they differ."""
         for rank, message in list(self._coming.items()):
             if message.advance():
@@ -196,15 +207,15 @@ class ConsensusByMessages(Operation):
             raise ValueError("the ranks do not mean the same")
         return True
 
-    def rest(self, waited, left, nap_s, oversubscribed):
+    def rest(self, waited: float, left: float, nap_s: float, oversubscribed: bool) -> None:
         (*self._coming.values(), *self._leaving)[0].rest(waited, left, nap_s, oversubscribed)
 
-    def calls(self):
+    def calls(self) -> list[tuple[str, int, int, int]]:
         """What every rank meant: [(op, count, index of the dtype, root)]."""
         opened = [OPINION.unpack(opinion) for opinion in self._opinions if opinion is not None]
         return [(op.rstrip(b"\0").decode(), count, dtype, root) for op, count, dtype, root, _, _ in opened]
 
-    def notes(self):
+    def notes(self) -> list[bytes]:
         """What every rank had to say besides."""
         return [note[:size] for *_, size, note in map(OPINION.unpack, self._opinions)]
 
@@ -215,10 +226,10 @@ class GroupWork(Operation):
     works: of torch.distributed. nap_s: between two looks; 0 spins, which is for a GPU.
     """
 
-    def __init__(self, works, nap_s=20e-6):
+    def __init__(self, works: list[Any], nap_s: float = 20e-6) -> None:
         self._works, self._nap_s, self.done = works, nap_s, False
 
-    def advance(self):
+    def advance(self) -> bool:
         """True when all have ended. Raises CommError if the group has failed."""
         if not self.done and all(work.is_completed() for work in self._works):
             try:
@@ -229,29 +240,29 @@ class GroupWork(Operation):
             self.done = True
         return self.done
 
-    def rest(self, waited, left, nap_s, oversubscribed):
+    def rest(self, waited: float, left: float, nap_s: float, oversubscribed: bool) -> None:
         if self._nap_s:
             time.sleep(max(nap_s, self._nap_s))
         else:
             super().rest(waited, left, nap_s, oversubscribed)
 
 
-def as_bytes(x):
+def as_bytes(x: Any) -> Tensor:
     """The memory of contiguous `x`, a tensor or an array, as a flat uint8 tensor."""
     flat = as_tensor(x).reshape(-1)
     return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
 
 
-def as_tensor(x):
+def as_tensor(x: Any) -> Tensor:
     """Contiguous `x`, a tensor or an array, as a tensor of the same memory that no gradient flows through."""
     return x.detach() if is_tensor(x) else torch.from_numpy(x)
 
 
-def dtype_of(x):
+def dtype_of(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def break_off(group, peers):
+def break_off(group: Any, peers: Any) -> None:
     """End all that is under way in `group`, by a receive that nobody answers in time."""
     other = next(peer for peer in peers if peer != group.rank())
     try:

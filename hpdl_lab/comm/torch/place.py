@@ -3,6 +3,7 @@
 import atexit
 import secrets
 import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ class TorchPlace:
     owned: a process group that ends with the place, or None.
     """
 
-    def __init__(self, group, owned=None):
+    def __init__(self, group: Any, owned: Any = None) -> None:
         self.core = compiled_module()
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self.owned = owned
@@ -41,21 +42,21 @@ class TorchPlace:
         self.status.publish(self.rank, "running", RUN)
         atexit.register(close_at_exit, weakref.ref(self))
 
-    def waiting(self, deadline):
+    def waiting(self, deadline: float) -> Waiting:
         """How the ranks of the communicator wait; deadline in s."""
         everybody = tuple(range(self.size))
         return Waiting(self.status, self.rank, everybody, RUN, deadline, oversubscribed(self.hosts, self.rank))
 
-    def messages(self, number, members, background=False):
+    def messages(self, number: int, members: tuple[int, ...], background: bool = False) -> Messages:
         """The Messages of the communicator with that number."""
         self.made.append(Messages(self.group, number, members, background))
         return self.made[-1]
 
-    def keep(self, works, seconds):
+    def keep(self, works: list[Any], seconds: float) -> None:
         """Wait for the messages of a communicator that is closed, up to `seconds` for all of them."""
         unsettled(works, seconds)
 
-    def forget(self, comm):
+    def forget(self, comm: Any) -> None:
         """`comm` is closed: so is what was made for it. What is still under way ends, and with it the process group."""
         for messages in self.made:
             messages.cut(CUT)
@@ -65,14 +66,14 @@ class TorchPlace:
             dist.destroy_process_group(self.owned)
         self.owned = None
 
-    def _tell(self, note):
+    def _tell(self, note: str) -> list[str]:
         """What every rank has to tell, in rank order; before there is a status table."""
         consensus = ConsensusByMessages(self._birth, self.rank, ("start", 0, 0, -1), note.encode())
         finish_blindly(consensus, "the process group")
         return [note.decode() for note in consensus.notes()]
 
 
-def group_of(group=None):
+def group_of(group: Any = None) -> Any:
     """`group`, or the default one. Raises RuntimeError where there is none, or this rank is not in it."""
     if group is None:
         if not dist.is_initialized():
@@ -83,13 +84,13 @@ def group_of(group=None):
     return group
 
 
-def gloo_in(group):
+def gloo_in(group: Any) -> Any:
     """The part of `group` that moves CPU tensors, or None."""
     gloo = group if isinstance(group, dist.ProcessGroupGloo) else backend_for("cpu", group)
     return gloo if isinstance(gloo, dist.ProcessGroupGloo) else None
 
 
-def backend_for(device, group):
+def backend_for(device: str, group: Any) -> Any:
     """The part of `group` that moves tensors of this device, or None."""
     try:
         return group._get_backend(torch.device(device))
@@ -97,7 +98,7 @@ def backend_for(device, group):
         return None
 
 
-def cuda_of(group):
+def cuda_of(group: Any) -> Any:
     """The CUDA device of this rank in `group`. Raises ValueError where the group moves none of its tensors."""
     if backend_for("cuda", group) is None:
         raise ValueError(
@@ -107,20 +108,20 @@ def cuda_of(group):
     return group.bound_device_id or torch.device("cuda", torch.cuda.current_device())
 
 
-def gloo_beside(group):
+def gloo_beside(group: Any) -> tuple[Any, Any]:
     """(gloo part, group) of a new group of the same ranks, as monitored_barrier wants one beside nccl. Collective."""
     beside = dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
     return gloo_in(beside), beside
 
 
-def initialize():
+def initialize() -> None:
     """torch.distributed with gloo, which ends when Python does; nothing where it is initialized already."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
         atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
-def close_at_exit(place):
+def close_at_exit(place: Any) -> None:
     """Close what Python's end would find open: threads in the middle of a wait would end it with an error."""
     place = place()
     if place is not None and place.made:

@@ -7,6 +7,10 @@ Collectives go through shared memory where all ranks are on one machine, as thos
 collectives between machines, go through the process group.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ..base import Comm
 from ..buffers import buffer_of, is_tensor
 from ..real import RealComm
@@ -15,8 +19,14 @@ from .group import TorchrunGroups
 from .messages import ConsensusByMessages, GroupWork, as_tensor
 from .place import TorchPlace, cuda_of, gloo_beside, gloo_in, group_of, initialize
 
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
-def from_process_group(group=None, deadline=10.0, on_row=None, trace=True, device=None):
+
+def from_process_group(
+    group: Any = None, deadline: float = 10.0, on_row: Any = None, trace: bool = True, device: str | None = None
+) -> RealComm:
     """The communicator of the ranks of `group`, a process group of torch.distributed. Collective over its ranks.
 
     A group that moves no CPU tensors, such as nccl alone, gets one of gloo beside it for what is said on the host, and
@@ -43,7 +53,7 @@ def from_process_group(group=None, deadline=10.0, on_row=None, trace=True, devic
     return comm
 
 
-def world(deadline=10.0):
+def world(deadline: float = 10.0) -> Any:
     """The communicator of all ranks of this torchrun job. It initializes torch.distributed, with gloo, where needed."""
     initialize()
     return from_process_group(deadline=deadline)
@@ -57,17 +67,17 @@ class TorchTransport(Transport):
 
     polled = False
 
-    def __init__(self, place, number, members, background=False):
+    def __init__(self, place: TorchPlace, number: int, members: tuple[int, ...], background: bool = False) -> None:
         self.place, self.number, self.members, self.group = place, number, members, place.group
         self.messages = place.messages(number, members, background)
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def send(self, work, x, dst):
+    def send(self, work: Any, x: np.ndarray, dst: int) -> None:
         buffer_of(x, "send")
         work.message = self.messages.send(x, dst)
 
-    def receive(self, work, x, src):
+    def receive(self, work: Any, x: np.ndarray, src: int) -> None:
         buffer_of(x, "receive into")
         if not is_tensor(x) and not x.flags.writeable:
             raise ValueError("cannot receive into a read-only array: use x.copy()")
@@ -75,18 +85,18 @@ class TorchTransport(Transport):
 
     # -- ranks ------------------------------------------------------------------------------------------------------
 
-    def consensus(self, rank, call, note):
+    def consensus(self, rank: int, call: tuple[str, int, int, int], note: bytes) -> ConsensusByMessages:
         return ConsensusByMessages(self.messages, rank, call, note)
 
-    def part(self, comm, chosen, number):
+    def part(self, comm: RealComm, chosen: list[int], number: int) -> TorchTransport:
         return TorchTransport(self.place, number, tuple(self.members[r] for r in chosen))
 
-    def double(self, comm, waiting):
+    def double(self, comm: RealComm, waiting: Any) -> TorchTransport:
         return TorchTransport(self.place, self.number, self.members, background=True)
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, comm: RealComm, op, x):
+    def all_reduce(self, comm: RealComm, op: str, x: Tensor) -> None:
         """The process group's own, of all its ranks; by messages among some, and for floats of 16 bits."""
         if comm.size < self.group.size() or buffer_of(x, op).dtype in ("float16", "bfloat16"):
             with comm.agreed(op, x):
@@ -96,5 +106,5 @@ class TorchTransport(Transport):
             work = GroupWork([self.group.allreduce([as_tensor(x)])])
             comm.complete(work, op, comm.others, buffer_of(x, op).nbytes)
 
-    def mpi_all_reduce(self, comm, x):
+    def mpi_all_reduce(self, comm: Comm, x: Tensor) -> None:
         raise ValueError("these ranks have no MPI, since torchrun has started them: use mpiexec")
