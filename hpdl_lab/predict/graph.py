@@ -132,8 +132,10 @@ class Graph:
 
     def _by_readiness(self, seconds: Sequence[Any], delay: Any) -> tuple[list[Any], list[Any]]:
         """Messages take their links in the order in which they become ready; at equal times in their turn."""
-        begins, ends = [0] * len(seconds), [0] * len(seconds)
-        waiting, keys = self._waiting(), [(0, FIRST)] * len(seconds)
+        begins: list[Any] = [0] * len(seconds)
+        ends: list[Any] = [0] * len(seconds)
+        waiting = self._waiting()
+        keys: list[Any] = [(0, FIRST)] * len(seconds)
         free: defaultdict[int, Any] = defaultdict(int)
         ready = [(0, FIRST, task) for task, count in enumerate(waiting) if not count]
         while ready:
