@@ -1,11 +1,14 @@
 """Bad input at the border of Python and C++: a slice of what `make sanitize` does, with the installed module."""
 
+import ast
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from hpdl_lab import features
 
 BORDER = Path(__file__).resolve().parent / "border"
 
@@ -49,3 +52,10 @@ def test_what_a_sanitizer_reports(runner, report, found, tmp_path):
     """Python's own leaks are not ours."""
     (tmp_path / "report.7").write_text(report)
     assert len(runner.reports(tmp_path)) == found
+
+
+def test_the_stub_has_every_bound_name():
+    core = features.compiled_module()
+    stub = ast.parse(Path(core.__file__).with_name("_core.pyi").read_text())
+    names = {node.name for node in stub.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    assert names == {name for name in vars(core) if not name.startswith("_")}
