@@ -1,11 +1,14 @@
-"""Layers on several ranks are the layers of torch: results, gradients, bytes, and what is refused."""
+"""Layers on several ranks are those of torch, a table of tokens of any size included: results, gradients, bytes."""
 
-import re
+import math
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, linear
 
 from hpdl_lab.comm import sim
+from hpdl_lab.parallel.tensor.cuts import padded_shares
 from hpdl_lab.parallel.tensor.linear import (
     column_linear,
     copy_to,
@@ -18,12 +21,15 @@ from hpdl_lab.parallel.tensor.linear import (
     split_to,
 )
 from hpdl_lab.parallel.tensor.transformer import attention_heads, rows_of_heads
+from hpdl_lab.parallel.tensor.vocabulary import VocabularyEmbedding, VocabularyLinear, vocabulary_cross_entropy
 from hpdl_lab.parallel.tensor.ways import Plugged, on_a_ring
 from hpdl_lab.trace import bytes_sent
+from tests.wording import raises
 
 EXACT = 1e-10
 RANKS = [1, 2, 3, 4]
 P = 12  # what 1, 2, 3 and 4 divide
+VOCABULARIES = [1, 2, 5, 11, 12]  # smaller than the ranks, odd, and divided by them
 
 
 def numbers(*shape, seed=0):
@@ -126,32 +132,109 @@ def test_a_column_and_a_row_cost_one_all_reduce_each_way(p):
     assert naive_nbytes[0] > nbytes[0]
 
 
+# -- vocabulary -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", RANKS)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_embedding_and_logits_share_a_table(p, vocabulary):
+    torch.manual_seed(vocabulary)
+    table = nn.Embedding(vocabulary, 6, dtype=torch.float64)
+    tokens = torch.arange(10).view(2, 5) % vocabulary
+    x = table(tokens)
+    true_logits = linear(x.tanh(), table.weight)
+    g = numbers(2, 5, vocabulary)
+    (true_grad,) = torch.autograd.grad(true_logits, table.weight, g)
+
+    def shared(comm):
+        mine = VocabularyEmbedding(comm, table)
+        found = mine(tokens)
+        logits = VocabularyLinear(comm, vocabulary)(found.tanh(), mine.weight)
+        (grad,) = torch.autograd.grad(logits, mine.weight, g)
+        return found.detach(), logits.detach(), mine.cut.join(comm.all_gather(grad)), grad, mine.cut
+
+    for rank, (found, logits, grad, mine, cut) in enumerate(sim.run(p, shared, threads=True)):
+        assert close(found, x) and close(logits, true_logits) and close(grad, true_grad)
+        padding = cut.places[rank] < 0
+        assert mine[padding].abs().sum() == 0 and len(mine) == math.ceil(vocabulary / p)
+
+
+@pytest.mark.parametrize("p", RANKS)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_vocabulary_cross_entropy(p, vocabulary, scale):
+    """Also of logits whose exponentials would overflow."""
+    whole = (scale * numbers(2, 5, vocabulary)).requires_grad_()
+    targets = torch.arange(10).view(2, 5) % vocabulary
+    true_loss = cross_entropy(whole.flatten(0, 1), targets.flatten())
+    (true_grad,) = torch.autograd.grad(3 * true_loss, whole)
+
+    def loss(comm):
+        cut = padded_shares(comm, vocabulary, 2)
+        mine = cut.part(whole).requires_grad_()
+        value = vocabulary_cross_entropy(comm, mine, targets, vocabulary)
+        (grad,) = torch.autograd.grad(3 * value, mine)
+        return value.item(), cut.join(comm.all_gather(grad))
+
+    results = sim.run(p, loss, threads=True)
+    for value, grad in results:
+        assert abs(value - true_loss.item()) < EXACT * scale and close(grad, true_grad)
+        assert value == results[0][0]
+
+
+def test_the_loss_sends_three_numbers_per_position_and_nothing_backward():
+    def calls_of(comm):
+        calls = []
+
+        def noting(name):
+            return lambda comm, x: (calls.append((name, x.numel())), getattr(comm, name)(x))[1]
+
+        mine = padded_shares(comm, 9, 2).part(numbers(2, 5, 9)).requires_grad_()
+        noted = Plugged(comm, **{name: noting(name) for name in ("all_reduce", "all_gather", "reduce_scatter")})
+        vocabulary_cross_entropy(noted, mine, torch.zeros(2, 5, dtype=torch.int64), 9).backward()
+        return calls
+
+    assert sim.run(3, calls_of, threads=True) == [[("all_gather", 10), ("all_reduce", 20)]] * 3
+
+
 # -- refused ---------------------------------------------------------------------------------------------------------
 
 
-def refused(comm, fn):
-    with pytest.raises(ValueError) as caught:
-        fn(comm)
-    assert not comm.trace.events  # before the first message
-    return str(caught.value)
+def table_of(comm, **options):
+    return VocabularyEmbedding(comm, nn.Embedding(5, 4), **options)
 
 
+NO_TOKENS = torch.zeros(2, dtype=torch.int64)
 REFUSED = [
-    (lambda c: column_linear(c, numbers(2, 7), numbers(4, 6), None), r"x of shape \(2, 7\) .* \(4, 6\) do not fit"),
-    (lambda c: column_linear(c, numbers(2, 6), numbers(4, 6), numbers(3)), r"bias has shape \(3,\), .* 4 outputs"),
-    (lambda c: row_linear(c, numbers(2, 6), numbers(6, 4), None), r"row_linear: x of shape \(2, 6\)"),
-    (lambda c: rows_of_heads(0, 3, 4, 24), "4 heads of a width of 24 cannot be shared equally by 3 ranks"),
+    (lambda c: column_linear(c, numbers(2, 7), numbers(4, 6), None), ("(2, 7)", "(4, 6)")),
+    (lambda c: column_linear(c, numbers(2, 6), numbers(4, 6), numbers(3)), ("bias", "(3,)", "4 outputs")),
+    (lambda c: row_linear(c, numbers(2, 6), numbers(6, 4), None), ("row_linear", "(2, 6)")),
+    (lambda c: rows_of_heads(0, 3, 4, 24), ("4 heads", "24", "3 ranks")),
     (
         lambda c: attention_heads(c, numbers(1, 2, 8), numbers(8, 8), None, numbers(8, 4), None, 2, True),
-        "2 heads on this rank do not fit its qkv weight of 8 rows and an out of 4 columns",
+        ("2 heads", "8 rows", "4 columns"),
     ),
-    (lambda c: scatter_sequence(c, numbers(1, 7, 2)), "7 positions .*: 3 ranks do not divide 7"),
-    (lambda c: split_to(c, numbers(2, 7)), r"shape \(2, 7\): 3 ranks do not divide 7"),
+    (lambda c: scatter_sequence(c, numbers(1, 7, 2)), ("7 positions", "3 ranks", "7")),
+    (lambda c: split_to(c, numbers(2, 7)), ("(2, 7)", "3 ranks", "7")),
+    (lambda c: table_of(c)(torch.tensor([[0, 5]])), ("0 to 5", "5", "0 to 4")),
+    (lambda c: table_of(c)(torch.tensor([[-1, 2]])), ("-1 to 2",)),
+    (lambda c: table_of(c, longest=4)(torch.zeros(1, 5, dtype=torch.int64)), ("4 tokens", "5")),
+    (lambda c: table_of(c, sequence=True)(torch.zeros(1, 4, dtype=torch.int64)), ("3 ranks", "4")),
+    (
+        lambda c: vocabulary_cross_entropy(c, numbers(2, 3), NO_TOKENS, 10),
+        ("(2, 3)", "10 tokens", "3 ranks", "(2, 4)"),
+    ),
+    (lambda c: vocabulary_cross_entropy(c, numbers(2, 4), torch.tensor([0, 10]), 10), ("0 to 10", "10")),
 ]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
-def test_what_does_not_fit_is_refused_on_every_rank(number):
-    fn, message = REFUSED[number]
-    for told in sim.run(3, lambda comm: refused(comm, fn)):
-        assert re.search(message, told), told
+def test_what_does_not_fit_is_refused_on_every_rank_before_the_first_message(number):
+    fn, facts = REFUSED[number]
+
+    def refused(comm):
+        with raises(ValueError, *facts):
+            fn(comm)
+        assert not comm.trace.events
+
+    sim.run(3, refused)
