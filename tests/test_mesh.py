@@ -123,32 +123,28 @@ def test_a_place_that_is_none(ask, message):
         ask(Grid(dp=2, tp=3))
 
 
-def refusal(comm, *args, **sizes):
-    with pytest.raises(ValueError) as caught:
+def refused(comm, facts, *args, **sizes):
+    with raises(ValueError, *facts):
         DeviceMesh(comm, *args, **sizes)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("args", "sizes", "message"),
+    ("args", "sizes", "facts"),
     [
-        ((), {"dp": 2, "tp": 2}, "Grid(dp=2, tp=2) has 2 x 2 = 4 places for ranks, and there are 3 ranks"),
-        ((Grid(),), {}, "Grid() has 1 places for ranks, and there are 3 ranks"),
-        ((), {}, "a mesh needs a Grid or the sizes of its axes, and not both: DeviceMesh(comm, dp=2, tp=2)"),
-        ((), {}, "a mesh needs a Grid or the sizes of its axes"),
-        ((3,), {}, "a mesh needs a Grid or the sizes of its axes"),
-        ((Grid(dp=3),), {"dp": 3}, "a mesh needs a Grid or the sizes of its axes, and not both"),
+        ((), {"dp": 2, "tp": 2}, ("Grid(dp=2, tp=2)", "4", "3 ranks")),
+        ((Grid(),), {}, ("Grid()", "1", "3 ranks")),
+        ((), {}, ("Grid",)),
+        ((3,), {}, ("Grid",)),
+        ((Grid(dp=3),), {"dp": 3}, ("Grid",)),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(args, sizes, message):
-    for told in sim.run(3, lambda comm: refusal(comm, *args, **sizes)):
-        assert message in told
+def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(args, sizes, facts):
+    sim.run(3, lambda comm: refused(comm, facts, *args, **sizes))
 
 
 def test_ranks_that_disagree_are_named_on_every_rank():
     grids = PerRank([Grid(dp=3), Grid(tp=3), Grid(dp=3)])
-    for told in sim.run(3, refusal, grids):
-        assert told == "the ranks do not agree on the mesh: Grid(tp=3) on rank 1, Grid(dp=3) on ranks 0, 2"
+    sim.run(3, refused, ("Grid(tp=3)", "rank 1", "Grid(dp=3)", "ranks 0, 2"), grids)
 
 
 def test_the_report_of_a_stuck_run_names_the_group():

@@ -63,13 +63,11 @@ def test_halo_exchange_takes_the_rows_around(rows):
 )
 def test_what_does_not_fit_is_refused_on_every_rank_before_the_first_message(call, facts):
     def refused(comm):
-        with pytest.raises(ValueError) as caught:
+        with raises(ValueError, *facts):
             call(comm)
         assert not comm.trace.events
-        return str(caught.value)
 
-    for text in sim.run(3, refused):
-        assert all(fact in text for fact in facts), text
+    sim.run(3, refused)
 
 
 def test_a_strip_that_is_lower_than_the_halo_is_refused():

@@ -309,14 +309,14 @@ def test_misuse_is_a_sentence(strategy):
         shared.start(comm, model)
 
     shared = copy.deepcopy(strategy)
-    for misuse, sentence in (
-        (everybodys, "rank 1 starts the .* of rank 0: every simulated rank needs its own, made inside the function"),
-        (unstarted, "was not started"),
-        (unstarted_finish, "was not started"),
-        (too_early, "add_gradients inside accumulating"),
-        (changed, "started with 6 trainable parameters and now there are 5"),
+    for misuse, facts in (
+        (everybodys, ("rank 1", "rank 0")),
+        (unstarted, ("start",)),
+        (unstarted_finish, ("start",)),
+        (too_early, ("accumulating",)),
+        (changed, ("6", "5")),
     ):
-        with pytest.raises(ValueError, match=sentence):
+        with raises(ValueError, *facts):
             sim.run(2, misuse, mlp(SIZES))
     sim.run(2, lambda comm, mine, model: mine.start(comm, model), shared, mlp(SIZES))  # a copy for each is well
 
@@ -382,15 +382,15 @@ def test_an_all_reduce_that_fails_in_the_background_is_raised_in_the_step():
     def broken(comm, x):
         raise CommError("the network is gone")
 
-    with pytest.raises(CommError, match="the network is gone"):
+    with raises(CommError, "the network is gone"):
         sim.run(2, a_step, DataParallelOverlapped(broken, **SMALL), mlp(SIZES))
-    for wrong, sentence in (
-        (lambda comm, x: x[:2], r"given shape \(11,\) and returned shape \(2,\)"),
-        (lambda comm, x: x.double(), "given float32 and returned float64"),
-        (lambda comm, x: x.numpy(), r"given shape \(11,\) and returned ndarray"),
+    for wrong, facts in (
+        (lambda comm, x: x[:2], ("(11,)", "(2,)")),
+        (lambda comm, x: x.double(), ("float32", "float64")),
+        (lambda comm, x: x.numpy(), ("(11,)", "ndarray")),
     ):
         for strategy in (DataParallelOverlapped(wrong, **SMALL), DataParallelBucketed(wrong, **SMALL)):
-            with pytest.raises(ValueError, match=sentence):
+            with raises(ValueError, *facts):
                 sim.run(2, a_step, strategy, mlp(SIZES))
 
 
