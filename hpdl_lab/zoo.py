@@ -509,7 +509,7 @@ def find(name: str) -> Program:
 
 # -- notebook 03 ----------------------------------------------------------------------------------------------------
 
-LETTERS = {  # letter: name of the program, which gives too much away
+LABELS = {  # letter: name of the program, which gives too much away
     "A": "both_receive_first",
     "B": "counts_differ",
     "C": "branch_around_collective",

@@ -246,7 +246,7 @@ def test_a_deadlock_tells_of_a_background_beside_a_rank_that_waits_elsewhere():
     with pytest.raises(Deadlock) as caught:
         sim.run(2, crossed)
     zero = caught.value.waits[0]
-    assert (zero.op, zero.comm) == ("recv", "") and [(w.collective, w.comm) for w in zero.beside] == [
+    assert (zero.op, zero.comm) == ("recv", "") and [(w.collective, w.comm) for w in zero.background] == [
         ("all_reduce", "background")
     ]
     assert "beside   all_reduce on background (recv)" in str(caught.value)

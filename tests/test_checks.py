@@ -362,8 +362,8 @@ def test_the_text_of_a_repair_does_not_hold_the_repair(number):
 
 def test_the_zoo_shows_programs_and_does_not_give_their_fault_away():
     shown = str(lab.show("zoo"))
-    assert shown.count("def program(comm):") == len(zoo.LETTERS) and '"""' not in shown
-    for name in zoo.LETTERS.values():
+    assert shown.count("def program(comm):") == len(zoo.LABELS) and '"""' not in shown
+    for name in zoo.LABELS.values():
         assert name not in shown and zoo.find(name).broken.__name__ not in shown
     assert str(lab.show(zoo.find("wrong_root"))).startswith("1 program with a fault\n  wrong_root: ")
     with raises(ValueError, "'Q'", "both_receive_first"):

@@ -216,7 +216,7 @@ def test_news_of_this_run_are_kept_beside_those_of_the_next(remote):
     assert (remote.slot(1).run, remote.slot(1).state) == (6, "waiting")
 
 
-def test_times_of_another_host_are_told_by_this_clock(remote):
+def test_times_of_another_host_are_found_in_this_clock(remote):
     remote.begin_run(5)
     remote._comm.arrived = [news(5, "waiting", then=3_000_000_000, since_ns=1_000_000_000, op="recv")]
     remote.exchange([0, 1])
@@ -224,7 +224,7 @@ def test_times_of_another_host_are_told_by_this_clock(remote):
     assert 2.0 <= wait.seconds < 60
 
 
-def test_what_this_host_does_is_told_by_a_rank_that_waits_and_only_when_it_has_changed(remote):
+def test_what_this_host_does_is_found_in_a_rank_that_waits_and_only_when_it_has_changed(remote):
     remote.begin_run(5)
     remote.publish(0, "running", 5)
     remote.exchange([0, 1])

@@ -21,7 +21,7 @@ from hpdl_lab.engines import doctor, session_dir, supervisor
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.features import dev_shm
-from hpdl_lab.symptoms import TABLE, found, told_by
+from hpdl_lab.symptoms import TABLE, found, found_in
 
 pytestmark = pytest.mark.timeout(240)
 OTHER = Path(__file__).resolve().parent.parent / ".venv-openmpi"
@@ -60,7 +60,7 @@ def test_a_cluster_whose_supervisor_was_killed(root):
     engine, owner = cluster.infos[0]["pid"], cluster._supervisor.pid
     mapped = supervisor.shared_memory([engine])
     try:
-        assert found(doctor.SYMPTOMS) == [] and told_by(TABLE, doctor.logs()) == []
+        assert found(doctor.SYMPTOMS) == [] and found_in(TABLE, doctor.logs()) == []
         again = second_engine(engine)
         assert again == "engine id is not the rank", again
         os.kill(owner, signal.SIGKILL)
@@ -92,7 +92,7 @@ def second_engine(first):
     command = [features.mpiexec(), "-n", "1", sys.executable, "-m", "hpdl_lab.engines.engine"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     said = f"{done.returncode} {done.stdout + done.stderr}"
-    findings = told_by(doctor.SYMPTOMS + TABLE, said)
+    findings = found_in(doctor.SYMPTOMS + TABLE, said)
     assert findings and "a second process wants to be engine 0" in findings[0].what, said
     return findings[0].name
 
@@ -169,7 +169,7 @@ def test_the_doctor_reads_what_engines_have_said(root):
     path = session_dir.find()[0]
     os.mkdir(path)
     Path(path, "engines.log").write_text("[0]2:Return code = 0, signaled with Bus error\n")
-    assert [finding.name for finding in told_by(TABLE, doctor.logs())] == ["/dev/shm too small"]
+    assert [finding.name for finding in found_in(TABLE, doctor.logs())] == ["/dev/shm too small"]
 
 
 @pytest.fixture

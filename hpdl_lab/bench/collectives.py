@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ..collectives import expected
+from ..collectives.implementations import BINDERS, bind, places, result_of
 from ..collectives.native import gloo_group
-from ..collectives.rivals import BINDERS, bind, places, result_of
 from ..collectives.sweep import count_of, fill, whole_chunks
 from ..collectives.sweep import row as row_of
 from ..collectives.table import ALGORITHMS

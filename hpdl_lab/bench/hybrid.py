@@ -1,4 +1,4 @@
-"""A step of GPT-3 on 1,024 simulated GPUs beside what has been published about it.
+"""A step of GPT-3 on 1,024 simulated GPUs, and what has been published about it.
 
 There is one published run of just this model on just this grid; the other figures are formulas, taken from where they
 were published, for the same model.

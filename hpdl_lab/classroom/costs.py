@@ -1,6 +1,6 @@
 """What one attendee costs: constants of the plan, each with its unit; all of them measured, by `hpdl plan --measure`.
 
-costs.json beside this file is used until ~/.hpdl/costs.json, or $HPDL_HOME/costs.json, was measured on the machine.
+costs.json in this folder is used until ~/.hpdl/costs.json, or $HPDL_HOME/costs.json, was measured on the machine.
 """
 
 import json

@@ -133,7 +133,7 @@ class Drill:
     def _server(self, attendee: Any) -> None:
         try:
             attendee.start_server(SERVER_SECONDS)
-        except Trouble as trouble:  # of which a browser is told little
+        except Trouble as trouble:  # of which a browser sees little
             text, own = self.log.read_text(errors="replace"), rf"\b{re.escape(attendee.name)}'s server .*"
             lines = re.findall(own, text) or re.findall(r"^\w+(?:Error|Exception)\b.*", text, re.MULTILINE)
             raise Trouble("; the hub's log says: ".join([str(trouble), *lines[-1:]])) from None

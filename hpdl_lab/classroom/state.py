@@ -46,7 +46,7 @@ class Account(NamedTuple):
 
 @dataclass
 class Manifest:
-    """What one hub has made. place: (device, inode) of STATE/hub, by which a copy is told from the original."""
+    """What one hub has made. place: (device, inode) of STATE/hub, by which a copy differs from the original."""
 
     id: str
     place: list[int]

@@ -85,7 +85,7 @@ def add(commands: Any) -> None:
         rounds=(ranks, 15, "in which each candidate takes a step"),
         schedule=(names, "all", "such as gpipe,1f1b"),
     )
-    bench("hybrid", hybrid, "a step of GPT-3 on 1,024 simulated GPUs, beside published figures", files=("markdown",))
+    bench("hybrid", hybrid, "a step of GPT-3 on 1,024 simulated GPUs, with published figures", files=("markdown",))
     bench(
         "reduction",
         reduction,

@@ -44,10 +44,10 @@ def doctor(arguments: Any) -> int:
 def look_into(path: str) -> int:
     """Name the symptoms in the log at `path`."""
     from ..engines.doctor import KNOWN, describe
-    from ..symptoms import told_by
+    from ..symptoms import found_in
 
     with open(0 if path == "-" else path, errors="replace") as file:
-        findings = told_by(KNOWN, file.read())
+        findings = found_in(KNOWN, file.read())
     names = ", ".join(symptom.name for symptom in KNOWN if symptom.said)
     print(describe(findings) or f"No symptom that logs are known to tell of: {names}.")
     return 1 if findings else 0

@@ -150,7 +150,7 @@ def how_far(rows: list[dict] | str) -> str:
 
 
 def words(given: Any) -> Iterator[Any]:
-    """What the instructor is told."""
+    """What the instructor reads."""
     from ..classroom.limits import PROCESSES
 
     if given.dummy:

@@ -180,7 +180,7 @@ def settings(plan: Plan) -> str:
         f"  hpdl hub --users {here} --engines {plan.engines} --memory {limit / 1e9:g}GB --start-timeout {seconds}",
         "or, in a jupyterhub_config.py of yours",
         f"  c.JupyterHub.active_server_limit = {here}",
-        f"  c.JupyterHub.concurrent_spawn_limit = {here}  # beyond it, browsers are told to try again",
+        f"  c.JupyterHub.concurrent_spawn_limit = {here}  # beyond it, browsers are asked to try again",
         f"  c.Spawner.start_timeout = {seconds}",
         f"  c.Spawner.http_timeout = {seconds}",
         f"  c.Spawner.mem_limit = {limit}  # bytes",
@@ -274,7 +274,7 @@ def users(done: Any) -> Any:
 
 
 def steps(done: Any, plan: Any) -> Any:
-    """[[text]]: each step of all together, beside what the plan predicts of it; error: predicted/measured - 1."""
+    """[[text]]: each step of all together, with what the plan predicts of it; error: predicted/measured - 1."""
     n, rows = len(done.attendees), []
     for step, row in done.steps.items():
         times = list(row.seconds.values()) or [0.0]

@@ -31,7 +31,7 @@ def all_reduce(comm: Comm, x: Tensor, servers: int = 1) -> Tensor:
 
     The links of the servers are the bottleneck: p - 1 vectors go in and out, shared by `servers` links.
 
-    Args:    x: (N,) tensor, different per rank, overwritten with the sum. A server holds p - 1 chunks beside it.
+    Args:    x: (N,) tensor, different per rank, overwritten with the sum. A server holds p - 1 chunks more.
              servers: from 1 to p, the same on every rank.
     Returns: x, bitwise the same on every rank.
     Raises:  ValueError for another number of servers; CommTimeout if a rank does not answer.

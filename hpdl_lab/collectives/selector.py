@@ -20,7 +20,7 @@ from .table import find, names
 if TYPE_CHECKING:
     from torch import Tensor
 
-NATIVE = "native"  # the communicator's own all_reduce, beside those of the table
+NATIVE = "native"  # the communicator's own all_reduce, which is not in the table
 EXAMPLE = "tree:0-8192;ring:8193-max"
 
 

@@ -22,7 +22,7 @@ __all__ = [
 def __getattr__(name: Any) -> Any:
     """What `base` defines, when it is asked for: with numpy it takes longer than all else that a small process imports.
 
-    Such a process, as there is one beside each engine of a Slurm job, imports the errors.
+    Such a process, of which each engine of a Slurm job has one, imports the errors.
     """
     if name not in ("Comm", "PerRank", "Results", "Work"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

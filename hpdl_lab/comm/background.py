@@ -235,8 +235,8 @@ class CompiledWork(BackgroundWork):
 
     def _facts(self) -> dict[str, Any]:
         """The fields of errors.Wait for a rank that waits for it."""
-        told = {**self._call.facts(), "dtype": self._buffer.dtype if self._buffer.count else ""}
-        return {**told, "counts": self.background.comm.calls.times("all_reduce", self.line)}
+        info = {**self._call.facts(), "dtype": self._buffer.dtype if self._buffer.count else ""}
+        return {**info, "counts": self.background.comm.calls.times("all_reduce", self.line)}
 
 
 class FunctionWork(BackgroundWork):

@@ -1,4 +1,4 @@
-"""How far a rank has come: what it has called, where, how often. Noted as it happens, told when somebody is stuck."""
+"""How far a rank has come: what it has called, where, how often. Noted at each call, reported if ranks are stuck."""
 
 from __future__ import annotations
 

@@ -32,5 +32,5 @@ def in_order(part: list[int], answers: list[tuple[Any, ...]]) -> list[int]:
     try:
         return [r for _, r in sorted(keys)]
     except TypeError:
-        told = ", ".join(f"{key!r} of rank {r}" for key, r in keys)
-        raise ValueError(f"keys of one color that cannot be compared: {told}") from None
+        text = ", ".join(f"{key!r} of rank {r}" for key, r in keys)
+        raise ValueError(f"keys of one color that cannot be compared: {text}") from None

@@ -377,7 +377,7 @@ class RealComm(Comm):
         return {"comm": self.name, "nth": self.collectives}
 
     def require_same(self, operation: Any) -> None:
-        """Raise Mismatch where the ranks have told each other different calls."""
+        """Raise Mismatch where the ranks have made different calls."""
         calls = [
             (name, count, DTYPES[dtype] if count else "", root)
             for name, count, dtype, root in getattr(operation, "calls", list)()

@@ -72,7 +72,7 @@ def share(comm: Any, core: Any, nbytes: int, op: str, count: int = 0, dtype: Any
     if memory is not None:
         part = nbytes // comm.size
         _, reason = attempt(memory.reserve, comm.rank * part, part)
-    # Nobody can open it after this: rank 0 lets go of the name when all have told how it went.
+    # Nobody can open it after this: rank 0 lets go of the name when all have said how it went.
     reasons = comm.agree(op, note=reason.encode()[:100])
     if memory is not None:
         memory.seal()

@@ -14,7 +14,7 @@ NUMBERS = 1 << 29  # of communicators: a transport may need four tags for each, 
 class Transport(ABC):
     """What carries the messages of one communicator: MPI, or a process group of torch.distributed.
 
-    polled: whether a receive advances only while this rank waits, and so has to be advanced beside other waits.
+    polled: whether a receive advances only while this rank waits, and so has to be advanced during other waits.
     can_double: whether two threads can communicate at the same time, by a second transport of the same ranks.
     """
 

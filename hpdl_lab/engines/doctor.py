@@ -23,7 +23,7 @@ import psutil
 
 from .. import features
 from ..features import Missing, dev_shm
-from ..symptoms import TABLE, Finding, Symptom, found, told_by
+from ..symptoms import TABLE, Finding, Symptom, found, found_in
 from . import session_dir, slurm, supervisor
 
 SETTLE = 0.5  # s: what has just lost its supervisor may be ending
@@ -198,7 +198,7 @@ class Examination(NamedTuple):
 def doctor() -> Examination:
     """What this machine and build can do, and which known symptoms it has: an Examination, which prints itself."""
     report = features.doctor()
-    return Examination(report, [*found(KNOWN), *told_by(KNOWN, logs())])
+    return Examination(report, [*found(KNOWN), *found_in(KNOWN, logs())])
 
 
 def describe(findings: list[Finding]) -> str:

@@ -17,7 +17,7 @@ import psutil
 from .. import features
 from ..comm.errors import name_ranks
 from ..features import dev_shm, gpu
-from ..symptoms import TABLE, told_by
+from ..symptoms import TABLE, found_in
 from ..system import until
 from . import hosts, session_dir, slurm
 from .errors import EngineError
@@ -257,5 +257,5 @@ def environment(path: str, layout: Layout, supervisor_pid: int) -> dict[str, str
 
 def cause(log: str) -> str:
     """The symptom of which the log tells, with its fix, as `hpdl doctor` says it; else the last thing it says."""
-    known = told_by(TABLE, log)
+    known = found_in(TABLE, log)
     return str(known[0]) if known else session_dir.last_line(log)

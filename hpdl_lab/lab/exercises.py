@@ -155,7 +155,7 @@ def reward(name: str, result: CheckResult) -> str:
         return drawn(rows.draw, plan, schedules.evaluate(plan), alt=str(plan), height=rows.height(plan))
     if name == "gradient_ready":
         title = "Your buckets travel while backward goes on: a step in virtual time"
-        return drawn(timeline.draw, result.events, title, alt="your buckets beside backward")
+        return drawn(timeline.draw, result.events, title, alt="your buckets during backward")
     if name == "reduce_scatter":
         story = of_table(find("ring", name), RING_RANKS, {})
         return drawn(panels.draw, story, alt=panels.title_of(story), height=panels.Sheet(story).height)

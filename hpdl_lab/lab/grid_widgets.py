@@ -1,6 +1,6 @@
 """The picker of grids as widgets of a notebook: sliders, buttons, a picture. The only file that knows ipywidgets.
 
-Callbacks may run while a cell runs, in a thread of the kernel. Whatever they raise is told in one sentence under the
+Callbacks may run while a cell runs, in a thread of the kernel. Whatever they raise is one sentence under the
 buttons: the log, where it would go else, is read by nobody.
 """
 

@@ -274,7 +274,7 @@ def show_network(x: Any, ranks: int = 16) -> Picture:
 
 def show_programs(x: Any) -> Note:
     """Broken programs without their diagnosis: `lab.run(program, deadline=2)` would find it."""
-    named = {x.name: x} if isinstance(x, zoo.Program) else {k: zoo.find(name) for k, name in zoo.LETTERS.items()}
+    named = {x.name: x} if isinstance(x, zoo.Program) else {k: zoo.find(name) for k, name in zoo.LABELS.items()}
     texts = [
         f"{name}: {program.title}, on {program.ranks} ranks\n\n{textwrap.indent(undocumented(program.broken), '    ')}"
         for name, program in named.items()

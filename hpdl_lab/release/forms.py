@@ -1,4 +1,4 @@
-"""The notebooks as built, exercise and solution forms, and how a form is told from one that was worked in."""
+"""The notebooks as built, exercise and solution forms, and how a form differs from one that was worked in."""
 
 import hashlib
 import json

@@ -107,7 +107,7 @@ def contents(path: Any) -> bytes | None:
 
 
 def update(folder: Any, name: str, theirs: bytes, base: bytes | None, form: bytes) -> str | None:
-    """Merge the form into a notebook that the attendee has changed, or put it beside."""
+    """Merge the form into a notebook that the attendee has changed, or put it there under another name."""
     import nbformat
 
     from .merge import merge
@@ -115,14 +115,14 @@ def update(folder: Any, name: str, theirs: bytes, base: bytes | None, form: byte
     try:
         mine = parsed(theirs)
     except ValueError as error:
-        return f"{name} cannot be read as a notebook ({error}): left alone; a fresh one is {beside(folder, name, form)}"
+        return f"{name} cannot be read as a notebook ({error}): left alone; a fresh one is {fresh(folder, name, form)}"
     if base == form:
         return None
     if (start := started_from(base, mine)) is None:
-        return f"{name} was here before: left alone; the one of the laboratory is {beside(folder, name, form)}"
+        return f"{name} was here before: left alone; the one of the laboratory is {fresh(folder, name, form)}"
     merged, conflicts = merge(start, mine, parsed(form))
     if conflicts:
-        there = beside(folder, name, form)
+        there = fresh(folder, name, form)
     replace(folder / HIDDEN / "before" / name, theirs)
     replace(folder / name, (nbformat.writes(merged) + "\n").encode(), theirs)
     if conflicts:
@@ -154,8 +154,8 @@ def parsed(text: bytes) -> Any:
     return notebook
 
 
-def beside(folder: Any, name: str, form: bytes) -> str:
-    """Put the form beside the attendee's notebook, over nothing. Returns its name."""
+def fresh(folder: Any, name: str, form: bytes) -> str:
+    """Put the form next to the attendee's notebook, over nothing. Returns its name."""
     number = 0
     while True:
         number += 1

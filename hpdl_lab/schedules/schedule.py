@@ -71,7 +71,7 @@ class Schedule:
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that `rank` holds, ascending."""
-        return sorted(stage for stage, holder in self._ranks_of_stages.items() if holder == rank)
+        return sorted(stage for stage, owner in self._ranks_of_stages.items() if owner == rank)
 
     def replica(self, stage: int) -> int:
         """Which of the replicas `stage` belongs to."""

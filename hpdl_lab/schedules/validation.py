@@ -24,7 +24,7 @@ def validate(schedule: Any, most_live: Any = None) -> Any:
     if schedule.micro_batches < schedule.replicas:
         few = f"{schedule.micro_batches} micro-batch{'es' if schedule.micro_batches > 1 else ''}"
         raise ValueError(f"{schedule.name} has {schedule.replicas} replicas and {few}: each replica needs at least one")
-    for check in (in_range, one_holder, once, complete, in_order):
+    for check in (in_range, one_rank, once, complete, in_order):
         check(schedule)
     times = evaluate(schedule)  # raises where ranks wait for each other
     if most_live is not None:
@@ -56,14 +56,14 @@ def in_range(schedule: Any) -> None:
                 )
 
 
-def one_holder(schedule: Any) -> None:
+def one_rank(schedule: Any) -> None:
     """No stage is on two ranks."""
     holders = {}
     for rank, row in enumerate(schedule.rows):
         for action in row:
-            holder = holders.setdefault(action.stage, rank)
-            if holder != rank:
-                raise ValueError(f"{schedule.name}: stage {action.stage} is on rank {holder} and on rank {rank}")
+            owner = holders.setdefault(action.stage, rank)
+            if owner != rank:
+                raise ValueError(f"{schedule.name}: stage {action.stage} is on rank {owner} and on rank {rank}")
 
 
 def once(schedule: Any) -> None:

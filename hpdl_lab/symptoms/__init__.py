@@ -6,8 +6,8 @@ goes through all of them for `hpdl doctor`; `engines/launch.py` reads the log of
 """
 
 from . import build, jupyter, machine, mpi, network
-from .record import Finding, Symptom, found, told_by
+from .record import Finding, Symptom, found, found_in
 
 TABLE = (*build.SYMPTOMS, *mpi.SYMPTOMS, *machine.SYMPTOMS, *network.SYMPTOMS, *jupyter.SYMPTOMS)
 
-__all__ = ["TABLE", "Finding", "Symptom", "found", "told_by"]
+__all__ = ["TABLE", "Finding", "Symptom", "found", "found_in"]

@@ -15,7 +15,7 @@ def require_fresh() -> None:
     try:
         module = compiled_module().__file__
     except NotCompiled:
-        return  # told by the other look
+        return  # the other look finds it
     sources = [path for kind in ("*.cpp", "*.h") for path in glob.glob(f"{ROOT}/csrc/{kind}")]
     newest = max(sources, key=os.path.getmtime, default=module)
     if os.path.getmtime(newest) > os.path.getmtime(module):

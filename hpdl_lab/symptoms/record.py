@@ -57,7 +57,7 @@ def examine(symptom: Any) -> Any:
     return None
 
 
-def told_by(symptoms: tuple, log: str) -> list:
+def found_in(symptoms: tuple, log: str) -> list:
     """The Findings of those `symptoms` of which the text `log` tells, each with the line that does."""
     return [
         Finding(symptom.name, f'a log says "{quote(log, match)}"', symptom.fix)

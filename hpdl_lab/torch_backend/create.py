@@ -53,8 +53,8 @@ def tell_torch_of_mpiexec(environment: Any = os.environ) -> None:
             near = comm.node_size == comm.size
             mine = f"{LOOPBACK_ADDRESS if near else socket.gethostname()} {free_port()}"
         address, port = comm.agree("torch", note=mine.encode())[0].decode().split()
-    told = {"RANK": session.rank, "WORLD_SIZE": session.size, "MASTER_ADDR": address, "MASTER_PORT": port}
-    environment.update({name: str(value) for name, value in told.items()})
+    info = {"RANK": session.rank, "WORLD_SIZE": session.size, "MASTER_ADDR": address, "MASTER_PORT": port}
+    environment.update({name: str(value) for name, value in info.items()})
 
 
 def free_port() -> int:

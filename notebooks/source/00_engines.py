@@ -87,7 +87,7 @@ print(f"you guessed {my_guess_ms} ms")
 # The most common accident of parallel programming: everybody waits for everybody. Here each rank waits for a number
 # from the next one, and nobody sends any. Ordinarily such a program hangs until somebody kills it.
 #
-# Here every wait has a deadline. When it passes, you are told who waits for whom, and the ranks are free again.
+# Here every wait has a deadline. When it passes, a report says who waits for whom, and the ranks are free again.
 
 # %% tags=["raises-exception"]
 lab.run(lambda comm: comm.recv(np.zeros(1), (comm.rank + 1) % comm.size), deadline=3)

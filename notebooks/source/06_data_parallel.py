@@ -86,8 +86,8 @@ my_speedup = {2: 1.9, 4: 3.5, 1024: 500}  # your guess: ranks -> times as fast a
 # %% [markdown]
 # ## Exercise 6.4 ★★★ Send buckets while backward goes on
 #
-# Autograd calls a hook whenever a gradient is complete. `comm.background(f, x)` starts `f(comm, x)` beside the rank
-# and returns a Work at once. Two traps: a hook that waits, and ranks that send their buckets in different orders.
+# Autograd calls a hook whenever a gradient is complete. `comm.background(f, x)` starts `f(comm, x)` asynchronously and
+# returns a Work at once. Two traps: a hook that waits, and ranks that send their buckets in different orders.
 
 # %% exercise="hpdl_lab.parallel.reducer:gradient_ready"
 
@@ -141,7 +141,7 @@ assert trained.perplexity < 25
 trained
 
 # %% [markdown]
-# What the four ranks did in the last four steps of it, and what ran beside them:
+# What the four ranks did in the last four steps of it, and what ran in their background:
 
 # %%
 begin = sorted(e.t0_ns for e in trained.events if e.op == "forward")[-16]  # of four steps on four ranks

@@ -25,7 +25,7 @@ lab.start(4)
 #
 # | axis | what is split among its ranks | what they send | how often |
 # |---|---|---|---|
-# | **dp**, data parallel | the batch: each has its own examples | gradients | once per step, beside backward |
+# | **dp**, data parallel | the batch: each has its own examples | gradients | once per step, during backward |
 # | **pp**, pipeline parallel | the layers, in stages | activations at the borders | once per micro-batch |
 # | **tp**, tensor parallel | each layer | activations | four times per layer |
 #

@@ -154,7 +154,7 @@ def test_gloo_adds_what_the_sentences_above_send_to_it_and_nothing_else(comm):
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_ranks_that_disagree_are_told_by_the_work_and_by_the_future(comm, group, later):
+def test_ranks_that_disagree_are_found_in_the_work_and_by_the_future(comm, group, later):
     if comm.size == 1:
         return
     x = torch.ones(3 + (comm.rank == 0))

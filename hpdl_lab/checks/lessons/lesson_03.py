@@ -309,7 +309,7 @@ def another_diagnosis(letter, said, right):
     """Broken for a wrong diagnosis, with the table of a run."""
     against = AGAINST.get((said, right), f"{said!r} means: {zoo.DIAGNOSES[said]}. Not so here.")
     message = f"Program {letter}: you say {said!r}. {against} {QUESTION[right]}"
-    return Broken(f"diagnosis: {message}", table_of(zoo.find(zoo.LETTERS[letter])))
+    return Broken(f"diagnosis: {message}", table_of(zoo.find(zoo.LABELS[letter])))
 
 
 def table_of(program):

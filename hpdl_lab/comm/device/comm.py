@@ -366,7 +366,7 @@ class DeviceComm(RealComm):
 
     @contextmanager
     def aborting(self, op: str) -> Iterator[Any]:
-        """What does not complete here is ended on the device: nothing of it may run on beside what comes next."""
+        """What does not complete here is ended on the device: nothing of it may run on during what comes next."""
         self._require_open()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What the compiled module must be told of the MPI library that mpi4py has loaded: what mpi.h would have said."""
+"""What the compiled module must know of the MPI library that mpi4py has loaded: what mpi.h would have said."""
 
 import ctypes
 import os
@@ -51,7 +51,7 @@ def constants(MPI: Any) -> Any:
         "int64": MPI.INT64_T,
         "uint8": MPI.UINT8_T,
     }
-    told = {
+    info = {
         "any_tag": MPI.ANY_TAG,
         "error_truncate": MPI.ERR_TRUNCATE,
         "in_place": int(MPI.IN_PLACE),
@@ -62,7 +62,7 @@ def constants(MPI: Any) -> Any:
         "tag_offset": tag_offset(MPI),
         **{name: names[name].handle for name in DTYPES if name in names},
     }
-    return {name: value & (1 << 64) - 1 for name, value in told.items()}
+    return {name: value & (1 << 64) - 1 for name, value in info.items()}
 
 
 def tag_offset(MPI: Any) -> Any:

@@ -28,8 +28,8 @@ def describe(network: Any, size: int) -> str:
 def title(network: Any) -> str:
     """The kind of network and what distinguishes it: "FatTree, hosts per leaf 16, oversubscription 4"."""
     fields = ("hosts_per_leaf", "oversubscription", "size", "nics")
-    told = [f"{name.replace('_', ' ')} {getattr(network, name)}" for name in fields if hasattr(network, name)]
-    return ", ".join([type(network).__name__, *told])
+    texts = [f"{name.replace('_', ' ')} {getattr(network, name)}" for name in fields if hasattr(network, name)]
+    return ", ".join([type(network).__name__, *texts])
 
 
 def bandwidth(beta: float) -> str:

@@ -1,4 +1,4 @@
-"""The kinds of networks. Each is a frozen record: print it, compare it, keep it beside a result."""
+"""The kinds of networks. Each is a frozen record: print it, compare it, keep it with a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs beside a simulated rank: a coroutine and a virtual clock of its own for each communicator that asks."""
+"""The background of a simulated rank: a coroutine and a virtual clock of its own for each communicator that asks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Lane(SimRank):
     """Runs what `comm.background` was given, one after the other. It has the ports of its rank, and waits by itself."""
 
     def __init__(self, rank: SimRank) -> None:
-        """rank: the SimRank beside which it runs, which may be a Lane itself."""
+        """rank: the SimRank whose background it is, which may be a Lane itself."""
         super().__init__(rank.scheduler, rank.index, rank.trace.enabled)
         self.rank = rank
         self.trace = rank.trace.in_lane("background", self.clock_ns)
@@ -41,7 +41,7 @@ class Lane(SimRank):
             self.scheduler.resume_at(max(self.clock, work.posted), self)
 
     def sleep_until(self, seconds: float) -> None:
-        """Let virtual time pass, but not without end beside a rank that has failed: nobody waits for this any more."""
+        """Let virtual time pass, but not without end for a rank that has failed: nobody waits for this any more."""
         if self.rank.state == "failed":
             raise GreenletExit
         super().sleep_until(seconds)
@@ -67,23 +67,23 @@ class SimBackground(Work):
     error: BaseException | None = None
     waiter: Any = None
 
-    def __init__(self, comm: Any, beside: Any, fn: Callable, args: tuple[np.ndarray, ...]) -> None:
-        """comm: that of the caller; beside: the communicator that `fn` is given."""
-        self.comm, self.beside, self.fn, self.args = comm, beside, fn, args
+    def __init__(self, comm: Any, double: Any, fn: Callable, args: tuple[np.ndarray, ...]) -> None:
+        """comm: that of the caller; double: the communicator that `fn` is given."""
+        self.comm, self.double, self.fn, self.args = comm, double, fn, args
         state = comm.state
         self.posted, self.line = state.clock, state.trace.line()
         state.unwaited[id(self)] = self
-        beside.state.give(self)
+        double.state.give(self)
 
     @property
     def lane(self) -> Lane:
         """What runs it, whose wait is that of a rank that waits for this."""
-        return self.beside.state
+        return self.double.state
 
     def run(self, lane: Lane) -> None:
         """Call the function in `lane`, keep what it returns or raises, and tell the rank where it waits."""
         try:
-            self.value = self.fn(self.beside, *self.args)
+            self.value = self.fn(self.double, *self.args)
             require_no_forgotten_wait(lane)
         except Exception as error:
             self.error = error

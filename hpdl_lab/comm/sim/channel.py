@@ -115,5 +115,5 @@ class MeetingSeat:
         """The fields of errors.Wait for the report of a stuck run; peers are scheduler indices."""
         call = self.meeting.calls[self.index]
         missing = tuple(m for m in self.meeting.members if m not in self.meeting.answers)
-        told = {"op": call.op, "peers": missing, "line": call.line, **call.facts()}
-        return {**told, "counts": self.waiter.calls.times(call.op, call.line)}
+        info = {"op": call.op, "peers": missing, "line": call.line, **call.facts()}
+        return {**info, "counts": self.waiter.calls.times(call.op, call.line)}

@@ -11,7 +11,7 @@ from .torch_state import OUTSIDE_BACKWARD
 class Coroutine:
     """Calls `main()` piece by piece. What torch keeps per thread is kept here while the coroutine pauses.
 
-    baton.BatonThread is the same, in a thread of its own.
+    token.TokenThread is the same, in a thread of its own.
     """
 
     def __init__(self, main: Callable, outside: Any, name: str = "") -> None:

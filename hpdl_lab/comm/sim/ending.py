@@ -12,19 +12,19 @@ def waits_of(scheduler: Any, running_line: str = "") -> list[Any]:
     for channel in scheduler.channels.values():
         if channel.sends:
             lying.setdefault(channel.dest, []).append(channel.source)
-    lanes = {}  # rank -> what runs beside it and waits
+    lanes = {}  # rank -> what runs in its background and waits
     for lane in scheduler.lanes:
         if lane.state == "waiting":
             lanes.setdefault(lane.index, []).append(lane)
     running = tuple(rank.index for rank in scheduler.scheduled if rank.code.running)
     moving = {id(work) for booking in scheduler.bookings for work in booking[3:]}
 
-    def told(rank: Any) -> Any:
+    def described(rank: Any) -> Any:
         chain = chain_of(rank)
-        others = tuple(told(lane) for lane in lanes.get(rank.index, ()) if lane not in chain)
+        others = tuple(described(lane) for lane in lanes.get(rank.index, ()) if lane not in chain)
         return wait_of(chain[-1], tuple(lying.get(rank.index, ())), running, running_line, moving, others)
 
-    return [told(rank) for rank in scheduler.ranks]
+    return [described(rank) for rank in scheduler.ranks]
 
 
 def chain_of(rank: Any) -> list[Any]:
@@ -41,25 +41,25 @@ def wait_of(
     running: tuple[int, ...],
     running_line: str,
     moving: set,
-    beside: tuple[Any, ...],
+    background: tuple[Any, ...],
 ) -> Wait:
     """The Wait of one SimRank. running: the rank whose code runs, if any. moving: messages whose both ends are there.
 
     These arrive when virtual time passes, which it does not while a rank runs: so that is whom they wait for.
     """
-    more: dict[str, Any] = {"unreceived": unreceived, "beside": beside}
+    more: dict[str, Any] = {"unreceived": unreceived, "background": background}
     if rank.state == "waiting":
-        told = rank.pending.waits_for()
+        info = rank.pending.waits_for()
         if id(rank.pending) in moving:
-            told["peers"] = running
-        return Wait(rank.index, "waiting", seconds=rank.scheduler.seconds - rank.since, **more, **told)
-    told = rank.calls.facts()
+            info["peers"] = running
+        return Wait(rank.index, "waiting", seconds=rank.scheduler.seconds - rank.since, **more, **info)
+    info = rank.calls.facts()
     if rank.state == "failed":
         first_line = str(rank.error).partition("\n")[0]
-        told |= {"line": rank.error_line, "error": type(rank.error).__name__, "message": first_line}
+        info |= {"line": rank.error_line, "error": type(rank.error).__name__, "message": first_line}
     elif rank.state == "running":
-        told = {"line": running_line if rank.index in running else ""}
-    return Wait(rank.index, rank.state, **more, **told)
+        info = {"line": running_line if rank.index in running else ""}
+    return Wait(rank.index, rank.state, **more, **info)
 
 
 def raise_fault(scheduler: Any) -> None:

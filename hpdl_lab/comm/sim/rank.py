@@ -19,7 +19,7 @@ UNWIND = 100  # times that a rank which the scheduler stops may go on to wait, i
 class SimRank:
     """One simulated rank. Whenever its code runs, its clock (virtual s) is the scheduler's, or ahead of it.
 
-    `sim_background.Lane` is what runs beside a rank, and is scheduled like one.
+    `background.Lane` is the background of a rank, and is scheduled like one.
     """
 
     def __init__(self, scheduler: Any, index: int, enabled: bool) -> None:

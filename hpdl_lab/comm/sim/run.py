@@ -86,7 +86,7 @@ class SimComm(Comm):
         self.key = key  # tells communicators apart: the path of splits that led here
         self.meetings = 0
         self._channels_to, self._channels_from = {}, {}  # peer -> Channel
-        self._beside: Any = None  # the communicator of what runs in the background
+        self._background: Any = None  # the communicator of what runs in the background
 
     def isend(self, x: Tensor, dst: int) -> SimWork:
         self.check_peer(dst, "sends to")
@@ -133,12 +133,12 @@ class SimComm(Comm):
 
     def background(self, fn: Callable, *args: Any) -> SimBackground:
         require_function(fn)
-        if self._beside is None:
-            self._beside = SimComm(
+        if self._background is None:
+            self._background = SimComm(
                 self.scheduler, Lane(self.state), self.members, self.on_row, (*self.key, "background")
             )
-            self._beside.name = f"{self.name} background".lstrip()
-        return SimBackground(self, self._beside, fn, args)
+            self._background.name = f"{self.name} background".lstrip()
+        return SimBackground(self, self._background, fn, args)
 
     def compute(self, seconds: float = 0.0, flops: float = 0.0) -> None:
         state = self.state
@@ -243,10 +243,10 @@ class SimWork(Work):
     def waits_for(self) -> dict[str, Any]:
         """The fields of errors.Wait for the report of a stuck run; peers are scheduler indices."""
         call, buffer = self.call, self.buffer
-        told = {"op": self.op, "peers": (self.comm.members[self.peer],), "nbytes": buffer.nbytes, "line": self.line}
+        info = {"op": self.op, "peers": (self.comm.members[self.peer],), "nbytes": buffer.nbytes, "line": self.line}
         if call is None or not call.nth:
             about = {"count": buffer.count, "dtype": buffer.dtype, "comm": self.comm.name}
             counts = self.comm.calls.times(self.op, self.line)
         else:
             about, counts = call.facts(), self.comm.calls.times(call.op, call.line)
-        return {**told, **about, "call": call.op if call else "", "counts": counts}
+        return {**info, **about, "call": call.op if call else "", "counts": counts}

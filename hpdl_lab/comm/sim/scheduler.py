@@ -10,7 +10,7 @@ from .coroutine import Coroutine
 from .ending import raise_fault
 from .rank import SimRank
 from .real_time import real_time_limit
-from .token import BatonThread
+from .token import TokenThread
 from .torch_state import Outside, bounded_workers
 
 
@@ -26,10 +26,10 @@ class Scheduler:
         self.network, self.inject = network, inject
         self.timetable = network.timetable(size)
         self.threads = threads
-        self.code = BatonThread if threads else Coroutine  # how the code of a rank is run
+        self.code = TokenThread if threads else Coroutine  # how the code of a rank is run
         self.outside = Outside()
         self.ranks = [SimRank(self, i, trace) for i in range(size)]
-        self.lanes = []  # what runs beside the ranks
+        self.lanes = []  # the background of the ranks
         self.scheduled = [*self.ranks]  # SimRank.number -> SimRank
         self.now = 0.0  # virtual s
         self.ready = []  # heap of (virtual s, SimRank.number)

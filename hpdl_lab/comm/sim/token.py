@@ -1,4 +1,4 @@
-"""The code of a simulated rank as a thread that runs only while it holds the baton: slower, but free to pause anywhere.
+"""The code of a simulated rank as a thread that runs only while it holds the scheduler's token: free to pause anywhere.
 
 Autograd keeps its state in the thread while backward runs, so a function that communicates inside backward needs one.
 """
@@ -12,17 +12,17 @@ from typing import Any
 
 from greenlet import GreenletExit
 
-LOOK = 0.2  # s: between two looks whether the thread that is to hand back the baton is still there
-PATIENCE = 2.0  # s: for a thread to end that is told so; it cannot be told while it waits for something outside Python
+LOOK = 0.2  # s: between two looks whether the thread that is to hand back the token is still there
+PATIENCE = 2.0  # s: for a thread that has to end; nothing interrupts it while it waits for something outside Python
 
 
-class BatonThread:
+class TokenThread:
     """Calls `main()` piece by piece, as coroutine.Coroutine does. Of all threads of a run only one runs at any time."""
 
     def __init__(self, main: Callable, outside: Any, name: str) -> None:
         """outside: torch_state.Outside of the run."""
         self.main, self.outside, self.name = main, outside, name
-        self.turn, self.back = threading.Lock(), threading.Lock()  # released to hand the baton over, and back
+        self.turn, self.back = threading.Lock(), threading.Lock()  # released to hand the token over, and back
         self.turn.acquire()
         self.back.acquire()
         self.thread: Any = None  # started by whoever resumes it first
@@ -93,7 +93,7 @@ class BatonThread:
             raise RuntimeError(f"no thread for {self.name}: {many}; try fewer ranks") from error
 
     def _take_back(self, seconds: float = float("inf")) -> None:
-        """Wait until the baton is handed back, at most `seconds`."""
+        """Wait until the token is handed back, at most `seconds`."""
         give_up = time.monotonic() + seconds
         while not self.back.acquire(timeout=LOOK):
             self.ended = self.ended or not self.thread.is_alive()

@@ -35,7 +35,7 @@ class Wait:
     counts:  ((op, line, times), ...): how often it has begun what where. Of waiting ranks: what it waits in.
     error, message: of a rank that failed: the type of its exception and the first line of its text.
     unreceived: ranks whose messages have arrived and are not received.
-    beside:  what runs in the background of this rank (Comm.background) and waits as well, each a Wait. Of a rank that
+    background: what runs in this rank's background (Comm.background) and waits as well, each a Wait. Of a rank that
              waits for its own background, the Wait is that of the background.
 
     Of a rank that does not wait, op, call, count, dtype, root, comm and nth are those of what it did last.
@@ -58,7 +58,7 @@ class Wait:
     error: str = ""
     message: str = ""
     unreceived: tuple = ()
-    beside: tuple = ()
+    background: tuple = ()
 
     @property
     def collective(self) -> str:
@@ -136,7 +136,10 @@ def describe_waits(waits: Sequence[Any]) -> list[str]:
     if not waits:
         return []
     rows, more = chosen(waits)
-    cells = [HEAD, *(cells for w in rows for cells in (row(w), *(("", "beside", *row(b)[2:]) for b in w.beside)))]
+    cells = [
+        HEAD,
+        *(cells for w in rows for cells in (row(w), *(("", "background", *row(b)[2:]) for b in w.background))),
+    ]
     wanted = [i for i in range(len(HEAD)) if any(c[i] for c in cells[1:])]
     widths = {i: max(len(c[i]) for c in cells) for i in wanted}
     lines = ["  " + "  ".join(c[i].ljust(widths[i]) for i in wanted).rstrip() for c in cells]
@@ -199,7 +202,7 @@ def likely_reason(waits: Sequence[Any]) -> str:
 def collectives_differ(waits: list[Wait]) -> str:
     """The nth collective on one communicator is another on some ranks, or has another root, count or dtype there."""
     same = {}
-    for w in [w for rank in waits for w in (rank, *rank.beside)]:
+    for w in [w for rank in waits for w in (rank, *rank.background)]:
         if w.collective and w.nth:
             same.setdefault((w.comm, w.nth), {})[w.rank] = (w.collective, w.count, w.dtype, w.root)
     for (comm, _), calls in same.items():
@@ -221,13 +224,13 @@ def disagreement(calls: dict[int, tuple[str, int, str, int]]) -> str:
     if len(set(names.values())) > 2:
         return ", ".join(f"{calling(ranks)} {one}" for one, ranks in groups(names))
     if len(set(roots.values())) > 1:
-        return told(f"{name} with", {r: f"root {root}" for r, root in roots.items()})
+        return by_ranks(f"{name} with", {r: f"root {root}" for r, root in roots.items()})
     if len(set(dtypes.values())) > 1 and len(set(counts.values())) > 1:
         both = {r: f"{counts[r]:,} {dtypes[r]}" for r in calls}
-        return "counts and dtypes differ: " + told(f"{name} of", both, in_order=True)
+        return "counts and dtypes differ: " + by_ranks(f"{name} of", both, in_order=True)
     if len(set(dtypes.values())) > 1:
-        return "dtypes differ: " + told(f"{name} of", dtypes, in_order=True)
-    return "counts differ: " + told(f"{name} of", {r: f"{n:,} elements" for r, n in counts.items()}, in_order=True)
+        return "dtypes differ: " + by_ranks(f"{name} of", dtypes, in_order=True)
+    return "counts differ: " + by_ranks(f"{name} of", {r: f"{n:,} elements" for r, n in counts.items()}, in_order=True)
 
 
 def groups(values: Mapping[int, Any], in_order: bool = False) -> list[tuple[str, list[int]]]:
@@ -238,7 +241,7 @@ def groups(values: Mapping[int, Any], in_order: bool = False) -> list[tuple[str,
     return list(found.items()) if in_order else sorted(found.items(), key=lambda group: len(group[1]))
 
 
-def told(what: str, values: Mapping[int, Any], in_order: bool = False) -> str:
+def by_ranks(what: str, values: Mapping[int, Any], in_order: bool = False) -> str:
     """ "rank 1 calls broadcast with root 1, ranks 0, 2, 3 with root 0" """
     parts = [(name_ranks(ranks), value) for value, ranks in groups(values, in_order)]
     first = f"{calling(groups(values, in_order)[0][1])} {what} {parts[0][1]}"
@@ -350,8 +353,8 @@ def opposite_communicators(waits: list[Wait]) -> str:
     cycle = cycle_of(waits)
     if len({w.comm for w in cycle}) < 2 or not all(w.collective for w in cycle):
         return ""
-    told = ", ".join(f"rank {w.rank} waits in {w.collective} on {w.comm or 'all ranks'}" for w in cycle)
-    return f"{count(len({w.comm for w in cycle}), 'communicator')} in opposite order: {told}"
+    text = ", ".join(f"rank {w.rank} waits in {w.collective} on {w.comm or 'all ranks'}" for w in cycle)
+    return f"{count(len({w.comm for w in cycle}), 'communicator')} in opposite order: {text}"
 
 
 def all_exchange(waits: list[Wait]) -> str:

@@ -113,11 +113,11 @@ class Waiting:
             raise
         self.status.publish(self.rank, "running", self.run)
 
-    def watch(self, operation: Any, what: str, told: Callable, line: str) -> None:
+    def watch(self, operation: Any, what: str, described: Callable, line: str) -> None:
         """Wait for `operation`, which another thread of this rank does, and whose waits have deadlines of their own.
 
-        Args:    what: its name. told: a function that gives the Slot with what the other thread does, or None. Others
-                 see that meanwhile. line: where it began, for a thread that computes.
+        Args:    what: its name. described: a function that gives the Slot of the other thread, or None: others
+                 see it meanwhile. line: where it began, for a thread that computes.
         Raises:  CommTimeout where it neither ends nor communicates for as long as a wait may last; KeyboardInterrupt.
         """
         if self._wait(operation, SPIN, 0.0):
@@ -127,7 +127,7 @@ class Waiting:
         try:
             while True:
                 now = now_ns()
-                slot = told() or computes
+                slot = described() or computes
                 slot = slot if slot.state == "waiting" and not slot.until_ns else computes
                 if slot != shown:
                     shown = slot
@@ -146,7 +146,7 @@ class Waiting:
                 error.waits = tuple(self.waits())  # type: ignore[attr-defined]
             self.status.end_wait(self.rank)
             raise
-        last = told()
+        last = described()
         if last is None or last.state != "waiting":
             self.status.publish(self.rank, "running", self.run)
         elif last != shown:  # what it gave up waiting for stays to be read
@@ -159,10 +159,10 @@ class Waiting:
         """
 
         def look() -> tuple[int, ...]:
-            told = {name: fact for name, fact in place().items() if fact != ""}  # as published
+            info = {name: fact for name, fact in place().items() if fact != ""}  # as published
             here = ("waiting", op, self.run)
             slots = {r: self.status.slot(r) for r in ranks if r != self.rank}
-            came = {r for r, s in slots.items() if (s.state, s.op, s.run) == here and told.items() <= s.facts.items()}
+            came = {r for r, s in slots.items() if (s.state, s.op, s.run) == here and info.items() <= s.facts.items()}
             return tuple(r for r in slots if r not in came)
 
         return look

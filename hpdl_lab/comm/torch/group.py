@@ -71,11 +71,11 @@ def store_of(comm: Any) -> Any:
     elif comm.rank == 0:
         server = dist.TCPStore(socket.gethostname(), 0, comm.size, True, timeout, wait_for_workers=False)
         mine = f"{socket.gethostname()} {server.port}"
-    told = comm.agree("process group", note=mine.encode())[0].decode()
+    text = comm.agree("process group", note=mine.encode())[0].decode()
     if near:
-        store = dist.FileStore(told, comm.size)
+        store = dist.FileStore(text, comm.size)
     else:
-        address, port = told.split()
+        address, port = text.split()
         store = server or dist.TCPStore(address, int(port), comm.size, False, timeout)
     return store
 
@@ -84,13 +84,13 @@ def store_of(comm: Any) -> Any:
 def loopback(near: bool) -> Iterator[Any]:
     """Within it, gloo talks over the loopback interface where all ranks are `near`, unless the user has said which."""
     name = "GLOO_SOCKET_IFNAME"
-    told = near and name not in os.environ and socket.if_nameindex()[0][1]
-    if told:
-        os.environ[name] = told
+    found = near and name not in os.environ and socket.if_nameindex()[0][1]
+    if found:
+        os.environ[name] = found
     try:
         yield
     finally:
-        if told:
+        if found:
             del os.environ[name]
 
 

@@ -108,10 +108,10 @@ def cuda_of(group: Any) -> Any:
     return group.bound_device_id or torch.device("cuda", torch.cuda.current_device())
 
 
-def gloo_beside(group: Any) -> tuple[Any, Any]:
-    """(gloo part, group) of a new group of the same ranks, as monitored_barrier wants one beside nccl. Collective."""
-    beside = dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
-    return gloo_in(beside), beside
+def gloo_for(group: Any) -> tuple[Any, Any]:
+    """(gloo part, group) of a new group of the same ranks, as monitored_barrier wants one next to nccl. Collective."""
+    group = dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
+    return gloo_in(group), group
 
 
 def initialize() -> None:

@@ -17,7 +17,7 @@ from ..real import RealComm
 from ..transport import Transport
 from .group import TorchrunGroups
 from .messages import ConsensusByMessages, GroupWork, as_tensor
-from .place import TorchPlace, cuda_of, gloo_beside, gloo_in, group_of, initialize
+from .place import TorchPlace, cuda_of, gloo_for, gloo_in, group_of, initialize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ def from_process_group(
 ) -> RealComm:
     """The communicator of the ranks of `group`, a process group of torch.distributed. Collective over its ranks.
 
-    A group that moves no CPU tensors, such as nccl alone, gets one of gloo beside it for what is said on the host, and
+    A group that moves no CPU tensors, such as nccl alone, gets one of gloo as well, for what is said on the host, and
     the communicator is a device.DeviceComm.
 
     Args:    group: None is the default one. deadline: the longest that one wait may last, s.
@@ -40,7 +40,7 @@ def from_process_group(
     group = group_of(group)
     gloo = gloo_in(group)
     device = device or (cuda_of(group) if gloo is None else None)
-    place = TorchPlace(*(gloo_beside(group) if gloo is None else (gloo,)))
+    place = TorchPlace(*(gloo_for(group) if gloo is None else (gloo,)))
     members = tuple(range(place.size))
     transport = TorchTransport(place, place.number, members)
     how = place, transport, members, place.waiting(deadline), on_row, trace

@@ -1,4 +1,4 @@
-"""Kernels of this environment open no TCP port where they are told to talk over Unix sockets (transport "ipc").
+"""Kernels of this environment open no TCP port if they are configured to talk over Unix sockets (transport "ipc").
 
 ipykernel does for one thing all the same: what children by os.fork() print comes in on a port of 127.0.0.1, at which
 any account of the machine can send. Here it comes over one more socket, beside the others of the kernel.

@@ -1,7 +1,7 @@
 """Every collective as somebody else has written it, to race against: MPI, gloo, and this package's shared memory.
 
-They take a flat vector, as the functions of collectives/table.py: `Rival("MPI", "all_gather")(comm, x)`. They need real
-ranks; what all ranks must agree on is not looked at, since that would be part of the time.
+They take a flat vector, as the functions of collectives/table.py: `Implementation("MPI", "all_gather")(comm, x)`. They
+need real ranks; what all ranks must agree on is not looked at, since that would be part of the time.
 """
 
 from typing import Any
@@ -31,8 +31,8 @@ def places(who: Any, collective: Any) -> Any:
     return (*(["out"] if collective not in ONLY_IN_PLACE[who] else []), *(["in"] if inside else []))
 
 
-class Rival:
-    """One collective of one rival, as f(comm, x). What it needs besides x is made when it first meets x."""
+class Implementation:
+    """One collective of one implementation, as f(comm, x). What else it needs is made when it first meets x."""
 
     def __init__(self, who: Any, collective: Any) -> None:
         self.who, self.collective = who, collective
