@@ -1,6 +1,6 @@
-import re
-
 """`Comm.background` on simulated ranks: time, order, errors, reports. On real ranks: tests/mpi."""
+
+import re
 
 import numpy as np
 import pytest
