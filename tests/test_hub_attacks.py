@@ -623,6 +623,9 @@ def test_secrets_that_others_can_read_are_refused(tmp_path):
             command.check(settings.Settings(certificate=str(key), key=str(key)))
     users.chmod(0o600)
     assert authenticator.read(str(users)) == {"ada": "correct-horse"}
+    users.write_text("ada\nbob\n")
+    users.chmod(0o644)
+    assert authenticator.read(str(users)) == {"ada": None, "bob": None}, "names are no secret"
 
 
 def test_a_hub_that_stops_nobody_is_not_asked_each_second():

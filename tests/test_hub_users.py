@@ -50,15 +50,6 @@ def test_a_users_file_has_names_with_and_without_passwords(users_file):
     assert authenticator.read(path) == {"ada": "sesame street", "bob": None, "eve": "long#enough"}
 
 
-def test_passwords_that_others_can_read_are_refused(users_file):
-    path = users_file("ada sesame street\n")
-    path.chmod(0o640)
-    with pytest.raises(ValueError, match="mode 640.*chmod 600"):
-        authenticator.read(path)
-    users_file("ada\nbob\n")  # names are no secret
-    assert authenticator.read(path) == {"ada": None, "bob": None}
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
