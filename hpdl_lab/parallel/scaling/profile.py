@@ -262,8 +262,11 @@ class Rehearsal(Comm):
         super().__init__(comm.rank, comm.size, Trace(comm.rank, clock=now_ns))
         self.comm, self.own_all_reduce, self.under_way = comm, own_all_reduce, []
         self.node_rank, self.node_size, self.device = comm.node_rank, comm.node_size, comm.device
-        self.has_background = comm.has_background
         self.called, self.starting, self.sends = [], True, False
+
+    @property
+    def has_background(self):
+        return self.comm.has_background
 
     def all_reduce(self, x):
         self.called.append((now_ns(), x.nbytes, False))
