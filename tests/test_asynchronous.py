@@ -6,7 +6,7 @@ import torch
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.inject import Injection
 from hpdl_lab.comm.network import Switch
-from hpdl_lab.data import digits
+from hpdl_lab.data.dataset import digits
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.parameter_server import StaleSynchronous
@@ -91,7 +91,7 @@ def test_all_ranks_end_with_one_model_also_after_uneven_steps():
 
 
 def test_staleness_learns_and_the_loss_is_that_of_the_global_batch():
-    data, recipe = digits.load(), Recipe(steps=120, lr=0.05)
+    data, recipe = digits(), Recipe(steps=120, lr=0.05)
     stale = sim.run(2, train, mlp(), StaleSynchronous(staleness=2), data, recipe)
     synchronous = sim.run(2, train, mlp(), DataParallel(), data, recipe)[0]
     assert stale[0].test_accuracy > 0.9

@@ -3,7 +3,7 @@
 import pytest
 
 from hpdl_lab.comm import sim
-from hpdl_lab.data import digits
+from hpdl_lab.data.dataset import digits
 from hpdl_lab.data.loading import Reader
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel import checkpoint
@@ -20,7 +20,7 @@ def run(p, path="", data=None, dtype="float64", reader=None, **recipe):
 
     def body(comm):
         model = mlp((64, 16, 10), dtype=dtype)
-        return train(comm, model, DataParallel(), data or digits.load(dtype), recipe, reader)
+        return train(comm, model, DataParallel(), data or digits(dtype), recipe, reader)
 
     return sim.run(p, body)
 
@@ -56,7 +56,7 @@ def on_every_rank(p, path, **recipe):
 
     def body(comm):
         with pytest.raises(Exception) as raised:
-            train(comm, mlp((64, 16, 10)), DataParallel(), digits.load(), recipe)
+            train(comm, mlp((64, 16, 10)), DataParallel(), digits(), recipe)
         return f"{raised.type.__name__}: {raised.value}"
 
     return sim.run(p, body)
@@ -91,7 +91,7 @@ def test_it_does_not_go_on_with_other_data_or_parameters_of_another_dtype(tmp_pa
     run(2, path, steps=EVERY, checkpoint_every=EVERY)
     with raises(ValueError, "'float64'", "'float32'"):
         run(2, path, resume=True, dtype="float32")
-    ours = digits.load("float64")
+    ours = digits("float64")
     for other in (ours._replace(train_y=ours.train_y.roll(1)), ours._replace(train_x=ours.train_x + 1e-9)):
         with raises(ValueError):
             run(2, path, resume=True, data=other)
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     def body(comm):
         model = mlp((64, 17, 10), dtype="float64")
         recipe = Recipe(steps=STEPS, batch=50)
-        facts = recipe.facts() | checkpoint.facts_of(digits.load("float64"), model) | {"prepare": "None"}
+        facts = recipe.facts() | checkpoint.facts_of(digits("float64"), model) | {"prepare": "None"}
         return checkpoint.restore(comm, path, model, recipe.optimizer_for(model), facts)
 
     with raises(ValueError, "0.weight"):

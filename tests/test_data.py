@@ -15,15 +15,16 @@ import torch
 from hypothesis import strategies as st
 
 from hpdl_lab import data
-from hpdl_lab.data import diabetes, digits, scikit_learn, text
-from hpdl_lab.data.dataset import DataError
-from hpdl_lab.data.sharding import batches, check_batch, shard
+from hpdl_lab.data import dataset as scikit_learn
+from hpdl_lab.data import diabetes, text
+from hpdl_lab.data.dataset import DataError, digits
+from hpdl_lab.data.loading import batches, check_batch, shard
 from tests.properties import given
 from tests.wording import raises
 
 
 def test_digits_are_cut_into_disjoint_sets_of_known_size():
-    data = digits.load()
+    data = digits()
     assert data.train_x.shape == (1437, 64) and data.test_x.shape == (360, 64)
     assert data.train_x.dtype == torch.float32 and data.train_y.dtype == torch.int64
     assert float(data.train_x.min()) == 0 and float(data.train_x.max()) == 1
@@ -124,7 +125,7 @@ def test_a_missing_or_damaged_text_ends_in_one_sentence_that_says_what_to_do(tmp
 def test_digits_without_scikit_learn_end_in_one_sentence_that_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not there
     with raises(DataError, "--force-reinstall"):
-        digits.load()
+        digits()
 
 
 def test_the_tables_are_those_that_scikit_learn_gives():

@@ -14,7 +14,7 @@ import pytest
 
 from hpdl_lab import cli
 from hpdl_lab.classroom import attendee, costs, drill, hub
-from hpdl_lab.classroom.census import Census, Process
+from hpdl_lab.classroom.drill import Census, Process
 from hpdl_lab.classroom.plan import STEPS, Plan
 from hpdl_lab.cli import plan as command
 

@@ -14,7 +14,7 @@ from hpdl_lab import data, models
 from hpdl_lab.collectives import hierarchical, ring
 from hpdl_lab.collectives.table import find, names
 from hpdl_lab.comm import sim
-from hpdl_lab.data.sharding import shard
+from hpdl_lab.data.loading import shard
 from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.parallel.data_parallel import (
     DataParallel,

@@ -8,7 +8,7 @@ import torch
 
 from hpdl_lab.comm.device import kind
 from hpdl_lab.comm.real import RealComm
-from hpdl_lab.data import digits
+from hpdl_lab.data.dataset import digits
 from hpdl_lab.engines import task
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel
@@ -24,7 +24,7 @@ def test_everything_that_a_task_brings_moves():
     def fn(comm, x, model):
         return weights, x, model
 
-    received, args = sent((fn, [{"x": [torch.zeros(2)]}, mlp(), digits.load(), DataParallel()]), "meta")
+    received, args = sent((fn, [{"x": [torch.zeros(2)]}, mlp(), digits(), DataParallel()]), "meta")
     got, x, model = received(None, args[0]["x"][0], args[1])
     assert got.device.type == x.device.type == "meta"
     assert {p.device.type for p in model.parameters()} == {"meta"}

@@ -7,7 +7,7 @@ import pytest
 
 from hpdl_lab import lab
 from hpdl_lab.collectives import cost, ring, sweep
-from hpdl_lab.collectives.rounds import time_rounds
+from hpdl_lab.collectives.sweep import time_rounds
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Switch
 from hpdl_lab.parallel.messages import ping_pong

@@ -5,8 +5,7 @@ import torch
 
 from hpdl_lab import data, models
 from hpdl_lab.models import batch_norm, cnn, gpt, vit
-from hpdl_lab.models.initial import count
-from hpdl_lab.models.mlp import mlp
+from hpdl_lab.models.mlp import count, mlp
 from tests.wording import raises
 
 EXAMPLES = {  # five of what each tiny model reads, and the shape of what it answers

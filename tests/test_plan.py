@@ -13,8 +13,8 @@ import pytest
 from hpdl_lab import cli, system
 from hpdl_lab.classroom import costs, drill
 from hpdl_lab.classroom import plan as planning
-from hpdl_lab.classroom.census import Census, Process, census, kind_of
 from hpdl_lab.classroom.costs import COSTS, Costs
+from hpdl_lab.classroom.drill import Census, Process, census, kind_of
 from hpdl_lab.classroom.plan import LAB_START_SECONDS, Plan
 from hpdl_lab.cli import plan as plan_text
 from hpdl_lab.cli.arguments import memory

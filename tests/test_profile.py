@@ -7,7 +7,7 @@ import torch
 
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
-from hpdl_lab.data import digits
+from hpdl_lab.data.dataset import digits
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import (
     DataParallel,
@@ -27,7 +27,7 @@ FLAG = 4  # bytes more in each message: see parallel/reducer.py
 
 @functools.cache
 def data():
-    return digits.load()
+    return digits()
 
 
 def profiles(strategy, n=32, size=3, sends=False):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpdl_lab.comm import CommTimeout, sim
-from hpdl_lab.comm.sim import real_time
+from hpdl_lab.comm.sim import scheduler as real_time
 from tests.wording import raises
 
 BUSY = 4  # processes that never rest, on the core that this one may use

@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 
 from hpdl_lab import schedules
 from hpdl_lab.schedules import Action, build, evaluate, from_strings, over_time, summary, validate
-from hpdl_lab.schedules.gems import gems
-from hpdl_lab.schedules.gpipe import gpipe
-from hpdl_lab.schedules.interleaved import interleaved
-from hpdl_lab.schedules.one_f_one_b import one_f_one_b
-from hpdl_lab.schedules.zero_bubble import zero_bubble_h1
+from hpdl_lab.schedules.gpipe import gems, gpipe
+from hpdl_lab.schedules.one_f_one_b import interleaved, one_f_one_b, zero_bubble_h1
 from tests.properties import given
 from tests.wording import raises
 

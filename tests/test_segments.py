@@ -15,7 +15,7 @@ import pytest
 
 from hpdl_lab import features
 from hpdl_lab.comm.errors import CommError
-from hpdl_lab.comm.mpi import segments
+from hpdl_lab.comm.mpi import library as segments
 from tests.wording import raises
 
 ATTACKER = 1002

@@ -23,7 +23,7 @@ from hpdl_lab.parallel import gossip
 from hpdl_lab.plots import animation, collective, colors, live, style
 from hpdl_lab.schedules import build
 from hpdl_lab.schedules.gpipe import gpipe
-from hpdl_lab.schedules.interleaved import interleaved
+from hpdl_lab.schedules.one_f_one_b import interleaved
 from tests.wording import raises
 
 SHOW = import_module("hpdl_lab.lab.show")  # which the verb of its name hides

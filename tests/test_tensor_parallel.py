@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab import data, models
 from hpdl_lab.comm import sim
 from hpdl_lab.models.gpt import SIZES
-from hpdl_lab.models.initial import count
+from hpdl_lab.models.mlp import count
 from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, cuts_of, gather_parameters, joined, tensors_of
 from hpdl_lab.parallel.tensor.model import shard, tensor_parallel
 from hpdl_lab.parallel.tensor.ways import Plugged, on_a_ring

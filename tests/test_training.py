@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab import data, models
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
-from hpdl_lab.data import digits
-from hpdl_lab.data.loading import Reader
-from hpdl_lab.data.sharding import batches
+from hpdl_lab.data.dataset import digits
+from hpdl_lab.data.loading import Reader, batches
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.training import Recipe, evaluate, train
@@ -149,7 +148,7 @@ def test_a_model_that_cannot_learn_is_refused():
 def test_uneven_and_empty_shards_are_weighted_rightly():
     p = 8
     # 1,437 examples in batches of 718: steps of 718, 718, 1: the last leaves all ranks but one without any.
-    recipe, data = Recipe(steps=6, batch=718, lr=0.1), digits.load("float64")
+    recipe, data = Recipe(steps=6, batch=718, lr=0.1), digits("float64")
     one, *_ = sim.run(1, train, mlp(dtype="float64"), DataParallel(), data, recipe)
     many = sim.run(p, train, mlp(dtype="float64"), DataParallel(ring.all_reduce), data, recipe)
     assert np.abs(np.array(many[p - 1].losses) - one.losses).max() < 1e-10
@@ -161,7 +160,7 @@ def test_an_all_reduce_that_works_in_place_and_returns_nothing_plugs_in_and_ever
         ring.all_reduce(comm, x)
 
     found, want = (
-        sim.run(2, train, mlp(), DataParallel(f), digits.load(), Recipe(steps=3)) for f in (quiet, ring.all_reduce)
+        sim.run(2, train, mlp(), DataParallel(f), digits(), Recipe(steps=3)) for f in (quiet, ring.all_reduce)
     )
     assert found[0].losses == want[0].losses
     assert len(found.rows) == 3 and set(found.rows[0]) == {"rank", "step", "loss", "samples_per_s"}

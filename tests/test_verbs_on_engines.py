@@ -9,7 +9,7 @@ from hpdl_lab import features, lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.collectives.sweep import WrongAnswer
 from hpdl_lab.comm import sim
-from hpdl_lab.data import digits
+from hpdl_lab.data.dataset import digits
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallelBucketed, DataParallelNaive, DataParallelOverlapped
 from hpdl_lab.parallel.parameter_server import StaleSynchronous
@@ -119,7 +119,7 @@ def test_the_timeline_of_the_last_run():
 
 
 def test_every_strategy_on_engines_has_the_loss_curve_of_one_rank():
-    recipe, whole = Recipe(steps=8, batch=131), digits.load("float64")
+    recipe, whole = Recipe(steps=8, batch=131), digits("float64")
     small = {"bucket_nbytes": 50_000, "first_nbytes": 2_000}
     strategies = [
         DataParallelNaive(),

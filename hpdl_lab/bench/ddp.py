@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import models
-from ..data.sharding import shard
+from ..data.loading import shard
 from ..parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
 from ..parallel.scaling.accounting import account
 from ..torch_backend import process_group

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SETS = {  # name -> module and function, and what is said to the function
-    "digits": ("digits", "load", {}),
-    "digit_images": ("digits", "load", {"images": True}),
+    "digits": ("dataset", "digits", {}),
+    "digit_images": ("dataset", "digits", {"images": True}),
     "text": ("text", "load", {}),
     "synthetic": ("synthetic", "teacher", {}),
     "copy": ("synthetic", "copy", {}),

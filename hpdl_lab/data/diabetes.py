@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .scikit_learn import table
+from .dataset import table
 
 CHOLESTEROL = [4, 5]  # the columns s1 and s2 of ten
 

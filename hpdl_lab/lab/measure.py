@@ -7,10 +7,9 @@ from typing import Any
 
 from ..collectives import cost, table
 from ..collectives.cost import fit_alpha_beta
-from ..collectives.rounds import time_rounds
 from ..collectives.selector import NATIVE, Selection, fastest, function_of
 from ..collectives.selector import predict as evaluated
-from ..collectives.sweep import PING_SIZES, SAMPLE_NS, SAMPLES, WrongAnswer, count_of, race, sweep
+from ..collectives.sweep import PING_SIZES, SAMPLE_NS, SAMPLES, WrongAnswer, count_of, race, sweep, time_rounds
 from ..comm import sim
 from ..comm.network import Network, Switch
 from ..features import gpu

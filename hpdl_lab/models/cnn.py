@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.functional import pad, relu
 
-from . import initial
+from . import mlp as initial
 from .batch_norm import BatchNorm
 
 if TYPE_CHECKING:

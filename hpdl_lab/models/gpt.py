@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from . import initial
+from . import mlp as initial
 from .transformer import Block, check_heads, std_of
 
 SIZES = {  # 12 layers of width 768 are "GPT-2 small": 124,439,808 parameters

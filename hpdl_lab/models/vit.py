@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import initial
+from . import mlp as initial
 from .transformer import Block, check_heads, std_of
 
 SIZES = {  # 12 layers of width 768 and patches of 16 x 16 are "ViT-B/16": 86,567,656 parameters for 1,000 classes

@@ -8,7 +8,7 @@
 The file holds the whole model and the whole optimizer. Those of a HybridParallel and its WholeOptimizer put themselves
 together from all ranks when they are saved, and take their parts when they are loaded.
 
-What a step does depends on the seed and the number of the step, never on the number of ranks (data/sharding.py). So a
+What a step does depends on the seed and the number of the step, never on the number of ranks (data/loading.py). So a
 run that goes on with another number of ranks has the loss curve that it would have had without a break.
 """
 

@@ -15,7 +15,7 @@ from torch.nn.functional import conv2d, cross_entropy, pad
 
 from ..comm.base import Comm
 from ..data.dataset import Dataset
-from ..data.sharding import batches, shard
+from ..data.loading import batches, shard
 from ..mesh import DeviceMesh
 from ..models import build_for
 from . import checkpoint

@@ -21,8 +21,7 @@ from numbers import Integral, Real
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..data.loading import Reader
-from ..data.sharding import batches, check_batch, shard
+from ..data.loading import Reader, batches, check_batch, shard
 from ..models.batch_norm import synchronized
 from . import checkpoint
 from .consensus import require_same

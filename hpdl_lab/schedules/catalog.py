@@ -3,12 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .gems import gems
-from .gpipe import gpipe
-from .interleaved import interleaved
-from .one_f_one_b import one_f_one_b
+from .gpipe import gems, gpipe
+from .one_f_one_b import interleaved, one_f_one_b, zero_bubble_h1
 from .schedule import Schedule
-from .zero_bubble import zero_bubble_h1
 
 
 class Entry(NamedTuple):

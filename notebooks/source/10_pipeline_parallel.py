@@ -139,9 +139,9 @@ lab.show("interleaved", chunks=2, play=True)
 # Backward is two computations: the gradient of the **input** (I), for which the stage before waits, and those of the
 # **weights** (W), for which nobody waits. Together they take as long as before. So what is done while others wait?
 
-# %% exercise="hpdl_lab.schedules.zero_bubble:zero_bubble_h1"
+# %% exercise="hpdl_lab.schedules.one_f_one_b:zero_bubble_h1"
 
-# %% check="hpdl_lab.schedules.zero_bubble:zero_bubble_h1"
+# %% check="hpdl_lab.schedules.one_f_one_b:zero_bubble_h1"
 
 # %%
 run = lab.pipeline(zero_bubble_h1, micro_batches=8)

@@ -2,8 +2,7 @@
 
 from hpdl_lab.schedules import Action
 from hpdl_lab.schedules.gpipe import gpipe
-from hpdl_lab.schedules.one_f_one_b import one_f_one_b
-from hpdl_lab.schedules.zero_bubble import zero_bubble_h1
+from hpdl_lab.schedules.one_f_one_b import one_f_one_b, zero_bubble_h1
 
 
 def last_micro_batch_first(rank, ranks, micro_batches):

@@ -5,7 +5,7 @@ import torch
 
 from hpdl_lab.comm.base import sum_in_rank_order
 from hpdl_lab.comm.buffers import DTYPES
-from hpdl_lab.comm.device.memory import View, slice_of
+from hpdl_lab.comm.device.comm import View, slice_of
 
 
 def run(cuda, tensors, first, count):

@@ -5,7 +5,7 @@ import torch
 
 from hpdl_lab import data, models
 from hpdl_lab.collectives import hierarchical, native, ring
-from hpdl_lab.data.sharding import shard
+from hpdl_lab.data.loading import shard
 from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.consensus import require_same

@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 from ...collectives import ring
 from ...comm import PerRank
 from ...comm.network import Switch
-from ...data.sharding import shard
+from ...data.loading import shard
 from ...models.mlp import mlp
 from ...parallel import ddp
 from ...parallel.data_parallel import DataParallelOverlapped, Strategy

@@ -5,9 +5,8 @@ import numpy as np
 from ...parallel.pipeline.split import partition
 from ...schedules import KINDS, Action, Schedule, evaluate, over_time
 from ...schedules.gpipe import gpipe
-from ...schedules.one_f_one_b import one_f_one_b
+from ...schedules.one_f_one_b import one_f_one_b, zero_bubble_h1
 from ...schedules.validation import in_order
-from ...schedules.zero_bubble import zero_bubble_h1
 from ...units import counted
 from ..ranks import alone, capital, number, off_by, tried
 from ..record import Broken, Exercise, Passed

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,11 +27,11 @@ from ..buffers import DTYPES, ITEMSIZE, buffer_of, copy_into, is_tensor
 from ..calls import Call
 from ..errors import CommError, Mismatch
 from ..real import RealComm, shape_and_dtype
+from ..shm import attempt
 from ..status.operation import Operation
 from ..status.report import mismatch
 from ..torch.messages import GroupWork
 from ..work import RealWork
-from . import memory
 
 PATIENCE = 0.2  # s: notes are faster, so of two ranks that send to each other one at most starts without the other
 MOST_TENSORS = 16  # kMaxTensors of csrc/cuda/one_pass.h
@@ -148,7 +148,7 @@ class DeviceComm(RealComm):
         self.groups, self.device = groups, str(groups.device)
         self.device_group: Any = None
         self.posted, self.posted_at = [], 0.0  # works that have not started, and since when (s) there are some
-        self.segments = []  # memory.Segment, in the order of `allocate`, the same everywhere
+        self.segments = []  # Segment, in the order of `allocate`, the same everywhere
 
     def connect(self) -> None:
         self.device_group = self.groups.connect(self)
@@ -169,7 +169,7 @@ class DeviceComm(RealComm):
         shape, dtype = shape_and_dtype(shape, dtype)
         if self.groups.shares_memory and 1 < self.size == self.node_size and self.size <= MOST_TENSORS:
             self.launch_posted()
-            if shared := memory.allocate(self, self.groups.cuda, math.prod(shape), dtype):
+            if shared := allocate(self, self.groups.cuda, math.prod(shape), dtype):
                 mine, segment = shared
                 self.segments.append(segment)
                 return mine[: math.prod(shape) * ITEMSIZE[dtype]].view(getattr(torch, dtype)).reshape(shape)
@@ -234,15 +234,15 @@ class DeviceComm(RealComm):
         count, dtype = buffer.count, DTYPES.index(buffer.dtype)
         self.launch_posted()
         step, t0, line = self._begin()
-        self.waiting.finish(memory.Computed(), "all_reduce", (), line=line)
-        number, offset = memory.place_of(self.segments, self.rank, x)
+        self.waiting.finish(Computed(), "all_reduce", (), line=line)
+        number, offset = place_of(self.segments, self.rank, x)
         places = self.agree("all_reduce", count, dtype, note=f"{number},{offset}".encode())
         if number < 0 or len(set(places)) > 1:
             return False
-        first, mine = memory.slice_of(count, self.rank, self.size)
+        first, mine = slice_of(count, self.rank, self.size)
         tensors = [address + offset for address in self.segments[number].addresses]
         self.groups.cuda.one_pass(tensors, first, mine, dtype, torch.cuda.current_stream().cuda_stream)
-        self.waiting.finish(memory.Computed(), "all_reduce", (), line=line)
+        self.waiting.finish(Computed(), "all_reduce", (), line=line)
         self._meet(("all_reduce", count, dtype, -1), line)
         self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
         return True
@@ -400,3 +400,78 @@ class DeviceComm(RealComm):
 def widened(x: Tensor) -> Tensor:
     """`x`, or a copy in float32 if it has 16 bits: sums are rounded once."""
     return x.detach().float() if str(x.dtype).removeprefix("torch.") in WIDENED else x.detach()
+
+
+ALIGNED = 64  # elements: slices begin at multiples, so that all but the last are whole packets of 16 bytes
+LEAST = 256  # bytes of an allocation
+
+
+class Segment(NamedTuple):
+    """One tensor of `allocate`: where it begins on every rank, as this process reaches it; `keep` holds it open."""
+
+    addresses: tuple
+    nbytes: int
+    keep: tuple
+
+
+class View:
+    """A uint8 tensor over `memory`, of the compiled module. Ref: CUDA Array Interface, version 3."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+        self.__cuda_array_interface__ = {
+            "data": (memory.address, False),
+            "shape": (memory.nbytes,),
+            "typestr": "|u1",
+            "strides": None,
+            "version": 3,
+        }
+
+
+class Computed(Operation):
+    """Until all that this rank has given the GPU so far is done."""
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event()
+        self.event.record()
+
+    def advance(self) -> Any:
+        return self.event.query()
+
+
+def allocate(comm: Any, cuda: Any, count: int, dtype: Any) -> Any:
+    """(uint8 tensor of this rank, Segment), or None where one rank cannot reach another's memory. Collective.
+
+    cuda: the compiled module hpdl_lab._cuda, or None where this rank has none.
+    """
+    device = torch.device(comm.device).index
+    nbytes = max(LEAST, count * ITEMSIZE[dtype])
+    mine, reason = attempt(cuda.DeviceMemory, device, nbytes) if cuda else (None, "no csrc/cuda here")
+    handle = b""
+    if mine is not None:
+        handle, reason = attempt(mine.handle)
+    handles = comm.agree("allocate", count, DTYPES.index(dtype), note=handle or b"")
+    opened = {comm.rank: mine}
+    for rank, theirs in enumerate(handles):
+        if rank != comm.rank and not reason:
+            opened[rank], reason = attempt(cuda.PeerMemory, device, theirs) if theirs else (None, "no handle")
+    if any(comm.agree("allocate", note=reason.encode()[:120])):
+        return None
+    memory = tuple(opened[rank] for rank in range(comm.size))
+    return torch.as_tensor(View(mine), device=comm.device), Segment(tuple(m.address for m in memory), nbytes, memory)
+
+
+def place_of(segments: Any, rank: int, x: Tensor) -> Any:
+    """(number of the segment, byte offset) where tensor `x` of this rank lies; (-1, 0) where in none."""
+    for number, segment in enumerate(segments):
+        offset = x.data_ptr() - segment.addresses[rank]
+        if 0 <= offset and offset + x.numel() * x.element_size() <= segment.nbytes:
+            return number, offset
+    return -1, 0
+
+
+def slice_of(count: int, rank: int, size: int) -> Any:
+    """(first element, number of elements) that `rank` adds."""
+    each = -(-count // size // ALIGNED) * ALIGNED if count else 0
+    first, last = min(count, each * rank), min(count, each * (rank + 1))
+    return first, last - first

@@ -4,20 +4,19 @@ import atexit
 import contextlib
 import functools
 import sys
+import time
 from typing import Any
 
 from ...features import compiled_module
 from ..errors import CommError, name_ranks
 from ..hosts import host_id, oversubscribed
 from ..real import RealComm
-from ..status.interrupts import DeferredInterrupt
 from ..status.operation import InThread
 from ..status.remote import RemoteStatus
 from ..status.table import StatusTable, open_together
-from ..status.waiting import NAP, RARELY, SLICE, Waiting, finish_blindly
+from ..status.waiting import NAP, RARELY, SLICE, DeferredInterrupt, Waiting, finish_blindly
 from ..work import unsettled
 from .library import load
-from .stale import drop_stale
 from .transport import MpiTransport
 
 LAST_LOOK = 0.1  # s: for a rank that gives up, to learn that it is too late for that
@@ -226,3 +225,27 @@ class Session:
                 raise CommError(f"{name_ranks(gone)} cannot leave together with the others")
         self.cancelled.remove(consensus)
         return consensus.notes()
+
+
+WORTH_DROPPING = 1 << 20  # bytes
+PATIENCE = 0.1  # s
+
+
+def drop_stale(MPI: Any, comm: Any, cancelled: list, whatever: bool = False) -> bool:
+    """Receive and forget what has arrived in `comm`; True when nothing is left there.
+
+    False where a message cannot be received: a large one needs the help of its sender, which has left.
+    Args:    cancelled: list that keeps alive what MPI may still write to. whatever: try also the large ones.
+    """
+    status = MPI.Status()
+    while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+        nbytes = status.Get_count(MPI.BYTE)
+        if nbytes > WORTH_DROPPING and not whatever:
+            return False
+        request = comm.Irecv([bytearray(nbytes), MPI.BYTE], status.Get_source(), status.Get_tag())
+        end = time.monotonic() + PATIENCE
+        while not request.Test():
+            if time.monotonic() > end:
+                cancelled.append(request)
+                return False
+    return True

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..buffers import payload_of
 from ..errors import Mismatch
-from ..parts import parts_of
+from ..real import parts_of
 from ..status.report import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
 
 

@@ -13,8 +13,8 @@ nothing is sent to it from then on.
 import json
 from typing import Any
 
-from .interrupts import DeferredInterrupt
 from .table import Slot, StatusTable
+from .waiting import DeferredInterrupt
 
 NEWS = 32_767  # a tag of the session's own communicator that a rendezvous does not use (csrc/consensus.cpp)
 SILENT = Slot(0, -1, "silent", "", (), 0, 0, 0, "", {})

@@ -1,5 +1,9 @@
 """How a rank waits for others: never where neither an interrupt nor the deadline nor a peer's death could reach it."""
 
+from __future__ import annotations
+
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -284,3 +288,21 @@ def finish_blindly(operation: Any, call: str) -> None:
     while not operation.wait(SLICE, NAP, True):
         if time.monotonic() > end:
             raise CommError(f"{call}: the ranks have not met within {START:g} s")
+
+
+class DeferredInterrupt:
+    """Within it, Ctrl-C in the main thread is only noted, in `came`."""
+
+    def __enter__(self) -> DeferredInterrupt:
+        self.came, self.handler = False, None
+        mine = threading.current_thread() is threading.main_thread()
+        if mine and signal.getsignal(signal.SIGINT) is not None:  # None: not Python's to replace, nor to restore
+            self.handler = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, number: Any, frame: Any) -> None:
+        self.came = True
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if self.handler is not None:
+            signal.signal(signal.SIGINT, self.handler)

@@ -5,7 +5,7 @@ from itertools import islice
 
 import torch
 
-from ...data.sharding import batches
+from ...data.loading import batches
 from ...mesh import DeviceMesh
 from .. import checkpoint
 from ..consensus import require_same

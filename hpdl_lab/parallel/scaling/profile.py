@@ -16,7 +16,7 @@ import torch
 from ...collectives.sweep import require_right
 from ...comm.base import Comm, Done
 from ...comm.buffers import is_tensor, settle
-from ...data.sharding import shard
+from ...data.loading import shard
 from ...trace import Trace, now_ns
 from .. import training
 from ..reducer import allocate, allocate_in_background
