@@ -19,7 +19,7 @@ explain, are made with evidence=False. What most checks need is in checkers.py:
 
     def judge(run, where, n):                  # where: "With 4 ranks", "On 4 engines"
         sums = [inputs(len(run), n).sum(axis=0)] * len(run)
-        check_arrays(run, sums, where, "x", "return x,", lambda out, r: reason(out, mistakes(run, r)) or ("sum", ""))
+        check_arrays(run, sums, where, "x", "return x,", lambda out, r: reason(out, mistakes(run, r)) or "sum: ")
 
     def check_add(fn, runner=None):
         run = in_all_cases(fn, add, ((3, 9), (4, 10), (1, 5)), lambda p, n: f"with {p} ranks", judge)

@@ -14,7 +14,7 @@ from ..units import counted
 from .ranks import ALONE, capital, in_company, kind, number, on_engines, simulate, times, unlike
 from .record import Broken
 
-Reason = tuple[str, str]  # the invariant that failed, and why
+Reason = str  # "invariant: sentence", the sentence perhaps empty
 
 
 def in_all_cases(
@@ -28,15 +28,17 @@ def in_all_cases(
 ):
     """Judge call(comm, fn, *given) in every case (ranks, *given); returns the last Results.
 
-    where:  where(ranks, *given) -> "with 3 ranks"; blame: blame(broken, where, *given) -> Broken that says more, where
-            the run itself failed; how: see `simulate`.
+    where:  where(ranks, *given) -> "with 3 ranks"; blame: blame(broken, where, *given) -> Reason that says more,
+            or None, where the run itself failed; how: see `simulate`.
     """
     for p, *given in cases:
         text = where(p, *given)
         try:
             run = simulate(p, call, fn, *given, where=text, **how)
         except Broken as broken:
-            raise (blame(broken, capital(text), *given) if blame else broken) from None
+            if why := blame and blame(broken, capital(text), *given):
+                raise Broken(why, broken.detail) from None
+            raise
         judge(run, capital(text), *given)
     return run
 
@@ -57,8 +59,14 @@ def engine_facts(runner, judge, call, *given, company=False, say="right on {}") 
 
 
 def reason(got, rows: Iterable[tuple], close: Callable = np.allclose) -> Reason | None:
-    """(invariant, sentence) of the first row (value, invariant, sentence) whose value was got, or None."""
-    return next(((failed, why) for value, failed, why in rows if close(got, value)), None)
+    """That of the first row (value, reason) whose value was got, or None."""
+    return next((why for value, why in rows if close(got, value)), None)
+
+
+def because(why: Reason, text: str) -> Broken:
+    """Broken of this invariant: `text`, then the sentence."""
+    failed, _, sentence = why.partition(": ")
+    return Broken(f"{failed}: {text} {sentence}")
 
 
 def exactly(got, value) -> bool:
@@ -66,26 +74,20 @@ def exactly(got, value) -> bool:
     return np.allclose(got, value, rtol=1e-10, atol=1e-10)
 
 
-def off_reason(got, right, rows: Iterable[tuple], otherwise: str) -> Reason:
+def off_reason(got, right, rows: Iterable[tuple], otherwise: Reason = "sum: ") -> Reason:
     """`reason` for a mean that is not `right`; also rounding, and any multiple."""
     if found := reason(got, rows, exactly) or nearly(got, right):
         return found
     share = times(got, right)
-    return (
-        (otherwise, "")
-        if share is None
-        else ("mean", f"That is {number(share)} times the mean: what do you divide by?")
-    )
+    return otherwise if share is None else f"mean: That is {number(share)} times the mean: what do you divide by?"
 
 
 def nearly(got, right) -> Reason | None:
     """What is wrong with an array that is right but for its rounding; None where it is not."""
     if got.shape != right.shape or not np.allclose(got, right, rtol=1e-4, atol=1e-4):
         return None
-    return "dtype", (
-        f"That is right to the 7 digits of float32, and not to the 16 of {right.dtype}: keep the dtype of x in all "
-        "that you compute and send."
-    )
+    return f"""dtype: That is right to the 7 digits of float32, and not to the 16 of {right.dtype}: keep the dtype of x
+        in all that you compute and send."""
 
 
 def same(a, b):
@@ -111,8 +113,7 @@ def check_arrays(run, expected, where, name, promise, explain, rank=lambda r: f"
             raise Broken(f"returns: {where}, {rank(r)} returned {unlike(out, held)}: {promise} {kind(held)}.")
         right = same(out, expected[r])
         if not right.all():
-            failed, why = explain(out, r)
             text = first_wrong(f"{name}{{}} on {rank(r)}", out, expected[r], right)
-            raise Broken(f"{failed}: {where}, {text}. {why}")
+            raise because(explain(out, r), f"{where}, {text}.")
         if not same(held, expected[r]).all():
             raise Broken(f"in place: {where}, what {rank(r)} returns is right, but {name} was not overwritten with it.")

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from ..collectives.chunks import bounds
 from ..comm import PerRank
 from ..comm.buffers import to_numpy
 from ..comm.errors import name_ranks
 from ..comm.network import Switch
 from ..units import counted
-from .ranks import SENTINEL, capital, case, number, on_engines, simulate, with_evidence
+from .checkers import because, engine_facts
+from .ranks import SENTINEL, capital, case, number, simulate, with_evidence
 from .record import Broken, Passed
 from .traffic import check_bytes, check_peers, check_waits, in_barriers, miscount
 
@@ -113,8 +116,7 @@ def check_collective(collective, fn, runner=None):
         f"bytes: with 8 ranks none sends more than {most:,} for a vector of 4,000: {collective.share} of it",
         steps,
     ]
-    if runner is not None:
-        facts.append(check_on_engines(collective, fn, runner))
+    facts += engine_facts(runner, check_on_engines, call_many, fn, collective, ENGINE_SIZES)
     return Passed(tuple(facts), run.events, 8)
 
 
@@ -178,35 +180,32 @@ def check_result(collective, fn, p, values, run):
                 raise Broken(f"""in place: {capital(where)}, what rank {r} returns is right, but x was not overwritten
                     with it.""")
             i = first + int(np.argmax(held != expected))
-            failed, why = explain(
-                collective, lambda v: simulate_case(collective, fn, v, evidence=False), values, run, r, i
-            )
-            raise Broken(f"""{failed}: {capital(where)}, {place(i, n, p, r)} should be {number(whole[i])} and is
-                {number(left.x[i])}. {why}""")
+            rerun = partial(simulate_case, collective, fn, evidence=False)
+            found = (rule(collective, rerun, values, run, r, i) for rule in RULES)
+            why = next(filter(None, found), "sum: " if collective.adds else "chunk: ")
+            text = f"{place(i, n, p, r)} should be {number(whole[i])} and is {number(left.x[i])}."
+            raise because(why, f"{capital(where)}, {text}")
         check_returned(collective, left, expected, r, where, run)
 
 
 def check_returned(collective, left, expected, r, where, run):
-    promise = "x" if len(expected) == len(left.x) else f"chunk {r} of x"
+    head, promise = f"{capital(where)}, x is right on rank {r}, but", "x"
+    if len(expected) != len(left.x):
+        promise = f"chunk {r} of x"
     if left.out is None:
-        message = f"{capital(where)}, x is right on rank {r}, but your function returned {left.kind}: return {promise}."
-    elif left.out.shape != expected.shape:
-        message = (
-            f"{capital(where)}, rank {r} returned {counted(left.out.size, 'element')}: "
-            f"return {promise}, {counted(len(expected), 'element')}."
-        )
-    elif left.out.dtype != left.x.dtype:
-        message = f"{capital(where)}, rank {r} returned {left.out.dtype}, but x is {left.x.dtype}: return {promise}."
-    elif not np.array_equal(left.out, expected):
-        message = f"{capital(where)}, x is right on rank {r}, but what is returned differs from it: return {promise}."
-    else:
-        return
-    raise Broken(f"returns: {message.replace('returned NoneType', 'returned nothing')}")
+        what = "nothing" if left.kind == "NoneType" else left.kind
+        raise Broken(f"returns: {head} your function returned {what}: return {promise}.")
+    if left.out.shape != expected.shape:
+        raise Broken(f"""returns: {capital(where)}, rank {r} returned {counted(left.out.size, "element")}: return
+            {promise}, {counted(len(expected), "element")}.""")
+    if left.out.dtype != left.x.dtype:
+        raise Broken(f"""returns: {capital(where)}, rank {r} returned {left.out.dtype}, but x is {left.x.dtype}: return
+            {promise}.""")
+    if not np.array_equal(left.out, expected):
+        raise Broken(f"returns: {head} what is returned differs from it: return {promise}.")
 
 
 def place(i, n, p, r):
-    from ..collectives.chunks import bounds
-
     c = next(c for c in range(p) if bounds(n, p, c)[0] <= i < bounds(n, p, c)[1])
     return f"x[{i}] on rank {r} (chunk {c})"
 
@@ -238,11 +237,9 @@ def check_rounding(collective, fn):
         for i in range(first, last):
             s, bits = first_holder.setdefault(i, (r, left.x[i]))
             if bits != left.x[i]:
-                message = (
-                    f"x[{i}] is {bits:.9g} on rank {s} and {left.x[i]:.9g} on rank {r}: they added in different "
-                    "orders. Replicas that round differently drift apart: add once, then pass the sum on."
-                )
-                raise Broken(f"bitwise: {message}")
+                raise Broken(f"""bitwise: x[{i}] is {bits:.9g} on rank {s} and {left.x[i]:.9g} on rank {r}: they added
+                    in different orders. Replicas that round differently drift apart: add once, then pass the sum
+                    on.""")
 
 
 def check_steps(collective, fn, steps):
@@ -258,27 +255,19 @@ def check_steps(collective, fn, steps):
     return f"steps: {took} message times with 8 ranks: the least possible for a ring"
 
 
-def check_on_engines(collective, fn, runner):
-    """The same on real ranks, as many as the cluster has. Returns a fact."""
-    run = on_engines(runner, call_many, fn, collective, ENGINE_SIZES)
+def check_on_engines(run, where, collective, sizes):
+    """Raise Broken unless real ranks, as many as the cluster has, hold the same."""
     p = len(run)
-    for k, n in enumerate(ENGINE_SIZES):
+    for k, n in enumerate(sizes):
         whole = collective.whole(inputs(p, n))
         for r, lefts in enumerate(run):
             first, last = collective.promised(n, p, r)
             if not np.array_equal(lefts[k].x[first:last], whole[first:last]):
                 raise Broken(f"""engines: Right on simulated ranks, but wrong on the engines, {case(p, n)}, on rank {r}:
                     does your function read a buffer before it has arrived, or change one before it has left?""")
-    return f"engines: right on {counted(p, 'MPI rank')}"
 
 
-def explain(collective, rerun, values, run, r, i):
-    """(invariant, sentence) for x[i] on rank r. `rerun(values)` runs the answer again; run: Results of `Left`."""
-    for rule in RULES:
-        found = rule(collective, rerun, values, run, r, i)
-        if found:
-            return found
-    return "sum" if collective.adds else "chunk", ""
+# reasons for x[i] on rank r; `rerun(values)` runs the answer again; run: Results of `Left`
 
 
 def took_the_average(collective, rerun, values, run, r, i):
@@ -286,9 +275,8 @@ def took_the_average(collective, rerun, values, run, r, i):
     whole, held = collective.whole(values), run[r].x
     first, last = collective.promised(n, p, r)
     if collective.adds and np.allclose(held[first:last] * p, whole[first:last], rtol=1e-5):
-        return "sum", (
-            f"It is the average: the sum divided by {p}. {collective.name} adds, and leaves dividing to its caller."
-        )
+        return f"""sum: It is the average: the sum divided by {p}. {collective.name} adds, and leaves dividing to its
+            caller."""
 
 
 def holds_one_ranks_data(collective, rerun, values, run, r, i):
@@ -297,10 +285,10 @@ def holds_one_ranks_data(collective, rerun, values, run, r, i):
     if not collective.adds:
         return None
     if np.array_equal(run[r].x[first:last], values[r, first:last]) and not np.array_equal(run[-1].x, values[r]):
-        return "sum", f"Rank {r} holds its own data: nothing was added to it."
+        return f"sum: Rank {r} holds its own data: nothing was added to it."
     for s in range(p):
         if np.array_equal(run[-1].x[first:last], values[s, first:last]):
-            return "sum", f"Rank {p - 1} holds the data of rank {s}, not the sum over ranks."
+            return f"sum: Rank {p - 1} holds the data of rank {s}, not the sum over ranks."
 
 
 def chunk_is_elsewhere(collective, rerun, values, run, r, i):
@@ -314,7 +302,7 @@ def chunk_is_elsewhere(collective, rerun, values, run, r, i):
         moved = [spans[(s + shift) % p] for s in range(p)]
         if all(np.array_equal(run[s].x[a:b], whole[a:b]) for s, (a, b) in enumerate(moved)):
             off = "one chunk" if shift in (1, p - 1) else f"{shift} chunks"
-            return "chunk", f"Rank {r} holds the whole sum of chunk {(r + shift) % p} instead: you are off by {off}."
+            return f"chunk: Rank {r} holds the whole sum of chunk {(r + shift) % p} instead: you are off by {off}."
 
 
 def steps_miscounted(collective, rerun, values, run, r, i):
@@ -322,7 +310,7 @@ def steps_miscounted(collective, rerun, values, run, r, i):
     p = 5
     told = again(rerun, np.ones((p, 100)))
     why = miscount(told.events, p, collective.cost(p, 100).steps) if told else ""
-    return ("steps", why) if why else None
+    return f"steps: {why}" if why else None
 
 
 def chunk_moved(collective, rerun, values, run, r, i):
@@ -335,7 +323,7 @@ def chunk_moved(collective, rerun, values, run, r, i):
     j = told[r].x[i] / scale - 1
     if j == i or not float(j).is_integer() or not 0 <= j < n:
         return None
-    return "chunk", f"That is the value of x[{int(j)}]: rank {r} got another chunk there."
+    return f"chunk: That is the value of x[{int(j)}]: rank {r} got another chunk there."
 
 
 def counted_wrongly(collective, rerun, values, run, r, i):
@@ -344,14 +332,11 @@ def counted_wrongly(collective, rerun, values, run, r, i):
     held = run[r].x[i]
     if not collective.adds:
         if held == SENTINEL:
-            return "chunk", (
-                f"The chunk to which x[{i}] belongs never arrived on rank {r}: {number(held)} is what was there before."
-            )
+            return f"""chunk: The chunk to which x[{i}] belongs never arrived on rank {r}: {number(held)} is what was
+                there before."""
         if (held - collective.whole(values)[i]) % SENTINEL == 0:
-            return "chunk", (
-                f"What arrived was added to the {number(SENTINEL)} that was there: all_gather replaces, it does "
-                "not add."
-            )
+            return f"""chunk: What arrived was added to the {number(SENTINEL)} that was there: all_gather replaces, it
+                does not add."""
         return None
     told = again(rerun, np.tile(8.0 ** np.arange(p)[:, None], n))
     if told is None or not 0 <= told[r].x[i] < 8.0**p or not float(told[r].x[i]).is_integer():
@@ -361,7 +346,7 @@ def counted_wrongly(collective, rerun, values, run, r, i):
     repeated = [f"rank {s}'s part counts {times} times" for s, times in enumerate(digits) if times > 1]
     parts = [f"the part of {name_ranks(missing)} is missing"] if missing else []
     if parts or repeated:
-        return "sum", f"In it {', '.join(parts + repeated)}."
+        return f"sum: In it {', '.join(parts + repeated)}."
 
 
 def again(rerun, values):

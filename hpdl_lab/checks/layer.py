@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ..units import counted
-from .checkers import nearly
-from .ranks import capital, full_stop, number, on_engines, simulate, times
-from .record import Broken
+from .checkers import because, engine_facts, in_all_cases, nearly, with_ranks
+from .ranks import full_stop, number, times, type_told
+from .record import Broken, Passed
 from .traffic import check_waits
 
 BARRIER = "barrier"
@@ -130,8 +130,7 @@ class Case(NamedTuple):
     inputs:  [{name: tensor} of each rank]; weights: [gradient of the loss for y of each rank]; given: more arguments.
     y:       [what each rank returns, as an array]; grads: {name: [its gradient on each rank]}.
     whole:   elements of what no rank may hold whole; most: {"forward": bytes, "backward": bytes} of all ranks together.
-    explain: explain(got, r) -> [(array, invariant, sentence)]: outputs of known mistakes; explain_grad(name, got, r)
-             likewise; there `got` may be None and an array as well.
+    explain: explain(r) -> [(array, reason)]: outputs of known mistakes; explain_grad(name, r) likewise.
     """
 
     inputs: list
@@ -165,49 +164,55 @@ def run_part(comm, fn, part):
 
 
 def check_part(part, fn, runner, more=""):
-    """Facts about a right answer, or Broken for the first invariant that it breaks; also the last Results.
+    """Facts about a right answer, or Broken for the first invariant that it breaks; also the Results of most ranks.
 
     more: what is special about this case, in words.
     """
-    for p in RANKS:
-        where = f"with {counted(p, 'rank')} {more}".rstrip()
-        try:
-            run = simulate(p, run_part, fn, part, where=where, threads=True)
-        except Broken as broken:
-            raise in_backward(broken) from None
-        judge(part, run, where)
-        check_waits(run.events, p)
-        check_sent(part, run, where)
+    runs = {}
+
+    def judge_all(run, where, part):
+        judge(run, where, part)
+        check_waits(run.events, len(run))
+        check_sent(run, where, part)
         check_inputs(run, where)
-        if p == max(RANKS):
-            kept = run
-    facts = ["output and gradients of one rank with the whole layer, to 1e-10, on 1, 2, 3 and 4 simulated ranks"]
-    for phase in ("forward", "backward"):
-        facts.append(f"{phase}: rank 0 of {len(kept)} {getattr(kept[0], phase).told()}")
-    if runner is not None:
-        run = on_engines(runner, run_part, fn, part)
-        judge(part, run, f"on {counted(len(run), 'engine')}")
-        facts.append(f"engines: right on {counted(len(run), 'MPI rank')}")
-    return facts, kept
+        runs[len(run)] = run
 
-
-def in_backward(broken):
-    """`broken`, or what is behind an error of autograd: a gradient of another shape than its tensor."""
-    if broken.failed != "raises" or "invalid gradient" not in broken.message:
-        return broken
-    message = (
-        f"{full_stop(broken.message)} What is done in backward has to undo the shape that forward made: the transposed "
-        "of putting parts together is cutting them."
+    cases = [(p, part) for p in RANKS]
+    in_all_cases(
+        fn, run_part, cases, lambda p, part: f"{with_ranks(p)} {more}".rstrip(), judge_all, in_backward, threads=True
     )
-    return Broken(f"transposed: {message}", broken.detail)
+    run = runs[max(RANKS)]
+    facts = ["output and gradients of one rank with the whole layer, to 1e-10, on 1, 2, 3 and 4 simulated ranks"]
+    facts += [f"{phase}: rank 0 of {len(run)} {getattr(run[0], phase).told()}" for phase in ("forward", "backward")]
+    return [*facts, *engine_facts(runner, judge, run_part, fn, part)], run
 
 
-def judge(part, run, where):
+def check_layer(fn, runner=None, *, part, fact, variant=None, more=""):
+    """`check_part` of a part and a variant of it, which `more` describes; fact(p): what else is true of p ranks."""
+    facts, run = check_part(part, fn, runner)
+    if variant:
+        check_part(variant, fn, None, more)
+    return Passed((*facts, fact(len(run))), run.events, len(run))
+
+
+def in_backward(broken, where, part):
+    """What is behind an error of autograd: a gradient of another shape than its tensor."""
+    if broken.failed == "raises" and "invalid gradient" in broken.message:
+        return f"""transposed: {full_stop(broken.message)} What is done in backward has to undo the shape that forward
+            made: the transposed of putting parts together is cutting them."""
+    return None
+
+
+def judge(run, where, part):
     """Raise Broken unless outputs and gradients are right, and no rank keeps a whole layer."""
     case = part.case(len(run))
     check_output(run, case, part.promise, where)
     check_gradients(run, case, where)
-    check_kept(run, case, where)
+    for r, ran in enumerate(run):
+        if len(run) > 1 and ran.kept >= case.whole:
+            raise Broken(f"""memory: {where} all numbers are right, but rank {r} keeps a tensor of {ran.kept:,}
+                numbers for backward: that is a whole layer, and a layer is cut because no rank has room for it. Compute
+                with what this rank holds.""")
 
 
 def equal(a, b):
@@ -226,64 +231,48 @@ def difference(got, expected):
     return told if got.dtype == expected.dtype else f"{told}, a {got.dtype}"
 
 
-def judged(candidates, got, right):
-    """(invariant, sentence) of the first of [(array, invariant, sentence)] that is what was got; ("", "") if none."""
+def why_wrong(got, right, candidates, otherwise):
+    """The reason of the first of [(array, reason)] that is what was got; of the invariant `otherwise` if none."""
     if np.isnan(got).any():
-        return "value", "NaN is no number: a division by zero, or memory that nobody has written to?"
-    for value, failed, why in candidates:
-        if equal(np.asarray(value), got):
-            return failed, why
+        return "value: NaN is no number: a division by zero, or memory that nobody has written to?"
+    found = nearly(got, right) or next((why for value, why in candidates if equal(np.asarray(value), got)), None)
     share = times(got, right)
-    return "", "" if share is None else f"That is {number(share)} times as much."
+    return found or f"{otherwise}: " + ("" if share is None else f"That is {number(share)} times as much.")
 
 
 def check_output(run, case, promise, where):
-    for r, ran in enumerate(run):
-        right = case.y[r]
+    for r, (ran, right) in enumerate(zip(run, case.y, strict=True)):
         if ran.y is None:
-            what = "nothing" if ran.kind == "NoneType" else f"something of type {ran.kind}"
-            raise Broken(f"returns: {capital(where)} rank {r} returned {what}: return {promise}.")
-        if equal(ran.y, right):
-            continue
-        failed, why = nearly(ran.y, right) or judged(case.explain(ran.y, r), ran.y, right)
-        if ran.y.shape == right.shape:
-            message = f"{capital(where)} y{difference(ran.y, right)} on rank {r}. {why}".rstrip()
-            raise Broken(f"{failed or 'value'}: {message}")
-        message = f"{capital(where)} rank {r} returned shape {ran.y.shape}, where {right.shape} is right: {promise}. "
-        raise Broken(f"{failed or 'shape'}: {message}{why}")
+            raise Broken(f"returns: {where} rank {r} returned {type_told(ran.kind)}: return {promise}.")
+        if ran.y.shape != right.shape:
+            text = f"rank {r} returned shape {ran.y.shape}, where {right.shape} is right: {promise}."
+            raise because(why_wrong(ran.y, right, case.explain(r), "shape"), f"{where} {text}")
+        if not equal(ran.y, right):
+            text = f"{where} y{difference(ran.y, right)} on rank {r}."
+            raise because(why_wrong(ran.y, right, case.explain(r), "value"), text)
 
 
 def check_gradients(run, case, where):
     for name, rights in case.grads.items():
-        for r, ran in enumerate(run):
-            got, right = ran.grads[name], rights[r]
-            if equal(got, right):
+        for r, (ran, right) in enumerate(zip(run, rights, strict=True)):
+            grad = ran.grads[name]
+            if equal(grad, right):
                 continue
-            zeros = np.zeros_like(right) if got is None else got
-            failed, why = nearly(zeros, right) or judged(case.explain_grad(name, zeros, r), zeros, right)
-            if got is None:
-                why = why or (
-                    "What was computed from it has left the sight of autograd (detach, .data, a new tensor), or has no "
-                    "part in y."
+            got = np.zeros_like(right) if grad is None else grad
+            why = why_wrong(got, right, case.explain_grad(name, r), "gradient")
+            if grad is not None:
+                raise because(
+                    why,
+                    f"""{where} y is right, but backward is not: the gradient of
+                    {name}{difference(grad, right)} on rank {r}.""",
                 )
-                message = f"{capital(where)} y is right, but after backward {name} of rank {r} has no gradient. {why}"
-            else:
-                message = (
-                    f"{capital(where)} y is right, but backward is not: the gradient of {name}{difference(got, right)} "
-                    f"on rank {r}. {why}"
-                )
-            raise Broken(f"{failed or 'gradient'}: {message}")
+            if why == "gradient: ":
+                why += """What was computed from it has left the sight of autograd (detach, .data, a new tensor), or has
+                    no part in y."""
+            raise because(why, f"{where} y is right, but after backward {name} of rank {r} has no gradient.")
 
 
-def check_kept(run, case, where):
-    for r, ran in enumerate(run):
-        if len(run) > 1 and ran.kept >= case.whole:
-            raise Broken(f"""memory: {capital(where)} all numbers are right, but rank {r} keeps a tensor of {ran.kept:,}
-                numbers for backward: that is a whole layer, and a layer is cut because no rank has room for it. Compute
-                with what this rank holds.""")
-
-
-def check_sent(part, run, where):
+def check_sent(run, where, part):
     """Raise Broken where ranks wait in a barrier, or together send more bytes than by a ring or through rank 0."""
     case = part.case(len(run))
     for phase, most in case.most.items():
@@ -291,23 +280,23 @@ def check_sent(part, run, where):
         total = sum(s.nbytes for s in sent)
         for r, waited in enumerate(s.barriers for s in sent):
             if waited:
-                raise Broken(f"""messages: {capital(where)} all numbers are right, but in {phase} rank {r} waits in
+                raise Broken(f"""messages: {where} all numbers are right, but in {phase} rank {r} waits in
                     {counted(waited, "barrier")}, where none is needed: there all ranks stand still for the slowest, and
                     what they need from each other comes with its message. {part.why[phase]}""")
         if total <= most:
             continue
         allowed = f"{most:,.0f} are enough" if most else "nothing has to be sent"
-        raise Broken(f"""messages: {capital(where)} all numbers are right, but in {phase} the ranks send {total:,}
+        raise Broken(f"""messages: {where} all numbers are right, but in {phase} the ranks send {total:,}
             bytes, where {allowed}; rank 0 {sent[0].told()}. {part.why[phase]}""")
 
 
 def check_inputs(run, where):
     for r, ran in enumerate(run):
         if ran.changed:
-            raise Broken(f"""input: {capital(where)} all numbers are right, but rank {r} has written into
+            raise Broken(f"""input: {where} all numbers are right, but rank {r} has written into
                 {ran.changed[0]}, which its caller still needs: write into a tensor of your own.""")
         if ran.hooked:
-            raise Broken(f"""input: {capital(where)} all numbers are right, but what you have put on x of rank {r} acts
+            raise Broken(f"""input: {where} all numbers are right, but what you have put on x of rank {r} acts
                 on its caller as well: where x is also used beside the layer, as by a residual connection, that gradient
                 is changed, too. Put it on a view of your own: x.view_as(x).""")
 

@@ -134,13 +134,16 @@ def tail(printed):
 
 def unlike(out, like):
     """What is wrong with `out` in the place of `like`, an array or tensor, such as "nothing"; "" where nothing is."""
-    if out is None:
-        return "nothing"
     if type(out) is not type(like):
-        return f"something of type {type(out).__name__}"
+        return type_told(type(out).__name__)
     if out.shape != like.shape:
         return f"something of shape {tuple(out.shape)}"
     return f"something of dtype {dtype_name(out.dtype)}" if out.dtype != like.dtype else ""
+
+
+def type_told(name):
+    """A wrong type by its name, in words: "nothing", "something of type list"."""
+    return "nothing" if name == "NoneType" else f"something of type {name}"
 
 
 def kind(x):

@@ -5,51 +5,42 @@ import re
 import socket
 
 from ...parallel import messages as reference
-from ...units import counted
-from ..ranks import capital, on_engines, simulate
+from ..checkers import engine_facts, in_all_cases, with_ranks
+from ..ranks import on_engines, simulate
 from ..record import Broken, Exercise, Passed
 
 
 def check_hello(fn, runner=None):
     """Every rank says its own number and the number of ranks, in whatever words."""
-    for p in (4, 1, 3):
-        check_sentences(simulate(p, fn, where=f"with {counted(p, 'rank')}"), p)
+    in_all_cases(fn, lambda comm, fn: fn(comm), ((4,), (1,), (3,)), with_ranks, check_sentences)
     facts = ["every rank says who it is, on 1, 3 and 4 simulated ranks"]
-    if runner is not None:
-        results = on_engines(runner, fn)
-        check_sentences(results, len(results))
-        facts.append(f"engines: {counted(len(results), 'MPI rank')} said hello")
-    return Passed(tuple(facts))
+    return Passed((*facts, *engine_facts(runner, check_sentences, fn, say="{} said hello")))
 
 
-def check_sentences(results, p):
-    where = f"with {counted(p, 'rank')}"
+def check_sentences(results, where):
+    p = len(results)
     for r, said in enumerate(results):
         if said is None:
-            raise Broken(f"""returns: {capital(where)}, rank {r} returned nothing: print shows a text, return hands it
+            raise Broken(f"""returns: {where}, rank {r} returned nothing: print shows a text, return hands it
                 back.""")
         if not isinstance(said, str):
-            raise Broken(f"""returns: {capital(where)}, rank {r} returned {said!r}: a str was asked for, not
+            raise Broken(f"""returns: {where}, rank {r} returned {said!r}: a str was asked for, not
                 {type(said).__name__}.""")
     if p > 1 and len(set(results)) == 1:
-        raise Broken(f"rank: {capital(where)}, all of them said {results[0]!r}: comm.rank is different on every rank.")
+        raise Broken(f"rank: {where}, all of them said {results[0]!r}: comm.rank is different on every rank.")
     for r, said in enumerate(results):
         numbers = {int(digits) for digits in re.findall(r"\d+", said)}
         called = re.search(r"\brank\D?\D?(\d+)", said, re.IGNORECASE)
         if called and int(called[1]) == p != r and r in numbers:
-            raise Broken(f"""rank: {capital(where)}, rank {r} said {said!r}: its number is {r}, and {p} is how many
+            raise Broken(f"""rank: {where}, rank {r} said {said!r}: its number is {r}, and {p} is how many
                 there are.""")
         if {r, p} <= numbers:
             continue
         if r in numbers:
-            what = f"the number of ranks is {p}, which is comm.size"
-            raise Broken(f"size: {capital(where)}, rank {r} said {said!r}: {what}.")
-        why = (
-            ", because ranks count from 0"
-            if r + 1 in numbers
-            else ", which does not stand there as a number of its own"
-        )
-        raise Broken(f"rank: {capital(where)}, rank {r} said {said!r}: its number is {r}{why}.")
+            raise Broken(f"""size: {where}, rank {r} said {said!r}: the number of ranks is {p}, which is
+                comm.size.""")
+        why = "because ranks count from 0" if r + 1 in numbers else "which does not stand there as a number of its own"
+        raise Broken(f"rank: {where}, rank {r} said {said!r}: its number is {r}, {why}.")
 
 
 def check_who_runs_where(fn, runner=None):

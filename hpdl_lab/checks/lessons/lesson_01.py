@@ -6,12 +6,18 @@ import numpy as np
 
 from ...optim import gradient_descent as reference
 from ...units import counted
+from ..checkers import because, reason
 from ..ranks import kind, number, simulate, unlike
 from ..record import Broken, Exercise, Passed
 
 SHAPES = ((50, 2), (7, 1), (1, 3), (200, 5))  # (examples, weights)
 MOST_STEPS = 100  # that a function may take in the place of one and is told how many they were
 MAKES = {"list": " np.array(...) makes one.", "tuple": " np.array(...) makes one.", "Tensor": " .numpy() makes one."}
+
+
+COLUMNS = "Each weight is alone in it with its own column. The error of an example comes from all weights."
+MEANS = "That is the mean error times the mean input: first multiply for every example, then average."
+DIRECTION = "Only the direction of the gradient is in it: where it is steeper, the step is longer."
 
 
 def problem(n, d):
@@ -45,8 +51,8 @@ def shape_of(args):
     return next(a.shape for a in args if getattr(a, "ndim", 0) == 2)
 
 
-def check_vector(got, expected, begun, n, explain):
-    """`explain(got, expected)` returns (invariant, sentence) or None; `begun`: what a loop over weights begins with."""
+def check_vector(got, expected, begun, n, others):
+    """others: rows of wrong vectors, see `reason`; `begun`: what a loop over weights begins with."""
     d = len(expected)
     where = f"For {counted(n, 'example')} and {counted(d, 'weight')}"
     if unlike(got, expected):
@@ -56,123 +62,79 @@ def check_vector(got, expected, begun, n, explain):
     if wrong.any():
         j = int(np.argmax(wrong))
         with np.errstate(all="ignore"):  # it may be anything
-            failed, why = explain(got, expected) or in_general(got, expected, begun)
-        raise Broken(f"""{failed}: {where}, number {j} of the result should be {number(expected[j])} and is
-            {number(got[j])}. {why}""")
+            why = reason(got, others) or in_general(got, expected, begun)
+        text = f"number {j} of the result should be {number(expected[j])} and is {number(got[j])}."
+        raise because(why, f"{where}, {text}")
 
 
 def in_general(got, expected, begun):
-    """(invariant, sentence) for a wrong array, whatever it was to be."""
+    """Reason for a wrong array, whatever it was to be."""
     if np.allclose(got, expected, rtol=1e-3):
-        return "precision", "The first digits are right: is it rounded, float32, or a quotient of small differences?"
+        return "precision: The first digits are right: is it rounded, float32, or a quotient of small differences?"
     if len(got) > 1 and np.allclose(got, [*expected[:-1], begun[-1]]):
-        return "loop", "The last weight has been left out: a loop over the weights ends one step too early."
+        return "loop: The last weight has been left out: a loop over the weights ends one step too early."
     if len(got) > 1 and np.allclose(got, [begun[0], *expected[1:]]):
-        return "loop", "The first weight has been left out: a loop over the weights begins one step too late."
-    return "value", ""
+        return "loop: The first weight has been left out: a loop over the weights begins one step too late."
+    return "value: "
 
 
 def check_gradient(fn, runner=None):
     for n, d in SHAPES:
         w, x, y = problem(n, d)
-        pulls = (x @ w - y)[:, None] * x  # (n, d): of every example
-        half = "That is half as much: the slope of e² is 2e, and the 2 takes up the 1/2 of the loss."
-        half += " Or did you divide by x.size?" if d == 2 else ""
-
-        def explain(got, expected, n=n, x=x, w=w, y=y, pulls=pulls, half=half):
-            for factor, failed, why in (
-                (-1, "sign", "The sign is the other way round: the gradient points uphill, towards a larger loss."),
-                (n, "mean", f"That is {n} times as much: a sum over the examples, not their mean."),
-                (2, "factor", "That is twice as much: the loss has a 1/2 in front of the square."),
-                (-2, "factor", "That is twice as much, and the sign is the other way round."),
-                (1 / 2, "factor", half),
-                (n / len(w), "mean", f"You divided by the {len(w)} weights, not by the {n} examples."),
-                (1 / len(w), "mean", f"You divided by the {x.size} numbers in x, not by the {n} examples."),
-                (n / max(n - 1, 1), "mean", f"You divided by {n - 1}: there are {n} examples."),
-            ):
-                if np.allclose(got, factor * expected):
-                    return failed, why
-            for value, failed, why in (
-                (pulls[:-1].sum(axis=0) / n, "loop", "The last example is missing: the loop is one step too short."),
-                (pulls[1:].sum(axis=0) / n, "loop", "The first example is missing: the loop begins one step too late."),
-                (pulls[-1] / n, "loop", "Only the last example is in it: add up those of all."),
-                (pulls[0] / n, "loop", "Only the first example is in it: does the loop end at a `return`?"),
-                (
-                    x.T @ np.sign(x @ w - y) / n,
-                    "value",
-                    "That is the gradient of the absolute error; here the error is squared.",
-                ),
-                (x.T @ abs(x @ w - y) / n, "sign", "The error has lost its sign: too high and too low pull apart."),
-                (
-                    w * (x**2).mean(axis=0) - x.T @ y / n,
-                    "value",
-                    "Each weight is alone in it with its own column. The error of an example comes from all weights.",
-                ),
-                (
-                    (x @ w - y).mean() * x.mean(axis=0),
-                    "value",
-                    "That is the mean error times the mean input: first multiply for every example, then average.",
-                ),
-                (x.T @ (x @ w) / n, "value", "y is not in it: the error is x @ w - y."),
-                (-x.T @ y / n, "value", "w is not in it: the error is x @ w - y."),
-                (abs(expected), "sign", "The size is right; the signs are lost."),
-                (expected / np.linalg.norm(expected), "factor", "That is only the direction: its length is 1."),
-                (np.median(pulls, axis=0), "mean", "That is the median over the examples, not the mean."),
-                (pulls.max(axis=0), "mean", "That is the largest of the examples, not their mean."),
-            ):
-                if np.allclose(got, value):
-                    return failed, why
-
+        expected = reference.gradient(w, x, y)
         got = call(fn, w, x, y, unchanged=("w", "x", "y"))
-        check_vector(got, reference.gradient(w, x, y), 0 * w, n, explain)
+        check_vector(got, expected, 0 * w, n, other_gradients(w, x, y, expected))
     w, x, y = problem(50, 2)
     slope = (reference.loss(w + [1e-6, 0], x, y) - reference.loss(w - [1e-6, 0], x, y)) / 2e-6
-    here = f"at w = ({w[0]:.3f}, {w[1]:.3f})"
-    facts = (
-        f"the right slope for {len(SHAPES)} shapes of data",
-        f"{here} the first number is {fn(w, x, y)[0]:.6f}; the loss, measured left and right of it, rises by "
-        f"{slope:.6f} per unit",
+    return Passed(
+        (
+            f"the right slope for {len(SHAPES)} shapes of data",
+            f"at w = ({w[0]:.3f}, {w[1]:.3f}) the first number is {fn(w, x, y)[0]:.6f}; the loss, measured left and "
+            f"right of it, rises by {slope:.6f} per unit",
+        )
     )
-    return Passed(facts)
+
+
+def other_gradients(w, x, y, right):
+    """Rows of what is not the gradient."""
+    n, d, error = len(x), len(w), x @ w - y
+    pulls = error[:, None] * x  # (n, d): of every example
+    half = " Or did you divide by x.size?" if d == 2 else ""
+    return (
+        (-right, "sign: The sign is the other way round: the gradient points uphill, towards a larger loss."),
+        (n * right, f"mean: That is {n} times as much: a sum over the examples, not their mean."),
+        (2 * right, "factor: That is twice as much: the loss has a 1/2 in front of the square."),
+        (-2 * right, "factor: That is twice as much, and the sign is the other way round."),
+        (
+            right / 2,
+            f"factor: That is half as much: the slope of e² is 2e, and the 2 takes up the 1/2 of the loss.{half}",
+        ),
+        (right * n / d, f"mean: You divided by the {d} weights, not by the {n} examples."),
+        (right / d, f"mean: You divided by the {x.size} numbers in x, not by the {n} examples."),
+        (right * n / max(n - 1, 1), f"mean: You divided by {n - 1}: there are {n} examples."),
+        (pulls[:-1].sum(axis=0) / n, "loop: The last example is missing: the loop is one step too short."),
+        (pulls[1:].sum(axis=0) / n, "loop: The first example is missing: the loop begins one step too late."),
+        (pulls[-1] / n, "loop: Only the last example is in it: add up those of all."),
+        (pulls[0] / n, "loop: Only the first example is in it: does the loop end at a `return`?"),
+        (x.T @ np.sign(error) / n, "value: That is the gradient of the absolute error; here the error is squared."),
+        (x.T @ abs(error) / n, "sign: The error has lost its sign: too high and too low pull apart."),
+        (w * (x**2).mean(axis=0) - x.T @ y / n, f"value: {COLUMNS}"),
+        (error.mean() * x.mean(axis=0), f"value: {MEANS}"),
+        (x.T @ (x @ w) / n, "value: y is not in it: the error is x @ w - y."),
+        (-x.T @ y / n, "value: w is not in it: the error is x @ w - y."),
+        (abs(right), "sign: The size is right; the signs are lost."),
+        (right / np.linalg.norm(right), "factor: That is only the direction: its length is 1."),
+        (np.median(pulls, axis=0), "mean: That is the median over the examples, not the mean."),
+        (pulls.max(axis=0), "mean: That is the largest of the examples, not their mean."),
+    )
 
 
 def check_gradient_step(fn, runner=None):
     for n, d in SHAPES:
         for rate in (0.1, 0.03):
             w, x, y = problem(n, d)
-            slope = reference.gradient(w, x, y)
-
-            def explain(got, expected, n=n, w=w, x=x, y=y, slope=slope, rate=rate):
-                for value, failed, why in (
-                    (w + rate * slope, "sign", "That is a step uphill: go against the gradient."),
-                    (w - slope, "rate", f"The rate is {rate}, and was not used: w - rate * gradient."),
-                    (w - slope / rate, "rate", "The gradient was divided by the rate: w - rate * gradient."),
-                    (w - rate**2 * slope, "rate", "The rate was used twice."),
-                    (w - rate * n * slope, "gradient", f"The gradient in it is {n} times as large: a sum, not a mean."),
-                    (w - rate * slope / n, "gradient", f"The gradient in it was divided by {n} once more."),
-                    (w - 2 * rate * slope, "gradient", "The gradient in it is twice as large."),
-                    (
-                        w - rate * slope / np.linalg.norm(slope),
-                        "gradient",
-                        "Only the direction of the gradient is in it: where it is steeper, the step is longer.",
-                    ),
-                    (w - rate * np.sign(slope), "gradient", "Only the sign of the gradient is in it."),
-                    (w - rate * slope.mean(), "gradient", "One number was taken off every weight: each has its own."),
-                    (
-                        w - rate * reference.gradient(0 * w, x, y),
-                        "gradient",
-                        "The gradient in it is that at w = 0: it changes with every step, take it at w.",
-                    ),
-                    (-rate * slope, "value", "That is the way to go, not the place where you arrive: start from w."),
-                    (rate * slope, "value", "That is the way to go, not the place where you arrive: start from w."),
-                    (w, "value", "That is w itself: no step was taken."),
-                ):
-                    if np.allclose(got, value):
-                        return failed, why
-                return too_many_steps(got, w, x, y, rate) or another_rate(got, w, slope, rate)
-
             got = call(fn, w, x, y, rate, unchanged=("w", "x", "y"))
-            check_vector(got, w - rate * slope, w, n, explain)
+            check_vector(got, reference.gradient_step(w, x, y, rate), w, n, other_steps(w, x, y, rate, got))
     w, x, y = problem(50, 2)
     before, after = reference.loss(w, x, y), reference.loss(fn(w, x, y, 0.1), x, y)
     return Passed(
@@ -183,31 +145,55 @@ def check_gradient_step(fn, runner=None):
     )
 
 
+def other_steps(w, x, y, rate, got):
+    """Rows of what is not one step of this rate."""
+    n, slope, at_0 = len(x), reference.gradient(w, x, y), reference.gradient(0 * w, x, y)
+    way = "value: That is the way to go, not the place where you arrive: start from w."
+    yield from (
+        (w + rate * slope, "sign: That is a step uphill: go against the gradient."),
+        (w - slope, f"rate: The rate is {rate}, and was not used: w - rate * gradient."),
+        (w - slope / rate, "rate: The gradient was divided by the rate: w - rate * gradient."),
+        (w - rate**2 * slope, "rate: The rate was used twice."),
+        (w - rate * n * slope, f"gradient: The gradient in it is {n} times as large: a sum, not a mean."),
+        (w - rate * slope / n, f"gradient: The gradient in it was divided by {n} once more."),
+        (w - 2 * rate * slope, "gradient: The gradient in it is twice as large."),
+        (w - rate * slope / np.linalg.norm(slope), f"gradient: {DIRECTION}"),
+        (w - rate * np.sign(slope), "gradient: Only the sign of the gradient is in it."),
+        (w - rate * slope.mean(), "gradient: One number was taken off every weight: each has its own."),
+        (w - rate * at_0, "gradient: The gradient in it is that at w = 0: it changes with every step, take it at w."),
+        (-rate * slope, way),
+        (rate * slope, way),
+        (w, "value: That is w itself: no step was taken."),
+    )
+    if why := too_many_steps(got, w, x, y, rate) or another_rate(got, w, slope, rate):
+        yield got, why
+
+
 def too_many_steps(got, w, x, y, rate):
-    """(invariant, sentence) where `got` is where more than one step ends, or None."""
+    """Reason where `got` is where more than one step ends, or None."""
     asked = "One step was asked for: whoever calls your function repeats it."
     for steps, moved in enumerate(reference.descend(x, y - x @ w, rate, MOST_STEPS)):  # as seen from w
         if np.allclose(got, w + moved):
-            return "steps", f"Those are {steps} steps. {asked}"
+            return f"steps: Those are {steps} steps. {asked}"
     by_example, by_weight = w, w.copy()
     for row, target in zip(x, y, strict=True):
         by_example = by_example - rate * (row @ by_example - target) * row
     if np.allclose(got, by_example):
-        return "steps", f"Those are {len(y)} steps, one for each example. {asked}"
+        return f"steps: Those are {len(y)} steps, one for each example. {asked}"
     for j in range(len(w)):
         by_weight[j] -= rate * reference.gradient(by_weight, x, y)[j]
     if np.allclose(got, by_weight):
-        return "gradient", "The gradient was taken again for every weight: take it once, at w, before any weight moves."
+        return "gradient: The gradient was taken again for every weight: take it once, at w, before any weight moves."
     if np.allclose(reference.gradient(got, x, y), 0, atol=1e-3):
-        return "steps", f"That is the bottom of the bowl. {asked}"
+        return f"steps: That is the bottom of the bowl. {asked}"
     return None
 
 
 def another_rate(got, w, slope, rate):
-    """(invariant, sentence) where `got` is a step of another rate, or None."""
+    """Reason where `got` is a step of another rate, or None."""
     used = (w - got) @ slope / (slope @ slope)
     if len(w) > 1 and np.allclose(got, w - used * slope) and abs(used / rate - 1) > 1e-3:
-        return "rate", f"That is a step of rate {number(used)}: here the rate is {rate}."
+        return f"rate: That is a step of rate {number(used)}: here the rate is {rate}."
     return None
 
 
@@ -219,7 +205,7 @@ def check_largest_stable_rate(fn, runner=None):
             raise Broken(f"""returns: The rate is one number, a float; your function returned {type(got).__name__}:
                 {got!r:.60}.""")
         if not abs(got - expected) <= 0.01 * expected:
-            raise Broken(": ".join(why_rate(float(got), expected, x)))
+            raise why_rate(float(got), expected, x)
     return Passed(
         (
             f"within 1% for 4 sets of data; for the last of them {got:.4f}",
@@ -238,57 +224,41 @@ def remaining(x, rate, steps=200):
 
 
 def why_rate(got, expected, x):
-    """(invariant, sentence) for a rate that is not the largest stable one."""
+    """Broken for a rate that is not the largest stable one."""
     n, d = x.shape
     curvature = x.T @ x / n
     curvatures = np.linalg.eigvalsh(curvature)
-    around_mean = np.linalg.eigvalsh(np.atleast_2d(np.cov(x.T, bias=True)))
-    start = (
-        f"For {counted(n, 'example')} and {counted(d, 'weight')} the largest stable rate is {number(expected)}, and "
-        f"you say {number(got)}. "
-    )
-    entry = (
-        "That is 2 / (largest entry of the matrix). An axis of the bowl is no weight where the columns of x rise and "
-        "fall together: the curvatures are the eigenvalues."
-    )
+    most, around_mean = curvatures.max(), np.linalg.eigvalsh(np.atleast_2d(np.cov(x.T, bias=True))).max()
+    entry = """entry: That is 2 / (largest entry of the matrix). An axis of the bowl is no weight where the columns of x
+        rise and fall together: the curvatures are the eigenvalues."""
+    one_axis = "axis: That is the rate of one axis, but not of the steepest: take the largest eigenvalue."
+    no_mean = "mean: You took the mean off the columns of x. The model has no constant: x.T @ x / n."
     known = (
+        (1 / most, "value: 1 / curvature jumps straight to the bottom of that axis. How far may it overshoot?"),
+        (2 / curvatures.min(), "axis: That is the rate of the flattest axis: the steepest one diverges first."),
+        (most, "value: That is the largest curvature itself."),
+        (2 / np.diag(curvature).max(), entry),
+        (2 / abs(curvature).max(), entry),
+        (2 / curvatures.sum(), "axis: That is 2 / (sum of the curvatures): safe, but smaller than it need be."),
+        (2 / curvatures.mean(), "axis: That is 2 / (mean of the curvatures): the steepest axis diverges."),
+        *((2 / c, one_axis) for c in curvatures),
+        (2 / np.linalg.norm(curvature), "axis: That is 2 / np.linalg.norm(curvature), made of all curvatures."),
+        (2 / abs(curvature).sum(axis=0).max(), "entry: That is 2 / (largest sum of a row), not of an eigenvalue."),
+        (2 / around_mean, no_mean),
+        (2 / (around_mean * n / (n - 1)), no_mean),
+        (2 / (most * n), "mean: The loss is a mean over the examples, so the curvature is x.T @ x / n."),
         (
-            1 / curvatures.max(),
-            "value",
-            "1 / curvature jumps straight to the bottom of that axis. How far may it overshoot?",
+            2 / np.sqrt(most * n),
+            "mean: A singular value of x is the root of n * curvature: square it, and divide by n.",
         ),
-        (2 / curvatures.min(), "axis", "That is the rate of the flattest axis: the steepest one diverges first."),
-        (curvatures.max(), "value", "That is the largest curvature itself."),
-        (2 / np.diag(curvature).max(), "entry", entry),
-        (2 / abs(curvature).max(), "entry", entry),
-        (2 / curvatures.sum(), "axis", "That is 2 / (sum of the curvatures): safe, but smaller than it need be."),
-        (2 / curvatures.mean(), "axis", "That is 2 / (mean of the curvatures): the steepest axis diverges."),
-        *(
-            (2 / c, "axis", "That is the rate of one axis, but not of the steepest: take the largest eigenvalue.")
-            for c in curvatures
-        ),
-        (2 / np.linalg.norm(curvature), "axis", "That is 2 / np.linalg.norm(curvature), made of all curvatures."),
-        (2 / abs(curvature).sum(axis=0).max(), "entry", "That is 2 / (largest sum of a row), not of an eigenvalue."),
-        *(
-            (2 / variance, "mean", "You took the mean off the columns of x. The model has no constant: x.T @ x / n.")
-            for variance in (around_mean.max(), around_mean.max() * n / (n - 1))
-        ),
-        (
-            2 / (curvatures.max() * n),
-            "mean",
-            "The loss is a mean over the examples, so the curvature is x.T @ x / n.",
-        ),
-        (
-            2 / np.sqrt(curvatures.max() * n),
-            "mean",
-            "A singular value of x is the root of n * curvature: square it, and divide by n.",
-        ),
-        (2 * d / (curvatures.max() * n), "mean", f"You divided by the {d} weights, not by the {n} examples."),
+        (2 * d / (most * n), f"mean: You divided by the {d} weights, not by the {n} examples."),
     )
-    for value, failed, why in known:
-        if np.isclose(got, value, rtol=1e-6):
-            return failed, start + why
-    return "value", start + ("It would diverge." if got > expected else "A larger one still converges.")
+    why = reason(got, known, lambda a, b: np.isclose(a, b, rtol=1e-6))
+    where = f"For {counted(n, 'example')} and {counted(d, 'weight')}"
+    return because(
+        why or "value: " + ("It would diverge." if got > expected else "A larger one still converges."),
+        f"{where} the largest stable rate is {number(expected)}, and you say {number(got)}.",
+    )
 
 
 EXERCISES = (

@@ -13,7 +13,7 @@ from ..ranks import number, simulate
 from ..record import Broken, Exercise, Passed
 from ..traffic import additions, check_waits
 
-IMPRECISE = "precision", "The first digits are right: is something rounded, or float32, on its way?"
+IMPRECISE = "precision: The first digits are right: is something rounded, or float32, on its way?"
 
 
 def gradients(p, d):
@@ -31,7 +31,7 @@ def average(comm, fn, d):
 
 def check_average_gradients(fn, runner=None):
     cases = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (1, 2), (4, 0))
-    in_all_cases(fn, average, cases, average_case, check_mean, lambda broken, where, d: missed_by_a_loop(broken, where))
+    in_all_cases(fn, average, cases, average_case, check_mean, missed_by_a_loop)
     made = max(simulate(4, lambda comm: additions(comm, lambda comm: average(comm, fn, 2))))
     if made > 1:
         raise Broken(f"""steps: The mean is right, but every rank calls {made} collectives that add: one all_reduce is
@@ -54,44 +54,42 @@ def check_mean(run, where, d):
                 drift apart.""")
 
 
-def missed_by_a_loop(broken, where):
-    """The same failure; of a deadlock in which rank 0 sends to a rank whose own message it never received, why."""
+def missed_by_a_loop(broken, where, d):
+    """Of a deadlock in which rank 0 sends to a rank whose own message it never received, why."""
     waits = {w.rank: w for w in getattr(broken.__cause__, "waits", ())}
     hub = waits.get(0)
     if hub is not None and (hub.state, hub.op) == ("waiting", "send"):
         other = waits[hub.peers[0]]
         if (other.state, other.op, other.peers) == ("waiting", "send", (0,)):
-            broken.message = (
-                f"{where} there is a deadlock: rank 0 sends to rank {other.rank} and has not received what rank "
-                f"{other.rank} sent to it. Does a loop that receives leave out rank {other.rank}?"
-            )
-    return broken
+            return f"""deadlock: {where} there is a deadlock: rank 0 sends to rank {other.rank} and has not received
+                what rank {other.rank} sent to it. Does a loop that receives leave out rank {other.rank}?"""
+    return None
 
 
 def why_mean(out, values, r, last):
-    """(invariant, sentence) for a result of rank r that is not the mean; `last` is that of the last rank."""
+    """Reason for a result of rank r that is not the mean; `last` is that of the last rank."""
     p, total = len(values), values.sum(axis=0)
     if np.allclose(out * p, total, rtol=1e-3):
         return IMPRECISE
     if np.array_equal(out, np.round(out)):
-        return "precision", "Those are whole numbers: / divides, // rounds down as well."
+        return "precision: Those are whole numbers: / divides, // rounds down as well."
     rows = [
-        (total, "mean", f"That is the sum of the {p} gradients: the step would be {p} times too long."),
-        (total / 4, "size", f"You divided by 4, but there are {p} ranks: comm.size."),
-        (values[r] / p, "sum", f"That is its own gradient divided by {p}: add those of all ranks first."),
-        (total / p / p, "mean", f"It was divided by {p} twice."),
-        *((total / n, "mean", f"You divided by {n}, but there are {p} ranks.") for n in (p - 1, p + 1) if n),
+        (total, f"mean: That is the sum of the {p} gradients: the step would be {p} times too long."),
+        (total / 4, f"size: You divided by 4, but there are {p} ranks: comm.size."),
+        (values[r] / p, f"sum: That is its own gradient divided by {p}: add those of all ranks first."),
+        (total / p / p, f"mean: It was divided by {p} twice."),
+        *((total / n, f"mean: You divided by {n}, but there are {p} ranks.") for n in (p - 1, p + 1) if n),
     ]
     for value, which in ((np.median(values, axis=0), "median"), (values.max(axis=0), "largest")) if p > 2 else ():
-        rows.append((value, "mean", f"That is the {which} of the {p} gradients, not their mean."))
+        rows.append((value, f"mean: That is the {which} of the {p} gradients, not their mean."))
     for s in range(p):
         short, long = (total - values[s]) / p, (total + values[s]) / p
-        rows.append((short, "loop", f"The gradient of rank {s} is missing in it: is a loop one step too short?"))
-        rows.append((long, "loop", f"The gradient of rank {s} is in it twice: is a loop one step too long?"))
+        rows.append((short, f"loop: The gradient of rank {s} is missing in it: is a loop one step too short?"))
+        rows.append((long, f"loop: The gradient of rank {s} is in it twice: is a loop one step too long?"))
     if np.allclose(last, values[-1]):
-        rows.append((values[r], "sum", f"That is what rank {r} had before: nothing came from the others."))
-    rows += [(values[s], "sum", f"That is the gradient of rank {s} alone.") for s in range(p)]
-    return reason(out, rows) or ("sum", "")
+        rows.append((values[r], f"sum: That is what rank {r} had before: nothing came from the others."))
+    rows += [(values[s], f"sum: That is the gradient of rank {s} alone.") for s in range(p)]
+    return reason(out, rows) or "sum: "
 
 
 # -- 2.2 ---------------------------------------------------------------------------------------------------------------
@@ -130,12 +128,11 @@ def server_case(p, d):
 
 
 def beyond_the_workers(broken, where, d):
-    """The same failure; of a server that talks to itself or to a rank that is not there, who its workers are."""
+    """Of a server that talks to itself or to a rank that is not there, who its workers are."""
     if broken.failed == "raises" and re.search("rank 0 (sends to|receives from) (itself|rank)", broken.message):
-        broken.message += (
-            f". The workers are ranks 1 to {where.split()[4]}: where does the loop of the server begin and end?"
-        )
-    return missed_by_a_loop(broken, where)
+        return f"""raises: {broken.message}. The workers are ranks 1 to {where.split()[4]}: where does the loop of the
+            server begin and end?"""
+    return missed_by_a_loop(broken, where, d)
 
 
 def check_weights(run, where, d):
@@ -143,13 +140,15 @@ def check_weights(run, where, d):
     w, g = weights(len(run), d), gradients(len(run), d)
     expected = w - RATE * g[1:].mean(axis=0)
 
-    def who(r):
-        return "the server" if r == 0 else f"rank {r}"
-
-    def why(out, r):
-        return why_weights(out, expected, w, g, r)
-
-    check_arrays(run, [expected] * len(run), where, "w", "every rank returns w,", why, who)
+    check_arrays(
+        run,
+        [expected] * len(run),
+        where,
+        "w",
+        "every rank returns w,",
+        lambda out, r: why_weights(out, expected, w, g, r),
+        lambda r: f"rank {r}" if r else "the server",
+    )
     for r, (out, _, left) in enumerate(run):
         if not np.array_equal(out, run[0][0]):
             raise Broken(f"""bitwise: {where}, rank {r} and the server hold different bits: send the weights, not the
@@ -159,7 +158,7 @@ def check_weights(run, where, d):
 
 
 def why_weights(out, expected, w, g, r):
-    """(invariant, sentence) for weights of rank r that are not the expected ones."""
+    """Reason for weights of rank r that are not the expected ones."""
     p, workers = len(g), len(g) - 1
     total, everybody = g[1:].sum(axis=0), g.sum(axis=0)
     if np.allclose(out, expected, rtol=1e-3):
@@ -168,28 +167,28 @@ def why_weights(out, expected, w, g, r):
     stale = "That is a step from the weights of a worker. Only the server's count: gradients go in, weights come out."
     three = f"You divided by 3, but here there is {counted(workers, 'worker')}: comm.size - 1."
     rows = [
-        (w - RATE * total, "mean", f"That is a step along the sum of {workers} gradients: divide by {workers}."),
-        (w - RATE * total / p, "workers", f"You divided by {p}, the number of ranks. {no_server}"),
-        (w - RATE * everybody / p, "workers", "The gradient of rank 0 is in it, which has no examples."),
-        (w - RATE * everybody / workers, "workers", "The gradient of rank 0 is in it: only the workers' count."),
-        (w + RATE * total / workers, "sign", "That is a step uphill: go against the gradient."),
-        (w - total / workers, "rate", f"The rate is {RATE}, and was not used."),
-        (w - RATE**2 * total / workers, "rate", "The rate was used twice."),
-        (STALE - RATE * total / workers, "send back", stale),
-        (w - RATE * total / 3, "size", three),
+        (w - RATE * total, f"mean: That is a step along the sum of {workers} gradients: divide by {workers}."),
+        (w - RATE * total / p, f"workers: You divided by {p}, the number of ranks. {no_server}"),
+        (w - RATE * everybody / p, "workers: The gradient of rank 0 is in it, which has no examples."),
+        (w - RATE * everybody / workers, "workers: The gradient of rank 0 is in it: only the workers' count."),
+        (w + RATE * total / workers, "sign: That is a step uphill: go against the gradient."),
+        (w - total / workers, f"rate: The rate is {RATE}, and was not used."),
+        (w - RATE**2 * total / workers, "rate: The rate was used twice."),
+        (STALE - RATE * total / workers, f"send back: {stale}"),
+        (w - RATE * total / 3, f"size: {three}"),
     ]
     for s in range(1, p):
         only, short, long = g[s], (total - g[s]) / workers, (total + g[s]) / workers
         rows += [
-            (w - RATE * only, "sum", f"Only the gradient of rank {s} is in it: add all workers' before the step."),
-            (w - RATE * short, "loop", f"The gradient of rank {s} is missing in it: is a loop one step too short?"),
-            (w - RATE * long, "loop", f"The gradient of rank {s} is in it twice: is a loop one step too long?"),
+            (w - RATE * only, f"sum: Only the gradient of rank {s} is in it: add all workers' before the step."),
+            (w - RATE * short, f"loop: The gradient of rank {s} is missing in it: is a loop one step too short?"),
+            (w - RATE * long, f"loop: The gradient of rank {s} is in it twice: is a loop one step too long?"),
         ]
     if r > 0:
-        rows.append((STALE, "send back", f"Rank {r} had those weights before: the server's never arrived."))
+        rows.append((STALE, f"send back: Rank {r} had those weights before: the server's never arrived."))
         early = "The server sent weights before it had all gradients: first collect from all, then send to all."
-        rows += [(w - RATE * g[1 : s + 1].sum(axis=0) / workers, "order", early) for s in range(p)]
-    return reason(out, rows) or ("sum", "")
+        rows += [(w - RATE * g[1 : s + 1].sum(axis=0) / workers, f"order: {early}") for s in range(p)]
+    return reason(out, rows) or "sum: "
 
 
 def check_server_traffic(run, p, nbytes):
@@ -243,20 +242,19 @@ def gossip_case(p, name):
 
 
 def one_neighbor_off(broken, where, name):
-    """The same failure; of a deadlock in which a rank met too few of its neighbors, or too many, which rank that is."""
+    """Of a deadlock in which a rank met too few of its neighbors, or too many, which rank that is."""
     waits = getattr(broken.__cause__, "waits", ())
     for wait in waits:
         met = sum(times for op, _, times in wait.counts if op == "recv")
         degree = len(graphs.graph(name, len(waits)).neighbors[wait.rank])
+        how = None
         if wait.state == "finished" and met < degree:
             how = f"received from {met} of its {counted(degree, 'neighbor')} and finished: the loop is too short"
         elif wait.state == "waiting" and met > degree:
             how = f"has {counted(degree, 'neighbor')} and waits for message number {met}: the loop is too long"
-        else:
-            continue
-        broken.message = f"{where} there is a deadlock: rank {wait.rank} {how}."
-        break
-    return broken
+        if how:
+            return f"deadlock: {where} there is a deadlock: rank {wait.rank} {how}."
+    return None
 
 
 def check_gossip(run, where, name):
@@ -295,7 +293,7 @@ def check_step(run, where, name):
 
 
 def why_gossip(after, values, graph):
-    """(invariant, sentence) for values after a step that are not W x; `after` and `values` are (p, n)."""
+    """Reason for values after a step that are not W x; `after` and `values` are (p, n)."""
     p, near = graph.n, [list(who) for who in graph.neighbors]
     degree = [len(who) for who in near]
     w = graphs.metropolis(graph)
@@ -306,7 +304,7 @@ def why_gossip(after, values, graph):
         return values + np.array(change)
 
     if np.allclose(after, values):
-        return "sum", "That is what it was before: nothing of the neighbors is in it."
+        return "sum: That is what it was before: nothing of the neighbors is in it."
     if np.allclose(after, w @ values, rtol=1e-3):
         return IMPRECISE
     plain = "That is the plain mean of a rank and its neighbors. " + moved(after, values, "Take the larger degree")
@@ -322,21 +320,19 @@ def why_gossip(after, values, graph):
     )
     use = "use 1 / (1 + the larger of the two degrees)."
     rows = (
-        (w @ w @ values, "steps", "Those are two steps: one was asked for, the caller repeats it."),
-        (weighted(lambda i, j: 1 / (1 + degree[i])), "weights", plain),
-        ([np.mean([values[j] for j in near[i] or [i]], axis=0) for i in range(p)], "weights", alone),
-        (weighted(lambda i, j: 1 / (1 + min(degree[i], degree[j]))), "weights", smaller),
-        (2 * values - w @ values, "sign", "That is a step away from the neighbors: add weight * (theirs - mine)."),
-        *((weighted(weight), "weights", f"That is what the weight {which} gives: {use}") for weight, which in others),
+        (w @ w @ values, "steps: Those are two steps: one was asked for, the caller repeats it."),
+        (weighted(lambda i, j: 1 / (1 + degree[i])), f"weights: {plain}"),
+        ([np.mean([values[j] for j in near[i] or [i]], axis=0) for i in range(p)], f"weights: {alone}"),
+        (weighted(lambda i, j: 1 / (1 + min(degree[i], degree[j]))), f"weights: {smaller}"),
+        (2 * values - w @ values, "sign: That is a step away from the neighbors: add weight * (theirs - mine)."),
+        *((weighted(weight), f"weights: That is what the weight {which} gives: {use}") for weight, which in others),
     )
     if found := reason(after, rows):
         return found
     if not np.allclose(after.sum(axis=0), values.sum(axis=0)):
-        return "mean", moved(after, values, "Add weight * (theirs - mine), both from before the step")
-    return "sum", (
-        "The mean over all ranks is what it was, but these are not the weights of the docstring. Is what you send, and "
-        "what you subtract, still the x from before the step?"
-    )
+        return "mean: " + moved(after, values, "Add weight * (theirs - mine), both from before the step")
+    return """sum: The mean over all ranks is what it was, but these are not the weights of the docstring. Is what you
+        send, and what you subtract, still the x from before the step?"""
 
 
 def moved(after, values, advice):

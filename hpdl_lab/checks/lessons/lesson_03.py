@@ -13,7 +13,7 @@ from ...comm.network import Switch
 from ...parallel import messages
 from ...trace import seconds_text
 from ...units import counted
-from ..checkers import engine_facts, first_wrong, in_all_cases, reason, with_ranks
+from ..checkers import because, engine_facts, first_wrong, in_all_cases, reason, with_ranks
 from ..ranks import alone, capital, case, number, real, simulate, unlike
 from ..record import Broken, Exercise, Passed
 from ..traffic import additions, check_waits, messages_sent
@@ -130,30 +130,32 @@ def check_line(fn, seconds, within, where):
         raise Broken(f"returns: Your function returned {out!r}: return two numbers, alpha and beta.") from None
     off = {"alpha": abs(a / alpha - 1), "beta": abs(b / beta - 1)}
     if not all(error <= within for error in off.values()):
-        failed, why = why_line(a, b, alpha, beta, max(off, key=off.get), np.array(seconds))
-        raise Broken(f"""{failed}: {where}, the line of least squares has alpha = {alpha:.3g} s, beta = {beta:.3g}
-            s/byte; you say alpha = {a:.3g} s, beta = {b:.3g} s/byte. {why}""")
+        why = why_line(a, b, alpha, beta, max(off, key=off.get), np.array(seconds))
+        raise because(
+            why,
+            f"""{where}, the line of least squares has alpha = {alpha:.3g} s, beta = {beta:.3g} s/byte;
+            you say alpha = {a:.3g} s, beta = {b:.3g} s/byte.""",
+        )
 
 
 def why_line(a, b, alpha, beta, name, seconds):
-    """(invariant, sentence) for a line (a, b) that is not (alpha, beta), the one of these seconds."""
+    """Reason for a line (a, b) that is not (alpha, beta), the one of these seconds."""
     any_ = None
     if not np.isfinite([a, b]).all():
-        return "value", "Is there a division by zero, or a logarithm of it?"
+        return "value: Is there a division by zero, or a logarithm of it?"
     rows = (
-        ((beta, alpha), "order", "You return beta first: alpha, beta is the order."),
+        ((beta, alpha), "order: You return beta first: alpha, beta is the order."),
         (
             (alpha, 1 / beta),
-            "unit",
-            "That is a bandwidth in bytes/s: beta is 1 / bandwidth, s for one more byte.",
+            "unit: That is a bandwidth in bytes/s: beta is 1 / bandwidth, s for one more byte.",
         ),
-        ((alpha, beta / 8), "unit", "Those are seconds per bit: the sizes are in bytes."),
+        ((alpha, beta / 8), "unit: Those are seconds per bit: the sizes are in bytes."),
         *(
-            ((factor * alpha, any_), "unit", f"Those are {unit}: the times are in s, and so are alpha and beta.")
+            ((factor * alpha, any_), f"unit: Those are {unit}: the times are in s, and so are alpha and beta.")
             for factor, unit in ((1e3, "milliseconds"), (1e6, "microseconds"), (1e9, "nanoseconds"))
         ),
-        ((2 * alpha, 2 * beta), "factor", "Both are twice as large: the times are those of one way already."),
-        ((alpha / 2, beta / 2), "factor", "Both are half as large: the times are those of one way already."),
+        ((2 * alpha, 2 * beta), "factor: Both are twice as large: the times are those of one way already."),
+        ((alpha / 2, beta / 2), "factor: Both are half as large: the times are those of one way already."),
     )
 
     def near(got, line):
@@ -165,19 +167,16 @@ def why_line(a, b, alpha, beta, name, seconds):
     if found := reason((a, b), rows, near) or reason((a, b), other_lines(np.array(SIZES), seconds), equal):
         return found
     if np.isclose(a, seconds, rtol=1e-6, atol=0).any():
-        return (
-            "alpha",
-            "That alpha is the time of one message, with whatever disturbed it. A fit listens to all of them.",
-        )
+        return "alpha: That alpha is the time of one message, with whatever disturbed it. A fit listens to all of them."
     if a == 0:
-        return "alpha", "Without alpha an empty message would cost nothing. What does the smallest message take?"
+        return "alpha: Without alpha an empty message would cost nothing. What does the smallest message take?"
     if name == "alpha" and abs(a - alpha) > alpha:
         took = seconds_text(alpha + SIZES[0] * beta)
-        return "alpha", f"The message of {SIZES[0]} bytes took {took}: nearly all alpha."
+        return f"alpha: The message of {SIZES[0]} bytes took {took}: nearly all alpha."
     if name == "alpha":
         why = "Which messages know alpha? The small ones; weights of 1 / seconds let them count like the large ones."
-        return "alpha", why
-    return "beta", "Which messages know what one more byte costs? The large ones, where alpha hardly counts."
+        return f"alpha: {why}"
+    return "beta: Which messages know what one more byte costs? The large ones, where alpha hardly counts."
 
 
 ALIKE = (
@@ -196,14 +195,14 @@ def other_lines(n, t):
     squares = "polyfit squares its weights together with the errors: relative errors want 1 / seconds, nothing else."
     relative = "The weights are 1 / sizes: relative errors are errors / seconds."
     return (
-        (fitted(whole, t**0), "weights", ALIKE),
-        (fitted(whole, t**-2), "weights", squares),
-        (fitted(whole, t**-0.5), "weights", squares),
-        (fitted(whole, 1.0 / n), "weights", relative),
-        (fitted(whole, n**-0.5), "weights", relative),
-        (fitted(slice(1, None), 1 / t), "loop", "The first message is not in it: begin at index 0."),
-        (fitted(slice(-1), 1 / t), "loop", "The last message is not in it: the range ends one too early."),
-        ((t[0] - slope * n[0], slope), "ends", "That is the line through two messages. A fit listens to all of them."),
+        (fitted(whole, t**0), f"weights: {ALIKE}"),
+        (fitted(whole, t**-2), f"weights: {squares}"),
+        (fitted(whole, t**-0.5), f"weights: {squares}"),
+        (fitted(whole, 1.0 / n), f"weights: {relative}"),
+        (fitted(whole, n**-0.5), f"weights: {relative}"),
+        (fitted(slice(1, None), 1 / t), "loop: The first message is not in it: begin at index 0."),
+        (fitted(slice(-1), 1 / t), "loop: The last message is not in it: the range ends one too early."),
+        ((t[0] - slope * n[0], slope), "ends: That is the line through two messages. A fit listens to all of them."),
     )
 
 
@@ -359,8 +358,8 @@ def check_value(got, wanted, r, where, explain, run, expected):
         value = real(got)
     except (TypeError, ValueError):
         what = "nothing" if got is None else repr(got)
-        message = f"{where}, rank {r} returned {what}: every rank returns a float, here {number(wanted)}."
-        raise Broken(f"returns: {message}") from None
+        raise Broken(f"""returns: {where}, rank {r} returned {what}: every rank returns a float, here
+            {number(wanted)}.""") from None
     if abs(value - wanted) > 1e-9 * max(1.0, abs(wanted)):
         raise Broken(f"""value: {where}, nobody is stuck any more, but rank {r} returned {number(value)} and should
             return {number(wanted)}. {explain(value) or steps_off(run, expected) or whose(run, expected)}""")

@@ -10,8 +10,9 @@ from ...comm import PerRank
 from ...comm.network import Switch
 from ...trace import seconds_text
 from ...units import counted
+from ..checkers import because, engine_facts
 from ..collective import Collective, call, check_collective
-from ..ranks import SENTINEL, capital, number, off_by, on_engines, simulate
+from ..ranks import SENTINEL, capital, number, off_by, simulate
 from ..record import Broken, Exercise, Passed
 from ..traffic import check_waits, in_barriers
 
@@ -107,8 +108,7 @@ def check_broadcast(fn, runner=None):
         f"steps: {took} message times for {segments} segments along {p} ranks; one rank after the other takes "
         f"{segments * (p - 1)}",
     ]
-    if runner is not None:
-        facts.append(check_on_engines(fn, runner))
+    facts += engine_facts(runner, check_engines, call_many, fn, ENGINE_CASES)
     return Passed(tuple(facts), run.events, p)
 
 
@@ -124,12 +124,12 @@ def check_copies(run, expected, where, root, segments):
             if left.out is not None and np.array_equal(left.out, expected):
                 raise Broken(f"in place: {where}, what rank {r} returns is right, but x was not overwritten with it.")
             i = int(np.argmax(left.x != expected))
-            message = f"{where}, x[{i}] on rank {r} should be {number(expected[i])} and is {number(left.x[i])}. "
+            message = f"{where}, x[{i}] on rank {r} should be {number(expected[i])} and is {number(left.x[i])}."
             came, lacking = sum(e.op == "recv" and e.rank == r for e in run.events), int((left.x == SENTINEL).sum())
             if r != root and lacking and 0 < came < segments <= n:
-                message += f"{counted(lacking, 'element')} never arrived: {miscounted('received', r, came, segments)}"
-                raise Broken(f"segment: {message}")
-            raise Broken(": ".join(why_copy(left, expected, i, message, r, root)))
+                raise Broken(f"""segment: {message} {counted(lacking, "element")} never arrived:
+                    {miscounted("received", r, came, segments)}""")
+            raise because(why_copy(left, r, root, i), message)
         if left.out is None or not np.array_equal(left.out, expected):
             what = "nothing" if left.kind == "NoneType" else f"something else ({left.kind})"
             raise Broken(f"returns: {where}, x is right on rank {r}, but your function returned {what}: return x.")
@@ -141,17 +141,16 @@ def miscounted(what, r, messages, segments):
     return f"{told}: {off_by(messages, segments, 'message')}."
 
 
-def why_copy(left, expected, i, message, r, root):
-    """(invariant, message) for an element that is not what the root had."""
+def why_copy(left, r, root, i):
+    """Reason for x[i], which is not what the root had."""
     if r == root:
-        return "root", f"{message}The data come from rank {root}, the root: it only reads its x."
+        return f"root: The data come from rank {root}, the root: it only reads its x."
     if left.x[i] != SENTINEL:
-        return "segment", f"{message}That is another element: where does this segment belong?"
+        return "segment: That is another element: where does this segment belong?"
     if (left.x == SENTINEL).all():
-        why = f"Rank {r} still has what was there before: was something sent on before it had arrived?"
-        return "order", message + why
-    k = int((left.x == SENTINEL).sum())
-    return "segment", f"{message}The segment with the last {counted(k, 'element')} never arrived: cut x with chunk."
+        return f"order: Rank {r} still has what was there before: was something sent on before it had arrived?"
+    lacking = counted(int((left.x == SENTINEL).sum()), "element")
+    return f"segment: The segment with the last {lacking} never arrived: cut x with chunk."
 
 
 def check_chain(events, p, nbytes, segments):
@@ -185,19 +184,17 @@ def check_time(run, p, segments):
     raise Broken(f"steps: {head}{why} {best} are enough.")
 
 
-def check_on_engines(fn, runner):
-    run = on_engines(runner, call_on_engine, fn)
+def check_engines(run, where, cases):
     for r, lefts in enumerate(run):
-        for (n, segments), left in zip(ENGINE_CASES, lefts, strict=True):
+        for (n, segments), left in zip(cases, lefts, strict=True):
             if not np.array_equal(left.x, starts(len(run), n, 0)[0]):
                 raise Broken(f"""engines: Right on simulated ranks, but wrong on the engines, on rank {r} with
                     {counted(n, "element")} in {counted(segments, "segment")}: is a segment sent on before it has
                     arrived?""")
-    return f"engines: right on {counted(len(run), 'MPI rank')}"
 
 
-def call_on_engine(comm, fn):
-    return [call_broadcast(comm, fn, starts(comm.size, n, 0)[comm.rank], 0, segments) for n, segments in ENGINE_CASES]
+def call_many(comm, fn, cases):
+    return [call_broadcast(comm, fn, starts(comm.size, n, 0)[comm.rank], 0, segments) for n, segments in cases]
 
 
 NETWORKS = {  # name: (alpha s, beta s/byte)

@@ -13,7 +13,7 @@ from ...collectives import cost, ring
 from ...models.mlp import mlp
 from ...parallel import data_parallel, reducer
 from ...units import counted
-from ..checkers import engine_facts, exactly, first_wrong, in_all_cases, off_reason, with_ranks
+from ..checkers import because, engine_facts, exactly, first_wrong, in_all_cases, off_reason, with_ranks
 from ..ranks import Ledger, alone, capital, number, simulate
 from ..record import Broken, Exercise, Passed
 from ..traffic import check_waits
@@ -82,42 +82,38 @@ def check_replicas(run, where):
             got = left.values[name]
             if not np.array_equal(got, right):
                 i = int(np.argmax(got.reshape(-1) != right.reshape(-1)))
-                head = (
-                    f"{where}, {name}[{i}] on rank {r} should be {number(right.reshape(-1)[i])}, as it was on rank 0, "
+                raise because(
+                    why_replica(name, r, run),
+                    f"""{where}, {name}[{i}] on rank {r} should be
+                    {number(right.reshape(-1)[i])}, as it was on rank 0, and is {number(got.reshape(-1)[i])}.""",
                 )
-                failed, why = why_replica(name, r, run)
-                raise Broken(f"{failed}: {head}and is {number(got.reshape(-1)[i])}. {why}")
 
 
 def why_replica(name, r, run):
-    """(invariant, sentence) for the tensor `name` of rank r, which is not what rank 0 had."""
+    """Reason for the tensor `name` of rank r, which is not what rank 0 had."""
     before = [left.before for left in run]
     got, mine = run[r].values[name], before[r][name]
     changed = [other for other in before[r] if not np.array_equal(run[r].values[other], before[r][other])]
     if not np.array_equal(got, mine) and np.allclose(got, sum(b[name] for b in before) / len(before)):
-        return "value", "That is the mean over ranks: equal everywhere, but no layer was initialized for such values."
+        return "value: That is the mean over ranks: equal everywhere, but no layer was initialized for such values."
     for s in range(1, len(before)):
         if s != r and np.array_equal(got, before[s][name]):
-            return "root", f"That is what rank {s} had: rank 0 is the root, for every rank."
+            return f"root: That is what rank {s} had: rank 0 is the root, for every rank."
     if all(np.array_equal(left.values[name], got) for left in run):
-        return "value", "All ranks hold the same there, but not what rank 0 had: another seed is another model."
+        return "value: All ranks hold the same there, but not what rank 0 had: another seed is another model."
     if not np.array_equal(got, mine):
-        return "value", ""
+        return "value: "
     if not changed:
-        return "copy", f"Nothing in the model of rank {r} has changed: did what arrived go into a copy?"
+        return f"copy: Nothing in the model of rank {r} has changed: did what arrived go into a copy?"
     parameters = dict(replica(0).named_parameters())
     if name not in parameters and not set(changed) - set(parameters):
-        return "buffers", (
-            f"{name} is a buffer: a part of the model that no gradient reaches, so it stays different for ever. "
-            "model.parameters() does not list it; model.buffers() does."
-        )
+        return f"""buffers: {name} is a buffer: a part of the model that no gradient reaches, so it stays different for
+            ever. model.parameters() does not list it; model.buffers() does."""
     if name == FROZEN:
-        return "frozen", f"{name} is frozen: it needs no gradient, but rank {r} computes with it all the same."
+        return f"frozen: {name} is frozen: it needs no gradient, but rank {r} computes with it all the same."
     right = sum(np.array_equal(run[r].values[other], value) for other, value in before[0].items())
-    return "some", (
-        f"That is what rank {r} had before, although {changed[0]} has arrived: {right} of {len(before[0])} tensors are "
-        "those of rank 0, and every one must be."
-    )
+    return f"""some: That is what rank {r} had before, although {changed[0]} has arrived: {right} of {len(before[0])}
+        tensors are those of rank 0, and every one must be."""
 
 
 def check_model_sent_once(run, p):
@@ -211,16 +207,13 @@ def average_case(p, lacking, ledger):
 
 
 def by_sizes(broken, where, lacking, ledger):
-    """`broken`, or what is behind it: ranks that gave all_reduce tensors of different sizes."""
+    """Of ranks that gave all_reduce tensors of different sizes, which."""
     given = {r: calls[-1] for r, calls in sorted(ledger.items()) if calls}
     if len(set(given.values())) < 2:
-        return broken
-    message = (
-        f"{where} all_reduce is given different numbers of elements, "
-        f"{', '.join(f'{n:,} by rank {r}' for r, n in given.items())}: they cannot be added. A rank "
-        "without a gradient has to send zeros in its place, since it cannot know what the others have."
-    )
-    return Broken(f"sizes: {message}", broken.detail)
+        return None
+    told = ", ".join(f"{n:,} by rank {r}" for r, n in given.items())
+    return f"""sizes: {where} all_reduce is given different numbers of elements, {told}: they cannot be added. A rank
+        without a gradient has to send zeros in its place, since it cannot know what the others have."""
 
 
 def check_means(run, where, lacking, ledger=None):
@@ -239,8 +232,7 @@ def check_means(run, where, lacking, ledger=None):
             if not exactly(got, mean):
                 a, b = got.reshape(-1), mean.reshape(-1)
                 text = first_wrong(f"the gradient of {name}{{}} on rank {r}", a, b, np.isclose(a, b, 1e-10, 1e-10))
-                failed, why = why_mean(name, r, run, before, means)
-                raise Broken(f"{failed}: {where} {text}. {why}")
+                raise because(why_mean(name, r, run, before, means), f"{where} {text}.")
             if not np.array_equal(got, run[0].after[name]):
                 raise Broken(f"""bitwise: {where} ranks 0 and {r} hold different bits in the gradient of {name}:
                     replicas drift apart.""")
@@ -253,31 +245,28 @@ def check_means(run, where, lacking, ledger=None):
 
 
 def why_mean(name, r, run, before, means):
-    """(invariant, sentence) for the gradient `name` of rank r, which is not the mean."""
+    """Reason for the gradient `name` of rank r, which is not the mean."""
     p, got, mean, mine = len(run), run[r].after[name], means[name], before[r][name]
     who = sum(left.before[name] is not None for left in run)
     right = sum(exactly(run[r].after[other], value) for other, value in means.items())
     some = f" of {right} of {counted(len(means), 'parameter')}" if right else ""
     own = f"That is rank {r}'s own gradient"
     rows = (
-        (p * mean, "mean", f"That is the sum over {p} ranks: the step would be {p} times too long."),
-        (mean / p, "mean", f"It was divided by {p} twice."),
-        (p * mean / 2, "size", f"You divided by 2, but there are {p} ranks: comm.size."),
-        (p * mean / max(who, 1), "size", f"You divided by the {who} ranks that have one: all {p} count."),
-        (mine, "hand back", f"{own}, as it was: the mean has {'' if right else 'not '}come back into p.grad{some}."),
-        (mine / p, "sum", f"{own} divided by {p}: add those of all ranks first."),
-        (mine + mean, "hand back", "The mean was added to the gradient that was there: it takes its place."),
+        (p * mean, f"mean: That is the sum over {p} ranks: the step would be {p} times too long."),
+        (mean / p, f"mean: It was divided by {p} twice."),
+        (p * mean / 2, f"size: You divided by 2, but there are {p} ranks: comm.size."),
+        (p * mean / max(who, 1), f"size: You divided by the {who} ranks that have one: all {p} count."),
+        (mine, f"hand back: {own}, as it was: the mean has {'' if right else 'not '}come back into p.grad{some}."),
+        (mine / p, f"sum: {own} divided by {p}: add those of all ranks first."),
+        (mine + mean, "hand back: The mean was added to the gradient that was there: it takes its place."),
     )
-    failed, why = off_reason(got, mean, rows, "sum")
+    why = off_reason(got, mean, rows)
     everything = np.concatenate([m.reshape(-1) for m in means.values()])
-    if (failed, why) == ("sum", "") and np.isclose(everything[None], got.reshape(-1, 1), 1e-10, 1e-10).any(
-        axis=1
-    ).all():
-        return "order", (
-            "That is the mean of another gradient: what was packed first has to be taken out first, each as many "
-            "numbers as it has."
-        )
-    return failed, why
+    known = np.isclose(everything[None], got.reshape(-1, 1), 1e-10, 1e-10).any(axis=1)
+    if why == "sum: " and known.all():
+        return """order: That is the mean of another gradient: what was packed first has to be taken out first, each as
+            many numbers as it has."""
+    return why
 
 
 def why_calls(calls, r, p):
@@ -365,8 +354,8 @@ def check_form(got, where):
         raise Broken(f"returns: {where} your function returned nothing: return the list of buckets.")
     if not isinstance(got, list) or not all(isinstance(bucket, list) for bucket in got):
         text = repr(got)
-        cut = f"{text[:60]}{'...' if len(text) > 60 else ''}"
-        raise Broken(f"returns: {where} your function returned {cut}: buckets are a list of lists.")
+        raise Broken(f"""returns: {where} your function returned {text[:60]}{"..." if len(text) > 60 else ""}: buckets
+            are a list of lists.""")
     for i in itertools.chain(*got):
         if not isinstance(i, int) or isinstance(i, bool):
             raise Broken(f"returns: {where} a bucket holds {i!r}: it is a list of indices into nbytes, whole numbers.")

@@ -13,7 +13,7 @@ from ...models.mlp import mlp
 from ...parallel import training
 from ...parallel.data_parallel import DataParallelOverlapped
 from ...units import counted
-from ..checkers import engine_facts, in_all_cases, with_ranks
+from ..checkers import because, engine_facts, in_all_cases, with_ranks
 from ..ranks import Ledger, number, off_by, times
 from ..record import Broken, Exercise, Passed
 from .lesson_06 import flat
@@ -55,8 +55,9 @@ def judge(looped, shape, where, broken=None):
     """Raise Broken for the first thing that a rank did in a wrong order. broken: how the run ended, if it did not."""
     size, detail = len(looped), broken.detail if broken else ""
     for rank in sorted(looped):
-        for failed, told in faults(Log(looped[rank].log), rank, shape[rank % len(shape)], size):
-            raise Broken(f"{failed}: {where}, {told}", detail)
+        for why in faults(Log(looped[rank].log), shape[rank % len(shape)]):
+            broken = because(why.replace("SIZE", str(size)), f"{where}, rank {rank}")
+            raise Broken(f"{broken.failed}: {broken.message}", detail)
     adds = {rank: Log(left.log).times("add") for rank, left in sorted(looped.items())}
     most = max(len(shape[rank % len(shape)]) for rank in looped)
     if broken and broken.failed == "raises":
@@ -94,36 +95,28 @@ def judge(looped, shape, where, broken=None):
                 raise Broken(f"lost: {told}", detail)
 
 
-def faults(log, rank, shape, size):
-    """(invariant, sentence) for each entry of the log of a rank that cannot be right, in order.
-
-    shape: numbers of micro-batches of its steps; size: ranks.
-    """
+def faults(log, shape):
+    """Reason for each entry of the log of a rank that cannot be right, in order; shape: micro-batches of its steps."""
     for n, (what, i, k) in enumerate(log):
-        found = LOOKS[what](log, n, i, k, shape) if what in LOOKS else None
-        if found:
-            yield found[0], f"rank {rank} {found[1].replace('SIZE', str(size))}"
+        if what in LOOKS and (why := LOOKS[what](log, n, i, k, shape)):
+            yield why
 
 
 def look_at_forward(log, n, i, k, shape):
     if i < 0:
-        return "memory", "gives the model something else than its micro-batches: one at a time fits into memory."
+        return "memory: gives the model something else than its micro-batches: one at a time fits into memory."
     if log.before(n, "forward") and not log.since(n, "forward"):
-        return "memory", (
-            f"makes the forward of micro-batch {k} of step {i} before the backward of the one before: all of them are "
-            "kept in memory then, and one at a time is what micro-batches are for."
-        )
+        return f"""memory: makes the forward of micro-batch {k} of step {i} before the backward of the one before: all
+            of them are kept in memory then, and one at a time is what micro-batches are for."""
     if ("forward", i, k) in log[:n]:
-        return "repeat", f"uses micro-batch {k} of step {i} twice: what is over is over, give nothing."
+        return f"repeat: uses micro-batch {k} of step {i} twice: what is over is over, give nothing."
     return None
 
 
 def look_at_last(log, n, i, k, shape):
     if k < shape[i] - 1 and log.after(n) == "forward":
-        return "accumulating", (
-            f"lets the strategy send gradients in the backward of micro-batch {k} of step {i}, of {shape[i]}: others "
-            "follow, so it belongs into `with strategy.accumulating():`."
-        )
+        return f"""accumulating: lets the strategy send gradients in the backward of micro-batch {k} of step {i}, of
+            {shape[i]}: others follow, so it belongs into `with strategy.accumulating():`."""
     return None
 
 
@@ -132,28 +125,22 @@ def look_at_add(log, n, i, k, shape):
     worked = before.before(len(before), "backward")
     if log.goes_on(n):
         step = log.before(n, "forward")[1]
-        return "accumulation", (
-            f"adds gradients over ranks before step {step} has accumulated all of its {shape[step]} micro-batches. "
-            "The sum of the first would lie in .grad when the next backward adds to it, and travel again, SIZE times "
-            "as large."
-        )
+        return f"""accumulation: adds gradients over ranks before step {step} has accumulated all of its {shape[step]}
+            micro-batches. The sum of the first would lie in .grad when the next backward adds to it, and travel again,
+            SIZE times as large."""
     if len(before) < n and not before.times("zero"):
-        return "zero", (
-            "adds gradients again without zero_grad: that of the step before is still in .grad, and counts a second "
-            "time. Also where a rank has no batch."
-        )
+        return """zero: adds gradients again without zero_grad: that of the step before is still in .grad, and counts a
+            second time. Also where a rank has no batch."""
     if worked and not before.times("last"):
-        return "accumulating", (
-            f"accumulates in the backward of the last micro-batch of step {worked[1]} as well: nothing can travel "
-            "beside it then, and all of the communication shows."
-        )
+        return f"""accumulating: accumulates in the backward of the last micro-batch of step {worked[1]} as well:
+            nothing can travel beside it then, and all of the communication shows."""
     return None
 
 
 def look_at_zero(log, n, i, k, shape):
     if log.goes_on(n) and log.since(n, "add").times("backward"):
         step = log.before(n, "forward")[1]
-        return "zero", f"calls zero_grad between two micro-batches of step {step}: what the first has added up is gone."
+        return f"zero: calls zero_grad between two micro-batches of step {step}: what the first has added up is gone."
     return None
 
 
@@ -283,7 +270,6 @@ def check_train_steps(fn, runner=None):
 
     def blame(broken, where, shape, ledger):
         judge(ledger, shape, where, broken)
-        return broken
 
     in_all_cases(fn, call, [(p, shape, Ledger()) for p, shape in CASES], case_of, judged, blame)
     facts = [

@@ -18,7 +18,7 @@ from ...parallel.reducer import Bucket, Reducer, gradient_ready
 from ...parallel.scaling.accounting import account, spending
 from ...parallel.training import train_step
 from ...units import counted
-from ..checkers import engine_facts, exactly, in_all_cases, off_reason, with_ranks
+from ..checkers import because, engine_facts, exactly, in_all_cases, off_reason, with_ranks
 from ..ranks import Ledger, number, on_engines, simulate
 from ..record import Broken, Exercise, Passed
 from .lesson_06 import flat, noted_ring
@@ -215,44 +215,36 @@ def order_case(p, orders, ledger):
 
 
 def behind(broken, where, orders, ledger):
-    """`broken`, or what is behind it: which buckets the ranks had started, in which order."""
+    """Of ranks that started their buckets more than once, in different orders, or not all of them, which."""
     if broken.failed not in ("deadlock", "raises"):
-        return broken
+        return None
     started = {r: order for r, order in sorted(ledger.items()) if order}
     for r, order in started.items():
         if len(set(order)) < len(order):
-            return twice(order, r, where, broken.detail)
+            return twice(order, r, where)
     least = min(map(len, started.values()), default=0)
     for r, s in itertools.permutations(started, 2):
         if started[r][:least] != started[s][:least]:
             told = [", ".join(map(str, started[rank])) for rank in (r, s)]
-            message = (
-                f"{where}, rank {r} starts its buckets in the order {told[0]}, rank {s} in the order {told[1]}. What "
-                "is started first meets what is started first: the ranks wait for each other, or add what does not "
-                "belong together. A bucket that is complete has to wait for the one before it."
-            )
-            return Broken(f"order: {message}", f"The doctor says: {broken.message}\n{broken.detail}")
+            broken.detail = f"The doctor says: {broken.message}\n{broken.detail}"
+            return f"""order: {where}, rank {r} starts its buckets in the order {told[0]}, rank {s} in the order
+                {told[1]}. What is started first meets what is started first: the ranks wait for each other, or add what
+                does not belong together. A bucket that is complete has to wait for the one before it."""
     short = [r for r, order in started.items() if len(order) < len(BUCKETS)]
     if short and len({len(order) for order in started.values()}) > 1:
-        return last(short[0], len(started[short[0]]), where, broken.detail)
-    return broken
+        return last(short[0], len(started[short[0]]), where)
+    return None
 
 
-def twice(order, r, where, detail=""):
+def twice(order, r, where):
     b = next(b for b in order if order.count(b) > 1)
-    message = (
-        f"{where}, rank {r} starts bucket {b} {order.count(b)} times: the sums are added once more. "
-        "len(reducer.works) is the number of the next bucket; those before it are under way."
-    )
-    return Broken(f"twice: {message}", detail)
+    return f"""twice: {where}, rank {r} starts bucket {b} {order.count(b)} times: the sums are added once more.
+        len(reducer.works) is the number of the next bucket; those before it are under way."""
 
 
-def last(r, n, where, detail=""):
-    message = (
-        f"{where}, rank {r} has started {n} of {len(BUCKETS)} buckets when all its gradients are there. One gradient "
-        "may complete the bucket for which several others are waiting: start all of them, the last one too."
-    )
-    return Broken(f"last: {message}", detail)
+def last(r, n, where):
+    return f"""last: {where}, rank {r} has started {n} of {len(BUCKETS)} buckets when all its gradients are there. One
+        gradient may complete the bucket for which several others are waiting: start all of them, the last one too."""
 
 
 def check_starts(run, ledger, orders, where):
@@ -261,7 +253,7 @@ def check_starts(run, ledger, orders, where):
     for r, (left, order) in enumerate(zip(run, orders, strict=True)):
         started = ledger[r]
         if len(set(started)) < len(started):
-            raise twice(started, r, where)
+            raise Broken(twice(started, r, where))
         slow = next((i for i, s in zip(order, left.seconds, strict=True) if s > 0), None)
         if slow is not None and p > 1:
             took = left.seconds[order.index(slow)]
@@ -275,10 +267,10 @@ def check_starts(run, ledger, orders, where):
                     gradients {", ".join(map(str, order[: k + 1]))} were there: the buckets are {BUCKETS}, so what
                     traveled was not complete.""")
         if any(left.missing):
-            told = f"{where}, reducer.missing on rank {r} is {left.missing} when all gradients are there"
-            raise Broken(f"count: {told}: every gradient counts its own bucket down by one, to 0.")
+            raise Broken(f"""count: {where}, reducer.missing on rank {r} is {left.missing} when all gradients are there:
+                every gradient counts its own bucket down by one, to 0.""")
         if left.ended < len(BUCKETS):
-            raise last(r, left.ended, where)
+            raise Broken(last(r, left.ended, where))
         for k, (got, right) in enumerate(zip(left.works, wanted, strict=True)):
             if got < right:
                 raise Broken(f"""late: {where}, {started_so_far(got)} on rank {r} when the gradients
@@ -435,18 +427,15 @@ def check_ddp_hook(fn, runner=None):
 
 
 def by_order(broken, where, ledger):
-    """`broken`, or what is behind it: ranks that reduced their buckets in different orders."""
+    """Of ranks that reduced their buckets in different orders, which."""
     first = ledger.get(0, [])
     for r, sizes in sorted(ledger.items()):
         k = min(len(sizes), len(first))
         if sizes[:k] != first[:k]:
-            message = (
-                f"{where}, rank 0 gave all_reduce {', '.join(map(str, first))} numbers, in this order, and rank {r} "
-                f"gave it {', '.join(map(str, sizes))}: what meets there are different buckets. DDP calls the hook in "
-                "the same order on every rank; keep it."
-            )
-            return Broken(f"order: {message}", broken.detail)
-    return broken
+            return f"""order: {where}, rank 0 gave all_reduce {", ".join(map(str, first))} numbers, in this order, and
+                rank {r} gave it {", ".join(map(str, sizes))}: what meets there are different buckets. DDP calls the
+                hook in the same order on every rank; keep it."""
+    return None
 
 
 def check_averages(run, where, ledger):
@@ -469,9 +458,8 @@ def check_averages(run, where, ledger):
                     {mean.shape}.""")
             if not exactly(out, mean):
                 i = int(np.argmax(~np.isclose(out, mean, 1e-10, 1e-10)))
-                failed, why = why_average(out, mean, left.before[b], r, p)
                 text = f"should give {number(mean[i])} for number {i}, the mean over ranks, and gives {number(out[i])}."
-                raise Broken(f"{failed}: {head} {text} {why}")
+                raise because(why_average(out, mean, left.before[b], r, p), f"{head} {text}")
     for r, left in enumerate(run):
         if p > 1 and len(left.calls) != len(BUCKETS_DDP):
             raise Broken(f"""all_reduce: {where}, the averages are right, but rank {r} called state.all_reduce
@@ -480,15 +468,15 @@ def check_averages(run, where, ledger):
 
 
 def why_average(out, mean, mine, r, p):
-    """(invariant, sentence) for what rank r's hook gave for a bucket, which is not the mean."""
+    """Reason for what rank r's hook gave for a bucket, which is not the mean."""
     rows = (
-        (p * mean, "mean", f"That is the sum over {p} ranks: DDP divides nothing when it has a hook."),
-        (mean / p, "mean", f"It was divided by {p} twice."),
-        (p * mean / 2, "size", f"You divided by 2, but there are {p} ranks: state.comm.size."),
-        (mine, "buffer", f"That is what rank {r} had before: is it the sum that you give to the future, or a copy?"),
-        (mine / p, "buffer", f"That is rank {r}'s own bucket divided by {p}: the others are not in it."),
+        (p * mean, f"mean: That is the sum over {p} ranks: DDP divides nothing when it has a hook."),
+        (mean / p, f"mean: It was divided by {p} twice."),
+        (p * mean / 2, f"size: You divided by 2, but there are {p} ranks: state.comm.size."),
+        (mine, f"buffer: That is what rank {r} had before: is it the sum that you give to the future, or a copy?"),
+        (mine / p, f"buffer: That is rank {r}'s own bucket divided by {p}: the others are not in it."),
     )
-    return off_reason(out, mean, rows, "sum")
+    return off_reason(out, mean, rows)
 
 
 def train_ddp(comm, fn):

@@ -1,6 +1,7 @@
 """Notebook 09: linear layers cut by their outputs and by their inputs, attention heads, sequence parallel."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
@@ -8,7 +9,7 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 from ...parallel.tensor import transformer
 from ...parallel.tensor.linear import column_linear, row_linear, sequence_parallel
 from ...units import counted
-from ..layer import Case, Part, arrays, check_part, cut, drawn, nearly_whole, ring_bytes, width_for
+from ..layer import Case, Part, arrays, check_layer, cut, drawn, nearly_whole, ring_bytes, width_for
 from ..ranks import alone, capital, describe_error, tried
 from ..record import Broken, Exercise, Passed
 
@@ -26,31 +27,30 @@ def column_case(p, biased=True):
     parts = cut(y, p, -1)
     weight_grads = [gr.flatten(0, -2).T @ x.flatten(0, -2) for gr in gs]
 
-    def explain(got, r):
+    added = f"""sum: x has been added over {p} ranks, and was the same on all of them: forward copies, backward
+        adds."""
+
+    def explain(r):
         return (
-            (y, "gathered", "Those are the columns of all ranks. The next layer takes only those of its own rank."),
-            (bare[r], "bias", f"The bias is missing: {out // p} numbers on every rank, those of its own rows."),
-            (sum(parts), "sum", "That is the sum over ranks, but every rank has other columns: nothing to add here."),
-            (
-                p * x @ weights[r].T + biases[r],
-                "sum",
-                f"x has been added over {p} ranks, and was the same on all of them: forward copies, backward adds.",
-            ),
-            (parts[0], "rank", f"Those are the columns of rank 0: rank {r} computes its own."),
+            (y, "gathered: Those are the columns of all ranks. The next layer takes only those of its own rank."),
+            (bare[r], f"bias: The bias is missing: {out // p} numbers on every rank, those of its own rows."),
+            (sum(parts), "sum: That is the sum over ranks, but every rank has other columns: nothing to add here."),
+            (p * x @ weights[r].T + biases[r], added),
+            (parts[0], f"rank: Those are the columns of rank 0: rank {r} computes its own."),
         )
 
-    def explain_grad(name, got, r):
+    def explain_grad(name, r):
         if name == "x":
             mine = gs[r] @ weights[r]
             return (
-                (mine, "transposed", blame(r)),
-                (p * dx, "twice", f"That is {p} times as much: it has been added over ranks twice."),
-                (p * mine, "transposed", blame(r)),
-                (dx / p, "mean", f"That is the mean over {p} ranks: what they say about x adds up."),
+                (mine, blame(r)),
+                (p * dx, f"twice: That is {p} times as much: it has been added over ranks twice."),
+                (p * mine, blame(r)),
+                (dx / p, f"mean: That is the mean over {p} ranks: what they say about x adds up."),
             )
         total = sum(weight_grads) if name == "weight" else sum(gr.flatten(0, -2).sum(0) for gr in gs)
         return (
-            (total, "shard", f"It was added over ranks, but every rank has other rows: {name} of rank {r} is its own."),
+            (total, f"shard: It was added over ranks, but every rank has other rows: {name} of rank {r} is its own."),
         )
 
     case = Case(
@@ -81,10 +81,8 @@ def with_none(fn):
 
 
 def blame(r):
-    return (
-        f"That is only what the columns of rank {r} say about x. All ranks used x, so all have a say, and backward has "
-        "to add them: copy in forward, all-reduce in backward."
-    )
+    return f"""transposed: That is only what the columns of rank {r} say about x. All ranks used x, so all have a say,
+        and backward has to add them: copy in forward, all-reduce in backward."""
 
 
 def row_case(p, biased=True):
@@ -97,36 +95,35 @@ def row_case(p, biased=True):
     flat = g.flatten(0, -2)
     bias_grad, weight_grads = flat.sum(0), [flat.T @ a.flatten(0, -2) for a in xs]
 
-    def explain(got, r):
+    def explain(r):
         alone = f"That is rank {r}'s own part: each has multiplied its columns, and y is the sum over ranks."
         return (
-            (y + (p - 1) * bias, "bias", f"The bias was added {p} times, once on every rank before the sum."),
-            (y - bias, "bias", "The sum is right, the bias is missing."),
-            (parts[r] + bias, "sum", alone),
-            (parts[r], "sum", alone),
-            ((y - bias) / p + bias, "mean", f"That is the mean over {p} ranks: parts of a product add up."),
-            (y / p, "mean", f"That is the mean over {p} ranks: parts of a product add up."),
+            (y + (p - 1) * bias, f"bias: The bias was added {p} times, once on every rank before the sum."),
+            (y - bias, "bias: The sum is right, the bias is missing."),
+            (parts[r] + bias, f"sum: {alone}"),
+            (parts[r], f"sum: {alone}"),
+            ((y - bias) / p + bias, f"mean: That is the mean over {p} ranks: parts of a product add up."),
+            (y / p, f"mean: That is the mean over {p} ranks: parts of a product add up."),
             (
                 torch.cat([part + bias for part in parts], -1),
-                "sum",
-                "Parts of one product are added, not put in a row.",
+                "sum: Parts of one product are added, not put in a row.",
             ),
-            (torch.cat(parts, -1), "sum", "Parts of one product are added, not put in a row."),
+            (torch.cat(parts, -1), "sum: Parts of one product are added, not put in a row."),
         )
 
-    def explain_grad(name, got, r):
+    def explain_grad(name, r):
         right = {"x": g @ weights[r], "weight": weight_grads[r], "bias": bias_grad}[name]
         often = f"That is {p} times as much: all-reduce in forward, and in backward nothing, not once more."
         few = f"That is 1/{p} of it: what has been added in forward is not divided in backward."
         if name == "x":
             others = sum(g @ weight for weight in weights)
             mixed = "It was added over ranks, but every rank has other columns of x, and their gradients are its own."
-            return (p * right, "transposed", often), (right / p, "mean", few), (others, "transposed", mixed)
+            return (p * right, f"transposed: {often}"), (right / p, f"mean: {few}"), (others, f"transposed: {mixed}")
         if name == "weight":
-            return (p * right, "transposed", often), (right / p, "mean", few)
+            return (p * right, f"transposed: {often}"), (right / p, f"mean: {few}")
         few = f"That is 1/{p} of it: bias / {p} on every rank gives the right sum, but learns {p} times too slowly."
         none = "Only some ranks add it. Here it stays as it is, while the others change theirs: replicas drift apart."
-        return (p * right, "transposed", often), (right / p, "bias", few), (0 * right, "bias", none)
+        return (p * right, f"transposed: {often}"), (right / p, f"bias: {few}"), (0 * right, f"bias: {none}")
 
     case = Case(
         inputs=[{"x": a, "weight": w, "bias": bias} for a, w in zip(xs, weights, strict=True)],
@@ -163,25 +160,15 @@ ROW = Part(
 )
 
 
-def no_bias(part, case):
-    """`part` where bias is None."""
-    return replace(part, case=lambda p: case(p, biased=False), adapt=with_none)
+def check_linear(part, case):
+    """The check of a layer with a bias, and with None."""
+    bare = replace(part, case=lambda p: case(p, biased=False), adapt=with_none)
+    return partial(check_layer, part=part, fact=share_of_weight, variant=bare, more="and bias None")
 
 
-def check_column_linear(fn, runner=None):
-    facts, run = check_part(COLUMN, fn, runner)
-    check_part(no_bias(COLUMN, column_case), fn, None, "and bias None")
-    return Passed((*facts, share_of_weight(12 * NARROW)), run.events, len(run))
-
-
-def check_row_linear(fn, runner=None):
-    facts, run = check_part(ROW, fn, runner)
-    check_part(no_bias(ROW, row_case), fn, None, "and bias None")
-    return Passed((*facts, share_of_weight(12 * NARROW)), run.events, len(run))
-
-
-def share_of_weight(n):
-    return f"memory: with 4 ranks each holds {n // 4} of the {n} weights, and no tensor as large as all of them"
+def share_of_weight(p):
+    n = 12 * NARROW
+    return f"memory: with {p} ranks each holds {n // p} of the {n} weights, and no tensor as large as all of them"
 
 
 # (ranks, heads, width)
@@ -230,11 +217,9 @@ def check_rows(rows, rank, ranks, heads, width, where):
     holds = [sorted({row % width // each for row in rows if row // width == part}) for part in range(3)]
     told = ", ".join(f"{name} of {named(has)}" for name, has in zip(PARTS, holds, strict=True))
     if sorted(rows) == sorted(right):
-        message = (
-            f"{where} these are the right rows in another order: {rows[: 3 * each]} ... All queries come first, then "
-            "all keys, then all values, as in the whole weight: view(b, s, 3, heads, -1) counts on it."
-        )
-        raise Broken(f"order: {message}")
+        raise Broken(f"""order: {where} these are the right rows in another order: {rows[: 3 * each]} ... All queries
+            come first, then all keys, then all values, as in the whole weight: view(b, s, 3, heads, -1) counts on
+            it.""")
     if any(not has for has in holds):
         raise Broken(f"""boundary: {where} your rows hold {told}. A head needs all three: q, k and v of its own. Cut
             each of the three blocks of rows, not the whole.""")
@@ -262,11 +247,9 @@ def check_refused(fn, ranks, heads, width):
         return
     if error is not None:
         raise Broken(f"raises: {describe_error(error, where + ',')}: raise ValueError with the numbers.")
-    message = (
-        f"{capital(where)} your function returned something. A width of {width} can be shared by {ranks} ranks, but "
-        "then a head would be cut in two, and half a head attends to something else: raise ValueError."
-    )
-    raise Broken(f"refuse: {message}")
+    raise Broken(f"""refuse: {capital(where)} your function returned something. A width of {width} can be shared by
+        {ranks} ranks, but then a head would be cut in two, and half a head attends to something else: raise
+        ValueError.""")
 
 
 BATCH, TOKENS, HEAD = 2, 5, 3  # a head's width is no root of that of all heads
@@ -301,30 +284,29 @@ def attention_case(p, causal):
     y, nothing = y.detach(), torch.zeros(d, dtype=x.dtype)
     parts = [whole(s["x"], s["qkv_weight"], s["qkv_bias"], s["out_weight"], nothing, per, causal) for s in shards]
 
-    def explain(got, r):
+    def explain(r):
         def made(**changes):
             return sum(variant(shards[s], per, causal, **changes) for s in range(p)) + out_bias
 
         other = "hear what comes later" if causal else "hear only what came before, though causal is False"
         return (
-            (y + (p - 1) * out_bias, "bias", f"out_bias was added {p} times, once on every rank before the sum."),
-            (parts[r] + out_bias, "sum", f"Only the heads of rank {r} are in it: row_linear adds over ranks."),
-            (made(turned=True), "causal", f"Positions {other}: is_causal=causal."),
-            (made(one=True), "heads", f"Your rank attends with one head of {per * HEAD} numbers, not with {per}."),
-            (made(scale=d**-0.5), "scale", f"Scores are divided by the root of {HEAD}, a head's width, not of {d}."),
+            (y + (p - 1) * out_bias, f"bias: out_bias was added {p} times, once on every rank before the sum."),
+            (parts[r] + out_bias, f"sum: Only the heads of rank {r} are in it: row_linear adds over ranks."),
+            (made(turned=True), f"causal: Positions {other}: is_causal=causal."),
+            (made(one=True), f"heads: Your rank attends with one head of {per * HEAD} numbers, not with {per}."),
+            (made(scale=d**-0.5), f"scale: Scores are divided by the root of {HEAD}, a head's width, not of {d}."),
             (
                 made(scale=1 / HEAD),
-                "scale",
-                f"Scores are divided by the root of {HEAD}, a head's width, not by {HEAD}.",
+                f"scale: Scores are divided by the root of {HEAD}, a head's width, not by {HEAD}.",
             ),
-            (made(swapped=True), "boundary", SWAPPED),
-            (made(unmerged=True), "merge", "After attention the heads come first: .transpose(1, 2), then reshape."),
+            (made(swapped=True), f"boundary: {SWAPPED}"),
+            (made(unmerged=True), "merge: After attention the heads come first: .transpose(1, 2), then reshape."),
         )
 
-    def explain_grad(name, got, r):
+    def explain_grad(name, r):
         if name == "x":
-            return ((own_say(shards[r], per, causal, g), "transposed", TRANSPOSED.format(r=r)),)
-        return ((p * right[r][name], "transposed", f"That is {p} times as much: added over ranks in backward, too."),)
+            return ((own_say(shards[r], per, causal, g), TRANSPOSED.format(r=r)),)
+        return ((p * right[r][name], f"transposed: That is {p} times as much: added over ranks in backward, too."),)
 
     return Case(
         inputs=shards,
@@ -343,7 +325,8 @@ SWAPPED = (
     "You take q, k and v of one head to lie side by side. Of this rank's columns the first third are queries of all "
     "its heads, then keys, then values: view(b, s, 3, heads, -1)."
 )
-TRANSPOSED = "That is only what the heads of rank {r} say about x. All ranks used x: column_linear adds what they say."
+TRANSPOSED = """transposed: That is only what the heads of rank {r} say about x. All ranks used x: column_linear adds
+    what they say."""
 
 
 def whole(x, qkv_weight, qkv_bias, out_weight, out_bias, heads, causal):
@@ -384,10 +367,9 @@ CAUSAL = Part(lambda p: attention_case(p, True), PROMISE, WHY)
 FREE = Part(lambda p: attention_case(p, False), PROMISE, WHY)
 
 
-def check_attention_heads(fn, runner=None):
-    facts, run = check_part(CAUSAL, fn, runner)
-    check_part(FREE, fn, None)
-    return Passed((*facts, "with causal=True as in a GPT, with causal=False as in a ViT"), run.events, len(run))
+check_attention_heads = partial(
+    check_layer, part=CAUSAL, variant=FREE, fact=lambda p: "with causal=True as in a GPT, with causal=False as in a ViT"
+)
 
 
 BATCH_SEQUENCE, WIDTH, HIDDEN = 2, 5, 3  # HIDDEN: of each rank
@@ -430,30 +412,29 @@ def sequence_case(p):
     y = sum(parts)
     dealt = torch.stack(xs, 2).flatten(1, 2)
 
-    def explain(got, r):
+    def explain(r):
         mixed = sum(mlp_part(dealt, up, down) for up, down in zip(ups, downs, strict=True))
         lonely = sum(mlp_part(xs[s], ups[s], downs[s]) for s in range(p))
         return (
-            (y, "whole", "Those are all positions: every rank would keep a copy of what one of them has to keep."),
-            (lonely, "gather", "The layer saw only the positions of each rank, and what was added belongs to others."),
+            (y, "whole: Those are all positions: every rank would keep a copy of what one of them has to keep."),
+            (lonely, "gather: The layer saw only the positions of each rank, and what was added belongs to others."),
             (
                 cut(parts[r], p, 1)[r],
-                "sum",
-                f"That is only what the layer of rank {r} says: parts are added over ranks.",
+                f"sum: That is only what the layer of rank {r} says: parts are added over ranks.",
             ),
-            (cut(y, p, 1)[r] / p, "mean", f"That is the mean over {p} ranks: parts of a product add up."),
-            (cut(mixed, p, 1)[r], "order", "Positions were put together in another order: rank 0's come first, all."),
-            (xs[r] * p, "layer", "The layer had no part in it."),
+            (cut(y, p, 1)[r] / p, f"mean: That is the mean over {p} ranks: parts of a product add up."),
+            (cut(mixed, p, 1)[r], "order: Positions were put together in another order: rank 0's come first, all."),
+            (xs[r] * p, "layer: The layer had no part in it."),
         )
 
-    def explain_grad(name, got, r):
+    def explain_grad(name, r):
         if name == "x":
             alone = x.clone().requires_grad_(True)
             mlp_part(alone, ups[r], downs[r]).backward(g)
-            return ((cut(alone.grad, p, 1)[r], "transposed", NOT_ADDED.format(r=r)),)
+            return ((cut(alone.grad, p, 1)[r], NOT_ADDED.format(r=r)),)
         pair = [t[r].clone().requires_grad_(True) for t in (ups, downs)]
         cut(mlp_part(x, *pair), p, 1)[r].backward(gs[r])
-        return ((pair[name == SECOND].grad, "transposed", NOT_GATHERED.format(r=r)),)
+        return ((pair[name == SECOND].grad, NOT_GATHERED.format(r=r)),)
 
     return Case(
         inputs=[{FIRST: up, SECOND: down, "x": part} for up, down, part in zip(ups, downs, xs, strict=True)],
@@ -467,14 +448,10 @@ def sequence_case(p):
     )
 
 
-NOT_ADDED = (
-    "That is only what the layer of rank {r} says about its own positions. All ranks' layers saw them: what was "
-    "gathered in forward is added and scattered in backward."
-)
-NOT_GATHERED = (
-    "That is what the positions of rank {r} say, as if the others had no gradient. What was scattered in forward is "
-    "gathered in backward, so that the layer sees the gradient of all positions."
-)
+NOT_ADDED = """transposed: That is only what the layer of rank {r} says about its own positions. All ranks' layers saw
+    them: what was gathered in forward is added and scattered in backward."""
+NOT_GATHERED = """transposed: That is what the positions of rank {r} say, as if the others had no gradient. What was
+    scattered in forward is gathered in backward, so that the layer sees the gradient of all positions."""
 
 
 def both_ways(p, nbytes):
@@ -493,16 +470,16 @@ SEQUENCE = Part(
 )
 
 
-def check_sequence_parallel(fn, runner=None):
-    facts, run = check_part(SEQUENCE, fn, runner)
-    p = len(run)
-    memory = f"memory: between layers each of {p} ranks keeps 1/{p} of the positions; tensor parallel alone keeps all"
-    return Passed((*facts, memory), run.events, p)
+def share_of_positions(p):
+    return f"memory: between layers each of {p} ranks keeps 1/{p} of the positions; tensor parallel alone keeps all"
+
+
+check_sequence_parallel = partial(check_layer, part=SEQUENCE, fact=share_of_positions)
 
 
 EXERCISES = (
-    Exercise("9.1", "a linear layer cut by its outputs", column_linear, 2, check_column_linear),
-    Exercise("9.2", "a linear layer cut by its inputs", row_linear, 2, check_row_linear),
+    Exercise("9.1", "a linear layer cut by its outputs", column_linear, 2, check_linear(COLUMN, column_case)),
+    Exercise("9.2", "a linear layer cut by its inputs", row_linear, 2, check_linear(ROW, row_case)),
     Exercise(
         "9.3", "which rows belong to a rank's heads", transformer.rows_of_heads, 2, check_rows_of_heads, parallel=False
     ),

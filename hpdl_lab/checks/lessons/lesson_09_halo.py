@@ -9,9 +9,9 @@ import torch
 from ...comm.network import Ring
 from ...parallel.tensor import spatial as reference
 from ...units import counted
-from ..checkers import engine_facts, in_all_cases, with_ranks
+from ..checkers import because, engine_facts, in_all_cases, with_ranks
 from ..layer import whole_numbers
-from ..ranks import capital, full_stop, number, simulate
+from ..ranks import capital, full_stop, number, simulate, type_told
 from ..record import Broken, Exercise, Passed
 from ..traffic import check_waits, in_barriers
 
@@ -107,24 +107,18 @@ def case_of(p, height, rows):
 
 
 def with_needs(broken, where, height, rows, noted):
-    """`broken`, or, where ranks need different numbers of rows and messages do not fit, what is behind it."""
+    """Where ranks need different numbers of rows and messages do not fit, what is behind it."""
     if len({pair[0] for pair in rows} | {pair[1] for pair in rows}) == 1 or broken.failed not in ("raises", "deadlock"):
-        return broken
+        return None
     found = capital(broken.message.removeprefix(where).strip())
     if noted:
         sent = noted[0]
-        message = (
-            f"You send all {sent.high} rows where 0 are needed: x[:, :, -0:] is everything. So rank {sent.source} does "
-            f"to rank {sent.dest} {where[0].lower()}{where[1:-1]}: rows[{sent.dest}][0] is 0. Count from the front, as "
-            f"in x[:, :, h - n:]. {full_stop(found)}"
-        )
-        return Broken(f"everything: {message}", broken.detail)
-    message = (
-        f"{where} messages do not fit, though they do where all ranks need as many rows above as below. How "
-        "many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is "
-        f"rows[rank][0]. {full_stop(found)}"
-    )
-    return Broken(f"asks: {message}", broken.detail)
+        return f"""everything: You send all {sent.high} rows where 0 are needed: x[:, :, -0:] is everything. So rank
+            {sent.source} does to rank {sent.dest} {where[0].lower()}{where[1:-1]}: rows[{sent.dest}][0] is 0. Count
+            from the front, as in x[:, :, h - n:]. {full_stop(found)}"""
+    return f"""asks: {where} messages do not fit, though they do where all ranks need as many rows above as below. How
+        many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is rows[rank][0].
+        {full_stop(found)}"""
 
 
 def check_strips(run, where, height, rows):
@@ -137,18 +131,14 @@ def check_strips(run, where, height, rows):
         first, n = sum(s.shape[2] for s in strips[:r]), strips[r].shape[2]
         right = image[:, :, first : first + above + n + below]
         if left.y is None:
-            what = "nothing" if left.kind == "NoneType" else f"something of type {left.kind}"
-            raise Broken(f"returns: {where} rank {r} returned {what}: return a tensor, (b, c, h, w).")
+            raise Broken(f"returns: {where} rank {r} returned {type_told(left.kind)}: return a tensor, (b, c, h, w).")
         if left.y.shape != right.shape:
             raise Broken(f"""shape: {where} rank {r} returned shape {left.y.shape}, where {right.shape} is right:
                 {above} + {n} + {below} rows, those above, its own and those below.""")
         if not np.array_equal(left.y, right):
             index = tuple(int(i) for i in np.argwhere(left.y != right)[0])
-            failed, why = explain(left.y, r, rows, strips)
-            message = (
-                f"{where} y{list(index)} on rank {r} should be {number(right[index])} and is {number(left.y[index])}. "
-            )
-            raise Broken(f"{failed}: {message}{why}")
+            text = f"y{list(index)} on rank {r} should be {number(right[index])} and is {number(left.y[index])}."
+            raise because(explain(left.y, r, rows, strips), f"{where} {text}")
         if left.changed:
             raise Broken(f"input: {where} rank {r} has changed x: its caller still needs it.")
     if hasattr(run, "events"):
@@ -156,10 +146,10 @@ def check_strips(run, where, height, rows):
 
 
 def explain(got, r, rows, strips):
-    """(invariant, sentence) for what rank r returned, which is not right."""
+    """Reason for what rank r returned, which is not right."""
     p, above, n = len(rows), rows[r][0], strips[r].shape[2]
     if not np.array_equal(got[:, :, above : above + n], strips[r]):
-        return "inside", f"Rows {above} to {above + n - 1} of y are the strip of rank {r} itself, unchanged."
+        return f"inside: Rows {above} to {above + n - 1} of y are the strip of rank {r} itself, unchanged."
     for side, halo, s in ((0, got[:, :, :above], r - 1), (1, got[:, :, above + n :], r + 1)):
         told, k = ("above", "below")[side], halo.shape[2]
         opposite = r + 1 if side == 0 else r - 1
@@ -167,27 +157,23 @@ def explain(got, r, rows, strips):
             if not halo.any():
                 continue
             if p > 1 and same(halo, edge(strips[s % p], k, 1 - side)):
-                return "edge", f"There is nothing {told} rank {r}, and no ring: zeros, not the rows of rank {s % p}."
-            return "edge", f"There is nothing {told} rank {r}: outside the image are zeros."
+                return f"edge: There is nothing {told} rank {r}, and no ring: zeros, not the rows of rank {s % p}."
+            return f"edge: There is nothing {told} rank {r}: outside the image are zeros."
         if same(halo, edge(strips[s], k, 1 - side)):
             continue
         which = ("last", "first")[side]
         if not halo.any():
-            return "zeros", (
-                f"The rows {told} the strip of rank {r} are zeros, in the middle of the image: they are the {which} "
-                f"rows of rank {s}. Only the image has an edge, a strip has none."
-            )
+            return f"""zeros: The rows {told} the strip of rank {r} are zeros, in the middle of the image: they are the
+                {which} rows of rank {s}. Only the image has an edge, a strip has none."""
         if same(halo, edge(strips[s], k, side)):
-            return "side", (
-                f"Those are the {('first', 'last')[side]} rows of rank {s}, the ones that lie farthest away: {told} "
-                f"the strip of rank {r} lie its {which}."
-            )
+            return f"""side: Those are the {("first", "last")[side]} rows of rank {s}, the ones that lie farthest away:
+                {told} the strip of rank {r} lie its {which}."""
         if 0 <= opposite < p and (same(halo, edge(strips[opposite], k, side))):
-            return "neighbor", f"Those are rows of rank {opposite}: {told} the strip of rank {r} lies rank {s}."
+            return f"neighbor: Those are rows of rank {opposite}: {told} the strip of rank {r} lies rank {s}."
         if same(halo, edge(strips[s], k, 1 - side)[:, :, ::-1]):
-            return "upside down", f"Those are the right rows of rank {s} upside down."
-        return "value", f"Those are not the {which} {counted(k, 'row')} of rank {s}."
-    return "value", ""
+            return f"upside down: Those are the right rows of rank {s} upside down."
+        return f"value: Those are not the {which} {counted(k, 'row')} of rank {s}."
+    return "value: "
 
 
 def edge(strip, k, last):

@@ -61,8 +61,8 @@ def formed(row, who):
         raise Broken(f"returns: {who} gets {type(row).__name__}: return a list of Action.")
     wrong = next((item for item in row if not isinstance(item, tuple) or len(item) != len(Action._fields)), None)
     if wrong is not None:
-        message = f'{who} gets a list with {wrong!r} in it: each item is an Action, such as Action(2, "F", 5).'
-        raise Broken(f"returns: {message}")
+        raise Broken(f"""returns: {who} gets a list with {wrong!r} in it: each item is an Action, such as Action(2, "F",
+            5).""")
     return tuple(Action(*item) for item in row)
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 from ...parallel.pipeline import naive as reference
 from ...schedules import build
 from ...units import counted
-from ..checkers import engine_facts, in_all_cases
+from ..checkers import because, engine_facts, in_all_cases
 from ..ranks import ALONE, full_stop, number, simulate
 from ..record import Broken, Exercise, Passed
 from ..traffic import check_waits, in_barriers
@@ -126,12 +126,10 @@ def where_of(p, name, m):
 def neighbor_wrong(broken, where, name, m):
     """What goes wrong only where stages run the other way is about the neighbor."""
     if name != GEMS:
-        return broken
-    message = (
-        "Right in GPipe, but not in GEMS, which the notebook comes to below: its second replica runs from the last "
-        f"rank to the first. {full_stop(broken.message)} Stage s + 1 is not always on rank + 1: ask schedule.rank_of."
-    )
-    return Broken(f"neighbor: {message}", broken.detail)
+        return None
+    return f"""neighbor: Right in GPipe, but not in GEMS, which the notebook comes to below: its second replica runs
+        from the last rank to the first. {full_stop(broken.message)} Stage s + 1 is not always on rank + 1: ask
+        schedule.rank_of."""
 
 
 def check_step(run, where, name, m):
@@ -144,8 +142,7 @@ def check_step(run, where, name, m):
         right = expected(schedule, mine)[stage % schedule.stages]
         for param, got in run[rank].grads[stage].items():
             if got is None or not np.allclose(got, right[param], rtol=TOLERANCE, atol=TOLERANCE):
-                failed, text = explain(got, param, stage, mine, schedule)
-                raise Broken(f"{failed}: {where} {text}")
+                raise because(explain(got, param, stage, mine, schedule), where)
     if events:
         check_waits(events, len(run))
     if waits := in_barriers(events):
@@ -153,8 +150,7 @@ def check_step(run, where, name, m):
     for rank, ran in enumerate(run):
         for action, taken in ran.taken:
             if taken != [(action.stage, action.micro_batch)]:
-                failed, text = wrongly_taken(rank, action, taken)
-                raise Broken(f"{failed}: {where} the gradients are right, but {text}")
+                raise because(wrongly_taken(rank, action, taken), f"{where} the gradients are right, but")
         needed = sum(not schedule.is_first(a.stage) for a in schedule.rows[rank] if a.kind == "B")
         if ran.sent != needed:
             raise Broken(f"""traffic: {where} the gradients are right, but rank {rank} sends
@@ -163,27 +159,22 @@ def check_step(run, where, name, m):
 
 
 def wrongly_taken(rank, action, taken):
-    """(invariant, sentence) for a backward that left the wrong things in `saved`."""
+    """Reason for a backward that left the wrong things in `saved`."""
     key = action.stage, action.micro_batch
     if not taken:
-        return "memory", (
-            f"`saved` of rank {rank} still holds the activations of {key} after {action}. Take the entry out: "
-            "saved.pop(key)."
-        )
-    return "micro-batch", (
-        f"in {action} rank {rank} takes {', '.join(map(str, taken))} out of `saved`, and not {key}. Here all ranks err "
-        "together, and the sums come out; where their orders differ, gradients would meet the wrong activations."
-    )
+        return f"""memory: `saved` of rank {rank} still holds the activations of {key} after {action}. Take the entry
+            out: saved.pop(key)."""
+    return f"""micro-batch: in {action} rank {rank} takes {", ".join(map(str, taken))} out of `saved`, and not {key}.
+        Here all ranks err together, and the sums come out; where their orders differ, gradients would meet the wrong
+        activations."""
 
 
 def explain(got, name, stage, mine, schedule):
-    """(invariant, sentence) for a gradient of `stage` that is not the sequential model's."""
+    """Reason for a gradient of `stage` that is not the sequential model's."""
     m, part = schedule.micro_batches, stage % schedule.stages
     if got is None:
-        return "weights", (
-            f"stage {stage} has no gradient for {name}: torch.autograd.grad hands gradients out, and only "
-            "torch.autograd.backward leaves them in .grad of the parameters, where the optimizer looks."
-        )
+        return f"""weights: stage {stage} has no gradient for {name}: torch.autograd.grad hands gradients out, and only
+            torch.autograd.backward leaves them in .grad of the parameters, where the optimizer looks."""
     right = expected(schedule, mine)[part][name]
     i = int(np.argmax(~np.isclose(got, right, rtol=TOLERANCE, atol=TOLERANCE).reshape(-1)))
     told = (
@@ -192,19 +183,14 @@ def explain(got, name, stage, mine, schedule):
     )
     for factor, why in ((m, "multiplied by"), (1 / m, "divided by")):
         if m > 1 and np.allclose(got, right * factor, rtol=TOLERANCE, atol=TOLERANCE):
-            return "scale", f"{told} It was {why} {m}, the number of micro-batches: the losses are divided already."
+            return f"scale: {told} It was {why} {m}, the number of micro-batches: the losses are divided already."
     for which in (mine[0], mine[-1]):
         if len(mine) > 1 and np.allclose(got, expected(schedule, [which])[part][name], rtol=TOLERANCE, atol=TOLERANCE):
-            return (
-                "accumulate",
-                f"{told} That is micro-batch {which} alone: those of all micro-batches add up in .grad.",
-            )
+            return f"accumulate: {told} That is micro-batch {which} alone: those of all micro-batches add up in .grad."
     if schedule.is_last(stage):
-        return "gradient", f"{told} Here y is the loss itself: its backward needs no gradient from anybody."
-    return "gradient", (
-        f"{told} What comes after it is right. So stage {stage} did not begin with the gradient of its own output: was "
-        f"something else sent by stage {stage + 1}, or was what came not used?"
-    )
+        return f"gradient: {told} Here y is the loss itself: its backward needs no gradient from anybody."
+    return f"""gradient: {told} What comes after it is right. So stage {stage} did not begin with the gradient of its
+        own output: was something else sent by stage {stage + 1}, or was what came not used?"""
 
 
 def agreement(run, schedule):

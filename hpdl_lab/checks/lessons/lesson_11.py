@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ... import mesh
 from ...parallel.grid import search
 from ...units import counted
+from ..checkers import because
 from ..ranks import alone, capital, describe_error, tried
 from ..record import Broken, Exercise, Passed
 
@@ -21,8 +22,7 @@ def check_coordinates(fn, runner=None):
             right = true_place(rank, sizes)
             if place != right:
                 where = f"On a grid of {drawn(sizes)} rank {rank} should be at {right}, and you say {place}."
-                failed, why = why_place(places, rank, sizes)
-                raise Broken(f"{failed}: {where} {why}")
+                raise because(why_place(places, rank, sizes), where)
     return Passed(
         (
             f"right for every rank of {len(SIZES)} grids with one to five axes",
@@ -52,27 +52,21 @@ def true_place(rank, sizes):
 def why_place(places, rank, sizes):
     place = places[rank]
     if all(p == true_place(r, sizes[::-1])[::-1] for r, p in enumerate(places)):
-        return "order", (
-            "With you the first axis varies fastest. It is the last one: tp, which sends most, is put last, and its "
-            "ranks are to be neighbors on one host."
-        )
+        return """order: With you the first axis varies fastest. It is the last one: tp, which sends most, is put last,
+            and its ranks are to be neighbors on one host."""
     if all(p == tuple(i + 1 for i in true_place(r, sizes)) for r, p in enumerate(places)):
-        return "range", "Coordinates count from 0, as ranks do."
+        return "range: Coordinates count from 0, as ranks do."
     outside = next((a for a, (i, n) in enumerate(zip(place, sizes, strict=True)) if not 0 <= i < n), None)
     if outside is not None:
-        return "range", (
-            f"Axis {outside} has {counted(sizes[outside], 'coordinate')}, 0 to {sizes[outside] - 1}: what is left over "
-            "is the business of the axes before it."
-        )
+        return f"""range: Axis {outside} has {counted(sizes[outside], "coordinate")}, 0 to {sizes[outside] - 1}: what is
+            left over is the business of the axes before it."""
     twice = next((p for i, p in enumerate(places) if p in places[:i]), None)
     if twice is not None:
         both = [r for r, p in enumerate(places) if p == twice][:2]
-        return "twice", f"Ranks {both[0]} and {both[1]} would both stand at {twice}."
+        return f"twice: Ranks {both[0]} and {both[1]} would both stand at {twice}."
     n = sizes[-1]
-    return "place", (
-        f"The last axis has {counted(n, 'coordinate')}, so it is {rank} % {n} = {rank % n} there; {rank} // {n} = "
-        f"{rank // n} is left for the axes before it."
-    )
+    return f"""place: The last axis has {counted(n, "coordinate")}, so it is {rank} % {n} = {rank % n} there; {rank} //
+        {n} = {rank // n} is left for the axes before it."""
 
 
 def drawn(sizes):
@@ -111,7 +105,7 @@ def check_groups_of(fn, sizes, axis):
     if got == right:
         return
     told = f"{where} you say {shown(got)}, and it should be {shown(right)}."
-    raise Broken(": ".join(why_groups(got, right, sizes, axis, told)))
+    raise because(why_groups(got, right, sizes, axis), told)
 
 
 def true_groups(sizes, axis):
@@ -122,35 +116,33 @@ def true_groups(sizes, axis):
     return list(found.values())
 
 
-def why_groups(got, right, sizes, axis, told):
-    """(invariant, message) for groups that are not right."""
+def why_groups(got, right, sizes, axis):
+    """Reason for groups that are not right."""
     flat = [r for group in got for r in group]
     others = {}
     for rank in range(math.prod(sizes)):
         others.setdefault(true_place(rank, sizes)[axis], []).append(rank)
     if got == list(others.values()):
-        return "axis", (
-            f"{told} Those have the same coordinate along axis {axis}, and differ in the others. A group is the other "
-            "way round: it differs along this axis, and only there."
-        )
+        return f"""axis: Those have the same coordinate along axis {axis}, and differ in the others. A group is the
+            other way round: it differs along this axis, and only there."""
     twice = next((r for r in flat if flat.count(r) > 1), None)
     if twice is not None:
-        return "twice", f"{told} Rank {twice} is in {flat.count(twice)} groups: along one axis it belongs to one."
+        return f"twice: Rank {twice} is in {flat.count(twice)} groups: along one axis it belongs to one."
     lost = [r for r in range(math.prod(sizes)) if r not in flat]
     if lost:
-        return "cover", f"{told} Rank {lost[0]} is in no group: every rank has a group along every axis, even of one."
+        return f"cover: Rank {lost[0]} is in no group: every rank has a group along every axis, even of one."
     if sorted(got) == sorted(right):
-        return "order", f"{told} The right groups in another order: by their lowest rank."
+        return "order: The right groups in another order: by their lowest rank."
     for a in range(len(sizes)):
         if a != axis and got == true_groups(sizes, a):
-            return "axis", f"{told} Those are the groups along axis {a}: axes are counted from the first, as in sizes."
+            return f"axis: Those are the groups along axis {a}: axes are counted from the first, as in sizes."
     apart = [(g[0], r) for g in got for r in g[1:] if not together(g[0], r, right)]
     if not apart:
         a, b = next((g[0], r) for g in right for r in g[1:] if not together(g[0], r, got))
-        return "split", f"{told} Ranks {a} and {b} differ along axis {axis} only: they belong together."
+        return f"split: Ranks {a} and {b} differ along axis {axis} only: they belong together."
     a, b = apart[0]
     places = f"{a} stands at {true_place(a, sizes)} and rank {b} at {true_place(b, sizes)}"
-    return "axis", f"{told} Rank {places}: they differ elsewhere than along axis {axis}."
+    return f"axis: Rank {places}: they differ elsewhere than along axis {axis}."
 
 
 def together(a, b, groups):

@@ -10,7 +10,7 @@ import torch
 
 from ...mesh import DeviceMesh, Grid
 from ...parallel.hybrid import gradients as reference
-from ..checkers import engine_facts, in_all_cases
+from ..checkers import because, engine_facts, in_all_cases
 from ..layer import ring_bytes, whole_numbers
 from ..ranks import number, simulate
 from ..record import Broken, Exercise, Passed
@@ -111,25 +111,17 @@ def grid_of(sizes):
 
 
 def with_missing(broken, where, sizes):
-    """`broken`, or what is likely behind ranks that wait for each other."""
-    if broken.failed == "raises" and re.search(
-        "'NoneType' object has no attribute '(all_reduce|size)'", broken.message
-    ):
-        message = f"{broken.message} placed.shared is None where one stage alone holds the parameter."
-        return Broken(f"shared: {message}", broken.detail)
+    """What is likely behind ranks that wait for each other."""
+    if broken.failed == "raises" and re.search("'NoneType' .* no attribute '(all_reduce|size)'", broken.message):
+        return f"shared: {broken.message} placed.shared is None where one stage alone holds the parameter."
     if broken.failed == "raises" and "NoneType" in broken.message:
-        message = (
-            f"{broken.message} A gradient of None counts as zeros: {UNUSED} has one on other replicas, which wait for "
-            "this rank."
-        )
-        return Broken(f"missing: {message}", broken.detail)
-    if broken.failed != "deadlock":
-        return broken
-    message = (
-        f"{broken.message} All ranks of a group have to call the same all_reduces in the same order: also a replica "
-        f"whose gradient of {UNUSED} is None; and over `shared` only the stages that hold {TIED}, not those between."
-    )
-    return Broken(f"deadlock: {message}", broken.detail)
+        return f"""missing: {broken.message} A gradient of None counts as zeros: {UNUSED} has one on other replicas,
+            which wait for this rank."""
+    if broken.failed == "deadlock":
+        return f"""deadlock: {broken.message} All ranks of a group have to call the same all_reduces in the same order:
+            also a replica whose gradient of {UNUSED} is None; and over `shared` only the stages that hold {TIED}, not
+            those between."""
+    return None
 
 
 def check_sums(run, where, sizes):
@@ -149,13 +141,12 @@ def check_sums(run, where, sizes):
             if np.array_equal(got, right):
                 continue
             i = tuple(int(k) for k in np.argwhere(got != right)[0])
-            head = (
-                f"{where} the gradient of {name}{list(i)} on {told} should be {number(right[i])} and is "
-                f"{number(got[i])}. "
+            found = f"{explain(name, got, place, grid, axes)} It has to be added over {' and '.join(axes)}: {why}."
+            raise because(
+                found,
+                f"""{where} the gradient of {name}{list(i)} on {told} should be {number(right[i])} and
+                is {number(got[i])}.""",
             )
-            failed, reason = explain(name, got, place, grid, axes)
-            tail = f"{' ' if reason else ''}It has to be added over {' and '.join(axes)}: {why}."
-            raise Broken(f"{failed}: {head + reason + tail}")
         if left.changed:
             raise Broken(f"""parameters: {where} {told} changed the parameter {left.changed[0]}: the step is the
                 optimizer's.""")
@@ -171,7 +162,7 @@ def summed(name, place, grid, axes):
 
 
 def explain(name, got, place, grid, axes):
-    """(invariant, sentence): over which axes was it added instead?"""
+    """Reason: over which axes was it added instead?"""
     long = [axis for axis in AXES if grid[axis] > 1]
     for n in range(len(long) + 1):
         for taken in itertools.combinations(long, n):
@@ -181,25 +172,24 @@ def explain(name, got, place, grid, axes):
             over = " and ".join(taken)
             if np.array_equal(got, total):
                 if not taken:
-                    return "sum", "That is this rank's own part, added to nothing."
+                    return "sum: That is this rank's own part, added to nothing."
                 what = f"That is the sum over {over}"
                 if extra:
                     lacking = f", and {' and '.join(missing)} is missing" if missing else ""
-                    return "axis", f"{what}: {' and '.join(extra)} too much{lacking}."
-                return "axis", f"{what} only: {' and '.join(missing)} is missing."
+                    return f"axis: {what}: {' and '.join(extra)} too much{lacking}."
+                return f"axis: {what} only: {' and '.join(missing)} is missing."
             for axis in long:
                 if axis in (*taken, "dp") and np.allclose(got, total / ways(grid, axis)):
                     same = [a for a in long if a in (*taken, "dp") and ways(grid, a) == ways(grid, axis)]
                     return mean_over(same, ways(grid, axis))
             often = math.prod(ways(grid, axis) for axis in taken)
             if len(taken) > 1 and np.array_equal(got, total * often):
-                return "twice", f"That is {often} times the sum over {over}: it was added over each of them twice."
+                return f"twice: That is {often} times the sum over {over}: it was added over each of them twice."
             for axis in taken:
                 if np.array_equal(got, total * ways(grid, axis)):
-                    return "twice", (
-                        f"That is {ways(grid, axis)} times the sum over {over}: it was added over {axis} twice."
-                    )
-    return "sum", ""
+                    return f"""twice: That is {ways(grid, axis)} times the sum over {over}: it was added over {axis}
+                        twice."""
+    return "sum: "
 
 
 def ways(grid, axis):
@@ -208,16 +198,12 @@ def ways(grid, axis):
 
 
 def mean_over(axes, n):
-    """(invariant, sentence) for a sum that is divided by n, the size of one of these axes."""
+    """Reason for a sum that is divided by n, the size of one of these axes."""
     if axes == ["dp"]:
-        return "mean", (
-            f"That is divided by the {n} replicas of dp: each has divided its loss by the global batch already, so "
-            "gradients add up."
-        )
-    return "mean of parts", (
-        f"That is divided by {n}, a mean over {' or '.join(axes)}: each of the {n} ranks has another part of one "
-        "gradient, and parts add up."
-    )
+        return f"""mean: That is divided by the {n} replicas of dp: each has divided its loss by the global batch
+            already, so gradients add up."""
+    return f"""mean of parts: That is divided by {n}, a mean over {" or ".join(axes)}: each of the {n} ranks has another
+        part of one gradient, and parts add up."""
 
 
 def check_bytes(run, where, sizes):
