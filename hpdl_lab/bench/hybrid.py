@@ -6,6 +6,7 @@ were published, for the same model.
 
 import resource
 import time
+from typing import Any
 
 from ..parallel.grid.machine import A100_PEAK, EFFICIENCY, MACHINES, grid_of
 from ..parallel.grid.model import predict
@@ -51,7 +52,7 @@ def assumed() -> str:
 def lines() -> list[Row]:
     """What our formulas and the simulator say, and what others have measured or derived, with the source."""
     spec, grid, machine = SPECS["gpt3"], grid_of(**GRID), MACHINES["dgx_a100"]
-    options = {"schedule": "1f1b", "micro_batches": MICRO_BATCHES, "recompute": True}
+    options: dict[str, Any] = {"schedule": "1f1b", "micro_batches": MICRO_BATCHES, "recompute": True}
     predicted = predict(spec, grid, machine=machine, batch=BATCH, **options)
     begin = time.process_time()
     simulated = simulate(spec, grid, machine=machine, batch=BATCH, **options)

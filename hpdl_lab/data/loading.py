@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -53,7 +53,7 @@ class Reader:
 
     def shards(
         self, comm: Comm, x: torch.Tensor, y: torch.Tensor, schedule: Iterator, seed: int = 0
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    ) -> Generator[tuple[torch.Tensor, torch.Tensor, int], None, None]:
         """Yield (x, y, batch) of one step after another: this rank's shard, and the examples over all ranks.
 
         Args:    x, y: the training set, (n, ...); schedule: iterable of (step, indices). The same on every rank.
@@ -74,7 +74,9 @@ class Reader:
             x = self.prepare(x, shard(numbers, rank, size))
         return x, y, len(indices)
 
-    def read_in_thread(self, comm: Comm, orders: Iterator) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    def read_in_thread(
+        self, comm: Comm, orders: Iterator
+    ) -> Generator[tuple[torch.Tensor, torch.Tensor, int], None, None]:
         """On real ranks: in the rank's own thread where nothing is read ahead, else in a second thread."""
 
         def read(order: tuple[int | torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -98,7 +100,9 @@ class Reader:
         finally:
             reader.shutdown(wait=False, cancel_futures=True)
 
-    def read_simulated(self, comm: Comm, orders: Iterator) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    def read_simulated(
+        self, comm: Comm, orders: Iterator
+    ) -> Generator[tuple[torch.Tensor, torch.Tensor, int], None, None]:
         """On simulated ranks: at once, and then this rank waits in virtual time until a reader would have had it."""
         coming: deque[tuple[int, tuple]] = deque()  # (ready, what): when the reader has it, in virtual ns
         ready = 0

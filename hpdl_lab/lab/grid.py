@@ -55,7 +55,7 @@ class Subject:
 
     def predict(self, setting: "Setting") -> Prediction:
         """What a step of this setting costs. Raises ValueError if the grid cannot be."""
-        how = {"machine": self.machine, "batch": self.batch, "limit": self.limit}
+        how: dict[str, Any] = {"machine": self.machine, "batch": self.batch, "limit": self.limit}
         return predict(self.spec, setting.grid, **setting.options, **how)
 
 
@@ -155,7 +155,7 @@ def changed(setting: Setting, ranks: int, **wanted: Any) -> Setting:
     if not fitting:
         product = " x ".join(f"{axis}={size}" for axis, size in axes.items())
         raise ValueError(f"{product} does not fit {ranks:,} ranks: the product of dp, pp and tp must be {ranks:,}")
-    nearest = min(fitting, key=lambda g: sum(abs(math.log2(a / b)) for a, b in zip(g, setting, strict=False)))
+    nearest = min(fitting, key=lambda g: sum(abs(math.log2(a / b)) for a, b in zip(g, setting[:3], strict=True)))
     return setting._replace(**{**wanted, **dict(zip(AXES, nearest, strict=True))})
 
 
@@ -246,7 +246,12 @@ def search(
         here = replace(subject.machine, at_once=0, name=f"{subject.machine.name}, with a core for each rank")
         subject = replace(subject, machine=here)
     expected = asked_guess(prediction, subject.ranks)
-    how = {"limit": subject.limit, "machine": subject.machine, "batch": subject.batch, "recompute": (False, True)}
+    how: dict[str, Any] = {
+        "limit": subject.limit,
+        "machine": subject.machine,
+        "batch": subject.batch,
+        "recompute": (False, True),
+    }
     rows = grid_search.search(subject.spec, subject.ranks, **how)
     best = grid_search.best(rows) if any(row.fits for row in rows) else None
     mine = [row for row in rows if expected == tuple(row.grid[axis] for axis in AXES)]

@@ -53,7 +53,7 @@ class Measured:
     seconds: float
     bubble: float | None = None
     memory: Memory | None = None
-    links: dict[str, int] | None = None
+    links: dict[str, float] | None = None
 
 
 class GridRun:

@@ -144,9 +144,9 @@ def form_of(tensor: Any) -> str:
     return f"shape {tuple(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def bytes_of(tensor: Tensor) -> np.ndarray:
-    """Return the bytes of a tensor, (n,) uint8."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def checksums(tensors: dict[str, Tensor]) -> dict[str, int]:
@@ -221,7 +221,7 @@ def require_sums_of(comm: Comm, all_reduce: Callable, dtypes: Iterable[torch.dty
 def require_sum(comm: Comm, all_reduce: Callable, dtype: torch.dtype) -> None:
     """Raise ValueError on every rank unless `all_reduce` makes a known sum of a few numbers of this dtype."""
     n = 2 * comm.size + 1
-    x, want = allocate(comm, n, dtype), sum(summand(rank, n) for rank in range(comm.size))
+    x, want = allocate(comm, n, dtype), np.sum([summand(rank, n) for rank in range(comm.size)], axis=0)
     x.copy_(torch.from_numpy(summand(comm.rank, n)))
     got = np.asarray(to_numpy(result_of(all_reduce, comm, x).double()))
     with together(comm):

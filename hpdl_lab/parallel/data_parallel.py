@@ -114,7 +114,6 @@ class Strategy(ABC):
 
     synchronous = True  # every rank takes the same step at the same time
     background = False  # are buckets sent by comm.background?
-    talks_in_backward = False  # may a hook of it wait for messages, so that simulated ranks have to be threads?
 
     def __init__(self, all_reduce: Callable | None = None) -> None:
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
@@ -122,6 +121,11 @@ class Strategy(ABC):
         self.owner: tuple[int, int] | None = None  # (this object, which no copy is; the rank that has started it)
         self.adds_up = False  # inside accumulating()?
         self.hooks = ExitStack()  # removes them when it is closed
+
+    @property
+    def talks_in_backward(self) -> bool:
+        """May a hook of it wait for messages, so that simulated ranks have to be threads?"""
+        return False
 
     def __repr__(self) -> str:
         options = inspect.signature(type(self).__init__).parameters.values()

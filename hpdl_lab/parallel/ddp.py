@@ -12,11 +12,12 @@ DDP itself needs a process group, for what it compares and copies at the start: 
 on the engines.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
-from ..comm.base import best_all_reduce
+from ..comm.base import Comm, best_all_reduce
 from ..comm.torch.backward import before_backward_ends
 from .reducer import checked, require_function, result_of
 
@@ -24,8 +25,8 @@ from .reducer import checked, require_function, result_of
 class Communication(NamedTuple):
     """What the hooks get as their state: a communicator, and the all_reduce(comm, x) that adds the flat x."""
 
-    comm: Any
-    all_reduce: Any = best_all_reduce
+    comm: Comm
+    all_reduce: Callable = best_all_reduce
 
 
 def ddp_hook(state, bucket):
@@ -58,7 +59,7 @@ def ddp_hook_beside(state, bucket):
     work = state.comm.background(state.all_reduce, bucket.buffer())
     future = torch.futures.Future()
 
-    def finish():
+    def finish() -> None:
         flat = checked(work.wait(), state.comm, bucket.buffer())
         flat /= state.comm.size
         future.set_result(flat)
@@ -67,7 +68,7 @@ def ddp_hook_beside(state, bucket):
     return future
 
 
-def guarded(hook):
+def guarded(hook: Callable) -> Callable:
     """`hook`, whose mistakes end in a sentence: what it returns DDP takes in C++, which crashes, or waits for ever."""
 
     def guard(state, bucket):
@@ -81,7 +82,7 @@ def guarded(hook):
     return guard
 
 
-def require_average(comm, future, shape):
+def require_average(comm: Comm, future: torch.futures.Future, shape: torch.Size) -> None:
     """Raise ValueError unless `future` has a tensor of this shape."""
     value = future.value() if future.done() else None
     if not isinstance(value, torch.Tensor) or value.shape != shape:

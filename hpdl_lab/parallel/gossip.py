@@ -3,61 +3,71 @@
 Gossip: ranks average with their neighbors only, and agree in the end without any all-reduce.
 """
 
+from __future__ import annotations
+
 import random
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..collectives.widen import adds_in_float32
+from ..comm.base import Comm
 from ..comm.buffers import copy_of, new_like
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Edge = tuple[int, int]
 
 
 class Graph(NamedTuple):
     """neighbors[i]: the ranks that rank i talks to, in rising order; whoever talks to i is talked to by i."""
 
     name: str
-    neighbors: tuple
+    neighbors: tuple[tuple[int, ...], ...]
 
     @property
-    def n(self):
+    def n(self) -> int:
         """How many ranks."""
         return len(self.neighbors)
 
 
-def ring(n):
+def ring(n: int) -> list[Edge]:
     """Every rank knows the one before and the one after."""
     return [(i, (i + 1) % n) for i in range(n)]
 
 
-def wheel(n):
+def wheel(n: int) -> list[Edge]:
     """Rank 0 is the hub, the others are the rim: a ring, each of which also knows the hub."""
     rim = n - 1
     return star(n) + [(1 + i, 1 + (i + 1) % rim) for i in range(rim)]
 
 
-def star(n):
+def star(n: int) -> list[Edge]:
     """Everybody knows rank 0 only."""
     return [(0, i) for i in range(1, n)]
 
 
-def complete(n):
+def complete(n: int) -> list[Edge]:
     """Everybody knows everybody."""
     return [(i, j) for j in range(n) for i in range(j)]
 
 
-def exponential(n):
+def exponential(n: int) -> list[Edge]:
     """Rank i knows those 1, 2, 4, ... further on, and is known by them."""
     return [(i, (i + (1 << k)) % n) for i in range(n) for k in range((n - 1).bit_length())]
 
 
-def connected_at_random(n, seed=0):
+def connected_at_random(n: int, seed: int = 0) -> list[Edge]:
     """A random tree, so that everybody hears of everybody in the end, and half as many edges again."""
     chance = random.Random(seed)
     tree = [(chance.randrange(i), i) for i in range(1, n)]
     return tree + [(chance.randrange(n), chance.randrange(n)) for _ in range(n // 2)]
 
 
-GRAPHS = {
+GRAPHS: dict[str, Callable[..., list[Edge]]] = {
     "ring": ring,
     "wheel": wheel,
     "star": star,
@@ -67,14 +77,14 @@ GRAPHS = {
 }
 
 
-def graph(name, n, seed=0):
+def graph(name: str, n: int, seed: int = 0) -> Graph:
     """The Graph of this name over n ranks; `seed` chooses among the random ones. Raises ValueError, LookupError."""
     if name not in GRAPHS:
         raise LookupError(f"no graph is called {name!r}: {', '.join(GRAPHS)}")
     if n < 1:
         raise ValueError(f"a graph needs at least 1 rank, got {n}")
     edges = GRAPHS[name](n, seed) if name == "random" else GRAPHS[name](n)
-    sets = [set() for _ in range(n)]
+    sets: list[set[int]] = [set() for _ in range(n)]
     for i, j in edges:
         if i != j:
             sets[i].add(j)
@@ -82,7 +92,7 @@ def graph(name, n, seed=0):
     return Graph(name, tuple(tuple(sorted(neighbors)) for neighbors in sets))
 
 
-def metropolis(graph):
+def metropolis(graph: Graph) -> np.ndarray:
     """The (n, n) matrix W of one gossip step, x <- W x: rank i gives weight W[i, j] to what rank j says.
 
         W[i, j] = 1 / (1 + max(neighbors of i, neighbors of j))     for neighbors
@@ -98,32 +108,32 @@ def metropolis(graph):
     return weights
 
 
-def lambda2(weights):
+def lambda2(weights: np.ndarray) -> float:
     """The second largest absolute eigenvalue of a symmetric W: disagreement shrinks by it, or more, in each step."""
     if len(weights) == 1:
         return 0.0
     return float(np.sort(np.abs(np.linalg.eigvalsh(weights)))[-2])
 
 
-def spectral_gap(weights):
+def spectral_gap(weights: np.ndarray) -> float:
     """1 - lambda2: 1 means agreement after one step, 0 never."""
     return 1 - lambda2(weights)
 
 
-def one_peer_hop(n, step):
+def one_peer_hop(n: int, step: int) -> int:
     """1, 2, 4, ... below n, over and over: how far away the one peer of step number `step` is. 0 for one rank."""
     hops = (n - 1).bit_length()
     return 1 << step % hops if hops else 0
 
 
-def disagreement(x):
+def disagreement(x: Any) -> float:
     """How far ranks are apart: the norm of x minus its mean over ranks. x: (ranks, ...) array, row i of rank i."""
     x = np.asarray(x, dtype=np.float64)
     return float(np.linalg.norm(x - x.mean(axis=0)))
 
 
 @adds_in_float32
-def gossip_step(comm, x, graph):
+def gossip_step(comm: Comm, x: Tensor, graph: Graph) -> Tensor:
     """Move `x` towards the neighbors' x: one step, after which the mean over ranks is what it was.
 
         x_i <- x_i + sum over neighbors j of  W_ij (x_j - x_i)      W_ij = 1 / (1 + max(i's neighbors, j's neighbors))
@@ -148,7 +158,7 @@ def gossip_step(comm, x, graph):
 
 
 @adds_in_float32
-def one_peer_step(comm, x, step):
+def one_peer_step(comm: Comm, x: Tensor, step: int) -> Tensor:
     """Average `x` with one rank only, 1, 2, 4, ... places further on, in turn. Among 2^k ranks k steps give the mean.
 
         p = 4     step 0: 0 <- 1, 1 <- 2, 2 <- 3, 3 <- 0       step 1: 0 <- 2, 1 <- 3, 2 <- 0, 3 <- 1
@@ -166,6 +176,6 @@ def one_peer_step(comm, x, step):
     return x
 
 
-def require_fit(comm, graph):
+def require_fit(comm: Comm, graph: Graph) -> None:
     if graph.n != comm.size:
         raise ValueError(f"a {graph.name} of {graph.n} ranks does not fit {comm.size} ranks")

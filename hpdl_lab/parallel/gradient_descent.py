@@ -16,13 +16,16 @@ All that the workers say passes through one rank: with p - 1 workers it receives
 This is lesson 02, in NumPy. Bounded staleness for real models is in parameter_server.py.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
+from ..comm.base import Comm
 from ..comm.buffers import new_like
 from ..optim.gradient_descent import gradient
 
 
-def own_gradient(comm, w, x, y):
+def own_gradient(comm: Comm, w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The gradient of the loss on this rank's share of the examples: the rank-th of comm.size equal parts.
 
     Args:    w: (d,), x: (n, d), y: (n,): the same on every rank.
@@ -37,7 +40,7 @@ def own_gradient(comm, w, x, y):
     return gradient(w, x[mine], y[mine])
 
 
-def average_gradients(comm, g):
+def average_gradients(comm: Comm, g: np.ndarray) -> np.ndarray:
     """Replace the gradient of every rank by the mean over ranks.
 
     Args:    g: (d,) float array, different per rank, overwritten with the mean. (hpdl_lab's own takes tensors too.)
@@ -50,7 +53,9 @@ def average_gradients(comm, g):
     return g
 
 
-def step_together(comm, w, x, y, rate, average=average_gradients):
+def step_together(
+    comm: Comm, w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float, average: Callable = average_gradients
+) -> np.ndarray:
     """The weights after one step along the mean of the ranks' gradients.
 
     Args:    w: (d,), x: (n, d), y: (n,): the same on every rank; average: average_gradients(comm, g).
@@ -59,7 +64,7 @@ def step_together(comm, w, x, y, rate, average=average_gradients):
     return w - rate * average(comm, own_gradient(comm, w, x, y))
 
 
-def server_step(comm, w, g, rate):
+def server_step(comm: Comm, w: np.ndarray, g: np.ndarray, rate: float) -> np.ndarray:
     """Take one step: rank 0, the server, collects the workers' gradients, updates the weights and sends them out.
 
     Args:    w: (d,) float array: on rank 0 the weights, on the workers overwritten with the new ones. (hpdl_lab's own
@@ -85,7 +90,9 @@ def server_step(comm, w, g, rate):
     return w
 
 
-def step_with_server(comm, w, x, y, rate, step=server_step):
+def step_with_server(
+    comm: Comm, w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float, step: Callable = server_step
+) -> np.ndarray:
     """The weights after one step in which rank 0 serves and each of the others has its share of the examples.
 
     Args:    w: (d,), x: (n, d), y: (n,): the same on every rank; step: server_step(comm, w, g, rate).

@@ -266,7 +266,7 @@ class Fusion:
         bucket.travelled = begun, comm.trace.clock()
         return total
 
-    def _record(self, buckets: Sequence[FusionBuffer], out: int) -> None:
+    def _record(self, buckets: Sequence[Any], out: int) -> None:
         """Record the activities of this step, gradient by gradient: what lies inside before what is around it."""
         trace, end = self.comm.trace, self.comm.trace.clock()
         for span, waiting in self._cycles:

@@ -3,11 +3,19 @@
 The smallest program with messages: a ball between two ranks.
 """
 
+from __future__ import annotations
+
 import os
 import socket
+from typing import TYPE_CHECKING
+
+from ..comm.base import Comm
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def hello(comm):
+def hello(comm: Comm) -> str:
     """Say which rank this is, and of how many.
 
     Args:    comm: the communicator; comm.rank counts from 0, comm.size is the number of ranks.
@@ -17,7 +25,7 @@ def hello(comm):
     return f"hello from rank {comm.rank} of {comm.size}"
 
 
-def who_runs_where(comm):
+def who_runs_where(comm: Comm) -> tuple[int, str, int]:
     """Say where this rank runs.
 
     Args:    comm: the communicator.
@@ -27,7 +35,7 @@ def who_runs_where(comm):
     return comm.rank, socket.gethostname(), os.getpid()
 
 
-def ping_pong(comm, x):
+def ping_pong(comm: Comm, x: Tensor) -> Tensor:
     """Play one round: rank 0 sends `x` to rank 1, and rank 1 sends back what it got.
 
         rank 0 --x--> rank 1      half a round is the time of one message: alpha + beta * bytes

@@ -15,10 +15,13 @@ sends its gradients to all others, which saves the hop through a server and the 
 """
 
 import torch
+from torch import Tensor
 
+from ..comm.base import Comm, Work
 from ..comm.buffers import copy_of, new_like
 from .consensus import is_finite, overflowed
 from .data_parallel import DataParallel, broadcast_buffers
+from .reducer import Bucket
 
 END = -1.0  # a flag: no more gradients come from this rank
 
@@ -37,23 +40,23 @@ class StaleSynchronous(DataParallel):
 
     synchronous = False
 
-    def __init__(self, staleness=1):
+    def __init__(self, staleness: int = 1) -> None:
         if not isinstance(staleness, int) or staleness < 0:
             raise ValueError(f"staleness={staleness!r}: a whole number of steps, 0 or more, is needed")
         super().__init__()
-        self.staleness = staleness
+        self.staleness: int = staleness
 
-    def start(self, comm, model):
+    def start(self, comm: Comm, model: torch.nn.Module) -> None:
         super().start(comm, model)
         buckets = self.reducer.buckets
         if len(buckets) != 1:
             raise ValueError(f"{self} sends one message per step: gradients of one dtype, not of {len(buckets)}")
         self.clock = 0
         comm = self.comm = comm.split(0)  # gradients lie there until somebody looks, and meet no other message
-        self.sending = []  # (Work, the gradients that are under way)
+        self.sending: list[tuple[Work, Tensor]] = []  # (Work, the gradients that are under way)
         self.inboxes = {rank: Inbox(comm, rank, buckets[0].flat) for rank in range(comm.size) if rank != comm.rank}
 
-    def add_gradients(self, comm, model):
+    def add_gradients(self, comm: Comm, model: torch.nn.Module) -> None:
         """Send this rank's gradients; replace them by their sum with what has come. See the class.
 
         Raises:  FloatingPointError on this rank only: before anything is sent, where a gradient has NaN or infinity;
@@ -81,19 +84,19 @@ class StaleSynchronous(DataParallel):
         bucket.hand_back(bucket.flat)
         self.clock += 1
 
-    def send(self, flat):
+    def send(self, flat: Tensor) -> None:
         """Begin to send `flat` to all other ranks, and let go of what has arrived."""
         self.sending += [(self.comm.isend(flat, rank), flat) for rank in self.inboxes]
         self.sending = [(work, flat) for work, flat in self.sending if not has_ended(work)]
 
-    def require_finite(self, comm, bucket):
+    def require_finite(self, comm: Comm, bucket: Bucket) -> None:
         if not bucket.finite:
             bad = [name for name, p in zip(self.names, self.params, strict=True) if not is_finite(p.grad)]
             raise FloatingPointError(
                 f"rank {comm.rank} has NaN or infinity in the gradient of {bad[-1]} and of {len(bad) - 1} more"
             )
 
-    def finish(self, comm, model):
+    def finish(self, comm: Comm, model: torch.nn.Module) -> None:
         """Take in what is under way, then give every rank the mean of all replicas, and rank 0's buffers."""
         last = torch.zeros_like(self.require_begun().buckets[0].flat)
         last[-1] = END
@@ -111,40 +114,40 @@ class StaleSynchronous(DataParallel):
 class Inbox:
     """The gradients that one other rank sends, in the order of its clocks."""
 
-    def __init__(self, comm, source, like):
+    def __init__(self, comm: Comm, source: int, like: Tensor) -> None:
         self.comm, self.source = comm, source
         self.arriving = new_like(like, like.shape)
         self.known = 0  # clocks whose gradients have come
         self.ended = False
         self.work = comm.irecv(self.arriving, source)
 
-    def add_to(self, total, must, may):
+    def add_to(self, total: Tensor, must: int, may: int) -> None:
         """Add to `total` what belongs to clocks up to `must`, waiting for it, and up to `may` what has come."""
         while not self.ended and (self.known <= must or (self.known <= may and self.work.test())):
             if self.take():
                 total += self.arriving_then_next()
 
-    def take(self):
+    def take(self) -> bool:
         """Wait for the next gradients; false where there are none, because the other rank has ended."""
         self.work.wait()
         self.ended = float(self.arriving[-1]) == END
         return not self.ended
 
-    def arriving_then_next(self):
+    def arriving_then_next(self) -> Tensor:
         """What has come; the next may come into other memory."""
         arrived, self.arriving = self.arriving, new_like(self.arriving, self.arriving.shape)
         self.known += 1
         self.work = self.comm.irecv(self.arriving, self.source)
         return arrived
 
-    def drain(self):
+    def drain(self) -> None:
         """Receive all that is left, for no use: the last step has been made."""
         while not self.ended:
             if self.take():
                 self.arriving_then_next()
 
 
-def has_ended(work):
+def has_ended(work: Work) -> bool:
     """True where `work` would not have to be waited for; it is then over."""
     ended = work.test()
     if ended:

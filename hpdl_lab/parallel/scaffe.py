@@ -113,7 +113,7 @@ class SCaffe(Strategy):
                 "only the first counts"
             )
         if self.overlaps_reduction and not self.adds_up:
-            gradient_ready(self.comm, self.reducer, index)
+            gradient_ready(self.comm, self.require_begun(), index)
 
     def add_gradients(self, comm: Comm, model: nn.Module) -> None:
         """Leave on rank 0 the sum over ranks; elsewhere no gradient: the new parameters come with the next forward.
@@ -215,7 +215,14 @@ def reduce_layer(comm: Comm, flat: Tensor) -> Tensor | None:
     return comm.reduce(flat)
 
 
-def step_seconds(design, broadcasts, forwards, backwards, reductions, update=0.0):
+def step_seconds(
+    design: type[SCaffe],
+    broadcasts: Sequence[float],
+    forwards: Sequence[float],
+    backwards: Sequence[float],
+    reductions: Sequence[float],
+    update: float = 0.0,
+) -> float:
     """The formula of a design, in seconds: SCaffe or one of its two kin.
 
     Args:    broadcasts, forwards, backwards, reductions: seconds of each layer, the first layer first.

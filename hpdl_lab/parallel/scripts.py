@@ -7,14 +7,14 @@ script, hybrid_script          11    a GPT on one rank, and the same with three 
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, pad
 
 from ..comm.base import Comm
-from ..data.dataset import Dataset
+from ..data import Dataset
 from ..data.loading import batches, shard
 from ..mesh import DeviceMesh
 from ..models import build_for
@@ -118,7 +118,8 @@ def train_gpt(comm: Comm, data: Dataset, steps: int = 3, heads: int = 4, sequenc
         return comm.all_reduce(x)
 
     whole = build_for(data, "gpt", heads=heads, dtype="float64")
-    model = tensor_parallel(Plugged(comm, all_reduce=noted), whole, sequence=sequence)
+    plugged: Any = Plugged(comm, all_reduce=noted)
+    model = tensor_parallel(plugged, whole, sequence=sequence)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     losses, forward, backward = [], [], []
     for indices in islice(batches(len(data.train_y), 4), steps):
@@ -191,7 +192,7 @@ def script(comm: Comm, data: Dataset, steps: int = 3) -> Trained:
 def hybrid_script(
     comm: Comm,
     data: Dataset,
-    grid: dict[str, int],
+    grid: dict[str, Any],
     steps: int = 3,
     load: str | None = None,
     save: str | None = None,
@@ -249,7 +250,7 @@ def simulated_step(
     """(s with every message, s by the model) of one step with micro-batches of one example each, recomputed."""
     require_known(model, machine)
     spec, grid, machine = SPECS[model], grid_of(dp, pp, tp), MACHINES[machine]
-    asked = {"recompute": True, "machine": machine, "batch": dp * micro_batches}
+    asked: dict[str, Any] = {"recompute": True, "machine": machine, "batch": dp * micro_batches}
     return simulate(spec, grid, "1f1b", micro_batches, **asked), predict(
         spec, grid, "1f1b", micro_batches, **asked
     ).seconds

@@ -13,18 +13,24 @@ training.train_step is the same for one step of shards that every rank has, with
 
 import math
 import os
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields
 from itertools import islice
 from numbers import Integral, Real
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ..comm.base import Comm
+from ..data import Dataset
 from ..data.loading import Reader, batches, check_batch, shard
 from ..models.batch_norm import synchronized
 from . import checkpoint
 from .consensus import require_same
+from .data_parallel import Strategy
 from .reducer import name_of
 
 OPTIMIZERS = ("sgd", "adamw")
@@ -33,7 +39,7 @@ OPTIMIZERS = ("sgd", "adamw")
 SEEDS = 1 << 40  # times the million that data/loading.py multiplies a seed by: what torch can take
 
 
-TYPES = {  # of an option: what it may be, and the same in words
+TYPES: dict[Any, tuple[Any, str]] = {  # of an option: what it may be, and the same in words
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
     str: (str | os.PathLike, "a text or the name of a file"),
@@ -61,13 +67,14 @@ class Recipe:
     checkpoint_every: int = 0  # steps; 0: never
     resume: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for option in fields(self):
-            value, (types, words) = getattr(self, option.name), TYPES[option.type]
+            value, kind = getattr(self, option.name), cast(Any, option.type)
+            types, words = TYPES[kind]
             if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
                 raise TypeError(f"{option.name}={value!r}: {words} is needed")
             if types in (Integral, Real):  # NumPy's numbers are no plain ones in a checkpoint
-                object.__setattr__(self, option.name, option.type(value))
+                object.__setattr__(self, option.name, kind(value))
         if not 0 <= self.lr < math.inf or not 0 <= self.momentum < math.inf:
             raise ValueError(f"lr={self.lr}, momentum={self.momentum}: finite numbers of at least 0 are needed")
         if abs(self.seed) >= SEEDS:
@@ -84,7 +91,7 @@ class Recipe:
                 "both need checkpoint, the name of a file, and a number of steps of at least 0"
             )
 
-    def optimizer_for(self, model):
+    def optimizer_for(self, model: torch.nn.Module) -> Any:
         """The torch optimizer of all parameters of `model`. Raises ValueError where none of them can be trained."""
         if not any(p.requires_grad for p in model.parameters()):
             raise ValueError(f"{type(model).__name__} has no parameter that needs a gradient: nothing to train")
@@ -92,7 +99,7 @@ class Recipe:
             return torch.optim.AdamW(model.parameters(), lr=self.lr)
         return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
 
-    def facts(self):
+    def facts(self) -> dict[str, Any]:
         """What of it a step depends on, so that a checkpoint and a run that goes on from it must have it in common.
 
         The rest, which is of the data set, the model and the reader, comes from checkpoint.facts_of and training.train.
@@ -117,15 +124,17 @@ class Trained:
     test_loss: mean cross-entropy per answer on the test set; test_accuracy: share of its answers that are right.
     """
 
-    losses: list
+    losses: list[float]
     seconds: float
     samples: int
     test_loss: float
     test_accuracy: float
-    parameters: torch.Tensor
+    parameters: Tensor
 
 
-def train(comm, model, strategy, data, recipe, reader=None):
+def train(
+    comm: Comm, model: torch.nn.Module, strategy: Strategy, data: Dataset, recipe: Recipe, reader: Reader | None = None
+) -> Trained:
     """Train `model` on this rank's shards and report {step, loss, samples_per_s} of every step from rank 0.
 
     Args:    model: nn.Module, overwritten; rank 0's parameters are where all ranks start.
@@ -153,7 +162,7 @@ def train(comm, model, strategy, data, recipe, reader=None):
         shards = reader.shards(comm, data.train_x, data.train_y, enumerate(schedule, first), recipe.seed)
         with closing(shards), synchronized(model, comm):
 
-            def step():
+            def step() -> tuple[float, float, int]:
                 with comm.trace.span("input"):
                     x, y, batch = next(shards)
                 part = train_step(comm, model, strategy, optimizer, x, y, batch, recipe.micro_batches)
@@ -163,7 +172,7 @@ def train(comm, model, strategy, data, recipe, reader=None):
                 loss = float(comm.all_reduce(torch.tensor([part], dtype=torch.float64)))
                 return loss, loss, batch
 
-            def save(steps):
+            def save(steps: int) -> None:
                 checkpoint.save(comm, recipe.checkpoint, model, optimizer, steps, facts)
 
             losses, samples, seconds = run_steps(comm, recipe, first, step, save)
@@ -177,7 +186,9 @@ def train(comm, model, strategy, data, recipe, reader=None):
     return Trained(losses, seconds, samples, loss, accuracy, flat)
 
 
-def steps_taken(comm, model, optimizer, recipe, facts):
+def steps_taken(
+    comm: Comm, model: torch.nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, facts: checkpoint.Facts
+) -> int:
     """How many steps have been taken before this run: those of the checkpoint that it goes on from, else none."""
     if not recipe.resume:
         return 0
@@ -187,7 +198,7 @@ def steps_taken(comm, model, optimizer, recipe, facts):
     return first
 
 
-def run_steps(comm, recipe, first, step, save):
+def run_steps(comm: Comm, recipe: Recipe, first: int, step: Callable, save: Callable) -> tuple[list[float], int, float]:
     """Take the steps of `recipe` from number `first` on, report each from rank 0, and save checkpoints.
 
     Args:    step: f() -> (loss, the loss as this rank knows it, examples); save: f(steps taken).
@@ -209,7 +220,16 @@ def run_steps(comm, recipe, first, step, save):
     return losses, samples, (before - begin) / 1e9
 
 
-def train_step(comm, model, strategy, optimizer, x, y, batch, micro_batches=1):
+def train_step(
+    comm: Comm,
+    model: torch.nn.Module,
+    strategy: Strategy,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    batch: int,
+    micro_batches: int = 1,
+) -> float:
     """One step on this rank's shard; returns this rank's part of the loss: added over ranks it is the mean loss.
 
     Args:    x: (b, ...): this rank's shard, which may be empty; y: (b,) or (b, positions) int64.
@@ -236,7 +256,7 @@ def train_step(comm, model, strategy, optimizer, x, y, batch, micro_batches=1):
 
 
 @torch.no_grad()
-def evaluate(comm, model, x, y):
+def evaluate(comm: Comm, model: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[float, ...]:
     """(mean cross-entropy per answer, share of right answers) of x (n, ...), y (n,) or (n, positions).
 
     Of the first of them, TESTED answers in all. Each rank does its share of these.
@@ -256,7 +276,14 @@ def evaluate(comm, model, x, y):
     return loss / max(n, 1), right / max(n, 1)
 
 
-def train_steps(comm, model, strategy, optimizer, steps, loss_of):
+def train_steps(
+    comm: Comm,
+    model: torch.nn.Module,
+    strategy: Strategy,
+    optimizer: torch.optim.Optimizer,
+    steps: list[list[tuple[Tensor, ...]]],
+    loss_of: Callable,
+) -> None:
     """Train on this rank's micro-batches, in as many steps as the rank with most: the same steps on every rank.
 
     Adding gradients is collective: a rank that leaves its loop early leaves the others waiting. One that has no batch

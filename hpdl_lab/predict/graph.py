@@ -10,7 +10,7 @@ but sums and comparisons are done with them.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ class Graph:
         return waiting
 
     def times(
-        self, seconds: Sequence[Any] | None = None, delay: Any = 0, speeds: dict[Hashable, float] | None = None
+        self, seconds: Sequence[Any] | None = None, delay: Any = 0, speeds: Mapping[Any, float] | None = None
     ) -> tuple[list[Any], list[Any]]:
         """(begins, ends) of all tasks.
 
@@ -153,7 +153,7 @@ class Graph:
                     heapq.heappush(ready, (*keys[successor], successor))
         return begins, ends
 
-    def _side_by_side(self, seconds: Sequence[Any], speeds: dict[Hashable, float]) -> tuple[list[Any], list[Any]]:
+    def _side_by_side(self, seconds: Sequence[Any], speeds: Mapping[Any, float]) -> tuple[list[Any], list[Any]]:
         """Rows that slow each other down, from one end of a task to the next: without links, latencies and delays."""
         begins, ends, left = [0.0] * len(seconds), [0.0] * len(seconds), list(seconds)
         waiting, now = self._waiting(), 0.0

@@ -60,7 +60,7 @@ class Schedule:
     def _ranks_of_stages(self) -> dict[int, int]:
         return {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
 
-    def rank_of(self, stage: int) -> int:
+    def rank_of(self, stage: int | None) -> int:
         """The rank that holds `stage`. Raises: ValueError for None, which is before the first and after the last."""
         if stage in self._ranks_of_stages:
             return self._ranks_of_stages[stage]

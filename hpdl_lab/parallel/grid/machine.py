@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...comm.network import Islands, Network, Switch
+from ...comm.network import PRESETS, Islands, Network, Switch
 from ...mesh import Grid
 
 GIB = 2**30
@@ -27,7 +27,7 @@ class Machine:
 
 
 @functools.lru_cache(maxsize=4096)
-def message_cost(network, grid, axis):
+def message_cost(network: Network, grid: Grid, axis: str) -> tuple[float, float]:
     """(alpha, beta): s per message and s per byte between neighbors on an axis, all of which send at the same time.
 
     The slowest pair counts, and where messages share a link, as with few adapters per node, each gets its share.
@@ -52,7 +52,7 @@ def message_cost(network, grid, axis):
     return float(np.max(route.alpha)), float(np.max(route.beta * shared))
 
 
-def grid_of(dp=1, pp=1, tp=1):
+def grid_of(dp: int = 1, pp: int = 1, tp: int = 1) -> Grid:
     """The Grid in the order that all of this counts on: tp varies fastest, so that it stays inside a node."""
     return Grid(dp=dp, pp=pp, tp=tp)
 
@@ -70,7 +70,7 @@ MACHINES = {
     ),
     "dgx_a100": Machine(
         "DGX A100 nodes",
-        Islands(8, "nvlink_3", "infiniband_hdr", nics=8, flops_per_s=EFFICIENCY * A100_PEAK),
+        Islands(8, PRESETS["nvlink_3"], PRESETS["infiniband_hdr"], nics=8, flops_per_s=EFFICIENCY * A100_PEAK),
         memory=80 * 10**9,
         source="8 GPUs of 80 GB per node on NVLink 3, an HDR adapter for each: comm/network/presets.py; half the peak",
     ),

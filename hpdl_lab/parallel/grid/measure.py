@@ -5,14 +5,18 @@ Then the same for one tensor-parallel shard of it, on a communicator that sends 
 what a shard does not have is what tp divides.
 """
 
+from __future__ import annotations
+
 import copy
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ...collectives.sweep import ping_pong
-from ...comm.base import Comm
+from ...comm.base import Comm, Work
 from ...comm.network import Switch
 from ...measure import measure
 from ...trace import Trace, now_ns
@@ -36,52 +40,53 @@ class Reading(NamedTuple):
     saved: int
     again: int
     output: int
-    sums: tuple
-    gathers: tuple
-    returns: tuple
+    sums: tuple[int, ...]
+    gathers: tuple[int, ...]
+    returns: tuple[int, ...]
 
 
 class Silent(Comm):
     """Rank 0 of `size` ranks that all have what it has; nothing is sent. sums, gathers: sizes of what would be."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         super().__init__(0, size, Trace(0, enabled=False))
-        self.sums, self.gathers = [], []
+        self.sums: list[int] = []
+        self.gathers: list[int] = []
 
-    def all_reduce(self, x):
+    def all_reduce(self, x: Tensor, async_op: bool = False) -> Tensor:
         self.sums.append(x.numel())
         return x
 
-    def all_gather(self, x):
+    def all_gather(self, x: Tensor) -> Tensor:
         self.gathers.append(x.numel())
         return x.expand(self.size, *x.shape).clone()
 
-    def reduce_scatter(self, x):
+    def reduce_scatter(self, x: Tensor) -> Tensor:
         self.sums.append(x.numel())
         return x[0].clone()
 
-    def taken(self):
+    def taken(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(sums, gathers) since the last call."""
         found = tuple(self.sums), tuple(self.gathers)
         self.sums, self.gathers = [], []
         return found
 
-    def barrier(self):
+    def barrier(self) -> None:
         pass
 
-    def split(self, color, key=0):
+    def split(self, color: Any, key: Any = 0) -> Comm:
         return self
 
-    def allocate(self, shape, dtype="float32"):
+    def allocate(self, shape: Any, dtype: Any = "float32") -> Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype))
 
-    def isend(self, x, dst):
+    def isend(self, x: Tensor, dst: int) -> Work:
         raise TypeError("this communicator has no other rank to send to")
 
-    irecv = isend
+    irecv = isend  # type: ignore[assignment]
 
 
-def spec_of(model, example, name=None, training=None):
+def spec_of(model: torch.nn.Module, example: Tensor, name: str | None = None, training: str | None = None) -> Spec:
     """The Spec of `model`, an nn.Module. What tp divides is known for the mlp, cnn, gpt and vit of models/.
 
     Args:    example: x of some examples, such as two of them; training: a key of TRAININGS, by default SGD with
@@ -106,10 +111,10 @@ def spec_of(model, example, name=None, training=None):
     return Spec(name or kind, tuple(layers), heads, positions, tied, training)
 
 
-def layer_of(whole, part, narrow, ways, n):
+def layer_of(whole: Reading, part: Reading, narrow: Reading, ways: int, n: int) -> Layer:
     """A Layer, of Readings of n examples: of the whole one, of one of `ways` shards, of one with sequence parallel."""
 
-    def divided(before, after):
+    def divided(before: int, after: int) -> int:
         return (before - after) * ways // max(ways - 1, 1)
 
     return Layer(
@@ -130,7 +135,7 @@ def layer_of(whole, part, narrow, ways, n):
     )
 
 
-def heads_of(model):
+def heads_of(model: torch.nn.Module) -> tuple[int, int]:
     """(heads of its attention or 0, positions that it reads or 1) of a model of models/."""
     heads = next((m.heads for m in model.modules() if hasattr(m, "heads")), 0)
     positions = getattr(model, "positions", None)
@@ -138,7 +143,7 @@ def heads_of(model):
     return heads, 1 if weight is None else weight.shape[-2]
 
 
-def shard_readings(model, example, ways, sequence):
+def shard_readings(model: torch.nn.Module, example: Tensor, ways: int, sequence: bool) -> list[Reading] | None:
     """readings of rank 0's shard for `ways` tp ranks; None where the model cannot be cut so."""
     comm = Silent(ways)
     try:
@@ -148,17 +153,18 @@ def shard_readings(model, example, ways, sequence):
         return None
 
 
-def readings(model, example, comm, loss):
+def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: Callable) -> list[Reading]:
     """A Reading of each layer of `model`, which communicates over `comm`, in order."""
     layers = Layers(model, example)
-    stages, found = layers.stages([1] * len(layers)), []
+    stages = layers.stages([1] * len(layers))
+    found: list[Reading] = []
     known = {t.untyped_storage().data_ptr() for t in (example, *model.parameters(), *model.buffers())}
     x, before = (example,), {}
     comm.taken()
     for i, stage in enumerate(stages):
-        kept = {}
+        kept: dict[int, tuple[int, Tensor]] = {}
 
-        def keep(tensor, kept=kept):
+        def keep(tensor: Tensor, kept: dict = kept) -> Tensor:
             storage = tensor.untyped_storage()
             if tensor.is_floating_point() and storage.data_ptr() not in known:
                 kept[storage.data_ptr()] = storage.nbytes() // tensor.element_size(), tensor
@@ -173,7 +179,7 @@ def readings(model, example, comm, loss):
             sum(count for key, (count, _) in kept.items() if (key in before) == common) for common in (False, True)
         )
         flops, before = counter.get_total_flops(), kept
-        found.append(Reading(layers.names[i], parameters, flops, saved, again, output, *comm.taken(), ()))
+        found.append(Reading(layers.names[i], parameters, flops, saved, again, output, *comm.taken(), returns=()))
     for i, stage in reversed(list(enumerate(stages))):
         gradients = [torch.zeros(spec.shape, dtype=spec.dtype) for spec in stage.gives if spec.requires_grad]
         stage.backward(0, () if i == len(stages) - 1 else gradients)
@@ -183,26 +189,28 @@ def readings(model, example, comm, loss):
     return found
 
 
-def flop_counter():
+def flop_counter() -> FlopCounterMode:
     """torch's counter, which does not know the attention that torch has for CPUs."""
 
-    def attention(query, key, value, *_, out_shape=None, **__):
+    def attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, out_shape: Any = None, **__: Any) -> int:
         return sdpa_flop_count(query, key, value)
 
     mine = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
     return FlopCounterMode(display=False, custom_mapping=mine)
 
 
-def loss_on_zeros(loss):
+def loss_on_zeros(loss: Callable) -> Callable:
     """f(output) -> loss, of answers that are all class 0."""
     return lambda output: loss(output, torch.zeros(output.shape[:-1], dtype=torch.int64))
 
 
-def same(x):
+def same(x: Tensor) -> Tensor:
     return x
 
 
-def measured(comm, model, x, y, loss=None, flops=None):
+def measured(
+    comm: Comm, model: torch.nn.Module, x: Tensor, y: Tensor, loss: Callable | None = None, flops: float | None = None
+) -> Machine:
     """The Machine that the ranks of `comm` are: what a rank computes alone and among all, what a message costs.
 
     Args:    model, x, y: trained on for a few steps of forward and backward, while every rank does the same.
@@ -212,10 +220,10 @@ def measured(comm, model, x, y, loss=None, flops=None):
     loss = loss or cross_entropy_per_answer
     work = (flops or spec_of(model, x[:1]).flops) * len(x)
 
-    def step():
+    def step() -> None:
         loss(model(x), y).backward()
 
-    how = {"warmup": 0, "repeats": REPEATS, "barrier": comm.barrier, "clock": now_ns}
+    how: dict[str, Any] = {"warmup": 0, "repeats": REPEATS, "barrier": comm.barrier, "clock": now_ns}
     alone, together = (measure(f, **how).median for f in (step if comm.rank == 0 else idle, step))
     model.zero_grad()
     medians = comm.all_gather(torch.tensor([alone, together], dtype=torch.float64))  # (p, 2)
@@ -231,5 +239,5 @@ def measured(comm, model, x, y, loss=None, flops=None):
     )
 
 
-def idle():
+def idle() -> None:
     """What a rank does while others compute."""

@@ -7,13 +7,23 @@ activations of one micro-batch              of its layers                      p
 with recomputation                          inputs of its stages only, and one micro-batch of one stage whole
 """
 
+from __future__ import annotations
+
 import functools
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ... import schedules
+from ...mesh import Grid
+from ...schedules import Action
 from ..pipeline.split import partition
+from .spec import Layer, Spec
+
+Layers = tuple[Layer, ...]  # of a stage
+Moment = tuple[tuple[int, int, int], ...]
 
 
 class Memory(NamedTuple):
@@ -25,11 +35,11 @@ class Memory(NamedTuple):
     activations: int
 
     @property
-    def total(self):
+    def total(self) -> int:
         return sum(self)
 
 
-def stages_of(spec, stages):
+def stages_of(spec: Spec, stages: int) -> tuple[Layers, ...]:
     """The layers of each stage: tuples of Layers, cut so that the most that a stage computes is least.
 
     Raises:  ValueError where there are more stages than layers.
@@ -38,14 +48,14 @@ def stages_of(spec, stages):
     return _stages_of(spec, stages)
 
 
-def require_layers(spec, stages):
+def require_layers(spec: Spec, stages: int) -> None:
     """Raise ValueError unless there is a layer for each stage."""
     if stages > len(spec.layers):
         raise ValueError(f"{spec.name} has {len(spec.layers)} layers, which cannot be shared by {stages} stages")
 
 
 @functools.lru_cache(maxsize=256)
-def _stages_of(spec, stages):
+def _stages_of(spec: Spec, stages: int) -> tuple[Layers, ...]:
     costs = [layer.flops for layer in spec.layers]
     sizes = partition(costs, stages)
     cuts = [sum(sizes[:i]) for i in range(stages + 1)]
@@ -62,16 +72,16 @@ class Deal(NamedTuple):
 
     stages: int
     replicas: int
-    held: tuple
-    fullest: tuple
+    held: tuple[tuple[int, ...], ...]
+    fullest: tuple[tuple[Moment, ...], ...]
 
     @property
-    def in_flight(self):
+    def in_flight(self) -> tuple[int, ...]:
         """Per rank the most micro-batches, over its stages, whose activations it holds."""
         return tuple(max(sum(live for _, live, _ in moment) for moment in rank) for rank in self.fullest)
 
 
-def deal(schedule, ranks, micro_batches, chunks=None):
+def deal(schedule: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Deal:
     """The Deal of a schedule. Raises ValueError as schedules.build.
 
     After a few rounds a rank's order repeats itself, so that three show how much is in flight; not so in GPipe.
@@ -81,7 +91,7 @@ def deal(schedule, ranks, micro_batches, chunks=None):
 
 
 @functools.lru_cache(maxsize=4096)
-def _deal(schedule, ranks, micro_batches, chunks):
+def _deal(schedule: str, ranks: int, micro_batches: int, chunks: int | None) -> Deal:
     if schedule == "gpipe":  # all forwards before the first backward, whatever their number
         schedules.build(schedule, ranks, 1, chunks)
         moments = tuple((((r, micro_batches, 1),),) for r in range(ranks))
@@ -91,9 +101,11 @@ def _deal(schedule, ranks, micro_batches, chunks):
     return Deal(plan.stages, plan.replicas, held, tuple(tuple(fullest(row, plan.stages)) for row in plan.rows))
 
 
-def fullest(row, stages):
+def fullest(row: Sequence[Action], stages: int) -> list[Moment]:
     """The moments of a row that no other one exceeds in everything: a list of ((stage, live, graphs), ...)."""
-    live, graphs, moments = {}, {}, set()
+    live: dict[int, int] = {}
+    graphs: dict[int, int] = {}
+    moments = set()
     for stage, kind, _ in row:
         if kind == "F":
             live[stage] = live.get(stage, 0) + 1
@@ -110,15 +122,22 @@ def fullest(row, stages):
     return [tuple((s % stages, n, g) for s, n, g in moment) for moment in kept]
 
 
-def exceeds(other, moment):
+def exceeds(other: Moment, moment: Moment) -> bool:
     """Whether `other` holds as much of everything as `moment`."""
     counts = {s: (n, g) for s, n, g in other}
     return all(counts.get(s, (0, 0))[0] >= n and counts.get(s, (0, 0))[1] >= g for s, n, g in moment)
 
 
 def memory_of(
-    spec, grid, schedule="1f1b", micro_batches=8, micro_batch=1, recompute=False, sequence=False, chunks=None
-):
+    spec: Spec,
+    grid: Grid,
+    schedule: str = "1f1b",
+    micro_batches: int = 8,
+    micro_batch: int = 1,
+    recompute: bool = False,
+    sequence: bool = False,
+    chunks: int | None = None,
+) -> list[Memory]:
     """Bytes on the ranks of every pipeline place: a list of Memory, one for each rank along pp.
 
     Args:    spec: a Spec; grid: a Grid; schedule: its name; micro_batches: of one replica; micro_batch: its examples.
@@ -147,30 +166,30 @@ def memory_of(
             kept = max(sum(live * inputs[s] + graphs * whole[s] for s, live, graphs in moment) for moment in moments)
         else:
             kept = max(sum(live * whole[s] for s, live, _ in moment) for moment in moments)
-        bytes_of_all = (count * n for n in each[:3])
-        rows.append(Memory(*bytes_of_all, kept * micro_batch * each.activations))
+        bytes_of_all = (count * n for n in (*each[:3],))
+        rows.append(Memory(*bytes_of_all, activations=kept * micro_batch * each.activations))
     return rows
 
 
 class SavedBytes:
     """The most bytes that autograd has kept for backward at once, within it; parameters are not counted."""
 
-    def __init__(self, params):
+    def __init__(self, params: Iterable[Tensor]) -> None:
         self.params = {p.untyped_storage().data_ptr() for p in params}
         self.live, self.now, self.most = {}, 0, 0
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda kept: kept.tensor)
 
-    def __enter__(self):
+    def __enter__(self) -> SavedBytes:
         self.hooks.__enter__()
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         self.hooks.__exit__(*exception)
 
-    def pack(self, tensor):
+    def pack(self, tensor: Tensor) -> Kept:
         return Kept(self, tensor)
 
-    def add(self, storage, sign):
+    def add(self, storage: Any, sign: int) -> None:
         """One more tensor, or one less, needs this storage."""
         key, nbytes = storage.data_ptr(), storage.nbytes()
         if key in self.params:
@@ -187,9 +206,9 @@ class SavedBytes:
 class Kept:
     """A tensor as long as autograd keeps it, without its graph, which would otherwise hold itself."""
 
-    def __init__(self, counter, tensor):
+    def __init__(self, counter: SavedBytes, tensor: Tensor) -> None:
         self.counter, self.tensor = counter, tensor.detach()
         counter.add(tensor.untyped_storage(), 1)
 
-    def __del__(self):
+    def __del__(self) -> None:
         self.counter.add(self.tensor.untyped_storage(), -1)

@@ -8,16 +8,20 @@ A test holds the seconds to those of the same grid on simulated ranks, and the b
 Ref: Narayanan et al. 2021, arXiv:2104.04473, sections 3.2 and 3.3.
 """
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...collectives import cost
 from ...mesh import Grid
-from ...schedules.evaluation import pipeline_time
+from ...schedules.evaluation import PipelineTime, pipeline_time
 from . import memory as memories
-from .machine import MACHINES, message_cost
-from .memory import Memory
+from .machine import MACHINES, Machine, message_cost
+from .memory import Deal, Layers, Memory
+from .spec import Spec
 
 
 class Prediction(NamedTuple):
@@ -43,18 +47,18 @@ class Prediction(NamedTuple):
     seconds: float
     bubble: float
     memory: Memory
-    stages: tuple
-    links: dict
-    sent: tuple
-    parts: dict
+    stages: tuple[Memory, ...]
+    links: dict[str, float]
+    sent: tuple[dict[str, float], ...]
+    parts: dict[str, float]
     limit: int
 
     @property
-    def fits(self):
+    def fits(self) -> bool:
         return self.memory.total <= self.limit
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Of the fullest rank."""
         return self.memory.total
 
@@ -68,7 +72,7 @@ class StageTime(NamedTuple):
     backward_sums: float
 
     @property
-    def costs(self):
+    def costs(self) -> tuple[float, ...]:
         """(forward, backward, input gradient, weight gradient) of a schedule. Messages come with the input's half."""
         forward, backward = self.forward + self.forward_sums, self.backward + self.backward_sums
         half = self.forward  # the gradient of weights costs what forward does
@@ -76,17 +80,17 @@ class StageTime(NamedTuple):
 
 
 def predict(
-    spec,
-    grid,
-    schedule="1f1b",
-    micro_batches=8,
-    recompute=False,
-    sequence=False,
-    machine=None,
-    batch=None,
-    chunks=None,
-    limit=None,
-):
+    spec: Spec,
+    grid: Grid,
+    schedule: str = "1f1b",
+    micro_batches: int = 8,
+    recompute: bool = False,
+    sequence: bool = False,
+    machine: Machine | None = None,
+    batch: int | None = None,
+    chunks: int | None = None,
+    limit: int | None = None,
+) -> Prediction:
     """What one training step of `spec` costs on `grid`.
 
     Args:    spec: a grid.spec.Spec; grid: a Grid of dp, pp and tp, tp varying fastest.
@@ -146,7 +150,7 @@ def predict(
     )
 
 
-def require_possible(spec, grid, micro_batches, batch, sequence=False):
+def require_possible(spec: Spec, grid: Grid, micro_batches: int, batch: int, sequence: bool = False) -> None:
     """Raise ValueError unless heads, positions, layers and the batch can be shared out like this."""
     dp, tp = grid["dp"], grid["tp"]
     memories.require_layers(spec, grid["pp"])
@@ -161,7 +165,7 @@ def require_possible(spec, grid, micro_batches, batch, sequence=False):
         )
 
 
-def stage_time(part, spec, grid, micro_batch, recompute, machine):
+def stage_time(part: Layers, spec: Spec, grid: Grid, micro_batch: int, recompute: bool, machine: Machine) -> StageTime:
     """The StageTime of these layers; with `recompute` backward begins with another forward."""
     tp, each = grid["tp"], spec.bytes_each.activations * micro_batch
     compute = sum(layer.flops_on(tp) for layer in part) * micro_batch / machine.network.flops_per_s
@@ -174,17 +178,17 @@ def stage_time(part, spec, grid, micro_batch, recompute, machine):
 
 
 @functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and a search asks for each of them
-def all_reduce_seconds(p, nbytes, alpha, beta):
+def all_reduce_seconds(p: int, nbytes: int, alpha: float, beta: float) -> float:
     """Of a ring."""
     return cost.all_reduce(p, nbytes).seconds(alpha, beta)
 
 
-def activation(part, spec, grid, micro_batch, sequence):
+def activation(part: Layers, spec: Spec, grid: Grid, micro_batch: int, sequence: bool) -> int:
     """Bytes of what a stage hands to the next for one micro-batch."""
     return part[-1].output_on(grid["tp"], sequence) * micro_batch * spec.bytes_each.activations
 
 
-def gradients_of(part, spec, grid):
+def gradients_of(part: Layers, spec: Spec, grid: Grid) -> int:
     """Bytes of the gradients of these layers on one rank."""
     tp = grid["tp"]
     return sum(layer.parameters_on(tp) for layer in part) * spec.bytes_each.gradients
@@ -200,7 +204,9 @@ class Reduction(NamedTuple):
     shared: bool
 
 
-def reductions(rank, dealt, layers, spec, grid, sequence):
+def reductions(
+    rank: int, dealt: Deal, layers: Sequence[Layers], spec: Spec, grid: Grid, sequence: bool
+) -> list[Reduction]:
     """What the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: a list of Reductions."""
     mine, last, rows = dealt.held[rank], dealt.stages - 1, []
     each, over_tp = spec.bytes_each.gradients, grid["tp"] if sequence else 1
@@ -222,7 +228,9 @@ def reductions(rank, dealt, layers, spec, grid, sequence):
     return [row for row in rows if row.nbytes and row.ranks > 1]
 
 
-def end_of(rank, times, layers, sums, grid, machine):
+def end_of(
+    rank: int, times: PipelineTime, layers: Sequence[Layers], sums: list[Reduction], grid: Grid, machine: Machine
+) -> float:
     """When this rank has all its gradients: s since the step began.
 
     A stage sends those of a layer when its last backward has come through it, one after the other: what is left when
@@ -230,7 +238,7 @@ def end_of(rank, times, layers, sums, grid, machine):
     """
     alpha, beta = message_cost(machine.network, grid, "dp")
     spans = {stage % len(layers): span for stage, *span in times.gradients[rank]}
-    complete = {stage: completed(layers[stage], *spans[stage], grid) for stage in {row.stage for row in sums}}
+    complete = {stage: completed(layers[stage], spans[stage], grid) for stage in {row.stage for row in sums}}
     alone = [(complete[row.stage][row.layer], row) for row in sums if not row.shared]
     sender = 0.0
     for ready, row in sorted(alone, key=lambda pair: pair[0]):
@@ -241,16 +249,28 @@ def end_of(rank, times, layers, sums, grid, machine):
     return max(end, times.seconds) + shared if shared else end
 
 
-def completed(part, begin, end, grid):
-    """When the gradients of each layer are: the stage's last backward, from `begin` to `end`, ends with the first."""
+def completed(part: Layers, span: Sequence[float], grid: Grid) -> list[float]:
+    """When the gradients of each layer are: the stage's last backward, of this (begin, end), ends with the first."""
     tp = grid["tp"]
+    begin, end = span
     before = [0.0, *accumulate(layer.flops_on(tp) for layer in part)]
     return [end - (end - begin) * flops / (before[-1] or 1) for flops in before[:-1]]
 
 
-def bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence, sums):
+def bytes_sent(
+    mine: tuple[int, ...],
+    layers: Sequence[Layers],
+    spec: Spec,
+    grid: Grid,
+    share: float,
+    micro_batch: int,
+    recompute: bool,
+    sequence: bool,
+    sums: list[Reduction],
+) -> dict[str, float]:
     """{"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that a rank with the stages `mine` sends in a step."""
-    tp, each = grid["tp"], spec.bytes_each.activations * micro_batch * share
+    tp = grid["tp"]
+    each: Any = spec.bytes_each.activations * micro_batch * share
     in_layers = sum((1 + recompute) * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
     gathers = sum((1 + recompute) * sum(layer.gathers) for s in mine for layer in layers[s])
     pp = 0

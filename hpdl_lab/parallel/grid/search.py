@@ -6,11 +6,14 @@
 Ref: Jia et al. 2018 (FlexFlow), arXiv:1807.05358; Narayanan et al. 2021, arXiv:2104.04473, section 3.
 """
 
-from .machine import MACHINES, grid_of
-from .model import predict
+from collections.abc import Callable, Sequence
+
+from .machine import MACHINES, Machine, grid_of
+from .model import Prediction, predict
+from .spec import Spec
 
 
-def best_grid(ranks, predict, limit):
+def best_grid(ranks: int, predict: Callable, limit: float) -> tuple[int, int, int]:
     """The fastest grid of this many ranks whose fullest rank holds no more than `limit` bytes.
 
     Every dp x pp x tp = ranks counts, in whole numbers, not only powers of two. Some of them cannot be, because tp does
@@ -37,23 +40,23 @@ def best_grid(ranks, predict, limit):
     ### END SOLUTION
 
 
-def grids(ranks):
+def grids(ranks: int) -> list[tuple[int, int, int]]:
     """Every (dp, pp, tp) whose product is `ranks`, by tp, then by pp."""
     divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
     return [(ranks // tp // pp, pp, tp) for tp in divisors for pp in divisors if ranks // tp % pp == 0]
 
 
 def search(
-    spec,
-    ranks,
-    limit=None,
-    machine=None,
-    batch=None,
-    schedules=("1f1b",),
-    micro_batch=None,
-    recompute=(False, True),
-    sequence=False,
-):
+    spec: Spec,
+    ranks: int,
+    limit: int | None = None,
+    machine: Machine | None = None,
+    batch: int | None = None,
+    schedules: Sequence[str] = ("1f1b",),
+    micro_batch: int | None = None,
+    recompute: Sequence[bool] = (False, True),
+    sequence: bool = False,
+) -> list[Prediction]:
     """Predictions of every grid of `ranks` ranks that can be, fastest first.
 
     Args:    spec: a Spec; limit: bytes per rank, by default the machine's memory; see row.fits.
@@ -87,19 +90,19 @@ def search(
     return sorted(rows, key=lambda row: row.seconds)
 
 
-def by_use(row):
+def by_use(row: Prediction) -> tuple[float, ...]:
     """Those that fit come first, by time; the others by memory."""
     return (0, row.seconds) if row.fits else (1, row.nbytes)
 
 
-def micro_batches(batch, dp, size):
+def micro_batches(batch: int, dp: int, size: int) -> int:
     """How many micro-batches of `size` examples a replica has. Raises ValueError where they do not come out even."""
     if batch % (dp * size):
         raise ValueError(f"a batch of {batch} cannot be cut into dp={dp} shards of micro-batches of {size}")
     return batch // (dp * size)
 
 
-def best(rows):
+def best(rows: Sequence[Prediction]) -> Prediction:
     """The fastest of a search's rows that fits. Raises ValueError with the least memory where none does."""
     fitting = [row for row in rows if row.fits]
     if not fitting:

@@ -11,29 +11,34 @@ All of it is one graph of predict/graph.py, in which messages wait for links.
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ...collectives import ring, steps
+from ...mesh import Grid
 from ...predict.graph import Graph, Need
 from ...predict.messages import Exchange, Pattern, with_patterns
+from ...schedules import Action
 from ...schedules.evaluation import built, rounds_of
 from ..pipeline.run_schedule import AHEAD
 from . import memory as memories
-from .machine import MACHINES
+from .machine import MACHINES, Machine
 from .model import activation, reductions, require_possible, stage_time
+from .spec import Spec
 
 
 def simulate(
-    spec,
-    grid,
-    schedule="1f1b",
-    micro_batches=8,
-    recompute=False,
-    machine=None,
-    batch=None,
-    chunks=None,
-):
+    spec: Spec,
+    grid: Grid,
+    schedule: str = "1f1b",
+    micro_batches: int = 8,
+    recompute: bool = False,
+    machine: Machine | None = None,
+    batch: int | None = None,
+    chunks: int | None = None,
+) -> float:
     """Take one step of `spec` on `grid`; returns s.
 
     Args:    as of grid.model.predict.
@@ -58,7 +63,15 @@ class Step:
     done: {action: its tasks}, rows[s]: those of its actions so far: lists in the order of ranks[s].
     """
 
-    def __init__(self, spec, grid, machine, schedule, micro_batch, recompute):
+    def __init__(
+        self,
+        spec: Spec,
+        grid: Grid,
+        machine: Machine,
+        schedule: tuple[str, int, int, int | None],
+        micro_batch: int,
+        recompute: bool,
+    ) -> None:
         """schedule: as schedules.evaluation.built takes it."""
         self.grid, self.network, (self.plan, self.actions, _) = grid, machine.network, built(*schedule)
         dealt, layers = memories.deal(*schedule), memories.stages_of(spec, self.plan.stages)
@@ -72,10 +85,13 @@ class Step:
         ends = spec.tied // grid["tp"] and {0, self.plan.stages - 1}
         self.tied = [bool(ends and ends & {*held}) for held in dealt.held]  # the last reduction is that of tied layers
         self.ranks = np.arange(grid.size).reshape(grid["dp"], grid["pp"], grid["tp"]).swapaxes(0, 1)
-        self.graph, self.ways, self.done, self.rows = Graph(), {}, {}, [[] for _ in self.ranks]
+        self.graph = Graph()
+        self.ways: dict[tuple[int, int], Pattern] = {}
+        self.done: dict[tuple[int, str, int], list[int]] = {}
+        self.rows: list[list[list[int]]] = [[] for _ in self.ranks]
         self.exchange = Exchange(self.graph, [self.graph.add()] * grid.size, machine.network)
 
-    def seconds(self):
+    def seconds(self) -> float:
         """s of the step."""
         actions = [(place, action) for place, row in enumerate(self.plan.rows) for action in row]
         left = Counter((place, a.stage % self.plan.stages) for place, a in actions if a.kind in "BW")
@@ -87,7 +103,7 @@ class Step:
         self.add_shared_gradients()
         return max(self.graph.times()[1])
 
-    def act(self, place, action, is_last):
+    def act(self, place: int, action: Action, is_last: bool) -> None:
         """One action on all ranks of a place. is_last: the gradients of its stage are complete with it."""
         stage = action.stage % self.plan.stages
         messages = [self.receive(place, action, *need) for need in self.plan.needs(action)]
@@ -103,13 +119,13 @@ class Step:
         self.done[action] = tasks
         self.rows[place].append(tasks)
 
-    def compute(self, place, seconds, needs):
+    def compute(self, place: int, seconds: float, needs: Sequence[Sequence[Need]]) -> list[int]:
         """A task on each rank of a place."""
         ranks = self.ranks[place].ravel().tolist()
         needs = needs or [()] * len(ranks)
         return [self.graph.add(seconds, need, row=rank) for rank, need in zip(ranks, needs, strict=True)]
 
-    def receive(self, place, action, stage, kinds, micro_batch):
+    def receive(self, place: int, action: Action, stage: int, kinds: str, micro_batch: int) -> list[int | None]:
         """The messages with what `action` needs, one for each rank; None where it is on the same rank."""
         source = self.plan.rank_of(stage)
         if source == place:
@@ -127,7 +143,7 @@ class Step:
             for task, there, rank, cost, alpha, links in zip(*columns, strict=True)
         ]
 
-    def all_reduce(self, nbytes, ranks, behind):
+    def all_reduce(self, nbytes: int, ranks: np.ndarray, behind: list[int]) -> None:
         """A ring over each column of `ranks`, in the background. behind: tasks of these ranks."""
         for rank, task in zip(ranks.ravel().tolist(), behind, strict=True):
             self.exchange.end(rank, task)
@@ -135,9 +151,9 @@ class Step:
         for batch in with_patterns(rounds, self.grid.size, self.itemsize, self.network):
             self.exchange.add(*batch)
 
-    def add_shared_gradients(self):
+    def add_shared_gradients(self) -> None:
         """When a rank has computed all, what several places share is added over all of them."""
-        holders = {}  # what is shared: {place: bytes}
+        holders: dict[Any, dict[int, int]] = {}  # what is shared: {place: bytes}
         for place, rows in enumerate(self.sums):
             for i, row in enumerate(rows):
                 is_tied = self.tied[place] and i == len(rows) - 1

@@ -7,6 +7,8 @@ Numbers are counted per example (a sequence of a GPT, an image), and in numbers,
 bytes each of them has. A test holds them equal to what torch saves for backward and to the parameters of models/.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,25 +56,25 @@ class Layer(NamedTuple):
     output_cut: int = 0
     output_positions: int = 0
     again: int = 0
-    sums: tuple = ()
-    returns: tuple = ()
-    gathers: tuple = ()
+    sums: tuple[int, ...] = ()
+    returns: tuple[int, ...] = ()
+    gathers: tuple[int, ...] = ()
 
-    def parameters_on(self, tp):
+    def parameters_on(self, tp: int) -> int:
         """How many of its parameters each of `tp` ranks holds."""
         return self.parameters - self.cut + self.cut // tp
 
-    def saved_on(self, tp, sequence):
+    def saved_on(self, tp: int, sequence: bool) -> int:
         """Numbers per example that each of `tp` ranks keeps for backward."""
         divided = self.saved_cut + (self.saved_positions if sequence else 0)
         return self.saved - divided + divided // tp
 
-    def output_on(self, tp, sequence):
+    def output_on(self, tp: int, sequence: bool) -> int:
         """Numbers per example that each of `tp` ranks hands on."""
         divided = self.output_cut + (self.output_positions if sequence else 0)
         return self.output - divided + divided // tp
 
-    def flops_on(self, tp):
+    def flops_on(self, tp: int) -> float:
         """Of forward of one example on each of `tp` ranks."""
         return self.flops / tp if self.cut else self.flops
 
@@ -87,29 +89,29 @@ class Spec:
     """
 
     name: str
-    layers: tuple
+    layers: tuple[Layer, ...]
     heads: int = 0
     positions: int = 1
     tied: int = 0
     training: str = "momentum"
 
     @property
-    def bytes_each(self):
+    def bytes_each(self) -> Training:
         """The Training: bytes of each kind of number."""
         return TRAININGS[self.training]
 
     @property
-    def parameters(self):
+    def parameters(self) -> int:
         """Of the whole model."""
         return sum(layer.parameters for layer in self.layers) - self.tied
 
     @property
-    def flops(self):
+    def flops(self) -> float:
         """Of forward and backward of one example, without recomputation: backward counts twice forward."""
         return 3 * sum(layer.flops for layer in self.layers)
 
 
-def transformer_block(name, width, heads, positions):
+def transformer_block(name: str, width: int, heads: int, positions: int) -> Layer:
     """The block of models/transformer.py: 12 d^2 + 13 d parameters; it keeps 16 s d + (4 + h) s numbers.
 
         divided by tp          q, k, v: 3 s d; what the heads say: s d; before and after GELU: 8 s d; softmax sums: h s
@@ -137,7 +139,9 @@ def transformer_block(name, width, heads, positions):
     )
 
 
-def gpt(name, layers, width, heads, vocabulary, positions, training="momentum"):
+def gpt(
+    name: str, layers: int, width: int, heads: int, vocabulary: int, positions: int, training: str = "momentum"
+) -> Spec:
     """The Spec of models/gpt.py, or of a GPT-3, without a single number being allocated.
 
     The table of tokens is cut by vocabulary over tp, and used by the first and by the last layer, of which the loss is

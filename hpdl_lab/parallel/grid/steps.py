@@ -1,11 +1,18 @@
 """A few training steps of a real model on a grid, told one by one, and what they held, sent and waited for."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ...collectives import cost
-from ...mesh import DeviceMesh
+from ...comm.base import Comm, Results
+from ...mesh import DeviceMesh, Grid
+from ...schedules import Timed
+from ...trace import Event
 from ..hybrid.model import HybridParallel
 from ..pipeline.run_schedule import timed_actions
 from .memory import Memory, SavedBytes
@@ -22,10 +29,12 @@ class Taken(NamedTuple):
 
     held: Memory  # activations: the most that autograd kept at once, without inputs
     begin_ns: int
-    sums: dict
+    sums: dict[int, int]
 
 
-def grid_steps(comm, model, grid, x, y, options, steps):
+def grid_steps(
+    comm: Comm, model: torch.nn.Module, grid: Grid, x: Tensor, y: Tensor, options: dict[str, Any], steps: int
+) -> Taken:
     """Train `model` on `grid` for `steps` steps, and one step before and one after them.
 
     Args:    model, x, y: of the whole batch, the same on every rank. options: of HybridParallel, such as schedule.
@@ -52,19 +61,20 @@ def grid_steps(comm, model, grid, x, y, options, steps):
     hybrid.step(x, y)
     state = [t for values in optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
     gradients = [p.grad for p in params if p.grad is not None]
-    held = Memory(*(sum(t.nbytes for t in tensors) for tensors in (params, gradients, state)), kept.most)
+    nbytes = (sum(t.nbytes for t in tensors) for tensors in (params, gradients, state))
+    held = Memory(*nbytes, activations=kept.most)
     sums = {
         bucket.flat.nbytes: group.comm.size for group in hybrid.gradients.groups for bucket in group.reducer.buckets
     }
     return Taken(held, begin, sums)
 
 
-def last_step(results):
+def last_step(results: Results) -> list[Event]:
     """The events of the last step of all ranks, from the Results of grid_steps."""
     return [e for e in results.events if e.t0_ns >= results[e.rank].begin_ns]
 
 
-def bytes_over_axes(results, grid):
+def bytes_over_axes(results: Results, grid: Grid) -> dict[str, float]:
     """{"dp": bytes, "pp": bytes, "tp": bytes} that the busiest rank sent in the last step of grid_steps.
 
     What runs beside a rank is gradients: "dp", those of tied weights and of replicas along pp included. Other single
@@ -86,7 +96,7 @@ def bytes_over_axes(results, grid):
     return {axis: max(ranks) for axis, ranks in sent.items()}
 
 
-def rows_over_pp(events, grid):
+def rows_over_pp(events: Iterable[Event], grid: Grid) -> list[list[Timed]]:
     """What the ranks of the first pipeline did: a list of schedules.Timed for each place along pp."""
     ranks = grid.groups("pp")[0]
     mine = [e._replace(rank=ranks.index(e.rank)) for e in events if e.rank in ranks]

@@ -20,7 +20,9 @@ come through it, while backward goes on.   Ref: Awan et al. 2020 (HyPar-Flow), a
 the same without overlap.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -31,6 +33,7 @@ from ...mesh import DeviceMesh
 from ...schedules import Schedule
 from ..consensus import require_sums_of
 from ..pipeline.run_schedule import routes
+from ..pipeline.stage import Stage
 from ..reducer import (
     MIB,
     Bucket,
@@ -132,17 +135,26 @@ class Gradients:
              whose gradient is in parts over tp, too; all_reduce: f(comm, x), which adds over ranks.
     """
 
-    def __init__(self, mesh, plan, names, stages, params, partial=(), all_reduce=None):
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        plan: Schedule,
+        names: list[list[str]],
+        stages: dict[int, Stage],
+        params: dict[str, nn.Parameter],
+        partial: Collection[str] = (),
+        all_reduce: Callable | None = None,
+    ) -> None:
         self.stages = stages
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
         if mesh["dp"].size > 1:
             require_sums_of(mesh["dp"], self.all_reduce, [p.dtype for p in params.values()])
         shared = holders(plan, names)
         order = sorted(stages, key=routes(plan, mesh["pp"].rank).last.__getitem__)  # whose gradients are complete first
-        self.groups = []
+        self.groups: list[Group] = []
         for over_tp in (False, True):
             axes, known = ("dp", "tp") if over_tp else ("dp",), set(shared)
-            alone = []
+            alone: list[list[nn.Parameter]] = []
             for stage in order:
                 mine = [n for n in names[stage % plan.stages] if n not in known and (n in partial) == over_tp]
                 alone.append([params[name] for name in mine])
@@ -155,38 +167,40 @@ class Gradients:
                 self._add(comm, [[params[name] for name in ours]])
         self.group_of = {key: group for group in self.groups for key in group.index_of}
         each = plan.micro_batches // plan.replicas
-        users = {}  # id of a parameter -> the stages that use it
+        users: dict[int, set[int]] = {}  # id of a parameter -> the stages that use it
         for number, stage in stages.items():
             for param in stage.parameters():
                 users.setdefault(id(param), set()).add(number)
         self.users, self.usual = users, {key: each * len(numbers) for key, numbers in users.items()}
-        self.expected = {}  # times that autograd adds to a gradient in one step; in the first one that is not known
+        self.expected: dict[
+            int, int
+        ] = {}  # times that autograd adds to a gradient in one step; in the first one that is not known
         self.names = {id(p): name for name, p in params.items()}
         self.hooks = [p.register_post_accumulate_grad_hook(self._added) for p in params.values()]
 
-    def begin(self):
+    def begin(self) -> None:
         """A new step."""
         self.added = dict.fromkeys(self.users, 0)
         self.using = {key: set(numbers) for key, numbers in self.users.items()}
-        self.complete = set()
+        self.complete: set[int] = set()
         for group in self.groups:
             group.begin()
 
-    def done(self, number):
+    def done(self, number: int) -> None:
         """The last backward of stage `number` has ended: its gradients are complete, if autograd said so or not."""
         for param in self.stages[number].parameters():
             self.using[id(param)].discard(number)
             if not self.using[id(param)] and id(param) not in self.complete:
                 self._ready(param)
 
-    def end(self):
+    def end(self) -> None:
         """Wait for all sums."""
         for group in self.groups:
             group.end()
         # a layer that does its forward again inside may be added to more often than once in a backward
         self.expected = {key: max(self.usual[key], times) for key, times in self.added.items()}
 
-    def _added(self, param):
+    def _added(self, param: nn.Parameter) -> None:
         """Autograd has added to a gradient."""
         key = id(param)
         self.added[key] += 1
@@ -198,16 +212,18 @@ class Gradients:
         if self.added[key] == self.expected.get(key):
             self._ready(param)
 
-    def _ready(self, param):
+    def _ready(self, param: nn.Parameter) -> None:
         self.complete.add(id(param))
         self.group_of[id(param)].ready(param)
 
-    def _add(self, comm, parts):
+    def _add(self, comm: Comm, parts: list[list[nn.Parameter]]) -> None:
         if any(parts):
             self.groups.append(Group(comm, [part for part in parts if part], self.all_reduce))
 
     @staticmethod
-    def _kinds_of_shared(shared, partial):
+    def _kinds_of_shared(
+        shared: dict[str, tuple[int, ...]], partial: Collection[str]
+    ) -> list[tuple[tuple[int, ...], bool]]:
         """(ranks along pp, over tp?) of all groups of shared parameters, in an order that all ranks have."""
         return sorted({(ranks, name in partial) for name, ranks in shared.items()})
 

@@ -25,15 +25,20 @@ The state of a model that lies on a mesh, as the state of the whole model: what 
 A tensor is put together along tp, and its first holder along pp sends it to the others.
 """
 
+from __future__ import annotations
+
 import copy
 import zlib
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ... import schedules
+from ...comm.base import Comm
 from ...mesh import DeviceMesh
 from ...models.gpt import GPT
 from ...schedules import Schedule
@@ -42,6 +47,7 @@ from ..data_parallel import as_sent, broadcast_parameters
 from ..pipeline.run_schedule import require_valid, run_schedule
 from ..pipeline.split import Layers
 from ..pipeline.split import partition as balanced
+from ..pipeline.stage import Stage
 from ..reducer import name_of
 from ..tensor.cuts import cuts_of, joined, tensors_of
 from ..tensor.model import shard
@@ -69,19 +75,19 @@ class HybridParallel:
 
     def __init__(
         self,
-        model,
-        mesh,
-        example,
-        schedule="1f1b",
-        micro_batches=4,
-        recompute=False,
-        sequence=False,
-        all_reduce=None,
-        chunks=None,
-        costs=None,
-        loss=None,
-        partition=balanced,
-    ):
+        model: nn.Module,
+        mesh: DeviceMesh,
+        example: Tensor,
+        schedule: str | Schedule = "1f1b",
+        micro_batches: int = 4,
+        recompute: bool = False,
+        sequence: bool = False,
+        all_reduce: Callable | None = None,
+        chunks: int | None = None,
+        costs: Sequence[float] | None = None,
+        loss: Callable | None = None,
+        partition: Callable = balanced,
+    ) -> None:
         require_axes(mesh)
         require_model(model)
         require_tensor("example", example)
@@ -100,7 +106,7 @@ class HybridParallel:
         aliases = aliases_of(whole)
         cut, measure = mesh["tp"].size > 1 or sequence, costs is None and self.plan.stages > 1
         layers = Layers(whole, some) if measure or not cut else None
-        if measure:
+        if measure and layers:
             layers.require(self.plan.stages)
             costs = agreed(mesh.comm, layers, self.plan.stages)
         if cut:
@@ -115,19 +121,19 @@ class HybridParallel:
         self.gradients = Gradients(mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce)
         self.nothing = nn.Parameter(torch.zeros(0))  # as no optimizer of torch takes an empty list
 
-    def named_parameters(self):
+    def named_parameters(self) -> dict[str, nn.Parameter]:
         """{name in the whole model: parameter} of this rank, trainable ones, each once."""
         return {name: p for name, p in self.state.held.items() if p.requires_grad}
 
-    def parameters(self):
+    def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters of this rank, for its optimizer; one without numbers where all are frozen."""
         return list(self.named_parameters().values()) or [self.nothing]
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Tensor]:
         """The whole model's state, {name: tensor}, on every rank, as its own state_dict() would be. Collective."""
         return self.state.whole(self.mesh)
 
-    def load_state_dict(self, whole):
+    def load_state_dict(self, whole: dict[str, Tensor]) -> None:
         """Take this rank's parts of `whole`, the state_dict() of the model, from whatever mesh. No messages.
 
         Raises:  ValueError that names the tensor which is missing or has another shape.
@@ -135,7 +141,7 @@ class HybridParallel:
         self.state.load(whole)
 
     @torch.enable_grad()
-    def step(self, x, y, on_action=None):
+    def step(self, x: Tensor, y: Tensor, on_action: Callable | None = None) -> float:
         """Make .grad of all parameters the gradient of the mean loss of this batch; returns that loss.
 
         Args:    x: (b, ...), y: (b, ...): the whole batch, the same on every rank; x has the example's shape and dtype.
@@ -165,7 +171,7 @@ class HybridParallel:
         told = {i: loss / self.mesh["tp"].size for i, loss in losses.items()}  # each tp rank has the whole of it
         return loss_of_all(self.mesh.comm, told, self.named_parameters(), checksum_of([x, y]))
 
-    def _require_batch(self, x, y):
+    def _require_batch(self, x: Tensor, y: Tensor) -> None:
         """Raise ValueError unless x is like the example, and y has as many answers."""
         require_tensor("x", x)
         require_tensor("y", y)
@@ -177,12 +183,12 @@ class HybridParallel:
             require_answers((len(x), *self.output[1:]), y, classes=-1)
 
 
-def cross_entropy_per_answer(logits, y):
+def cross_entropy_per_answer(logits: Tensor, y: Tensor) -> Tensor:
     """The mean cross-entropy: logits (b, classes) or (b, positions, classes), y (b,) or (b, positions) int64."""
     return cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
-def shard_and_loss(comm, whole, sequence, loss):
+def shard_and_loss(comm: Comm, whole: nn.Module, sequence: bool, loss: Callable) -> tuple[nn.Module, Callable]:
     """(this tp rank's part of a model, its loss). The logits of a gpt stay in parts, and its loss is made for them."""
     if not isinstance(whole, GPT) or loss is not cross_entropy_per_answer:
         return shard(comm, whole, sequence), loss
@@ -190,18 +196,18 @@ def shard_and_loss(comm, whole, sequence, loss):
     return shard(comm, whole, sequence, whole_logits=False), partial(vocabulary_loss, comm=comm, vocabulary=vocabulary)
 
 
-def vocabulary_loss(logits, y, comm, vocabulary):
+def vocabulary_loss(logits: Tensor, y: Tensor, comm: Comm, vocabulary: int) -> Tensor:
     """cross_entropy_per_answer where each tp rank has some of the logits."""
     return vocabulary_cross_entropy(comm, logits, y, vocabulary)
 
 
-def require_model(model):
+def require_model(model: Any) -> None:
     """Raise TypeError unless `model` is one."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"a model is an nn.Module; got something of {type(model).__name__}")
 
 
-def require_tensor(what, x):
+def require_tensor(what: str, x: Any) -> None:
     """Raise TypeError unless `x` is a tensor of examples."""
     if not isinstance(x, torch.Tensor) or not x.ndim:
         raise TypeError(
@@ -209,13 +215,13 @@ def require_tensor(what, x):
         )
 
 
-def agreed(comm, layers, stages):
+def agreed(comm: Comm, layers: Layers, stages: int) -> list[float]:
     """The costs of all layers as rank 0 measures them. All measure: nobody has to wait for long, nor for tp's ranks."""
     costs = layers.measured() if stages > 1 else [1] * len(layers)
     return comm.broadcast(torch.tensor(costs, dtype=torch.float64, device=comm.device)).tolist()
 
 
-def one_number(loss):
+def one_number(loss: Any) -> Tensor:
     """`loss`, which must be a scalar."""
     if not isinstance(loss, torch.Tensor) or loss.ndim:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
@@ -223,7 +229,7 @@ def one_number(loss):
     return loss
 
 
-def checksum_of(tensors):
+def checksum_of(tensors: list[Tensor]) -> int:
     """16 bits that tell batches apart."""
     found = 0
     for tensor in tensors:
@@ -231,7 +237,7 @@ def checksum_of(tensors):
     return found & 0xFFFF
 
 
-def require_axes(mesh):
+def require_axes(mesh: Any) -> None:
     """Raise ValueError for a mesh with axes that no part of a model is dealt out over here, TypeError for no mesh."""
     if not isinstance(mesh, DeviceMesh):
         kind = type(mesh).__name__
@@ -241,14 +247,14 @@ def require_axes(mesh):
             raise ValueError(f"{mesh.grid!r}: HybridParallel deals a model out over dp, pp and tp, not over {axis}")
 
 
-def plan_of(schedule, mesh, micro_batches, chunks):
+def plan_of(schedule: str | Schedule, mesh: DeviceMesh, micro_batches: int, chunks: int | None) -> Schedule:
     """The Schedule: built by its name for the mesh's pp ranks, or as given."""
     if isinstance(schedule, Schedule):
         return schedule
     return schedules.build(schedule, mesh.grid["pp"], micro_batches, chunks)
 
 
-def micro_batches_of(mesh, plan, x):
+def micro_batches_of(mesh: DeviceMesh, plan: Schedule, x: Tensor) -> tuple[Tensor, ...]:
     """This rank's micro-batches of the batch x (b, ...): the replica's share, cut into equal parts.
 
     Raises:  ValueError where the replicas and their micro-batches do not divide the batch.
@@ -272,7 +278,9 @@ class State:
     aliases:   {name in the whole model's state_dict: the name under which its tensor comes first}.
     """
 
-    def __init__(self, aliases, shard, plan, parts, place):
+    def __init__(
+        self, aliases: dict[str, str], shard: nn.Module, plan: Schedule, parts: list[Stage], place: int
+    ) -> None:
         """Args: shard: the model of this tp rank; parts: its stages, of the same tensors; place: this rank's on pp."""
         tensors = dict(tensors_of(shard))
         known = {id(tensor): name for name, tensor in tensors.items()}
@@ -280,7 +288,8 @@ class State:
         self.aliases, self.cuts = aliases, cuts_of(shard)
         self.parameters = [name for name, p in shard.named_parameters() if p.requires_grad]
         self.trainable = [[name for name, t in own.items() if t.requires_grad] for own in found]
-        self.owner, mine = {}, set()  # {name: the first place along pp that holds it}
+        mine = set()
+        self.owner: dict[str, int] = {}  # {name: the first place along pp that holds it}
         for number in range(plan.stages * plan.replicas):
             for name in found[number % plan.stages]:
                 self.owner.setdefault(name, plan.rank_of(number))
@@ -290,12 +299,12 @@ class State:
         self.idle = {name: tensor for name, tensor in tensors.items() if name not in self.owner}
         self.forms = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
 
-    def whole(self, mesh):
+    def whole(self, mesh: DeviceMesh) -> dict[str, Tensor]:
         """The state_dict() of the whole model on every rank. Collective."""
         found = self.gather(mesh, self.held | self.idle, self.forms)
         return {alias: found[name] for alias, name in self.aliases.items()}
 
-    def gather(self, mesh, held, names):
+    def gather(self, mesh: DeviceMesh, held: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
         """{name: whole tensor} on every rank, from `held`, {name: this rank's part, in the form of that tensor}.
 
         Buffers, such as the running mean of a batch norm, differ between replicas: those of the first are taken.
@@ -317,7 +326,7 @@ class State:
             whole[name] = tensor
         return whole
 
-    def load(self, whole):
+    def load(self, whole: dict[str, Tensor]) -> None:
         """Overwrite what this rank holds with its parts of `whole`. Raises ValueError that names what does not fit."""
         mine = self.held | self.idle
         unknown = sorted({*whole} - {*self.aliases} - {*self.forms})
@@ -331,7 +340,7 @@ class State:
             for name, tensor in mine.items():
                 tensor.copy_(parts[name])
 
-    def part(self, name, whole):
+    def part(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of the tensor `whole`, which is called `name`."""
         part, shape = self.cuts[name].part(whole), self.forms[name][0]
         if tuple(part.shape) != shape:
@@ -339,13 +348,13 @@ class State:
         return part
 
 
-def aliases_of(model):
+def aliases_of(model: nn.Module) -> dict[str, str]:
     """{name in state_dict(): name of the same tensor where it comes first} of a whole model."""
     known = {id(tensor): name for name, tensor in tensors_of(model)}
     return {name: known[id(t)] for name, t in model.state_dict(keep_vars=True).items()}
 
 
-def broadcast(comm, tensor, root):
+def broadcast(comm: Comm, tensor: Tensor, root: int) -> None:
     """Copy `tensor` (contiguous) of rank `root` into that of every rank; bools and the like travel as bytes."""
     if comm.size > 1 and tensor.numel():
         comm.broadcast(as_sent(tensor.view(-1)), root)
@@ -361,7 +370,7 @@ class WholeOptimizer:
     such as Adam's count of steps, are the same everywhere.
     """
 
-    def __init__(self, hybrid, optimizer):
+    def __init__(self, hybrid: HybridParallel, optimizer: torch.optim.Optimizer) -> None:
         """optimizer: of hybrid.parameters(), with one group of them. Raises ValueError for another one."""
         self.hybrid, self.optimizer = hybrid, optimizer
         ours = [id(p) for p in hybrid.parameters()]
@@ -372,7 +381,7 @@ class WholeOptimizer:
                 f"this one has groups of {', '.join(str(len(group)) for group in theirs)}"
             )
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """optimizer.state_dict() as it would be for the whole model, on every rank.
 
         Raises:  ValueError on every rank for an optimizer whose state is neither like a parameter nor one number.
@@ -380,7 +389,7 @@ class WholeOptimizer:
         state, rows = self.hybrid.state, self.optimizer.state
         mine = self.hybrid.named_parameters()
         kinds = self._kinds({name: (p, rows[p]) for name, p in mine.items()})
-        found = {}
+        found: dict[str, dict[str, Tensor]] = {}
         for key, kind in kinds.items():
             if kind == LIKE:
                 values = {name: rows[p].get(key, torch.zeros_like(p)) for name, p in mine.items()}
@@ -391,7 +400,7 @@ class WholeOptimizer:
         (group,) = self.optimizer.state_dict()["param_groups"]
         return {"state": whole, "param_groups": [group | {"params": list(range(len(state.parameters)))}]}
 
-    def load_state_dict(self, whole):
+    def load_state_dict(self, whole: dict[str, Any]) -> None:
         """Take this rank's part of the state of the whole model's optimizer."""
         state = self.hybrid.state
         (group,) = whole["param_groups"]
@@ -407,7 +416,7 @@ class WholeOptimizer:
         (ours,) = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": rows, "param_groups": [group | {"params": ours["params"]}]})
 
-    def _kinds(self, rows):
+    def _kinds(self, rows: dict[str, tuple[nn.Parameter, dict[str, Any]]]) -> dict[str, str]:
         """{key of the state: LIKE its parameter, or the one number that it is}, of all ranks.
 
         rows: {name: (parameter, {key: value})} of this rank, which has none where its stages are frozen.
@@ -419,8 +428,8 @@ class WholeOptimizer:
             if value is not None
         }
         tables = gather_items(self.hybrid.mesh.comm, sorted(mine))
-        pairs = sorted({tuple(pair) for table in tables for pair in table if len(pair) == 2})
-        kinds = dict(pairs)
+        pairs = sorted({(pair[0], pair[1]) for table in tables for pair in table if len(pair) == 2})
+        kinds: dict[str, str] = dict(pairs)
         for key, kind in pairs:
             if kind.startswith(OTHER) or kinds[key] != kind:
                 what = kind if kind.startswith(OTHER) else f"{kinds[key]} on one rank and {kind} on another"
@@ -430,7 +439,7 @@ class WholeOptimizer:
         return kinds
 
 
-def kind_of(key, value, param):
+def kind_of(key: str, value: Any, param: Tensor) -> str:
     """LIKE the parameter, the number that it is, or OTHER with its shape."""
     shape = shape_of(value)
     if shape == tuple(param.shape) and (param.ndim or key != "step"):  # `step` has a scalar's shape but is a number
@@ -438,5 +447,5 @@ def kind_of(key, value, param):
     return repr(float(value)) if shape in (None, ()) else f"{OTHER} {shape} for a parameter of shape {(*param.shape,)}"
 
 
-def shape_of(value):
+def shape_of(value: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None

@@ -1,19 +1,33 @@
 """The training loop of one rank of a mesh: as training.train, with a model dealt out over dp, pp and tp."""
 
 import copy
+from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from ...comm.base import Comm
+from ...data import Dataset
 from ...data.loading import batches
-from ...mesh import DeviceMesh
+from ...mesh import DeviceMesh, Grid
 from .. import checkpoint
 from ..consensus import require_same
-from ..training import Trained, evaluate, run_steps
+from ..training import Recipe, Trained, evaluate, run_steps
 from .model import HybridParallel, WholeOptimizer
 
 
-def train_on_mesh(comm, model, grid, data, recipe, schedule="1f1b", recompute=False, chunks=None):
+def train_on_mesh(
+    comm: Comm,
+    model: torch.nn.Module,
+    grid: Grid,
+    data: Dataset,
+    recipe: Recipe,
+    schedule: str = "1f1b",
+    recompute: bool = False,
+    chunks: int | None = None,
+) -> Trained:
     """Train `model` over the ranks of `grid`, and report {step, loss, samples_per_s} of every step from rank 0.
 
     The course is that of one rank, but for the end of an epoch: a batch that is shorter than the others is left out,
@@ -29,7 +43,12 @@ def train_on_mesh(comm, model, grid, data, recipe, schedule="1f1b", recompute=Fa
     if n < recipe.batch:
         raise ValueError(f"a batch of {recipe.batch} is more than the {n} examples that there are")
     mesh, example = DeviceMesh(comm, grid), data.train_x[: recipe.batch]
-    how = {"schedule": schedule, "micro_batches": recipe.micro_batches, "recompute": recompute, "chunks": chunks}
+    how: dict[str, Any] = {
+        "schedule": schedule,
+        "micro_batches": recipe.micro_batches,
+        "recompute": recompute,
+        "chunks": chunks,
+    }
     hybrid = HybridParallel(model, mesh, example, **how)
     optimizer = recipe.optimizer_for(hybrid)
     facts = recipe.facts() | checkpoint.facts_of(data, model)
@@ -39,16 +58,16 @@ def train_on_mesh(comm, model, grid, data, recipe, schedule="1f1b", recompute=Fa
     first = checkpoint.restore(comm, recipe.checkpoint, hybrid, whole_optimizer, facts) if recipe.resume else 0
     if first >= recipe.steps:
         raise ValueError(f"{recipe.checkpoint} holds {first} steps already: ask for more than steps={recipe.steps}")
-    schedule = islice(whole_batches(n, recipe), first, recipe.steps)
+    shuffled = islice(whole_batches(n, recipe), first, recipe.steps)
 
-    def step():
-        some = next(schedule)
+    def step() -> tuple[float, float, int]:
+        some = next(shuffled)
         loss = hybrid.step(data.train_x[some], data.train_y[some])
         with comm.trace.span("update"):
             optimizer.step()
         return loss, loss, recipe.batch
 
-    def save(steps):
+    def save(steps: int) -> None:
         checkpoint.save(comm, recipe.checkpoint, hybrid, whole_optimizer, steps, facts)
 
     losses, samples, seconds = run_steps(comm, recipe, first, step, save)
@@ -59,6 +78,6 @@ def train_on_mesh(comm, model, grid, data, recipe, schedule="1f1b", recompute=Fa
     return Trained(losses, seconds, samples, loss, accuracy, flat)
 
 
-def whole_batches(n, recipe):
+def whole_batches(n: int, recipe: Recipe) -> Iterator[Tensor]:
     """The batches of training.train that have all their examples."""
     return (some for some in batches(n, recipe.batch, recipe.seed) if len(some) == recipe.batch)

@@ -8,10 +8,24 @@ output while the other sends a gradient back, and both wait until theirs is rece
 messages, and carries out any schedule; it also knows several tensors, halves of a backward, and stages on one rank.
 """
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
+
+from ...comm.base import Comm
+from ...schedules import Action, Schedule
 
 
-def do_forward(comm, schedule, action, module, saved, x=None, loss=None):
+def do_forward(
+    comm: Comm,
+    schedule: Schedule,
+    action: Action,
+    module: torch.nn.Module,
+    saved: dict[tuple[int, int], tuple[Tensor, Tensor]],
+    x: Tensor | None = None,
+    loss: Callable | None = None,
+) -> None:
     """Forward of one micro-batch through one stage, with its messages; keeps what backward needs in `saved`.
 
     Args:    action: schedules.Action of kind "F"; module: f(x) -> y, the layers of the stage. x: the micro-batch on the
@@ -31,7 +45,9 @@ def do_forward(comm, schedule, action, module, saved, x=None, loss=None):
     saved[stage, micro_batch] = x, y
 
 
-def do_backward(comm, schedule, action, saved):
+def do_backward(
+    comm: Comm, schedule: Schedule, action: Action, saved: dict[tuple[int, int], tuple[Tensor, Tensor]]
+) -> None:
     """Backward of one micro-batch through one stage, with its messages: the forward's, the other way round.
 
         forward    stage before --- x ---> [ this stage ] --- y ---> stage after

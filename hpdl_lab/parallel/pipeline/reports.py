@@ -4,11 +4,15 @@ A step of a pipeline that tells about every action as it ends, so that a noteboo
 """
 
 import time
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
+from torch import Tensor, nn
 
+from ...comm.base import Comm
 from ...mesh import DeviceMesh
+from ...schedules import Action, Schedule
 from ..hybrid.model import HybridParallel
 from .run_schedule import run_schedule
 from .split import partition
@@ -23,41 +27,50 @@ class TimedStage:
     shape:   of the one float32 tensor that passes between stages.
     """
 
-    def __init__(self, spend, forward=1.0, backward=2.0, input=1.0, weight=1.0, shape=(1,)):
+    def __init__(
+        self,
+        spend: Callable,
+        forward: float = 1.0,
+        backward: float = 2.0,
+        input: float = 1.0,
+        weight: float = 1.0,
+        *,
+        shape: Sequence[int] = (1,),
+    ) -> None:
         self.spend, self.seconds = spend, (forward, backward, input, weight)
         self.takes = self.gives = (Spec(tuple(shape), torch.float32, True),)
 
-    def forward(self, micro_batch, inputs, loss=None):
+    def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Callable | None = None) -> tuple[Tensor, ...]:
         self.spend(self.seconds[0])
         return self._tensors()
 
-    def backward(self, micro_batch, gradients=()):
+    def backward(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         self.spend(self.seconds[1])
         return self._tensors()
 
-    def input_gradient(self, micro_batch, gradients=()):
+    def input_gradient(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         self.spend(self.seconds[2])
         return self._tensors()
 
-    def weight_gradient(self, micro_batch):
+    def weight_gradient(self, micro_batch: int) -> None:
         self.spend(self.seconds[3])
 
-    def forget(self):
+    def forget(self) -> None:
         """Nothing is under way."""
 
-    def _tensors(self):
+    def _tensors(self) -> tuple[Tensor, ...]:
         return tuple(torch.zeros(spec.shape) for spec in self.takes)
 
 
 WARM_UP = 2  # steps of a real model before the one that is drawn: the first one allocates
 
 
-def reporter(comm):
+def reporter(comm: Comm) -> Callable:
     """f(action, t0_ns, t1_ns) that reports {rank, stage, kind, micro_batch, t0_ns, t1_ns}."""
     return lambda action, t0, t1: comm.report(rank=comm.rank, **action._asdict(), t0_ns=t0, t1_ns=t1)
 
 
-def sleeping_step(comm, schedule, seconds, asleep):
+def sleeping_step(comm: Comm, schedule: Schedule, seconds: dict[str, list[float]], asleep: bool) -> None:
     """One step of `schedule` whose stages only take their time, and report every action.
 
     Args:    seconds: {kind: [s of every stage of the model]} of F, B, I and W.
@@ -72,7 +85,15 @@ def sleeping_step(comm, schedule, seconds, asleep):
     run_schedule(comm, schedule, stages, on_action=reporter(comm))
 
 
-def model_step(comm, model, schedule, x, y, recompute=False, partition=partition):
+def model_step(
+    comm: Comm,
+    model: nn.Module,
+    schedule: Schedule,
+    x: Tensor,
+    y: Tensor,
+    recompute: bool = False,
+    partition: Callable = partition,
+) -> dict[tuple[int, str], float]:
     """Some steps of a real model, of which the last one is reported and traced.
 
     Args:    x, y: the whole batch, the same on every rank; partition: see HybridParallel.
@@ -82,9 +103,9 @@ def model_step(comm, model, schedule, x, y, recompute=False, partition=partition
     mesh = DeviceMesh(comm, pp=comm.size)
     pipeline = HybridParallel(model, mesh, x, schedule=schedule, recompute=recompute, partition=partition)
     for _ in range(WARM_UP):
-        seconds = {}
+        seconds: dict[tuple[int, str], list[float]] = {}
 
-        def note(action, t0, t1, seconds=seconds):
+        def note(action: Action, t0: int, t1: int, seconds: dict = seconds) -> None:
             seconds.setdefault((action.stage, action.kind), []).append((t1 - t0) / 1e9)
 
         pipeline.step(x, y, on_action=note)

@@ -15,15 +15,21 @@ A rank waits for nothing but what its next action needs. So where a schedule can
 schedules.validate proves, its ranks do not deadlock, whatever the network does.
 """
 
+from __future__ import annotations
+
 import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from ...comm.base import Comm, Work
 from ...schedules import KINDS, Action, Schedule, Timed, validate
+from ...trace import Event
 from ..data_parallel import as_sent
-from .stage import Stage
+from .stage import Spec, Stage
 
 LETTERS = {word: letter for letter, word in KINDS.items()}
 
@@ -31,25 +37,25 @@ LETTERS = {word: letter for letter, word in KINDS.items()}
 NAME = re.compile(rf"({'|'.join(LETTERS)}) (\d+) stage (\d+)")
 
 
-def name_of(action):
+def name_of(action: Action) -> str:
     """How the event of an action is called: "forward 5 stage 2", of micro-batch 5."""
     return f"{KINDS[action.kind]} {action.micro_batch} stage {action.stage}"
 
 
-def action_of(op):
+def action_of(op: str) -> Action | None:
     """The Action of an event that is called `op`; None where it is something else."""
     found = NAME.fullmatch(op)
     return found and Action(int(found[3]), LETTERS[found[1]], int(found[2]))
 
 
-def timed_actions(events, ranks):
+def timed_actions(events: Iterable[Event], ranks: int) -> list[list[Timed]]:
     """What each rank did and when: a list of schedules.Timed for each of `ranks` ranks, in s since the first action.
 
     `schedules.summary` makes makespan, bubble and live activations of it.   Args: events: of one step.
     """
     found = [(e, action) for e in events if (action := action_of(e.op))]
     origin = min((e.t0_ns for e, _ in found), default=0)
-    rows = [[] for _ in range(ranks)]
+    rows: list[list[Timed]] = [[] for _ in range(ranks)]
     for e, action in sorted(found, key=lambda pair: (pair[0].t0_ns, pair[0].step)):
         rows[e.rank].append(Timed(action, (e.t0_ns - origin) / 1e9, (e.t1_ns - origin) / 1e9))
     return rows
@@ -80,11 +86,11 @@ class Routes:
     of the row. last: {stage: place of its last backward in the row}.
     """
 
-    def __init__(self, schedule, rank):
+    def __init__(self, schedule: Schedule, rank: int) -> None:
         self.row = schedule.rows[rank]
         used = {needed_by(action): place for row in schedule.rows for place, action in enumerate(row)}
         self.outgoing = [self._message(schedule, rank, place, used) for place in range(len(self.row))]
-        self.incoming = {}
+        self.incoming: dict[int, list[Message]] = {}
         for peer in range(schedule.ranks):
             sent = (self._message(schedule, peer, place, used) for place in range(len(schedule.rows[peer])))
             mine = [message for message in sent if message is not None and message.to == rank != peer]
@@ -94,7 +100,7 @@ class Routes:
         self.last = {action.stage: place for place, action in enumerate(self.row) if action.kind in "BW"}
 
     @staticmethod
-    def _message(schedule, rank, place, used):
+    def _message(schedule: Schedule, rank: int, place: int, used: dict[Arrival | None, int]) -> Message | None:
         """What the action at `place` of the row of `rank` sends; None where nobody waits for its result."""
         arrival = result_of(schedule, schedule.rows[rank][place])
         if arrival is None:
@@ -102,13 +108,13 @@ class Routes:
         return Message(arrival, rank, schedule.rank_of(arrival.stage), place, used[arrival])
 
 
-def needed_by(action):
+def needed_by(action: Action) -> Arrival | None:
     """The Arrival that `action` waits for; None for the second half of a backward."""
     kind = {"F": "F", "B": "B", "I": "B"}.get(action.kind)
-    return kind and Arrival(action.stage, kind, action.micro_batch)
+    return Arrival(action.stage, kind, action.micro_batch) if kind else None
 
 
-def result_of(schedule, action):
+def result_of(schedule: Schedule, action: Action) -> Arrival | None:
     """The Arrival that `action` makes possible; None where its result goes nowhere."""
     if action.kind == "W":
         return None
@@ -117,7 +123,7 @@ def result_of(schedule, action):
 
 
 @lru_cache(maxsize=64)
-def routes(schedule, rank):
+def routes(schedule: Schedule, rank: int) -> Routes:
     """The Routes of one rank in a schedule that has been found valid.
 
     Raises:  ValueError, one sentence, for a schedule that is not: the same on every rank, before any message.
@@ -128,7 +134,15 @@ def routes(schedule, rank):
 AHEAD = 2  # actions whose inputs are being received while another one computes: each holds the memory of its inputs
 
 
-def run_schedule(comm, schedule, stages, inputs=None, loss=None, done=None, on_action=None):
+def run_schedule(
+    comm: Comm,
+    schedule: Schedule,
+    stages: dict[int, Any],
+    inputs: Callable | None = None,
+    loss: Callable | None = None,
+    done: Callable | None = None,
+    on_action: Callable | None = None,
+) -> dict[int, Tensor]:
     """Carry out this rank's row of `schedule`. Collective: every rank of `comm` calls it.
 
     Args:    stages: {number: Stage} of this rank, or of anything that has the methods of one. inputs: f(micro_batch) ->
@@ -146,7 +160,7 @@ def run_schedule(comm, schedule, stages, inputs=None, loss=None, done=None, on_a
     return Execution(comm, schedule, stages, inputs, loss, done, on_action).run()
 
 
-def require_valid(comm, schedule):
+def require_valid(comm: Comm, schedule: Any) -> None:
     """Raise ValueError unless `schedule` is valid, and for as many ranks as `comm` has."""
     if not isinstance(schedule, Schedule):
         example = f'schedules.build("1f1b", ranks={comm.size}, micro_batches=8)'
@@ -156,7 +170,7 @@ def require_valid(comm, schedule):
     routes(schedule, comm.rank)
 
 
-def require_stages(comm, schedule, stages):
+def require_stages(comm: Comm, schedule: Schedule, stages: dict[int, Any]) -> None:
     """Raise ValueError unless `stages` are those that this rank has in `schedule`."""
     needed = schedule.stages_of(comm.rank)
     if sorted(stages) != needed:
@@ -166,17 +180,28 @@ def require_stages(comm, schedule, stages):
 class Execution:
     """One step of one rank."""
 
-    def __init__(self, comm, schedule, stages, inputs=None, loss=None, done=None, on_action=None):
+    def __init__(
+        self,
+        comm: Comm,
+        schedule: Schedule,
+        stages: dict[int, Any],
+        inputs: Callable | None = None,
+        loss: Callable | None = None,
+        done: Callable | None = None,
+        on_action: Callable | None = None,
+    ) -> None:
         self.comm, self.schedule, self.stages = comm, schedule, stages
         self.inputs, self.loss, self.done, self.on_action = inputs, loss, done, on_action
         self.routes = routes(schedule, comm.rank)
-        self.posted = {}  # Arrival -> [(tensor, Work)] under way to this rank, or [(tensor, None)] of this rank itself
+        self.posted: dict[
+            Arrival, list[tuple[Tensor, Work | None]]
+        ] = {}  # Arrival -> [(tensor, Work)] under way to this rank, or [(tensor, None)] of this rank itself
         self.unposted = {peer: list(reversed(messages)) for peer, messages in self.routes.incoming.items()}
-        self.sends = {}  # rank -> [(place in its row where it is used, Work)]
+        self.sends: dict[int, list[tuple[int, Work]]] = {}  # rank -> [(place in its row where it is used, Work)]
         self.made = {message.arrival: message.made for mine in self.routes.incoming.values() for message in mine}
-        self.losses = {}
+        self.losses: dict[int, Tensor] = {}
 
-    def run(self):
+    def run(self) -> dict[int, Tensor]:
         try:
             for place, action in enumerate(self.routes.row):
                 for ahead in self.routes.row[place : place + 1 + AHEAD]:
@@ -195,16 +220,18 @@ class Execution:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def post(self, arrival):
+    def post(self, arrival: Arrival | None) -> None:
         """Begin to receive `arrival` where it comes from another rank, and what that rank sends before it."""
-        peer = self.routes.source_of.get(arrival)
-        waiting = self.unposted.get(peer)
+        if arrival is None or arrival not in self.routes.source_of:
+            return
+        peer = self.routes.source_of[arrival]
+        waiting = self.unposted[peer]
         while waiting and waiting[-1].made <= self.made[arrival]:
             message = waiting.pop()
             tensors = [self.empty(spec) for spec in self.specs(message.arrival)]
             self.posted[message.arrival] = [(x, self.comm.irecv(as_sent(x.view(-1)), peer)) for x in tensors]
 
-    def receive(self, arrival):
+    def receive(self, arrival: Arrival) -> list[Tensor]:
         """The tensors of `arrival`, once they are here."""
         received = self.posted.pop(arrival)
         for _, work in received:
@@ -214,7 +241,7 @@ class Execution:
             self.settle(self.routes.source_of[arrival], self.made[arrival])
         return [x for x, _ in received]
 
-    def send(self, stage, message, tensors):
+    def send(self, stage: Any, message: Message, tensors: Sequence[Tensor]) -> None:
         """Let `tensors`, which `stage` has made, go where `message` says; they are not waited for."""
         kind = message.arrival.kind
         require_specs(stage.gives if kind == "F" else [spec for spec in stage.takes if spec.requires_grad], tensors)
@@ -224,7 +251,7 @@ class Execution:
         works = [self.comm.isend(as_sent(x.reshape(-1)), message.to) for x in tensors]
         self.sends.setdefault(message.to, []).extend((message.used, work) for work in works)
 
-    def settle(self, peer, place):
+    def settle(self, peer: int, place: int) -> None:
         """Rank `peer` has come to `place` in its row: what it has used before has arrived there."""
         left = []
         for used, work in self.sends.get(peer, ()):
@@ -234,17 +261,17 @@ class Execution:
                 left.append((used, work))
         self.sends[peer] = left
 
-    def specs(self, arrival):
+    def specs(self, arrival: Arrival) -> Sequence[Spec]:
         """What the tensors of `arrival` are."""
         stage = self.stages[arrival.stage]
         return stage.takes if arrival.kind == "F" else [spec for spec in stage.gives if spec.requires_grad]
 
-    def empty(self, spec):
+    def empty(self, spec: Spec) -> Tensor:
         return torch.empty(spec.shape, dtype=spec.dtype, device=self.comm.device)
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
-    def do(self, place, action):
+    def do(self, place: int, action: Action) -> None:
         """Wait for what `action` needs, do it, send what it has made."""
         stage, message = self.stages[action.stage], self.routes.outgoing[place]
         given, clock = self.given(action), self.comm.trace.clock
@@ -259,17 +286,18 @@ class Execution:
         elif action.kind == "F" and self.loss is not None:
             self.losses[action.micro_batch] = made[0]
 
-    def given(self, action):
+    def given(self, action: Action) -> Sequence[Tensor]:
         """The tensors that `action` works on."""
-        if action.kind == "W":
+        needed = needed_by(action)
+        if needed is None:
             return ()
         if action.kind == "F" and self.schedule.is_first(action.stage):
             return () if self.inputs is None else self.inputs(action.micro_batch)
         if action.kind != "F" and self.schedule.is_last(action.stage):
             return ()
-        return self.receive(needed_by(action))
+        return self.receive(needed)
 
-    def compute(self, stage, action, given):
+    def compute(self, stage: Any, action: Action, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What `stage` makes of `given`; an error of memory says where it came up."""
         try:
             if action.kind == "F":
@@ -278,20 +306,21 @@ class Execution:
                 return stage.backward(action.micro_batch, given)
             if action.kind == "I":
                 return stage.input_gradient(action.micro_batch, given)
-            return stage.weight_gradient(action.micro_batch)
+            stage.weight_gradient(action.micro_batch)
+            return ()
         except (MemoryError, RuntimeError) as error:
             kind = kind_of_shortage(error)
             if kind is None:
                 raise
             raise kind(self.shortage(action, error)) from error
 
-    def loss_of(self, action):
+    def loss_of(self, action: Action) -> Callable | None:
         """f(output) -> loss of this micro-batch, where `action` is of a last stage."""
         if self.loss is None or not self.schedule.is_last(action.stage):
             return None
         return lambda output: self.loss(action.micro_batch, output)
 
-    def shortage(self, action, error):
+    def shortage(self, action: Action, error: BaseException) -> str:
         """The sentence about memory that is not there."""
         live = sum(len(stage.saved) for stage in self.stages.values() if isinstance(stage, Stage))
         holding = f"{live} micro-batch{'es' if live != 1 else ''}"
@@ -301,7 +330,7 @@ class Execution:
         )
 
 
-def require_specs(specs, tensors):
+def require_specs(specs: Sequence[Spec], tensors: Sequence[Tensor]) -> None:
     """Raise ValueError unless `tensors` are what the stage has said that it makes."""
     made, said = ([(tuple(x.shape), x.dtype) for x in found] for found in (tensors, specs))
     if made != said:
@@ -310,12 +339,12 @@ def require_specs(specs, tensors):
         )
 
 
-def kind_of_shortage(error):
+def kind_of_shortage(error: BaseException) -> type | None:
     """The class of an error that says that memory is short; None of another error."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return type(error)
     return MemoryError if "can't allocate memory" in str(error) else None
 
 
-def first_line(error):
+def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]

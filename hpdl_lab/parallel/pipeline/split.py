@@ -15,17 +15,19 @@ function that communicates (batch norm over ranks, every tensor-parallel layer) 
 also inside another model; it knows no layer that is not to be looked into, and takes 2 s to import.
 """
 
+from __future__ import annotations
+
 import math
 import operator
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from ...models.batch_norm import BatchNorm
@@ -55,7 +57,7 @@ HARMLESS = (torch.Size, torch.dtype, torch.device, torch.layout, type(None))  # 
 class CannotLook(Exception):
     """What happens inside module `name` cannot be written down."""
 
-    def __init__(self, name, reason):
+    def __init__(self, name: str, reason: str) -> None:
         super().__init__(reason)
         self.name = name
 
@@ -67,12 +69,12 @@ class Traced(NamedTuple):
     """
 
     graph: fx.Graph
-    specs: dict
-    writing: set
+    specs: dict[fx.Node, Spec]
+    writing: set[fx.Node]
 
 
 @contextmanager
-def as_before(model):
+def as_before(model: nn.Module) -> Iterator[None]:
     """Inside, `model` may run: its buffers and gradients, and torch's random numbers, are afterwards as before."""
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
     grads = {p: p.grad for p in model.parameters()}
@@ -88,7 +90,7 @@ def as_before(model):
             param.grad = grad
 
 
-def trace(model, example):
+def trace(model: nn.Module, example: tuple[Tensor, ...]) -> Traced:
     """Run `model` on `example` and write down what it does.
 
     Its parameters, gradients and buffers, and torch's random numbers, are afterwards as before.
@@ -97,7 +99,7 @@ def trace(model, example):
     Returns: Traced.
     Raises:  ValueError where the outermost module itself cannot be written down.
     """
-    whole = set()
+    whole: set[str] = set()
     while True:
         try:
             with as_before(model), torch.enable_grad():
@@ -109,7 +111,7 @@ def trace(model, example):
             whole.add(error.name)
 
 
-def is_whole(module):
+def is_whole(module: nn.Module) -> bool:
     """Is it a layer, which is not looked into?"""
     if isinstance(module, CONTAINERS):
         return False
@@ -119,17 +121,18 @@ def is_whole(module):
 class Recorder(TorchFunctionMode):
     """Writes down what happens while it is entered. whole: names of modules that are layers, beside the usual ones."""
 
-    def __init__(self, model, whole):
+    def __init__(self, model: nn.Module, whole: set[str]) -> None:
         super().__init__()
         self.model, self.whole = model, whole
-        self.graph, self.values = fx.Graph(), {}
-        self.nodes = {}  # id of a tensor -> its node
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, Tensor] = {}
+        self.nodes: dict[int, fx.Node] = {}  # id of a tensor -> its node
         self.inside = [""]  # names of the modules that run now, the outermost first
-        self.writing = set()
-        self.layer = None  # the layer that runs now, inside which nothing is written down
+        self.writing: set[fx.Node] = set()
+        self.layer: Any = None  # the layer that runs now, inside which nothing is written down
         self.attributes = {id(t): name for name, t in attributes_of(model)}
 
-    def record(self, example):
+    def record(self, example: tuple[Tensor, ...]) -> Traced:
         example = [x.detach().clone() for x in example]  # forward may write into what it is given
         for i, x in enumerate(example):
             self._keep(x, self.graph.placeholder(f"x{i}"))
@@ -149,7 +152,7 @@ class Recorder(TorchFunctionMode):
         specs = {node: Spec.of(x) for node, x in self.values.items()}
         return Traced(self.graph, specs, self.writing)
 
-    def _require_same_attributes(self, before):
+    def _require_same_attributes(self, before: dict[str, Tensor]) -> None:
         """Raise CannotLook where a module that was looked into has replaced a tensor of its own: that is lost here."""
         after = dict(attributes_of(self.model))
         for name in {**before, **after}:
@@ -157,23 +160,23 @@ class Recorder(TorchFunctionMode):
             if before.get(name) is not after.get(name) and not self._inside_layer(owner):
                 raise CannotLook(owner, f"replaces its tensor {attribute}, as a batch norm does that is not torch's")
 
-    def _inside_layer(self, name):
+    def _inside_layer(self, name: str) -> bool:
         """Is the module of this name a layer, or a part of one?"""
         steps = name.split(".") if name else []
         paths = [".".join(steps[: i + 1]) for i in range(len(steps))]
         return any(path in self.whole or is_whole(self.model.get_submodule(path)) for path in paths)
 
-    def _watch(self, name, module):
+    def _watch(self, name: str, module: nn.Module) -> list[Any]:
         """Hooks that tell when `module` runs."""
         layer = name in self.whole or is_whole(module)
 
-        def before(module, args, kwargs):
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             if self.layer is None:
                 self.inside.append(name)
                 if layer:
                     self.layer = name, self._nodes((args, kwargs)), versions((args, kwargs))
 
-        def after(module, args, kwargs, out):
+        def after(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             if self.layer is not None and self.layer[0] == name:
                 _, given, before = self.layer
                 self.layer = None
@@ -186,7 +189,7 @@ class Recorder(TorchFunctionMode):
             module.register_forward_hook(after, with_kwargs=True),
         ]
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.layer is not None:
             return func(*args, **kwargs)
@@ -207,7 +210,7 @@ class Recorder(TorchFunctionMode):
             raise CannotLook(self.inside[-1], f"asks for the value of a tensor ({name}), which depends on the data")
         return out
 
-    def _keep(self, out, node, writes=False):
+    def _keep(self, out: Any, node: fx.Node, writes: bool = False) -> None:
         """`node` is where `out`, a tensor or a nest of them, comes from."""
         if writes:
             self.writing.add(node)
@@ -221,7 +224,7 @@ class Recorder(TorchFunctionMode):
             for key, part in out.items():
                 self._keep(part, self.graph.call_function(operator.getitem, (node, key)))
 
-    def _nodes(self, nest):
+    def _nodes(self, nest: Any) -> Any:
         """`nest` with nodes in place of tensors."""
         if isinstance(nest, torch.Tensor):
             return self._node(nest)
@@ -233,7 +236,7 @@ class Recorder(TorchFunctionMode):
             return slice(*map(self._nodes, (nest.start, nest.stop, nest.step)))
         return nest
 
-    def _node(self, tensor):
+    def _node(self, tensor: Tensor) -> fx.Node:
         node = self.nodes.get(id(tensor))
         if node is None and id(tensor) in self.attributes:
             node = self.graph.create_node("get_attr", self.attributes[id(tensor)])
@@ -244,12 +247,12 @@ class Recorder(TorchFunctionMode):
         return node
 
 
-def model_parts(model):
+def model_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """(name, module) of every module within `model`."""
     return [(name, module) for name, module in model.named_modules() if name]
 
 
-def attributes_of(model):
+def attributes_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of parameters, buffers, and tensors that are plain attributes of a module."""
     yield from model.named_parameters()
     yield from model.named_buffers()
@@ -259,12 +262,12 @@ def attributes_of(model):
                 yield f"{path}.{name}" if path else name, value
 
 
-def versions(nest):
+def versions(nest: Any) -> list[int]:
     """How often each tensor in `nest` has been written into."""
     return [x._version for x in flat(nest) if isinstance(x, torch.Tensor)]
 
 
-def flat(nest):
+def flat(nest: Any) -> Iterator[Any]:
     """The leaves of nested tuples, lists and dicts."""
     if isinstance(nest, dict):
         nest = list(nest.values())
@@ -281,7 +284,7 @@ REPEATS = 3
 CONSTANTS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.linspace, torch.tensor}
 
 
-def partition(costs: Sequence[float], stages: int) -> list[int]:
+def partition(costs: Sequence[Any], stages: int) -> list[int]:
     """Share layers among stages, in order, so that the most expensive stage is as cheap as it can be.
 
         costs   5  1 | 1  1  4 | 4      three stages, which cost 6, 6 and 4: the pipeline goes at the pace of the 6
@@ -319,10 +322,11 @@ class Layers:
     given for one micro-batch, a tensor or a tuple of them; every micro-batch has these shapes.
     """
 
-    def __init__(self, model, example):
+    def __init__(self, model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
         self.model, self.example = model, example if isinstance(example, tuple) else (example,)
         self.graph, self.specs, self.writing = trace(model, self.example)
-        self.names, self.layer_of = [], {}
+        self.names: list[str] = []
+        self.layer_of: dict[fx.Node, int] = {}
         known = dict(model.named_parameters(remove_duplicate=False))
         for node in self.graph.nodes:
             names = parameter_names(node, known)
@@ -337,10 +341,10 @@ class Layers:
                 users = [self.layer_of.get(user, len(self) - 1) for user in node.users]
                 self.layer_of[node] = min(users, default=self.layer_of[node])
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.names)
 
-    def require(self, stages, costs=None):
+    def require(self, stages: int, costs: Sequence[float] | None = None) -> None:
         """Raise ValueError unless the layers suffice for so many stages, and there is one of `costs` for each."""
         known = f"{len(self)} layers ({', '.join(self.names)})"
         if not 1 <= stages <= len(self):
@@ -351,7 +355,13 @@ class Layers:
         if wrong := [cost for cost in costs or () if not isinstance(cost, Real) or not 0 <= cost < math.inf]:
             raise ValueError(f"the cost of a layer is a number of at least 0, got {wrong[0]!r}")
 
-    def split(self, stages, costs=None, recompute=False, partition=partition):
+    def split(
+        self,
+        stages: int,
+        costs: Sequence[float] | None = None,
+        recompute: bool = False,
+        partition: Callable = partition,
+    ) -> list[Stage]:
         """Cut the model into stages that together do what it does.
 
         Args:    costs: of each layer, numbers; by default the seconds that forward and backward take here, which differ
@@ -371,7 +381,7 @@ class Layers:
         self._require_same_output(stages)
         return stages
 
-    def stages(self, sizes, recompute=False):
+    def stages(self, sizes: Sequence[int], recompute: bool = False) -> list[Stage]:
         """The Stages that have `sizes` layers each."""
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         cuts = [self.crossing(end) for end in [0, *ends]]
@@ -381,7 +391,7 @@ class Layers:
             found.append(Stage(self.module(begin, end, taken, given), takes, gives, recompute))
         return found
 
-    def crossing(self, cut):
+    def crossing(self, cut: int) -> list[fx.Node]:
         """The nodes whose values pass from the layers before number `cut` to those from there on, in order."""
         output = next(node for node in self.graph.nodes if node.op == "output")
         if cut == len(self):
@@ -392,11 +402,11 @@ class Layers:
         made = [*inputs, *(node for node, layer in self.layer_of.items() if layer < cut)]
         return [n for n in made if any(self.layer_of.get(user, len(self)) >= cut for user in n.users) and self.sent(n)]
 
-    def sent(self, node):
+    def sent(self, node: fx.Node) -> bool:
         """Is the value of `node` a tensor? A tuple travels as its parts, which have nodes of their own."""
         return node in self.specs
 
-    def module(self, begin, end, taken, given):
+    def module(self, begin: int, end: int, taken: list[fx.Node], given: list[fx.Node]) -> nn.Module:
         """The layers from number `begin` to before `end`, as a module from the values `taken` to those `given`."""
         graph, new = fx.Graph(), {}
         inside = [node for node in self.graph.nodes if begin <= self.layer_of.get(node, -1) < end]
@@ -415,14 +425,14 @@ class Layers:
         module.training = self.model.training  # of layers each keeps its own mode: some may be frozen
         return module
 
-    def measured(self):
+    def measured(self) -> list[float]:
         """Seconds of forward and backward of each layer for one micro-batch, the median of a few runs."""
         with as_before(self.model):
             stages = self.stages([1] * len(self))
             runs = [timed(stages, self.example) for _ in range(REPEATS)]
         return [statistics.median(times) for times in zip(*runs, strict=True)]
 
-    def _require_same_output(self, stages):
+    def _require_same_output(self, stages: list[Stage]) -> None:
         """Raise ValueError unless `stages`, one after the other, compute for the example what the model has."""
         with as_before(self.model), torch.no_grad():  # its values may have changed since it was looked at
             want = self.model(*(x.clone() for x in self.example))
@@ -439,7 +449,7 @@ class Layers:
             )
 
 
-def whole_numbers(sizes):
+def whole_numbers(sizes: Any) -> list[int]:
     """`sizes`, which a partition has returned, as a list of ints. Raises ValueError."""
     try:
         return [operator.index(size) for size in sizes]
@@ -448,7 +458,7 @@ def whole_numbers(sizes):
         raise ValueError(f"the partition returned {sizes!r}: {wanted}") from None
 
 
-def parameter_names(node, known):
+def parameter_names(node: fx.Node, known: dict[str, Tensor]) -> list[str]:
     """The names of the parameters, of all that are `known`, that the operation of `node` has or is given."""
     given = [n.target for n in node.all_input_nodes if n.op == "get_attr" and n.target in known]
     if node.op == "call_module":
@@ -456,7 +466,7 @@ def parameter_names(node, known):
     return given if node.op == "call_function" else []
 
 
-def timed(stages, x):
+def timed(stages: list[Stage], x: Sequence[Tensor]) -> list[float]:
     """s that each of the stages of a model takes for forward and backward of one micro-batch."""
     seconds, device = [], x[0].device
     for stage in stages:
@@ -472,5 +482,5 @@ def timed(stages, x):
     return seconds
 
 
-def same(a, b):
+def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -15,10 +15,14 @@ Ref: Qi et al. 2024, "Zero bubble pipeline parallelism", arXiv:2401.10241, secti
 these are stage_backward_input and stage_backward_weight.
 """
 
+from __future__ import annotations
+
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
@@ -26,16 +30,16 @@ from torch.func import functional_call
 class Spec(NamedTuple):
     """A tensor that passes between two stages. requires_grad: does its gradient come back?"""
 
-    shape: tuple
+    shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor):
+    def of(cls, tensor: Tensor) -> Spec:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
@@ -46,18 +50,18 @@ class Saved(NamedTuple):
     the output is the loss.
     """
 
-    inputs: tuple
-    roots: tuple
-    ones: tuple = ()
+    inputs: tuple[Tensor, ...]
+    roots: tuple[GradientEdge, ...]
+    ones: tuple[Tensor, ...] = ()
 
 
 class Rerun(NamedTuple):
     """What a stage keeps instead when it will recompute: inputs, and all else that its forward depends on."""
 
-    inputs: tuple
-    loss: object
-    buffers: dict
-    random: tuple
+    inputs: tuple[Tensor, ...]
+    loss: Callable | None
+    buffers: dict[str, Tensor]
+    random: tuple[Tensor, ...]
 
 
 class Stage:
@@ -70,24 +74,28 @@ class Stage:
              norm, are as they were then and change only once: gradients are bit by bit those without recompute.
     """
 
-    def __init__(self, module, takes=(), gives=(), recompute=False):
+    def __init__(
+        self, module: nn.Module, takes: Sequence[Spec] = (), gives: Sequence[Spec] = (), recompute: bool = False
+    ) -> None:
         self.module, self.takes, self.gives, self.recompute = module, tuple(takes), tuple(gives), recompute
-        self.saved = {}  # micro-batch -> Saved or Rerun
-        self.deferred = {}  # micro-batch -> DeferredWeights, between the two halves of its backward
+        self.saved: dict[int, Saved | Rerun] = {}  # micro-batch -> Saved or Rerun
+        self.deferred: dict[
+            int, DeferredWeights | None
+        ] = {}  # micro-batch -> DeferredWeights, between the two halves of its backward
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Stage({len(list(self.module.parameters()))} parameter tensors, {len(self.saved)} micro-batches live)"
 
-    def parameters(self):
+    def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters, each once."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
-    def forget(self):
+    def forget(self) -> None:
         """Drop all micro-batches that are under way."""
         self.saved.clear()
         self.deferred.clear()
 
-    def forward(self, micro_batch, inputs, loss=None):
+    def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Callable | None = None) -> tuple[Tensor, ...]:
         """Compute the outputs of one micro-batch, and keep what its backward needs.
 
         Args:    inputs: tensors as `takes` says, which nobody else changes from now on.
@@ -108,7 +116,7 @@ class Stage:
             self.saved[micro_batch] = Rerun(inputs, loss, buffers, random)
         return tuple(out.detach() for out in outputs)
 
-    def backward(self, micro_batch, gradients=()):
+    def backward(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         """Add to the parameters' gradients what one micro-batch contributes; returns the gradients of its inputs.
 
         Args:    gradients: of the outputs that require one, in order; () on the last stage, which starts at the loss.
@@ -118,7 +126,7 @@ class Stage:
         torch.autograd.backward(saved.roots, saved.ones or tuple(gradients))
         return tuple(gradient_of(x) for x in saved.inputs if x.requires_grad)
 
-    def input_gradient(self, micro_batch, gradients=()):
+    def input_gradient(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         """The first half of backward: the gradients of the inputs, for which the stage before waits.
 
         Those of weights are left for weight_gradient, wherever autograd can compute them on their own. A first stage,
@@ -134,17 +142,19 @@ class Stage:
         found = deferred.input_gradients(inputs, saved.ones or tuple(gradients))
         return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
-    def weight_gradient(self, micro_batch):
+    def weight_gradient(self, micro_batch: int) -> None:
         """The second half of backward: add to the parameters' gradients what is left of this micro-batch."""
         deferred = self.deferred.pop(micro_batch)
         if deferred is not None:
             deferred.add_weight_gradients()
 
-    def _run(self, inputs, loss, buffers=None):
+    def _run(
+        self, inputs: tuple[Tensor, ...], loss: Callable | None, buffers: dict[str, Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
         outputs = self.module(*inputs) if buffers is None else functional_call(self.module, buffers, inputs)
         return outputs if loss is None else (loss(*outputs),)
 
-    def _take(self, micro_batch):
+    def _take(self, micro_batch: int) -> Saved:
         """The Saved of a micro-batch, whose forward is done again where only its inputs were kept."""
         saved = self.saved.pop(micro_batch)
         if isinstance(saved, Saved):
@@ -156,7 +166,7 @@ class Stage:
         return saved_of(saved.inputs, outputs, saved.loss)
 
 
-def saved_of(inputs, outputs, loss):
+def saved_of(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], loss: Callable | None) -> Saved:
     """The Saved of a micro-batch: where backward starts, without the outputs themselves, which are sent away."""
     needed = [out for out in outputs if out.requires_grad]
     if loss is not None and not needed and any(x.requires_grad for x in inputs):
@@ -165,17 +175,17 @@ def saved_of(inputs, outputs, loss):
     return Saved(inputs, tuple(map(get_gradient_edge, needed)), ones)
 
 
-def gradient_of(x):
+def gradient_of(x: Tensor) -> Tensor:
     """x.grad; zeros where the output does not depend on x: the stage before waits for a tensor."""
     return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-def random_state(inputs):
+def random_state(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Where torch's random numbers are: those of the CPU, and of the inputs' GPU."""
     return torch.get_rng_state(), *(torch.cuda.get_rng_state(x.device) for x in inputs[:1] if x.is_cuda)
 
 
-def restore_random(states, devices):
+def restore_random(states: tuple[Tensor, ...], devices: list[Any]) -> None:
     torch.set_rng_state(states[0])
     for device, state in zip(devices, states[1:], strict=False):
         torch.cuda.set_rng_state(state, device)
@@ -187,8 +197,8 @@ OUTPUT = "output"  # stands for whoever uses the outputs of the stage
 class Group(NamedTuple):
     """Parameters that one operation uses. edges: of that operation's outputs; params: list."""
 
-    edges: tuple
-    params: list
+    edges: tuple[GradientEdge, ...]
+    params: list[nn.Parameter]
 
 
 class DeferredWeights:
@@ -197,13 +207,13 @@ class DeferredWeights:
     roots: GradientEdges of the outputs; params: the trainable parameters of the stage.
     """
 
-    def __init__(self, roots, params):
+    def __init__(self, roots: tuple[GradientEdge, ...], params: Sequence[nn.Parameter]) -> None:
         self.roots = roots
         require_halves(roots)
         self.groups, self.at_once = grouped(roots, params)
-        self.gradients = []  # of the edges of every group, between the halves
+        self.gradients: deque[Tensor | None] = deque()  # of the edges of every group, between the halves
 
-    def input_gradients(self, inputs, gradients):
+    def input_gradients(self, inputs: list[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """The gradients of `inputs`, in order, None where the outputs do not depend on one.
 
         gradients: of the roots. The gradients of parameters that cannot wait are added to them here.
@@ -223,7 +233,7 @@ class DeferredWeights:
         self.roots = ()  # frees what is above the operations that use weights
         return found[:n]
 
-    def add_weight_gradients(self):
+    def add_weight_gradients(self) -> None:
         """Add the gradients of the other parameters to them, operation by operation; frees the graph."""
         for edges, params in self.groups:
             pairs = [(edge, self.gradients.popleft()) for edge in edges] if self.gradients else []
@@ -233,7 +243,7 @@ class DeferredWeights:
         self.groups = []
 
 
-def require_halves(roots):
+def require_halves(roots: tuple[GradientEdge, ...]) -> None:
     """Raise ValueError where a layer's own backward can only be done as a whole."""
     if any(node.name() == "CheckpointFunctionBackward" for node in users_below(roots)):
         raise ValueError(
@@ -242,14 +252,15 @@ def require_halves(roots):
         )
 
 
-def grouped(roots, params):
+def grouped(roots: tuple[GradientEdge, ...], params: Sequence[nn.Parameter]) -> tuple[list[Group], list[nn.Parameter]]:
     """([Group], parameters that cannot wait) of the graph below `roots`.
 
     From a parameter the walk goes up through operations that do nothing but change it, such as the transpose in a
     linear, to the operation that combines it with something else. All of its gradient comes through there.
     """
     users = users_below(roots)
-    groups, at_once = {}, []
+    groups: dict[Any, Group] = {}
+    at_once = []
     for param in params:
         leaf = top = get_gradient_edge(param).node
         if leaf not in users:
@@ -264,24 +275,24 @@ def grouped(roots, params):
     return list(groups.values()), at_once
 
 
-def only(users):
+def only(users: set[Any]) -> Any:
     """The one element of a set; None where it has more."""
     return next(iter(users)) if len(users) == 1 else None
 
 
-def takes_one(node):
+def takes_one(node: Any) -> bool:
     """Does the operation behind `node` take only one tensor whose gradient is asked for?"""
     return sum(child is not None for child, _ in node.next_functions) == 1
 
 
-def edges_of(node, users, roots):
+def edges_of(node: Any, users: dict[Any, set[Any]], roots: tuple[GradientEdge, ...]) -> tuple[GradientEdge, ...]:
     """The GradientEdges of the outputs of the operation behind `node` that somebody uses."""
     numbers = {n for user in users[node] - {OUTPUT} for child, n in user.next_functions if child is node}
     numbers |= {root.output_nr for root in roots if root.node is node}
     return tuple(GradientEdge(node, n) for n in sorted(numbers))
 
 
-def users_below(roots):
+def users_below(roots: tuple[GradientEdge, ...]) -> dict[Any, set[Any]]:
     """{node: set of the nodes that use its output, and OUTPUT where it is one of the roots} of all below the roots."""
     users = {root.node: {OUTPUT} for root in roots}
     left = list(users)

@@ -7,14 +7,24 @@ The spans "input", "forward", "backward", "add gradients" and "update" of lane "
 beside the rank is the event "wait". Every other operation is communication, in whichever lane.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
+from torch import nn
+
+from ...comm.base import Comm
+from ...trace import Event
 
 SPANS = ("input", "forward", "backward", "add gradients", "update")
 LAST = "update"
 OWN_WORK = (*SPANS, "compute", "injected delay")  # in which a rank waits for nobody
+
+
+Interval = tuple[int, int]  # ns
 
 
 class Account(NamedTuple):
@@ -32,12 +42,12 @@ class Account(NamedTuple):
     imbalance: float
 
 
-def account(events):
+def account(events: Iterable[Event]) -> Account | None:
     """The Account of the training steps in `events`; None where there is no whole step.
 
     Args:    events: list of trace.Event of all ranks, in any order.
     """
-    ranks = {}
+    ranks: dict[int, list[Event]] = {}
     for event in events:
         ranks.setdefault(event.rank, []).append(event)
     times = [rank_times(mine) for _, mine in sorted(ranks.items())]  # (steps, 4) per rank
@@ -54,12 +64,12 @@ def account(events):
     )
 
 
-def share(part, whole):
+def share(part: float, whole: float) -> float:
     """part / whole, 0 where there is none."""
     return float(part / whole) if whole else 0.0
 
 
-def rank_times(events):
+def rank_times(events: Sequence[Event]) -> np.ndarray:
     """(steps, 4) ns of one rank: whole steps, communication, exposed communication, computing."""
     talk = [e for e in events if e.op not in OWN_WORK]
     exposed = union((e.t0_ns, e.t1_ns) for e in talk if not e.lane)
@@ -71,9 +81,10 @@ def rank_times(events):
     return np.array(rows, dtype=np.float64).reshape(-1, 4)
 
 
-def steps_of(events):
+def steps_of(events: Iterable[Event]) -> list[Interval]:
     """[(begin, end)] ns of the whole steps of one rank: from its first span after an "update" to the next one's end."""
-    begin, found = None, []
+    begin: int | None = None
+    found = []
     for event in sorted((e for e in events if not e.lane and e.op in SPANS), key=lambda e: (e.t0_ns, e.step)):
         begin = event.t0_ns if begin is None else begin
         if event.op == LAST:
@@ -82,9 +93,9 @@ def steps_of(events):
     return found
 
 
-def union(pieces):
+def union(pieces: Iterable[Interval]) -> list[Interval]:
     """The same time as intervals that do not overlap, in rising order."""
-    joined = []
+    joined: list[Interval] = []
     for begin, end in sorted(pieces):
         if joined and begin <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
@@ -93,13 +104,13 @@ def union(pieces):
     return joined
 
 
-def inside(pieces, begin, end):
+def inside(pieces: Iterable[Interval], begin: int, end: int) -> list[Interval]:
     """The parts of `pieces` between `begin` and `end`."""
     return [(max(a, begin), min(b, end)) for a, b in pieces if a < end and b > begin]
 
 
 @contextmanager
-def spending(comm, model, forward, backward):
+def spending(comm: Comm, model: nn.Module, forward: float, backward: float) -> Iterator[None]:
     """Within it every forward of `model` takes `forward` seconds of virtual time, and every backward `backward`.
 
     The time is shared among the layers in proportion to their parameters. Real ranks, which take their own time, are

@@ -8,7 +8,10 @@ Both say that a share s of the time on one rank does not become shorter with mor
 p is counted from the fewest ranks of the curve, whose speedup is 1.   Ref: Amdahl 1967; Gustafson 1988.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 LEAST_POINTS = 3  # one point is where the speedup is 1, and a line through the other one alone would always fit
 NO_LAW = 0.3  # a residual above which the curve is said to be none of this law
@@ -27,21 +30,21 @@ class Fit(NamedTuple):
     kind: str
     source: str
     points: int
-    serial: float | None = None
-    residual: float | None = None
+    serial: Any = None
+    residual: Any = None
     fewest: int = 1
 
     @property
-    def law(self):
+    def law(self) -> str:
         """ "Amdahl" for strong scaling, "Gustafson" for weak."""
         return LAWS[self.kind]
 
-    def speedup(self, ranks):
+    def speedup(self, ranks: int) -> float:
         """What the law says for `ranks`, with the s of this fit."""
         return SPEEDUPS[self.kind](self.serial, ranks / self.fewest)
 
     @property
-    def told(self):
+    def told(self) -> str:
         """What came out, or how many points are missing."""
         if self.serial is None:
             there = f"{self.points} point{'' if self.points == 1 else 's'}"
@@ -49,16 +52,16 @@ class Fit(NamedTuple):
         verdict = ": not this law" if self.residual > NO_LAW else ""
         return f"{self.source}: s = {self.serial:.2%}, residual {self.residual:.1%}{verdict}"
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.law} {self.told}"
 
 
-def amdahl(serial, p):
+def amdahl(serial: float, p: float) -> float:
     """Speedup of the same work on p times as many ranks."""
     return 1 / (serial + (1 - serial) / p)
 
 
-def gustafson(serial, p):
+def gustafson(serial: float, p: float) -> float:
     """Speedup, as work per time, of p times the work on p times as many ranks."""
     return serial + (1 - serial) * p
 
@@ -66,7 +69,7 @@ def gustafson(serial, p):
 SPEEDUPS = {"strong": amdahl, "weak": gustafson}
 
 
-def fit(kind, ranks, speedups, source="measured"):
+def fit(kind: str, ranks: Sequence[int], speedups: Sequence[float], source: str = "measured") -> Fit:
     """Fit the law of this kind of scaling by least squares on relative errors.
 
         Amdahl      1 / speedup = 1/p + s (1 - 1/p): a straight line through the times

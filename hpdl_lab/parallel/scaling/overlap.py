@@ -20,6 +20,9 @@ ms (sys.getswitchinterval). One that is compiled needs no interpreter, but a cor
 move bytes through the memory that backward reads. The two speeds of an Interference are what of it can be seen.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -65,11 +68,11 @@ class StepProfile(NamedTuple):
     backward: float
     added: float
     end: float
-    messages: tuple = ()
+    messages: tuple[Message, ...] = ()
     interference: Interference = Interference()
 
     @property
-    def waits(self):
+    def waits(self) -> float:
         """When the rank waits for the background: after backward, and after the last all-reduce is called."""
         return max([self.backward, *(message.at for message in self.messages if message.background)])
 
@@ -82,17 +85,17 @@ class StepTime(NamedTuple):
     exposed: float
 
     @property
-    def exposed_share(self):
+    def exposed_share(self) -> float:
         """Of the step's time, 0 to 1."""
         return self.exposed / self.seconds if self.seconds else 0.0
 
     @property
-    def overlap_share(self):
+    def overlap_share(self) -> float:
         """Of the communication, the part that computing hides, 0 to 1; 0 where there is none."""
         return max(0.0, 1 - self.exposed / self.communication) if self.communication else 0.0
 
 
-def step_time(profile, time_of):
+def step_time(profile: StepProfile, time_of: Callable[[int], float]) -> StepTime:
     """How long a step takes on ranks that all have the same profile.
 
         blocking      a message holds up all that follows: step = end + sum of T(n_i)
@@ -109,10 +112,11 @@ def step_time(profile, time_of):
     return StepTime(ends[computing[-1]], sum(ends[task] - begins[task] for task in messages), sum(gaps))
 
 
-def tasks_of(profile, time_of, waits=True):
+def tasks_of(profile: StepProfile, time_of: Callable, waits: bool = True) -> tuple[Graph, list[int], list[int]]:
     """(Graph, tasks in which the rank computes, its messages). waits: whether the rank waits for its messages."""
     graph, computing, messages = Graph(), [], []
-    done, behind = 0.0, []  # how far the rank has computed, and the message that holds it up
+    behind: list[Need] = []
+    done = 0.0  # how far the rank has computed, and the message that holds it up
     for message in profile.messages:
         computing.append(graph.add(max(0.0, message.at - done), behind, row="compute"))
         messages.append(graph.add(time_of(message.nbytes), [Need(computing[-1])], row="messages"))
@@ -123,34 +127,34 @@ def tasks_of(profile, time_of, waits=True):
     return graph, computing, messages
 
 
-def between(few, many, samples):
+def between(few: StepProfile, many: StepProfile, samples: int) -> StepProfile:
     """The StepProfile for `samples`, on the straight line through two measured ones (beyond them, too; never below 0).
 
     Args:    few, many: StepProfiles of the same strategy and model, with few.samples < many.samples.
     """
     share = (samples - few.samples) / (many.samples - few.samples)
 
-    def on_line(a, b):
+    def on_line(a: float, b: float) -> float:
         return max(0.0, a + share * (b - a))
 
     messages = tuple(
         Message(on_line(a.at, b.at), a.nbytes, a.background) for a, b in zip(few.messages, many.messages, strict=True)
     )
-    phases = (on_line(a, b) for a, b in zip(few[1:5], many[1:5], strict=True))
-    return StepProfile(samples, *phases, messages, many.interference)
+    forward, backward, added, end = (on_line(a, b) for a, b in zip(few[1:5], many[1:5], strict=True))
+    return StepProfile(samples, forward, backward, added, end, messages, many.interference)
 
 
-def median_of(profiles):
+def median_of(profiles: Sequence[StepProfile]) -> StepProfile:
     """The StepProfile whose times are medians over `profiles`, of the same strategy, model and number of examples."""
     first = profiles[0]
-    phases = (median(times) for times in zip(*(p[1:5] for p in profiles), strict=True))
+    forward, backward, added, end = (median(times) for times in zip(*(p[1:5] for p in profiles), strict=True))
     calls = (median(m.at for m in same) for same in zip(*(p.messages for p in profiles), strict=True))
     messages = tuple(m._replace(at=at) for m, at in zip(first.messages, calls, strict=True))
     disturbed = Interference(*(median(rates) for rates in zip(*(p.interference for p in profiles), strict=True)))
-    return StepProfile(first.samples, *phases, messages, disturbed)
+    return StepProfile(first.samples, forward, backward, added, end, messages, disturbed)
 
 
-def profile_for(profiles, samples):
+def profile_for(profiles: Sequence[StepProfile], samples: int) -> StepProfile:
     """The StepProfile for any number of samples, from some that were measured: list in rising order of samples."""
     above = [p for p in profiles if p.samples >= samples]
     if above and above[0].samples == samples:
@@ -171,7 +175,7 @@ class Both(NamedTuple):
     settled: float
 
 
-def interference(profile, time_of, both):
+def interference(profile: StepProfile, time_of: Callable, both: Both) -> Interference:
     """The Interference with which computing takes until both.end, and messages until both.settled.
 
     Args:    profile: StepProfile of computing alone; time_of: time_of(nbytes) -> s of an all-reduce alone.
@@ -181,24 +185,24 @@ def interference(profile, time_of, both):
     if profile.messages and min(alone) - profile.messages[0].at < SEEN * profile.end:
         return Interference()
 
-    def compute(pace):
+    def compute(pace: float) -> float:
         return halve(lambda speed: together(profile, time_of, Interference(speed, pace)).end > both.end, *SPEEDS)
 
-    def too_late(pace):
+    def too_late(pace: float) -> bool:
         return together(profile, time_of, Interference(compute(pace), pace)).settled > both.settled
 
     pace = halve(too_late, *PACES)
     return Interference(compute(pace), pace)
 
 
-def together(profile, time_of, disturbed):
+def together(profile: StepProfile, time_of: Callable, disturbed: Interference) -> Both:
     """Both, as it would be with the Interference `disturbed`."""
     graph, computing, messages = tasks_of(profile, time_of, waits=False)
     ends = graph.times(speeds=disturbed._asdict())[1]
     return Both(ends[computing[-1]], ends[messages[-1]] if messages else 0.0)
 
 
-def halve(too_slow, low, high):
+def halve(too_slow: Callable[[float], bool], low: float, high: float) -> float:
     """The speed between `low` and `high` from which on too_slow(speed) is false."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2

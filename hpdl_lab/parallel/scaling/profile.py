@@ -7,18 +7,24 @@ rehearsed together with it: the two slow each other down (overlap.py). The whole
 this must explain. All are taken in turn, so that a machine that becomes slower meanwhile slows down all of them.
 """
 
+from __future__ import annotations
+
 import copy
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...collectives.sweep import require_right
-from ...comm.base import Comm, Done
+from ...comm.base import Comm, Done, Work
 from ...comm.buffers import is_tensor, settle
+from ...data import Dataset
 from ...data.loading import shard
-from ...trace import Trace, now_ns
+from ...trace import Event, Trace, now_ns
 from .. import training
+from ..data_parallel import Strategy
 from ..reducer import allocate, allocate_in_background
 from .overlap import Both, Message, StepProfile
 
@@ -36,23 +42,23 @@ class Timings(NamedTuple):
     both: [overlap.Both] of rehearsals with those all-reduces in the background; empty where none is sent there.
     """
 
-    steps: list
-    profiles: list
-    talks: list
-    tiny: list
-    both: list
+    steps: list[float]
+    profiles: list[StepProfile]
+    talks: list[float]
+    tiny: list[float]
+    both: list[Both]
     why: str = ""
 
 
 class Trainer:
     """A model under training on one rank: each call is a step on this rank's shard of the first n examples."""
 
-    def __init__(self, comm, model, strategy, data):
+    def __init__(self, comm: Comm, model: torch.nn.Module, strategy: Strategy, data: Dataset) -> None:
         self.comm, self.model, self.strategy, self.data = comm, model.to(comm.device), strategy, data
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         strategy.start(comm, self.model)
 
-    def __call__(self, n):
+    def __call__(self, n: int) -> None:
         mine = shard(torch.arange(n) % len(self.data.train_y), self.comm.rank, self.comm.size)
         x, y = (part[mine].to(self.comm.device) for part in (self.data.train_x, self.data.train_y))
         training.train_step(self.comm, self.model, self.strategy, self.optimizer, x, y, n)
@@ -65,17 +71,19 @@ class RehearsedStep:
     Raises: NotRehearsed, at once or in a call, where the strategy cannot be rehearsed.
     """
 
-    def __init__(self, comm, model, strategy, data):
+    def __init__(self, comm: Comm, model: torch.nn.Module, strategy: Strategy, data: Dataset) -> None:
         self.aside = Rehearsal(comm, getattr(strategy, "all_reduce", None))
         self.step = Trainer(self.aside, copy.deepcopy(model), rehearsed(strategy), data)
         self.aside.starting = False
 
-    def __call__(self, n):
+    def __call__(self, n: int) -> StepProfile:
         samples = len(shard(torch.arange(n), self.aside.rank, self.aside.size))
         return profile_of(self.aside, samples, lambda: self.step(n))
 
 
-def time_steps(comm, model, strategy, data, n, seconds=1.0):
+def time_steps(
+    comm: Comm, model: torch.nn.Module, strategy: Strategy, data: Dataset, n: int, seconds: float = 1.0
+) -> Timings:
     """Time steps on a global batch of n, their rehearsals, and their all-reduces, in turn. Steps leave events.
 
     Args:    model: nn.Module; strategy: as in parallel/data_parallel.py, not started; both are left as they are.
@@ -97,7 +105,7 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
     talk = Talk(comm, strategy.all_reduce, profile.messages) if profile and comm.size > 1 else None
     overlapped = Overlapped(comm, rehearsal) if talk and talk.background else None
 
-    def once():
+    def once() -> Iterator[float]:
         yield timed(comm, lambda: step(n))
         if profile:
             comm.barrier()
@@ -117,7 +125,7 @@ def time_steps(comm, model, strategy, data, n, seconds=1.0):
     return Timings(steps[..., 0].max(axis=0).tolist(), profiles, (after - before).tolist(), tiny.tolist(), both, why)
 
 
-def require_sum(comm, all_reduce):
+def require_sum(comm: Comm, all_reduce: Callable) -> None:
     """Raise WrongAnswer, on every rank, where `all_reduce` does not add up."""
     name = getattr(all_reduce, "__name__", "all_reduce")
     require_right(comm, name, all_reduce, comm.allocate((PROBE,)))
@@ -126,7 +134,7 @@ def require_sum(comm, all_reduce):
 class Talk:
     """The all-reduces of a step in a row, with nothing between them."""
 
-    def __init__(self, comm, all_reduce, messages):
+    def __init__(self, comm: Comm, all_reduce: Callable, messages: Sequence[Message]) -> None:
         """messages: of a StepProfile. Collective."""
         self.comm, self.all_reduce = comm, all_reduce
         self.background = messages[-1].background
@@ -134,7 +142,7 @@ class Talk:
         memory = (allocate_in_background if self.background else allocate)(comm, max(sizes), torch.float32)
         self.tensors = [memory[:size] for size in sizes]
 
-    def behind(self, begin):
+    def behind(self, begin: int) -> Iterator[float]:
         """(s from `begin` until it began, s until it had ended, s of one all-reduce of TINY bytes) on this rank."""
         clock = self.comm.trace.clock
         if self.background:
@@ -145,7 +153,7 @@ class Talk:
         yield (clock() - begin) / 1e9
         yield timed(self.comm, lambda: self.reduce([self.tensors[0][: TINY // 4]]))
 
-    def reduce(self, tensors):
+    def reduce(self, tensors: Sequence[Tensor]) -> None:
         works = [self.comm.background(self.all_reduce, x) for x in tensors if self.background]
         for work in works:
             work.wait()
@@ -156,10 +164,11 @@ class Talk:
 class Overlapped:
     """Rehearsals that send their all-reduces. taken: [(s of one, ns when it began, ns when all had ended)]."""
 
-    def __init__(self, comm, rehearsal):
-        self.comm, self.rehearsal, self.taken = comm, rehearsal, []
+    def __init__(self, comm: Comm, rehearsal: RehearsedStep) -> None:
+        self.comm, self.rehearsal = comm, rehearsal
+        self.taken: list[tuple[float, int, int]] = []
 
-    def rehearse(self, n):
+    def rehearse(self, n: int) -> None:
         """Take one, on a global batch of n."""
         self.comm.barrier()
         self.rehearsal.aside.sends = True
@@ -168,20 +177,27 @@ class Overlapped:
         self.taken.append((profile.end, begin, now_ns()))
         self.rehearsal.aside.sends = False
 
-    def slowest(self, turns):
+    def slowest(self, turns: int) -> list[Both]:
         """[Both] of the rank that took longest, of the last `turns`, the same on every rank. Collective."""
         events = [event for event in self.comm.trace.events if event.lane]
         mine = [(end, self.settled(begin, last, events)) for end, begin, last in self.taken[-turns:]]
         rows = np.asarray(self.comm.all_gather(np.array(mine)))  # (ranks, turns, 2)
         return [Both(*row) for row in rows.max(axis=0).tolist()]
 
-    def settled(self, begin, last, events):
+    def settled(self, begin: int, last: int, events: Sequence[Event]) -> float:
         """s from `begin` until the last message ended, for which nobody waited before `last`."""
         ends = [event.t1_ns for event in events if begin < event.t1_ns <= last]
         return (max(ends, default=last) - begin) / 1e9
 
 
-def rehearse(comm, model, strategy, data, batches, seconds=1.0):
+def rehearse(
+    comm: Comm,
+    model: torch.nn.Module,
+    strategy: Strategy,
+    data: Dataset,
+    batches: Collection[int],
+    seconds: float = 1.0,
+) -> list[StepProfile]:
     """StepProfiles of this machine for other numbers of examples per rank, while all ranks of `comm` compute at once.
 
     Args:    batches: numbers of examples of each rank; seconds: about as long as all of it takes.
@@ -192,7 +208,7 @@ def rehearse(comm, model, strategy, data, batches, seconds=1.0):
     profiles = []
     for samples in sorted(batches):
 
-        def once(n=samples * comm.size):
+        def once(n: int = samples * comm.size) -> list[float]:
             comm.barrier()
             return in_a_row(rehearsal(n))
 
@@ -202,7 +218,7 @@ def rehearse(comm, model, strategy, data, batches, seconds=1.0):
     return profiles
 
 
-def turns(comm, once, seconds):
+def turns(comm: Comm, once: Callable, seconds: float) -> np.ndarray:
     """(ranks, samples, columns) of what `once()` gives, as often as fits into `seconds`; untraced turns come first."""
     recording, comm.trace.enabled = comm.trace.enabled, False
     try:
@@ -217,7 +233,7 @@ def turns(comm, once, seconds):
     return np.asarray(comm.all_gather(np.array([list(once()) for _ in range(samples)])))
 
 
-def timed(comm, call):
+def timed(comm: Comm, call: Callable) -> float:
     """Seconds of `call()` on this rank's clock; all ranks begin together."""
     comm.barrier()
     begin = comm.trace.clock()
@@ -225,18 +241,18 @@ def timed(comm, call):
     return (comm.trace.clock() - begin) / 1e9
 
 
-def in_a_row(profile):
+def in_a_row(profile: StepProfile) -> list[float]:
     """The times of a StepProfile as numbers, its end first."""
     times = (profile.end, profile.forward, profile.backward, profile.added)
     return [*times, *(message.at for message in profile.messages)]
 
 
-def slowest(rows):
+def slowest(rows: np.ndarray) -> np.ndarray:
     """(turns, columns) of the rank that took longest in each turn. rows: (ranks, turns, columns) of `in_a_row`."""
     return rows[rows[..., 0].argmax(axis=0), np.arange(rows.shape[1])]
 
 
-def as_profile(like, row, samples):
+def as_profile(like: StepProfile, row: np.ndarray, samples: int) -> StepProfile:
     """The StepProfile with the messages of `like` and the times of `row`, which `in_a_row` made."""
     end, forward, backward, added, *calls = row.tolist()
     messages = tuple(m._replace(at=at) for m, at in zip(like.messages, calls, strict=True))
@@ -258,21 +274,23 @@ class Rehearsal(Comm):
     starting: whether the strategy may still broadcast parameters and compare notes, which no step does.
     """
 
-    def __init__(self, comm, own_all_reduce):
+    def __init__(self, comm: Comm, own_all_reduce: Any) -> None:
         super().__init__(comm.rank, comm.size, Trace(comm.rank, clock=now_ns))
-        self.comm, self.own_all_reduce, self.under_way = comm, own_all_reduce, []
+        self.comm, self.own_all_reduce = comm, own_all_reduce
+        self.under_way: list[Work] = []
         self.node_rank, self.node_size, self.device = comm.node_rank, comm.node_size, comm.device
-        self.called, self.starting, self.sends = [], True, False
+        self.called: list[tuple[int, int, bool]] = []
+        self.starting, self.sends = True, False
 
     @property
-    def has_background(self):
+    def has_background(self) -> bool:
         return self.comm.has_background
 
-    def all_reduce(self, x):
+    def all_reduce(self, x: Tensor, async_op: bool = False) -> Tensor:
         self.called.append((now_ns(), x.nbytes, False))
         return x
 
-    def background(self, fn, *args):
+    def background(self, fn: Callable, *args: Any) -> Work:
         """Start, if this `sends`, an all-reduce of the first argument in the background; wait for nothing."""
         if self.starting:  # the memory that buckets are sent from
             return self.comm.background(fn, *args)
@@ -283,34 +301,34 @@ class Rehearsal(Comm):
             self.under_way.append(self.comm.background(self.own_all_reduce, *args))
         return Done.of(lambda comm: args[0], self)
 
-    def barrier(self):
+    def barrier(self) -> None:
         pass
 
-    def broadcast(self, x, root=0):
+    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         self.require_starting()
         return x
 
-    def all_gather(self, x):
+    def all_gather(self, x: Tensor) -> Tensor:
         self.require_starting()
         return x.expand(self.size, *x.shape).clone() if is_tensor(x) else np.stack([x] * self.size)
 
-    def split(self, color, key=0):
+    def split(self, color: Any, key: Any = 0) -> Comm:
         return Rehearsal(self.comm, self.own_all_reduce)
 
-    def allocate(self, shape, dtype="float32"):
+    def allocate(self, shape: Any, dtype: Any = "float32") -> Tensor:
         return self.comm.allocate(shape, dtype)
 
-    def isend(self, x, dst):
+    def isend(self, x: Tensor, dst: int) -> Work:
         raise NotRehearsed("a strategy that sends messages of its own cannot be rehearsed")
 
-    irecv = isend
+    irecv = isend  # type: ignore[assignment]
 
-    def settle(self):
+    def settle(self) -> None:
         """Wait for what is under way: the next rehearsal begins with nothing."""
         while self.under_way:
             self.under_way.pop(0).wait()
 
-    def require_starting(self):
+    def require_starting(self) -> None:
         if not self.starting:
             raise NotRehearsed("a strategy that broadcasts or gathers in every step cannot be rehearsed")
 
@@ -319,12 +337,12 @@ class NotRehearsed(TypeError):
     """A strategy whose steps cannot be told apart into computing and all-reduces."""
 
 
-def free(comm, x):
+def free(comm: Comm, x: Tensor) -> Tensor:
     """The all-reduce of a rehearsal."""
     return comm.all_reduce(x)
 
 
-def rehearsed(strategy):
+def rehearsed(strategy: Strategy) -> Strategy:
     """A copy of `strategy`, which has not started, with an all-reduce that costs nothing. Raises NotRehearsed."""
     if not hasattr(strategy, "all_reduce"):
         raise NotRehearsed(f"{type(strategy).__name__} has no all_reduce that could be left out")
@@ -333,7 +351,7 @@ def rehearsed(strategy):
     return strategy
 
 
-def profile_of(comm, samples, step):
+def profile_of(comm: Rehearsal, samples: int, step: Callable) -> StepProfile:
     """Call `step()`, a training step on the Rehearsal `comm`; returns its StepProfile. Then nothing is under way."""
     comm.called.clear()
     seen = len(comm.trace.log)

@@ -5,10 +5,16 @@ qkv of two heads of two rows, for two ranks      places [[0, 1, 4, 5, 8, 9], [2,
 a table of 5 rows for two ranks                  places [[0, 1, 2], [3, 4, -1]]: padded with a row of zeros
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from ...comm.base import Comm
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,10 +32,10 @@ class Cut:
     rank: int = 0
     dim: int | None = None
     size: int = 0
-    places: torch.Tensor | None = None
+    places: Any = None
     partial: bool = False
 
-    def part(self, whole):
+    def part(self, whole: Tensor) -> Tensor:
         """What this rank holds of `whole`, in memory of its own."""
         if self.dim is None:
             return whole.detach().clone()
@@ -39,7 +45,7 @@ class Cut:
         out = whole.detach().index_select(self.dim, mine.clamp_min(0))
         return out.index_fill_(self.dim, (mine < 0).nonzero().flatten(), 0)
 
-    def join(self, parts):
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The whole, from what every rank holds, in rank order."""
         if self.dim is None:
             return parts[self.rank].detach().clone()
@@ -51,7 +57,7 @@ class Cut:
             whole.index_copy_(self.dim, places[real], part.detach().index_select(self.dim, real))
         return whole
 
-    def parameter_of(self, whole):
+    def parameter_of(self, whole: Tensor) -> Tensor:
         """This rank's part of a parameter as a parameter."""
         return nn.Parameter(self.part(whole), whole.requires_grad)
 
@@ -60,21 +66,21 @@ WHOLE = Cut()
 PARTIAL = Cut(partial=True)
 
 
-def equal_shares(comm, size, dim, what):
+def equal_shares(comm: Comm, size: int, dim: int, what: str) -> Cut:
     """The Cut of `size` places into equal shares in the order of ranks. Raises ValueError: `what` does not divide."""
     if size % comm.size:
         raise ValueError(f"{what}: {size} cannot be shared equally by {comm.size} ranks")
     return Cut(comm.rank, dim, size, torch.arange(size).view(comm.size, -1))
 
 
-def padded_shares(comm, size, dim):
+def padded_shares(comm: Comm, size: int, dim: int) -> Cut:
     """The Cut of `size` places into shares of ceil(size/p), the last ones padded."""
     share = -(-size // comm.size)
     places = torch.arange(share * comm.size).view(comm.size, share)
     return Cut(comm.rank, dim, size, places.masked_fill(places >= size, -1))
 
 
-def cuts_of(model):
+def cuts_of(model: nn.Module) -> dict[str, Cut]:
     """{name: Cut} of every parameter and buffer of a sharded model: WHOLE unless a module says else.
 
     A module that is cut has cuts() -> {local name: Cut}. Ask the model before it is split into stages: a stage may hold
@@ -87,14 +93,14 @@ def cuts_of(model):
     return cuts
 
 
-def tensors_of(model):
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every parameter and persistent buffer, tied ones once: the names of the whole model."""
     yield from model.named_parameters()
     kept = model.state_dict(keep_vars=True)
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
 
 
-def gather_parameters(comm, model):
+def gather_parameters(comm: Comm, model: nn.Module) -> dict[str, Tensor]:
     """The whole model's parameters and buffers by name, from the parts of all ranks. Collective.
 
     Returns: {name: tensor}, the same on every rank, as `dict(whole.named_parameters())` and its buffers would be.
@@ -104,14 +110,14 @@ def gather_parameters(comm, model):
     return {name: joined(comm, tensor, cuts[name]) for name, tensor in tensors_of(model)}
 
 
-def joined(comm, part, cut):
+def joined(comm: Comm, part: Tensor, cut: Cut) -> Tensor:
     """The whole, from this rank's `part` of it. Collective where it is cut."""
     if cut.dim is None:
         return part.detach().clone()
     return cut.join(comm.all_gather(part.detach().contiguous()).unbind())
 
 
-def add_partial_gradients(comm, model):
+def add_partial_gradients(comm: Comm, model: nn.Module) -> None:
     """Add over ranks the gradients of which each rank has a part. Collective, after backward, before the step.
 
     Parameters are those whose Cut is partial: norms and row biases under sequence parallel. Nothing else needs it.

@@ -34,13 +34,16 @@ An all-reduce is a reduce-scatter and an all-gather, so the sum of bytes stays, 
 Ref: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from .cuts import PARTIAL, WHOLE, equal_shares
+from ...comm.base import Comm
+from .cuts import PARTIAL, WHOLE, Cut, equal_shares
 
 
 class Alone:
@@ -49,23 +52,23 @@ class Alone:
     rank, size = 0, 1
 
 
-ALONE = Alone()
+ALONE: Any = Alone()
 
 
 class Conjugate(torch.autograd.Function):
     """Two functions of plain tensors as one that autograd can go back through."""
 
     @staticmethod
-    def forward(ctx, x, forward, backward):
+    def forward(ctx: Any, x: Tensor, forward: Callable, backward: Callable) -> Tensor:
         ctx.back = backward
         return forward(x)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return ctx.back(grad), None, None
 
 
-def conjugate(x, forward, backward):
+def conjugate(x: Tensor, forward: Callable, backward: Callable) -> Tensor:
     """y = forward(x), and in the backward pass x.grad = backward(y.grad).
 
     Args:    x: tensor; forward, backward: functions of one plain tensor, which they leave as it is.
@@ -73,7 +76,7 @@ def conjugate(x, forward, backward):
     return Conjugate.apply(x, forward, backward)
 
 
-def copy_to(comm, x):
+def copy_to(comm: Comm, x: Tensor) -> Tensor:
     """Hand `x`, the same on every rank, to a layer of which every rank has a part: Megatron's f.
 
     Copy in forward, all-reduce in backward.   Steps: 0 forward, one all_reduce of N elements backward.
@@ -81,7 +84,7 @@ def copy_to(comm, x):
     return conjugate(x, same, lambda grad: summed(comm, grad))
 
 
-def reduce_from(comm, x):
+def reduce_from(comm: Comm, x: Tensor) -> Tensor:
     """Add the ranks' parts of a result: Megatron's g.
 
     All-reduce in forward, copy in backward.   Steps: one all_reduce of N elements forward, 0 backward.
@@ -89,7 +92,7 @@ def reduce_from(comm, x):
     return conjugate(x, lambda x: summed(comm, x), same)
 
 
-def split_to(comm, x, dim=-1):
+def split_to(comm: Comm, x: Tensor, dim: int = -1) -> Tensor:
     """This rank's part of `x`, the same on every rank, along `dim`: (..., n) -> (..., n/p).
 
     Cut in forward, all-gather in backward.   Bytes per rank: of all_gather for N/p elements backward.
@@ -99,7 +102,7 @@ def split_to(comm, x, dim=-1):
     return conjugate(x, lambda x: part(comm, x, dim), lambda grad: gathered(comm, grad, dim))
 
 
-def gather_from(comm, x, dim=-1):
+def gather_from(comm: Comm, x: Tensor, dim: int = -1) -> Tensor:
     """The parts of all ranks side by side along `dim`: (..., n/p) -> (..., n), the same on every rank.
 
     All-gather in forward, cut in backward.   Bytes per rank: of all_gather for the N/p elements of x forward.
@@ -110,35 +113,35 @@ def gather_from(comm, x, dim=-1):
 # -- the same for plain tensors ----------------------------------------------------------------------------------------
 
 
-def same(x):
+def same(x: Tensor) -> Tensor:
     return x
 
 
-def summed(comm, x):
+def summed(comm: Comm, x: Tensor) -> Tensor:
     """A new tensor: the sum of `x` over ranks, bitwise the same on every rank."""
     total = x.detach().clone(memory_format=torch.contiguous_format)
     return total if comm.size == 1 else comm.all_reduce(total)
 
 
-def gathered(comm, x, dim):
+def gathered(comm: Comm, x: Tensor, dim: int) -> Tensor:
     """A new tensor: the parts of all ranks side by side along `dim`."""
     if comm.size == 1:
         return x.detach().clone()
     return torch.cat(comm.all_gather(x.detach().contiguous()).unbind(), dim)
 
 
-def part(comm, x, dim):
+def part(comm: Comm, x: Tensor, dim: int) -> Tensor:
     """This rank's part of `x` along `dim`, a copy of its own."""
     return x.tensor_split(comm.size, dim)[comm.rank].contiguous()
 
 
-def require_divisible(comm, n, what):
+def require_divisible(comm: Comm, n: int, what: str) -> None:
     """Raise ValueError, on every rank alike, unless the ranks divide `n`."""
     if n % comm.size:
         raise ValueError(f"{what}: {comm.size} ranks do not divide {n}")
 
 
-def linear_naive(comm, x, weight, bias):
+def linear_naive(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y = x A + bias, each layer by itself: column_linear, then the parts of y are gathered.
 
     Every layer pays for what only the last one needs: with two of them twice the bytes of a column and a row.
@@ -150,7 +153,7 @@ def linear_naive(comm, x, weight, bias):
     return gather_from(comm, column_linear(comm, x, weight, bias))
 
 
-def column_linear(comm, x, weight, bias):
+def column_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """This rank's columns of y = x A + bias.
 
         x (..., in) on every rank;  rank 0: weight (out/p, in) -> y (..., out/p), the first columns; rank 1: the next
@@ -168,7 +171,7 @@ def column_linear(comm, x, weight, bias):
     ### END SOLUTION
 
 
-def row_linear(comm, x, weight, bias):
+def row_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y = x A + bias, of which this rank has some rows of A and the same columns of x.
 
         rank 0: x0 (..., in/p), weight (out, in/p) -> x0 A0 --+
@@ -195,21 +198,21 @@ class ColumnLinear(nn.Module):
     cut: which rows of the whole weight; by default an equal share in the order of ranks.
     """
 
-    def __init__(self, comm, whole, cut=None):
+    def __init__(self, comm: Comm, whole: nn.Linear, cut: Cut | None = None) -> None:
         super().__init__()
         self.comm = comm
         self.cut = cut or equal_shares(comm, whole.out_features, 0, "the outputs of a linear layer")
         self.weight = self.cut.parameter_of(whole.weight)
         self.bias = None if whole.bias is None else self.cut.parameter_of(whole.bias)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return column_linear(self.comm, x, self.weight, self.bias)
 
-    def part(self, x):
+    def part(self, x: Tensor) -> Tensor:
         """Without communication: backward leaves in x.grad this rank's part of the sum."""
         return linear(x, self.weight, self.bias)
 
-    def cuts(self):
+    def cuts(self) -> dict[str, Cut]:
         return {name: self.cut for name, _ in self.named_parameters()}
 
 
@@ -219,7 +222,7 @@ class RowLinear(nn.Module):
     sequence: whether a rank adds the bias at its own positions only.
     """
 
-    def __init__(self, comm, whole, sequence=False):
+    def __init__(self, comm: Comm, whole: nn.Linear, sequence: bool = False) -> None:
         super().__init__()
         self.comm = comm
         self.cut = equal_shares(comm, whole.in_features, 1, "the inputs of a linear layer")
@@ -227,18 +230,18 @@ class RowLinear(nn.Module):
         self.weight = self.cut.parameter_of(whole.weight)
         self.bias = None if whole.bias is None else self.bias_cut.parameter_of(whole.bias)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return row_linear(self.comm, x, self.weight, self.bias)
 
-    def part(self, x):
+    def part(self, x: Tensor) -> Tensor:
         """Without communication and bias: this rank's part of the sum."""
         return linear(x, self.weight)
 
-    def cuts(self):
+    def cuts(self) -> dict[str, Cut]:
         return {"weight": self.cut} | ({} if self.bias is None else {"bias": self.bias_cut})
 
 
-def require_fit(x, weight, bias, what):
+def require_fit(x: Tensor, weight: Tensor, bias: Tensor | None, what: str) -> None:
     """Raise ValueError unless x (..., in), weight (out, in) and bias (out,) or None fit."""
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -254,7 +257,7 @@ def require_fit(x, weight, bias, what):
 DIM = 1  # of positions, in (b, s, d)
 
 
-def gather_sequence(comm, x):
+def gather_sequence(comm: Comm, x: Tensor) -> Tensor:
     """All positions, from those of every rank: (b, s/p, d) -> (b, s, d), the same on every rank.
 
     A function of plain tensors; in a backward pass scatter_sequence is its transposed.
@@ -266,7 +269,7 @@ def gather_sequence(comm, x):
     return stack.movedim(0, DIM).flatten(DIM, DIM + 1)  # (b, p, s/p, d) -> (b, s, d)
 
 
-def scatter_sequence(comm, x):
+def scatter_sequence(comm: Comm, x: Tensor) -> Tensor:
     """This rank's positions of the sum of `x` over ranks: (b, s, d), different per rank -> (b, s/p, d).
 
     A function of plain tensors; in a backward pass gather_sequence is its transposed.
@@ -281,7 +284,7 @@ def scatter_sequence(comm, x):
     return comm.reduce_scatter(rows.contiguous())
 
 
-def sequence_parallel(comm, x, layer):
+def sequence_parallel(comm: Comm, x: Tensor, layer: Callable) -> Tensor:
     """Send `x` through a layer of which every rank has a part, and of x only its own positions.
 
         x (b, s/p, d) -> all-gather -> (b, s, d) -> layer -> part of the sum (b, s, d) -> reduce-scatter -> (b, s/p, d)
@@ -305,16 +308,16 @@ def sequence_parallel(comm, x, layer):
     ### END SOLUTION
 
 
-def all_gather_sequence(comm, x):
+def all_gather_sequence(comm: Comm, x: Tensor) -> Tensor:
     """(b, s/p, d) -> (b, s, d) for a layer of which every rank has a part: all-gather, reduce-scatter in backward."""
     return conjugate(x, partial(gather_sequence, comm), partial(scatter_sequence, comm))
 
 
-def reduce_scatter_sequence(comm, x):
+def reduce_scatter_sequence(comm: Comm, x: Tensor) -> Tensor:
     """(b, s, d), a part of the sum -> (b, s/p, d): reduce-scatter in forward, all-gather in backward."""
     return conjugate(x, partial(scatter_sequence, comm), partial(gather_sequence, comm))
 
 
-def require_positions(comm, positions):
+def require_positions(comm: Comm, positions: int) -> None:
     """Raise ValueError, on every rank alike, unless the ranks divide the positions of a sequence."""
     require_divisible(comm, positions, f"a sequence of {positions} positions cannot be shared equally")

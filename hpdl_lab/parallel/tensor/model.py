@@ -18,11 +18,13 @@ Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 202
 """
 
 import copy
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from ...comm.base import Comm
 from ...models.cnn import CNN
 from ...models.gpt import GPT
 from ...models.vit import ViT
@@ -35,7 +37,7 @@ from .transformer import GatheredNorm, SplitBlock, TensorGPT, shard_block
 NUMBER_BY_NUMBER = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)  # the same on a part as on the whole
 
 
-def tensor_parallel(comm, model, sequence=False, whole_logits=True):
+def tensor_parallel(comm: Comm, model: nn.Module, sequence: bool = False, whole_logits: bool = True) -> nn.Module:
     """This rank's shard of `model`, which stays as it is. Collective.
 
     Args:    model: an mlp, cnn, gpt or vit of models/, of the same structure on every rank; rank 0's values are taken.
@@ -52,7 +54,7 @@ def tensor_parallel(comm, model, sequence=False, whole_logits=True):
     return shard(comm, whole, sequence, whole_logits)
 
 
-def shard(comm, whole, sequence=False, whole_logits=True):
+def shard(comm: Comm, whole: nn.Module, sequence: bool = False, whole_logits: bool = True) -> nn.Module:
     """This rank's shard of `whole`, which is used up. No messages: all ranks have equal models, which is not looked at.
 
     Raises:  ValueError as tensor_parallel does.
@@ -70,7 +72,7 @@ def shard(comm, whole, sequence=False, whole_logits=True):
         return kind.cut(comm, whole, **{option: options[option] for option in kind.options})
 
 
-def shard_mlp(comm, layers):
+def shard_mlp(comm: Comm, layers: nn.Sequential) -> nn.Sequential:
     """Linear layers in pairs, columns then rows; the last of an odd number stays whole."""
     for name, layer in layers.named_children():
         if not isinstance(layer, (nn.Linear, *NUMBER_BY_NUMBER)):
@@ -84,7 +86,7 @@ def shard_mlp(comm, layers):
     return layers
 
 
-def shard_vit(comm, vit, sequence):
+def shard_vit(comm: Comm, vit: ViT, sequence: bool) -> ViT:
     """The blocks; with `sequence` the first one takes this rank's positions, and the last norm gathers them again."""
     if sequence:
         require_positions(comm, vit.positions.shape[1])
@@ -96,7 +98,7 @@ def shard_vit(comm, vit, sequence):
     return vit
 
 
-def shard_cnn(comm, cnn):
+def shard_cnn(comm: Comm, cnn: CNN) -> CNN:
     """The channels between the two convolutions of each block."""
     for block in cnn.blocks:
         shard_convolutions(comm, block)
@@ -107,8 +109,8 @@ class Kind(NamedTuple):
     """How a model is cut. cut: f(comm, whole, **options) -> this rank's shard; options: which of tensor_parallel's."""
 
     name: str
-    cut: object
-    options: tuple = ()
+    cut: Callable
+    options: tuple[str, ...] = ()
 
 
 DEFAULTS = {"sequence": False, "whole_logits": True}

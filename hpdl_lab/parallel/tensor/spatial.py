@@ -17,15 +17,20 @@ activations between them are 1/p; everything outside the blocks, the shortcut in
 Ref: Dryden et al. 2019, "Channel and Filter Parallelism for Large-Scale CNN Training" (SC19).
 """
 
-import torch
-from torch import nn
+from collections.abc import Sequence
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from ...comm.base import Comm, Work
 from ...models.batch_norm import BatchNorm
-from .cuts import equal_shares
+from ...models.cnn import Block
+from .cuts import Cut, equal_shares
 from .linear import copy_to, reduce_from
 
 
-def edges_of(height, ranks):
+def edges_of(height: int, ranks: int) -> tuple[int, ...]:
     """Where each rank's rows of an image begin, and the end: equal shares, the first ones a row longer.
 
     edges_of(8, 3) -> (0, 3, 6, 8).   Raises ValueError where there are more ranks than rows.
@@ -36,7 +41,7 @@ def edges_of(height, ranks):
     return tuple(rank * share + min(rank, more) for rank in range(ranks + 1))
 
 
-def halo_exchange(comm, x, rows):
+def halo_exchange(comm: Comm, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
     """`x` with the neighbors' rows around it that its kernels overlap.
 
         rank r - 1:  . . . a b                     rank r:  a b | c d e | f            rows[r] = (2, 1)
@@ -71,23 +76,23 @@ def halo_exchange(comm, x, rows):
     ### END SOLUTION
 
 
-def sending(comm, x, to):
+def sending(comm: Comm, x: Tensor, to: int) -> list[Work]:
     """[Work] that sends `x`, [] where it is empty: nobody waits for nothing."""
     return [comm.isend(x.contiguous(), to)] if x.numel() else []
 
 
-def receiving(comm, x, src):
+def receiving(comm: Comm, x: Tensor, src: int) -> list[Work]:
     return [comm.irecv(x, src)] if x.numel() else []
 
 
-def require_pairs(comm, rows):
+def require_pairs(comm: Comm, rows: Any) -> None:
     """Raise ValueError unless `rows` has a pair of numbers for each rank."""
     lists = isinstance(rows, tuple | list) and all(isinstance(pair, tuple | list) for pair in rows)
     if not lists or len(rows) != comm.size or any(len(pair) != 2 or min(pair) < 0 for pair in rows):
         raise ValueError(f"rows must be a pair (above, below) for each of the {comm.size} ranks, got {rows}")
 
 
-def require_high_enough(rows, rank, height):
+def require_high_enough(rows: Sequence[Sequence[int]], rank: int, height: int) -> None:
     """Raise ValueError where a neighbor of `rank`, which has `height` rows, needs more of them."""
     neighbors = [(rank - 1, rows[rank - 1][1])] if rank > 0 else []
     neighbors += [(rank + 1, rows[rank + 1][0])] if rank < len(rows) - 1 else []
@@ -98,7 +103,7 @@ def require_high_enough(rows, rank, height):
             )
 
 
-def shard_convolutions(comm, block):
+def shard_convolutions(comm: Comm, block: Block) -> Block:
     """Replace the layers of a models.cnn.Block by this rank's parts of them, in place; returns it.
 
     Raises:  ValueError where the ranks do not divide the channels, or the groups of its group norm.
@@ -115,7 +120,7 @@ class CutConvolution(nn.Conv2d):
 
     dim: int
 
-    def __init__(self, comm, whole):
+    def __init__(self, comm: Comm, whole: nn.Conv2d) -> None:
         channels = [whole.out_channels, whole.in_channels]
         self.cut = equal_shares(comm, channels[self.dim], self.dim, "the channels of a convolution")
         channels[self.dim] //= comm.size
@@ -124,7 +129,7 @@ class CutConvolution(nn.Conv2d):
         self.comm = comm
         self.weight = self.cut.parameter_of(whole.weight)
 
-    def cuts(self):
+    def cuts(self) -> dict[str, Cut]:
         return {"weight": self.cut}
 
 
@@ -133,7 +138,7 @@ class ColumnConvolution(CutConvolution):
 
     dim = 0
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return super().forward(copy_to(self.comm, x))
 
 
@@ -142,32 +147,32 @@ class RowConvolution(CutConvolution):
 
     dim = 1
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return reduce_from(self.comm, super().forward(x))
 
 
 class CutGroupNorm(nn.GroupNorm):
     """A group norm of this rank's channels, which are whole groups."""
 
-    def __init__(self, comm, whole):
+    def __init__(self, comm: Comm, whole: nn.GroupNorm) -> None:
         equal_shares(comm, whole.num_groups, 0, "the groups of a group norm")
         self.cut = equal_shares(comm, whole.num_channels, 0, "the channels of a group norm")
         super().__init__(whole.num_groups // comm.size, whole.num_channels // comm.size, whole.eps)
         self.weight, self.bias = self.cut.parameter_of(whole.weight), self.cut.parameter_of(whole.bias)
 
-    def cuts(self):
+    def cuts(self) -> dict[str, Cut]:
         return {"weight": self.cut, "bias": self.cut}
 
 
 class CutBatchNorm(BatchNorm):
     """A batch norm of this rank's channels."""
 
-    def __init__(self, comm, whole):
+    def __init__(self, comm: Comm, whole: BatchNorm) -> None:
         self.cut = equal_shares(comm, len(whole.weight), 0, "the channels of a batch norm")
         super().__init__(len(whole.weight) // comm.size)
         for name in ("weight", "bias"):
             setattr(self, name, self.cut.parameter_of(getattr(whole, name)))
         self.running_mean, self.running_var = self.cut.part(whole.running_mean), self.cut.part(whole.running_var)
 
-    def cuts(self):
+    def cuts(self) -> dict[str, Cut]:
         return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), self.cut)

@@ -22,11 +22,12 @@ A GPT whose table of tokens is cut as well: what of models/gpt.py is not a block
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
+from ...comm.base import Comm
 from ...models.gpt import GPT
-from ...models.transformer import Block
+from ...models.transformer import Attention, Block
 from .cuts import PARTIAL, WHOLE, Cut
 from .linear import (
     ALONE,
@@ -43,7 +44,7 @@ from .linear import (
 from .vocabulary import VocabularyEmbedding, VocabularyLinear
 
 
-def rows_of_heads(rank, ranks, heads, width):
+def rows_of_heads(rank: int, ranks: int, heads: int, width: int) -> Tensor:
     """The rows of the packed weight of attention, q of all heads, then k, then v, that belong to the heads of `rank`.
 
     Args:    rank, ranks: ints; heads: of the whole layer; width: of all heads together, so a head has width/heads rows.
@@ -63,7 +64,16 @@ def rows_of_heads(rank, ranks, heads, width):
     ### END SOLUTION
 
 
-def attention_heads(comm, x, qkv_weight, qkv_bias, out_weight, out_bias, heads, causal):
+def attention_heads(
+    comm: Comm,
+    x: Tensor,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    heads: int,
+    causal: bool,
+) -> Tensor:
     """Attention of which this rank has some heads.
 
     Args:    x: (b, s, d), the same on every rank.
@@ -92,7 +102,7 @@ class TensorAttention(nn.Module):
     sequence: x and the result are this rank's positions, (b, s/p, d) -> (b, s/p, d).
     """
 
-    def __init__(self, comm, whole, sequence=False):
+    def __init__(self, comm: Comm, whole: Attention, sequence: bool = False) -> None:
         super().__init__()
         width = whole.qkv.in_features
         places = torch.stack([rows_of_heads(rank, comm.size, whole.heads, width) for rank in range(comm.size)])
@@ -101,19 +111,19 @@ class TensorAttention(nn.Module):
         self.qkv = ColumnLinear(comm, whole.qkv, Cut(comm.rank, 0, 3 * width, places))
         self.out = RowLinear(comm, whole.out, sequence)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         if self.sequence:
             return sequence_parallel(self.comm, x, self.part) + self.out.bias
         qkv, out = self.qkv, self.out
         return attention_heads(self.comm, x, qkv.weight, qkv.bias, out.weight, out.bias, self.heads, self.causal)
 
-    def part(self, x):
+    def part(self, x: Tensor) -> Tensor:
         """Without communication and bias: (b, s, d) -> (b, s, d), this rank's part of the sum."""
         qkv, out = self.qkv, self.out
         return attention_heads(ALONE, x, qkv.weight, qkv.bias, out.weight, None, self.heads, self.causal)
 
 
-def require_heads(qkv_weight, out_weight, heads):
+def require_heads(qkv_weight: Tensor, out_weight: Tensor, heads: int) -> None:
     """Raise ValueError unless the packed weight has rows for q, k and v of `heads` heads, and `out` as many columns."""
     rows, columns = qkv_weight.shape[0], out_weight.shape[1]
     if heads < 1 or rows % (3 * heads) or rows != 3 * columns:
@@ -123,7 +133,7 @@ def require_heads(qkv_weight, out_weight, heads):
         )
 
 
-def shard_block(comm, block, sequence=False):
+def shard_block(comm: Comm, block: Block, sequence: bool = False) -> Block:
     """Replace the layers of a models.transformer.Block by this rank's parts of them, in place; returns it."""
     block.attention = TensorAttention(comm, block.attention, sequence)
     wide, gelu, narrow = block.mlp
@@ -137,11 +147,11 @@ def shard_block(comm, block, sequence=False):
 class SequenceMLP(nn.Sequential):
     """Column linear, GELU, row linear for x (b, s/p, d), this rank's positions -> (b, s/p, d)."""
 
-    def __init__(self, comm, *layers):
+    def __init__(self, comm: Comm, *layers: nn.Module) -> None:
         super().__init__(*layers)
         self.comm = comm
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         wide, gelu, narrow = self
         return sequence_parallel(self.comm, x, lambda x: narrow.part(gelu(wide.part(x)))) + narrow.bias
 
@@ -149,35 +159,35 @@ class SequenceMLP(nn.Sequential):
 class SequenceNorm(nn.LayerNorm):
     """A layer norm that sees this rank's positions only, so that its gradients are parts of a sum over ranks."""
 
-    def __init__(self, whole):
+    def __init__(self, whole: nn.LayerNorm) -> None:
         super().__init__(whole.normalized_shape, whole.eps)
         self.weight, self.bias = PARTIAL.parameter_of(whole.weight), PARTIAL.parameter_of(whole.bias)
 
-    def cuts(self):
+    def cuts(self) -> dict[str, Cut]:
         return {"weight": PARTIAL, "bias": PARTIAL}
 
 
 class GatheredNorm(SequenceNorm):
     """The same, and then all positions on every rank: (b, s/p, d) -> (b, s, d), for a layer that no rank shares."""
 
-    def __init__(self, comm, whole):
+    def __init__(self, comm: Comm, whole: nn.LayerNorm) -> None:
         super().__init__(whole)
         self.comm = comm
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return gather_from(self.comm, super().forward(x), DIM)
 
 
 class SplitBlock(Block):
     """A block that is given all positions, the same on every rank, (b, s, d), and goes on with its own, (b, s/p, d)."""
 
-    def __init__(self, comm, block):
+    def __init__(self, comm: Comm, block: Block) -> None:
         nn.Module.__init__(self)
         self.comm = comm
         for name, child in block.named_children():
             self.add_module(name, child)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         require_positions(self.comm, x.shape[DIM])
         return super().forward(split_to(self.comm, x, DIM))
 
@@ -189,7 +199,7 @@ class TensorGPT(GPT):
     whole_logits=False: logits (b, s, ceil(vocabulary/p)) of this rank's tokens, for vocabulary_cross_entropy.
     """
 
-    def __init__(self, comm, whole, sequence=False, whole_logits=True):
+    def __init__(self, comm: Comm, whole: GPT, sequence: bool = False, whole_logits: bool = True) -> None:
         nn.Module.__init__(self)
         self.block = whole.block
         self.tokens = VocabularyEmbedding(comm, whole.tokens, sequence, whole.block)
@@ -198,21 +208,21 @@ class TensorGPT(GPT):
         self.norm = SequenceNorm(whole.norm) if sequence else whole.norm
         self.head = VocabularyLinear(comm, whole.tokens.num_embeddings, sequence, whole_logits)
 
-    def logits(self, x):
+    def logits(self, x: Tensor) -> Tensor:
         return self.head(x, self.tokens.weight)
 
 
 class Positions(nn.Module):
     """Rows of the table of positions, whole on every rank; with `sequence` those of this rank's share of the places."""
 
-    def __init__(self, comm, whole, sequence):
+    def __init__(self, comm: Comm, whole: nn.Embedding, sequence: bool) -> None:
         super().__init__()
         self.comm, self.cut = comm, PARTIAL if sequence else WHOLE
         self.weight = self.cut.parameter_of(whole.weight)
 
-    def forward(self, places):
+    def forward(self, places: Tensor) -> Tensor:
         mine = places.tensor_split(self.comm.size)[self.comm.rank] if self.cut.partial else places
         return embedding(mine, self.weight)
 
-    def cuts(self):
+    def cuts(self) -> dict[str, Cut]:
         return {"weight": self.cut}

@@ -7,11 +7,14 @@ of its rows: it looks up the tokens that it has and zeros for the others, and co
 Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3.
 """
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from .cuts import padded_shares
+from ...comm.base import Comm
+from .cuts import Cut, padded_shares
 from .linear import (
     all_gather_sequence,
     copy_to,
@@ -31,22 +34,22 @@ class VocabularyEmbedding(nn.Module):
     Steps: one all_reduce (sequence: reduce_scatter) of b s d elements forward; none (all_gather) backward.
     """
 
-    def __init__(self, comm, whole, sequence=False, longest=None):
+    def __init__(self, comm: Comm, whole: nn.Embedding, sequence: bool = False, longest: int | None = None) -> None:
         super().__init__()
         self.comm, self.sequence, self.longest = comm, sequence, longest
         self.vocabulary = whole.num_embeddings
         self.cut = padded_shares(comm, whole.num_embeddings, 0)
         self.weight = self.cut.parameter_of(whole.weight)
 
-    def forward(self, tokens):
+    def forward(self, tokens: Tensor) -> Tensor:
         self.require_fit(tokens)
         x = found(tokens, self.weight, self.comm.rank)  # (b, s, d), zeros where another rank has the token
         return (reduce_scatter_sequence if self.sequence else reduce_from)(self.comm, x)
 
-    def cuts(self):
+    def cuts(self) -> dict[str, Cut]:
         return {"weight": self.cut}
 
-    def require_fit(self, tokens):
+    def require_fit(self, tokens: Tensor) -> None:
         """Raise ValueError, on every rank alike, unless these are tokens, not too many."""
         if self.longest is not None and tokens.shape[1] > self.longest:
             raise ValueError(f"this gpt reads {self.longest} tokens at once, got {tokens.shape[1]}")
@@ -63,24 +66,24 @@ class VocabularyLinear(nn.Module):
     (b, s, ceil(V/p)), for vocabulary_cross_entropy, which sends three numbers per position.
     """
 
-    def __init__(self, comm, vocabulary, sequence=False, whole=True):
+    def __init__(self, comm: Comm, vocabulary: int, sequence: bool = False, whole: bool = True) -> None:
         super().__init__()
         self.comm, self.vocabulary, self.sequence, self.whole = comm, vocabulary, sequence, whole
 
-    def forward(self, x, table):
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
         x = (all_gather_sequence if self.sequence else copy_to)(self.comm, x)  # (b, s, d)
         logits = linear(x, table)  # (b, s, d) @ (d, V/p) = (b, s, V/p)
         return gather_from(self.comm, logits)[..., : self.vocabulary] if self.whole else logits
 
 
-def found(tokens, weight, rank):
+def found(tokens: Tensor, weight: Tensor, rank: int) -> Tensor:
     """Rows of this rank's part of a table, (n, d), for `tokens`; zeros for tokens that other ranks have."""
     mine = tokens - rank * len(weight)
     other = (mine < 0) | (mine >= len(weight))
     return embedding(mine.masked_fill(other, 0), weight).masked_fill(other.unsqueeze(-1), 0)
 
 
-def vocabulary_cross_entropy(comm, logits, targets, vocabulary):
+def vocabulary_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, vocabulary: int) -> Tensor:
     """The mean over positions of log(sum exp(logits)) - logits[target], where each rank has some of the logits.
 
         per position     max over ranks, then the sums of exp(logit - max) and of the target's logit: 3 numbers, not V
@@ -106,7 +109,7 @@ class VocabularyLoss(torch.autograd.Function):
     """logits (n, V/p), targets (n,) -> their mean cross-entropy."""
 
     @staticmethod
-    def forward(ctx, logits, targets, comm, vocabulary):
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, comm: Comm, vocabulary: int) -> Tensor:
         n, share = logits.shape
         first = comm.rank * share
         padding = torch.arange(first, first + share, device=logits.device) >= vocabulary
@@ -124,12 +127,12 @@ class VocabularyLoss(torch.autograd.Function):
         return (total.log() - said).mean()
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (slope,) = ctx.saved_tensors
         return slope * grad, None, None, None
 
 
-def require_tokens(tokens, vocabulary):
+def require_tokens(tokens: Tensor, vocabulary: int) -> None:
     """Raise ValueError unless all `tokens` are numbers of one of `vocabulary` tokens."""
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         low, high = int(tokens.min()), int(tokens.max())

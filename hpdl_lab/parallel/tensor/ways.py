@@ -9,16 +9,21 @@
 n = b s d numbers, the size of x; the layer in between is four times as wide. Columns, then rows, need no message there.
 """
 
+from __future__ import annotations
+
 import statistics
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
 from ...collectives import cost, ring, sweep
 from ...collectives.sweep import WrongAnswer
+from ...comm.base import Comm
 from ..grid.memory import SavedBytes
 from ..reducer import result_of
 from .linear import column_linear, linear_naive, row_linear, sequence_parallel
@@ -30,9 +35,9 @@ TOLERANCE = 1e-3  # of float32 results, relative to the largest
 class Parts(NamedTuple):
     """Functions of a layer, the library's or an attendee's."""
 
-    column: object = column_linear
-    row: object = row_linear
-    sequence: object = sequence_parallel
+    column: Callable = column_linear
+    row: Callable = row_linear
+    sequence: Callable = sequence_parallel
 
 
 class Shape(NamedTuple):
@@ -43,11 +48,11 @@ class Shape(NamedTuple):
     width: int
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return 4 * self.batch * self.tokens * self.width
 
 
-def weights_of(shape):
+def weights_of(shape: Shape) -> list[Tensor]:
     """(up, up_bias, down, down_bias) of the whole layer, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     d = shape.width
@@ -55,7 +60,7 @@ def weights_of(shape):
     return [torch.randn(size, generator=generator) / d**0.5 for size in sizes]
 
 
-def weights_here(comm, way, weights):
+def weights_here(comm: Comm, way: str, weights: list[Tensor]) -> list[Tensor]:
     """What this rank holds of them: all, its rows of both (by layer), or its rows and then its columns."""
     if way == "whole":
         return weights
@@ -65,7 +70,7 @@ def weights_here(comm, way, weights):
     return [w.contiguous() for w in (up, up_bias, down, down_bias)]
 
 
-def block(comm, way, parts, x, weights):
+def block(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) -> Tensor:
     """x + mlp(norm(x)); x (b, s, d) whole, or with "sequence" (b, s/p, d), this rank's positions."""
     up, up_bias, down, down_bias = weights
     normed = layer_norm(x, x.shape[-1:])
@@ -79,7 +84,7 @@ def block(comm, way, parts, x, weights):
     return x + made(parts.sequence, comm, normed, partial(mlp_part, up, up_bias, down)) + down_bias
 
 
-def made(fn, comm, *args):
+def made(fn: Callable, comm: Comm, *args: Any) -> Tensor:
     """fn(comm, *args), or WrongAnswer where that is no tensor."""
     y = fn(comm, *args)
     if not isinstance(y, torch.Tensor):
@@ -88,12 +93,12 @@ def made(fn, comm, *args):
     return y
 
 
-def mlp_part(up, up_bias, down, x):
+def mlp_part(up: Tensor, up_bias: Tensor, down: Tensor, x: Tensor) -> Tensor:
     """A rank's part of the sum, without communication."""
     return linear(gelu(linear(x, up, up_bias)), down)
 
 
-def race(comm, parts, shape, repeats):
+def race(comm: Comm, parts: Parts, shape: Shape, repeats: int) -> None:
     """On one rank: a ping-pong, then every way; rank 0 reports the largest of what the ranks send and keep."""
     for way in ("pair", "sequence"):  # with the functions that were given: a mistake shows before anything is measured
         try_way(comm, way, parts, Shape(1, comm.size, comm.size), 0)
@@ -109,7 +114,7 @@ def race(comm, parts, shape, repeats):
             comm.report(**found, seconds=statistics.median(seconds), times=seconds)
 
 
-def most(comm, n):
+def most(comm: Comm, n: int) -> int:
     """The largest of the ranks' numbers."""
     return int(np.max(comm.all_gather(np.array([n]))))
 
@@ -118,16 +123,16 @@ class Known(NamedTuple):
     """What all ways of one shape begin with and must come to: x, weights of the whole layer, count_step on one rank."""
 
     x: torch.Tensor
-    weights: list
-    right: dict
+    weights: list[Tensor]
+    right: dict[str, Any]
 
     @classmethod
-    def of(cls, comm, shape):
+    def of(cls, comm: Comm, shape: Shape) -> Known:
         x, weights = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(1)), weights_of(shape)
         return cls(x, weights, count_step(comm, "whole", Parts(), x, weights))
 
 
-def try_way(comm, way, parts, shape, repeats, known=None):
+def try_way(comm: Comm, way: str, parts: Parts, shape: Shape, repeats: int, known: Any = None) -> dict[str, Any]:
     """Forward and backward of one way on this rank: right first, then counted, then timed.
 
     Args:    parts: Parts; shape: Shape, whose tokens the ranks share equally; repeats: times that are measured.
@@ -153,12 +158,12 @@ def try_way(comm, way, parts, shape, repeats, known=None):
     return {"way": way, **counted, "weights": sum(w.nbytes for w in weights), "seconds": seconds}
 
 
-def positions_here(comm, x):
+def positions_here(comm: Comm, x: Tensor) -> Tensor:
     """This rank's positions of x (b, s, d)."""
     return x.tensor_split(comm.size, 1)[comm.rank].contiguous()
 
 
-def count_step(comm, way, parts, x, weights):
+def count_step(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) -> dict[str, Tensor | int]:
     """{y, x.grad, forward, backward, kept} of one step."""
     x, begun = x.clone().requires_grad_(True), len(comm.trace.log)
     with SavedBytes(weights) as saved:
@@ -170,7 +175,7 @@ def count_step(comm, way, parts, x, weights):
     return {"y": y.detach(), "x.grad": x.grad, "forward": forward, "backward": backward, "kept": saved.most}
 
 
-def require_right(comm, way, name, got, right):
+def require_right(comm: Comm, way: str, name: str, got: Tensor, right: Tensor) -> None:
     """Raise WrongAnswer, on every rank, unless all ranks have what one rank has."""
     fits = got is not None and got.shape == right.shape
     off = float((got - right).abs().max() / right.abs().max()) if fits else float("inf")
@@ -182,7 +187,7 @@ def require_right(comm, way, name, got, right):
             )
 
 
-def bytes_sent(way, p, n):
+def bytes_sent(way: str, p: int, n: int) -> tuple[float, ...]:
     """(forward, backward) bytes that a rank sends on a ring of p ranks, for an x of n bytes."""
     gather, reduce = n * (p - 1) / p, 2 * n * (p - 1) / p
     return {
@@ -193,7 +198,7 @@ def bytes_sent(way, p, n):
     }[way]
 
 
-def seconds_of(way, p, n, whole, alpha, beta, gamma=0.0):
+def seconds_of(way: str, p: int, n: int, whole: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
     """Model: s of a forward and a backward. whole: s of the way "whole", whose arithmetic p ranks share."""
     if way == "whole":
         return whole
@@ -214,41 +219,47 @@ class Plugged:
     What is not given is the communicator's own.
     """
 
-    def __init__(self, comm, all_reduce=None, all_gather=None, reduce_scatter=None):
+    def __init__(
+        self,
+        comm: Comm,
+        all_reduce: Callable | None = None,
+        all_gather: Callable | None = None,
+        reduce_scatter: Callable | None = None,
+    ) -> None:
         self._comm = comm
         self._all_reduce, self._all_gather, self._reduce_scatter = all_reduce, all_gather, reduce_scatter
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # not yet set, while this is being copied
             raise AttributeError(name)
         return getattr(self._comm, name)
 
-    def all_reduce(self, x):
+    def all_reduce(self, x: Tensor) -> Tensor:
         if self._all_reduce is None:
             return self._comm.all_reduce(x)
         return result_of(self._all_reduce, self._comm, x.view(-1)).view(x.shape)
 
-    def all_gather(self, x):
+    def all_gather(self, x: Tensor) -> Tensor:
         return self._comm.all_gather(x) if self._all_gather is None else self._all_gather(self._comm, x)
 
-    def reduce_scatter(self, x):
+    def reduce_scatter(self, x: Tensor) -> Tensor:
         if self._reduce_scatter is None:
             return self._comm.reduce_scatter(x)
         return self._reduce_scatter(self._comm, x)
 
 
-def on_a_ring(comm):
+def on_a_ring(comm: Comm) -> Any:
     """`comm` with the collectives of collectives/ring.py, which send what invariants of bandwidth are written for."""
     return Plugged(comm, ring.all_reduce, ring_all_gather, ring_reduce_scatter)
 
 
-def ring_all_gather(comm, x):
+def ring_all_gather(comm: Comm, x: Tensor) -> Tensor:
     """The (p, *x.shape) stack of every rank's `x`.   Steps: p - 1.   Bytes per rank: (p - 1) * N * itemsize."""
     out = x.new_empty((comm.size, x.numel()))
     out[comm.rank] = x.reshape(-1)
     return ring.all_gather(comm, out.view(-1)).view(comm.size, *x.shape)
 
 
-def ring_reduce_scatter(comm, x):
+def ring_reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
     """Row r, on rank r, of the sum of `x` (p, ...).   Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize."""
     return ring.reduce_scatter(comm, x.clone().view(-1)).view(x.shape[1:])
