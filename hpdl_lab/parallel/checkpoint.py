@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.base import Comm
-from ..data import Dataset
+from ..data.dataset import Dataset
 from .consensus import bytes_of, together
 
 MAGIC = b"hpdl-lab checkpoint 1\n"

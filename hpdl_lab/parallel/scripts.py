@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, pad
 
 from ..comm.base import Comm
-from ..data import Dataset
+from ..data.dataset import Dataset
 from ..data.loading import batches, shard
 from ..mesh import DeviceMesh
 from ..models import build_for

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..comm.base import Comm
-from ..data import Dataset
+from ..data.dataset import Dataset
 from ..data.loading import Reader, batches, check_batch, shard
 from ..models.batch_norm import synchronized
 from . import checkpoint

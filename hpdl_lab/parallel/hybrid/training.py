@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...comm.base import Comm
-from ...data import Dataset
+from ...data.dataset import Dataset
 from ...data.loading import batches
 from ...mesh import DeviceMesh, Grid
 from .. import checkpoint

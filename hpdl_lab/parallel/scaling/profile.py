@@ -20,7 +20,7 @@ from torch import Tensor
 from ...collectives.sweep import require_right
 from ...comm.base import Comm, Done, Work
 from ...comm.buffers import is_tensor, settle
-from ...data import Dataset
+from ...data.dataset import Dataset
 from ...data.loading import shard
 from ...trace import Event, Trace, now_ns
 from .. import training
