@@ -21,7 +21,7 @@ def pytest_sessionfinish(session):
 
 
 def import_torch(comm):
-    from hpdl_lab.features.uncollected import uncollected
+    from hpdl_lab.features.freed_memory import uncollected
 
     with uncollected():  # as engines do that import it before they are asked to
         import torch  # noqa: F401

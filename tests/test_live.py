@@ -11,7 +11,8 @@ import pytest
 from matplotlib.text import Text
 from PIL import Image, ImageColor
 
-from hpdl_lab.plots import collective, live, loss, style
+from hpdl_lab.plots import collective, live, style
+from hpdl_lab.plots import live as loss
 
 pytestmark = pytest.mark.timeout(200)  # the kernel of the first test takes a minute where cores are busy
 

@@ -20,7 +20,8 @@ from hpdl_lab.optim import gradient_descent
 from hpdl_lab.parallel import gossip
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.scaffe import SCaffe
-from hpdl_lab.plots import collective, colors, graph, landscape, loss, measure, scaling, style, tensor, timeline
+from hpdl_lab.plots import collective, colors, graph, landscape, measure, scaling, style, tensor, timeline
+from hpdl_lab.plots import live as loss
 from hpdl_lab.trace import Event, bytes_sent
 
 SHOW, SCALING = (import_module(f"hpdl_lab.lab.{name}") for name in ("show", "scaling"))  # which verbs hide

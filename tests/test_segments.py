@@ -226,8 +226,8 @@ def test_ranks_of_a_script_share_nothing_with_the_group_of_their_user(monkeypatc
     """UCX would make memory of System V with mode 660, which any account of the same group may write."""
     monkeypatch.delenv("UCX_TLS", raising=False)
     script = (
-        "from hpdl_lab.comm import world; from hpdl_lab.comm.mpi import segments; world(30); "
-        "print(*segments.shared().values(), sep='\\n')"
+        "from hpdl_lab.comm import world; from hpdl_lab.comm.mpi import library; world(30); "
+        "print(*library.shared().values(), sep='\\n')"
     )
     command = [features.mpiexec(), "-n", "2", sys.executable, "-c", script]
     said = subprocess.run(command, capture_output=True, text=True, timeout=50).stdout

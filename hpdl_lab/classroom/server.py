@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from ..features.uncollected import uncollected
+from ..features.freed_memory import uncollected
 from ..release import forms, update
 
 FOLDER = "notebooks"  # in the home; the configuration has JupyterLab start there

@@ -1,6 +1,10 @@
 """Memory that one training step frees stays for the next, where the C library would give it back to the system."""
 
 import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # of mallopt, in <malloc.h> of glibc
 KEPT = 64 << 20  # bytes that one process keeps at most, beyond what it uses
@@ -19,3 +23,16 @@ def keep_freed_memory() -> None:
         mallopt(MMAP_THRESHOLD, LARGEST)
         mallopt(TRIM_THRESHOLD, KEPT)
         mallopt(TOP_PAD, 1 << 20)
+
+
+@contextmanager
+def uncollected() -> Iterator[Any]:
+    """Inside, nothing is collected; what is there at the end is never looked through again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if collecting:
+            gc.enable()

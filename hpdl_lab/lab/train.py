@@ -14,7 +14,8 @@ from ..parallel.data_parallel import Strategy
 from ..parallel.hybrid.training import train_on_mesh
 from ..parallel.training import Recipe
 from ..parallel.training import train as train_on_rank
-from ..plots import live, loss
+from ..plots import live
+from ..plots import live as loss
 from ..trace import seconds_text
 from .choice import asked_strategy, model_and_data
 from .place import place

@@ -12,8 +12,7 @@ Waits obey Ctrl-C and the timeout of init_process_group, and a rank that dies is
 import torch.distributed as dist
 
 from ..comm.torch.group import process_group
-from .create import create, tell_torch_of_mpiexec
-from .group import HpdlGroup
+from .group import HpdlGroup, create, tell_torch_of_mpiexec
 from .work import HpdlWork
 
 __all__ = ["HpdlGroup", "HpdlWork", "process_group"]

@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpdl_lab.comm.errors import CommError, Mismatch
 from hpdl_lab.torch_backend import HpdlGroup, process_group
-from hpdl_lab.torch_backend.create import tell_torch_of_mpiexec
-from hpdl_lab.torch_backend.group import ADDED_BY_GLOO
+from hpdl_lab.torch_backend.group import ADDED_BY_GLOO, tell_torch_of_mpiexec
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from hpdl_lab.engines import session_dir
 from hpdl_lab.engines import slurm as slurm_engines
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunStopped
-from hpdl_lab.features.uncollected import uncollected
+from hpdl_lab.features.freed_memory import uncollected
 from tests.slurm.watched import Watched
 
 pytestmark = pytest.mark.timeout(300)
