@@ -12,7 +12,6 @@ from matplotlib.text import Text
 from PIL import Image, ImageColor
 
 from hpdl_lab.plots import collective, live, style
-from hpdl_lab.plots import live as loss
 
 pytestmark = pytest.mark.timeout(200)  # the kernel of the first test takes a minute where cores are busy
 
@@ -20,10 +19,10 @@ CELL = """
 %matplotlib inline
 import matplotlib.pyplot as plt
 import time
-from hpdl_lab.plots import live, loss
+from hpdl_lab.plots import live
 
 backend = plt.get_backend()
-plot, rows, give_up = live.Live(loss.draw), [], time.monotonic() + 60
+plot, rows, give_up = live.Live(live.draw), [], time.monotonic() + 60
 while plot.frames < 4 and time.monotonic() < give_up:  # that they are throttled is tested below, in a quiet process
     rows.append({"step": len(rows), "loss": 2.3 * 0.95 ** len(rows), "samples_per_s": 30_000})
     plot.update(rows, 9000, "training")
@@ -164,7 +163,7 @@ def texts_of(figure):
 
 def test_live_updates_one_display_in_place_and_always_draws_the_last_state(monkeypatch):
     page = Page(monkeypatch)
-    plot = live.Live(loss.draw)
+    plot = live.Live(live.draw)
     for n in range(1, 200):
         plot.update(train_rows(n), 200, "training")
     plot.finish(train_rows(200), 200, "done")
@@ -175,7 +174,7 @@ def test_live_updates_one_display_in_place_and_always_draws_the_last_state(monke
 
 
 def test_live_draws_nothing_before_the_end_in_a_plain_script():
-    plot = live.Live(loss.draw)
+    plot = live.Live(live.draw)
     plot.update(train_rows(3), 10)
     assert plot.frames == 0
     assert "step 10 of 10" in "".join(texts_of(plot.finish(train_rows(10), 10)))
@@ -187,7 +186,7 @@ def test_frames_are_cheap_enough_for_five_a_second():
     for n in range(100, 110):
         begin = time.process_time()  # of this process alone, whatever else the machine does
         figure.clear()
-        loss.draw(figure, train_rows(n), 200, "training")
+        live.draw(figure, train_rows(n), 200, "training")
         live.png(figure, scale=1)
         costs.append(time.process_time() - begin)
     assert statistics.median(costs) < live.PERIOD < 0.2
@@ -195,7 +194,7 @@ def test_frames_are_cheap_enough_for_five_a_second():
 
 def test_html_and_files_hold_the_picture(tmp_path):
     figure = style.new_figure()
-    loss.draw(figure, train_rows(3), 3)
+    live.draw(figure, train_rows(3), 3)
     assert live.html(figure, "a loss").startswith('<img width="840"')
     live.save(figure, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes() == live.png(figure)

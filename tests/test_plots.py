@@ -20,8 +20,7 @@ from hpdl_lab.optim import gradient_descent
 from hpdl_lab.parallel import gossip
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.scaffe import SCaffe
-from hpdl_lab.plots import collective, colors, graph, landscape, measure, scaling, style, tensor, timeline
-from hpdl_lab.plots import live as loss
+from hpdl_lab.plots import collective, colors, graph, landscape, live, measure, scaling, style, tensor, timeline
 from hpdl_lab.trace import Event, bytes_sent
 
 SHOW, SCALING = (import_module(f"hpdl_lab.lab.{name}") for name in ("show", "scaling"))  # which verbs hide
@@ -156,9 +155,9 @@ FIGURES = {
     ),
     "measure, one point": lambda b: filled(measure.draw, bench_rows(NAMES[:1], (4,)), NAMES[0], 1.5),
     "measure, nothing yet": lambda b: filled(measure.draw, [], NAMES[0], 1.5),
-    "loss": lambda b: filled(loss.draw, train_rows(300), 300, "Digits on 4 engines: 98.1% of the images read"),
-    "loss, nothing yet": lambda b: filled(loss.draw, [], 300, "Digits on 4 engines"),
-    "loss, one step": lambda b: filled(loss.draw, train_rows(1), 1),
+    "loss": lambda b: filled(live.draw, train_rows(300), 300, "Digits on 4 engines: 98.1% of the images read"),
+    "loss, nothing yet": lambda b: filled(live.draw, [], 300, "Digits on 4 engines"),
+    "loss, one step": lambda b: filled(live.draw, train_rows(1), 1),
     "timeline": lambda b: filled(timeline.draw, ring_events(), "Timeline: 48 events of 4 ranks"),
     "timeline, many operations": lambda b: filled(timeline.draw, busy_events(), "Timeline"),
     "timeline, 16 ranks": lambda b: filled(timeline.draw, ring_events(16), "Timeline"),
@@ -219,7 +218,7 @@ def test_every_text_is_on_the_page_and_covers_no_other(name, bowl):
 def test_importing_plots_chooses_no_backend_and_drawing_leaves_settings_alone():
     code = (
         "import sys, matplotlib; before = matplotlib.rcParams.copy()\n"
-        "from hpdl_lab.plots import landscape, live, loss, measure, scaling, style, timeline\n"
+        "from hpdl_lab.plots import landscape, live, measure, scaling, style, timeline\n"
         "live.png(style.new_figure()); assert 'matplotlib.pyplot' not in sys.modules\n"
         "assert matplotlib.rcParams.copy() == before"
     )
