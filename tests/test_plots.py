@@ -319,10 +319,10 @@ def test_overflow_is_divergence(bowl):
 
 
 def test_rates_are_smoothed_as_work_over_time():
-    assert loss.smoothed([10.0, 30.0]).tolist() == pytest.approx([10, 2 / (1 / 10 + 1 / 30)])
-    assert loss.smoothed([0.0, 5.0]).tolist() == [0, 5]
-    assert loss.smoothed([1.0] * 20 + [2.0] * 20)[-1] == pytest.approx(2)
-    assert loss.smoothed([]).tolist() == []
+    assert live.smoothed([10.0, 30.0]).tolist() == pytest.approx([10, 2 / (1 / 10 + 1 / 30)])
+    assert live.smoothed([0.0, 5.0]).tolist() == [0, 5]
+    assert live.smoothed([1.0] * 20 + [2.0] * 20)[-1] == pytest.approx(2)
+    assert live.smoothed([]).tolist() == []
 
 
 def test_labels_are_spread_and_stay_inside():
