@@ -17,8 +17,9 @@ def until(condition: Callable[[], T], seconds: float, every: float = 0.01) -> T:
     return found
 
 
-def write_file(path: str | Path, text: str | bytes, mode: int = 0o666) -> None:
+def write_file(path: str | Path, text: str | bytes, mode: int = 0o666, sync: bool = False) -> None:
     """Write all of the file or nothing: readers see the old content or the new. mode: permissions, less umask.
+    sync: also if the machine crashes now; this waits for the disk.
 
     Raises: OSError with `path`; then the file is as it was.
     """
@@ -26,6 +27,9 @@ def write_file(path: str | Path, text: str | bytes, mode: int = 0o666) -> None:
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(new, path)
     except BaseException as error:
         if os.path.exists(new):

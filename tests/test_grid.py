@@ -99,11 +99,16 @@ def test_sharing_divides_what_it_should():
     )
 
 
+def in_flight(deal):
+    """Per rank the most micro-batches, over its stages, whose activations it holds."""
+    return [max(sum(live for _, live, _ in moment) for moment in rank) for rank in deal.fullest]
+
+
 @pytest.mark.parametrize(
     ("schedule", "wanted"), [("gpipe", [16] * 4), ("1f1b", [4, 3, 2, 1]), ("gems_master", [1] * 4)]
 )
 def test_in_flight_micro_batches_are_those_of_the_schedule(schedule, wanted):
-    assert list(memory.deal(schedule, 4, 16).in_flight) == wanted
+    assert in_flight(memory.deal(schedule, 4, 16)) == wanted
 
 
 @pytest.mark.parametrize("name", schedules.CATALOG)
@@ -111,7 +116,7 @@ def test_in_flight_micro_batches_are_those_of_the_schedule(schedule, wanted):
 def test_in_flight_micro_batches_of_long_steps_are_those_of_evaluate(name, ranks):
     m = 2 if name == "gems_mast" else 24
     peak = schedules.evaluate(schedules.build(name, ranks, m)).peak
-    assert memory.deal(name, ranks, m).in_flight == peak
+    assert in_flight(memory.deal(name, ranks, m)) == list(peak)
 
 
 def test_recomputed_graphs_wait_for_their_weight_gradients():

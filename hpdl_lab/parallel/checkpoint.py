@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from ..comm.base import Comm
 from ..data.dataset import Dataset
+from ..system import write_file
 from .consensus import bytes_of, together
 
 MAGIC = b"hpdl-lab checkpoint 1\n"
 HEAD = len(MAGIC) + hashlib.sha256().digest_size
 SAMPLE = 64  # examples whose values are part of what a data set is known by
-
 Facts = dict[str, Any]
 
 
@@ -62,24 +62,10 @@ def save(comm: Comm, path: str, model: Stateful, optimizer: Stateful, step: int,
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "facts": facts or {}}
     with together(comm):
         if comm.rank == 0:
-            write(path, state)
-
-
-def write(path: str, state: dict[str, Any]) -> None:
-    """Replace the file `path` by one that holds `state`, in one go."""
-    content = io.BytesIO()
-    torch.save(state, content)
-    with open(part_of(path), "wb") as file:
-        file.write(MAGIC + hashlib.sha256(content.getbuffer()).digest())
-        file.write(content.getbuffer())
-        file.flush()
-        os.fsync(file.fileno())  # else a crash of the machine could leave the new name with old or no bytes
-    os.replace(part_of(path), path)
-
-
-def part_of(path: str) -> str:
-    """Return the file that is written first, and then takes the name `path`."""
-    return f"{os.fspath(path)}.part"
+            content = io.BytesIO()
+            torch.save(state, content)
+            digest = hashlib.sha256(content.getbuffer()).digest()
+            write_file(path, MAGIC + digest + content.getvalue(), sync=True)
 
 
 def require_writable(comm: Comm, path: str) -> None:
@@ -89,8 +75,8 @@ def require_writable(comm: Comm, path: str) -> None:
             try:
                 if os.path.isdir(path):
                     raise IsADirectoryError(0, "it is a directory")
-                open(part_of(path), "wb").close()
-                os.unlink(part_of(path))
+                write_file(f"{path}.part", b"")
+                os.unlink(f"{path}.part")
             except OSError as error:
                 raise OSError(f"checkpoint {path} cannot be written on this host: {error.strerror}") from None
 

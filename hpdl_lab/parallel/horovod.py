@@ -34,7 +34,6 @@ Ref: Sergeev & Del Balso 2018, arXiv:1802.05799, sections 3 and 4; Horovod's doc
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ from torch import Tensor, nn
 
 from ..comm.base import Comm, Work, best_all_reduce
 from ..trace import Event
+from ..units import require_int, require_number
 from .consensus import Verdict, require_same_parameters, require_same_values, require_sums_of
 from .data_parallel import hand_back
 from .reducer import Bucket, Reducer, gradient_ready, name_of, require_function, result_of
@@ -49,7 +49,6 @@ from .reducer import Bucket, Reducer, gradient_ready, name_of, require_function,
 THRESHOLD = 128 * 2**20  # bytes, as HOROVOD_FUSION_THRESHOLD
 CYCLE = 1e-3  # s, as HOROVOD_CYCLE_TIME
 NOT_READY = -1  # in an answer: not on all ranks yet
-
 NEGOTIATE, ALLREDUCE, MPI_ALLREDUCE = "NEGOTIATE_ALLREDUCE", "ALLREDUCE", "MPI_ALLREDUCE"
 MEMCPY_IN, MEMCPY_OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
 RANK_READY = "RANK_READY"
@@ -156,10 +155,9 @@ class Fusion:
         passes: int = 1,
         timeline: bool = False,
     ) -> None:
-        numbers = isinstance(threshold, Real) and isinstance(cycle, Real) and isinstance(passes, Integral)
-        if not numbers or threshold < 0 or not cycle > 0 or passes < 1:
-            given = f"threshold {threshold!r}, cycle {cycle!r}, passes {passes!r}"
-            raise ValueError(f"fusion needs a threshold >= 0 bytes, a cycle > 0 s and passes >= 1, got {given}")
+        require_number("threshold", threshold, 0)
+        require_number("cycle", cycle, above=0)
+        require_int("passes", passes, 1)
         self.comm, self.params, self.names = comm, list(params), list(names)
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
         self.threshold, self.cycle, self.passes, self.timeline = threshold, cycle, passes, timeline

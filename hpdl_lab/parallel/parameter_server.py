@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..comm.base import Comm, Work
 from ..comm.buffers import copy_of, new_like
+from ..units import require_int
 from .consensus import is_finite, overflowed
 from .data_parallel import DataParallel, broadcast_buffers
 from .reducer import Bucket
@@ -41,10 +42,8 @@ class StaleSynchronous(DataParallel):
     synchronous = False
 
     def __init__(self, staleness: int = 1) -> None:
-        if not isinstance(staleness, int) or staleness < 0:
-            raise ValueError(f"staleness={staleness!r}: a whole number of steps, 0 or more, is needed")
         super().__init__()
-        self.staleness: int = staleness
+        self.staleness = require_int("staleness", staleness, 0)
 
     def start(self, comm: Comm, model: torch.nn.Module) -> None:
         super().start(comm, model)

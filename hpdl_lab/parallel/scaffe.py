@@ -57,7 +57,8 @@ class SCaffe(Strategy):
         self._begin_step()
         # Before all other hooks: such a one may compute a weight from parameters, as weight_norm does.
         for module in model.modules():
-            needed = sorted({self.layer_of[id(p)] for p in used_without_a_call(module) if id(p) in self.layer_of})
+            used = module.parameters() if owns_parameters(module) else ()  # perhaps without a call of their module
+            needed = sorted({self.layer_of[id(p)] for p in used if id(p) in self.layer_of})
             if needed:
                 self.hook(module.register_forward_pre_hook(lambda *_, n=needed: self._await(n), prepend=True))
         self.hook(model.register_forward_pre_hook(lambda *_: self._propagate(), prepend=True))
@@ -192,11 +193,6 @@ def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
         seen.update(id(p) for p in own)
         layers += [[own[i] for i in part] for part in by_dtype(own).values()]
     return layers
-
-
-def used_without_a_call(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that the forward of `module` may use without a call of their module. See SC-OB."""
-    return list(module.parameters()) if owns_parameters(module) else []
 
 
 def owns_parameters(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ script, hybrid_script          11    a GPT on one rank, and the same with three 
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -213,21 +214,16 @@ def hybrid_script(
         optimizer.step()
         losses.append(loss)
         times.append(comm.trace.clock())
+    taken = [b - a for a, b in zip(times[1:], times[2:], strict=False)]
     if save:
         checkpoint.save(comm, save, model, WholeOptimizer(model, optimizer), begun + steps)
-    return Trained(losses, sum(p.numel() for p in model.parameters()), median_step(times))
+    return Trained(losses, sum(p.numel() for p in model.parameters()), median(taken) / 1e9 if taken else 0.0)
 
 
 def steps_of(data: Dataset, begun: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (x, y) of so many batches, behind those of the steps that have been taken."""
     for indices in islice(batches(len(data.train_y), 16), begun, begun + steps):
         yield data.train_x[indices], data.train_y[indices]
-
-
-def median_step(times: list[int]) -> float:
-    """s of a step, from the ns between steps; the first one, which allocates, does not count."""
-    taken = sorted(b - a for a, b in zip(times[1:], times[2:], strict=False))
-    return taken[len(taken) // 2] / 1e9 if taken else 0.0
 
 
 def price(

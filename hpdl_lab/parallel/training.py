@@ -11,7 +11,6 @@ The loop around a strategy: micro-batches that add up before anything travels, a
 training.train_step is the same for one step of shards that every rank has, with a trace of where the time goes.
 """
 
-import math
 import os
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -28,17 +27,14 @@ from ..comm.base import Comm
 from ..data.dataset import Dataset
 from ..data.loading import Reader, batches, check_batch, shard
 from ..models.batch_norm import synchronized
+from ..units import require_int, require_number
 from . import checkpoint
 from .consensus import require_same
 from .data_parallel import Strategy
 from .reducer import name_of
 
 OPTIMIZERS = ("sgd", "adamw")
-
-
 SEEDS = 1 << 40  # times the million that data/loading.py multiplies a seed by: what torch can take
-
-
 TYPES: dict[Any, tuple[Any, str]] = {  # of an option: what it may be, and the same in words
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
@@ -75,21 +71,17 @@ class Recipe:
                 raise TypeError(f"{option.name}={value!r}: {words} is needed")
             if types in (Integral, Real):  # NumPy's numbers are no plain ones in a checkpoint
                 object.__setattr__(self, option.name, kind(value))
-        if not 0 <= self.lr < math.inf or not 0 <= self.momentum < math.inf:
-            raise ValueError(f"lr={self.lr}, momentum={self.momentum}: finite numbers of at least 0 are needed")
-        if abs(self.seed) >= SEEDS:
-            raise ValueError(f"seed={self.seed}: a number between -{SEEDS:,} and {SEEDS:,} is needed")
-        if self.steps < 1 or self.batch < 1:
-            raise ValueError(f"training needs at least 1 step of 1 example, got {self.steps} steps of {self.batch}")
-        if self.micro_batches < 1:
-            raise ValueError(f"a shard cannot be cut into {self.micro_batches} micro-batches: at least 1 is needed")
+        for name in ("lr", "momentum"):
+            require_number(name, getattr(self, name), 0)
+        for name in ("steps", "batch", "micro_batches"):
+            require_int(name, getattr(self, name), 1)
+        require_int("seed", self.seed, 1 - SEEDS, SEEDS - 1)
+        require_int("checkpoint_every", self.checkpoint_every, 0)
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer={self.optimizer!r}: one of {', '.join(OPTIMIZERS)} is needed")
-        if self.checkpoint_every < 0 or ((self.checkpoint_every or self.resume) and not self.checkpoint):
-            raise ValueError(
-                f"checkpoint_every={self.checkpoint_every}, resume={self.resume}: "
-                "both need checkpoint, the name of a file, and a number of steps of at least 0"
-            )
+        if (self.checkpoint_every or self.resume) and not self.checkpoint:
+            every, resume = self.checkpoint_every, self.resume
+            raise ValueError(f"checkpoint_every={every}, resume={resume}: both need checkpoint, the name of a file")
 
     def optimizer_for(self, model: torch.nn.Module) -> Any:
         """The torch optimizer of all parameters of `model`. Raises ValueError where none of them can be trained."""
@@ -108,12 +100,7 @@ class Recipe:
         return {name: getattr(self, name) for name in names}
 
 
-__all__ = ["Recipe", "Trained", "evaluate", "train", "train_step"]
-
-
 CHUNK = 256  # examples that are evaluated at once, which bounds the memory for it
-
-
 TESTED = 2**15  # answers that are evaluated: of a long text more would take longer than a short training
 
 
@@ -187,7 +174,7 @@ def train(
 
 
 def steps_taken(
-    comm: Comm, model: torch.nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, facts: checkpoint.Facts
+    comm: Comm, model: checkpoint.Stateful, optimizer: checkpoint.Stateful, recipe: Recipe, facts: checkpoint.Facts
 ) -> int:
     """How many steps have been taken before this run: those of the checkpoint that it goes on from, else none."""
     if not recipe.resume:

@@ -59,7 +59,6 @@ def grid_of(dp: int = 1, pp: int = 1, tp: int = 1) -> Grid:
 
 A100_PEAK = 312e12  # flops/s of a A100 in 16 bits: NVIDIA, A100 Tensor Core GPU Architecture; 2020
 EFFICIENCY = 0.5  # an assumption: what layers of a large transformer reach of the peak, without messages and bubble
-
 MACHINES = {
     "laptop": Machine(
         "a laptop of two cores",

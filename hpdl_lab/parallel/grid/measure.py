@@ -160,6 +160,10 @@ def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: Callab
     found: list[Reading] = []
     known = {t.untyped_storage().data_ptr() for t in (example, *model.parameters(), *model.buffers())}
     x, before = (example,), {}
+
+    def on_zeros(output: Tensor) -> Tensor:
+        return loss(output, torch.zeros(output.shape[:-1], dtype=torch.int64))
+
     comm.taken()
     for i, stage in enumerate(stages):
         kept: dict[int, tuple[int, Tensor]] = {}
@@ -170,8 +174,8 @@ def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: Callab
                 kept[storage.data_ptr()] = storage.nbytes() // tensor.element_size(), tensor
             return tensor
 
-        answers = loss_on_zeros(loss) if i == len(stages) - 1 else None
-        with torch.autograd.graph.saved_tensors_hooks(keep, same), flop_counter() as counter:
+        answers = on_zeros if i == len(stages) - 1 else None
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept), flop_counter() as counter:
             x = stage.forward(0, x, answers)
         output = sum(torch.Size(spec.shape).numel() for spec in stage.gives)
         parameters = sum(p.numel() for p in stage.module.parameters())
@@ -199,15 +203,6 @@ def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=mine)
 
 
-def loss_on_zeros(loss: Callable) -> Callable:
-    """f(output) -> loss, of answers that are all class 0."""
-    return lambda output: loss(output, torch.zeros(output.shape[:-1], dtype=torch.int64))
-
-
-def same(x: Tensor) -> Tensor:
-    return x
-
-
 def measured(
     comm: Comm, model: torch.nn.Module, x: Tensor, y: Tensor, loss: Callable | None = None, flops: float | None = None
 ) -> Machine:
@@ -224,7 +219,7 @@ def measured(
         loss(model(x), y).backward()
 
     how: dict[str, Any] = {"warmup": 0, "repeats": REPEATS, "barrier": comm.barrier, "clock": now_ns}
-    alone, together = (measure(f, **how).median for f in (step if comm.rank == 0 else idle, step))
+    alone, together = (measure(f, **how).median for f in (step if comm.rank == 0 else lambda: None, step))
     model.zero_grad()
     medians = comm.all_gather(torch.tensor([alone, together], dtype=torch.float64))  # (p, 2)
     least, slow = float(medians[0, 0]), float(medians[:, 1].max())
@@ -237,7 +232,3 @@ def measured(
         at_once=0 if at_once >= comm.size else at_once,
         source=f"measured on {comm.size} ranks with a {type(model).__name__}",
     )
-
-
-def idle() -> None:
-    """What a rank does while others compute."""

@@ -39,27 +39,23 @@ class Memory(NamedTuple):
         return sum(self)
 
 
+@functools.lru_cache(maxsize=256)
 def stages_of(spec: Spec, stages: int) -> tuple[Layers, ...]:
     """The layers of each stage: tuples of Layers, cut so that the most that a stage computes is least.
 
     Raises:  ValueError where there are more stages than layers.
     """
     require_layers(spec, stages)
-    return _stages_of(spec, stages)
+    costs = [layer.flops for layer in spec.layers]
+    sizes = partition(costs, stages)
+    cuts = [sum(sizes[:i]) for i in range(stages + 1)]
+    return tuple(spec.layers[a:b] for a, b in zip(cuts, cuts[1:], strict=False))
 
 
 def require_layers(spec: Spec, stages: int) -> None:
     """Raise ValueError unless there is a layer for each stage."""
     if stages > len(spec.layers):
         raise ValueError(f"{spec.name} has {len(spec.layers)} layers, which cannot be shared by {stages} stages")
-
-
-@functools.lru_cache(maxsize=256)
-def _stages_of(spec: Spec, stages: int) -> tuple[Layers, ...]:
-    costs = [layer.flops for layer in spec.layers]
-    sizes = partition(costs, stages)
-    cuts = [sum(sizes[:i]) for i in range(stages + 1)]
-    return tuple(spec.layers[a:b] for a, b in zip(cuts, cuts[1:], strict=False))
 
 
 class Deal(NamedTuple):
@@ -74,11 +70,6 @@ class Deal(NamedTuple):
     replicas: int
     held: tuple[tuple[int, ...], ...]
     fullest: tuple[tuple[Moment, ...], ...]
-
-    @property
-    def in_flight(self) -> tuple[int, ...]:
-        """Per rank the most micro-batches, over its stages, whose activations it holds."""
-        return tuple(max(sum(live for _, live, _ in moment) for moment in rank) for rank in self.fullest)
 
 
 def deal(schedule: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Deal:

@@ -188,12 +188,6 @@ def activation(part: Layers, spec: Spec, grid: Grid, micro_batch: int, sequence:
     return part[-1].output_on(grid["tp"], sequence) * micro_batch * spec.bytes_each.activations
 
 
-def gradients_of(part: Layers, spec: Spec, grid: Grid) -> int:
-    """Bytes of the gradients of these layers on one rank."""
-    tp = grid["tp"]
-    return sum(layer.parameters_on(tp) for layer in part) * spec.bytes_each.gradients
-
-
 class Reduction(NamedTuple):
     """Gradients of one layer that are added over `ranks` ranks.   layer: its place in the stage; shared: by stages."""
 
@@ -218,7 +212,7 @@ def reductions(
         for i, layer in enumerate(layers[stage]):
             ends = ((stage, i) == (0, 0)) + ((stage, i) == (last, len(layers[last]) - 1))
             parts = (layer.parameters - layer.cut) * each if over_tp > 1 else 0  # each tp rank saw other positions
-            nbytes = gradients_of((layer,), spec, grid) - ends * tied - parts
+            nbytes = layer.parameters_on(grid["tp"]) * each - ends * tied - parts
             rows.append(Reduction(stage, i, grid["dp"] * holders, nbytes, holders > 1))
             if parts:
                 rows.append(Reduction(stage, i, grid["dp"] * holders * over_tp, parts, holders > 1))

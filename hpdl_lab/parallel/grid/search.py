@@ -84,15 +84,10 @@ def search(
                     except ValueError as error:
                         why = error
                 if candidates:
-                    rows.append(min(candidates, key=by_use))
+                    rows.append(min(candidates, key=lambda row: (0, row.seconds) if row.fits else (1, row.nbytes)))
     if not rows:
         raise ValueError(f"no grid of {ranks} ranks can be; the last one tried: {why}")
     return sorted(rows, key=lambda row: row.seconds)
-
-
-def by_use(row: Prediction) -> tuple[float, ...]:
-    """Those that fit come first, by time; the others by memory."""
-    return (0, row.seconds) if row.fits else (1, row.nbytes)
 
 
 def micro_batches(batch: int, dp: int, size: int) -> int:

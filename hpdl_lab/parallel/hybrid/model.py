@@ -30,7 +30,6 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -89,12 +88,16 @@ class HybridParallel:
         partition: Callable = balanced,
     ) -> None:
         require_axes(mesh)
-        require_model(model)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"a model is an nn.Module; got something of {type(model).__name__}")
         require_tensor("example", example)
         self.own_loss = loss is not None
         self.mesh, self.loss = mesh, loss or cross_entropy_per_answer
         costs = None if costs is None else [float(cost) for cost in costs]
-        self.plan = plan_of(schedule, mesh, micro_batches, chunks)
+        build = schedules.build
+        self.plan = (
+            schedule if isinstance(schedule, Schedule) else build(schedule, mesh.grid["pp"], micro_batches, chunks)
+        )
         require_valid(mesh["pp"], self.plan)
         (some,) = micro_batches_of(mesh, self.plan, example)[:1]
         self.shape, self.dtype = tuple(example.shape), example.dtype
@@ -108,7 +111,9 @@ class HybridParallel:
         layers = Layers(whole, some) if measure or not cut else None
         if measure and layers:
             layers.require(self.plan.stages)
-            costs = agreed(mesh.comm, layers, self.plan.stages)
+            # rank 0's; all measure, so that nobody waits for long, nor for the other ranks of tp
+            own = torch.tensor(layers.measured(), dtype=torch.float64, device=mesh.comm.device)
+            costs = mesh.comm.broadcast(own).tolist()
         if cut:
             whole, self.loss = shard_and_loss(mesh["tp"], whole, sequence, self.loss)
             layers = Layers(whole, some)
@@ -168,8 +173,9 @@ class HybridParallel:
         )
         with self.mesh.comm.trace.span("add gradients"):
             self.gradients.end()
+        checksum = zlib.crc32(bytes_of(y), zlib.crc32(bytes_of(x))) & 0xFFFF
         told = {i: loss / self.mesh["tp"].size for i, loss in losses.items()}  # each tp rank has the whole of it
-        return loss_of_all(self.mesh.comm, told, self.named_parameters(), checksum_of([x, y]))
+        return loss_of_all(self.mesh.comm, told, self.named_parameters(), checksum)
 
     def _require_batch(self, x: Tensor, y: Tensor) -> None:
         """Raise ValueError unless x is like the example, and y has as many answers."""
@@ -193,18 +199,8 @@ def shard_and_loss(comm: Comm, whole: nn.Module, sequence: bool, loss: Callable)
     if not isinstance(whole, GPT) or loss is not cross_entropy_per_answer:
         return shard(comm, whole, sequence), loss
     vocabulary = whole.tokens.num_embeddings
-    return shard(comm, whole, sequence, whole_logits=False), partial(vocabulary_loss, comm=comm, vocabulary=vocabulary)
-
-
-def vocabulary_loss(logits: Tensor, y: Tensor, comm: Comm, vocabulary: int) -> Tensor:
-    """cross_entropy_per_answer where each tp rank has some of the logits."""
-    return vocabulary_cross_entropy(comm, logits, y, vocabulary)
-
-
-def require_model(model: Any) -> None:
-    """Raise TypeError unless `model` is one."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"a model is an nn.Module; got something of {type(model).__name__}")
+    part = shard(comm, whole, sequence, whole_logits=False)
+    return part, lambda logits, y: vocabulary_cross_entropy(comm, logits, y, vocabulary)
 
 
 def require_tensor(what: str, x: Any) -> None:
@@ -215,26 +211,12 @@ def require_tensor(what: str, x: Any) -> None:
         )
 
 
-def agreed(comm: Comm, layers: Layers, stages: int) -> list[float]:
-    """The costs of all layers as rank 0 measures them. All measure: nobody has to wait for long, nor for tp's ranks."""
-    costs = layers.measured() if stages > 1 else [1] * len(layers)
-    return comm.broadcast(torch.tensor(costs, dtype=torch.float64, device=comm.device)).tolist()
-
-
 def one_number(loss: Any) -> Tensor:
     """`loss`, which must be a scalar."""
     if not isinstance(loss, torch.Tensor) or loss.ndim:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
         raise ValueError(f"the loss of a micro-batch is its mean, a tensor with one number, and this one is of {got}")
     return loss
-
-
-def checksum_of(tensors: list[Tensor]) -> int:
-    """16 bits that tell batches apart."""
-    found = 0
-    for tensor in tensors:
-        found = zlib.crc32(bytes_of(tensor), found)
-    return found & 0xFFFF
 
 
 def require_axes(mesh: Any) -> None:
@@ -245,13 +227,6 @@ def require_axes(mesh: Any) -> None:
     for axis in mesh.grid.axes:
         if axis not in ("dp", "pp", "tp") and mesh.grid[axis] > 1:
             raise ValueError(f"{mesh.grid!r}: HybridParallel deals a model out over dp, pp and tp, not over {axis}")
-
-
-def plan_of(schedule: str | Schedule, mesh: DeviceMesh, micro_batches: int, chunks: int | None) -> Schedule:
-    """The Schedule: built by its name for the mesh's pp ranks, or as given."""
-    if isinstance(schedule, Schedule):
-        return schedule
-    return schedules.build(schedule, mesh.grid["pp"], micro_batches, chunks)
 
 
 def micro_batches_of(mesh: DeviceMesh, plan: Schedule, x: Tensor) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from ...data.loading import batches
 from ...mesh import DeviceMesh, Grid
 from .. import checkpoint
 from ..consensus import require_same
-from ..training import Recipe, Trained, evaluate, run_steps
+from ..training import Recipe, Trained, evaluate, run_steps, steps_taken
 from .model import HybridParallel, WholeOptimizer
 
 
@@ -55,9 +55,7 @@ def train_on_mesh(
     if recipe.checkpoint_every:
         checkpoint.require_writable(comm, recipe.checkpoint)
     whole_optimizer = WholeOptimizer(hybrid, optimizer)
-    first = checkpoint.restore(comm, recipe.checkpoint, hybrid, whole_optimizer, facts) if recipe.resume else 0
-    if first >= recipe.steps:
-        raise ValueError(f"{recipe.checkpoint} holds {first} steps already: ask for more than steps={recipe.steps}")
+    first = steps_taken(comm, hybrid, whole_optimizer, recipe, facts)
     shuffled = islice(whole_batches(n, recipe), first, recipe.steps)
 
     def step() -> tuple[float, float, int]:

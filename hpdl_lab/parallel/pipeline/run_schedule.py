@@ -28,12 +28,11 @@ from torch import Tensor
 from ...comm.base import Comm, Work
 from ...schedules import KINDS, Action, Schedule, Timed, validate
 from ...trace import Event
+from ...units import counted
 from ..data_parallel import as_sent
 from .stage import Spec, Stage
 
 LETTERS = {word: letter for letter, word in KINDS.items()}
-
-
 NAME = re.compile(rf"({'|'.join(LETTERS)}) (\d+) stage (\d+)")
 
 
@@ -156,7 +155,9 @@ def run_schedule(
     Steps: one message per tensor that passes from one rank to another.   Bytes per rank: those of the tensors.
     """
     require_valid(comm, schedule)
-    require_stages(comm, schedule, stages)
+    needed = schedule.stages_of(comm.rank)
+    if sorted(stages) != needed:
+        raise ValueError(f"rank {comm.rank} of {schedule.name} has stages {needed}, and was given {sorted(stages)}")
     return Execution(comm, schedule, stages, inputs, loss, done, on_action).run()
 
 
@@ -168,13 +169,6 @@ def require_valid(comm: Comm, schedule: Any) -> None:
     if comm.size != schedule.ranks:
         raise ValueError(f"{schedule.name} is a schedule for {schedule.ranks} ranks, and there are {comm.size}")
     routes(schedule, comm.rank)
-
-
-def require_stages(comm: Comm, schedule: Schedule, stages: dict[int, Any]) -> None:
-    """Raise ValueError unless `stages` are those that this rank has in `schedule`."""
-    needed = schedule.stages_of(comm.rank)
-    if sorted(stages) != needed:
-        raise ValueError(f"rank {comm.rank} of {schedule.name} has stages {needed}, and was given {sorted(stages)}")
 
 
 class Execution:
@@ -309,25 +303,21 @@ class Execution:
             stage.weight_gradient(action.micro_batch)
             return ()
         except (MemoryError, RuntimeError) as error:
-            kind = kind_of_shortage(error)
-            if kind is None:
+            known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+            if not known and "can't allocate memory" not in str(error):
                 raise
-            raise kind(self.shortage(action, error)) from error
+            live = sum(len(stage.saved) for stage in self.stages.values() if isinstance(stage, Stage))
+            raise (type(error) if known else MemoryError)(
+                f"rank {self.comm.trace.rank} is out of memory in {name_of(action)}, holding the activations of "
+                f"{counted(live, 'micro-batch', 'micro-batches')}: recompute=True, smaller micro-batches or more "
+                f"stages need less ({(str(error) or type(error).__name__).splitlines()[0]})"
+            ) from error
 
     def loss_of(self, action: Action) -> Callable | None:
         """f(output) -> loss of this micro-batch, where `action` is of a last stage."""
         if self.loss is None or not self.schedule.is_last(action.stage):
             return None
         return lambda output: self.loss(action.micro_batch, output)
-
-    def shortage(self, action: Action, error: BaseException) -> str:
-        """The sentence about memory that is not there."""
-        live = sum(len(stage.saved) for stage in self.stages.values() if isinstance(stage, Stage))
-        holding = f"{live} micro-batch{'es' if live != 1 else ''}"
-        return (
-            f"rank {self.comm.trace.rank} is out of memory in {name_of(action)}, holding the activations of {holding}: "
-            f"recompute=True, smaller micro-batches or more stages need less ({first_line(error)})"
-        )
 
 
 def require_specs(specs: Sequence[Spec], tensors: Sequence[Tensor]) -> None:
@@ -337,14 +327,3 @@ def require_specs(specs: Sequence[Spec], tensors: Sequence[Tensor]) -> None:
         raise ValueError(
             f"a stage has made {made}, and it was made for {said}: autocast, or another shape, since then?"
         )
-
-
-def kind_of_shortage(error: BaseException) -> type | None:
-    """The class of an error that says that memory is short; None of another error."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return type(error)
-    return MemoryError if "can't allocate memory" in str(error) else None
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -28,7 +28,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ...models.batch_norm import BatchNorm
 from ...models.cnn import Block as ConvolutionBlock
@@ -37,20 +39,12 @@ from ..reducer import require_function
 from .stage import Spec, Stage
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
 WHOLE = (BatchNorm, ConvolutionBlock, TransformerBlock)  # a cut inside would send more than one between them
-
-
 WHOLE_FROM = ("torch.nn.", "hpdl_lab.parallel.")  # classes of these are layers: they may communicate inside
-
-
 ABOUT_SHAPE = {  # what a tensor says of itself that does not depend on its values
     "__len__", "dim", "ndimension", "numel", "nelement", "size", "stride", "storage_offset", "element_size",
     "is_floating_point", "is_complex", "is_signed", "is_contiguous", "get_device", "is_same_size", "__hash__",
 }  # fmt: skip
-
-
 HARMLESS = (torch.Size, torch.dtype, torch.device, torch.layout, type(None))  # results of a function that say no values
 
 
@@ -138,8 +132,8 @@ class Recorder(TorchFunctionMode):
             self._keep(x, self.graph.placeholder(f"x{i}"))
         handles, before = [], dict(attributes_of(self.model))
         try:
-            for name, module in model_parts(self.model):
-                handles += self._watch(name, module)
+            for name, module in self.model.named_modules():
+                handles += self._watch(name, module) if name else []
             with self:
                 output = self.model(*example)
         finally:
@@ -204,7 +198,7 @@ class Recorder(TorchFunctionMode):
         given, before = self._nodes((args, kwargs)), versions((args, kwargs))
         out = func(*args, **kwargs)
         writes = versions((args, kwargs)) != before
-        if writes or any(isinstance(x, torch.Tensor) for x in flat(out)):
+        if writes or any(isinstance(x, torch.Tensor) for x in tree_leaves(out)):
             self._keep(out, self.graph.call_function(func, *given), writes)
         elif name not in ABOUT_SHAPE and not isinstance(out, HARMLESS):
             raise CannotLook(self.inside[-1], f"asks for the value of a tensor ({name}), which depends on the data")
@@ -218,7 +212,7 @@ class Recorder(TorchFunctionMode):
             self.nodes[id(out)], self.values[node] = node, out  # which keeps it alive, and so its id
         elif isinstance(out, (tuple, list)):
             for i, part in enumerate(out):
-                if any(isinstance(x, torch.Tensor) for x in flat(part)):
+                if any(isinstance(x, torch.Tensor) for x in tree_leaves(part)):
                     self._keep(part, self.graph.call_function(operator.getitem, (node, i)))
         elif isinstance(out, dict):
             for key, part in out.items():
@@ -226,15 +220,7 @@ class Recorder(TorchFunctionMode):
 
     def _nodes(self, nest: Any) -> Any:
         """`nest` with nodes in place of tensors."""
-        if isinstance(nest, torch.Tensor):
-            return self._node(nest)
-        if isinstance(nest, (tuple, list)):
-            return type(nest)(map(self._nodes, nest)) if type(nest) in (tuple, list) else tuple(map(self._nodes, nest))
-        if isinstance(nest, dict):
-            return {key: self._nodes(value) for key, value in nest.items()}
-        if isinstance(nest, slice):
-            return slice(*map(self._nodes, (nest.start, nest.stop, nest.step)))
-        return nest
+        return map_aggregate(nest, lambda x: self._node(x) if isinstance(x, torch.Tensor) else x)
 
     def _node(self, tensor: Tensor) -> fx.Node:
         node = self.nodes.get(id(tensor))
@@ -245,11 +231,6 @@ class Recorder(TorchFunctionMode):
             shape = tuple(tensor.shape)
             raise CannotLook(self.inside[-1], f"uses a tensor of shape {shape} that no torch function has made")
         return node
-
-
-def model_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """(name, module) of every module within `model`."""
-    return [(name, module) for name, module in model.named_modules() if name]
 
 
 def attributes_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -264,23 +245,10 @@ def attributes_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def versions(nest: Any) -> list[int]:
     """How often each tensor in `nest` has been written into."""
-    return [x._version for x in flat(nest) if isinstance(x, torch.Tensor)]
-
-
-def flat(nest: Any) -> Iterator[Any]:
-    """The leaves of nested tuples, lists and dicts."""
-    if isinstance(nest, dict):
-        nest = list(nest.values())
-    if isinstance(nest, (tuple, list)):
-        for part in nest:
-            yield from flat(part)
-    else:
-        yield nest
+    return [x._version for x in tree_leaves(nest) if isinstance(x, torch.Tensor)]
 
 
 REPEATS = 3
-
-
 CONSTANTS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.linspace, torch.tensor}
 
 
@@ -399,12 +367,11 @@ class Layers:
         inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         if cut == 0:
             return inputs
+        # Of tensors alone: a tuple travels as its parts, which have nodes of their own.
         made = [*inputs, *(node for node, layer in self.layer_of.items() if layer < cut)]
-        return [n for n in made if any(self.layer_of.get(user, len(self)) >= cut for user in n.users) and self.sent(n)]
-
-    def sent(self, node: fx.Node) -> bool:
-        """Is the value of `node` a tensor? A tuple travels as its parts, which have nodes of their own."""
-        return node in self.specs
+        return [
+            n for n in made if any(self.layer_of.get(user, len(self)) >= cut for user in n.users) and n in self.specs
+        ]
 
     def module(self, begin: int, end: int, taken: list[fx.Node], given: list[fx.Node]) -> nn.Module:
         """The layers from number `begin` to before `end`, as a module from the values `taken` to those `given`."""
@@ -441,7 +408,11 @@ class Layers:
             for stage in stages:
                 found = stage.module(*(x.clone() for x in found))  # a message is a copy
         (found,) = found
-        if found.dtype != want.dtype or found.shape != want.shape or not same(found, want):
+        if (
+            found.dtype != want.dtype
+            or found.shape != want.shape
+            or not torch.equal(found.nan_to_num(), want.nan_to_num())
+        ):
             kind = type(self.model).__name__
             raise ValueError(
                 f"{kind} cannot be split into {len(stages)} stages: its operations, done again one by one, answer "
@@ -480,7 +451,3 @@ def timed(stages: list[Stage], x: Sequence[Tensor]) -> list[float]:
         stage.backward(0, gradients)
         seconds[i] += time.perf_counter() - begin
     return seconds
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.nan_to_num(), b.nan_to_num())

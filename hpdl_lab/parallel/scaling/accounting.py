@@ -22,8 +22,6 @@ from ...trace import Event
 SPANS = ("input", "forward", "backward", "add gradients", "update")
 LAST = "update"
 OWN_WORK = (*SPANS, "compute", "injected delay")  # in which a rank waits for nobody
-
-
 Interval = tuple[int, int]  # ns
 
 

@@ -77,8 +77,18 @@ class RehearsedStep:
         self.aside.starting = False
 
     def __call__(self, n: int) -> StepProfile:
-        samples = len(shard(torch.arange(n), self.aside.rank, self.aside.size))
-        return profile_of(self.aside, samples, lambda: self.step(n))
+        aside = self.aside
+        samples = len(shard(torch.arange(n), aside.rank, aside.size))
+        aside.called.clear()
+        seen = len(aside.trace.log)
+        begin = now_ns()
+        self.step(n)
+        end = now_ns()
+        ends = {event.op: event.t1_ns for event in aside.trace.events[seen:]}
+        forward, backward, added = ((ends[op] - begin) / 1e9 for op in ("forward", "backward", "add gradients"))
+        aside.settle()
+        messages = tuple(Message((t - begin) / 1e9, nbytes, background) for t, nbytes, background in aside.called)
+        return StepProfile(samples, forward, backward, added, (end - begin) / 1e9, messages)
 
 
 def time_steps(
@@ -349,17 +359,3 @@ def rehearsed(strategy: Strategy) -> Strategy:
     strategy = copy.deepcopy(strategy)
     strategy.all_reduce = free
     return strategy
-
-
-def profile_of(comm: Rehearsal, samples: int, step: Callable) -> StepProfile:
-    """Call `step()`, a training step on the Rehearsal `comm`; returns its StepProfile. Then nothing is under way."""
-    comm.called.clear()
-    seen = len(comm.trace.log)
-    begin = now_ns()
-    step()
-    end = now_ns()
-    ends = {event.op: event.t1_ns for event in comm.trace.events[seen:]}
-    forward, backward, added = ((ends[op] - begin) / 1e9 for op in ("forward", "backward", "add gradients"))
-    comm.settle()
-    messages = tuple(Message((t - begin) / 1e9, nbytes, background) for t, nbytes, background in comm.called)
-    return StepProfile(samples, forward, backward, added, (end - begin) / 1e9, messages)

@@ -227,25 +227,17 @@ class Plugged:
         reduce_scatter: Callable | None = None,
     ) -> None:
         self._comm = comm
-        self._all_reduce, self._all_gather, self._reduce_scatter = all_reduce, all_gather, reduce_scatter
+        if all_reduce:
+            self.all_reduce = lambda x: result_of(all_reduce, comm, x.view(-1)).view(x.shape)
+        if all_gather:
+            self.all_gather = lambda x: all_gather(comm, x)
+        if reduce_scatter:
+            self.reduce_scatter = lambda x: reduce_scatter(comm, x)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # not yet set, while this is being copied
             raise AttributeError(name)
         return getattr(self._comm, name)
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        if self._all_reduce is None:
-            return self._comm.all_reduce(x)
-        return result_of(self._all_reduce, self._comm, x.view(-1)).view(x.shape)
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        return self._comm.all_gather(x) if self._all_gather is None else self._all_gather(self._comm, x)
-
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        if self._reduce_scatter is None:
-            return self._comm.reduce_scatter(x)
-        return self._reduce_scatter(self._comm, x)
 
 
 def on_a_ring(comm: Comm) -> Any:
