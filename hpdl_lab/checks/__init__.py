@@ -24,7 +24,7 @@ explain, are made with evidence=False. What most checks need is in checkers.py:
     def check_add(fn, runner=None):
         run = in_all_cases(fn, add, ((3, 9), (4, 10), (1, 5)), lambda p, n: f"with {p} ranks", judge)
         check_waits(run.events, len(run))
-        return Passed(("the sum, on 1, 3 and 4 simulated ranks", *engine_facts(runner, judge, add, fn, 10)), run.events)
+        return Passed("the sum, on 1, 3 and 4 simulated ranks", *engine_facts(runner, judge, add, fn, 10), run=run)
 
     EXERCISES = (Exercise("5.1", "add", library.add, 1, check_add),)
 """

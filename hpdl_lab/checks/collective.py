@@ -117,7 +117,7 @@ def check_collective(collective, fn, runner=None):
         steps,
     ]
     facts += engine_facts(runner, check_on_engines, call_many, fn, collective, ENGINE_SIZES)
-    return Passed(tuple(facts), run.events, 8)
+    return Passed(*facts, run=run)
 
 
 def check_case(collective, fn, p, n):

@@ -192,7 +192,7 @@ def check_layer(fn, runner=None, *, part, fact, variant=None, more=""):
     facts, run = check_part(part, fn, runner)
     if variant:
         check_part(variant, fn, None, more)
-    return Passed((*facts, fact(len(run))), run.events, len(run))
+    return Passed(*facts, fact(len(run)), run=run)
 
 
 def in_backward(broken, where, part):

@@ -1,7 +1,7 @@
 """What an exercise is: a record. The check is one of its fields; what is said about it stands in notebooks/hints/."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .hints import explanation_of, hints_of
 
@@ -27,13 +27,16 @@ class AnswerFailed(Exception):
     """What a runner raises where an answer raised on the engines: the text says what, on which rank, in which line."""
 
 
-@dataclass(frozen=True)
 class Passed:
-    """What a check found in a right answer: facts are sentences with the number against its target."""
+    """What a check found in a right answer.
 
-    facts: tuple = ()
-    events: list = field(default_factory=list)
-    size: int = 0
+    facts:  sentences with the number against its target; line breaks count as spaces.
+    run:    the Results whose events show it, if there are any.
+    """
+
+    def __init__(self, *facts, run=None):
+        self.facts = tuple(" ".join(fact.split()) for fact in facts)
+        self.events, self.size = ([], 0) if run is None else (run.events, len(run))
 
 
 @dataclass(frozen=True)

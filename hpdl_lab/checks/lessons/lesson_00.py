@@ -14,7 +14,7 @@ def check_hello(fn, runner=None):
     """Every rank says its own number and the number of ranks, in whatever words."""
     in_all_cases(fn, lambda comm, fn: fn(comm), ((4,), (1,), (3,)), with_ranks, check_sentences)
     facts = ["every rank says who it is, on 1, 3 and 4 simulated ranks"]
-    return Passed((*facts, *engine_facts(runner, check_sentences, fn, say="{} said hello")))
+    return Passed(*facts, *engine_facts(runner, check_sentences, fn, say="{} said hello"))
 
 
 def check_sentences(results, where):
@@ -55,7 +55,7 @@ def check_who_runs_where(fn, runner=None):
         if pids != [pid for _, _, pid in truth]:
             raise Broken(f"process: The engines are the processes {[pid for _, _, pid in truth]}, and you say {pids}.")
         facts.append(f"{len(pids)} engines, each a process of its own: {', '.join(map(str, pids))}")
-    return Passed(tuple(facts))
+    return Passed(*facts)
 
 
 def check_places(results, hosts, pids):

@@ -87,11 +87,9 @@ def check_gradient(fn, runner=None):
     w, x, y = problem(50, 2)
     slope = (reference.loss(w + [1e-6, 0], x, y) - reference.loss(w - [1e-6, 0], x, y)) / 2e-6
     return Passed(
-        (
-            f"the right slope for {len(SHAPES)} shapes of data",
-            f"at w = ({w[0]:.3f}, {w[1]:.3f}) the first number is {fn(w, x, y)[0]:.6f}; the loss, measured left and "
-            f"right of it, rises by {slope:.6f} per unit",
-        )
+        f"the right slope for {len(SHAPES)} shapes of data",
+        f"at w = ({w[0]:.3f}, {w[1]:.3f}) the first number is {fn(w, x, y)[0]:.6f}; the loss, measured left and "
+        f"right of it, rises by {slope:.6f} per unit",
     )
 
 
@@ -138,10 +136,8 @@ def check_gradient_step(fn, runner=None):
     w, x, y = problem(50, 2)
     before, after = reference.loss(w, x, y), reference.loss(fn(w, x, y, 0.1), x, y)
     return Passed(
-        (
-            f"the right step for {len(SHAPES)} shapes of data",
-            f"one step of rate 0.1 takes the loss from {before:.4f} to {after:.4f}",
-        )
+        f"the right step for {len(SHAPES)} shapes of data",
+        f"one step of rate 0.1 takes the loss from {before:.4f} to {after:.4f}",
     )
 
 
@@ -207,11 +203,9 @@ def check_largest_stable_rate(fn, runner=None):
         if not abs(got - expected) <= 0.01 * expected:
             raise why_rate(float(got), expected, x)
     return Passed(
-        (
-            f"within 1% for 4 sets of data; for the last of them {got:.4f}",
-            f"200 steps at 1% less: {remaining(x, 0.99 * got):.3g} of the distance to the bottom is left; "
-            f"at 1% more: {remaining(x, 1.01 * got):.3g} times the distance",
-        )
+        f"within 1% for 4 sets of data; for the last of them {got:.4f}",
+        f"200 steps at 1% less: {remaining(x, 0.99 * got):.3g} of the distance to the bottom is left; "
+        f"at 1% more: {remaining(x, 1.01 * got):.3g} times the distance",
     )
 
 

@@ -37,7 +37,7 @@ def check_average_gradients(fn, runner=None):
         raise Broken(f"""steps: The mean is right, but every rank calls {made} collectives that add: one all_reduce is
             enough.""")
     facts = ["the mean of the gradients, the same on every rank, for 1, 2, 3, 4, 5 and 8 simulated ranks"]
-    return Passed((*facts, *engine_facts(runner, check_mean, average, fn, 1001)))
+    return Passed(*facts, *engine_facts(runner, check_mean, average, fn, 1001))
 
 
 def average_case(p, d):
@@ -120,7 +120,7 @@ def check_server_step(fn, runner=None):
     ]
     say = "right on {}, one of them the server"
     facts += engine_facts(runner, check_weights, serve, fn, 1001, company=True, say=say)
-    return Passed(tuple(facts), run.events, 8)
+    return Passed(*facts, run=run)
 
 
 def server_case(p, d):
@@ -234,7 +234,7 @@ def check_gossip_step(fn, runner=None):
     run = simulate(SHOWN[0], gossip, fn, SHOWN[1])
     facts = [f"one step is right on {len(GRAPHS)} graphs: ring, star, wheel and random, 1 to 8 ranks", check_rate(fn)]
     facts += engine_facts(runner, check_step, gossip, fn, "ring", say="right on a ring of {}")
-    return Passed(tuple(facts), run.events, len(run))
+    return Passed(*facts, run=run)
 
 
 def gossip_case(p, name):

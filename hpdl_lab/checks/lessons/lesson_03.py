@@ -43,7 +43,7 @@ def check_ping_pong(fn, runner=None):
     facts = [
         f"one round is 2 messages one after another, in {len(CASES) // 2} cases on 2, 3, 4, 5 and 8 simulated ranks"
     ]
-    return Passed((*facts, *engine_facts(runner, check_balls, play, fn, 1001, False, company=True)), run.events)
+    return Passed(*facts, *engine_facts(runner, check_balls, play, fn, 1001, False, company=True), run=run)
 
 
 def ping_pong_case(p, n, uint8):
@@ -112,7 +112,7 @@ def check_fit(fn, runner=None):
         f"within {EXACT:.0%} for exact times, and within {WITHIN:.0%} of the least squares for times with errors, on "
         f"{len(LINES)} networks"
     )
-    return Passed((fact,))
+    return Passed(fact)
 
 
 def check_line(fn, seconds, within, where):
@@ -249,7 +249,7 @@ TOO_MUCH = {  # (right, named): what the named one does beyond the job
 def check_which_collective(fn, runner=None):
     no = "Job {}: no collective is called {!r}. The eight are".format
     check_names(fn, RIGHT, "job", without_answer, "name", spelled, jobs.DOES, no, another_job)
-    return Passed(("8 of 8 jobs, each with the collective that sends no more than is needed",))
+    return Passed("8 of 8 jobs, each with the collective that sends no more than is needed")
 
 
 def spelled(said):
@@ -297,7 +297,7 @@ def check_diagnose(fn, runner=None):
     right = zoo.diagnose()
     missing, no = "Program {} has no diagnosis.".format, "Program {}: there is no diagnosis {!r}. There are".format
     check_names(fn, right, "program", missing, "diagnosis", plain, zoo.DIAGNOSES, no, another_diagnosis)
-    return Passed((f"{len(right)} of {len(right)} programs",))
+    return Passed(f"{len(right)} of {len(right)} programs")
 
 
 def plain(said):
@@ -350,7 +350,7 @@ def check_repair(name, fn, runner=None, *, explain=None, also=None):
 
     run = in_all_cases(fn, lambda comm, fn: fn(comm), [(p,) for p in RANKS], with_ranks, judge)
     facts = [f"ends, and every rank returns what it should, with {', '.join(map(str, sorted(RANKS)))} simulated ranks"]
-    return Passed((*facts, *engine_facts(runner, check_values, fn, company=True)), run.events)
+    return Passed(*facts, *engine_facts(runner, check_values, fn, company=True), run=run)
 
 
 def check_value(got, wanted, r, where, explain, run, expected):

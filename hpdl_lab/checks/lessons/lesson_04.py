@@ -109,7 +109,7 @@ def check_broadcast(fn, runner=None):
         f"{segments * (p - 1)}",
     ]
     facts += engine_facts(runner, check_engines, call_many, fn, ENGINE_CASES)
-    return Passed(tuple(facts), run.events, p)
+    return Passed(*facts, run=run)
 
 
 def check_copies(run, expected, where, root, segments):
@@ -227,11 +227,9 @@ def check_choose(fn, runner=None):
     small, large = SIZES[0], SIZES[-1]
     turns = [at_which_size(fn, p) for p in (4, 64)]
     return Passed(
-        (
-            f"the least cost in {len(SETS) * len(cases):,} cases: {len(NETWORKS)} networks, {min(RANKS)} to "
-            f"{max(RANKS):,} ranks, {small} bytes to {large // 2**20} MiB",
-            f"on 1 Gbit/s Ethernet the tree is best for 4 ranks up to {turns[0]:,} bytes, for 64 up to {turns[1]:,}",
-        )
+        f"the least cost in {len(SETS) * len(cases):,} cases: {len(NETWORKS)} networks, {min(RANKS)} to "
+        f"{max(RANKS):,} ranks, {small} bytes to {large // 2**20} MiB",
+        f"on 1 Gbit/s Ethernet the tree is best for 4 ranks up to {turns[0]:,} bytes, for 64 up to {turns[1]:,}",
     )
 
 

@@ -68,7 +68,7 @@ def check_broadcast_parameters(fn, runner=None):
         "parameters, frozen parameters and buffers of rank 0, bit for bit, on 1, 2, 3 and 5 simulated ranks",
         check_model_sent_once(simulate(4, make_equal, fn, where="with 4 ranks"), 4),
     ]
-    return Passed((*facts, *engine_facts(runner, check_replicas, make_equal, fn, say="the same on {}")))
+    return Passed(*facts, *engine_facts(runner, check_replicas, make_equal, fn, say="the same on {}"))
 
 
 def check_replicas(run, where):
@@ -196,7 +196,7 @@ def check_average_all_gradients(fn, runner=None):
         f"{difference(run):.0e} at most from one rank with the whole batch, in two micro-batches",
         check_messages(run, 4),
     ]
-    return Passed((*facts, *engine_facts(runner, check_means, average, fn, 0)), run.events, len(run))
+    return Passed(*facts, *engine_facts(runner, check_means, average, fn, 0), run=run)
 
 
 def average_case(p, lacking, ledger):
@@ -340,7 +340,7 @@ def check_assign_buckets(fn, runner=None):
         where = f"{where} your buckets are {shown(got)}:"
         check_cover(got, len(nbytes), where)
         check_sizes(got, nbytes, limit, first, where)
-    return Passed((f"right in {len(BUCKETS) + RANDOM} cases of up to 40 gradients", fact_about_a_gpt(fn)))
+    return Passed(f"right in {len(BUCKETS) + RANDOM} cases of up to 40 gradients", fact_about_a_gpt(fn))
 
 
 def shown(items):

@@ -276,7 +276,7 @@ def check_train_steps(fn, runner=None):
         "micro-batches add up first, and travel once: with 2 of them in each step, and with 1 to 3",
         f"ranks with 3, 2, no and 4 steps: all make 4, {off[-1]:.0e} at most from one rank with everything",
     ]
-    return Passed((*facts, *engine_facts(runner, judged, call, fn, UNEVEN)))
+    return Passed(*facts, *engine_facts(runner, judged, call, fn, UNEVEN))
 
 
 def case_of(p, shape, ledger):

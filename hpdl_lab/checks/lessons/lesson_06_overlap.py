@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 from ...collectives import ring
-from ...comm import PerRank
+from ...comm import PerRank, Results
 from ...comm.network import Switch
 from ...data.loading import shard
 from ...models.mlp import mlp
@@ -111,11 +111,10 @@ def timed_step(comm, fn):
 
 
 def exposure(fn=gradient_ready):
-    """(share of the communication that shows, the events of a step), in virtual time."""
+    """(share of the communication that shows, the run with the events of a step), in virtual time."""
     run = simulate(P, timed_step, fn, network=NETWORK, where="in a training step", threads=True)
     events = [e for e in run.events if e.t0_ns >= max(run) and e.op != "compute"]  # forward and backward tell of it
-    told = account(events)
-    return 1 - told.overlap, events
+    return 1 - account(events).overlap, Results(run, events)
 
 
 SIZES_OVERLAP = (5, 4, 3, 2)  # of the layers: six gradients, of 160, 32, 96, 24, 48 and 16 bytes
@@ -197,7 +196,7 @@ def check_gradient_ready(fn, runner=None):
     cases = [(len(orders), PerRank(orders), Ledger()) for orders in ORDERS]
     in_all_cases(fn, play, cases, order_case, judge, behind)
     off = check_equal_to_one_rank(fn)
-    exposed, events = exposure(fn)
+    exposed, run = exposure(fn)
     if exposed > STANDARD:
         raise Broken(f"late: Right, but {exposed:.0%} of the communication is exposed.")
     facts = [
@@ -206,7 +205,7 @@ def check_gradient_ready(fn, runner=None):
         f"exposed: {exposed:.0%} of the communication; at most {STANDARD:.0%} was asked for, and blocking exposes all",
     ]
     facts += engine_facts(runner, check_parameters, train, fn, say="the same parameters on {} as on one")
-    return Passed(tuple(facts), events, P)
+    return Passed(*facts, run=run)
 
 
 def order_case(p, orders, ledger):
@@ -323,12 +322,12 @@ def with_time(broken, fn):
     if broken.failed not in ("waits", "late"):
         return broken
     try:
-        exposed, events = exposure(fn)
+        exposed, run = exposure(fn)
     except Broken:
         return broken
     time = f"In a training step {exposed:.0%} of the communication is exposed so; {STANDARD:.0%} is the most."
-    found = Broken(f"{broken.failed}: {broken.message} {time}", broken.detail, events, P)
-    found.expected = exposure(gradient_ready)[1]
+    found = Broken(f"{broken.failed}: {broken.message} {time}", broken.detail, run.events, P)
+    found.expected = exposure(gradient_ready)[1].events
     return found
 
 
@@ -423,7 +422,7 @@ def check_ddp_hook(fn, runner=None):
     if runner is not None:
         run = on_engines(runner, train_ddp, fn)
         facts.append(check_course(run))
-    return Passed(tuple(facts), run.events, len(run))
+    return Passed(*facts, run=run)
 
 
 def by_order(broken, where, ledger):

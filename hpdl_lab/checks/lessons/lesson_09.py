@@ -186,10 +186,8 @@ def check_rows_of_heads(fn, runner=None):
     for ranks, heads, width in UNEVEN:
         check_refused(fn, ranks, heads, width)
     return Passed(
-        (
-            f"right for {len(SHARED)} shapes on 1 to 4 ranks; {counted(heads, 'head')} on {ranks} ranks are refused",
-            "a GPT-2 small on 4 ranks: rank 1 holds the heads 3, 4 and 5, rows 192 to 383 of q, and of k, and of v",
-        )
+        f"right for {len(SHARED)} shapes on 1 to 4 ranks; {counted(heads, 'head')} on {ranks} ranks are refused",
+        "a GPT-2 small on 4 ranks: rank 1 holds the heads 3, 4 and 5, rows 192 to 383 of q, and of k, and of v",
     )
 
 

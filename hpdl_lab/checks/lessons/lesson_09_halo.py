@@ -94,7 +94,7 @@ def check_halo_exchange(fn, runner=None):
         check_bytes(run, *CASES[2]),
         check_steps(run_of(fn, *MANY, Ring(alpha=1.0, beta=0.0))),
     ]
-    return Passed((*facts, *engine_facts(runner, check_strips, call, fn, 17, None)), run.events, len(run))
+    return Passed(*facts, *engine_facts(runner, check_strips, call, fn, 17, None), run=run)
 
 
 def run_of(fn, height, rows, network=None):

@@ -154,7 +154,7 @@ def check_gpipe(fn, runner=None):
             check_forwards_first(schedule, rank, row)
         check_makespan(schedule, "Do all ranks take the micro-batches in the same order?")
     return Passed(
-        facts_of(fn, CASES, "FB", f"held: {SHOW[1]} micro-batches on every rank, all of them: 10.2 needs fewer")
+        *facts_of(fn, CASES, "FB", f"held: {SHOW[1]} micro-batches on every rank, all of them: 10.2 needs fewer")
     )
 
 
@@ -195,7 +195,7 @@ def check_one_f_one_b(fn, runner=None):
                 raise Broken(f"memory: {too_many_live(schedule, times, rank)}", shown(schedule, times))
         check_makespan(schedule, "Warm-up: how many forwards before the first backward comes back?")
     return Passed(
-        facts_of(fn, CASES, "FB", f"held at most: {', '.join(map(str, range(SHOW[0], 0, -1)))} micro-batches, not 8")
+        *facts_of(fn, CASES, "FB", f"held at most: {', '.join(map(str, range(SHOW[0], 0, -1)))} micro-batches, not 8")
     )
 
 
@@ -249,7 +249,7 @@ def check_partition(fn, runner=None):
         check_form(sizes, costs, stages, capital(where))
         check_balance(sizes, costs, stages, capital(where))
     check_refusal(fn)
-    return Passed((f"right in {len(CASES_PARTITION) + RANDOM} cases of up to 12 layers", fact_about_a_gpt(fn)))
+    return Passed(f"right in {len(CASES_PARTITION) + RANDOM} cases of up to 12 layers", fact_about_a_gpt(fn))
 
 
 def check_form(sizes, costs, stages, where):
@@ -348,7 +348,7 @@ def check_zero_bubble_h1(fn, runner=None):
             raise Broken(f"bubble: {not_filled(schedule, times)}", shown(schedule, times))
     p, m = SHOW
     memory = f"held at most: {p} micro-batches, as by 1F1B, whose bubble is {3 * (p - 1) / (3 * (m + p - 1)):.1%}"
-    return Passed(facts_of(fn, FILLED, "FIW", memory))
+    return Passed(*facts_of(fn, FILLED, "FIW", memory))
 
 
 def not_filled(schedule, times):

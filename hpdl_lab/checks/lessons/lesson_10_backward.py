@@ -116,7 +116,7 @@ def check_do_backward(fn, runner=None):
         runner, lambda run, *case: check_step(run, f"{case[0]},", *case[1:]), step, fn, name, m
     ):
         facts.append(facts_there[0] if " 1 MPI rank" not in facts_there[0] else ALONE)
-    return Passed(tuple(facts), run.events, p)
+    return Passed(*facts, run=run)
 
 
 def where_of(p, name, m):

@@ -24,10 +24,8 @@ def check_coordinates(fn, runner=None):
                 where = f"On a grid of {drawn(sizes)} rank {rank} should be at {right}, and you say {place}."
                 raise because(why_place(places, rank, sizes), where)
     return Passed(
-        (
-            f"right for every rank of {len(SIZES)} grids with one to five axes",
-            "with sizes (dp 8, pp 16, tp 8) rank 1000 is replica 7, stage 13, shard 0; ranks 1000 to 1007 share a host",
-        )
+        f"right for every rank of {len(SIZES)} grids with one to five axes",
+        "with sizes (dp 8, pp 16, tp 8) rank 1000 is replica 7, stage 13, shard 0; ranks 1000 to 1007 share a host",
     )
 
 
@@ -84,11 +82,9 @@ def check_groups(fn, runner=None):
             check_groups_of(fn, sizes, axis)
     tp = fn((8, 16, 8), 2)
     return Passed(
-        (
-            f"right along every axis of {len(GROUPED)} grids with one to five axes",
-            f"with sizes (dp 8, pp 16, tp 8) there are {len(tp)} groups along tp, the first of ranks {tp[0][0]} to "
-            f"{tp[0][-1]}, on one host; along dp the first is [0, 128, 256, ...], a rank of every replica",
-        )
+        f"right along every axis of {len(GROUPED)} grids with one to five axes",
+        f"with sizes (dp 8, pp 16, tp 8) there are {len(tp)} groups along tp, the first of ranks {tp[0][0]} to "
+        f"{tp[0][-1]}, on one host; along dp the first is [0, 128, 256, ...], a rank of every replica",
     )
 
 
@@ -247,11 +243,9 @@ def check_best_grid(fn, runner=None):
     prices = Prices(16, model)
     roomy, tight = (fn(16, prices, limit) for limit in (1e12, 4e9))
     return Passed(
-        (
-            f"the fastest grid that fits in {n} cases, ties and grids that cannot be among them; none fits: refused",
-            f"{MODEL} on 16 ranks: dp {roomy[0]} x pp {roomy[1]} x tp {roomy[2]} where memory is plenty, dp {tight[0]} "
-            f"x pp {tight[1]} x tp {tight[2]} with 4 GB",
-        )
+        f"the fastest grid that fits in {n} cases, ties and grids that cannot be among them; none fits: refused",
+        f"{MODEL} on 16 ranks: dp {roomy[0]} x pp {roomy[1]} x tp {roomy[2]} where memory is plenty, dp {tight[0]} "
+        f"x pp {tight[1]} x tp {tight[2]} with 4 GB",
     )
 
 

@@ -99,7 +99,7 @@ def check_reduce_gradients(fn, runner=None):
         "added over dp: all; over tp: what each of its ranks holds whole and has in parts; over stages: what is tied",
         f"bytes: {max(left.nbytes for left in run):,} at most from one of {len(run)} ranks",
     ]
-    return Passed((*facts, *engine_facts(runner, check_sums, call, fn, None)), run.events, len(run))
+    return Passed(*facts, *engine_facts(runner, check_sums, call, fn, None), run=run)
 
 
 def case_of(p, sizes):
