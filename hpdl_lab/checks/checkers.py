@@ -37,8 +37,8 @@ def in_all_cases(
             run = simulate(p, call, fn, *given, where=text, **how)
         except Broken as broken:
             if why := blame and blame(broken, capital(text), *given):
-                raise Broken(why, broken.detail) from None
-            raise
+                broken.restate(why)
+            raise broken from None
         judge(run, capital(text), *given)
     return run
 
@@ -93,6 +93,21 @@ def nearly(got, right) -> Reason | None:
 def same(a, b):
     """Where a and b, (d,), are the same but for the rounding of float64 sums over a few ranks."""
     return np.isclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max(initial=0))
+
+
+def check_course(run, right, say) -> float:
+    """The largest difference between run, [arrays after each step] of each rank, and `right`, those of one rank alone.
+
+    Raises:  Broken(say(step, rank, difference)) where it is more than rounding.
+    """
+    worst = 0.0
+    for step, wanted in enumerate(right):
+        for rank, kept in enumerate(run):
+            off = float(np.abs(kept[step] - wanted).max())
+            if not off < 1e-10:
+                raise Broken(say(step, rank, off))
+            worst = max(worst, off)
+    return worst
 
 
 def first_wrong(name: str, got, right, is_right) -> str:

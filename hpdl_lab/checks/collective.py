@@ -126,7 +126,7 @@ def check_case(collective, fn, p, n):
     try:
         check_result(collective, fn, p, values, simulate_case(collective, fn, values))
     except Broken as broken:
-        raise by_size(with_expected(broken, collective, values), p, n) from None
+        raise with_expected(by_size(broken, p, n), collective, values) from None
 
 
 def simulate_case(collective, fn, values, dtype="float32", network=None, evidence=True):
@@ -148,15 +148,10 @@ def by_size(broken, p, n):
     if plain or broken.failed not in ("sum", "chunk", "steps", "returns", "in place", "raises", "deadlock"):
         return broken
     if p == 1:
-        broken.failed = "one rank"
-        broken.message = (
-            f"With 2 and more ranks all is right, but not on 1 rank, which has no neighbor. {broken.message}"
-        )
-        return broken
+        return broken.restate(f"""one rank: With 2 and more ranks all is right, but not on 1 rank, which has no
+            neighbor. {broken.message}""")
     right = "every size that the number of ranks divides" if n >= p else "every size from the number of ranks up"
-    broken.failed = "sizes"
-    broken.message = f"{capital(right)} is right, but not {n:,} on {p}. {broken.message}"
-    return broken
+    return broken.restate(f"sizes: {capital(right)} is right, but not {n:,} on {p}. {broken.message}")
 
 
 def check_result(collective, fn, p, values, run):
@@ -216,8 +211,8 @@ def check_float64(collective, fn):
     try:
         check_result(collective, fn, 3, values, simulate_case(collective, fn, values, "float64"))
     except Broken as broken:
-        message = f"float32 is right, float64 is not: a buffer of your own must have the dtype of x. {broken.message}"
-        raise Broken(f"dtype: {message}", broken.detail) from None
+        raise broken.restate(f"""dtype: float32 is right, float64 is not: a buffer of your own must have the dtype of x.
+            {broken.message}""") from None
 
 
 def check_rounding(collective, fn):

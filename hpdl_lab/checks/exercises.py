@@ -49,7 +49,7 @@ def check(exercise, fn, runner=None):
     label = f"{exercise.id} {exercise.name}"
     judged.set(None)
     try:
-        passed = exercise.check(fn, runner)
+        passed = exercise.check(fn, runner) if exercise.parallel else exercise.check(fn)
     except Broken as broken:
         with_evidence(broken)
         return CheckResult(

@@ -1,5 +1,6 @@
 """What an exercise is: a record. The check is one of its fields; what is said about it stands in notebooks/hints/."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,9 +19,14 @@ class Broken(Exception):
 
     def __init__(self, text, detail="", events=(), size=0):
         super().__init__(text)
+        self.restate(text)
+        self.detail, self.events, self.expected, self.size = detail, list(events), [], size
+
+    def restate(self, text):
+        """Say it with another text, where more is known about the same failure; returns itself."""
         self.failed, _, message = text.partition(": ")
-        self.message, self.detail = " ".join(message.split()), detail
-        self.events, self.expected, self.size = list(events), [], size
+        self.message = " ".join(message.split())
+        return self
 
 
 class AnswerFailed(Exception):
@@ -48,7 +54,7 @@ class Exercise:
     stars:     1 beginner, 2 intermediate, 3 advanced; also nbgrader's points.
     check:     check(fn, runner) -> Passed, or raises Broken. `runner(fn, *args)` runs on the engines, or is None;
                it raises AnswerFailed or CommError for the answer's faults, and anything else for other trouble.
-    parallel:  whether ranks take part, so that the check goes on to the engines.
+               check(fn) where no ranks take part.
     scaffold:  a broken function; what it does stands in the attendee's cell, to be repaired, in the place of a stub.
     """
 
@@ -57,8 +63,12 @@ class Exercise:
     reference: Callable
     stars: int
     check: Callable
-    parallel: bool = True
     scaffold: Callable | None = None
+
+    @property
+    def parallel(self):
+        """Whether ranks take part, so that the check goes on to the engines."""
+        return "runner" in inspect.signature(self.check).parameters
 
     @property
     def name(self):

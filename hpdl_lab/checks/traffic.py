@@ -65,14 +65,12 @@ def why_so_much(sent, worst, nbytes, best, messages):
     if sent[worst] == best.steps * nbytes:
         return "you pass the whole vector at every hop. Cut it into chunks, and send one chunk per step."
     if sent[worst] % nbytes == 0:
-        return (
-            f"that is {counted(sent[worst] // nbytes, 'whole vector')}. Cut x into chunks, and send one chunk per step."
-        )
+        return f"""that is {counted(sent[worst] // nbytes, "whole vector")}. Cut x into chunks, and send one chunk per
+            step."""
     if set(messages) == {best.steps} and sent[worst] == 2 * best.nbytes:
         return "as many messages, each twice as large: is what you send of the dtype of x?"
-    return (
-        f"that is {sent[worst] / best.nbytes:.2g} times as much. Which chunk is sent that its receiver does not need?"
-    )
+    return f"""that is {sent[worst] / best.nbytes:.2g} times as much. Which chunk is sent that its receiver does not
+        need?"""
 
 
 def messages_sent(events, p):

@@ -78,7 +78,7 @@ def in_general(got, expected, begun):
     return "value: "
 
 
-def check_gradient(fn, runner=None):
+def check_gradient(fn):
     for n, d in SHAPES:
         w, x, y = problem(n, d)
         expected = reference.gradient(w, x, y)
@@ -127,7 +127,7 @@ def other_gradients(w, x, y, right):
     )
 
 
-def check_gradient_step(fn, runner=None):
+def check_gradient_step(fn):
     for n, d in SHAPES:
         for rate in (0.1, 0.03):
             w, x, y = problem(n, d)
@@ -193,7 +193,7 @@ def another_rate(got, w, slope, rate):
     return None
 
 
-def check_largest_stable_rate(fn, runner=None):
+def check_largest_stable_rate(fn):
     for n, d, common in ((50, 2, 3.0), (7, 1, 0.0), (200, 5, 0.5), (30, 3, 1.0)):
         x = columns(n, d, common)
         got, expected = call(fn, x, unchanged=("x",)), reference.largest_stable_rate(x)
@@ -256,14 +256,7 @@ def why_rate(got, expected, x):
 
 
 EXERCISES = (
-    Exercise("1.1", "the gradient", reference.gradient, 1, check_gradient, parallel=False),
-    Exercise("1.2", "a gradient step", reference.gradient_step, 1, check_gradient_step, parallel=False),
-    Exercise(
-        "1.3",
-        "the largest stable learning rate",
-        reference.largest_stable_rate,
-        1,
-        check_largest_stable_rate,
-        parallel=False,
-    ),
+    Exercise("1.1", "the gradient", reference.gradient, 1, check_gradient),
+    Exercise("1.2", "a gradient step", reference.gradient_step, 1, check_gradient_step),
+    Exercise("1.3", "the largest stable learning rate", reference.largest_stable_rate, 1, check_largest_stable_rate),
 )

@@ -336,10 +336,8 @@ def why_gossip(after, values, graph):
 
 
 def moved(after, values, advice):
-    return (
-        f"The mean over all ranks was {number(values.mean())} and is now {number(after.mean())}. {advice}: what rank i "
-        "takes from j must be what j takes from i."
-    )
+    return f"""The mean over all ranks was {number(values.mean())} and is now {number(after.mean())}. {advice}: what
+        rank i takes from j must be what j takes from i."""
 
 
 def check_rate(fn):
@@ -351,10 +349,8 @@ def check_rate(fn):
     if after > before * bound * 1.0001:
         raise Broken(f"""rate: One step is right, but {STEPS} of them are not: what does your function keep from step to
             step?""")
-    return (
-        f"after {STEPS} steps on a ring of 8 ranks {after / before:.3f} of the differences is left; the second "
-        f"eigenvalue allows {bound:.3f}"
-    )
+    return f"""after {STEPS} steps on a ring of 8 ranks {after / before:.3f} of the differences is left; the second
+        eigenvalue allows {bound:.3f}"""
 
 
 EXERCISES = (

@@ -101,17 +101,15 @@ SLOWER = 1.3  # the first and the last message are, by bad luck: who trusts sing
 EXACT, WITHIN = 0.03, 0.05  # of the line: where the times are exact, where they are not
 
 
-def check_fit(fn, runner=None):
+def check_fit(fn):
     for k, (alpha, beta) in enumerate(LINES):
         exact = np.array([alpha + beta * n for n in SIZES])
         noise = np.random.default_rng(k).uniform(0.97, 1.03, len(SIZES))
         noise[[0, -1]] *= SLOWER
         check_line(fn, exact.tolist(), EXACT, "For exact times")
         check_line(fn, (exact * noise).tolist(), WITHIN, "For times with errors, as measured ones have them")
-    fact = (
-        f"within {EXACT:.0%} for exact times, and within {WITHIN:.0%} of the least squares for times with errors, on "
-        f"{len(LINES)} networks"
-    )
+    fact = f"""within {EXACT:.0%} for exact times, and within {WITHIN:.0%} of the least squares for times with errors,
+        on {len(LINES)} networks"""
     return Passed(fact)
 
 
@@ -179,10 +177,8 @@ def why_line(a, b, alpha, beta, name, seconds):
     return "beta: Which messages know what one more byte costs? The large ones, where alpha hardly counts."
 
 
-ALIKE = (
-    "Where all seconds count alike, a small error in the time of the largest message outweighs all that the small ones "
-    "say, and they alone know alpha. Look at them, or give them weight: 1 / seconds."
-)
+ALIKE = """Where all seconds count alike, a small error in the time of the largest message outweighs all that the small
+    ones say, and they alone know alpha. Look at them, or give them weight: 1 / seconds."""
 
 
 def other_lines(n, t):
@@ -246,7 +242,7 @@ TOO_MUCH = {  # (right, named): what the named one does beyond the job
 }
 
 
-def check_which_collective(fn, runner=None):
+def check_which_collective(fn):
     no = "Job {}: no collective is called {!r}. The eight are".format
     check_names(fn, RIGHT, "job", without_answer, "name", spelled, jobs.DOES, no, another_job)
     return Passed("8 of 8 jobs, each with the collective that sends no more than is needed")
@@ -293,7 +289,7 @@ QUESTION = {  # what to look at, by the right diagnosis
 }
 
 
-def check_diagnose(fn, runner=None):
+def check_diagnose(fn):
     right = zoo.diagnose()
     missing, no = "Program {} has no diagnosis.".format, "Program {}: there is no diagnosis {!r}. There are".format
     check_names(fn, right, "program", missing, "diagnosis", plain, zoo.DIAGNOSES, no, another_diagnosis)
@@ -421,9 +417,9 @@ def repair(id, title, name, **more):
 
 EXERCISES = (
     Exercise("3.1", "ping-pong", messages.ping_pong, 1, check_ping_pong),
-    Exercise("3.2", "fit alpha and beta", cost.fit_alpha_beta, 1, check_fit, parallel=False),
-    Exercise("3.3", "which collective is it", jobs.which_collective, 1, check_which_collective, parallel=False),
-    Exercise("3.4", "diagnose seven programs", zoo.diagnose, 2, check_diagnose, parallel=False),
+    Exercise("3.2", "fit alpha and beta", cost.fit_alpha_beta, 1, check_fit),
+    Exercise("3.3", "which collective is it", jobs.which_collective, 1, check_which_collective),
+    Exercise("3.4", "diagnose seven programs", zoo.diagnose, 2, check_diagnose),
     repair("3.5", "repair: a ring in which all are alike", "ring_even_odd"),
     repair("3.6", "repair: a collective that only one rank calls", "branch_around_collective", also=check_log),
     repair("3.7", "repair: loops of different length", "unequal_loops", explain=which_numbers, also=check_steps),

@@ -215,7 +215,7 @@ SETS = (
 )
 
 
-def check_choose(fn, runner=None):
+def check_choose(fn):
     cases = [(p, n, where) for where in NETWORKS for p in RANKS for n in SIZES]
     for costs in SETS:
         algorithms = f"with {' and '.join(costs)} to choose from"
@@ -254,11 +254,9 @@ def check_name(name, costs, p, nbytes, where):
     best = min(seconds, key=seconds.get)
     if seconds[name] > seconds[best] * (1 + TIE):
         taken, least = costs[name](p, nbytes), costs[best](p, nbytes)
-        message = (
-            f"{capital(case)} you say {name}, which takes {seconds_text(seconds[name])}: {taken.steps} steps and "
-            f"{taken.nbytes:,.0f} bytes. {best} takes {seconds_text(seconds[best])}: {least.steps} steps and "
-            f"{least.nbytes:,.0f} bytes."
-        )
+        message = f"""{capital(case)} you say {name}, which takes {seconds_text(seconds[name])}: {taken.steps} steps and
+            {taken.nbytes:,.0f} bytes. {best} takes {seconds_text(seconds[best])}: {least.steps} steps and
+            {least.nbytes:,.0f} bytes."""
         steps, moved = (taken.steps - least.steps) * alpha, (taken.nbytes - least.nbytes) * beta
         why = (
             "The steps decide here: each costs an alpha, however short." if steps > moved else "The bytes decide here."
@@ -271,5 +269,5 @@ EXERCISES = (
     Exercise("4.2", "all-gather on a ring", ring.all_gather, 2, partial(check_collective, ALL_GATHER)),
     Exercise("4.3", "all-reduce: the two together", ring.all_reduce, 2, partial(check_collective, ALL_REDUCE)),
     Exercise("4.4", "segment pipelining on a chain", chain.broadcast, 3, check_broadcast),
-    Exercise("4.5", "choose by size", cost.choose, 2, check_choose, parallel=False),
+    Exercise("4.5", "choose by size", cost.choose, 2, check_choose),
 )

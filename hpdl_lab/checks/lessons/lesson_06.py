@@ -272,16 +272,12 @@ def why_mean(name, r, run, before, means):
 def why_calls(calls, r, p):
     """What is wrong with the calls of the all_reduce that the answer was given; "" where it is one for everything."""
     if not calls:
-        return (
-            f"rank {r} never called the all_reduce that your function was given: the caller decides which one is used, "
-            "perhaps that of lesson 04."
-        )
+        return f"""rank {r} never called the all_reduce that your function was given: the caller decides which one is
+            used, perhaps that of lesson 04."""
     if len(calls) > 1:
-        return (
-            f"rank {r} called all_reduce {len(calls)} times, for {', '.join(map(str, calls))} numbers: pack all of "
-            f"them into one flat tensor, and call it once. Each call costs 2(p-1) = {2 * (p - 1)} messages one after "
-            "another, however small."
-        )
+        return f"""rank {r} called all_reduce {len(calls)} times, for {", ".join(map(str, calls))} numbers: pack all of
+            them into one flat tensor, and call it once. Each call costs 2(p-1) = {2 * (p - 1)} messages one after
+            another, however small."""
     return f"{calls[0]} numbers travel, and the gradients have {NUMBERS}." if calls[0] > NUMBERS else ""
 
 
@@ -328,7 +324,7 @@ def bucket_cases():
         yield generator.integers(0, 1000, generator.integers(1, 41)).tolist(), 700, 300
 
 
-def check_assign_buckets(fn, runner=None):
+def check_assign_buckets(fn):
     for nbytes, limit, first in bucket_cases():
         given = list(nbytes)
         where = f"for nbytes = {shown(nbytes)}, limit = {limit} and first = {first},"
@@ -411,10 +407,8 @@ def fact_about_a_gpt(fn):
     """What it means for a real model, in one sentence."""
     nbytes = [p.nbytes for p in models.build("gpt").parameters()]
     got = fn(nbytes, 100_000, 10_000)
-    return (
-        f"a tiny GPT has {len(nbytes)} gradients of {sum(nbytes):,} bytes: with buckets of 100,000 they are {len(got)} "
-        f"messages per hop, the first one of {sum(nbytes[i] for i in got[0]):,} bytes"
-    )
+    return f"""a tiny GPT has {len(nbytes)} gradients of {sum(nbytes):,} bytes: with buckets of 100,000 they are
+        {len(got)} messages per hop, the first one of {sum(nbytes[i] for i in got[0]):,} bytes"""
 
 
 EXERCISES = (
@@ -428,5 +422,5 @@ EXERCISES = (
         2,
         check_average_all_gradients,
     ),
-    Exercise("6.3", "cut the gradients into buckets", reducer.assign_buckets, 2, check_assign_buckets, parallel=False),
+    Exercise("6.3", "cut the gradients into buckets", reducer.assign_buckets, 2, check_assign_buckets),
 )

@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +14,11 @@ from ...models.mlp import mlp
 from ...parallel import training
 from ...parallel.data_parallel import DataParallelOverlapped
 from ...units import counted
-from ..checkers import because, engine_facts, in_all_cases, with_ranks
+from ..checkers import check_course, engine_facts, in_all_cases, with_ranks
 from ..ranks import Ledger, number, off_by, times
 from ..record import Broken, Exercise, Passed
 from .lesson_06 import flat
-from .lesson_06_overlap import SIZES, SMALL, load_optimizers
+from .lesson_06_overlap import SIZES, SMALL, course_of_one, load_optimizers
 
 
 class Log(list):
@@ -51,48 +52,37 @@ class Log(list):
         )
 
 
-def judge(looped, shape, where, broken=None):
-    """Raise Broken for the first thing that a rank did in a wrong order. broken: how the run ended, if it did not."""
-    size, detail = len(looped), broken.detail if broken else ""
+def first_fault(looped, shape, where, ended=True):
+    """Reason: the first thing that a rank did in a wrong order, or None. ended: whether all ranks came to their end."""
+    size = len(looped)
     for rank in sorted(looped):
         for why in faults(Log(looped[rank].log), shape[rank % len(shape)]):
-            broken = because(why.replace("SIZE", str(size)), f"{where}, rank {rank}")
-            raise Broken(f"{broken.failed}: {broken.message}", detail)
+            failed, _, told = why.partition(": ")
+            return f"{failed}: {where}, rank {rank} {told.replace('SIZE', str(size))}"
     adds = {rank: Log(left.log).times("add") for rank, left in sorted(looped.items())}
     most = max(len(shape[rank % len(shape)]) for rank in looped)
-    if broken and broken.failed == "raises":
-        return
-    wrong = {rank: n for rank, n in adds.items() if n != most}
-    if wrong:
-        rank, n = next(iter(wrong.items()))
-        told = (
-            f"{where}, rank {rank} adds gradients {counted(n, 'time')}, and {most} are needed, as many as the "
-            f"rank with most steps has: {off_by(n, most, 'step')}."
-        )
-        if n < most:
-            told += (
-                " Adding is collective: who leaves the loop earlier leaves the others waiting, and who stops everybody "
-                "earlier drops batches."
-            )
-        raise Broken(f"lengths: {told}", detail)
+    if not ended:
+        return None
+    for rank, n in adds.items():
+        if n != most:
+            early = """Adding is collective: who leaves the loop earlier leaves the others waiting, and who stops
+                everybody earlier drops batches."""
+            return f"""lengths: {where}, rank {rank} adds gradients {counted(n, "time")}, and {most} are needed, as many
+                as the rank with most steps has: {off_by(n, most, "step")}. {early if n < most else ""}"""
     for rank, n in adds.items():
         updates = Log(looped[rank].log).times("step")
         if updates != n:
-            told = (
-                f"{where}, rank {rank} adds gradients {counted(n, 'time')} and takes {counted(updates, 'step')}: every "
-                "rank takes every step, also one without a batch, or the replicas drift apart."
-            )
-            raise Broken(f"apart: {told}", detail)
+            return f"""apart: {where}, rank {rank} adds gradients {counted(n, "time")} and takes
+                {counted(updates, "step")}: every rank takes every step, also one without a batch, or the replicas
+                drift apart."""
     for rank in looped:
         done = {tuple(place) for what, *place in looped[rank].log if what == "forward"}
         for i, parts in enumerate(shape[rank % len(shape)]):
             lost = [k for k in range(parts) if (i, k) not in done]
             if lost:
-                told = (
-                    f"{where}, rank {rank} uses {parts - len(lost)} of its {parts} micro-batches in step {i}: "
-                    f"micro-batch {lost[0]} is left out, and missing in the gradient."
-                )
-                raise Broken(f"lost: {told}", detail)
+                return f"""lost: {where}, rank {rank} uses {parts - len(lost)} of its {parts} micro-batches in step {i}:
+                    micro-batch {lost[0]} is left out, and missing in the gradient."""
+    return None
 
 
 def faults(log, shape):
@@ -149,7 +139,6 @@ LOOKS = {"forward": look_at_forward, "last": look_at_last, "add": look_at_add, "
 
 MICRO = 2  # examples of a micro-batch
 LR = 0.1
-TOLERANCE = 1e-10
 EVEN = ((2, 2), (2, 2))  # micro-batches of each step, of every rank
 UNEVEN = ((2, 1, 3), (1, 2), (), (3, 1, 1, 2))  # of rank 0, 1, 2, 3, 4 = 0, ...
 CASES = ((3, EVEN[:1]), (2, UNEVEN[:2]), (4, UNEVEN), (3, UNEVEN), (1, UNEVEN), (5, UNEVEN))
@@ -158,10 +147,11 @@ CASES = ((3, EVEN[:1]), (2, UNEVEN[:2]), (4, UNEVEN), (3, UNEVEN), (1, UNEVEN), 
 class Looped(NamedTuple):
     """One rank after the answer.
 
-    log: what it did, see Log. kept: [flat parameters] at the start and after every step of the optimizer.
+    log: what it did, see Log. start, kept: flat parameters at the start, and after every step of the optimizer.
     """
 
     log: list
+    start: np.ndarray
     kept: list
 
 
@@ -212,8 +202,8 @@ def watched_optimizer(model, looped):
 
 def call(comm, fn, shape, ledger=None):
     """fn on this rank's micro-batches; returns Looped. ledger: {rank: Looped}, which outlives an answer that raises."""
-    model, looped = mlp(SIZES, seed=1).double(), Looped([], [])
-    looped.kept.append(flat(model))
+    model = mlp(SIZES, seed=1).double()
+    looped = Looped([], flat(model), [])
     if ledger is not None:
         ledger[comm.rank] = looped
     steps = steps_of(comm.rank, shape)
@@ -246,30 +236,17 @@ def without_warnings():
         yield
 
 
-def expected(p, shape):
-    """[flat parameters] of one rank with all micro-batches, at the start and after every step."""
-    model = mlp(SIZES, seed=1).double()
-    optimizer, kept = torch.optim.SGD(model.parameters(), lr=LR), [flat(model)]
-    everybody = [steps_of(rank, shape) for rank in range(p)]
-    for i in range(max(map(len, everybody))):
-        optimizer.zero_grad()
-        for x, y in (part for steps in everybody if i < len(steps) for part in steps[i]):
-            loss_of(model, x, y).backward()
-        optimizer.step()
-        kept.append(flat(model))
-    return kept
-
-
 def check_train_steps(fn, runner=None):
     load_optimizers()
     off = []
 
     def judged(run, where, shape, ledger=None):
-        judge(dict(enumerate(run)), shape, where)
-        off.append(check_course(run, len(run), shape, where))
+        if why := first_fault(dict(enumerate(run)), shape, where):
+            raise Broken(why)
+        off.append(compare(run, shape, where))
 
     def blame(broken, where, shape, ledger):
-        judge(ledger, shape, where, broken)
+        return first_fault(ledger, shape, where, ended=broken.failed != "raises")
 
     in_all_cases(fn, call, [(p, shape, Ledger()) for p, shape in CASES], case_of, judged, blame)
     facts = [
@@ -284,23 +261,24 @@ def case_of(p, shape, ledger):
     return f"{with_ranks(p)} of {', '.join(lengths)} steps"
 
 
-def check_course(run, p, shape, where):
-    """Raise Broken where a rank leaves the course of one rank with everything; returns the largest difference."""
-    alone = expected(p, shape)
-    for step in range(1, len(alone)):
-        for rank, left in enumerate(run):
-            off = np.abs(left.kept[step] - alone[step]).max()
-            if not off < TOLERANCE:
-                got, should = left.kept[step] - left.kept[step - 1], alone[step] - alone[step - 1]
-                share = times(got, should)
-                why = (
-                    ""
-                    if share is None
-                    else (f" It is {number(share)} times as long: parts of the loss add up, so do gradients.")
-                )
-                raise Broken(f"""{"scale" if why else "course"}: {where}, step {step - 1} of rank {rank} ends
-                    {number(off)} from where one rank with all micro-batches would be.{why}""")
-    return max(float(np.abs(left.kept[-1] - alone[-1]).max()) for left in run)
+def compare(run, shape, where):
+    """The largest difference from one rank with everything; raises Broken where a rank leaves its course."""
+    everybody = [part for rank in range(len(run)) for part in enumerate(steps_of(rank, shape))]
+    longest = range(max(len(steps_of(rank, shape)) for rank in range(len(run))))
+    batches = [[xy for i, parts in everybody if i == step for xy in parts] for step in longest]
+    alone = course_of_one(SIZES, [[partial(loss_of, x=x, y=y) for x, y in batch] for batch in batches])
+
+    def say(step, rank, off):
+        got, should = (kept[step] - (kept[step - 1] if step else run[rank].start) for kept in (run[rank].kept, alone))
+        share = times(got, should)
+        if share is None:
+            failed, why = "course", ""
+        else:
+            failed, why = "scale", f"It is {number(share)} times as long: parts of the loss add up, so do gradients."
+        return f"""{failed}: {where}, step {step} of rank {rank} ends {number(off)} from where one rank with all
+            micro-batches would be. {why}"""
+
+    return check_course([left.kept for left in run], alone, say)
 
 
 EXERCISES = (Exercise("6.6", "micro-batches, and ranks with less to do", training.train_steps, 2, check_train_steps),)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 from ...collectives import ring
 from ...comm import PerRank, Results
@@ -13,12 +13,12 @@ from ...comm.network import Switch
 from ...data.loading import shard
 from ...models.mlp import mlp
 from ...parallel import ddp
-from ...parallel.data_parallel import DataParallelOverlapped, Strategy
+from ...parallel.data_parallel import DataParallelOverlapped
 from ...parallel.reducer import Bucket, Reducer, gradient_ready
 from ...parallel.scaling.accounting import account, spending
 from ...parallel.training import train_step
 from ...units import counted
-from ..checkers import because, engine_facts, exactly, in_all_cases, off_reason, with_ranks
+from ..checkers import because, check_course, engine_facts, exactly, in_all_cases, off_reason, with_ranks
 from ..ranks import Ledger, number, on_engines, simulate
 from ..record import Broken, Exercise, Passed
 from .lesson_06 import flat, noted_ring
@@ -38,14 +38,17 @@ def load_optimizers():
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
 
 
-class Alone(Strategy):
-    """One rank: nothing to add."""
-
-    def assign(self, params):
-        return []
-
-    def add_gradients(self, comm, model):
-        pass
+def course_of_one(sizes, steps, **how):
+    """[flat parameters after each step] of one rank; steps: the functions loss(model) that each of them adds up."""
+    model = mlp(sizes, seed=1).double()
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1, **how), []
+    for losses in steps:
+        optimizer.zero_grad()
+        for loss in losses:
+            loss(model).backward()
+        optimizer.step()
+        kept.append(flat(model))
+    return kept
 
 
 def batch_of(step, sizes=SIZES):
@@ -56,11 +59,7 @@ def batch_of(step, sizes=SIZES):
 
 def train(comm, fn):
     """(N,) parameters after each of STEPS steps, on shards of the same batches and in two micro-batches."""
-    return steps_of(comm, DataParallelOverlapped(ring.all_reduce, **SMALL, gradient_ready=fn))
-
-
-def steps_of(comm, strategy):
-    model = mlp(SIZES, seed=1).double()
+    model, strategy = mlp(SIZES, seed=1).double(), DataParallelOverlapped(ring.all_reduce, **SMALL, gradient_ready=fn)
     optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
     strategy.start(comm, model)
     for step in range(STEPS):
@@ -84,14 +83,19 @@ def step_case(p):
 
 def check_parameters(run, where):
     """Raise Broken where a rank leaves the course of one rank with the whole batch; returns the largest difference."""
-    alone = simulate(1, steps_of, Alone(), evidence=False)[0]
-    for step in range(STEPS):
-        for r, kept in enumerate(run):
-            off = float(np.abs(kept[step] - alone[step]).max())
-            if not off < 1e-10:
-                raise Broken(f"""steps: {where}, after step {step} a parameter of rank {r} is {number(off)} from where
-                    one rank with the whole batch would be: is something left over from the step before?""")
-    return max(float(np.abs(kept[-1] - alone[-1]).max()) for kept in run)
+
+    def loss_of(step):
+        x, y = batch_of(step)
+        return lambda model: cross_entropy(model(x), y)
+
+    return check_course(
+        run,
+        course_of_one(SIZES, [[loss_of(step)] for step in range(STEPS)], momentum=0.9),
+        lambda step, rank, off: (
+            f"""steps: {where}, after step {step} a parameter of rank {rank} is {number(off)} from
+            where one rank with the whole batch would be: is something left over from the step before?"""
+        ),
+    )
 
 
 def timed_step(comm, fn):
@@ -326,9 +330,8 @@ def with_time(broken, fn):
     except Broken:
         return broken
     time = f"In a training step {exposed:.0%} of the communication is exposed so; {STANDARD:.0%} is the most."
-    found = Broken(f"{broken.failed}: {broken.message} {time}", broken.detail, run.events, P)
-    found.expected = exposure(gradient_ready)[1].events
-    return found
+    broken.events, broken.expected, broken.size = run.events, exposure(gradient_ready)[1].events, P
+    return broken.restate(f"{broken.failed}: {broken.message} {time}")
 
 
 SIZES_DDP = (6, 5, 4, 3)  # of the layers: six gradients
@@ -421,7 +424,7 @@ def check_ddp_hook(fn, runner=None):
     facts = [f"every bucket averaged, on 1, 2, 3 and 4 simulated ranks: {n} all-reduces for 6 gradients"]
     if runner is not None:
         run = on_engines(runner, train_ddp, fn)
-        facts.append(check_course(run))
+        facts.append(compare(run))
     return Passed(*facts, run=run)
 
 
@@ -500,25 +503,24 @@ def train_ddp(comm, fn):
     return kept
 
 
-def check_course(run):
+def compare(run):
     """Compare DDP on the engines with one rank that has the whole batch. Returns a fact."""
     p = len(run)
     if not run[0]:
         return "engines: these ranks are simulated, and PyTorch's process groups need processes"
-    model = mlp(SIZES_DDP, seed=1).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    worst = 0.0
-    for step in range(STEPS_DDP):
+
+    def loss_of(step):
         x, y = (torch.cat(parts) for parts in zip(*(shard_of(r, step) for r in range(p)), strict=True))
-        optimizer.zero_grad()
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-        for r, kept in enumerate(run):
-            off = float(np.abs(kept[step] - flat(model)).max())
-            worst = max(worst, off)
-            if not off < 1e-10:
-                raise Broken(f"""engines: Right on simulated ranks, but with PyTorch's DDP on {counted(p, "engine")}
-                    rank {r} is {off:.2g} from where one rank with the whole batch would be after step {step}.""")
+        return lambda model: mse_loss(model(x), y)
+
+    worst = check_course(
+        run,
+        course_of_one(SIZES_DDP, [[loss_of(step)] for step in range(STEPS_DDP)], momentum=0.9),
+        lambda step, rank, off: (
+            f"""engines: Right on simulated ranks, but with PyTorch's DDP on {counted(p, "engine")}
+            rank {rank} is {off:.2g} from where one rank with the whole batch would be after step {step}."""
+        ),
+    )
     return f"engines: PyTorch's DDP on {counted(p, 'MPI rank')}, {STEPS_DDP} steps, {worst:.0e} at most from one rank"
 
 

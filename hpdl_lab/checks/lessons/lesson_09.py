@@ -27,8 +27,7 @@ def column_case(p, biased=True):
     parts = cut(y, p, -1)
     weight_grads = [gr.flatten(0, -2).T @ x.flatten(0, -2) for gr in gs]
 
-    added = f"""sum: x has been added over {p} ranks, and was the same on all of them: forward copies, backward
-        adds."""
+    added = f"sum: x has been added over {p} ranks, and was the same on all of them: forward copies, backward adds."
 
     def explain(r):
         return (
@@ -177,7 +176,7 @@ UNEVEN = ((2, 3, 12), (4, 6, 24), (3, 2, 12))  # the width could be shared, the 
 PARTS = ("q", "k", "v")
 
 
-def check_rows_of_heads(fn, runner=None):
+def check_rows_of_heads(fn):
     for ranks, heads, width in SHARED:
         for rank in range(ranks):
             where = f"for rank {rank} of {ranks}, {counted(heads, 'head')} and a width of {width},"
@@ -319,10 +318,8 @@ def attention_case(p, causal):
     )
 
 
-SWAPPED = (
-    "You take q, k and v of one head to lie side by side. Of this rank's columns the first third are queries of all "
-    "its heads, then keys, then values: view(b, s, 3, heads, -1)."
-)
+SWAPPED = """You take q, k and v of one head to lie side by side. Of this rank's columns the first third are queries of
+    all its heads, then keys, then values: view(b, s, 3, heads, -1)."""
 TRANSPOSED = """transposed: That is only what the heads of rank {r} say about x. All ranks used x: column_linear adds
     what they say."""
 
@@ -478,9 +475,7 @@ check_sequence_parallel = partial(check_layer, part=SEQUENCE, fact=share_of_posi
 EXERCISES = (
     Exercise("9.1", "a linear layer cut by its outputs", column_linear, 2, check_linear(COLUMN, column_case)),
     Exercise("9.2", "a linear layer cut by its inputs", row_linear, 2, check_linear(ROW, row_case)),
-    Exercise(
-        "9.3", "which rows belong to a rank's heads", transformer.rows_of_heads, 2, check_rows_of_heads, parallel=False
-    ),
+    Exercise("9.3", "which rows belong to a rank's heads", transformer.rows_of_heads, 2, check_rows_of_heads),
     Exercise("9.4", "attention with this rank's heads", transformer.attention_heads, 3, check_attention_heads),
     Exercise(
         "9.5",

@@ -41,18 +41,11 @@ def image_of(height):
     return whole_numbers(31, BATCH, CHANNELS, height, WIDTH)
 
 
-class Everything(NamedTuple):
-    """A rank sends its whole strip of `high` rows to a rank that needs none of it."""
-
-    source: int
-    dest: int
-    high: int
-
-
 def call(comm, fn, height, rows, noted=None):
-    """fn(comm, x, rows) on this rank's strip of the image; returns Padded. noted: a list for Everything that is sent.
+    """fn(comm, x, rows) on this rank's strip of the image; returns Padded.
 
-    It is noted when it is sent: most such messages never arrive.
+    noted: a list of (source, dest, height) of a whole strip that is sent where none of it is needed: when it is sent,
+    as most such messages never arrive.
     """
     rows = rows_for(comm.size) if rows is None else list(rows)
     x = image_of(height).tensor_split(comm.size, 2)[comm.rank].contiguous()
@@ -66,11 +59,11 @@ def call(comm, fn, height, rows, noted=None):
 
 
 def noting(comm, send, high, rows, noted):
-    """`send`, which also notes Everything that goes down to a rank that needs no rows from above."""
+    """`send`, which also notes a strip that goes down to a rank that needs no rows from above."""
 
     def sends(x, dest, *args, **kwargs):
         if dest == comm.rank + 1 < comm.size and rows[dest][0] == 0 and x.ndim == 4 and x.shape[2] == high:
-            noted.append(Everything(comm.rank, dest, high))
+            noted.append((comm.rank, dest, high))
         return send(x, dest, *args, **kwargs)
 
     return sends
@@ -112,9 +105,9 @@ def with_needs(broken, where, height, rows, noted):
         return None
     found = capital(broken.message.removeprefix(where).strip())
     if noted:
-        sent = noted[0]
-        return f"""everything: You send all {sent.high} rows where 0 are needed: x[:, :, -0:] is everything. So rank
-            {sent.source} does to rank {sent.dest} {where[0].lower()}{where[1:-1]}: rows[{sent.dest}][0] is 0. Count
+        source, dest, high = noted[0]
+        return f"""everything: You send all {high} rows where 0 are needed: x[:, :, -0:] is everything. So rank
+            {source} does to rank {dest} {where[0].lower()}{where[1:-1]}: rows[{dest}][0] is 0. Count
             from the front, as in x[:, :, h - n:]. {full_stop(found)}"""
     return f"""asks: {where} messages do not fit, though they do where all ranks need as many rows above as below. How
         many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is rows[rank][0].
@@ -206,10 +199,8 @@ def check_steps(run):
     """Raise Broken where ranks wait for each other in a row: `run` is one where a message takes 1 s. Returns a fact."""
     p, took = len(run), round(run.seconds)
     if took > MOST_STEPS:
-        in_a_row = (
-            "a rank can send before its neighbor's rows have come. Begin all messages with sending and receiving, then "
-            "wait for them."
-        )
+        in_a_row = """a rank can send before its neighbor's rows have come. Begin all messages with sending and
+            receiving, then wait for them."""
         raise Broken(f"""steps: The strips are right, but with {p} ranks it takes the time of {took} messages one after
             another, where {MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}""")
     told = counted(took, "message")

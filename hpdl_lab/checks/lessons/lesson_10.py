@@ -147,7 +147,7 @@ def facts_of(fn, cases, kinds, memory):
 COSTS = ((1, 2), (1, 1), (2, 1))  # time of forward and of backward
 
 
-def check_gpipe(fn, runner=None):
+def check_gpipe(fn):
     for p, m in CASES:
         schedule = schedule_of(fn, p, m, "FB")
         for rank, row in enumerate(schedule.rows):
@@ -178,15 +178,13 @@ def check_makespan(schedule, question):
     for tf, tb in COSTS:
         times, least = times_of(schedule, forward=tf, backward=tb), (m + p - 1) * (tf + tb)
         if times.makespan > least:
-            message = (
-                f"{beginning(schedule)} a forward takes {tf}, a backward {tb}, and your schedule {times.makespan}, "
-                f"where (m+p-1)(tf+tb) = {least} would do: {times.bubble:.0%} of it is bubble, not "
-                f"{(p - 1) / (m + p - 1):.0%}. {question}"
-            )
+            message = f"""{beginning(schedule)} a forward takes {tf}, a backward {tb}, and your schedule
+                {times.makespan}, where (m+p-1)(tf+tb) = {least} would do: {times.bubble:.0%} of it is bubble, not
+                {(p - 1) / (m + p - 1):.0%}. {question}"""
             raise Broken(f"bubble: {message}", shown(schedule, times))
 
 
-def check_one_f_one_b(fn, runner=None):
+def check_one_f_one_b(fn):
     for p, m in CASES:
         schedule = schedule_of(fn, p, m, "FB")
         times = times_of(schedule)
@@ -202,10 +200,8 @@ def check_one_f_one_b(fn, runner=None):
 def too_many_live(schedule, times, rank):
     """The message about a rank that holds more than it has to."""
     m, peak, enough = schedule.micro_batches, times.peak[rank], min(schedule.micro_batches, schedule.ranks - rank)
-    text = (
-        f"{beginning(schedule)} rank {rank} holds the activations of {peak} micro-batches at once, and 1F1B needs "
-        f"min(m, p - rank) = {enough}. "
-    )
+    text = f"""{beginning(schedule)} rank {rank} holds the activations of {peak} micro-batches at once, and 1F1B needs
+        min(m, p - rank) = {enough}. """
     if set(times.peak) == {m}:
         return f"{text}That is GPipe: as short, but m live everywhere. Do a backward as soon as one is possible."
     if len(set(times.peak)) == 1:
@@ -239,7 +235,7 @@ def cases():
         yield [cost / 1000 for cost in costs] if seed % 2 else costs, stages
 
 
-def check_partition(fn, runner=None):
+def check_partition(fn):
     for costs, stages in cases():
         given = list(costs)
         where = f"for costs = {costs} and {counted(stages, 'stage')}"
@@ -289,10 +285,8 @@ def check_balance(sizes, costs, stages, where):
         return
     slow = parts.index(max(parts))
     told = ", ".join(number(part) for part in parts)
-    message = (
-        f"{where} your sizes {[int(size) for size in sizes]} make stages that cost {told}: all wait for stage {slow} "
-        f"with its {number(parts[slow])}, and {number(least)} is possible. "
-    )
+    message = f"""{where} your sizes {[int(size) for size in sizes]} make stages that cost {told}: all wait for stage
+        {slow} with its {number(parts[slow])}, and {number(least)} is possible. """
     if max(sizes) - min(sizes) <= 1:
         message += "Equal numbers of layers are not equal work."
     elif slow == stages - 1:
@@ -314,10 +308,8 @@ def check_refusal(fn):
     elif "2" in str(error) and "3" in str(error):
         return
     else:
-        message = (
-            f"For 2 layers and 3 stages your function raised ValueError({str(error)!r}): say both numbers, so that "
-            "whoever reads it knows what to change. The line with raise stood above your solution."
-        )
+        message = f"""For 2 layers and 3 stages your function raised ValueError({str(error)!r}): say both numbers, so
+            that whoever reads it knows what to change. The line with raise stood above your solution."""
     raise Broken(f"refusal: {message}")
 
 
@@ -332,17 +324,15 @@ def fact_about_a_gpt(fn):
 FILLED = tuple((p, m) for p, m in CASES if m >= p)  # ZB-H1 needs so many micro-batches
 
 
-def check_zero_bubble_h1(fn, runner=None):
+def check_zero_bubble_h1(fn):
     for p, m in FILLED:
         schedule = schedule_of(fn, p, m, "FIW")
         times = times_of(schedule)
         if max(times.peak) > p:
             rank = times.peak.index(max(times.peak))
-            message = (
-                f"{beginning(schedule)} rank {rank} holds the activations of {times.peak[rank]} micro-batches at once: "
-                f"they live until W is done, and ZB-H1 gets by with p = {p}, as 1F1B on rank 0. How many Ws do you "
-                "keep back?"
-            )
+            message = f"""{beginning(schedule)} rank {rank} holds the activations of {times.peak[rank]} micro-batches at
+                once: they live until W is done, and ZB-H1 gets by with p = {p}, as 1F1B on rank 0. How many Ws do you
+                keep back?"""
             raise Broken(f"memory: {message}", shown(schedule, times))
         if times.makespan > 3 * m + p - 1:
             raise Broken(f"bubble: {not_filled(schedule, times)}", shown(schedule, times))
@@ -354,10 +344,8 @@ def check_zero_bubble_h1(fn, runner=None):
 def not_filled(schedule, times):
     """The message about a bubble that is larger than it has to be."""
     p, m = schedule.ranks, schedule.micro_batches
-    text = (
-        f"{beginning(schedule)} F, I and W take 1 each, and your schedule {times.makespan}, where 3m+p-1 = "
-        f"{3 * m + p - 1} would do: {times.bubble:.0%} of it is bubble, not {(p - 1) / (3 * m + p - 1):.0%}. "
-    )
+    text = f"""{beginning(schedule)} F, I and W take 1 each, and your schedule {times.makespan}, where 3m+p-1 =
+        {3 * m + p - 1} would do: {times.bubble:.0%} of it is bubble, not {(p - 1) / (3 * m + p - 1):.0%}. """
     places = [{(action.kind, action.micro_batch): place for place, action in enumerate(row)} for row in schedule.rows]
     if all(row["W", i] == row["I", i] + 1 for row in places for i in range(m)):
         return f"{text}Every W follows its I at once, so the ranks wait where 1F1B's wait: keep Ws back to fill that."
@@ -366,8 +354,8 @@ def not_filled(schedule, times):
 
 
 EXERCISES = (
-    Exercise("10.1", "GPipe: all forwards, then all backwards", gpipe, 2, check_gpipe, parallel=False),
-    Exercise("10.2", "1F1B: a backward as soon as there is one", one_f_one_b, 2, check_one_f_one_b, parallel=False),
-    Exercise("10.3", "cut a model into stages that cost the same", partition, 2, check_partition, parallel=False),
-    Exercise("10.4", "ZB-H1: weights fill the bubble", zero_bubble_h1, 3, check_zero_bubble_h1, parallel=False),
+    Exercise("10.1", "GPipe: all forwards, then all backwards", gpipe, 2, check_gpipe),
+    Exercise("10.2", "1F1B: a backward as soon as there is one", one_f_one_b, 2, check_one_f_one_b),
+    Exercise("10.3", "cut a model into stages that cost the same", partition, 2, check_partition),
+    Exercise("10.4", "ZB-H1: weights fill the bubble", zero_bubble_h1, 3, check_zero_bubble_h1),
 )

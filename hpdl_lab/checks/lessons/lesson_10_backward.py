@@ -177,10 +177,8 @@ def explain(got, name, stage, mine, schedule):
             torch.autograd.backward leaves them in .grad of the parameters, where the optimizer looks."""
     right = expected(schedule, mine)[part][name]
     i = int(np.argmax(~np.isclose(got, right, rtol=TOLERANCE, atol=TOLERANCE).reshape(-1)))
-    told = (
-        f"the gradient of {name}[{i}] of stage {stage} should be {number(right.reshape(-1)[i])} and is "
-        f"{number(got.reshape(-1)[i])}."
-    )
+    told = f"""the gradient of {name}[{i}] of stage {stage} should be {number(right.reshape(-1)[i])} and is
+        {number(got.reshape(-1)[i])}."""
     for factor, why in ((m, "multiplied by"), (1 / m, "divided by")):
         if m > 1 and np.allclose(got, right * factor, rtol=TOLERANCE, atol=TOLERANCE):
             return f"scale: {told} It was {why} {m}, the number of micro-batches: the losses are divided already."

@@ -15,7 +15,7 @@ SIZES = ((2, 3), (4,), (2, 2, 2), (3, 2, 1), (2, 3, 4), (1,), (3, 1, 2, 2), (2, 
 GROUPED = ((2, 2, 3), *SIZES)
 
 
-def check_coordinates(fn, runner=None):
+def check_coordinates(fn):
     for sizes in SIZES:
         places = [place_of(fn, rank, sizes) for rank in range(math.prod(sizes))]
         for rank, place in enumerate(places):
@@ -76,7 +76,7 @@ def shown(value):
     return "nothing" if value is None else f"{text[:60]}{'...' if len(text) > 60 else ''}"
 
 
-def check_groups(fn, runner=None):
+def check_groups(fn):
     for sizes in GROUPED:
         for axis in range(len(sizes)):
             check_groups_of(fn, sizes, axis)
@@ -234,7 +234,7 @@ def limit_told(limit):
     return f"a limit of {limit:,} bytes"
 
 
-def check_best_grid(fn, runner=None):
+def check_best_grid(fn):
     n = 0
     for where, prices, limit in cases():
         check_grid(called(fn, prices, limit, where), prices, limit, capital(where))
@@ -261,10 +261,8 @@ def called(fn, prices, limit, where):
         raise Broken(f"""impossible: {capital(where)} your function stopped at a grid that cannot be: {error}. predict
             says so by a ValueError: leave that grid out and go on with the others.""")
     best = prices.best(limit)
-    head = (
-        f"{capital(where)} your function refused ({error}), but dp {best[0]} x pp {best[1]} x tp {best[2]} needs "
-        f"{prices.table[best].nbytes:,} bytes, and fits"
-    )
+    head = f"""{capital(where)} your function refused ({error}), but dp {best[0]} x pp {best[1]} x tp {best[2]} needs
+        {prices.table[best].nbytes:,} bytes, and fits"""
     if best not in prices.asked:
         raise Broken(f"cover: {head}. {never_asked(prices, best)}")
     raise Broken(f"limit: {head}: up to the limit, and the limit itself.")
@@ -302,10 +300,8 @@ def check_grid(got, prices, limit, where):
 
 def never_asked(prices, best):
     asked = len({grid for grid in prices.asked if math.prod(grid) == prices.ranks})
-    return (
-        f"You never asked predict about it: every dp x pp x tp = {prices.ranks} counts, {len(grids(prices.ranks))} in "
-        f"all, and you asked about {asked}{beyond(prices, best)}."
-    )
+    return f"""You never asked predict about it: every dp x pp x tp = {prices.ranks} counts, {len(grids(prices.ranks))}
+        in all, and you asked about {asked}{beyond(prices, best)}."""
 
 
 def beyond(prices, best):
@@ -332,7 +328,7 @@ def check_nothing_fits(fn):
 
 
 EXERCISES = (
-    Exercise("11.1", "where a rank stands", mesh.coordinates, 2, check_coordinates, parallel=False),
-    Exercise("11.2", "who is in whose group", mesh.groups, 2, check_groups, parallel=False),
-    Exercise("11.4", "search the grid under a memory limit", search.best_grid, 2, check_best_grid, parallel=False),
+    Exercise("11.1", "where a rank stands", mesh.coordinates, 2, check_coordinates),
+    Exercise("11.2", "who is in whose group", mesh.groups, 2, check_groups),
+    Exercise("11.4", "search the grid under a memory limit", search.best_grid, 2, check_best_grid),
 )
