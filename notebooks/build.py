@@ -26,7 +26,7 @@ import jupytext
 import nbformat
 from stubs import import_lines, solution_source, stub_source
 
-from hpdl_lab.features.uncollected import uncollected
+from hpdl_lab.features.freed_memory import uncollected
 
 with uncollected():  # a quarter of the time
     from hpdl_lab.checks import exercises

@@ -14,13 +14,12 @@ from hpdl_lab.comm.network import Islands, Switch
 from hpdl_lab.parallel.grid import memory
 from hpdl_lab.parallel.grid import search as grid_search
 from hpdl_lab.parallel.grid.machine import MACHINES, Machine, grid_of, message_cost
-from hpdl_lab.parallel.grid.measure import measured, spec_of
+from hpdl_lab.parallel.grid.measure import bytes_over_axes, grid_steps, measured, spec_of
 from hpdl_lab.parallel.grid.memory import SavedBytes, memory_of
 from hpdl_lab.parallel.grid.model import predict
 from hpdl_lab.parallel.grid.search import best, best_grid, grids, search
 from hpdl_lab.parallel.grid.simulation import simulate
 from hpdl_lab.parallel.grid.spec import SPECS, gpt
-from hpdl_lab.parallel.grid.steps import bytes_over_axes, grid_steps
 from hpdl_lab.parallel.hybrid.model import cross_entropy_per_answer
 from hpdl_lab.schedules.evaluation import pipeline_time
 from tests.wording import raises

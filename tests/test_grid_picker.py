@@ -19,7 +19,7 @@ from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.lab.picker import PICKERS, GridRun, Measured, Picker
 from hpdl_lab.lab.plain import sentence
-from hpdl_lab.parallel.grid.steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
+from hpdl_lab.parallel.grid.measure import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from hpdl_lab.plots import grid as drawing
 from tests.wording import raises
 

@@ -151,7 +151,13 @@ def test_embedding_and_logits_share_a_table(p, vocabulary):
         found = mine(tokens)
         logits = VocabularyLinear(comm, vocabulary)(found.tanh(), mine.weight)
         (grad,) = torch.autograd.grad(logits, mine.weight, g)
-        return found.detach(), logits.detach(), mine.cut.join(comm.all_gather(grad)), grad, mine.cut
+        return (
+            found.detach(),
+            logits.detach(),
+            mine.cuts["weight"].join(comm.all_gather(grad)),
+            grad,
+            mine.cuts["weight"],
+        )
 
     for rank, (found, logits, grad, mine, cut) in enumerate(sim.run(p, shared, threads=True)):
         assert close(found, x) and close(logits, true_logits) and close(grad, true_grad)

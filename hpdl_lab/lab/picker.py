@@ -18,11 +18,11 @@ from torch import nn
 from .. import features, schedules
 from ..engines.errors import EngineError
 from ..parallel.grid.machine import Machine
+from ..parallel.grid.measure import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from ..parallel.grid.memory import Memory
 from ..parallel.grid.model import Prediction
 from ..parallel.grid.simulation import simulate
 from ..parallel.grid.spec import Spec
-from ..parallel.grid.steps import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from ..plots import grid as drawing
 from ..plots import live
 from ..plots.style import look, new_figure

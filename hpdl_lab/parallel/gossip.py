@@ -34,46 +34,20 @@ class Graph(NamedTuple):
         return len(self.neighbors)
 
 
-def ring(n: int) -> list[Edge]:
-    """Every rank knows the one before and the one after."""
-    return [(i, (i + 1) % n) for i in range(n)]
-
-
-def wheel(n: int) -> list[Edge]:
-    """Rank 0 is the hub, the others are the rim: a ring, each of which also knows the hub."""
-    rim = n - 1
-    return star(n) + [(1 + i, 1 + (i + 1) % rim) for i in range(rim)]
-
-
-def star(n: int) -> list[Edge]:
-    """Everybody knows rank 0 only."""
-    return [(0, i) for i in range(1, n)]
-
-
-def complete(n: int) -> list[Edge]:
-    """Everybody knows everybody."""
-    return [(i, j) for j in range(n) for i in range(j)]
-
-
-def exponential(n: int) -> list[Edge]:
-    """Rank i knows those 1, 2, 4, ... further on, and is known by them."""
-    return [(i, (i + (1 << k)) % n) for i in range(n) for k in range((n - 1).bit_length())]
-
-
-def connected_at_random(n: int, seed: int = 0) -> list[Edge]:
+def connected_at_random(n: int, seed: int) -> list[Edge]:
     """A random tree, so that everybody hears of everybody in the end, and half as many edges again."""
     chance = random.Random(seed)
     tree = [(chance.randrange(i), i) for i in range(1, n)]
     return tree + [(chance.randrange(n), chance.randrange(n)) for _ in range(n // 2)]
 
 
-GRAPHS: dict[str, Callable[..., list[Edge]]] = {
-    "ring": ring,
-    "wheel": wheel,
-    "star": star,
+GRAPHS: dict[str, Callable[[int, int], list[Edge]]] = {  # name: f(n, seed) -> pairs of ranks that know each other
+    "ring": lambda n, _: [(i, (i + 1) % n) for i in range(n)],
+    "wheel": lambda n, _: [(0, i) for i in range(1, n)] + [(1 + i, 1 + (i + 1) % (n - 1)) for i in range(n - 1)],
+    "star": lambda n, _: [(0, i) for i in range(1, n)],
     "random": connected_at_random,
-    "exponential": exponential,
-    "complete": complete,
+    "exponential": lambda n, _: [(i, (i + (1 << k)) % n) for i in range(n) for k in range((n - 1).bit_length())],
+    "complete": lambda n, _: [(i, j) for j in range(n) for i in range(j)],
 }
 
 
@@ -83,9 +57,8 @@ def graph(name: str, n: int, seed: int = 0) -> Graph:
         raise LookupError(f"no graph is called {name!r}: {', '.join(GRAPHS)}")
     if n < 1:
         raise ValueError(f"a graph needs at least 1 rank, got {n}")
-    edges = GRAPHS[name](n, seed) if name == "random" else GRAPHS[name](n)
     sets: list[set[int]] = [set() for _ in range(n)]
-    for i, j in edges:
+    for i, j in GRAPHS[name](n, seed):
         if i != j:
             sets[i].add(j)
             sets[j].add(i)

@@ -1,19 +1,13 @@
-"""Gradient descent by several ranks, each with its share of the examples: average the gradients, take one common step.
+"""Gradient descent by several ranks in NumPy: average the gradients and take one common step, or let one rank serve.
 
 rank 0: its examples -> g0 --+                            +--> the same step
 rank 1: its examples -> g1 --+--> (g0 + g1 + g2 + g3) / 4 +--> the same step
 rank 2: its examples -> g2 --+                            +--> the same step
 rank 3: its examples -> g3 --+                            +--> the same step
 
-Gradient descent around a parameter server: one rank holds the weights, all others compute gradients for it.
-
 rank 1: its examples -> g1 --+                                  +--> w
-rank 2: its examples -> g2 --+--> rank 0: w -= rate * mean(g) --+--> w
+rank 2: its examples -> g2 --+--> rank 0: w -= rate * mean(g) --+--> w        all that workers say passes through rank 0
 rank 3: its examples -> g3 --+                                  +--> w
-
-All that the workers say passes through one rank: with p - 1 workers it receives and sends p - 1 vectors per step.
-
-This is lesson 02, in NumPy. Bounded staleness for real models is in parameter_server.py.
 """
 
 from collections.abc import Callable

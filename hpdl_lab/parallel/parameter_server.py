@@ -4,14 +4,10 @@
     rank 0          [ step ]     [ step ]     [ step ]     . waits for clock 2 - 1 of rank 1 .
     rank 1, slow    [     s t e p      ]   [     s t e p      ]   ...
 
-When a rank begins clock c it has every gradient of clocks 0 to c - 1 - staleness of all ranks, its own of all clocks,
-and of the others' up to clock c - 1 + staleness those that happened to be there. Staleness 0 is synchronous training;
-without a bound it is Hogwild over messages. A slow rank is waited for only when it falls behind by more than the bound,
-so that jitter costs nothing; a rank that is always slower sets the pace in the end. The price is that gradients are of
-older weights.
-
-In the paper servers hold the weights, and clients cache them. Here every rank has a replica, which is its cache, and
-sends its gradients to all others, which saves the hop through a server and the question who may receive from whom.
+A rank that begins clock c has every gradient of clocks 0 to c - 1 - staleness of all ranks, and later ones that
+happened to come. Jitter costs nothing; a rank that is always slower sets the pace in the end. The price is that
+gradients are of older weights. In the paper servers hold the weights; here every rank has a replica, and sends its
+gradients to all others.
 """
 
 import torch

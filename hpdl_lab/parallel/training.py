@@ -1,14 +1,8 @@
-"""What decides the course of a training, apart from the number of ranks, which must not.
+"""The training loop of one rank around a strategy, and the recipe, which decides its course whatever the ranks.
 
-The training loop of one rank: input, forward, backward, add gradients, update; any model, data and strategy.
-
-The loop around a strategy: micro-batches that add up before anything travels, and ranks that have less to do.
-
-    rank 0   | m0  m1  m2 | add | m0  m1 | add | m0 | add |
-    rank 1   | m0  m1     | add | m0     | add |    | add |      no batch left, and yet it takes part
-    rank 2   |            | add |        | add |    | add |      an empty shard from the start
-
-training.train_step is the same for one step of shards that every rank has, with a trace of where the time goes.
+rank 0   | m0  m1  m2 | add | m0  m1 | add | m0 | add |
+rank 1   | m0  m1     | add | m0     | add |    | add |      no batch left, and yet it takes part
+rank 2   |            | add |        | add |    | add |      an empty shard from the start
 """
 
 import os

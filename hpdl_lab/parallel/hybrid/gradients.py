@@ -1,20 +1,11 @@
-"""Gradients on a mesh: over which axes each of them is added before the optimizer's step.
+"""Gradients on a mesh: each added once, over just the ranks that have parts of it, beside backward.
 
-    a matrix that tp cuts             dp            every tp rank has its own part of it
-    a norm, or a bias after a sum     dp            all tp ranks have computed the same whole gradient already
-    the same with sequence parallel   dp and tp     each tp rank has seen only its positions of the sequence
-    the tokens' table of a GPT        dp and pp     the first and the last stage use one table, and each adds its part
+    parameter                                          its gradient is added over         communicator
+    of one stage, cut by tp, or whole on every tp rank dp                                 mesh["dp"]
+    the same, seen by parts of a sequence              dp and tp                          mesh.over("dp", "tp")
+    of several stages (tied; GEMS)                     dp and these places along pp       one more, of just these ranks
 
-Never all of them: two stages hold different layers, and two tp ranks different halves of a matrix.
-
-The gradients of one rank of a mesh: each added once, over just the ranks that have parts of it, beside backward.
-
-    parameter                              its gradient is added over         communicator
-    of one stage                           dp                                 mesh["dp"]
-    the same, seen by parts of a sequence  dp and tp                          mesh.over("dp", "tp")
-    of several stages (tied; GEMS)         dp and these places along pp       one more, of just these ranks
-
-R replicas of p partitions are p communicators of R ranks, and more only for what is shared. The gradients lie in the
+Never over all: two stages hold different layers, and two tp ranks different halves of a matrix. Gradients lie in the
 buckets that travel, from the first micro-batch on: no second copy, and a bucket leaves when the last micro-batch has
 come through it, while backward goes on.   Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; `reduce_gradients` is
 the same without overlap.
@@ -160,7 +151,8 @@ class Gradients:
                 alone.append([params[name] for name in mine])
                 known.update(mine)
             self._add(mesh.over(*axes), alone)
-        for held, over_tp in self._kinds_of_shared(shared, partial):
+        kinds = sorted({(ranks, name in partial) for name, ranks in shared.items()})  # in an order that all ranks have
+        for held, over_tp in kinds:
             ours = [n for n, ranks in shared.items() if ranks == held and (n in partial) == over_tp]
             comm = comm_of_holders(mesh, held, over_tp)
             if mesh["pp"].rank in held:
@@ -219,13 +211,6 @@ class Gradients:
     def _add(self, comm: Comm, parts: list[list[nn.Parameter]]) -> None:
         if any(parts):
             self.groups.append(Group(comm, [part for part in parts if part], self.all_reduce))
-
-    @staticmethod
-    def _kinds_of_shared(
-        shared: dict[str, tuple[int, ...]], partial: Collection[str]
-    ) -> list[tuple[tuple[int, ...], bool]]:
-        """(ranks along pp, over tp?) of all groups of shared parameters, in an order that all ranks have."""
-        return sorted({(ranks, name in partial) for name, ranks in shared.items()})
 
 
 def holders(schedule: Schedule, names: list[list[str]]) -> dict[str, tuple[int, ...]]:

@@ -13,16 +13,9 @@
                  |                       |
              all-reduce              all-reduce         one per partition, beside the backward of other micro-batches
 
-On simulated ranks backward waits for others inside autograd where tp > 1: sim.run(..., threads=True).
+On simulated ranks backward waits for others inside autograd where tp > 1: sim.run(..., threads=True). The state is that
+of the whole model, which any other mesh can take its parts of.
 Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021, arXiv:2104.04473.
-
-The state of a model that lies on a mesh, as the state of the whole model: what any other mesh can take its parts of.
-
-    whole      tokens.weight  blocks.0...  blocks.1...  norm...        names and shapes of the unchanged model
-    pp 0       tokens.weight  blocks.0...                              tp 0: the first rows of each    tp 1: the others
-    pp 1       tokens.weight               blocks.1...  norm...
-
-A tensor is put together along tp, and its first holder along pp sends it to the others.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
-"""The actions of a pipeline in the event log: how they are called there, and the schedule that they came to.
-
-Which messages a rank of a pipeline sends and receives, and in which order: all of it follows from the schedule.
-
-Messages between two ranks arrive in the order in which they were sent, whatever stages and micro-batches they are for.
-So the receiver expects them in the order of the sender's row, and needs no tags to tell them apart.
-
-Executes a schedule on one rank: actions in order, messages posted ahead, over any communicator.
+"""Carry out a schedule on one rank: actions in order, messages posted ahead, over any communicator.
 
     row       1F0        1F1        1B0        1F2    ...
     receives  x0 x1      x2         g0 ...                  posted up to AHEAD actions before they are needed
     sends          y0         y1         g0                 never waited for, until they must have arrived
 
-A rank waits for nothing but what its next action needs. So where a schedule can be carried out at all, which
-schedules.validate proves, its ranks do not deadlock, whatever the network does.
+Messages between two ranks arrive in the order of the sender's row: no tags are needed to tell them apart. A rank waits
+for nothing but what its next action needs. So where a schedule can be carried out at all, which schedules.validate
+proves, its ranks do not deadlock, whatever the network does.
 """
 
 from __future__ import annotations

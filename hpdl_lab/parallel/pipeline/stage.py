@@ -4,15 +4,12 @@ Backward in two halves: first the gradients of a stage's inputs, which another r
 
     forward    x --linear--> a --relu--> b --linear--> y         the operations that use a weight: the two linears
                     |w1                     |w2
-
     inputs     dx <--linear-- da <--relu-- db <--linear-- dy     one walk through the graph, which computes neither dw1
                               kept                   kept        nor dw2, and keeps the gradient of each linear's output
     weights        dw1 from da               dw2 from dy         later: each linear once more, for its weights alone
 
-Together they cost about what a whole backward costs. A weight whose gradient cannot be left for later, because it is
-used more than once in the stage, is computed with the inputs.
-Ref: Qi et al. 2024, "Zero bubble pipeline parallelism", arXiv:2401.10241, section 2. In torch.distributed.pipelining
-these are stage_backward_input and stage_backward_weight.
+Together they cost about what a whole backward costs. A weight that is used more than once in the stage is computed with
+the inputs.   Ref: Qi et al. 2024, "Zero bubble pipeline parallelism", arXiv:2401.10241, section 2.
 """
 
 from __future__ import annotations

@@ -4,20 +4,15 @@
     background                         |-- T(b2) --|-- T(b1) --|-- T(b0) ---|
                                                                       |-----| exposed: nothing else goes on
 
-T(n) is the time of an all-reduce of n bytes, such as cost.all_reduce(p, n).seconds(alpha, beta). What computes is
-measured, profile.py; what communicates is a formula, or an evaluated schedule; a graph of predict puts one beside the
-other. Where both go on at once they take a core, the memory, or Python's interpreter from each other. How much is found
-by three timings on real ranks:
+T(n) is the time of an all-reduce of n bytes. What computes is measured, profile.py; what communicates is a formula, or
+an evaluated schedule. Where both go on at once they take a core, the memory, or Python's interpreter from each other;
+how much is found by three timings on real ranks:
 
     alone    | forward | backward   m0  m1  m2 | update |              computing: a rehearsal in which nothing is sent
     alone    |-- m0 --|-- m1 --|-- m2 --|                              messages: the same all-reduces in a row
     both     | forward  |  backward    m0    m1    m2  |  update  |    a rehearsal that sends them, and waits for none
                                        |--- m0 ---|--- m1 ---|-- m2 --|
                                                                end ^     ^ settled
-
-An all-reduce written in Python takes its interpreter from the training every few microseconds, and waits for it up to 5
-ms (sys.getswitchinterval). One that is compiled needs no interpreter, but a core, where ranks share cores; and both
-move bytes through the memory that backward reads. The two speeds of an Interference are what of it can be seen.
 """
 
 from __future__ import annotations

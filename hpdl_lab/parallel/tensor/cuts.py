@@ -83,13 +83,13 @@ def padded_shares(comm: Comm, size: int, dim: int) -> Cut:
 def cuts_of(model: nn.Module) -> dict[str, Cut]:
     """{name: Cut} of every parameter and buffer of a sharded model: WHOLE unless a module says else.
 
-    A module that is cut has cuts() -> {local name: Cut}. Ask the model before it is split into stages: a stage may hold
+    A module that is cut has cuts, {local name: Cut}. Ask the model before it is split into stages: a stage may hold
     a tied table without the module that knows how it is cut.
     """
     cuts = {name: WHOLE for name, _ in tensors_of(model)}
     for prefix, module in model.named_modules():
-        if hasattr(module, "cuts"):
-            cuts |= {f"{prefix}.{name}" if prefix else name: cut for name, cut in module.cuts().items()}
+        mine = getattr(module, "cuts", {}).items()
+        cuts |= {f"{prefix}.{name}" if prefix else name: cut for name, cut in mine}
     return cuts
 
 

@@ -1,4 +1,4 @@
-"""Communication with two directions: what a layer sends in forward decides what it must send in backward.
+"""Layers on several ranks: what they send in forward decides what they must send in backward.
 
 | pair          | forward                         | backward                        | in Megatron |
 |---------------|---------------------------------|---------------------------------|-------------|
@@ -7,31 +7,20 @@
 | `split_to`    | this rank's part                | all parts, gathered             |             |
 | `gather_from` | all parts, gathered             | this rank's part                |             |
 
-Why the sum: where p ranks go on from the same x, each with a part of the layer, the loss depends on x in p ways, and
-its gradient is the sum of p gradients. The backward of a linear map is its transposed: that of "copy" is "add".
-Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3.
-
-A linear layer on several ranks: cut by columns, then by rows, and one sum behind both.
+Where p ranks go on from the same x, each with a part of the layer, the gradient of x is the sum of p gradients.
 
 y = x A with A (in, out); torch keeps the weight as A transposed, (out, in), so a column of A is a row of `weight`.
 
     columns: A = [A0 | A1]       x A = [x A0 | x A1]           every rank needs all of x, and has a part of y
     rows:    A = [A0 / A1]       x A = x0 A0 + x1 A1           every rank needs its part of x, and has a part of the sum
 
-After columns each rank holds just the part of y that rows need as their x, and ReLU or GELU between them work on each
-number alone: two layers and one all-reduce.
-Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3 and figure 3.
-
-Sequence parallel: where every rank would do the same to the whole sequence, each does it to its positions only.
-
-Between the layers that are cut, a transformer adds and normalizes, position by position. With tensor parallel alone,
-p ranks all do that for all positions, and keep p copies for backward. Here each has s/p positions of it:
+After columns each rank holds just the part of y that rows need as their x: two layers and one all-reduce. With sequence
+parallel a rank has s/p positions of what is between such pairs, in 1/p of the memory, for the same bytes:
 
     tensor parallel      norm -> [copy to | layer | all-reduce ] -> add          2 n (p-1)/p bytes for n = b s d numbers
-    sequence parallel    norm -> [all-gather | layer | reduce-scatter] -> add    n (p-1)/p + n (p-1)/p: the same bytes
+    sequence parallel    norm -> [all-gather | layer | reduce-scatter] -> add    n (p-1)/p + n (p-1)/p
 
-An all-reduce is a reduce-scatter and an all-gather, so the sum of bytes stays, and the memory between them is 1/p.
-Ref: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198.
+Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3; Korthikanti et al. 2022, arXiv:2205.05198.
 """
 
 from collections.abc import Callable
@@ -201,9 +190,10 @@ class ColumnLinear(nn.Module):
     def __init__(self, comm: Comm, whole: nn.Linear, cut: Cut | None = None) -> None:
         super().__init__()
         self.comm = comm
-        self.cut = cut or equal_shares(comm, whole.out_features, 0, "the outputs of a linear layer")
-        self.weight = self.cut.parameter_of(whole.weight)
-        self.bias = None if whole.bias is None else self.cut.parameter_of(whole.bias)
+        cut = cut or equal_shares(comm, whole.out_features, 0, "the outputs of a linear layer")
+        self.cuts = {"weight": cut, "bias": cut}
+        self.weight = cut.parameter_of(whole.weight)
+        self.bias = None if whole.bias is None else cut.parameter_of(whole.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return column_linear(self.comm, x, self.weight, self.bias)
@@ -211,9 +201,6 @@ class ColumnLinear(nn.Module):
     def part(self, x: Tensor) -> Tensor:
         """Without communication: backward leaves in x.grad this rank's part of the sum."""
         return linear(x, self.weight, self.bias)
-
-    def cuts(self) -> dict[str, Cut]:
-        return {name: self.cut for name, _ in self.named_parameters()}
 
 
 class RowLinear(nn.Module):
@@ -225,10 +212,10 @@ class RowLinear(nn.Module):
     def __init__(self, comm: Comm, whole: nn.Linear, sequence: bool = False) -> None:
         super().__init__()
         self.comm = comm
-        self.cut = equal_shares(comm, whole.in_features, 1, "the inputs of a linear layer")
-        self.bias_cut = PARTIAL if sequence else WHOLE
-        self.weight = self.cut.parameter_of(whole.weight)
-        self.bias = None if whole.bias is None else self.bias_cut.parameter_of(whole.bias)
+        cut = equal_shares(comm, whole.in_features, 1, "the inputs of a linear layer")
+        self.cuts = {"weight": cut, "bias": PARTIAL if sequence else WHOLE}
+        self.weight = cut.parameter_of(whole.weight)
+        self.bias = None if whole.bias is None else self.cuts["bias"].parameter_of(whole.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return row_linear(self.comm, x, self.weight, self.bias)
@@ -236,9 +223,6 @@ class RowLinear(nn.Module):
     def part(self, x: Tensor) -> Tensor:
         """Without communication and bias: this rank's part of the sum."""
         return linear(x, self.weight)
-
-    def cuts(self) -> dict[str, Cut]:
-        return {"weight": self.cut} | ({} if self.bias is None else {"bias": self.bias_cut})
 
 
 def require_fit(x: Tensor, weight: Tensor, bias: Tensor | None, what: str) -> None:

@@ -1,20 +1,13 @@
 """Convolutions on several ranks: images cut by rows, whose neighbors exchange what kernels overlap; or channels shared.
 
     rank 0    rows 0 1 2 3 | 4            a 3 x 3 kernel at row 3 needs row 4, and one at row 4 needs row 3:
-    rank 1           3 | 4 5 6 7          halo of floor(3/2) = 1 row
+    rank 1           3 | 4 5 6 7          halo of floor(3/2) = 1 row; b c floor(k/2) w itemsize bytes per neighbor
 
-    bytes per rank and neighbor      b c floor(k/2) w itemsize: they do not grow with the rows, so long images scale
-
-Ref: Dryden et al. 2019 (LBANN), "Improving Strong-Scaling of CNN Training by Exploiting Finer-Grained Parallelism",
-arXiv:1903.06681, section 3.
-
-A residual block whose channels between its two convolutions are shared out:
+A residual block whose channels between its two convolutions are shared out has one all-reduce each way:
 
     x (b, c, h, w) -> [conv1: my channels] -> norm of mine, relu -> [conv2: from my channels] -> all-reduce -> norm
 
-One all-reduce of the block's output forward and one of its input backward. Both kernels are cut, so parameters and the
-activations between them are 1/p; everything outside the blocks, the shortcut included, every rank does alike.
-Ref: Dryden et al. 2019, "Channel and Filter Parallelism for Large-Scale CNN Training" (SC19).
+Ref: Dryden et al. 2019 (LBANN), arXiv:1903.06681, section 3; "Channel and Filter Parallelism" (SC19).
 """
 
 from collections.abc import Sequence
@@ -26,7 +19,7 @@ from torch import Tensor, nn
 from ...comm.base import Comm, Work
 from ...models.batch_norm import BatchNorm
 from ...models.cnn import Block
-from .cuts import Cut, equal_shares
+from .cuts import equal_shares
 from .linear import copy_to, reduce_from
 
 
@@ -122,15 +115,12 @@ class CutConvolution(nn.Conv2d):
 
     def __init__(self, comm: Comm, whole: nn.Conv2d) -> None:
         channels = [whole.out_channels, whole.in_channels]
-        self.cut = equal_shares(comm, channels[self.dim], self.dim, "the channels of a convolution")
+        cut = equal_shares(comm, channels[self.dim], self.dim, "the channels of a convolution")
         channels[self.dim] //= comm.size
         out, inside = channels
         super().__init__(inside, out, whole.kernel_size, whole.stride, whole.padding, bias=False)
-        self.comm = comm
-        self.weight = self.cut.parameter_of(whole.weight)
-
-    def cuts(self) -> dict[str, Cut]:
-        return {"weight": self.cut}
+        self.comm, self.cuts = comm, {"weight": cut}
+        self.weight = cut.parameter_of(whole.weight)
 
 
 class ColumnConvolution(CutConvolution):
@@ -156,23 +146,18 @@ class CutGroupNorm(nn.GroupNorm):
 
     def __init__(self, comm: Comm, whole: nn.GroupNorm) -> None:
         equal_shares(comm, whole.num_groups, 0, "the groups of a group norm")
-        self.cut = equal_shares(comm, whole.num_channels, 0, "the channels of a group norm")
+        cut = equal_shares(comm, whole.num_channels, 0, "the channels of a group norm")
         super().__init__(whole.num_groups // comm.size, whole.num_channels // comm.size, whole.eps)
-        self.weight, self.bias = self.cut.parameter_of(whole.weight), self.cut.parameter_of(whole.bias)
-
-    def cuts(self) -> dict[str, Cut]:
-        return {"weight": self.cut, "bias": self.cut}
+        self.cuts = {"weight": cut, "bias": cut}
+        self.weight, self.bias = cut.parameter_of(whole.weight), cut.parameter_of(whole.bias)
 
 
 class CutBatchNorm(BatchNorm):
     """A batch norm of this rank's channels."""
 
     def __init__(self, comm: Comm, whole: BatchNorm) -> None:
-        self.cut = equal_shares(comm, len(whole.weight), 0, "the channels of a batch norm")
+        cut = equal_shares(comm, len(whole.weight), 0, "the channels of a batch norm")
         super().__init__(len(whole.weight) // comm.size)
-        for name in ("weight", "bias"):
-            setattr(self, name, self.cut.parameter_of(getattr(whole, name)))
-        self.running_mean, self.running_var = self.cut.part(whole.running_mean), self.cut.part(whole.running_var)
-
-    def cuts(self) -> dict[str, Cut]:
-        return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), self.cut)
+        self.cuts = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), cut)
+        self.weight, self.bias = cut.parameter_of(whole.weight), cut.parameter_of(whole.bias)
+        self.running_mean, self.running_var = cut.part(whole.running_mean), cut.part(whole.running_var)

@@ -1,6 +1,6 @@
-"""Attention on several ranks: heads look at each other's words by themselves, so each rank takes some of the heads.
+"""The block of GPT and ViT, and a whole GPT, on several ranks, each of which has some of the heads.
 
-    x -> [qkv of my heads (columns)] -> my heads -> [out of my heads (rows)] -> sum over ranks
+    x -> norm -> [attention of my heads] -> all-reduce -> add -> norm -> [columns, GELU, rows] -> all-reduce -> add
 
 The weight of all heads' questions, keys and values is one packed matrix; a rank holds three pieces of it:
 
@@ -8,17 +8,8 @@ The weight of all heads' questions, keys and values is one packed matrix; a rank
     rank 0                                       q0 q1         k0 k1         v0 v1
     rank 1                                             q2 q3         k2 k3         v2 v3
 
-Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3 and figure 3b.
-
-The block of GPT and ViT on several ranks: two all-reduces forward and two backward, whatever p.
-
-    x -> norm -> [attention of my heads] -> all-reduce -> add -> norm -> [columns, GELU, rows] -> all-reduce -> add
-
-It is the models' own Block with attention and mlp replaced. With `sequence` x is this rank's positions, (b, s/p, d),
-and each all-reduce an all-gather before the layer and a reduce-scatter behind it.
-Ref: Shoeybi et al. 2019, arXiv:1909.08053, figure 4; Korthikanti et al. 2022, arXiv:2205.05198, figure 5.
-
-A GPT whose table of tokens is cut as well: what of models/gpt.py is not a block.
+With `sequence` x is this rank's positions, (b, s/p, d): an all-gather before a layer, a reduce-scatter behind it.
+Ref: Shoeybi et al. 2019, arXiv:1909.08053, figures 3b and 4; Korthikanti et al. 2022, arXiv:2205.05198, figure 5.
 """
 
 import torch
@@ -161,10 +152,8 @@ class SequenceNorm(nn.LayerNorm):
 
     def __init__(self, whole: nn.LayerNorm) -> None:
         super().__init__(whole.normalized_shape, whole.eps)
+        self.cuts = {"weight": PARTIAL, "bias": PARTIAL}
         self.weight, self.bias = PARTIAL.parameter_of(whole.weight), PARTIAL.parameter_of(whole.bias)
-
-    def cuts(self) -> dict[str, Cut]:
-        return {"weight": PARTIAL, "bias": PARTIAL}
 
 
 class GatheredNorm(SequenceNorm):
@@ -217,12 +206,9 @@ class Positions(nn.Module):
 
     def __init__(self, comm: Comm, whole: nn.Embedding, sequence: bool) -> None:
         super().__init__()
-        self.comm, self.cut = comm, PARTIAL if sequence else WHOLE
-        self.weight = self.cut.parameter_of(whole.weight)
+        self.comm, self.cuts = comm, {"weight": PARTIAL if sequence else WHOLE}
+        self.weight = self.cuts["weight"].parameter_of(whole.weight)
 
     def forward(self, places: Tensor) -> Tensor:
-        mine = places.tensor_split(self.comm.size)[self.comm.rank] if self.cut.partial else places
+        mine = places.tensor_split(self.comm.size)[self.comm.rank] if self.cuts["weight"].partial else places
         return embedding(mine, self.weight)
-
-    def cuts(self) -> dict[str, Cut]:
-        return {"weight": self.cut}

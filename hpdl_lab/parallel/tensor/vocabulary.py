@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from ...comm.base import Comm
-from .cuts import Cut, padded_shares
+from .cuts import padded_shares
 from .linear import (
     all_gather_sequence,
     copy_to,
@@ -38,16 +38,13 @@ class VocabularyEmbedding(nn.Module):
         super().__init__()
         self.comm, self.sequence, self.longest = comm, sequence, longest
         self.vocabulary = whole.num_embeddings
-        self.cut = padded_shares(comm, whole.num_embeddings, 0)
-        self.weight = self.cut.parameter_of(whole.weight)
+        self.cuts = {"weight": padded_shares(comm, whole.num_embeddings, 0)}
+        self.weight = self.cuts["weight"].parameter_of(whole.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         self.require_fit(tokens)
         x = found(tokens, self.weight, self.comm.rank)  # (b, s, d), zeros where another rank has the token
         return (reduce_scatter_sequence if self.sequence else reduce_from)(self.comm, x)
-
-    def cuts(self) -> dict[str, Cut]:
-        return {"weight": self.cut}
 
     def require_fit(self, tokens: Tensor) -> None:
         """Raise ValueError, on every rank alike, unless these are tokens, not too many."""
