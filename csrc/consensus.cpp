@@ -87,7 +87,10 @@ Rendezvous::Rendezvous(const Group& group, const std::vector<int>& ranks, int nu
 }
 
 Rendezvous::~Rendezvous() {
-    if (group_.mpi->is_over()) return;  // as when Python forgets its last objects
+    if (!group_.mpi->is_over()) cancel_receives();  // it is when Python drops its last objects
+}
+
+void Rendezvous::cancel_receives() {
     for (Handle& request : receives_) {
         Status status{};
         int done = 0;
@@ -140,6 +143,7 @@ bool Rendezvous::give_up(double seconds) {
     if (!released_ && !first_) {
         send(others_[0], gone_);
         wait(*this, seconds, 0, true);
+        if (!released_) cancel_receives();  // now: the "go" of another rendezvous with this number is not for this one
     }
     return released_;
 }

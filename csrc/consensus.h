@@ -84,6 +84,7 @@ class Rendezvous : public Operation {
   private:
     void send(int dst, int tag);
     void receive(std::size_t i, int tag);
+    void cancel_receives();
     bool is_present(std::size_t i);
 
     Group group_;

@@ -87,7 +87,7 @@ bool wait(Operation& operation, double seconds, double nap_s, bool oversubscribe
         }
         if (idle && !napping && !oversubscribed && spins % kSpinsPerLook != 0) continue;
         const auto now = Clock::now();
-        if (now >= end) return false;
+        if (now >= end) return operation.advance();  // once more: this rank may have had no core since the last look
         if (!idle) moved = now;
         napping = nap_s > 0 && now - moved > kIdleBeforeNap;
     }

@@ -35,7 +35,7 @@ class Operation {
     // The ranks that this one waits for, as far as that is known.
     virtual std::vector<int> missing() const { return {}; }
 
-    // A wait for it begins, ends.
+    // Called when a wait for it begins and ends.
     virtual void begin_wait() {}
     virtual void end_wait() {}
 
