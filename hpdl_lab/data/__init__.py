@@ -1,4 +1,4 @@
-"""Data sets by name, each the same on every rank: `load`. Which example goes to which rank: sharding.py."""
+"""Data sets by name, each the same on every rank: `load`. Which example goes to which rank: loading.py."""
 
 from __future__ import annotations
 

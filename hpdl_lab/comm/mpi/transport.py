@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
-SMALL = 2047  # bytes: larger messages are announced, without their count in the tag (csrc/message.cpp)
+SMALL = 2047  # bytes: larger messages are announced, without their count in the tag (csrc/mpi.cpp)
 
 
 class MpiTransport(Transport):
