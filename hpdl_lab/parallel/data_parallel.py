@@ -148,7 +148,8 @@ class Strategy(ABC):
         self.owner = (id(self), comm.rank)
         require_same_model(comm, model, repr(self))
         broadcast_parameters(comm, model)
-        self.names, self.params = names_and_params(model)
+        pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]  # tied ones once
+        self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
         self.verdict = Verdict(self.names)
         parts = self.assign(self.params)
         buckets = [Bucket(comm, [self.params[i] for i in part], part, self.background) for part in parts]
@@ -267,12 +268,6 @@ class DataParallel(Strategy):
 
     def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
         return list(by_dtype(params).values())
-
-
-def names_and_params(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
-    """Return the names and the parameters that need a gradient, in the order of registration; tied ones once."""
-    pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    return [name for name, _ in pairs], [p for _, p in pairs]
 
 
 class DataParallelBucketed(Strategy):

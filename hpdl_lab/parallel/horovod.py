@@ -1,28 +1,20 @@
 """Horovod's ideas: tensor fusion, negotiation, a response cache, an optimizer in three changed lines, its timeline.
 
-Horovod's promise: a script for one rank becomes one for many by three changed lines.
-
     comm = hpdl_lab.comm.world()                              # 1  instead of nothing
     broadcast_parameters(comm, model)                         # 2  all ranks start from the same model
     optimizer = DistributedOptimizer(optimizer, comm)         # 3  step() averages the gradients first
 
-Autograd may finish gradients in another order on another rank. If each rank added what it has first, rank 1 would add
-w1 to rank 0's w2. So in every cycle of the first step each rank tells rank 0 what it has, and rank 0 answers with one
-order for all; what fits the threshold travels together:
+Autograd may finish gradients in another order on another rank. So in every cycle of the first step each rank tells rank
+0 what it has, and rank 0 answers with one order for all; what fits the threshold travels together:
 
     rank 0  ready: w3, w2        --+                          +--> [w3 w2]
     rank 1  ready: w2, w3        --+--> rank 0: ready on all --+--> [w3 w2]
     rank 2  ready: w3, w2, w1    --+    are w3 and w2          +--> [w3 w2]     w1 is asked for again in the next cycle
 
-Later steps take these buckets from the response cache, and send each as soon as it is whole, as the reducer of data
-parallelism does (reducer.py): nothing is negotiated. What looks at gradients before the update comes after synchronize:
+Later steps take these buckets from the response cache, and send each as soon as it is whole (reducer.py). What looks at
+gradients before the update, such as clip_grad_norm_, comes after optimizer.synchronize(), which averages now.
 
-    loss.backward()
-    optimizer.synchronize()                                   # averages now; step() does not do it again
-    clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-
-The timeline speaks Horovod's vocabulary, one row per gradient, in a file that Chrome and Perfetto open:
+The timeline has one row per gradient, in a file that Chrome and Perfetto open:
 
     layer4.weight   |-- NEGOTIATE_ALLREDUCE --|-------------------- ALLREDUCE ---------------------|
                       0    2  1                 MEMCPY_IN_FUSION_BUFFER | MPI_ALLREDUCE | MEMCPY_OUT_FUSION_BUFFER

@@ -1,7 +1,4 @@
-"""The first functions that run on every rank: who am I, and where?
-
-The smallest program with messages: a ball between two ranks.
-"""
+"""The first functions that run on every rank: who am I, and where? And a ball between two ranks."""
 
 from __future__ import annotations
 

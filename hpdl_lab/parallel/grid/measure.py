@@ -1,10 +1,8 @@
-"""The Spec of any model, read off the model itself, and the Machine of this one, timed.
+"""The Spec of any model, read off the model itself; the Machine of this one, timed; a few steps of training on a grid.
 
 The model is cut into its layers, and each is run once on an example: what does autograd keep, how large is its output?
 Then the same for one tensor-parallel shard of it, on a communicator that sends nothing and writes down what it should:
 what a shard does not have is what tp divides.
-
-And a few training steps of the model on a grid: what they held, sent and waited for.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     Spec  =  a chain of Layers  =  [ tokens and positions | block | block | ... | block | norm, head ]
                                      pp cuts the chain between layers, tp cuts inside each
 
-Numbers are counted per example (a sequence of a GPT, an image), and in numbers, not bytes: `training` says how many
-bytes each of them has. A test holds them equal to what torch saves for backward and to the parameters of models/.
+Numbers are counted per example (a sequence of a GPT, an image); `training` says how many bytes each of them has.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class HybridParallel:
         require_same_model(mesh.comm, model, plan)
         whole = copy.deepcopy(model).to(mesh.comm.device)
         broadcast_parameters(mesh.comm, whole)
-        aliases = aliases_of(whole)
+        known = {id(tensor): name for name, tensor in tensors_of(whole)}
+        aliases = {name: known[id(t)] for name, t in whole.state_dict(keep_vars=True).items()}
         cut, measure = mesh["tp"].size > 1 or sequence, costs is None and self.plan.stages > 1
         layers = Layers(whole, some) if measure or not cut else None
         if measure and layers:
@@ -314,12 +315,6 @@ class State:
         if tuple(part.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(part.shape)} as a part of the state given, and {shape} here")
         return part
-
-
-def aliases_of(model: nn.Module) -> dict[str, str]:
-    """{name in state_dict(): name of the same tensor where it comes first} of a whole model."""
-    known = {id(tensor): name for name, tensor in tensors_of(model)}
-    return {name: known[id(t)] for name, t in model.state_dict(keep_vars=True).items()}
 
 
 def broadcast(comm: Comm, tensor: Tensor, root: int) -> None:

@@ -1,12 +1,10 @@
 """The training loop of one rank of a mesh: as training.train, with a model dealt out over dp, pp and tp."""
 
 import copy
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...comm.base import Comm
 from ...data.dataset import Dataset
@@ -56,7 +54,8 @@ def train_on_mesh(
         checkpoint.require_writable(comm, recipe.checkpoint)
     whole_optimizer = WholeOptimizer(hybrid, optimizer)
     first = steps_taken(comm, hybrid, whole_optimizer, recipe, facts)
-    shuffled = islice(whole_batches(n, recipe), first, recipe.steps)
+    whole = (some for some in batches(n, recipe.batch, recipe.seed) if len(some) == recipe.batch)
+    shuffled = islice(whole, first, recipe.steps)
 
     def step() -> tuple[float, float, int]:
         some = next(shuffled)
@@ -69,13 +68,8 @@ def train_on_mesh(
         checkpoint.save(comm, recipe.checkpoint, hybrid, whole_optimizer, steps, facts)
 
     losses, samples, seconds = run_steps(comm, recipe, first, step, save)
-    whole = copy.deepcopy(model)
-    whole.load_state_dict(hybrid.state_dict())
-    loss, accuracy = evaluate(comm, whole, data.test_x, data.test_y)
-    flat = torch.cat([p.detach().reshape(-1) for p in whole.parameters()])
+    model = copy.deepcopy(model)
+    model.load_state_dict(hybrid.state_dict())
+    loss, accuracy = evaluate(comm, model, data.test_x, data.test_y)
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     return Trained(losses, seconds, samples, loss, accuracy, flat)
-
-
-def whole_batches(n: int, recipe: Recipe) -> Iterator[Tensor]:
-    """The batches of training.train that have all their examples."""
-    return (some for some in batches(n, recipe.batch, recipe.seed) if len(some) == recipe.batch)

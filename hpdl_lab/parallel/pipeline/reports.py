@@ -1,7 +1,4 @@
-"""A stage that computes nothing and takes its time: to see a schedule at work without a model.
-
-A step of a pipeline that tells about every action as it ends, so that a notebook can draw it meanwhile.
-"""
+"""A step of a pipeline that reports every action as it ends: of a model, or of stages that only take their time."""
 
 import time
 from collections.abc import Callable, Sequence

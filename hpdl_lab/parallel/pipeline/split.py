@@ -3,16 +3,14 @@
     model     x -> embed -> block -> block -> norm -> head -> y          five layers
     stages    [ embed  block ] --a--> [ block ] --b--> [ norm  head ]    a, b: what crosses the cuts
 
-If a value skips stages, as in a U-shaped network, every stage between passes it on, and its gradient back. A weight
-that is used by layers of several stages is a parameter of each of them: their gradients have to be added.
+If a value skips stages, every stage between passes it on, and its gradient back. A weight that is used by layers of
+several stages is a parameter of each of them: their gradients have to be added.
 
-The model is run once on an example. Every call of a layer and every torch function outside of layers is recorded with
-its arguments: forward may be any Python, with branches on shapes. What depends on the values of the data cannot be
-recorded, as another example would go another way: a module that does this is taken as a whole, as one layer.
+The model is run once on an example, and every call of a layer and every torch function outside of layers is recorded.
+What depends on the values of the data cannot be recorded: a module that does this is taken as a whole, as one layer.
 
-torch.distributed.pipelining.pipeline, which exports a model, does it for gpt. It refuses a module with an autograd
-function that communicates (batch norm over ranks, every tensor-parallel layer) and one that asks for a tensor's value,
-also inside another model; it knows no layer that is not to be looked into, and takes 2 s to import.
+torch.distributed.pipelining.pipeline refuses a module with an autograd function that communicates (batch norm over
+ranks, every tensor-parallel layer); it knows no layer that is not to be looked into, and takes 2 s to import.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Stage:
             outputs = self._run(inputs, loss)
             self.saved[micro_batch] = saved_of(inputs, outputs, loss)
         else:
-            random = random_state(inputs)
+            random = torch.get_rng_state(), *(torch.cuda.get_rng_state(x.device) for x in inputs[:1] if x.is_cuda)
             buffers = {name: b.clone() for name, b in self.module.named_buffers()}
             with torch.no_grad():
                 outputs = self._run(inputs, loss)
@@ -121,7 +121,8 @@ class Stage:
         """
         saved = self._take(micro_batch)
         torch.autograd.backward(saved.roots, saved.ones or tuple(gradients))
-        return tuple(gradient_of(x) for x in saved.inputs if x.requires_grad)
+        needed = (x for x in saved.inputs if x.requires_grad)  # zeros are sent, too: the stage before waits for them
+        return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in needed)
 
     def input_gradient(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         """The first half of backward: the gradients of the inputs, for which the stage before waits.
@@ -158,7 +159,9 @@ class Stage:
             return saved
         devices = [x.device for x in saved.inputs if x.is_cuda][:1]
         with torch.random.fork_rng(devices=devices), torch.enable_grad():
-            restore_random(saved.random, devices)
+            torch.set_rng_state(saved.random[0])
+            for device, state in zip(devices, saved.random[1:], strict=False):
+                torch.cuda.set_rng_state(state, device)
             outputs = self._run(saved.inputs, saved.loss, saved.buffers)
         return saved_of(saved.inputs, outputs, saved.loss)
 
@@ -170,22 +173,6 @@ def saved_of(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], loss: Call
         raise ValueError("the loss has no gradient: it was detached, or computed without one, from the model's output")
     ones = tuple(torch.ones_like(out) for out in needed) if loss is not None else ()
     return Saved(inputs, tuple(map(get_gradient_edge, needed)), ones)
-
-
-def gradient_of(x: Tensor) -> Tensor:
-    """x.grad; zeros where the output does not depend on x: the stage before waits for a tensor."""
-    return torch.zeros_like(x) if x.grad is None else x.grad
-
-
-def random_state(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Where torch's random numbers are: those of the CPU, and of the inputs' GPU."""
-    return torch.get_rng_state(), *(torch.cuda.get_rng_state(x.device) for x in inputs[:1] if x.is_cuda)
-
-
-def restore_random(states: tuple[Tensor, ...], devices: list[Any]) -> None:
-    torch.set_rng_state(states[0])
-    for device, state in zip(devices, states[1:], strict=False):
-        torch.cuda.set_rng_state(state, device)
 
 
 OUTPUT = "output"  # stands for whoever uses the outputs of the stage

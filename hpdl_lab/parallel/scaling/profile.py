@@ -1,10 +1,8 @@
 """Steps of training on this machine, timed in turn with rehearsals of them and with their all-reduces alone.
 
-A rehearsal says what a rank computes, and when, while all ranks compute at once, so that shared cores and memory count.
-All-reduces in a row say what messages cost here. They follow a rehearsal at once where they would in a step: ranks that
-are early wait for the others then, and where ranks share cores that costs those. What goes on in the background is also
-rehearsed together with it: the two slow each other down (overlap.py). The whole step is what a model of all
-this must explain. All are taken in turn, so that a machine that becomes slower meanwhile slows down all of them.
+A rehearsal says what a rank computes, and when, while all ranks compute at once. All-reduces in a row say what messages
+cost here. What goes on in the background is also rehearsed together with it: the two slow each other down (overlap.py).
+All are taken in turn, so that a machine that becomes slower meanwhile slows down all of them.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from ...comm.base import Comm, Done, Work
 from ...comm.buffers import is_tensor, settle
 from ...data.dataset import Dataset
 from ...data.loading import shard
+from ...measure import measure
 from ...trace import Event, Trace, now_ns
 from .. import training
 from ..data_parallel import Strategy
@@ -245,10 +244,7 @@ def turns(comm: Comm, once: Callable, seconds: float) -> np.ndarray:
 
 def timed(comm: Comm, call: Callable) -> float:
     """Seconds of `call()` on this rank's clock; all ranks begin together."""
-    comm.barrier()
-    begin = comm.trace.clock()
-    call()
-    return (comm.trace.clock() - begin) / 1e9
+    return measure(call, warmup=0, repeats=1, barrier=comm.barrier, clock=comm.trace.clock).median
 
 
 def in_a_row(profile: StepProfile) -> list[float]:

@@ -42,17 +42,13 @@ class VocabularyEmbedding(nn.Module):
         self.weight = self.cuts["weight"].parameter_of(whole.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        self.require_fit(tokens)
-        x = found(tokens, self.weight, self.comm.rank)  # (b, s, d), zeros where another rank has the token
-        return (reduce_scatter_sequence if self.sequence else reduce_from)(self.comm, x)
-
-    def require_fit(self, tokens: Tensor) -> None:
-        """Raise ValueError, on every rank alike, unless these are tokens, not too many."""
         if self.longest is not None and tokens.shape[1] > self.longest:
             raise ValueError(f"this gpt reads {self.longest} tokens at once, got {tokens.shape[1]}")
         require_tokens(tokens, self.vocabulary)
         if self.sequence:
             require_positions(self.comm, tokens.shape[1])
+        x = found(tokens, self.weight, self.comm.rank)  # (b, s, d), zeros where another rank has the token
+        return (reduce_scatter_sequence if self.sequence else reduce_from)(self.comm, x)
 
 
 class VocabularyLinear(nn.Module):

@@ -24,6 +24,7 @@ from torch.nn.functional import gelu, layer_norm, linear
 from ...collectives import cost, ring, sweep
 from ...collectives.sweep import WrongAnswer
 from ...comm.base import Comm
+from ...measure import measure
 from ..grid.memory import SavedBytes
 from ..reducer import result_of
 from .linear import column_linear, linear_naive, row_linear, sequence_parallel
@@ -109,14 +110,9 @@ def race(comm: Comm, parts: Parts, shape: Shape, repeats: int) -> None:
     for way in WAYS:
         found = try_way(comm, way, parts, shape, repeats, known)
         seconds = found.pop("seconds")
-        found = {name: most(comm, n) if name != "way" else n for name, n in found.items()}
+        most = {name: int(np.max(comm.all_gather(np.array([n])))) for name, n in found.items() if name != "way"}
         if comm.rank == 0:
-            comm.report(**found, seconds=statistics.median(seconds), times=seconds)
-
-
-def most(comm: Comm, n: int) -> int:
-    """The largest of the ranks' numbers."""
-    return int(np.max(comm.all_gather(np.array([n]))))
+            comm.report(way=way, **most, seconds=statistics.median(seconds), times=seconds)
 
 
 class Known(NamedTuple):
@@ -149,13 +145,12 @@ def try_way(comm: Comm, way: str, parts: Parts, shape: Shape, repeats: int, know
     counted = count_step(rings, way, parts, x, weights)
     for name in ("y", "x.grad"):
         require_right(comm, way, name, counted.pop(name), right[name])
-    clock, seconds = comm.trace.clock, []
-    for _ in range(repeats):
-        comm.barrier()
-        begin = clock()
+
+    def step() -> None:
         block(rings, way, parts, x.clone().requires_grad_(True), weights).sum().backward()
-        seconds.append((clock() - begin) / 1e9)
-    return {"way": way, **counted, "weights": sum(w.nbytes for w in weights), "seconds": seconds}
+
+    timed = measure(step, warmup=0, repeats=repeats, barrier=comm.barrier, clock=comm.trace.clock)
+    return {"way": way, **counted, "weights": sum(w.nbytes for w in weights), "seconds": list(timed.times)}
 
 
 def positions_here(comm: Comm, x: Tensor) -> Tensor:
