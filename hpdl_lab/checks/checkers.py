@@ -5,16 +5,15 @@ ranks" or "On 4 engines". Bytes, messages and steps are in traffic.py; what a co
 part of a layer in layer.py.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..comm import Results
 from ..units import counted
 from .ranks import ALONE, capital, in_company, kind, number, on_engines, simulate, times, unlike
-from .record import Broken
-
-Reason = str  # "invariant: sentence", the sentence perhaps empty
+from .record import Broken, Reason, Rows, Runner
 
 
 def in_all_cases(
@@ -25,7 +24,7 @@ def in_all_cases(
     judge: Callable,
     blame: Callable | None = None,
     **how: Any,
-):
+) -> Results:
     """Judge call(comm, fn, *given) in every case (ranks, *given); returns the last Results.
 
     where:  where(ranks, *given) -> "with 3 ranks"; blame: blame(broken, where, *given) -> Reason that says more,
@@ -43,11 +42,18 @@ def in_all_cases(
     return run
 
 
-def with_ranks(p: int, *given) -> str:
+def with_ranks(p: int, *given: Any) -> str:
     return f"with {counted(p, 'rank')}"
 
 
-def engine_facts(runner, judge, call, *given, company=False, say="right on {}") -> list[str]:
+def engine_facts(
+    runner: Runner,
+    judge: Callable,
+    call: Callable,
+    *given: Any,
+    company: bool = False,
+    say: str = "right on {}",
+) -> list[str]:
     """What call(comm, *given) has shown on the engines, if there are any; company: it needs more than one."""
     if runner is None:
         return []
@@ -58,7 +64,7 @@ def engine_facts(runner, judge, call, *given, company=False, say="right on {}") 
     return ["engines: " + say.format(counted(len(run), "MPI rank"))]
 
 
-def reason(got, rows: Iterable[tuple], close: Callable = np.allclose) -> Reason | None:
+def reason(got: Any, rows: Rows, close: Callable = np.allclose) -> Reason | None:
     """That of the first row (value, reason) whose value was got, or None."""
     return next((why for value, why in rows if close(got, value)), None)
 
@@ -69,12 +75,12 @@ def because(why: Reason, text: str) -> Broken:
     return Broken(f"{failed}: {text} {sentence}")
 
 
-def exactly(got, value) -> bool:
+def exactly(got: np.ndarray, value: np.ndarray) -> bool:
     """Of float64 arrays: equal but for the order of additions."""
     return np.allclose(got, value, rtol=1e-10, atol=1e-10)
 
 
-def off_reason(got, right, rows: Iterable[tuple], otherwise: Reason = "sum: ") -> Reason:
+def off_reason(got: np.ndarray, right: np.ndarray, rows: Rows, otherwise: Reason = "sum: ") -> Reason:
     """`reason` for a mean that is not `right`; also rounding, and any multiple."""
     if found := reason(got, rows, exactly) or nearly(got, right):
         return found
@@ -82,7 +88,7 @@ def off_reason(got, right, rows: Iterable[tuple], otherwise: Reason = "sum: ") -
     return otherwise if share is None else f"mean: That is {number(share)} times the mean: what do you divide by?"
 
 
-def nearly(got, right) -> Reason | None:
+def nearly(got: np.ndarray, right: np.ndarray) -> Reason | None:
     """What is wrong with an array that is right but for its rounding; None where it is not."""
     if got.shape != right.shape or not np.allclose(got, right, rtol=1e-4, atol=1e-4):
         return None
@@ -90,12 +96,12 @@ def nearly(got, right) -> Reason | None:
         in all that you compute and send."""
 
 
-def same(a, b):
+def same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Where a and b, (d,), are the same but for the rounding of float64 sums over a few ranks."""
     return np.isclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max(initial=0))
 
 
-def check_course(run, right, say) -> float:
+def check_course(run: Sequence[Any], right: list[np.ndarray], say: Callable) -> float:
     """The largest difference between run, [arrays after each step] of each rank, and `right`, those of one rank alone.
 
     Raises:  Broken(say(step, rank, difference)) where it is more than rounding.
@@ -110,7 +116,7 @@ def check_course(run, right, say) -> float:
     return worst
 
 
-def first_wrong(name: str, got, right, is_right) -> str:
+def first_wrong(name: str, got: np.ndarray, right: np.ndarray, is_right: np.ndarray) -> str:
     """ "g[2] on rank 1 should be 3 and is 4", of the first place where is_right is False; name: "g{} on rank 1"."""
     places = np.argwhere(~np.asarray(is_right))[0].tolist()
     at = places[0] if len(places) == 1 else places
@@ -118,7 +124,16 @@ def first_wrong(name: str, got, right, is_right) -> str:
     return f"{name.format(f'[{at}]' if len(places) == 1 else at)} should be {number(right[i])} and is {number(got[i])}"
 
 
-def check_arrays(run, expected, where, name, promise, explain, rank=lambda r: f"rank {r}", same=same) -> None:
+def check_arrays(
+    run: Results,
+    expected: Sequence[np.ndarray],
+    where: str,
+    name: str,
+    promise: str,
+    explain: Callable,
+    rank: Callable = lambda r: f"rank {r}",
+    same: Callable = same,
+) -> None:
     """Raise Broken unless every rank returns the array that it was given, overwritten with expected[r].
 
     run: [(what was returned, the array, ...)]; name: of the array; explain(out, r) -> Reason.

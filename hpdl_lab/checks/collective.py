@@ -1,21 +1,24 @@
 """Check a collective: results, guard elements, bytes, peers, steps on simulated ranks; then results on the engines."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..collectives.chunks import bounds
-from ..comm import PerRank
+from ..comm import PerRank, Results
+from ..comm.base import Comm
 from ..comm.buffers import to_numpy
 from ..comm.errors import name_ranks
-from ..comm.network import Switch
+from ..comm.network import Network, Switch
 from ..units import counted
 from .checkers import because, engine_facts
 from .ranks import SENTINEL, capital, case, number, simulate, with_evidence
-from .record import Broken, Passed
+from .record import Broken, Passed, Reason, Runner
 from .traffic import check_bytes, check_peers, check_waits, in_barriers, miscount
 
 ENGINE_SIZES = (1000, 1001, 1, 0)
@@ -53,7 +56,7 @@ class Left(NamedTuple):
     broken_guard: int | None  # index relative to x of the first guard element that was overwritten
 
 
-def call(comm, fn, start, dtype="float32"):
+def call(comm: Comm, fn: Callable, start: np.ndarray, dtype: Any = "float32") -> Left:
     """Call fn(comm, x) on a tensor x of the given values, on its device, between guard elements; returns Left."""
     import torch
 
@@ -74,24 +77,24 @@ def call(comm, fn, start, dtype="float32"):
     return Left(to_numpy(x).copy(), out, kind, broken)
 
 
-def call_many(comm, fn, collective, sizes):
+def call_many(comm: Comm, fn: Callable, collective: Collective, sizes: tuple[int, ...]) -> list[Left]:
     """On an engine: `call` for every size in turn; returns the list of Left."""
     return [call(comm, fn, collective.start(inputs(comm.size, n), comm.rank)) for n in sizes]
 
 
-def inputs(p, n):
+def inputs(p: int, n: int) -> np.ndarray:
     """(p, n) whole numbers, different on every rank, whose sums float32 holds exactly in any order."""
     return np.random.default_rng([p, n]).integers(-999, 1000, (p, n)).astype(float)
 
 
-def cases():
+def cases() -> list[tuple[int, int]]:
     """(ranks, elements) of every case, the plain ones first, so that a message can say what works."""
     # p = 3 is the case that the docstrings draw.
     grid = {(p, n) for p in (1, 2, 3, 5, 8) for n in (0, 1, p - 1, 1000, 1001)}
     return [(3, 999)] + sorted(grid, key=lambda c: (c[0] == 1, c[1] < c[0], c[1] % c[0] != 0, c))
 
 
-def check_collective(collective, fn, runner=None):
+def check_collective(collective: Collective, fn: Callable, runner: Runner = None) -> Passed:
     """Passed, or Broken for the first invariant that `fn` breaks. `runner(fn, *args)` runs on the engines."""
     for p, n in cases():
         if p > 1:
@@ -120,7 +123,7 @@ def check_collective(collective, fn, runner=None):
     return Passed(*facts, run=run)
 
 
-def check_case(collective, fn, p, n):
+def check_case(collective: Collective, fn: Callable, p: int, n: int) -> None:
     """Raise Broken unless `fn` leaves what is promised on p ranks with n elements."""
     values = inputs(p, n)
     try:
@@ -129,20 +132,27 @@ def check_case(collective, fn, p, n):
         raise with_expected(by_size(broken, p, n), collective, values) from None
 
 
-def simulate_case(collective, fn, values, dtype="float32", network=None, evidence=True):
+def simulate_case(
+    collective: Collective,
+    fn: Callable,
+    values: np.ndarray,
+    dtype: Any = "float32",
+    network: Network | None = None,
+    evidence: bool = True,
+) -> Results:
     p, n = values.shape
     starts = PerRank([collective.start(values, r) for r in range(p)])
     return simulate(p, call, fn, starts, dtype, network=network, where=case(p, n), evidence=evidence)
 
 
-def with_expected(broken, collective, values):
+def with_expected(broken: Broken, collective: Collective, values: np.ndarray) -> Broken:
     """The same failure, with the events of a right answer in the same run."""
     if with_evidence(broken).events:
         broken.expected = simulate_case(collective, collective.best, values, evidence=False).events
     return broken
 
 
-def by_size(broken, p, n):
+def by_size(broken: Broken, p: int, n: int) -> Broken:
     """The same failure, named "sizes" or "one rank" where everything plainer than (p, n) has been found right."""
     plain = p > 1 and n >= p and n % p == 0
     if plain or broken.failed not in ("sum", "chunk", "steps", "returns", "in place", "raises", "deadlock"):
@@ -154,7 +164,7 @@ def by_size(broken, p, n):
     return broken.restate(f"sizes: {capital(right)} is right, but not {n:,} on {p}. {broken.message}")
 
 
-def check_result(collective, fn, p, values, run):
+def check_result(collective: Collective, fn: Callable, p: int, values: np.ndarray, run: Results) -> None:
     """Raise Broken unless every rank holds and returns what was promised, and no guard element has changed."""
     n = values.shape[1]
     whole = collective.whole(values)
@@ -176,14 +186,14 @@ def check_result(collective, fn, p, values, run):
                     with it.""")
             i = first + int(np.argmax(held != expected))
             rerun = partial(simulate_case, collective, fn, evidence=False)
-            found = (rule(collective, rerun, values, run, r, i) for rule in RULES)
+            found = (rule(Wrong(collective, rerun, values, run, r, i)) for rule in RULES)
             why = next(filter(None, found), "sum: " if collective.adds else "chunk: ")
             text = f"{place(i, n, p, r)} should be {number(whole[i])} and is {number(left.x[i])}."
             raise because(why, f"{capital(where)}, {text}")
         check_returned(collective, left, expected, r, where, run)
 
 
-def check_returned(collective, left, expected, r, where, run):
+def check_returned(collective: Collective, left: Left, expected: np.ndarray, r: int, where: str, run: Results) -> None:
     head, promise = f"{capital(where)}, x is right on rank {r}, but", "x"
     if len(expected) != len(left.x):
         promise = f"chunk {r} of x"
@@ -200,12 +210,12 @@ def check_returned(collective, left, expected, r, where, run):
         raise Broken(f"returns: {head} what is returned differs from it: return {promise}.")
 
 
-def place(i, n, p, r):
+def place(i: int, n: int, p: int, r: int) -> str:
     c = next(c for c in range(p) if bounds(n, p, c)[0] <= i < bounds(n, p, c)[1])
     return f"x[{i}] on rank {r} (chunk {c})"
 
 
-def check_float64(collective, fn):
+def check_float64(collective: Collective, fn: Callable) -> None:
     """A buffer of a fixed dtype, or a result that is rounded on the way, shows here."""
     values = inputs(3, 999)
     try:
@@ -215,7 +225,7 @@ def check_float64(collective, fn):
             {broken.message}""") from None
 
 
-def check_rounding(collective, fn):
+def check_rounding(collective: Collective, fn: Callable) -> None:
     """Sums of real numbers: within the bound of float32 addition, and bitwise the same wherever two ranks hold them."""
     p, n = 5, 1001
     values = np.random.default_rng(0).standard_normal((p, n)).astype("f4").astype(float)
@@ -237,7 +247,7 @@ def check_rounding(collective, fn):
                     on.""")
 
 
-def check_steps(collective, fn, steps):
+def check_steps(collective: Collective, fn: Callable, steps: int) -> str:
     """Count messages in sequence: on a network where a message takes 1 s, whatever its size. Returns a fact."""
     run = simulate_case(collective, fn, inputs(8, 1000), network=Switch(alpha=1.0, beta=0.0))
     took = round(run.seconds)
@@ -250,7 +260,7 @@ def check_steps(collective, fn, steps):
     return f"steps: {took} message times with 8 ranks: the least possible for a ring"
 
 
-def check_on_engines(run, where, collective, sizes):
+def check_on_engines(run: Results, where: str, collective: Collective, sizes: tuple[int, ...]) -> None:
     """Raise Broken unless real ranks, as many as the cluster has, hold the same."""
     p = len(run)
     for k, n in enumerate(sizes):
@@ -262,19 +272,30 @@ def check_on_engines(run, where, collective, sizes):
                     does your function read a buffer before it has arrived, or change one before it has left?""")
 
 
-# reasons for x[i] on rank r; `rerun(values)` runs the answer again; run: Results of `Left`
+class Wrong(NamedTuple):
+    """x[i] on rank r, wrong in a run of values, (p, n); rerun(values) runs the answer again. Rules say why, or None."""
+
+    collective: Collective
+    rerun: Callable
+    values: np.ndarray
+    run: Results
+    r: int
+    i: int
 
 
-def took_the_average(collective, rerun, values, run, r, i):
+def took_the_average(wrong: Wrong) -> Reason | None:
+    collective, rerun, values, run, r, i = wrong
     p, n = values.shape
     whole, held = collective.whole(values), run[r].x
     first, last = collective.promised(n, p, r)
     if collective.adds and np.allclose(held[first:last] * p, whole[first:last], rtol=1e-5):
         return f"""sum: It is the average: the sum divided by {p}. {collective.name} adds, and leaves dividing to its
             caller."""
+    return None
 
 
-def holds_one_ranks_data(collective, rerun, values, run, r, i):
+def holds_one_ranks_data(wrong: Wrong) -> Reason | None:
+    collective, rerun, values, run, r, i = wrong
     p, n = values.shape
     first, last = collective.promised(n, p, r)
     if not collective.adds:
@@ -284,10 +305,12 @@ def holds_one_ranks_data(collective, rerun, values, run, r, i):
     for s in range(p):
         if np.array_equal(run[-1].x[first:last], values[s, first:last]):
             return f"sum: Rank {p - 1} holds the data of rank {s}, not the sum over ranks."
+    return None
 
 
-def chunk_is_elsewhere(collective, rerun, values, run, r, i):
+def chunk_is_elsewhere(wrong: Wrong) -> Reason | None:
     """For reduce_scatter: the sum of chunk r is whole, but on another rank, the same way round for every rank."""
+    collective, rerun, values, run, r, i = wrong
     p, n = values.shape
     whole = collective.whole(values)
     spans = [collective.promised(n, p, c) for c in range(p)]
@@ -298,18 +321,21 @@ def chunk_is_elsewhere(collective, rerun, values, run, r, i):
         if all(np.array_equal(run[s].x[a:b], whole[a:b]) for s, (a, b) in enumerate(moved)):
             off = "one chunk" if shift in (1, p - 1) else f"{shift} chunks"
             return f"chunk: Rank {r} holds the whole sum of chunk {(r + shift) % p} instead: you are off by {off}."
+    return None
 
 
-def steps_miscounted(collective, rerun, values, run, r, i):
+def steps_miscounted(wrong: Wrong) -> Reason | None:
     """Counted with 5 ranks, where one step more or less is not confused with none."""
+    collective, rerun, values, run, r, i = wrong
     p = 5
     told = again(rerun, np.ones((p, 100)))
     why = miscount(told.events, p, collective.cost(p, 100).steps) if told else ""
     return f"steps: {why}" if why else None
 
 
-def chunk_moved(collective, rerun, values, run, r, i):
+def chunk_moved(wrong: Wrong) -> Reason | None:
     """The value is right, but it belongs to another element."""
+    collective, rerun, values, run, r, i = wrong
     p, n = values.shape
     told = again(rerun, np.tile(np.arange(1.0, n + 1), (p, 1)))
     if told is None:
@@ -321,8 +347,9 @@ def chunk_moved(collective, rerun, values, run, r, i):
     return f"chunk: That is the value of x[{int(j)}]: rank {r} got another chunk there."
 
 
-def counted_wrongly(collective, rerun, values, run, r, i):
+def counted_wrongly(wrong: Wrong) -> Reason | None:
     """How often each rank's contribution is in the value, read off its digits in base 8."""
+    collective, rerun, values, run, r, i = wrong
     p, n = values.shape
     held = run[r].x[i]
     if not collective.adds:
@@ -342,9 +369,10 @@ def counted_wrongly(collective, rerun, values, run, r, i):
     parts = [f"the part of {name_ranks(missing)} is missing"] if missing else []
     if parts or repeated:
         return f"sum: In it {', '.join(parts + repeated)}."
+    return None
 
 
-def again(rerun, values):
+def again(rerun: Callable, values: np.ndarray) -> Results | None:
     """Another run of the same answer, or None where it fails on these numbers."""
     try:
         return rerun(values)

@@ -3,14 +3,16 @@
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Callable
+from types import ModuleType
 
 from . import lessons as package
 from .ranks import judged, with_evidence
-from .record import Broken, Exercise
+from .record import Broken, Exercise, Runner
 from .result import CheckResult
 
 
-def lessons() -> list:
+def lessons() -> list[ModuleType]:
     """The modules that hold exercises: all of lessons/, found and not listed."""
     return [importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
 
@@ -20,7 +22,7 @@ EXERCISES = tuple(
 )
 
 
-def find(name):
+def find(name: str) -> Exercise:
     """The exercise with this id ("4.1"), function name, or path ("hpdl_lab.collectives.ring:reduce_scatter").
 
     Raises: LookupError that lists what is known.
@@ -41,7 +43,7 @@ def closest(name: str) -> Exercise | None:
     return find(near[0]) if near else None
 
 
-def check(exercise, fn, runner=None):
+def check(exercise: Exercise, fn: Callable, runner: Runner = None) -> CheckResult:
     """Check `fn` as an answer to `exercise`: on simulated ranks, then, with `runner(fn, *args)`, on the engines.
 
     Returns: CheckResult. Raises: NotImplementedError, in one line, where `fn` is still a stub.

@@ -1,16 +1,21 @@
 """An attendee's part of a layer on one rank: forward, backward, and what each of them left and sent."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ..comm import Results
+from ..comm.base import Comm
 from ..units import counted
 from .checkers import because, engine_facts, in_all_cases, nearly, with_ranks
 from .ranks import full_stop, number, times, type_told
-from .record import Broken, Passed
+from .record import Broken, Passed, Reason, Rows, Runner
 from .traffic import check_waits
 
 BARRIER = "barrier"
@@ -27,7 +32,7 @@ class Sent(NamedTuple):
     nbytes: int
     barriers: int
 
-    def told(self):
+    def told(self) -> str:
         """What this rank did, in words: "calls all_reduce of 24 numbers, 2 times", "sends nothing"."""
         if not self.calls:
             return f"sends {self.nbytes:,} bytes" if self.nbytes else "sends nothing"
@@ -58,13 +63,13 @@ class Ran(NamedTuple):
 class Watch:
     """Notes which collectives are called on a communicator, and how many bytes its rank sends, phase by phase."""
 
-    def __init__(self, comm):
+    def __init__(self, comm: Comm) -> None:
         self.comm, self.calls, self.inside, self.begun = comm, [], False, len(comm.trace.log)
         for name in (*COLLECTIVES, BARRIER):
             setattr(comm, name, self.noting(name, getattr(comm, name)))
 
-    def noting(self, name, method):
-        def noted(*args, **kwargs):
+    def noting(self, name: str, method: Callable) -> Callable:
+        def noted(*args: Any, **kwargs: Any) -> Any:
             if self.inside:  # a part of another collective
                 return method(*args, **kwargs)
             self.calls.append((name, elements(*args, **kwargs)))
@@ -76,7 +81,7 @@ class Watch:
 
         return noted
 
-    def phase(self):
+    def phase(self) -> Sent:
         """What has been sent since the last phase ended: Sent."""
         events = self.comm.trace.events[self.begun :]
         calls = [call for call in self.calls if call[0] != BARRIER]
@@ -86,12 +91,12 @@ class Watch:
         return sent
 
 
-def elements(x=None, *args, **kwargs):
+def elements(x: Tensor | None = None, *args: Any, **kwargs: Any) -> int:
     """Of what a collective is called with: none for a barrier."""
     return 0 if x is None else x.numel() if isinstance(x, torch.Tensor) else x.size
 
 
-def run_layer(comm, fn, inputs, weight, given=()):
+def run_layer(comm: Comm, fn: Callable, inputs: dict[str, Tensor], weight: Tensor, given: tuple = ()) -> Ran:
     """Call fn(comm, *inputs, *given) and go back through it; returns Ran.
 
     inputs: {name: tensor} in the order of the arguments, those of this rank; each of them gets a gradient.
@@ -101,7 +106,7 @@ def run_layer(comm, fn, inputs, weight, given=()):
     kept, watch = [0], Watch(comm)
     x = leaves["x"].view_as(leaves["x"])  # as it comes out of another layer
 
-    def keep(tensor):
+    def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor.numel())
         return tensor
 
@@ -157,20 +162,20 @@ class Part:
     adapt: Callable = lambda fn: fn
 
 
-def run_part(comm, fn, part):
+def run_part(comm: Comm, fn: Callable, part: Part) -> Ran:
     """On one rank: fn forward and backward in the case for as many ranks as there are; returns Ran."""
     case = part.case(comm.size)
     return run_layer(comm, part.adapt(fn), case.inputs[comm.rank], case.weights[comm.rank], case.given)
 
 
-def check_part(part, fn, runner, more=""):
+def check_part(part: Part, fn: Callable, runner: Runner, more: str = "") -> tuple[list[str], Results]:
     """Facts about a right answer, or Broken for the first invariant that it breaks; also the Results of most ranks.
 
     more: what is special about this case, in words.
     """
     runs = {}
 
-    def judge_all(run, where, part):
+    def judge_all(run: Results, where: str, part: Part) -> None:
         judge(run, where, part)
         check_waits(run.events, len(run))
         check_sent(run, where, part)
@@ -187,7 +192,9 @@ def check_part(part, fn, runner, more=""):
     return [*facts, *engine_facts(runner, judge, run_part, fn, part)], run
 
 
-def check_layer(fn, runner=None, *, part, fact, variant=None, more=""):
+def check_layer(
+    fn: Callable, runner: Runner = None, *, part: Part, fact: Callable, variant: Part | None = None, more: str = ""
+) -> Passed:
     """`check_part` of a part and a variant of it, which `more` describes; fact(p): what else is true of p ranks."""
     facts, run = check_part(part, fn, runner)
     if variant:
@@ -195,7 +202,7 @@ def check_layer(fn, runner=None, *, part, fact, variant=None, more=""):
     return Passed(*facts, fact(len(run)), run=run)
 
 
-def in_backward(broken, where, part):
+def in_backward(broken: Broken, where: str, part: Part) -> Reason | None:
     """What is behind an error of autograd: a gradient of another shape than its tensor."""
     if broken.failed == "raises" and "invalid gradient" in broken.message:
         return f"""transposed: {full_stop(broken.message)} What is done in backward has to undo the shape that forward
@@ -203,7 +210,7 @@ def in_backward(broken, where, part):
     return None
 
 
-def judge(run, where, part):
+def judge(run: Results, where: str, part: Part) -> None:
     """Raise Broken unless outputs and gradients are right, and no rank keeps a whole layer."""
     case = part.case(len(run))
     check_output(run, case, part.promise, where)
@@ -215,13 +222,13 @@ def judge(run, where, part):
                 with what this rank holds.""")
 
 
-def equal(a, b):
+def equal(a: np.ndarray | None, b: np.ndarray) -> bool:
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return False
     return np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def difference(got, expected):
+def difference(got: np.ndarray, expected: np.ndarray) -> str:
     """ "[1, 2] should be 3 and is 4": the first element that is wrong, by more than rounding if there is one."""
     wrong = ~np.isclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
     far = ~np.isclose(got, expected, rtol=1e-4, atol=1e-4)
@@ -231,7 +238,7 @@ def difference(got, expected):
     return told if got.dtype == expected.dtype else f"{told}, a {got.dtype}"
 
 
-def why_wrong(got, right, candidates, otherwise):
+def why_wrong(got: np.ndarray, right: np.ndarray, candidates: Rows, otherwise: str) -> Reason:
     """The reason of the first of [(array, reason)] that is what was got; of the invariant `otherwise` if none."""
     if np.isnan(got).any():
         return "value: NaN is no number: a division by zero, or memory that nobody has written to?"
@@ -240,7 +247,7 @@ def why_wrong(got, right, candidates, otherwise):
     return found or f"{otherwise}: " + ("" if share is None else f"That is {number(share)} times as much.")
 
 
-def check_output(run, case, promise, where):
+def check_output(run: Results, case: Case, promise: str, where: str) -> None:
     for r, (ran, right) in enumerate(zip(run, case.y, strict=True)):
         if ran.y is None:
             raise Broken(f"returns: {where} rank {r} returned {type_told(ran.kind)}: return {promise}.")
@@ -252,7 +259,7 @@ def check_output(run, case, promise, where):
             raise because(why_wrong(ran.y, right, case.explain(r), "value"), text)
 
 
-def check_gradients(run, case, where):
+def check_gradients(run: Results, case: Case, where: str) -> None:
     for name, rights in case.grads.items():
         for r, (ran, right) in enumerate(zip(run, rights, strict=True)):
             grad = ran.grads[name]
@@ -272,7 +279,7 @@ def check_gradients(run, case, where):
             raise because(why, f"{where} y is right, but after backward {name} of rank {r} has no gradient.")
 
 
-def check_sent(run, where, part):
+def check_sent(run: Results, where: str, part: Part) -> None:
     """Raise Broken where ranks wait in a barrier, or together send more bytes than by a ring or through rank 0."""
     case = part.case(len(run))
     for phase, most in case.most.items():
@@ -290,7 +297,7 @@ def check_sent(run, where, part):
             bytes, where {allowed}; rank 0 {sent[0].told()}. {part.why[phase]}""")
 
 
-def check_inputs(run, where):
+def check_inputs(run: Results, where: str) -> None:
     for r, ran in enumerate(run):
         if ran.changed:
             raise Broken(f"""input: {where} all numbers are right, but rank {r} has written into
@@ -301,35 +308,35 @@ def check_inputs(run, where):
                 is changed, too. Put it on a view of your own: x.view_as(x).""")
 
 
-def drawn(seed, *shape):
+def drawn(seed: int, *shape: int) -> Tensor:
     """Numbers of a seed, the same wherever they are drawn; float64."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def whole_numbers(seed, *shape):
+def whole_numbers(seed: int, *shape: int) -> Tensor:
     """Like `drawn`, but numbers that are read easily in a message: -4 to 4."""
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def nearly_whole(seed, *shape):
+def nearly_whole(seed: int, *shape: int) -> Tensor:
     """Like `whole_numbers` at six digits, but no float32 holds them: they differ by some 1e-9."""
     return whole_numbers(seed, *shape) + 1e-9 * drawn(seed, *shape)
 
 
-def width_for(p, least=12):
+def width_for(p: int, least: int = 12) -> int:
     """The least multiple of p that is not below `least`: what p ranks can share."""
     return p * -(-least // p)
 
 
-def cut(x, p, dim):
+def cut(x: Tensor, p: int, dim: int) -> list[Tensor]:
     """The p equal parts of a tensor along one dimension."""
     return list(x.chunk(p, dim))
 
 
-def arrays(tensors):
+def arrays(tensors: list[Tensor]) -> list[np.ndarray]:
     return [x.detach().numpy() for x in tensors]
 
 
-def ring_bytes(p, nbytes, times=1):
+def ring_bytes(p: int, nbytes: int, times: int = 1) -> int:
     """What p ranks together send in `times` all-reduces of `nbytes`: 2(p-1) n, on a ring as through a hub."""
     return times * 2 * (p - 1) * nbytes

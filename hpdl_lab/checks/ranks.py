@@ -1,14 +1,23 @@
 """Run an attendee's function on simulated ranks and turn whatever goes wrong into one clear sentence."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
-from ..comm import CommError, CommTimeout, Deadlock, sim
+from ..comm import CommError, CommTimeout, Deadlock, Results, sim
+from ..comm.base import Comm
 from ..comm.buffers import dtype_name, is_tensor
+from ..comm.network import Network
 from ..units import counted
-from .record import AnswerFailed, Broken
+from .record import AnswerFailed, Broken, Runner
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of a right answer takes about 0.05 s
 SENTINEL = -777.0  # what memory holds that an answer must not touch, or must not read
@@ -17,7 +26,15 @@ judged: ContextVar = ContextVar("judged", default=None)  # Results of the answer
 PRINTED_LINES = 10  # of the attendee's own prints that are shown beside a failure
 
 
-def simulate(p, fn, *args, network=None, where="", threads=False, evidence=True):
+def simulate(
+    p: int,
+    fn: Callable,
+    *args: Any,
+    network: Network | None = None,
+    where: str = "",
+    threads: bool = False,
+    evidence: bool = True,
+) -> Results:
     """sim.run for a check: Results with what was `printed`, or raises Broken; NotImplementedError for a stub.
 
     `where` says in which case this is, such as "with 3 ranks and 1,000 elements"; `threads`: see sim.run.
@@ -29,7 +46,7 @@ def simulate(p, fn, *args, network=None, where="", threads=False, evidence=True)
     try:
         with contextlib.redirect_stdout(printed):
             run = sim.run(p, fn, *args, network=network, deadline=DEADLINE, threads=threads)
-        run.printed = printed.getvalue()
+        run.printed = printed.getvalue()  # type: ignore[attr-defined]
         if evidence:
             judged.set(run)
         return run
@@ -54,11 +71,11 @@ def simulate(p, fn, *args, network=None, where="", threads=False, evidence=True)
 class Ledger(dict):
     """{rank: what it noted}, one for all simulated ranks; it outlives a run that fails."""
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict) -> Ledger:
         return self
 
 
-def with_evidence(broken):
+def with_evidence(broken: Broken) -> Broken:
     """The same failure with the events of the run that was judged, unless it has its own, or the run itself failed."""
     run = judged.get()
     if run is not None and not broken.events:
@@ -66,12 +83,12 @@ def with_evidence(broken):
     return broken
 
 
-def alone(fn, *args, where=""):
+def alone(fn: Callable, *args: Any, where: str = "") -> Any:
     """fn(*args) of a function without ranks, for a check: what `simulate` says of it, and the arguments themselves."""
     return simulate(1, lambda comm: fn(*args), where=where)[0]
 
 
-def tried(fn, *args, where=""):
+def tried(fn: Callable, *args: Any, where: str = "") -> tuple[Any, Any]:
     """(fn(*args), None), or (None, what it raised), where an exercise has to refuse something; else as `alone`."""
     try:
         return alone(fn, *args, where=where), None
@@ -81,7 +98,7 @@ def tried(fn, *args, where=""):
         return None, broken.__cause__
 
 
-def on_engines(runner, fn, *args):
+def on_engines(runner: Runner, fn: Callable, *args: Any) -> Results:
     """runner(fn, *args), with the answer's faults there as Broken. Trouble with the engines themselves passes."""
     judged.set(None)
     try:
@@ -94,7 +111,7 @@ def on_engines(runner, fn, *args):
         raise Broken(f"engines: {message}", "\n".join(table)) from None
 
 
-def in_company(comm, fn, *args):
+def in_company(comm: Comm, fn: Callable, *args: Any) -> Any:
     """On an engine: fn(comm, *args), or None where it is the only engine and has nobody to talk to."""
     return fn(comm, *args) if comm.size > 1 else None
 
@@ -102,7 +119,7 @@ def in_company(comm, fn, *args):
 ALONE = "engines: only one is running, and this exercise needs two: lab.start(4)"  # the fact about [None]
 
 
-def describe_error(error, where):
+def describe_error(error: BaseException | None, where: str) -> str:
     """One sentence for an exception out of the attendee's function, with the rank and the line where they are known."""
     notes = getattr(error, "__notes__", [])
     known = notes[0].replace("on simulated rank 0 of 1, ", "").removesuffix("at ").removesuffix(", ") if notes else ""
@@ -110,7 +127,7 @@ def describe_error(error, where):
     return f"{capital(where)} your function raised {type(error).__name__}: {error}{place}{past_the_end(error)}"
 
 
-def past_the_end(error):
+def past_the_end(error: BaseException | None) -> str:
     """What an IndexError is mostly about: one step too many; "" where it is not the first index that is not there."""
     numbers = re.search(r"index (\d+) is out of bounds for .* size (\d+)", str(error))
     if not isinstance(error, IndexError) or (numbers and numbers[1] != numbers[2]):
@@ -118,7 +135,7 @@ def past_the_end(error):
     return ". Indices end one before the length: does a loop go one step too far?"
 
 
-def tail(printed):
+def tail(printed: io.StringIO) -> str:
     """The last lines that the attendee's function printed, for the detail of a message."""
     lines = printed.getvalue().splitlines()
     if not lines:
@@ -132,7 +149,7 @@ def tail(printed):
     return "\n".join([head, *(f"  {line}" for line in lines[-PRINTED_LINES:])])
 
 
-def unlike(out, like):
+def unlike(out: Any, like: Any) -> str:
     """What is wrong with `out` in the place of `like`, an array or tensor, such as "nothing"; "" where nothing is."""
     if type(out) is not type(like):
         return type_told(type(out).__name__)
@@ -141,30 +158,30 @@ def unlike(out, like):
     return f"something of dtype {dtype_name(out.dtype)}" if out.dtype != like.dtype else ""
 
 
-def type_told(name):
+def type_told(name: str) -> str:
     """A wrong type by its name, in words: "nothing", "something of type list"."""
     return "nothing" if name == "NoneType" else f"something of type {name}"
 
 
-def kind(x):
+def kind(x: Any) -> str:
     """What an array or tensor is, in words: "a NumPy array of shape (2,), float64"."""
     return f"a {'torch tensor' if is_tensor(x) else 'NumPy array'} of shape {tuple(x.shape)}, {dtype_name(x.dtype)}"
 
 
-def real(value):
+def real(value: Any) -> float:
     """float(value), but of no text. Raises TypeError, ValueError."""
     if isinstance(value, str):
         raise TypeError(f"{value!r} is a text, not a number")
     return float(value)
 
 
-def off_by(got, needed, noun):
+def off_by(got: int, needed: int, noun: str) -> str:
     """What a loop that goes round too often, or not often enough, has done: "one step too many", "2 steps too few"."""
     n = abs(got - needed)
     return f"{'one' if n == 1 else n} {noun}{'s' * (n > 1)} too {'many' if got > needed else 'few'}"
 
 
-def times(got, right):
+def times(got: np.ndarray, right: np.ndarray) -> float | None:
     """How many times `right` an array is: a number, or None where it is no multiple, or nothing at all."""
     import numpy as np
 
@@ -175,20 +192,20 @@ def times(got, right):
     return share if share and np.allclose(got, share * right, rtol=1e-10, atol=1e-12) else None
 
 
-def full_stop(sentence):
+def full_stop(sentence: str) -> str:
     return sentence if sentence[-1:] in ".?!" else sentence + "."
 
 
-def capital(sentence):
+def capital(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def case(p, n):
+def case(p: int, n: int) -> str:
     """How a case is named in messages."""
     return f"with {counted(p, 'rank')} and {counted(n, 'element')}"
 
 
-def number(value):
+def number(value: float) -> str:
     """A number as people write it: 1234.0 -> "1,234", 0.25 -> "0.25"."""
     value = float(value)
     return f"{int(value):,}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"

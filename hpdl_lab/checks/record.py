@@ -1,10 +1,19 @@
 """What an exercise is: a record. The check is one of its fields; what is said about it stands in notebooks/hints/."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..comm import Results
+from ..trace import Event
 from .hints import explanation_of, hints_of
+
+Reason = str  # "invariant: sentence", the sentence perhaps empty
+Rows = Iterable[tuple[Any, Reason]]  # what may be got, and what is wrong with it
+Runner = Callable[..., Any] | None  # runner(fn, *args) makes every engine call fn(comm, *args)
 
 
 class Broken(Exception):
@@ -17,12 +26,12 @@ class Broken(Exception):
              the same run. Either may be empty.
     """
 
-    def __init__(self, text, detail="", events=(), size=0):
+    def __init__(self, text: str, detail: str = "", events: Iterable[Event] = (), size: int = 0) -> None:
         super().__init__(text)
         self.restate(text)
         self.detail, self.events, self.expected, self.size = detail, list(events), [], size
 
-    def restate(self, text):
+    def restate(self, text: str) -> Broken:
         """Say it with another text, where more is known about the same failure; returns itself."""
         self.failed, _, message = text.partition(": ")
         self.message = " ".join(message.split())
@@ -40,7 +49,7 @@ class Passed:
     run:    the Results whose events show it, if there are any.
     """
 
-    def __init__(self, *facts, run=None):
+    def __init__(self, *facts: str, run: Results | None = None) -> None:
         self.facts = tuple(" ".join(fact.split()) for fact in facts)
         self.events, self.size = ([], 0) if run is None else (run.events, len(run))
 
@@ -66,28 +75,28 @@ class Exercise:
     scaffold: Callable | None = None
 
     @property
-    def parallel(self):
+    def parallel(self) -> bool:
         """Whether ranks take part, so that the check goes on to the engines."""
         return "runner" in inspect.signature(self.check).parameters
 
     @property
-    def name(self):
+    def name(self) -> str:
         return self.reference.__name__
 
     @property
-    def path(self):
+    def path(self) -> str:
         """How notebook sources name it: "package.module:function"."""
         return f"{self.reference.__module__}:{self.reference.__qualname__}"
 
     @property
-    def explanation(self):
+    def explanation(self) -> str:
         """What a right answer has shown, in a paragraph."""
         return explanation_of(self.id)
 
     @property
-    def hints(self):
+    def hints(self) -> dict[str, tuple[str, ...]]:
         """{invariant: three hints}; "" serves every invariant that is not named."""
         return hints_of(self.id)
 
-    def hints_for(self, failed):
+    def hints_for(self, failed: str | None) -> tuple[str, ...]:
         return self.hints.get(failed or "", self.hints[""])

@@ -2,7 +2,9 @@
 
 import html
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 GREEN, ORANGE, BLUE = "#1b7f3b", "#b45309", "#1d4ed8"  # told apart by the words as well, never by color alone
 STARS = "\N{BLACK STAR}"
@@ -17,10 +19,10 @@ class Card:
     title = ""
     color = BLUE
 
-    def sections(self):
+    def sections(self) -> Iterable[tuple[str, str]]:
         return ()
 
-    def __str__(self):
+    def __str__(self) -> str:
         parts = [self.title]
         for kind, text in self.sections():
             if kind == "text":
@@ -31,7 +33,7 @@ class Card:
 
     __repr__ = __str__
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         styles = {
             "text": "<div style='margin:.4em 0;max-width:60em;line-height:1.45'>{}</div>",
             "lines": "<pre style='margin:.5em 0;padding:0;background:none;line-height:1.35;"
@@ -46,7 +48,7 @@ class Card:
             f"<div style='font-weight:600;font-size:1.08em'>{html.escape(self.title)}</div>{body}</div>"
         )
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": self._repr_html_()}
 
 
@@ -75,20 +77,20 @@ class CheckResult(Card):
     picture: str = ""
     next_step: str = ""
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return self.failed is None
 
     __str__ = __repr__ = Card.__str__
 
     @property
-    def title(self):
+    def title(self) -> str:  # type: ignore[override]
         return f"{self.exercise}: correct" if self else f"{self.exercise}: not yet ({self.failed})"
 
     @property
-    def color(self):
+    def color(self) -> str:  # type: ignore[override]
         return GREEN if self else ORANGE
 
-    def sections(self):
+    def sections(self) -> Iterable[tuple[str, str]]:
         if self.outdated:
             yield "text", self.outdated
         if self.facts:
@@ -113,7 +115,7 @@ class Note(Card):
 
     __str__ = __repr__ = Card.__str__
 
-    def sections(self):
+    def sections(self) -> Iterable[tuple[str, str]]:
         if self.text:
             yield "text", self.text
         if self.lines:

@@ -1,7 +1,12 @@
 """What an answer sent, read from its events: how many messages, how many bytes, and to whom."""
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+from ..collectives.cost import Cost
+from ..comm.base import Comm
+from ..trace import Event
 from ..units import counted
 from .ranks import off_by
 from .record import Broken
@@ -9,7 +14,7 @@ from .record import Broken
 ROUNDING = 0.01  # more bytes than the best answer's are allowed, as where pieces are not cut evenly
 
 
-def miscount(events, p, steps):
+def miscount(events: list[Event], p: int, steps: int) -> str:
     """What to say where every rank sent another number of messages than the `steps` that are needed; "" elsewhere."""
     sent = messages_sent(events, p)
     if len(set(sent)) > 1 or sent[0] == steps:
@@ -24,7 +29,7 @@ def miscount(events, p, steps):
     return f"With {p} ranks every rank sent {counted(sent[0], 'message')}, where {steps} are needed: {why}."
 
 
-def check_waits(events, p):
+def check_waits(events: list[Event], p: int) -> None:
     """Raise Broken where a rank started a send and never waited for it: only what was waited for leaves an event."""
     sent = Counter((e.rank, e.peer) for e in events if e.op == "send")
     received = Counter((e.peer, e.rank) for e in events if e.op == "recv")
@@ -34,20 +39,20 @@ def check_waits(events, p):
             under way.""")
 
 
-def in_barriers(events):
+def in_barriers(events: list[Event]) -> str:
     """What to say of ranks that wait in barriers; "" where they do not."""
     n = max(Counter(e.rank for e in events if e.op == "barrier").values(), default=0)
     told = f"a rank waits in {counted(n, 'barrier')}, and none is needed: there all stand still for the slowest."
     return told if n else ""
 
 
-def check_bytes(events, p, nbytes, best):
+def check_bytes(events: list[Event], p: int, nbytes: int, best: Cost) -> int:
     """The most that a rank sent; raises Broken where the best answer, a Cost for vectors of `nbytes`, sends less.
 
     Too many messages come before too many bytes: a loop that goes round once too often sends both.
     """
     sent = {r: sum(e.nbytes for e in events if e.op == "send" and e.rank == r) for r in range(p)}
-    worst = max(sent, key=sent.get)
+    worst = max(sent, key=lambda r: sent[r])
     if sent[worst] <= best.nbytes * (1 + ROUNDING):
         return sent[worst]
     if best.steps < min(messages_sent(events, p)) <= 2 * best.steps and (why := miscount(events, p, best.steps)):
@@ -57,7 +62,7 @@ def check_bytes(events, p, nbytes, best):
         {best.nbytes:,.0f}: {why_so_much(sent, worst, nbytes, best, messages_sent(events, p))}""")
 
 
-def why_so_much(sent, worst, nbytes, best, messages):
+def why_so_much(sent: dict[int, int], worst: int, nbytes: int, best: Cost, messages: list[int]) -> str:
     """The likely reason for too many bytes: `sent` is {rank: bytes}, `messages` how many there were of each rank."""
     others = [n for r, n in sent.items() if r != worst]
     if max(others) < sent[worst] / 2:
@@ -73,19 +78,19 @@ def why_so_much(sent, worst, nbytes, best, messages):
         need?"""
 
 
-def messages_sent(events, p):
+def messages_sent(events: list[Event], p: int) -> list[int]:
     """Messages sent by each rank, as a list in rank order."""
     return [sum(e.op == "send" and e.rank == r for e in events) for r in range(p)]
 
 
-def additions(comm, fn, *args):
+def additions(comm: Comm, fn: Callable, *args: Any) -> int:
     """How often fn(comm, *args) calls a collective that brings the numbers of all ranks together."""
     fn(comm, *args)
     others = ("send", "recv", "broadcast", "barrier")
     return sum(times for (op, _), times in comm.calls.counts.items() if op not in others)
 
 
-def check_peers(events, p):
+def check_peers(events: list[Event], p: int) -> None:
     """Raise Broken where a rank sends to anyone but its two neighbours on the ring."""
     for e in events:
         if e.op == "send" and e.peer not in ((e.rank + 1) % p, (e.rank - 1) % p):

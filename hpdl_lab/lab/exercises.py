@@ -50,8 +50,8 @@ def check(fn: Callable[..., Any]) -> CheckResult:
     exercise, engines = exercise_of(fn), running() is not None
     result = exercises.check(exercise, fn, run_answer if engines else None)
     progress().add("check", exercise=exercise.id, name=exercise.name, passed=bool(result), failed=result.failed)
-    shown = {"picture": picture(exercise, result), "next_step": next_step(exercise, result, engines)}
-    return replace(result, outdated=outdated(fn), **shown)
+    step = next_step(exercise, result, engines)
+    return replace(result, outdated=outdated(fn), picture=picture(exercise, result), next_step=step)
 
 
 def outdated(fn: Callable[..., Any]) -> str:

@@ -3,21 +3,23 @@
 import os
 import re
 import socket
+from collections.abc import Callable
 
+from ...comm import Results
 from ...parallel import messages as reference
 from ..checkers import engine_facts, in_all_cases, with_ranks
 from ..ranks import on_engines, simulate
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Runner
 
 
-def check_hello(fn, runner=None):
+def check_hello(fn: Callable, runner: Runner = None) -> Passed:
     """Every rank says its own number and the number of ranks, in whatever words."""
     in_all_cases(fn, lambda comm, fn: fn(comm), ((4,), (1,), (3,)), with_ranks, check_sentences)
     facts = ["every rank says who it is, on 1, 3 and 4 simulated ranks"]
     return Passed(*facts, *engine_facts(runner, check_sentences, fn, say="{} said hello"))
 
 
-def check_sentences(results, where):
+def check_sentences(results: Results, where: str) -> None:
     p = len(results)
     for r, said in enumerate(results):
         if said is None:
@@ -43,7 +45,7 @@ def check_sentences(results, where):
         raise Broken(f"rank: {where}, rank {r} said {said!r}: its number is {r}, {why}.")
 
 
-def check_who_runs_where(fn, runner=None):
+def check_who_runs_where(fn: Callable, runner: Runner = None) -> Passed:
     """(rank, host, process id), of the process that runs the rank."""
     results = simulate(4, fn, where="with 4 ranks")
     check_places(results, hosts={socket.gethostname()}, pids={os.getpid()})
@@ -58,7 +60,7 @@ def check_who_runs_where(fn, runner=None):
     return Passed(*facts)
 
 
-def check_places(results, hosts, pids):
+def check_places(results: Results, hosts: set[str], pids: set[int]) -> None:
     for r, place in enumerate(results):
         if place is None:
             raise Broken(f"returns: Rank {r} returned nothing: return a tuple of rank, host and process id.")

@@ -1,6 +1,8 @@
 """Notebook 01: the gradient, a step, and the largest learning rate that is stable. One process, no ranks."""
 
 import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -8,7 +10,7 @@ from ...optim import gradient_descent as reference
 from ...units import counted
 from ..checkers import because, reason
 from ..ranks import kind, number, simulate, unlike
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Rows
 
 SHAPES = ((50, 2), (7, 1), (1, 3), (200, 5))  # (examples, weights)
 MOST_STEPS = 100  # that a function may take in the place of one and is told how many they were
@@ -20,19 +22,19 @@ MEANS = "That is the mean error times the mean input: first multiply for every e
 DIRECTION = "Only the direction of the gradient is in it: where it is steeper, the step is longer."
 
 
-def problem(n, d):
+def problem(n: int, d: int) -> tuple[np.ndarray, ...]:
     """w (d,), x (n, d), y (n,): random, the same in every run."""
     rng = np.random.default_rng([n, d])
     return rng.standard_normal(d), rng.standard_normal((n, d)), rng.standard_normal(n)
 
 
-def columns(n, d, common):
+def columns(n: int, d: int, common: float) -> np.ndarray:
     """x (n, d) as data are: columns of different sizes, with means, that have this much in common with each other."""
     rng = np.random.default_rng([n, d])
     return (common * rng.standard_normal((n, 1)) + rng.standard_normal((n, d))) * np.linspace(1, 1.5, d) + 0.4
 
 
-def call(fn, *args, unchanged):
+def call(fn: Callable, *args: Any, unchanged: tuple[str, ...]) -> Any:
     """fn(*args), with deadline and errors as on ranks; `unchanged` names the arguments that fn must not change."""
     before = [np.copy(a) for a in args]
     (out, after), *_ = simulate(
@@ -47,11 +49,11 @@ def call(fn, *args, unchanged):
     return out
 
 
-def shape_of(args):
+def shape_of(args: Sequence[Any]) -> tuple[int, ...]:
     return next(a.shape for a in args if getattr(a, "ndim", 0) == 2)
 
 
-def check_vector(got, expected, begun, n, others):
+def check_vector(got: Any, expected: np.ndarray, begun: np.ndarray, n: int, others: Rows) -> None:
     """others: rows of wrong vectors, see `reason`; `begun`: what a loop over weights begins with."""
     d = len(expected)
     where = f"For {counted(n, 'example')} and {counted(d, 'weight')}"
@@ -67,7 +69,7 @@ def check_vector(got, expected, begun, n, others):
         raise because(why, f"{where}, {text}")
 
 
-def in_general(got, expected, begun):
+def in_general(got: np.ndarray, expected: np.ndarray, begun: np.ndarray) -> Reason:
     """Reason for a wrong array, whatever it was to be."""
     if np.allclose(got, expected, rtol=1e-3):
         return "precision: The first digits are right: is it rounded, float32, or a quotient of small differences?"
@@ -78,7 +80,7 @@ def in_general(got, expected, begun):
     return "value: "
 
 
-def check_gradient(fn):
+def check_gradient(fn: Callable) -> Passed:
     for n, d in SHAPES:
         w, x, y = problem(n, d)
         expected = reference.gradient(w, x, y)
@@ -93,7 +95,7 @@ def check_gradient(fn):
     )
 
 
-def other_gradients(w, x, y, right):
+def other_gradients(w: np.ndarray, x: np.ndarray, y: np.ndarray, right: np.ndarray) -> Rows:
     """Rows of what is not the gradient."""
     n, d, error = len(x), len(w), x @ w - y
     pulls = error[:, None] * x  # (n, d): of every example
@@ -127,7 +129,7 @@ def other_gradients(w, x, y, right):
     )
 
 
-def check_gradient_step(fn):
+def check_gradient_step(fn: Callable) -> Passed:
     for n, d in SHAPES:
         for rate in (0.1, 0.03):
             w, x, y = problem(n, d)
@@ -141,7 +143,7 @@ def check_gradient_step(fn):
     )
 
 
-def other_steps(w, x, y, rate, got):
+def other_steps(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float, got: np.ndarray) -> Rows:
     """Rows of what is not one step of this rate."""
     n, slope, at_0 = len(x), reference.gradient(w, x, y), reference.gradient(0 * w, x, y)
     way = "value: That is the way to go, not the place where you arrive: start from w."
@@ -165,7 +167,7 @@ def other_steps(w, x, y, rate, got):
         yield got, why
 
 
-def too_many_steps(got, w, x, y, rate):
+def too_many_steps(got: np.ndarray, w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> Reason | None:
     """Reason where `got` is where more than one step ends, or None."""
     asked = "One step was asked for: whoever calls your function repeats it."
     for steps, moved in enumerate(reference.descend(x, y - x @ w, rate, MOST_STEPS)):  # as seen from w
@@ -185,7 +187,7 @@ def too_many_steps(got, w, x, y, rate):
     return None
 
 
-def another_rate(got, w, slope, rate):
+def another_rate(got: np.ndarray, w: np.ndarray, slope: np.ndarray, rate: float) -> Reason | None:
     """Reason where `got` is a step of another rate, or None."""
     used = (w - got) @ slope / (slope @ slope)
     if len(w) > 1 and np.allclose(got, w - used * slope) and abs(used / rate - 1) > 1e-3:
@@ -193,7 +195,7 @@ def another_rate(got, w, slope, rate):
     return None
 
 
-def check_largest_stable_rate(fn):
+def check_largest_stable_rate(fn: Callable) -> Passed:
     for n, d, common in ((50, 2, 3.0), (7, 1, 0.0), (200, 5, 0.5), (30, 3, 1.0)):
         x = columns(n, d, common)
         got, expected = call(fn, x, unchanged=("x",)), reference.largest_stable_rate(x)
@@ -209,7 +211,7 @@ def check_largest_stable_rate(fn):
     )
 
 
-def remaining(x, rate, steps=200):
+def remaining(x: np.ndarray, rate: float, steps: int = 200) -> float:
     """Distance to the bottom after descent along the steepest axis, as a multiple of that at the start."""
     w, y = np.linalg.eigh(x.T @ x)[1][:, -1], np.zeros(len(x))
     for _ in range(steps):
@@ -217,7 +219,7 @@ def remaining(x, rate, steps=200):
     return float(np.linalg.norm(w))
 
 
-def why_rate(got, expected, x):
+def why_rate(got: float, expected: float, x: np.ndarray) -> Broken:
     """Broken for a rate that is not the largest stable one."""
     n, d = x.shape
     curvature = x.T @ x / n

@@ -2,21 +2,25 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from ...comm import Results
+from ...comm.base import Comm
 from ...parallel import gossip as graphs
 from ...parallel import gradient_descent
 from ...units import counted
 from ..checkers import check_arrays, engine_facts, in_all_cases, reason, with_ranks
 from ..ranks import number, simulate
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Runner
 from ..traffic import additions, check_waits
 
 IMPRECISE = "precision: The first digits are right: is something rounded, or float32, on its way?"
 
 
-def gradients(p, d):
+def gradients(p: int, d: int) -> np.ndarray:
     """(p, d) one gradient per rank: of both signs, and not whole, so that the order of additions shows."""
     return 100 * np.random.default_rng([p, d]).standard_normal((p, d))
 
@@ -24,12 +28,12 @@ def gradients(p, d):
 # -- 2.1 ---------------------------------------------------------------------------------------------------------------
 
 
-def average(comm, fn, d):
+def average(comm: Comm, fn: Callable, d: int) -> tuple[Any, np.ndarray]:
     g = gradients(comm.size, d)[comm.rank]
     return fn(comm, g), g
 
 
-def check_average_gradients(fn, runner=None):
+def check_average_gradients(fn: Callable, runner: Runner = None) -> Passed:
     cases = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (1, 2), (4, 0))
     in_all_cases(fn, average, cases, average_case, check_mean, missed_by_a_loop)
     made = max(simulate(4, lambda comm: additions(comm, lambda comm: average(comm, fn, 2))))
@@ -40,11 +44,11 @@ def check_average_gradients(fn, runner=None):
     return Passed(*facts, *engine_facts(runner, check_mean, average, fn, 1001))
 
 
-def average_case(p, d):
+def average_case(p: int, d: int) -> str:
     return f"{with_ranks(p)} and gradients of {counted(d, 'number')}"
 
 
-def check_mean(run, where, d):
+def check_mean(run: Results, where: str, d: int) -> None:
     values = gradients(len(run), d)
     expected = [values.mean(axis=0)] * len(run)
     check_arrays(run, expected, where, "g", "the gradient is", lambda out, r: why_mean(out, values, r, run[-1][0]))
@@ -54,7 +58,7 @@ def check_mean(run, where, d):
                 drift apart.""")
 
 
-def missed_by_a_loop(broken, where, d):
+def missed_by_a_loop(broken: Broken, where: str, d: int) -> Reason | None:
     """Of a deadlock in which rank 0 sends to a rank whose own message it never received, why."""
     waits = {w.rank: w for w in getattr(broken.__cause__, "waits", ())}
     hub = waits.get(0)
@@ -66,7 +70,7 @@ def missed_by_a_loop(broken, where, d):
     return None
 
 
-def why_mean(out, values, r, last):
+def why_mean(out: np.ndarray, values: np.ndarray, r: int, last: np.ndarray) -> Reason:
     """Reason for a result of rank r that is not the mean; `last` is that of the last rank."""
     p, total = len(values), values.sum(axis=0)
     if np.allclose(out * p, total, rtol=1e-3):
@@ -98,18 +102,18 @@ RATE = 0.3
 STALE = -3.0  # what a worker's weights hold before the server has sent new ones
 
 
-def weights(p, d):
+def weights(p: int, d: int) -> np.ndarray:
     """The server's."""
     return 100 * np.random.default_rng([p, d, 2]).standard_normal(d)
 
 
-def serve(comm, fn, d):
+def serve(comm: Comm, fn: Callable, d: int) -> tuple[Any, np.ndarray, np.ndarray]:
     """Returns (what it returned, what it left in w, what it left in g)."""
     w, g = weights(comm.size, d) if comm.rank == 0 else np.full(d, STALE), gradients(comm.size, d)[comm.rank]
     return fn(comm, w, g, RATE), w, g
 
 
-def check_server_step(fn, runner=None):
+def check_server_step(fn: Callable, runner: Runner = None) -> Passed:
     cases = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (4, 0))  # (ranks, weights)
     in_all_cases(fn, serve, cases, server_case, check_weights, beyond_the_workers)
     run = simulate(8, serve, fn, 1000, where="with a server and 7 workers")
@@ -123,11 +127,11 @@ def check_server_step(fn, runner=None):
     return Passed(*facts, run=run)
 
 
-def server_case(p, d):
+def server_case(p: int, d: int) -> str:
     return f"with a server and {counted(p - 1, 'worker')}"
 
 
-def beyond_the_workers(broken, where, d):
+def beyond_the_workers(broken: Broken, where: str, d: int) -> Reason | None:
     """Of a server that talks to itself or to a rank that is not there, who its workers are."""
     if broken.failed == "raises" and re.search("rank 0 (sends to|receives from) (itself|rank)", broken.message):
         return f"""raises: {broken.message}. The workers are ranks 1 to {where.split()[4]}: where does the loop of the
@@ -135,7 +139,7 @@ def beyond_the_workers(broken, where, d):
     return missed_by_a_loop(broken, where, d)
 
 
-def check_weights(run, where, d):
+def check_weights(run: Results, where: str, d: int) -> None:
     """Raise Broken unless every rank returns and holds the new weights, and every worker its gradient as it was."""
     w, g = weights(len(run), d), gradients(len(run), d)
     expected = w - RATE * g[1:].mean(axis=0)
@@ -157,7 +161,7 @@ def check_weights(run, where, d):
             raise Broken(f"input: {where}, rank {r} changed its gradient g: the caller may still need it.")
 
 
-def why_weights(out, expected, w, g, r):
+def why_weights(out: np.ndarray, expected: np.ndarray, w: np.ndarray, g: np.ndarray, r: int) -> Reason:
     """Reason for weights of rank r that are not the expected ones."""
     p, workers = len(g), len(g) - 1
     total, everybody = g[1:].sum(axis=0), g.sum(axis=0)
@@ -191,7 +195,7 @@ def why_weights(out, expected, w, g, r):
     return reason(out, rows) or "sum: "
 
 
-def check_server_traffic(run, p, nbytes):
+def check_server_traffic(run: Results, p: int, nbytes: int) -> int:
     """Bytes into the server, which are as many as out of it. Raises Broken for detours and repetitions."""
     check_waits(run.events, p)
     sends = [e for e in run.events if e.op == "send"]
@@ -216,12 +220,12 @@ SHOWN = (8, "wheel")
 STEPS = 12  # of the run whose error is compared with the second eigenvalue
 
 
-def values_of(p, n=10):
+def values_of(p: int, n: int = 10) -> np.ndarray:
     """(p, n) numbers, different on every rank."""
     return np.random.default_rng([p, n]).integers(1, 1000, (p, n)) * 1.0
 
 
-def gossip(comm, fn, name, steps=1):
+def gossip(comm: Comm, fn: Callable, name: str, steps: int = 1) -> tuple[Any, np.ndarray]:
     """fn(comm, x, graph), `steps` times; returns (what it returned the last time, what it left in x)."""
     x, graph = values_of(comm.size)[comm.rank], graphs.graph(name, comm.size)
     for _ in range(steps):
@@ -229,7 +233,7 @@ def gossip(comm, fn, name, steps=1):
     return out, x
 
 
-def check_gossip_step(fn, runner=None):
+def check_gossip_step(fn: Callable, runner: Runner = None) -> Passed:
     in_all_cases(fn, gossip, GRAPHS, gossip_case, check_gossip, one_neighbor_off)
     run = simulate(SHOWN[0], gossip, fn, SHOWN[1])
     facts = [f"one step is right on {len(GRAPHS)} graphs: ring, star, wheel and random, 1 to 8 ranks", check_rate(fn)]
@@ -237,11 +241,11 @@ def check_gossip_step(fn, runner=None):
     return Passed(*facts, run=run)
 
 
-def gossip_case(p, name):
+def gossip_case(p: int, name: str) -> str:
     return f"on a {name} of {counted(p, 'rank')}"
 
 
-def one_neighbor_off(broken, where, name):
+def one_neighbor_off(broken: Broken, where: str, name: str) -> Reason | None:
     """Of a deadlock in which a rank met too few of its neighbors, or too many, which rank that is."""
     waits = getattr(broken.__cause__, "waits", ())
     for wait in waits:
@@ -257,7 +261,7 @@ def one_neighbor_off(broken, where, name):
     return None
 
 
-def check_gossip(run, where, name):
+def check_gossip(run: Results, where: str, name: str) -> None:
     """Raise Broken unless all is right, with one message to each neighbor, and without waiting for all ranks."""
     graph = graphs.graph(name, len(run))
     sent = Counter((e.rank, e.peer) for e in run.events if e.op == "send")
@@ -277,7 +281,7 @@ def check_gossip(run, where, name):
                 enough.""")
 
 
-def check_step(run, where, name):
+def check_step(run: Results, where: str, name: str) -> None:
     """Raise Broken unless every rank holds and returns its row of W x."""
     graph, values = graphs.graph(name, len(run)), values_of(len(run))
     after = np.array([held for _, held in run])
@@ -292,13 +296,13 @@ def check_step(run, where, name):
     )
 
 
-def why_gossip(after, values, graph):
+def why_gossip(after: np.ndarray, values: np.ndarray, graph: graphs.Graph) -> Reason:
     """Reason for values after a step that are not W x; `after` and `values` are (p, n)."""
     p, near = graph.n, [list(who) for who in graph.neighbors]
     degree = [len(who) for who in near]
     w = graphs.metropolis(graph)
 
-    def weighted(weight):
+    def weighted(weight: Callable) -> np.ndarray:
         """The values after a step with other weights: weight(i, j) for neighbors."""
         change = [sum((weight(i, j) * (values[j] - values[i]) for j in near[i]), 0 * values[i]) for i in range(p)]
         return values + np.array(change)
@@ -335,12 +339,12 @@ def why_gossip(after, values, graph):
         send, and what you subtract, still the x from before the step?"""
 
 
-def moved(after, values, advice):
+def moved(after: np.ndarray, values: np.ndarray, advice: str) -> str:
     return f"""The mean over all ranks was {number(values.mean())} and is now {number(after.mean())}. {advice}: what
         rank i takes from j must be what j takes from i."""
 
 
-def check_rate(fn):
+def check_rate(fn: Callable) -> str:
     """The error of many steps against the second eigenvalue: a fact."""
     values = values_of(8)
     run = simulate(8, gossip, fn, "ring", STEPS, where=f"in {STEPS} steps on a ring of 8 ranks")

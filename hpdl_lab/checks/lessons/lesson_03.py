@@ -1,13 +1,18 @@
 """Notebook 03: a ping-pong and the line through its times, collectives, and programs with a fault."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ... import zoo
 from ...collectives import cost, jobs
-from ...comm import CommError, sim
+from ...comm import CommError, Results, sim
+from ...comm.base import Comm
 from ...comm.buffers import to_numpy
 from ...comm.network import Switch
 from ...parallel import messages
@@ -15,7 +20,7 @@ from ...trace import seconds_text
 from ...units import counted
 from ..checkers import because, engine_facts, first_wrong, in_all_cases, reason, with_ranks
 from ..ranks import alone, capital, case, number, real, simulate, unlike
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Rows, Runner
 from ..traffic import additions, check_waits, messages_sent
 
 # -- 3.1 ---------------------------------------------------------------------------------------------------------------
@@ -24,7 +29,7 @@ CASES = [(p, n, uint8) for p, n in ((2, 1000), (4, 1000), (3, 1), (8, 1001), (5,
 ALPHA = Switch(alpha=1.0, beta=0.0)  # on which a message takes 1 s, whatever its size
 
 
-def ball(r, n, uint8):
+def ball(r: int, n: int, uint8: bool) -> Any:
     """(n,) whole numbers that fit into a byte, different on every rank."""
     import torch
 
@@ -32,13 +37,13 @@ def ball(r, n, uint8):
     return torch.from_numpy(values).to(torch.uint8) if uint8 else values
 
 
-def play(comm, fn, n, uint8):
+def play(comm: Comm, fn: Callable, n: int, uint8: bool) -> tuple[Any, Any]:
     """Returns (what fn returned, what it left in x)."""
     x = ball(comm.rank, n, uint8)
     return fn(comm, x), x
 
 
-def check_ping_pong(fn, runner=None):
+def check_ping_pong(fn: Callable, runner: Runner = None) -> Passed:
     run = in_all_cases(fn, play, CASES, ping_pong_case, check_round, network=ALPHA)
     facts = [
         f"one round is 2 messages one after another, in {len(CASES) // 2} cases on 2, 3, 4, 5 and 8 simulated ranks"
@@ -46,11 +51,11 @@ def check_ping_pong(fn, runner=None):
     return Passed(*facts, *engine_facts(runner, check_balls, play, fn, 1001, False, company=True), run=run)
 
 
-def ping_pong_case(p, n, uint8):
+def ping_pong_case(p: int, n: int, uint8: bool) -> str:
     return case(p, n) + (" in a uint8 tensor (lab.ping_pong sends those)" if uint8 else "")
 
 
-def check_balls(run, where, n, uint8):
+def check_balls(run: Results, where: str, n: int, uint8: bool) -> None:
     """Raise Broken unless ranks 0 and 1 hold x of rank 0, the others their own, and all return x."""
     for r, (out, held) in enumerate(run):
         expected, got = to_numpy(ball(0 if r < 2 else r, n, uint8)), to_numpy(held)
@@ -67,7 +72,7 @@ def check_balls(run, where, n, uint8):
                 every rank.""")
 
 
-def check_round(run, where, n, uint8):
+def check_round(run: Results, where: str, n: int, uint8: bool) -> None:
     """Raise Broken unless the whole ball went from 0 to 1 and back, once, one way after the other, and that is all."""
     check_balls(run, where, n, uint8)
     check_waits(run.events, len(run))
@@ -101,7 +106,7 @@ SLOWER = 1.3  # the first and the last message are, by bad luck: who trusts sing
 EXACT, WITHIN = 0.03, 0.05  # of the line: where the times are exact, where they are not
 
 
-def check_fit(fn):
+def check_fit(fn: Callable) -> Passed:
     for k, (alpha, beta) in enumerate(LINES):
         exact = np.array([alpha + beta * n for n in SIZES])
         noise = np.random.default_rng(k).uniform(0.97, 1.03, len(SIZES))
@@ -113,7 +118,7 @@ def check_fit(fn):
     return Passed(fact)
 
 
-def check_line(fn, seconds, within, where):
+def check_line(fn: Callable, seconds: list[float], within: float, where: str) -> None:
     """Raise Broken unless fn(sizes, seconds) is the line of the docstring."""
     alpha, beta = cost.fit_alpha_beta(SIZES, seconds)
     sizes, times = list(SIZES), list(seconds)
@@ -128,7 +133,7 @@ def check_line(fn, seconds, within, where):
         raise Broken(f"returns: Your function returned {out!r}: return two numbers, alpha and beta.") from None
     off = {"alpha": abs(a / alpha - 1), "beta": abs(b / beta - 1)}
     if not all(error <= within for error in off.values()):
-        why = why_line(a, b, alpha, beta, max(off, key=off.get), np.array(seconds))
+        why = why_line(a, b, alpha, beta, "alpha" if off["alpha"] >= off["beta"] else "beta", np.array(seconds))
         raise because(
             why,
             f"""{where}, the line of least squares has alpha = {alpha:.3g} s, beta = {beta:.3g} s/byte;
@@ -136,7 +141,7 @@ def check_line(fn, seconds, within, where):
         )
 
 
-def why_line(a, b, alpha, beta, name, seconds):
+def why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: np.ndarray) -> Reason:
     """Reason for a line (a, b) that is not (alpha, beta), the one of these seconds."""
     any_ = None
     if not np.isfinite([a, b]).all():
@@ -156,10 +161,10 @@ def why_line(a, b, alpha, beta, name, seconds):
         ((alpha / 2, beta / 2), "factor: Both are half as large: the times are those of one way already."),
     )
 
-    def near(got, line):
+    def near(got: Sequence[float], line: Sequence[Any]) -> bool:
         return all(y is any_ or abs(x - y) <= 0.2 * abs(y) for x, y in zip(got, line, strict=True))
 
-    def equal(got, line):
+    def equal(got: Any, line: Any) -> bool:
         return np.allclose(got, line, rtol=1e-6, atol=0)
 
     if found := reason((a, b), rows, near) or reason((a, b), other_lines(np.array(SIZES), seconds), equal):
@@ -181,10 +186,10 @@ ALIKE = """Where all seconds count alike, a small error in the time of the large
     ones say, and they alone know alpha. Look at them, or give them weight: 1 / seconds."""
 
 
-def other_lines(n, t):
+def other_lines(n: np.ndarray, t: np.ndarray) -> Rows:
     """((alpha, beta), invariant, sentence) of lines that may be meant to be the one of sizes n and seconds t."""
 
-    def fitted(part, weights):
+    def fitted(part: slice, weights: np.ndarray) -> np.ndarray:
         return np.polyfit(n[part], t[part], 1, w=weights[part])[::-1]
 
     whole, slope = slice(None), (t[-1] - t[0]) / (n[-1] - n[0])
@@ -205,7 +210,17 @@ def other_lines(n, t):
 # -- 3.3 and 3.4: a name for every letter ------------------------------------------------------------------------------
 
 
-def check_names(fn, right, noun, missing, wanted, read, known, no, contradiction):
+def check_names(
+    fn: Callable,
+    right: dict[str, str],
+    noun: str,
+    missing: Callable,
+    wanted: str,
+    read: Callable,
+    known: Iterable[str],
+    no: Callable,
+    contradiction: Callable,
+) -> None:
     """Raise Broken unless fn() is {letter: name} as in `right`.
 
     noun: "job"; missing: "Job {} has no answer", and more; wanted: "name" or "diagnosis"; read(said) -> a name;
@@ -242,24 +257,24 @@ TOO_MUCH = {  # (right, named): what the named one does beyond the job
 }
 
 
-def check_which_collective(fn):
+def check_which_collective(fn: Callable) -> Passed:
     no = "Job {}: no collective is called {!r}. The eight are".format
     check_names(fn, RIGHT, "job", without_answer, "name", spelled, jobs.DOES, no, another_job)
     return Passed("8 of 8 jobs, each with the collective that sends no more than is needed")
 
 
-def spelled(said):
+def spelled(said: Any) -> str:
     """The name of this lesson for what MPI, mpi4py, NCCL or torch call otherwise: "Allreduce" -> "all_reduce"."""
     letters = re.sub("[^a-z]", "", said.lower().rpartition(".")[2]) if isinstance(said, str) else ""
     letters = re.sub("^(mpi|nccl)|(block|intotensor|tensor|single)$", "", letters)
     return LETTERS.get(letters, str(said))
 
 
-def without_answer(letter):
+def without_answer(letter: str) -> str:
     return f"Job {letter} has no answer. {JOBS[letter].text}"
 
 
-def another_job(letter, said, right):
+def another_job(letter: str, said: str, right: str) -> Broken:
     needs = JOBS[letter].needs
     if (right, said) in TOO_MUCH:
         return Broken(f"too much: Job {letter}: {TOO_MUCH[right, said]}. Here {needs}.")
@@ -289,25 +304,25 @@ QUESTION = {  # what to look at, by the right diagnosis
 }
 
 
-def check_diagnose(fn):
+def check_diagnose(fn: Callable) -> Passed:
     right = zoo.diagnose()
     missing, no = "Program {} has no diagnosis.".format, "Program {}: there is no diagnosis {!r}. There are".format
     check_names(fn, right, "program", missing, "diagnosis", plain, zoo.DIAGNOSES, no, another_diagnosis)
     return Passed(f"{len(right)} of {len(right)} programs")
 
 
-def plain(said):
+def plain(said: Any) -> str:
     return said.strip().lower() if isinstance(said, str) else str(said)
 
 
-def another_diagnosis(letter, said, right):
+def another_diagnosis(letter: str, said: str, right: str) -> Broken:
     """Broken for a wrong diagnosis, with the table of a run."""
     against = AGAINST.get((said, right), f"{said!r} means: {zoo.DIAGNOSES[said]}. Not so here.")
     message = f"Program {letter}: you say {said!r}. {against} {QUESTION[right]}"
     return Broken(f"diagnosis: {message}", table_of(zoo.find(zoo.LABELS[letter])))
 
 
-def table_of(program):
+def table_of(program: zoo.Program) -> str:
     """What the ranks were doing when the program had been stopped, without the reason."""
     try:
         sim.run(program.ranks, program.broken, deadline=DEADLINE)
@@ -323,19 +338,21 @@ def table_of(program):
 RANKS = (4, 2, 3, 5, 8)
 
 
-def check_repair(name, fn, runner=None, *, explain=None, also=None):
+def check_repair(
+    name: str, fn: Callable, runner: Runner = None, *, explain: Callable | None = None, also: Callable | None = None
+) -> Passed:
     """Every rank returns what the repaired program returns there, and the ranks have talked to each other.
 
     explain: explain(value) -> a sentence about a value that is wrong, or ""; also: also(fn, run, where), more to check.
     """
     repaired = zoo.find(name).repaired
 
-    def check_values(run, where):
+    def check_values(run: Results, where: str) -> None:
         expected = simulate(len(run), repaired, evidence=False)
         for r, (got, wanted) in enumerate(zip(run, expected, strict=True)):
             check_value(got, wanted, r, where, explain or (lambda value: ""), run, expected)
 
-    def judge(run, where):
+    def judge(run: Results, where: str) -> None:
         check_values(run, where)
         if also:
             also(fn, run, where)
@@ -349,7 +366,9 @@ def check_repair(name, fn, runner=None, *, explain=None, also=None):
     return Passed(*facts, *engine_facts(runner, check_values, fn, company=True), run=run)
 
 
-def check_value(got, wanted, r, where, explain, run, expected):
+def check_value(
+    got: Any, wanted: float, r: int, where: str, explain: Callable, run: Results, expected: Results
+) -> None:
     try:
         value = real(got)
     except (TypeError, ValueError):
@@ -361,13 +380,13 @@ def check_value(got, wanted, r, where, explain, run, expected):
             return {number(wanted)}. {explain(value) or steps_off(run, expected) or whose(run, expected)}""")
 
 
-def whose(run, expected):
+def whose(run: Results, expected: Results) -> str:
     """What the values of all ranks say together, or ""."""
     alike = len(set(expected)) == 1 and len(set(map(repr, run))) > 1
     return "The ranks do not even agree: what one returns is not of all." if alike else ""
 
 
-def steps_off(run, expected):
+def steps_off(run: Results, expected: Results) -> str:
     """What the messages say, where every rank sent one more or one less than in the repaired program, or ""."""
     sent, needed = (set(messages_sent(events, len(run))) for events in (run.events, expected.events))
     if len(sent) > 1 or len(needed) > 1 or sent == {0}:
@@ -380,7 +399,7 @@ def steps_off(run, expected):
 LAST = 10  # of the numbers that sum_of_steps adds up
 
 
-def which_numbers(total):
+def which_numbers(total: float) -> str:
     """Say what is in a wrong sum, where it is that of other numbers in a row than 0 to LAST; or ""."""
     for last in range(3 * LAST):
         if total == sum(range(last + 1)) and last != LAST:
@@ -392,7 +411,7 @@ def which_numbers(total):
     return ""
 
 
-def check_steps(fn, run, where):
+def check_steps(fn: Callable, run: Results, where: str) -> None:
     """Raise Broken where ranks go through the loop more often than the longest of them needs to."""
     p = len(run)
     needed, made = -(-(LAST + 1) // p), simulate(p, additions, fn)[0]
@@ -401,7 +420,7 @@ def check_steps(fn, run, where):
             where {needed} are enough: {"one step" if made == needed + 1 else f"{made - needed} steps"} too many.""")
 
 
-def check_log(fn, run, where):
+def check_log(fn: Callable, run: Results, where: str) -> None:
     """Raise Broken where the mean loss is printed more than once."""
     times = run.printed.count("mean loss")
     if times > 1:
@@ -409,7 +428,7 @@ def check_log(fn, run, where):
             log.""")
 
 
-def repair(id, title, name, **more):
+def repair(id: str, title: str, name: str, **more: Any) -> Exercise:
     """An exercise of which the attendee gets the broken program."""
     program = zoo.find(name)
     return Exercise(id, title, program.repaired, 2, partial(check_repair, name, **more), scaffold=program.broken)

@@ -1,39 +1,38 @@
 """Notebook 04: collectives on a ring, a broadcast in segments along a chain, the algorithm with the least cost."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ...collectives import chain, cost, ring
 from ...collectives.chunks import bounds
-from ...comm import PerRank
+from ...comm import PerRank, Results
+from ...comm.base import Comm
 from ...comm.network import Switch
-from ...trace import seconds_text
+from ...trace import Event, seconds_text
 from ...units import counted
 from ..checkers import because, engine_facts
-from ..collective import Collective, call, check_collective
+from ..collective import Collective, Left, call, check_collective
 from ..ranks import SENTINEL, capital, number, off_by, simulate
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits, in_barriers
 
 
-def own_row(values, r):
+def own_row(values: np.ndarray, r: int) -> np.ndarray:
     return values[r]
 
 
-def sum_of_rows(values):
+def sum_of_rows(values: np.ndarray) -> np.ndarray:
     return values.sum(axis=0)
 
 
-def own_chunk_of(n, p, r):
-    return bounds(n, p, r)
-
-
-def everything(n, p, r):
+def everything(n: int, p: int, r: int) -> tuple[int, int]:
     return 0, n
 
 
-def only_own_chunk(values, r):
+def only_own_chunk(values: np.ndarray, r: int) -> np.ndarray:
     """What rank r holds before an all-gather: its chunk, and nothing worth reading elsewhere."""
     p, n = values.shape
     start = np.full(n, SENTINEL)
@@ -42,14 +41,14 @@ def only_own_chunk(values, r):
     return start
 
 
-def chunks_of_owners(values):
+def chunks_of_owners(values: np.ndarray) -> np.ndarray:
     """(n,) chunk r of row r, one after the other."""
     p, n = values.shape
     return np.concatenate([values[r, slice(*bounds(n, p, r))] for r in range(p)])
 
 
 REDUCE_SCATTER = Collective(
-    "reduce_scatter", own_row, sum_of_rows, own_chunk_of, ring.reduce_scatter, cost.reduce_scatter, "(p-1)/p"
+    "reduce_scatter", own_row, sum_of_rows, bounds, ring.reduce_scatter, cost.reduce_scatter, "(p-1)/p"
 )
 ALL_GATHER = Collective(
     "all_gather", only_own_chunk, chunks_of_owners, everything, ring.all_gather, cost.all_gather, "(p-1)/p", adds=False
@@ -71,18 +70,18 @@ TIMED = (8, 1024, 16)  # ranks, elements, segments
 ENGINE_CASES = ((1001, 4), (1000, 1), (7, 10))  # (elements, segments)
 
 
-def starts(p, n, root):
+def starts(p: int, n: int, root: int) -> list[np.ndarray]:
     """What x holds on every rank before the call: something worth reading on the root only."""
     values = np.random.default_rng([p, n]).integers(-999, 1000, n).astype(float)
     return [values if r == root else np.full(n, SENTINEL) for r in range(p)]
 
 
-def call_broadcast(comm, fn, start, root, segments):
+def call_broadcast(comm: Comm, fn: Callable, start: np.ndarray, root: int, segments: int) -> Left:
     """fn(comm, x, root, segments) on a tensor between guard elements; returns Left."""
     return call(comm, lambda comm, x: fn(comm, x, root, segments), start)
 
 
-def check_broadcast(fn, runner=None):
+def check_broadcast(fn: Callable, runner: Runner = None) -> Passed:
     for p, n, segments, root in CASES:
         where = f"with {counted(p, 'rank')}, {counted(n, 'element')}, {counted(segments, 'segment')} and root {root}"
         values = starts(p, n, root)
@@ -112,7 +111,7 @@ def check_broadcast(fn, runner=None):
     return Passed(*facts, run=run)
 
 
-def check_copies(run, expected, where, root, segments):
+def check_copies(run: Results, expected: np.ndarray, where: str, root: int, segments: int) -> None:
     """Raise Broken unless every rank holds and returns what the root had, and no guard element has changed."""
     n, p = len(expected), len(run)
     for r in sorted(range(p), key=lambda r: r != root):  # the root first: what it lost, nobody can have
@@ -135,13 +134,13 @@ def check_copies(run, expected, where, root, segments):
             raise Broken(f"returns: {where}, x is right on rank {r}, but your function returned {what}: return x.")
 
 
-def miscounted(what, r, messages, segments):
+def miscounted(what: str, r: int, messages: int, segments: int) -> str:
     """The sentence about a loop over segments that goes round too often, or not often enough."""
     told = f"rank {r} {what} {counted(messages, 'message')}, and there are {segments} segments"
     return f"{told}: {off_by(messages, segments, 'message')}."
 
 
-def why_copy(left, r, root, i):
+def why_copy(left: Left, r: int, root: int, i: int) -> Reason:
     """Reason for x[i], which is not what the root had."""
     if r == root:
         return f"root: The data come from rank {root}, the root: it only reads its x."
@@ -153,7 +152,7 @@ def why_copy(left, r, root, i):
     return f"segment: The segment with the last {lacking} never arrived: cut x with chunk."
 
 
-def check_chain(events, p, nbytes, segments):
+def check_chain(events: list[Event], p: int, nbytes: int, segments: int) -> None:
     """Raise Broken where a rank sends to another than the next, or more than its vector."""
     for r in range(p):
         sends = [e for e in events if e.op == "send" and e.rank == r]
@@ -169,7 +168,7 @@ def check_chain(events, p, nbytes, segments):
                 {nbytes:,}: each segment is to be sent once, and it alone.""")
 
 
-def check_time(run, p, segments):
+def check_time(run: Results, p: int, segments: int) -> int:
     """Message times from begin to end. Raises Broken where links stand idle."""
     took, best = round(run.seconds), segments + p - 2
     if took <= best + 3:
@@ -184,7 +183,7 @@ def check_time(run, p, segments):
     raise Broken(f"steps: {head}{why} {best} are enough.")
 
 
-def check_engines(run, where, cases):
+def check_engines(run: Results, where: str, cases: tuple[tuple[int, ...], ...]) -> None:
     for r, lefts in enumerate(run):
         for (n, segments), left in zip(cases, lefts, strict=True):
             if not np.array_equal(left.x, starts(len(run), n, 0)[0]):
@@ -193,7 +192,7 @@ def check_engines(run, where, cases):
                     arrived?""")
 
 
-def call_many(comm, fn, cases):
+def call_many(comm: Comm, fn: Callable, cases: tuple[tuple[int, ...], ...]) -> list[Left]:
     return [call_broadcast(comm, fn, starts(comm.size, n, 0)[comm.rank], 0, segments) for n, segments in cases]
 
 
@@ -215,7 +214,7 @@ SETS = (
 )
 
 
-def check_choose(fn):
+def check_choose(fn: Callable) -> Passed:
     cases = [(p, n, where) for where in NETWORKS for p in RANKS for n in SIZES]
     for costs in SETS:
         algorithms = f"with {' and '.join(costs)} to choose from"
@@ -233,13 +232,13 @@ def check_choose(fn):
     )
 
 
-def at_which_size(fn, p):
+def at_which_size(fn: Callable, p: int) -> int:
     """The largest power of 2, in bytes, for which the answer still names the tree on 1 Gbit/s Ethernet."""
     sizes = [2**k for k in range(2, 28)]
     return max(n for n in sizes if fn(dict(SETS[0]), p, n, *NETWORKS["1 Gbit/s Ethernet"]) == "tree")
 
 
-def check_name(name, costs, p, nbytes, where):
+def check_name(name: Any, costs: dict[str, Callable], p: int, nbytes: int, where: str) -> None:
     """Raise Broken unless `name` costs the least of `costs`, or as much."""
     alpha, beta = NETWORKS[where]
     case = f"with {p:,} ranks, {nbytes:,} bytes and {where} (alpha {alpha:g} s, beta {beta:g} s/byte)"
@@ -251,7 +250,7 @@ def check_name(name, costs, p, nbytes, where):
         known = ", ".join(map(repr, costs))
         raise Broken(f"name: {capital(case)} you say {name!r}, but costs has only {known}: choose out of costs.")
     seconds = {other: price(p, nbytes).seconds(alpha, beta) for other, price in costs.items()}
-    best = min(seconds, key=seconds.get)
+    best = min(seconds, key=lambda other: seconds[other])
     if seconds[name] > seconds[best] * (1 + TIE):
         taken, least = costs[name](p, nbytes), costs[best](p, nbytes)
         message = f"""{capital(case)} you say {name}, which takes {seconds_text(seconds[name])}: {taken.steps} steps and

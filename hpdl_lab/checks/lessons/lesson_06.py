@@ -1,21 +1,26 @@
 """Notebook 06: equal replicas, the mean of their gradients in one message, buckets."""
 
+from __future__ import annotations
+
 import itertools
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ... import models
 from ...collectives import cost, ring
+from ...comm import Results
+from ...comm.base import Comm
 from ...models.mlp import mlp
 from ...parallel import data_parallel, reducer
 from ...units import counted
 from ..checkers import because, engine_facts, exactly, first_wrong, in_all_cases, off_reason, with_ranks
 from ..ranks import Ledger, alone, capital, number, simulate
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits
 
 # -- 6.1 ---------------------------------------------------------------------------------------------------------------
@@ -32,7 +37,7 @@ class Replica(NamedTuple):
     replaced: list
 
 
-def replica(rank):
+def replica(rank: int) -> nn.Module:
     """The model of one rank, built from a seed of its own: three layers, one of them with buffers, one bias frozen."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rank)
@@ -43,13 +48,13 @@ def replica(rank):
     return model
 
 
-def values(model):
+def values(model: nn.Module) -> dict[str, np.ndarray]:
     """{name: copy as an array} of every parameter and buffer."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor.detach().numpy().copy() for name, tensor in tensors}
 
 
-def make_equal(comm, fn):
+def make_equal(comm: Comm, fn: Callable) -> Replica:
     """fn(comm, model) on this rank's replica."""
     model = replica(comm.rank)
     before, parameters = values(model), dict(model.named_parameters())
@@ -58,8 +63,8 @@ def make_equal(comm, fn):
     return Replica(before, values(model), replaced)
 
 
-def check_broadcast_parameters(fn, runner=None):
-    def judge(run, where):
+def check_broadcast_parameters(fn: Callable, runner: Runner = None) -> Passed:
+    def judge(run: Results, where: str) -> None:
         check_replicas(run, where)
         check_waits(run.events, len(run))
 
@@ -71,7 +76,7 @@ def check_broadcast_parameters(fn, runner=None):
     return Passed(*facts, *engine_facts(runner, check_replicas, make_equal, fn, say="the same on {}"))
 
 
-def check_replicas(run, where):
+def check_replicas(run: Results, where: str) -> None:
     """Raise Broken unless every rank holds rank 0's tensors, in the same parameters as before."""
     for r, left in enumerate(run):
         if left.replaced:
@@ -89,7 +94,7 @@ def check_replicas(run, where):
                 )
 
 
-def why_replica(name, r, run):
+def why_replica(name: str, r: int, run: Results) -> Reason:
     """Reason for the tensor `name` of rank r, which is not what rank 0 had."""
     before = [left.before for left in run]
     got, mine = run[r].values[name], before[r][name]
@@ -116,7 +121,7 @@ def why_replica(name, r, run):
         tensors are those of rank 0, and every one must be."""
 
 
-def check_model_sent_once(run, p):
+def check_model_sent_once(run: Results, p: int) -> str:
     """Raise Broken where much more was sent than the model once to every other rank. Returns a fact."""
     nbytes = sum(value.nbytes for value in run[0].before.values())
     sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
@@ -149,31 +154,31 @@ class Averaged(NamedTuple):
     moved: bool
 
 
-def shard_of(rank):
+def shard_of(rank: int) -> tuple[Tensor, ...]:
     """(x, y) of one rank, different per rank."""
     generator = torch.Generator().manual_seed(rank)
     return tuple(torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES[0], SIZES[-1]))
 
 
-def noted_ring(calls):
+def noted_ring(calls: list[int]) -> Callable:
     """A ring all-reduce that appends how many numbers it was given."""
 
-    def all_reduce(comm, x):
+    def all_reduce(comm: Comm, x: Tensor) -> Tensor:
         calls.append(x.numel())
         return ring.all_reduce(comm, x)
 
     return all_reduce
 
 
-def flat(model):
+def flat(model: nn.Module) -> np.ndarray:
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
 
 
-def gradients(model):
+def gradients(model: nn.Module) -> dict[str, np.ndarray | None]:
     return {name: None if p.grad is None else p.grad.numpy().copy() for name, p in model.named_parameters()}
 
 
-def average(comm, fn, lacking, ledger=None):
+def average(comm: Comm, fn: Callable, lacking: int | None, ledger: Ledger | None = None) -> Averaged:
     """fn(comm, params, all_reduce) after the backward passes of two micro-batches. ledger: {rank: calls}."""
     model, (x, y) = mlp(SIZES, seed=1).double(), shard_of(comm.rank)
     start = flat(model)
@@ -187,7 +192,7 @@ def average(comm, fn, lacking, ledger=None):
     return Averaged(before, gradients(model), calls, not np.array_equal(start, flat(model)))
 
 
-def check_average_all_gradients(fn, runner=None):
+def check_average_all_gradients(fn: Callable, runner: Runner = None) -> Passed:
     cases = [(p, lacking, Ledger()) for p, lacking in CASES]
     in_all_cases(fn, average, cases, average_case, check_means, by_sizes)
     run = simulate(4, average, fn, None, where="with 4 ranks")
@@ -199,14 +204,14 @@ def check_average_all_gradients(fn, runner=None):
     return Passed(*facts, *engine_facts(runner, check_means, average, fn, 0), run=run)
 
 
-def average_case(p, lacking, ledger):
+def average_case(p: int, lacking: int | None, ledger: Ledger) -> str:
     if lacking is None:
         return f"with {counted(p, 'rank')}"
     who = "no rank has a gradient" if lacking == EVERYBODY else f"rank {lacking} has no gradient"
     return f"with {counted(p, 'rank')}, where {who} for {LAST},"
 
 
-def by_sizes(broken, where, lacking, ledger):
+def by_sizes(broken: Broken, where: str, lacking: int | None, ledger: Ledger) -> Reason | None:
     """Of ranks that gave all_reduce tensors of different sizes, which."""
     given = {r: calls[-1] for r, calls in sorted(ledger.items()) if calls}
     if len(set(given.values())) < 2:
@@ -216,11 +221,11 @@ def by_sizes(broken, where, lacking, ledger):
         without a gradient has to send zeros in its place, since it cannot know what the others have."""
 
 
-def check_means(run, where, lacking, ledger=None):
+def check_means(run: Results, where: str, lacking: int | None, ledger: Ledger | None = None) -> None:
     """Raise Broken unless every gradient is the mean over ranks, by one message, and nothing else has changed."""
     p, shapes = len(run), {name: param.shape for name, param in mlp(SIZES, seed=1).named_parameters()}
     before = [{name: np.zeros(shapes[name]) if g is None else g for name, g in r.before.items()} for r in run]
-    means = {name: sum(b[name] for b in before) / p for name in shapes}
+    means = {name: np.asarray(sum(b[name] for b in before) / p) for name in shapes}
     for name, mean in means.items():
         for r, left in enumerate(run):
             got = left.after[name]
@@ -244,7 +249,9 @@ def check_means(run, where, lacking, ledger=None):
             raise Broken(f"messages: {where} the gradients are right, but {why}")
 
 
-def why_mean(name, r, run, before, means):
+def why_mean(
+    name: str, r: int, run: Results, before: list[dict[str, np.ndarray]], means: dict[str, np.ndarray]
+) -> Reason:
     """Reason for the gradient `name` of rank r, which is not the mean."""
     p, got, mean, mine = len(run), run[r].after[name], means[name], before[r][name]
     who = sum(left.before[name] is not None for left in run)
@@ -269,7 +276,7 @@ def why_mean(name, r, run, before, means):
     return why
 
 
-def why_calls(calls, r, p):
+def why_calls(calls: list[int], r: int, p: int) -> str:
     """What is wrong with the calls of the all_reduce that the answer was given; "" where it is one for everything."""
     if not calls:
         return f"""rank {r} never called the all_reduce that your function was given: the caller decides which one is
@@ -281,7 +288,7 @@ def why_calls(calls, r, p):
     return f"{calls[0]} numbers travel, and the gradients have {NUMBERS}." if calls[0] > NUMBERS else ""
 
 
-def check_messages(run, p):
+def check_messages(run: Results, p: int) -> str:
     """Messages of each rank; raises Broken where other messages than those of all_reduce were sent. Returns a fact."""
     sent = [e.nbytes for e in run.events if (e.op, e.rank) == ("send", 0)]
     most = cost.all_reduce(p, 8 * NUMBERS)
@@ -291,7 +298,7 @@ def check_messages(run, p):
     return f"messages: {len(sent)} from each of {p} ranks, {sum(sent):,} bytes, for 4 tensors together"
 
 
-def difference(run):
+def difference(run: Results) -> float:
     """The largest difference between these gradients and those of one rank with the whole batch."""
     model = mlp(SIZES, seed=1).double()
     x, y = (torch.cat(parts) for parts in zip(*map(shard_of, range(len(run))), strict=True))
@@ -316,7 +323,7 @@ BUCKETS = (
 RANDOM = 20  # more cases, of 1 to 40 gradients
 
 
-def bucket_cases():
+def bucket_cases() -> Iterator[tuple[list[int], int, int]]:
     """(nbytes, limit, first) of every case, the one that the docstring draws first."""
     yield from BUCKETS
     for seed in range(RANDOM):
@@ -324,7 +331,7 @@ def bucket_cases():
         yield generator.integers(0, 1000, generator.integers(1, 41)).tolist(), 700, 300
 
 
-def check_assign_buckets(fn):
+def check_assign_buckets(fn: Callable) -> Passed:
     for nbytes, limit, first in bucket_cases():
         given = list(nbytes)
         where = f"for nbytes = {shown(nbytes)}, limit = {limit} and first = {first},"
@@ -339,12 +346,12 @@ def check_assign_buckets(fn):
     return Passed(f"right in {len(BUCKETS) + RANDOM} cases of up to 40 gradients", fact_about_a_gpt(fn))
 
 
-def shown(items):
+def shown(items: list[Any]) -> str:
     """A list as text, cut where it is long."""
     return f"{items}" if len(items) <= 8 else f"[{', '.join(map(str, items[:7]))}, ... {len(items)} numbers]"
 
 
-def check_form(got, where):
+def check_form(got: Any, where: str) -> None:
     """Raise Broken unless `got` is a list of lists of indices."""
     if got is None:
         raise Broken(f"returns: {where} your function returned nothing: return the list of buckets.")
@@ -357,7 +364,7 @@ def check_form(got, where):
             raise Broken(f"returns: {where} a bucket holds {i!r}: it is a list of indices into nbytes, whole numbers.")
 
 
-def check_cover(got, n, where):
+def check_cover(got: list[list[int]], n: int, where: str) -> None:
     """Raise Broken unless every index is in one bucket, in reverse order, and no bucket is empty."""
     indices = list(itertools.chain(*got))
     if [] in got:
@@ -386,7 +393,7 @@ def check_cover(got, n, where):
                 a bucket waits for the last of its gradients, however early the others are.""")
 
 
-def check_sizes(got, nbytes, limit, first, where):
+def check_sizes(got: list[list[int]], nbytes: list[int], limit: int, first: int, where: str) -> None:
     """Raise Broken for a bucket that holds too much, or less than it could."""
     for b, bucket in enumerate(got):
         most, which = (limit, "the limit") if b else (first, "first")
@@ -403,7 +410,7 @@ def check_sizes(got, nbytes, limit, first, where):
                 would have fitted: {which} is {most}. Every bucket more is a latency more.""")
 
 
-def fact_about_a_gpt(fn):
+def fact_about_a_gpt(fn: Callable) -> str:
     """What it means for a real model, in one sentence."""
     nbytes = [p.nbytes for p in models.build("gpt").parameters()]
     got = fn(nbytes, 100_000, 10_000)

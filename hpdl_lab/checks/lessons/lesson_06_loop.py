@@ -1,24 +1,33 @@
 """Notebook 06, the loop: micro-batches add up before anything travels, and all ranks make as many steps."""
 
+from __future__ import annotations
+
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from ...collectives import ring
+from ...comm import Results
+from ...comm.base import Comm
 from ...models.mlp import mlp
 from ...parallel import training
 from ...parallel.data_parallel import DataParallelOverlapped
 from ...units import counted
 from ..checkers import check_course, engine_facts, in_all_cases, with_ranks
 from ..ranks import Ledger, number, off_by, times
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Runner
 from .lesson_06 import flat
 from .lesson_06_overlap import SIZES, SMALL, course_of_one, load_optimizers
+
+Shape = tuple[tuple[int, ...], ...]  # numbers of micro-batches of the steps of each rank
+Example = tuple[torch.Tensor, ...]  # (x, y)
 
 
 class Log(list):
@@ -27,32 +36,35 @@ class Log(list):
     what: "forward", "backward", "last" (a backward outside accumulating), "zero", "add", "step".
     """
 
-    def times(self, what):
+    def times(self, what: str) -> int:
         return sum(entry[0] == what for entry in self)
 
-    def before(self, n, what):
+    def before(self, n: int, what: str) -> tuple[str, int, int] | None:
         """The latest entry of this kind before entry n, or None."""
         return next((entry for entry in reversed(self[:n]) if entry[0] == what), None)
 
-    def after(self, n):
+    def after(self, n: int) -> str | None:
         """What the rank does next, apart from backward: one of the other words, or None."""
         return next((what for what, *_ in self[n + 1 :] if what not in ("backward", "last")), None)
 
-    def since(self, n, what):
+    def since(self, n: int, what: str) -> Log:
         """The entries between the latest of this kind before entry n, and n; all before n where there is none."""
         begin = max((m for m in range(n) if self[m][0] == what), default=-1)
         return Log(self[begin + 1 : n])
 
-    def goes_on(self, n):
+    def goes_on(self, n: int) -> bool:
         """Does a later forward belong to the step whose forward came last before entry n, and has not been before?"""
-        last = self.before(n, "forward")
-        seen = {entry[1:] for entry in self[:n] if entry[0] == "forward"}
-        return last is not None and any(
-            what == "forward" and place[0] == last[1] and tuple(place) not in seen for what, *place in self[n + 1 :]
+        seen, step = {entry[1:] for entry in self[:n] if entry[0] == "forward"}, self.step_at(n)
+        return bool(seen) and any(
+            what == "forward" and i == step and (i, k) not in seen for what, i, k in self[n + 1 :]
         )
 
+    def step_at(self, n: int) -> int:
+        """The step whose forward came last before entry n; -1 where there was none."""
+        return next((i for what, i, _ in reversed(self[:n]) if what == "forward"), -1)
 
-def first_fault(looped, shape, where, ended=True):
+
+def first_fault(looped: Mapping[int, Looped], shape: Shape, where: str, ended: bool = True) -> Reason | None:
     """Reason: the first thing that a rank did in a wrong order, or None. ended: whether all ranks came to their end."""
     size = len(looped)
     for rank in sorted(looped):
@@ -85,14 +97,14 @@ def first_fault(looped, shape, where, ended=True):
     return None
 
 
-def faults(log, shape):
+def faults(log: Log, shape: tuple[int, ...]) -> Iterator[Reason]:
     """Reason for each entry of the log of a rank that cannot be right, in order; shape: micro-batches of its steps."""
     for n, (what, i, k) in enumerate(log):
         if what in LOOKS and (why := LOOKS[what](log, n, i, k, shape)):
             yield why
 
 
-def look_at_forward(log, n, i, k, shape):
+def look_at_forward(log: Log, n: int, i: int, k: int, shape: tuple[int, ...]) -> Reason | None:
     if i < 0:
         return "memory: gives the model something else than its micro-batches: one at a time fits into memory."
     if log.before(n, "forward") and not log.since(n, "forward"):
@@ -103,18 +115,18 @@ def look_at_forward(log, n, i, k, shape):
     return None
 
 
-def look_at_last(log, n, i, k, shape):
+def look_at_last(log: Log, n: int, i: int, k: int, shape: tuple[int, ...]) -> Reason | None:
     if k < shape[i] - 1 and log.after(n) == "forward":
         return f"""accumulating: lets the strategy send gradients in the backward of micro-batch {k} of step {i}, of
             {shape[i]}: others follow, so it belongs into `with strategy.accumulating():`."""
     return None
 
 
-def look_at_add(log, n, i, k, shape):
+def look_at_add(log: Log, n: int, i: int, k: int, shape: tuple[int, ...]) -> Reason | None:
     before = log.since(n, "add")
     worked = before.before(len(before), "backward")
     if log.goes_on(n):
-        step = log.before(n, "forward")[1]
+        step = log.step_at(n)
         return f"""accumulation: adds gradients over ranks before step {step} has accumulated all of its {shape[step]}
             micro-batches. The sum of the first would lie in .grad when the next backward adds to it, and travel again,
             SIZE times as large."""
@@ -127,9 +139,9 @@ def look_at_add(log, n, i, k, shape):
     return None
 
 
-def look_at_zero(log, n, i, k, shape):
+def look_at_zero(log: Log, n: int, i: int, k: int, shape: tuple[int, ...]) -> Reason | None:
     if log.goes_on(n) and log.since(n, "add").times("backward"):
-        step = log.before(n, "forward")[1]
+        step = log.step_at(n)
         return f"zero: calls zero_grad between two micro-batches of step {step}: what the first has added up is gone."
     return None
 
@@ -155,43 +167,43 @@ class Looped(NamedTuple):
     kept: list
 
 
-def micro_batch(rank, i, k):
+def micro_batch(rank: int, i: int, k: int) -> Example:
     generator = torch.Generator().manual_seed(10_000 * rank + 100 * i + k)
     made = (torch.randn(MICRO, n, generator=generator, dtype=torch.float64) for n in (SIZES[0], SIZES[-1]))
     return tuple(made)
 
 
-def steps_of(rank, shape):
+def steps_of(rank: int, shape: Shape) -> list[list[Example]]:
     """This rank's micro-batches: [[(x, y), ...], ...]."""
     return [[micro_batch(rank, i, k) for k in range(parts)] for i, parts in enumerate(shape[rank % len(shape)])]
 
 
-def loss_of(model, x, y):
+def loss_of(model: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return mse_loss(model(x), y, reduction="sum") / 10
 
 
 class Watched(DataParallelOverlapped):
     """A strategy that notes when its gradients are added, and whether it accumulates."""
 
-    def __init__(self, log):
+    def __init__(self, log: list) -> None:
         super().__init__(ring.all_reduce, **SMALL)
         self.log = log
 
-    def add_gradients(self, comm, model):
+    def add_gradients(self, comm: Comm, model: torch.nn.Module) -> None:
         self.log.append(("add", -1, -1))
         super().add_gradients(comm, model)
 
 
-def watched_optimizer(model, looped):
+def watched_optimizer(model: torch.nn.Module, looped: Looped) -> torch.optim.Optimizer:
     """SGD that notes its calls, and keeps the parameters after each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     zero_grad, step = optimizer.zero_grad, optimizer.step
 
-    def noted_zero(*args, **kwargs):
+    def noted_zero(*args: Any, **kwargs: Any) -> None:
         looped.log.append(("zero", -1, -1))
         zero_grad(*args, **kwargs)
 
-    def noted_step():
+    def noted_step() -> None:
         looped.log.append(("step", -1, -1))
         step()
         looped.kept.append(flat(model))
@@ -200,7 +212,7 @@ def watched_optimizer(model, looped):
     return optimizer
 
 
-def call(comm, fn, shape, ledger=None):
+def call(comm: Comm, fn: Callable, shape: Shape, ledger: Ledger | None = None) -> Looped:
     """fn on this rank's micro-batches; returns Looped. ledger: {rank: Looped}, which outlives an answer that raises."""
     model = mlp(SIZES, seed=1).double()
     looped = Looped([], flat(model), [])
@@ -210,16 +222,14 @@ def call(comm, fn, shape, ledger=None):
     place = {x.sum().item(): (i, k) for i, parts in enumerate(steps) for k, (x, _) in enumerate(parts)}
     strategy = Watched(looped.log)
 
-    def noted(model, x, y):
+    def noted(model: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
         i, k = place.get(x.sum().item(), (-1, -1))
         looped.log.append(("forward", i, k))
         loss = loss_of(model, x, y)
-        loss.register_hook(lambda grad: looped.log.append(("backward", i, k)) or note_last(i, k))
+        loss.register_hook(lambda _: looped.log.extend((what, i, k) for what in backwards[: 2 - strategy.adds_up]))
         return loss
 
-    def note_last(i, k):
-        if not strategy.adds_up:
-            looped.log.append(("last", i, k))
+    backwards = ("backward", "last")
 
     strategy.start(comm, model)
     with without_warnings():
@@ -229,23 +239,23 @@ def call(comm, fn, shape, ledger=None):
 
 
 @contextmanager
-def without_warnings():
+def without_warnings() -> Iterator[None]:
     """A rank without a batch has no gradients, which strategies name once: here it is meant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
 
 
-def check_train_steps(fn, runner=None):
+def check_train_steps(fn: Callable, runner: Runner = None) -> Passed:
     load_optimizers()
     off = []
 
-    def judged(run, where, shape, ledger=None):
+    def judged(run: Results, where: str, shape: Shape, ledger: Ledger | None = None) -> None:
         if why := first_fault(dict(enumerate(run)), shape, where):
             raise Broken(why)
         off.append(compare(run, shape, where))
 
-    def blame(broken, where, shape, ledger):
+    def blame(broken: Broken, where: str, shape: Shape, ledger: Ledger) -> Reason | None:
         return first_fault(ledger, shape, where, ended=broken.failed != "raises")
 
     in_all_cases(fn, call, [(p, shape, Ledger()) for p, shape in CASES], case_of, judged, blame)
@@ -256,19 +266,19 @@ def check_train_steps(fn, runner=None):
     return Passed(*facts, *engine_facts(runner, judged, call, fn, UNEVEN))
 
 
-def case_of(p, shape, ledger):
+def case_of(p: int, shape: Shape, ledger: Ledger | None) -> str:
     lengths = [str(len(shape[rank % len(shape)])) for rank in range(p)]
     return f"{with_ranks(p)} of {', '.join(lengths)} steps"
 
 
-def compare(run, shape, where):
+def compare(run: Results, shape: Shape, where: str) -> float:
     """The largest difference from one rank with everything; raises Broken where a rank leaves its course."""
     everybody = [part for rank in range(len(run)) for part in enumerate(steps_of(rank, shape))]
     longest = range(max(len(steps_of(rank, shape)) for rank in range(len(run))))
     batches = [[xy for i, parts in everybody if i == step for xy in parts] for step in longest]
     alone = course_of_one(SIZES, [[partial(loss_of, x=x, y=y) for x, y in batch] for batch in batches])
 
-    def say(step, rank, off):
+    def say(step: int, rank: int, off: float) -> Reason:
         got, should = (kept[step] - (kept[step - 1] if step else run[rank].start) for kept in (run[rank].kept, alone))
         share = times(got, should)
         if share is None:

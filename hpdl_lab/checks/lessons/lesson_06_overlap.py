@@ -1,14 +1,19 @@
 """Notebook 06: buckets that travel while backward goes on, in the same order on every rank; PyTorch's DDP."""
 
+from __future__ import annotations
+
 import itertools
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 from ...collectives import ring
 from ...comm import PerRank, Results
+from ...comm.base import Comm
 from ...comm.network import Switch
 from ...data.loading import shard
 from ...models.mlp import mlp
@@ -20,25 +25,25 @@ from ...parallel.training import train_step
 from ...units import counted
 from ..checkers import because, check_course, engine_facts, exactly, in_all_cases, off_reason, with_ranks
 from ..ranks import Ledger, number, on_engines, simulate
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Runner
 from .lesson_06 import flat, noted_ring
 
 STEPS, BATCH = 3, 12
 SIZES = (6, 5, 4, 3)
-SMALL = {"bucket_nbytes": 300, "first_nbytes": 60}  # four buckets of the model above
+SMALL: dict[str, Any] = {"bucket_nbytes": 300, "first_nbytes": 60}  # four buckets of the model above
 P = 4  # ranks, where time is measured
 LAYERS = (64,) * 9  # eight equal layers, each of them a bucket
-LAYER = {"bucket_nbytes": 4 * 65 * 64, "first_nbytes": 4 * 65 * 64}
+LAYER: dict[str, Any] = {"bucket_nbytes": 4 * 65 * 64, "first_nbytes": 4 * 65 * 64}
 FORWARD, BACKWARD = 4e-3, 8e-3  # s of virtual time
 NETWORK = Switch(alpha=1e-6, beta=2.7e-8)  # an all-reduce of a layer takes about 0.7 ms, its backward 1 ms
 
 
-def load_optimizers():
+def load_optimizers() -> None:
     """Let torch import what its optimizers need, for seconds: not within the deadline of a run."""
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
 
 
-def course_of_one(sizes, steps, **how):
+def course_of_one(sizes: tuple[int, ...], steps: list[list[Callable]], **how: Any) -> list[np.ndarray]:
     """[flat parameters after each step] of one rank; steps: the functions loss(model) that each of them adds up."""
     model = mlp(sizes, seed=1).double()
     optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1, **how), []
@@ -51,13 +56,13 @@ def course_of_one(sizes, steps, **how):
     return kept
 
 
-def batch_of(step, sizes=SIZES):
+def batch_of(step: int, sizes: tuple[int, ...] = SIZES) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(BATCH, sizes[0], generator=generator, dtype=torch.float64)
     return x, torch.randint(0, sizes[-1], (BATCH,), generator=generator)
 
 
-def train(comm, fn):
+def train(comm: Comm, fn: Callable) -> list[np.ndarray]:
     """(N,) parameters after each of STEPS steps, on shards of the same batches and in two micro-batches."""
     model, strategy = mlp(SIZES, seed=1).double(), DataParallelOverlapped(ring.all_reduce, **SMALL, gradient_ready=fn)
     optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
@@ -70,21 +75,21 @@ def train(comm, fn):
     return kept
 
 
-def check_equal_to_one_rank(fn):
+def check_equal_to_one_rank(fn: Callable) -> float:
     """The largest difference from one rank, on 1 to 4 simulated ranks, which may wait inside backward."""
     off, cases = [], ((2,), (3,), (4,), (1,))
     in_all_cases(fn, train, cases, step_case, lambda run, where: off.append(check_parameters(run, where)), threads=True)
     return max(off)
 
 
-def step_case(p):
+def step_case(p: int) -> str:
     return f"in a training step {with_ranks(p)}"
 
 
-def check_parameters(run, where):
+def check_parameters(run: Results, where: str) -> float:
     """Raise Broken where a rank leaves the course of one rank with the whole batch; returns the largest difference."""
 
-    def loss_of(step):
+    def loss_of(step: int) -> Callable:
         x, y = batch_of(step)
         return lambda model: cross_entropy(model(x), y)
 
@@ -98,7 +103,7 @@ def check_parameters(run, where):
     )
 
 
-def timed_step(comm, fn):
+def timed_step(comm: Comm, fn: Callable) -> int:
     """Two steps of a network of eight equal layers, whose arithmetic takes virtual time."""
     model = mlp(LAYERS, seed=1)
     strategy = DataParallelOverlapped(ring.all_reduce, **LAYER, gradient_ready=fn)
@@ -114,7 +119,7 @@ def timed_step(comm, fn):
     return begun
 
 
-def exposure(fn=gradient_ready):
+def exposure(fn: Callable = gradient_ready) -> tuple[float, Results]:
     """(share of the communication that shows, the run with the events of a step), in virtual time."""
     run = simulate(P, timed_step, fn, network=NETWORK, where="in a training step", threads=True)
     events = [e for e in run.events if e.t0_ns >= max(run) and e.op != "compute"]  # forward and backward tell of it
@@ -137,7 +142,10 @@ STANDARD = 0.2  # of the communication may be exposed; of a right answer it is 0
 class Watched(Bucket):
     """A bucket that notes in a ledger, {rank: [numbers of buckets]}, when it is packed."""
 
-    def packed(self):
+    number: int
+    started: list[int]
+
+    def packed(self) -> Tensor:
         self.started.append(self.number)
         return super().packed()
 
@@ -159,7 +167,7 @@ class Scripted(NamedTuple):
     reduced: int
 
 
-def play(comm, fn, order, ledger):
+def play(comm: Comm, fn: Callable, order: list[int], ledger: Ledger) -> Scripted:
     """Call fn(comm, reducer, index) for the gradients in this order; returns Scripted."""
     model = mlp(SIZES_OVERLAP, seed=1).double()
     x = torch.randn(4, SIZES_OVERLAP[0], generator=torch.Generator().manual_seed(comm.rank), dtype=torch.float64)
@@ -187,10 +195,10 @@ def play(comm, fn, order, ledger):
     return Scripted(works, seconds, len(reducer.works), list(reducer.missing), flats, before, len(reduced))
 
 
-def check_gradient_ready(fn, runner=None):
+def check_gradient_ready(fn: Callable, runner: Runner = None) -> Passed:
     load_optimizers()
 
-    def judge(run, where, orders, ledger):
+    def judge(run: Results, where: str, orders: Sequence[list[int]], ledger: Ledger) -> None:
         try:
             check_starts(run, ledger, orders, where)
             check_sums(run, where)
@@ -212,12 +220,12 @@ def check_gradient_ready(fn, runner=None):
     return Passed(*facts, run=run)
 
 
-def order_case(p, orders, ledger):
+def order_case(p: int, orders: Sequence[list[int]], ledger: Ledger) -> str:
     same = all(order == orders[0] for order in orders)
     return with_ranks(p) + ("" if same else ", on which gradients become ready in different orders")
 
 
-def behind(broken, where, orders, ledger):
+def behind(broken: Broken, where: str, orders: Sequence[list[int]], ledger: Ledger) -> Reason | None:
     """Of ranks that started their buckets more than once, in different orders, or not all of them, which."""
     if broken.failed not in ("deadlock", "raises"):
         return None
@@ -239,18 +247,18 @@ def behind(broken, where, orders, ledger):
     return None
 
 
-def twice(order, r, where):
+def twice(order: list[int], r: int, where: str) -> Reason:
     b = next(b for b in order if order.count(b) > 1)
     return f"""twice: {where}, rank {r} starts bucket {b} {order.count(b)} times: the sums are added once more.
         len(reducer.works) is the number of the next bucket; those before it are under way."""
 
 
-def last(r, n, where):
+def last(r: int, n: int, where: str) -> Reason:
     return f"""last: {where}, rank {r} has started {n} of {len(BUCKETS)} buckets when all its gradients are there. One
         gradient may complete the bucket for which several others are waiting: start all of them, the last one too."""
 
 
-def check_starts(run, ledger, orders, where):
+def check_starts(run: Results, ledger: Ledger, orders: Sequence[list[int]], where: str) -> None:
     """Raise Broken unless every bucket was started once, as soon as it might, and no call took time."""
     p = len(run)
     for r, (left, order) in enumerate(zip(run, orders, strict=True)):
@@ -281,11 +289,11 @@ def check_starts(run, ledger, orders, where):
                     been under way, while backward computes the others.""")
 
 
-def started_so_far(n):
+def started_so_far(n: int) -> str:
     return "no bucket had been started" if n == 0 else f"only {counted(n, 'bucket')} had been started"
 
 
-def expected_starts(order):
+def expected_starts(order: list[int]) -> list[int]:
     """How many buckets can have been started after each gradient of `order`."""
     there, wanted = set(), []
     for index in order:
@@ -295,7 +303,7 @@ def expected_starts(order):
     return wanted
 
 
-def check_sums(run, where):
+def check_sums(run: Results, where: str) -> None:
     """Raise Broken unless every bucket holds the sum over ranks, and its flag."""
     p = len(run)
     for b, bucket in enumerate(BUCKETS):
@@ -321,7 +329,7 @@ def check_sums(run, where):
                 used.""")
 
 
-def with_time(broken, fn):
+def with_time(broken: Broken, fn: Callable) -> Broken:
     """`broken`, with what it costs in a training step where it costs time."""
     if broken.failed not in ("waits", "late"):
         return broken
@@ -342,27 +350,27 @@ SHARD, STEPS_DDP = 3, 3
 class StandInBucket:
     """What a hook sees of dist.GradBucket."""
 
-    def __init__(self, number, params):
+    def __init__(self, number: int, params: list[Tensor]) -> None:
         self._number, self._params = number, params
         self._flat = torch.cat([p.grad.reshape(-1) for p in params])
 
-    def index(self):
+    def index(self) -> int:
         return self._number
 
-    def buffer(self):
+    def buffer(self) -> Tensor:
         return self._flat
 
-    def gradients(self):
+    def gradients(self) -> list[Tensor]:
         parts = self._flat.split([p.numel() for p in self._params])
         return [part.view(p.shape) for part, p in zip(parts, self._params, strict=True)]
 
-    def parameters(self):
+    def parameters(self) -> list[Tensor]:
         return self._params
 
-    def is_last(self):
+    def is_last(self) -> bool:
         return self._number == len(BUCKETS_DDP) - 1
 
-    def set_buffer(self, flat):
+    def set_buffer(self, flat: Tensor) -> None:
         self._flat = flat
 
 
@@ -380,12 +388,12 @@ class Hooked(NamedTuple):
     calls: list
 
 
-def shard_of(rank, step=0):
+def shard_of(rank: int, step: int = 0) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(100 * step + rank)
     return tuple(torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES_DDP[0], SIZES_DDP[-1]))
 
 
-def backward_with(comm, fn, ledger):
+def backward_with(comm: Comm, fn: Callable, ledger: Ledger) -> Hooked:
     """One backward, in which fn(state, bucket) is called for every bucket that is full, as DDP does."""
     model, (x, y) = mlp(SIZES_DDP, seed=1).double(), shard_of(comm.rank)
     params, answered, before = list(model.parameters()), [], []
@@ -393,7 +401,7 @@ def backward_with(comm, fn, ledger):
     calls = ledger.setdefault(comm.rank, [])
     state = ddp.Communication(comm, noted_ring(calls))
 
-    def ready(index):
+    def ready(index: int) -> None:
         b = next(b for b, part in enumerate(BUCKETS_DDP) if index in part)
         missing[b] -= 1
         if missing[b] == 0:  # backward of this model makes the gradients in this very order
@@ -409,14 +417,14 @@ def backward_with(comm, fn, ledger):
     return Hooked([type(a).__name__ for a in answered], done, outs, before, calls)
 
 
-def plain(value):
+def plain(value: Any) -> np.ndarray | str:
     """A future's value as an array, or what it is instead, in words."""
     if isinstance(value, torch.Tensor):
         return value.detach().numpy().copy()
     return f"something of type {type(value).__name__}"
 
 
-def check_ddp_hook(fn, runner=None):
+def check_ddp_hook(fn: Callable, runner: Runner = None) -> Passed:
     load_optimizers()
     cases = [(p, Ledger()) for p in (3, 2, 4, 1)]
     run = in_all_cases(fn, backward_with, cases, with_ranks, check_averages, by_order, threads=True)
@@ -428,7 +436,7 @@ def check_ddp_hook(fn, runner=None):
     return Passed(*facts, run=run)
 
 
-def by_order(broken, where, ledger):
+def by_order(broken: Broken, where: str, ledger: Ledger) -> Reason | None:
     """Of ranks that reduced their buckets in different orders, which."""
     first = ledger.get(0, [])
     for r, sizes in sorted(ledger.items()):
@@ -440,7 +448,7 @@ def by_order(broken, where, ledger):
     return None
 
 
-def check_averages(run, where, ledger):
+def check_averages(run: Results, where: str, ledger: Ledger) -> None:
     """Raise Broken unless every future holds the average of its bucket."""
     p = len(run)
     for b in range(len(BUCKETS_DDP)):
@@ -469,7 +477,7 @@ def check_averages(run, where, ledger):
                 perhaps that of lesson 04.""")
 
 
-def why_average(out, mean, mine, r, p):
+def why_average(out: np.ndarray, mean: np.ndarray, mine: np.ndarray, r: int, p: int) -> Reason:
     """Reason for what rank r's hook gave for a bucket, which is not the mean."""
     rows = (
         (p * mean, f"mean: That is the sum over {p} ranks: DDP divides nothing when it has a hook."),
@@ -481,7 +489,7 @@ def why_average(out, mean, mine, r, p):
     return off_reason(out, mean, rows)
 
 
-def train_ddp(comm, fn):
+def train_ddp(comm: Comm, fn: Callable) -> list[np.ndarray]:
     """[parameters after each of STEPS steps] of PyTorch's DDP with the hook; nothing on simulated ranks."""
     if comm.simulated:
         return []
@@ -503,13 +511,13 @@ def train_ddp(comm, fn):
     return kept
 
 
-def compare(run):
+def compare(run: Results) -> str:
     """Compare DDP on the engines with one rank that has the whole batch. Returns a fact."""
     p = len(run)
     if not run[0]:
         return "engines: these ranks are simulated, and PyTorch's process groups need processes"
 
-    def loss_of(step):
+    def loss_of(step: int) -> Callable:
         x, y = (torch.cat(parts) for parts in zip(*(shard_of(r, step) for r in range(p)), strict=True))
         return lambda model: mse_loss(model(x), y)
 

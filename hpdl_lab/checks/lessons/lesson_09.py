@@ -1,23 +1,27 @@
 """Notebook 09: linear layers cut by their outputs and by their inputs, attention heads, sequence parallel."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
+from ...comm.base import Comm
 from ...parallel.tensor import transformer
 from ...parallel.tensor.linear import column_linear, row_linear, sequence_parallel
 from ...units import counted
 from ..layer import Case, Part, arrays, check_layer, cut, drawn, nearly_whole, ring_bytes, width_for
 from ..ranks import alone, capital, describe_error, tried
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Rows
 
 NARROW = 5  # wide is one side of the layer; the other is what the ranks share
 LEADS = {3: (4,), 4: (2, 1, 2)}  # x is (2, 3, ...), and on some numbers of ranks (4, ...) or (2, 1, 2, ...)
 
 
-def column_case(p, biased=True):
+def column_case(p: int, biased: bool = True) -> Case:
     """A layer 5 -> 12 whose outputs p ranks share."""
     out, lead = width_for(p), LEADS.get(p, (2, 3))
     x, g = nearly_whole(1, *lead, NARROW), nearly_whole(4, *lead, out)
@@ -29,7 +33,7 @@ def column_case(p, biased=True):
 
     added = f"sum: x has been added over {p} ranks, and was the same on all of them: forward copies, backward adds."
 
-    def explain(r):
+    def explain(r: int) -> Rows:
         return (
             (y, "gathered: Those are the columns of all ranks. The next layer takes only those of its own rank."),
             (bare[r], f"bias: The bias is missing: {out // p} numbers on every rank, those of its own rows."),
@@ -38,7 +42,7 @@ def column_case(p, biased=True):
             (parts[0], f"rank: Those are the columns of rank 0: rank {r} computes its own."),
         )
 
-    def explain_grad(name, r):
+    def explain_grad(name: str, r: int) -> Rows:
         if name == "x":
             mine = gs[r] @ weights[r]
             return (
@@ -69,22 +73,22 @@ def column_case(p, biased=True):
     return case if biased else without_bias(case)
 
 
-def without_bias(case):
+def without_bias(case: Case) -> Case:
     """The same case of a layer whose bias is None."""
     inputs = [{name: x for name, x in given.items() if name != "bias"} for given in case.inputs]
     return case._replace(inputs=inputs, grads={name: g for name, g in case.grads.items() if name != "bias"})
 
 
-def with_none(fn):
+def with_none(fn: Callable) -> Callable:
     return lambda comm, x, weight: fn(comm, x, weight, None)
 
 
-def blame(r):
+def blame(r: int) -> Reason:
     return f"""transposed: That is only what the columns of rank {r} say about x. All ranks used x, so all have a say,
         and backward has to add them: copy in forward, all-reduce in backward."""
 
 
-def row_case(p, biased=True):
+def row_case(p: int, biased: bool = True) -> Case:
     """A layer 12 -> 5 whose inputs p ranks share."""
     into, lead = width_for(p), LEADS.get(p, (2, 3))
     x, g = nearly_whole(5, *lead, into), nearly_whole(8, *lead, NARROW)
@@ -94,7 +98,7 @@ def row_case(p, biased=True):
     flat = g.flatten(0, -2)
     bias_grad, weight_grads = flat.sum(0), [flat.T @ a.flatten(0, -2) for a in xs]
 
-    def explain(r):
+    def explain(r: int) -> Rows:
         alone = f"That is rank {r}'s own part: each has multiplied its columns, and y is the sum over ranks."
         return (
             (y + (p - 1) * bias, f"bias: The bias was added {p} times, once on every rank before the sum."),
@@ -110,7 +114,7 @@ def row_case(p, biased=True):
             (torch.cat(parts, -1), "sum: Parts of one product are added, not put in a row."),
         )
 
-    def explain_grad(name, r):
+    def explain_grad(name: str, r: int) -> Rows:
         right = {"x": g @ weights[r], "weight": weight_grads[r], "bias": bias_grad}[name]
         often = f"That is {p} times as much: all-reduce in forward, and in backward nothing, not once more."
         few = f"That is 1/{p} of it: what has been added in forward is not divided in backward."
@@ -159,13 +163,13 @@ ROW = Part(
 )
 
 
-def check_linear(part, case):
+def check_linear(part: Part, case: Callable) -> Callable:
     """The check of a layer with a bias, and with None."""
     bare = replace(part, case=lambda p: case(p, biased=False), adapt=with_none)
     return partial(check_layer, part=part, fact=share_of_weight, variant=bare, more="and bias None")
 
 
-def share_of_weight(p):
+def share_of_weight(p: int) -> str:
     n = 12 * NARROW
     return f"memory: with {p} ranks each holds {n // p} of the {n} weights, and no tensor as large as all of them"
 
@@ -176,7 +180,7 @@ UNEVEN = ((2, 3, 12), (4, 6, 24), (3, 2, 12))  # the width could be shared, the 
 PARTS = ("q", "k", "v")
 
 
-def check_rows_of_heads(fn):
+def check_rows_of_heads(fn: Callable) -> Passed:
     for ranks, heads, width in SHARED:
         for rank in range(ranks):
             where = f"for rank {rank} of {ranks}, {counted(heads, 'head')} and a width of {width},"
@@ -190,7 +194,7 @@ def check_rows_of_heads(fn):
     )
 
 
-def rows_of(fn, rank, ranks, heads, width, where):
+def rows_of(fn: Callable, rank: int, ranks: int, heads: int, width: int, where: str) -> list[int]:
     """The answer's rows as a list of ints, or Broken."""
     rows = alone(fn, rank, ranks, heads, width, where=where)
     if isinstance(rows, torch.Tensor) and rows.ndim == 1 and not rows.is_floating_point():
@@ -202,7 +206,7 @@ def rows_of(fn, rank, ranks, heads, width, where):
     return rows
 
 
-def check_rows(rows, rank, ranks, heads, width, where):
+def check_rows(rows: list[int], rank: int, ranks: int, heads: int, width: int, where: str) -> None:
     each, per = width // heads, heads // ranks
     n, first = per * each, rank * per * each
     right = [part * width + first + i for part in range(3) for i in range(n)]
@@ -231,13 +235,13 @@ def check_rows(rows, rank, ranks, heads, width, where):
         together, in the order of the ranks, so that the shards put side by side are the whole weight again.""")
 
 
-def named(heads):
+def named(heads: list[int]) -> str:
     if not heads:
         return "no head"
     return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
 
 
-def check_refused(fn, ranks, heads, width):
+def check_refused(fn: Callable, ranks: int, heads: int, width: int) -> None:
     where = f"for {counted(heads, 'head')} of width {width // heads} on {ranks} ranks"
     _, error = tried(fn, 0, ranks, heads, width, where=where)
     if isinstance(error, ValueError):
@@ -252,37 +256,31 @@ def check_refused(fn, ranks, heads, width):
 BATCH, TOKENS, HEAD = 2, 5, 3  # a head's width is no root of that of all heads
 
 
-def attention_case(p, causal):
+def attention_case(p: int, causal: bool) -> Case:
     """Attention with max(p, 4) heads or so, shared by p ranks."""
     heads = width_for(p, 4)
     d, per = heads * HEAD, heads // p
     x, g = drawn(11, BATCH, TOKENS, d), drawn(12, BATCH, TOKENS, d)
-    tensors = [drawn(13, 3 * d, d) / 4, drawn(14, 3 * d), drawn(15, d, d) / 4, drawn(16, d)]
-    leaves = [t.requires_grad_(True) for t in (x, *tensors)]
-    y = whole(*leaves, heads, causal)
+    qkv, out = (drawn(13, 3 * d, d) / 4, drawn(14, 3 * d)), (drawn(15, d, d) / 4, drawn(16, d))
+    names = ("x", "qkv_weight", "qkv_bias", "out_weight", "out_bias")
+    leaves = {name: t.requires_grad_(True) for name, t in zip(names, (x, *qkv, *out), strict=True)}
+    y = variant(leaves, heads, causal) + leaves["out_bias"]
     y.backward(g)
-    grads = [t.grad for t in leaves]
-    x, qkv_weight, qkv_bias, out_weight, out_bias = (t.detach() for t in leaves)
 
-    def mine(tensor, r):
+    def mine(tensor: Tensor, r: int) -> Tensor:
         return tensor.view(3, p, d // p, -1)[:, r].flatten(0, 1).reshape(-1, *tensor.shape[1:])
 
-    def shard(r, x, qkv_weight, qkv_bias, out_weight, out_bias):
-        return {
-            "x": x,
-            "qkv_weight": mine(qkv_weight, r),
-            "qkv_bias": mine(qkv_bias, r),
-            "out_weight": cut(out_weight, p, 1)[r],
-            "out_bias": out_bias,
-        }
+    def shard(r: int, layer: dict[str, Tensor]) -> dict[str, Tensor]:
+        cuts = {name: mine(layer[name], r) for name in ("qkv_weight", "qkv_bias")}
+        return {**layer, **cuts, "out_weight": cut(layer["out_weight"], p, 1)[r]}
 
-    shards = [shard(r, x, qkv_weight, qkv_bias, out_weight, out_bias) for r in range(p)]
-    right = [shard(r, *grads) for r in range(p)]
-    y, nothing = y.detach(), torch.zeros(d, dtype=x.dtype)
-    parts = [whole(s["x"], s["qkv_weight"], s["qkv_bias"], s["out_weight"], nothing, per, causal) for s in shards]
+    shards = [shard(r, {name: t.detach() for name, t in leaves.items()}) for r in range(p)]
+    right = [shard(r, {name: t.grad for name, t in leaves.items()}) for r in range(p)]
+    y, out_bias = y.detach(), shards[0]["out_bias"]
+    parts = [variant(s, per, causal) for s in shards]
 
-    def explain(r):
-        def made(**changes):
+    def explain(r: int) -> Rows:
+        def made(**changes: Any) -> Tensor:
             return sum(variant(shards[s], per, causal, **changes) for s in range(p)) + out_bias
 
         other = "hear what comes later" if causal else "hear only what came before, though causal is False"
@@ -300,7 +298,7 @@ def attention_case(p, causal):
             (made(unmerged=True), "merge: After attention the heads come first: .transpose(1, 2), then reshape."),
         )
 
-    def explain_grad(name, r):
+    def explain_grad(name: str, r: int) -> Rows:
         if name == "x":
             return ((own_say(shards[r], per, causal, g), TRANSPOSED.format(r=r)),)
         return ((p * right[r][name], f"transposed: That is {p} times as much: added over ranks in backward, too."),)
@@ -310,7 +308,7 @@ def attention_case(p, causal):
         weights=[g] * p,
         y=arrays([y] * p),
         grads={name: arrays([right[r][name] for r in range(p)]) for name in right[0]},
-        whole=qkv_weight.numel(),
+        whole=qkv[0].numel(),
         most={"forward": ring_bytes(p, y.nbytes), "backward": ring_bytes(p, x.nbytes)},
         explain=explain,
         explain_grad=explain_grad,
@@ -324,16 +322,17 @@ TRANSPOSED = """transposed: That is only what the heads of rank {r} say about x.
     what they say."""
 
 
-def whole(x, qkv_weight, qkv_bias, out_weight, out_bias, heads, causal):
-    """Attention on one rank, as in models/transformer.py."""
-    b, s, _ = x.shape
-    q, k, v = linear(x, qkv_weight, qkv_bias).view(b, s, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    heard = scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return linear(heard.transpose(1, 2).reshape(b, s, -1), out_weight, out_bias)
-
-
-def variant(shard, heads, causal, turned=False, one=False, scale=None, swapped=False, unmerged=False):
-    """What a rank's heads add to y, without out_bias, with one mistake."""
+def variant(
+    shard: dict[str, Tensor],
+    heads: int,
+    causal: bool,
+    turned: bool = False,
+    one: bool = False,
+    scale: float | None = None,
+    swapped: bool = False,
+    unmerged: bool = False,
+) -> Tensor:
+    """Attention with these heads as in models/transformer.py, without out_bias; with one mistake, if any."""
     b, s, _ = shard["x"].shape
     heads = 1 if one else heads
     qkv = linear(shard["x"], shard["qkv_weight"], shard["qkv_bias"])
@@ -346,7 +345,7 @@ def variant(shard, heads, causal, turned=False, one=False, scale=None, swapped=F
     return linear(heard, shard["out_weight"])
 
 
-def own_say(shard, heads, causal, g):
+def own_say(shard: dict[str, Tensor], heads: int, causal: bool, g: Tensor) -> Tensor:
     """The gradient of x by one rank's heads alone."""
     x = shard["x"].clone().requires_grad_(True)
     variant(shard | {"x": x}, heads, causal).backward(g)
@@ -372,18 +371,18 @@ LEAST = 4  # positions
 FIRST, SECOND = "the layer's first weight", "the layer's second weight"
 
 
-def mlp_part(x, up, down):
+def mlp_part(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """One rank's part of an MLP: column linear, GELU, row linear without the sum."""
     return linear(gelu(linear(x, up)), down)
 
 
-def with_mlp(fn):
+def with_mlp(fn: Callable) -> Callable:
     """The answer as a function of x and the weights of its rank's layer."""
 
-    def called(comm, up, down, x):
+    def called(comm: Comm, up: Tensor, down: Tensor, x: Tensor) -> Tensor:
         seen = []
 
-        def layer(whole):
+        def layer(whole: Tensor) -> Tensor:
             seen.append(whole.shape)
             return mlp_part(whole, up, down)
 
@@ -395,7 +394,7 @@ def with_mlp(fn):
     return called
 
 
-def sequence_case(p):
+def sequence_case(p: int) -> Case:
     s = width_for(p, LEAST)
     x, g = drawn(21, BATCH_SEQUENCE, s, WIDTH), drawn(22, BATCH_SEQUENCE, s, WIDTH)
     ups, downs = cut(drawn(23, p * HIDDEN, WIDTH), p, 0), cut(drawn(24, WIDTH, p * HIDDEN), p, 1)
@@ -407,7 +406,7 @@ def sequence_case(p):
     y = sum(parts)
     dealt = torch.stack(xs, 2).flatten(1, 2)
 
-    def explain(r):
+    def explain(r: int) -> Rows:
         mixed = sum(mlp_part(dealt, up, down) for up, down in zip(ups, downs, strict=True))
         lonely = sum(mlp_part(xs[s], ups[s], downs[s]) for s in range(p))
         return (
@@ -422,7 +421,7 @@ def sequence_case(p):
             (xs[r] * p, "layer: The layer had no part in it."),
         )
 
-    def explain_grad(name, r):
+    def explain_grad(name: str, r: int) -> Rows:
         if name == "x":
             alone = x.clone().requires_grad_(True)
             mlp_part(alone, ups[r], downs[r]).backward(g)
@@ -449,7 +448,7 @@ NOT_GATHERED = """transposed: That is what the positions of rank {r} say, as if 
     scattered in forward is gathered in backward, so that the layer sees the gradient of all positions."""
 
 
-def both_ways(p, nbytes):
+def both_ways(p: int, nbytes: int) -> int:
     """What p ranks send for an all-gather and a reduce-scatter of a tensor of `nbytes`, through rank 0; a ring less."""
     return 2 * (p - 1) * (nbytes + nbytes // p)
 
@@ -465,7 +464,7 @@ SEQUENCE = Part(
 )
 
 
-def share_of_positions(p):
+def share_of_positions(p: int) -> str:
     return f"memory: between layers each of {p} ranks keeps 1/{p} of the positions; tensor parallel alone keeps all"
 
 

@@ -1,19 +1,27 @@
 """Notebook 09, halos: the rows of its neighbors that a rank needs to convolve its strip of an image."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ...comm.network import Ring
+from ...comm import Results
+from ...comm.base import Comm
+from ...comm.network import Network, Ring
 from ...parallel.tensor import spatial as reference
 from ...units import counted
 from ..checkers import because, engine_facts, in_all_cases, with_ranks
 from ..layer import whole_numbers
 from ..ranks import capital, full_stop, number, simulate, type_told
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits, in_barriers
+
+Needs = Sequence[tuple[int, int]]  # rows (above, below) of each rank
 
 BATCH, CHANNELS, WIDTH = 2, 4, 3  # no two alike, so that none is taken for another
 CASES = (  # (height of the image, (above, below) of each rank)
@@ -37,11 +45,11 @@ class Padded(NamedTuple):
     changed: bool
 
 
-def image_of(height):
+def image_of(height: int) -> Tensor:
     return whole_numbers(31, BATCH, CHANNELS, height, WIDTH)
 
 
-def call(comm, fn, height, rows, noted=None):
+def call(comm: Comm, fn: Callable, height: int, rows: Needs | None, noted: list | None = None) -> Padded:
     """fn(comm, x, rows) on this rank's strip of the image; returns Padded.
 
     noted: a list of (source, dest, height) of a whole strip that is sent where none of it is needed: when it is sent,
@@ -58,10 +66,10 @@ def call(comm, fn, height, rows, noted=None):
     return Padded(value, type(y).__name__, not torch.equal(x, given))
 
 
-def noting(comm, send, high, rows, noted):
+def noting(comm: Comm, send: Callable, high: int, rows: Needs, noted: list) -> Callable:
     """`send`, which also notes a strip that goes down to a rank that needs no rows from above."""
 
-    def sends(x, dest, *args, **kwargs):
+    def sends(x: Tensor, dest: int, *args: Any, **kwargs: Any) -> Any:
         if dest == comm.rank + 1 < comm.size and rows[dest][0] == 0 and x.ndim == 4 and x.shape[2] == high:
             noted.append((comm.rank, dest, high))
         return send(x, dest, *args, **kwargs)
@@ -69,12 +77,12 @@ def noting(comm, send, high, rows, noted):
     return sends
 
 
-def rows_for(p):
+def rows_for(p: int) -> list[tuple[int, int]]:
     """On the engines, however many there are: alternating needs."""
     return [((1, 2), (2, 1))[r % 2] for r in range(p)]
 
 
-def check_halo_exchange(fn, runner=None):
+def check_halo_exchange(fn: Callable, runner: Runner = None) -> Passed:
     for height, rows in CASES:
         noted = []
         trial = partial(call, noted=noted)  # of arguments every rank would get a copy
@@ -90,16 +98,16 @@ def check_halo_exchange(fn, runner=None):
     return Passed(*facts, *engine_facts(runner, check_strips, call, fn, 17, None), run=run)
 
 
-def run_of(fn, height, rows, network=None):
+def run_of(fn: Callable, height: int, rows: Needs, network: Network | None = None) -> Results:
     return simulate(len(rows), call, fn, height, rows, network=network, where=case_of(len(rows), height, rows))
 
 
-def case_of(p, height, rows):
+def case_of(p: int, height: int, rows: Needs) -> str:
     needs = f"{rows[0]} for every rank" if len(set(rows)) == 1 else list(rows)
     return f"{with_ranks(p)}, an image of {height} rows and rows = {needs},"
 
 
-def with_needs(broken, where, height, rows, noted):
+def with_needs(broken: Broken, where: str, height: int, rows: Needs, noted: list) -> Reason | None:
     """Where ranks need different numbers of rows and messages do not fit, what is behind it."""
     if len({pair[0] for pair in rows} | {pair[1] for pair in rows}) == 1 or broken.failed not in ("raises", "deadlock"):
         return None
@@ -114,7 +122,7 @@ def with_needs(broken, where, height, rows, noted):
         {full_stop(found)}"""
 
 
-def check_strips(run, where, height, rows):
+def check_strips(run: Results, where: str, height: int, rows: Needs | None) -> None:
     """Raise Broken unless every rank holds its strip, with the rows around it, or zeros outside the image."""
     p, rows = len(run), rows_for(len(run)) if rows is None else rows
     strips = [s.numpy() for s in image_of(height).tensor_split(p, 2)]
@@ -138,7 +146,7 @@ def check_strips(run, where, height, rows):
         check_waits(run.events, p)
 
 
-def explain(got, r, rows, strips):
+def explain(got: np.ndarray, r: int, rows: Needs, strips: list[np.ndarray]) -> Reason:
     """Reason for what rank r returned, which is not right."""
     p, above, n = len(rows), rows[r][0], strips[r].shape[2]
     if not np.array_equal(got[:, :, above : above + n], strips[r]):
@@ -169,16 +177,16 @@ def explain(got, r, rows, strips):
     return "value: "
 
 
-def edge(strip, k, last):
+def edge(strip: np.ndarray, k: int, last: int) -> np.ndarray:
     """The first k rows of a strip, or its last ones."""
     return strip[:, :, strip.shape[2] - k :] if last else strip[:, :, :k]
 
 
-def same(a, b):
+def same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and np.array_equal(a, b)
 
 
-def check_bytes(run, height, rows):
+def check_bytes(run: Results, height: int, rows: Needs) -> str:
     """Raise Broken where more than the halos was sent. Returns a fact."""
     p, row = len(run), BATCH * CHANNELS * WIDTH * 8
     sends = [e.nbytes for e in run.events if e.op == "send"]
@@ -195,7 +203,7 @@ def check_bytes(run, height, rows):
     return f"bytes: {sent:,} with {p} ranks, the halos and nothing else; the image has {height * row:,}"
 
 
-def check_steps(run):
+def check_steps(run: Results) -> str:
     """Raise Broken where ranks wait for each other in a row: `run` is one where a message takes 1 s. Returns a fact."""
     p, took = len(run), round(run.seconds)
     if took > MOST_STEPS:

@@ -1,9 +1,12 @@
 """Notebook 10: schedules, judged by bubble and memory; stages, of which the slowest is as fast as it can be."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import numpy as np
 
 from ...parallel.pipeline.split import partition
-from ...schedules import KINDS, Action, Schedule, evaluate, over_time
+from ...schedules import KINDS, Action, Evaluation, Schedule, evaluate, over_time
 from ...schedules.gpipe import gpipe
 from ...schedules.one_f_one_b import one_f_one_b, zero_bubble_h1
 from ...schedules.validation import in_order
@@ -22,18 +25,18 @@ WHY_LOST = {
 }
 
 
-def case_of(ranks, micro_batches):
+def case_of(ranks: int, micro_batches: int) -> str:
     """How a case is named in messages."""
     several = "es" if micro_batches > 1 else ""
     return f"with {counted(ranks, 'rank')} and {micro_batches} micro-batch{several}"
 
 
-def beginning(schedule):
+def beginning(schedule: Schedule) -> str:
     """How a sentence about `schedule` begins."""
     return capital(case_of(schedule.ranks, schedule.micro_batches))
 
 
-def schedule_of(fn, ranks, micro_batches, kinds):
+def schedule_of(fn: Callable, ranks: int, micro_batches: int, kinds: str) -> Schedule:
     """The Schedule whose rows `fn` makes, every action in it once, and no rank ahead of itself; raises Broken.
 
     Args:    kinds: of the actions that each micro-batch needs, such as "FB".
@@ -53,7 +56,7 @@ def schedule_of(fn, ranks, micro_batches, kinds):
     return schedule
 
 
-def formed(row, who):
+def formed(row: Any, who: str) -> tuple[Action, ...]:
     """`row` as a tuple of Actions."""
     if row is None:
         raise Broken(f"returns: {who} gets nothing: return the list of its actions.")
@@ -66,7 +69,7 @@ def formed(row, who):
     return tuple(Action(*item) for item in row)
 
 
-def check_actions(rank, row, schedule, kinds, who):
+def check_actions(rank: int, row: tuple[Action, ...], schedule: Schedule, kinds: str, who: str) -> None:
     """Raise Broken unless `row` has each micro-batch's actions of this rank's stage, once."""
     m, several = schedule.micro_batches, "F, I and W" if len(kinds) == 3 else "F and B"
     for action in row:
@@ -95,7 +98,7 @@ def check_actions(rank, row, schedule, kinds, who):
             raise Broken(f"lost: {who} {lost_text(rank, kind, lost, m)}")
 
 
-def lost_text(rank, kind, lost, m):
+def lost_text(rank: int, kind: str, lost: list[int], m: int) -> str:
     """The sentence about micro-batches whose action of `kind` is in no row."""
     if len(lost) == m:
         return f"has no {KINDS[kind]} at all: {WHY_LOST[kind]}."
@@ -106,7 +109,7 @@ def lost_text(rank, kind, lost, m):
     return f"never does the {KINDS[kind]} of {which}: {WHY_LOST[kind].replace('its', each)}."
 
 
-def times_of(schedule, **costs):
+def times_of(schedule: Schedule, **costs: Any) -> Evaluation:
     """The Evaluation of `schedule`; raises Broken with the cycle where it deadlocks."""
     try:
         return evaluate(schedule, **costs)
@@ -115,25 +118,25 @@ def times_of(schedule, **costs):
         raise Broken(f"deadlock: {message}", shown_rows(schedule)) from None
 
 
-def told(error):
+def told(error: ValueError) -> str:
     """The sentence of validation or evaluation without the name of the schedule."""
     text = str(error)
     return text.partition(": ")[2] if ": rank" in text.partition(" deadlocks")[0] else text.partition(" ")[2]
 
 
-def shown_rows(schedule):
+def shown_rows(schedule: Schedule) -> str:
     """The rows of a schedule that cannot be carried out, for the detail of a message."""
     return "\n".join(
         f"rank {rank}  {' '.join(f'{a.kind}{a.micro_batch}' for a in row)}" for rank, row in enumerate(schedule.rows)
     )
 
 
-def shown(schedule, times):
+def shown(schedule: Schedule, times: Evaluation) -> str:
     """`schedule` over time, for the detail of a message; "" where it is too long to read."""
     return over_time(schedule, times) if times.makespan <= SHOWN_UNITS else ""
 
 
-def facts_of(fn, cases, kinds, memory):
+def facts_of(fn: Callable, cases: tuple[tuple[int, ...], ...], kinds: str, memory: str) -> tuple[str, ...]:
     """What a right answer has reached, with the number against its target."""
     p, m = SHOW
     times = times_of(schedule_of(fn, p, m, kinds))
@@ -147,7 +150,7 @@ def facts_of(fn, cases, kinds, memory):
 COSTS = ((1, 2), (1, 1), (2, 1))  # time of forward and of backward
 
 
-def check_gpipe(fn):
+def check_gpipe(fn: Callable) -> Passed:
     for p, m in CASES:
         schedule = schedule_of(fn, p, m, "FB")
         for rank, row in enumerate(schedule.rows):
@@ -158,7 +161,7 @@ def check_gpipe(fn):
     )
 
 
-def check_forwards_first(schedule, rank, row):
+def check_forwards_first(schedule: Schedule, rank: int, row: tuple[Action, ...]) -> None:
     """Raise Broken where a backward comes before a forward."""
     kinds = [action.kind for action in row]
     forwards = [place for place, kind in enumerate(kinds) if kind == "F"]
@@ -172,7 +175,7 @@ def check_forwards_first(schedule, rank, row):
         raise Broken(f"forwards first: {message}", shown(schedule, times))
 
 
-def check_makespan(schedule, question):
+def check_makespan(schedule: Schedule, question: str) -> None:
     """Raise Broken unless the schedule takes (m + p - 1)(tf + tb), for several tf and tb."""
     p, m = schedule.ranks, schedule.micro_batches
     for tf, tb in COSTS:
@@ -184,7 +187,7 @@ def check_makespan(schedule, question):
             raise Broken(f"bubble: {message}", shown(schedule, times))
 
 
-def check_one_f_one_b(fn):
+def check_one_f_one_b(fn: Callable) -> Passed:
     for p, m in CASES:
         schedule = schedule_of(fn, p, m, "FB")
         times = times_of(schedule)
@@ -197,7 +200,7 @@ def check_one_f_one_b(fn):
     )
 
 
-def too_many_live(schedule, times, rank):
+def too_many_live(schedule: Schedule, times: Evaluation, rank: int) -> str:
     """The message about a rank that holds more than it has to."""
     m, peak, enough = schedule.micro_batches, times.peak[rank], min(schedule.micro_batches, schedule.ranks - rank)
     text = f"""{beginning(schedule)} rank {rank} holds the activations of {peak} micro-batches at once, and 1F1B needs
@@ -225,7 +228,7 @@ RANDOM = 12  # more cases, of up to 12 layers, half of them in seconds, as layer
 A_GPT = [3.0, *[1.0] * 12, 6.0]  # about: a table of tokens, twelve blocks, and a head that makes logits
 
 
-def cases():
+def cases() -> Iterator[tuple[list[float], int]]:
     """(costs, stages) of every case."""
     yield from CASES_PARTITION
     for seed in range(RANDOM):
@@ -235,7 +238,7 @@ def cases():
         yield [cost / 1000 for cost in costs] if seed % 2 else costs, stages
 
 
-def check_partition(fn):
+def check_partition(fn: Callable) -> Passed:
     for costs, stages in cases():
         given = list(costs)
         where = f"for costs = {costs} and {counted(stages, 'stage')}"
@@ -248,7 +251,7 @@ def check_partition(fn):
     return Passed(f"right in {len(CASES_PARTITION) + RANDOM} cases of up to 12 layers", fact_about_a_gpt(fn))
 
 
-def check_form(sizes, costs, stages, where):
+def check_form(sizes: Any, costs: list[float], stages: int, where: str) -> None:
     """Raise Broken unless `sizes` are `stages` whole numbers, at least 1, that add up to all layers."""
     if sizes is None:
         raise Broken(f"form: {where} your function returned nothing: return the list of sizes.")
@@ -271,13 +274,13 @@ def check_form(sizes, costs, stages, where):
         raise Broken(f"form: {told}, {sum(items)} layers in all, and there are {len(costs)}: {what}.")
 
 
-def parts_of(sizes, costs):
+def parts_of(sizes: list[int], costs: list[float]) -> list[float]:
     """What each part costs."""
     ends = np.cumsum([int(size) for size in sizes]).tolist()
     return [sum(costs[end - int(size) : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def check_balance(sizes, costs, stages, where):
+def check_balance(sizes: list[int], costs: list[float], stages: int, where: str) -> None:
     """Raise Broken unless the most expensive part is as cheap as it can be."""
     best = partition(costs, stages)
     parts, least = parts_of(sizes, costs), max(parts_of(best, costs))
@@ -298,7 +301,7 @@ def check_balance(sizes, costs, stages, where):
     raise Broken(f"balance: {message}")
 
 
-def check_refusal(fn):
+def check_refusal(fn: Callable) -> None:
     """Raise Broken unless more stages than layers are refused in a sentence."""
     sizes, error = tried(fn, [1.0, 2.0], 3, where="for 2 layers and 3 stages,")
     if error is None:
@@ -313,7 +316,7 @@ def check_refusal(fn):
     raise Broken(f"refusal: {message}")
 
 
-def fact_about_a_gpt(fn):
+def fact_about_a_gpt(fn: Callable) -> str:
     """What it means for a model whose head is expensive."""
     sizes = [int(size) for size in alone(fn, list(A_GPT), 4, where="for a GPT of 14 layers,")]
     equal = max(parts_of([4, 4, 3, 3], A_GPT))
@@ -324,7 +327,7 @@ def fact_about_a_gpt(fn):
 FILLED = tuple((p, m) for p, m in CASES if m >= p)  # ZB-H1 needs so many micro-batches
 
 
-def check_zero_bubble_h1(fn):
+def check_zero_bubble_h1(fn: Callable) -> Passed:
     for p, m in FILLED:
         schedule = schedule_of(fn, p, m, "FIW")
         times = times_of(schedule)
@@ -341,7 +344,7 @@ def check_zero_bubble_h1(fn):
     return Passed(*facts_of(fn, FILLED, "FIW", memory))
 
 
-def not_filled(schedule, times):
+def not_filled(schedule: Schedule, times: Evaluation) -> str:
     """The message about a bubble that is larger than it has to be."""
     p, m = schedule.ranks, schedule.micro_batches
     text = f"""{beginning(schedule)} F, I and W take 1 each, and your schedule {times.makespan}, where 3m+p-1 =

@@ -1,20 +1,26 @@
 """Notebook 10, one action: what a stage does when the backward of a micro-batch is its turn."""
 
+from __future__ import annotations
+
 import copy
 import functools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from ...comm import Results
+from ...comm.base import Comm
 from ...parallel.pipeline import naive as reference
-from ...schedules import build
+from ...schedules import Action, Schedule, build
 from ...units import counted
 from ..checkers import because, engine_facts, in_all_cases
 from ..ranks import ALONE, full_stop, number, simulate
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits, in_barriers
 from .lesson_10 import case_of
 
@@ -40,7 +46,7 @@ class Ran(NamedTuple):
     nbytes: int
 
 
-def plan_of(name, ranks, micro_batches):
+def plan_of(name: str, ranks: int, micro_batches: int) -> Schedule:
     """The schedule of a case."""
     if name != REVERSED:
         return build(name, ranks, micro_batches)
@@ -48,26 +54,26 @@ def plan_of(name, ranks, micro_batches):
     return replace(plan, name=name, rows=tuple(row[:m] + row[: -m - 1 : -1] for row in plan.rows))
 
 
-def layers_of(part):
+def layers_of(part: int) -> torch.nn.Module:
     """The layers of one stage, the same wherever it is: (b, WIDTH) -> (b, WIDTH)."""
     return copy.deepcopy(drawn(part))
 
 
 @functools.cache
-def drawn(part):
+def drawn(part: int) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(part)
         return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()).double()
 
 
-def batch(micro_batch):
+def batch(micro_batch: int) -> tuple[Tensor, ...]:
     """(x, y) of a micro-batch, each (EXAMPLES, WIDTH)."""
     generator = torch.Generator().manual_seed(100 + micro_batch)
     made = (torch.randn(EXAMPLES, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
     return tuple(made)
 
 
-def step(comm, fn, name, micro_batches):
+def step(comm: Comm, fn: Callable, name: str, micro_batches: int) -> Ran:
     """One step of the schedule `name`, forwards by the library, backwards by fn(comm, schedule, action, saved)."""
     schedule = plan_of(name, comm.size, micro_batches)
     modules = {stage: layers_of(stage % schedule.stages) for stage in schedule.stages_of(comm.rank)}
@@ -90,12 +96,12 @@ def step(comm, fn, name, micro_batches):
     return Ran(grads, taken, len(backwards), sum(backwards))
 
 
-def loss_for(y, micro_batches):
+def loss_for(y: Tensor, micro_batches: int) -> Callable:
     """f(output) -> the loss of a micro-batch, divided so that those of all micro-batches add up."""
     return lambda output: mse_loss(output, y) / micro_batches
 
 
-def expected(schedule, micro_batches):
+def expected(schedule: Schedule, micro_batches: Iterable[int]) -> list[dict[str, np.ndarray]]:
     """{stage: {parameter: gradient}} of the sequential model, for those micro-batches."""
     modules = [layers_of(part) for part in range(schedule.stages)]
     for i in micro_batches:
@@ -104,7 +110,7 @@ def expected(schedule, micro_batches):
     return [{name: p.grad.numpy() for name, p in module.named_parameters()} for module in modules]
 
 
-def check_do_backward(fn, runner=None):
+def check_do_backward(fn: Callable, runner: Runner = None) -> Passed:
     in_all_cases(fn, step, [(p, name, m) for name, p, m in CASES], where_of, check_step, neighbor_wrong)
     name, p, m = CASES[1]
     run = simulate(p, step, fn, name, m, where=case_of(p, m))
@@ -119,11 +125,11 @@ def check_do_backward(fn, runner=None):
     return Passed(*facts, run=run)
 
 
-def where_of(p, name, m):
+def where_of(p: int, name: str, m: int) -> str:
     return f"{WHERE.get(name, '')}{case_of(p, m)},"
 
 
-def neighbor_wrong(broken, where, name, m):
+def neighbor_wrong(broken: Broken, where: str, name: str, m: int) -> Reason | None:
     """What goes wrong only where stages run the other way is about the neighbor."""
     if name != GEMS:
         return None
@@ -132,10 +138,10 @@ def neighbor_wrong(broken, where, name, m):
         schedule.rank_of."""
 
 
-def check_step(run, where, name, m):
+def check_step(run: Results, where: str, name: str, m: int) -> None:
     """Raise Broken unless every gradient is the sequential model's, nothing is kept, and no message is sent in vain."""
     schedule = plan_of(name, len(run), m)
-    events = getattr(run, "events", ())
+    events = list(getattr(run, "events", ()))
     for stage in sorted((s for ran in run for s in ran.grads), key=lambda s: -(s % schedule.stages)):
         rank = schedule.rank_of(stage)
         mine = [i for i in range(schedule.micro_batches) if schedule.replica_of(i) == schedule.replica(stage)]
@@ -158,7 +164,7 @@ def check_step(run, where, name, m):
                 has the shape of what it belongs to, so that nothing has to be asked.""")
 
 
-def wrongly_taken(rank, action, taken):
+def wrongly_taken(rank: int, action: Action, taken: list[tuple[int, ...]]) -> Reason:
     """Reason for a backward that left the wrong things in `saved`."""
     key = action.stage, action.micro_batch
     if not taken:
@@ -169,7 +175,7 @@ def wrongly_taken(rank, action, taken):
         activations."""
 
 
-def explain(got, name, stage, mine, schedule):
+def explain(got: np.ndarray | None, name: str, stage: int, mine: list[int], schedule: Schedule) -> Reason:
     """Reason for a gradient of `stage` that is not the sequential model's."""
     m, part = schedule.micro_batches, stage % schedule.stages
     if got is None:
@@ -191,7 +197,7 @@ def explain(got, name, stage, mine, schedule):
         own output: was something else sent by stage {stage + 1}, or was what came not used?"""
 
 
-def agreement(run, schedule):
+def agreement(run: Results, schedule: Schedule) -> str:
     """How well the gradients of a run agree with those of the sequential model, in words."""
     right = expected(schedule, range(schedule.micro_batches))
     pairs = [(g, right[s][name]) for ran in run for s, grads in ran.grads.items() for name, g in grads.items()]

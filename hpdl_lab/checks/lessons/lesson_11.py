@@ -1,21 +1,24 @@
 """Notebook 11: a mesh of named axes, and the fastest grid whose fullest rank has room."""
 
+from __future__ import annotations
+
 import math
 import random
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from ... import mesh
 from ...parallel.grid import search
 from ...units import counted
 from ..checkers import because
 from ..ranks import alone, capital, describe_error, tried
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason
 
 SIZES = ((2, 3), (4,), (2, 2, 2), (3, 2, 1), (2, 3, 4), (1,), (3, 1, 2, 2), (2, 1, 2, 1, 3))
 GROUPED = ((2, 2, 3), *SIZES)
 
 
-def check_coordinates(fn):
+def check_coordinates(fn: Callable) -> Passed:
     for sizes in SIZES:
         places = [place_of(fn, rank, sizes) for rank in range(math.prod(sizes))]
         for rank, place in enumerate(places):
@@ -29,7 +32,7 @@ def check_coordinates(fn):
     )
 
 
-def place_of(fn, rank, sizes):
+def place_of(fn: Callable, rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     where = f"for rank {rank} on a grid of {drawn(sizes)}"
     place = alone(fn, rank, sizes, where=where)
     if not isinstance(place, tuple):
@@ -43,11 +46,11 @@ def place_of(fn, rank, sizes):
     return place
 
 
-def true_place(rank, sizes):
+def true_place(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(rank // math.prod(sizes[i + 1 :]) % size for i, size in enumerate(sizes))
 
 
-def why_place(places, rank, sizes):
+def why_place(places: list[tuple[int, ...]], rank: int, sizes: tuple[int, ...]) -> Reason:
     place = places[rank]
     if all(p == true_place(r, sizes[::-1])[::-1] for r, p in enumerate(places)):
         return """order: With you the first axis varies fastest. It is the last one: tp, which sends most, is put last,
@@ -67,16 +70,16 @@ def why_place(places, rank, sizes):
         {n} = {rank // n} is left for the axes before it."""
 
 
-def drawn(sizes):
+def drawn(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def shown(value):
+def shown(value: Any) -> str:
     text = repr(value)
     return "nothing" if value is None else f"{text[:60]}{'...' if len(text) > 60 else ''}"
 
 
-def check_groups(fn):
+def check_groups(fn: Callable) -> Passed:
     for sizes in GROUPED:
         for axis in range(len(sizes)):
             check_groups_of(fn, sizes, axis)
@@ -88,7 +91,7 @@ def check_groups(fn):
     )
 
 
-def check_groups_of(fn, sizes, axis):
+def check_groups_of(fn: Callable, sizes: tuple[int, ...], axis: int) -> None:
     where = f"along axis {axis} of a grid of {drawn(sizes)}"
     got = alone(fn, sizes, axis, where=where)
     n, where = math.prod(sizes), capital(where)
@@ -104,7 +107,7 @@ def check_groups_of(fn, sizes, axis):
     raise because(why_groups(got, right, sizes, axis), told)
 
 
-def true_groups(sizes, axis):
+def true_groups(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
     found = {}
     for rank in range(math.prod(sizes)):
         place = true_place(rank, sizes)
@@ -112,7 +115,7 @@ def true_groups(sizes, axis):
     return list(found.values())
 
 
-def why_groups(got, right, sizes, axis):
+def why_groups(got: list[list[int]], right: list[list[int]], sizes: tuple[int, ...], axis: int) -> Reason:
     """Reason for groups that are not right."""
     flat = [r for group in got for r in group]
     others = {}
@@ -141,7 +144,7 @@ def why_groups(got, right, sizes, axis):
     return f"axis: Rank {places}: they differ elsewhere than along axis {axis}."
 
 
-def together(a, b, groups):
+def together(a: int, b: int, groups: list[list[int]]) -> bool:
     return any(a in group and b in group for group in groups)
 
 
@@ -159,14 +162,14 @@ class Price(NamedTuple):
 class Prices:
     """predict(dp, pp, tp), which also notes what it was asked. table: {grid: Price}, of grids that can be."""
 
-    def __init__(self, ranks, price):
+    def __init__(self, ranks: int, price: Callable) -> None:
         self.ranks, self.asked, self.table = ranks, [], {}
         for grid in grids(ranks):
             told = price(*grid)
             if told is not None:
                 self.table[grid] = told
 
-    def __call__(self, dp, pp, tp):
+    def __call__(self, dp: int, pp: int, tp: int) -> Price:
         self.asked.append((dp, pp, tp))
         if dp * pp * tp != self.ranks:
             return Price(0.0, 0)  # too good to be true
@@ -174,13 +177,13 @@ class Prices:
             raise ValueError(f"dp {dp} x pp {pp} x tp {tp} cannot be: layers or heads do not divide")
         return self.table[dp, pp, tp]
 
-    def best(self, limit):
-        """The grid that is asked for, or None."""
+    def best(self, limit: int) -> tuple[int, ...]:
+        """The grid that is asked for."""
         fitting = [grid for grid, price in self.table.items() if price.nbytes <= limit]
-        return min(fitting, key=lambda grid: self.table[grid], default=None)
+        return min(fitting, key=lambda grid: self.table[grid])
 
 
-def grids(ranks):
+def grids(ranks: int) -> list[tuple[int, ...]]:
     return [
         (ranks // pp // tp, pp, tp)
         for tp in range(1, ranks + 1)
@@ -189,7 +192,7 @@ def grids(ranks):
     ]
 
 
-def model(dp, pp, tp):
+def model(dp: int, pp: int, tp: int) -> Price | None:
     """The price of MODEL on a grid: 24 GB of weights and such, shared by tp and pp; None where it cannot be."""
     if 12 % tp or pp > 12:
         return None
@@ -198,23 +201,23 @@ def model(dp, pp, tp):
     return Price(round(seconds, 3), round(24e9 / pp / tp + 1e9))
 
 
-def random_price(seed):
+def random_price(seed: int) -> Callable:
     """A price list: seconds with many ties, bytes without, and every fifth grid impossible."""
     generator = random.Random(seed)
 
-    def price(dp, pp, tp):
+    def price(dp: int, pp: int, tp: int) -> Price | None:
         told = Price(generator.randint(1, 4) / 2, generator.randint(1, 10**6) * 1000)
         return None if generator.random() < 0.2 and (dp, pp, tp) != (dp, 1, 1) else told
 
     return price
 
 
-def price_by(axis):
+def price_by(axis: int) -> Callable:
     """A price list in which the grid wins that gives all ranks to one axis: 0 for dp, 1 for pp, 2 for tp."""
     return lambda *grid: Price(round(24 / grid[axis], 3), 10**9)
 
 
-def cases():
+def cases() -> Iterator[tuple[str, Prices, int]]:
     """(description, Prices, limit): from the plain ones on; limits that exclude some, that just fit, and none."""
     for ranks in RANKS:
         prices = Prices(ranks, model)
@@ -230,11 +233,11 @@ def cases():
             yield f"for {ranks} ranks and a step whose time falls with {name},", Prices(ranks, price_by(axis)), 10**9
 
 
-def limit_told(limit):
+def limit_told(limit: int) -> str:
     return f"a limit of {limit:,} bytes"
 
 
-def check_best_grid(fn):
+def check_best_grid(fn: Callable) -> Passed:
     n = 0
     for where, prices, limit in cases():
         check_grid(called(fn, prices, limit, where), prices, limit, capital(where))
@@ -249,7 +252,7 @@ def check_best_grid(fn):
     )
 
 
-def called(fn, prices, limit, where):
+def called(fn: Callable, prices: Prices, limit: int, where: str) -> Any:
     """What fn says where there is a grid that fits, or Broken, also where it refuses."""
     prices.asked.clear()
     got, error = tried(fn, prices.ranks, prices, limit, where=where)
@@ -268,7 +271,7 @@ def called(fn, prices, limit, where):
     raise Broken(f"limit: {head}: up to the limit, and the limit itself.")
 
 
-def check_grid(got, prices, limit, where):
+def check_grid(got: Any, prices: Prices, limit: int, where: str) -> None:
     """Raise Broken unless `got` is the best grid of this list."""
     if not isinstance(got, tuple | list) or len(got) != 3 or not all(isinstance(n, int) for n in got):
         plain = isinstance(got, tuple | list | dict | int | float | str)
@@ -298,13 +301,13 @@ def check_grid(got, prices, limit, where):
     raise Broken(f"slow: {head}Both fit, so the faster one is asked for.")
 
 
-def never_asked(prices, best):
+def never_asked(prices: Prices, best: tuple[int, ...]) -> str:
     asked = len({grid for grid in prices.asked if math.prod(grid) == prices.ranks})
     return f"""You never asked predict about it: every dp x pp x tp = {prices.ranks} counts, {len(grids(prices.ranks))}
         in all, and you asked about {asked}{beyond(prices, best)}."""
 
 
-def beyond(prices, best):
+def beyond(prices: Prices, best: tuple[int, ...]) -> str:
     """What to say where an axis of the best grid is longer than any that predict was asked about, else nothing."""
     for axis, name in enumerate(AXES):
         longest = max((grid[axis] for grid in prices.asked if math.prod(grid) == prices.ranks), default=0)
@@ -313,7 +316,7 @@ def beyond(prices, best):
     return ""
 
 
-def check_nothing_fits(fn):
+def check_nothing_fits(fn: Callable) -> None:
     prices, limit = Prices(12, random_price(0)), 10  # of which neither the last nor the fastest is the smallest
     least = min(price.nbytes for price in prices.table.values())
     where = f"Where no grid of 12 ranks fits into {limit} bytes"

@@ -1,19 +1,25 @@
 """Notebook 11, gradients on a mesh: over which axes each of them is added."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ...comm import Results
+from ...comm.base import Comm
 from ...mesh import DeviceMesh, Grid
 from ...parallel.hybrid import gradients as reference
 from ..checkers import because, engine_facts, in_all_cases
 from ..layer import ring_bytes, whole_numbers
 from ..ranks import number, simulate
-from ..record import Broken, Exercise, Passed
+from ..record import Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits
 
 # (dp, pp, tp): dp and tp of two sizes first, so that a mean over one of them is not taken for one over the other
@@ -40,7 +46,7 @@ class Reduced(NamedTuple):
     nbytes: int
 
 
-def gradient(name, dp, pp, tp):
+def gradient(name: str, dp: int, pp: int, tp: int) -> Tensor | None:
     """(WIDTH, 2) whole numbers: what the rank at these coordinates has after backward, or None."""
     if name == UNUSED and dp == 0:
         return None
@@ -50,17 +56,17 @@ def gradient(name, dp, pp, tp):
     return whole_numbers(1000 + place, WIDTH, 2)
 
 
-def names_of(pp, stages):
+def names_of(pp: int, stages: int) -> list[str]:
     """The parameters of a stage, in order: what is tied is on the first and on the last."""
     return [name for name in ABOUT if "pp" not in ABOUT[name][0] or pp in (0, stages - 1)]
 
 
-def told_name(name, sizes):
+def told_name(name: str, sizes: tuple[int, ...] | None) -> str:
     """What the answer is told: in the first case the name, then one that says nothing, as names may be anything."""
     return name if sizes == CASES[0] else f"parameter {sorted(ABOUT).index(name)}"
 
 
-def call(comm, fn, sizes):
+def call(comm: Comm, fn: Callable, sizes: tuple[int, ...] | None) -> Reduced:
     """fn(mesh, parameters) on this rank; returns Reduced. sizes: (dp, pp, tp), None for a grid that fits."""
     mesh = DeviceMesh(comm, grid_of(sizes_for(comm.size) if sizes is None else sizes))
     dp, pp, tp = (mesh.coordinates[axis] for axis in AXES)
@@ -81,12 +87,12 @@ def call(comm, fn, sizes):
     return Reduced(grads, changed, sent)
 
 
-def sizes_for(p):
+def sizes_for(p: int) -> tuple[int, ...]:
     return (p // 2, 1, 2) if p % 2 == 0 else (p, 1, 1)
 
 
-def check_reduce_gradients(fn, runner=None):
-    def judge(run, where, sizes):
+def check_reduce_gradients(fn: Callable, runner: Runner = None) -> Passed:
+    def judge(run: Results, where: str, sizes: tuple[int, ...]) -> None:
         check_sums(run, where, sizes)
         check_waits(run.events, len(run))
         check_bytes(run, where, sizes)
@@ -102,15 +108,15 @@ def check_reduce_gradients(fn, runner=None):
     return Passed(*facts, *engine_facts(runner, check_sums, call, fn, None), run=run)
 
 
-def case_of(p, sizes):
+def case_of(p: int, sizes: tuple[int, ...]) -> str:
     return f"on a mesh of dp {sizes[0]} x pp {sizes[1]} x tp {sizes[2]}"
 
 
-def grid_of(sizes):
+def grid_of(sizes: tuple[int, ...]) -> Grid:
     return Grid(**dict(zip(AXES, sizes, strict=True)))
 
 
-def with_missing(broken, where, sizes):
+def with_missing(broken: Broken, where: str, sizes: tuple[int, ...] | None) -> Reason | None:
     """What is likely behind ranks that wait for each other."""
     if broken.failed == "raises" and re.search("'NoneType' .* no attribute '(all_reduce|size)'", broken.message):
         return f"shared: {broken.message} placed.shared is None where one stage alone holds the parameter."
@@ -124,7 +130,7 @@ def with_missing(broken, where, sizes):
     return None
 
 
-def check_sums(run, where, sizes):
+def check_sums(run: Results, where: str, sizes: tuple[int, ...] | None) -> None:
     """Raise Broken unless every gradient is the sum over just those axes along which it is in parts."""
     grid = grid_of(sizes_for(len(run)) if sizes is None else sizes)
     for r, left in enumerate(run):
@@ -152,7 +158,7 @@ def check_sums(run, where, sizes):
                 optimizer's.""")
 
 
-def summed(name, place, grid, axes):
+def summed(name: str, place: dict[str, int], grid: Grid, axes: tuple[str, ...]) -> np.ndarray:
     """The gradient of `name` for the rank at `place`, added over some axes, as an array."""
     ranges = {axis: range(grid[axis]) if axis in axes else [place[axis]] for axis in AXES}
     if "pp" in axes and "pp" in ABOUT[name][0]:
@@ -161,7 +167,7 @@ def summed(name, place, grid, axes):
     return sum((g.numpy() for g in grads if g is not None), np.zeros((WIDTH, 2)))
 
 
-def explain(name, got, place, grid, axes):
+def explain(name: str, got: np.ndarray, place: dict[str, int], grid: Grid, axes: tuple[str, ...]) -> Reason:
     """Reason: over which axes was it added instead?"""
     long = [axis for axis in AXES if grid[axis] > 1]
     for n in range(len(long) + 1):
@@ -192,12 +198,12 @@ def explain(name, got, place, grid, axes):
     return "sum: "
 
 
-def ways(grid, axis):
+def ways(grid: Grid, axis: str) -> int:
     """How many ranks along an axis hold a gradient that is added there: of the stages the first and the last."""
     return min(grid[axis], 2) if axis == "pp" else grid[axis]
 
 
-def mean_over(axes, n):
+def mean_over(axes: list[str], n: int) -> Reason:
     """Reason for a sum that is divided by n, the size of one of these axes."""
     if axes == ["dp"]:
         return f"""mean: That is divided by the {n} replicas of dp: each has divided its loss by the global batch
@@ -206,7 +212,7 @@ def mean_over(axes, n):
         part of one gradient, and parts add up."""
 
 
-def check_bytes(run, where, sizes):
+def check_bytes(run: Results, where: str, sizes: tuple[int, ...]) -> None:
     """Raise Broken where more was sent than one all-reduce over each axis needs."""
     grid = grid_of(sizes)
     nbytes, most = 8 * WIDTH * 2, 0
