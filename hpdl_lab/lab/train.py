@@ -11,7 +11,7 @@ from ..data.dataset import Dataset
 from ..mesh import Grid
 from ..models import batch_norm
 from ..parallel.data_parallel import Strategy
-from ..parallel.hybrid.training import train_on_mesh
+from ..parallel.hybrid.model import train_on_mesh
 from ..parallel.training import Recipe
 from ..parallel.training import train as train_on_rank
 from ..plots import live

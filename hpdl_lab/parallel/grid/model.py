@@ -100,24 +100,20 @@ def predict(
     Returns: Prediction.
     Raises:  ValueError, a sentence with numbers, for a grid that cannot be: heads, positions, layers, batch.
     """
-    machine = MACHINES["laptop"] if machine is None else machine
-    batch = grid["dp"] * micro_batches if batch is None else batch
-    require_possible(spec, grid, micro_batches, batch, sequence)
-    micro_batch = batch // (grid["dp"] * micro_batches)
-    dealt = memories.deal(schedule, grid["pp"], micro_batches, chunks)
-    layers = memories.stages_of(spec, dealt.stages)
-    stages = [stage_time(part, spec, grid, micro_batch, recompute, machine) for part in layers]
-    alpha, beta = message_cost(machine.network, grid, "pp")
-    nbytes = max((activation(part, spec, grid, micro_batch, sequence) for part in layers[:-1]), default=0)
+    case = case_of(spec, grid, schedule, micro_batches, recompute, sequence, machine, batch, chunks)
+    dealt, micro_batch = case.dealt, case.micro_batch
+    stages = [case.stage_time(part) for part in case.layers]
+    alpha, beta = message_cost(case.machine.network, grid, "pp")
+    nbytes = max((case.activation(part) for part in case.layers[:-1]), default=0)
     transfer = alpha + nbytes * beta if grid["pp"] > 1 else 0.0
     costs = [stage.costs for stage in stages]
     times = pipeline_time(schedule, grid["pp"], micro_batches, costs, transfer, chunks)
     share = micro_batches / dealt.replicas  # of the micro-batches, that each stage of a rank works on
     busy = [sum(sum(costs[s][:2]) for s in mine) * share for mine in dealt.held]
-    sums = [reductions(rank, dealt, layers, spec, grid, sequence) for rank in range(grid["pp"])]
-    ends = [end_of(rank, times, layers, sums[rank], grid, machine) for rank in range(grid["pp"])]
+    sums = [case.reductions(rank) for rank in range(grid["pp"])]
+    ends = [case.end_of(rank, times, sums[rank]) for rank in range(grid["pp"])]
     computed = [sum(stages[s].forward + stages[s].backward for s in mine) * share for mine in dealt.held]
-    shared = grid["dp"] * grid["tp"] * sum(computed) / machine.at_once if machine.at_once else 0.0
+    shared = grid["dp"] * grid["tp"] * sum(computed) / case.machine.at_once if case.machine.at_once else 0.0
     seconds = max(*ends, shared)
     most = max(range(grid["pp"]), key=busy.__getitem__)
     parts = {
@@ -128,10 +124,7 @@ def predict(
         "cores": seconds - max(ends),
     }
     rows = memories.memory_of(spec, grid, schedule, micro_batches, micro_batch, recompute, sequence, chunks)
-    sent = tuple(
-        bytes_sent(mine, layers, spec, grid, share, micro_batch, recompute, sequence, sums[rank])
-        for rank, mine in enumerate(dealt.held)
-    )
+    sent = tuple(case.bytes_sent(mine, share, sums[rank]) for rank, mine in enumerate(dealt.held))
     return Prediction(
         grid,
         schedule,
@@ -146,46 +139,8 @@ def predict(
         links={axis: max(table[axis] for table in sent) for axis in sent[0]},
         sent=sent,
         parts=parts | {"bubble": max(0.0, seconds - sum(parts.values()))},
-        limit=machine.memory if limit is None else limit,
+        limit=case.machine.memory if limit is None else limit,
     )
-
-
-def require_possible(spec: Spec, grid: Grid, micro_batches: int, batch: int, sequence: bool = False) -> None:
-    """Raise ValueError unless heads, positions, layers and the batch can be shared out like this."""
-    dp, tp = grid["dp"], grid["tp"]
-    memories.require_layers(spec, grid["pp"])
-    if spec.heads % tp:
-        raise ValueError(f"{spec.heads} heads of {spec.name} cannot be shared by tp={tp} ranks: tp must divide them")
-    if sequence and spec.positions % tp:
-        raise ValueError(f"{spec.positions} positions of {spec.name} cannot be cut into tp={tp} equal parts")
-    if micro_batches < 1 or batch % dp or batch // dp % micro_batches:
-        raise ValueError(
-            f"a batch of {batch} cannot be cut into dp={dp} shards of {micro_batches} micro-batches each: "
-            f"it must be a multiple of {dp} x {micro_batches} = {dp * micro_batches}"
-        )
-
-
-def stage_time(part: Layers, spec: Spec, grid: Grid, micro_batch: int, recompute: bool, machine: Machine) -> StageTime:
-    """The StageTime of these layers; with `recompute` backward begins with another forward."""
-    tp, each = grid["tp"], spec.bytes_each.activations * micro_batch
-    compute = sum(layer.flops_on(tp) for layer in part) * micro_batch / machine.network.flops_per_s
-    alpha, beta = message_cost(machine.network, grid, "tp")
-    sums = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.sums)
-    sums += sum(cost.all_gather(tp, tp * n * each).seconds(alpha, beta) for layer in part for n in layer.gathers)
-    returns = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.returns)
-    again = int(recompute)
-    return StageTime(compute, (2 + again) * compute, sums, returns + again * sums)
-
-
-@functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and a search asks for each of them
-def all_reduce_seconds(p: int, nbytes: int, alpha: float, beta: float) -> float:
-    """Of a ring."""
-    return cost.all_reduce(p, nbytes).seconds(alpha, beta)
-
-
-def activation(part: Layers, spec: Spec, grid: Grid, micro_batch: int, sequence: bool) -> int:
-    """Bytes of what a stage hands to the next for one micro-batch."""
-    return part[-1].output_on(grid["tp"], sequence) * micro_batch * spec.bytes_each.activations
 
 
 class Reduction(NamedTuple):
@@ -198,87 +153,133 @@ class Reduction(NamedTuple):
     shared: bool
 
 
-def reductions(
-    rank: int, dealt: Deal, layers: Sequence[Layers], spec: Spec, grid: Grid, sequence: bool
-) -> list[Reduction]:
-    """What the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: a list of Reductions."""
-    mine, last, rows = dealt.held[rank], dealt.stages - 1, []
-    each, over_tp = spec.bytes_each.gradients, grid["tp"] if sequence else 1
-    tied = spec.tied // grid["tp"] * each
-    for stage in sorted({*mine}):
-        holders = sum(stage in held for held in dealt.held)
-        if grid["dp"] * holders * over_tp == 1:
-            continue
-        for i, layer in enumerate(layers[stage]):
-            ends = ((stage, i) == (0, 0)) + ((stage, i) == (last, len(layers[last]) - 1))
-            parts = (layer.parameters - layer.cut) * each if over_tp > 1 else 0  # each tp rank saw other positions
-            nbytes = layer.parameters_on(grid["tp"]) * each - ends * tied - parts
-            rows.append(Reduction(stage, i, grid["dp"] * holders, nbytes, holders > 1))
-            if parts:
-                rows.append(Reduction(stage, i, grid["dp"] * holders * over_tp, parts, holders > 1))
-    if tied and {0, last} & {*mine}:
-        holders = sum(0 in held or last in held for held in dealt.held)
-        rows.append(Reduction(min({0, last} & {*mine}), 0, grid["dp"] * holders, tied, holders > 1))
-    return [row for row in rows if row.nbytes and row.ranks > 1]
+class Case(NamedTuple):
+    """What is priced: a model on a grid of a machine. micro_batch: examples; dealt, layers: which stages lie where."""
+
+    spec: Spec
+    grid: Grid
+    machine: Machine
+    micro_batch: int
+    recompute: bool
+    sequence: bool
+    dealt: Deal
+    layers: tuple[Layers, ...]
+
+    def stage_time(self, part: Layers) -> StageTime:
+        """The StageTime of these layers; with `recompute` backward begins with another forward."""
+        tp, each, network = self.grid["tp"], self.spec.bytes_each.activations * self.micro_batch, self.machine.network
+        compute = sum(layer.flops_on(tp) for layer in part) * self.micro_batch / network.flops_per_s
+        alpha, beta = message_cost(network, self.grid, "tp")
+        sums = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.sums)
+        sums += sum(cost.all_gather(tp, tp * n * each).seconds(alpha, beta) for layer in part for n in layer.gathers)
+        returns = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.returns)
+        again = int(self.recompute)
+        return StageTime(compute, (2 + again) * compute, sums, returns + again * sums)
+
+    def activation(self, part: Layers) -> int:
+        """Bytes of what a stage hands to the next for one micro-batch."""
+        return part[-1].output_on(self.grid["tp"], self.sequence) * self.micro_batch * self.spec.bytes_each.activations
+
+    def reductions(self, rank: int) -> list[Reduction]:
+        """What the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: a list of Reductions."""
+        spec, grid, dealt, layers = self.spec, self.grid, self.dealt, self.layers
+        mine, last, rows = dealt.held[rank], dealt.stages - 1, []
+        each, over_tp = spec.bytes_each.gradients, grid["tp"] if self.sequence else 1
+        tied = spec.tied // grid["tp"] * each
+        for stage in sorted({*mine}):
+            holders = sum(stage in held for held in dealt.held)
+            if grid["dp"] * holders * over_tp == 1:
+                continue
+            for i, layer in enumerate(layers[stage]):
+                ends = ((stage, i) == (0, 0)) + ((stage, i) == (last, len(layers[last]) - 1))
+                parts = (layer.parameters - layer.cut) * each if over_tp > 1 else 0  # each tp rank saw other positions
+                nbytes = layer.parameters_on(grid["tp"]) * each - ends * tied - parts
+                rows.append(Reduction(stage, i, grid["dp"] * holders, nbytes, holders > 1))
+                if parts:
+                    rows.append(Reduction(stage, i, grid["dp"] * holders * over_tp, parts, holders > 1))
+        if tied and {0, last} & {*mine}:
+            holders = sum(0 in held or last in held for held in dealt.held)
+            rows.append(Reduction(min({0, last} & {*mine}), 0, grid["dp"] * holders, tied, holders > 1))
+        return [row for row in rows if row.nbytes and row.ranks > 1]
+
+    def end_of(self, rank: int, times: PipelineTime, sums: Sequence[Reduction]) -> float:
+        """When this rank has all its gradients: s since the step began.
+
+        A stage sends those of a layer when its last backward has come through it, one after the other: what is left
+        when backward has ended is exposed. What several stages share comes after all of them.
+        """
+        layers, grid, machine = self.layers, self.grid, self.machine
+        alpha, beta = message_cost(machine.network, grid, "dp")
+        spans = {stage % len(layers): span for stage, *span in times.gradients[rank]}
+        complete = {stage: completed(layers[stage], spans[stage], grid["tp"]) for stage in {row.stage for row in sums}}
+        alone = [(complete[row.stage][row.layer], row) for row in sums if not row.shared]
+        sender = 0.0
+        for ready, row in sorted(alone, key=lambda pair: pair[0]):
+            sender = max(sender, ready) + all_reduce_seconds(row.ranks, row.nbytes, alpha, beta)
+        end = max(times.ends[rank], sender)
+        slow = [max(pair) for pair in zip((alpha, beta), message_cost(machine.network, grid, "pp"), strict=True)]
+        shared = sum(all_reduce_seconds(row.ranks, row.nbytes, *slow) for row in sums if row.shared)
+        return max(end, times.seconds) + shared if shared else end
+
+    def bytes_sent(self, mine: Sequence[int], share: float, sums: Sequence[Reduction]) -> dict[str, float]:
+        """{"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that a rank with stages `mine` sends in a step."""
+        tp, pp, layers, times = self.grid["tp"], 0.0, self.layers, 1 + self.recompute
+        each: Any = self.spec.bytes_each.activations * self.micro_batch * share
+        in_layers = sum(times * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
+        gathers = sum(times * sum(layer.gathers) for s in mine for layer in layers[s])
+        for s in mine:
+            if s + 1 < len(layers) and self.grid["pp"] > 1:
+                pp += self.activation(layers[s]) * share
+            if s > 0 and self.grid["pp"] > 1:
+                pp += self.activation(layers[s - 1]) * share
+        gradients = {False: 0.0, True: 0.0}
+        for row in sums:
+            gradients[row.shared] += cost.all_reduce(row.ranks, row.nbytes).nbytes_sent
+        return {
+            "dp": gradients[False],
+            "pp": pp,
+            "tp": cost.all_reduce(tp, in_layers * each).nbytes_sent + (tp - 1) * gathers * each,
+            "shared": gradients[True],
+        }
 
 
-def end_of(
-    rank: int, times: PipelineTime, layers: Sequence[Layers], sums: list[Reduction], grid: Grid, machine: Machine
-) -> float:
-    """When this rank has all its gradients: s since the step began.
+def case_of(
+    spec: Spec,
+    grid: Grid,
+    schedule: str,
+    micro_batches: int,
+    recompute: bool,
+    sequence: bool,
+    machine: Machine | None,
+    batch: int | None,
+    chunks: int | None,
+) -> Case:
+    """The Case. Raises ValueError unless heads, positions, layers and the batch can be shared out like this."""
+    dp, tp = grid["dp"], grid["tp"]
+    batch = dp * micro_batches if batch is None else batch
+    memories.require_layers(spec, grid["pp"])
+    if spec.heads % tp:
+        raise ValueError(f"{spec.heads} heads of {spec.name} cannot be shared by tp={tp} ranks: tp must divide them")
+    if sequence and spec.positions % tp:
+        raise ValueError(f"{spec.positions} positions of {spec.name} cannot be cut into tp={tp} equal parts")
+    if micro_batches < 1 or batch % dp or batch // dp % micro_batches:
+        raise ValueError(
+            f"a batch of {batch} cannot be cut into dp={dp} shards of {micro_batches} micro-batches each: "
+            f"it must be a multiple of {dp} x {micro_batches} = {dp * micro_batches}"
+        )
+    dealt = memories.deal(schedule, grid["pp"], micro_batches, chunks)
+    layers, machine = memories.stages_of(spec, dealt.stages), machine or MACHINES["laptop"]
+    return Case(spec, grid, machine, batch // (dp * micro_batches), recompute, sequence, dealt, layers)
 
-    A stage sends those of a layer when its last backward has come through it, one after the other: what is left when
-    backward has ended is exposed. What several stages share comes after all of them.
-    """
-    alpha, beta = message_cost(machine.network, grid, "dp")
-    spans = {stage % len(layers): span for stage, *span in times.gradients[rank]}
-    complete = {stage: completed(layers[stage], spans[stage], grid) for stage in {row.stage for row in sums}}
-    alone = [(complete[row.stage][row.layer], row) for row in sums if not row.shared]
-    sender = 0.0
-    for ready, row in sorted(alone, key=lambda pair: pair[0]):
-        sender = max(sender, ready) + all_reduce_seconds(row.ranks, row.nbytes, alpha, beta)
-    end = max(times.ends[rank], sender)
-    slow = [max(pair) for pair in zip((alpha, beta), message_cost(machine.network, grid, "pp"), strict=True)]
-    shared = sum(all_reduce_seconds(row.ranks, row.nbytes, *slow) for row in sums if row.shared)
-    return max(end, times.seconds) + shared if shared else end
+
+@functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and a search asks for each of them
+def all_reduce_seconds(p: int, nbytes: int, alpha: float, beta: float) -> float:
+    """Of a ring."""
+    return cost.all_reduce(p, nbytes).seconds(alpha, beta)
 
 
-def completed(part: Layers, span: Sequence[float], grid: Grid) -> list[float]:
+def completed(part: Layers, span: Sequence[float], tp: int) -> list[float]:
     """When the gradients of each layer are: the stage's last backward, of this (begin, end), ends with the first."""
-    tp = grid["tp"]
     begin, end = span
     before = [0.0, *accumulate(layer.flops_on(tp) for layer in part)]
     return [end - (end - begin) * flops / (before[-1] or 1) for flops in before[:-1]]
-
-
-def bytes_sent(
-    mine: tuple[int, ...],
-    layers: Sequence[Layers],
-    spec: Spec,
-    grid: Grid,
-    share: float,
-    micro_batch: int,
-    recompute: bool,
-    sequence: bool,
-    sums: list[Reduction],
-) -> dict[str, float]:
-    """{"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that a rank with the stages `mine` sends in a step."""
-    tp = grid["tp"]
-    each: Any = spec.bytes_each.activations * micro_batch * share
-    in_layers = sum((1 + recompute) * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
-    gathers = sum((1 + recompute) * sum(layer.gathers) for s in mine for layer in layers[s])
-    pp = 0
-    for s in mine:
-        if s + 1 < len(layers) and grid["pp"] > 1:
-            pp += activation(layers[s], spec, grid, micro_batch, sequence) * share
-        if s > 0 and grid["pp"] > 1:
-            pp += activation(layers[s - 1], spec, grid, micro_batch, sequence) * share
-    gradients = {False: 0.0, True: 0.0}
-    for row in sums:
-        gradients[row.shared] += cost.all_reduce(row.ranks, row.nbytes).nbytes_sent
-    return {
-        "dp": gradients[False],
-        "pp": pp,
-        "tp": cost.all_reduce(tp, in_layers * each).nbytes_sent + (tp - 1) * gathers * each,
-        "shared": gradients[True],
-    }

@@ -24,8 +24,8 @@ from ...schedules import Action
 from ...schedules.evaluation import built, rounds_of
 from ..pipeline.run_schedule import AHEAD
 from . import memory as memories
-from .machine import MACHINES, Machine
-from .model import activation, reductions, require_possible, stage_time
+from .machine import Machine
+from .model import Case, case_of
 from .spec import Spec
 
 
@@ -44,14 +44,10 @@ def simulate(
     Args:    as of grid.model.predict.
     Raises:  ValueError as predict.
     """
-    machine = MACHINES["laptop"] if machine is None else machine
-    batch = grid["dp"] * micro_batches if batch is None else batch
-    require_possible(spec, grid, micro_batches, batch)
-    micro_batch = batch // grid["dp"] // micro_batches
+    case = case_of(spec, grid, schedule, micro_batches, recompute, False, machine, batch, chunks)
     counts, more = rounds_of(grid["pp"], micro_batches)  # a long step repeats itself
     few, *many = (
-        Step(spec, grid, machine, (schedule, grid["pp"], m, chunks), micro_batch, recompute).seconds()
-        for m in (counts if more else (micro_batches,))
+        Step(case, (schedule, grid["pp"], m, chunks)).seconds() for m in (counts if more else (micro_batches,))
     )
     return many[0] + (more - 1) * (many[0] - few) if many else few
 
@@ -63,25 +59,15 @@ class Step:
     done: {action: its tasks}, rows[s]: those of its actions so far: lists in the order of ranks[s].
     """
 
-    def __init__(
-        self,
-        spec: Spec,
-        grid: Grid,
-        machine: Machine,
-        schedule: tuple[str, int, int, int | None],
-        micro_batch: int,
-        recompute: bool,
-    ) -> None:
-        """schedule: as schedules.evaluation.built takes it."""
-        self.grid, self.network, (self.plan, self.actions, _) = grid, machine.network, built(*schedule)
-        dealt, layers = memories.deal(*schedule), memories.stages_of(spec, self.plan.stages)
-        self.costs = [
-            [stage_time((layer,), spec, grid, micro_batch, recompute, machine).costs for layer in part]
-            for part in layers
-        ]
-        self.nbytes = [activation(part, spec, grid, micro_batch, False) for part in layers]
+    def __init__(self, case: Case, schedule: tuple[str, int, int, int | None]) -> None:
+        """schedule: as schedules.evaluation.built takes it; its micro-batches may be fewer than those of the case."""
+        case = case._replace(dealt=memories.deal(*schedule))
+        spec, grid, dealt, layers = case.spec, case.grid, case.dealt, case.layers
+        self.grid, self.network, (self.plan, self.actions, _) = grid, case.machine.network, built(*schedule)
+        self.costs = [[case.stage_time((layer,)).costs for layer in part] for part in layers]
+        self.nbytes = [case.activation(part) for part in layers]
         self.itemsize = spec.bytes_each.gradients
-        self.sums = [reductions(place, dealt, layers, spec, grid, False) for place in range(grid["pp"])]
+        self.sums = [case.reductions(place) for place in range(grid["pp"])]
         ends = spec.tied // grid["tp"] and {0, self.plan.stages - 1}
         self.tied = [bool(ends and ends & {*held}) for held in dealt.held]  # the last reduction is that of tied layers
         self.ranks = np.arange(grid.size).reshape(grid["dp"], grid["pp"], grid["tp"]).swapaxes(0, 1)
@@ -89,7 +75,7 @@ class Step:
         self.ways: dict[tuple[int, int], Pattern] = {}
         self.done: dict[tuple[int, str, int], list[int]] = {}
         self.rows: list[list[list[int]]] = [[] for _ in self.ranks]
-        self.exchange = Exchange(self.graph, [self.graph.add()] * grid.size, machine.network)
+        self.exchange = Exchange(self.graph, [self.graph.add()] * grid.size, self.network)
 
     def seconds(self) -> float:
         """s of the step."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -165,25 +166,22 @@ def require_valid(comm: Comm, schedule: Any) -> None:
     routes(schedule, comm.rank)
 
 
+@dataclass(eq=False)
 class Execution:
     """One step of one rank."""
 
-    def __init__(
-        self,
-        comm: Comm,
-        schedule: Schedule,
-        stages: dict[int, Any],
-        inputs: Callable | None = None,
-        loss: Callable | None = None,
-        done: Callable | None = None,
-        on_action: Callable | None = None,
-    ) -> None:
-        self.comm, self.schedule, self.stages = comm, schedule, stages
-        self.inputs, self.loss, self.done, self.on_action = inputs, loss, done, on_action
-        self.routes = routes(schedule, comm.rank)
-        self.posted: dict[
-            Arrival, list[tuple[Tensor, Work | None]]
-        ] = {}  # Arrival -> [(tensor, Work)] under way to this rank, or [(tensor, None)] of this rank itself
+    comm: Comm
+    schedule: Schedule
+    stages: dict[int, Any]
+    inputs: Callable | None = None
+    loss: Callable | None = None
+    done: Callable | None = None
+    on_action: Callable | None = None
+
+    def __post_init__(self) -> None:
+        self.routes = routes(self.schedule, self.comm.rank)
+        # under way to this rank, or, without Work, of this rank itself
+        self.posted: dict[Arrival, list[tuple[Tensor, Work | None]]] = {}
         self.unposted = {peer: list(reversed(messages)) for peer, messages in self.routes.incoming.items()}
         self.sends: dict[int, list[tuple[int, Work]]] = {}  # rank -> [(place in its row where it is used, Work)]
         self.made = {message.arrival: message.made for mine in self.routes.incoming.values() for message in mine}
