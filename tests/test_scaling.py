@@ -115,7 +115,7 @@ def test_a_model_and_data_by_name():
         ({"prediction": {"2": 1.9}}, ValueError, ("'2'",)),
         ({"network": "ethernet"}, TypeError, ("ethernet",)),
         ({"deadline": 0}, ValueError, ("0",)),
-        ({"all_reduce": lambda comm, x: x, "model": SMALL, "n": 64}, WrongAnswer, ("rank 0",)),
+        ({"all_reduce": lambda comm, x: x, "model": SMALL, "n": 64}, WrongAnswer, ("element 0", "3 ranks")),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, error, says):

@@ -16,10 +16,11 @@ from ..comm.network import Network, Switch
 from ..comm.sim.torch_state import one_thread
 from ..data.dataset import Dataset
 from ..features import cores
+from ..parallel.consensus import require_sums_of
 from ..parallel.data_parallel import Strategy
 from ..parallel.scaling.accounting import Account, account
 from ..parallel.scaling.overlap import StepProfile, interference, median_of, profile_for, step_time
-from ..parallel.scaling.profile import TINY, Timings, rehearse, require_sum, time_steps
+from ..parallel.scaling.profile import TINY, Timings, rehearse, time_steps
 from .place import SIMULATED_DEADLINE, place
 
 COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce)
@@ -64,7 +65,7 @@ def sizes_of(kind: str, n: int, p: int) -> list[int]:
 def require_sums(job: Job) -> None:
     """Raise WrongAnswer where the all-reduce does not add up on simulated ranks, where no engines run."""
     if job.all_reduce is not None:
-        sim.run(3, require_sum, job.all_reduce, trace=False, deadline=SIMULATED_DEADLINE)
+        sim.run(3, require_sums_of, job.all_reduce, [torch.float32], trace=False, deadline=SIMULATED_DEADLINE)
 
 
 def measure(job: Job, kind: str, n: int, p: int, deadline: float) -> "tuple[Row, Cluster | None, str]":

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..collectives.sweep import WrongAnswer
 from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import to_numpy
 from ..comm.errors import CommError
@@ -203,7 +204,7 @@ def gather_items(comm: Comm, pairs: Iterable[tuple[str, str]]) -> list[list[list
 
 
 def require_sums_of(comm: Comm, all_reduce: Callable, dtypes: Iterable[torch.dtype]) -> None:
-    """Raise ValueError on every rank unless `all_reduce` adds what it should.
+    """Raise WrongAnswer, a ValueError, on every rank unless `all_reduce` adds what it should.
 
     Once for each dtype that travels; the communicator's own is trusted. Collective.
     Steps: one all_reduce of 2p + 1 elements, which no chunks divide equally, and an all_gather of 8 bytes.
@@ -219,14 +220,14 @@ def require_sums_of(comm: Comm, all_reduce: Callable, dtypes: Iterable[torch.dty
 
 
 def require_sum(comm: Comm, all_reduce: Callable, dtype: torch.dtype) -> None:
-    """Raise ValueError on every rank unless `all_reduce` makes a known sum of a few numbers of this dtype."""
+    """Raise WrongAnswer on every rank unless `all_reduce` makes a known sum of a few numbers of this dtype."""
     n = 2 * comm.size + 1
     x, want = allocate(comm, n, dtype), np.sum([summand(rank, n) for rank in range(comm.size)], axis=0)
     x.copy_(torch.from_numpy(summand(comm.rank, n)))
     got = np.asarray(to_numpy(result_of(all_reduce, comm, x).double()))
     with together(comm):
         for i in np.flatnonzero(~(np.abs(got - want) <= 4 * torch.finfo(dtype).eps * want)):
-            raise ValueError(
+            raise WrongAnswer(
                 f"{name_of(all_reduce)} does not add up: element {i} of {n} should be {want[i]:g}, the sum over "
                 f"{comm.size} ranks, and is {got[i]:g}: lab.check finds out why"
             )

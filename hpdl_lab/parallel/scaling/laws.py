@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ...units import counted
+
 LEAST_POINTS = 3  # one point is where the speedup is 1, and a line through the other one alone would always fit
 NO_LAW = 0.3  # a residual above which the curve is said to be none of this law
 LAWS = {"strong": "Amdahl", "weak": "Gustafson"}
@@ -47,8 +49,7 @@ class Fit(NamedTuple):
     def told(self) -> str:
         """What came out, or how many points are missing."""
         if self.serial is None:
-            there = f"{self.points} point{'' if self.points == 1 else 's'}"
-            return f"{self.source}: {there}, a fit needs {LEAST_POINTS}"
+            return f"{self.source}: {counted(self.points, 'point')}, a fit needs {LEAST_POINTS}"
         verdict = ": not this law" if self.residual > NO_LAW else ""
         return f"{self.source}: s = {self.serial:.2%}, residual {self.residual:.1%}{verdict}"
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.sweep import require_right
 from ...comm.base import Comm, Done, Work
 from ...comm.buffers import is_tensor, settle
 from ...data.dataset import Dataset
@@ -23,13 +22,13 @@ from ...data.loading import shard
 from ...measure import measure
 from ...trace import Event, Trace, now_ns
 from .. import training
+from ..consensus import require_sums_of
 from ..data_parallel import Strategy
 from ..reducer import allocate, allocate_in_background
 from .overlap import Both, Message, StepProfile
 
 LEAST, MOST = 5, 80  # steps that are timed
 WARM_UP = 2
-PROBE = 1001  # elements with which an all-reduce is checked before anything is timed
 TINY = 8  # bytes, of the message that says what the number of messages costs
 
 
@@ -101,9 +100,7 @@ def time_steps(
     Raises:  WrongAnswer, on every rank, where the all-reduce does not add up: one that does nothing would scale best.
     """
     if hasattr(strategy, "all_reduce"):
-        recording, comm.trace.enabled = comm.trace.enabled, False
-        require_sum(comm, strategy.all_reduce)
-        comm.trace.enabled = recording
+        require_sums_of(comm, strategy.all_reduce, [torch.float32])
     step = Trainer(comm, copy.deepcopy(model), copy.deepcopy(strategy), data)
     profile, why = None, ""
     try:
@@ -132,12 +129,6 @@ def time_steps(
     before, after, tiny = talks.max(axis=0).T if talk else np.zeros((3, 0))
     both = overlapped.slowest(rows.shape[1]) if overlapped else []
     return Timings(steps[..., 0].max(axis=0).tolist(), profiles, (after - before).tolist(), tiny.tolist(), both, why)
-
-
-def require_sum(comm: Comm, all_reduce: Callable) -> None:
-    """Raise WrongAnswer, on every rank, where `all_reduce` does not add up."""
-    name = getattr(all_reduce, "__name__", "all_reduce")
-    require_right(comm, name, all_reduce, comm.allocate((PROBE,)))
 
 
 class Talk:
