@@ -268,11 +268,8 @@ def check_gradients(run: Results, case: Case, where: str) -> None:
             got = np.zeros_like(right) if grad is None else grad
             why = why_wrong(got, right, case.explain_grad(name, r), "gradient")
             if grad is not None:
-                raise because(
-                    why,
-                    f"""{where} y is right, but backward is not: the gradient of
-                    {name}{difference(grad, right)} on rank {r}.""",
-                )
+                text = f"the gradient of {name}{difference(grad, right)} on rank {r}."
+                raise because(why, f"{where} y is right, but backward is not: {text}")
             if why == "gradient: ":
                 why += """What was computed from it has left the sight of autograd (detach, .data, a new tensor), or has
                     no part in y."""

@@ -134,11 +134,8 @@ def check_line(fn: Callable, seconds: list[float], within: float, where: str) ->
     off = {"alpha": abs(a / alpha - 1), "beta": abs(b / beta - 1)}
     if not all(error <= within for error in off.values()):
         why = why_line(a, b, alpha, beta, "alpha" if off["alpha"] >= off["beta"] else "beta", np.array(seconds))
-        raise because(
-            why,
-            f"""{where}, the line of least squares has alpha = {alpha:.3g} s, beta = {beta:.3g} s/byte;
-            you say alpha = {a:.3g} s, beta = {b:.3g} s/byte.""",
-        )
+        right, said = (f"alpha = {x:.3g} s, beta = {y:.3g} s/byte" for x, y in ((alpha, beta), (a, b)))
+        raise because(why, f"{where}, the line of least squares has {right}; you say {said}.")
 
 
 def why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: np.ndarray) -> Reason:

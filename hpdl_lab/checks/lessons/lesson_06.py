@@ -87,11 +87,9 @@ def check_replicas(run: Results, where: str) -> None:
             got = left.values[name]
             if not np.array_equal(got, right):
                 i = int(np.argmax(got.reshape(-1) != right.reshape(-1)))
-                raise because(
-                    why_replica(name, r, run),
-                    f"""{where}, {name}[{i}] on rank {r} should be
-                    {number(right.reshape(-1)[i])}, as it was on rank 0, and is {number(got.reshape(-1)[i])}.""",
-                )
+                wanted, found = number(right.reshape(-1)[i]), number(got.reshape(-1)[i])
+                text = f"{name}[{i}] on rank {r} should be {wanted}, as it was on rank 0, and is {found}."
+                raise because(why_replica(name, r, run), f"{where}, {text}")
 
 
 def why_replica(name: str, r: int, run: Results) -> Reason:
