@@ -232,11 +232,7 @@ class Strategy(ABC):
 
 
 def hand_back(
-    comm: Comm,
-    verdict: Verdict,
-    params: Sequence[nn.Parameter],
-    buckets: Sequence[Bucket],
-    totals: Sequence[Tensor],
+    comm: Comm, verdict: Verdict, params: Sequence[nn.Parameter], buckets: Sequence[Bucket], totals: Sequence[Tensor]
 ) -> None:
     """Make the sums of all buckets the parameters' gradients, unless something is wrong with them."""
     unused = verdict.of(comm, params, buckets, totals)

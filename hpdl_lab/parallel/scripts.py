@@ -191,12 +191,7 @@ def script(comm: Comm, data: Dataset, steps: int = 3) -> Trained:
 
 
 def hybrid_script(
-    comm: Comm,
-    data: Dataset,
-    grid: dict[str, Any],
-    steps: int = 3,
-    load: str | None = None,
-    save: str | None = None,
+    comm: Comm, data: Dataset, grid: dict[str, Any], steps: int = 3, load: str | None = None, save: str | None = None
 ) -> Trained:
     """The same on a mesh: lines 1 to 3 are new, and in the place of forward, loss and backward; returns Trained.
 

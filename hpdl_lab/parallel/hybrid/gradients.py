@@ -25,15 +25,7 @@ from ...schedules import Schedule
 from ..consensus import require_sums_of
 from ..pipeline.run_schedule import routes
 from ..pipeline.stage import Stage
-from ..reducer import (
-    MIB,
-    Bucket,
-    Reducer,
-    assign_buckets,
-    by_dtype,
-    gradient_ready,
-    require_function,
-)
+from ..reducer import MIB, Bucket, Reducer, assign_buckets, by_dtype, gradient_ready, require_function
 
 
 class Placed(NamedTuple):
