@@ -47,12 +47,7 @@ def with_ranks(p: int, *given: Any) -> str:
 
 
 def engine_facts(
-    runner: Runner,
-    judge: Callable,
-    call: Callable,
-    *given: Any,
-    company: bool = False,
-    say: str = "right on {}",
+    runner: Runner, judge: Callable, call: Callable, *given: Any, company: bool = False, say: str = "right on {}"
 ) -> list[str]:
     """What call(comm, *given) has shown on the engines, if there are any; company: it needs more than one."""
     if runner is None:

@@ -145,10 +145,7 @@ def why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: 
         return "value: Is there a division by zero, or a logarithm of it?"
     rows = (
         ((beta, alpha), "order: You return beta first: alpha, beta is the order."),
-        (
-            (alpha, 1 / beta),
-            "unit: That is a bandwidth in bytes/s: beta is 1 / bandwidth, s for one more byte.",
-        ),
+        ((alpha, 1 / beta), "unit: That is a bandwidth in bytes/s: beta is 1 / bandwidth, s for one more byte."),
         ((alpha, beta / 8), "unit: Those are seconds per bit: the sizes are in bytes."),
         *(
             ((factor * alpha, any_), f"unit: Those are {unit}: the times are in s, and so are alpha and beta.")

@@ -115,10 +115,7 @@ def row_case(p: int, biased: bool = True) -> Case:
             (parts[r], f"sum: {alone}"),
             ((y - bias) / p + bias, f"mean: That is the mean over {p} ranks: parts of a product add up."),
             (y / p, f"mean: That is the mean over {p} ranks: parts of a product add up."),
-            (
-                torch.cat([part + bias for part in parts], -1),
-                "sum: Parts of one product are added, not put in a row.",
-            ),
+            (torch.cat([part + bias for part in parts], -1), "sum: Parts of one product are added, not put in a row."),
             (torch.cat(parts, -1), "sum: Parts of one product are added, not put in a row."),
         )
 
@@ -140,11 +137,7 @@ def row_case(p: int, biased: bool = True) -> Case:
         inputs=[{"x": a, "weight": w, "bias": bias} for a, w in zip(xs, weights, strict=True)],
         weights=[g] * p,
         y=arrays([y] * p),
-        grads={
-            "x": arrays([g @ w for w in weights]),
-            "weight": arrays(weight_grads),
-            "bias": arrays([bias_grad] * p),
-        },
+        grads={"x": arrays([g @ w for w in weights]), "weight": arrays(weight_grads), "bias": arrays([bias_grad] * p)},
         whole=weight.numel(),
         most={"forward": ring_bytes(p, y.nbytes), "backward": 0},
         explain=explain,
@@ -298,10 +291,7 @@ def attention_case(p: int, causal: bool) -> Case:
             (made(turned=True), f"causal: Positions {other}: is_causal=causal."),
             (made(one=True), f"heads: Your rank attends with one head of {per * HEAD} numbers, not with {per}."),
             (made(scale=d**-0.5), f"scale: Scores are divided by the root of {HEAD}, a head's width, not of {d}."),
-            (
-                made(scale=1 / HEAD),
-                f"scale: Scores are divided by the root of {HEAD}, a head's width, not by {HEAD}.",
-            ),
+            (made(scale=1 / HEAD), f"scale: Scores are divided by the root of {HEAD}, a head's width, not by {HEAD}."),
             (made(swapped=True), f"boundary: {SWAPPED}"),
             (made(unmerged=True), "merge: After attention the heads come first: .transpose(1, 2), then reshape."),
         )
@@ -420,10 +410,7 @@ def sequence_case(p: int) -> Case:
         return (
             (y, "whole: Those are all positions: every rank would keep a copy of what one of them has to keep."),
             (lonely, "gather: The layer saw only the positions of each rank, and what was added belongs to others."),
-            (
-                cut(parts[r], p, 1)[r],
-                f"sum: That is only what the layer of rank {r} says: parts are added over ranks.",
-            ),
+            (cut(parts[r], p, 1)[r], f"sum: That is only what the layer of rank {r} says: parts are added over ranks."),
             (cut(y, p, 1)[r] / p, f"mean: That is the mean over {p} ranks: parts of a product add up."),
             (cut(mixed, p, 1)[r], "order: Positions were put together in another order: rank 0's come first, all."),
             (xs[r] * p, "layer: The layer had no part in it."),
