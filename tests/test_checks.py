@@ -97,9 +97,9 @@ def test_one_wrong_element_on_the_engines_is_found():
 
 def course_of_ddp(comm, share):
     """Parameters after each step as DDP makes them, with gradients that are the sum over ranks times `share`."""
-    model = mlp(lesson_06_overlap.SIZES_DDP, seed=1).double()
+    model = mlp(lesson_06_overlap.SIZES, seed=1).double()
     optimizer, course = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
-    for step in range(lesson_06_overlap.STEPS_DDP):
+    for step in range(lesson_06_overlap.STEPS):
         x, y = lesson_06_overlap.shard_of(comm.rank, step)
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..comm import Results
 from ..comm.base import Comm
 from ..units import counted
-from .checkers import because, engine_facts, in_all_cases, nearly, with_ranks
+from .checkers import because, engine_facts, first_wrong, in_all_cases, nearly, with_ranks
 from .ranks import full_stop, number, times, type_told
 from .record import Broken, Passed, Reason, Rows, Runner
 from .traffic import check_waits
@@ -228,13 +228,11 @@ def equal(a: np.ndarray | None, b: np.ndarray) -> bool:
     return np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def difference(got: np.ndarray, expected: np.ndarray) -> str:
-    """ "[1, 2] should be 3 and is 4": the first element that is wrong, by more than rounding if there is one."""
-    wrong = ~np.isclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
-    far = ~np.isclose(got, expected, rtol=1e-4, atol=1e-4)
-    shown = next((places for places in (far, wrong) if places.any()), np.ones(got.shape, bool))
-    index = tuple(int(i) for i in np.argwhere(shown)[0])
-    told = f"{list(index)} should be {number(expected[index])} and is {number(got[index])}"
+def difference(name: str, got: np.ndarray, expected: np.ndarray) -> str:
+    """ "y[1, 2] should be 3 and is 4": the first element that is wrong, by more than rounding if there is one."""
+    fits = np.isclose(got, expected, rtol=1e-4, atol=1e-4)
+    fits = fits if not fits.all() else np.isclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    told = first_wrong(name + "{}", got, expected, fits if not fits.all() else np.zeros(got.shape, bool))
     return told if got.dtype == expected.dtype else f"{told}, a {got.dtype}"
 
 
@@ -255,7 +253,7 @@ def check_output(run: Results, case: Case, promise: str, where: str) -> None:
             text = f"rank {r} returned shape {ran.y.shape}, where {right.shape} is right: {promise}."
             raise because(why_wrong(ran.y, right, case.explain(r), "shape"), f"{where} {text}")
         if not equal(ran.y, right):
-            text = f"{where} y{difference(ran.y, right)} on rank {r}."
+            text = f"{where} {difference('y', ran.y, right)} on rank {r}."
             raise because(why_wrong(ran.y, right, case.explain(r), "value"), text)
 
 
@@ -268,7 +266,7 @@ def check_gradients(run: Results, case: Case, where: str) -> None:
             got = np.zeros_like(right) if grad is None else grad
             why = why_wrong(got, right, case.explain_grad(name, r), "gradient")
             if grad is not None:
-                text = f"the gradient of {name}{difference(grad, right)} on rank {r}."
+                text = f"the gradient of {difference(name, grad, right)} on rank {r}."
                 raise because(why, f"{where} y is right, but backward is not: {text}")
             if why == "gradient: ":
                 why += """What was computed from it has left the sight of autograd (detach, .data, a new tensor), or has

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GREEN, ORANGE, BLUE = "#1b7f3b", "#b45309", "#1d4ed8"  # told apart by the words as well, never by color alone
-STARS = "\N{BLACK STAR}"
 
 
 class Card:

@@ -127,7 +127,6 @@ def exposure(fn: Callable = gradient_ready) -> tuple[float, Results]:
 
 
 SIZES_OVERLAP = (5, 4, 3, 2)  # of the layers: six gradients, of 160, 32, 96, 24, 48 and 16 bytes
-LIMIT, FIRST = 130, 70
 BUCKETS = [[5, 4], [3, 2], [1], [0]]
 FORWARD_OVERLAP, BACKWARD_OVERLAP = [0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]
 ORDERS = (  # in which order gradients become ready on each rank
@@ -342,9 +341,8 @@ def with_time(broken: Broken, fn: Callable) -> Broken:
     return broken.restate(f"{broken.failed}: {broken.message} {time}")
 
 
-SIZES_DDP = (6, 5, 4, 3)  # of the layers: six gradients
 BUCKETS_DDP = [[5, 4], [3, 2], [1, 0]]
-SHARD, STEPS_DDP = 3, 3
+SHARD = 3
 
 
 class StandInBucket:
@@ -390,12 +388,12 @@ class Hooked(NamedTuple):
 
 def shard_of(rank: int, step: int = 0) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(100 * step + rank)
-    return tuple(torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES_DDP[0], SIZES_DDP[-1]))
+    return tuple(torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES[0], SIZES[-1]))
 
 
 def backward_with(comm: Comm, fn: Callable, ledger: Ledger) -> Hooked:
     """One backward, in which fn(state, bucket) is called for every bucket that is full, as DDP does."""
-    model, (x, y) = mlp(SIZES_DDP, seed=1).double(), shard_of(comm.rank)
+    model, (x, y) = mlp(SIZES, seed=1).double(), shard_of(comm.rank)
     params, answered, before = list(model.parameters()), [], []
     missing = [len(part) for part in BUCKETS_DDP]
     calls = ledger.setdefault(comm.rank, [])
@@ -497,12 +495,12 @@ def train_ddp(comm: Comm, fn: Callable) -> list[np.ndarray]:
 
     from ...comm.torch.group import process_group
 
-    model, kept = mlp(SIZES_DDP, seed=1).double(), []
+    model, kept = mlp(SIZES, seed=1).double(), []
     with process_group(comm):
         wrapped = DistributedDataParallel(model, bucket_cap_mb=3e-4)
         wrapped.register_comm_hook(ddp.Communication(comm, ring.all_reduce), fn)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for step in range(STEPS_DDP):
+        for step in range(STEPS):
             x, y = shard_of(comm.rank, step)
             optimizer.zero_grad()
             mse_loss(wrapped(x), y).backward()
@@ -523,13 +521,13 @@ def compare(run: Results) -> str:
 
     worst = check_course(
         run,
-        course_of_one(SIZES_DDP, [[loss_of(step)] for step in range(STEPS_DDP)], momentum=0.9),
+        course_of_one(SIZES, [[loss_of(step)] for step in range(STEPS)], momentum=0.9),
         lambda step, rank, off: (
             f"""engines: Right on simulated ranks, but with PyTorch's DDP on {counted(p, "engine")}
             rank {rank} is {off:.2g} from where one rank with the whole batch would be after step {step}."""
         ),
     )
-    return f"engines: PyTorch's DDP on {counted(p, 'MPI rank')}, {STEPS_DDP} steps, {worst:.0e} at most from one rank"
+    return f"engines: PyTorch's DDP on {counted(p, 'MPI rank')}, {STEPS} steps, {worst:.0e} at most from one rank"
 
 
 EXERCISES = (

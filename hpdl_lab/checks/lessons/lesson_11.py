@@ -546,6 +546,6 @@ def check_bytes(run: Results, where: str, sizes: tuple[int, ...]) -> None:
 EXERCISES = (
     Exercise("11.1", "where a rank stands", mesh.coordinates, 2, check_coordinates),
     Exercise("11.2", "who is in whose group", mesh.groups, 2, check_groups),
-    Exercise("11.4", "search the grid under a memory limit", search.best_grid, 2, check_best_grid),
     Exercise("11.3", "which gradient is added over which axes", reference.reduce_gradients, 3, check_reduce_gradients),
+    Exercise("11.4", "search the grid under a memory limit", search.best_grid, 2, check_best_grid),
 )
