@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.base import Comm
+from ..comm.buffers import dtype_name
 from ..data.dataset import Dataset
 from ..system import write_file
 from .consensus import bytes_of, together
@@ -48,7 +49,7 @@ def facts_of(data: Dataset, model: nn.Module) -> Facts:
         "examples": len(y),
         "shape of an example": " x ".join(map(str, x.shape[1:])),
         "checksum of the data": zlib.crc32(bytes_of(some), zlib.crc32(bytes_of(y))),
-        "parameters": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
+        "parameters": ", ".join(sorted({dtype_name(p.dtype) for p in model.parameters()})),
         "frozen parameters": sum(not p.requires_grad for p in model.parameters()),
     }
 

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from ..collectives.sweep import WrongAnswer
 from ..comm.base import Comm, best_all_reduce
-from ..comm.buffers import to_numpy
+from ..comm.buffers import dtype_name, to_numpy
 from ..comm.errors import CommError
 from ..comm.status.report import name_ranks
 from .reducer import Bucket, allocate, name_of, result_of
@@ -142,7 +142,7 @@ def structure(model: nn.Module) -> dict[str, str]:
 
 def form_of(tensor: Any) -> str:
     """Return shape and dtype of a tensor, or of anything that has both, in words."""
-    return f"shape {tuple(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')}"
+    return f"shape {tuple(tensor.shape)} in {dtype_name(tensor.dtype)}"
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -281,18 +281,13 @@ class Verdict:
                 "input and at the learning rate"
             )
 
-    def require_finite_sums(self, buckets: Sequence[Bucket], totals: Sequence[Tensor]) -> None:
-        """Raise FloatingPointError where gradients that are finite on every rank have a sum beyond float16's 65504."""
-        index = overflowed(buckets, totals)
+    def require_no_overflow(self, index: int | None) -> None:
+        """Raise FloatingPointError where a sum is beyond float16's 65504; index: of its parameter, by `overflowed`."""
         if index is not None:
-            raise FloatingPointError(self.too_large(index))
-
-    def too_large(self, index: int) -> str:
-        """Say that a sum of gradients overflows."""
-        return (
-            f"the sum of all ranks overflows float16 in the gradient of {self.names[index]}, though it is finite on "
-            "every rank: scale the loss down. No rank has taken this step"
-        )
+            raise FloatingPointError(
+                f"the sum of all ranks overflows float16 in the gradient of {self.names[index]}, though it is finite "
+                "on every rank: scale the loss down. No rank has taken this step"
+            )
 
     def missing(self, size: int) -> str:
         """Say which parameters got no gradient, on which ranks."""

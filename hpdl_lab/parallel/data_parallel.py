@@ -20,9 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import DTYPES, dtype_name
-from .consensus import Verdict, require_same_model, require_sums_of
+from ..units import MIB
+from .consensus import Verdict, overflowed, require_same_model, require_sums_of
 from .reducer import (
-    MIB,
     Bucket,
     Reducer,
     assign_buckets,
@@ -236,7 +236,7 @@ def hand_back(
 ) -> None:
     """Make the sums of all buckets the parameters' gradients, unless something is wrong with them."""
     unused = verdict.of(comm, params, buckets, totals)
-    verdict.require_finite_sums(buckets, totals)
+    verdict.require_no_overflow(overflowed(buckets, totals))
     for bucket, total in zip(buckets, totals, strict=True):
         bucket.hand_back(total)
     for index in unused:

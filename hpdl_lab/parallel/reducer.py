@@ -92,7 +92,7 @@ class Bucket:
 
 def allocate(comm: Comm, n: int, dtype: torch.dtype) -> Tensor:
     """Return (n,) zeros, in memory that the ranks of a node share where they can: all_reduce on it copies nothing."""
-    return comm.allocate((n,), str(dtype).removeprefix("torch."))
+    return comm.allocate((n,), dtype_name(dtype))
 
 
 def allocate_in_background(comm: Comm, n: int, dtype: torch.dtype) -> Tensor:
@@ -106,9 +106,6 @@ def by_dtype(params: Iterable[Tensor]) -> dict[torch.dtype, list[int]]:
     for index, param in enumerate(params):
         groups.setdefault(param.dtype, []).append(index)
     return groups
-
-
-MIB = 1 << 20
 
 
 def assign_buckets(nbytes: Sequence[int], limit: float, first: float) -> list[list[int]]:

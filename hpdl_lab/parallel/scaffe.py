@@ -140,8 +140,7 @@ class SCaffe(Strategy):
             news = [sum(float(total[-1]) for total in totals), NOTHING if too_large is None else too_large]
         flag, too_large = comm.broadcast(torch.tensor(news, dtype=torch.float64, device=comm.device)).split(1)
         unused = self.verdict.of(comm, self.params, reducer.buckets, [flag])
-        if too_large != NOTHING:
-            raise FloatingPointError(self.verdict.too_large(int(too_large)))
+        self.verdict.require_no_overflow(None if too_large == NOTHING else int(too_large))
         for param in self.params:
             param.grad = None
         if comm.rank == 0:

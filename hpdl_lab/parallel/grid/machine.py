@@ -7,8 +7,7 @@ import numpy as np
 
 from ...comm.network import PRESETS, Islands, Network, Switch
 from ...mesh import Grid
-
-GIB = 2**30
+from ...units import GIB
 
 
 @dataclass(frozen=True)

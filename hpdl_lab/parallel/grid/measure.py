@@ -23,10 +23,11 @@ from ...measure import measure
 from ...mesh import DeviceMesh, Grid
 from ...schedules import Timed
 from ...trace import Event, Trace, now_ns
+from ...units import GIB
 from ..hybrid.model import HybridParallel, cross_entropy_per_answer, shard_and_loss
 from ..pipeline.run_schedule import timed_actions
 from ..pipeline.split import Layers
-from .machine import GIB, Machine
+from .machine import Machine
 from .memory import Memory, SavedBytes
 from .spec import Layer, Spec
 

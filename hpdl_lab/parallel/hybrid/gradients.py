@@ -22,10 +22,11 @@ from torch import nn
 from ...comm.base import Comm, best_all_reduce
 from ...mesh import DeviceMesh
 from ...schedules import Schedule
+from ...units import MIB
 from ..consensus import require_sums_of
 from ..pipeline.run_schedule import routes
 from ..pipeline.stage import Stage
-from ..reducer import MIB, Bucket, Reducer, assign_buckets, by_dtype, gradient_ready, require_function
+from ..reducer import Bucket, Reducer, assign_buckets, by_dtype, gradient_ready, require_function
 
 
 class Placed(NamedTuple):
