@@ -29,6 +29,7 @@ from .reducer import (
     by_dtype,
     gradient_ready,
     name_of,
+    parts_of,
     require_function,
     result_of,
 )
@@ -291,22 +292,9 @@ class DataParallelBucketed(Strategy):
         self.assign_buckets = require_function("assign_buckets(nbytes, limit, first)", assign_buckets)
 
     def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
-        buckets, groups = [], by_dtype(params).values()
-        for indices in groups:
-            nbytes = [params[i].nbytes for i in indices]
-            assigned = self.assign_buckets(nbytes, self.bucket_nbytes, self.first_nbytes)
-            require_every_index(assigned, len(indices))
-            buckets += [[indices[i] for i in bucket] for bucket in assigned]
-        if len(groups) > 1:  # whichever dtype: a bucket is complete when its first-registered gradient is ready
-            buckets.sort(key=min, reverse=True)
-        return buckets
-
-
-def require_every_index(buckets: list[list[int]], n: int) -> None:
-    """Raise ValueError unless `buckets` hold each of 0, ..., n - 1 once."""
-    held = sorted(index for bucket in buckets for index in bucket)
-    if held != list(range(n)) or not all(buckets):
-        raise ValueError(f"buckets of {n} parameters hold each of 0 to {n - 1} once, and none is empty: got {buckets}")
+        buckets = parts_of(params, self.bucket_nbytes, self.first_nbytes, self.assign_buckets)
+        # Whichever dtype: a bucket is complete when its first-registered gradient is ready.
+        return sorted(buckets, key=min, reverse=True) if len(by_dtype(params)) > 1 else buckets
 
 
 class DataParallelOverlapped(DataParallelBucketed):

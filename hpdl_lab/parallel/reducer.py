@@ -133,6 +133,23 @@ def assign_buckets(nbytes: Sequence[int], limit: float, first: float) -> list[li
     ### END SOLUTION
 
 
+def parts_of(
+    params: Sequence[Tensor], limit: float, first: float, assign: Callable = assign_buckets
+) -> list[list[int]]:
+    """Say which of `params` share a bucket, as assign_buckets; parameters of different dtypes share none.
+
+    Raises:  ValueError where `assign`, which an attendee has written, leaves one out, or has one twice.
+    """
+    parts = []
+    for indices in by_dtype(params).values():
+        buckets, n = assign([params[i].nbytes for i in indices], limit, first), len(indices)
+        if sorted(index for bucket in buckets for index in bucket) != list(range(n)) or not all(buckets):
+            held = f"hold each of 0 to {n - 1} once, and none is empty"
+            raise ValueError(f"buckets of {n} parameters {held}: got {buckets}")
+        parts += [[indices[i] for i in bucket] for bucket in buckets]
+    return parts
+
+
 class Reducer:
     """How far the buckets of one model are, in the step that is being made.
 

@@ -26,7 +26,7 @@ from ...units import MIB
 from ..consensus import require_sums_of
 from ..pipeline.run_schedule import routes
 from ..pipeline.stage import Stage
-from ..reducer import Bucket, Reducer, assign_buckets, by_dtype, gradient_ready, require_function
+from ..reducer import Bucket, Reducer, gradient_ready, parts_of, require_function
 
 
 class Placed(NamedTuple):
@@ -84,12 +84,10 @@ class Group:
         self.index_of = {id(p): i for i, p in enumerate(self.params)}
         buckets: list[Bucket] = []
         for part in parts if comm.size > 1 else ():
-            for indices in by_dtype(part).values():
-                nbytes = [part[i].nbytes for i in indices]
-                for places in assign_buckets(nbytes, LIMIT, LIMIT if buckets else FIRST):
-                    params = [part[indices[i]] for i in places]
-                    of_all = [self.index_of[id(p)] for p in params]
-                    buckets.append(Bucket(comm, params, of_all, background=True, flag=False))
+            for indices in parts_of(part, LIMIT, LIMIT if buckets else FIRST):
+                params = [part[i] for i in indices]
+                of_all = [self.index_of[id(p)] for p in params]
+                buckets.append(Bucket(comm, params, of_all, background=True, flag=False))
         self.reducer = Reducer(buckets, all_reduce)
 
     def begin(self) -> None:
