@@ -66,6 +66,7 @@ void bind_shm(nb::module_& m) {
         .def("seal", &SharedMemory::seal)
         .def_prop_ro("name", &SharedMemory::name)
         .def_prop_ro("nbytes", &SharedMemory::nbytes)
+        .def_prop_ro("address", [](const SharedMemory& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
         .def("array", &bytes_of, "offset"_a, "nbytes"_a, "The bytes as a NumPy array, which keeps the memory mapped.");
 
     nb::class_<ShmGroup, Operation>(m, "ShmGroup", "Ranks that share memory. Every collective returns true when done.")
