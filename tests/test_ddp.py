@@ -13,7 +13,7 @@ from hpdl_lab.bench.report import Report
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.torch.group import process_group
-from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_beside
+from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_async
 from hpdl_lab.parallel.scripts import ddp_script
 from tests.wording import raises
 
@@ -40,18 +40,18 @@ def trained(comm, hook, all_reduce, steps=4, static_graph=False):
 @pytest.mark.parametrize("ranks", [[0, 1], [0, 1, 2]], ids=len)
 def test_ddp_trains_on_an_attendees_ring(cluster, ranks):
     want = cluster.run(trained, None, None, ranks=ranks)[0]
-    for hook, all_reduce in ((ddp_hook, ring.all_reduce), (ddp_hook_beside, ring.all_reduce), (ddp_hook_beside, None)):
+    for hook, all_reduce in ((ddp_hook, ring.all_reduce), (ddp_hook_async, ring.all_reduce), (ddp_hook_async, None)):
         found = cluster.run(trained, hook, all_reduce, ranks=ranks)
         assert all(torch.equal(other, found[0]) for other in found)
         assert torch.equal(found[0], want) if len(ranks) == 2 else torch.allclose(found[0], want, rtol=1e-5, atol=1e-6)
         lanes = {e.lane for e in found.events if e.op == ("send" if all_reduce else "all_reduce")}
-        assert lanes == ({"background"} if hook is ddp_hook_beside else {""})
+        assert lanes == ({"background"} if hook is ddp_hook_async else {""})
 
 
 @pytest.mark.timeout(60)
 def test_the_hook_beside_of_a_static_graph(cluster):
     """Its first step sends all buckets at the end of backward."""
-    found = cluster.run(trained, ddp_hook_beside, ring.all_reduce, 4, True, ranks=[0, 1], deadline=10)
+    found = cluster.run(trained, ddp_hook_async, ring.all_reduce, 4, True, ranks=[0, 1], deadline=10)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], cluster.run(trained, None, None, 4, True, ranks=[0, 1])[0])
 
@@ -61,7 +61,7 @@ def test_the_hook_beside_refuses_what_is_no_sum(cluster):
         return x[:1].clone()
 
     with pytest.raises(Exception, match=r"all_reduce .* shape \(1,\)"):
-        cluster.run(trained, ddp_hook_beside, first_element, ranks=[0, 1], deadline=10)
+        cluster.run(trained, ddp_hook_async, first_element, ranks=[0, 1], deadline=10)
     assert cluster.run(trained, ddp_hook, ring.all_reduce, 1, ranks=[0, 1])[0].numel() == 5 * 300 * 301
 
 
@@ -90,7 +90,7 @@ def test_a_wrong_hook_is_a_sentence_where_ddp_would_crash_or_wait_for_ever(clust
             run(hook=hook)
     with pytest.raises(Exception, match="element 0 of 5 should be 2"):
         run(all_reduce=lambda comm, x: -ring.all_reduce(comm, x))
-    for hook in (ddp_hook_beside, lambda mine, other_names: ddp_hook(mine, other_names)):
+    for hook in (ddp_hook_async, lambda mine, other_names: ddp_hook(mine, other_names)):
         assert len(run(all_reduce=ring.all_reduce, hook=hook)[0]) == 1
 
 

@@ -32,7 +32,7 @@ class Collective:
     start:    start(values, r) -> (n,) what x holds on rank r before the call; values: (p, n), row r belongs to rank r.
     whole:    whole(values) -> (n,) the vector of results.
     promised: promised(n, p, r) -> (first, last + 1): which elements of it rank r holds and returns.
-    best:     best(comm, x): an answer that is right, to draw beside one that is not.
+    best:     best(comm, x): an answer that is right, to draw next to one that is not.
     cost:     cost(p, nbytes) -> collectives.cost.Cost: what the best answer sends; share: the same in words.
     adds:     whether contributions are added (or only moved).
     """
@@ -328,8 +328,8 @@ def steps_miscounted(wrong: Wrong) -> Reason | None:
     """Counted with 5 ranks, where one step more or less is not confused with none."""
     collective, rerun, values, run, r, i = wrong
     p = 5
-    told = again(rerun, np.ones((p, 100)))
-    why = miscount(told.events, p, collective.cost(p, 100).steps) if told else ""
+    found = again(rerun, np.ones((p, 100)))
+    why = miscount(found.events, p, collective.cost(p, 100).steps) if found else ""
     return f"steps: {why}" if why else None
 
 
@@ -337,11 +337,11 @@ def chunk_moved(wrong: Wrong) -> Reason | None:
     """The value is right, but it belongs to another element."""
     collective, rerun, values, run, r, i = wrong
     p, n = values.shape
-    told = again(rerun, np.tile(np.arange(1.0, n + 1), (p, 1)))
-    if told is None:
+    found = again(rerun, np.tile(np.arange(1.0, n + 1), (p, 1)))
+    if found is None:
         return None
     scale = p if collective.adds else 1
-    j = told[r].x[i] / scale - 1
+    j = found[r].x[i] / scale - 1
     if j == i or not float(j).is_integer() or not 0 <= j < n:
         return None
     return f"chunk: That is the value of x[{int(j)}]: rank {r} got another chunk there."
@@ -360,10 +360,10 @@ def counted_wrongly(wrong: Wrong) -> Reason | None:
             return f"""chunk: What arrived was added to the {number(SENTINEL)} that was there: all_gather replaces, it
                 does not add."""
         return None
-    told = again(rerun, np.tile(8.0 ** np.arange(p)[:, None], n))
-    if told is None or not 0 <= told[r].x[i] < 8.0**p or not float(told[r].x[i]).is_integer():
+    found = again(rerun, np.tile(8.0 ** np.arange(p)[:, None], n))
+    if found is None or not 0 <= found[r].x[i] < 8.0**p or not float(found[r].x[i]).is_integer():
         return None
-    digits = [int(told[r].x[i]) // 8**s % 8 for s in range(p)]
+    digits = [int(found[r].x[i]) // 8**s % 8 for s in range(p)]
     missing = [s for s, times in enumerate(digits) if times == 0]
     repeated = [f"rank {s}'s part counts {times} times" for s, times in enumerate(digits) if times > 1]
     parts = [f"the part of {name_ranks(missing)} is missing"] if missing else []

@@ -1,4 +1,4 @@
-"""Hints and explanations: Markdown beside the notebook sources, notebooks/hints/NN.md.
+"""Hints and explanations: Markdown next to the notebook sources, notebooks/hints/NN.md.
 
 ## 4.1 reduce_scatter      an exercise; the paragraph below is said about a right answer
 ### bytes                  the invariant that failed; "any" serves every one that has no section

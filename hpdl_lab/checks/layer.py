@@ -14,7 +14,7 @@ from ..comm import Results
 from ..comm.base import Comm
 from ..units import counted
 from .checkers import because, engine_facts, first_wrong, in_all_cases, nearly, with_ranks
-from .ranks import full_stop, number, times, type_told
+from .ranks import full_stop, number, times, type_text
 from .record import Broken, Passed, Reason, Rows, Runner
 from .traffic import check_waits
 
@@ -32,7 +32,7 @@ class Sent(NamedTuple):
     nbytes: int
     barriers: int
 
-    def told(self) -> str:
+    def described(self) -> str:
         """What this rank did, in words: "calls all_reduce of 24 numbers, 2 times", "sends nothing"."""
         if not self.calls:
             return f"sends {self.nbytes:,} bytes" if self.nbytes else "sends nothing"
@@ -188,7 +188,9 @@ def check_part(part: Part, fn: Callable, runner: Runner, more: str = "") -> tupl
     )
     run = runs[max(RANKS)]
     facts = ["output and gradients of one rank with the whole layer, to 1e-10, on 1, 2, 3 and 4 simulated ranks"]
-    facts += [f"{phase}: rank 0 of {len(run)} {getattr(run[0], phase).told()}" for phase in ("forward", "backward")]
+    facts += [
+        f"{phase}: rank 0 of {len(run)} {getattr(run[0], phase).described()}" for phase in ("forward", "backward")
+    ]
     return [*facts, *engine_facts(runner, judge, run_part, fn, part)], run
 
 
@@ -232,8 +234,8 @@ def difference(name: str, got: np.ndarray, expected: np.ndarray) -> str:
     """ "y[1, 2] should be 3 and is 4": the first element that is wrong, by more than rounding if there is one."""
     fits = np.isclose(got, expected, rtol=1e-4, atol=1e-4)
     fits = fits if not fits.all() else np.isclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
-    told = first_wrong(name + "{}", got, expected, fits if not fits.all() else np.zeros(got.shape, bool))
-    return told if got.dtype == expected.dtype else f"{told}, a {got.dtype}"
+    found = first_wrong(name + "{}", got, expected, fits if not fits.all() else np.zeros(got.shape, bool))
+    return found if got.dtype == expected.dtype else f"{found}, a {got.dtype}"
 
 
 def why_wrong(got: np.ndarray, right: np.ndarray, candidates: Rows, otherwise: str) -> Reason:
@@ -248,7 +250,7 @@ def why_wrong(got: np.ndarray, right: np.ndarray, candidates: Rows, otherwise: s
 def check_output(run: Results, case: Case, promise: str, where: str) -> None:
     for r, (ran, right) in enumerate(zip(run, case.y, strict=True)):
         if ran.y is None:
-            raise Broken(f"returns: {where} rank {r} returned {type_told(ran.kind)}: return {promise}.")
+            raise Broken(f"returns: {where} rank {r} returned {type_text(ran.kind)}: return {promise}.")
         if ran.y.shape != right.shape:
             text = f"rank {r} returned shape {ran.y.shape}, where {right.shape} is right: {promise}."
             raise because(why_wrong(ran.y, right, case.explain(r), "shape"), f"{where} {text}")
@@ -289,7 +291,7 @@ def check_sent(run: Results, where: str, part: Part) -> None:
             continue
         allowed = f"{most:,.0f} are enough" if most else "nothing has to be sent"
         raise Broken(f"""messages: {where} all numbers are right, but in {phase} the ranks send {total:,}
-            bytes, where {allowed}; rank 0 {sent[0].told()}. {part.why[phase]}""")
+            bytes, where {allowed}; rank 0 {sent[0].described()}. {part.why[phase]}""")
 
 
 def check_inputs(run: Results, where: str) -> None:
@@ -299,7 +301,7 @@ def check_inputs(run: Results, where: str) -> None:
                 {ran.changed[0]}, which its caller still needs: write into a tensor of your own.""")
         if ran.hooked:
             raise Broken(f"""input: {where} all numbers are right, but what you have put on x of rank {r} acts
-                on its caller as well: where x is also used beside the layer, as by a residual connection, that gradient
+                on its caller as well: if x is also used outside of the layer, as by a residual connection, that gradient
                 is changed, too. Put it on a view of your own: x.view_as(x).""")
 
 

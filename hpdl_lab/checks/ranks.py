@@ -23,7 +23,7 @@ DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of 
 SENTINEL = -777.0  # what memory holds that an answer must not touch, or must not read
 judged: ContextVar = ContextVar("judged", default=None)  # Results of the answer's latest run, None where it has failed
 
-PRINTED_LINES = 10  # of the attendee's own prints that are shown beside a failure
+PRINTED_LINES = 10  # of the attendee's own prints that are shown with a failure
 
 
 def simulate(
@@ -152,13 +152,13 @@ def tail(printed: io.StringIO) -> str:
 def unlike(out: Any, like: Any) -> str:
     """What is wrong with `out` in the place of `like`, an array or tensor, such as "nothing"; "" where nothing is."""
     if type(out) is not type(like):
-        return type_told(type(out).__name__)
+        return type_text(type(out).__name__)
     if out.shape != like.shape:
         return f"something of shape {tuple(out.shape)}"
     return f"something of dtype {dtype_name(out.dtype)}" if out.dtype != like.dtype else ""
 
 
-def type_told(name: str) -> str:
+def type_text(name: str) -> str:
     """A wrong type by its name, in words: "nothing", "something of type list"."""
     return "nothing" if name == "NoneType" else f"something of type {name}"
 

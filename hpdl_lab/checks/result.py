@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-GREEN, ORANGE, BLUE = "#1b7f3b", "#b45309", "#1d4ed8"  # told apart by the words as well, never by color alone
+GREEN, ORANGE, BLUE = "#1b7f3b", "#b45309", "#1d4ed8"  # which the words say as well, never by color alone
 
 
 class Card:

@@ -42,8 +42,8 @@ def check_waits(events: list[Event], p: int) -> None:
 def in_barriers(events: list[Event]) -> str:
     """What to say of ranks that wait in barriers; "" where they do not."""
     n = max(Counter(e.rank for e in events if e.op == "barrier").values(), default=0)
-    told = f"a rank waits in {counted(n, 'barrier')}, and none is needed: there all stand still for the slowest."
-    return told if n else ""
+    text = f"a rank waits in {counted(n, 'barrier')}, and none is needed: there all stand still for the slowest."
+    return text if n else ""
 
 
 def check_bytes(events: list[Event], p: int, nbytes: int, best: Cost) -> int:

@@ -58,8 +58,8 @@ def together(comm: Comm) -> Iterator[None]:
             kinds.append(kind)
             groups.setdefault(text, []).append(rank)
     everybody = len(groups) == 1 and len(kinds) == comm.size
-    told = "; ".join(text if everybody else f"{name_ranks(ranks)}: {text}" for text, ranks in groups.items())
-    raise made(kinds[0], told) from error
+    described = "; ".join(text if everybody else f"{name_ranks(ranks)}: {text}" for text, ranks in groups.items())
+    raise made(kinds[0], described) from error
 
 
 def made(kind: str, text: str) -> Exception:

@@ -132,8 +132,8 @@ class Strategy(ABC):
         options = inspect.signature(type(self).__init__).parameters.values()
         given = [(o.name, getattr(self, o.name)) for o in options if o.name != "self"]
         defaults = {o.name: o.default for o in options} | {"all_reduce": best_all_reduce}
-        told = [f"{name}={name_of(value)}" for name, value in given if value != defaults[name]]
-        return f"{type(self).__name__}({', '.join(told)})"
+        texts = [f"{name}={name_of(value)}" for name, value in given if value != defaults[name]]
+        return f"{type(self).__name__}({', '.join(texts)})"
 
     @abstractmethod
     def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:

@@ -32,7 +32,7 @@ class Communication(NamedTuple):
 def ddp_hook(state, bucket):
     """Average one bucket of gradients over all ranks, with any all_reduce.
 
-    Backward stands still meanwhile: what `ddp_hook_beside` changes.
+    Backward stands still meanwhile: what `ddp_hook_async` changes.
 
     Args:    state: Communication. bucket: dist.GradBucket, whose buffer() is (n,), this rank's gradients, flat.
     Returns: torch.futures.Future with the (n,) average, the same on every rank.
@@ -47,7 +47,7 @@ def ddp_hook(state, bucket):
     ### END SOLUTION
 
 
-def ddp_hook_beside(state, bucket):
+def ddp_hook_async(state, bucket):
     """`ddp_hook`, but the bucket is added in the background while backward goes on.
 
         main thread   grad 9 .. grad 6 | grad 5 .. grad 3 | .. grad 0 | finish 0, 1, 2 | DDP takes the futures
@@ -87,7 +87,7 @@ def require_average(comm: Comm, future: torch.futures.Future, shape: torch.Size)
     value = future.value() if future.done() else None
     if not isinstance(value, torch.Tensor) or value.shape != shape:
         got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        told = got if future.done() else "no value"
+        found = got if future.done() else "no value"
         raise ValueError(
-            f"rank {comm.rank}: the hook's future has {told}: DDP needs the average of {tuple(shape)} numbers"
+            f"rank {comm.rank}: the hook's future has {found}: DDP needs the average of {tuple(shape)} numbers"
         )

@@ -234,9 +234,9 @@ print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {p
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/schedules/`: your functions, one file per schedule; `evaluation.py`: from order to time;
+# - `hpdl_lab/schedules/`: your functions; `evaluation.py`: from order to time;
 #   `validation.py`: what is refused.
 # - `hpdl_lab/parallel/pipeline/run_schedule.py`: carries out any schedule; `split.py`: cuts an unchanged model;
-#   `pipeline/split_backward.py`: backward in halves.
+#   `stage.py`: backward in halves.
 # - `hpdl_lab/parallel/pipeline/naive.py`: the same in 60 lines, for GPipe.
 # - In PyTorch: `torch/distributed/pipelining/schedules.py`, whose 1F1B, interleaved and zero-bubble orders are yours.

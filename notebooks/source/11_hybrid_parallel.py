@@ -236,8 +236,7 @@ print(
 # ## Where to read the real code
 #
 # - `hpdl_lab/mesh.py`: your two functions, and communicators along axes.
-# - `hpdl_lab/parallel/hybrid/gradients.py`: the rule; `hpdl_lab/parallel/hybrid/gradients.py`: the same beside
-#   backward.
+# - `hpdl_lab/parallel/hybrid/gradients.py`: the rule, and the same during backward.
 # - `hpdl_lab/parallel/hybrid/model.py`: three lines; `hpdl_lab/parallel/checkpoint.py`: from one mesh into another.
 # - `hpdl_lab/parallel/grid/model.py`, `hpdl_lab/parallel/grid/memory.py`: what a grid costs;
 #   `hpdl_lab/parallel/grid/search.py`.

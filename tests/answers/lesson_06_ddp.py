@@ -2,7 +2,7 @@
 
 import torch
 
-from hpdl_lab.parallel.ddp import ddp_hook_beside
+from hpdl_lab.parallel.ddp import ddp_hook_async
 
 
 def promise(value):
@@ -16,7 +16,7 @@ def total(state, bucket):
 
 
 def beside_backward(state, bucket):
-    return ddp_hook_beside(state, bucket)
+    return ddp_hook_async(state, bucket)
 
 
 def divides_before(state, bucket):
@@ -56,7 +56,7 @@ mean: It was divided by 3 twice
 size: there are 3 ranks: state.comm.size
     return promise(total(state, bucket) / 2)
 mean @beside_backward: That is 9 times the mean
-    ddp_hook_beside(state, bucket) => promise(state.all_reduce(state.comm, bucket.buffer()) * state.comm.size)
+    ddp_hook_async(state, bucket) => promise(state.all_reduce(state.comm, bucket.buffer()) * state.comm.size)
 dtype: right to the 7 digits of float32
     return promise(state.all_reduce(state.comm, bucket.buffer().float()) / state.comm.size)
 raises: never waited for all_reduce in the background
@@ -72,7 +72,7 @@ buffer: the others are not in it
     state.all_reduce(state.comm, bucket.buffer().clone())
     return promise(bucket.buffer() / state.comm.size)
 all_reduce @beside_backward: called state.all_reduce 0 times
-    ddp_hook_beside(state, bucket) => promise(state.comm.all_reduce(bucket.buffer()) / state.comm.size)
+    ddp_hook_async(state, bucket) => promise(state.comm.all_reduce(bucket.buffer()) / state.comm.size)
 all_reduce: called state.all_reduce 6 times
     for grad in bucket.gradients():
         state.all_reduce(state.comm, grad.view(-1))

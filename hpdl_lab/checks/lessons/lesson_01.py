@@ -13,7 +13,7 @@ from ..ranks import kind, number, simulate, unlike
 from ..record import Broken, Exercise, Passed, Reason, Rows
 
 SHAPES = ((50, 2), (7, 1), (1, 3), (200, 5))  # (examples, weights)
-MOST_STEPS = 100  # that a function may take in the place of one and is told how many they were
+MOST_STEPS = 100  # that a function may take in the place of one and learns how many they were
 MAKES = {"list": " np.array(...) makes one.", "tuple": " np.array(...) makes one.", "Tensor": " .numpy() makes one."}
 
 

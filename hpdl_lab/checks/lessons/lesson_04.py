@@ -136,8 +136,8 @@ def check_copies(run: Results, expected: np.ndarray, where: str, root: int, segm
 
 def miscounted(what: str, r: int, messages: int, segments: int) -> str:
     """The sentence about a loop over segments that goes round too often, or not often enough."""
-    told = f"rank {r} {what} {counted(messages, 'message')}, and there are {segments} segments"
-    return f"{told}: {off_by(messages, segments, 'message')}."
+    text = f"rank {r} {what} {counted(messages, 'message')}, and there are {segments} segments"
+    return f"{text}: {off_by(messages, segments, 'message')}."
 
 
 def why_copy(left: Left, r: int, root: int, i: int) -> Reason:

@@ -214,8 +214,8 @@ def by_sizes(broken: Broken, where: str, lacking: int | None, ledger: Ledger) ->
     given = {r: calls[-1] for r, calls in sorted(ledger.items()) if calls}
     if len(set(given.values())) < 2:
         return None
-    told = ", ".join(f"{n:,} by rank {r}" for r, n in given.items())
-    return f"""sizes: {where} all_reduce is given different numbers of elements, {told}: they cannot be added. A rank
+    text = ", ".join(f"{n:,} by rank {r}" for r, n in given.items())
+    return f"""sizes: {where} all_reduce is given different numbers of elements, {text}: they cannot be added. A rank
         without a gradient has to send zeros in its place, since it cannot know what the others have."""
 
 

@@ -69,8 +69,8 @@ def first_fault(looped: Mapping[int, Looped], shape: Shape, where: str, ended: b
     size = len(looped)
     for rank in sorted(looped):
         for why in faults(Log(looped[rank].log), shape[rank % len(shape)]):
-            failed, _, told = why.partition(": ")
-            return f"{failed}: {where}, rank {rank} {told.replace('SIZE', str(size))}"
+            failed, _, described = why.partition(": ")
+            return f"{failed}: {where}, rank {rank} {described.replace('SIZE', str(size))}"
     adds = {rank: Log(left.log).times("add") for rank, left in sorted(looped.items())}
     most = max(len(shape[rank % len(shape)]) for rank in looped)
     if not ended:
@@ -135,7 +135,7 @@ def look_at_add(log: Log, n: int, i: int, k: int, shape: tuple[int, ...]) -> Rea
             second time. Also where a rank has no batch."""
     if worked and not before.times("last"):
         return f"""accumulating: accumulates in the backward of the last micro-batch of step {worked[1]} as well:
-            nothing can travel beside it then, and all of the communication shows."""
+            nothing can travel during it then, and all of the communication shows."""
     return None
 
 

@@ -235,10 +235,10 @@ def behind(broken: Broken, where: str, orders: Sequence[list[int]], ledger: Ledg
     least = min(map(len, started.values()), default=0)
     for r, s in itertools.permutations(started, 2):
         if started[r][:least] != started[s][:least]:
-            told = [", ".join(map(str, started[rank])) for rank in (r, s)]
+            text = [", ".join(map(str, started[rank])) for rank in (r, s)]
             broken.detail = f"The doctor says: {broken.message}\n{broken.detail}"
-            return f"""order: {where}, rank {r} starts its buckets in the order {told[0]}, rank {s} in the order
-                {told[1]}. What is started first meets what is started first: the ranks wait for each other, or add what
+            return f"""order: {where}, rank {r} starts its buckets in the order {text[0]}, rank {s} in the order
+                {text[1]}. What is started first meets what is started first: the ranks wait for each other, or add what
                 does not belong together. A bucket that is complete has to wait for the one before it."""
     short = [r for r, order in started.items() if len(order) < len(BUCKETS)]
     if short and len({len(order) for order in started.values()}) > 1:

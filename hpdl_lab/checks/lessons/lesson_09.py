@@ -21,7 +21,7 @@ from ...parallel.tensor.linear import column_linear, row_linear, sequence_parall
 from ...units import counted
 from ..checkers import because, engine_facts, first_wrong, in_all_cases, with_ranks
 from ..layer import Case, Part, arrays, check_layer, cut, drawn, nearly_whole, ring_bytes, whole_numbers, width_for
-from ..ranks import alone, capital, describe_error, full_stop, simulate, tried, type_told
+from ..ranks import alone, capital, describe_error, full_stop, simulate, tried, type_text
 from ..record import Broken, Exercise, Passed, Reason, Rows, Runner
 from ..traffic import check_waits, in_barriers
 
@@ -217,16 +217,16 @@ def check_rows(rows: list[int], rank: int, ranks: int, heads: int, width: int, w
     if outside:
         raise Broken(f"rows: {where} there is no row {outside[0]}: the packed weight has 3 x {width} of them.")
     holds = [sorted({row % width // each for row in rows if row // width == part}) for part in range(3)]
-    told = ", ".join(f"{name} of {named(has)}" for name, has in zip(PARTS, holds, strict=True))
+    text = ", ".join(f"{name} of {named(has)}" for name, has in zip(PARTS, holds, strict=True))
     if sorted(rows) == sorted(right):
         raise Broken(f"""order: {where} these are the right rows in another order: {rows[: 3 * each]} ... All queries
             come first, then all keys, then all values, as in the whole weight: view(b, s, 3, heads, -1) counts on
             it.""")
     if any(not has for has in holds):
-        raise Broken(f"""boundary: {where} your rows hold {told}. A head needs all three: q, k and v of its own. Cut
+        raise Broken(f"""boundary: {where} your rows hold {text}. A head needs all three: q, k and v of its own. Cut
             each of the three blocks of rows, not the whole.""")
     if holds[0] != holds[1] or holds[1] != holds[2]:
-        raise Broken(f"boundary: {where} your rows hold {told}: a head's q, k and v have to be on one rank.")
+        raise Broken(f"boundary: {where} your rows hold {text}: a head's q, k and v have to be on one rank.")
     mine = list(range(rank * per, (rank + 1) * per))
     if holds[0] == mine:
         lost = sorted(set(right) - set(rows))
@@ -577,7 +577,7 @@ def check_strips(run: Results, where: str, height: int, rows: Needs | None) -> N
         first, n = sum(s.shape[2] for s in strips[:r]), strips[r].shape[2]
         right = image[:, :, first : first + above + n + below]
         if left.y is None:
-            raise Broken(f"returns: {where} rank {r} returned {type_told(left.kind)}: return a tensor, (b, c, h, w).")
+            raise Broken(f"returns: {where} rank {r} returned {type_text(left.kind)}: return a tensor, (b, c, h, w).")
         if left.y.shape != right.shape:
             raise Broken(f"""shape: {where} rank {r} returned shape {left.y.shape}, where {right.shape} is right:
                 {above} + {n} + {below} rows, those above, its own and those below.""")
@@ -596,25 +596,25 @@ def explain(got: np.ndarray, r: int, rows: Needs, strips: list[np.ndarray]) -> R
     if not np.array_equal(got[:, :, above : above + n], strips[r]):
         return f"inside: Rows {above} to {above + n - 1} of y are the strip of rank {r} itself, unchanged."
     for side, halo, s in ((0, got[:, :, :above], r - 1), (1, got[:, :, above + n :], r + 1)):
-        told, k = ("above", "below")[side], halo.shape[2]
+        described, k = ("above", "below")[side], halo.shape[2]
         opposite = r + 1 if side == 0 else r - 1
         if not 0 <= s < p:
             if not halo.any():
                 continue
             if p > 1 and same(halo, edge(strips[s % p], k, 1 - side)):
-                return f"edge: There is nothing {told} rank {r}, and no ring: zeros, not the rows of rank {s % p}."
-            return f"edge: There is nothing {told} rank {r}: outside the image are zeros."
+                return f"edge: There is nothing {described} rank {r}, and no ring: zeros, not the rows of rank {s % p}."
+            return f"edge: There is nothing {described} rank {r}: outside the image are zeros."
         if same(halo, edge(strips[s], k, 1 - side)):
             continue
         which = ("last", "first")[side]
         if not halo.any():
-            return f"""zeros: The rows {told} the strip of rank {r} are zeros, in the middle of the image: they are the
-                {which} rows of rank {s}. Only the image has an edge, a strip has none."""
+            return f"""zeros: The rows {described} the strip of rank {r} are zeros, in the middle of the image: they are
+                the {which} rows of rank {s}. Only the image has an edge, a strip has none."""
         if same(halo, edge(strips[s], k, side)):
             return f"""side: Those are the {("first", "last")[side]} rows of rank {s}, the ones that lie farthest away:
-                {told} the strip of rank {r} lie its {which}."""
+                {described} the strip of rank {r} lie its {which}."""
         if 0 <= opposite < p and (same(halo, edge(strips[opposite], k, side))):
-            return f"neighbor: Those are rows of rank {opposite}: {told} the strip of rank {r} lies rank {s}."
+            return f"neighbor: Those are rows of rank {opposite}: {described} the strip of rank {r} lies rank {s}."
         if same(halo, edge(strips[s], k, 1 - side)[:, :, ::-1]):
             return f"upside down: Those are the right rows of rank {s} upside down."
         return f"value: Those are not the {which} {counted(k, 'row')} of rank {s}."
@@ -655,8 +655,8 @@ def check_steps(run: Results) -> str:
             receiving, then wait for them."""
         raise Broken(f"""steps: The strips are right, but with {p} ranks it takes the time of {took} messages one after
             another, where {MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}""")
-    told = counted(took, "message")
-    return f"time: that of {told} in a row with {p} ranks, and no more with 1,000: only neighbors wait for each other"
+    found = counted(took, "message")
+    return f"time: that of {found} in a row with {p} ranks, and no more with 1,000: only neighbors wait for each other"
 
 
 EXERCISES = (

@@ -64,7 +64,7 @@ def schedule_of(fn: Callable, ranks: int, micro_batches: int, kinds: str) -> Sch
     try:
         in_order(schedule)
     except ValueError as error:
-        message = f"{capital(where)} {told(error)}: it would work on what is not there yet."
+        message = f"{capital(where)} {text_of(error)}: it would work on what is not there yet."
         raise Broken(f"order: {message}", shown_rows(schedule)) from None
     return schedule
 
@@ -127,11 +127,11 @@ def times_of(schedule: Schedule, **costs: Any) -> Evaluation:
     try:
         return evaluate(schedule, **costs)
     except ValueError as error:
-        message = f"{beginning(schedule)} there is a deadlock: {told(error).removeprefix('deadlocks: ')}."
+        message = f"{beginning(schedule)} there is a deadlock: {text_of(error).removeprefix('deadlocks: ')}."
         raise Broken(f"deadlock: {message}", shown_rows(schedule)) from None
 
 
-def told(error: ValueError) -> str:
+def text_of(error: ValueError) -> str:
     """The sentence of validation or evaluation without the name of the schedule."""
     text = str(error)
     return text.partition(": ")[2] if ": rank" in text.partition(" deadlocks")[0] else text.partition(" ")[2]
@@ -275,16 +275,16 @@ def check_form(sizes: Any, costs: list[float], stages: int, where: str) -> None:
         items, whole = [], False
     if not whole:
         raise Broken(f"form: {where} your function returned {str(sizes)[:60]}: sizes are a list of whole numbers.")
-    told = f"{where} your sizes are {items}"
+    text = f"{where} your sizes are {items}"
     if len(items) != stages:
-        raise Broken(f"form: {told}: {counted(len(items), 'part')} for {counted(stages, 'stage')}.")
+        raise Broken(f"form: {text}: {counted(len(items), 'part')} for {counted(stages, 'stage')}.")
     if min(items) < 1:
-        raise Broken(f"""empty: {told}: a stage without a layer would only pass on what it gets, and a rank would do
+        raise Broken(f"""empty: {text}: a stage without a layer would only pass on what it gets, and a rank would do
             nothing.""")
     if sum(items) != len(costs):
         lost = len(costs) - sum(items)
         what = f"the last {lost} would be in no stage" if lost > 0 else f"that is {-lost} too many"
-        raise Broken(f"form: {told}, {sum(items)} layers in all, and there are {len(costs)}: {what}.")
+        raise Broken(f"form: {text}, {sum(items)} layers in all, and there are {len(costs)}: {what}.")
 
 
 def parts_of(sizes: list[int], costs: list[float]) -> list[float]:
@@ -300,8 +300,8 @@ def check_balance(sizes: list[int], costs: list[float], stages: int, where: str)
     if max(parts) <= least * (1 + 1e-12):
         return
     slow = parts.index(max(parts))
-    told = ", ".join(number(part) for part in parts)
-    message = f"""{where} your sizes {[int(size) for size in sizes]} make stages that cost {told}: all wait for stage
+    text = ", ".join(number(part) for part in parts)
+    message = f"""{where} your sizes {[int(size) for size in sizes]} make stages that cost {text}: all wait for stage
         {slow} with its {number(parts[slow])}, and {number(least)} is possible. """
     if max(sizes) - min(sizes) <= 1:
         message += "Equal numbers of layers are not equal work."
@@ -527,16 +527,16 @@ def explain(got: np.ndarray | None, name: str, stage: int, mine: list[int], sche
             torch.autograd.backward leaves them in .grad of the parameters, where the optimizer looks."""
     right = sequential(schedule, mine)[part][name]
     flat = got.reshape(-1), right.reshape(-1)
-    told = first_wrong(f"the gradient of {name}{{}} of stage {stage}", *flat, np.isclose(*flat, 1e-10, 1e-10)) + "."
+    found = first_wrong(f"the gradient of {name}{{}} of stage {stage}", *flat, np.isclose(*flat, 1e-10, 1e-10)) + "."
     for factor, why in ((m, "multiplied by"), (1 / m, "divided by")):
         if m > 1 and exactly(got, right * factor):
-            return f"scale: {told} It was {why} {m}, the number of micro-batches: the losses are divided already."
+            return f"scale: {found} It was {why} {m}, the number of micro-batches: the losses are divided already."
     for which in (mine[0], mine[-1]):
         if len(mine) > 1 and exactly(got, sequential(schedule, [which])[part][name]):
-            return f"accumulate: {told} That is micro-batch {which} alone: those of all micro-batches add up in .grad."
+            return f"accumulate: {found} That is micro-batch {which} alone: those of all micro-batches add up in .grad."
     if schedule.is_last(stage):
-        return f"gradient: {told} Here y is the loss itself: its backward needs no gradient from anybody."
-    return f"""gradient: {told} What comes after it is right. So stage {stage} did not begin with the gradient of its
+        return f"gradient: {found} Here y is the loss itself: its backward needs no gradient from anybody."
+    return f"""gradient: {found} What comes after it is right. So stage {stage} did not begin with the gradient of its
         own output: was something else sent by stage {stage + 1}, or was what came not used?"""
 
 

@@ -115,8 +115,8 @@ def check_groups_of(fn: Callable, sizes: tuple[int, ...], axis: int) -> None:
     right = true_groups(sizes, axis)
     if got == right:
         return
-    told = f"{where} you say {shown(got)}, and it should be {shown(right)}."
-    raise because(why_groups(got, right, sizes, axis), told)
+    text = f"{where} you say {shown(got)}, and it should be {shown(right)}."
+    raise because(why_groups(got, right, sizes, axis), text)
 
 
 def true_groups(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
@@ -177,9 +177,9 @@ class Prices:
     def __init__(self, ranks: int, price: Callable) -> None:
         self.ranks, self.asked, self.table = ranks, [], {}
         for grid in grids(ranks):
-            told = price(*grid)
-            if told is not None:
-                self.table[grid] = told
+            found = price(*grid)
+            if found is not None:
+                self.table[grid] = found
 
     def __call__(self, dp: int, pp: int, tp: int) -> Price:
         self.asked.append((dp, pp, tp))
@@ -218,8 +218,8 @@ def random_price(seed: int) -> Callable:
     generator = random.Random(seed)
 
     def price(dp: int, pp: int, tp: int) -> Price | None:
-        told = Price(generator.randint(1, 4) / 2, generator.randint(1, 10**6) * 1000)
-        return None if generator.random() < 0.2 and (dp, pp, tp) != (dp, 1, 1) else told
+        found = Price(generator.randint(1, 4) / 2, generator.randint(1, 10**6) * 1000)
+        return None if generator.random() < 0.2 and (dp, pp, tp) != (dp, 1, 1) else found
 
     return price
 
@@ -239,13 +239,13 @@ def cases() -> Iterator[tuple[str, Prices, int]]:
     for seed in range(RANDOM):
         prices = Prices(12, random_price(seed))
         sizes = sorted(price.nbytes for price in prices.table.values())
-        yield f"for price list {seed} of 12 ranks with {limit_told(sizes[-3])},", prices, sizes[-3]
+        yield f"for price list {seed} of 12 ranks with {limit_text(sizes[-3])},", prices, sizes[-3]
     for ranks in (16, 12):
         for axis, name in enumerate(AXES):
             yield f"for {ranks} ranks and a step whose time falls with {name},", Prices(ranks, price_by(axis)), 10**9
 
 
-def limit_told(limit: int) -> str:
+def limit_text(limit: int) -> str:
     return f"a limit of {limit:,} bytes"
 
 
@@ -292,15 +292,17 @@ def check_grid(got: Any, prices: Prices, limit: int, where: str) -> None:
     got, best = tuple(got), prices.best(limit)
     if got == best:
         return
-    told, right = (f"dp {g[0]} x pp {g[1]} x tp {g[2]}" for g in (got, best))
+    described, right = (f"dp {g[0]} x pp {g[1]} x tp {g[2]}" for g in (got, best))
     if math.prod(got) != prices.ranks:
         busy = counted(math.prod(got), "rank")
-        raise Broken(f"ranks: {where} you say {told}, which is work for {busy}: all {prices.ranks} have to have some.")
+        raise Broken(
+            f"ranks: {where} you say {described}, which is work for {busy}: all {prices.ranks} have to have some."
+        )
     if got not in prices.table:
         turned = " Did you turn the order round? It is (dp, pp, tp)." if got[::-1] == best else ""
-        raise Broken(f"impossible: {where} you say {told}, which cannot be.{turned}")
+        raise Broken(f"impossible: {where} you say {described}, which cannot be.{turned}")
     mine, least = prices.table[got], prices.table[best]
-    facts = f"{told} takes {mine.seconds:g} s and {mine.nbytes:,} bytes; {right} takes {least.seconds:g} s and "
+    facts = f"{described} takes {mine.seconds:g} s and {mine.nbytes:,} bytes; {right} takes {least.seconds:g} s and "
     head = f"{where} you say {facts}{least.nbytes:,} bytes. "
     if mine.nbytes > limit:
         raise Broken(f"limit: {head}The limit is {limit:,}: yours does not fit.")
@@ -380,8 +382,8 @@ def names_of(pp: int, stages: int) -> list[str]:
     return [name for name in ABOUT if "pp" not in ABOUT[name][0] or pp in (0, stages - 1)]
 
 
-def told_name(name: str, sizes: tuple[int, ...] | None) -> str:
-    """What the answer is told: in the first case the name, then one that says nothing, as names may be anything."""
+def shown_name(name: str, sizes: tuple[int, ...] | None) -> str:
+    """What the answer gets: in the first case the name, then one that says nothing, as names may be anything."""
     return name if sizes == MESHES[0] else f"parameter {sorted(ABOUT).index(name)}"
 
 
@@ -396,7 +398,7 @@ def call(comm: Comm, fn: Callable, sizes: tuple[int, ...] | None) -> Reduced:
         parameter = torch.nn.Parameter(torch.full((WIDTH, 2), float(pp), dtype=torch.float64))
         parameter.grad = gradient(name, dp, pp, tp)
         shared = ends if "pp" in ABOUT[name][0] and stages > 1 else None
-        parameters.append(reference.Placed(told_name(name, sizes), parameter, "tp" in ABOUT[name][0], shared))
+        parameters.append(reference.Placed(shown_name(name, sizes), parameter, "tp" in ABOUT[name][0], shared))
     begun = len(comm.trace.log)
     fn(mesh, list(parameters))
     sent = sum(e.nbytes for e in comm.trace.events[begun:] if e.op == "send")
@@ -454,22 +456,22 @@ def check_sums(run: Results, where: str, sizes: tuple[int, ...] | None) -> None:
     grid = grid_of(sizes_for(len(run)) if sizes is None else sizes)
     for r, left in enumerate(run):
         place = grid.coordinates(r)
-        told = f"rank {r} ({', '.join(f'{axis} {place[axis]}' for axis in AXES)})"
+        described = f"rank {r} ({', '.join(f'{axis} {place[axis]}' for axis in AXES)})"
         for name, got in left.grads.items():
             axes, why = ABOUT[name]
             right = summed(name, place, grid, axes)
             if got is None and not right.any():
                 continue  # nobody has one: to leave it so is as good as zeros
             if got is None:
-                raise Broken(f"""hand back: {where} {name} of {told} still has no gradient, while other replicas have
-                    the sum: they would take a step and this one would not. parameter.grad = ...""")
+                raise Broken(f"""hand back: {where} {name} of {described} still has no gradient, while other replicas
+                    have the sum: they would take a step and this one would not. parameter.grad = ...""")
             if np.array_equal(got, right):
                 continue
             found = f"{explain(name, got, place, grid, axes)} It has to be added over {' and '.join(axes)}: {why}."
-            text = first_wrong(f"the gradient of {name}{{}} on {told}", got, right, got == right)
+            text = first_wrong(f"the gradient of {name}{{}} on {described}", got, right, got == right)
             raise because(found, f"{where} {text}.")
         if left.changed:
-            raise Broken(f"""parameters: {where} {told} changed the parameter {left.changed[0]}: the step is the
+            raise Broken(f"""parameters: {where} {described} changed the parameter {left.changed[0]}: the step is the
                 optimizer's.""")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ..base import parts_of
 from ..buffers import payload_of
 from ..errors import Mismatch
-from ..real import parts_of
 from ..status.report import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
 
 

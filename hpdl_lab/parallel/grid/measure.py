@@ -300,7 +300,7 @@ def last_step(results: Results) -> list[Event]:
 def bytes_over_axes(results: Results, grid: Grid) -> dict[str, float]:
     """{"dp": bytes, "pp": bytes, "tp": bytes} that the busiest rank sent in the last step of grid_steps.
 
-    What runs beside a rank is gradients: "dp", those of tied weights and of replicas along pp included. Other single
+    In the background there are gradients: "dp", those of tied weights and of replicas along pp included. Other single
     messages go along the axis in which both ranks differ; other all-reduces are those of layers, over tp. Where an
     all-reduce is not made of messages, it counts as a ring's.
     """

@@ -1,4 +1,4 @@
-"""Gradients on a mesh: each added once, over just the ranks that have parts of it, beside backward.
+"""Gradients on a mesh: each added once, over just the ranks that have parts of it, during backward.
 
     parameter                                          its gradient is added over         communicator
     of one stage, cut by tp, or whole on every tp rank dp                                 mesh["dp"]

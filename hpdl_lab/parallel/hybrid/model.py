@@ -11,7 +11,7 @@
     dp 0    [ embed block ]  --->  [ block head ]       examples 0, 1, ...     each box: tp ranks that share its layers
     dp 1    [ embed block ]  --->  [ block head ]       examples n/2, ...
                  |                       |
-             all-reduce              all-reduce         one per partition, beside the backward of other micro-batches
+             all-reduce              all-reduce         one per partition, during the backward of other micro-batches
 
 On simulated ranks backward waits for others inside autograd where tp > 1: sim.run(..., threads=True). The state is that
 of the whole model, which any other mesh can take its parts of.
@@ -173,8 +173,8 @@ class HybridParallel:
         with self.mesh.comm.trace.span("add gradients"):
             self.gradients.end()
         checksum = zlib.crc32(bytes_of(y), zlib.crc32(bytes_of(x))) & 0xFFFF
-        told = {i: loss / self.mesh["tp"].size for i, loss in losses.items()}  # each tp rank has the whole of it
-        return loss_of_all(self.mesh.comm, told, self.named_parameters(), checksum)
+        info = {i: loss / self.mesh["tp"].size for i, loss in losses.items()}  # each tp rank has the whole of it
+        return loss_of_all(self.mesh.comm, info, self.named_parameters(), checksum)
 
     def _require_batch(self, x: Tensor, y: Tensor) -> None:
         """Raise ValueError unless x is like the example, and y has as many answers."""

@@ -111,7 +111,7 @@ def is_whole(module: nn.Module) -> bool:
 
 
 class Recorder(TorchFunctionMode):
-    """Writes down what happens while it is entered. whole: names of modules that are layers, beside the usual ones."""
+    """Writes down what happens while it is entered. whole: names of modules that are layers, besides the usual ones."""
 
     def __init__(self, model: nn.Module, whole: set[str]) -> None:
         super().__init__()

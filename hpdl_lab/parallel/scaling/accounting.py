@@ -4,7 +4,7 @@
     background             |-- all_reduce --------|                   communication; the part below "wait" is exposed
 
 The spans "input", "forward", "backward", "add gradients" and "update" of lane "" make a step. A wait for what runs
-beside the rank is the event "wait". Every other operation is communication, in whichever lane.
+in the background is the event "wait". Every other operation is communication, in whichever lane.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Fit(NamedTuple):
         return SPEEDUPS[self.kind](self.serial, ranks / self.fewest)
 
     @property
-    def told(self) -> str:
+    def formula(self) -> str:
         """What came out, or how many points are missing."""
         if self.serial is None:
             return f"{self.source}: {counted(self.points, 'point')}, a fit needs {LEAST_POINTS}"
@@ -54,7 +54,7 @@ class Fit(NamedTuple):
         return f"{self.source}: s = {self.serial:.2%}, residual {self.residual:.1%}{verdict}"
 
     def __str__(self) -> str:
-        return f"{self.law} {self.told}"
+        return f"{self.law} {self.formula}"
 
 
 def amdahl(serial: float, p: float) -> float:

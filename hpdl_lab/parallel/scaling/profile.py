@@ -331,7 +331,7 @@ class Rehearsal(Comm):
 
 
 class NotRehearsed(TypeError):
-    """A strategy whose steps cannot be told apart into computing and all-reduces."""
+    """A strategy whose steps cannot be divided into computing and all-reduces."""
 
 
 def free(comm: Comm, x: Tensor) -> Tensor:

@@ -76,9 +76,9 @@ def shard_mlp(comm: Comm, layers: nn.Sequential) -> nn.Sequential:
     """Linear layers in pairs, columns then rows; the last of an odd number stays whole."""
     for name, layer in layers.named_children():
         if not isinstance(layer, (nn.Linear, *NUMBER_BY_NUMBER)):
-            told = ", ".join(kind.__name__ for kind in (nn.Linear, *NUMBER_BY_NUMBER))
+            text = ", ".join(kind.__name__ for kind in (nn.Linear, *NUMBER_BY_NUMBER))
             raise ValueError(
-                f"layer {name} is a {type(layer).__name__}: an nn.Sequential can be cut where all are {told}"
+                f"layer {name} is a {type(layer).__name__}: an nn.Sequential can be cut where all are {text}"
             )
     linears = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
     for wide, narrow in zip(linears[::2], linears[1::2], strict=False):

@@ -113,8 +113,8 @@ class VocabularyLoss(torch.autograd.Function):
         mine = targets - first
         other = (mine < 0) | (mine >= share)
         place = mine.masked_fill(other, 0).unsqueeze(1)  # (n, 1)
-        told = shifted.gather(1, place).squeeze(1).masked_fill(other, 0)
-        total, said = summed(comm, torch.stack([weights.sum(1), told]))
+        found = shifted.gather(1, place).squeeze(1).masked_fill(other, 0)
+        total, said = summed(comm, torch.stack([weights.sum(1), found]))
         share_of_target = torch.zeros_like(weights).scatter_(1, place, (~other).to(weights.dtype).unsqueeze(1))
         ctx.save_for_backward((weights / total.unsqueeze(1) - share_of_target) / n)
         return (total.log() - said).mean()
