@@ -301,7 +301,7 @@ def check_inputs(run: Results, where: str) -> None:
                 {ran.changed[0]}, which its caller still needs: write into a tensor of your own.""")
         if ran.hooked:
             raise Broken(f"""input: {where} all numbers are right, but what you have put on x of rank {r} acts
-                on its caller as well: if x is also used outside of the layer, by a residual connection, that gradient
+                on its caller as well: if x is also used elsewhere, as by a residual connection, that gradient
                 is changed, too. Put it on a view of your own: x.view_as(x).""")
 
 
