@@ -15,7 +15,7 @@ def total(state, bucket):
     return state.all_reduce(state.comm, bucket.buffer())
 
 
-def beside_backward(state, bucket):
+def during_backward(state, bucket):
     return ddp_hook_async(state, bucket)
 
 
@@ -55,7 +55,7 @@ mean: It was divided by 3 twice
     return promise(total(state, bucket) / state.comm.size)
 size: there are 3 ranks: state.comm.size
     return promise(total(state, bucket) / 2)
-mean @beside_backward: That is 9 times the mean
+mean @during_backward: That is 9 times the mean
     ddp_hook_async(state, bucket) => promise(state.all_reduce(state.comm, bucket.buffer()) * state.comm.size)
 dtype: right to the 7 digits of float32
     return promise(state.all_reduce(state.comm, bucket.buffer().float()) / state.comm.size)
@@ -71,7 +71,7 @@ buffer: is it the sum that you give to the future
 buffer: the others are not in it
     state.all_reduce(state.comm, bucket.buffer().clone())
     return promise(bucket.buffer() / state.comm.size)
-all_reduce @beside_backward: called state.all_reduce 0 times
+all_reduce @during_backward: called state.all_reduce 0 times
     ddp_hook_async(state, bucket) => promise(state.comm.all_reduce(bucket.buffer()) / state.comm.size)
 all_reduce: called state.all_reduce 6 times
     for grad in bucket.gradients():
@@ -96,5 +96,5 @@ deadlock: there is a deadlock
 """,
 }
 RIGHT = {
-    "6.5": (beside_backward, divides_before, all_at_the_last),
+    "6.5": (during_backward, divides_before, all_at_the_last),
 }

@@ -66,12 +66,12 @@ accumulating @step_by_step: others follow, so it belongs into
     -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
     +         for x, y in steps[i] if i < len(steps) else []:
     +             loss_of(model, x, y).backward()
-accumulating @step_by_step: nothing can travel beside it
+accumulating @step_by_step: nothing can travel during it
     -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
     +         with strategy.accumulating():
     +             for x, y in steps[i] if i < len(steps) else []:
     +                 loss_of(model, x, y).backward()
-accumulating @step_by_step: nothing can travel beside it
+accumulating @step_by_step: nothing can travel during it
     -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
     -         strategy.add_gradients(comm, model)
     +         with strategy.accumulating():

@@ -30,7 +30,7 @@ def with_a_for_loop(comm, reducer, index):
 
 
 def through_a_function(comm, reducer, index):
-    """Packs beside backward, too, and counts from what is there."""
+    """Packs during backward, too, and counts from what is there."""
     reducer.collect(index)
     reducer.missing[reducer.bucket_of[index]] -= 1
 
