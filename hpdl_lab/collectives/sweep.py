@@ -15,6 +15,7 @@ import numpy as np
 
 from ..comm.base import Comm
 from ..comm.buffers import ITEMSIZE, is_tensor, settle, to_numpy
+from ..comm.errors import WrongAnswer
 from ..features import cores
 from . import expected
 from .cost import busbw_factor, fit_alpha_beta
@@ -26,10 +27,6 @@ SAMPLES = 9
 SAMPLE_NS = 2_000_000  # a sample is at least this long where the time is real, so that the clock's grain is nothing
 PING_SIZES = (8, 1024, 16 * 1024, 128 * 1024, 1024 * 1024)
 PING_NBYTES = 2**21  # that a sample of round trips moves at most, unless one moves more: slow links take a while
-
-
-class WrongAnswer(ValueError):
-    """A function that does not do what the collective does is not timed."""
 
 
 def race(

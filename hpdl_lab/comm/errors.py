@@ -15,6 +15,7 @@ __all__ = [
     "Mismatch",
     "RankFailed",
     "Wait",
+    "WrongAnswer",
     "describe_waits",
     "likely_reason",
     "name_ranks",
@@ -77,3 +78,7 @@ def report(waits: Sequence[Wait], said: str = "") -> list[str]:
     """The lines under an error: the table of who waits for whom, and the reason unless it has been `said` already."""
     reason = likely_reason(waits)
     return [*describe_waits(waits), *([f"  likely: {reason}"] if reason and reason not in said else [])]
+
+
+class WrongAnswer(ValueError):
+    """A function that does not do what the collective does is neither timed nor trained with."""

@@ -25,10 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..collectives.sweep import WrongAnswer
 from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import dtype_name, to_numpy
-from ..comm.errors import CommError
+from ..comm.errors import CommError, WrongAnswer
 from ..comm.status.report import name_ranks
 from .reducer import Bucket, allocate, name_of, result_of
 

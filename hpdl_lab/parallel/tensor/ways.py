@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
 from ...collectives import cost, ring, sweep
-from ...collectives.sweep import WrongAnswer
 from ...comm.base import Comm
+from ...comm.errors import WrongAnswer
 from ...measure import measure
 from ..grid.memory import SavedBytes
 from ..reducer import result_of
