@@ -21,6 +21,7 @@ from hpdl_lab.parallel.grid.search import best, best_grid, grids, search
 from hpdl_lab.parallel.grid.simulation import simulate
 from hpdl_lab.parallel.grid.spec import SPECS, gpt
 from hpdl_lab.parallel.hybrid.model import cross_entropy_per_answer
+from hpdl_lab.parallel.scripts import price
 from hpdl_lab.schedules.evaluation import pipeline_time
 from tests.wording import raises
 
@@ -356,3 +357,11 @@ def test_a_machine_is_measured():
     one, two = sim.run(1, time_it)[0], sim.run(2, time_it)[1]
     assert one.network.beta == 0 and 1e6 < one.network.flops_per_s < 1e13
     assert two.network.flops_per_s > 1e6
+
+
+def test_the_price_of_a_step_says_what_share_of_the_peak_it_assumes():
+    half = price(8, 16, 8).seconds
+    assert price(8, 16, 8, of_peak=0.5).seconds == half
+    assert price(8, 16, 8, of_peak=0.4).seconds == pytest.approx(half / 0.8, rel=0.05)  # nearly all of it is arithmetic
+    with raises(ValueError, "of_peak=0", "1"):
+        price(8, 16, 8, of_peak=0)

@@ -6,6 +6,7 @@ script, hybrid_script          11    a GPT on one rank, and the same with three 
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from . import checkpoint
 from .consensus import require_sums_of
 from .data_parallel import broadcast_parameters
 from .ddp import Communication, ddp_hook, guarded
-from .grid.machine import MACHINES, grid_of
+from .grid.machine import EFFICIENCY, MACHINES, grid_of
 from .grid.model import Prediction, predict
 from .grid.search import micro_batches as count_of_micro_batches
 from .grid.simulation import simulate
@@ -222,16 +223,30 @@ def steps_of(data: Dataset, begun: int, steps: int) -> Iterator[tuple[Tensor, Te
 
 
 def price(
-    dp: int, pp: int, tp: int, model: str = "gpt3", machine: str = "dgx_a100", batch: int = 1536, recompute: bool = True
+    dp: int,
+    pp: int,
+    tp: int,
+    model: str = "gpt3",
+    machine: str = "dgx_a100",
+    batch: int = 1536,
+    recompute: bool = True,
+    of_peak: float = EFFICIENCY,
 ) -> Prediction:
     """What a step of a published model costs on a grid of GPUs: a grid.model.Prediction, .seconds and .nbytes.
 
-    Micro-batches of one sequence, 1F1B.   Raises:  ValueError where the grid cannot be; LookupError for a name that
-    is none.
+    Micro-batches of one sequence, 1F1B. of_peak: the one number that is assumed, the share of a GPU's peak that layers
+    reach if they neither wait nor send; the speeds of MACHINES are those of 0.5.
+
+    Raises:  ValueError where the grid cannot be, or `of_peak` is not in (0, 1]; LookupError for a name that is none.
     """
     require_known(model, machine)
+    if not 0 < of_peak <= 1:
+        raise ValueError(f"of_peak={of_peak}: a share of the peak is needed, above 0 and at most 1")
     m = count_of_micro_batches(batch, dp, 1)
     grid, of = grid_of(dp, pp, tp), MACHINES[machine]
+    if of_peak != EFFICIENCY:
+        network: Any = of.network
+        of = replace(of, network=replace(network, flops_per_s=network.flops_per_s * of_peak / EFFICIENCY))
     return predict(SPECS[model], grid, "1f1b", m, recompute, machine=of, batch=batch)
 
 

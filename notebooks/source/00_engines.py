@@ -22,9 +22,9 @@ lab.start(4)
 # %% [markdown]
 # ## The idea
 #
-# Behind this notebook four more Python processes are now running. They are called **engines**; as members of a
-# parallel program they are **ranks**, numbered from 0. They share no variables. What one knows, another learns only
-# by a message.
+# Four more Python processes are now running behind this notebook. They are called **engines**; as members of a
+# parallel program they are **ranks**, numbered from 0. They share no variables. One rank learns what another knows
+# only through a message.
 #
 #     your notebook ──┬──> rank 0   ┐
 #                     ├──> rank 1   │  the same function on every rank,
@@ -59,8 +59,8 @@ lab.run(hello)
 # %% [markdown]
 # ## Exercise 0.2 ★ Who runs where
 #
-# The process id is the operating system's name for a process. Four ranks should have four different ones, none of
-# them that of this notebook.
+# The process id is the operating system's name for a process. Expect four different ids, none of them this
+# notebook's.
 
 # %% exercise="hpdl_lab.parallel.messages:who_runs_where"
 
@@ -75,7 +75,7 @@ places
 # ## Measure
 #
 # The same call, many times. Compare with your guess: it is the price of leaving the notebook, paid once per
-# `lab.run`. Inside a run, ranks talk to each other a thousand times faster; notebook 04 measures that.
+# `lab.run`. Inside a run, ranks talk to each other hundreds of times faster; notebook 03 measures that.
 
 # %%
 # %timeit -n 20 -r 5 lab.run(lambda comm: None)
@@ -90,7 +90,7 @@ print(f"you guessed {my_guess_ms} ms")
 # Here every wait has a deadline. When it passes, a report says who waits for whom, and the ranks are free again.
 
 # %% tags=["raises-exception"]
-lab.run(lambda comm: comm.recv(np.zeros(1), (comm.rank + 1) % comm.size), deadline=3)
+lab.run(lambda comm: comm.recv(np.zeros(1), (comm.rank + 1) % comm.size), deadline=1.5)
 
 # %% [markdown]
 # The table says what every rank waits for, and in which line of the cell. Below it is the circle: 0 waits for 1, 1

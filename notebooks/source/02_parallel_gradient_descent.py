@@ -125,13 +125,13 @@ lab.show(step, "traffic")
 
 # %% [markdown]
 # What enters and leaves the server grows with the number of workers, while each of them moves two vectors. With 100
-# workers and a network of 100 MB, how much passes through the server in one step?
+# workers and a model of 100 MB, how much passes through the server in one step?
 #
 # ## Gossip
 #
-# A third way needs neither a server nor a meeting of all: every rank averages with its **neighbors** on a graph, and
-# nobody else. After one step all disagree a little less. The mean over all ranks stays what it was, so in the end all
-# hold it.
+# A third way needs neither a server nor global communication: every rank averages with its **neighbors** on a graph,
+# and nobody else. After one step all disagree a little less. The mean over all ranks stays what it was, so all ranks
+# converge to it.
 
 # %%
 from hpdl_lab.parallel import gossip

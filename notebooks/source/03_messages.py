@@ -106,8 +106,8 @@ lab.show("zoo")
 # %% [markdown]
 # ## Exercise 3.4 ★★ Diagnose
 #
-# Commit yourself before you run anything. A wrong diagnosis is answered with the table of a real run: read it, that is
-# the skill.
+# Commit to an answer before you run anything. A wrong diagnosis is answered with the table of a real run: read it,
+# that is the skill.
 
 # %% exercise="hpdl_lab.zoo:diagnose"
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 04 · Ring all-reduce
 #
-# **The number to reach:** 97% of unseen handwritten digits read rightly, by a network that four ranks trained with
-# *your* all-reduce.
+# **The number to reach:** 97% test accuracy on handwritten digits, of a model that four ranks trained with *your*
+# all-reduce.
 #
 # | minutes | tracks | you need |
 # |---|---|---|
@@ -23,8 +23,8 @@ lab.start(4)
 # ## The idea
 #
 # Every rank holds a vector of N numbers, its gradient. Every rank needs the sum of all of them. The obvious way sends
-# all vectors to rank 0, which adds them and sends the sum back. Then rank 0 moves p vectors while the others wait:
-# twice the ranks, twice the time.
+# all vectors to rank 0, which adds them and sends the sum back. Then rank 0 receives p-1 vectors and sends p-1 while
+# the others wait: twice the ranks, twice the time.
 #
 # On a **ring** nobody is special. Rank r talks only to its neighbors: it sends to r+1 and receives from r-1. Cut the
 # vector into p chunks, and let all of them travel at the same time:
@@ -90,7 +90,9 @@ assert sent == 6 * 2**20 and all(bool((x == 4).all()) for x in results)
 print(f"rank 0 sent {sent:,} bytes; you predicted {my_bytes:,}")
 
 # %% [markdown]
-# 2(p-1)/p vectors: 1.5 for four ranks, and never more than 2, for any number of ranks.
+# 2(p-1)/p vectors: 1.5 for four ranks, and never more than 2. With less it cannot be done: of every number p-1
+# additions are needed, whose other part comes over a link, and every rank has to get the (p-1)/p of the sum that it
+# has not finished itself.
 #
 # ## Measure: a race
 #
@@ -110,11 +112,13 @@ race
 
 # %% [markdown]
 # On the left of the picture latency decides: the ring takes 2(p-1) messages one after another. On the right bandwidth
-# decides, and there it is hard to beat by anything that sends messages at all. Shared memory sends none.
+# decides, and there it is hard to beat by anything that sends messages at all. Shared memory sends none. The model is
+# faster there than every measurement: its α and β are those of two ranks with a core each, its additions cost
+# nothing, and here four ranks share two cores, which copy and add.
 #
 # ## Train with it
 #
-# 1,437 real scans of handwritten digits, a network with 17,226 weights, four ranks. Every step adds the gradients of
+# 1,437 real scans of handwritten digits, a model with 17,226 weights, four ranks. Every step adds the gradients of
 # all ranks with your function.
 
 # %%
@@ -131,7 +135,7 @@ lab.show(trained)
 # %% [markdown]
 # ## Does it scale?
 #
-# One, two, four ranks; the same work for all (strong), and the same work for each (weak). Grey points have more ranks
+# One, two, four ranks; the same work for all (strong), and the same work for each (weak). Gray points have more ranks
 # than this machine has cores: they take turns on a core, which is not scaling.
 
 # %%
@@ -147,16 +151,17 @@ lab.scaling(all_reduce=all_reduce)
 # | ring | 2(p-1) | 2(p-1)/p · n | long vectors; any network, each rank needs one neighbor |
 # | tree | 2 log₂ p | 2 log₂ p · n | short vectors, many ranks |
 # | recursive doubling | log₂ p | log₂ p · n | very short vectors |
-# | halving-doubling | 2 log₂ p | 2(p-1)/p · n | both, where every pair of ranks has a fast path |
+# | halving-doubling | 2 log₂ p | 2(p-1)/p · n | short and long vectors, if every pair of ranks has a fast path |
 # | double binary tree | about 2 log₂ p + segments | about 2n | long vectors on thousands of ranks (NCCL) |
-# | hierarchical | few between hosts | n/g between hosts | several ranks per host (S-Caffe) |
+# | hierarchical | few between hosts | n/g between hosts, with g ranks per host | several ranks per host (S-Caffe) |
 
 # %%
 lab.show("halving_doubling", ranks=8)
 
 # %% [markdown]
 # How long would they take on four machines with four GPUs each: fast links inside a machine, one slower port between
-# the machines? You need not own them. A network is data, and your ring runs on 16 simulated ranks just as it is.
+# the machines? You need not own such machines: a network is described as data, and your ring runs unchanged on 16
+# simulated ranks.
 
 # %%
 from hpdl_lab.comm.network import Islands
@@ -251,3 +256,5 @@ lab.start(4, where="local")
 # - `hpdl_lab/engines/hosts.py`: how one machine plays several hosts.
 # - `csrc/`: the compiled ring and the shared-memory kernel.
 # - `hpdl_lab/parallel/data_parallel.py`: how the gradients are packed, reduced and handed back.
+#
+# Next: [06 · Data parallelism](06_data_parallel.ipynb)

@@ -2,7 +2,8 @@
 # # 09 · Tensor parallelism
 #
 # **The number to reach:** two all-reduces forward and two backward for each layer of a GPT that four ranks share,
-# with the losses of one rank to 10⁻¹⁰; and less than a third of the bytes that cutting layer by layer would send.
+# with the same losses as a single rank, to 10⁻¹⁰; and less than a third of the bytes that cutting layer by layer
+# would send.
 #
 # | minutes | tracks | you need |
 # |---|---|---|
@@ -18,13 +19,18 @@ lab.start(4)
 # %% [markdown]
 # ## The idea
 #
-# One layer of GPT-3 has 12 d² weights with d = 12,288. Training keeps 16 bytes for each of them:
+# One layer of GPT-3 has 12 d² weights with d = 12,288: 4 d² in its attention, 8 d² in its MLP. Training with Adam
+# keeps 16 bytes for each: the weight and its gradient in 16 bits, and in 32 bits a copy of the weight and two
+# averages.
 
 # %%
-print(f"{12 * 12_288**2 * 16 / 1e9:.0f} GB for one layer of 96; a large GPU has 80")
+layer = 12 * 12_288**2 * 16 / 1e9  # GB
+print(f"{layer:.0f} GB for a layer, {96 * layer / 1e3:.1f} TB for 96: that fills {96 * layer / 80:.0f} GPUs of 80 GB")
 
 # %% [markdown]
-# So a layer itself has to be cut. A linear layer y = x A can be cut in two ways:
+# Activations come on top. A layer by itself would fit. But whole layers can be dealt out to 96 GPUs at most, which
+# then wait for each other (10), and one sequence gets no faster by that. **Tensor parallelism** cuts each layer, so
+# that several GPUs work on it at a time. A linear layer y = x A can be cut in two ways:
 #
 #     by columns                                   by rows
 #
@@ -36,7 +42,7 @@ print(f"{12 * 12_288**2 * 16 / 1e9:.0f} GB for one layer of 96; a large GPU has 
 #     and has a part of y                          and has a part of a sum
 #
 # **Columns, then rows**: what the first layer leaves on a rank is just what the second one needs there. GELU between
-# them works on each number alone. Two layers, and one sum at the end.
+# them acts element by element. Two layers, and one sum at the end.
 #
 # Backward runs the same way back, and there is one rule for all of it: **where forward copies, backward adds; where
 # forward adds, backward copies.** Megatron calls such a pair f and g. You are given three functions that autograd
@@ -120,7 +126,7 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # %% [markdown]
 # ## A GPT on four ranks
 #
-# The whole of it, cut like this: attention by heads, MLPs as columns and rows, and the table of tokens by its rows.
+# The whole of it, cut like this: attention by heads, MLPs as columns and rows, and the token embedding by its rows.
 # It learns from Moby-Dick with 64 bits, so that rounding does not hide a mistake; all ranks see the same batch. One
 # rank first, then four: that takes some seconds.
 
@@ -140,7 +146,7 @@ print("all-reduces of a step, forward:", shared[0].forward, "backward:", shared[
 print("you predicted, for each of 2 layers:", my_all_reduces)
 
 # %% [markdown]
-# Two for each layer, and one more in each direction for the table of tokens at the two ends. All have b · s · d
+# Two for each layer, and one more in each direction for the token embedding at the two ends. All have b · s · d
 # numbers: 4 · 64 · 64. What they look like in time, for the last step; nothing hides them, because the next layer
 # needs the sum. The one all-gather between forward and backward puts the logits together, of which each rank has a
 # quarter:
@@ -209,7 +215,9 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 # - `hpdl_lab/parallel/tensor/linear.py`: f, g, and how two plain functions become one that autograd knows.
 # - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/transformer.py`: your functions, and the modules.
 # - `hpdl_lab/parallel/tensor/model.py`: whole models, unchanged, cut into shards;
-#   `hpdl_lab/parallel/tensor/vocabulary.py`: the table of tokens, and a cross-entropy that no rank has all logits for.
+#   `hpdl_lab/parallel/tensor/vocabulary.py`: the token embedding, and a cross-entropy that no rank has all logits for.
 # - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/spatial.py`: sequences and images that are cut.
 # - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
 #   arXiv:2205.05198; Dryden et al. 2019 (LBANN's convolutions), arXiv:1903.06681.
+#
+# Next: [10 · Pipeline parallelism](10_pipeline_parallel.ipynb)

@@ -2,7 +2,7 @@
 # # 10 · Pipeline parallelism
 #
 # **The number to reach:** four ranks that wait 11% of their time instead of 75%, with four micro-batches in memory
-# instead of eight; and the loss of one rank, to 10⁻¹⁰.
+# instead of eight; and the same loss as a single rank, to 10⁻¹⁰.
 #
 # | minutes | tracks | you need |
 # |---|---|---|
@@ -60,8 +60,8 @@ my_live = 1  # your guess, for rank 0
 # %% [markdown]
 # ## Measure
 #
-# Your list, carried out by four MPI ranks. The stages here only sleep, 20 ms for a forward, 40 ms for a backward: they
-# take no core, so that four of them behave on your machine as they would on four.
+# Your schedule, executed by four MPI ranks. The stages here only sleep, 20 ms for a forward, 40 ms for a backward:
+# they take no core, so that four of them behave on your machine as they would on four.
 
 # %%
 run = lab.pipeline(gpipe, micro_batches=8, prediction=my_bubble)
@@ -75,7 +75,8 @@ run
 #
 # ## Exercise 10.2 ★★ 1F1B
 #
-# In GPipe every rank holds the activations of all m micro-batches until the first backward. 1F1B, one forward, one
+# In GPipe every rank holds the activations of all m micro-batches until the first backward. (The paper keeps only
+# what arrives at a stage, and does the forward again: 4/3 of the work for far less memory.) 1F1B, one forward, one
 # backward, goes back as soon as it can.
 
 # %% exercise="hpdl_lab.schedules.one_f_one_b:one_f_one_b"
@@ -102,7 +103,7 @@ lab.pipeline(mine)
 # %% [markdown]
 # ## Exercise 10.3 ★★ Where to cut
 #
-# All ranks go at the pace of the slowest stage. A GPT's table of tokens, its blocks and its head do not cost the same,
+# All ranks go at the pace of the slowest stage. A GPT's token embedding, its blocks and its head do not cost the same,
 # so equal numbers of layers are not equal stages.
 
 # %% exercise="hpdl_lab.parallel.pipeline.split:partition"
@@ -202,9 +203,9 @@ print(f"after 3 steps the losses of four stages and of one rank differ by {off:.
 lab.show("gems_master", micro_batches=6)
 
 # %% [markdown]
-# Compared with stages that just wait for each other, N micro-batches take p·tf + N·p·tb + (N-1)·tf instead of
-# N·p·(tf + tb): all forwards but the first one are hidden. Weights are there twice. What do you expect from that, for
-# N = 8, p = 4, and backward twice as long as forward?
+# Compared with stages that just wait for each other, N micro-batches take p·tf + N·p·tb + (N-1)·tf instead of N·p·(tf
+# + tb): of every later forward only its last stage, tf, still shows. Weights are there twice. What do you expect from
+# that, for N = 8, p = 4, and backward twice as long as forward?
 
 # %%
 my_speedup = 1.5  # your guess
@@ -240,3 +241,5 @@ print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {p
 #   `stage.py`: backward in halves.
 # - `hpdl_lab/parallel/pipeline/naive.py`: the same in 60 lines, for GPipe.
 # - In PyTorch: `torch/distributed/pipelining/schedules.py`, whose 1F1B, interleaved and zero-bubble orders are yours.
+#
+# Next: [11 · Hybrid parallelism](11_hybrid_parallel.ipynb)

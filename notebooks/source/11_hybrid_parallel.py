@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 11 · Hybrid parallelism
 #
-# **The number to reach:** a GPT on two meshes of four ranks with the losses of one rank, to 10⁻¹⁰, by three changed
-# lines; and the fastest of 66 ways to put GPT-3 on 1,024 GPUs, within 15% of what was published.
+# **The number to reach:** a GPT on two meshes of four ranks with the same losses as a single rank, to 10⁻¹⁰, by three
+# changed lines; and the fastest of 66 ways to put GPT-3 on 1,024 GPUs, within 15% of what was published.
 #
 # | minutes | tracks | you need |
 # |---|---|---|
@@ -36,7 +36,8 @@ lab.start(4)
 lab.show(Grid(dp=2, pp=2, tp=2))
 
 # %% [markdown]
-# The last axis varies fastest. Its ranks are neighbors, on the fastest links: there belongs what sends most.
+# The last axis varies fastest. Its ranks are neighbors, on the fastest links, so the axis that communicates most
+# should be the last. (Megatron puts dp before pp: tp varies fastest, then dp, then pp.)
 #
 # ## Predict
 #
@@ -177,10 +178,13 @@ print(picker)
 # %% [markdown]
 # ## 1,024 GPUs
 #
-# Your function on GPT-3. `price` reckons with A100 GPUs, eight to a node, NVLink inside and one InfiniBand adapter
-# each. NVIDIA published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s a step (Megatron-LM,
-# README.md, "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`). That run recomputed
-# activations in backward, and so does `price`: a third more arithmetic, and a fraction of the memory.
+# Your function on GPT-3. `price` assumes A100 GPUs, eight to a node, NVLink inside and one InfiniBand adapter each.
+# NVIDIA published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s a step (Megatron-LM, README.md,
+# "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`). That run recomputed activations in
+# backward, and so does `price`: a third more arithmetic, and a fraction of the memory.
+#
+# One number is assumed: that layers reach half of a GPU's peak of 312 teraFLOP/s if they neither wait nor send. The
+# 15% are a statement about that number, too: the last line varies it.
 
 # %%
 from hpdl_lab.parallel.scripts import price
@@ -189,10 +193,11 @@ best, published = best_grid(1024, price, 80e9), price(8, 16, 8)
 assert abs(published.seconds / 32 - 1) < 0.15
 print(f"yours: dp {best[0]}, pp {best[1]}, tp {best[2]}, {price(*best).seconds:.1f} s; you predicted {my_seconds} s")
 print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as published, {published.nbytes / 1e9:.0f} GB")
+print({f"{share:.0%} of peak": f"{price(8, 16, 8, of_peak=share).seconds:.0f} s" for share in (0.4, 0.45, 0.5, 0.55)})
 
 # %% [markdown]
-# All grids at once, each with recomputing and without: what lies to the right of the red line does not fit. Of the 66
-# some cannot be at all, where tp does not divide 96 heads, or pp is more than the layers. Where is yours?
+# All grids at once, each with recomputing and without: what lies to the right of the red line does not fit. Some of
+# the 66 are impossible, where tp does not divide 96 heads, or pp is more than the layers. Where is yours?
 
 # %%
 lab.search("gpt3", prediction=my_gpt3)

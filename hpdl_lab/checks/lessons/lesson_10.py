@@ -238,7 +238,7 @@ CASES_PARTITION = (
     ([3, 3, 3, 3, 4], 2),
 )
 RANDOM = 12  # more cases, of up to 12 layers, half of them in seconds, as layers are measured
-A_GPT = [3.0, *[1.0] * 12, 6.0]  # about: a table of tokens, twelve blocks, and a head that makes logits
+A_GPT = [3.0, *[1.0] * 12, 6.0]  # about: a token embedding, twelve blocks, and a head that makes logits
 
 
 def cases() -> Iterator[tuple[list[float], int]]:
