@@ -184,7 +184,7 @@ print(picker)
 # backward, and so does `price`: a third more arithmetic, and a fraction of the memory.
 #
 # One number is assumed: that layers reach half of a GPU's peak of 312 teraFLOP/s if they neither wait nor send. The
-# 15% are a statement about that number, too: the last line varies it.
+# 15% are a statement about that number, too, as the cell below shows.
 
 # %%
 from hpdl_lab.parallel.scripts import price
@@ -193,7 +193,12 @@ best, published = best_grid(1024, price, 80e9), price(8, 16, 8)
 assert abs(published.seconds / 32 - 1) < 0.15
 print(f"yours: dp {best[0]}, pp {best[1]}, tp {best[2]}, {price(*best).seconds:.1f} s; you predicted {my_seconds} s")
 print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as published, {published.nbytes / 1e9:.0f} GB")
-print({f"{share:.0%} of peak": f"{price(8, 16, 8, of_peak=share).seconds:.0f} s" for share in (0.4, 0.45, 0.5, 0.55)})
+
+# %% [markdown]
+# The same grid, if layers reach another share of the peak:
+
+# %%
+{f"{share:.0%} of the peak": f"{price(8, 16, 8, of_peak=share).seconds:.0f} s" for share in (0.4, 0.45, 0.5, 0.55)}
 
 # %% [markdown]
 # All grids at once, each with recomputing and without: what lies to the right of the red line does not fit. Some of
