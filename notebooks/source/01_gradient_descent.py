@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 01 · Gradient descent
 #
-# **The number to reach:** the largest learning rate that still converges on this data, to within 1%.
+# **The number to reach:** the largest learning rate that still converges on this data, to within 2%.
 #
 # | minutes | tracks | you need |
 # |---|---|---|

@@ -106,7 +106,7 @@ print(f"four ranks and one differ by {difference:.1e} at most; you guessed {my_g
 # ## Exercise 2.2 ★★ A parameter server
 #
 # Two programs in one function: what rank 0 does, and what all others do. `comm.send(x, dst)` and
-# `comm.recv(into, source)` are all you need; `new_like(w, w.shape)` is an empty array like `w`.
+# `comm.recv(into, src)` are all you need; `new_like(w, w.shape)` is an empty array like `w`.
 
 # %% exercise="hpdl_lab.parallel.gradient_descent:server_step"
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 · Messages
 #
-# **The number to reach:** α, the time of an empty message between two of your ranks, to within a factor of 2 of your
-# guess; and no rank that waits for ever.
+# **The number to reach:** the size at which half of a message's time is latency, between two of your ranks; and no
+# rank that waits forever.
 #
 # | minutes | tracks | you need |
 # |---|---|---|
@@ -17,7 +17,7 @@ lab.start(4)
 # ## The idea
 #
 # Ranks share nothing. All that one knows of another came in a **message**: one rank calls `comm.send(x, dst)`, the
-# other `comm.recv(into, source)`, and both ends must say the same: how many numbers, of which kind, in which order.
+# other `comm.recv(into, src)`, and both ends must say the same: how many numbers, of which kind, in which order.
 #
 #     rank 0                     rank 1
 #     comm.send(x, 1)   ──x──>   comm.recv(y, 0)        y now holds what x held

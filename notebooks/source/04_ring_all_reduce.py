@@ -54,7 +54,7 @@ my_times
 #
 # Four things that you need: `chunk(x, p, i)` is a view of chunk i mod p, so that what you write into it is written
 # into `x`; `bounds(n, p, i)` says where that chunk starts and ends; `new_like(x, n)` is an empty tensor with the
-# dtype of `x`; and `comm.sendrecv(out, to, into, source)` sends and receives at the same time.
+# dtype of `x`; and `comm.sendrecv(out, dst, into, src)` sends and receives at the same time.
 
 # %% exercise="hpdl_lab.collectives.ring:reduce_scatter"
 

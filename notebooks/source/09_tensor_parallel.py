@@ -183,10 +183,13 @@ assert sequence["forward"] == pair["forward"] and sequence["kept"] < pair["kept"
 print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activations kept")
 
 # %% [markdown]
+# Megatron-LM keeps less still: it forgets the gathered input of a layer and gathers it again in backward, one more
+# all-gather, which goes on while the rank computes.
+#
 # ## Exercise 9.6 ★★★ Halos of a convolution
 #
 # Images can be cut, too: each rank has some rows of every image. A kernel of 5 × 5 looks two rows beyond the strip.
-# Those rows belong to a neighbor. `sending(comm, x, to)` and `receiving(comm, x, source)` are given: lists of one
+# Those rows belong to a neighbor. `sending(comm, x, dst)` and `receiving(comm, x, src)` are given: lists of one
 # Work, or of none where x is empty.
 
 # %% exercise="hpdl_lab.parallel.tensor.spatial:halo_exchange"

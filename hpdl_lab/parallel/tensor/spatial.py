@@ -69,9 +69,9 @@ def halo_exchange(comm: Comm, x: Tensor, rows: Sequence[Sequence[int]]) -> Tenso
     ### END SOLUTION
 
 
-def sending(comm: Comm, x: Tensor, to: int) -> list[Work]:
+def sending(comm: Comm, x: Tensor, dst: int) -> list[Work]:
     """[Work] that sends `x`, [] where it is empty: nobody waits for nothing."""
-    return [comm.isend(x.contiguous(), to)] if x.numel() else []
+    return [comm.isend(x.contiguous(), dst)] if x.numel() else []
 
 
 def receiving(comm: Comm, x: Tensor, src: int) -> list[Work]:
