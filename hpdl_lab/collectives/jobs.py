@@ -29,7 +29,7 @@ JOBS = (
     Job(
         "D",
         "Rank 0 has all the images, one row per rank. Each rank needs its row.",
-        "each rank needs another row of what rank 0 has",
+        "each rank needs a different row of what rank 0 has",
     ),
     Job(
         "E",
@@ -44,7 +44,7 @@ JOBS = (
     Job(
         "G",
         "Every rank has a gradient. Rank r needs only row r of the sum.",
-        "each rank needs another row of the sum, and no more",
+        "each rank needs a different row of the sum, and no more",
     ),
     Job(
         "H",

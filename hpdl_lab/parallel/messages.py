@@ -17,7 +17,6 @@ def hello(comm: Comm) -> str:
 
     Args:    comm: the communicator; comm.rank counts from 0, comm.size is the number of ranks.
     Returns: a sentence such as "hello from rank 2 of 4".
-    Steps: 0.   Bytes per rank: 0.
     """
     return f"hello from rank {comm.rank} of {comm.size}"
 
@@ -27,7 +26,6 @@ def who_runs_where(comm: Comm) -> tuple[int, str, int]:
 
     Args:    comm: the communicator.
     Returns: (rank, host name, process id): an int, a str (socket.gethostname) and an int (os.getpid).
-    Steps: 0.   Bytes per rank: 0.
     """
     return comm.rank, socket.gethostname(), os.getpid()
 

@@ -10,7 +10,7 @@
 #
 # Run the cells from top to bottom with Shift+Enter. Nothing here hangs for good: a rank that waits for 10 seconds, its
 # *deadline*, gives up, and you read who waited for whom. The stop button above, ■, ends everything, also a loop that
-# computes for ever; `lab.run(f, limit=60)` gives up after 60 s.
+# computes forever; `lab.run(f, limit=60)` gives up after 60 s.
 
 # %%
 import numpy as np

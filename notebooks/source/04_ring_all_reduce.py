@@ -37,7 +37,7 @@ lab.start(4)
 lab.show("ring", ranks=4)
 
 # %% [markdown]
-# Each cell says from how many ranks it holds the sum. Follow one chunk with your finger.
+# The number in a cell says how many ranks are already in its sum. Follow one chunk with your finger.
 #
 # ## Predict
 #
