@@ -204,4 +204,4 @@ def test_a_drill_that_is_ended_leaves_nothing(tmp_path):
 
 def test_cells_that_are_meant_to_fail_are_known():
     cells = drill.solution("00")
-    assert [raises for _, raises in cells].count(True) == 1 and "deadline=3" in dict((r, c) for c, r in cells)[True]
+    assert [raises for _, raises in cells].count(True) == 1 and "deadline=1.5" in dict((r, c) for c, r in cells)[True]

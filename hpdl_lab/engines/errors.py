@@ -201,6 +201,6 @@ def ending(status: str) -> str:
 def dead_text(dead: dict[int, str]) -> str:
     """ "rank 2 was killed by signal 9 (SIGKILL: ...)" for {rank: how}."""
     ways = {}
-    for rank, how in dead.items():
+    for rank, how in sorted(dead.items()):
         ways.setdefault(how, []).append(rank)
     return "; ".join(f"{name_ranks(ranks)} {how}" for how, ranks in ways.items())

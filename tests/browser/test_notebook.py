@@ -29,7 +29,7 @@ REFUSED = "use what is running"  # by the cell of 04 that would replace the engi
 LESS = {  # notebook: {what calls do beyond what is looked at here: fewer sizes, contenders, steps and ranks}
     "00": {  # nothing ends this cell but the stop button, which is pressed when all ranks have come
         "comm: comm.recv(": "comm: comm.barrier() or print('all are here') or comm.recv(",
-        "deadline=3)": "deadline=100)",
+        "deadline=1.5)": "deadline=100)",
     },
     "04": {
         "lab.measure(all_reduce, prediction=": 'lab.measure(all_reduce, ["4", "64KiB"], against=("mpi",), prediction=',
