@@ -82,6 +82,10 @@ class InThread(OfThread):
         self._function = function
         threading.Thread(target=self._run, daemon=True, name="hpdl-blocking").start()
 
+    def wait_among(self, seconds: float, nap_s: float, oversubscribed: bool, others: Iterable) -> bool:
+        """`wait`: MPI looks after `others` while it is in the call of the thread, and may not be for two threads."""
+        return self.wait(seconds, nap_s, oversubscribed)
+
     def _run(self) -> None:
         try:
             self.result = self._function()
