@@ -74,6 +74,7 @@ RELAY_GRACE, JOB_GRACE = 5.0, 20.0  # s: to remove a folder; for scancel
 LOOK = 0.1  # s between two looks at the state of the job
 NEWS = 10.0  # s for Slurm to report that a node or a job has gone
 LOST = ("vanished", "has gone")  # what is said of an engine that said nothing of its end: by the relay, and here
+BY_SLURM = (*LOST, "was killed by signal 15 ")  # scancel, limits and preemption end ranks with SIGTERM first
 
 
 def check() -> None:
@@ -158,10 +159,10 @@ def ended(path: str) -> str | None:
 def end_of_job(path: str, endings: Iterable[str]) -> str | None:
     """How the job ended, as a sentence without its full stop; None while it runs.
 
-    endings: what is known of the engines that have gone. If they vanished, Slurm is given time to say why.
+    endings: what is known of the engines that have gone. If Slurm may have ended them, it is given time to say why.
     """
-    vanished = any(ending.startswith(LOST) for ending in endings)
-    text = until(lambda: ended(path), NEWS if vanished else 0, every=LOOK)
+    perhaps = any(ending.startswith(BY_SLURM) for ending in endings)
+    text = until(lambda: ended(path), NEWS if perhaps else 0, every=LOOK)
     return text.rstrip(".") if text else None
 
 
