@@ -8,11 +8,12 @@ Source cells that are more than text or code:
 
     # %% exercise="hpdl_lab.collectives.ring:reduce_scatter"     the library function itself: the solution
     # %% check="hpdl_lab.collectives.ring:reduce_scatter"        the cell that checks it
+    # %% guess=[20, 5000]                                        the numbers that `...` stands for, in their order
 
 The solution form (solutions/NN_name.ipynb) holds the function; the exercise form (NN_name.ipynb) holds its signature,
 its docstring, the lines outside BEGIN/END SOLUTION and a NotImplementedError; or, in an exercise of repair, the broken
-program. Both carry nbgrader's metadata and markers, so that nbgrader takes the solution form as its source as it is
-(but where there is something to repair, nbgrader clears it and leaves its own stub).
+program; and `...` in the place of guesses. Both carry nbgrader's metadata and markers, from which release/course.py
+makes nbgrader's source.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def build(source, form):
     cells, seen, defined = [], {}, set()
     for cell in cells_of(source.read_text()):
         cells.append(build_cell(cell, form, defined))
-        cells[-1]["id"] = cell_id(cells[-1], source.stem, seen)
+        cells[-1]["id"] = cell_id(cells[-1], cell.source, source.stem, seen)
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -70,8 +71,17 @@ def build_cell(cell, form, defined):
         return exercise_cell(exercise, form, defined)
     if "check" in cell.metadata:
         return check_cell(exercises.find(cell.metadata["check"]), form)
+    if "guess" in cell.metadata:
+        source = cell.source if form == "exercise" else guessed(cell)
+        return nbformat.v4.new_code_cell(source, metadata={"tags": ["guess"]})
     tags = cell.metadata.get("tags")
     return nbformat.v4.new_code_cell(cell.source, metadata={"tags": list(tags)} if tags else {})
+
+
+def guessed(cell):
+    """The source of a cell with each `...` replaced by a number."""
+    numbers = [*map(repr, cell.metadata["guess"]), ""]
+    return "".join(text + number for text, number in zip(cell.source.split("..."), numbers, strict=True))
 
 
 def exercise_cell(exercise, form, defined):
@@ -116,11 +126,11 @@ def graded_cell(text, nbgrader):
     )
 
 
-def cell_id(cell, stem, seen):
-    """An id that depends on what the cell is, not on when it was built or how many stand before it."""
+def cell_id(cell, text, stem, seen):
+    """An id that depends on what the cell is in the source, not on form, time, or how many stand before it."""
     if "nbgrader" in cell.metadata:
         return cell.metadata["nbgrader"]["grade_id"]
-    name = hashlib.sha256(f"{stem}\n{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
+    name = hashlib.sha256(f"{stem}\n{cell.cell_type}\n{text}".encode()).hexdigest()[:8]
     seen[name] = seen.get(name, 0) + 1
     return name if seen[name] == 1 else f"{name}-{seen[name]}"
 

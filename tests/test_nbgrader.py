@@ -129,6 +129,13 @@ def test_a_program_to_be_repaired_stays_below_nbgraders_stub_and_behind_the_solu
     assert solution.rstrip().endswith("\n    return")
 
 
+def test_guesses_are_left_to_the_students(written):
+    for path in sorted((written / "source").glob("*/*.ipynb")):
+        code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+        guesses = [cell.source for cell in code if "lab.guess(" in cell.source]
+        assert guesses and all("..." in source for source in guesses)
+
+
 def test_students_get_neither_solutions_nor_hidden_tests(graded):
     text = released(graded).read_text()
     assert not re.search(r"SOLUTION|HIDDEN|assert result|hello from rank \{comm", text)

@@ -8,11 +8,15 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from hpdl_lab import lab
+from hpdl_lab.lab.progress import progress
+from tests.wording import raises
+
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 EXERCISE_FORMS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 BOTH_FORMS = [*EXERCISE_FORMS, *sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))]
 HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS\n", re.DOTALL)
-MOST_CODE_CELLS = 16  # besides exercises and their checks
+MOST_CODE_CELLS = 16  # besides exercises, their checks, and guesses
 MOST_LINES = 6
 
 
@@ -24,14 +28,27 @@ def is_exercise(cell):
     return cell.metadata.get("nbgrader", {}).get("solution", False)
 
 
+def is_guess(cell):
+    return "guess" in cell.metadata.get("tags", [])
+
+
 def named(path):
     return f"{path.parent.name}/{path.stem}"
+
+
+def solution_of(path):
+    return path.parent / "solutions" / path.name
+
+
+def magic_free(cell):
+    """The syntax tree of a cell without IPython's own lines."""
+    return ast.parse(re.sub(r"^%.*$", "pass", cell.source, flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
 def test_cells_are_few_and_short(path):
     code = cells_of(path, "code")
-    assert len([cell for cell in code if "nbgrader" not in cell.metadata]) <= MOST_CODE_CELLS
+    assert len([cell for cell in code if "nbgrader" not in cell.metadata and not is_guess(cell)]) <= MOST_CODE_CELLS
     for cell in code:
         if not is_exercise(cell):
             lines = HIDDEN.sub("", cell.source).strip().split("\n")
@@ -42,8 +59,7 @@ def test_cells_are_few_and_short(path):
 def test_notebooks_hold_no_plotting_no_pip_and_no_function_but_the_exercises(path):
     for cell in cells_of(path, "code"):
         assert not re.search(r"matplotlib|plt\.|plotly|pip install|%pip|conda", cell.source)
-        source = re.sub(r"^%.*$", "pass", cell.source, flags=re.MULTILINE)
-        kinds = [type(node) for node in ast.walk(ast.parse(source))]
+        kinds = [type(node) for node in ast.walk(magic_free(cell))]
         definitions = [kind for kind in kinds if kind in (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)]
         assert len(definitions) == (1 if is_exercise(cell) else 0), cell.source
 
@@ -68,6 +84,33 @@ def test_stars_and_numbers_of_the_headings_are_those_of_the_table(path):
         assert find(number).stars == len(stars)
 
 
+@pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)
+def test_guesses_are_left_to_the_attendee_and_refused_as_long_as_they_are(path, tmp_path, monkeypatch):
+    """In no other cell stands a number that was guessed for them; the solution form has one for each."""
+    monkeypatch.setenv("HPDL_HOME", str(tmp_path))
+    progress.cache_clear()
+    cells, solved = cells_of(path, "code"), {cell.id: cell for cell in cells_of(solution_of(path), "code")}
+    assert any(map(is_guess, cells))
+    for cell in cells:
+        assigned = [node for node in ast.walk(magic_free(cell)) if isinstance(node, ast.Assign)]
+        mine = [node for node in assigned if ast.unparse(node.targets[0]).startswith("my_")]
+        if not is_guess(cell):
+            assert not any(isinstance(node.value, ast.Constant | ast.Dict) for node in mine), cell.source
+            continue
+        for node in mine:
+            assert ast.unparse(node.value.func) == "lab.guess"
+            given = node.value.args[1]
+            values = given.values if isinstance(given, ast.Dict) else [given]
+            assert {ast.unparse(value) for value in values} == {"..."}, cell.source
+            with raises(ValueError, "guess in the place of ..."):
+                eval(ast.unparse(node.value), {"lab": lab})
+        namespace = {"lab": lab}
+        exec(solved[cell.id].source, namespace)
+        kept = {row["about"]: row["value"] for row in progress().rows if row["kind"] == "guess"}
+        assert [kept[node.value.args[0].value] for node in mine] == [namespace[node.targets[0].id] for node in mine]
+    progress.cache_clear()
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)
 def test_the_exercise_form_runs_up_to_its_first_stub_which_names_the_exercise(path, tmp_path, monkeypatch, cluster):
@@ -75,11 +118,12 @@ def test_the_exercise_form_runs_up_to_its_first_stub_which_names_the_exercise(pa
     monkeypatch.setenv("HPDL_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", cluster)
-    cells = cells_of(path, "code")
+    cells, solved = cells_of(path, "code"), {cell.id: cell for cell in cells_of(solution_of(path), "code")}
     first = next(i for i, cell in enumerate(cells) if cell.metadata.get("nbgrader", {}).get("grade"))
     number = cells[first].metadata["nbgrader"]["grade_id"].removeprefix("check-").replace("-", ".")
     attendees = {"__name__": "__main__"}
     for cell in cells[:first]:
+        cell = solved[cell.id] if is_guess(cell) else cell
         exec(compile(cell.source, cell.id, "exec"), attendees)
     with pytest.raises(NotImplementedError) as stopped:
         exec(compile(cells[first].source, cells[first].id, "exec"), attendees)

@@ -60,7 +60,7 @@ def test_the_race_has_a_row_for_every_function_and_size():
     def all_reduce(comm, x):
         return ring.all_reduce(comm, x)
 
-    result = lab.measure(all_reduce, ("4", "64KiB"), prediction=lab.predict({"4": 20}))
+    result = lab.measure(all_reduce, ("4", "64KiB"), prediction={"4": 20})
     names = ["your all_reduce", "compiled ring", "shared memory", "MPI", "gloo"]
     assert [(r["size"], r["name"]) for r in result.rows] == [(size, name) for size in (4, 65536) for name in names]
     for r in result.rows:

@@ -6,8 +6,9 @@ from .designs import designs
 from .exercises import check, hint, solution
 from .gossip import gossip
 from .grid import search
+from .guess import guess
 from .landscape import landscape
-from .measure import measure, ping_pong, predict, tune
+from .measure import measure, ping_pong, tune
 from .picker import grid
 from .pipeline import pipeline
 from .plain import plainly
@@ -23,13 +24,13 @@ __all__ = [
     "doctor",
     "gossip",
     "grid",
+    "guess",
     "hint",
     "inject",
     "landscape",
     "measure",
     "ping_pong",
     "pipeline",
-    "predict",
     "restart",
     "run",
     "running",

@@ -45,28 +45,16 @@ GPU_PEERS = {  # the same on GPUs, where MPI and gloo go through the memory of t
 Sizes = str | int | Iterable[str | int]
 
 
-# -- a prediction -----------------------------------------------------------------------------------------------------
+# -- what is asked for ------------------------------------------------------------------------------------------------
 
 
-class Prediction(dict):  # type: ignore[type-arg]
-    """{bytes: seconds}: what you expect before you measure."""
-
-    def __repr__(self) -> str:
-        points = ", ".join(f"{bytes_text(n)} in {seconds_text(t)}" for n, t in sorted(self.items()))
-        return f"You predict: {points}. Hand it to lab.measure(..., prediction=...)."
-
-
-def predict(times_us: dict[str | int, float]) -> Prediction:
-    """Commit a guess before the measurement: lab.predict({"4": 20, "4MiB": 3000}).
-
-    Args:    times_us: {size: microseconds per call}, sizes in bytes or as "1KiB".
-    Returns: Prediction, to be drawn over the measurement by lab.measure.
-    """
-    if not isinstance(times_us, dict) or not times_us:
-        raise ValueError(f'a prediction is {{size: microseconds}}, such as {{"4": 20, "4MiB": 3000}}, got {times_us!r}')
-    return Prediction(
-        {parse_bytes(n): require_number(f"the time of {n}", t, above=0) / 1e6 for n, t in times_us.items()}
-    )
+def asked_times(prediction: dict[str | int, float] | None) -> dict[int, float]:
+    """{bytes: seconds} of {size: microseconds}; empty for None. Raises ValueError for what is neither."""
+    if prediction is None:
+        return {}
+    if not isinstance(prediction, dict) or not prediction:
+        raise ValueError(f'a prediction is {{size: microseconds}}, such as {{"4": 20}}, got {prediction!r}')
+    return {parse_bytes(n): require_number(f"the time of {n}", t, above=0) / 1e6 for n, t in prediction.items()}
 
 
 def asked_sizes(sizes: Sizes, least: int = 1, itemsize: bool = True) -> list[int]:
@@ -181,7 +169,7 @@ def measure(
     *,
     ranks: int | None = None,
     against: Any = None,
-    prediction: dict[int, float] | None = None,
+    prediction: dict[str | int, float] | None = None,
     simulated: bool = False,
     network: Network | None = None,
     deadline: float = 10.0,
@@ -192,7 +180,7 @@ def measure(
              sizes: bytes per rank, as numbers or as "1KiB"; ranks: default all engines, or 4 simulated ranks.
              against: functions, names of algorithms such as "ring", "tree", "double_tree" (collectives.table), and
              "compiled_ring", "shm", "mpi", "gloo", on GPUs also "nccl"; default all of the compiled ones on engines.
-             prediction: what lab.predict returned; deadline: s, the longest that a rank may wait.
+             prediction: {size: microseconds}, what you expect; deadline: s, the longest that a rank may wait.
              simulated: draw with each measured curve that of simulated ranks with alpha and beta of this run.
              network: of comm.network: measure on simulated ranks joined by it, even if engines run.
     Returns: MeasureResult.
@@ -202,7 +190,7 @@ def measure(
     yours, fn = named(fn)
     functions = {yours: fn, **peers(where, against)}
     title, factor = f"all-reduce on {where}", cost.busbw_factor("all_reduce", where.ranks)
-    guess = Reference("your prediction", dict(prediction)) if prediction else None
+    guess = Reference("your guess", asked_times(prediction))
     fit: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
     virtual: dict[str, dict[int, float]] = {}
@@ -336,14 +324,14 @@ def ping_pong(
     sizes: Sizes = MESSAGES,
     *,
     ranks: int | None = None,
-    prediction: dict[int, float] | None = None,
+    prediction: dict[str | int, float] | None = None,
     deadline: float = 10.0,
 ) -> PingPongResult:
     """Time messages between ranks 0 and 1, half a round trip each, and fit alpha + beta * bytes; drawn as it goes.
 
     Args:    fn: f(comm, x), one round: x goes from rank 0 to rank 1 and back; the other ranks look on.
              sizes: bytes, as numbers or as "1KiB", at least two; ranks: default all engines, or 4 simulated ranks.
-             prediction: what lab.predict returned; deadline: s, the longest that a rank may wait.
+             prediction: {size: microseconds}, what you expect; deadline: s, the longest that a rank may wait.
     Returns: PingPongResult.
     Raises:  collectives.sweep.WrongAnswer if what comes back is not what was sent; ValueError for one size or rank.
     """
@@ -352,12 +340,12 @@ def ping_pong(
     where, sizes = place(ranks), asked_sizes(sizes, least=2, itemsize=False)
     if where.ranks < 2:
         raise ValueError("a ping-pong needs two ranks, and there is 1: lab.start(2)")
-    title, rows = f"Ping-pong between two of {where}", []
+    title, rows, guess = f"Ping-pong between two of {where}", [], asked_times(prediction)
     plot = live.Live(draw_ping_pong, alt="time of a message against its size")
 
     def on_row(row: dict[str, Any]) -> None:
         rows.append(row)
-        plot.update(rows, None, prediction, title, where.remark)
+        plot.update(rows, None, guess, title, where.remark)
 
     timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)
     try:
@@ -366,7 +354,7 @@ def ping_pong(
         raise refusal(error) from None
     nbytes, seconds = [r["size"] for r in rows], [r["seconds"] for r in rows]
     alpha, beta = fit_alpha_beta(nbytes, seconds)
-    figure = plot.finish(rows, (alpha, beta), prediction, title, where.remark)
+    figure = plot.finish(rows, (alpha, beta), guess, title, where.remark)
     return PingPongResult(str(where), nbytes, seconds, alpha, beta, figure)
 
 

@@ -130,7 +130,7 @@ def draw_ping_pong(
     lines = []
     if prediction:
         look: dict[str, Any] = {"color": INK, "linestyle": DASHES, "marker": "*"}
-        lines.append(("your prediction", Reference("", prediction).points(1), look))
+        lines.append(("your guess", Reference("", prediction).points(1), look))
     sizes = sorted({p[0] for p in points} | set(prediction or ()))
     if fit:
         line = {n: fit[0] + fit[1] * n for n in np.geomspace(sizes[0], sizes[-1], 60)}

@@ -37,11 +37,11 @@ lab.start(4)
 #
 # ## Predict
 #
-# How long does it take to call an empty function on four other processes and collect four answers? Write down a guess
-# before you measure. A wrong guess is worth more than none.
+# How long does it take to call an empty function on four other processes and collect four answers? Type your guess
+# in the place of `...` before you measure. A wrong guess is worth more than none.
 
-# %%
-my_guess_ms = 100  # milliseconds, for one lab.run of a function that does nothing
+# %% guess=[100]
+my_guess_ms = lab.guess("milliseconds of a lab.run that does nothing", ...)
 
 # %% [markdown]
 # ## Exercise 0.1 ★ Hello from every rank

@@ -42,8 +42,8 @@ print(x.shape, y.shape)
 # Too small a rate crawls. Too large a rate jumps across the valley and lands higher than it started. Where is the
 # limit for this data: near 0.01, 0.1, 1 or 10?
 
-# %%
-my_rate = 0.3  # your guess of the largest learning rate that still converges
+# %% guess=[0.3]
+my_rate = lab.guess("the largest learning rate that still converges", ...)
 
 # %% [markdown]
 # ## Exercise 1.1 ★ The gradient

@@ -48,8 +48,8 @@ lab.run(own_gradient, w, x, y)
 # After 20 steps with averaged gradients, how far will the four ranks' weights be from those of one rank that sees all
 # 440 patients?
 
-# %%
-my_guess = 0.01  # largest difference in any weight
+# %% guess=[0.01]
+my_guess = lab.guess("the largest difference in any weight after 20 steps", ...)
 
 # %% [markdown]
 # ## Exercise 2.1 ★ Average the gradients of four ranks
@@ -140,10 +140,10 @@ lab.show(gossip.graph("wheel", 8))
 
 # %% [markdown]
 # Before you write it: on which graph are 16 ranks closer together after 20 steps, on a ring (two neighbors each) or on
-# a star (one hub, 15 others)? And by what factor does a step shrink their differences?
+# a star (one hub, 15 others)? At the start they are 1 apart.
 
-# %%
-my_graph = "star"
+# %% guess=[0.3, 0.1]
+my_spread = lab.guess("how far apart 16 ranks are after 20 steps", {"ring": ..., "star": ...})
 
 # %% [markdown]
 # ## Exercise 2.3 ★★ Gossip on a topology

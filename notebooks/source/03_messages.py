@@ -30,9 +30,8 @@ lab.start(4)
 #
 # Two ranks on this machine. How long does a message of 8 bytes take, and one of 1 MiB? In microseconds.
 
-# %%
-my_times = lab.predict({"8": 10, "1MiB": 1000})
-my_times
+# %% guess=[10, 1000]
+my_times = lab.guess("microseconds of a message", {"8": ..., "1MiB": ...})
 
 # %% [markdown]
 # ## Exercise 3.1 ★ Ping-pong

@@ -44,10 +44,9 @@ lab.show("ring", ranks=4)
 # Four ranks reduce a vector of 4 MiB. How many bytes does each rank **send**, in all? And how long does it take, for
 # 4 bytes and for 4 MiB?
 
-# %%
-my_bytes = 16 * 2**20  # your guess: bytes that one rank sends
-my_times = lab.predict({"4": 20, "4MiB": 5000})  # your guess: size -> microseconds
-my_times
+# %% guess=[16777216, 20, 5000]
+my_bytes = lab.guess("bytes that one rank sends", ...)
+my_times = lab.guess("microseconds of an all-reduce", {"4": ..., "4MiB": ...})
 
 # %% [markdown]
 # ## Exercise 4.1 ★★ Reduce-scatter

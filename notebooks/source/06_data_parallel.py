@@ -50,9 +50,9 @@ lab.designs(DataParallelNaive(ring.all_reduce), DataParallel(ring.all_reduce))
 # If every layer's gradients leave while backward computes the next layer's: what share of the communication that you
 # see above is still to be seen? And how much faster than one rank will 2, 4 and 1,024 ranks train a small GPT?
 
-# %%
-my_exposed = 0.5  # your guess: 1 is all of it
-my_speedup = {2: 1.9, 4: 3.5, 1024: 500}  # your guess: ranks -> times as fast as one rank
+# %% guess=[0.5, 1.9, 3.5, 500]
+my_exposed = lab.guess("share of that communication which still shows, 0 to 1", ...)
+my_speedup = lab.guess("times as fast as one rank", {2: ..., 4: ..., 1024: ...})
 
 # %% [markdown]
 # ## Exercise 6.1 ★ All ranks start from rank 0's model

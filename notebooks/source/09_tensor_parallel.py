@@ -60,9 +60,9 @@ print(f"{layer:.0f} GB for a layer, {96 * layer / 1e3:.1f} TB for 96: that fills
 # four ranks: how many all-reduces does it take, forward and backward? And for two layers as columns and rows, with x
 # of 2 × 256 × 256 float32 (524,288 bytes), how many bytes does a rank send, forward and backward together?
 
-# %%
-my_all_reduces = {"forward": 4, "backward": 4}  # your guess, for one layer of a transformer
-my_bytes = 3_000_000  # your guess: bytes that one of four ranks sends on a ring
+# %% guess=[4, 4, 3000000]
+my_all_reduces = lab.guess("all-reduces of one layer of a transformer", {"forward": ..., "backward": ...})
+my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 
 # %% [markdown]
 # ## Exercise 9.1 ★★ A linear layer cut by its outputs

@@ -42,9 +42,9 @@ lab.show("gpipe", ranks=4, micro_batches=1)
 # Four ranks, eight micro-batches: what share of the time do they still wait? And how many micro-batches' activations
 # does rank 0 have to hold at once?
 
-# %%
-my_bubble = 0.5  # your guess: 0.75 is the picture above
-my_live = 1  # your guess, for rank 0
+# %% guess=[0.5, 1]
+my_bubble = lab.guess("share of the time that ranks wait; 0.75 in the picture above", ...)
+my_live = lab.guess("micro-batches whose activations rank 0 holds at once", ...)
 
 # %% [markdown]
 # ## Exercise 10.1 ★★ GPipe
@@ -207,8 +207,10 @@ lab.show("gems_master", micro_batches=6)
 # + tb): of every later forward only its last stage, tf, still shows. Weights are there twice. What do you expect from
 # that, for N = 8, p = 4, and backward twice as long as forward?
 
+# %% guess=[1.5]
+my_speedup = lab.guess("times as fast as stages that wait for each other", ...)
+
 # %%
-my_speedup = 1.5  # your guess
 rows = [[f"{rank}{kind}{i}" for i in range(8) for kind in "FB"] for rank in range(4)]
 waiting = lab.pipeline(schedules.from_strings(rows, name="one after another"))
 gems = lab.pipeline("gems_master", micro_batches=8)

@@ -44,10 +44,10 @@ lab.show(Grid(dp=2, pp=2, tp=2))
 # A small GPT on your four engines: which grid takes a step fastest? And GPT-3, 175 billion parameters, on 1,024 GPUs
 # of 80 GB: how would you share them out, and how long does a step of 1,536 sequences take?
 
-# %%
-my_grid = {"dp": 2, "pp": 2, "tp": 1}  # your guess for four engines
-my_gpt3 = {"dp": 32, "pp": 32, "tp": 1}  # your guess for 1,024 GPUs
-my_seconds = 100  # your guess: seconds of a step of GPT-3
+# %% guess=[2, 2, 1, 32, 32, 1, 100]
+my_grid = lab.guess("the fastest grid of 4 ranks", {"dp": ..., "pp": ..., "tp": ...})
+my_gpt3 = lab.guess("the fastest grid of 1,024 GPUs", {"dp": ..., "pp": ..., "tp": ...})
+my_seconds = lab.guess("seconds of a step of GPT-3", ...)
 
 # %% [markdown]
 # ## Exercise 11.1 ★★ Where a rank stands
