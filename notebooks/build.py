@@ -14,6 +14,9 @@ The solution form (solutions/NN_name.ipynb) holds the function; the exercise for
 its docstring, the lines outside BEGIN/END SOLUTION and a NotImplementedError; or, in an exercise of repair, the broken
 program; and `...` in the place of guesses. Both carry nbgrader's metadata and markers, from which release/course.py
 makes nbgrader's source.
+
+tracks.py has the table of minutes and tracks, which stands in the place of `<!-- tracks -->` and `<!-- links -->` in
+the sources, and between its marks in README.md and docs/.
 """
 
 import argparse
@@ -25,6 +28,7 @@ from pathlib import Path
 
 import jupytext
 import nbformat
+import tracks
 from stubs import import_lines, solution_source, stub_source
 
 from hpdl_lab.features.freed_memory import uncollected
@@ -36,6 +40,7 @@ with uncollected():  # a quarter of the time
 HERE = Path(__file__).parent
 FORMS = {"exercise": HERE, "solution": HERE / "solutions"}
 SOURCES = sorted((HERE / "source").glob("[0-9][0-9]_*.py"))
+PAGES = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md"))]  # with tables of tracks.py
 HIDDEN = re.compile(r"^[ \t]*### BEGIN HIDDEN TESTS\n.*?^[ \t]*### END HIDDEN TESTS\n", re.DOTALL | re.MULTILINE)
 NBGRADER_SCHEMA = 3
 
@@ -45,6 +50,8 @@ def build(source, form):
     cells, seen, defined = [], {}, set()
     for cell in cells_of(source.read_text()):
         cells.append(build_cell(cell, form, defined))
+        if cell.cell_type == "markdown":
+            cells[-1].source = tracks.filled(source.stem, cell.source)
         cells[-1]["id"] = cell_id(cells[-1], cell.source, source.stem, seen)
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -162,6 +169,14 @@ def main(argv=None):
                 )
             else:
                 folder.mkdir(exist_ok=True)
+                path.write_text(text)
+                print(f"wrote {path.relative_to(HERE.parent)}")
+    for path in PAGES:
+        if path.exists() and (text := tracks.page(path.read_text())) != path.read_text():
+            stale.append(path)
+            if args.check:
+                print(f"{path.relative_to(HERE.parent)} is out of date: run python notebooks/build.py")
+            else:
                 path.write_text(text)
                 print(f"wrote {path.relative_to(HERE.parent)}")
     return 1 if args.check and stale else 0

@@ -6,10 +6,12 @@ import json
 import re
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 from PIL import Image
 
+from hpdl_lab import lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError, RunFailed
@@ -179,3 +181,46 @@ def test_a_plain_script_can_check_without_engines(tmp_path):
     assert "4.2 all_gather: not yet (deadlock)" in done.stdout
     assert "answer.py:5" in done.stdout
     assert "first hint on 'deadlock'" in done.stdout
+
+
+# -- lab.catch_up ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """The names of a notebook: those of a module that stands in for __main__."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return vars(module)
+
+
+def test_who_is_late_gets_the_functions_of_a_notebook_or_those_up_to_an_exercise(notebook, home):
+    said = str(lab.catch_up("4.2"))
+    assert notebook["reduce_scatter"] is ring.reduce_scatter and notebook["all_gather"] is ring.all_gather
+    assert "all_reduce" not in notebook
+    assert "below the check of exercise 4.2" in said and "4.1  reduce_scatter: defined" in said
+    lab.catch_up("04")
+    assert {"all_reduce", "broadcast", "choose"} <= set(notebook)
+    assert [row["exercise"] for row in rows(home)] == ["4.2", "4.5"]
+
+
+def test_an_answer_that_passes_stays_and_one_that_fails_is_replaced(notebook):
+    def unwritten(comm, x):
+        raise NotImplementedError
+
+    notebook["reduce_scatter"] = own = named(ring.reduce_scatter, "reduce_scatter")
+    notebook["all_gather"] = lambda comm, x: x
+    notebook["all_reduce"] = unwritten
+    said = str(lab.catch_up("4.3"))
+    assert notebook["reduce_scatter"] is own and notebook["all_gather"] is ring.all_gather
+    assert notebook["all_reduce"] is ring.all_reduce
+    assert "4.1  reduce_scatter: yours, which passes, stays" in said
+    assert "4.2  all_gather: defined, in the place of one that fails" in said
+    assert said.endswith("4.3  all_reduce: defined")
+
+
+@pytest.mark.parametrize("until", ["05", "4.9", "ring", ""])
+def test_nobody_catches_up_to_what_there_is_not(notebook, until):
+    with raises(LookupError, "00, 01, 02"):
+        lab.catch_up(until)
+    assert "reduce_scatter" not in notebook

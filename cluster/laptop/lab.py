@@ -34,7 +34,7 @@ def main():
         "--KernelManager.transport=ipc",  # over TCP other accounts of this machine could read cells and results
         f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
         "--LabApp.news_url=None",
-        "--ContentsManager.hide_globs=['__pycache__', '*.pyc', 'build.py', 'stubs.py', '.*']",
+        "--ContentsManager.hide_globs=['__pycache__', '*.pyc', 'build.py', 'stubs.py', 'tracks.py', '.*']",
     ]
     try:
         serve(options, f"http://{HOST}:{port}/lab?token={token}")

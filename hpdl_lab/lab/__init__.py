@@ -3,7 +3,7 @@
 from ..engines.doctor import doctor
 from .cluster import cluster, inject, restart, run, running, start, stop
 from .designs import designs
-from .exercises import check, hint, solution
+from .exercises import catch_up, check, hint, solution
 from .gossip import gossip
 from .grid import search
 from .guess import guess
@@ -18,6 +18,7 @@ from .tensor import tensor
 from .train import train
 
 __all__ = [
+    "catch_up",
     "check",
     "cluster",
     "designs",

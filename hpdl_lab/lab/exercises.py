@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from .progress import progress
 from .show import of_table, played
 
 ENGINE_DEADLINE = 20.0  # s that a rank may wait for another: the first check may find ranks still importing torch
+KEPT = "yours, which passes, stays"
 ORDINALS = ("first", "second", "third")
 RING_RANKS = 4  # of the picture for a right answer, as in the notebook
 TRAFFIC = {  # whose messages are shown: what the picture says
@@ -106,6 +108,49 @@ def solution(fn: Any) -> Note:
     path = inspect.getsourcefile(exercise.reference).rpartition("hpdl_lab/")[2]
     code = plain_source(exercise.reference)
     return Note(f"{exercise.id} {exercise.name}: solution, from hpdl_lab/{path}", exercise.explanation, code)
+
+
+def catch_up(until: str | int) -> Note:
+    """Define what the exercises of a notebook ask for, so that its later cells run: for who comes late, or is stuck.
+
+        lab.catch_up("04")      all exercises of notebook 04
+        lab.catch_up("4.2")     those up to 4.2
+
+    The library's functions are defined under the names of the exercises. An answer of yours that passes its check on
+    simulated ranks stays.
+    Returns: a Note that says what was defined, and with which cell to go on.
+    Raises:  LookupError if there is no such exercise or notebook.
+    """
+    number, _, last = str(until).partition(".")
+    if not number.isdecimal() or not (found := exercises_until(int(number), last)):
+        notebooks = dict.fromkeys(f"{int(e.id.partition('.')[0]):02d}" for e in exercises.EXERCISES)
+        raise LookupError(f"{until!r} is neither a notebook with exercises ({', '.join(notebooks)}) nor one of them")
+    names = vars(sys.modules["__main__"])
+    states = {exercise: state_of(exercise, names.get(exercise.name)) for exercise in found}
+    names |= {exercise.name: exercise.reference for exercise, state in states.items() if state != KEPT}
+    progress().add("catch_up", exercise=found[-1].id)
+    text = f"Go on below the check of exercise {found[-1].id}. lab.solution({found[-1].name}) shows what was defined."
+    lines = "\n".join(f"{exercise.id}  {exercise.name}: {state}" for exercise, state in states.items())
+    return Note(f"caught up to exercise {found[-1].id}", text, lines)
+
+
+def exercises_until(notebook: int, last: str) -> list[Exercise]:
+    """The exercises of a notebook, up to its `last` one ("" for all); none if it has no such exercise."""
+    found = [e for e in exercises.EXERCISES if e.id.startswith(f"{notebook}.")]
+    ids = [e.id for e in found]
+    if not last:
+        return found
+    return found[: ids.index(f"{notebook}.{last}") + 1] if f"{notebook}.{last}" in ids else []
+
+
+def state_of(exercise: Exercise, own: Any) -> str:
+    """What lab.catch_up does about `own`, which stands under the name of an exercise: KEPT, or why it is replaced."""
+    if own is None or own is exercise.reference:
+        return "defined"
+    try:
+        return KEPT if callable(own) and exercises.check(exercise, own) else "defined, in the place of one that fails"
+    except NotImplementedError:
+        return "defined"
 
 
 def exercise_of(fn: Any) -> Exercise:

@@ -17,7 +17,7 @@ class Progress:
         self.writable = True
 
     def add(self, kind: str, **row: Any) -> None:
-        """Keep one row: "check", "guess", "hint", "solution" or "measurement". Says so once if it cannot be written."""
+        """Keep one row: kind is "check", "guess", "hint", "measurement" ... Says so once if it cannot be written."""
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "kind": kind, **row}
         self.rows.append(row)
         if not self.writable:

@@ -4,9 +4,7 @@
 # **The number to reach:** 4 ranks in 4 processes, and a stuck cell that gives you control back in less than 2
 # seconds.
 #
-# | minutes | tracks | you need |
-# |---|---|---|
-# | 15 | half day, full day | this notebook; two cores are enough |
+# <!-- tracks -->
 #
 # Run the cells from top to bottom with Shift+Enter. Nothing here hangs for good: a rank that waits for 10 seconds, its
 # *deadline*, gives up, and you read who waited for whom. The stop button above, ■, ends everything, also a loop that
@@ -124,4 +122,4 @@ print("Python", sys.version.split()[0])
 # - `hpdl_lab/engines/`: how the processes are started, called, interrupted and restarted.
 # - `hpdl_lab/comm/base.py`: all that a communicator can do, on one page.
 #
-# Next: [01 · Gradient descent](01_gradient_descent.ipynb)
+# <!-- links -->

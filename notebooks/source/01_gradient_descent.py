@@ -3,9 +3,7 @@
 #
 # **The number to reach:** the largest learning rate that still converges on this data, to within 2%.
 #
-# | minutes | tracks | you need |
-# |---|---|---|
-# | 25 | half day, full day | nothing but this notebook: one process, no engines |
+# <!-- tracks -->
 #
 # Training a network of any size repeats one small step. This notebook is about that step, on a model with two
 # weights, so that all of it fits into one picture.
@@ -106,4 +104,4 @@ print(f"the limit is {limit:.3f}; you guessed {my_rate}")
 # - `hpdl_lab/optim/gradient_descent.py`: the functions of this notebook; they are the solution.
 # - `hpdl_lab/plots/landscape.py`: how the bowl is drawn.
 #
-# Next: [02 · Parallel gradient descent](02_parallel_gradient_descent.ipynb)
+# <!-- links -->

@@ -3,11 +3,10 @@
 #
 # **The number to reach:** a difference of less than 10⁻¹² between four ranks and one.
 #
-# | minutes | tracks | you need |
-# |---|---|---|
-# | 45 | half day: the first 20; full day: all | [00](00_engines.ipynb), [01](01_gradient_descent.ipynb); four engines |
+# <!-- tracks -->
 #
-# Three ways to agree on a step: everybody with everybody, everybody with one server, everybody with its neighbors.
+# Three ways to agree on a step: all with all, all through one server, or each with its neighbors. Part one is the first.
+# Part two, the other two, uses `send` and `recv`: come back to it after [03](03_messages.ipynb).
 
 # %%
 import numpy as np
@@ -21,6 +20,8 @@ from hpdl_lab.parallel.gradient_descent import own_gradient, step_together
 lab.start(4)
 
 # %% [markdown]
+# # Part one: all with all
+#
 # ## The idea
 #
 # The gradient is a mean over examples. A mean can be shared out: each of four ranks takes a quarter of the examples
@@ -92,9 +93,11 @@ print(f"four ranks and one differ by {difference:.1e} at most; you guessed {my_g
 # pays where a rank has more to compute than to say. That is why notebook 04 counts bytes, and trains inside one run.
 
 # %% [markdown]
-# ## A parameter server
+# # Part two, after 03: a server, and neighbors
 #
-# *Full day from here; half day: on to [03](03_messages.ipynb).*
+# *Part one ends here: go on to [03 · Messages](03_messages.ipynb), and come back.*
+#
+# ## A parameter server
 #
 # The first large systems were built differently: one process, the **server**, holds the weights. The others, the
 # **workers**, hold examples. A worker asks for nothing but the newest weights and sends nothing but its gradient.
@@ -178,4 +181,4 @@ lab.gossip(("ring", "wheel", "star", "exponential"), n=16, step=gossip_step)
 # - `hpdl_lab/parallel/gossip.py`: the graphs, their weights and spectral gaps.
 # - `hpdl_lab/parallel/data_parallel.py`: the same for real networks, with all gradients in one message.
 #
-# Next: [03 · Messages](03_messages.ipynb)
+# <!-- links -->

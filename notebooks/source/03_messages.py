@@ -4,9 +4,7 @@
 # **The number to reach:** the size at which half of a message's time is latency, between two of your ranks; and no
 # rank that waits forever.
 #
-# | minutes | tracks | you need |
-# |---|---|---|
-# | 60 | half day: the first 35, to the zoo; full day: all | notebook [00](00_engines.ipynb); four engines |
+# <!-- tracks -->
 
 # %%
 from hpdl_lab import lab, zoo
@@ -14,6 +12,8 @@ from hpdl_lab import lab, zoo
 lab.start(4)
 
 # %% [markdown]
+# # Part one: messages and collectives
+#
 # ## The idea
 #
 # Ranks share nothing. All that one knows of another came in a **message**: one rank calls `comm.send(x, dst)`, the
@@ -92,9 +92,7 @@ lab.show("collectives", ranks=4)
 # %% check="hpdl_lab.collectives.jobs:which_collective"
 
 # %% [markdown]
-# ## The deadlock zoo
-#
-# *Full day from here; half day: on to [04](04_ring_all_reduce.ipynb).*
+# # Part two: the deadlock zoo
 #
 # Seven programs, each with one fault. Nearly all of them once kept somebody busy for days. Read them before you run
 # them: what does each rank call first, and what does that call need in order to end?
@@ -174,4 +172,7 @@ lab.show(slow)
 # - `hpdl_lab/zoo.py`: all broken programs, each with its repair.
 # - `hpdl_lab/comm/status/report.py`: the rules of the report about a stuck run.
 #
-# Next: [04 · Ring all-reduce](04_ring_all_reduce.ipynb)
+# Now you know `send` and `recv`: part two of [02](02_parallel_gradient_descent.ipynb), a parameter server and gossip, is
+# yours.
+#
+# <!-- links -->

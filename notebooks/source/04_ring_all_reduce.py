@@ -4,9 +4,7 @@
 # **The number to reach:** 97% test accuracy on handwritten digits, of a model that four ranks trained with *your*
 # all-reduce.
 #
-# | minutes | tracks | you need |
-# |---|---|---|
-# | 90 | half day: part one, 60; full day: both parts | [02](02_parallel_gradient_descent.ipynb); four engines |
+# <!-- tracks -->
 #
 # Part one: you write a ring all-reduce, race it, and train with it. Part two: its relatives, and slow networks.
 
@@ -143,7 +141,7 @@ lab.scaling(all_reduce=all_reduce)
 # %% [markdown]
 # # Part two: relatives, and real links
 #
-# *Full day from here.* Nobody uses one algorithm for everything. Each of these leaves the same sum on every rank:
+# Nobody uses one algorithm for everything. Each of these leaves the same sum on every rank:
 #
 # | name | steps in a row | bytes in a row | good for |
 # |---|---|---|---|
@@ -256,4 +254,4 @@ lab.start(4, where="local")
 # - `csrc/`: the compiled ring and the shared-memory kernel.
 # - `hpdl_lab/parallel/data_parallel.py`: how the gradients are packed, reduced and handed back.
 #
-# Next: [06 · Data parallelism](06_data_parallel.ipynb)
+# <!-- links -->

@@ -4,9 +4,7 @@
 # **The number to reach:** at least 70% of the communication time that a blocking strategy exposes, hidden; and the
 # same loss as a single rank, to 10⁻¹⁰.
 #
-# | minutes | tracks | you need |
-# |---|---|---|
-# | 90 | half day: part one, 60; full day: both parts | [04](04_ring_all_reduce.ipynb); four engines |
+# <!-- tracks -->
 #
 # Part one: replicas, buckets, overlap, and a GPT that learns from Moby-Dick with them. Part two: S-Caffe, Horovod,
 # PyTorch's DDP on your ring, and scaling plots that tell the truth.
@@ -153,8 +151,6 @@ lab.show([e for e in trained.events if e.t0_ns >= begin])
 #
 # # Part two: how others did it, and how far it carries
 #
-# *Full day from here.*
-#
 # ## S-Caffe: three designs
 #
 # In 2017 S-Caffe trained with one root solver: it sends the parameters to all ranks before each forward (b), layer by
@@ -265,4 +261,4 @@ scaled
 # - `hpdl_lab/models/gpt.py`: the GPT; `hpdl_lab/parallel/training.py`: the loop around it.
 # - `csrc/progress.h`: the thread that sends while Python computes.
 #
-# Next: [09 · Tensor parallelism](09_tensor_parallel.ipynb)
+# <!-- links -->

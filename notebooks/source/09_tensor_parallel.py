@@ -5,9 +5,7 @@
 # with the same losses as a single rank, to 10⁻¹⁰; and less than a third of the bytes that cutting layer by layer
 # would send.
 #
-# | minutes | tracks | you need |
-# |---|---|---|
-# | 75 | full day | [06](06_data_parallel.ipynb); four engines |
+# <!-- tracks -->
 #
 # In 06 every rank held the whole model. Here no rank does: every layer is cut, and each rank has a part of it.
 
@@ -223,4 +221,4 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 # - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
 #   arXiv:2205.05198; Dryden et al. 2019 (LBANN's convolutions), arXiv:1903.06681.
 #
-# Next: [10 · Pipeline parallelism](10_pipeline_parallel.ipynb)
+# <!-- links -->

@@ -4,9 +4,7 @@
 # **The number to reach:** four ranks that wait 11% of their time instead of 75%, with four micro-batches in memory
 # instead of eight; and the same loss as a single rank, to 10⁻¹⁰.
 #
-# | minutes | tracks | you need |
-# |---|---|---|
-# | 90 | full day: part one 45, part two 45 | [06](06_data_parallel.ipynb); four engines |
+# <!-- tracks -->
 #
 # Part one: stages, micro-batches, GPipe, 1F1B, and where to cut a model. Part two: zero bubble, what a stage does, a
 # GPT in four pieces, and GEMS's two replicas in opposite directions.
@@ -244,4 +242,4 @@ print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {p
 # - `hpdl_lab/parallel/pipeline/naive.py`: the same in 60 lines, for GPipe.
 # - In PyTorch: `torch/distributed/pipelining/schedules.py`, whose 1F1B, interleaved and zero-bubble orders are yours.
 #
-# Next: [11 · Hybrid parallelism](11_hybrid_parallel.ipynb)
+# <!-- links -->

@@ -4,13 +4,11 @@
 # **The number to reach:** a GPT on two meshes of four ranks with the same losses as a single rank, to 10⁻¹⁰, by three
 # changed lines; and the fastest of 66 ways to put GPT-3 on 1,024 GPUs, within 15% of what was published.
 #
-# | minutes | tracks | you need |
-# |---|---|---|
-# | 75 | half day: part one, 45; full day: both parts | [06](06_data_parallel.ipynb); four engines |
+# <!-- tracks -->
 #
 # Replicas (06), shards of layers (09) and stages (10) are three ways to use more ranks. Here they are put together,
-# and the question is how many of each. Part one: a mesh, gradients, three lines. Part two: which grid, and 1,024
-# ranks.
+# and the question is how many of each. Part one stands alone: in fifteen minutes you pick a grid with sliders. Part
+# two: a mesh, gradients, three lines. Part three: the best grid for 1,024 GPUs.
 
 # %%
 from hpdl_lab import lab
@@ -19,7 +17,7 @@ from hpdl_lab.mesh import Grid
 lab.start(4)
 
 # %% [markdown]
-# # Part one: one mesh
+# # Part one: pick a grid
 #
 # ## The idea
 #
@@ -41,15 +39,32 @@ lab.show(Grid(dp=2, pp=2, tp=2))
 #
 # ## Predict
 #
-# A small GPT on your four engines: which grid takes a step fastest? And GPT-3, 175 billion parameters, on 1,024 GPUs
-# of 80 GB: how would you share them out, and how long does a step of 1,536 sequences take?
+# A small GPT on your four engines: which grid takes a step fastest?
 
-# %% guess=[2, 2, 1, 32, 32, 1, 100]
+# %% guess=[2, 2, 1]
 my_grid = lab.guess("the fastest grid of 4 ranks", {"dp": ..., "pp": ..., "tp": ...})
-my_gpt3 = lab.guess("the fastest grid of 1,024 GPUs", {"dp": ..., "pp": ..., "tp": ...})
-my_seconds = lab.guess("seconds of a step of GPT-3", ...)
 
 # %% [markdown]
+# ## Pick a grid
+#
+# Move the sliders: what a rank has to hold, how long the pipeline stands idle, what goes over which link, and the
+# time of a step, all by formulas with what this machine has been measured to do. Then press **Run it**: a few real
+# steps on your engines, laid over the prediction.
+
+# %%
+picker = lab.grid("gpt", batch=32)
+
+# %%
+picker.set(**my_grid)
+picker.run()
+print(picker)
+
+# %% [markdown]
+# *The half day and the full day end here.* What dp, pp and tp send you have seen in 00; how each works inside is the
+# matter of [06](06_data_parallel.ipynb), [09](09_tensor_parallel.ipynb) and [10](10_pipeline_parallel.ipynb).
+#
+# # Part two: one mesh
+#
 # ## Exercise 11.1 ★★ Where a rank stands
 #
 # Coordinates are the digits of the rank's number, with a base of its own for every place.
@@ -148,23 +163,14 @@ assert max(abs(a - b) for a, b in zip(through, resumed, strict=True)) < 1e-10
 print("one rank, six steps:", through, "\ntwo meshes, three each:", resumed)
 
 # %% [markdown]
-# # Part two: which grid
+# # Part three: which grid for 1,024 GPUs
 #
-# *Full day from here.*
-#
-# ## Pick a grid
-#
-# Move the sliders: what a rank has to hold, how long the pipeline stands idle, what goes over which link, and the
-# time of a step, all by formulas with what this machine has been measured to do. Then press **Run it**: a few real
-# steps on your engines, laid over the prediction.
+# GPT-3, 175 billion parameters, on 1,024 GPUs of 80 GB: how would you share them out, and how long does a step of 1,536
+# sequences take?
 
-# %%
-picker = lab.grid("gpt", batch=32)
-
-# %%
-picker.set(**my_grid)
-picker.run()
-print(picker)
+# %% guess=[32, 32, 1, 100]
+my_gpt3 = lab.guess("the fastest grid of 1,024 GPUs", {"dp": ..., "pp": ..., "tp": ...})
+my_seconds = lab.guess("seconds of a step of GPT-3", ...)
 
 # %% [markdown]
 # ## Exercise 11.4 ★★ Search the grid under a memory limit
@@ -253,3 +259,5 @@ print(
 # - `hpdl_lab/parallel/grid/simulation.py`, `hpdl_lab/predict/graph.py`: every message of 1,024 ranks.
 # - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
 #   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358.
+#
+# <!-- links -->

@@ -1,0 +1,347 @@
+"""How long each section of each notebook takes, and who does it: the one table behind headers, README and plans.
+
+Minutes are estimates for somebody who types: 200 words a minute, about 5, 12 and 22 minutes for an exercise of one, two
+and three stars with one or two failed checks, and cells as long as they run. build.py writes the table into the headers
+of the notebooks, and between the marks `<!-- tracks: ... -->` of README.md and docs/.
+"""
+
+import re
+from typing import NamedTuple
+
+TRACKS = ("half day", "full day", "second day")  # each has what those before it have
+LENGTHS = {"half day": 240, "full day": 480}  # minutes, with breaks
+COUNTS = ("one", "two", "three")
+
+
+class Section(NamedTuple):
+    """part: 1, 2 ...; heading: how the section begins, as in the notebook; track: the shortest that has it."""
+
+    part: int
+    heading: str
+    minutes: int
+    track: str
+
+    @property
+    def exercise(self):
+        """Its number, "4.1", or ""."""
+        found = re.match(r"Exercise (\d+\.\d+)", self.heading)
+        return found[1] if found else ""
+
+
+class Notebook(NamedTuple):
+    name: str
+    title: str
+    finds: str
+    needs: str
+    sections: tuple
+
+    @property
+    def parts(self):
+        return self.sections[-1].part
+
+    def of(self, track, part=None):
+        """The sections that a track has, of one part or of all."""
+        longest = TRACKS.index(track)
+        return [s for s in self.sections if TRACKS.index(s.track) <= longest and part in (None, s.part)]
+
+
+TABLE = """
+00_why  Why many computers
+    why many computers, and three ways to share a training among them; what SGD, mini-batch and epoch are
+    nothing but this notebook: no engines, no exercises
+    1 half day     6  Days of training
+    1 half day     4  Three ways to share it
+    1 half day     5  From one neuron to a transformer
+    1 half day     5  Mini-batch, epoch, SGD
+00_engines  Ranks are processes
+    what a rank is, who runs where, and how to stop a cell that hangs
+    two cores
+    1 half day     4  The idea
+    1 half day     5  Exercise 0.1
+    1 full day     5  Exercise 0.2
+    1 half day     1  Measure
+    1 half day     3  A stuck cell
+01_gradient_descent  Gradient descent
+    what a gradient step does, on a live loss landscape; the largest rate that is stable
+    no engines: one process
+    1 half day     5  The idea
+    1 half day     5  Exercise 1.1
+    1 half day     5  Exercise 1.2
+    1 half day     3  Watch it
+    1 full day     5  Exercise 1.3
+    1 full day     2  Measure
+02_parallel_gradient_descent  Parallel gradient descent
+    why four ranks that average their gradients take the step of one; a parameter server; gossip on graphs
+    [00](00_engines.ipynb), [01](01_gradient_descent.ipynb), for part two [03](03_messages.ipynb); four engines
+    1 half day     5  The idea
+    1 half day     5  Exercise 2.1
+    1 half day     2  Watch it
+    1 half day     3  Measure
+    2 full day     3  A parameter server
+    2 full day    13  Exercise 2.2
+    2 full day     4  Gossip
+    2 full day    16  Exercise 2.3
+03_messages  Messages
+    what a message costs, eight collectives, and a zoo of deadlocks to diagnose and repair
+    [00](00_engines.ipynb); four engines
+    1 half day     5  The idea
+    1 half day     8  Exercise 3.1
+    1 half day     3  Measure
+    1 full day    10  Exercise 3.2
+    1 half day     5  Eight patterns
+    1 half day     6  Exercise 3.3
+    2 full day     6  Part two: the deadlock zoo
+    2 full day    12  Exercise 3.4
+    2 full day     8  Exercise 3.5
+    2 second day   7  Exercise 3.6
+    2 second day   7  Exercise 3.7
+    2 second day   4  Not stuck, only slow
+04_ring_all_reduce  Ring all-reduce
+    a ring, why 2(p-1)/p, and how close that is to the hardware; its relatives, and real links of 1 Gbit/s
+    [02](02_parallel_gradient_descent.ipynb), [03](03_messages.ipynb); four engines
+    1 half day     8  The idea
+    1 half day    26  Exercise 4.1
+    1 half day     8  Exercise 4.2
+    1 half day     4  Exercise 4.3
+    1 half day     2  Run it on four processes
+    1 half day     6  Measure: a race
+    1 half day     5  Train with it
+    1 full day     4  Does it scale?
+    2 full day     8  Part two
+    2 second day  20  Exercise 4.4
+    2 full day     8  Exercise 4.5
+    2 second day  10  Real links
+06_data_parallel  Data parallelism
+    replicas, buckets, overlap with backward; a GPT on Moby-Dick; S-Caffe, Horovod, and PyTorch's DDP on your own ring
+    [04](04_ring_all_reduce.ipynb); four engines
+    1 half day     7  The idea
+    1 half day     5  Exercise 6.1
+    1 half day    12  Exercise 6.2
+    1 full day    12  Exercise 6.3
+    1 full day    22  Exercise 6.4
+    1 half day     4  Measure: how much still shows
+    1 half day     3  One big batch
+    1 half day     6  Train with it
+    2 second day   6  S-Caffe
+    2 full day     5  Horovod
+    2 second day   4  Diagnose: one step more
+    2 second day  12  Exercise 6.5
+    2 second day  15  Exercise 6.6
+    2 second day   6  Does it scale?
+09_tensor_parallel  Tensor parallelism
+    one layer on several ranks: columns and rows, attention by heads, sequences and images that are cut; a GPT of which
+    no rank has a whole layer
+    [06](06_data_parallel.ipynb); four engines
+    1 second day  10  The idea
+    1 second day  12  Exercise 9.1
+    1 second day  12  Exercise 9.2
+    1 second day   5  Measure: four ways to cut a layer
+    1 second day  12  Exercise 9.3
+    1 second day  20  Exercise 9.4
+    1 second day   6  A GPT on four ranks
+    1 second day  18  Exercise 9.5
+    1 second day  12  Exercise 9.6
+10_pipeline_parallel  Pipeline parallelism
+    stages and bubbles: GPipe, 1F1B, zero bubble, where to cut a model, and GEMS in both directions; a GPT in four
+    pieces
+    [06](06_data_parallel.ipynb); four engines
+    1 second day   6  The idea
+    1 second day  12  Exercise 10.1
+    1 second day   3  Measure
+    1 second day  12  Exercise 10.2
+    1 second day   4  Diagnose
+    1 second day  15  Exercise 10.3
+    2 second day   3  Interleaved
+    2 second day  22  Exercise 10.4
+    2 second day  20  Exercise 10.5
+    2 second day   6  A GPT in four pieces
+    2 second day  10  GEMS
+11_hybrid_parallel  Hybrid parallelism
+    a mesh of replicas, stages and shards in three changed lines; which gradient is added where; the best of 66 grids
+    for GPT-3 on 1,024 GPUs
+    [00](00_engines.ipynb), for parts two and three [06](06_data_parallel.ipynb); four engines
+    1 half day     6  The idea
+    1 half day     9  Pick a grid
+    2 second day   8  Exercise 11.1
+    2 second day   8  Exercise 11.2
+    2 second day  22  Exercise 11.3
+    2 second day   8  Measure: three changed lines
+    2 second day   4  From one mesh into another
+    3 second day  12  Exercise 11.4
+    3 second day   8  1,024 GPUs
+    3 second day   5  HyPar-Flow
+"""
+
+# A notebook, with the part where it has several; or what else takes time, and its minutes.
+PLANS = {
+    "half day": (
+        ("welcome, log in", 10),
+        "00_why",
+        "00_engines",
+        "01_gradient_descent",
+        "02_parallel_gradient_descent 1",
+        "03_messages 1",
+        ("break", 15),
+        "04_ring_all_reduce 1",
+        "06_data_parallel 1",
+        "11_hybrid_parallel 1",
+        ("to catch up, questions", 11),
+    ),
+    "full day": (
+        ("welcome, log in", 15),
+        "00_why",
+        "00_engines",
+        "01_gradient_descent",
+        "02_parallel_gradient_descent 1",
+        ("break", 15),
+        "03_messages 1",
+        "03_messages 2",
+        "02_parallel_gradient_descent 2",
+        ("lunch", 60),
+        "04_ring_all_reduce 1",
+        "04_ring_all_reduce 2",
+        ("break", 15),
+        "06_data_parallel 1",
+        "06_data_parallel 2",
+        "11_hybrid_parallel 1",
+        ("to catch up, questions", 28),
+    ),
+}
+
+
+def parsed(text):
+    """{name: Notebook} of a table like TABLE."""
+    found = {}
+    for block in re.split(r"^(?=\d)", text.strip(), flags=re.MULTILINE)[1:]:
+        head, *lines = (line.strip() for line in block.strip().split("\n"))
+        name, _, title = head.partition("  ")
+        rows = [re.fullmatch(r"(\d) (half day|full day|second day) +(\d+)  (.+)", line) for line in lines]
+        *words, needs = (line for line, row in zip(lines, rows, strict=True) if not row)
+        sections = tuple(Section(int(row[1]), row[4], int(row[3]), row[2]) for row in rows if row)
+        found[name] = Notebook(name, title, " ".join(words), needs, sections)
+    return found
+
+
+NOTEBOOKS = parsed(TABLE)
+
+
+def minutes(sections):
+    return sum(section.minutes for section in sections)
+
+
+def exercises(sections):
+    """ "4.1, 4.2" of those sections that are exercises, or ""."""
+    return ", ".join(section.exercise for section in sections if section.exercise)
+
+
+# -- what is written into notebooks ------------------------------------------------------------------------------------
+
+
+def header(name):
+    """The table at the top of a notebook: its minutes, what each track does of it, what it needs."""
+    notebook = NOTEBOOKS[name]
+    shares = []
+    for track in LENGTHS:
+        sections = notebook.of(track)
+        shares.append(f"{minutes(sections)}: {share(notebook, track)}" if sections else "not in it")
+    return (
+        "| minutes | half day | full day | you need |\n|---|---|---|---|\n"
+        f"| {minutes(notebook.sections)} | {' | '.join(shares)} | {notebook.needs} |"
+    )
+
+
+def share(notebook, track):
+    """What of a notebook a track has: "all", "part one", or the numbers of exercises."""
+    if notebook.of(track) == list(notebook.sections):
+        return "all"
+    found = []
+    for part in range(1, notebook.parts + 1):
+        sections = notebook.of(track, part)
+        whole = sections == [s for s in notebook.sections if s.part == part]
+        found.append(f"part {COUNTS[part - 1]}" if whole else exercises(sections))
+    return ", ".join(filter(None, found))
+
+
+def links(name):
+    """The line at the end of a notebook that leads to those before and behind it."""
+    names = [*NOTEBOOKS]
+    at, line = names.index(name), []
+    if at:
+        line.append(f"Previous: {link(names[at - 1])}")
+    if at + 1 < len(names):
+        line.append(f"Next: {link(names[at + 1])}")
+    return " · ".join(line)
+
+
+def link(name):
+    return f"[{name[:2]} · {NOTEBOOKS[name].title}]({name}.ipynb)"
+
+
+def labelled(name, text):
+    """Markdown with the track behind each heading of a section that not every track has."""
+    for section in NOTEBOOKS[name].sections:
+        if section.track != TRACKS[0]:
+            text = re.sub(rf"^(##? {re.escape(section.heading)}(?!\d).*)$", rf"\1 · {section.track}", text, flags=re.M)
+    return text
+
+
+def filled(name, text):
+    """Markdown of a notebook's source with header and links in the place of their marks."""
+    if name not in NOTEBOOKS:
+        return text
+    text = text.replace("<!-- tracks -->", header(name)).replace("<!-- links -->", links(name))
+    return labelled(name, text)
+
+
+# -- what is written into pages ----------------------------------------------------------------------------------------
+
+
+def plan(track):
+    """The plan of a track as a Markdown table; its minutes add up to LENGTHS[track]."""
+    rows = [f"| {track}, {LENGTHS[track]} minutes | minutes |", "|---|---|"]
+    return "\n".join(rows + [f"| {what} | {time} |" for what, time in planned(track)])
+
+
+def planned(track):
+    """[(what is done, its minutes)] in order."""
+    rows = []
+    for row in PLANS[track]:
+        if isinstance(row, str):
+            name, _, part = row.partition(" ")
+            notebook = NOTEBOOKS[name]
+            sections = notebook.of(track, int(part) if part else None)
+            what = f"{name}, part {COUNTS[int(part) - 1]}" if part else name
+            done = exercises(sections)
+            row = (f"{what}: {done}" if done else what), minutes(sections)
+        rows.append(row)
+    return rows
+
+
+def overview():
+    """The README's table."""
+    rows = [f"| {n.name} | {n.finds} | {minutes(n.sections)} |" for n in NOTEBOOKS.values()]
+    return "\n".join(["| notebook | you find out | minutes |", "|---|---|---|", *rows])
+
+
+def marks(name):
+    """When each section begins, for an instructor: minutes from the start of the notebook, in each track."""
+    rows, clock = ["| section | " + " | ".join(LENGTHS) + " | all |", "|---|---|---|---|"], dict.fromkeys(TRACKS, 0)
+    for section in NOTEBOOKS[name].sections:
+        cells = []
+        for track in TRACKS:
+            has = section in NOTEBOOKS[name].of(track)
+            cells.append(f"{clock[track]}" if has else "-")
+            clock[track] += section.minutes if has else 0
+        rows.append(f"| {section.heading} | {' | '.join(cells)} |")
+    return "\n".join([*rows, "| end | " + " | ".join(f"{time or '-'}" for time in clock.values()) + " |"])
+
+
+def page(text):
+    """A page with what stands between its marks written anew."""
+
+    def block(found):
+        what, _, of = found[1].partition(" of ")
+        made = {"overview": overview, "plan": plan, "marks": marks}[what]
+        return f"<!-- tracks: {found[1]} -->\n{made(of) if of else made()}\n<!-- end -->"
+
+    return re.sub(r"<!-- tracks: (.+?) -->\n.*?<!-- end -->", block, text, flags=re.DOTALL)

@@ -1,0 +1,93 @@
+"""One table of minutes and tracks: it names sections that exist, its plans add up, and pages and headers hold it."""
+
+import re
+from pathlib import Path
+
+import jupytext
+import pytest
+
+from tests.test_build import imported
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = {path.stem: path for path in sorted((ROOT / "notebooks" / "source").glob("*.py"))}
+TRACKS = imported(ROOT / "notebooks", "tracks")
+every_notebook = pytest.mark.parametrize("name", SOURCES)
+
+
+def texts(name, kind="markdown"):
+    return [cell.source for cell in jupytext.read(SOURCES[name], fmt="py:percent").cells if cell.cell_type == kind]
+
+
+def headings(name):
+    return re.findall(r"^##? (.+)$", "\n".join(texts(name)), re.M)
+
+
+def test_the_table_has_every_notebook_and_the_exercises_of_each():
+    assert sorted(TRACKS.NOTEBOOKS) == sorted(SOURCES)
+    for name, notebook in TRACKS.NOTEBOOKS.items():
+        numbers = re.findall(r"^## Exercise (\d+\.\d+)", "\n".join(texts(name)), re.M)
+        assert [s.exercise for s in notebook.sections if s.exercise] == numbers
+
+
+@every_notebook
+def test_sections_stand_in_the_notebook_in_the_order_of_the_table(name):
+    found = headings(name)
+    assert found[0] == f"{name[:2]} · {TRACKS.NOTEBOOKS[name].title}"
+    at = 0
+    for section in TRACKS.NOTEBOOKS[name].sections:
+        at = next((i for i in range(at, len(found)) if found[i].startswith(section.heading)), None)
+        assert at is not None, f"{section.heading} is not in {name}, or stands before the section above it"
+
+
+@pytest.mark.parametrize("track", TRACKS.LENGTHS)
+def test_the_minutes_of_a_plan_add_up_and_it_has_all_that_the_track_has(track):
+    assert sum(minutes for _, minutes in TRACKS.planned(track)) == TRACKS.LENGTHS[track]
+    breaks = sum(row[1] for row in TRACKS.PLANS[track] if not isinstance(row, str))
+    taught = sum(TRACKS.minutes(notebook.of(track)) for notebook in TRACKS.NOTEBOOKS.values())
+    assert taught + breaks == TRACKS.LENGTHS[track]
+
+
+def test_the_half_day_is_what_was_promised():
+    """00_why, 00 to 04 part one, 06 part one, and the picker of 11 in fifteen minutes; a server and gossip after 03."""
+    rows = [row for row in TRACKS.PLANS["half day"] if isinstance(row, str)]
+    assert [row[:2] for row in rows] == ["00", "00", "01", "02", "03", "04", "06", "11"]
+    assert TRACKS.planned("half day")[-2] == ("11_hybrid_parallel, part one", 15)
+    full = [row for row in TRACKS.PLANS["full day"] if isinstance(row, str)]
+    assert full.index("02_parallel_gradient_descent 2") > full.index("03_messages 2")
+
+
+def test_part_one_of_02_uses_no_send_and_no_recv():
+    """They are taught in 03."""
+    source = SOURCES["02_parallel_gradient_descent"].read_text()
+    one, two = source.split("# # Part two")
+    code = "\n".join(line for line in one.split("\n") if not line.startswith("#"))
+    assert not re.search(r"\b(send|recv|sendrecv)\b", code) and "exercise=" in one
+    assert re.search(r"comm\.send", two)
+
+
+def test_pages_hold_the_table_of_today():
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        assert TRACKS.page(path.read_text()) == path.read_text(), f"{path.name}: run python notebooks/build.py"
+    pages = (ROOT / "README.md").read_text() + (ROOT / "docs" / "instructor.md").read_text()
+    assert all(made in pages for made in (TRACKS.overview(), *map(TRACKS.plan, TRACKS.LENGTHS)))
+
+
+@every_notebook
+def test_every_notebook_has_its_header_its_recap_and_its_links(name):
+    from hpdl_lab.release import forms
+
+    assert "<!-- tracks -->" in texts(name)[0]
+    text = "\n".join(texts(name))
+    built = forms.exercises()[f"{name}.ipynb"].decode()
+    assert "| minutes | half day | full day | you need |" in built
+    names = [*TRACKS.NOTEBOOKS]
+    at = names.index(name)
+    neighbors = names[max(0, at - 1) : at] + names[at + 1 : at + 2]
+    last = text.split("<!-- links -->")
+    assert len(last) == 2 and not last[1].strip()
+    assert all(f"]({other}.ipynb)" in TRACKS.links(name) for other in neighbors)
+    recap = re.search(r"^## Recap\n(.*?)^## ", text + "\n## ", re.M | re.S)
+    assert recap, "no section `## Recap`"
+    assert len(re.findall(r"^\d\. ", recap[1], re.M)) == 5, "five points"
+    for heading in ("**What you can do now:**", "| term | what it means |"):
+        assert heading in text, heading
