@@ -5,8 +5,8 @@
 #
 # <!-- tracks -->
 #
-# Three ways to agree on a step: all with all, all through one server, or each with its neighbors. Part one is the first.
-# Part two, the other two, uses `send` and `recv`: come back to it after [03](03_messages.ipynb).
+# Three ways to agree on a step: all with all, all through one server, or each with its neighbors. Part one is the
+# first. Part two, the other two, uses `send` and `recv`: come back to it after [03](03_messages.ipynb).
 
 # %%
 import numpy as np

@@ -172,7 +172,7 @@ lab.show(slow)
 # - `hpdl_lab/zoo.py`: all broken programs, each with its repair.
 # - `hpdl_lab/comm/status/report.py`: the rules of the report about a stuck run.
 #
-# Now you know `send` and `recv`: part two of [02](02_parallel_gradient_descent.ipynb), a parameter server and gossip, is
-# yours.
+# Now you know `send` and `recv`: part two of [02](02_parallel_gradient_descent.ipynb), a parameter server and gossip,
+# is yours.
 #
 # <!-- links -->
