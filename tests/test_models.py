@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from hpdl_lab import data, models
+from hpdl_lab.data import text
 from hpdl_lab.models import batch_norm, cnn, gpt, vit
 from hpdl_lab.models.mlp import count, mlp
 from tests.wording import raises
@@ -64,6 +66,36 @@ def test_the_last_layer_of_gpt_is_its_table_of_tokens():
     logits[0, 1, 7].backward()
     assert model.tokens.weight.grad[7].abs().max() > 0  # as the last layer: 7 was not read
     assert model.tokens.weight.grad[3].abs().max() > 0  # as the first one: it was
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_gpt_that_has_learned_a_sentence_says_it(temperature):
+    """Greedily it repeats what it was trained on; drawn, the same seed gives the same tokens of the alphabet."""
+    sentence = text.encode("Call me Ishmael. Some years ago")
+    model = models.build("gpt", vocabulary=len(text.vocabulary()), block=16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    before = gpt.generate(model, sentence[:8], 23, temperature)
+    windows = sentence.unfold(0, 17, 1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten()).backward()
+        optimizer.step()
+    said = gpt.generate(model, sentence[:8], 23, temperature)
+    assert text.decode(said).startswith("Call me ") and set(text.decode(said)) <= set(text.vocabulary())
+    assert len(said) == len(before) == 31 and not torch.equal(said, before)
+    assert torch.equal(said, gpt.generate(model, sentence[:8], 23, temperature)), "the same seed, other tokens"
+    if temperature == 0:
+        assert text.decode(said) == "Call me Ishmael. Some years ago"
+
+
+def test_a_gpt_continues_tokens_and_nothing_else():
+    model = models.build("gpt")
+    for arguments in ((torch.zeros(0, dtype=int), 3), (torch.zeros(1, 3, dtype=int), 3), (torch.tensor([1]), -1)):
+        with raises(ValueError):
+            gpt.generate(model, *arguments)
+    with raises(ValueError, "-1"):
+        gpt.generate(model, torch.tensor([1]), 3, temperature=-1)
+    assert gpt.generate(model, torch.tensor([1]), 0).tolist() == [1]
 
 
 def test_gpt_does_not_look_ahead_and_vit_looks_everywhere():

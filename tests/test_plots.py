@@ -165,6 +165,10 @@ FIGURES = {
     "scaling, 1,024 ranks": lambda b: scaling_figure(1024),
     "scaling, 64 cores": lambda b: scaling_figure(1024, (1, 2, 4, 8, 16, 64), 64),
     "scaling, one kind": lambda b: filled(scaling.draw, scaling_rows(("strong",)), height=scaling.HEIGHT),
+    "scaling, speedup": lambda b: filled(
+        scaling.draw, scaling_rows(("weak",)), scaling_rows(("weak",), 0, (1, 2, 64, 1024)), (), {2: 1.9, 1024: 500},
+        kind="weak", height=scaling.HEIGHT,
+    ),
     "scaling, one point": lambda b: filled(scaling.draw, scaling_rows(("weak",), ranks=(1,)), height=scaling.HEIGHT),
     "scaling, nothing yet": lambda b: filled(scaling.draw, []),
     "steps of a function": lambda b: lab.show(ring_collective.all_reduce, ranks=3).figure,

@@ -57,6 +57,16 @@ def test_model_and_simulation_agree_on_a_ring(ring_result):
         assert simulated["rate"] == pytest.approx(modelled["rate"], rel=0.02)
 
 
+def test_one_kind_alone_is_drawn_as_speedup_beside_the_diagonal():
+    result = lab.scaling(model=SMALL, n=64, ranks=1, simulate=(8,), kind="weak", prediction={8: 7.5})
+    assert [(r["kind"], r["ranks"]) for r in result.simulated] == [("weak", 1), ("weak", 8)]
+    left, right = result.figure.axes
+    ideal, simulated, guess = left.lines
+    assert list(ideal.get_xdata()) == list(ideal.get_ydata()) == [1, 8]
+    assert simulated.get_ydata()[-1] == result.simulated[-1]["speedup"] and list(guess.get_ydata()) == [7.5]
+    assert right.get_title(loc="left") == "weak: the same work per rank"
+
+
 def test_fits_and_texts(ring_result):
     laws = {(fit.law, fit.source, fit.points) for fit in ring_result.fits}
     assert laws == {("Amdahl", "simulated", 5), ("Gustafson", "simulated", 5)}
@@ -113,6 +123,7 @@ def test_a_model_and_data_by_name():
         ({"prediction": 2}, ValueError, ("2",)),
         ({"prediction": {2: -1}}, ValueError, ("2 ranks", "-1")),
         ({"prediction": {"2": 1.9}}, ValueError, ("'2'",)),
+        ({"kind": "both"}, ValueError, ("'both'", "'weak'")),
         ({"network": "ethernet"}, TypeError, ("ethernet",)),
         ({"deadline": 0}, ValueError, ("0",)),
         ({"all_reduce": lambda comm, x: x, "model": SMALL, "n": 64}, WrongAnswer, ("element 0", "3 ranks")),

@@ -1,6 +1,6 @@
 """`lab.scaling`: the same work on more ranks, and the same work per rank: measured, modelled, and simulated."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,7 @@ def scaling(
     data: Any = None,
     ranks: int | Iterable[int] | None = None,
     n: int | None = None,
+    kind: str | None = None,
     prediction: Any = None,
     network: Network | None = None,
     simulate: int | Iterable[int] = SIMULATE,
@@ -119,6 +120,7 @@ def scaling(
              ranks: which numbers of ranks to measure, default 1, 2, 4, ... up to the engines.
              n: examples, of all ranks in strong and of each rank in weak scaling; default 512, and 32 if examples are
              images or windows of tokens.
+             kind: "strong" or "weak", for that one alone, whose speedup is then drawn beside its efficiency.
              prediction: {ranks: speedup}.
              network: of comm.network, of the simulated ranks; default a switch as fast as the engines' messages, or
              one of 100 Gbit/s if none run. simulate: which numbers of ranks to simulate besides.
@@ -130,6 +132,8 @@ def scaling(
         require_int("n, a number of examples,", n, 1)
     require_number("deadline", deadline, above=0)
     asked_network(network)
+    if kind not in (None, *KINDS):
+        raise ValueError(f"kind={kind!r}: one of {', '.join(map(repr, KINDS))} is needed, or None for both")
     guess = asked_prediction(prediction)
     counts = default_ranks() if ranks is None else whole_numbers(ranks, "ranks")
     far = whole_numbers(simulate, "simulate") if simulate else []
@@ -137,14 +141,14 @@ def scaling(
         raise ValueError("no number of ranks to measure: give some, such as (1, 2, 4)")
     place(max(counts))  # raises, before anything is measured, if there are fewer engines
     job, n = asked_job(model, asked_strategy(strategy, all_reduce), data, n, max(counts))
-    course = Course(job, n, network, deadline)
+    course = Course(job, n, network, deadline, KINDS if kind is None else (kind,))
     heading = f"Scaling of a training step: {job.strategy!r}"
     plot = live.Live(draw, height=HEIGHT, alt="strong and weak scaling")
 
     def state() -> tuple[Any, ...]:
         rows, simulated, modelled = (with_speedups(points) for points in (course.rows, course.simulated, course.model))
         fits = fits_of(rows, simulated)
-        return rows, simulated, modelled, guess, fits, heading, course.foot()
+        return rows, simulated, modelled, guess, fits, heading, course.foot(), kind
 
     try:
         course.run(counts, sorted({*counts, *far}), lambda: plot.update(*state()))
@@ -160,8 +164,8 @@ def scaling(
 class Course:
     """What is done in which order. rows, simulated, model: the points so far, see ScalingResult."""
 
-    def __init__(self, job: Job, n: int, network: Network | None, deadline: float) -> None:
-        self.job, self.n, self.network, self.deadline = job, n, network, deadline
+    def __init__(self, job: Job, n: int, network: Network | None, deadline: float, kinds: Sequence[str]) -> None:
+        self.job, self.n, self.network, self.deadline, self.kinds = job, n, network, deadline, kinds
         self.rows: list[Row] = []
         self.simulated: list[Row] = []
         self.model: list[Row] = []
@@ -176,7 +180,7 @@ class Course:
         engines = running() is not None
         if not engines:
             require_sums(self.job)
-        for kind, p in ((kind, p) for kind in KINDS for p in counts if engines):
+        for kind, p in ((kind, p) for kind in self.kinds for p in counts if engines):
             self.measure(kind, p)
             changed()
         if self.why:
@@ -188,7 +192,7 @@ class Course:
             self.job, self.network or self.switch(), [profile._replace(interference=disturbed) for profile in speeds]
         )
         there = {(r["kind"], r["ranks"]) for r in self.simulated}
-        for p, kind in ((p, kind) for p in every for kind in KINDS if (kind, p) not in there):
+        for p, kind in ((p, kind) for p in every for kind in self.kinds if (kind, p) not in there):
             self.add(cluster, kind, p)
             changed()
         self.left_out = cluster.left_out
@@ -246,7 +250,7 @@ class Course:
         if self.left_out:
             left = ", ".join(f"{p:,}" for p in sorted(set(self.left_out)))
             parts.append(f"{left} ranks would take too long, and the schedule of this all-reduce is not known.")
-        if self.simulated and self.simulated[-1]["ranks"] > self.n:
+        if "strong" in self.kinds and self.simulated and self.simulated[-1]["ranks"] > self.n:
             parts.append(f"Strong: of more than {self.n:,} ranks some have no example.")
         return "  ".join(filter(None, parts))
 

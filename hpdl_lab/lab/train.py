@@ -1,5 +1,6 @@
 """`lab.train`: a model learns over several ranks, with your all-reduce or your strategy, drawn as it goes."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -29,6 +30,7 @@ class TrainResult(Result):
     """losses: of the global batch at every step; test_loss: mean cross-entropy per answer; test_accuracy: 0 to 1.
 
     learned: the same in words; perplexity: exp(test_loss); seconds: in steps; drift: between the ranks' parameters.
+    model: a copy with rank 0's parameters after the last step.
     """
 
     where: str
@@ -40,6 +42,7 @@ class TrainResult(Result):
     seconds: float
     samples_per_s: float
     drift: float
+    model: nn.Module = field(repr=False)
     events: list[Any] = field(repr=False)
     figure: Any = field(repr=False)
 
@@ -122,6 +125,8 @@ def train(
         raise
     first = results[0]
     learned = in_words(first, data)
+    finished = copy.deepcopy(model)
+    nn.utils.vector_to_parameters(first.parameters, finished.parameters())
     scale = max(float(first.parameters.abs().max()), 1e-30)
     return TrainResult(
         where=str(where),
@@ -133,6 +138,7 @@ def train(
         seconds=first.seconds,
         samples_per_s=first.samples / first.seconds if first.seconds else 0.0,
         drift=max(float((rank.parameters - first.parameters).abs().max()) for rank in results) / scale,
+        model=finished,
         events=results.events,
         figure=plot.finish(rows, options.steps, f"{title}: {learned}", where.remark, lowest),
     )

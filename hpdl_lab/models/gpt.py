@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, softmax
 
+from ..units import require_int, require_number
 from . import mlp as initial
 from .transformer import Block, check_heads, std_of
 
@@ -23,8 +24,8 @@ SIZES = {  # 12 layers of width 768 are "GPT-2 small": 124,439,808 parameters
 class GPT(nn.Module):
     """Tokens (b, s) int64, s <= block -> logits (b, s, vocabulary) of the token that follows each of them.
 
-    V d + block d + layers (12 d^2 + 13 d) + 2 d parameters, for a vocabulary of V and width d. The table of tokens is
-    also the last layer (tied weights), so it has a gradient from both ends of the network.
+    V d + block d + layers (12 d^2 + 13 d) + 2 d parameters, for a vocabulary of V and width d. The token embedding
+    is also the last layer (tied weights), so it has a gradient from both ends of the model.
     """
 
     def __init__(self, vocabulary: int, block: int, layers: int, heads: int, width: int) -> None:
@@ -64,3 +65,28 @@ def build(
 def fields_of(data: Any) -> dict[str, int]:
     """What a data set of token windows, (n, block) int64, says about the GPT that reads it."""
     return {"vocabulary": data.classes, "block": data.train_x.shape[1]}
+
+
+@torch.no_grad()
+def generate(model: nn.Module, tokens: torch.Tensor, n: int, temperature: float = 0.8, seed: int = 0) -> torch.Tensor:
+    """Continue `tokens` by n more, each drawn from what the model says about the token that follows.
+
+    Args:    model: a GPT, which looks back at most model.block tokens; tokens: (s,) int64, s >= 1; n: at least 0.
+             temperature: 1 draws with the model's own probabilities, less than 1 prefers the likely tokens, 0 always
+             takes the likeliest (greedy). seed: of the draws; the same seed gives the same tokens.
+    Returns: (s + n,) int64, which begins with `tokens`.
+    Raises:  ValueError for no tokens at all, a negative n or a negative temperature.
+    """
+    require_int("n, a number of tokens,", n, 0)
+    require_number("temperature", temperature, 0)
+    if tokens.ndim != 1 or not len(tokens):
+        raise ValueError(f"generate continues tokens of shape (s,), s >= 1; got {tuple(tokens.shape)}")
+    chance = torch.Generator().manual_seed(seed)
+    for _ in range(n):
+        logits = model(tokens[None, -model.block :])[0, -1]  # (V,), of the token after the last one
+        if temperature:
+            following = torch.multinomial(softmax(logits / temperature, 0), 1, generator=chance)
+        else:
+            following = logits.argmax(0, keepdim=True)
+        tokens = torch.cat([tokens, following])
+    return tokens

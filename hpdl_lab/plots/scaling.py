@@ -1,7 +1,8 @@
 """How efficiency falls with ranks: strong and weak scaling, predicted, ideal, modelled, simulated and measured.
 
 Efficiency, the speedup over the number of ranks, because on it 2 ranks and 1,024 fit into one panel, the ideal is a
-level line, and a spread of 5% is seen.
+level line, and a spread of 5% is seen. One kind of scaling alone leaves room for the speedup itself beside it, whose
+ideal is the diagonal.
 """
 
 import textwrap
@@ -34,22 +35,26 @@ def draw(
     fits: Sequence[Fit] = (),
     title: str = "",
     foot: str = "",
+    kind: str | None = None,
 ) -> None:
-    """Fill `figure` with one panel for each kind of scaling.
+    """Fill `figure` with one panel for each kind of scaling; or with speedup and efficiency of `kind` alone.
 
     Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
              p25, p75, speedup, efficiency, exposed, overlap, imbalance; see lab/scaling.py.
              prediction: {ranks: speedup}; fits: parallel.scaling.laws.Fit, of any kind and source.
              title, foot: text above and below.
     """
-    kinds = [kind for kind in PANELS if any(r["kind"] == kind for r in (*rows, *simulated))]
-    axes = figure.subplots(1, max(len(kinds), 1), squeeze=False)[0]
-    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.24, top=0.72, wspace=0.17)
-    for ax, kind in zip(axes, kinds, strict=False):
-        points, followed, modelled = ([r for r in source if r["kind"] == kind] for source in (rows, simulated, model))
-        panel(ax, points, followed, modelled, prediction, [fit for fit in fits if fit.kind == kind])
-        ax.set_title(PANELS[kind])
-        ax.set_ylabel("speedup / ranks" if kind == kinds[0] else "")
+    kinds = [kind] if kind else [kind for kind in PANELS if any(r["kind"] == kind for r in (*rows, *simulated))]
+    axes = figure.subplots(1, max(len(kinds), 1) + bool(kind), squeeze=False)[0]
+    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.24, top=0.72, wspace=0.17 + 0.06 * bool(kind))
+    if kind:
+        speedup_panel(axes[0], rows, simulated, prediction or {})
+        axes = axes[1:]
+    for ax, one in zip(axes, kinds, strict=False):
+        points, followed, modelled = ([r for r in source if r["kind"] == one] for source in (rows, simulated, model))
+        panel(ax, points, followed, modelled, prediction, [fit for fit in fits if fit.kind == one])
+        ax.set_title(PANELS[one])
+        ax.set_ylabel("speedup / ranks" if one == kinds[0] else "")
     heading(figure, title, oversubscribed(rows))
     legend(figure, rows, simulated, model, prediction, fits)
     note(figure, textwrap.fill(foot, FOOT))
@@ -88,6 +93,24 @@ def panel(
     for r in rows:
         measured_point(ax, r)
     ends(ax, rows, simulated)
+
+
+def speedup_panel(ax: Axes, rows: Rows, simulated: Rows, predicted: dict[int, float]) -> None:
+    """Speedup against ranks, both logarithmic; the ideal is the diagonal."""
+    every = sorted({r["ranks"] for r in (*rows, *simulated)} | set(predicted))
+    rank_axis(ax, every)
+    ends = [min(every, default=1), max(every, default=2)]
+    ax.plot(ends, ends, color=INK, linewidth=1.1, linestyle=LONG, zorder=1)
+    points = sorted(simulated, key=lambda r: r["ranks"])
+    ax.plot([r["ranks"] for r in points], [r["speedup"] for r in points], "s-", color=GREEN, markersize=5, zorder=2)
+    if predicted:
+        ax.plot(*zip(*sorted(predicted.items()), strict=True), "*", color=ORANGE, markersize=9, linestyle=DASHES)
+    for r in rows:
+        color = GRAY if r["ranks"] > r["cores"] else BLUE
+        ax.plot([r["ranks"]], [r["speedup"]], "o", color=color, markersize=7, zorder=5)
+    ax.set_yscale("log", base=2)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}x"))
+    ax.set_title("speedup; the diagonal is ideal")
 
 
 def rank_axis(ax: Axes, every: list[int]) -> None:

@@ -130,15 +130,6 @@ trained
 lab.show(trained)
 
 # %% [markdown]
-# ## Does it scale?
-#
-# One, two, four ranks; the same work for all (strong), and the same work for each (weak). Gray points have more ranks
-# than this machine has cores: they take turns on a core, which is not scaling.
-
-# %%
-lab.scaling(all_reduce=all_reduce)
-
-# %% [markdown]
 # # Part two: relatives, and real links
 #
 # Nobody uses one algorithm for everything. Each of these leaves the same sum on every rank:

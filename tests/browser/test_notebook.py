@@ -23,7 +23,6 @@ PICTURES = {  # of 04: {the call in a cell: what its screenshot is called}
     "prediction=my_times": "measure",
     "lab.train(": "train",
     "lab.show(trained": "timeline",
-    "lab.scaling(": "scaling",
 }
 REFUSED = "use what is running"  # by the cell of 04 that would replace the engines by hosts
 LESS = {  # notebook: {what calls do beyond what is looked at here: fewer sizes, contenders, steps and ranks}
@@ -34,7 +33,6 @@ LESS = {  # notebook: {what calls do beyond what is looked at here: fewer sizes,
     "04": {
         "lab.measure(all_reduce, prediction=": 'lab.measure(all_reduce, ["4", "64KiB"], against=("mpi",), prediction=',
         "lab.train(all_reduce=all_reduce)": "lab.train(all_reduce=all_reduce, steps=200)",
-        "lab.scaling(all_reduce=": "lab.scaling(ranks=2, simulate=(16,), all_reduce=",
         '("64", "16KiB", "256KiB", "2MiB"), against=family, ranks=16': '("64", "16KiB"), against=family, ranks=8',
         'lab.show("halving_doubling", ranks=8)': 'lab.show("halving_doubling", ranks=4)',
         "lab.show(machines, ranks=16)": "lab.show(machines, ranks=8)",
@@ -238,7 +236,6 @@ def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
         wait_for(page, f"{answer}: correct")
     wait_for(page, "engines: right on 4 MPI ranks")
     wait_for(page, re.compile("test accuracy 9[789]"))
-    wait_for(page, re.compile(r"^scaling +ranks"))
     wait_for(page, "4.4 broadcast: correct")
     wait_for(page, "4.5 choose: correct")
     wait_for(page, "ring and tree cross at")

@@ -36,7 +36,6 @@ LIGHTER = {  # the least of what each verb does on engines
     "lab.measure(all_reduce, prediction=my_times)": 'lab.measure(all_reduce, sizes="64KiB", prediction=my_times)',
     "lab.train(": 'lab.train(steps=60, batch=256, optimizer="adamw", lr=0.03, ',
     "trained.test_accuracy >= 0.97": "trained.test_accuracy >= 0.97 and trained.drift == 0",
-    "lab.scaling(": "lab.scaling(ranks=(4,), n=32, simulate=(8,), ",
 }
 
 
