@@ -127,8 +127,9 @@ print(f"after 5 steps the losses of four ranks and of one differ by {off:.0e} at
 # %% [markdown]
 # ## Train with it
 #
-# Now in 32 bits and for 200 steps, and with the communicator's fastest all-reduce: in C++, in a thread of its own, while
-# backward goes on. A perplexity of 81 means guessing among all 81 characters; 10 means as uncertain as a choice among ten.
+# Now in 32 bits and for 200 steps, and with the communicator's fastest all-reduce: in C++, in a thread of its own,
+# while backward goes on. A perplexity of 81 means guessing among all 81 characters; 10 means as uncertain as a choice
+# among ten.
 
 # %%
 cut = {"bucket_nbytes": 100_000, "first_nbytes": 20_000, "assign_buckets": assign_buckets}
