@@ -142,7 +142,7 @@ def scaling(
     place(max(counts))  # raises, before anything is measured, if there are fewer engines
     job, n = asked_job(model, asked_strategy(strategy, all_reduce), data, n, max(counts))
     course = Course(job, n, network, deadline, KINDS if kind is None else (kind,))
-    heading = f"Scaling of a training step: {job.strategy!r}"
+    heading = f"Scaling of a training step: {type(job.strategy).__name__}"
     plot = live.Live(draw, height=HEIGHT, alt="strong and weak scaling")
 
     def state() -> tuple[Any, ...]:
@@ -173,7 +173,8 @@ class Course:
         self.alone: tuple[Row, Cluster | None] | None = None  # what `measure` gave for one rank
         self.measured: dict[int, Cluster] = {}  # ranks -> with the alpha and beta of as many engines
         self.why = ""  # why nothing is simulated
-        self.joined = "" if network is None else title(network)  # what joins the simulated ranks, in words
+        # what joins the simulated ranks, in words
+        self.joined = "" if network is None else f"{title(network)}{link_text(network, ': ')}"
 
     def run(self, counts: list[int], every: list[int], changed: Callable[[], None]) -> None:
         """Measure on `counts` engines, then simulate `every` number of ranks; changed() after each point."""
@@ -224,9 +225,7 @@ class Course:
             return Switch()
         p = self.like_simulated()
         switch = self.measured[p].network
-        alpha, beta = one_message(switch)
-        speed = f"1/β = {number_text(1e-9 / beta)} GB/s" if beta else "no cost per byte"
-        self.joined = f"messages as between {place(p)}: α = {seconds_text(alpha)}, {speed}"
+        self.joined = f"messages as between {place(p)}{link_text(switch, ': ')}"
         return switch
 
     def interference(self) -> Interference:
@@ -253,6 +252,15 @@ class Course:
         if "strong" in self.kinds and self.simulated and self.simulated[-1]["ranks"] > self.n:
             parts.append(f"Strong: of more than {self.n:,} ranks some have no example.")
         return "  ".join(filter(None, parts))
+
+
+def link_text(network: Network, before: str) -> str:
+    """`before`, and latency and bandwidth of the network's links; nothing if they do not all have the same."""
+    alpha, beta = one_message(network)
+    if not (alpha or beta):
+        return ""
+    speed = f"1/β = {number_text(1e-9 / beta)} GB/s" if beta else "no cost per byte"
+    return f"{before}α = {seconds_text(alpha)}, {speed}"
 
 
 # -- what was asked for -----------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ lab.show([e for e in trained.events if e.t0_ns >= begin])
 #
 # ## Does it scale? First a success
 #
-# Give every rank 32 windows of text, however many ranks there are: **weak scaling**. More ranks then mean a larger
+# Give every rank 128 windows of text, however many ranks there are: **weak scaling**. More ranks then mean a larger
 # batch in the same time. Two ranks have a core each on most machines: the blue points. The green ones are simulated
 # ranks that compute as fast as one of your cores, joined by InfiniBand of 200 Gbit/s. On the dashed diagonal p ranks
 # would do p times the work.
@@ -171,15 +171,14 @@ lab.show([e for e in trained.events if e.t0_ns >= begin])
 # %%
 from hpdl_lab.comm.network import Switch
 
-weak = lab.scaling(
-    strategy=overlapped, model="gpt", data="text", kind="weak", ranks=(1, 2), network=Switch.of("infiniband_hdr")
-)
-assert {row["ranks"]: row["speedup"] for row in weak.simulated}[64] > 0.8 * 64
+job = {"strategy": overlapped, "model": "gpt", "data": "text", "kind": "weak", "n": 128}
+weak = lab.scaling(**job, ranks=(1, 2), network=Switch.of("infiniband_hdr"))
+assert {row["ranks"]: row["speedup"] for row in weak.simulated}[64] > 0.7 * 64
 weak
 
 # %% [markdown]
 # It works because each rank has as much to compute as before, and backward hides the messages. Only a ring's latency
-# grows with p, and bends the curve at 1,024 ranks. The opposite question is harder: the **same** 32 windows on more
+# grows with p, and bends the curve at 1,024 ranks. The opposite question is harder: the **same** windows on more
 # and more ranks, **strong scaling**. Every rank then computes less and less, and its gradients stay as large as they
 # were. Part two ends with that picture.
 #
