@@ -20,7 +20,7 @@ from hpdl_lab.comm.network import FatTree, Islands, Ring, Switch
 from hpdl_lab.lab.watch import BASE, decoded, encoded, story_of
 from hpdl_lab.mesh import Grid
 from hpdl_lab.parallel import gossip
-from hpdl_lab.plots import animation, collective, colors, live, style
+from hpdl_lab.plots import collective, colors, live, style
 from hpdl_lab.schedules import build
 from hpdl_lab.schedules.gpipe import gpipe
 from hpdl_lab.schedules.one_f_one_b import interleaved
@@ -209,7 +209,7 @@ def test_steps_play_in_a_notebook_and_those_without_a_place_are_counted(monkeypa
     played = []
     monkeypatch.setattr(live, "in_notebook", lambda: True)
     monkeypatch.setattr(live, "publish", lambda *args: None)
-    monkeypatch.setattr(animation, "show", lambda draw, frames, alt, height: played.append((frames, alt)))
+    monkeypatch.setattr(SHOW, "step_through", lambda draw, frames, alt, height: played.append((frames, alt)))
     texts = texts_of(lab.show("ring", ranks=16).figure)
     assert "step 1" in texts and "…  step 29" in texts and any("25 steps are not drawn" in t for t in texts)
     ((frames, alt),) = played
@@ -265,7 +265,7 @@ def test_a_schedule_plays_every_moment_once(monkeypatch):
     shown = []
     monkeypatch.setattr(live, "in_notebook", lambda: True)
     monkeypatch.setattr(live, "show", lambda *_, **__: None)
-    monkeypatch.setattr(animation, "show", lambda draw, frames, *_, **__: shown.extend(frames))
+    monkeypatch.setattr(SHOW, "step_through", lambda draw, frames, *_, **__: shown.extend(frames))
     times = lab.show("gpipe", ranks=2, micro_batches=2, play=True).data
     moments = [now for *_, now in shown]
     assert moments == sorted(set(moments)) and moments[-1] == times.makespan == 9

@@ -8,7 +8,7 @@ import resource
 import time
 from typing import Any
 
-from ..parallel.grid.machine import A100_PEAK, EFFICIENCY, MACHINES, grid_of
+from ..parallel.grid.machine import EFFICIENCY, MACHINES, PEAKS, grid_of
 from ..parallel.grid.model import predict
 from ..parallel.grid.simulation import simulate
 from ..parallel.grid.spec import SPECS
@@ -43,9 +43,9 @@ def assumed() -> str:
     return (
         f"{SPECS['gpt3'].parameters / 1e9:.1f} billion parameters, dp=8, pp=16, tp=8, 1F1B with 192 micro-batches of "
         "one sequence, recomputation. What is assumed, and not published: a GPU computes with "
-        f"{EFFICIENCY:.0%} of its peak of {A100_PEAK / 1e12:.0f} teraFLOP/s if it neither waits nor sends. All else "
-        "follows. Our bubble is larger than that of equal stages: the last one computes the logits besides its blocks, "
-        "and the others wait for it."
+        f"{EFFICIENCY:.0%} of its peak of {PEAKS['A100'] / 1e12:.0f} teraFLOP/s if it neither waits nor sends. "
+        "All else follows. Our bubble is larger than that of equal stages: the last one computes the logits besides "
+        "its blocks, and the others wait for it."
     )
 
 

@@ -4,6 +4,7 @@ from ..engines.doctor import doctor
 from .cluster import cluster, inject, restart, run, running, start, stop
 from .designs import designs
 from .exercises import catch_up, check, hint, solution
+from .explorers import explore
 from .gossip import gossip
 from .grid import search
 from .guess import guess
@@ -23,6 +24,7 @@ __all__ = [
     "cluster",
     "designs",
     "doctor",
+    "explore",
     "gossip",
     "grid",
     "guess",

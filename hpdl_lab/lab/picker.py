@@ -1,7 +1,7 @@
 """`lab.grid`: pick a hybrid grid with sliders, see at once what it costs, and run it.
 
 The Picker holds what is picked and what was measured, and knows no widget: it works the same in a plain terminal.
-grid_widgets.py shows it in a notebook.
+widgets.py shows it in a notebook.
 """
 
 import threading
@@ -256,9 +256,9 @@ class Picker:
         if not live.in_notebook():
             print(self, flush=True)
             return
-        from . import grid_widgets
+        from . import widgets
 
-        grid_widgets.show(self)
+        widgets.show(self)
 
     def _ipython_display_(self) -> None:
         """At the end of a cell: lab.grid has shown it already."""

@@ -43,14 +43,20 @@ class Picture(Result):
         return self.text
 
 
-def picture(
+def picture(draw: Callable[..., None], *args: Any, text: str, **more: Any) -> Picture:
+    """Draw once, show, and return it as a Picture; more: as of drawn."""
+    found = drawn(draw, *args, text=text, **more)
+    live.show(found.figure, alt=text)
+    return found
+
+
+def drawn(
     draw: Callable[..., None], *args: Any, text: str, data: Any = None, width: float = WIDTH, height: float = HEIGHT
 ) -> Picture:
-    """Draw once, show, and return it as a Picture."""
+    """Draw once, and return it as a Picture that nobody has seen."""
     figure = new_figure(width, height)
     with look():
         draw(figure, *args)
-    live.show(figure, alt=text)
     return Picture(text, figure, data)
 
 

@@ -16,9 +16,9 @@ from ..mesh import Grid
 from ..parallel import gossip, horovod
 from ..parallel.gossip import Graph
 from ..plain_source import plain_source
-from ..plots import animation, live
 from ..plots import collective as panels
 from ..plots import graph as graphs
+from ..plots import live
 from ..plots import mesh as meshes
 from ..plots import network as cables
 from ..plots import schedule as bars
@@ -26,6 +26,7 @@ from ..plots import timeline as lanes
 from ..schedules import Evaluation, Schedule
 from ..units import counted, require_int
 from .cluster import last_run, running
+from .explore import step_through
 from .pipeline import asked_schedule
 from .plain import misfit
 from .result import Picture, picture
@@ -152,12 +153,12 @@ def show_steps(x: Any, ranks: int = 8, collective: str = "all_reduce", **options
     if not story.steps:
         raise ValueError(f"{story.name} sent no message on {ranks} ranks: there is no step to draw")
     if live.in_notebook():
-        animation.show(*played(story))
+        step_through(*played(story))
     return picture(panels.draw, story, text=panels.title_of(story), data=story, height=panels.Sheet(story).height)
 
 
 def played(story: panels.Story) -> tuple[Callable[..., None], list[tuple[Any, ...]], str, float]:
-    """The arguments of animation.html and animation.show that play a Story."""
+    """The arguments of animation.html and of step_through that play a Story."""
     frames = [(story, i) for i in panels.spared(len(story.steps) + 1, MOST_STEPS)]
     return panels.draw_step, frames, f"{story.name}, step by step", panels.step_height(story)
 
@@ -207,7 +208,7 @@ def show_schedule(
     text = f"{plan.name} on {bars.of_schedule(plan)}: {units}, {live_text}"
     if play and live.in_notebook():
         frames = [(plan, times, "", now) for now in moments(times)]
-        animation.show(bars.draw, frames, f"{plan.name}, played", bars.height(plan), frame_ms=FRAME_MS)
+        step_through(bars.draw, frames, f"{plan.name}, played", bars.height(plan), frame_ms=FRAME_MS)
     return picture(bars.draw, plan, times, text=text, data=times, height=bars.height(plan))
 
 

@@ -63,3 +63,21 @@ def descend(
     for _ in range(steps):
         w = step(w, x, y, rate)
         yield w
+
+
+def descend_in_batches(
+    x: np.ndarray, y: np.ndarray, rate: float, batch: int, steps: int, seed: int = 0
+) -> Iterator[np.ndarray]:
+    """Yield the weights of stochastic gradient descent (SGD) from zero: steps + 1 arrays of (d,).
+
+    Every epoch shuffles the examples and goes through all of them, one step for each mini-batch of `batch` examples;
+    the last one of an epoch may be smaller.
+    """
+    w, chance, order = np.zeros(x.shape[1]), np.random.default_rng(seed), np.empty(0, dtype=int)
+    yield w
+    for _ in range(steps):
+        if not len(order):
+            order = chance.permutation(len(y))
+        mine, order = order[:batch], order[batch:]
+        w = gradient_step(w, x[mine], y[mine], rate)
+        yield w

@@ -17,15 +17,15 @@ LAST_MS = 3500  # then it starts again
 RGB = 1 << 16, 1 << 8, 1  # a color as one number
 
 
-def show(draw: Any, frames: Any, alt: str, height: float, frame_ms: int = FRAME_MS) -> None:
-    """Display the animation in the notebook."""
-    from IPython.display import HTML, display
-
-    display(HTML(html(draw, frames, alt, height, frame_ms)))
-
-
 def html(draw: Any, frames: Any, alt: str = "animation", height: float = HEIGHT, frame_ms: int = FRAME_MS) -> str:
-    """`draw(figure, *frame)` for each of `frames`, one after the other for ever, as an <img> element."""
+    """`png` as an <img> element."""
+    data = base64.b64encode(png(draw, frames, height, frame_ms)).decode()
+    width, _ = page_size(new_figure(height=height))
+    return f'<img width="{width}" style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{data}">'
+
+
+def png(draw: Any, frames: Any, height: float = HEIGHT, frame_ms: int = FRAME_MS) -> bytes:
+    """`draw(figure, *frame)` for each of `frames`, one after the other for ever."""
     images = []
     for frame in frames:
         figure = new_figure(height=height)
@@ -36,9 +36,7 @@ def html(draw: Any, frames: Any, alt: str = "animation", height: float = HEIGHT,
     file = io.BytesIO()
     durations = [frame_ms] * (len(images) - 1) + [LAST_MS]
     images[0].save(file, "png", save_all=True, append_images=images[1:], duration=durations, loop=0)
-    data = base64.b64encode(file.getvalue()).decode()
-    width, _ = page_size(figure)
-    return f'<img width="{width}" style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{data}">'
+    return file.getvalue()
 
 
 def in_one_palette(images: Any) -> Any:

@@ -56,7 +56,10 @@ def grid_of(dp: int = 1, pp: int = 1, tp: int = 1) -> Grid:
     return Grid(dp=dp, pp=pp, tp=tp)
 
 
-A100_PEAK = 312e12  # flops/s of a A100 in 16 bits: NVIDIA, A100 Tensor Core GPU Architecture; 2020
+PEAKS = {  # flops/s in 16 bits, without sparsity
+    "A100": 312e12,  # NVIDIA, A100 Tensor Core GPU Architecture; 2020
+    "H100": 989.4e12,  # of the SXM5 module: NVIDIA, H100 Tensor Core GPU Architecture; 2022
+}
 EFFICIENCY = 0.5  # an assumption: what layers of a large transformer reach of the peak, without messages and bubble
 MACHINES = {
     "laptop": Machine(
@@ -68,8 +71,14 @@ MACHINES = {
     ),
     "dgx_a100": Machine(
         "DGX A100 nodes",
-        Islands(8, PRESETS["nvlink_3"], PRESETS["infiniband_hdr"], nics=8, flops_per_s=EFFICIENCY * A100_PEAK),
+        Islands(8, PRESETS["nvlink_3"], PRESETS["infiniband_hdr"], nics=8, flops_per_s=EFFICIENCY * PEAKS["A100"]),
         memory=80 * 10**9,
         source="8 GPUs of 80 GB per node on NVLink 3, an HDR adapter for each: comm/network/presets.py; half the peak",
+    ),
+    "dgx_h100": Machine(
+        "DGX H100 nodes",
+        Islands(8, PRESETS["nvlink_4"], PRESETS["infiniband_ndr"], nics=8, flops_per_s=EFFICIENCY * PEAKS["H100"]),
+        memory=80 * 10**9,
+        source="8 GPUs of 80 GB per node on NVLink 4, an NDR adapter for each: comm/network/presets.py; half the peak",
     ),
 }

@@ -1,4 +1,4 @@
-"""The picker of grids as widgets of a notebook: sliders, buttons, a picture. The only file that knows ipywidgets.
+"""Widgets of a notebook: the picker of grids, and what is explored by sliders. The only file that knows ipywidgets.
 
 Callbacks may run while a cell runs, in a thread of the kernel. Whatever they raise is one sentence under the
 buttons: the log, where it would go else, is read by nobody.
@@ -24,10 +24,8 @@ from .grid import AXES
 from .plain import sentence
 
 if TYPE_CHECKING:
+    from .explore import Control, Explored
     from .picker import Picker
-
-if TYPE_CHECKING:
-    pass
 
 MEANING = {
     "dp": "replicas, each with its share of the batch",
@@ -35,6 +33,9 @@ MEANING = {
     "tp": "ranks that share every layer",
 }
 WIDE = {"description_width": "96px"}
+PAGE = {"width": "840px", "max_width": "100%"}
+SAID = '<div aria-live="polite" style="min-height: 1.4em">{}</div>'
+LABELS = {"alpha": "α", "bandwidth": "1/β"}  # of sliders; else their names
 
 
 class Panel:
@@ -58,13 +59,13 @@ class Panel:
         self.run = widgets.Button(description="Run it", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop")
         self.numbers, self.message = widgets.HTML(), widgets.HTML()
-        self.picture = widgets.Image(format="png", layout=widgets.Layout(width="840px", max_width="100%"))
+        self.picture = widgets.Image(format="png", layout=widgets.Layout(**PAGE))
         for axis, slider in self.axes.items():
-            slider.observe(self.guarded(self.setter(axis)), "value")
+            slider.observe(guarded(self.setter(axis), picker.say), "value")
         for name in ("micro_batches", "schedule", "recompute"):
-            getattr(self, name).observe(self.guarded(self.setter(name)), "value")
-        self.run.on_click(self.guarded(lambda _: picker.start()))
-        self.stop.on_click(self.guarded(lambda _: picker.stop()))
+            getattr(self, name).observe(guarded(self.setter(name), picker.say), "value")
+        self.run.on_click(guarded(lambda _: picker.start(), picker.say))
+        self.stop.on_click(guarded(lambda _: picker.stop(), picker.say))
         left = widgets.VBox(list(self.axes.values()))
         right = widgets.VBox([self.micro_batches, self.schedule, self.recompute])
         buttons = widgets.HBox([self.run, self.stop])
@@ -74,17 +75,6 @@ class Panel:
 
     def setter(self, name: str) -> Callable[[Any], Any]:
         return lambda change: None if self._quiet else self.picker.set(**{name: change["new"]})
-
-    def guarded(self, call: Callable[[Any], Any]) -> Callable[[Any], None]:
-        """The callback, whose errors are text under the buttons."""
-
-        def callback(event: Any) -> None:
-            try:
-                call(event)
-            except Exception as error:
-                self.picker.say(sentence(error))
-
-        return callback
 
     def refresh(self) -> None:
         """Show what the picker says now."""
@@ -119,11 +109,24 @@ def show(picker: "Picker") -> None:
     """Display the widgets; a front end that has none shows the picture instead, or the table."""
     if picker.panel is None:
         picker.panel = Panel(picker)
-    data, metadata = picker.panel.box._repr_mimebundle_(), {}
-    width, height = live.page_size(new_figure(height=HEIGHT))
-    data |= {"image/png": base64.b64encode(picker.panel.picture.value).decode(), "text/plain": repr(picker)}
-    metadata["image/png"] = {"width": width, "height": height}
-    display(data, metadata=metadata, raw=True)
+    publish(picker.panel.box, picker.panel.picture.value, live.page_size(new_figure(height=HEIGHT)), repr(picker))
+
+
+def publish(box: Any, png: bytes, size: tuple[int, int], text: str) -> None:
+    data = box._repr_mimebundle_() | {"image/png": base64.b64encode(png).decode(), "text/plain": text}
+    display(data, metadata={"image/png": {"width": size[0], "height": size[1]}}, raw=True)
+
+
+def guarded(call: Callable[[Any], Any], say: Callable[[str], Any]) -> Callable[[Any], None]:
+    """The callback, whose errors are said where one looks."""
+
+    def callback(event: Any) -> None:
+        try:
+            call(event)
+        except Exception as error:
+            say(sentence(error))
+
+    return callback
 
 
 def divisors(n: int) -> list[int]:
@@ -134,7 +137,7 @@ def message(picker: "Picker") -> str:
     """What does not fit and why, what has followed what, or how a run ended."""
     why = f"This grid cannot be: {picker.why}." if picker.why else ""
     parts = [f'<span style="color: {VERMILION}">{html.escape(why)}</span>' if why else "", html.escape(picker.said)]
-    return f'<div aria-live="polite" style="min-height: 1.4em">{" ".join(filter(None, parts))}</div>'
+    return SAID.format(" ".join(filter(None, parts)))
 
 
 def numbers(picker: "Picker") -> str:
@@ -148,3 +151,69 @@ def numbers(picker: "Picker") -> str:
     if taken is not None:
         text += f"; <b>{taken.kind}</b> {seconds_text(taken.seconds)} a step"
     return text
+
+
+# -- what is explored by sliders --------------------------------------------------------------------------------------
+
+
+class Sliders:
+    """The widgets of one Explored: a slider or menu per control, a line of numbers, a picture. box: what is displayed.
+
+    The picture is drawn at the resolution of the page while sliders move, and sharp in the beginning.
+    """
+
+    def __init__(self, explored: "Explored") -> None:
+        self.explored = explored
+        self._lock = threading.RLock()
+        self.line = widgets.HTML(layout=widgets.Layout(**PAGE))
+        self.picture = widgets.Image(format="png", layout=widgets.Layout(**PAGE))
+        self.moved = {key: self.control(key, control) for key, control in explored.controls.items()}
+        rows = [widgets.HBox([self.moved[key], *self.player(key)]) for key in self.moved]
+        half = -(-len(rows) // 2)
+        columns = [rows] if len(rows) < 3 else [rows[:half], rows[half:]]
+        sliders = widgets.HBox([widgets.VBox(column) for column in columns])
+        self.box = widgets.VBox([sliders, self.line, self.picture])
+        self.refresh(live.CRISP)
+
+    def control(self, key: str, control: "Control") -> Any:
+        kind = widgets.Dropdown if control.named else widgets.SelectionSlider
+        options = [(control.text(value), value) for value in control.values]
+        label = LABELS.get(key, key.replace("_", " "))
+        moved = kind(options=options, value=control.start, description=label, style=WIDE)
+        moved.observe(guarded(lambda change: self.move(key, change["new"]), self.say), "value")
+        return moved
+
+    def player(self, key: str) -> list[Any]:
+        """The play button of a control that has one, and of which every frame can be chosen by its slider."""
+        control = self.explored.controls[key]
+        if not control.every_ms:
+            return []
+        play = widgets.Play(min=0, max=len(control.values) - 1, interval=control.every_ms, show_repeat=False)
+        widgets.link((play, "value"), (self.moved[key], "index"))
+        return [play]
+
+    def move(self, key: str, value: Any) -> None:
+        with self._lock:
+            self.explored.set(**{key: value})
+            self.refresh()
+
+    def refresh(self, scale: float = 1) -> None:
+        """Show the answer; values that cannot be leave the picture, paler, and say why."""
+        picture = self.explored.picture
+        self.picture.layout.opacity = "1" if picture else "0.25"
+        if picture is None:
+            self.say(self.explored.why)
+            return
+        self.line.value = SAID.format(html.escape(picture.text))
+        self.picture.value = live.png(picture.figure, scale)
+
+    def say(self, text: str) -> None:
+        self.line.value = SAID.format(f'<span style="color: {VERMILION}">{html.escape(text)}</span>')
+
+
+def show_explored(explored: "Explored") -> None:
+    """Display the sliders; a front end without widgets shows a picture instead, or the line."""
+    panel = Sliders(explored)
+    png = panel.picture.value if explored.fallback is None else explored.fallback()
+    size = (0, 0) if explored.picture is None else live.page_size(explored.picture.figure)
+    publish(panel.box, png, size, repr(explored))
