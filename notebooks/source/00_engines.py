@@ -6,9 +6,9 @@
 #
 # <!-- tracks -->
 #
-# Run the cells from top to bottom with Shift+Enter. Nothing here hangs for good: a rank that waits for 10 seconds, its
-# *deadline*, gives up, and you read who waited for whom. The stop button above, ■, ends everything, also a loop that
-# computes forever; `lab.run(f, limit=60)` gives up after 60 s.
+# Run the cells from top to bottom with Shift+Enter. Nothing here hangs for good: a rank that waits for 10 seconds,
+# its *deadline*, gives up, and you read who waited for whom. The stop button above, ■, ends everything, even a loop
+# that computes forever; `lab.run(f, limit=60)` gives up after 60 s.
 
 # %%
 import numpy as np
@@ -82,8 +82,9 @@ print(f"you guessed {my_guess_ms} ms")
 # %% [markdown]
 # ## A stuck cell
 #
-# The most common accident of parallel programming: everybody waits for everybody. Here each rank waits for a number
-# from the next one, and nobody sends any. Ordinarily such a program hangs until somebody kills it.
+# The most common accident of parallel programming: everybody waits for everybody. `comm.recv(into, src)` receives
+# into an array. Here each rank waits for a number from the next one, and nobody sends any. Ordinarily such a program
+# hangs until somebody kills it.
 #
 # Here every wait has a deadline. When it passes, a report says who waits for whom, and the ranks are free again.
 
@@ -91,8 +92,8 @@ print(f"you guessed {my_guess_ms} ms")
 lab.run(lambda comm: comm.recv(np.zeros(1), (comm.rank + 1) % comm.size), deadline=1.5)
 
 # %% [markdown]
-# The table says what every rank waits for, and in which line of the cell. Below it is the circle: 0 waits for 1, 1
-# waits for 2, and so on, back to 0. The last line says what that likely means.
+# The table says what every rank waits for, and in which line of the cell. Below it is the cycle: 0 waits for 1, 1
+# waits for 2, and so on, back to 0. The last line gives the likely cause.
 #
 # Now run the cell above again with `deadline=60`, and press ■ (interrupt) in the toolbar instead of waiting. You get
 # the same report at once. Then go on: the engines are the same as before.
@@ -102,7 +103,8 @@ assert lab.run(who_runs_where) == places
 print("the same four processes answer")
 
 # %% [markdown]
-# `%%px` of ipyparallel works on the same engines, for when you want to look at something on all of them.
+# `%%px` of ipyparallel works on the same engines: use it to inspect something on all of them. Its variables are its
+# own: what a `%%px` cell defines, a function given to `lab.run` does not see.
 
 # %%
 # %%px

@@ -5,8 +5,8 @@
 #
 # <!-- tracks -->
 #
-# Training a network of any size repeats one small step. This notebook is about that step, on a model with two
-# weights, so that all of it fits into one picture.
+# Training a model of any size repeats one small step. This notebook is about that step, on a model with two weights,
+# so that all of it fits into one picture.
 
 # %%
 from hpdl_lab import lab
@@ -45,6 +45,8 @@ my_rate = lab.guess("the largest learning rate that still converges", ...)
 
 # %% [markdown]
 # ## Exercise 1.1 ★ The gradient
+#
+# The text under the first line of the function, its docstring, says what comes in and what has to come out.
 
 # %% exercise="hpdl_lab.optim.gradient_descent:gradient"
 
@@ -61,7 +63,8 @@ my_rate = lab.guess("the largest learning rate that still converges", ...)
 # ## Watch it
 #
 # Your step, twenty times from w = (0, 0), for several learning rates. The star is the bottom of the bowl. The bowl is
-# a narrow valley, because the two blood values rise and fall together: steep across, flat along.
+# a narrow valley, because the two blood values rise and fall together: steep across, flat along. A rate is called
+# good if twenty steps remove 95% of the loss that can be removed.
 
 # %%
 walks = lab.landscape(gradient_step, x, y, rates=(0.02, 0.5, 1.04, 1.1))

@@ -90,7 +90,7 @@ print(f"four ranks and one differ by {difference:.1e} at most; you guessed {my_g
 
 # %% [markdown]
 # Together it is far slower: 440 patients are no work at all, and calling four processes from the notebook is. Sharing
-# pays where a rank has more to compute than to say. That is why notebook 04 counts bytes, and trains inside one run.
+# pays when a rank has more to compute than to say. That is why notebook 04 counts bytes, and trains inside one run.
 
 # %% [markdown]
 # # Part two, after 03: a server, and neighbors
@@ -100,7 +100,7 @@ print(f"four ranks and one differ by {difference:.1e} at most; you guessed {my_g
 # ## A parameter server
 #
 # The first large systems were built differently: one process, the **server**, holds the weights. The others, the
-# **workers**, hold examples. A worker asks for nothing but the newest weights and sends nothing but its gradient.
+# **workers**, hold examples. A worker receives nothing but the newest weights and sends nothing but its gradient.
 #
 #     rank 1 ── g1 ──┐                              ┌──> w
 #     rank 2 ── g2 ──┼──> rank 0: w -= rate · mean ─┼──> w
@@ -130,11 +130,17 @@ lab.show(step, "traffic")
 # What enters and leaves the server grows with the number of workers, while each of them moves two vectors. With 100
 # workers and a model of 100 MB, how much passes through the server in one step?
 #
+# Here the server waits for all workers: a **synchronous** step. Early systems (DistBelief, TensorFlow with its
+# parameter servers over gRPC) were **asynchronous**: the server takes a step with each gradient as it arrives, and
+# nobody waits for the slowest worker. The price is **staleness**: by then the weights for which that gradient was
+# computed have changed. Bounded staleness lets a worker run ahead by a few steps only; `StaleSynchronous` in
+# `hpdl_lab/parallel/parameter_server.py` does that.
+#
 # ## Gossip
 #
 # A third way needs neither a server nor global communication: every rank averages with its **neighbors** on a graph,
-# and nobody else. After one step all disagree a little less. The mean over all ranks stays what it was, so all ranks
-# converge to it.
+# and with nobody else. After one step all disagree a little less. The mean over all ranks stays what it was, so all
+# ranks converge to it.
 
 # %%
 from hpdl_lab.parallel import gossip
@@ -158,16 +164,26 @@ my_spread = lab.guess("how far apart 16 ranks are after 20 steps", {"ring": ...,
 # %% check="hpdl_lab.parallel.gossip:gossip_step"
 
 # %% [markdown]
-# How fast do they agree? The points are your steps on 16 simulated ranks, the lines the promise of the second
-# eigenvalue λ₂ of the weights: the differences shrink by λ₂ per step.
+# How fast do they agree? The points are your steps on 16 simulated ranks. The lines are the promise of the second
+# eigenvalue λ₂ of the weights: the differences shrink by at least the factor λ₂ per step. The random graph is a
+# random tree with some more edges.
 
 # %%
-lab.gossip(("ring", "wheel", "star", "exponential"), n=16, step=gossip_step)
+lab.gossip(("ring", "wheel", "random", "star", "exponential"), n=16, step=gossip_step)
 
 # %% [markdown]
-# λ₂ is a promise for the long run. In 20 steps the ring is still ahead of the star, although its λ₂ is larger: where
-# only neighbors disagree, a ring settles it soon. After a hundred steps the star is ahead. The exponential graph gives
-# every rank a few far neighbors, log₂ n to each side, and beats them all.
+# The exponential graph gives every rank a few far neighbors, log₂ n to each side, and beats them all. Ring and star
+# seem to contradict their λ₂: the ring's is larger, and yet it is ahead. λ₂ is a promise for the long run. What only
+# neighbors disagree about, a ring settles soon. Run both for longer:
+
+# %%
+lab.gossip(("ring", "star"), n=16, steps=120, step=gossip_step)
+
+# %% [markdown]
+# The star overtakes the ring after some 85 steps. Gossip in this form averages at every step. **Local SGD** goes
+# further and lets each rank take many steps by itself before all ranks average their weights. DiLoCo (Douillard et
+# al. 2023) trains language models that way on islands of machines with slow links between them, with some 500 steps
+# from one average to the next.
 #
 # ## Question to discuss
 #
@@ -176,9 +192,8 @@ lab.gossip(("ring", "wheel", "star", "exponential"), n=16, step=gossip_step)
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/gradient_descent.py`, `hpdl_lab/parallel/gradient_descent.py`, `hpdl_lab/parallel/gossip.py`: the
-#   functions of this notebook.
+# - `hpdl_lab/parallel/gradient_descent.py`, `hpdl_lab/parallel/gossip.py`: the functions of this notebook.
 # - `hpdl_lab/parallel/gossip.py`: the graphs, their weights and spectral gaps.
-# - `hpdl_lab/parallel/data_parallel.py`: the same for real networks, with all gradients in one message.
+# - `hpdl_lab/parallel/data_parallel.py`: the same for real models, with all gradients in one message.
 #
 # <!-- links -->

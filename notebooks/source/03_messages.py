@@ -17,12 +17,12 @@ lab.start(4)
 # ## The idea
 #
 # Ranks share nothing. All that one knows of another came in a **message**: one rank calls `comm.send(x, dst)`, the
-# other `comm.recv(into, src)`, and both ends must say the same: how many numbers, of which kind, in which order.
+# other `comm.recv(into, src)`. Both ends must agree on how many numbers are sent, of which type, and in which order.
 #
 #     rank 0                     rank 1
 #     comm.send(x, 1)   ──x──>   comm.recv(y, 0)        y now holds what x held
 #
-# A send may have to wait for its receive: never rely on a message that is stored somewhere on the way. A message takes
+# A send may have to wait for its receive: never rely on the library buffering a message. A message takes
 #
 #     time = α + β · bytes       α: latency, s per message       β: s per byte, one over the bandwidth
 #
@@ -95,7 +95,7 @@ lab.show("collectives", ranks=4)
 # # Part two: the deadlock zoo
 #
 # Seven programs, each with one fault. Nearly all of them once kept somebody busy for days. Read them before you run
-# them: what does each rank call first, and what does that call need in order to end?
+# them: what does each rank call first, and what must happen before that call returns?
 
 # %%
 lab.show("zoo")
@@ -123,8 +123,8 @@ lab.run(zoo.find("wrong_root").broken, deadline=2)
 # %% [markdown]
 # ## Exercise 3.5 ★★ Repair: a ring in which all are alike
 #
-# The cells of the next three exercises hold a broken program. Check it as it is, and read what the doctor says. Then
-# change as little as possible.
+# The cells of the next three exercises hold a broken program. Check it as it is, and read the report. Then change as
+# little as possible.
 
 # %% exercise="hpdl_lab.zoo:add_neighbors"
 
@@ -147,8 +147,8 @@ lab.run(zoo.find("wrong_root").broken, deadline=2)
 # %% [markdown]
 # ## Not stuck, only slow
 #
-# A straggler looks like a deadlock to those who wait for it. Here rank 2 gets 5 ms of delay before everything that it
-# does: a hot processor, a busy neighbor. Before you run it: how much longer do the *other* ranks take?
+# A straggler looks like a deadlock to those who wait for it. Here every operation of rank 2 is delayed by 5 ms, as if
+# its CPU were throttled or shared. Before you run it: how much longer do the *other* ranks take?
 
 # %%
 lab.inject(rank=2, delay=0.005)
@@ -157,13 +157,14 @@ lab.inject()
 lab.show(slow)
 
 # %% [markdown]
-# Everybody is as slow as the slowest, although three of four ranks have nothing to do but wait. Look at who waits for
+# Every rank is as slow as the slowest, although three of four have nothing to do but wait. Look at who waits for
 # whom: the delay travels around the ring.
 #
 # ## Question to discuss
 #
-# A send of 8 bytes often returns although nobody has received it yet: the library has stored it somewhere. Why is a
-# program wrong that relies on it, although it has always worked? What will happen on the day when the vectors grow?
+# A send of 8 bytes often returns before anybody has received it: the library has buffered it, which MPI calls the
+# **eager** protocol. Why is a program wrong that relies on this, even if it has always worked? What happens on the
+# day when the vectors grow, and the library waits for the receiver (the **rendezvous** protocol)?
 #
 # ## Where to read the real code
 #
