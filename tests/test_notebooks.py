@@ -16,8 +16,9 @@ NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 EXERCISE_FORMS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 BOTH_FORMS = [*EXERCISE_FORMS, *sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))]
 HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS\n", re.DOTALL)
-MOST_CODE_CELLS = 16  # besides exercises, their checks, and guesses
+MOST_CODE_CELLS = 16  # besides exercises, their checks, guesses, and what is taken home
 MOST_LINES = 6
+MOST_LINES_TO_TAKE_HOME = 30
 
 
 def cells_of(path, kind):
@@ -32,6 +33,17 @@ def is_guess(cell):
     return "guess" in cell.metadata.get("tags", [])
 
 
+def goes_home(cell):
+    """What is run beside the lab, in the real API: a file, its run, and an assert about what it has printed."""
+    return "take-home" in cell.metadata.get("tags", [])
+
+
+def file_of(cell):
+    """(name, text) of a cell that writes a file, else None."""
+    first, _, text = cell.source.partition("\n")
+    return (first.removeprefix("%%writefile "), text) if first.startswith("%%writefile ") else None
+
+
 def named(path):
     return f"{path.parent.name}/{path.stem}"
 
@@ -42,15 +54,16 @@ def solution_of(path):
 
 def magic_free(cell):
     """The syntax tree of a cell without IPython's own lines."""
-    return ast.parse(re.sub(r"^%.*$", "pass", cell.source, flags=re.MULTILINE))
+    return ast.parse(re.sub(r"^(%|out = !).*$", "pass", cell.source, flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
 def test_cells_are_few_and_short(path):
     code = cells_of(path, "code")
-    assert len([cell for cell in code if "nbgrader" not in cell.metadata and not is_guess(cell)]) <= MOST_CODE_CELLS
+    others = [cell for cell in code if not ("nbgrader" in cell.metadata or is_guess(cell) or goes_home(cell))]
+    assert len(others) <= MOST_CODE_CELLS
     for cell in code:
-        if not is_exercise(cell):
+        if not is_exercise(cell) and not (goes_home(cell) and file_of(cell)):
             lines = HIDDEN.sub("", cell.source).strip().split("\n")
             assert len(lines) <= MOST_LINES, cell.source
 
@@ -58,10 +71,28 @@ def test_cells_are_few_and_short(path):
 @pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
 def test_notebooks_hold_no_plotting_no_pip_and_no_function_but_the_exercises(path):
     for cell in cells_of(path, "code"):
+        if goes_home(cell) and file_of(cell):
+            continue
         assert not re.search(r"matplotlib|plt\.|plotly|pip install|%pip|conda", cell.source)
         kinds = [type(node) for node in ast.walk(magic_free(cell))]
         definitions = [kind for kind in kinds if kind in (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)]
         assert len(definitions) == (1 if is_exercise(cell) else 0), cell.source
+
+
+@pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
+def test_a_notebook_ends_with_a_file_that_is_run_and_whose_numbers_are_asserted(path):
+    cells = [cell for cell in cells_of(path, "code") if goes_home(cell)]
+    files = dict(filter(None, map(file_of, cells)))
+    if not files:
+        pytest.skip("nothing to take home yet")
+    for name, text in files.items():
+        assert re.match(rf"take_home_{path.stem[:2]}\w*\.(py|sbatch)$", name)
+        assert len(text.strip().split("\n")) <= MOST_LINES_TO_TAKE_HOME, name
+        assert any(cell.source.startswith("out = !") and name in cell.source.split("\n")[0] for cell in cells), name
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+            assert ast.get_docstring(ast.parse(text)), name
+    assert cells[-1].source.split("\n")[-1].startswith("assert ")
 
 
 @pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)

@@ -113,6 +113,61 @@ import sys
 print("Python", sys.version.split()[0])
 
 # %% [markdown]
+# ## Take it home
+#
+# Ranks need no notebook. What you have seen is **SPMD**, *single program, multiple data*: all ranks run the same file,
+# and each decides by its rank what to do. Here is your hello as a file for mpi4py, which is MPI in Python, and as one
+# for PyTorch. `Get_rank()` and `get_rank()` are the lab's `comm.rank`; `gather` does what `lab.run` did for you: it
+# brings the answers of all ranks to one place.
+
+# %% tags=["take-home"]
+# %%writefile take_home_00_mpi.py
+"""Say hello from every rank of MPI: mpiexec -n 4 python take_home_00_mpi.py"""
+
+from mpi4py import MPI  # which also starts MPI
+
+comm = MPI.COMM_WORLD  # all ranks that mpiexec has started
+rank, size = comm.Get_rank(), comm.Get_size()
+hellos = comm.gather(f"hello from rank {rank} of {size}", root=0)  # a list on rank 0, None elsewhere
+
+if rank == 0:
+    print(*hellos, sep="\n")
+
+# %% tags=["take-home"]
+# out = !mpiexec -n 4 python take_home_00_mpi.py
+print(out.n)
+
+# %% tags=["take-home"]
+assert out.grep("hello") == list(lab.run(hello))
+
+# %% [markdown]
+# `torchrun` tells each rank its number, and where rank 0 is to be found, by environment variables, which
+# `init_process_group` reads. `--standalone` means: all ranks on this machine, at a port that is free. `gloo` carries
+# the messages of CPUs; for GPUs it says `"nccl"` there.
+
+# %% tags=["take-home"]
+# %%writefile take_home_00_torch.py
+"""Say hello from every rank of torchrun: torchrun --standalone --nproc-per-node 4 take_home_00_torch.py"""
+
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+hellos = [None] * size
+dist.all_gather_object(hellos, f"hello from rank {rank} of {size}")  # the same list on all ranks
+
+if rank == 0:
+    print(*hellos, sep="\n")
+dist.destroy_process_group()
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 take_home_00_torch.py
+print(out.n)
+
+# %% tags=["take-home"]
+assert out.grep("hello") == list(lab.run(hello))
+
+# %% [markdown]
 # ## Question to discuss
 #
 # Rank 2 sets `x = 7`. What does rank 3 see in its `x`? What if both ran as threads of one process? Which of the two

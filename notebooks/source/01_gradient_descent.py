@@ -96,6 +96,40 @@ assert edge.verdicts[1.02 * limit] == "diverges" and edge.verdicts[0.98 * limit]
 print(f"the limit is {limit:.3f}; you guessed {my_rate}")
 
 # %% [markdown]
+# ## Take it home
+#
+# The same twenty steps in PyTorch. `loss.backward()` is your `gradient`, which autograd derives from the loss;
+# `optimizer.step()` is your `gradient_step`. The loss after them is the lab's.
+
+# %% tags=["take-home"]
+# %%writefile take_home_01.py
+"""Gradient descent in PyTorch: python take_home_01.py"""
+
+import torch
+
+from hpdl_lab.data import diabetes
+
+x, y = (torch.from_numpy(part) for part in diabetes.load())  # (442, 2) and (442,)
+w = torch.zeros(2, dtype=x.dtype, requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=0.5)  # on all examples, so there is nothing stochastic yet
+for _ in range(20):
+    loss = (x @ w - y).square().mean() / 2
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+with torch.no_grad():
+    print("loss", ((x @ w - y).square().mean() / 2).item())
+
+# %% tags=["take-home"]
+# out = !python take_home_01.py
+print(out.n)
+
+# %% tags=["take-home"]
+from hpdl_lab.optim.gradient_descent import loss
+
+assert abs(float(out[-1].split()[1]) - loss(walks.paths[0.5][-1], x, y)) < 1e-12
+
+# %% [markdown]
 # ## Question to discuss
 #
 # Across the valley the curvature is 1.9, along it 0.1. Which of the two sets the largest learning rate, and which the

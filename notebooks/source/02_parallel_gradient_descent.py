@@ -184,7 +184,45 @@ lab.gossip(("ring", "star"), n=16, steps=120, step=gossip_step)
 # further and lets each rank take many steps by itself before all ranks average their weights. DiLoCo (Douillard et
 # al. 2023) trains language models that way on islands of machines with slow links between them, with some 500 steps
 # from one average to the next.
+
+# %% [markdown]
+# ## Take it home
 #
+# The training of part one in mpi4py. Its line with `Allreduce` is the lab's `comm.all_reduce(g)`: methods with a
+# capital letter send the memory of an array as it is, those in lower case, like `gather` in 00, any Python object.
+# `MPI.IN_PLACE` says that the sum replaces what was there.
+
+# %% tags=["take-home"]
+# %%writefile take_home_02.py
+"""Data-parallel gradient descent in mpi4py: mpiexec -n 4 python take_home_02.py"""
+
+import numpy as np
+from mpi4py import MPI
+
+from hpdl_lab.data import diabetes
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+x, y = (np.split(part[:440], size)[rank] for part in diabetes.load())  # this rank's patients
+w = np.zeros(2)
+for _ in range(20):
+    g = x.T @ (x @ w - y) / len(y)  # own_gradient
+    comm.Allreduce(MPI.IN_PLACE, g, op=MPI.SUM)
+    g /= size  # average_gradients
+    w -= 0.5 * g
+if rank == 0:
+    print("last gradient and weights:", *g, *w)
+
+# %% tags=["take-home"]
+# out = !mpiexec -n 4 python take_home_02.py
+print(out.n)
+
+# %% tags=["take-home"]
+x, y = (part[:440] for part in diabetes.load())
+g = lab.run(lambda comm: average_gradients(comm, own_gradient(comm, alone[-2], x, y)))[0]
+assert np.allclose([float(number) for number in out[-1].split()[-4:]], [*g, *together.paths[0.5][-1]], atol=1e-12)
+
+# %% [markdown]
 # ## Question to discuss
 #
 # 442 patients do not divide by four. If two ranks had 111 patients and two had 110, would the mean of the four

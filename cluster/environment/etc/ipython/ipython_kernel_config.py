@@ -1,16 +1,25 @@
-"""Kernels of this environment open no TCP port if they are configured to talk over Unix sockets (transport "ipc").
+"""Kernels of this environment: what a cell starts with `!` is this environment's, and none needs to open a TCP port.
 
-ipykernel does for one thing all the same: what children by os.fork() print comes in on a port of 127.0.0.1, at which
-any account of the machine can send. Here it comes over one more socket, beside the others of the kernel.
+`!torchrun` and `!mpiexec` are found without an activated environment, and start more ranks than there are cores.
+
+A kernel that is configured to talk over Unix sockets (transport "ipc") opens no port. ipykernel does for one thing all
+the same: what children by os.fork() print comes in on a port of 127.0.0.1, at which any account of the machine can
+send. Here it comes over one more socket, beside the others of the kernel.
 """
 
 import atexit
 import os
+import sys
 from pathlib import Path
 
 import zmq
 from ipykernel.iostream import IOPubThread
 from zmq.eventloop.zmqstream import ZMQStream
+
+from hpdl_lab.features import launch_environment
+
+os.environ |= launch_environment()
+os.environ["PATH"] = os.pathsep.join([os.path.join(sys.prefix, "bin"), os.environ.get("PATH", os.defpath)])
 
 LONGER = "f"  # than the path of the socket on which the kernel publishes its output; few paths have room for more
 
