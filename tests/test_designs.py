@@ -25,6 +25,13 @@ def test_overlap_leaves_the_last_of_four_layers_to_be_seen():
     assert {e.rank for e in overlapped.events} == {0} and {e.lane for e in overlapped.events} == {"", "background"}
 
 
+def test_a_guess_is_drawn_as_the_end_of_the_last_step():
+    found = lab.designs(DataParallel(ring.all_reduce), DataParallel(ring.all_reduce), prediction=0.25)
+    (guess,) = (line for line in found.figure.axes[1].lines if line.get_linestyle() == "--")
+    shows = found[0].exposed * found[0].seconds
+    assert guess.get_xdata()[0] == pytest.approx(1e3 * (found[0].seconds - 0.75 * shows))
+
+
 def test_the_three_designs_of_s_caffe_take_what_their_formulas_say():
     found = lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction())
     assert [d.seconds for d in found.designs] == pytest.approx([d.predicted for d in found.designs], rel=0.01)

@@ -47,6 +47,7 @@ def test_both_play_step_by_step(monkeypatch):
         ("ring", {"steps": 0}, ValueError),
         ((), {}, ValueError),
         ("ring", {"n": 65}, ValueError),
+        ("ring", {"prediction": {"ring": 0}}, ValueError),
     ],
 )
 def test_what_is_no_gossip_is_said(graphs, options, error):
@@ -58,6 +59,16 @@ def test_what_is_no_gossip_is_said(graphs, options, error):
 def data():
     x = np.random.default_rng(1).normal(size=(60, 2)) * (1.4, 0.7)
     return x, x @ (1.0, -2.0)
+
+
+def test_a_guess_is_marked_where_it_was_expected(data):
+    figure = lab.gossip(("ring", "star"), steps=21, prediction={"ring": 0.3, "star": 0.07}).figure
+    stars = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_marker() == "*"]
+    assert stars == [[[20, 0.3]], [[20, 0.07]]]
+    walks = lab.landscape(gradient_step, *data, rates=(0.1, 0.2), prediction=0.3)
+    assert list(walks.verdicts) == [0.1, 0.2, 0.3]
+    marked = [any(t.get_text() == "your guess" for t in ax.texts) for ax in walks.figure.axes]
+    assert marked == [False, False, True]
 
 
 def test_a_landscape_says_how_each_rate_went(data):

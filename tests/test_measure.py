@@ -94,10 +94,15 @@ def test_a_prediction_is_drawn_over_the_measurement():
     assert {"your guess", "your function", "ring model"} <= {t.get_text() for t in figure.axes[1].texts}
 
 
+def test_a_size_at_which_curves_are_expected_to_cross_is_drawn():
+    figure = lab.measure("ring", FEW, against="tree", prediction="2KiB").figure
+    assert [2048, 2048] in [list(line.get_xdata()) for line in figure.axes[0].lines]
+
+
 @pytest.mark.parametrize("guess", [{}, 20, {"4": -1}, {"4": "fast"}, {"4 apples": 20}])
 def test_predictions_that_are_none_are_refused(guess):
     with pytest.raises(ValueError):
-        lab.measure("ring", FEW, prediction=guess)
+        lab.ping_pong(prediction=guess)
 
 
 def test_ping_pong_finds_the_network():

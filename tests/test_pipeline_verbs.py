@@ -76,7 +76,11 @@ def test_simulated_ranks_take_what_was_planned(name, alone):
 def test_a_guess_is_drawn_and_the_makespan_follows_from_the_bubble(alone):
     run = lab.pipeline("1f1b", prediction=0.5)
     assert run.guess["makespan"] == pytest.approx(0.48 / 0.5)  # a rank is busy for 8 x 0.06 s
-    assert "the end that you expected, 960 ms" in texts(run.figure) and "you" in repr(run)
+    assert "your guess, 960 ms" in texts(run.figure) and "you" in repr(run)
+    run = lab.pipeline("1f1b", prediction={"bubble": 0.5, "live": 8})
+    assert "your guess, 960 ms and 8 live on rank 0" in texts(run.figure) and run.guess["live"] == 8
+    with raises(ValueError, "'bubbles'"):
+        lab.pipeline("1f1b", prediction={"bubbles": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -133,6 +137,8 @@ def test_a_search_marks_the_best_and_the_guess(alone):
     assert found.guess.grid == Grid(dp=1, pp=2, tp=2) and {row.grid.size for row in found.rows} == {4}
     assert all(mark in repr(found) for mark in ("best", "yours"))
     assert "limit 1 MB per rank" in texts(found.figure)
+    found = lab.search(**ASKED, limit="1 MB", prediction={"pp": 2, "tp": 2, "seconds": 7})
+    assert 7 in [line.get_ydata()[0] for line in found.figure.axes[0].lines]
 
 
 def test_a_search_in_which_nothing_fits_says_the_least(alone):

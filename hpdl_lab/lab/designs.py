@@ -15,7 +15,7 @@ from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlap
 from ..parallel.scaling.accounting import account, spending
 from ..plots import timeline as drawing
 from ..trace import seconds_text
-from ..units import require_int
+from ..units import require_int, require_number
 from .choice import asked_strategy
 from .result import Result, picture, table
 
@@ -62,7 +62,7 @@ class Designs(Result):
         return "\n".join(table(("strategy", "a step", "exposed", "by its formula"), rows))
 
 
-def designs(*strategies: Strategy, ranks: int = 4) -> Designs:
+def designs(*strategies: Strategy, ranks: int = 4, prediction: float | None = None) -> Designs:
     """Take the same training step with each strategy on simulated ranks, and draw what rank 0 does.
 
         lab.designs(DataParallel(ring.all_reduce), DataParallelOverlapped(ring.all_reduce, bucket_nbytes=300_000))
@@ -71,6 +71,7 @@ def designs(*strategies: Strategy, ranks: int = 4) -> Designs:
     backward, and so do messages.
 
     Args:    strategies: parallel.data_parallel.Strategy, one or more. ranks: 2 or more.
+             prediction: what share of the time that the first strategy exposes the last one still exposes, you think.
     Returns: Designs.
     Raises:  ValueError, also if the all_reduce of a strategy does not add up; TypeError.
     """
@@ -80,10 +81,14 @@ def designs(*strategies: Strategy, ranks: int = 4) -> Designs:
     for strategy in strategies:
         if not asked_strategy(strategy, None).synchronous:
             raise ValueError(f"{strategy} is asynchronous: its ranks take no step together that could be drawn")
+    if prediction is not None:
+        require_number("the share that you guess", prediction, 0, 1)
     found = [design_of(strategy, ranks) for strategy in strategies]
+    first = found[0]
+    guess = None if prediction is None else first.seconds * (1 - first.exposed * (1 - prediction))
     title = f"The same step on {ranks} ranks: what rank 0 does"
     height = drawing.designs_height(len(found))
-    return Designs(found, picture(drawing.draw_designs, found, title, text=title, height=height).figure)
+    return Designs(found, picture(drawing.draw_designs, found, title, guess, text=title, height=height).figure)
 
 
 def design_of(strategy: Strategy, ranks: int) -> Design:

@@ -13,7 +13,7 @@ from ..parallel.gossip import gossip_step, one_peer_step
 from ..plots import graph as drawing
 from ..plots import live
 from ..trace import number_text
-from ..units import require_int
+from ..units import require_int, require_number
 from .result import Result, table
 
 ONE_PEER = "one_peer"  # the exponential graph, of which every step uses one neighbor
@@ -44,12 +44,14 @@ def gossip(
     n: int = 16,
     steps: int = 20,
     step: Callable[..., Any] = gossip_step,
+    prediction: dict[str, float] | None = None,
 ) -> GossipResult:
     """Let n simulated ranks gossip on each graph, and draw how far they are apart after every step.
 
     Args:    graphs: names of parallel.gossip.GRAPHS, and "one_peer": one neighbor of the exponential graph per step.
              n: ranks, 2 to 64; steps: how many, at least 1.
              step: f(comm, x, graph), one step, such as parallel.gossip.gossip_step.
+             prediction: {graph: how far apart after 20 steps}; at the start they are 1 apart.
     Returns: GossipResult.
     """
     require_int("n, a number of ranks,", n, 2, MOST_GOSSIPING)
@@ -57,6 +59,9 @@ def gossip(
     names = [graphs] if isinstance(graphs, str) else list(dict.fromkeys(graphs))
     if not names:
         raise ValueError("no graph to gossip on: give some, such as ('ring', 'star')")
+    guesses = prediction or {}
+    for name, apart in guesses.items():
+        require_number(f"how far apart ranks on a {name} are", apart, above=0)
     x = np.random.default_rng(0).normal(size=(n, NUMBERS))
     errors: dict[str, np.ndarray] = {}
     promises: dict[str, float | None] = {}
@@ -71,9 +76,9 @@ def gossip(
     title = f"Gossip of {n} ranks"
     plot = live.Live(drawing.draw_gossip, alt="disagreement against gossip steps")
     for k in range(1, steps + 1) if plot.shown else ():
-        plot.update({name: error[:k] for name, error in errors.items()}, promises, steps, title)
+        plot.update({name: error[:k] for name, error in errors.items()}, promises, steps, title, guesses)
         plot.rest()
-    return GossipResult(n, errors, promises, plot.finish(errors, promises, steps, title))
+    return GossipResult(n, errors, promises, plot.finish(errors, promises, steps, title, guesses))
 
 
 def walk(comm: Comm, x: np.ndarray, step: Callable[..., Any], arguments: list[Any]) -> list[np.ndarray]:

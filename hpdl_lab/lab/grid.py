@@ -17,7 +17,7 @@ from ..parallel.grid.spec import SPECS, Spec
 from ..plots import grid as drawing
 from ..schedules import CATALOG
 from ..trace import seconds_text
-from ..units import amount_text, parse_bytes, require_int
+from ..units import amount_text, parse_bytes, require_int, require_number
 from .choice import model_and_data
 from .cluster import run, running
 from .place import DEFAULT_RANKS
@@ -229,7 +229,7 @@ def search(
     batch: int | None = None,
     limit: int | str | None = None,
     machine: str | Machine | None = None,
-    prediction: dict[str, int] | None = None,
+    prediction: dict[str, float] | None = None,
 ) -> Searched:
     """Price every dp x pp x tp of so many ranks, with and without recomputation, and draw step time against memory.
 
@@ -237,7 +237,8 @@ def search(
         lab.search("gpt3", prediction={"dp": 8, "pp": 16, "tp": 8})       1,024 GPUs
 
     Args:    model, ranks, batch, limit, machine: as of lab.grid.
-             prediction: {"dp":, "pp":, "tp":} of the grid that you expect to be the best; what is not said is 1.
+             prediction: {"dp":, "pp":, "tp":} of the grid that you expect to be the best; what is not said is 1. And
+             "seconds" of its step, if you like.
     Returns: Searched.
     Raises:  ValueError in one sentence, also if no grid can be at all.
     """
@@ -259,7 +260,7 @@ def search(
         raise ValueError(f"{prediction} cannot be: heads, layers or the batch do not divide")
     guess = min(mine, key=lambda row: (not row.fits, row.seconds)) if mine else None
     title = f"{subject}: {sum(row.fits for row in rows)} of {len(rows)} ways fit"
-    args = rows, best, guess, title, subject.machine.name
+    args = rows, best, guess, title, subject.machine.name, (prediction or {}).get("seconds")
     shown = picture(drawing.draw_search, *args, text=title, height=drawing.SEARCH_HEIGHT)
     return Searched(rows, best, guess, shown.figure)
 
@@ -268,9 +269,10 @@ def asked_guess(prediction: Any, ranks: int) -> tuple[int, ...] | None:
     """(dp, pp, tp), or None. Raises ValueError unless their product is the ranks."""
     if prediction is None:
         return None
-    if not isinstance(prediction, dict) or set(prediction) - set(AXES):
+    if not isinstance(prediction, dict) or set(prediction) - {*AXES, "seconds"}:
         raise ValueError(f'a prediction is a grid such as {{"dp": 2, "pp": 2}}, got {prediction!r}')
     sizes = tuple(require_int(f"the size of {axis}", prediction.get(axis, 1), 1) for axis in AXES)
+    require_number("the seconds that you expect", prediction.get("seconds", 1), above=0)
     if math.prod(sizes) != ranks:
         product = " x ".join(map(str, sizes))
         raise ValueError(f"the grid that you expect has {product} places, and there are {ranks:,} ranks")

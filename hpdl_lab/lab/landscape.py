@@ -9,7 +9,7 @@ import numpy as np
 from ..optim.gradient_descent import descend, loss
 from ..plots import landscape as bowls
 from ..plots import live
-from ..units import require_int
+from ..units import require_int, require_number
 from .result import Result
 
 MOST_RATES = 5  # panels that are still readable side by side
@@ -29,17 +29,25 @@ class LandscapeResult(Result):
 
 
 def landscape(
-    step: Callable[..., Any], x: np.ndarray, y: np.ndarray, rates: float | Iterable[float], steps: int = 20
+    step: Callable[..., Any],
+    x: np.ndarray,
+    y: np.ndarray,
+    rates: float | Iterable[float],
+    steps: int = 20,
+    prediction: float | None = None,
 ) -> LandscapeResult:
     """Walk down the loss of a linear model with two weights, once per learning rate, and say how each walk went.
 
     Args:    step: f(w, x, y, rate), returns the weights after one step, such as optim.gradient_descent.gradient_step.
              x: (n, 2), y: (n,): the examples; rates: up to five numbers above 0; steps: of every walk, at least 2.
+             prediction: a rate that you guess, which becomes one of the five and is marked.
     Returns: LandscapeResult.
     Raises:  ValueError for another number of weights, no or too many rates, or a step of another shape; TypeError for
              a step that is no function.
     """
     rates = [float(r) for r in (rates if isinstance(rates, Iterable) else [rates])]
+    if prediction is not None and prediction not in rates:
+        rates.append(float(require_number("the rate that you guess", prediction, above=0)))
     if not 1 <= len(rates) <= MOST_RATES or min(rates) <= 0 or len(set(rates)) < len(rates):
         raise ValueError(f"rates must be 1 to {MOST_RATES} different numbers above 0, got {rates}")
     if not callable(step):
@@ -57,9 +65,9 @@ def landscape(
     title = f"{steps} steps of gradient descent"
     plot = live.Live(bowls.draw, alt="paths of gradient descent on contours of the loss")
     for k in range(1, steps + 1) if plot.shown else ():
-        plot.update(bowl, {rate: path[:k] for rate, path in paths.items()}, steps, title)
+        plot.update(bowl, {rate: path[:k] for rate, path in paths.items()}, steps, title, prediction)
         plot.rest()
-    figure = plot.finish(bowl, paths, steps, title)
+    figure = plot.finish(bowl, paths, steps, title, prediction)
     above = {rate: bowl.above(path) for rate, path in paths.items()}
     verdicts = {rate: bowls.verdict(paths[rate], above[rate]) for rate in rates}
     return LandscapeResult(verdicts, {rate: a + bowl.least for rate, a in above.items()}, paths, figure)

@@ -48,7 +48,7 @@ Sizes = str | int | Iterable[str | int]
 # -- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def asked_times(prediction: dict[str | int, float] | None) -> dict[int, float]:
+def asked_times(prediction: Any) -> dict[int, float]:
     """{bytes: seconds} of {size: microseconds}; empty for None. Raises ValueError for what is neither."""
     if prediction is None:
         return {}
@@ -169,7 +169,7 @@ def measure(
     *,
     ranks: int | None = None,
     against: Any = None,
-    prediction: dict[str | int, float] | None = None,
+    prediction: Any = None,
     simulated: bool = False,
     network: Network | None = None,
     deadline: float = 10.0,
@@ -180,7 +180,8 @@ def measure(
              sizes: bytes per rank, as numbers or as "1KiB"; ranks: default all engines, or 4 simulated ranks.
              against: functions, names of algorithms such as "ring", "tree", "double_tree" (collectives.table), and
              "compiled_ring", "shm", "mpi", "gloo", on GPUs also "nccl"; default all of the compiled ones on engines.
-             prediction: {size: microseconds}, what you expect; deadline: s, the longest that a rank may wait.
+             prediction: {size: microseconds}, what you expect; or the size at which you expect curves to cross.
+             deadline: s, the longest that a rank may wait.
              simulated: draw with each measured curve that of simulated ranks with alpha and beta of this run.
              network: of comm.network: measure on simulated ranks joined by it, even if engines run.
     Returns: MeasureResult.
@@ -190,7 +191,9 @@ def measure(
     yours, fn = named(fn)
     functions = {yours: fn, **peers(where, against)}
     title, factor = f"all-reduce on {where}", cost.busbw_factor("all_reduce", where.ranks)
-    guess = Reference("your guess", asked_times(prediction))
+    times = prediction is None or isinstance(prediction, dict)
+    guess = Reference("your guess", asked_times(prediction) if times else {})
+    cross = None if times else parse_bytes(prediction, "the size at which curves cross")
     fit: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
     virtual: dict[str, dict[int, float]] = {}
@@ -198,7 +201,8 @@ def measure(
 
     def state() -> tuple[Any, ...]:
         model = modelled(where.ranks, sizes, fit) if fit and where.alike else None
-        return rows, yours, factor, model, guess, title, foot(where, fit, bool(virtual)), virtual, where.link_GBps
+        small = foot(where, fit, bool(virtual))
+        return rows, yours, factor, model, guess, title, small, virtual, where.link_GBps, cross
 
     def on_row(row: dict[str, Any]) -> None:
         fit.update(row) if "alpha" in row else rows.append(row)

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class PipelineRun(Result):
-    """predicted: by arithmetic, measured: from the events; guess: {"makespan": s, "bubble": share} or None.
+    """predicted: by arithmetic, measured: from the events; guess: {"makespan": s, "bubble": share, "live": n} or None.
 
     chunks: stages that a rank holds.
     """
@@ -61,7 +61,8 @@ class PipelineRun(Result):
     figure: Any = field(repr=False)
 
     def __repr__(self) -> str:
-        rows = [("you", self.guess["makespan"], self.guess["bubble"], "")] if self.guess else []
+        mine = self.guess and ("you", self.guess["makespan"], self.guess["bubble"], f"{self.guess.get('live', '')}")
+        rows = [mine] if mine else []
         for name, outcome in (("planned", self.predicted), ("measured", self.measured)):
             rows.append((name, outcome.makespan, outcome.bubble, ", ".join(map(str, outcome.live))))
         cells = [(name, seconds_text(seconds), f"{bubble:.1%}", live) for name, seconds, bubble, live in rows]
@@ -78,7 +79,7 @@ def pipeline(
     micro_batches: int = 8,
     ranks: int | None = None,
     model: str | nn.Module | None = None,
-    prediction: float | None = None,
+    prediction: float | dict[str, float] | None = None,
     partition: Callable[..., list[int]] = partition,
     deadline: float = 10.0,
 ) -> PipelineRun:
@@ -95,7 +96,8 @@ def pipeline(
              ranks: default all engines, or 4 simulated ranks.
              model: as of lab.train; real stages in place of those, whose plan counts with what they took in the step
              before. partition: f(costs, stages) -> how many of the model's layers each stage gets.
-             prediction: the bubble that you expect, 0 to 1. deadline: s, the longest that a rank may wait.
+             prediction: the bubble that you expect, 0 to 1; or {"bubble": ..., "live": ...}, with the micro-batches
+             whose activations you expect rank 0 to hold at once. deadline: s, the longest that a rank may wait.
     Returns: PipelineRun.
     Raises:  ValueError, one sentence, before anything runs, for a schedule that would deadlock or lose a micro-batch.
     """
@@ -122,7 +124,7 @@ def pipeline(
     def on_row(row: dict[str, Any]) -> None:
         reports.append(row)
         if planned.rows:
-            plot.update(plan, planned, so_far(reports, plan.ranks), guess and guess["makespan"], title)
+            plot.update(plan, planned, so_far(reports, plan.ranks), guess, title)
 
     results = where.run(*work, deadline=deadline, on_row=on_row)
     foot = ""
@@ -131,19 +133,24 @@ def pipeline(
         foot = "Planned with what the stages took in the step before; ranks that share cores hold each other up."
     measured = schedules.summary(timed_actions(results.events, plan.ranks))
     guess = expected(prediction, planned)
-    figure = plot.finish(plan, planned, measured, guess and guess["makespan"], title, foot)
+    figure = plot.finish(plan, planned, measured, guess, title, foot)
     outcomes = Outcome.of(planned), Outcome.of(measured)
     return PipelineRun(str(where), *outcomes, guess, plan.chunks, results.events, figure)
 
 
-def expected(bubble: float | None, planned: Evaluation) -> dict[str, float] | None:
-    """{"makespan": s, "bubble": share} that the attendee expects: ranks are busy as long as planned."""
-    if bubble is None:
+def expected(prediction: float | dict[str, float] | None, planned: Evaluation) -> dict[str, float] | None:
+    """{"makespan": s, "bubble": share, "live": n} that the attendee expects: ranks are busy as long as planned."""
+    if prediction is None:
         return None
+    guess = prediction if isinstance(prediction, dict) else {"bubble": prediction}
+    if set(guess) - {"live"} != {"bubble"}:
+        raise ValueError(f'a prediction is a bubble, or {{"bubble": 0.3, "live": 4}}, got {prediction!r}')
+    require_number("the live micro-batches that you expect", guess.get("live", 0), 0)
+    bubble = guess["bubble"]
     if require_number("the bubble that you expect", bubble, 0, 1) == 1:
         raise ValueError("the bubble that you expect is less than 1: ranks also work")
     busy = float(planned.makespan) * (1 - float(planned.bubble))
-    return {"makespan": busy / (1 - bubble), "bubble": bubble} if planned.rows else None  # there is no plan yet
+    return {"makespan": busy / (1 - bubble)} | guess if planned.rows else None  # there is no plan yet
 
 
 def real_work(plan: Schedule, model: Any, partition: Any) -> tuple[tuple[Any, ...], str]:

@@ -14,10 +14,11 @@ from ..parallel.gossip import lambda2
 from ..trace import Event, number_text
 from ..units import amount_text, counted
 from .colors import BLUE, FAINT, GRAY, INK, SERIES, SKY, VERMILION
-from .style import Axes, Figure, bare, heading, label_ends, log_axis, note, x_label
+from .style import Axes, Figure, bare, heading, label_ends, log_axis, x_label
 
 MOST_RANKS = 32  # of the picture of one graph
 MOST_NUMBERED = 8  # ranks up to which every cell says its number
+GUESSED = 20  # steps, after which an attendee guesses how far apart ranks are
 FLOOR = 1e-15  # relative disagreement that is rounding, not gossip
 SHADES = LinearSegmentedColormap.from_list("traffic", ["#FFFFFF", "#9CC8E3", BLUE, "#00324F"])
 
@@ -102,19 +103,21 @@ def draw_gossip(
     promises: dict[str, float | None],
     steps: int,
     title: str = "",
-    foot: str = "",
+    guesses: dict[str, float] | None = None,
 ) -> None:
     """Fill `figure` with the disagreement of ranks against steps, one curve per graph.
 
     Args:    errors: {name: (k + 1,) disagreement so far, before the first step and after each}.
              promises: {name: lambda2, or None where weights change from step to step}; steps: how many there will be.
+             guesses: {name: disagreement that the attendee expects after GUESSED steps}.
     """
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.77, bottom=0.16, top=0.8)
     relative = {name: np.maximum(np.asarray(e) / (e[0] or 1.0), FLOOR) for name, e in errors.items()}
     lowest = max(FLOOR, min((float(e.min()) for e in relative.values()), default=0.1))
     bound = [second**steps for second in promises.values() if second]
-    log_axis(ax, [1.0, max(min([lowest, *bound]), FLOOR)])
+    guesses = {name: apart for name, apart in (guesses or {}).items() if name in errors and GUESSED <= steps}
+    log_axis(ax, [1.0, max(min([lowest, *bound, *guesses.values()]), FLOOR), *guesses.values()])
     ends = []
     k = np.arange(steps + 1)
     for (name, error), color in zip(relative.items(), itertools.cycle(SERIES), strict=False):
@@ -122,6 +125,8 @@ def draw_gossip(
         if second is not None:
             ax.plot(k, np.maximum(second ** k.astype(float), FLOOR), color=color, linewidth=1, linestyle=(0, (4, 2)))
         ax.plot(range(len(error)), error, "o", color=color, markersize=4, clip_on=False)
+        if name in guesses:
+            ax.plot(GUESSED, guesses[name], "*", color=color, mec=INK, markersize=13, clip_on=False, zorder=5)
         text = f"{name}: λ₂ = {second:.3f}" if second is not None else name
         ends.append((error[-1], text, color, False))
     ax.set_xlim(0, steps)
@@ -130,8 +135,7 @@ def draw_gossip(
     label_ends(ax, ends)
     ax.axhline(FLOOR, color=GRAY, linewidth=0.8)
     subtitle = "Points: how far apart the ranks are, over how far they were. Dashed: λ₂ to the power of steps."
-    heading(figure, title, subtitle)
-    note(figure, foot)
+    heading(figure, title, subtitle + " Stars: your guess." * bool(guesses))
 
 
 def traffic_of(events: Sequence[Event], size: int) -> np.ndarray:

@@ -152,12 +152,18 @@ SHADES = (BLUE, SKY, GREEN, ORANGE, PURPLE)
 
 
 def draw_search(
-    figure: Figure, rows: list[Any], best: Any = None, guess: Any = None, title: str = "", foot: str = ""
+    figure: Figure,
+    rows: list[Any],
+    best: Any = None,
+    guess: Any = None,
+    title: str = "",
+    foot: str = "",
+    seconds: float | None = None,
 ) -> None:
     """Fill `figure`.
 
     Args:    rows: grid.model.Predictions; best: the one that is marked, or None; guess: the row that the attendee
-             expects to be the best, or None.
+             expects to be the best, or None; seconds: of its step, as the attendee expects, or None.
     """
     ax = figure.add_axes((0.09, 0.16, 0.63, 0.66))
     stages = sorted({row.grid["pp"] for row in rows})
@@ -170,7 +176,9 @@ def draw_search(
     totals = [row.memory.total for row in rows]
     ax.set_xscale("log")
     ax.set_xlim(min(*totals, limit) / 1.5, max(*totals, limit) * 1.5)
-    log_axis(ax, [row.seconds for row in rows], "s")
+    log_axis(ax, [*(row.seconds for row in rows), *([seconds] if seconds else [])], "s")
+    if seconds:
+        ax.axhline(seconds, color=BLUE, linewidth=1.6, linestyle=(0, (4, 2)))
     ax.xaxis.set_major_formatter(amounts("B"))
     narrow = max(*totals, limit) < 100 * min(*totals, limit)
     ax.xaxis.set_minor_formatter(lambda v, _: amount_text(v) if narrow and f"{v:.0e}"[0] in "25" else "")
@@ -181,11 +189,13 @@ def draw_search(
     for row, color, size in ((best, INK, 17), (guess, BLUE, 13)):
         if row is not None:
             ax.plot(row.memory.total, row.seconds, "o", mfc="none", mec=color, mew=2, markersize=size, zorder=6)
-    steps, entries = sorted(shade), []
+    steps = sorted(shade)
+    entries: list[tuple[Any, str]] = []
     for pp, following in zip(steps, [*steps[1:], max(row.grid["pp"] for row in rows) + 1], strict=True):
         entries.append((shade[pp], f"pp {pp}" if following == pp + 1 else f"pp {pp} to {following - 1}"))
     entries += [(circle(INK), f"best: {name_of(best)}")] if best is not None else []
-    entries += [(circle(BLUE), f"yours: {name_of(guess)}")] if guess is not None else []
+    entries += [(circle(BLUE), f"your guess: {name_of(guess)}")] if guess is not None else []
+    entries += [(Line2D([], [], color=BLUE, linestyle="--"), f"your guess: {seconds_text(seconds)}")] if seconds else []
     legend(figure, entries, 0.75, 0.6, columns=1)
     if best is None:
         least = amount_text(min(totals))

@@ -48,10 +48,18 @@ class Bowl:
             return np.array([self.loss(w) - self.least for w in path])
 
 
-def draw(figure: Figure, bowl: Bowl, paths: dict[float, np.ndarray], steps: int, title: str = "") -> None:
+def draw(
+    figure: Figure,
+    bowl: Bowl,
+    paths: dict[float, np.ndarray],
+    steps: int,
+    title: str = "",
+    guess: float | None = None,
+) -> None:
     """Fill `figure` with one panel per learning rate, all of the same bowl.
 
     Args:    paths: {rate: (k + 1, 2) weights so far}; steps: how many there will be; then the verdict is written.
+             guess: the rate of the panel that is marked as the attendee's, or None.
     """
     axes = figure.subplots(1, len(paths), squeeze=False, sharey=True)[0]
     figure.subplots_adjust(left=0.088, right=0.985, bottom=0.16, top=0.74, wspace=0.1)
@@ -59,6 +67,8 @@ def draw(figure: Figure, bowl: Bowl, paths: dict[float, np.ndarray], steps: int,
         ax.contour(*bowl.axes, bowl.grid, levels=bowl.levels, colors=[GRAY], linewidths=0.6, alpha=0.7)
         ax.plot(*bowl.best, "*", color=INK, markersize=11, zorder=3)
         walk(ax, bowl, rate, path, done=len(path) > steps)
+        if rate == guess:
+            ax.text(0.03, 0.04, "your guess", transform=ax.transAxes, fontweight="bold", zorder=5)
         x_label(ax, "weight 0")
         ax.xaxis.set_major_locator(MaxNLocator(4))  # a tick is five artists, made anew in every frame
         ax.yaxis.set_visible(ax is axes[0])
@@ -78,7 +88,11 @@ def walk(ax: Axes, bowl: Bowl, rate: float, path: np.ndarray, done: bool) -> Non
     ax.set_xlim(bowl.axes[0][[0, -1]])
     ax.set_ylim(bowl.axes[1][[0, -1]])
     ax.grid(False)
-    ax.set_title(f"rate {number_text(rate)}" + (f": {word}" if done else ""), pad=19, fontsize=10)
+    ax.set_title(
+        f"rate {number_text(rate)}" + (f": {word}" if done else ""),
+        pad=19,
+        fontsize=10 if len(ax.figure.axes) < 5 else 9,
+    )
     loss = above[-1] + bowl.least
     text = f"loss {number_text(loss)}" if loss < 1e6 else "loss overflows"
     ax.text(0, 1.025, f"step {len(path) - 1}: {text}", transform=ax.transAxes, fontsize=9, va="bottom")

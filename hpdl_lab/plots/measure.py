@@ -53,6 +53,7 @@ def draw(
     foot: str = "",
     simulated: dict[str, dict[int, float]] | None = None,
     link_GBps: float | None = None,
+    cross: float | None = None,
 ) -> Any:
     """Fill `figure` from the rows of a sweep; see `collectives.sweep.sweep`.
 
@@ -61,6 +62,7 @@ def draw(
              model, prediction: a Reference or None; title, foot: text above and below.
              simulated: {name: {size: seconds}}, drawn dashed with the measured curves of these names.
              link_GBps: what a link carries, which no bus bandwidth can exceed; None where that is not known.
+             cross: the size at which the attendee expects curves to cross, or None.
     """
     references = ((model, DOTS, GRAY), (prediction, DASHES, INK))
     references = [(ref, dash, color) for ref, dash, color in references if ref and ref.points(factor)]
@@ -68,7 +70,8 @@ def draw(
     points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]
     points += [p for ref in (*virtual.values(), *(ref for ref, *_ in references)) for p in ref.points(factor)]
     titles = "time per call (less is better)", "bus bandwidth, GB/s (more is better)"
-    left, right = two_panels(figure, [p[0] for p in points], points, titles, [link_GBps] if link_GBps else [])
+    sizes = [*(p[0] for p in points), *([cross] if cross else [])]
+    left, right = two_panels(figure, sizes, points, titles, [link_GBps] if link_GBps else [])
 
     def dashed(found: Any, **look: Any) -> Any:
         sizes, seconds, speeds = zip(*found, strict=True)
@@ -81,6 +84,10 @@ def draw(
         found = ref.points(factor)
         end = dashed(found, color=color, linestyle=dash, linewidth=1.6, marker="*" * (len(found) == 1))
         ends.append((end, ref.name, color, False))
+    if cross:
+        left.axvline(cross, color=BLUE, linewidth=1.6, linestyle=DASHES, zorder=1)
+        at = ("data", "axes fraction"), "offset points"
+        left.annotate("your guess", (cross, 1), (4, -12), *at, color=BLUE)
     if link_GBps:
         right.axhline(link_GBps, color=INK, linewidth=1.0, zorder=1)
         ends.append((link_GBps, "the link", INK, False))

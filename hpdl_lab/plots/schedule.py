@@ -221,18 +221,19 @@ def draw_run(
     schedule: Schedule,
     planned: Evaluation,
     measured: Evaluation,
-    guess: float | None = None,
+    guess: dict[str, float] | None = None,
     title: str = "",
     foot: str = "",
 ) -> None:
     """Fill `figure`, `run_height(schedule)` inches tall.
 
     Args:    planned, measured: schedules.Evaluation in seconds; measured: what there is so far, may be empty.
-             guess: the makespan in s that the attendee expects, or None.
+             guess: what the attendee expects, or None: {"makespan": s, "live": micro-batches of rank 0, or nothing}.
     """
     tall = figure.get_size_inches()[1]
     panel = schedule.ranks * row_height(schedule) / tall
-    end = max(planned.makespan, measured.makespan, guess or 0.0)
+    expected, live = (guess["makespan"], guess.get("live")) if guess else (0.0, None)
+    end = max(planned.makespan, measured.makespan, expected)
     unit, scale = ("s", 1.0) if end >= 10 else ("ms", 1e3)
     bottoms = (1 - RUN_TOP / tall - panel, RUN_FOOT / tall)
     for times, bottom, name in zip((planned, measured), bottoms, ("planned", "measured"), strict=True):
@@ -248,10 +249,13 @@ def draw_run(
         ax.set_xlabel(f"time, {unit}" if name == "measured" else "")
         ax.axvline(planned.makespan * scale, color=INK, linewidth=1, zorder=5)
         if guess:
-            ax.axvline(guess * scale, color=BLUE, linewidth=1.6, linestyle=(0, (4, 2)), zorder=6)
+            ax.axvline(expected * scale, color=BLUE, linewidth=1.6, linestyle=(0, (4, 2)), zorder=6)
+        if live is not None:
+            held.plot([live, live], [-0.4, 0.4], color=BLUE, linewidth=2.4, clip_on=False)
     heading(figure, title or f"{schedule.name}: {of_schedule(schedule)}")
     text = "Hatched: ranks wait;  black line: planned end"
-    text += f";  blue: the end that you expected, {seconds_text(guess)}" if guess else ""
+    text += f";  blue: your guess, {seconds_text(expected)}" if guess else ""
+    text += f" and {live:g} live on rank 0" if live is not None else ""
     figure.text(0.012, 1 - 0.36 / tall, text, va="top")
     kinds_of(figure, schedule, tall)
     note(figure, foot)

@@ -139,8 +139,11 @@ def designs_height(n: int) -> float:
     return MARGIN + n * PANEL
 
 
-def draw_designs(figure: Figure, found: Any, title: str) -> None:
-    """Fill `figure` with `found`: records with name, seconds, exposed, formula, predicted, and events of one rank."""
+def draw_designs(figure: Figure, found: Any, title: str, guess: float | None = None) -> None:
+    """Fill `figure` with `found`: records with name, seconds, exposed, formula, predicted, and events of one rank.
+
+    guess: the seconds of the last one that the attendee expects, or None.
+    """
     tall = figure.get_size_inches()[1]
     axes = figure.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
     figure.subplots_adjust(left=0.115, right=0.985, bottom=0.72 / tall, top=1 - 0.85 / tall, hspace=0.62)
@@ -154,10 +157,14 @@ def draw_designs(figure: Figure, found: Any, title: str) -> None:
             text = f"{design.formula}  =  {seconds_text(design.predicted)};   here {text}"
         ax.set_title(design.name, fontsize=9.5, pad=3)
         ax.set_title(text, loc="right", fontsize=8.5, fontweight="normal", pad=3)
+    if guess is not None:
+        axes[-1].axvline(guess * 1e3, color=BLUE, linewidth=1.6, linestyle=(0, (4, 2)), zorder=6)
     axes[-1].set_xlabel("virtual time, ms")
     heading(figure, title)
     legend(figure, [(color, STEP_NAMES.get(op, op)) for op, color in STEP.items()], 0.115, 1 - 0.5 / tall)
-    note(figure, FORMULAS if any(d.formula for d in found) else "A black line: the end of the step.")
+    end = "A black line: the end of the step."
+    end += "" if guess is None else f"  Blue: your guess, {seconds_text(guess)}."
+    note(figure, FORMULAS if any(d.formula for d in found) else end)
 
 
 def two_lanes(ax: Axes, events: Sequence[Event]) -> None:

@@ -62,17 +62,14 @@ my_rate = lab.guess("the largest learning rate that still converges", ...)
 # %% [markdown]
 # ## Watch it
 #
-# Your step, twenty times from w = (0, 0), for several learning rates. The star is the bottom of the bowl. The bowl is
-# a narrow valley, because the two blood values rise and fall together: steep across, flat along. A rate is called
-# good if twenty steps remove 95% of the loss that can be removed.
+# Your step, twenty times from w = (0, 0), for several learning rates; the last one is your guess. The star is the
+# bottom of the bowl. The bowl is a narrow valley, because the two blood values rise and fall together: steep across,
+# flat along. A rate is called good if twenty steps remove 95% of the loss that can be removed.
 
 # %%
-walks = lab.landscape(gradient_step, x, y, rates=(0.02, 0.5, 1.04, 1.1))
-assert list(walks.verdicts.values()) == ["too low", "good", "too high", "diverges"]
+walks = lab.landscape(gradient_step, x, y, rates=(0.02, 0.5, 1.04, 1.1), prediction=my_rate)
+assert list(walks.verdicts.values())[:4] == ["too low", "good", "too high", "diverges"]
 walks
-
-# %%
-lab.landscape(gradient_step, x, y, rates=(my_rate,))
 
 # %% [markdown]
 # ## Exercise 1.3 ★ The largest stable learning rate
@@ -91,7 +88,7 @@ lab.landscape(gradient_step, x, y, rates=(my_rate,))
 
 # %%
 limit = largest_stable_rate(x)
-edge = lab.landscape(gradient_step, x, y, rates=(0.98 * limit, 1.02 * limit))
+edge = lab.landscape(gradient_step, x, y, rates=(0.98 * limit, 1.02 * limit), prediction=my_rate)
 assert edge.verdicts[1.02 * limit] == "diverges" and edge.verdicts[0.98 * limit] != "diverges"
 print(f"the limit is {limit:.3f}; you guessed {my_rate}")
 

@@ -169,7 +169,7 @@ my_spread = lab.guess("how far apart 16 ranks are after 20 steps", {"ring": ...,
 # random tree with some more edges.
 
 # %%
-lab.gossip(("ring", "wheel", "random", "star", "exponential"), n=16, step=gossip_step)
+lab.gossip(("ring", "wheel", "random", "star", "exponential"), n=16, step=gossip_step, prediction=my_spread)
 
 # %% [markdown]
 # The exponential graph gives every rank a few far neighbors, log₂ n to each side, and beats them all. Ring and star
@@ -177,7 +177,7 @@ lab.gossip(("ring", "wheel", "random", "star", "exponential"), n=16, step=gossip
 # neighbors disagree about, a ring settles soon. Run both for longer:
 
 # %%
-lab.gossip(("ring", "star"), n=16, steps=120, step=gossip_step)
+lab.gossip(("ring", "star"), n=16, steps=120, step=gossip_step, prediction=my_spread)
 
 # %% [markdown]
 # The star overtakes the ring after some 85 steps. Gossip in this form averages at every step. **Local SGD** goes

@@ -204,8 +204,13 @@ link = lab.ping_pong(ping_pong, sizes=("8", "1MiB", "4MiB"))
 link
 
 # %% [markdown]
-# Predict: from which size on is the ring faster than the tree, on these four hosts? Your `choose` knows, now that α and
-# β are measured. Then measure.
+# Predict: from which size on is the ring faster than the tree, on these four hosts?
+
+# %% guess=[16384]
+my_size = lab.guess("bytes from which on the ring is faster than the tree", ...)
+
+# %% [markdown]
+# Your `choose` knows, now that α and β are measured. Then measure.
 
 # %%
 from hpdl_lab.collectives import cost
@@ -215,7 +220,9 @@ sizes = [2**k for k in range(10, 23, 3)]
 {size: choose(costs, 4, size, link.alpha, link.beta) for size in sizes}
 
 # %%
-real = lab.measure(all_reduce, sizes=sizes, against=("tree", "parameter_server", "mpi"), simulated=True)
+real = lab.measure(
+    all_reduce, sizes=sizes, against=("tree", "parameter_server", "mpi"), simulated=True, prediction=my_size
+)
 print("ring and tree cross at", real.crossover("your all_reduce", "tree"), "bytes; None: they do not cross")
 print("on paper, with α and β of this run, at", real.modelled_crossover("ring", "tree"))
 real

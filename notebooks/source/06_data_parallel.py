@@ -101,7 +101,8 @@ from hpdl_lab.parallel.data_parallel import DataParallelBucketed, DataParallelOv
 
 cut = {"bucket_nbytes": 300_000, "first_nbytes": 300_000, "assign_buckets": assign_buckets}
 mine = DataParallelOverlapped(ring.all_reduce, **cut, gradient_ready=gradient_ready)
-steps = lab.designs(DataParallel(ring.all_reduce), DataParallelBucketed(ring.all_reduce, **cut), mine)
+after = DataParallelBucketed(ring.all_reduce, **cut)
+steps = lab.designs(DataParallel(ring.all_reduce), after, mine, prediction=my_exposed)
 
 # %%
 left = steps[2].exposed * steps[2].seconds / (steps[0].exposed * steps[0].seconds)

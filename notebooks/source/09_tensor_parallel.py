@@ -175,7 +175,7 @@ lab.run(train_gpt, text, 1, 2)
 # %% check="hpdl_lab.parallel.tensor.linear:sequence_parallel"
 
 # %%
-ways = lab.tensor(column_linear, row_linear, sequence_parallel)
+ways = lab.tensor(column_linear, row_linear, sequence_parallel, prediction=my_bytes)
 pair, sequence = ways["pair"], ways["sequence"]
 assert sequence["forward"] == pair["forward"] and sequence["kept"] < pair["kept"]
 print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activations kept")

@@ -41,8 +41,7 @@ lab.show("gpipe", ranks=4, micro_batches=1)
 # does rank 0 have to hold at once?
 
 # %% guess=[0.5, 1]
-my_bubble = lab.guess("share of the time that ranks wait; 0.75 in the picture above", ...)
-my_live = lab.guess("micro-batches whose activations rank 0 holds at once", ...)
+my_guess = lab.guess("share of the time that ranks wait, and micro-batches on rank 0", {"bubble": ..., "live": ...})
 
 # %% [markdown]
 # ## Exercise 10.1 ★★ GPipe
@@ -62,9 +61,9 @@ my_live = lab.guess("micro-batches whose activations rank 0 holds at once", ...)
 # they take no core, so that four of them behave on your machine as they would on four.
 
 # %%
-run = lab.pipeline(gpipe, micro_batches=8, prediction=my_bubble)
+run = lab.pipeline(gpipe, micro_batches=8, prediction=my_guess)
 assert run.measured.live == [8] * 4, f"{run.measured.live} live: this notebook wants four engines"
-print(f"bubble {run.measured.bubble:.0%}, you said {my_bubble:.0%}; rank 0 holds {run.measured.live[0]}, not {my_live}")
+print(f"bubble {run.measured.bubble:.0%}, rank 0 holds {run.measured.live[0]}; you guessed {my_guess}")
 run
 
 # %% [markdown]
@@ -82,7 +81,7 @@ run
 # %% check="hpdl_lab.schedules.one_f_one_b:one_f_one_b"
 
 # %%
-run = lab.pipeline(one_f_one_b, micro_batches=8)
+run = lab.pipeline(one_f_one_b, micro_batches=8, prediction=my_guess)
 assert run.measured.live == [4, 3, 2, 1], f"live: {run.measured.live}"
 run
 
@@ -143,7 +142,7 @@ lab.show("interleaved", chunks=2, play=True)
 # %% check="hpdl_lab.schedules.one_f_one_b:zero_bubble_h1"
 
 # %%
-run = lab.pipeline(zero_bubble_h1, micro_batches=8)
+run = lab.pipeline(zero_bubble_h1, micro_batches=8, prediction=my_guess)
 assert run.measured.live == [4] * 4, f"live: {run.measured.live}"
 print(f"ranks wait {run.measured.bubble:.0%} of the time; 11% was the number to reach, from 75%")
 run
@@ -211,7 +210,7 @@ my_speedup = lab.guess("times as fast as stages that wait for each other", ...)
 # %%
 rows = [[f"{rank}{kind}{i}" for i in range(8) for kind in "FB"] for rank in range(4)]
 waiting = lab.pipeline(schedules.from_strings(rows, name="one after another"))
-gems = lab.pipeline("gems_master", micro_batches=8)
+gems = lab.pipeline("gems_master", micro_batches=8, prediction=1 - my_speedup / 4)  # 4 ranks that never wait: 4 times
 
 # %%
 planned = waiting.predicted.makespan / gems.predicted.makespan

@@ -169,8 +169,7 @@ print("one rank, six steps:", through, "\ntwo meshes, three each:", resumed)
 # sequences take?
 
 # %% guess=[32, 32, 1, 100]
-my_gpt3 = lab.guess("the fastest grid of 1,024 GPUs", {"dp": ..., "pp": ..., "tp": ...})
-my_seconds = lab.guess("seconds of a step of GPT-3", ...)
+my_gpt3 = lab.guess("its fastest grid, and a step", {"dp": ..., "pp": ..., "tp": ..., "seconds": ...})
 
 # %% [markdown]
 # ## Exercise 11.4 ★★ Search the grid under a memory limit
@@ -197,7 +196,7 @@ from hpdl_lab.parallel.scripts import price
 
 best, published = best_grid(1024, price, 80e9), price(8, 16, 8)
 assert abs(published.seconds / 32 - 1) < 0.15
-print(f"yours: dp {best[0]}, pp {best[1]}, tp {best[2]}, {price(*best).seconds:.1f} s; you predicted {my_seconds} s")
+print(f"yours: dp {best[0]}, pp {best[1]}, tp {best[2]}, {price(*best).seconds:.1f} s; you guessed {my_gpt3}")
 print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as published, {published.nbytes / 1e9:.0f} GB")
 
 # %% [markdown]
