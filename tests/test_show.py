@@ -211,7 +211,7 @@ def test_steps_play_in_a_notebook_and_those_without_a_place_are_counted(monkeypa
     monkeypatch.setattr(live, "publish", lambda *args: None)
     monkeypatch.setattr(SHOW, "step_through", lambda draw, frames, alt, height: played.append((frames, alt)))
     texts = texts_of(lab.show("ring", ranks=16).figure)
-    assert "step 1" in texts and "…  step 29" in texts and any("25 steps are not drawn" in t for t in texts)
+    assert "step 0" in texts and "…  step 28" in texts and any("25 steps are not drawn" in t for t in texts)
     ((frames, alt),) = played
     assert [i for _, i in frames] == list(range(31)) and alt == "ring, step by step"
     story = of_table(find("halving_doubling"), 8, {})

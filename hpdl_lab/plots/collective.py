@@ -249,7 +249,7 @@ def draw(figure: Figure, story: Story) -> None:
     for place, i in enumerate(sheet.shown):
         ax = figure.add_axes(sheet.box(place))
         panel(ax, story, i, sheet.grid, named=place % sheet.columns == 0)
-        title = "start" if i == 0 else f"step {i}"
+        title = "start" if i == 0 else f"step {i - 1}"
         ax.set_title(title if i == before + 1 else f"…  {title}", fontsize=9, pad=3)
         before = i
     left_out = len(story.steps) + 1 - len(sheet.shown)
@@ -264,7 +264,7 @@ def draw_step(figure: Figure, story: Story, i: int) -> None:
     width = story.p * grid.cell
     ax = figure.add_axes((LEFT / WIDTH, (top - inner) / height, width / WIDTH, inner / height))
     panel(ax, story, i, grid, named=True)
-    title = f"step {i} of {len(story.steps)}" if i else "start"
+    title = f"step {i - 1}, of 0 to {len(story.steps) - 1}" if i else "start"
     ax.set_title(title, pad=3)
     lines = messages(story, i)
     if len(lines) > MOST_LISTED:

@@ -11,6 +11,7 @@ from ..trace import number_text, seconds_text
 from .colors import BLUE, FAINT, GRAY, INK, SERIES, VERMILION, YOURS
 from .style import Axes, Figure, Rows, heading, label_ends, log_axis, note, oversubscribed, size_axis
 
+LEAST_WIDE = 1024  # bytes
 DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
 
 
@@ -29,14 +30,19 @@ class Reference:
 def two_panels(
     figure: Figure, sizes: Iterable[float], points: list[tuple[float, float, float]], titles: Any, more: Any = ()
 ) -> tuple[Axes, Axes]:
-    """(left, right) axes over message sizes with room for `points` (size, seconds, GB/s) and `more` bandwidths."""
+    """(left, right) axes over message sizes with room for `points` (size, seconds, GB/s) and `more` bandwidths.
+
+    The bandwidth begins at LEAST_WIDE bytes: below, latency alone decides, and makes it 1e-5 GB/s.
+    """
     left, right = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.085, right=0.83, bottom=0.2, top=0.785, wspace=0.27)
-    bandwidths = [*(point[2] for point in points), *more]
-    for ax, values, unit, title in zip(
-        (left, right), ([point[1] for point in points], bandwidths), ("s", ""), titles, strict=True
+    sizes = list(sizes) or [4, 2**22]
+    wide = [n for n in sizes if n >= LEAST_WIDE] or sizes
+    bandwidths = [*(gbps for n, _, gbps in points if n >= min(wide)), *more]
+    for ax, some, values, unit, title in zip(
+        (left, right), (sizes, wide), ([point[1] for point in points], bandwidths), ("s", ""), titles, strict=True
     ):
-        size_axis(ax, sizes or [4, 2**22])
+        size_axis(ax, some)
         log_axis(ax, values, unit)
         ax.set_title(title)
     return left, right

@@ -21,8 +21,8 @@ lab.start(4)
 # ## The idea
 #
 # Every rank holds a vector of N numbers, its gradient. Every rank needs the sum of all of them. The obvious way sends
-# all vectors to rank 0, which adds them and sends the sum back. Then rank 0 receives p-1 vectors and sends p-1 while
-# the others wait: twice the ranks, twice the time.
+# all vectors to rank 0, which adds them and sends the sum back. Then rank 0 receives p-1 vectors and sends p-1,
+# 2(p-1) in all, while the others wait: twice the ranks, about twice the time.
 #
 # On a **ring** nobody is special. Rank r talks only to its neighbors: it sends to r+1 and receives from r-1. Cut the
 # vector into p chunks, and let all of them travel at the same time:
@@ -35,7 +35,8 @@ lab.start(4)
 lab.show("ring", ranks=4)
 
 # %% [markdown]
-# The number in a cell says how many ranks are already in its sum. Follow one chunk with your finger.
+# The number in a cell says how many ranks are already in its sum. Steps count from 0, as `i` does in your code.
+# Follow one chunk with your finger.
 #
 # ## Predict
 #
@@ -49,9 +50,9 @@ my_times = lab.guess("microseconds of an all-reduce", {"4": ..., "4MiB": ...})
 # %% [markdown]
 # ## Exercise 4.1 ★★ Reduce-scatter
 #
-# Four things that you need: `chunk(x, p, i)` is a view of chunk i mod p, so that what you write into it is written
-# into `x`; `bounds(n, p, i)` says where that chunk starts and ends; `new_like(x, n)` is an empty tensor with the
-# dtype of `x`; and `comm.sendrecv(out, dst, into, src)` sends and receives at the same time.
+# You need four things: `chunk(x, p, i)` is a view of chunk i mod p, so what you write into it is written into `x`;
+# `bounds(n, p, i)` says where that chunk starts and ends; `new_like(x, n)` is an empty tensor with the dtype of `x`;
+# and `comm.sendrecv(out, dst, into, src)` sends and receives at the same time.
 
 # %% exercise="hpdl_lab.collectives.ring:reduce_scatter"
 
@@ -87,14 +88,15 @@ assert sent == 6 * 2**20 and all(bool((x == 4).all()) for x in results)
 print(f"rank 0 sent {sent:,} bytes; you predicted {my_bytes:,}")
 
 # %% [markdown]
-# 2(p-1)/p vectors: 1.5 for four ranks, and never more than 2. With less it cannot be done: of every number p-1
-# additions are needed, whose other part comes over a link, and every rank has to get the (p-1)/p of the sum that it
-# has not finished itself.
+# 2(p-1)/p vectors: 1.5 for four ranks, and never more than 2. Fewer are not possible. For each of the N numbers p-1
+# contributions have to leave their rank to be added, which is (p-1)/p of a vector per rank if the work is shared
+# equally. Then every rank still lacks the (p-1)/p of the sum that others have finished.
 #
 # ## Measure: a race
 #
 # Yours against the same ring in C++, against memory that the ranks share, against the MPI library, and against gloo,
-# which PyTorch uses on CPUs. Wrong sums are not timed.
+# which PyTorch uses on CPUs. Wrong sums are not timed. With more ranks than cores a single point may be off by a
+# factor of five: run the cell again before you believe it.
 #
 # Two numbers are used everywhere. **algbw** = bytes of the vector / time. **busbw** = algbw · 2(p-1)/p: the bytes
 # that a ring has to send / time. busbw can be compared with the speed of a link for any number of ranks; it is what
@@ -124,7 +126,8 @@ assert trained.test_accuracy >= 0.97
 trained
 
 # %% [markdown]
-# What the four ranks did meanwhile, one lane each:
+# What the four ranks did meanwhile, one lane each. Your function is what happens within "add gradients"; the bar
+# "all_reduce" is the communicator's own and adds up the loss that is drawn above.
 
 # %%
 lab.show(trained)
@@ -189,10 +192,10 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 # %% [markdown]
 # ## Real links
 #
-# So far all ranks shared one memory. Now this machine plays four hosts, each with its own name and a link of 1 Gbit/s;
-# between them runs TCP, as in a real cluster. That needs network namespaces, which some machines refuse to ordinary
-# users; and engines that another open notebook uses are left to it. Then the next cell says so in one sentence, you
-# keep the engines that you have, and all cells below run as they are, on the links that there are: shared memory.
+# So far all ranks shared one memory. Now this machine plays four hosts, each with its own name and a link of 1
+# Gbit/s; between them runs TCP, as in a real cluster. That needs network namespaces, which some machines refuse to
+# ordinary users, and engines that no other open notebook uses. If it cannot be done, the next cell says so in one
+# sentence. You keep the engines that you have, and the remaining cells still run, over shared memory.
 
 # %% tags=["raises-exception"]
 lab.start(4, where="emulated", link="1gbit")
@@ -229,11 +232,11 @@ real
 
 # %% [markdown]
 # On slow links your Python ring is as good as compiled code, because the link is what takes the time. The simulated
-# curves know nothing but α and β. How much is left of the parameter server, whose one link carries everything?
+# curves know nothing but α and β. How does the parameter server fare, with all traffic on one link?
 #
 # Did ring and tree cross where your `choose` said they would? For large vectors the model is good to a few percent.
-# Small ones have two troubles here: these links let the first 64 KB or so after a pause pass at once, and hosts that
-# share two cores wait for a core as well as for each other.
+# For small ones it has two problems here: after a pause the traffic shaper lets a burst of about 64 KB through, and
+# hosts that share two cores wait for a core as well as for each other.
 
 # %%
 lab.start(4, where="local")
@@ -241,7 +244,7 @@ lab.start(4, where="local")
 # %% [markdown]
 # ## Question to discuss
 #
-# Your ring sends the fewest bytes possible. Why does shared memory win all the same? On which network does a chain with
+# Your ring sends the fewest bytes possible. Why does shared memory still win? On which network does a chain with
 # segments beat a tree, and on which does it lose?
 #
 # ## Where to read the real code

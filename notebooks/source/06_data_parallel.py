@@ -30,23 +30,23 @@ lab.start(4)
 #     rank 2: model, share 2 ──> g2 ──┤                 ├──> the same step
 #     rank 3: model, share 3 ──> g3 ──┘                 └──> the same step
 #
-# Notebook 02 did that with two weights. A network has hundreds of tensors, and three questions come up: how often
-# latency is paid, how long the ranks stand still, and whether they are the same model at all.
+# Notebook 02 did that with two weights. A real model has hundreds of tensors, and three questions come up: how often
+# latency is paid, how long the ranks stand still, and whether their models are equal at all.
 #
 # Below, four layers on four simulated ranks, once with a message for every tensor, once with all of them packed into
-# one. The network is fast here, so latency costs little; the standing still costs more.
+# one. The network is fast here, so latency costs little; standing still costs more.
 
 # %%
 lab.designs(DataParallelNaive(ring.all_reduce), DataParallel(ring.all_reduce))
 
 # %% [markdown]
 # While rank 0 computes, its network is idle; while it communicates, its core is idle. Backward makes the gradients
-# one after the other, the last layer's first. There is no reason why it should not be sent immediately.
+# one after the other, the last layer's first. There is no reason why that one should not be sent immediately.
 #
 # ## Predict
 #
-# If every layer's gradients leave while backward computes the next layer's: what share of the communication that you
-# see above is still to be seen? And how much faster than one rank will 2, 4 and 1,024 ranks train a small GPT?
+# If every layer's gradients leave while backward computes the next layer's: how much of the communication time that
+# you see above remains exposed? And how much faster than one rank will 2, 4 and 1,024 ranks train a small GPT?
 
 # %% guess=[0.5, 1.9, 3.5, 500]
 my_exposed = lab.guess("share of that communication which still shows, 0 to 1", ...)
@@ -74,7 +74,7 @@ my_speedup = lab.guess("times as fast as one rank", {2: ..., 4: ..., 1024: ...})
 # %% [markdown]
 # ## Exercise 6.3 ★★ Cut the gradients into buckets
 #
-# One message for everything can leave only when everything is there. One for each tensor pays latency each time.
+# A single message must wait until the last gradient is ready. One message per tensor pays latency each time.
 # **Buckets** lie between: a few neighbors in each, in the order in which backward makes their gradients.
 
 # %% exercise="hpdl_lab.parallel.reducer:assign_buckets"
@@ -92,9 +92,9 @@ my_speedup = lab.guess("times as fast as one rank", {2: ..., 4: ..., 1024: ...})
 # %% check="hpdl_lab.parallel.reducer:gradient_ready"
 
 # %% [markdown]
-# ## Measure: how much still shows
+# ## Measure: how much remains exposed
 #
-# The same step as above with your buckets: sent after backward, and sent while it goes on.
+# The same step as above with your buckets: sent after backward, and sent during backward.
 
 # %%
 from hpdl_lab.parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
@@ -110,12 +110,20 @@ assert left < 0.3, f"{left:.0%} still shows: do your buckets leave while backwar
 print(f"{left:.0%} of the communication still shows; you predicted {my_exposed:.0%}")
 
 # %% [markdown]
-# Four layers, and the last bucket has nothing left to hide behind. What would it be with 96 layers?
+# With four layers the last bucket is a quarter of the model, and nothing is left to hide it. What would it be with 96
+# layers?
 #
 # ## One big batch
 #
 # A GPT that predicts the next character of Moby-Dick, on four ranks with your two functions, and on one rank with the
 # whole batch. Numbers have 64 bits here, so that rounding does not hide a mistake.
+#
+# The global batch is what counts for learning: 4 ranks with 8 windows each take the step of one rank with 32. If you
+# keep 8 per rank and add ranks, the batch grows, and the usual rule raises the learning rate in proportion and warms
+# it up (Goyal et al. 2017). Three things need care because they look at more than one gradient. Clipping by the norm
+# comes after the sum, or each rank clips another vector. Batch normalization sees its own rank's examples only,
+# unless it adds its means over ranks (SyncBatchNorm). With 16-bit gradients the loss is scaled up, and all ranks must
+# agree to skip a step in which one of them overflows.
 
 # %%
 course = {"model": "gpt", "data": "text", "dtype": "float64", "steps": 5}
@@ -216,9 +224,10 @@ lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction()
 #     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 #     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 #
-# Its gradients become ready in any order. Rank 0 asks all others what they have, once per cycle of a millisecond, and
-# answers with what is to be sent next (**negotiation**); what fits travels together (**tensor fusion**); and the second
-# step finds the answer in a cache. You see two steps: the orange marks are ranks that become ready.
+# Its gradients become ready in any order. In every cycle of a millisecond (`HOROVOD_CYCLE_TIME`) rank 0 asks all
+# others what they have, and answers with what is sent next (**negotiation**). What fits into a buffer travels
+# together (**tensor fusion**), and the second step finds the answer in a cache. You see two steps: the orange marks
+# are ranks that become ready.
 
 # %%
 from hpdl_lab import data
@@ -230,8 +239,8 @@ lab.show(lab.run(horovod_script, text, 2, True), "horovod")
 # %% [markdown]
 # ## Diagnose: one step more
 #
-# Rank 2 has a few examples more than the others, and its loop one step more. Predict what the doctor will say: who
-# waits, for whom, in what? Then run it. The engines are well again afterwards.
+# Rank 2 has a few examples more than the others, and its loop runs one step longer. Predict what the report will say:
+# who waits, for whom, in what? Then run it. The engines recover afterwards.
 
 # %% tags=["raises-exception"]
 from hpdl_lab.comm import PerRank
@@ -259,9 +268,9 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
 # %% [markdown]
 # ## Exercise 6.6 ★★ Micro-batches, and ranks with less to do
 #
-# The loop around all of this has two traps. A batch that does not fit into memory goes through the model in parts, and
-# their gradients add up **before** anything travels. And the rank with fewer batches, which you have diagnosed above,
-# must not leave early: a sum takes everybody.
+# The loop around all of this has two traps. A batch that does not fit into memory goes through the model in parts,
+# and their gradients add up **before** anything travels. And the rank with fewer batches, which you diagnosed above,
+# must not leave early: a sum needs every rank.
 
 # %% exercise="hpdl_lab.parallel.training:train_steps"
 
@@ -286,9 +295,9 @@ scaled
 #
 # ## Question to discuss
 #
-# In strong scaling every rank has less and less to compute, and the gradients stay as large as they are. From which
-# number of ranks on does nothing hide the communication any more? What would you change first: the batch, the
-# buckets, the network, or the all-reduce?
+# In strong scaling every rank has less and less to compute, and the gradients stay as large as they are. From how
+# many ranks on can the communication no longer be hidden? What would you change first: the batch, the buckets, the
+# network, or the all-reduce?
 #
 # ## Where to read the real code
 #
