@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 FIRST_PORT, PORTS = 8888, 100
+FIRST = "00_why.ipynb"  # the notebook that is open at first
 
 
 def main():
@@ -34,10 +35,11 @@ def main():
         "--KernelManager.transport=ipc",  # over TCP other accounts of this machine could read cells and results
         f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
         "--LabApp.news_url=None",
+        f"--LabApp.default_url=/lab/tree/{FIRST}",
         "--ContentsManager.hide_globs=['__pycache__', '*.pyc', 'build.py', 'stubs.py', 'tracks.py', '.*']",
     ]
     try:
-        serve(options, f"http://{HOST}:{port}/lab?token={token}")
+        serve(options, f"http://{HOST}:{port}/lab/tree/{FIRST}?token={token}")
     except SystemExit as ended:
         if not ended.code or arguments.port or why_not(port) is None:
             raise
@@ -73,7 +75,7 @@ def parse():
 def announce(url):
     """Runs first in the server's event loop, so that the address is said when it answers."""
     print(f"\n  JupyterLab is ready:  {url}")
-    print("  Open 00_engines.ipynb.  Ctrl-C here stops it, its kernels and their engines.\n", flush=True)
+    print("  It opens with 00_why.ipynb.  Ctrl-C here stops it, its kernels and their engines.\n", flush=True)
 
 
 def free_port(wanted):

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch import Tensor, nn
+
 from .. import schedules, trace, zoo
 from ..checks.result import Note
 from ..collectives import table
@@ -13,6 +15,7 @@ from ..collectives.table import Algorithm
 from ..comm.errors import name_ranks
 from ..comm.network import PRESETS, Network, Switch, describe
 from ..mesh import Grid
+from ..models.shapes import shapes
 from ..parallel import gossip, horovod
 from ..parallel.gossip import Graph
 from ..plain_source import plain_source
@@ -20,6 +23,7 @@ from ..plots import collective as panels
 from ..plots import graph as graphs
 from ..plots import live
 from ..plots import mesh as meshes
+from ..plots import model as models
 from ..plots import network as cables
 from ..plots import schedule as bars
 from ..plots import timeline as lanes
@@ -56,6 +60,8 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
         lab.show(Grid(dp=2, tp=2))                    a mesh: who stands where, and who belongs to one group
         lab.show(gossip.graph("wheel", 8))            a graph, and how fast gossip on it mixes
         lab.show(FatTree(4), ranks=16)                a network
+        lab.show(model, x)                            what a batch becomes in a model, operation by operation
+        lab.show("parallelism")                       three ways to share a model and its batch among ranks
         lab.show("zoo")                               the broken programs of lesson 03; lab.show(zoo.find("wrong_root"))
 
     Args:    more, options: what is shown of it, as above: the view of a run, else the number of ranks.
@@ -270,6 +276,29 @@ def show_network(x: Any, ranks: int = 16) -> Picture:
     return picture(cables.draw, network, ranks, text=describe(network, ranks), data=network, height=height)
 
 
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def show_model(x: nn.Module, batch: Tensor) -> Picture:
+    """Every operation of a model on a batch, with its shapes; `data` is the list of models.shapes.Step."""
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"a model is shown with a batch, a tensor, not {type(batch).__name__}: lab.show(model, x)")
+    try:
+        steps = shapes(x, batch)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(f"{type(x).__name__} does not read a batch of shape {tuple(batch.shape)}: {error}") from None
+    parameters = sum(p.numel() for p in x.parameters())
+    text = (
+        f"{counted(len(steps), 'operation')}, {counted(parameters, 'parameter')}; a batch of {models.by(batch.shape)}"
+    )
+    return picture(models.draw_shapes, steps, text, text=text, data=steps, height=models.shapes_height(steps))
+
+
+def show_parallelism(x: str) -> Picture:
+    text = "; ".join(f"{name}: {shared}, {sent}" for name, shared, sent in models.WAYS).replace("\n", " ")
+    return picture(models.draw_parallelism, text=text)
+
+
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 
@@ -301,8 +330,9 @@ BY_TYPE: dict[type, Drawer] = {
     Graph: show_graph,
     Network: show_network,
     zoo.Program: show_programs,
+    nn.Module: show_model,
 }
-LISTS: dict[str, Drawer] = {"collectives": show_collectives, "zoo": show_programs}
+LISTS: dict[str, Drawer] = {"collectives": show_collectives, "parallelism": show_parallelism, "zoo": show_programs}
 KINDS: dict[Drawer, str] = {
     show_run: "a run",
     show_steps: "a collective",
@@ -312,4 +342,6 @@ KINDS: dict[Drawer, str] = {
     show_graph: "a graph",
     show_network: "a network",
     show_programs: "programs",
+    show_model: "a model",
+    show_parallelism: "ways to share a model",
 }

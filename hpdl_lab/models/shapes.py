@@ -1,0 +1,79 @@
+"""What a batch becomes on its way through a model: each operation with the shapes that really went through it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+NAMES = {  # of torch's functions: what the row says
+    "linear": "linear",
+    "conv2d": "convolution",
+    "embedding": "embedding",
+    "layer_norm": "norm",
+    "relu": "ReLU",
+    "gelu": "GELU",
+    "scaled_dot_product_attention": "attention",
+    "add": "add",
+}
+WEIGHTED = ("linear", "conv2d", "embedding", "layer_norm")
+
+
+class Step(NamedTuple):
+    """One operation: what comes in and goes out, as shapes; of its parameters the shape of the largest, their count.
+
+    module: the name of the module that does it, "blocks.0.mlp.0", or "" for the model itself.
+    tied: the parameters belong to an earlier step as well.
+    """
+
+    name: str
+    module: str
+    shape_in: tuple[int, ...]
+    weight: tuple[int, ...]
+    shape_out: tuple[int, ...]
+    parameters: int
+    tied: bool
+
+
+class Recorder(TorchFunctionMode):
+    """While it is entered, keeps a Step of every operation of NAMES; the last of `modules` is at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.modules = [""]
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "").strip("_")
+        if name in NAMES:
+            self.keep(name, out, [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Tensor)])
+        return out
+
+    def keep(self, name: str, out: Tensor, tensors: list[Tensor]) -> None:
+        weights = [t for t in tensors if isinstance(t, nn.Parameter)] if name in WEIGHTED else []
+        x = next((t for t in tensors if not isinstance(t, nn.Parameter)), tensors[0])
+        tied = any(id(w) in self.seen for w in weights)
+        self.seen.update(map(id, weights))
+        largest = tuple(max(weights, key=Tensor.numel).shape) if weights else ()
+        count = sum(w.numel() for w in weights)
+        self.steps.append(Step(NAMES[name], self.modules[-1], tuple(x.shape), largest, tuple(out.shape), count, tied))
+
+
+def shapes(model: nn.Module, x: Tensor) -> list[Step]:
+    """Run `model` on the batch `x` and return its operations in order; additions, too: where two tensors meet."""
+    recorder = Recorder()
+    names = {module: name for name, module in model.named_modules()}
+
+    hooks = [module.register_forward_pre_hook(lambda m, _: recorder.modules.append(names[m])) for module in names]
+    hooks += [module.register_forward_hook(lambda *_: recorder.modules.pop() and None) for module in names]
+    try:
+        with torch.no_grad(), recorder:
+            model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return recorder.steps

@@ -1,0 +1,188 @@
+# %% [markdown]
+# # 00 · Why many computers
+#
+# **The number to reach:** how many accelerators train GPT-3 in a month.
+#
+# <!-- tracks -->
+#
+# This is where to begin: no engines, no exercises, three guesses. Run the cells from top to bottom with Shift+Enter.
+# Afterwards you know why a training is shared among computers, in which three ways, and what the words mini-batch,
+# epoch and SGD stand for.
+
+# %%
+import numpy as np
+import torch
+
+from hpdl_lab import data, lab, models
+
+# %% [markdown]
+# ## Days of training
+#
+# A model is a function with **parameters** (weights), numbers that training adjusts. GPT-3 has N = 175 billion of them
+# and was trained on D = 300 billion **tokens**, pieces of words. For every token, each weight takes part in one
+# multiplication and one addition when the model computes its answer (**forward**), and in twice as many when it
+# computes in which direction to change each weight (**backward**). That makes **6 N D** operations.
+#
+# A large accelerator of that time, an A100, does 312 · 10¹² operations per second at its peak, its *teraFLOP/s*. Real
+# training reaches 30 to 60% of the peak.
+#
+# How many days would one such accelerator need, at half of its peak? Type your guess in the place of `...`; a wrong one
+# is worth more than none.
+
+# %% guess=[1000]
+my_days = lab.guess("days that one A100 needs for GPT-3", ...)
+
+# %%
+operations = 6 * 175e9 * 300e9
+days = operations / (0.5 * 312e12) / 86_400  # a day has 86,400 s
+print(f"{operations:.2e} operations: {days:,.0f} days, or {days / 365:.0f} years, on one; you guessed {my_days:,}")
+print(f"in a month: {np.ceil(days / 30):.0f} accelerators, if nothing is lost when they share the work")
+
+# %% [markdown]
+# The authors of GPT-3 state 3.14 · 10²³ operations (Brown et al. 2020, table D.1): the simple product is right to a
+# percent.
+#
+# Time is one wall, memory is the other. A layer of GPT-3 has 12 d² weights with d = 12,288, and there are 96 layers. In
+# training, each weight takes 16 bytes: itself, its gradient, and what the optimizer remembers (08 and 09 say more).
+
+# %%
+state = 96 * 12 * 12_288**2 * 16
+print(f"{state / 1e12:.2f} TB, and an A100 holds 80 GB: at least {np.ceil(state / 80e9):.0f} of them, only to hold it")
+
+# %% [markdown]
+# So many computers work on one training: thousands for months on the largest models of today. They only help if they
+# spend their time computing rather than waiting for each other, and that is what this course is about.
+#
+# ## Three ways to share it
+#
+# Below, four **ranks**, which is what the members of a parallel program are called. What can be shared among them? The
+# examples, the layers, or each layer.
+
+# %%
+lab.show("parallelism")
+
+# %% [markdown]
+# | | what each rank has | makes training faster | makes room | here |
+# |---|---|---|---|---|
+# | **data parallelism** | the whole model, its share of the examples | yes | no | 02, 04, 06 |
+# | **tensor parallelism** | a part of every layer | yes, on fast links | yes | 09 |
+# | **pipeline parallelism** | some whole layers | yes, with many parts in flight | yes | 10 |
+# | **hybrid** | all three at once, as every large model is trained | yes | yes | 11 |
+#
+# Tensor and pipeline parallelism both split the model: together they are called **model parallelism**.
+#
+# ## From one neuron to a transformer
+#
+# A **neuron** multiplies each of its inputs by a weight, adds them up, and adds one more number, its bias. Eight
+# examples of two numbers each go into one neuron:
+
+# %%
+lab.show(torch.nn.Linear(2, 1), torch.rand(8, 2))
+
+# %% [markdown]
+# Many neurons side by side are a **layer**. Their weights are a matrix, and all examples go through it in one matrix
+# product: that is what accelerators are good at. Layers behind each other, with a simple nonlinear function between
+# them such as ReLU, max(0, x), are a **multi-layer perceptron** (MLP). This one reads handwritten digits of 8 × 8
+# pixels; you train it in 04.
+
+# %%
+digits = data.load("digits")
+lab.show(models.build_for(digits, "mlp"), digits.train_x[:32])
+
+# %% [markdown]
+# A **transformer** reads a sequence, such as a text. Each position of it is a vector of d numbers, first looked up in a
+# table, the **embedding**. Then come blocks, all alike, in which two things happen:
+#
+# - **attention**: every position takes in what it needs from the positions before it. It is done by several **heads**
+#   side by side, each with a share of the d numbers: here 2 heads with 32 of 64 numbers each.
+# - an **MLP**, at each position by itself: four times as wide inside.
+#
+# What share of a block's weights is in its MLP, the rest being in its attention?
+
+# %% guess=[50]
+my_share = lab.guess("percent of a block's weights that are in its MLP", ...)
+
+# %%
+text = data.load("text")  # Moby-Dick, in characters
+gpt = models.build_for(text, "gpt", layers=1)
+picture = lab.show(gpt, text.train_x[:4, :16])  # 4 sequences of 16 characters
+
+# %%
+inside = {name: sum(p.numel() for p in part.parameters()) for name, part in gpt.blocks[0].named_children()}
+share = inside["mlp"] / (inside["mlp"] + inside["attention"])
+assert round(100 * share) == 67
+print(f"{inside}: {share:.0%} are in the MLP; you guessed {my_share}%")
+
+# %% [markdown]
+# Attention has 4 d² weights, the MLP 8 d²: that is where the 12 d² above come from. GPT-3 is this picture with d = 12,288
+# instead of 64, 96 heads, and 96 blocks.
+#
+# ## Mini-batch, epoch, SGD
+#
+# The **loss** says how bad the model's answers are; its **gradient** says, for each weight, how the loss changes with
+# it. A training step moves all weights a little against the gradient. Computed over all examples, that is **gradient
+# descent** (01). With billions of examples one does not wait for all of them:
+#
+# - a **mini-batch** (often just *batch*) is a handful of examples, drawn at random, whose mean gradient is taken;
+# - **SGD**, stochastic gradient descent, takes one step for each mini-batch: many cheap, noisy steps instead of few
+#   exact ones;
+# - an **epoch** is one pass over all examples: with 1,437 digits in batches of 32 it has 45 steps.
+#
+# A mini-batch's gradient is right on average, and noisy: it depends on who was drawn. How many times smaller is the
+# noise if the mini-batch is 16 times as large?
+
+# %% guess=[16]
+my_factor = lab.guess("times smaller noise with 16 times the batch", ...)
+
+# %%
+from hpdl_lab.data import diabetes
+from hpdl_lab.optim.gradient_descent import gradient
+
+(x, y), draw = diabetes.load(), np.random.default_rng(0).choice
+of = {n: [gradient(np.zeros(2), x[i], y[i]) for i in (draw(442, n) for _ in range(2000))] for n in (4, 16, 64)}
+noise = {n: float(np.std(gradients, axis=0).mean()) for n, gradients in of.items()}
+
+# %%
+assert 3.5 < noise[4] / noise[64] < 4.5
+print(", ".join(f"batch {n}: noise {value:.3f}" for n, value in noise.items()))
+print(f"from 4 to 64 examples {noise[4] / noise[64]:.1f} times smaller; you guessed {my_factor}")
+
+# %% [markdown]
+# With the square root of 16 only. That is the bargain of large batches: 16 times the work buys 4 times less noise. Yet the
+# work of a large batch can be shared among ranks, and that of a small one cannot.
+#
+# ## Question to discuss
+#
+# You get 1,000 accelerators instead of one. With data parallelism, each needs at least one example of every mini-batch.
+# What happens to the mini-batch, to the number of steps in an epoch, and to what the ranks have to say to each other?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/models/transformer.py`: the block, with the shapes in its comments; `hpdl_lab/models/shapes.py`: how the
+#   pictures above are found.
+# - Brown et al. 2020 (GPT-3), arXiv:2005.14165; Kaplan et al. 2020 (6 N D), arXiv:2001.08361; Rajbhandari et al. 2020
+#   (ZeRO: the 16 bytes), arXiv:1910.02054; Narayanan et al. 2021 (34 days on 1,024 A100), arXiv:2104.04473.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. Training takes about 6 N D operations: six for each parameter and token.
+# 2. Two walls make it a matter of many computers: time (decades on one) and memory (terabytes of state).
+# 3. Data parallelism shares out the examples, tensor parallelism each layer, pipeline parallelism the layers.
+# 4. A transformer is an embedding, then equal blocks of attention (4 d² weights) and an MLP (8 d²).
+# 5. SGD takes a step for each mini-batch; its noise falls with the square root of the batch.
+#
+# | term | what it means |
+# |---|---|
+# | parameter, weight | a number of the model that training adjusts |
+# | forward, backward | computing the answer; computing the gradient of the loss |
+# | FLOP/s | additions and multiplications of floating-point numbers per second |
+# | mini-batch | the examples of one step |
+# | epoch | one pass over all examples |
+# | SGD | one step along the gradient of each mini-batch |
+# | rank | a member of a parallel program, with a number |
+#
+# **What you can do now:** estimate how long a model takes to train and how much memory it needs, and say what each of
+# three kinds of parallelism would change.
+#
+# <!-- links -->
