@@ -228,7 +228,7 @@ def test_lab_is_private_and_kernels_and_engines_end_with_it(stop, tmp_path, no_e
         reason = "cannot be written (No such file or directory)"
         assert f"{home} {reason}: settings and progress go to {sys.prefix}" in said
     assert_answers_on_loopback_only(url)
-    base, token = url.split("/lab?token=")
+    base, token = url.split("/lab/tree/00_why.ipynb?token=")
     post = urllib.request.Request(f"{base}/api/kernels", b"{}", {"Authorization": f"token {token}"})
     with urllib.request.urlopen(post, timeout=50) as answer:
         kernel = json.load(answer)["id"]

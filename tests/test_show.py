@@ -7,11 +7,12 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from hpdl_lab import lab, schedules
+from hpdl_lab import lab, models, schedules
 from hpdl_lab.collectives import ring
 from hpdl_lab.collectives.table import ALGORITHMS, find
 from hpdl_lab.comm import sim
@@ -350,3 +351,35 @@ def test_of_a_large_network_the_first_ranks_are_drawn_and_the_picture_says_so():
         t.startswith("the first 64 of 1,024 ranks; the farthest message takes 2.22 µs") for t in texts_of(figure)
     )
     assert "50 GB/s" in repr(lab.show("infiniband_ndr", ranks=4))
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_shown_with_the_shapes_that_went_through_it():
+    """All its parameters are in the rows, the tied ones once; the block has 12 d² + 13 d."""
+    gpt = models.build("gpt", layers=1)
+    shown = lab.show(gpt, torch.zeros(4, 16, dtype=torch.int64))
+    steps = shown.data
+    assert sum(step.parameters for step in steps if not step.tied) == sum(p.numel() for p in gpt.parameters())
+    d = 64
+    assert sum(step.parameters for step in steps if step.module.startswith("blocks.0")) == 12 * d**2 + 13 * d
+    names = [step.name for step in steps]
+    assert names.count("add") == 3 and steps[names.index("attention")].shape_out == (4, 2, 16, 32)
+    assert (steps[-1].shape_out, steps[-1].tied) == ((4, 16, 80), True)
+    texts = texts_of(shown.figure)
+    assert {"4 × 16 × 256", "blocks.0.mlp.0", "256 × 64", "16,640", "as above"} <= set(texts)
+    assert not any(hooks for m in gpt.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks))
+
+
+def test_a_model_is_refused_a_batch_that_it_does_not_read():
+    with raises(ValueError, "Linear", "(8, 3)"):
+        lab.show(torch.nn.Linear(2, 1), torch.rand(8, 3))
+    with raises(TypeError, "list"):
+        lab.show(torch.nn.Linear(2, 1), [1, 2])
+
+
+def test_three_ways_to_share_a_model_are_one_picture():
+    shown = lab.show("parallelism")
+    for way in ("data parallel", "tensor parallel", "pipeline parallel"):
+        assert way in shown.text and way in texts_of(shown.figure)

@@ -114,8 +114,8 @@ assert round(100 * share) == 67
 print(f"{inside}: {share:.0%} are in the MLP; you guessed {my_share}%")
 
 # %% [markdown]
-# Attention has 4 d² weights, the MLP 8 d²: that is where the 12 d² above come from. GPT-3 is this picture with d = 12,288
-# instead of 64, 96 heads, and 96 blocks.
+# Attention has 4 d² weights, the MLP 8 d²: that is where the 12 d² above come from. GPT-3 is this picture with
+# d = 12,288 instead of 64, 96 heads instead of 2, and 96 blocks instead of one.
 #
 # ## Mini-batch, epoch, SGD
 #
@@ -148,8 +148,8 @@ print(", ".join(f"batch {n}: noise {value:.3f}" for n, value in noise.items()))
 print(f"from 4 to 64 examples {noise[4] / noise[64]:.1f} times smaller; you guessed {my_factor}")
 
 # %% [markdown]
-# With the square root of 16 only. That is the bargain of large batches: 16 times the work buys 4 times less noise. Yet the
-# work of a large batch can be shared among ranks, and that of a small one cannot.
+# Only 4 times, the square root of 16. That is the bargain of large batches: 16 times the work for a quarter of the noise.
+# Yet the work of a large batch can be shared among ranks, and many small steps cannot: each needs the one before it.
 #
 # ## Question to discuss
 #

@@ -42,7 +42,7 @@ def served(tmp_path_factory):
     def read():
         for line in server.stdout:
             lines.append(line)
-            if "/lab?token=" in line:
+            if "?token=" in line:
                 ready.set()
 
     threading.Thread(target=read, daemon=True).start()

@@ -60,7 +60,7 @@ def open_notebook(page, served, path):
     """Open one notebook and wait for its kernel; in a page that has one open, after closing that, as attendees do."""
     address, _ = served
     if page.url == "about:blank":
-        page.goto(address.replace("/lab?", f"/lab/tree/{path}?reset&"), wait_until="commit")
+        page.goto(address.replace("/lab/tree/00_why.ipynb?", f"/lab/tree/{path}?reset&"), wait_until="commit")
     else:
         menu(page, "File", "Save All")  # or it would be asked for
         expect(page.locator(".jp-mod-dirty")).to_have_count(0)
