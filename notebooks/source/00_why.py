@@ -148,8 +148,9 @@ print(", ".join(f"batch {n}: noise {value:.3f}" for n, value in noise.items()))
 print(f"from 4 to 64 examples {noise[4] / noise[64]:.1f} times smaller; you guessed {my_factor}")
 
 # %% [markdown]
-# Only 4 times, the square root of 16. That is the bargain of large batches: 16 times the work for a quarter of the noise.
-# Yet the work of a large batch can be shared among ranks, and many small steps cannot: each needs the one before it.
+# Only 4 times, the square root of 16. That is the bargain of large batches: 16 times the work for a quarter of the
+# noise. Yet the work of a large batch can be shared among ranks, and many small steps cannot: each needs the one
+# before it.
 #
 # ## Question to discuss
 #
