@@ -3,12 +3,15 @@
 import ast
 import re
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch.distributed
 
 from hpdl_lab import lab
+from hpdl_lab.comm.base import Comm
 from hpdl_lab.lab.progress import progress
 from tests.wording import raises
 
@@ -94,6 +97,24 @@ def test_a_notebook_ends_with_a_file_that_is_run_and_whose_numbers_are_asserted(
             compile(text, name, "exec")
             assert ast.get_docstring(ast.parse(text)), name
     assert cells[-1].source.split("\n")[-1].startswith("assert ")
+
+
+def test_the_calls_in_the_table_of_03_exist_in_each_library():
+    """NCCL is not installed here: of its names only the spelling is looked at."""
+    text = "\n".join(c.source for c in cells_of(NOTEBOOKS / "03_messages.ipynb", "markdown"))
+    rows = [line.strip("| ").split(" | ") for line in text.split("\n") if line.startswith("| `comm.")]
+    mpi = Path(find_spec("mpi4py").origin).with_name("MPI.pyi").read_text()
+    assert len(rows) > 10
+    for here, mpi4py, of_torch, nccl in rows:
+        assert callable(getattr(Comm, called(here), None)) or called(here) in ("rank", "size"), here
+        assert f" def {called(mpi4py)}(" in mpi, mpi4py
+        assert callable(getattr(torch.distributed, called(of_torch))), of_torch
+        assert re.fullmatch(r"`nccl[A-Z]\w+`|in a group|-", nccl), nccl
+
+
+def called(call):
+    """ "send" of "`comm.send(x, dst)`"."""
+    return re.match(r"`\w+\.(\w+)", call)[1]
 
 
 @pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)

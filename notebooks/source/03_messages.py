@@ -92,6 +92,38 @@ lab.show("collectives", ranks=4)
 # %% check="hpdl_lab.collectives.jobs:which_collective"
 
 # %% [markdown]
+# ## The same in MPI, PyTorch and NCCL
+#
+# You will meet these calls under other names. `comm` of mpi4py is an `MPI.Comm`, and `dist` is `torch.distributed`:
+#
+# | here | mpi4py | torch.distributed | NCCL |
+# |---|---|---|---|
+# | `comm.rank` | `comm.Get_rank()` | `dist.get_rank()` | `ncclCommUserRank` |
+# | `comm.size` | `comm.Get_size()` | `dist.get_world_size()` | `ncclCommCount` |
+# | `comm.send(x, dst)` | `comm.Send(x, dest)` | `dist.send(x, dst)` | `ncclSend` |
+# | `comm.recv(y, src)` | `comm.Recv(y, source)` | `dist.recv(y, src)` | `ncclRecv` |
+# | `comm.isend(x, dst)` | `comm.Isend(x, dest)` | `dist.isend(x, dst)` | `ncclSend` |
+# | `comm.irecv(y, src)` | `comm.Irecv(y, source)` | `dist.irecv(y, src)` | `ncclRecv` |
+# | `comm.sendrecv(x, dst, y, src)` | `comm.Sendrecv(x, dest, 0, y)` | `dist.batch_isend_irecv(ops)` | in a group |
+# | `comm.barrier()` | `comm.Barrier()` | `dist.barrier()` | - |
+# | `comm.broadcast(x)` | `comm.Bcast(x)` | `dist.broadcast(x, 0)` | `ncclBroadcast` |
+# | `comm.scatter(xs, y)` | `comm.Scatter(xs, y)` | `dist.scatter(y, xs)` | in a group |
+# | `comm.gather(x)` | `comm.Gather(x, ys)` | `dist.gather(x, ys)` | in a group |
+# | `comm.reduce(x)` | `comm.Reduce(x, y)` | `dist.reduce(x, 0)` | `ncclReduce` |
+# | `comm.all_reduce(x)` | `comm.Allreduce(MPI.IN_PLACE, x)` | `dist.all_reduce(x)` | `ncclAllReduce` |
+# | `comm.reduce_scatter(x)` | `comm.Reduce_scatter(x, y)` | `dist.reduce_scatter_tensor(y, x)` | `ncclReduceScatter` |
+# | `comm.all_gather(x)` | `comm.Allgather(x, y)` | `dist.all_gather_into_tensor(y, x)` | `ncclAllGather` |
+# | `comm.all_to_all(x)` | `comm.Alltoall(x, y)` | `dist.all_to_all_single(y, x)` | in a group |
+# | `comm.split(color)` | `comm.Split(color, key)` | `dist.new_group(ranks)` | `ncclCommSplit` |
+#
+# `send` and `recv` are **blocking**: when they return, the memory of `x` is yours again. `isend` and `irecv` are
+# **non-blocking**: they return at once with a request, here a Work, and until its `wait()` returns, the memory belongs
+# to the library. A blocking `send` need not wait for its receive. Short messages go by the **eager** protocol: they
+# leave at once, and the receiver's library buffers them. Long ones go by the **rendezvous** protocol: the sender asks
+# first, and sends when the receiver has called `recv`. Calls of NCCL are queued on a CUDA stream: they return at once,
+# and the stream waits. "In a group" means sends and receives between `ncclGroupStart` and `ncclGroupEnd`.
+
+# %% [markdown]
 # # Part two: the deadlock zoo
 #
 # Seven programs, each with one fault. Nearly all of them once kept somebody busy for days. Read them before you run
@@ -159,7 +191,101 @@ lab.show(slow)
 # %% [markdown]
 # Every rank is as slow as the slowest, although three of four have nothing to do but wait. Look at who waits for
 # whom: the delay travels around the ring.
+
+# %% [markdown]
+# ## Take it home
 #
+# Two files. The first one is your ping-pong in mpi4py, as the OSU micro-benchmarks do it: warm up, play many rounds,
+# and divide by two, because half a round is one message. Its last column is one over your β.
+
+# %% tags=["take-home"]
+# %%writefile take_home_03.py
+"""Measure latency and bandwidth of MPI: mpiexec -n 2 python take_home_03.py"""
+
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, rounds = comm.Get_rank(), 200
+for nbytes in (8, 2**10, 2**15, 2**20):
+    x = np.full(nbytes, rank, dtype=np.uint8)
+    comm.Barrier()
+    for i in range(-20, rounds):
+        if i == 0:  # after 20 rounds of warm-up
+            start = MPI.Wtime()
+        if rank == 0:
+            comm.Send(x, dest=1)
+            comm.Recv(x, source=1)
+        elif rank == 1:
+            comm.Recv(x, source=0)
+            comm.Send(x, dest=0)
+    seconds = (MPI.Wtime() - start) / rounds / 2
+    assert rank > 1 or not x.any()  # rank 1 has rank 0's zeros now
+    if rank == 0:
+        print(f"{nbytes:>8} B {seconds * 1e6:8.2f} us {nbytes / seconds / 1e6:8.0f} MB/s")
+
+# %% tags=["take-home"]
+# out = !mpiexec -n 2 python take_home_03.py
+print(out.n)
+
+# %% [markdown]
+# The same sizes by your α and β. The lab's messages cost more: each of them is watched, so that a deadlock can be
+# reported. Times also differ from run to run, so that only their order is asserted.
+
+# %% tags=["take-home"]
+rows = [line.split() for line in out.grep(" B ")]
+print(*(f"{row[0]:>8} B {(alpha + beta * int(row[0])) * 1e6:8.2f} us" for row in rows), sep="\n")
+assert [int(row[0]) for row in rows] == [8, 2**10, 2**15, 2**20] and float(rows[0][2]) < float(rows[-1][2])
+
+# %% [markdown]
+# The second file is a deadlock in PyTorch, the one of exercise 3.6: only rank 0 calls the collective. There is a
+# deadline here, too, but by default it is 30 minutes (10 with NCCL).
+
+# %% tags=["take-home"]
+# %%writefile take_home_03_stuck.py
+"""Deadlock, and say why: torchrun --standalone --nproc-per-node 2 take_home_03_stuck.py"""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+group = dist.new_group(timeout=timedelta(seconds=2))  # init_process_group takes a timeout as well
+rank = dist.get_rank()
+loss, weights = torch.tensor([rank + 1.0]), torch.zeros(1000)
+try:
+    if rank == 0:  # "only rank 0 prints the mean loss"
+        dist.all_reduce(loss, group=group)
+        print("mean loss", loss.item() / dist.get_world_size())
+    dist.broadcast(weights, src=0, group=group)
+except RuntimeError as error:
+    print(f"rank {rank}: {error}")
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_03_stuck.py
+print(out.n)
+assert out.grep("Timed out waiting 2000ms")
+
+# %% [markdown]
+# A timeout, and not a word about who waits for whom. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` all ranks compare what they
+# call before they call it. That is slow, and worth it when something hangs:
+
+# %% tags=["take-home"]
+# out = !TORCH_DISTRIBUTED_DEBUG=DETAIL OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_03_stuck.py
+print(out.n)
+
+# %% tags=["take-home"]
+told = " ".join(out.grep("Detected mismatch"))
+assert "ALLREDUCE" in told and "BROADCAST" in told
+
+# %% [markdown]
+# With NCCL the **flight recorder** answers afterwards. `TORCH_NCCL_TRACE_BUFFER_SIZE=2000` has every rank keep its last
+# 2,000 collectives, `TORCH_NCCL_DUMP_ON_TIMEOUT=1` has the watchdog write them to files when one times out, and the
+# command `torchfrtrace` finds the first one in which the ranks differ. (Newer versions of PyTorch call the first one
+# `TORCH_FR_BUFFER_SIZE`.)
+
+# %% [markdown]
 # ## Question to discuss
 #
 # A send of 8 bytes often returns before anybody has received it: the library has buffered it, which MPI calls the

@@ -242,6 +242,65 @@ real
 lab.start(4, where="local")
 
 # %% [markdown]
+# ## Take it home
+#
+# Your ring in PyTorch. `batch_isend_irecv` is your `comm.sendrecv`: it starts the send and the receive together. The
+# first p-1 steps are your `reduce_scatter`, the others your `all_gather`. Rank 0 prints how many bytes it has sent:
+# as many as yours.
+
+# %% tags=["take-home"]
+# %%writefile take_home_04.py
+"""Add vectors on a ring: torchrun --standalone --nproc-per-node 4 take_home_04.py"""
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+x = torch.arange(2**20) % 1000 * (rank + 1.0)  # whole numbers, so that sums are exact in any order
+expected = x.clone()
+dist.all_reduce(expected)
+
+chunks, sent = x.tensor_split(size), 0  # views: what is written into a chunk is written into x
+for step in range(2 * (size - 1)):
+    out, into = chunks[(rank - step - 1) % size], chunks[(rank - step - 2) % size]
+    arriving = torch.empty_like(into)
+    send = dist.P2POp(dist.isend, out, (rank + 1) % size)
+    receive = dist.P2POp(dist.irecv, arriving, (rank - 1) % size)
+    for work in dist.batch_isend_irecv([send, receive]):
+        work.wait()
+    sent += out.nbytes
+    if step < size - 1:
+        into += arriving  # reduce-scatter
+    else:
+        into.copy_(arriving)  # all-gather
+assert torch.equal(x, expected)
+if rank == 0:
+    print("bytes sent:", sent)
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 take_home_04.py
+print(out.n)
+
+# %% tags=["take-home"]
+assert int(out.grep("bytes sent")[0].split()[-1]) == sent
+
+# %% [markdown]
+# On GPUs, NCCL chooses an algorithm and a protocol for every size, as your `choose` does. `NCCL_DEBUG=INFO` with
+# `NCCL_DEBUG_SUBSYS=TUNING` says which. To compare them, set one: `NCCL_ALGO=Ring` or `Tree`, and `NCCL_PROTO=Simple`,
+# `LL` or `LL128`. `LL` sends a flag of four bytes with every four bytes of data, so that nobody waits for a separate
+# signal: less latency for half of the bandwidth. `LL128` has 120 bytes of data in every 128. This measures rings on two
+# nodes with eight GPUs each, for 8 bytes to 4 GiB, and prints the columns of your race:
+#
+#     NCCL_ALGO=Ring NCCL_PROTO=Simple mpirun -np 16 -N 8 ./build/all_reduce_perf -b 8 -e 4G -f 2 -g 1
+#
+# Your ring sends the fewest bytes as long as **ranks** do the adding. A switch can add, too: those of InfiniBand
+# (SHARP, which NCCL calls CollNet), and since the H100 the NVSwitch between the GPUs of a node (NVLink SHARP, or
+# **NVLS**). Each GPU then sends its vector about once and gets the sum once, n bytes instead of 2(p-1)/p · n, however
+# many GPUs there are. That is what NCCL takes for long vectors on such a node, and why the busbw of `nccl-tests` can
+# be higher there than any link is fast.
+
+# %% [markdown]
 # ## Question to discuss
 #
 # Your ring sends the fewest bytes possible. Why does shared memory still win? On which network does a chain with
