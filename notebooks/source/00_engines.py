@@ -178,5 +178,25 @@ assert out.grep("hello") == list(lab.run(hello))
 # - `hpdl_lab/parallel/messages.py`: the two functions of this notebook.
 # - `hpdl_lab/engines/`: how the processes are started, called, interrupted and restarted.
 # - `hpdl_lab/comm/base.py`: all that a communicator can do, on one page.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. A rank is a process with a number; all ranks run the same program (SPMD) and share no variables.
+# 2. `lab.run(f)` calls `f(comm)` on every rank and hands back what each returns, in rank order.
+# 3. The communicator `comm` knows your rank and how many ranks there are, and reaches the others.
+# 4. Calling other processes from the notebook takes about a millisecond; do much in one run.
+# 5. A rank that waits for a message nobody sends is in a deadlock; a deadline turns it into a report.
+#
+# | term | what it means |
+# |---|---|
+# | engine | a process of the cluster behind the notebook; as a member of a program it is a rank |
+# | rank, size | the number of a process in a communicator, from 0; how many processes it has |
+# | communicator | a group of ranks that can send each other messages |
+# | SPMD | single program, multiple data: every rank runs the same code on its own data |
+# | deadlock | ranks that wait for each other in a circle, forever |
+# | deadline | how long a rank may wait before the run is given up |
+#
+# **What you can do now:** start ranks, run a function on all of them, and read the report of a run that is stuck.
 #
 # <!-- links -->

@@ -39,6 +39,12 @@ print(f"{operations:.2e} operations: {days:,.0f} days, or {days / 365:.0f} years
 print(f"in a month: {np.ceil(days / 30):.0f} accelerators, if nothing is lost when they share the work")
 
 # %% [markdown]
+# Now play with it. Which of the sliders brings GPT-3 below a week, and where does that stop being realistic?
+
+# %%
+days = lab.explore("days", share_of_peak=0.5)
+
+# %% [markdown]
 # The authors of GPT-3 state 3.14 · 10²³ operations (Brown et al. 2020, table D.1): the simple product is right to a
 # percent.
 #
@@ -152,6 +158,13 @@ print(f"from 4 to 64 examples {noise[4] / noise[64]:.1f} times smaller; you gues
 # noise. Yet the work of a large batch can be shared among ranks, and many small steps cannot: each needs the one
 # before it.
 #
+# The data of notebook 01, two weights: a mini-batch of one example wanders around the minimum and never settles, all 442
+# walk straight. Every setting gets five epochs. Which batch comes closest, and does it still with a tenth of the rate?
+
+# %%
+walk = lab.explore("batch")
+
+# %% [markdown]
 # ## Question to discuss
 #
 # You get 1,000 accelerators instead of one. With data parallelism, each needs at least one example of every mini-batch.

@@ -137,5 +137,26 @@ assert abs(float(out[-1].split()[1]) - loss(walks.paths[0.5][-1], x, y)) < 1e-12
 #
 # - `hpdl_lab/optim/gradient_descent.py`: the functions of this notebook; they are the solution.
 # - `hpdl_lab/plots/landscape.py`: how the bowl is drawn.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. Training repeats one step: weights minus rate times gradient.
+# 2. The gradient says how fast the loss rises with each weight; here it is a mean over examples.
+# 3. Too small a rate crawls; too large a rate diverges.
+# 4. The largest stable rate is 2 / c, where c is the largest curvature of the loss.
+# 5. The smallest curvature decides how many steps it takes: a narrow valley is slow at any rate.
+#
+# | term | what it means |
+# |---|---|
+# | loss | a number that says how bad the predictions are |
+# | gradient | the derivative of the loss with respect to each weight |
+# | learning rate | the factor between the gradient and the step |
+# | curvature | how fast the gradient changes along a direction: the second derivative |
+# | converge, diverge | to come closer to the minimum; to leave it farther and farther behind |
+# | full batch | all examples in every step; with a part of them it is SGD |
+#
+# **What you can do now:** write a training step, tell from a loss curve whether its rate is too low or too high, and
+# say why.
 #
 # <!-- links -->

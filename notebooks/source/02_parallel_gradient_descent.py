@@ -233,5 +233,27 @@ assert np.allclose([float(number) for number in out[-1].split()[-4:]], [*g, *tog
 # - `hpdl_lab/parallel/gradient_descent.py`, `hpdl_lab/parallel/gossip.py`: the functions of this notebook.
 # - `hpdl_lab/parallel/gossip.py`: the graphs, their weights and spectral gaps.
 # - `hpdl_lab/parallel/data_parallel.py`: the same for real models, with all gradients in one message.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. The gradient over all examples is the mean of the gradients over equal shares of them.
+# 2. So ranks that average their gradients take the step that one rank with all examples would take.
+# 3. A parameter server does the same through one rank, whose traffic grows with the number of workers.
+# 4. Gossip averages with neighbors only; the differences between ranks shrink by about λ₂ in each step.
+# 5. Sharing pays only if a rank has more to compute than to communicate.
+#
+# | term | what it means |
+# |---|---|
+# | data parallelism | every rank has the whole model and its own share of the examples |
+# | all-reduce | leaves the sum over all ranks on every rank |
+# | parameter server | a rank that holds the weights, collects gradients and hands out new weights |
+# | worker | a rank that computes gradients for a parameter server |
+# | gossip, decentralized SGD | averaging with neighbors on a graph, with no global communication |
+# | topology | the graph of who communicates with whom: ring, wheel, star, random ... |
+# | mixing rate, λ₂ | the second largest eigenvalue of the averaging weights: how slowly ranks agree |
+#
+# **What you can do now:** make a gradient step data parallel, and compare all-reduce, a parameter server and gossip
+# by what each rank has to send.
 #
 # <!-- links -->

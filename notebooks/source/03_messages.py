@@ -298,8 +298,30 @@ assert "ALLREDUCE" in told and "BROADCAST" in told
 # - `hpdl_lab/collectives/jobs.py`, `hpdl_lab/parallel/messages.py`: the functions of this notebook.
 # - `hpdl_lab/zoo.py`: all broken programs, each with its repair.
 # - `hpdl_lab/comm/status/report.py`: the rules of the report about a stuck run.
+
+# %% [markdown]
+# ## Recap
 #
-# Now you know `send` and `recv`: part two of [02](02_parallel_gradient_descent.ipynb), a parameter server and gossip,
-# is yours.
+# 1. A message takes about α + β · bytes: latency plus size over bandwidth.
+# 2. Below n½ = α/β a message is mostly latency: send few large messages rather than many small ones.
+# 3. Eight collectives cover nearly all that a training sends; all ranks have to call them, in the same order.
+# 4. A deadlock is a circle of waiting ranks; `sendrecv`, or another order on one rank, breaks the circle.
+# 5. A program must not rely on the library to buffer a send: it works for small messages and hangs for large ones.
+#
+# | term | what it means |
+# |---|---|
+# | latency, α | the time of an empty message |
+# | bandwidth, 1/β | bytes per second of a long message |
+# | n½ | the message size at which half of the time is latency |
+# | point-to-point | a send on one rank and its receive on another |
+# | collective | an operation in which all ranks of a communicator take part |
+# | blocking, non-blocking | returns when the buffer may be used again; returns at once, to be waited for later |
+# | eager, rendezvous protocol | the message is stored at the receiver; the sender waits for the receive |
+# | straggler | a slow rank that all others wait for |
+#
+# **What you can do now:** measure a link, choose the collective that a job needs, and diagnose and repair a deadlock.
+#
+# Now that you know `send` and `recv`, do part two of [02](02_parallel_gradient_descent.ipynb): a parameter server, and
+# gossip.
 #
 # <!-- links -->

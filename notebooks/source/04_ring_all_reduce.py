@@ -313,5 +313,27 @@ assert int(out.grep("bytes sent")[0].split()[-1]) == sent
 # - `hpdl_lab/engines/hosts.py`: how one machine plays several hosts.
 # - `csrc/`: the compiled ring and the shared-memory kernel.
 # - `hpdl_lab/parallel/data_parallel.py`: how the gradients are packed, reduced and handed back.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. An all-reduce is a reduce-scatter and an all-gather.
+# 2. On a ring each rank sends 2(p-1)/p of its vector, less than twice its size for any number of ranks.
+# 3. No algorithm of messages sends less; a tree takes fewer steps, and wins for short vectors.
+# 4. algbw is vector size over time; busbw multiplies it by 2(p-1)/p and can be compared with the speed of a link.
+# 5. Libraries choose by size, ranks and network: NCCL among rings, trees and others, MPI among many more.
+#
+# | term | what it means |
+# |---|---|
+# | reduce-scatter | leaves a different chunk of the sum on each rank |
+# | all-gather | puts the chunks of all ranks together on every rank |
+# | chunk, segment | one of p parts of a vector, one per rank; a smaller part, for pipelining |
+# | tree, recursive doubling, halving-doubling | all-reduces with about log₂ p steps |
+# | hierarchical | first inside each host, then between hosts |
+# | algbw, busbw | bytes of the vector per second; bytes that a ring has to send per second |
+# | bandwidth-optimal | sends the least number of bytes that is possible |
+#
+# **What you can do now:** write a ring all-reduce, predict its time from α and β, and say when another algorithm is
+# faster.
 #
 # <!-- links -->

@@ -308,5 +308,27 @@ scaled
 # - `hpdl_lab/parallel/scaffe.py`: the three designs; `hpdl_lab/parallel/ddp.py`: the hook, blocking and not.
 # - `hpdl_lab/models/gpt.py`: the GPT; `hpdl_lab/parallel/training.py`: the loop around it.
 # - `csrc/progress.h`: the thread that sends while Python computes.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. Replicas stay equal if they start equal and take equal steps: broadcast once, average gradients always.
+# 2. One message for all gradients saves latency; buckets let the first of them leave while backward goes on.
+# 3. Communication that hides behind backward costs nothing; what remains is exposed.
+# 4. With a fixed batch the work per rank shrinks and the gradients do not: strong scaling ends there.
+# 5. Horovod, S-Caffe and PyTorch's DDP differ in who decides when a bucket leaves, not in what is computed.
+#
+# | term | what it means |
+# |---|---|
+# | replica | a whole copy of the model on one rank |
+# | bucket, tensor fusion | gradients of several parameters that travel in one message |
+# | overlap, exposed communication | communication during computation; the part that computation does not hide |
+# | hook | a function that autograd calls when a gradient is complete |
+# | strong, weak scaling | the same problem on more ranks; a problem that grows with the ranks |
+# | speedup, efficiency | how many times as fast as one rank; the speedup divided by the number of ranks |
+# | gradient accumulation | adding the gradients of several micro-batches before they are averaged |
+#
+# **What you can do now:** make a training script data parallel, choose a bucket size, and tell from a timeline what
+# communication costs.
 #
 # <!-- links -->

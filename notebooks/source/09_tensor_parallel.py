@@ -220,5 +220,28 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 # - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/spatial.py`: sequences and images that are cut.
 # - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
 #   arXiv:2205.05198; Dryden et al. 2019 (LBANN's convolutions), arXiv:1903.06681.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. A linear layer can be split by columns (each rank has some outputs) or by rows (each has a part of a sum).
+# 2. Columns, then rows: two layers need one all-reduce forward and one backward.
+# 3. Where forward copies, backward adds; where forward adds, backward copies.
+# 4. Attention is split by heads, the token embedding by its rows; each layer of a transformer takes two all-reduces
+#    each way.
+# 5. Nothing hides these all-reduces, so tensor parallelism stays on the fastest links, inside a node.
+#
+# | term | what it means |
+# |---|---|
+# | column-parallel, row-parallel | a linear layer whose outputs, or whose inputs, are split among ranks |
+# | f and g | Megatron's pair: copy forward and all-reduce backward, and the other way round |
+# | shard | the part of a tensor that one rank holds |
+# | head | one of several attentions that work side by side on a share of the width |
+# | sequence parallelism | between the split layers, each rank keeps its own positions only |
+# | activation | what a layer hands to the next one, kept for backward |
+# | halo | rows of a neighbor's part of an image that a convolution needs |
+#
+# **What you can do now:** split the layers of a transformer among ranks, count their all-reduces, and say on which
+# links that pays.
 #
 # <!-- links -->

@@ -240,5 +240,27 @@ print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {p
 #   `stage.py`: backward in halves.
 # - `hpdl_lab/parallel/pipeline/naive.py`: the same in 60 lines, for GPipe.
 # - In PyTorch: `torch/distributed/pipelining/schedules.py`, whose 1F1B, interleaved and zero-bubble orders are yours.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. A pipeline puts whole layers on each rank and sends only activations at their borders.
+# 2. p stages and m micro-batches wait (p-1)/(m+p-1) of the time: more micro-batches, less bubble.
+# 3. 1F1B takes the time of GPipe and holds p micro-batches at most, not m.
+# 4. Interleaving and zero bubble fill the bubble by finer pieces of work, for more messages or more memory.
+# 5. A schedule is a list of actions per rank, and every stage should take the same time.
+#
+# | term | what it means |
+# |---|---|
+# | stage | the layers that one rank has |
+# | micro-batch | a part of the mini-batch that passes through the stages by itself |
+# | bubble | the share of the time in which ranks wait |
+# | GPipe, 1F1B | all forwards first; one forward, one backward |
+# | interleaved | several short stages on each rank |
+# | zero bubble | the gradient of the weights is computed where ranks would otherwise wait |
+# | activations in flight | micro-batches whose activations a rank holds for backward |
+# | rematerialization, recomputation | forward is done again in backward, and activations are not kept |
+#
+# **What you can do now:** choose a schedule and a number of micro-batches, and predict bubble and memory.
 #
 # <!-- links -->

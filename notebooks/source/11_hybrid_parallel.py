@@ -258,5 +258,27 @@ print(
 # - `hpdl_lab/parallel/grid/simulation.py`, `hpdl_lab/predict/graph.py`: every message of 1,024 ranks.
 # - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
 #   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. A mesh gives each rank a coordinate on every axis: dp, pp and tp.
+# 2. The axis that communicates most, tp, gets the fastest links; dp is content with the slowest.
+# 3. A gradient is added over the axes along which its parameter is the same and its data are not.
+# 4. Which grid is fastest follows from memory, bubble and links, and can be computed before anything runs.
+# 5. A model of time has assumptions: here the share of the peak that layers reach.
+#
+# | term | what it means |
+# |---|---|
+# | mesh, device mesh | ranks on a grid with named axes |
+# | process group | the ranks along one axis, with a communicator of their own |
+# | hybrid, 3D parallelism | data, pipeline and tensor parallelism at once |
+# | rank order | which axis varies fastest; Megatron's is tp, cp, ep, dp, pp |
+# | MFU | model FLOP/s utilization: the share of the peak that a training reaches |
+# | checkpoint | model and optimizer in a file, here independent of the mesh |
+# | micro-batch, global batch | what passes through a pipeline at once; all examples of one step |
+#
+# **What you can do now:** lay out a training on a mesh, say which gradient is added where, and choose a grid under a
+# memory limit.
 #
 # <!-- links -->
