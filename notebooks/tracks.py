@@ -8,7 +8,7 @@ of the notebooks, and between the marks `<!-- tracks: ... -->` of README.md and 
 import re
 from typing import NamedTuple
 
-TRACKS = ("half day", "full day", "second day")  # each has what those before it have
+TRACKS = ("half day", "full day", "homework")  # each has what those before it have; homework may be a second day
 LENGTHS = {"half day": 240, "full day": 480}  # minutes, with breaks
 COUNTS = ("one", "two", "three")
 
@@ -61,6 +61,7 @@ TABLE = """
     1 full day     5  Exercise 0.2
     1 half day     1  Measure
     1 half day     3  A stuck cell
+    1 full day     4  Take it home
 01_gradient_descent  Gradient descent
     what a gradient step does, on a live loss landscape; the largest rate that is stable
     no engines: one process
@@ -70,6 +71,7 @@ TABLE = """
     1 half day     3  Watch it
     1 full day     5  Exercise 1.3
     1 full day     2  Measure
+    1 homework     3  Take it home
 02_parallel_gradient_descent  Parallel gradient descent
     why four ranks that average their gradients take the step of one; a parameter server; gossip on graphs
     [00](00_engines.ipynb), [01](01_gradient_descent.ipynb), for part two [03](03_messages.ipynb); four engines
@@ -81,6 +83,7 @@ TABLE = """
     2 full day    13  Exercise 2.2
     2 full day     4  Gossip
     2 full day    16  Exercise 2.3
+    2 homework     4  Take it home
 03_messages  Messages
     what a message costs, eight collectives, and a zoo of deadlocks to diagnose and repair
     [00](00_engines.ipynb); four engines
@@ -90,12 +93,14 @@ TABLE = """
     1 full day    10  Exercise 3.2
     1 half day     5  Eight patterns
     1 half day     6  Exercise 3.3
+    1 half day     2  The same in MPI, PyTorch and NCCL
     2 full day     6  Part two: the deadlock zoo
     2 full day    12  Exercise 3.4
     2 full day     8  Exercise 3.5
-    2 second day   7  Exercise 3.6
-    2 second day   7  Exercise 3.7
-    2 second day   4  Not stuck, only slow
+    2 homework     7  Exercise 3.6
+    2 homework     7  Exercise 3.7
+    2 homework     4  Not stuck, only slow
+    2 homework     8  Take it home
 04_ring_all_reduce  Ring all-reduce
     a ring, why 2(p-1)/p, and how close that is to the hardware; its relatives, and real links of 1 Gbit/s
     [02](02_parallel_gradient_descent.ipynb), [03](03_messages.ipynb); four engines
@@ -106,11 +111,11 @@ TABLE = """
     1 half day     2  Run it on four processes
     1 half day     6  Measure: a race
     1 half day     5  Train with it
-    1 full day     4  Does it scale?
     2 full day     8  Part two
-    2 second day  20  Exercise 4.4
+    2 homework    20  Exercise 4.4
     2 full day     8  Exercise 4.5
-    2 second day  10  Real links
+    2 homework    10  Real links
+    2 homework     5  Take it home
 06_data_parallel  Data parallelism
     replicas, buckets, overlap with backward; a GPT on Moby-Dick; S-Caffe, Horovod, and PyTorch's DDP on your own ring
     [04](04_ring_all_reduce.ipynb); four engines
@@ -119,57 +124,58 @@ TABLE = """
     1 half day    12  Exercise 6.2
     1 full day    12  Exercise 6.3
     1 full day    22  Exercise 6.4
-    1 half day     4  Measure: how much still shows
+    1 half day     4  Measure: how much remains exposed
     1 half day     3  One big batch
     1 half day     6  Train with it
-    2 second day   6  S-Caffe
+    1 half day     4  Does it scale? First a success
+    2 homework     6  S-Caffe
     2 full day     5  Horovod
-    2 second day   4  Diagnose: one step more
-    2 second day  12  Exercise 6.5
-    2 second day  15  Exercise 6.6
-    2 second day   6  Does it scale?
+    2 homework     4  Diagnose: one step more
+    2 homework    12  Exercise 6.5
+    2 homework    15  Exercise 6.6
+    2 homework     6  Does it scale? Now the hard way
 09_tensor_parallel  Tensor parallelism
     one layer on several ranks: columns and rows, attention by heads, sequences and images that are cut; a GPT of which
     no rank has a whole layer
     [06](06_data_parallel.ipynb); four engines
-    1 second day  10  The idea
-    1 second day  12  Exercise 9.1
-    1 second day  12  Exercise 9.2
-    1 second day   5  Measure: four ways to cut a layer
-    1 second day  12  Exercise 9.3
-    1 second day  20  Exercise 9.4
-    1 second day   6  A GPT on four ranks
-    1 second day  18  Exercise 9.5
-    1 second day  12  Exercise 9.6
+    1 homework    10  The idea
+    1 homework    12  Exercise 9.1
+    1 homework    12  Exercise 9.2
+    1 homework     5  Measure: four ways to cut a layer
+    1 homework    12  Exercise 9.3
+    1 homework    20  Exercise 9.4
+    1 homework     6  A GPT on four ranks
+    1 homework    18  Exercise 9.5
+    1 homework    12  Exercise 9.6
 10_pipeline_parallel  Pipeline parallelism
     stages and bubbles: GPipe, 1F1B, zero bubble, where to cut a model, and GEMS in both directions; a GPT in four
     pieces
     [06](06_data_parallel.ipynb); four engines
-    1 second day   6  The idea
-    1 second day  12  Exercise 10.1
-    1 second day   3  Measure
-    1 second day  12  Exercise 10.2
-    1 second day   4  Diagnose
-    1 second day  15  Exercise 10.3
-    2 second day   3  Interleaved
-    2 second day  22  Exercise 10.4
-    2 second day  20  Exercise 10.5
-    2 second day   6  A GPT in four pieces
-    2 second day  10  GEMS
+    1 homework     6  The idea
+    1 homework    12  Exercise 10.1
+    1 homework     3  Measure
+    1 homework    12  Exercise 10.2
+    1 homework     4  Diagnose
+    1 homework    15  Exercise 10.3
+    2 homework     3  Interleaved
+    2 homework    22  Exercise 10.4
+    2 homework    20  Exercise 10.5
+    2 homework     6  A GPT in four pieces
+    2 homework    10  GEMS
 11_hybrid_parallel  Hybrid parallelism
     a mesh of replicas, stages and shards in three changed lines; which gradient is added where; the best of 66 grids
     for GPT-3 on 1,024 GPUs
     [00](00_engines.ipynb), for parts two and three [06](06_data_parallel.ipynb); four engines
     1 half day     6  The idea
     1 half day     9  Pick a grid
-    2 second day   8  Exercise 11.1
-    2 second day   8  Exercise 11.2
-    2 second day  22  Exercise 11.3
-    2 second day   8  Measure: three changed lines
-    2 second day   4  From one mesh into another
-    3 second day  12  Exercise 11.4
-    3 second day   8  1,024 GPUs
-    3 second day   5  HyPar-Flow
+    2 homework     8  Exercise 11.1
+    2 homework     8  Exercise 11.2
+    2 homework    22  Exercise 11.3
+    2 homework     8  Measure: three changed lines
+    2 homework     4  From one mesh into another
+    3 homework    12  Exercise 11.4
+    3 homework     8  1,024 GPUs
+    3 homework     5  HyPar-Flow
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.
@@ -185,7 +191,7 @@ PLANS = {
         "04_ring_all_reduce 1",
         "06_data_parallel 1",
         "11_hybrid_parallel 1",
-        ("to catch up, questions", 11),
+        ("to catch up, questions", 5),
     ),
     "full day": (
         ("welcome, log in", 15),
@@ -204,7 +210,7 @@ PLANS = {
         "06_data_parallel 1",
         "06_data_parallel 2",
         "11_hybrid_parallel 1",
-        ("to catch up, questions", 28),
+        ("to catch up, questions", 22),
     ),
 }
 
@@ -215,7 +221,7 @@ def parsed(text):
     for block in re.split(r"^(?=\d)", text.strip(), flags=re.MULTILINE)[1:]:
         head, *lines = (line.strip() for line in block.strip().split("\n"))
         name, _, title = head.partition("  ")
-        rows = [re.fullmatch(r"(\d) (half day|full day|second day) +(\d+)  (.+)", line) for line in lines]
+        rows = [re.fullmatch(r"(\d) (half day|full day|homework) +(\d+)  (.+)", line) for line in lines]
         *words, needs = (line for line, row in zip(lines, rows, strict=True) if not row)
         sections = tuple(Section(int(row[1]), row[4], int(row[3]), row[2]) for row in rows if row)
         found[name] = Notebook(name, title, " ".join(words), needs, sections)
@@ -280,7 +286,7 @@ def link(name):
 def labelled(name, text):
     """Markdown with the track behind each heading of a section that not every track has."""
     for section in NOTEBOOKS[name].sections:
-        if section.track != TRACKS[0]:
+        if section.track != TRACKS[0] and NOTEBOOKS[name].of("full day"):
             text = re.sub(rf"^(##? {re.escape(section.heading)}(?!\d).*)$", rf"\1 · {section.track}", text, flags=re.M)
     return text
 

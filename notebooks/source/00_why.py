@@ -158,8 +158,9 @@ print(f"from 4 to 64 examples {noise[4] / noise[64]:.1f} times smaller; you gues
 # noise. Yet the work of a large batch can be shared among ranks, and many small steps cannot: each needs the one
 # before it.
 #
-# The data of notebook 01, two weights: a mini-batch of one example wanders around the minimum and never settles, all 442
-# walk straight. Every setting gets five epochs. Which batch comes closest, and does it still with a tenth of the rate?
+# Now play with it, on the data of notebook 01, with two weights. Every setting gets five epochs. At a rate of 0.3,
+# mini-batches of one diverge, eight jump around the minimum, and all 442 have made five steps when their time is over.
+# Which batch comes closest? And which at a tenth of that rate?
 
 # %%
 walk = lab.explore("batch")
