@@ -17,18 +17,19 @@ lab.start(4)
 # %% [markdown]
 # ## The idea
 #
-# One layer of GPT-3 has 12 d² weights with d = 12,288: 4 d² in its attention, 8 d² in its MLP. Training with Adam
-# keeps 16 bytes for each: the weight and its gradient in 16 bits, and in 32 bits a copy of the weight and two
-# averages.
+# One layer of GPT-3 has 12 d² weights with d = 12,288: 4 d² in its attention (q, k, v and out, d × d each) and 8 d²
+# in its MLP (d × 4d and 4d × d). Training with Adam in mixed precision keeps 2 + 2 + 4 + 4 + 4 = 16 bytes for each:
+# the weight and its gradient in 16 bits, and in 32 bits a copy of the weight and Adam's two averages. A transformer
+# block in shapes is drawn in [00](00_why.ipynb).
 
 # %%
 layer = 12 * 12_288**2 * 16 / 1e9  # GB
 print(f"{layer:.0f} GB for a layer, {96 * layer / 1e3:.1f} TB for 96: that fills {96 * layer / 80:.0f} GPUs of 80 GB")
 
 # %% [markdown]
-# Activations come on top. A layer by itself would fit. But whole layers can be dealt out to 96 GPUs at most, which
-# then wait for each other (10), and one sequence gets no faster by that. **Tensor parallelism** cuts each layer, so
-# that several GPUs work on it at a time. A linear layer y = x A can be cut in two ways:
+# Activations come on top. A single layer would fit. But whole layers can be assigned to 96 GPUs at most, which then
+# wait for each other (10), and a single sequence gets no faster that way. **Tensor parallelism** cuts each layer, so
+# that several GPUs work on it at the same time. A linear layer y = x A can be cut in two ways:
 #
 #     by columns                                   by rows
 #
@@ -42,9 +43,9 @@ print(f"{layer:.0f} GB for a layer, {96 * layer / 1e3:.1f} TB for 96: that fills
 # **Columns, then rows**: what the first layer leaves on a rank is just what the second one needs there. GELU between
 # them acts element by element. Two layers, and one sum at the end.
 #
-# Backward runs the same way back, and there is one rule for all of it: **where forward copies, backward adds; where
-# forward adds, backward copies.** Megatron calls such a pair f and g. You are given three functions that autograd
-# knows:
+# Backward goes the same way in reverse, and there is one rule for all of it: **where forward copies, backward adds;
+# where forward adds, backward copies.** Megatron calls such a pair f and g. You are given three functions that
+# autograd knows:
 #
 # | function | forward | backward |
 # |---|---|---|
@@ -84,8 +85,8 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 # ## Measure: four ways to cut a layer
 #
 # x + mlp(norm(x)), forward and backward, on four ranks: whole on each of them; every layer by columns and gathered
-# again; your two functions; and one way more, which you write below. Bytes are counted, the upright lines are the
-# model's: 2(p-1)/p · n for each all-reduce on a ring, α and β from a ping-pong, and the arithmetic shared out.
+# again; your two functions; and a fourth way, which you write below. Bytes are counted. The vertical lines show the
+# model: 2(p-1)/p · n for each all-reduce on a ring, α and β from a ping-pong, and the arithmetic divided by p.
 
 # %%
 ways = lab.tensor(column_linear, row_linear, prediction=my_bytes)
@@ -104,7 +105,7 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # ## Exercise 9.3 ★★ Which rows belong to a rank's heads
 #
 # Attention has heads that never talk to each other: that is where it is cut. q, k and v of all heads come out of one
-# product, so its weight is three matrices on top of each other. A contiguous piece of it is the wrong piece.
+# product, so its weight is three matrices stacked on top of each other. A contiguous piece of it is the wrong piece.
 
 # %% exercise="hpdl_lab.parallel.tensor.transformer:rows_of_heads"
 
@@ -113,9 +114,8 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # %% [markdown]
 # ## Exercise 9.4 ★★★ Attention with this rank's heads
 #
-# `scaled_dot_product_attention(q, k, v, is_causal=...)` wants q, k and v as (b, heads, s, d/heads). How
-# `hpdl_lab/models/transformer.py` does it on one rank is worth a look; your `column_linear` and `row_linear` do the
-# rest.
+# `scaled_dot_product_attention(q, k, v, is_causal=...)` expects q, k and v as (b, heads, s, d/heads). Look at how
+# `hpdl_lab/models/transformer.py` does it on one rank; your `column_linear` and `row_linear` do the rest.
 
 # %% exercise="hpdl_lab.parallel.tensor.transformer:attention_heads"
 
@@ -124,9 +124,9 @@ lab.tensor(column_linear, row_linear, ranks=2)
 # %% [markdown]
 # ## A GPT on four ranks
 #
-# The whole of it, cut like this: attention by heads, MLPs as columns and rows, and the token embedding by its rows.
+# The whole model, cut like this: attention by heads, MLPs as columns and rows, and the token embedding by its rows.
 # It learns from Moby-Dick with 64 bits, so that rounding does not hide a mistake; all ranks see the same batch. One
-# rank first, then four: that takes some seconds.
+# rank first, then four: that takes a few seconds.
 
 # %%
 from hpdl_lab import data
@@ -144,17 +144,18 @@ print("all-reduces of a step, forward:", shared[0].forward, "backward:", shared[
 print("you predicted, for each of 2 layers:", my_all_reduces)
 
 # %% [markdown]
-# Two for each layer, and one more in each direction for the token embedding at the two ends. All have b · s · d
-# numbers: 4 · 64 · 64. What they look like in time, for the last step; nothing hides them, because the next layer
-# needs the sum. The one all-gather between forward and backward puts the logits together, of which each rank has a
-# quarter:
+# Two for each layer, and one more in each direction for the token embedding at the two ends. Each moves b · s · d
+# numbers: 4 · 64 · 64. Below is the last step as a timeline. Nothing hides the all-reduces, because the next layer
+# needs the sum. (Recent systems cut a product into pieces and send one while they compute the next, called
+# asynchronous tensor parallelism.) The one all-gather between forward and backward collects the logits, of which each
+# rank has a quarter:
 
 # %%
 begin = sorted(e.t0_ns for e in shared.events if e.op == "forward")[-4]  # of the last step on four ranks
 lab.show([e for e in shared.events if e.t0_ns >= begin])
 
 # %% [markdown]
-# Heads that four ranks cannot share are refused, in one sentence, before the first message:
+# If the heads cannot be divided by the ranks, you get a one-sentence error before any message is sent:
 
 # %% tags=["raises-exception"]
 lab.run(train_gpt, text, 1, 2)
@@ -162,8 +163,9 @@ lab.run(train_gpt, text, 1, 2)
 # %% [markdown]
 # ## Exercise 9.5 ★★★ Sequence parallel
 #
-# Between the cut layers there are norms and sums, and every rank does and keeps all of them. An all-reduce is a
-# reduce-scatter and an all-gather. Take it apart, and let each rank have only its own positions in between:
+# Between the cut layers there are norms and residual sums, and every rank computes and keeps all of them. An
+# all-reduce is a reduce-scatter followed by an all-gather. Take it apart, and let each rank hold only its own
+# positions in between:
 #
 #     tensor parallel      norm ─── copy ─────── layer ── all-reduce ────── + ─── norm      (b, s, d) on every rank
 #     sequence parallel    norm ─── all-gather ─ layer ── reduce-scatter ── + ─── norm      (b, s/p, d) between
@@ -181,8 +183,8 @@ assert sequence["forward"] == pair["forward"] and sequence["kept"] < pair["kept"
 print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activations kept")
 
 # %% [markdown]
-# Megatron-LM keeps less still: it forgets the gathered input of a layer and gathers it again in backward, one more
-# all-gather, which goes on while the rank computes.
+# Megatron-LM keeps even less: it drops the gathered input of a layer and gathers it again in backward. That is one
+# more all-gather, which is hidden behind computing.
 #
 # ## Exercise 9.6 ★★★ Halos of a convolution
 #
@@ -208,8 +210,8 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 # ## Question to discuss
 #
 # Data parallelism sends gradients, once per step, and backward hides them. Tensor parallelism sends activations, four
-# times per layer, and nothing hides them. On which links would you use which? And what does tensor parallelism gain
-# from a batch twice as large?
+# times per layer, and nothing hides them. On which links would you use which: NVLink 4 carries 450 GB/s per
+# direction, InfiniBand NDR 50 GB/s? And what does tensor parallelism gain from a batch twice as large?
 #
 # ## Where to read the real code
 #

@@ -19,14 +19,14 @@ lab.start(4)
 #
 # ## The idea
 #
-# A model that is too large for one rank is cut into **stages**, some layers each. Activations go from stage to stage,
-# gradients come back:
+# A model that is too large for one rank is cut into **stages** of a few layers each. Activations go from stage to
+# stage, gradients come back:
 #
 #     rank 0  [ layers 0-2  ] ──x──> rank 1  [ layers 3-5  ] ──x──> ... ──> loss
 #                             <─dx──                         <─dx── ... <──┘
 #
-# That fits into memory, and is no faster than one rank: while one works, the others wait. Time goes from left to right,
-# hatched is waiting, and backward takes twice as long as forward.
+# That fits into memory, and is no faster than one rank: while one works, the others wait. Time goes from left to
+# right, hatched areas are waiting, and backward takes twice as long as forward.
 
 # %%
 lab.show("gpipe", ranks=4, micro_batches=1)
@@ -46,9 +46,9 @@ my_guess = lab.guess("share of the time that ranks wait, and micro-batches on ra
 # %% [markdown]
 # ## Exercise 10.1 ★★ GPipe
 #
-# A schedule says in which order a rank works, not when: when follows from what it has to wait for. So a row of the
-# picture is a list. `Action(2, "F", 5)` is stage 2's forward of micro-batch 5; `str` of it is `2F5`, which is also how
-# PyTorch writes it.
+# A schedule says in which order a rank works, not when: the times follow from what it has to wait for. So a row of
+# the picture is a list. `Action(2, "F", 5)` is stage 2's forward of micro-batch 5; `str` of it is `2F5`, which is
+# also how PyTorch writes it.
 
 # %% exercise="hpdl_lab.schedules.gpipe:gpipe"
 
@@ -57,8 +57,8 @@ my_guess = lab.guess("share of the time that ranks wait, and micro-batches on ra
 # %% [markdown]
 # ## Measure
 #
-# Your schedule, executed by four MPI ranks. The stages here only sleep, 20 ms for a forward, 40 ms for a backward:
-# they take no core, so that four of them behave on your machine as they would on four.
+# Your schedule, executed by four MPI ranks. The stages here only sleep, 20 ms for a forward, 40 ms for a backward.
+# Sleeping takes no core, so four of them behave on your machine as they would on four machines.
 
 # %%
 run = lab.pipeline(gpipe, micro_batches=8, prediction=my_guess)
@@ -67,14 +67,16 @@ print(f"bubble {run.measured.bubble:.0%}, rank 0 holds {run.measured.live[0]}; y
 run
 
 # %% [markdown]
-# p ranks and m micro-batches take (m + p - 1)(tf + tb): the bubble is (p - 1)/(m + p - 1), however fast the ranks are.
-# More micro-batches make it small. What do they cost?
+# p ranks and m micro-batches take (m + p - 1)(tf + tb): the bubble is (p - 1)/(m + p - 1) of the whole time, however
+# fast the ranks are. (Megatron's papers divide by the ideal time instead and write (p - 1)/m: here 37.5% and not
+# 27%.) More micro-batches make it small. What do they cost?
 #
 # ## Exercise 10.2 ★★ 1F1B
 #
 # In GPipe every rank holds the activations of all m micro-batches until the first backward. (The paper keeps only
-# what arrives at a stage, and does the forward again: 4/3 of the work for far less memory.) 1F1B, one forward, one
-# backward, goes back as soon as it can.
+# what arrives at a stage and computes the forward again, **rematerialization**: with a backward of two forwards that
+# is 4 units of work in place of 3, for far less memory.) 1F1B, one forward, one backward, starts a backward as soon
+# as one is possible.
 
 # %% exercise="hpdl_lab.schedules.one_f_one_b:one_f_one_b"
 
@@ -86,11 +88,11 @@ assert run.measured.live == [4, 3, 2, 1], f"live: {run.measured.live}"
 run
 
 # %% [markdown]
-# The same time, and no rank holds more than four, also with 1,000 micro-batches.
+# The same time, and no rank ever holds more than four, even with 1,000 micro-batches.
 #
 # ## Diagnose: a schedule that deadlocks
 #
-# Two ranks, each with an order of its own. Who waits for whom? Find the circle with a pencil, then run the cell: a
+# Two ranks, each with an order of its own. Who waits for whom? Find the cycle with a pencil, then run the cell: a
 # schedule is refused before anything runs.
 
 # %% tags=["raises-exception"]
@@ -100,8 +102,8 @@ lab.pipeline(mine)
 # %% [markdown]
 # ## Exercise 10.3 ★★ Where to cut
 #
-# All ranks go at the pace of the slowest stage. A GPT's token embedding, its blocks and its head do not cost the same,
-# so equal numbers of layers are not equal stages.
+# All ranks go at the pace of the slowest stage. A GPT's token embedding, its blocks and its head do not cost the
+# same, so stages with equal numbers of layers do not take equal time.
 
 # %% exercise="hpdl_lab.parallel.pipeline.split:partition"
 
@@ -123,10 +125,10 @@ print(f"{parts}: {1 - yours / equal:.0%} of the time is saved")
 #
 # ## Interleaved
 #
-# Megatron-LM gives each rank several short stages instead of a long one: rank 0 has stages 0 and 4, rank 1 has 1 and 5.
-# The first micro-batch reaches the last rank in half the time, and the bubble is half as long. Every micro-batch goes
-# round twice, though: twice the messages, and more to hold: rank 0 has the activations of 11 stages, each half as long,
-# where 1F1B has 4 whole ones. Each rank has a lane for each of its stages.
+# Megatron-LM gives each rank several short stages instead of a long one: rank 0 has stages 0 and 4, rank 1 has 1 and
+# 5. The first micro-batch reaches the last rank in half the time, and the bubble is half as long. But every
+# micro-batch goes round twice: that means twice the messages, and more to hold. Rank 0 has the activations of 11
+# stages, each half as long, where 1F1B has 4 whole ones. Each rank has a lane for each of its stages.
 
 # %%
 lab.show("interleaved", chunks=2, play=True)
@@ -135,7 +137,8 @@ lab.show("interleaved", chunks=2, play=True)
 # ## Exercise 10.4 ★★★ Zero bubble
 #
 # Backward is two computations: the gradient of the **input** (I), for which the stage before waits, and those of the
-# **weights** (W), for which nobody waits. Together they take as long as before. So what is done while others wait?
+# **weights** (W), for which nobody waits. Together they take as long as before. So what can be done during the
+# bubble?
 
 # %% exercise="hpdl_lab.schedules.one_f_one_b:zero_bubble_h1"
 
@@ -149,7 +152,10 @@ run
 
 # %% [markdown]
 # Schedules are text, and go to PyTorch and back: `schedules.to_csv` writes what `torch.distributed.pipelining` loads,
-# and its own schedules can be drawn here. In short, as DualPipe's authors write theirs:
+# and its own schedules can be drawn here. DeepSeek's **DualPipe** goes one step further: it feeds micro-batches in
+# from both ends of the pipeline, so that each rank holds two stages, and pairs the forward of one direction with the
+# backward of the other. While one of the pair computes, the other one's messages (tensor, pipeline and expert)
+# travel. Its authors write a row in short, and so can you:
 
 # %%
 plan = schedules.build("zero_bubble_h1", ranks=4, micro_batches=8)
@@ -158,9 +164,9 @@ print(plan, schedules.to_strings(plan)[3], sep="\n\n")
 # %% [markdown]
 # ## Exercise 10.5 ★★★ What a stage does
 #
-# One action of one stage on a real model: backward of a micro-batch. The library does the forwards; your function gets
-# `saved`, in which they left input and output of the stage. Who sends what to whom? Ask the schedule: not in all of
-# them stage s + 1 is on rank r + 1.
+# One action of one stage on a real model: backward of a micro-batch. The library does the forwards; your function
+# gets `saved`, in which they left the input and output of the stage. Who sends what to whom? Ask the schedule: stage
+# s + 1 is not always on rank r + 1.
 
 # %% exercise="hpdl_lab.parallel.pipeline.naive:do_backward"
 
@@ -169,8 +175,8 @@ print(plan, schedules.to_strings(plan)[3], sep="\n\n")
 # %% [markdown]
 # ## A GPT in four pieces
 #
-# The GPT of notebook 06 with eight blocks, unchanged: it is cut by your function, by what its layers take here. Four
-# ranks share your cores now, so that a bar is as long as a rank needs **and** waits for a core; the plan counts with
+# The GPT of notebook 06 with eight blocks, unchanged: your function cuts it by the time that its layers take here.
+# Four ranks share your cores now, so each bar includes the time in which the rank **waits for a core**; the plan uses
 # what the stages took in the step before.
 
 # %%
@@ -178,7 +184,7 @@ deep = models.build_for(data.load("text"), "gpt", layers=8)
 lab.pipeline("1f1b", micro_batches=8, model=deep, partition=partition)
 
 # %% [markdown]
-# And it still learns what one rank with the whole batch learns: gradients of micro-batches add up.
+# And it still learns what a single rank with the whole batch learns: the gradients of micro-batches add up.
 
 # %%
 course = {"model": "gpt", "data": "text", "dtype": "float64", "steps": 3}
@@ -201,8 +207,8 @@ lab.show("gems_master", micro_batches=6)
 
 # %% [markdown]
 # Compared with stages that just wait for each other, N micro-batches take p·tf + N·p·tb + (N-1)·tf instead of N·p·(tf
-# + tb): of every later forward only its last stage, tf, still shows. Weights are there twice. What do you expect from
-# that, for N = 8, p = 4, and backward twice as long as forward?
+# + tb): of every later forward only its last stage, tf, is still exposed. The weights are held twice. What do you
+# expect from that, for N = 8, p = 4, and backward twice as long as forward?
 
 # %% guess=[1.5]
 my_speedup = lab.guess("times as fast as stages that wait for each other", ...)

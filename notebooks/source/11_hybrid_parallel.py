@@ -35,7 +35,9 @@ lab.show(Grid(dp=2, pp=2, tp=2))
 
 # %% [markdown]
 # The last axis varies fastest. Its ranks are neighbors, on the fastest links, so the axis that communicates most
-# should be the last. (Megatron puts dp before pp: tp varies fastest, then dp, then pp.)
+# should vary fastest. Megatron's default order is `tp-cp-ep-dp-pp`, fastest first: there dp varies before pp, because
+# gradients are more bytes than activations at the borders. Here the order is dp, pp, tp. torch's
+# `init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=...)` leaves it to you: its last axis varies fastest, too.
 #
 # ## Predict
 #
@@ -47,9 +49,9 @@ my_grid = lab.guess("the fastest grid of 4 ranks", {"dp": ..., "pp": ..., "tp": 
 # %% [markdown]
 # ## Pick a grid
 #
-# Move the sliders: what a rank has to hold, how long the pipeline stands idle, what goes over which link, and the
-# time of a step, all by formulas with what this machine has been measured to do. Then press **Run it**: a few real
-# steps on your engines, laid over the prediction.
+# Move the sliders: what a rank has to hold, how long the pipeline is idle, what goes over which link, and the time of
+# a step, all by formulas, using speeds measured on this machine. Then press **Run it**: a few real steps on your
+# engines, drawn over the prediction.
 
 # %%
 picker = lab.grid("gpt", batch=32)
@@ -60,21 +62,21 @@ picker.run()
 print(picker)
 
 # %% [markdown]
-# *The half day and the full day end here.* What dp, pp and tp send you have seen in 00; how each works inside is the
-# matter of [06](06_data_parallel.ipynb), [09](09_tensor_parallel.ipynb) and [10](10_pipeline_parallel.ipynb).
+# *The half day and the full day end here.* You saw in 00 what dp, pp and tp send; how each works inside is the
+# subject of [06](06_data_parallel.ipynb), [09](09_tensor_parallel.ipynb) and [10](10_pipeline_parallel.ipynb).
 #
 # # Part two: one mesh
 #
-# ## Exercise 11.1 ★★ Where a rank stands
+# ## Exercise 11.1 ★ Where a rank stands
 #
-# Coordinates are the digits of the rank's number, with a base of its own for every place.
+# Coordinates are the digits of the rank's number, with a separate base for every digit.
 
 # %% exercise="hpdl_lab.mesh:coordinates"
 
 # %% check="hpdl_lab.mesh:coordinates"
 
 # %% [markdown]
-# ## Exercise 11.2 ★★ Who is in whose group
+# ## Exercise 11.2 ★ Who is in whose group
 #
 # Along an axis a rank talks to those that differ from it in this coordinate, and in no other.
 
@@ -91,11 +93,11 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # ## Exercise 11.3 ★★★ Which gradient is added over which axes
 #
 # Backward leaves a gradient on every rank. Some of them are parts of a sum, and it depends on the parameter over
-# which axes. A matrix that tp has cut is another one on every tp rank. A norm is the same on all of them. The table
-# of tokens is on the first stage and on the last one. Add too little, and replicas drift apart; add too much, and
-# they learn nonsense together.
+# which axes. A matrix that tp has cut is a different one on every tp rank. A norm is the same on all of them. The
+# token embedding is on the first stage and on the last one. Add too little, and replicas drift apart; add too much,
+# and they learn nonsense together.
 #
-# `mesh["dp"]` and `mesh["tp"]` are communicators. Of each parameter a `Placed` says what is to be known:
+# `mesh["dp"]` and `mesh["tp"]` are communicators. A `Placed` describes each parameter:
 #
 # - `placed.parameter`: the tensor of this rank, with its `.grad`;
 # - `placed.over_tp`: True where each tp rank holds this parameter whole, and has a part of its gradient;
@@ -108,7 +110,7 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # %% [markdown]
 # ## Measure: three changed lines
 #
-# HyPar-Flow's promise in 2019 was that a model need not be rewritten to be cut and replicated. The same in PyTorch:
+# HyPar-Flow's promise in 2019 was that a model need not be rewritten to be cut and replicated. The same in this lab:
 #
 #     mesh = DeviceMesh(comm, dp=2, pp=2)                                        # 1
 #     model = HybridParallel(model, mesh, example_x, micro_batches=4)            # 2
@@ -116,6 +118,11 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 #     for x, y in batches:
 #         loss = model.step(x, y)                                                # 3, for forward, loss and backward
 #         optimizer.step()
+#
+# torch's class has the same name and another signature: `init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp",
+# "pp"))`, and `mesh["dp"].get_group()` where we write `mesh["dp"]`. Replicas here hold the whole optimizer state; to
+# shard it as well along dp is ZeRO: stage 1 shards the optimizer state, stage 2 also the gradients, stage 3 (FSDP)
+# also the weights.
 #
 # A GPT that learns from Moby-Dick: the plain script on one rank, and the changed one on two meshes of your four
 # engines. Numbers have 64 bits, so that rounding does not hide a mistake.
@@ -136,10 +143,10 @@ for grid in ({"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}):
     print(f"{grid}: losses differ by {off:.0e}; parameters held: {[rank.held for rank in ranks]} of {alone.held:,}")
 
 # %% [markdown]
-# The two halves are not equally large: stages are cut so that they take equal time, and whole layers go to one of
-# them. This is the last step of the second mesh, sums over tp and messages over pp in one picture. A message is drawn
-# from the moment at which it was begun; ranks begin to receive early, and work meanwhile: nobody stands still for a
-# long bar.
+# The two halves are not equally large: stages are cut so that they take equal time, and only between whole layers.
+# This is the last step of the second mesh, sums over tp and messages over pp in one picture. A message is drawn from
+# the moment it was started. Ranks start to receive early and work meanwhile, so a long bar does not mean that a rank
+# stands still.
 
 # %%
 begin = sorted(e.t0_ns for e in ranks.events if e.op == "add gradients")[-8]  # where the step before has ended
@@ -183,10 +190,10 @@ my_gpt3 = lab.guess("its fastest grid, and a step", {"dp": ..., "pp": ..., "tp":
 # %% [markdown]
 # ## 1,024 GPUs
 #
-# Your function on GPT-3. `price` assumes A100 GPUs, eight to a node, NVLink inside and one InfiniBand adapter each.
-# NVIDIA published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s a step (Megatron-LM, README.md,
-# "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`). That run recomputed activations in
-# backward, and so does `price`: a third more arithmetic, and a fraction of the memory.
+# Your function on GPT-3. `price` assumes A100 GPUs, eight to a node, with NVLink inside and one InfiniBand adapter
+# each. NVIDIA published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s a step (Megatron-LM,
+# README.md, "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`). That run recomputed
+# activations in backward, and so does `price`: a third more arithmetic, and a fraction of the memory.
 #
 # One number is assumed: that layers reach half of a GPU's peak of 312 teraFLOP/s if they neither wait nor send. The
 # 15% are a statement about that number, too, as the cell below shows.
@@ -206,15 +213,15 @@ print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as publ
 {f"{share:.0%} of the peak": f"{price(8, 16, 8, of_peak=share).seconds:.0f} s" for share in (0.4, 0.45, 0.5, 0.55)}
 
 # %% [markdown]
-# All grids at once, each with recomputing and without: what lies to the right of the red line does not fit. Some of
-# the 66 are impossible, where tp does not divide 96 heads, or pp is more than the layers. Where is yours?
+# All grids at once, each with and without recomputing: what lies to the right of the red line does not fit. Some of
+# the 66 are impossible: tp must divide 96 heads, and pp cannot be more than the layers. Where is yours?
 
 # %%
 lab.search("gpt3", prediction=my_gpt3)
 
 # %% [markdown]
-# The model adds and multiplies. Do 1,024 ranks agree with it whose messages wait for links, each one for itself, in
-# virtual time? One step of the published grid with 4 of its 192 micro-batches takes some seconds:
+# The model adds and multiplies. Does a simulation of 1,024 ranks agree with it, in which every single message waits
+# for its link, in virtual time? One step of the published grid with 4 of its 192 micro-batches takes a few seconds:
 
 # %%
 from hpdl_lab.parallel.scripts import simulated_step
@@ -233,8 +240,7 @@ print(f"1,024 simulated ranks: {simulated:.2f} s a step, by the model: {modelled
 #
 # 110 of 128 nodes is an efficiency of 86%, 481 of 512 one of 94%. The 1.6 comes from small batches, where replicas
 # have little to compute between two all-reduces of a deep model. Yours is four ranks and a small GPT: replicas only,
-# against two replicas of two stages. Where ranks share cores, this says how the work is dealt out, and nothing about
-# scaling.
+# against two replicas of two stages. If ranks share cores, this shows how work is divided, not how it scales.
 
 # %%
 replicas, hybrid = (lab.run(hybrid_script, text, grid, 6)[0].seconds for grid in ({"dp": 4}, {"dp": 2, "pp": 2}))

@@ -38,6 +38,18 @@ def bucket_by_bucket(nbytes, limit, first):
     return buckets
 
 
+def as_pytorch(nbytes, limit, first):
+    """Closes a bucket after the gradient with which it reaches its limit, as DDP's reducer does."""
+    buckets, held = [], limit
+    for index in reversed(range(len(nbytes))):
+        if not buckets or held >= (first if len(buckets) == 1 else limit):
+            buckets.append([])
+            held = 0
+        buckets[-1].append(index)
+        held += nbytes[index]
+    return buckets
+
+
 WRONG = {
     "6.3": """
 order: they are in the order of registration
@@ -52,6 +64,15 @@ limit: Look whether a gradient fits before
             held = 0
         buckets[-1].append(index)
         held += nbytes[index]
+    return buckets
+first: the first bucket holds
+    buckets, held = [[]], 0
+    for index in reversed(range(len(nbytes))):
+        buckets[-1].append(index)
+        held += nbytes[index]
+        if held > (first if len(buckets) == 1 else limit) and index:
+            buckets.append([])
+            held = 0
     return buckets
 cover: the last bucket was never put into the list
     buckets, => buckets, bucket,
@@ -104,5 +125,5 @@ returns: buckets are a list of lists
 """,
 }
 RIGHT = {
-    "6.3": (by_sums, bucket_by_bucket),
+    "6.3": (by_sums, bucket_by_bucket, as_pytorch),
 }

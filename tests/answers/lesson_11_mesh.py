@@ -3,6 +3,8 @@
 import itertools
 import math
 
+import numpy as np
+
 from hpdl_lab.mesh import coordinates
 
 
@@ -12,6 +14,18 @@ def by_strides(rank, sizes):
 
 def by_enumeration(rank, sizes):
     return list(itertools.product(*map(range, sizes)))[rank]
+
+
+def by_numpy(rank, sizes):
+    return np.unravel_index(rank, sizes)
+
+
+def as_a_list(rank, sizes):
+    return list(coordinates(rank, sizes))
+
+
+def tuples_of_ranks(sizes, axis):
+    return tuple(tuple(group) for group in right_groups(sizes, axis))
 
 
 def grouped(ranks, sizes, axis):
@@ -55,7 +69,7 @@ axes @by_enumeration: one coordinate per axis, 1 in all
 twice: would both stand at
     return tuple(rank >> i & 1 for i in reversed(range(len(sizes))))
 returns @by_enumeration: return a tuple of ints
-    (itertools.product(*map(range, sizes)))[rank] => (coordinates(rank, sizes))
+    list(itertools.product(*map(range, sizes)))[rank] => dict(enumerate(coordinates(rank, sizes)))
 range: Axis 1 has 3 coordinates, 0 to 2
     return tuple(rank // math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
 returns @by_strides: coordinates are ints
@@ -99,6 +113,6 @@ order: by their lowest rank
 """,
 }
 RIGHT = {
-    "11.1": (by_strides, by_enumeration),
-    "11.2": (right_groups, by_comparing_places),
+    "11.1": (by_strides, by_enumeration, by_numpy, as_a_list),
+    "11.2": (right_groups, by_comparing_places, tuples_of_ranks),
 }

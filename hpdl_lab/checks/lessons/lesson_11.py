@@ -47,15 +47,16 @@ def check_coordinates(fn: Callable) -> Passed:
 def place_of(fn: Callable, rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     where = f"for rank {rank} on a grid of {drawn(sizes)}"
     place = alone(fn, rank, sizes, where=where)
+    place = tuple(place) if isinstance(place, list | np.ndarray) else place
     if not isinstance(place, tuple):
         raise Broken(f"returns: {capital(where)} your function returned {shown(place)}: return a tuple of ints.")
     if len(place) != len(sizes):
         raise Broken(f"""axes: {capital(where)} your function returned {place}: one coordinate per axis, {len(sizes)} in
             all.""")
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in place):
+    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in place):
         raise Broken(f"""returns: {capital(where)} your function returned {place}: coordinates are ints. Python's //
             divides ints.""")
-    return place
+    return tuple(int(i) for i in place)
 
 
 def true_place(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -107,8 +108,9 @@ def check_groups_of(fn: Callable, sizes: tuple[int, ...], axis: int) -> None:
     where = f"along axis {axis} of a grid of {drawn(sizes)}"
     got = alone(fn, sizes, axis, where=where)
     n, where = math.prod(sizes), capital(where)
-    if not isinstance(got, list) or not all(isinstance(group, list) for group in got):
+    if not isinstance(got, list | tuple) or not all(isinstance(group, list | tuple) for group in got):
         raise Broken(f"returns: {where} your function returned {shown(got)}: groups are a list of lists of ranks.")
+    got = [list(group) for group in got]
     odd = next((r for group in got for r in group if not isinstance(r, int) or not 0 <= r < n), None)
     if odd is not None:
         raise Broken(f"returns: {where} a group holds {shown(odd)}: ranks are ints from 0 to {n - 1}.")
@@ -546,8 +548,8 @@ def check_bytes(run: Results, where: str, sizes: tuple[int, ...]) -> None:
 
 
 EXERCISES = (
-    Exercise("11.1", "where a rank stands", mesh.coordinates, 2, check_coordinates),
-    Exercise("11.2", "who is in whose group", mesh.groups, 2, check_groups),
+    Exercise("11.1", "where a rank stands", mesh.coordinates, 1, check_coordinates),
+    Exercise("11.2", "who is in whose group", mesh.groups, 1, check_groups),
     Exercise("11.3", "which gradient is added over which axes", reference.reduce_gradients, 3, check_reduce_gradients),
     Exercise("11.4", "search the grid under a memory limit", search.best_grid, 2, check_best_grid),
 )
