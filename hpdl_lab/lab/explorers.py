@@ -4,21 +4,34 @@ An entry of EXPLORERS is named controls, and a function of their values that ret
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from .. import schedules
+from ..collectives import cost, table
+from ..comm.network import Islands
+from ..comm.network.presets import interconnect
 from ..data import diabetes
 from ..optim.gradient_descent import descend_in_batches, loss
-from ..parallel.grid.machine import PEAKS
-from ..parallel.grid.spec import TRAININGS
+from ..parallel import gossip
+from ..parallel.grid.machine import EFFICIENCY, MACHINES, PEAKS, grid_of, message_cost
+from ..parallel.grid.search import grids
+from ..parallel.grid.spec import TRAININGS, transformer_block
+from ..parallel.reducer import assign_buckets
+from ..parallel.scaling import overlap
+from ..parallel.scripts import price
 from ..plots import explore as drawing
+from ..plots.graph import mixing
 from ..plots.landscape import Bowl
-from ..trace import number_text
-from ..units import amount_text, counted
+from ..trace import number_text, seconds_text
+from ..units import amount_text, bytes_text, counted
 from .explore import Control, Explored, doublings, logarithmic, require_known
+from .measure import last_ping_pong
 from .result import Picture, drawn
 
 Explorer = tuple[dict[str, Control], Callable[..., Picture]]
@@ -95,6 +108,280 @@ DESCENT = {
     "seed": Control(SEEDS, 0),
 }
 
+
+# -- 02: gossip -------------------------------------------------------------------------------------------------------
+
+GOSSIP_STEPS = 100
+COMPARED = ("ring", "wheel", "star", "exponential", "random")
+
+
+@functools.lru_cache(maxsize=512)
+def decay(name: str, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """((n, n) weights, (GOSSIP_STEPS + 1,) how far the ranks are apart, over how far they were)."""
+    weights = gossip.metropolis(gossip.graph(name, n, seed))
+    x = np.random.default_rng(0).normal(size=(n, 32))
+    apart = [gossip.disagreement(x)]
+    for _ in range(GOSSIP_STEPS):
+        x = weights @ x
+        apart.append(gossip.disagreement(x))
+    return weights, np.array(apart) / apart[0]
+
+
+def graph(graph: str, ranks: int, seed: int) -> Picture:
+    weights, _ = decay(graph, ranks, seed)
+    curves = {name: decay(name, ranks, seed)[1] for name in COMPARED}
+    text = f"{graph} of {ranks} ranks: {mixing(gossip.lambda2(weights))}; "
+    text += f"after {GOSSIP_STEPS} steps {number_text(curves[graph][-1])} of the differences are left."
+    return drawn(drawing.gossip, graph, weights, curves, text=text, height=drawing.HEIGHT)
+
+
+# -- 03: a message ----------------------------------------------------------------------------------------------------
+
+ALPHA = Control(logarithmic(1e-7, 1e-3), 1e-5, seconds_text)
+BANDWIDTH = Control(logarithmic(0.1, 1000), 1.0, lambda GBps: f"{number_text(GBps)} GB/s")
+
+
+def message(size: int, alpha: float, bandwidth: float) -> Picture:
+    """alpha + beta n, over the points that lab.ping_pong measured last."""
+    beta, measured = 1e-9 / bandwidth, last_ping_pong()
+    seconds, half = alpha + beta * size, alpha / beta
+    text = f"{bytes_text(size)}: {seconds_text(alpha)} + {seconds_text(beta * size)} = {seconds_text(seconds)}, "
+    text += f"{amount_text(size / seconds, 'B/s')}. Half of the time is α at n½ = α/β = {amount_text(half)}."
+    if measured is None:
+        text += " Nothing is measured yet: lab.ping_pong() measures it."
+    else:
+        off = [abs(math.log((alpha + beta * n) / t)) for n, t in zip(measured.nbytes, measured.seconds, strict=True)]
+        text += f" Your points are off by {math.expm1(sum(off) / len(off)):.0%} on average."
+    points = [] if measured is None else list(zip(measured.nbytes, measured.seconds, strict=True))
+    return drawn(drawing.message, points, size, alpha, beta, text=text, height=drawing.HEIGHT)
+
+
+# -- 04: all-reduces --------------------------------------------------------------------------------------------------
+
+SIX = ("ring", "tree", "recursive_doubling", "halving_doubling", "double_tree", "hierarchical")
+RANKS = tuple(sorted({*doublings(2, 512), *doublings(3, 384)}))
+SIZES = doublings(4, 2**30)
+
+
+@functools.cache
+def counted_of(name: str, p: int) -> list[tuple[int, float]]:
+    """[(messages in a row, vectors in a row)], for several numbers of segments if there are any."""
+    price = table.find(name).cost
+    options = doublings(1, 256) if "segments" in inspect.signature(price).parameters else ()
+    costs = [price(p, 1, segments=c) for c in options] or [price(p, 1)]
+    return [(cost.steps, cost.nbytes) for cost in costs]
+
+
+def seconds_of(name: str, p: int, sizes: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    """s for each size, with the best number of segments for it."""
+    return np.min([steps * alpha + vectors * beta * sizes for steps, vectors in counted_of(name, p)], axis=0)
+
+
+def algorithms(ranks: int, size: int, alpha: float, bandwidth: float) -> Picture:
+    beta, sizes = 1e-9 / bandwidth, np.array(SIZES, dtype=float)
+    every = np.array([[seconds_of(name, p, sizes, alpha, beta) for name in SIX] for p in RANKS])  # (p, six, size)
+    winners, here = every.argmin(axis=1), every[RANKS.index(ranks)]
+    times = dict(zip(SIX, here[:, SIZES.index(size)].tolist(), strict=True))
+    first, second = sorted(times, key=lambda name: times[name])[:2]
+    text = f"{bytes_text(size)} among {ranks} ranks: {worded(first)} takes {seconds_text(times[first])}, "
+    text += f"{worded(second)} {seconds_text(times[second])}, the ring {seconds_text(times['ring'])}."
+    names = [worded(name) for name in SIX]
+    args = names, RANKS, sizes, here, winners, ranks, size
+    return drawn(drawing.algorithms, *args, text=text, height=3.9)
+
+
+def worded(name: str) -> str:
+    return {"halving_doubling": "halving-doubling"}.get(name, name.replace("_", " "))
+
+
+def segments(ranks: int, size: int, segments: int, alpha: float, bandwidth: float) -> Picture:
+    """The chain broadcast of exercise 4.4: every segment takes alpha + beta n / c for each of its p - 1 hops."""
+    beta = 1e-9 / bandwidth
+    counts = np.array(doublings(1, 4096))
+    times = np.array([cost.chain_broadcast(ranks, size, int(c)).seconds(alpha, beta) for c in counts])
+    best = cost.best_segments(ranks - 2, size, alpha, beta)
+    took, least = (cost.chain_broadcast(ranks, size, c).seconds(alpha, beta) for c in (segments, best))
+    text = f"{counted(segments, 'segment')} of {amount_text(size / segments)}: {seconds_text(took)}; "
+    text += (
+        f"the best number is {best:,}: {seconds_text(least)}. One message of all of it from a rank to the next takes "
+    )
+    text += f"{seconds_text(alpha + beta * size)}."
+    args = ranks, segments, took, counts, times, best, least
+    return drawn(drawing.segments, *args, text=text, height=drawing.HEIGHT)
+
+
+# -- 06: buckets ------------------------------------------------------------------------------------------------------
+
+GRADIENTS = 100_000_000  # bytes of a model's gradients
+OVERLAPPING = 16, interconnect("ethernet_25")  # ranks and what joins them
+LIMITS = tuple(int(n) for n in logarithmic(1e5, 1e8))
+
+
+def bucketed(bucket: int, layers: int, ratio: float) -> tuple[overlap.StepProfile, Callable[[int], float]]:
+    """(a step of equal layers whose buckets leave during backward, s of an all-reduce of so many bytes).
+
+    ratio: s of backward over s of the all-reduce of all gradients in one message.
+    """
+    p, link = OVERLAPPING
+
+    def time_of(nbytes: int) -> float:
+        return cost.all_reduce(p, nbytes).seconds(link.alpha, link.beta)
+
+    backward, sizes = ratio * time_of(GRADIENTS), [GRADIENTS // layers] * layers
+    done, messages = 0, []
+    for part in assign_buckets(sizes, bucket, bucket):
+        done += len(part)
+        at = backward / 2 + backward * done / layers
+        messages.append(overlap.Message(at, sum(sizes[i] for i in part), background=True))
+    end = 1.5 * backward
+    return overlap.StepProfile(1, backward / 2, end, end, end, tuple(messages)), time_of
+
+
+def exposed(bucket: int, layers: int, ratio: float) -> overlap.StepTime:
+    return overlap.step_time(*bucketed(bucket, layers, ratio))
+
+
+def buckets(bucket: int, layers: int, ratio: float) -> Picture:
+    profile, time_of = bucketed(bucket, layers, ratio)
+    step, curve = exposed(bucket, layers, ratio), [exposed(n, layers, ratio).exposed for n in LIMITS]
+    begins, ends, when = [], [], 0.0
+    for bucket_sent in profile.messages:
+        begins.append(max(when, bucket_sent.at))
+        when = begins[-1] + time_of(bucket_sent.nbytes)
+        ends.append(when)
+    text = f"{counted(len(profile.messages), 'bucket')}: {seconds_text(step.communication)} of communication, of which "
+    text += f"{seconds_text(step.exposed)} is exposed ({step.exposed / step.communication:.0%}); a step takes "
+    text += f"{seconds_text(step.seconds)}. Best: {amount_text(LIMITS[int(np.argmin(curve))])}."
+    args = (
+        profile,
+        list(zip(begins, ends, strict=True)),
+        layers,
+        step.seconds,
+        np.array(LIMITS),
+        curve,
+        bucket,
+        step.exposed,
+    )
+    return drawn(drawing.buckets, *args, text=text, height=drawing.HEIGHT)
+
+
+# -- 09: tensor parallel ----------------------------------------------------------------------------------------------
+
+TP = doublings(1, 64)
+HEAD = 128  # numbers of a head: GPT-3, Brown et al. 2020, table 2.1
+TOKENS = 2048
+INSIDE = ("nvlink_4", "nvlink_3", "pcie_5", "pcie_4")
+BETWEEN = "infiniband_ndr"
+NODE_RANKS = 8
+
+
+def layer_on(tp: int, d: int, link: str) -> tuple[float, float, float]:
+    """(s of computing, s of sending, bytes sent) of forward and backward of one layer on each of `tp` H100."""
+    layer, each = transformer_block("", d, d // HEAD, TOKENS), TRAININGS["mixed adam"].activations
+    network = Islands(
+        NODE_RANKS, interconnect(link), interconnect(BETWEEN), nics=NODE_RANKS, flops_per_s=EFFICIENCY * PEAKS["H100"]
+    )
+    alpha, beta = message_cost(network, grid_of(tp=tp), "tp")
+    sums = [cost.all_reduce(tp, n * each) for n in (*layer.sums, *layer.returns)]
+    return (
+        3 * layer.flops_on(tp) / network.flops_per_s,
+        sum(c.seconds(alpha, beta) for c in sums),
+        sum(c.nbytes_sent for c in sums),
+    )
+
+
+def tensor(tp: int, hidden_size: int, link: str) -> Picture:
+    heads = hidden_size // HEAD
+    if heads % tp:
+        raise ValueError(f"{heads} heads of {HEAD} cannot be shared by tp={tp} ranks: tp must divide them")
+    counts = [n for n in TP if heads % n == 0]
+    times = np.array([layer_on(n, hidden_size, link)[:2] for n in counts])
+    compute, sending, nbytes = layer_on(tp, hidden_size, link)
+    speedup = times[0].sum() / (compute + sending)
+    over = f"{link} in a node" if tp <= NODE_RANKS else f"{BETWEEN} between nodes of {NODE_RANKS}"
+    text = f"tp {tp}: {seconds_text(compute)} of computing and {seconds_text(sending)} of sending "
+    text += f"{amount_text(nbytes)} over {over}; {speedup:.2f} times as fast as one GPU, {speedup / tp:.0%} each."
+    args = counts, times, tp, NODE_RANKS, (link, BETWEEN)
+    return drawn(drawing.tensor, *args, f"one layer, d = {hidden_size:,}, {TOKENS:,} tokens, H100", text=text)
+
+
+# -- 10: pipelines ----------------------------------------------------------------------------------------------------
+
+FIVE = ("gpipe", "1f1b", "interleaved", "zero_bubble_h1", "gems_master")
+MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+@functools.lru_cache(maxsize=4096)
+def bubble(schedule: str, p: int, m: int, backward: float) -> float | None:
+    """Share of the ranks' time in which they wait; None where the schedule cannot have these numbers."""
+    chunks = 2 if schedule == "interleaved" else 1
+    costs: list[Any] = [(1 / chunks, backward / chunks, backward / 2 / chunks, backward / 2 / chunks)] * (p * chunks)
+    try:
+        return 1 - m * (1 + backward) / schedules.evaluation.pipeline_time(schedule, p, m, costs, 0).seconds
+    except ValueError:
+        return None
+
+
+def pipeline(stages: int, micro_batches: int, backward: float, schedule: str) -> Picture:
+    """Forward of a stage takes 1, backward `backward`, of which input and weight gradients are half each."""
+    plan = schedules.build(schedule, stages, micro_batches)
+    times = schedules.evaluate(plan, 1, backward, backward / 2, backward / 2)
+    curves = {
+        name: [(m, 100 * b) for m in MICRO_BATCHES if (b := bubble(name, stages, m, backward)) is not None]
+        for name in FIVE
+    }
+    text = (
+        f"{plan.name}: {number_text(float(times.makespan))} units, bubble {times.bubble:.1%}, activations of at most "
+    )
+    text += (
+        f"{max(times.peak)} micro-batches" + (" of half a stage each" if plan.chunks > 1 else "") + " live on a rank."
+    )
+    args = plan, times, curves, micro_batches
+    return drawn(drawing.pipeline, *args, text=text, height=drawing.PIPELINE_HEIGHT)
+
+
+# -- 11: what a model leaves open -------------------------------------------------------------------------------------
+
+PUBLISHED, PUBLISHED_SECONDS, PUBLISHED_SHARES = (8, 16, 8), 32, tuple(k / 40 for k in range(12, 29))
+GPUS, FASTEST = 1024, 3
+
+
+@functools.cache
+def fastest(machine: str) -> list[tuple[int, int, int]]:
+    """The published grid, and the fastest that fit."""
+    rows = []
+    for grid in grids(GPUS):
+        with suppress(ValueError):
+            rows.append((price(*grid, machine=machine), grid))
+    fitting = sorted((row.seconds, grid) for row, grid in rows if row.fits)
+    return [PUBLISHED, *[grid for _, grid in fitting if grid != PUBLISHED][:FASTEST]]
+
+
+@functools.lru_cache(maxsize=1024)
+def step_seconds(grid: tuple[int, int, int], machine: str, share: float) -> float:
+    return price(*grid, machine=machine, of_peak=share).seconds
+
+
+def step_of_gpt3(hardware: str, share_of_peak: float) -> Picture:
+    shares = sorted({*PUBLISHED_SHARES, share_of_peak})
+    curves = {grid: [step_seconds(grid, hardware, share) for share in shares] for grid in fastest(hardware)}
+    now = {grid: step_seconds(grid, hardware, share_of_peak) for grid in curves}
+    best = min(now, key=lambda grid: now[grid])
+    text = f"{share_of_peak:.1%} of the peak: the published grid takes {number_text(now[PUBLISHED])} s, "
+    text += f"{now[PUBLISHED] / PUBLISHED_SECONDS - 1:+.0%} of the {PUBLISHED_SECONDS} s published for A100; "
+    text += f"the fastest that fits, {named_grid(best)}, {number_text(now[best])} s."
+    named = {named_grid(grid): curve for grid, curve in curves.items()}
+    title = f"GPT-3 on {GPUS:,} GPUs, {MACHINES[hardware].name}"
+    args = np.array(shares), named, share_of_peak, PUBLISHED_SECONDS, title
+    return drawn(drawing.share, *args, text=text, height=drawing.HEIGHT)
+
+
+def named_grid(grid: tuple[int, int, int]) -> str:
+    return "dp {}, pp {}, tp {}".format(*grid)
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
 EXPLORERS: dict[str, Explorer] = {
     "days": (
         {
@@ -111,6 +398,65 @@ EXPLORERS: dict[str, Explorer] = {
         functools.partial(descent, epochs=EPOCHS),
     ),
     "rate": (DESCENT, descent),
+    "graph": (
+        {"graph": Control(COMPARED, "ring"), "ranks": Control(tuple(range(3, 33)), 16), "seed": Control(SEEDS, 0)},
+        graph,
+    ),
+    "message": (
+        {"size": Control(doublings(8, 2**26), 2**16, bytes_text), "alpha": ALPHA, "bandwidth": BANDWIDTH},
+        message,
+    ),
+    "algorithms": (
+        {
+            "ranks": Control(RANKS, 16),
+            "size": Control(SIZES, 2**20, bytes_text),
+            "alpha": ALPHA._replace(start=3e-6),
+            "bandwidth": BANDWIDTH._replace(start=50.0),
+        },
+        algorithms,
+    ),
+    "segments": (
+        {
+            "ranks": Control((3, 4, 6, 8, 12, 16), 8),
+            "size": Control(doublings(2**10, 2**28), 2**22, bytes_text),
+            "segments": Control(doublings(1, 1024), 4),
+            "alpha": ALPHA,
+            "bandwidth": BANDWIDTH,
+        },
+        segments,
+    ),
+    "buckets": (
+        {
+            "bucket": Control(LIMITS, 5_000_000, amount_text),
+            "layers": Control((4, 8, 12, 24, 48, 96), 48),
+            "ratio": Control(logarithmic(0.1, 10), 1.0, number_text),
+        },
+        buckets,
+    ),
+    "tensor": (
+        {
+            "tp": Control(TP, 8),
+            "hidden_size": Control((1024, 2048, 4096, 6144, 8192, 12288, 16384), 12288, "{:,}".format),
+            "link": Control(INSIDE, "nvlink_4"),
+        },
+        tensor,
+    ),
+    "pipeline": (
+        {
+            "stages": Control((2, 3, 4, 6, 8), 4),
+            "micro_batches": Control(MICRO_BATCHES, 8),
+            "backward": Control((1.0, 1.5, 2.0, 2.5, 3.0), 2.0, lambda ratio: f"{number_text(ratio)} forwards"),
+            "schedule": Control(FIVE, "1f1b"),
+        },
+        pipeline,
+    ),
+    "share": (
+        {
+            "hardware": Control(("dgx_a100", "dgx_h100"), "dgx_a100"),
+            "share_of_peak": Control(PUBLISHED_SHARES, EFFICIENCY, lambda share: f"{share:.1%}"),
+        },
+        step_of_gpt3,
+    ),
 }
 
 

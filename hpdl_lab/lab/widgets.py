@@ -5,6 +5,8 @@ buttons: the log, where it would go else, is read by nobody.
 """
 
 import base64
+import functools
+import gc
 import html
 import threading
 from collections.abc import Callable
@@ -213,7 +215,16 @@ class Sliders:
 
 def show_explored(explored: "Explored") -> None:
     """Display the sliders; a front end without widgets shows a picture instead, or the line."""
+    keep_what_is_there()
     panel = Sliders(explored)
     png = panel.picture.value if explored.fallback is None else explored.fallback()
     size = (0, 0) if explored.picture is None else live.page_size(explored.picture.figure)
     publish(panel.box, png, size, repr(explored))
+
+
+@functools.cache
+def keep_what_is_there() -> None:
+    """Leave what has been imported out of garbage collections: among torch's objects each takes a quarter of a second,
+    and pictures cause one every few moves of a slider."""
+    gc.collect()
+    gc.freeze()

@@ -4,12 +4,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import ListedColormap
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from ..parallel.scaling.overlap import StepProfile
+from ..schedules import Evaluation, Schedule
 from ..trace import number_text
-from .colors import BLUE, GRAY, INK, VERMILION
+from ..units import bytes_text
+from . import schedule as bars
+from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SERIES, SKY, VERMILION
+from .graph import joined
 from .landscape import Bowl
-from .style import Axes, Figure, amounts, heading, log_axis, x_label
+from .measure import DOTS
+from .style import Axes, Figure, amounts, heading, label_ends, legend, log_axis, rows_only, size_axis, x_label
 
 HEIGHT = 3.3  # inches
 DAY, YEAR = 86400.0, 365.25 * 86400
@@ -85,4 +93,251 @@ def descent(
     log_axis(right, (1e-6, 1.0))
     right.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     x_label(right, unit)
+    heading(figure, title)
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def gossip(figure: Figure, name: str, weights: np.ndarray, curves: dict[str, np.ndarray]) -> None:
+    """A graph, and how far its ranks are apart after each step; in gray on other graphs."""
+    left, right = panels(figure, ("", "differences left, on this graph and on others"), width_ratios=(1, 1.5))
+    figure.subplots_adjust(left=0.02, right=0.85, top=0.88, wspace=0.16)
+    joined(left, weights)
+    lowest = 1e-6
+    log_axis(right, (lowest, 1.0))
+    ends = []
+    for other, curve in curves.items():
+        mine = other == name
+        right.plot(
+            np.maximum(curve, lowest), color=BLUE if mine else GRAY, linewidth=2.4 if mine else 1, zorder=2 + mine
+        )
+        ends.append((max(float(curve[-1]), lowest), other, BLUE if mine else GRAY, mine))
+    label_ends(right, ends)
+    right.set_xlim(0, len(curves[name]) - 1)
+    x_label(right, "gossip steps")
+
+
+def message(figure: Figure, points: Sequence[tuple[int, float]], size: int, alpha: float, beta: float) -> None:
+    """alpha + beta n over measured points (bytes, s); the size that is asked and the one where both parts are equal."""
+    left, right = panels(figure, ("time of a message", "bytes / time, GB/s"))
+    figure.subplots_adjust(top=0.86)
+    n = np.geomspace(8, 2**26, 70)
+    line, half = alpha + beta * n, alpha / beta
+    for ax, of in ((left, lambda n, t: t), (right, lambda n, t: n / t / 1e9)):
+        size_axis(ax, (8, 2**26))
+        ax.plot(n, of(n, line), color=VERMILION)
+        if points:
+            sizes, seconds = (np.array(column) for column in zip(*points, strict=True))
+            ax.plot(sizes, of(sizes, seconds), "o", color=BLUE, zorder=4)
+        ax.plot([size], [of(size, alpha + beta * size)], "o", color=VERMILION, markersize=9, zorder=5)
+        if 8 < half < 2**26:
+            ax.axvline(half, color=GRAY, linewidth=1, linestyle=DOTS)
+            ax.annotate("n½", (half, 1), (3, -10), ("data", "axes fraction"), "offset points", color=GRAY)
+    log_axis(left, (1e-7, 0.1), "s")  # it stands still while sliders move
+    log_axis(right, (1e-4, 1e3))
+
+
+def algorithms(
+    figure: Figure,
+    names: Sequence[str],
+    ranks: Sequence[int],
+    sizes: np.ndarray,
+    here: np.ndarray,
+    winners: np.ndarray,
+    p: int,
+    size: int,
+) -> None:
+    """Times of algorithms against size, and which of them is fastest for which size and number of ranks.
+
+    Args:    here: (names, sizes) s among p ranks; winners: (ranks, sizes) index of the fastest; p, size: those asked.
+    """
+    left, right = panels(figure, (f"{p} ranks: time", "the fastest"))
+    figure.subplots_adjust(top=0.83, bottom=0.16, wspace=0.2)
+    legend(figure, list(zip(SERIES, names, strict=False)), 0.012, 0.965, size=9)
+    for curve, color in zip(here, SERIES, strict=False):
+        left.plot(sizes, curve, color=color, linewidth=1.4)
+    size_axis(left, sizes[::14])
+    log_axis(left, here[here > 0], "s")
+    left.axvline(size, color=INK, linewidth=1, linestyle=DOTS)
+    row, column = ranks.index(p), int(np.searchsorted(sizes, size))
+    for k in np.flatnonzero(np.diff(winners[row])):
+        left.plot(*np.sqrt([sizes[k] * sizes[k + 1], here[:, k : k + 2].min(axis=0).prod()]), "D", color=INK, zorder=6)
+    colors = ListedColormap(SERIES[: len(names)])
+    right.pcolormesh(winners, cmap=colors, vmin=-0.5, vmax=len(names) - 0.5, alpha=0.85)
+    right.plot([column + 0.5], [row + 0.5], "o", color="white", markeredgecolor=INK, markersize=9)
+    shown = range(0, len(sizes), 7)
+    right.set_xticks([k + 0.5 for k in shown], [bytes_text(sizes[k]) for k in shown])
+    rows = [k for k, n in enumerate(ranks) if n & (n - 1) == 0]
+    right.set_yticks([k + 0.5 for k in rows], [str(ranks[k]) for k in rows])
+    right.grid(False)
+    right.set_ylabel("ranks")
+    x_label(right, "message size")
+
+
+def segments(
+    figure: Figure,
+    ranks: int,
+    count: int,
+    took: float,
+    counts: np.ndarray,
+    times: np.ndarray,
+    best: int,
+    least: float,
+) -> None:
+    """A chain broadcast over time: when each rank receives which segment; and its time for any number of segments."""
+    left, right = panels(figure, ("when each rank receives a segment", "time for any number of segments"))
+    figure.subplots_adjust(top=0.88)
+    each = took / (count + ranks - 2)
+    drawn = count if count * ranks <= 1024 else 1  # more are too narrow to be seen
+    lasts = each * count / drawn
+    boxes, faces = [], []
+    for rank in range(1, ranks):
+        for k in range(drawn):
+            begin = (rank - 1) * each + k * lasts
+            boxes.append(
+                [(begin, rank - 0.4), (begin + lasts, rank - 0.4), (begin + lasts, rank + 0.4), (begin, rank + 0.4)]
+            )
+            faces.append((BLUE, SKY)[k % 2])
+    left.add_collection(PolyCollection(boxes, facecolors=faces, linewidths=0))
+    left.set_xlim(0, max(times[0], took))
+    rows_only(left, ranks, [f"rank {r}" for r in range(ranks)])
+    left.xaxis.set_major_formatter(amounts("s"))
+    left.xaxis.set_major_locator(MaxNLocator(5))
+    x_label(left, "time")
+    right.plot(counts, times, color=GRAY)
+    decades(right, counts[0], counts[-1])
+    log_axis(right, times, "s")
+    right.plot([best], [least], "*", color=GREEN, markersize=13, zorder=4)
+    right.plot([count], [took], "o", color=BLUE, markersize=9, zorder=5)
+    x_label(right, "segments (star: the best)")
+
+
+# -- training on several ranks ----------------------------------------------------------------------------------------
+
+
+def buckets(
+    figure: Figure,
+    profile: StepProfile,
+    sent: Sequence[tuple[float, float]],
+    layers: int,
+    seconds: float,
+    limits: np.ndarray,
+    curve: Sequence[float],
+    limit: int,
+    exposed: float,
+) -> None:
+    """A step with buckets over time, and the exposed communication for any bucket size. sent: (begin, end) of each."""
+    left, right = panels(figure, ("a step", "exposed communication"), width_ratios=(1.7, 1))
+    figure.subplots_adjust(left=0.12, top=0.88, wspace=0.22)
+    begin, each = profile.forward, (profile.backward - profile.forward) / layers
+    left.broken_barh([(0, begin)], (-0.35, 0.7), color=SKY)
+    left.broken_barh(
+        [(begin + k * each, each) for k in range(layers)], (-0.35, 0.7), color=GREEN, edgecolor="white", linewidth=0.3
+    )
+    boxes = [(a, b - a) for a, b in sent]
+    left.broken_barh(boxes, (0.65, 0.7), color=ORANGE, edgecolor="white", linewidth=0.4)
+    left.broken_barh(
+        [(profile.end, seconds - profile.end)], (-0.35, 0.7), facecolor="white", edgecolor=VERMILION, hatch="////"
+    )
+    rows_only(left, 2, ["compute", "all-reduce"])
+    longest = profile.end + max(*curve, exposed)
+    left.set_xlim(0, 1.02 * longest)
+    left.xaxis.set_major_formatter(amounts("s"))
+    left.xaxis.set_major_locator(MaxNLocator(5))
+    x_label(left, "time (blue: forward, green: backward, hatched: exposed)")
+    right.plot(limits, curve, color=GRAY)
+    decades(right, limits[0], limits[-1], "B")
+    right.set_ylim(0, 1.1 * max(curve))
+    right.yaxis.set_major_formatter(amounts("s"))
+    right.yaxis.set_major_locator(MaxNLocator(5))
+    right.plot([limit], [exposed], "o", color=VERMILION, markersize=9, clip_on=False, zorder=5)
+    x_label(right, "bucket size")
+
+
+def tensor(
+    figure: Figure, counts: Sequence[int], times: np.ndarray, tp: int, node: int, links: tuple[str, str], title: str
+) -> None:
+    """What one layer takes on more and more ranks, and what each rank is still worth. times: (counts, 2) s."""
+    left, right = panels(figure, ("forward and backward", "how much of one GPU each rank is worth"))
+    places = np.arange(len(counts))
+    edges = [INK if n == tp else "none" for n in counts]
+    left.bar(places, times[:, 0], color=GREEN, edgecolor=edges)
+    left.bar(places, times[:, 1], bottom=times[:, 0], color=ORANGE, edgecolor=edges)
+    left.yaxis.set_major_formatter(amounts("s"))
+    worth = times[0].sum() / times.sum(axis=1) / np.array(counts)
+    right.plot(places, worth, "o-", color=BLUE)
+    right.plot([counts.index(tp)], [worth[counts.index(tp)]], "o", color=BLUE, markersize=10)
+    right.set_ylim(0, 1.05)
+    right.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
+    for ax in (left, right):
+        ax.set_xlim(-0.6, len(counts) - 0.4)
+        ax.set_xticks(places, [str(n) for n in counts])
+        ax.yaxis.set_major_locator(MaxNLocator(5))
+        ax.grid(axis="x", visible=False)
+        x_label(ax, "tp")
+        inside = sum(n <= node for n in counts)
+        if inside < len(counts):
+            ax.axvline(inside - 0.5, color=VERMILION, linewidth=1.2, linestyle=DOTS)
+            where = ("data", "axes fraction"), "offset points"
+            ax.annotate(f"{links[1]} →", (inside - 0.5, 1), (3, -9), *where, color=VERMILION, fontsize=8.5)
+            ax.annotate(f"← {links[0]}", (inside - 0.5, 1), (-3, -9), *where, color=VERMILION, fontsize=8.5, ha="right")
+    heading(figure, title)
+    legend(figure, [(GREEN, "computing"), (ORANGE, "sending")], 0.78, 0.945)
+
+
+PIPELINE_HEIGHT = 4.9
+
+
+def pipeline(
+    figure: Figure, schedule: Schedule, times: Evaluation, curves: dict[str, list[tuple[int, float]]], now: int
+) -> None:
+    """A schedule over time with what it holds, and the bubbles of several schedules against micro-batches."""
+    ax = figure.add_axes((bars.LEFT, 0.465, bars.MIDDLE - bars.LEFT, 0.37))
+    held = figure.add_axes((bars.MIDDLE + 0.075, 0.465, bars.RIGHT - bars.MIDDLE - 0.1, 0.37))
+    bars.axis(ax, schedule, times.makespan)
+    bars.bars(ax, schedule, times)
+    bars.waits(ax, times)
+    bars.activations(held, times)
+    bars.kinds_of(figure, schedule, figure.get_figheight())
+    heading(figure, f"{schedule.name}: {bars.of_schedule(schedule)}")
+    below = figure.add_axes((bars.LEFT, 0.1, bars.MIDDLE - bars.LEFT, 0.25))
+    ends = []
+    for (name, curve), color in zip(curves.items(), SERIES, strict=False):
+        mine = name == schedule.name
+        if curve:
+            below.plot(*zip(*curve, strict=True), color=color, linewidth=2.6 if mine else 1.2, zorder=2 + mine)
+            ends.append((curve[-1][1], name, color, mine))
+        for m, share in curve:
+            if mine and m == now:
+                below.plot([m], [share], "o", color=color, markersize=8, zorder=5)
+    below.set_xscale("log", base=2)
+    below.set_xlim(1, 32)
+    below.xaxis.set_major_locator(FixedLocator([1, 2, 4, 8, 16, 32]))
+    below.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    below.set_ylim(0, 100)
+    below.set_ylabel("bubble, %")
+    label_ends(below, ends)
+    x_label(below, "micro-batches")
+
+
+def share(
+    figure: Figure, shares: np.ndarray, curves: dict[str, Sequence[float]], now: float, published: float, title: str
+) -> None:
+    """s of a step against the share of the peak that layers reach, per grid; the first grid is the published one."""
+    ax = figure.subplots()
+    figure.subplots_adjust(left=0.085, right=0.78, bottom=0.185, top=0.87)
+    ax.axhspan(0.85 * published, 1.15 * published, color=GREEN, alpha=0.15, linewidth=0)
+    ax.axhline(published, color=GREEN, linewidth=1)
+    ends: list[tuple[float, str, str, bool]] = [(published, f"published: {published:g} s ± 15%", GREEN, False)]
+    for (name, curve), color in zip(curves.items(), (BLUE, VERMILION, PURPLE, ORANGE), strict=False):
+        mine = color == BLUE
+        ax.plot(100 * shares, curve, color=color, linewidth=2.6 if mine else 1.2)
+        ends.append((curve[-1], name, color, mine))
+        ax.plot([100 * now], [curve[int(np.searchsorted(shares, now))]], "o", color=color, zorder=5)
+    ax.set_xlim(100 * shares[0], 100 * shares[-1])
+    ax.set_ylim(0, 1.1 * max(map(max, curves.values())))
+    ax.yaxis.set_major_formatter(amounts("s"))
+    label_ends(ax, ends)
+    x_label(ax, "share of the peak that layers reach, %")
     heading(figure, title)

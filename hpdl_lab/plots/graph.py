@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -54,23 +55,31 @@ def draw(figure: Figure, name: str, weights: np.ndarray) -> None:
     n = len(weights)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     figure.subplots_adjust(left=0.02, right=0.985, bottom=0.1, top=0.78, wspace=0.14)
-    places = on_page(weights)
-    left.set_aspect("equal")
-    left.axis("off")
-    left.set_xlim(-1.2, 1.2)
-    left.set_ylim(-1.2, 1.2)
-    for i, j in itertools.combinations(range(n), 2):
-        if weights[i, j] > 0:
-            left.plot(*zip(places[i], places[j], strict=True), color=BLUE, linewidth=0.6 + 6 * weights[i, j], zorder=1)
-    for i, (x, y) in enumerate(places):
-        left.plot(x, y, "o", color=SKY, markeredgecolor="white", markersize=18 if n <= 16 else 14, zorder=2)
-        left.text(x, y, str(i), ha="center", va="center_baseline", fontsize=9 if n <= 16 else 7.5, zorder=3)
+    joined(left, weights)
     cells(right, weights, "Blues", 1.5 * weights.max(), "{:.2f}".format, 7.5)
     right.set_aspect("equal")
     right.set_title("weights of a step: row i makes rank i's", fontsize=9.5)
     low, high = min(degrees(weights)), max(degrees(weights))
     neighbors = f"{low} to {high} neighbors" if low < high else counted(low, "neighbor")
     heading(figure, f"{name.capitalize()} of {n} ranks: {neighbors} each", mixing(lambda2(weights)))
+
+
+def joined(ax: Axes, weights: np.ndarray) -> None:
+    """Ranks and lines between neighbors; the wider a line, the larger the weight."""
+    n, places = len(weights), on_page(weights)
+    ax.set_aspect("equal")
+    ax.axis("off")
+    ax.set_xlim(-1.2, 1.2)
+    ax.set_ylim(-1.2, 1.2)
+    pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if weights[i, j] > 0]
+    widths = [0.6 + 6 * weights[pair] for pair in pairs]
+    ax.add_collection(
+        LineCollection([(places[i], places[j]) for i, j in pairs], colors=BLUE, linewidths=widths, zorder=1)
+    )
+    size, points = (18, 9) if n <= 16 else (14, 7.5)
+    ax.plot(*zip(*places, strict=True), "o", color=SKY, markeredgecolor="white", markersize=size, zorder=2)
+    for i, (x, y) in enumerate(places):
+        ax.text(x, y, str(i), ha="center", va="center_baseline", fontsize=points, zorder=3)
 
 
 def degrees(weights: np.ndarray) -> np.ndarray:
