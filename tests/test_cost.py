@@ -169,11 +169,11 @@ def test_alpha_and_beta_are_found_again():
 
 def test_a_fit_needs_two_sizes():
     with pytest.raises(ValueError, match="two different sizes"):
-        cost.fit_alpha_beta([8, 8], [1.0, 1.0])
+        cost.fit_link([8, 8], [1.0, 1.0])
 
 
 def test_a_fit_is_never_negative():
-    alpha, beta = cost.fit_alpha_beta([8, 1024], [2e-6, 1e-6])
+    alpha, beta = cost.fit_link([8, 1024], [2e-6, 1e-6])
     assert alpha > 0 and beta == 0
 
 

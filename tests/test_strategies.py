@@ -17,7 +17,7 @@ from hpdl_lab.parallel.data_parallel import (
     DataParallelBucketed,
     DataParallelNaive,
     DataParallelOverlapped,
-    broadcast_parameters,
+    replicate,
 )
 from hpdl_lab.parallel.reducer import Bucket, Reducer, assign_buckets, gradient_ready
 from tests.properties import given
@@ -128,7 +128,7 @@ def test_broadcast_takes_every_kind_of_tensor():
         model.register_buffer("mask", torch.tensor([comm.rank == 0, False]))
         model.register_buffer("float16", torch.full((2,), float(comm.rank), dtype=torch.bfloat16))
         model.register_buffer("nothing", torch.empty(0))
-        broadcast_parameters(comm, model)
+        replicate(comm, model)
         return model.state_dict()
 
     first, *others = sim.run(3, started)

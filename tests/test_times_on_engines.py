@@ -12,7 +12,7 @@ import pytest
 
 from hpdl_lab import features, lab, schedules
 from hpdl_lab.collectives import ring, sweep
-from hpdl_lab.collectives.cost import fit_alpha_beta
+from hpdl_lab.collectives.cost import fit_link
 from hpdl_lab.collectives.table import find
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
@@ -167,7 +167,7 @@ def test_the_simulator_agrees_with_emulated_hosts(hosts):
     for _ in range(8):  # more samples, where other work takes the cores
         for seen, more in zip((pings, measured), hosts.run(measure, deadline=60)[0], strict=True):
             seen.update({key: min(seen.get(key, value), value) for key, value in more.items()})
-        alpha, beta = fit_alpha_beta(list(pings), list(pings.values()))
+        alpha, beta = fit_link(list(pings), list(pings.values()))
         network = Switch(alpha=alpha, beta=beta)
         ratios = {
             name: measured[name] / sim.run(4, find(name).function, np.zeros(HALF // 4, "f4"), network=network).seconds

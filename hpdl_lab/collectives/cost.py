@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from . import double_tree as double_trees
 from .folding import power_and_surplus
 from .grid import width
@@ -216,26 +218,31 @@ def busbw_factor(collective: str, p: int) -> float:
     return factors[collective]
 
 
-def fit_alpha_beta(sizes: Sequence[int], seconds: list[float]) -> tuple[float, ...]:
+def fit_alpha_beta(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
     """Fit seconds = alpha + beta * size to one-way message times, by least squares on relative errors.
 
     Relative errors, because small messages would not count otherwise.
 
     Args:    sizes: list of bytes; seconds: list of as many times, all > 0; at least two different sizes.
-    Returns: (alpha s, beta s/byte). (hpdl_lab's own returns 0 where the line has one below 0.)
+    Returns: (alpha s, beta s/byte).
+    """
+    beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / np.array(seconds))
+    return float(alpha), float(beta)
+
+
+def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """`fit_alpha_beta` of what was measured: neither number is below 0, where the line has it so by noise.
+
+    Raises:  ValueError unless there are two different sizes, and a time for each.
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2:
         raise ValueError(
             f"a line needs two different sizes and a time for each: got {len(sizes)} sizes, {len(seconds)} times"
         )
-    weights = [1 / t**2 for t in seconds]
-    total = sum(weights)
-    mean_n = sum(w * n for w, n in zip(weights, sizes, strict=True)) / total
-    mean_t = sum(w * t for w, t in zip(weights, seconds, strict=True)) / total
-    spread = sum(w * (n - mean_n) ** 2 for w, n in zip(weights, sizes, strict=True))
-    slope = sum(w * (n - mean_n) * (t - mean_t) for w, n, t in zip(weights, sizes, seconds, strict=True)) / spread
-    beta = max(slope, 0.0)
-    return max(mean_t - beta * mean_n, 0.0), beta
+    alpha, beta = fit_alpha_beta(sizes, seconds)
+    if beta < 0:  # then a level line fits best
+        alpha, beta = float(np.average(seconds, weights=1 / np.array(seconds) ** 2)), 0.0
+    return max(alpha, 0.0), beta
 
 
 def choose(costs: Any, p: int, nbytes: int, alpha: Any, beta: Any) -> str:
@@ -248,7 +255,7 @@ def choose(costs: Any, p: int, nbytes: int, alpha: Any, beta: Any) -> str:
     Args:    costs: {name: cost}, where cost(p, nbytes) returns a record with .steps and .nbytes, those of one rank
              from the begin to the end, such as {"ring": ring_cost, "tree": tree_cost}.
              p: ranks; nbytes: bytes per rank; alpha: s per step; beta: s per byte.
-    Returns: the name with the least steps * alpha + bytes * beta.
+    Returns: the name of the one that takes the fewest seconds.
     """
     seconds = {}
     for name, cost in costs.items():

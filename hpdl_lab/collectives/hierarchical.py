@@ -44,7 +44,7 @@ def all_reduce(comm: Comm, x: Tensor, group: Any = None, segments: int = 4) -> T
     chain.reduce(node, x, segments=segments)
     if node.rank == 0:
         tree.all_reduce(Part(comm, leaders), x)
-    return chain.broadcast(node, x, segments=segments)
+    return chain.broadcast_by_steps(node, x, segments=segments)
 
 
 def split(p: int, group: int) -> tuple[Any, list[Any]]:

@@ -45,9 +45,9 @@ def all_reduce_naive(comm: Comm, x: Tensor) -> Tensor:
 def reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
     """Leave on rank r the sum over ranks of chunk r of `x`, by passing partial sums around the ring.
 
-        p = 3           rank 0      rank 1      rank 2        step i: send chunk r-i-1 to rank r+1,
-        step 0 sends    chunk 2     chunk 0     chunk 1               add what rank r-1 sends to chunk r-i-2
-        step 1 sends    chunk 1     chunk 2     chunk 0
+        p = 3           rank 0      rank 1      rank 2
+        step 0 sends    chunk 2     chunk 0     chunk 1       always to the rank on the right;
+        step 1 sends    chunk 1     chunk 2     chunk 0       what comes from the left is added to one's own
         owns the sum    chunk 0     chunk 1     chunk 2
 
     Args:    x: (N,) tensor, different per rank, overwritten: only chunk r holds a result.
@@ -66,8 +66,8 @@ def reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
 def all_gather(comm: Comm, x: Tensor) -> Tensor:
     """Give every rank every chunk of `x`, of which rank r holds only chunk r at the start.
 
-        p = 3           rank 0      rank 1      rank 2        step i: send chunk r-i to rank r+1,
-        step 0 sends    chunk 0     chunk 1     chunk 2               receive chunk r-i-1 from rank r-1
+        p = 3           rank 0      rank 1      rank 2
+        step 0 sends    chunk 0     chunk 1     chunk 2       always to the rank on the right
         step 1 sends    chunk 2     chunk 0     chunk 1
 
     Args:    x: (N,) tensor; on rank r chunk r is read and all the others are overwritten.

@@ -18,7 +18,7 @@ from ..comm.buffers import ITEMSIZE, is_tensor, settle, to_numpy
 from ..comm.errors import WrongAnswer
 from ..features import cores
 from . import expected
-from .cost import busbw_factor, fit_alpha_beta
+from .cost import busbw_factor, fit_link
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -211,7 +211,7 @@ def ping_pong(
             few = {n: max(1, min(repeats, PING_NBYTES // n)) for n in sizes}
             times = [one_way(comm, bytes_on(comm.device, n), samples, few[n]) for n in sizes]
             if min(times) > 0:
-                fitted[:2] = fit_alpha_beta(sizes, times)
+                fitted[:2] = fit_link(sizes, times)
             fitted[2] = time_of_adding(comm, samples)
         comm.trace.enabled = recording
         fitted = np.asarray(comm.broadcast(fitted))

@@ -75,7 +75,7 @@ ALGORITHMS = (
     Algorithm("ring", "reduce_scatter", ring.reduce_scatter, ring.reduce_scatter_steps, cost.reduce_scatter, PATARASUK),
     Algorithm("ring", "all_gather", ring.all_gather, ring.all_gather_steps, cost.all_gather, PATARASUK),
     Algorithm("tree", "broadcast", tree.broadcast, tree.broadcast_steps, cost.broadcast, THAKUR),
-    Algorithm("chain", "broadcast", chain.broadcast, chain.broadcast_steps, cost.chain_broadcast, SCAFFE),
+    Algorithm("chain", "broadcast", chain.broadcast_by_steps, chain.broadcast_steps, cost.chain_broadcast, SCAFFE),
     Algorithm("tree", "reduce", tree.reduce, tree.reduce_steps, cost.reduce, THAKUR),
     Algorithm("chain", "reduce", chain.reduce, chain.reduce_steps, cost.chain_reduce, SCAFFE),
     Algorithm("tree", "gather", gather_scatter.gather, gather_scatter.gather_steps, cost.gather, THAKUR),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..collectives import cost, table
-from ..collectives.cost import fit_alpha_beta
+from ..collectives.cost import fit_link
 from ..collectives.selector import NATIVE, Selection, fastest, function_of
 from ..collectives.selector import predict as evaluated
 from ..collectives.sweep import PING_SIZES, SAMPLE_NS, SAMPLES, WrongAnswer, count_of, race, sweep, time_rounds
@@ -365,7 +365,7 @@ def ping_pong(
     except BaseException as error:
         raise refusal(error) from None
     nbytes, seconds = [r["size"] for r in rows], [r["seconds"] for r in rows]
-    alpha, beta = fit_alpha_beta(nbytes, seconds)
+    alpha, beta = fit_link(nbytes, seconds)
     figure = plot.finish(rows, (alpha, beta), guess, title, where.remark)
     _measured[:] = [PingPongResult(str(where), nbytes, seconds, alpha, beta, figure)]
     return _measured[-1]

@@ -20,8 +20,8 @@ def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
 def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The slope of the loss at `w`: it points uphill, one number per weight.
 
-        loss(w) = mean(error^2) / 2   with   error = x @ w - y   (n,)
-        d loss / d w[j] = mean(error * x[:, j])
+    If weight j grows by a tiny h, the loss rises by h times number j of what is returned. The loss is half the mean of
+    the squared errors; the error of an example is what the weights predict for it, minus its y.
 
     Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,) what should have been predicted.
     Returns: (d,) new NumPy array; w, x and y stay as they are.
@@ -42,11 +42,11 @@ def gradient_step(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> n
 def largest_stable_rate(x: np.ndarray) -> float:
     """The learning rate above which gradient descent on `x` diverges.
 
-    Along each axis of the bowl the distance to the lowest point is multiplied by (1 - rate * curvature) at every step,
-    so it shrinks as long as rate * curvature < 2. The steepest axis has the last word.
+    Every axis of the bowl has a limit of its own, and the steepest axis has the last word. The curvatures along the
+    axes are the eigenvalues of the (d, d) matrix below, which is symmetric: NumPy finds them.
 
     Args:    x: (n, d) one example per row.
-    Returns: float: 2 / (largest curvature). The curvatures are the eigenvalues of the (d, d) matrix below.
+    Returns: float.
     """
     curvature = x.T @ x / len(x)  # (d, d): how fast the gradient changes with w; the same everywhere
     ### BEGIN SOLUTION

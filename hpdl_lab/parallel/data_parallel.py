@@ -41,13 +41,18 @@ def broadcast_parameters(comm: Comm, model: nn.Module) -> None:
     Gradients that are added over ranks keep equal replicas equal; they do not make them so. Buffers, such as the
     running mean of a batch norm, are a part of the replica that no gradient reaches.
 
-    Args:    model: nn.Module, of the same structure on every rank, overwritten in place. Not every dtype can be sent:
-             as_sent(flat) is the memory of a flat tensor in one that can, for bools as bytes.
+    Args:    model: nn.Module, of the same structure on every rank, overwritten in place.
     Returns: None.
     Raises:  Mismatch where the ranks' sizes or dtypes differ; CommTimeout if a rank does not answer.
     Steps: one broadcast per tensor.   Bytes: rank 0 sends every parameter and buffer, the others send what the
     algorithm of the broadcast lets them pass on.
     """
+    for tensor in (*model.parameters(), *model.buffers()):
+        comm.broadcast(tensor.data)
+
+
+def replicate(comm: Comm, model: nn.Module) -> None:
+    """`broadcast_parameters` of tensors of any dtype and any order in memory."""
     for tensor in (*model.parameters(), *model.buffers()):
         flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         comm.broadcast(as_sent(flat))
@@ -55,7 +60,7 @@ def broadcast_parameters(comm: Comm, model: nn.Module) -> None:
 
 
 def broadcast_buffers(comm: Comm, model: nn.Module) -> None:
-    """Give every rank the buffers of rank 0, as broadcast_parameters does at the start."""
+    """Give every rank the buffers of rank 0, as `replicate` does at the start."""
     for buffer in model.buffers():
         flat = buffer.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         comm.broadcast(as_sent(flat))
@@ -86,7 +91,8 @@ def average_all_gradients(comm: Comm, params: Iterable[nn.Parameter], all_reduce
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     ### BEGIN SOLUTION
     flat = torch.cat([grad.reshape(-1) for grad in grads])  # (N,)
-    flat = result_of(all_reduce, comm, flat) / comm.size
+    all_reduce(comm, flat)
+    flat /= comm.size
     for param, mean in zip(params, flat.split([p.numel() for p in params]), strict=True):
         param.grad = mean.view(param.shape)
 
@@ -148,7 +154,7 @@ class Strategy(ABC):
         self.stop()
         self.owner = (id(self), comm.rank)
         require_same_model(comm, model, repr(self))
-        broadcast_parameters(comm, model)
+        replicate(comm, model)
         pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]  # tied ones once
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
         self.verdict = Verdict(self.names)

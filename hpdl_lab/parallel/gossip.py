@@ -109,24 +109,24 @@ def disagreement(x: Any) -> float:
 def gossip_step(comm: Comm, x: Tensor, graph: Graph) -> Tensor:
     """Move `x` towards the neighbors' x: one step, after which the mean over ranks is what it was.
 
-        x_i <- x_i + sum over neighbors j of  W_ij (x_j - x_i)      W_ij = 1 / (1 + max(i's neighbors, j's neighbors))
+        x of rank i  <-  x_i + sum over neighbors j of W_ij (x_j - x_i), all of them as they were before the step
 
-    Every rank meets its neighbors in rising order. So nobody waits for ever: of all pairs that have not met, the one
-    with the lowest ranks has nobody to wait for.
+    The Metropolis weight W_ij of an edge is 1 over one more than the larger of its two ends' numbers of neighbors: the
+    same seen from both ends. Every rank meets its neighbors in ascending order. So nobody waits forever: of all pairs
+    that have not met, the one with the lowest ranks has nobody to wait for.
 
     Args:    x: (N,) float array, different per rank, overwritten. (hpdl_lab's own takes tensors too.)
              graph: graphs.Graph, the same on every rank; the ranks that rank i talks to are graph.neighbors[i], in
-             rising order.
+             ascending order.
     Returns: x.
-    Raises:  ValueError if the graph has another number of ranks; CommTimeout if a neighbor does not answer.
+    Raises:  CommTimeout if a neighbor does not answer.
     Steps: one per neighbor.   Bytes per rank: neighbors * N * itemsize.   Ref: Xiao & Boyd 2004; Lian et al. 2017.
     """
-    require_fit(comm, graph)
-    mine = graph.neighbors[comm.rank]
-    before, theirs = copy_of(x), new_like(x, x.shape)
-    for j in mine:
+    before, theirs = 1 * x, 0 * x
+    for j in graph.neighbors[comm.rank]:
         comm.sendrecv(before, j, theirs, j)
-        x += (theirs - before) / (1 + max(len(mine), len(graph.neighbors[j])))
+        most = max(len(graph.neighbors[comm.rank]), len(graph.neighbors[j]))
+        x += (theirs - before) / (1 + most)
     return x
 
 
@@ -147,8 +147,3 @@ def one_peer_step(comm: Comm, x: Tensor, step: int) -> Tensor:
         x += comm.sendrecv(copy_of(x), (r - hop) % p, new_like(x, x.shape), (r + hop) % p)
         x /= 2
     return x
-
-
-def require_fit(comm: Comm, graph: Graph) -> None:
-    if graph.n != comm.size:
-        raise ValueError(f"a {graph.name} of {graph.n} ranks does not fit {comm.size} ranks")

@@ -284,10 +284,11 @@ def train_steps(
     for i in range(int(counts.max())):
         parts = steps[i] if i < len(steps) else []
         optimizer.zero_grad()
-        for k, (x, y) in enumerate(parts):
-            last = k == len(parts) - 1
-            with nullcontext() if last else strategy.accumulating():
+        for x, y in parts[:-1]:
+            with strategy.accumulating():
                 loss_of(model, x, y).backward()
+        for x, y in parts[-1:]:
+            loss_of(model, x, y).backward()
         strategy.add_gradients(comm, model)
         optimizer.step()
     ### END SOLUTION

@@ -66,8 +66,8 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[
 def zero_bubble_h1(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """What rank `rank` does in the schedule ZB-H1.
 
-    The stage before waits for the gradient of the input (I), nobody for those of the weights (W). Take 1F1B, do I
-    where it does backward, and keep the last `rank` Ws back: they fill the slots in which others wait.
+    The stage before waits for the gradient of the input (I), nobody for those of the weights (W): these fill the slots
+    in which others wait.
 
         p = 3, m = 4, and F, I and W take equally long
 

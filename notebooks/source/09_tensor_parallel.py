@@ -66,7 +66,8 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 # %% [markdown]
 # ## Exercise 9.1 ★★ A linear layer cut by its outputs
 #
-# `torch.nn.functional.linear(x, weight, bias)` is x @ weight.T + bias: columns of A are rows of `weight`.
+# `torch.nn.functional.linear(x, weight, bias)` is x @ weight.T + bias: columns of A are rows of `weight`. Of
+# the table above you need `copy_to`.
 
 # %% exercise="hpdl_lab.parallel.tensor.linear:column_linear"
 
@@ -75,7 +76,7 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 # %% [markdown]
 # ## Exercise 9.2 ★★ A linear layer cut by its inputs
 #
-# Its mirror image. Where does the bias belong?
+# Its mirror image, with `reduce_from`. Where does the bias belong?
 
 # %% exercise="hpdl_lab.parallel.tensor.linear:row_linear"
 

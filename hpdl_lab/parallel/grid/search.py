@@ -16,8 +16,8 @@ from .spec import Spec
 def best_grid(ranks: int, predict: Callable, limit: float) -> tuple[int, int, int]:
     """The fastest grid of this many ranks whose fullest rank holds no more than `limit` bytes.
 
-    Every dp x pp x tp = ranks counts, in whole numbers, not only powers of two. Some of them cannot be, because tp does
-    not divide the heads or pp is more than there are layers: for those predict raises ValueError.
+    Every dp x pp x tp = ranks counts, not only powers of two: `grids(ranks)` lists all (dp, pp, tp). For those that
+    cannot be, because tp does not divide the heads or pp is more than there are layers, predict raises ValueError.
 
     Args:    ranks: int, at least 1; limit: bytes.
              predict: predict(dp, pp, tp) -> a record with .seconds (of a step) and .nbytes (of the fullest rank).

@@ -39,7 +39,7 @@ from ...models.gpt import GPT
 from ...schedules import Schedule
 from .. import checkpoint
 from ..consensus import bytes_of, gather_items, loss_of_all, require_answers, require_same, require_same_model
-from ..data_parallel import as_sent, broadcast_parameters
+from ..data_parallel import as_sent, replicate
 from ..pipeline.run_schedule import require_valid, run_schedule
 from ..pipeline.split import Layers
 from ..pipeline.split import partition as balanced
@@ -103,7 +103,7 @@ class HybridParallel:
         plan = f"{self.plan.name} {rows:08x} {recompute} {sequence} {costs} {name_of(self.loss)}"
         require_same_model(mesh.comm, model, plan)
         whole = copy.deepcopy(model).to(mesh.comm.device)
-        broadcast_parameters(mesh.comm, whole)
+        replicate(mesh.comm, whole)
         known = {id(tensor): name for name, tensor in tensors_of(whole)}
         aliases = {name: known[id(t)] for name, t in whole.state_dict(keep_vars=True).items()}
         cut, measure = mesh["tp"].size > 1 or sequence, costs is None and self.plan.stages > 1

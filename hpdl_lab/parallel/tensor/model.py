@@ -29,7 +29,7 @@ from ...models.cnn import CNN
 from ...models.gpt import GPT
 from ...models.vit import ViT
 from ..consensus import require_same_model
-from ..data_parallel import broadcast_parameters
+from ..data_parallel import replicate
 from .linear import ColumnLinear, RowLinear, require_positions
 from .spatial import shard_convolutions
 from .transformer import GatheredNorm, SplitBlock, TensorGPT, shard_block
@@ -50,7 +50,7 @@ def tensor_parallel(comm: Comm, model: nn.Module, sequence: bool = False, whole_
     shard(comm, copy.deepcopy(model), sequence, whole_logits)  # raises what it has to say before the first message
     require_same_model(comm, model, f"tensor_parallel(sequence={sequence})")
     whole = copy.deepcopy(model)
-    broadcast_parameters(comm, whole)
+    replicate(comm, whole)
     return shard(comm, whole, sequence, whole_logits)
 
 

@@ -1,0 +1,69 @@
+"""Stub, docstring, hints and solution of an exercise agree: nothing to transcribe, nothing unexplained."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from hpdl_lab.checks.exercises import EXERCISES
+from hpdl_lab.plain_source import plain_source
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+BUDGET = re.compile(r"^ *(Steps|Bytes|Bytes per rank|Live micro-batches|Ref): .*?(?=^ *[A-Z][\w -]*: |\Z)", re.M | re.S)
+LEAST = 3  # names and numbers of an expression that says more than p - 1
+
+
+def named(exercise):
+    return f"{exercise.id}-{exercise.name}"
+
+
+def bare(text):
+    """A formula without spaces, owners of attributes and arguments of calls: "1+max"."""
+    text = re.sub(r"\s+", "", text.replace("·", "*"))
+    for _ in range(3):
+        text = re.sub(r"(\w)\([^()]*\)", r"\1", text)
+    return re.sub(r"[\w\[\]()]+\.(?=[a-z])", "", text)
+
+
+def formulas(function):
+    """The index expressions and formulas in the body of a function, bare."""
+    found = set()
+    for node in ast.walk(ast.parse(plain_source(function))):
+        leaves = [leaf for leaf in ast.walk(node) if isinstance(leaf, ast.Name | ast.Constant)]
+        if isinstance(node, ast.BinOp | ast.Subscript) and len(leaves) >= LEAST:
+            found.add(bare(ast.unparse(node)))
+    return {formula for formula in found if re.search(r"[-+*/@\[]", formula)}
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=named)
+def test_a_docstring_holds_goal_picture_and_budget_and_no_formula_of_the_solution(exercise):
+    said = bare(BUDGET.sub("", inspect.getdoc(exercise.reference)))
+    held = [formula for formula in formulas(exercise.reference) if formula in said]
+    assert not held, f"{exercise.id}: the docstring holds {held}"
+
+
+@pytest.fixture(scope="module")
+def stubs():
+    """{exercise: (its cell in the exercise form, the text cell above it)}."""
+    found = {}
+    for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        for above, cell in zip(cells, cells[1:], strict=False):
+            found[cell.id.removeprefix("exercise-").replace("-", ".")] = cell, above
+    return found
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=named)
+def test_every_name_that_a_stub_imports_from_a_module_is_used_or_explained(exercise, stubs):
+    cell, above = stubs[exercise.id]
+    tree = ast.parse(cell.source)
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
+    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    text = f"{ast.get_docstring(function)}\n{above.source}"
+    unexplained = {name for name in imported - used if not re.search(rf"\b{name}\b", text)}
+    assert not unexplained, f"{exercise.id}: {unexplained}"
