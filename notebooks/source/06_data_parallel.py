@@ -99,8 +99,7 @@ my_speedup = lab.guess("times as fast as one rank", {2: ..., 4: ..., 1024: ...})
 # %%
 from hpdl_lab.parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
 
-layer = 4 * (256 * 256 + 256)  # bytes of its gradients
-cut = {"bucket_nbytes": layer, "first_nbytes": layer, "assign_buckets": assign_buckets}
+cut = {"bucket_nbytes": 263_168, "first_nbytes": 263_168, "assign_buckets": assign_buckets}  # bytes of a layer
 mine = DataParallelOverlapped(ring.all_reduce, **cut, gradient_ready=gradient_ready)
 after = DataParallelBucketed(ring.all_reduce, **cut)
 steps = lab.designs(DataParallel(ring.all_reduce), after, mine, prediction=my_exposed)

@@ -118,6 +118,15 @@ def as_torch_spells_them():
     return {letter: f"dist.{name}" for letter, name in zip("ABCDEFGH", names.split(), strict=True)}
 
 
+def as_nccl_spells_them():
+    return {letter: f"nccl{name}" for letter, name in as_mpi4py_spells_them().items()}
+
+
+def with_counts_or_in_the_background():
+    names = "Ibcast Iallreduce Ireduce Scatterv Gatherv Allgatherv MPI_Ireduce_scatter_block MPI_Alltoallw"
+    return dict(zip("ABCDEFGH", names.split(), strict=True))
+
+
 WRONG = {
     "3.3": """
 job @scatters_the_weights: Job A: scatter hands row r of what rank 0 has
@@ -311,7 +320,8 @@ beta: The large ones, where alpha hardly counts
 """,
 }
 RIGHT = {
-    "3.3": (sorted_by_name, in_capital_letters, as_mpi4py_spells_them, as_mpi_spells_them, as_torch_spells_them),
+    "3.3": (sorted_by_name, in_capital_letters, as_mpi4py_spells_them, as_mpi_spells_them, as_torch_spells_them)
+    + (as_nccl_spells_them, with_counts_or_in_the_background),
     "3.1": (with_works, returns_what_arrived),
     "3.2": (with_weights, by_linear_algebra, with_weights_of_the_line),
 }

@@ -260,7 +260,7 @@ def check_which_collective(fn: Callable) -> Passed:
 def spelled(said: Any) -> str:
     """The name of this lesson for what MPI, mpi4py, NCCL or torch call otherwise: "Allreduce" -> "all_reduce"."""
     letters = re.sub("[^a-z]", "", said.lower().rpartition(".")[2]) if isinstance(said, str) else ""
-    letters = re.sub("^(mpi|nccl)|(block|intotensor|tensor|single)$", "", letters)
+    letters = re.sub("^(mpi|nccl)?i?|(block|intotensor|tensor|single|v|w)$", "", letters)
     return LETTERS.get(letters, str(said))
 
 
