@@ -184,7 +184,8 @@ def algorithms(ranks: int, size: int, alpha: float, bandwidth: float) -> Picture
     times = dict(zip(SIX, here[:, SIZES.index(size)].tolist(), strict=True))
     first, second = sorted(times, key=lambda name: times[name])[:2]
     text = f"{bytes_text(size)} among {ranks} ranks: {worded(first)} takes {seconds_text(times[first])}, "
-    text += f"{worded(second)} {seconds_text(times[second])}, the ring {seconds_text(times['ring'])}."
+    text += f"{worded(second)} {seconds_text(times[second])}"
+    text += "." if "ring" in (first, second) else f", ring {seconds_text(times['ring'])}."
     names = [worded(name) for name in SIX]
     args = names, RANKS, sizes, here, winners, ranks, size
     return drawn(drawing.algorithms, *args, text=text, height=3.9)

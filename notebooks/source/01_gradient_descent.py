@@ -93,6 +93,16 @@ assert edge.verdicts[1.02 * limit] == "diverges" and edge.verdicts[0.98 * limit]
 print(f"the limit is {limit:.3f}; you guessed {my_rate}")
 
 # %% [markdown]
+# ## Play: rate and batch
+#
+# So far each step looked at all 442 patients. **Stochastic** gradient descent (SGD) looks at a **mini-batch** of a few
+# of them: the gradient is right on average, and noisy. Move the rate, then the batch. With all 442, a higher rate is
+# better up to the limit. Is it with 8? Which rate comes closest to the minimum after 60 steps, and what stops it?
+
+# %%
+lab.explore("rate")
+
+# %% [markdown]
 # ## Take it home
 #
 # The same twenty steps in PyTorch. `loss.backward()` is your `gradient`, which autograd derives from the loss;

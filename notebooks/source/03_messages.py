@@ -69,6 +69,13 @@ alpha, beta = fit_alpha_beta(link.nbytes, link.seconds)
 print(sentence(alpha, beta))
 
 # %% [markdown]
+# Now by hand: the blue points are yours. Which slider moves the left part of the curve, and which the right one? When
+# the curve lies on your points, make the link ten times as fast, and see from which size on a message notices it.
+
+# %%
+lab.explore("message")
+
+# %% [markdown]
 # Below that size a message is all latency, above it all bandwidth. Ten messages of 100 bytes cost ten times as much as
 # one of 1,000.
 #

@@ -36,7 +36,7 @@ lab.show("ring", ranks=4)
 
 # %% [markdown]
 # The number in a cell says how many ranks are already in its sum. Steps count from 0, as `i` does in your code.
-# Follow one chunk with your finger.
+# Press play, or drag the slider to a step, and follow one chunk.
 #
 # ## Predict
 #
@@ -181,6 +181,13 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 # %% check="hpdl_lab.collectives.chain:broadcast"
 
 # %% [markdown]
+# How many segments? Each costs a latency, and each shortens the wait of the ranks behind. Where does the best number
+# go if α grows a hundredfold, and where if the vector does?
+
+# %%
+lab.explore("segments")
+
+# %% [markdown]
 # ## Exercise 4.5 ★★ Choose by size
 #
 # With α and β the time of every algorithm is known before it runs. So the choice can be left to a function.
@@ -188,6 +195,14 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 # %% exercise="hpdl_lab.collectives.cost:choose"
 
 # %% check="hpdl_lab.collectives.cost:choose"
+
+# %% [markdown]
+# The same choice for six algorithms; on the right the fastest one for every size and number of ranks, the circle is
+# your setting, a diamond the crossover. Where does the ring win? Look at the numbers of ranks that are no powers of
+# two. This model gives every pair of ranks a path of its own: what would a network that does not have them change?
+
+# %%
+lab.explore("algorithms")
 
 # %% [markdown]
 # ## Real links

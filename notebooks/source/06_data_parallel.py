@@ -113,6 +113,14 @@ print(f"{left:.0%} of the communication still shows; you predicted {my_exposed:.
 # With four layers the last bucket is a quarter of the model, and nothing is left to hide it. What would it be with 96
 # layers?
 #
+# Move the sliders: 100 MB of gradients, 16 ranks on Ethernet of 25 Gbit/s. `ratio` is the time of backward over that of
+# one all-reduce of everything. What does each end of the curve on the right pay for? And how far does the best bucket
+# size move if there are 96 layers instead of 12?
+
+# %%
+lab.explore("buckets")
+
+# %% [markdown]
 # ## One big batch
 #
 # A GPT that predicts the next character of Moby-Dick, on four ranks with your two functions, and on one rank with the

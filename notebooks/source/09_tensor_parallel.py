@@ -103,6 +103,13 @@ ways
 lab.tensor(column_linear, row_linear, ranks=2)
 
 # %% [markdown]
+# And on GPUs, by the model: one layer on H100 that reach half of their peak, eight to a node, with InfiniBand between
+# nodes. Why does tp end at the node? With which link does it not even get that far, and what does a smaller d change?
+
+# %%
+lab.explore("tensor")
+
+# %% [markdown]
 # ## Exercise 9.3 ★★ Which rows belong to a rank's heads
 #
 # Attention has heads that never talk to each other: that is where it is cut. q, k and v of all heads come out of one

@@ -162,6 +162,14 @@ plan = schedules.build("zero_bubble_h1", ranks=4, micro_batches=8)
 print(plan, schedules.to_strings(plan)[3], sep="\n\n")
 
 # %% [markdown]
+# All of these are arithmetic, so play with them. How many micro-batches does 1F1B need for a bubble below 10%, with 4
+# stages and with 8? What does each schedule hold meanwhile? And which of them gets worse if backward is as short as
+# forward?
+
+# %%
+lab.explore("pipeline")
+
+# %% [markdown]
 # ## Exercise 10.5 ★★★ What a stage does
 #
 # One action of one stage on a real model: backward of a micro-batch. The library does the forwards; your function

@@ -213,6 +213,13 @@ print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as publ
 {f"{share:.0%} of the peak": f"{price(8, 16, 8, of_peak=share).seconds:.0f} s" for share in (0.4, 0.45, 0.5, 0.55)}
 
 # %% [markdown]
+# And every share between, for the fastest grids that fit as well. The green band is 15% around what was published. For
+# which shares does the model stay within it, and does the order of the grids change?
+
+# %%
+lab.explore("share")
+
+# %% [markdown]
 # All grids at once, each with and without recomputing: what lies to the right of the red line does not fit. Some of
 # the 66 are impossible: tp must divide 96 heads, and pp cannot be more than the layers. Where is yours?
 
