@@ -156,12 +156,13 @@ TABLE = """
     1 homework     3  Measure
     1 homework    12  Exercise 10.2
     1 homework     4  Diagnose
-    1 homework    15  Exercise 10.3
+    1 homework     5  Where to cut
     2 homework     3  Interleaved
-    2 homework    22  Exercise 10.4
-    2 homework    20  Exercise 10.5
+    2 homework    22  Exercise 10.3
+    2 homework    20  Exercise 10.4
     2 homework     6  A GPT in four pieces
     2 homework    10  GEMS
+    2 homework    15  Exercise 10.5
 11_hybrid_parallel  Hybrid parallelism
     a mesh of replicas, stages and shards in three changed lines; which gradient is added where; the best of 66 grids
     for GPT-3 on 1,024 GPUs

@@ -194,6 +194,27 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # Megatron-LM keeps even less: it drops the gathered input of a layer and gathers it again in backward. That is one
 # more all-gather, which is hidden behind computing.
 #
+# ## Question to discuss
+#
+# Data parallelism sends gradients, once per step, and backward hides them. Tensor parallelism sends activations, four
+# times per layer, and nothing hides them. On which links would you use which: NVLink 4 carries 450 GB/s per
+# direction, InfiniBand NDR 50 GB/s? And what does tensor parallelism gain from a batch twice as large?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/parallel/tensor/linear.py`: f, g, and how two plain functions become one that autograd knows.
+# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/transformer.py`: your functions, and the modules.
+# - `hpdl_lab/parallel/tensor/model.py`: whole models, unchanged, cut into shards;
+#   `hpdl_lab/parallel/tensor/vocabulary.py`: the token embedding, and a cross-entropy that no rank has all logits for.
+# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/spatial.py`: sequences and images that are cut.
+# - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
+#   arXiv:2205.05198; Dryden et al. 2019 (LBANN's convolutions), arXiv:1903.06681.
+
+# %% [markdown]
+# ## Homework
+#
+# No other cell of this notebook needs it.
+#
 # ## Exercise 9.6 ★★★ Halos of a convolution
 #
 # Images can be cut, too: each rank has some rows of every image. A kernel of 5 × 5 looks two rows beyond the strip.
@@ -213,23 +234,6 @@ from hpdl_lab.parallel.scripts import convolve_strips
 strips = lab.run(convolve_strips, halo_exchange, torch.rand(4, 3, 64, 64), torch.rand(8, 3, 5, 5))
 assert all(strip.off < 1e-4 for strip in strips)
 print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], "of 196,608 bytes in all")
-
-# %% [markdown]
-# ## Question to discuss
-#
-# Data parallelism sends gradients, once per step, and backward hides them. Tensor parallelism sends activations, four
-# times per layer, and nothing hides them. On which links would you use which: NVLink 4 carries 450 GB/s per
-# direction, InfiniBand NDR 50 GB/s? And what does tensor parallelism gain from a batch twice as large?
-#
-# ## Where to read the real code
-#
-# - `hpdl_lab/parallel/tensor/linear.py`: f, g, and how two plain functions become one that autograd knows.
-# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/transformer.py`: your functions, and the modules.
-# - `hpdl_lab/parallel/tensor/model.py`: whole models, unchanged, cut into shards;
-#   `hpdl_lab/parallel/tensor/vocabulary.py`: the token embedding, and a cross-entropy that no rank has all logits for.
-# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/spatial.py`: sequences and images that are cut.
-# - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
-#   arXiv:2205.05198; Dryden et al. 2019 (LBANN's convolutions), arXiv:1903.06681.
 
 # %% [markdown]
 # ## Recap

@@ -100,21 +100,21 @@ mine = schedules.from_strings([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0
 lab.pipeline(mine)
 
 # %% [markdown]
-# ## Exercise 10.3 ★★ Where to cut
+# ## Where to cut
 #
 # All ranks go at the pace of the slowest stage. A GPT's token embedding, its blocks and its head do not cost the
-# same, so stages with equal numbers of layers do not take equal time.
+# same, so stages with equal numbers of layers do not take equal time. Here is a model of twelve layers whose embedding
+# costs as much as three blocks, and its head as much as six. How many layers would you give to each of four stages?
 
-# %% exercise="hpdl_lab.parallel.pipeline.split:partition"
-
-# %% check="hpdl_lab.parallel.pipeline.split:partition"
+# %% guess=[3, 4, 4, 1]
+my_cut = lab.guess("layers of stages 0 to 3, 12 in all", {0: ..., 1: ..., 2: ..., 3: ...})
 
 # %% [markdown]
-# A model whose head costs as much as six blocks, in stages with equal numbers of layers, and in yours:
+# Above three layers for each stage, below yours. Which lane has no gaps, and can it give a layer to a neighbor?
 
 # %%
 costs = [3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 6]
-cuts = {"three layers each": [3, 3, 3, 3], "yours": partition(costs, 4)}
+cuts = {"three layers each": [3, 3, 3, 3], "yours": list(my_cut.values())}
 parts = {name: [sum(costs[sum(n[:i]) : sum(n[: i + 1])]) for i in range(4)] for name, n in cuts.items()}
 drawn = [lab.show("1f1b", forward=part, backward=[2 * c for c in part]) for part in parts.values()]
 equal, yours = (picture.data.makespan for picture in drawn)
@@ -134,7 +134,7 @@ print(f"{parts}: {1 - yours / equal:.0%} of the time is saved")
 lab.show("interleaved", chunks=2, play=True)
 
 # %% [markdown]
-# ## Exercise 10.4 ★★★ Zero bubble
+# ## Exercise 10.3 ★★★ Zero bubble
 #
 # Backward is two computations: the gradient of the **input** (I), for which the stage before waits, and those of the
 # **weights** (W), for which nobody waits. Together they take as long as before. So what can be done during the
@@ -170,7 +170,7 @@ print(plan, schedules.to_strings(plan)[3], sep="\n\n")
 lab.explore("pipeline")
 
 # %% [markdown]
-# ## Exercise 10.5 ★★★ What a stage does
+# ## Exercise 10.4 ★★★ What a stage does
 #
 # One action of one stage on a real model: backward of a micro-batch. The library does the forwards; your function
 # gets `saved`, in which they left the input and output of the stage. Who sends what to whom? Ask the schedule: stage
@@ -183,13 +183,13 @@ lab.explore("pipeline")
 # %% [markdown]
 # ## A GPT in four pieces
 #
-# The GPT of notebook 06 with eight blocks, unchanged: your function cuts it by the time that its layers take here.
-# Four ranks share your cores now, so each bar includes the time in which the rank **waits for a core**; the plan uses
-# what the stages took in the step before.
+# The GPT of notebook 06 with eight blocks, unchanged: it is cut by the time that its layers take here, so that the
+# slowest stage is as fast as it can be. Four ranks share your cores now, so each bar includes the time in which the
+# rank **waits for a core**; the plan uses what the stages took in the step before.
 
 # %%
 deep = models.build_for(data.load("text"), "gpt", layers=8)
-lab.pipeline("1f1b", micro_batches=8, model=deep, partition=partition)
+lab.pipeline("1f1b", micro_batches=8, model=deep)
 
 # %% [markdown]
 # And it still learns what a single rank with the whole batch learns: the gradients of micro-batches add up.
@@ -254,6 +254,23 @@ print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {p
 #   `stage.py`: backward in halves.
 # - `hpdl_lab/parallel/pipeline/naive.py`: the same in 60 lines, for GPipe.
 # - In PyTorch: `torch/distributed/pipelining/schedules.py`, whose 1F1B, interleaved and zero-bubble orders are yours.
+
+# %% [markdown]
+# ## Homework
+#
+# No other cell of this notebook needs it.
+#
+# ## Exercise 10.5 ★★ Where to cut
+#
+# You have moved layers by hand. `lab.pipeline` measures what each layer of a model takes, and lets a function decide.
+
+# %% exercise="hpdl_lab.parallel.pipeline.split:partition"
+
+# %% check="hpdl_lab.parallel.pipeline.split:partition"
+
+# %%
+print("cut by you:", list(my_cut.values()), "by your function:", partition(costs, 4))
+lab.pipeline("1f1b", micro_batches=8, model=deep, partition=partition)
 
 # %% [markdown]
 # ## Recap

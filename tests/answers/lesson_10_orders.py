@@ -165,7 +165,7 @@ bubble: would do
 timeout @counts_what_is_live: Is there a loop that never ends?
     else => elif begun - ended == ranks - rank
 """,
-    "10.4": """
+    "10.3": """
 bubble: Every W follows its I at once
     return kept_back(rank, ranks, micro_batches, 0)
 memory: rank 0 holds the activations of 4 micro-batches
@@ -196,5 +196,5 @@ deadlock: there is a deadlock: rank 0 waits at 0I0
 RIGHT = {
     "10.1": (last_micro_batch_first, gpipe_by_loops, plain_tuples),
     "10.2": (counts_what_is_live, as_torch_has_it),
-    "10.4": (from_a_queue, by_slots),
+    "10.3": (from_a_queue, by_slots),
 }

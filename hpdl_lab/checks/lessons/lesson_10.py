@@ -551,7 +551,7 @@ def agreement(run: Results, schedule: Schedule) -> str:
 EXERCISES = (
     Exercise("10.1", "GPipe: all forwards, then all backwards", gpipe, 2, check_gpipe),
     Exercise("10.2", "1F1B: a backward as soon as there is one", one_f_one_b, 2, check_one_f_one_b),
-    Exercise("10.3", "cut a model into stages that cost the same", partition, 2, check_partition),
-    Exercise("10.4", "ZB-H1: weights fill the bubble", zero_bubble_h1, 3, check_zero_bubble_h1),
-    Exercise("10.5", "the backward of one micro-batch through one stage", reference.do_backward, 3, check_do_backward),
+    Exercise("10.5", "cut a model into stages that cost the same", partition, 2, check_partition),
+    Exercise("10.3", "ZB-H1: weights fill the bubble", zero_bubble_h1, 3, check_zero_bubble_h1),
+    Exercise("10.4", "the backward of one micro-batch through one stage", reference.do_backward, 3, check_do_backward),
 )
