@@ -54,7 +54,7 @@ TABLE = """
     1 half day     5  From one neuron to a transformer
     1 half day     5  Mini-batch, epoch, SGD
 00_engines  Ranks are processes
-    what a rank is, who runs where, and how to stop a cell that hangs
+    what a rank is, that ranks share nothing, and how to stop a cell that hangs
     two cores
     1 half day     4  The idea
     1 half day     5  Exercise 0.1

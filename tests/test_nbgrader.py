@@ -175,7 +175,7 @@ def feedback(graded, student):
 def test_feedback_says_what_the_checks_said(graded):
     ada, bob = feedback(graded, "ada"), feedback(graded, "bob")
     assert "0.1 hello: correct" in ada and "4 engines" in ada
-    assert "0.2 who_runs_where: not yet" in ada and "AssertionError" in ada
+    assert "0.2 fill_with_rank: not yet" in ada and "AssertionError" in ada
     assert "0.1 hello: not yet (timeout)" in bob and "Is there a loop that never ends?" in bob
     assert "NotImplementedError" in bob
 

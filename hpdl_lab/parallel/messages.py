@@ -1,14 +1,14 @@
-"""The first functions that run on every rank: who am I, and where? And a ball between two ranks."""
+"""The first functions that run on every rank: who am I, and what do I share? And a ball between two ranks."""
 
 from __future__ import annotations
 
 import os
-import socket
 from typing import TYPE_CHECKING
 
 from ..comm.base import Comm
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -21,13 +21,16 @@ def hello(comm: Comm) -> str:
     return f"hello from rank {comm.rank} of {comm.size}"
 
 
-def who_runs_where(comm: Comm) -> tuple[int, str, int]:
-    """Say where this rank runs.
+def fill_with_rank(comm: Comm, x: np.ndarray) -> tuple[int, np.ndarray]:
+    """Fill `x` with this rank's number, wait until all ranks have done so, and say what is in it then.
 
-    Args:    comm: the communicator.
-    Returns: (rank, host name, process id): an int, a str (socket.gethostname) and an int (os.getpid).
+    Args:    comm: the communicator; comm.barrier() returns on every rank when all ranks have called it.
+             x: (n,) array of zeros, overwritten: on every rank the same `x` of the notebook, or is it?
+    Returns: (process id, x): an int (os.getpid) and the array.
     """
-    return comm.rank, socket.gethostname(), os.getpid()
+    x[:] = comm.rank
+    comm.barrier()
+    return os.getpid(), x
 
 
 def ping_pong(comm: Comm, x: Tensor) -> Tensor:

@@ -55,19 +55,21 @@ my_guess_ms = lab.guess("milliseconds of a lab.run that does nothing", ...)
 lab.run(hello)
 
 # %% [markdown]
-# ## Exercise 0.2 ★ Who runs where
+# ## Exercise 0.2 ★ Nothing is shared
 #
-# The process id is the operating system's name for a process. Expect four different ids, none of them this
-# notebook's.
+# Four ranks write into `x`. What does each of them find there when all have written: its own number, or that of the
+# rank that wrote last? The process id is the operating system's name for a process.
 
-# %% exercise="hpdl_lab.parallel.messages:who_runs_where"
+# %% exercise="hpdl_lab.parallel.messages:fill_with_rank"
 
-# %% check="hpdl_lab.parallel.messages:who_runs_where"
+# %% check="hpdl_lab.parallel.messages:fill_with_rank"
 
 # %%
-places = lab.run(who_runs_where)
-assert len({pid for rank, host, pid in places}) == 4
-places
+x = np.zeros(3)
+seen = lab.run(fill_with_rank, x)
+assert len({pid for pid, _ in seen}) == 4 and not x.any()
+print("the notebook's x:", x)
+seen
 
 # %% [markdown]
 # ## Measure
@@ -99,7 +101,7 @@ lab.run(lambda comm: comm.recv(np.zeros(1), (comm.rank + 1) % comm.size), deadli
 # the same report at once. Then go on: the engines are the same as before.
 
 # %%
-assert lab.run(who_runs_where) == places
+assert [pid for pid, _ in lab.run(fill_with_rank, x)] == [pid for pid, _ in seen]
 print("the same four processes answer")
 
 # %% [markdown]

@@ -1,7 +1,6 @@
 """Answers to the exercises of notebook 00 that a check must reject or accept; CI proves both."""
 
 import os
-import socket
 
 import numpy as np
 
@@ -20,12 +19,24 @@ def formatted_and_printed(comm):
     return text
 
 
-def localhost(comm):
-    return comm.rank, "localhost", os.getpid()
+def as_a_list(comm, x):
+    x.fill(comm.rank)
+    comm.barrier()
+    return [os.getpid(), x]
 
 
-def as_a_list(comm):
-    return [comm.rank, socket.gethostname(), os.getpid()]
+def one_by_one(comm, x):
+    for i in range(len(x)):
+        x[i] = comm.rank
+    comm.barrier()
+    comm.barrier()
+    return os.getpid(), x
+
+
+def adds_to_zeros(comm, x):
+    x += comm.rank
+    comm.barrier()
+    return os.getpid(), x.copy()
 
 
 WRONG = {
@@ -56,21 +67,39 @@ deadlock: all receive first
     return f"hello from rank {comm.rank} of {comm.size}"
 """,
     "0.2": """
-order: in this order an int, a str and an int
-    return socket.gethostname(), comm.rank, os.getpid()
+order: an int and an array were asked for
+    os.getpid(), x => x, os.getpid()
 process: which is not the process that runs it
     getpid => getppid
-returns: a tuple of three was asked for
-    comm.rank, socket => socket
-host: said that it runs on 'localhost'
-    socket.gethostname() => 'localhost'
-rank: Rank 1 said that it is rank 0
-    comm.rank => 0
+returns: a tuple of two was asked for
+    os.getpid(), x => x
+element: That is one element
+    x[:] => x[0]
+object: x = ... gives the name x to
+    x[:] = comm.rank => x = np.full(3, float(comm.rank))
+rank: comm.rank is the number of this rank
+    x[:] = comm.rank => x[:] = 0
+rank: 4 is how many ranks there are
+    x[:] = comm.rank => x[:] = comm.size
+rank: Ranks count from 0
+    x[:] = comm.rank => x[:] = comm.rank + 1
+sum: That is the sum over ranks
+    comm.barrier() => comm.all_reduce(x)
+barrier: rank 0 does not wait for the others
+    x[:] = comm.rank
+    return os.getpid(), x
+deadlock: ranks 1-3 never called barrier
+    x[:] = comm.rank
+    if comm.rank == 0:
+        comm.barrier()
+    return os.getpid(), x
 returns: returned nothing
-    print(comm.rank, socket.gethostname(), os.getpid())
+    x[:] = comm.rank
+    comm.barrier()
+    print(os.getpid(), x)
 """,
 }
 RIGHT = {
     "0.1": (in_other_words, formatted_and_printed, size_first),
-    "0.2": (as_a_list,),
+    "0.2": (as_a_list, one_by_one, adds_to_zeros),
 }

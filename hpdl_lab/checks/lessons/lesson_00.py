@@ -2,14 +2,20 @@
 
 import os
 import re
-import socket
 from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ...comm import Results
+from ...comm.base import Comm
 from ...parallel import messages as reference
-from ..checkers import engine_facts, in_all_cases, with_ranks
-from ..ranks import on_engines, simulate
-from ..record import Broken, Exercise, Passed, Runner
+from ...units import counted
+from ..checkers import because, engine_facts, in_all_cases, with_ranks
+from ..ranks import on_engines
+from ..record import Broken, Exercise, Passed, Reason, Runner
+
+NUMBERS = 3  # in the array of 0.2
 
 
 def check_hello(fn: Callable, runner: Runner = None) -> Passed:
@@ -45,41 +51,83 @@ def check_sentences(results: Results, where: str) -> None:
         raise Broken(f"rank: {where}, rank {r} said {said!r}: its number is {r}, {why}.")
 
 
-def check_who_runs_where(fn: Callable, runner: Runner = None) -> Passed:
-    """(rank, host, process id), of the process that runs the rank."""
-    results = simulate(4, fn, where="with 4 ranks")
-    check_places(results, hosts={socket.gethostname()}, pids={os.getpid()})
-    facts = [f"4 simulated ranks, all in this process, {os.getpid()}"]
+class Filled(NamedTuple):
+    """What the answer returned, and the array that it was given, afterwards."""
+
+    out: Any
+    x: np.ndarray
+
+
+def fill(comm: Comm, fn: Callable) -> Filled:
+    x = np.zeros(NUMBERS)
+    return Filled(fn(comm, x), x)
+
+
+def process_of(comm: Comm) -> int:
+    return os.getpid()
+
+
+def check_fill_with_rank(fn: Callable, runner: Runner = None) -> Passed:
+    """(process id, x), where x holds the rank's own number, whatever the other ranks have written into theirs."""
+    here = os.getpid()
+
+    def judge(run: Results, where: str) -> None:
+        check_filled(run, where, [here] * len(run))
+
+    in_all_cases(fn, fill, ((4,), (1,), (3,)), with_ranks, judge)
+    facts = [f"each rank sees its own number alone, on 1, 3 and 4 simulated ranks, all in process {here}"]
     if runner is not None:
-        truth, results = on_engines(runner, reference.who_runs_where), on_engines(runner, fn)
-        check_places(results, {host for _, host, _ in truth}, {pid for _, _, pid in truth})
-        pids = [pid for _, _, pid in results]
-        if pids != [pid for _, _, pid in truth]:
-            raise Broken(f"process: The engines are the processes {[pid for _, _, pid in truth]}, and you say {pids}.")
-        facts.append(f"{len(pids)} engines, each a process of its own: {', '.join(map(str, pids))}")
+        pids = list(on_engines(runner, process_of))
+        run = on_engines(runner, fill, fn)
+        check_filled(run, f"On {counted(len(run), 'engine')}", pids)
+        facts.append(f"{counted(len(pids), 'engine')}, each a process of its own: {', '.join(map(str, pids))}")
     return Passed(*facts)
 
 
-def check_places(results: Results, hosts: set[str], pids: set[int]) -> None:
-    for r, place in enumerate(results):
-        if place is None:
-            raise Broken(f"returns: Rank {r} returned nothing: return a tuple of rank, host and process id.")
-        if not isinstance(place, tuple | list) or len(place) != 3:
-            raise Broken(f"""returns: Rank {r} returned {place!r}: a tuple of three was asked for, (rank, host, process
-                id).""")
-        rank, host, pid = place
-        if not isinstance(rank, int) or not isinstance(host, str) or not isinstance(pid, int):
-            kinds = ", ".join(type(part).__name__ for part in place)
-            raise Broken(f"order: Rank {r} returned ({kinds}): in this order an int, a str and an int were asked for.")
-        if rank != r:
-            raise Broken(f"rank: Rank {r} said that it is rank {rank}.")
-        if host not in hosts:
-            raise Broken(f"host: Rank {r} said that it runs on {host!r}, but the host is {' or '.join(sorted(hosts))}.")
-        if pid not in pids:
-            raise Broken(f"process: Rank {r} gave {pid} as its process id, which is not the process that runs it.")
+def check_filled(run: Results, where: str, pids: list[int]) -> None:
+    """Raise Broken unless every rank filled its own x, after all had met in a barrier returned it, and its process."""
+    p = len(run)
+    for r, (out, x) in enumerate(run):
+        if out is None:
+            raise Broken(f"returns: {where}, rank {r} returned nothing: return a tuple of the process id and x.")
+        if not isinstance(out, tuple | list) or len(out) != 2:
+            raise Broken(f"""returns: {where}, rank {r} returned {out!r}: a tuple of two was asked for, (process id,
+                x).""")
+        pid, seen = out
+        if not isinstance(pid, int) or not isinstance(seen, np.ndarray):
+            kinds = ", ".join(type(part).__name__ for part in out)
+            raise Broken(f"""order: {where}, rank {r} returned ({kinds}): an int and an array were asked for, in this
+                order.""")
+        if seen.shape != x.shape or not (seen == r).all():
+            why = why_filled(seen, r, p)
+            raise because(why, f"{where}, rank {r} returned x = {seen}, and should see {np.full(NUMBERS, float(r))}.")
+        if not np.array_equal(x, seen):
+            raise Broken(f"""object: {where}, the x that rank {r} was given still holds {x}: x = ... gives the name x to
+                another array, x[:] = ... writes into the one that is there.""")
+        if pid != pids[r]:
+            raise Broken(f"""process: {where}, rank {r} gave {pid} as its process id, which is not the process that
+                runs it.""")
+    waited = {e.rank for e in run.events if e.op == "barrier"}
+    if p > 1 and (hasty := [r for r in range(p) if r not in waited]):
+        raise Broken(f"""barrier: {where}, rank {hasty[0]} does not wait for the others: it may look before they have
+            written. comm.barrier() returns when all ranks have called it.""")
+
+
+def why_filled(seen: np.ndarray, r: int, p: int) -> Reason:
+    """Reason for an x that does not hold the number of rank r alone."""
+    first, *others = seen.tolist() or [None]
+    if first == r and not any(others):
+        return "element: That is one element: x[:] = ... fills the whole of x."
+    if (seen == r + 1).all():
+        return "rank: Ranks count from 0."
+    if (seen == p).all():
+        return f"rank: {p} is how many ranks there are, which is comm.size."
+    if (seen == sum(range(p))).all():
+        return "sum: That is the sum over ranks: a message has shared it, and none is needed here."
+    return "rank: comm.rank is the number of this rank."
 
 
 EXERCISES = (
     Exercise("0.1", "hello from every rank", reference.hello, 1, check_hello),
-    Exercise("0.2", "who runs where", reference.who_runs_where, 1, check_who_runs_where),
+    Exercise("0.2", "nothing is shared", reference.fill_with_rank, 1, check_fill_with_rank),
 )
