@@ -4,6 +4,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 PORT    ?=
 BROWSER ?=
+PICTURES ?=
 RANKS   ?= 2
 MPI     ?= mpich
 SIZES   ?= 4,1KiB,256KiB,4MiB,64MiB
@@ -18,7 +19,7 @@ PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help lab install hub test test-mpi test-gpu sanitize bench lint wording house clean
+.PHONY: help lab install hub slides test test-mpi test-gpu sanitize bench lint wording house clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -28,6 +29,7 @@ help: ## show this list
 	@echo '  BROWSER=no    only print the address'
 	@echo '  PYTHON=...    the Python, 3.11 or newer, that $(VENV) is made from (default: python3)'
 	@echo '  VENV=...      the environment (default: .venv)'
+	@echo '  PICTURES=yes  for make slides: run the notebooks, and show their pictures'
 	@echo '  RANKS=4 SIZES=4,1MiB    for make bench'
 
 lab: $(INSTALLED) ## serve JupyterLab on notebooks/; installs first where needed
@@ -38,6 +40,9 @@ install: $(INSTALLED) ## make .venv with exact versions, build csrc/, say what w
 
 hub: $(INSTALLED_HUB) ## install JupyterHub and its proxy as well; then: .venv/bin/hpdl hub --help
 	@sh cluster/hub_proxy.sh '$(VENV)'
+
+slides: $(INSTALLED) ## write slides of every notebook to build/slides/; PICTURES=yes runs the notebooks for theirs
+	@$(VENV)/bin/python notebooks/slides.py $(if $(filter yes,$(PICTURES)),--execute)
 
 test: $(INSTALLED_DEV) ## run the tests; the last line counts them
 	@$(VENV)/bin/python tests/run_all.py

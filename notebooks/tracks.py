@@ -49,9 +49,10 @@ TABLE = """
 00_why  Why many computers
     why many computers, and three ways to share a training among them; what SGD, mini-batch and epoch are
     nothing but this notebook: no engines, no exercises
-    1 half day     6  Days of training
+    1 half day     5  Days of training
     1 half day     4  Three ways to share it
-    1 half day     5  From one neuron to a transformer
+    1 half day     2  From one neuron to many
+    1 half day     4  A transformer block
     1 half day     5  Mini-batch, epoch, SGD
 00_engines  Ranks are processes
     what a rank is, that ranks share nothing, and how to stop a cell that hangs

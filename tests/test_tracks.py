@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import jupytext
+import nbformat
 import pytest
 
 from tests.test_build import imported
@@ -70,6 +71,31 @@ def test_pages_hold_the_table_of_today():
         assert TRACKS.page(path.read_text()) == path.read_text(), f"{path.name}: run python notebooks/build.py"
     pages = (ROOT / "README.md").read_text() + (ROOT / "docs" / "instructor.md").read_text()
     assert all(made in pages for made in (TRACKS.overview(), *map(TRACKS.plan, TRACKS.LENGTHS)))
+
+
+@every_notebook
+def test_every_notebook_has_six_to_ten_slides(name, monkeypatch):
+    slides = slides_module(monkeypatch)
+    notebook = nbformat.read(ROOT / "notebooks" / "solutions" / f"{name}.ipynb", as_version=4)
+    cells = slides.deck(name, notebook).cells
+    assert slides.LEAST <= len(cells) <= slides.MOST
+    first = [re.search(r"^##? (.+)", cell.source, re.M)[1] for cell in cells]
+    assert first[0].startswith(name[:2]) and first[-3:] == ["Question to discuss", "What to remember", "The words"]
+    assert "<!--" not in "".join(cell.source for cell in cells)
+
+
+def test_a_deck_is_built_with_its_pictures_below_the_slides(tmp_path, monkeypatch):
+    slides = slides_module(monkeypatch)
+    monkeypatch.setattr(slides, "INTO", tmp_path)
+    text = slides.write("00_why", execute=True).read_text()
+    below = [part.count("<section") for part in re.split(r"<section>\s*<section>", text)[1:]]
+    assert slides.LEAST <= len(below) <= slides.MOST and sum(below) >= 3
+    assert "Three ways to share it" in text and text.count("<img") == sum(below) and "lab.show" not in text
+
+
+def slides_module(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "notebooks"))
+    return imported(ROOT / "notebooks", "slides")
 
 
 @every_notebook

@@ -36,7 +36,7 @@ def main():
         f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
         "--LabApp.news_url=None",
         f"--LabApp.default_url=/lab/tree/{FIRST}",
-        "--ContentsManager.hide_globs=['__pycache__', '*.pyc', 'build.py', 'stubs.py', 'tracks.py', '.*']",
+        "--ContentsManager.hide_globs=['__pycache__', '*.pyc', 'build.py', 'slides.py', 'stubs.py', 'tracks.py', '.*']",
     ]
     try:
         serve(options, f"http://{HOST}:{port}/lab/tree/{FIRST}?token={token}")

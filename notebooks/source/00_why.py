@@ -77,7 +77,7 @@ lab.show("parallelism")
 #
 # Tensor and pipeline parallelism both split the model: together they are called **model parallelism**.
 #
-# ## From one neuron to a transformer
+# ## From one neuron to many layers
 #
 # A **neuron** multiplies each of its inputs by a weight, adds them up, and adds one more number, its bias. Eight
 # examples of two numbers each go into one neuron:
@@ -96,6 +96,8 @@ digits = data.load("digits")
 lab.show(models.build_for(digits, "mlp"), digits.train_x[:32])
 
 # %% [markdown]
+# ## A transformer block
+#
 # A **transformer** reads a sequence, such as a text. Each position of it is a vector of d numbers, first looked up in a
 # table, the **embedding**. Then come blocks, all alike, in which two things happen:
 #
