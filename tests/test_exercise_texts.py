@@ -3,12 +3,13 @@
 import ast
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from hpdl_lab.checks.exercises import EXERCISES
+from hpdl_lab.checks.exercises import EXERCISES, check
 from hpdl_lab.plain_source import plain_source
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -67,3 +68,75 @@ def test_every_name_that_a_stub_imports_from_a_module_is_used_or_explained(exerc
     text = f"{ast.get_docstring(function)}\n{above.source}"
     unexplained = {name for name in imported - used if not re.search(rf"\b{name}\b", text)}
     assert not unexplained, f"{exercise.id}: {unexplained}"
+
+
+IN_WORDS = {"3.3", "3.4", "3.5", "3.6", "3.7"}  # exercises whose last hint holds no code: words, and repairs
+COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
+    "1.3": ["curvatures.max()"],
+    "2.2": ["w -= rate * total / (comm.size - 1)\nfor worker in range(1, comm.size):\n    comm.send(w, worker)"],
+    "2.3": ["1 / (1 + max(len(graph.neighbors[comm.rank]), len(graph.neighbors[j])))"],
+    "3.1": ["comm.recv(x, 0)\ncomm.send(x, 0)"],
+    "4.1": ["theirs += comm.sendrecv(mine, (r + 1) % p, arriving, (r - 1) % p)"],
+    "4.2": ["(r + 1) % p", "r - i - 1", "(r - 1) % p"],
+    "4.4": ["(comm.rank - 1) % comm.size", "(comm.rank + 1) % comm.size", "for work in leaving:\n    work.wait()"],
+    "4.5": ["seconds.get"],
+    "6.3": ["room = limit if buckets else first\nbuckets.append([])"],
+    "6.4": ["len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0"],
+    "6.6": ["for x, y in parts[-1:]:\n    loss_of(model, x, y).backward()"],
+    "9.1": ["bias"],
+    "9.2": ["y + bias"],
+    "9.3": ["part * width + rank * n", "part * width + (rank + 1) * n"],
+    "9.4": ["comm, x, qkv_weight, qkv_bias", "out_weight, out_bias"],
+    "9.5": ["scatter", "scatter"],
+    "9.6": [
+        "if r < comm.size - 1:\n"
+        "    down = h - rows[r + 1][0]\n"
+        "    works += sending(comm, x[:, :, down:], r + 1) + receiving(comm, bottom, r + 1)"
+    ],
+    "10.1": ['[Action(rank, "B", i) for i in range(micro_batches)]'],
+    "10.2": [
+        'Action(rank, "F", warm_up + i)',
+        'Action(rank, "B", i)',
+        '[Action(rank, "B", i) for i in range(micro_batches - warm_up, micro_batches)]',
+    ],
+    "10.3": [
+        'if warm_up + i < micro_batches:\n    row.append(Action(rank, "F", warm_up + i))',
+        "rank",
+        "rank",
+        '[Action(rank, "W", i) for i in range(max(0, micro_batches - rank), micro_batches)]',
+    ],
+    "10.4": ["schedule.rank_of(schedule.next(stage))", "schedule.rank_of(schedule.previous(stage))"],
+    "10.5": ["sum(costs[j:i])", "i - j"],
+    "11.1": ["tuple(reversed(place))"],
+    "11.2": ["place[:axis] + place[axis + 1 :]"],
+    "11.3": ['if placed.shared is not None:\n    placed.shared.all_reduce(grad)\nmesh["dp"].all_reduce(grad)'],
+    "11.4": [
+        "if found.nbytes <= limit and (best is None or (found.seconds, found.nbytes) < best[:2]):\n"
+        "    best = found.seconds, found.nbytes, (dp, pp, tp)",
+        'f"no grid of {ranks} ranks fits into {limit:,} bytes per rank: the least is {least:,}"',
+    ],
+}
+
+
+def completed(hint, answers):
+    """The code of a hint with the answers in the places of `...`, indented as these are."""
+    first, *parts = hint.split("...")
+    text = first
+    for answer, part in zip(answers, parts, strict=True):
+        indent = re.search(r"^ *(?=[^\n]*\Z)", text, re.M)[0]
+        text += answer.replace("\n", f"\n{indent}") + part
+    return text
+
+
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if e.id not in IN_WORDS], ids=named)
+def test_the_last_hint_completed_is_a_right_answer(exercise, stubs):
+    """In the attendee's cell, with the imports that stand there, and with the answers of the exercises before."""
+    body = completed(exercise.hints[""][-1], COMPLETED.get(exercise.id, ()))
+    stub = f'raise NotImplementedError("exercise {exercise.id}: write {exercise.name}")'
+    cell = stubs[exercise.id][0].source
+    assert stub in cell
+    notebook = exercise.id.partition(".")[0]
+    namespace = {e.name: e.reference for e in EXERCISES if e.id.partition(".")[0] == notebook and e is not exercise}
+    exec(cell.replace(stub, textwrap.indent(body, "    ").lstrip()), namespace)
+    result = check(exercise, namespace[exercise.name])
+    assert result, result.message
