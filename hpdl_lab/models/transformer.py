@@ -36,6 +36,37 @@ class Attention(nn.Module):
         return self.out(heard.transpose(1, 2).reshape(b, s, d))  # (b, s, d)
 
 
+class SeparateAttention(nn.Module):
+    """The same attention with q, k and v as three layers, so that each of them can be sharded by its outputs.
+
+    How many heads there are follows from the width of q: with half of q's outputs a rank has half of the heads.
+    """
+
+    def __init__(self, whole: Attention) -> None:
+        super().__init__()
+        self.head, self.causal = whole.out.in_features // whole.heads, whole.causal
+        self.q, self.k, self.v = (nn.Linear(whole.out.in_features, whole.out.in_features) for _ in range(3))
+        for layer, weight, bias in zip(
+            (self.q, self.k, self.v), whole.qkv.weight.chunk(3), whole.qkv.bias.chunk(3), strict=True
+        ):
+            layer.weight, layer.bias = nn.Parameter(weight.detach().clone()), nn.Parameter(bias.detach().clone())
+        self.out = whole.out
+
+    def forward(self, x: Tensor) -> Tensor:
+        # (b, s, d) -> (b, s, d) -> (b, s, h, d/h) -> (b, h, s, d/h)
+        q, k, v = (layer(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        heard = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(heard.transpose(1, 2).flatten(-2))  # (b, s, d)
+
+
+def separate_qkv(model: nn.Module) -> nn.Module:
+    """Make three layers of every q, k, v of a GPT or ViT, in place; returns the model, which computes the same."""
+    for module in [*model.modules()]:
+        if isinstance(module, Block):
+            module.attention = SeparateAttention(module.attention)
+    return model
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): norms first, so that the sum itself runs through from end to end.
 

@@ -1,0 +1,487 @@
+"""What is wrong with a converted training script: its ranks against the one-rank script, one invariant after the other.
+
+Each judge takes a `Case` and raises Broken("invariant: sentence with numbers"), or returns.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ...units import bytes_text, counted
+from ..ranks import full_stop
+from ..record import Broken
+from .launch import LIMIT, SAVED, STALL, Rank, Run
+
+TOLERANCE = 1e-10  # of a loss in float64 that all ranks have a part of
+OF_NORM = 1e-6  # relative, of a gradient's sum of squares: more than rounding, less than any mistake
+LAYERS = ("attention.q.weight", "attention.k.weight", "attention.v.weight", "attention.out.weight")
+LAYERS += ("mlp.0.weight", "mlp.2.weight")
+TOO_MUCH = 1.5  # times the bytes of the largest right answer
+
+
+@dataclass
+class Case:
+    """A run to be judged. alone: the one-rank script; dp, tp: how many ranks share the batch, and each layer."""
+
+    run: Run
+    alone: Run
+    dp: int
+    tp: int
+
+    @property
+    def ranks(self) -> list[Rank]:
+        return self.run.ranks
+
+    @property
+    def one(self) -> Rank:
+        return self.alone.ranks[0]
+
+    @cached_property
+    def steps(self) -> list[list[dict[str, Any]]]:
+        """The events of each step, of all ranks."""
+        return [list(events) for events in zip(*(rank.all("step") for rank in self.ranks), strict=False)]
+
+    def held(self, rank: int) -> dict[str, int]:
+        """{name: numbers that this rank holds of a parameter}."""
+        weights = self.ranks[rank].first("weights").get("weights", {})
+        return {name: weight["held"] for name, weight in weights.items()}
+
+    @cached_property
+    def whole(self) -> dict[str, int]:
+        """{name: numbers in a parameter}."""
+        return {name: weight["held"] for name, weight in self.one.first("weights")["weights"].items()}
+
+    def copies(self, name: str) -> float:
+        """How many times all ranks together hold a parameter."""
+        return sum(self.held(rank).get(name, 0) for rank in range(len(self.ranks))) / self.whole[name]
+
+    def ratio(self, step: int, name: str) -> float:
+        """A gradient's norm, as of the whole parameter, over that of the one-rank script."""
+        right = self.one.all("step")[step]["grads"][name]
+        total = sum(event["grads"].get(name, 0.0) for event in self.steps[step]) / (self.copies(name) or 1)
+        return 1.0 if right < 1e-20 > total else (total / max(right, 1e-30)) ** 0.5
+
+    def loss(self, step: str) -> tuple[str, float, float]:
+        """(as rank 0 printed it, its value, that of the one-rank script)."""
+        text = self.ranks[0].losses[step]
+        return text, float(text), float(self.one.losses[step])
+
+    def same(self, step: str) -> bool:
+        """Whether a loss is that of the one-rank script, to as many digits as are printed."""
+        text, got, right = self.loss(step)
+        digits = len(text.lower().partition("e")[0].partition(".")[2])
+        return abs(got - right) <= max(TOLERANCE, 0.51 * 10.0**-digits)
+
+    @property
+    def group(self) -> str:
+        return "tensor-parallel group" if self.dp == 1 else "tp group"
+
+
+def judge(case: Case) -> None:
+    """Raise Broken for the first invariant that the script breaks."""
+    for invariant in (
+        ends,
+        begins_together,
+        same_examples,
+        same_weights,
+        same_gradients,
+        prints_the_loss,
+        shards,
+        saves_once,
+        sends_enough,
+        destroys,
+    ):
+        invariant(case)
+
+
+def ends(case: Case) -> None:
+    """It neither waits for ever nor raises."""
+    ranks = case.ranks
+    where = [at(rank) for rank in ranks]
+    table = "\n".join(f"rank {r} {text}" for r, text in enumerate(where))
+    raised = [(event["time_ns"], r, event) for r, rank in enumerate(ranks) for event in rank.all("raised")]
+    gone = [r for r, rank in enumerate(ranks) if rank.first("ended")]
+    if raised:
+        _, r, event = min(raised, key=lambda row: row[0])
+        line, code = event["place"] or (0, "")
+        place = f" in line {line}, `{code}`" if event["place"] else ""
+        text = event["text"].strip().split("\n")[0]
+        if gone and "onnection" in text:
+            raise Broken(f"""deadlock: rank {gone[0]} has ended, and rank {r} still needs it{place}. A collective is
+                called by every rank: as many steps on each, and nothing collective under `if rank == 0`.""")
+        if "process group has not been initialized" in text or "init_process_group" in text:
+            raise Broken(f"""init: rank {r} needs a process group{place}, and there is none: the first line of every
+                rank is dist.init_process_group("gloo").""")
+        if "shapes cannot be multiplied" in text:
+            text += """. A layer that is cut by columns leaves each rank a part of its outputs; the layer behind it has
+                to take its inputs in parts (RowwiseParallel)"""
+        raise Broken(f"raises: rank {r} raised {event['kind']}{place}: {full_stop(text)}", last_lines(ranks[r]))
+    if case.run.stalled:
+        waiting = [r for r in range(len(ranks)) if r not in gone]
+        text = f"rank {waiting[0]} {where[waiting[0]]}"
+        others = [r for r in range(len(ranks)) if r != waiting[0] and where[r] != where[waiting[0]]]
+        text += f", and rank {others[0]} {where[others[0]]}" if others else ", and so do all others"
+        raise Broken(
+            f"""deadlock: for {STALL:g} s no rank has computed: {text}. A collective returns when all ranks of its group
+            have called it, so no rank may leave one out, or call another one first.""",
+            table,
+        )
+    if case.run.late:
+        raise Broken(f"time: the script still ran after {LIMIT:g} s: rank 0 {where[0]}.", table)
+    if len(gone) < len(ranks):
+        lines = case.run.output.strip().split("\n")
+        raise Broken(f"launch: {len(ranks) - len(gone)} ranks have not come to the end: {lines[-1]}", "\n".join(lines))
+
+
+def at(rank: Rank) -> str:
+    """ "waits in line 41: dist.all_reduce(mean)"."""
+    if rank.first("ended"):
+        return "has ended"
+    if rank.place is None:
+        return "has not begun"
+    return f"waits in line {rank.place[0]}, `{rank.place[1].partition('  #')[0]}`"
+
+
+def last_lines(rank: Rank) -> str:
+    return "\n".join(rank.printed.strip().split("\n")[-10:])
+
+
+def begins_together(case: Case) -> None:
+    """There is a process group, and the optimizer steps with the parameters of the model, equally often everywhere."""
+    p, wanted = len(case.ranks), len(case.one.all("step"))
+    taken = [len(rank.all("step")) for rank in case.ranks]
+    if not all(rank.first("weights") for rank in case.ranks):
+        raise Broken("model: no rank ever called a model with tokens of shape (b, s), so there is nothing to compare.")
+    if not any(event["group"] for rank in case.ranks for event in [*rank.all("step"), *rank.all("ended")]):
+        sent = any(rank.first("ended")["collectives"] for rank in case.ranks)
+        if not sent:
+            raise Broken(f"""init: each of the {p} ranks trained by itself: without dist.init_process_group none of them
+                knows of the others.""")
+    strange = max((event["strange"] for rank in case.ranks for event in rank.all("step")), default=0)
+    if strange:
+        raise Broken(f"""optimizer: {counted(strange, "parameter")} of the optimizer are not parameters of the model
+            any more: sharding puts new ones in their place. Shard the model first, then make the optimizer.""")
+    if min(taken, default=0) == 0:
+        raise Broken(f"steps: rank {taken.index(0)} took no step, where the one-rank script takes {wanted}.")
+
+
+def same_examples(case: Case) -> None:
+    """In every step the replicas have the global batch of the one-rank script, and each of them another part of it."""
+    whole = case.one.batches
+    batches = [rank.batches for rank in case.ranks]
+    groups = tp_groups(case)
+    for step, right in enumerate(whole):
+        mine = [of[step] for of in batches if step < len(of)]
+        if len(mine) < len(batches):
+            fewest = min(map(len, batches))
+            sizes = Counter(len(rows) for rows in batches[0][:fewest])
+            raise Broken(f"""steps: the ranks take {fewest} steps, where the one-rank script takes {len(whole)}: with
+                {max(sizes)} examples per rank and step {len(batches)} ranks have {len(batches) * max(sizes)} examples
+                per step. BATCH is that of all ranks together.""")
+        check_groups(case, groups, step, mine, right)
+        shares = [mine[group[0]] for group in groups]
+        together = Counter(number for share in shares for number in share)
+        if together == Counter(right):
+            continue
+        raise Broken(why_other_examples(case, step, shares, right, batches))
+    if any(len(of) > len(whole) for of in batches):
+        raise Broken(f"""rest: rank 0 takes {len(batches[0])} steps, where the one-rank script takes {len(whole)} and
+            leaves out the examples that fill no batch (drop_last=True).""")
+
+
+def tp_groups(case: Case) -> list[list[int]]:
+    """The ranks of each replica: of its mesh where a layer is a DTensor, else neighbors."""
+    everybody = range(len(case.ranks))
+    if case.tp == 1:
+        return [[rank] for rank in everybody]
+    plain = [list(everybody)[i : i + case.tp] for i in range(0, len(everybody), case.tp)]
+    found = set()
+    for rank in everybody:
+        weights = case.ranks[rank].first("weights")["weights"]
+        layer, norm = (weights.get(f"blocks.0.{name}", {}) for name in (LAYERS[-1], "norm1.weight"))
+        mesh, extra = layer.get("mesh"), set(layer.get("axes", ())) - set(norm.get("axes", ()))
+        if not mesh:
+            return plain
+        flat = mesh if isinstance(mesh[0], int) else None
+        if flat is None and len(extra) == 1:
+            rows = mesh if layer["axes"].index(next(iter(extra))) == 1 else [list(row) for row in zip(*mesh)]
+            flat = next(row for row in rows if rank in row)
+        if flat is None or len(flat) != case.tp:
+            return plain
+        found.add(tuple(flat))
+    return [list(group) for group in sorted(found)]
+
+
+def check_groups(case: Case, groups: list[list[int]], step: int, mine: list[list[int]], right: list[int]) -> None:
+    """The ranks that share layers see the same examples."""
+    for group in groups:
+        for rank in group[1:]:
+            if Counter(mine[rank]) == Counter(mine[group[0]]):
+                continue
+            alike = next((r for r in range(len(mine)) if r not in group and mine[r] == mine[rank]), None)
+            if alike is not None:
+                raise Broken(f"""axes: in step {step} rank {rank} sees the examples of rank {alike}, and rank
+                    {group[0]} others; but it is ranks {group} that share each layer. The batch is split over dp, and
+                    the sampler has to count along dp too.""")
+            raise Broken(f"""examples: in step {step} ranks {group[0]} and {rank} share each layer, but see different
+                examples, {len(mine[group[0]])} and {len(mine[rank])} of {len(right)}: the sum of their parts means
+                nothing. All ranks of a {case.group} work on the same examples.""")
+
+
+def why_other_examples(
+    case: Case, step: int, shares: list[list[int]], right: list[int], batches: list[list[list[int]]]
+) -> str:
+    """The reason why the replicas' shares are not the batch of the one-rank script."""
+    n, sizes = len(shares), [len(share) for share in shares]
+    who = "ranks" if case.tp == 1 else "replicas"
+    if n == 1:
+        if sizes[0] < len(right):
+            return f"""examples: in step {step} all ranks see the same {sizes[0]} examples, where the one-rank script
+                has {len(right)}. Tensor parallelism shares layers, not the batch."""
+        return other_order(step, shares, right, "the ranks")
+    if all(Counter(share) == Counter(shares[0]) for share in shares[1:]):
+        if sizes[0] == len(right):
+            return f"""same data: in step {step} all {n} {who} see the same {sizes[0]} examples, so each does the work
+                of one rank, and nothing is gained. A DistributedSampler gives every rank its own."""
+        return f"""same data: in step {step} all {n} {who} see the same {sizes[0]} examples, and nobody sees the other
+            {len(right) - sizes[0]}. A DistributedSampler gives every rank its own."""
+    if step and sum(sizes) < len(right) and sizes[0] < len(batches[0][step - 1]):
+        return f"""rest: step {step} is taken with {" + ".join(map(str, sizes))} examples, the rest of an epoch, which
+            the sampler fills up with examples seen before; the one-rank script leaves it out (drop_last=True)."""
+    before = [Counter(number for of in batches for number in of[k]) for k in range(step)]
+    if Counter(number for of in batches for number in of[step]) in before:
+        return f"""epoch: step {step} sees the same examples as step
+            {before.index(Counter(number for of in batches for number in of[step]))}: a DistributedSampler shuffles
+            anew only if it is told the epoch, sampler.set_epoch(epoch)."""
+    if sum(sizes) != len(right):
+        return f"""batch: in step {step} the {n} {who} take {" + ".join(map(str, sizes))} = {sum(sizes)} examples, where
+            the one-rank script takes {len(right)}: each rank's share is BATCH // {n}. (A larger batch is another
+            training, with another learning rate.)"""
+    if len(set(sizes)) > 1:
+        return f"""shares: in step {step} the {who} take {" + ".join(map(str, sizes))} examples: a mean of their means
+            is not the mean of all of them."""
+    return other_order(step, shares, right, f"the {n} {who} together")
+
+
+def other_order(step: int, shares: list[list[int]], right: list[int], who: str) -> str:
+    seen = {number for share in shares for number in share}
+    return f"""order: in step {step} {who} see {len(seen)} different examples, of which {len(seen & set(right))} are among
+        the {len(right)} of the one-rank script: another seed, no shuffling, or a shuffle of its own on every rank. A
+        DistributedSampler with its default seed has the order of the one-rank script."""
+
+
+def same_weights(case: Case) -> None:
+    """All ranks start from the weights of the one-rank script."""
+    weights = [rank.first("weights")["weights"] for rank in case.ranks]
+    for name, right in case.one.first("weights")["weights"].items():
+        if name not in weights[0]:
+            raise Broken(f"model: the model has no parameter {name}, which that of the one-rank script has.")
+        full = [r for r, of in enumerate(weights) if of[name]["held"] == right["held"]]
+        values = [weights[r][name]["squares"] for r in full]
+        for r, value in zip(full, values, strict=True):
+            if differs(value, values[0]):
+                raise Broken(f"""weights: rank {r} starts from another model than rank {full[0]}: the norm of {name} is
+                    {value**0.5:.6g} and {values[0] ** 0.5:.6g}. Equal steps keep equal replicas equal, they do not make
+                    them so: the same seed on all ranks, or rank 0's weights to all (DDP sends them).""")
+        total = sum(of[name]["squares"] for of in weights) / case.copies(name)
+        if differs(total, right["squares"]):
+            raise Broken(f"""weights: the ranks start from other weights than the one-rank script: the norm of {name} is
+                {total**0.5:.6g}, where {right["squares"] ** 0.5:.6g} is right.""")
+
+
+def differs(a: float, b: float, relative: float = OF_NORM) -> bool:
+    return abs(a - b) > relative * max(abs(a), abs(b)) and max(abs(a), abs(b)) > 1e-20
+
+
+def same_gradients(case: Case) -> None:
+    """What every step is taken with: the gradient of the whole batch, and the rate of the one-rank script."""
+    for step, right in enumerate(case.one.all("step")):
+        if case.tp > 1 and step == 0 and "step 0" in case.ranks[0].losses and not case.same("step 0"):
+            forward(case)
+        events = case.steps[step]
+        for r, event in enumerate(events):
+            if differs(event["rate"], right["rate"]):
+                raise Broken(f"""rate: rank {r} steps with a learning rate of {event["rate"]:g}, where the one-rank
+                    script has {right["rate"]:g}: the batch of all ranks together is as large as before, so is the
+                    rate.""")
+        for name in right["grads"]:
+            check_gradient(case, step, name, events)
+        ratios = {name: case.ratio(step, name) for name in right["grads"]}
+        wrong = [name for name, ratio in ratios.items() if differs(ratio, 1.0)]
+        if wrong:
+            raise Broken(why_other_gradients(case, step, ratios, wrong))
+
+
+def check_gradient(case: Case, step: int, name: str, events: list[dict[str, Any]]) -> None:
+    """Every rank has a gradient of it, and those that hold all of it have the same."""
+    missing = [r for r, event in enumerate(events) if name not in event["grads"] and case.held(r).get(name)]
+    if missing:
+        raise Broken(f"gradient: in step {step} {name} has no gradient on rank {missing[0]}.")
+    full = [r for r in range(len(events)) if case.held(r)[name] == case.whole[name]]
+    for r in full[1:]:
+        a, b = (events[k]["grads"][name] for k in (full[0], r))
+        if differs(a, b):
+            raise Broken(f"""average: in step {step} rank {full[0]} and rank {r} step with different gradients of
+                {name}, of norms {a**0.5:.6g} and {b**0.5:.6g}, so their models drift apart. Gradients are averaged over
+                the ranks that hold a parameter, before the step: DistributedDataParallel does it, or
+                dist.all_reduce(p.grad) and a division.""")
+
+
+def why_other_gradients(case: Case, step: int, ratios: dict[str, float], wrong: list[str]) -> str:
+    """The reason for norms of gradients that are not those of the one-rank script."""
+    p, values = case.dp, [ratios[name] for name in wrong]
+    for factor, reason in ((p, "sum"), (len(case.ranks), "sum"), (1 / p, "twice"), (1 / len(case.ranks), "twice")):
+        if factor == 1 or any(differs(value, factor) for value in values) or len(wrong) < 0.9 * len(ratios):
+            continue
+        hidden = "AdamW nearly hides it, as its steps do not depend on the gradient's scale; SGD would take steps"
+        if reason == "sum":
+            return f"""sum: in step {step} the gradients are {factor:g} times those of the one-rank script: added, and not
+                divided by the number of replicas. {hidden} {factor:g} times as long."""
+        return f"""twice: in step {step} the gradients are 1/{1 / factor:g} of those of the one-rank script: averaged
+            twice. DDP and FSDP have divided already. {hidden} {1 / factor:g} times too short."""
+    names = f"{wrong[0]} and {len(wrong) - 1} more parameters" if len(wrong) > 1 else wrong[0]
+    return f"""gradient: in step {step} the gradients of {names} are wrong: the norm of the first is
+        {values[0]:.4g} times that of the one-rank script. Which ranks hold the same part of it, and has it been
+        averaged over just those?"""
+
+
+def forward(case: Case) -> None:
+    """The first loss of a model whose layers are shared is wrong, before any step."""
+    text, _, right = case.loss("step 0")
+    rank = case.ranks[0]
+    begun, over = (rank.first(what)["time_ns"] for what in ("forward", "output"))
+    layers = sum(name.endswith(LAYERS[-1]) for name in case.whole)
+    sums = sum(begun < when < over and "all_reduce" in what for when, what, _ in rank.first("ended")["collectives"])
+    if all(differs(case.ratio(0, name), 1.0) is False for name in case.one.all("step")[0]["grads"]):
+        return
+    raise Broken(f"""forward: the loss of step 0, before any step, is {text}, where the one-rank script has {right:.12f}.
+        The model adds over ranks {counted(sums, "time")} in forward; {layers} layers need {2 * layers} sums, one behind
+        each pair of columns and rows: without it a rank goes on with a part of a sum.""")
+
+
+def prints_the_loss(case: Case) -> None:
+    """Rank 0, and nobody else, prints the loss of the whole batch of every step, and that of the test batch."""
+    first = case.ranks[0].losses
+    loud = [r for r, rank in enumerate(case.ranks) if r and rank.losses]
+    missing = [step for step in case.one.losses if step not in first]
+    if missing:
+        raise Broken(f"""print: rank 0 has not printed the loss of {missing[0]}: a line such as "{missing[0]} loss
+            {case.one.losses[missing[0]]}" is looked for.""")
+    for step in case.one.losses:
+        if case.same(step):
+            continue
+        text, got, right = case.loss(step)
+        if step == "test":
+            raise Broken(f"""test: the training is right, but the test loss is {text}, where the one-rank script has
+                {right:.12f}: is it the loss of the same 32 examples, and of all of them?""")
+        if case.dp > 1 and not differs(got, case.dp * right, 1e-9):
+            raise Broken(f"""loss: the training is right, but in {step} {text} is printed, {case.dp} times the loss:
+                a sum over {case.dp} ranks that nobody has divided.""")
+        if case.dp > 1:
+            raise Broken(f"""loss: the training is right, but in {step} rank 0 prints {text}, the loss of its own share;
+                the mean over the batch of all ranks is {right:.12f}. Add the losses over ranks, and divide.""")
+        raise Broken(f"loss: the training is right, but in {step} {text} is printed, where {right:.12f} is right.")
+    if loud:
+        raise Broken(f"""print: rank {loud[0]} prints losses as well, so every line appears {1 + len(loud)} times: only
+            rank 0 prints.""")
+
+
+def shards(case: Case) -> None:
+    """Where layers are to be shared, every one of them is."""
+    if case.tp == 1:
+        return
+    names = [name for name in case.whole if name.endswith(LAYERS)]
+    kept = [name for name in names if case.held(0)[name] * case.tp > case.whole[name]]
+    total, held = sum(case.whole.values()), sum(case.held(0).values())
+    if len(kept) == len(names):
+        raise Broken(f"""shards: all numbers are right, but no layer is cut over tp: rank 0 holds {held:,} of {total:,}
+            parameters. parallelize_module leaves out, without an error, what its plan does not name:
+            model.named_modules() lists the names.""")
+    if kept:
+        raise Broken(f"""shards: all numbers are right, but rank 0 holds {kept[0]} and {len(kept) - 1} more layers
+            whole, {held:,} of {total:,} parameters in all: which of the {len(names)} layers does the plan not name?""")
+
+
+def saves_once(case: Case) -> None:
+    """Rank 0 alone has saved the model: whole, and under the names of the one-rank script."""
+    savers = [r for r, rank in enumerate(case.ranks) if SAVED in rank.files]
+    if not savers:
+        raise Broken(f"saved: no rank has saved {SAVED}; the one-rank script does.")
+    if savers != [0]:
+        who = "every rank" if len(savers) == len(case.ranks) else f"rank {savers[-1]}"
+        raise Broken(f"""saved: {who} has written {SAVED}: in one folder they write into the same file at the same time,
+            and what is left in it is anybody's guess. Only rank 0 saves.""")
+    got, right = case.run.state, case.alone.state
+    again = "model.load_state_dict of the one-rank script could not take it"
+    if isinstance(got, Exception):
+        raise Broken(f"""checkpoint: {SAVED} cannot be read on one rank ({type(got).__name__}): shards of DTensors, not
+            tensors? full_tensor(), or get_model_state_dict with full_state_dict=True, puts each of them together, on
+            all ranks.""")
+    if not isinstance(got, dict) or set(got) != set(right):
+        strange = sorted(set(got) - set(right))[:1] if isinstance(got, dict) else [type(got).__name__]
+        why = " DDP keeps the model in .module: save model.module.state_dict()." if "module." in str(strange) else ""
+        raise Broken(f"checkpoint: {SAVED} holds {(strange or ['too little'])[0]}: {again}.{why}")
+    for name, tensor in right.items():
+        shape = tuple(getattr(got[name], "shape", ()))
+        if shape != tuple(tensor.shape):
+            raise Broken(f"""checkpoint: {name} in {SAVED} has shape {shape}, where {tuple(tensor.shape)} is the
+                whole: {again}.""")
+        if type(got[name]) is not type(tensor):
+            raise Broken(f"""checkpoint: {name} in {SAVED} is a {type(got[name]).__name__}, rank 0's shard of it. Put it
+                together first, on all ranks: full_tensor(), or get_model_state_dict with full_state_dict=True.""")
+        if float((got[name] - tensor).abs().max()) > 1e-6:
+            raise Broken(f"checkpoint: {name} in {SAVED} is not that of the one-rank script after its last step.")
+
+
+def traffic(case: Case, rank: int = 0) -> Counter:
+    """{what: bytes} of the collectives of one rank in its second step; ("calls", what): how many there are."""
+    events = case.ranks[rank]
+    begun, over = (event["time_ns"] for event in events.all("step")[:2])
+    rows = [row for row in events.first("ended")["collectives"] if begun < row[0] < over]
+    found: Counter = Counter()
+    for _, what, nbytes in rows:
+        found[what] += nbytes
+        found["calls", what] += 1
+    return found
+
+
+def described(found: Counter) -> str:
+    """ "12 all_reduce of 12.6 MB together"."""
+    names = [what for what in found if isinstance(what, str)]
+    text = [f"{found['calls', what]} {what}, {bytes_text(found[what])}" for what in sorted(names)]
+    return "; ".join(text) or "nothing"
+
+
+def sends_enough(case: Case) -> None:
+    """No rank sends much more than the right answer that sends most. An all_reduce passes all twice, others once."""
+    found = traffic(case)
+    weights = {"all_reduce": 2}
+    sent = sum(weights.get(what, 1) * nbytes for what, nbytes in found.items() if isinstance(what, str))
+    most = allowed(case)
+    if sent > TOO_MUCH * most:
+        raise Broken(f"""traffic: all numbers are right, but in a step rank 0 sends {sent / most:.1f} times what is
+            needed: {described(found)}. Is something averaged, or put together, that was so already?""")
+
+
+def allowed(case: Case) -> float:
+    """Bytes, all_reduce counted twice, of gradients averaged over dp and of the sums of shared layers."""
+    width = 8
+    parameters = width * sum(case.held(0).values()) if case.tp > 1 else width * sum(case.whole.values())
+    gradients = 2 * parameters if case.dp > 1 else 0
+    if case.tp == 1:
+        return gradients
+    rows, d = len(case.ranks[0].batches[0]), case.whole["norm.weight"]
+    positions = case.whole["positions.weight"] // d
+    layers = sum(name.endswith(LAYERS[-1]) for name in case.whole)
+    sums = 6 * layers * 2 * width * rows * positions * d  # forward 2; backward 1 of the MLP, 3 of q, k and v
+    return sums + 2 * gradients
+
+
+def destroys(case: Case) -> None:
+    """No process group is left at the end."""
+    left = [r for r, rank in enumerate(case.ranks) if rank.first("ended")["group"]]
+    if left:
+        raise Broken(f"""destroy: all numbers are right, but rank {left[0]} ends with its process group:
+            dist.destroy_process_group() at the end waits for what is under way; with NCCL a rank without it warns, and
+            may hang.""")

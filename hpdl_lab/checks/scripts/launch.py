@@ -1,0 +1,168 @@
+"""Launch a training script under observation, by torchrun or on one rank, and read what its ranks did."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+STALL = 3.0  # s in which no rank computes and none moves to another line: they wait for each other
+LIMIT = 90.0  # s for a whole run, of which most is the import of torch
+IDLE = 0.1  # of a core: a rank that waits takes less, one that computes more, also where ranks share cores
+SAVED = "gpt.pt"
+LOSS = re.compile(r"^(step \d+|test) loss (\S+)", re.M)
+
+
+@dataclass
+class Rank:
+    """What one rank did.
+
+    events:  as observe.py notes them, in order; place: (line, its text) where it was last seen in the script.
+    printed: its output; files: what it left in its folder.
+    """
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    place: tuple[int, str] | None = None
+    printed: str = ""
+    files: list[str] = field(default_factory=list)
+
+    def all(self, what: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["what"] == what]
+
+    def first(self, what: str) -> dict[str, Any]:
+        return next(iter(self.all(what)), {})
+
+    @property
+    def losses(self) -> dict[str, str]:
+        """{"step 0": "4.492", ..., "test": "3.162"} as printed."""
+        return dict(LOSS.findall(self.printed))
+
+    @property
+    def batches(self) -> list[list[int]]:
+        """For each step of the optimizer, the examples that the model saw for it, as numbers that tell them apart."""
+        found: list[list[int]] = [[]]
+        for event in self.events:
+            if event["what"] == "forward" and event["training"]:
+                found[-1] += event["rows"]
+            elif event["what"] == "step":
+                found.append([])
+        return found[:-1]
+
+
+@dataclass
+class Run:
+    """Ranks after a run. stalled: they waited for each other; late: they still ran after LIMIT; both were ended.
+
+    state: what rank 0 has saved as SAVED, or the error of reading it, or None.
+    """
+
+    ranks: list[Rank]
+    stalled: bool
+    late: bool
+    seconds: float
+    output: str
+    state: Any = None
+
+
+def launch(script: Path, ranks: int) -> Run:
+    """Run a script on so many ranks, one without torchrun; it ends within LIMIT, and STALL after all ranks wait."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hpdl-script-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", f"{__package__}.observe", str(script), name, str(ranks)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
+        with open(folder / "torchrun.out", "wb") as out:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+        try:
+            stalled, late = wait(process, folder, ranks, began)
+        finally:
+            end(process, folder, ranks)
+        found = [read(folder, rank) for rank in range(ranks)]
+        output = (folder / "torchrun.out").read_text(errors="replace")
+        return Run(found, stalled, late, time.monotonic() - began, output, saved(folder / "0" / SAVED))
+
+
+def wait(process: Any, folder: Path, ranks: int, began: float) -> tuple[bool, bool]:
+    """Wait for the end of torchrun. Returns (whether ranks wait for each other, whether the time is up)."""
+    since: dict[int, Any] = {}
+    while process.poll() is None:
+        if time.monotonic() - began > LIMIT:
+            return False, True
+        live = [rank for rank in range(ranks) if not read(folder, rank).first("ended")]
+        now = {rank: look(folder, rank) for rank in live}
+        for rank, beat in now.items():
+            known = since.get(rank)
+            if beat is None or known is None or moved(known, beat):
+                since[rank] = beat
+        beats = [(since.get(rank), now[rank]) for rank in live]
+        if beats and all(old and new and new["time"] - old["time"] > STALL for old, new in beats):
+            return True, False
+        time.sleep(0.1)
+    return False, False
+
+
+def moved(old: Any, new: Any) -> bool:
+    """Whether a rank has come to another line, or has computed."""
+    return old["place"] != new["place"] or new["cpu"] - old["cpu"] > IDLE * max(new["time"] - old["time"], 0.5)
+
+
+def look(folder: Path, rank: int) -> Any:
+    """Where a rank is: a dict of place, cpu and time; None if it has not come to the script."""
+    try:
+        beat = json.loads((folder / f"{rank}.now").read_text())
+    except FileNotFoundError:
+        return None
+    return beat if beat["place"] else None
+
+
+def read(folder: Path, rank: int) -> Rank:
+    """What there is to know about a rank."""
+    texts = [path.read_text(errors="replace") if path.exists() else "" for path in paths(folder, rank)]
+    events = [json.loads(line) for line in texts[0].split("\n")[:-1]]
+    beat, place = look(folder, rank), None
+    if beat:
+        place = tuple(beat["place"])
+    works_in = folder / str(rank)
+    files = sorted(path.name for path in works_in.iterdir() if path.is_file()) if works_in.exists() else []
+    return Rank(events, place, texts[1], files)
+
+
+def paths(folder: Path, rank: int) -> tuple[Path, Path]:
+    return folder / f"{rank}.jsonl", folder / f"{rank}.out"
+
+
+def end(process: Any, folder: Path, ranks: int) -> None:
+    """End torchrun and its ranks, whatever they do."""
+    if process.poll() is None:
+        for pid in [read(folder, rank).first("began").get("pid") for rank in range(ranks)]:
+            if pid:
+                kill(os.kill, pid)
+        kill(os.killpg, process.pid)
+        process.wait()
+
+
+def kill(how: Any, pid: int) -> None:
+    try:
+        how(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def saved(path: Path) -> Any:
+    """{name: tensor} of a file of torch.save, None if there is none; the exception where it cannot be read."""
+    if not path.exists():
+        return None
+    import torch
+
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception as error:
+        return error

@@ -1,0 +1,112 @@
+"""The exercises "convert this script": a training script of one rank, to be made parallel, launched and judged."""
+
+from __future__ import annotations
+
+import ast
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ..hints import FOLDERS as HINTS
+from ..hints import explanation_of, hints_of
+from ..record import Broken
+from ..result import CheckResult
+from .judge import Case, described, judge, traffic
+from .launch import Run, launch
+
+ALONE = "train_gpt.py"
+
+
+@dataclass(frozen=True)
+class ScriptExercise:
+    """One of them. name: of the attendee's file, without .py, and of the solution; dp, tp: ranks along each axis."""
+
+    id: str
+    title: str
+    name: str
+    stars: int
+    dp: int
+    tp: int
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.tp
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.py"
+
+    @property
+    def solution(self) -> str:
+        """The text of a right script."""
+        return script_of(self.file).read_text()
+
+    @property
+    def explanation(self) -> str:
+        return explanation_of(self.id)
+
+    @property
+    def hints(self) -> dict[str, tuple[str, ...]]:
+        return hints_of(self.id)
+
+    def hints_for(self, failed: str | None) -> tuple[str, ...]:
+        return self.hints.get(failed or "", self.hints[""])
+
+
+SCRIPTS = (
+    ScriptExercise("6.7", "convert this script: data parallel", "train_ddp", 2, dp=2, tp=1),
+    ScriptExercise("9.7", "convert this script: tensor parallel", "train_tp", 3, dp=1, tp=2),
+    ScriptExercise("11.5", "convert this script: data and tensor parallel", "train_hybrid", 3, dp=2, tp=2),
+)
+
+
+def script_of(name: str) -> Path:
+    """The file of that name among the scripts of the clone, or of the installed package: they lie beside the hints."""
+    folders = [folder.with_name("scripts") / name for folder in HINTS]
+    return next((path for path in folders if path.exists()), folders[0])
+
+
+@cache
+def alone() -> Run:
+    """The one-rank script, run once in this process."""
+    return launch(script_of(ALONE), 1)
+
+
+def check_script(exercise: ScriptExercise, path: Path) -> CheckResult:
+    """Launch the script at `path` by torchrun, and compare its ranks with the one-rank script.
+
+    Returns: CheckResult. Raises: FileNotFoundError; RuntimeError if the one-rank script itself does not run here.
+    """
+    label, text = f"{exercise.id} {exercise.file}", path.read_text()
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        return CheckResult(label, "syntax", f"line {error.lineno}, `{line}`: {error.msg}.")
+    with ThreadPoolExecutor(1) as pool:
+        one = pool.submit(alone)
+        run = launch(path.resolve(), exercise.ranks)
+    case = Case(run, one.result(), exercise.dp, exercise.tp)
+    if not case.one.first("ended"):
+        alone.cache_clear()
+        raise RuntimeError(f"{ALONE} itself did not run to its end on this machine: {case.one.printed[-500:]}")
+    try:
+        judge(case)
+    except Broken as broken:
+        return CheckResult(label, broken.failed, broken.message[:1].upper() + broken.message[1:], broken.detail)
+    return CheckResult(label, None, "correct", facts=facts(case))
+
+
+def facts(case: Case) -> tuple[str, ...]:
+    """What was found in a right script."""
+    p, steps = len(case.ranks), len(case.steps)
+    off = max(abs(case.loss(step)[1] - case.loss(step)[2]) for step in case.one.losses)
+    held, whole = sum(case.held(0).values()), sum(case.whole.values())
+    return (
+        f"torchrun --nproc-per-node {p}: losses of {steps} steps and of the test batch as on one rank, "
+        f"to {max(off, 1e-12):.0e}",
+        f"examples of a step: {len(case.ranks[0].batches[0])} on each rank, {len(case.one.batches[0])} on one",
+        f"parameters that rank 0 holds: {held:,} of {whole:,}",
+        f"rank 0 in a step: {described(traffic(case))}",
+    )
