@@ -8,6 +8,8 @@ Source cells that are more than text or code:
 
     # %% exercise="hpdl_lab.collectives.ring:reduce_scatter"     the library function itself: the solution
     # %% check="hpdl_lab.collectives.ring:reduce_scatter"        the cell that checks it
+    # %% script="train_ddp"                                      a file: the one-rank script, to be converted
+    # %% check_script="train_ddp"                                the cell that launches and checks it
     # %% guess=[20, 5000]                                        the numbers that `...` stands for, in their order
 
 The solution form (solutions/NN_name.ipynb) holds the function; the exercise form (NN_name.ipynb) holds its signature,
@@ -35,6 +37,7 @@ from hpdl_lab.features.freed_memory import uncollected
 
 with uncollected():  # a quarter of the time
     from hpdl_lab.checks import exercises
+    from hpdl_lab.checks.scripts.table import ALONE, script_of
     from hpdl_lab.release.forms import digest, worked_in
 
 HERE = Path(__file__).parent
@@ -52,7 +55,7 @@ def build(source, form):
         cells.append(build_cell(cell, form, defined))
         if cell.cell_type == "markdown":
             cells[-1].source = tracks.filled(source.stem, cell.source)
-        cells[-1]["id"] = cell_id(cells[-1], cell.source, source.stem, seen)
+        cells[-1]["id"] = cell_id(cells[-1], cell.metadata.get("script", cell.source), source.stem, seen)
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -77,7 +80,13 @@ def build_cell(cell, form, defined):
         exercise = exercises.find(cell.metadata["exercise"])
         return exercise_cell(exercise, form, defined)
     if "check" in cell.metadata:
-        return check_cell(exercises.find(cell.metadata["check"]), form)
+        exercise = exercises.find(cell.metadata["check"])
+        return check_cell(exercise, form, f"lab.check({exercise.name})")
+    if "script" in cell.metadata:
+        return script_cell(exercises.find(cell.metadata["script"]), form)
+    if "check_script" in cell.metadata:
+        script = exercises.find(cell.metadata["check_script"])
+        return check_cell(script, form, f'lab.check_script("{script.file}")')
     if "guess" in cell.metadata:
         source = cell.source if form == "exercise" else guessed(cell)
         return nbformat.v4.new_code_cell(source, metadata={"tags": ["guess"]})
@@ -106,12 +115,14 @@ def exercise_cell(exercise, form, defined):
     return graded_cell("\n".join(imports) + "\n\n\n" + text if imports else text, nbgrader)
 
 
-def check_cell(exercise, form):
-    text = (
-        f"result = lab.check({exercise.name})\n"
-        "### BEGIN HIDDEN TESTS\nassert result, result.message\n### END HIDDEN TESTS\n"
-        "result"
-    )
+def script_cell(script, form):
+    """A file: in the solution form the converted script, in the exercise form the one-rank script."""
+    text = script.solution if form == "solution" else script_of(ALONE).read_text()
+    return nbformat.v4.new_code_cell(f"%%writefile {script.file}\n{text.rstrip()}", metadata={"tags": ["script"]})
+
+
+def check_cell(exercise, form, call):
+    text = f"result = {call}\n### BEGIN HIDDEN TESTS\nassert result, result.message\n### END HIDDEN TESTS\nresult"
     nbgrader = {
         "grade": True,
         "grade_id": f"check-{number(exercise)}",

@@ -134,6 +134,7 @@ TABLE = """
     2 homework     4  Diagnose: one step more
     2 homework    12  Exercise 6.5
     2 homework    15  Exercise 6.6
+    2 homework    20  Exercise 6.7
     2 homework     6  Does it scale? Now the hard way
 09_tensor_parallel  Tensor parallelism
     one layer on several ranks: columns and rows, attention by heads, sequences and images that are cut; a GPT of which
@@ -148,6 +149,7 @@ TABLE = """
     1 homework     6  A GPT on four ranks
     1 homework    18  Exercise 9.5
     1 homework    12  Exercise 9.6
+    1 homework    20  Exercise 9.7
 10_pipeline_parallel  Pipeline parallelism
     stages and bubbles: GPipe, 1F1B, zero bubble, where to cut a model, and GEMS in both directions; a GPT in four
     pieces
@@ -178,6 +180,7 @@ TABLE = """
     3 homework    12  Exercise 11.4
     3 homework     8  1,024 GPUs
     3 homework     5  HyPar-Flow
+    3 homework    20  Exercise 11.5
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.

@@ -37,6 +37,10 @@ def is_guess(cell):
     return "guess" in cell.metadata.get("tags", [])
 
 
+def is_script(cell):
+    return "script" in cell.metadata.get("tags", [])
+
+
 def goes_home(cell):
     """What is run beside the lab, in the real API: a file, its run, and an assert about what it has printed."""
     return "take-home" in cell.metadata.get("tags", [])
@@ -69,11 +73,11 @@ def magic_free(cell):
 @pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
 def test_cells_are_few_and_short(path):
     code = cells_of(path, "code")
-    apart = [cell for cell in code if is_guess(cell) or goes_home(cell) or is_played(cell)]
+    apart = [cell for cell in code if is_guess(cell) or goes_home(cell) or is_played(cell) or is_script(cell)]
     others = [cell for cell in code if "nbgrader" not in cell.metadata and cell not in apart]
     assert len(others) <= MOST_CODE_CELLS
     for cell in code:
-        if not is_exercise(cell) and not (goes_home(cell) and file_of(cell)):
+        if not is_exercise(cell) and not is_script(cell) and not (goes_home(cell) and file_of(cell)):
             lines = HIDDEN.sub("", cell.source).strip().split("\n")
             assert len(lines) <= MOST_LINES, cell.source
 
@@ -81,7 +85,7 @@ def test_cells_are_few_and_short(path):
 @pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
 def test_notebooks_hold_no_plotting_no_pip_and_no_function_but_the_exercises(path):
     for cell in cells_of(path, "code"):
-        if goes_home(cell) and file_of(cell):
+        if is_script(cell) or (goes_home(cell) and file_of(cell)):
             continue
         assert not re.search(r"matplotlib|plt\.|plotly|pip install|%pip|conda", cell.source)
         kinds = [type(node) for node in ast.walk(magic_free(cell))]

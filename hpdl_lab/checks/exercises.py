@@ -5,11 +5,13 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from . import lessons as package
 from .ranks import judged, with_evidence
 from .record import Broken, Exercise, Runner
 from .result import CheckResult
+from .scripts.table import SCRIPTS
 
 
 def lessons() -> list[ModuleType]:
@@ -22,14 +24,19 @@ EXERCISES = tuple(
 )
 
 
-def find(name: str) -> Exercise:
+def find(name: str) -> Any:
     """The exercise with this id ("4.1"), function name, or path ("hpdl_lab.collectives.ring:reduce_scatter").
+
+    Returns: an Exercise, or a ScriptExercise, which has its id, its name, its hints and its stars as well.
 
     Raises: LookupError that lists what is known.
     """
     for exercise in EXERCISES:
         if name in (exercise.id, exercise.name, exercise.path):
             return exercise
+    for script in SCRIPTS:
+        if name in (script.id, script.name, script.file):
+            return script
     if meant := closest(name):
         raise LookupError(f"no exercise is called {name!r}: did you mean {meant.name} ({meant.id})?")
     known = ", ".join(f"{e.name} ({e.id})" for e in EXERCISES)

@@ -3,7 +3,7 @@
 from ..engines.doctor import doctor
 from .cluster import cluster, inject, restart, run, running, start, stop
 from .designs import designs
-from .exercises import catch_up, check, hint, solution
+from .exercises import catch_up, check, check_script, hint, solution
 from .explorers import explore
 from .gossip import gossip
 from .grid import search
@@ -21,6 +21,7 @@ from .train import train
 __all__ = [
     "catch_up",
     "check",
+    "check_script",
     "cluster",
     "designs",
     "doctor",

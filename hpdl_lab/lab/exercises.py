@@ -1,10 +1,11 @@
-"""The verbs of exercises: check an answer, ask for a hint, look at the solution."""
+"""The verbs of exercises: check an answer or a script, ask for a hint, look at the solution."""
 
 import inspect
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from .. import schedules
 from ..checks import exercises
 from ..checks.record import AnswerFailed, Exercise
 from ..checks.result import CheckResult, Note
+from ..checks.scripts import table as scripts
+from ..checks.scripts.table import ScriptExercise
 from ..collectives.table import find
 from ..engines.cluster import ipython
 from ..engines.errors import RunFailed
@@ -56,6 +59,27 @@ def check(fn: Callable[..., Any]) -> CheckResult:
     return replace(result, outdated=outdated(fn), picture=picture(exercise, result), next_step=step)
 
 
+def check_script(path: str | Path) -> CheckResult:
+    """Check a training script that you have converted: launch it, and compare its ranks with the one-rank script.
+
+    The exercise is found by the name of the file: train_ddp.py, train_tp.py or train_hybrid.py. Its ranks are launched
+    as by torchrun, on CPUs, each in a folder of its own; they print losses as the one-rank script does. A rank that
+    waits for another one that never comes is reported within seconds.
+
+    Returns: a CheckResult: true if right. `.failed` names the invariant that broke, `.message` says it all.
+    Raises:  LookupError for another name; FileNotFoundError.
+    """
+    path = Path(path)
+    if path.stem not in (names := [exercise.name for exercise in scripts.SCRIPTS]):
+        raise LookupError(f"{path.name} is none of the scripts to convert: {', '.join(f'{name}.py' for name in names)}")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path} in {Path.cwd()}: run the cell that writes it")
+    exercise = scripts.SCRIPTS[names.index(path.stem)]
+    result = scripts.check_script(exercise, path)
+    progress().add("check", exercise=exercise.id, name=exercise.name, passed=bool(result), failed=result.failed)
+    return replace(result, next_step=exercise.explanation if result else asking_for_hints(exercise, result))
+
+
 def outdated(fn: Callable[..., Any]) -> str:
     """A sentence where a later cell than that of `fn` defines it as well, and cannot have come so far; else ""."""
     shell, code = ipython(), getattr(inspect.unwrap(fn), "__code__", None)
@@ -97,7 +121,7 @@ def hint(fn: Any = None) -> Note:
     about = f" on {failed!r}" if failed in exercise.hints else ""
     shown = [f"{i + 1}. {text}" for i, text in enumerate(hints[: opened + 1])]
     left = len(hints) - len(shown)
-    more = f"\n\n{left} more: lab.hint()" if left else f"\n\nlab.solution({exercise.name}) shows one answer."
+    more = f"\n\n{left} more: lab.hint()" if left else f"\n\n{asked_for(exercise)} shows one answer."
     return Note(f"{label}: {which}{about}", lines="\n".join(shown) + more)
 
 
@@ -105,6 +129,9 @@ def solution(fn: Any) -> Note:
     """One right answer, the library's own function, with what there is to understand about it."""
     exercise = exercise_of(fn)
     progress().add("solution", exercise=exercise.id, name=exercise.name)
+    if isinstance(exercise, ScriptExercise):
+        title = f"{exercise.id} {exercise.file}: solution, notebooks/scripts/{exercise.file}"
+        return Note(title, exercise.explanation, exercise.solution)
     path = inspect.getsourcefile(exercise.reference).rpartition("hpdl_lab/")[2]
     code = plain_source(exercise.reference)
     return Note(f"{exercise.id} {exercise.name}: solution, from hpdl_lab/{path}", exercise.explanation, code)
@@ -153,8 +180,8 @@ def state_of(exercise: Exercise, own: Any) -> str:
         return "defined"
 
 
-def exercise_of(fn: Any) -> Exercise:
-    """The exercise with the name of this function. Raises LookupError that lists what is known."""
+def exercise_of(fn: Any) -> Any:
+    """The exercise with the name of this function, or this name. Raises LookupError that lists what is known."""
     return exercises.find(fn if isinstance(fn, str) else getattr(fn, "__name__", type(fn).__name__))
 
 
@@ -166,10 +193,21 @@ def next_step(exercise: Exercise, result: CheckResult, engines: bool) -> str:
         return (
             f"Checked on simulated ranks only, because no engines run: lab.start() starts four. {exercise.explanation}"
         )
+    return asking_for_hints(exercise, result)
+
+
+def asking_for_hints(exercise: Exercise | ScriptExercise, result: CheckResult) -> str:
+    """The sentence about the next hint."""
     opened = progress().hints_opened(exercise.id, result.failed)
     if opened >= len(ORDINALS):
-        return f"All hints are open. lab.solution({exercise.name}) shows one answer."
+        return f"All hints are open. {asked_for(exercise)} shows one answer."
     return f"For a {ORDINALS[opened]} hint: lab.hint()"
+
+
+def asked_for(exercise: Exercise | ScriptExercise) -> str:
+    """How the solution is asked for."""
+    name = f'"{exercise.name}"' if isinstance(exercise, ScriptExercise) else exercise.name
+    return f"lab.solution({name})"
 
 
 def picture(exercise: Exercise, result: CheckResult) -> str:

@@ -41,13 +41,13 @@ def source_form(solution: Any, exercise: Any) -> bytes:
 
     A check shows all that it has to say before it fails, for the feedback. Where an exercise has a broken program to be
     repaired, that stands behind the solution, where it is never reached; a student finds it below nbgrader's stub.
-    Guesses are left to the student.
+    Guesses are left to the student, and scripts are still to be converted.
     Cells behind the first exercise that only show something are not run when answers are graded.
     """
     stubs, behind = {cell.id: cell.source for cell in exercise.cells}, False
     for cell in solution.cells:
         role = cell.metadata.get("nbgrader", {})
-        if "guess" in cell.metadata.get("tags", []):
+        if {"guess", "script"} & set(cell.metadata.get("tags", [])):
             cell.source = stubs[cell.id]
         if role.get("solution"):
             behind, cell.source = True, with_broken_program(cell.source, stubs[cell.id])

@@ -236,6 +236,23 @@ assert all(strip.off < 1e-4 for strip in strips)
 print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], "of 196,608 bytes in all")
 
 # %% [markdown]
+# ## Exercise 9.7 ★★★ Convert this script: tensor parallel
+#
+# The script of 06 on one rank. Share its layers between two ranks with `torch.distributed.tensor.parallel`:
+# `parallelize_module(model, mesh, plan)` takes a dict that says for the name of a layer how it is cut,
+# `ColwiseParallel()` or `RowwiseParallel()`; `*` stands for any part of a name. PyTorch's words count the columns of
+# A in y = x A, as this notebook does. Each piece is contiguous, which is why the script makes three layers of q, k and
+# v first (9.3).
+#
+#     torchrun --standalone --nproc-per-node 2 train_tp.py
+#
+# The file that it leaves has to be the whole model, as one rank would save it.
+
+# %% script="train_tp"
+
+# %% check_script="train_tp"
+
+# %% [markdown]
 # ## Recap
 #
 # 1. A linear layer can be split by columns (each rank has some outputs) or by rows (each has a part of a sum).

@@ -170,6 +170,21 @@ assert max(abs(a - b) for a, b in zip(through, resumed, strict=True)) < 1e-10
 print("one rank, six steps:", through, "\ntwo meshes, three each:", resumed)
 
 # %% [markdown]
+# ## Exercise 11.5 ★★★ Convert this script: data and tensor parallel
+#
+# The script of 06 and 09 once more, for four ranks: two replicas of two shards. `init_device_mesh` makes the mesh,
+# `mesh["tp"]` goes to `parallelize_module`, `mesh["dp"]` to whatever averages gradients: `fully_shard` of
+# `torch.distributed.fsdp` does, and shards what is left.
+#
+#     torchrun --standalone --nproc-per-node 4 train_hybrid.py
+#
+# Who sees which examples?
+
+# %% script="train_hybrid"
+
+# %% check_script="train_hybrid"
+
+# %% [markdown]
 # # Part three: which grid for 1,024 GPUs
 #
 # GPT-3, 175 billion parameters, on 1,024 GPUs of 80 GB: how would you share them out, and how long does a step of 1,536

@@ -154,10 +154,8 @@ def begins_together(case: Case) -> None:
     if not all(rank.first("weights") for rank in case.ranks):
         raise Broken("model: no rank ever called a model with tokens of shape (b, s), so there is nothing to compare.")
     if not any(event["group"] for rank in case.ranks for event in [*rank.all("step"), *rank.all("ended")]):
-        sent = any(rank.first("ended")["collectives"] for rank in case.ranks)
-        if not sent:
-            raise Broken(f"""init: each of the {p} ranks trained by itself: without dist.init_process_group none of them
-                knows of the others.""")
+        raise Broken(f"""init: each of the {p} ranks trained by itself: without dist.init_process_group none of them
+            knows of the others.""")
     strange = max((event["strange"] for rank in case.ranks for event in rank.all("step")), default=0)
     if strange:
         raise Broken(f"""optimizer: {counted(strange, "parameter")} of the optimizer are not parameters of the model
@@ -205,7 +203,7 @@ def tp_groups(case: Case) -> list[list[int]]:
             return plain
         flat = mesh if isinstance(mesh[0], int) else None
         if flat is None and len(extra) == 1:
-            rows = mesh if layer["axes"].index(next(iter(extra))) == 1 else [list(row) for row in zip(*mesh)]
+            rows = mesh if layer["axes"].index(next(iter(extra))) == 1 else [*map(list, zip(*mesh, strict=True))]
             flat = next(row for row in rows if rank in row)
         if flat is None or len(flat) != case.tp:
             return plain
@@ -266,8 +264,8 @@ def why_other_examples(
 
 def other_order(step: int, shares: list[list[int]], right: list[int], who: str) -> str:
     seen = {number for share in shares for number in share}
-    return f"""order: in step {step} {who} see {len(seen)} different examples, of which {len(seen & set(right))} are among
-        the {len(right)} of the one-rank script: another seed, no shuffling, or a shuffle of its own on every rank. A
+    return f"""order: in step {step} {who} see {len(seen)} different examples, of which {len(seen & set(right))} are
+        among the {len(right)} of the one-rank script: another seed, no shuffling, or a shuffle of its own on every rank. A
         DistributedSampler with its default seed has the order of the one-rank script."""
 
 
@@ -336,8 +334,8 @@ def why_other_gradients(case: Case, step: int, ratios: dict[str, float], wrong: 
             continue
         hidden = "AdamW nearly hides it, as its steps do not depend on the gradient's scale; SGD would take steps"
         if reason == "sum":
-            return f"""sum: in step {step} the gradients are {factor:g} times those of the one-rank script: added, and not
-                divided by the number of replicas. {hidden} {factor:g} times as long."""
+            return f"""sum: in step {step} the gradients are {factor:g} times those of the one-rank script: added, and
+                not divided by the number of replicas. {hidden} {factor:g} times as long."""
         return f"""twice: in step {step} the gradients are 1/{1 / factor:g} of those of the one-rank script: averaged
             twice. DDP and FSDP have divided already. {hidden} {1 / factor:g} times too short."""
     names = f"{wrong[0]} and {len(wrong) - 1} more parameters" if len(wrong) > 1 else wrong[0]
@@ -353,11 +351,11 @@ def forward(case: Case) -> None:
     begun, over = (rank.first(what)["time_ns"] for what in ("forward", "output"))
     layers = sum(name.endswith(LAYERS[-1]) for name in case.whole)
     sums = sum(begun < when < over and "all_reduce" in what for when, what, _ in rank.first("ended")["collectives"])
-    if all(differs(case.ratio(0, name), 1.0) is False for name in case.one.all("step")[0]["grads"]):
-        return
-    raise Broken(f"""forward: the loss of step 0, before any step, is {text}, where the one-rank script has {right:.12f}.
-        The model adds over ranks {counted(sums, "time")} in forward; {layers} layers need {2 * layers} sums, one behind
-        each pair of columns and rows: without it a rank goes on with a part of a sum.""")
+    if not any(differs(case.ratio(0, name), 1.0) for name in case.one.all("step")[0]["grads"]):
+        return  # what is printed is wrong, and nothing else
+    raise Broken(f"""forward: the loss of step 0, before any step, is {text}, where the one-rank script has
+        {right:.12f}. The model adds over ranks {counted(sums, "time")} in forward; {layers} layers need {2 * layers}
+        sums, one behind each pair of columns and rows: without it a rank goes on with a part of a sum.""")
 
 
 def prints_the_loss(case: Case) -> None:

@@ -78,9 +78,7 @@ def launch(script: Path, ranks: int) -> Run:
         command = [sys.executable, "-m", f"{__package__}.observe", str(script), name, str(ranks)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
         with open(folder / "torchrun.out", "wb") as out:
-            process = subprocess.Popen(
-                command, stdout=out, stderr=out, env=environment, start_new_session=True
-            )
+            process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
         try:
             stalled, late = wait(process, folder, ranks, began)
         finally:

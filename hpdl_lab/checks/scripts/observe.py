@@ -124,9 +124,10 @@ def collectives() -> list[list[Any]]:
 
     bytes: of the larger of what goes in and what comes out.
     """
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json as dump
-    except ImportError:  # a torch without it, or without torch.distributed
+    import torch
+
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    if dump is None:  # a torch without it, or without torch.distributed
         return []
     entries = json.loads(dump()).get("entries", [])
     rows = []
