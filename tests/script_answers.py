@@ -43,8 +43,10 @@ epoch: step 3 sees the same examples as step 0
     + pass
 batch: take 24 + 24 = 48 examples
     DataLoader(train, BATCH // ranks, => DataLoader(train, 24,
-steps: the ranks take 2 steps, where the one-rank script takes 6
+batch: take 32 + 32 = 64 examples
     DataLoader(train, BATCH // ranks, => DataLoader(train, BATCH,
+steps: takes 3 steps, where the one-rank script takes 6
+    range(2) => range(1)
 order: of which
     DistributedSampler(train) => DistributedSampler(train, seed=1)
 order: no shuffling
@@ -128,7 +130,7 @@ init @alone: each of the 2 ranks trained by itself
     "9.7": """
 shards: no layer is cut over tp
     parallelize_module(model, mesh, plan) => parallelize_module(model, mesh, {"attention.q": ColwiseParallel()})
-shards: holds blocks.0.attention.q.weight and 7 more layers whole
+shards: blocks.0.attention.q.weight and 7 more layers are not cut over tp
     - plan = {f"blocks.*.attention.{name}": ColwiseParallel() for name in "qkv"}
     - plan |= {"blocks.*.attention.out": RowwiseParallel()}
     + plan = {}
@@ -182,6 +184,9 @@ same data: all 2 replicas see the same
     DistributedSampler(train, dp.size(), dp.get_local_rank()) => DistributedSampler(train, dp.size(), 0)
 shards: no layer is cut over tp
     parallelize_module(model, mesh["tp"], plan) => parallelize_module(model, mesh["tp"], {})
+shards: blocks.0.mlp.0.weight and 3 more layers are not cut over tp
+    - plan |= {"blocks.*.mlp.0": ColwiseParallel(), "blocks.*.mlp.2": RowwiseParallel()}
+    + plan = dict(plan)
 epoch: step 3 sees the same examples as step 0
     - sampler.set_epoch(epoch)  # another order in every epoch
     + pass

@@ -172,11 +172,8 @@ def same_examples(case: Case) -> None:
     for step, right in enumerate(whole):
         mine = [of[step] for of in batches if step < len(of)]
         if len(mine) < len(batches):
-            fewest = min(map(len, batches))
-            sizes = Counter(len(rows) for rows in batches[0][:fewest])
-            raise Broken(f"""steps: the ranks take {fewest} steps, where the one-rank script takes {len(whole)}: with
-                {max(sizes)} examples per rank and step {len(batches)} ranks have {len(batches) * max(sizes)} examples
-                per step. BATCH is that of all ranks together.""")
+            raise Broken(f"""steps: a rank takes {min(map(len, batches))} steps, where the one-rank script takes
+                {len(whole)}.""")
         check_groups(case, groups, step, mine, right)
         shares = [mine[group[0]] for group in groups]
         together = Counter(number for share in shares for number in share)
@@ -199,13 +196,13 @@ def tp_groups(case: Case) -> list[list[int]]:
         weights = case.ranks[rank].first("weights")["weights"]
         layer, norm = (weights.get(f"blocks.0.{name}", {}) for name in (LAYERS[-1], "norm1.weight"))
         mesh, extra = layer.get("mesh"), set(layer.get("axes", ())) - set(norm.get("axes", ()))
-        if not mesh:
+        if not mesh or len(extra) != 1:
             return plain
         flat = mesh if isinstance(mesh[0], int) else None
-        if flat is None and len(extra) == 1:
+        if flat is None:
             rows = mesh if layer["axes"].index(next(iter(extra))) == 1 else [*map(list, zip(*mesh, strict=True))]
             flat = next(row for row in rows if rank in row)
-        if flat is None or len(flat) != case.tp:
+        if len(flat) != case.tp:
             return plain
         found.add(tuple(flat))
     return [list(group) for group in sorted(found)]
@@ -265,8 +262,8 @@ def why_other_examples(
 def other_order(step: int, shares: list[list[int]], right: list[int], who: str) -> str:
     seen = {number for share in shares for number in share}
     return f"""order: in step {step} {who} see {len(seen)} different examples, of which {len(seen & set(right))} are
-        among the {len(right)} of the one-rank script: another seed, no shuffling, or a shuffle of its own on every rank. A
-        DistributedSampler with its default seed has the order of the one-rank script."""
+        among the {len(right)} of the one-rank script: another seed, no shuffling, or a shuffle of its own on every
+        rank. A DistributedSampler with its default seed has the order of the one-rank script."""
 
 
 def same_weights(case: Case) -> None:
@@ -386,19 +383,21 @@ def prints_the_loss(case: Case) -> None:
 
 
 def shards(case: Case) -> None:
-    """Where layers are to be shared, every one of them is."""
+    """Where layers are to be shared over tp, every one of them is. A norm is shared over dp at most, by FSDP."""
     if case.tp == 1:
         return
     names = [name for name in case.whole if name.endswith(LAYERS)]
-    kept = [name for name in names if case.held(0)[name] * case.tp > case.whole[name]]
+    share = {name: case.held(0)[name] / case.whole[name] for name in case.whole}
+    kept = [name for name in names if share[name] * case.tp > share["norm.weight"] * 1.01]
     total, held = sum(case.whole.values()), sum(case.held(0).values())
     if len(kept) == len(names):
         raise Broken(f"""shards: all numbers are right, but no layer is cut over tp: rank 0 holds {held:,} of {total:,}
             parameters. parallelize_module leaves out, without an error, what its plan does not name:
             model.named_modules() lists the names.""")
     if kept:
-        raise Broken(f"""shards: all numbers are right, but rank 0 holds {kept[0]} and {len(kept) - 1} more layers
-            whole, {held:,} of {total:,} parameters in all: which of the {len(names)} layers does the plan not name?""")
+        more = f" and {counted(len(kept) - 1, 'more layer')}" if kept[1:] else ""
+        raise Broken(f"""shards: all numbers are right, but {kept[0]}{more} are not cut over tp, so that rank 0 holds
+            {held:,} of {total:,} parameters: which of the {len(names)} layers does the plan not name?""")
 
 
 def saves_once(case: Case) -> None:
