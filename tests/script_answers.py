@@ -127,7 +127,7 @@ init: needs a process group
     + pass
 init @alone: each of the 2 ranks trained by itself
 """,
-    "9.7": """
+    "9.6": """
 shards: no layer is cut over tp
     parallelize_module(model, mesh, plan) => parallelize_module(model, mesh, {"attention.q": ColwiseParallel()})
 shards: blocks.0.attention.q.weight and 7 more layers are not cut over tp
@@ -234,7 +234,7 @@ RIGHT = {
 model.module.state_dict() => state
 """,
     },
-    "9.7": {
+    "9.6": {
         "put together by hand": """
 - state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))  # gathers, so on every rank
 + state = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in model.state_dict().items()}

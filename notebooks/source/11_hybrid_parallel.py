@@ -170,21 +170,6 @@ assert max(abs(a - b) for a, b in zip(through, resumed, strict=True)) < 1e-10
 print("one rank, six steps:", through, "\ntwo meshes, three each:", resumed)
 
 # %% [markdown]
-# ## Exercise 11.5 ★★★ Convert this script: data and tensor parallel
-#
-# The script of 06 and 09 once more, for four ranks: two replicas of two shards. `init_device_mesh` makes the mesh,
-# `mesh["tp"]` goes to `parallelize_module`, `mesh["dp"]` to whatever averages gradients: `fully_shard` of
-# `torch.distributed.fsdp` does, and shards what is left.
-#
-#     torchrun --standalone --nproc-per-node 4 train_hybrid.py
-#
-# Who sees which examples?
-
-# %% script="train_hybrid"
-
-# %% check_script="train_hybrid"
-
-# %% [markdown]
 # # Part three: which grid for 1,024 GPUs
 #
 # GPT-3, 175 billion parameters, on 1,024 GPUs of 80 GB: how would you share them out, and how long does a step of 1,536
@@ -286,6 +271,21 @@ print(
 # - `hpdl_lab/parallel/grid/simulation.py`, `hpdl_lab/predict/graph.py`: every message of 1,024 ranks.
 # - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
 #   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358.
+
+# %% [markdown]
+# ## Exercise 11.5 ★★★ Convert this script: data and tensor parallel
+#
+# The script of 06 and 09 once more, for four ranks: two replicas of two shards. `init_device_mesh` makes the mesh,
+# `mesh["tp"]` goes to `parallelize_module`, `mesh["dp"]` to whatever averages gradients: `fully_shard` of
+# `torch.distributed.fsdp` does, and shards what is left.
+#
+#     torchrun --standalone --nproc-per-node 4 train_hybrid.py
+#
+# Who sees which examples?
+
+# %% script="train_hybrid"
+
+# %% check_script="train_hybrid"
 
 # %% [markdown]
 # ## Recap

@@ -671,5 +671,5 @@ EXERCISES = (
         3,
         check_sequence_parallel,
     ),
-    Exercise("9.6", "halos of a convolution", reference.halo_exchange, 3, check_halo_exchange),
+    Exercise("9.7", "halos of a convolution", reference.halo_exchange, 3, check_halo_exchange),
 )

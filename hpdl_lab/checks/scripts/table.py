@@ -56,7 +56,7 @@ class ScriptExercise:
 
 SCRIPTS = (
     ScriptExercise("6.7", "convert this script: data parallel", "train_ddp", 2, dp=2, tp=1),
-    ScriptExercise("9.7", "convert this script: tensor parallel", "train_tp", 3, dp=1, tp=2),
+    ScriptExercise("9.6", "convert this script: tensor parallel", "train_tp", 3, dp=1, tp=2),
     ScriptExercise("11.5", "convert this script: data and tensor parallel", "train_hybrid", 3, dp=2, tp=2),
 )
 
