@@ -1,13 +1,15 @@
 """The one event log: who sent what to whom, how many bytes, from when to when, in which line of the exercise.
 
 Checks count these events, the cost model is compared with them, timelines and live plots draw them, the report of a
-stuck run quotes them, and they export as Chrome/Perfetto trace JSON. `now_ns` is the only clock of real ranks.
+stuck run quotes them, and they export as Chrome/Perfetto trace JSON, from which they are read again, as are traces of
+torch.profiler. `now_ns` is the only clock of real ranks.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import gzip
 import itertools
 import json
 import os
@@ -247,3 +249,74 @@ def save_chrome(events: list[Event], path: Any) -> None:
     """Write `to_chrome(events)` to `path`."""
     with open(path, "w") as file:
         json.dump(to_chrome(events), file)
+
+
+def load_chrome(*paths: Any) -> list[Event]:
+    """The events of Chrome traces, .json or .json.gz: one by `save_chrome`, or one by torch.profiler for each rank.
+
+    Raises: ValueError for a file that is no such trace; OSError.
+    """
+    events = []
+    for i, path in enumerate(paths):
+        with gzip.open(path, "rt") if str(path).endswith(".gz") else open(path) as file:
+            try:
+                found = json.load(file)
+                rows = [row for row in found["traceEvents"] if row["ph"] in "MXs"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path} is no Chrome trace: {error!r}") from error
+        if any("step" in row["args"] for row in rows if row["ph"] == "X"):
+            events += from_chrome(rows)
+        else:
+            events += from_profiler(rows, found.get("distributedInfo", {}).get("rank", i))
+    return sorted(events, key=lambda e: e.t0_ns)
+
+
+def from_chrome(rows: list[dict[str, Any]]) -> list[Event]:
+    """Events from the rows of `to_chrome`; times count from the first event."""
+    lanes = {(row["pid"], row["tid"]): row["args"]["name"] for row in rows if row["name"] == "thread_name"}
+    return [
+        Event(
+            *(row["pid"], row["args"]["step"], row["name"]),
+            *(round(row["ts"] * 1e3), round((row["ts"] + row["dur"]) * 1e3)),
+            *(row["args"].get("peer", -1), row["args"].get("nbytes", 0), row["args"]["line"]),
+            lanes.get((row["pid"], row["tid"]), ""),
+        )
+        for row in rows
+        if row["ph"] == "X"
+    ]
+
+
+def from_profiler(rows: list[dict[str, Any]], rank: int) -> list[Event]:
+    """Events from the rows of torch.profiler on one rank: input, forward, backward, update, and its communication.
+
+    Forward are the operations that have a backward, backward is what autograd's engine evaluates: one event from the
+    first to the last of them, or to the next call of torch.distributed.
+    """
+    differentiated = {(row["tid"], row["ts"]) for row in rows if row["ph"] == "s" and row["cat"] == "fwdbwd"}
+    bars: list[list[Any]] = []  # [op, start, end] in us
+    background, going_on = [], False
+    for row in sorted((row for row in rows if row["ph"] == "X"), key=lambda row: (row["ts"], -row["dur"])):
+        start, end = row["ts"], row["ts"] + row["dur"]
+        if communication := re.match(r"(?:gloo|nccl):(\w+)", row["name"]):
+            background.append([communication[1], start, end])
+        elif bars and start < bars[-1][2]:
+            pass  # a part of what is going on
+        elif row["name"].startswith("c10d::"):
+            going_on = False
+        elif op := phase_of(row["name"]) or ("forward" if (row["tid"], start) in differentiated else ""):
+            if going_on and bars[-1][0] == op:
+                bars[-1][2] = end
+            else:
+                bars.append([op, start, end])
+            going_on = op in ("forward", "backward")
+    lanes = [(*bar, "") for bar in bars] + [(*bar, "background") for bar in background]
+    return [
+        Event(rank, step, op, round(start * 1e3), round(end * 1e3), lane=lane)
+        for step, (op, start, end, lane) in enumerate(lanes)
+    ]
+
+
+def phase_of(name: str) -> str:
+    """What the lab calls an operation of torch.profiler that begins or is a phase of training; "" for others."""
+    phases = {"enumerate(DataLoader)": "input", "autograd::engine::": "backward", "Optimizer.step#": "update"}
+    return next((phase for begin, phase in phases.items() if name.startswith(begin)), "")

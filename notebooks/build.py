@@ -10,6 +10,8 @@ Source cells that are more than text or code:
     # %% check="hpdl_lab.collectives.ring:reduce_scatter"        the cell that checks it
     # %% script="train_ddp"                                      a file: the one-rank script, to be converted
     # %% check_script="train_ddp"                                the cell that launches and checks it
+    # %% [markdown]
+    # %%writefile train.sbatch                                   a cell of code that is no Python (##! stands for #!)
     # %% guess=[20, 5000]                                        the numbers that `...` stands for, in their order
 
 The solution form (solutions/NN_name.ipynb) holds the function; the exercise form (NN_name.ipynb) holds its signature,
@@ -53,7 +55,7 @@ def build(source, form):
     cells, seen, defined = [], {}, set()
     for cell in cells_of(source.read_text()):
         cells.append(build_cell(cell, form, defined))
-        if cell.cell_type == "markdown":
+        if cells[-1].cell_type == "markdown":
             cells[-1].source = tracks.filled(source.stem, cell.source)
         cells[-1]["id"] = cell_id(cells[-1], cell.metadata.get("script", cell.source), source.stem, seen)
     metadata = {
@@ -74,6 +76,8 @@ def cells_of(text):
 
 def build_cell(cell, form, defined):
     """One notebook cell. `defined` holds the library functions that earlier exercise cells have defined; it grows."""
+    if cell.source.startswith("%%writefile") and cell.cell_type == "markdown":
+        return nbformat.v4.new_code_cell(cell.source, metadata={"tags": ["take-home"]})
     if cell.cell_type == "markdown":
         return nbformat.v4.new_markdown_cell(cell.source)
     if "exercise" in cell.metadata:

@@ -97,8 +97,7 @@ def test_notebooks_hold_no_plotting_no_pip_and_no_function_but_the_exercises(pat
 def test_a_notebook_ends_with_a_file_that_is_run_and_whose_numbers_are_asserted(path):
     cells = [cell for cell in cells_of(path, "code") if goes_home(cell)]
     files = dict(filter(None, map(file_of, cells)))
-    if not files:
-        pytest.skip("nothing to take home yet")
+    assert files or path.stem == "00_why"
     for name, text in files.items():
         assert re.match(rf"take_home_{path.stem[:2]}\w*\.(py|sbatch)$", name)
         assert len(text.strip().split("\n")) <= MOST_LINES_TO_TAKE_HOME, name
@@ -106,7 +105,7 @@ def test_a_notebook_ends_with_a_file_that_is_run_and_whose_numbers_are_asserted(
         if name.endswith(".py"):
             compile(text, name, "exec")
             assert ast.get_docstring(ast.parse(text)), name
-    assert cells[-1].source.split("\n")[-1].startswith("assert ")
+    assert not cells or "assert " in cells[-1].source
 
 
 def test_the_calls_in_the_table_of_03_exist_in_each_library():

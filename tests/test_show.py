@@ -84,6 +84,9 @@ def test_a_run_and_its_events_are_a_timeline_that_is_also_saved(results, tmp_pat
     path = tmp_path / "trace.json"
     picture = lab.show(results, save=path)
     assert repr(lab.show(results.events)) == "24 events of 3 ranks" and str(path) in repr(picture)
+    assert repr(lab.show(f"{path.parent}/*{path.suffix}")) == "24 events of 3 ranks"
+    with raises(LookupError, "no file"):
+        lab.show("nothing_*.json")
     assert sum(row["ph"] == "X" for row in json.loads(path.read_text())["traceEvents"]) == 24
     picture.save(tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")

@@ -6,6 +6,8 @@ import threading
 from collections import namedtuple
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
@@ -14,12 +16,14 @@ from hpdl_lab.trace import (
     Trace,
     bytes_sent,
     line_of,
+    load_chrome,
     number_text,
     save_chrome,
     seconds_text,
     source_line,
     to_chrome,
 )
+from tests.wording import raises
 
 
 def test_events_are_keyed_by_rank_and_step_and_name_the_line():
@@ -153,3 +157,48 @@ def test_times_and_numbers_as_people_read_them():
     assert [number_text(v) for v in (0, 1e-5, 0.1234, 12.34, 999.4, 12300, float("inf"))] == [
         "0", "1e-5", "0.123", "12.3", "999", "12,300", "inf"
     ]  # fmt: skip
+
+
+def test_a_trace_is_read_as_it_was_saved(tmp_path):
+    def work(comm):
+        with comm.trace.span("forward"):
+            comm.compute(seconds=1e-3)
+        ring.all_reduce(comm, np.zeros(9))
+        comm.background(ring.all_reduce, np.zeros(9)).wait()
+
+    events = sim.run(3, work).events
+    save_chrome(events, tmp_path / "run.json")
+    read = load_chrome(tmp_path / "run.json")
+    assert {e.lane for e in read} == {"", "background"}
+    assert sorted(read) == sorted(
+        e._replace(t0_ns=e.t0_ns - events[0].t0_ns, t1_ns=e.t1_ns - events[0].t0_ns) for e in events
+    )
+
+
+def test_a_trace_of_torch_profiler_has_the_phases_of_training_and_the_communication(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with torch.profiler.profile() as profiler:
+            for _ in range(2):
+                loss = model(torch.ones(32, 64)).square().mean()
+                loss.backward()
+                dist.all_reduce(loss.detach())
+                optimizer.step()
+        profiler.export_chrome_trace(str(tmp_path / "rank0.json.gz"))
+    finally:
+        dist.destroy_process_group()
+    events = load_chrome(tmp_path / "rank0.json.gz")
+    phases = [(e.op, e.lane) for e in events if not e.lane]
+    assert phases == [("forward", ""), ("backward", ""), ("update", "")] * 2
+    assert [(e.rank, e.op) for e in events if e.lane] == [(0, "all_reduce")] * 2
+    for before, after in zip(events, events[1:], strict=False):
+        assert before.t0_ns < before.t1_ns and before.t0_ns <= after.t0_ns
+
+
+def test_what_is_no_trace_is_one_sentence(tmp_path):
+    for text in ("", "[]", "{}", '{"traceEvents": [{}]}'):
+        (tmp_path / "a.json").write_text(text)
+        with raises(ValueError, "a.json", "Chrome trace"):
+            load_chrome(tmp_path / "a.json")

@@ -1,7 +1,9 @@
 """`lab.show`: draw whatever is data: a run, a collective's steps, a schedule, a mesh, a graph, a network."""
 
 import ast
+import glob
 import inspect
+import os
 import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -51,6 +53,7 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
 
         lab.show(results)                             a run, or a list of events: who did what, when
         lab.show(results, "traffic")                  ... who sent how much to whom; "horovod": Horovod's timeline
+        lab.show("trace_*.json")                      traces of torch.profiler, or of save=: who did what, when
         lab.show("ring", ranks=4)                     the steps of a collective of collectives/table.py
         lab.show("tree", ranks=8, collective="broadcast")
         lab.show(my_all_reduce, ranks=4)              ... of yours, from its messages on simulated ranks
@@ -78,6 +81,8 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
 def kind_of(x: Any) -> Drawer:
     """The function below that draws `x`."""
     if isinstance(x, str):
+        if x.endswith((".json", ".json.gz")):
+            return show_trace
         if x in NAMES:
             return show_steps
         found = LISTS.get(x) or (show_schedule if x in schedules.CATALOG else show_network if x in PRESETS else None)
@@ -115,6 +120,14 @@ def events_of(results: Any) -> list[trace.Event]:
     if not events or not isinstance(events[0], trace.Event):
         raise ValueError("the run recorded no events: it had no message, or it was timed, which records none")
     return events
+
+
+def show_trace(x: str, save: str | None = None) -> Picture:
+    """The timeline of the files that the pattern `x` matches, one for each rank."""
+    files = sorted(glob.glob(x))
+    if not files:
+        raise LookupError(f"no file is called {x}, as seen from {os.getcwd()}")
+    return show_timeline(events_of(trace.load_chrome(*files)), save)
 
 
 def show_timeline(events: list[trace.Event], save: str | None) -> Picture:
@@ -335,6 +348,7 @@ BY_TYPE: dict[type, Drawer] = {
 LISTS: dict[str, Drawer] = {"collectives": show_collectives, "parallelism": show_parallelism, "zoo": show_programs}
 KINDS: dict[Drawer, str] = {
     show_run: "a run",
+    show_trace: "a trace",
     show_steps: "a collective",
     show_collectives: "the collectives",
     show_schedule: "a schedule",

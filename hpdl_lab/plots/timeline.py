@@ -111,7 +111,7 @@ def write_peers(ax: Axes, axis: Any, row: list[Event], y: float, op: str) -> Non
     arrow, color = ("→", "white") if op == "send" else ("←", INK)
     ends, starts = [0, *(e.t1_ns for e in row)], [*(e.t0_ns for e in row[1:]), float("inf")]
     for before, e, after in zip(ends, row, starts, strict=False):
-        if e.t1_ns - e.t0_ns > axis.span / 28 and before <= e.t0_ns and e.t1_ns <= after:
+        if e.peer >= 0 and e.t1_ns - e.t0_ns > axis.span / 28 and before <= e.t0_ns and e.t1_ns <= after:
             x = ((e.t0_ns + e.t1_ns) / 2 - axis.origin) / axis.scale
             ax.text(x, y, f"{arrow}{e.peer}", ha="center", va="center", fontsize=7.5, color=color)
 

@@ -278,7 +278,9 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
 #
 # The loop around all of this has two traps. A batch that does not fit into memory goes through the model in parts,
 # and their gradients add up **before** anything travels. And the rank with fewer batches, which you diagnosed above,
-# must not leave early: a sum needs every rank.
+# must not leave early: a sum needs every rank. PyTorch's DDP has a context manager for each: in `model.no_sync()`
+# gradients add up and stay here, and in `with model.join():` a rank that is done goes on answering the sums of the
+# others.
 
 # %% exercise="hpdl_lab.parallel.training:train_steps"
 
@@ -343,7 +345,90 @@ scaled
 # Strong scaling fails, and not because of a mistake: with 32 ranks each has one window to compute, yet sends all of
 # its gradients, and beyond 32 some ranks have nothing to do. Real jobs therefore let the batch grow with the ranks, as
 # far as the model still learns from it, and raise the learning rate and warm it up along with it.
+
+# %% [markdown]
+# ## Take it home
 #
+# PyTorch's data parallelism, whole. `DistributedSampler` gives each rank its share of the windows, which
+# `data.loading.shard` does in the lab. `DistributedDataParallel` copies rank 0's parameters to all ranks (6.1) and
+# sends buckets during backward (6.3 and 6.4); the hook averages them (6.5). `bf16_compress_hook` beside it would send
+# half of the bytes. `no_sync` is 6.6, and the gradients are clipped after their sum.
+
+# %% tags=["take-home"]
+# %%writefile take_home_06.py
+"""Train a GPT by DistributedDataParallel: torchrun --standalone --nproc-per-node 4 take_home_06.py"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from hpdl_lab import data, models
+from hpdl_lab.data.loading import batches
+
+dist.init_process_group("gloo")
+text, rank, size = data.load("text"), dist.get_rank(), dist.get_world_size()
+order = torch.cat([b for b, _ in zip(batches(len(text.train_y), 32), range(5), strict=False)])  # the lab's 5 batches
+windows = TensorDataset(text.train_x[order], text.train_y[order])
+loader = DataLoader(windows, 32 // size, sampler=DistributedSampler(windows, shuffle=False))
+model = torch.nn.parallel.DistributedDataParallel(models.build_for(text, "gpt", dtype="float64"), bucket_cap_mb=0.1)
+model.register_comm_hook(None, allreduce_hook)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+for x, y in loader:
+    with model.no_sync():  # the first micro-batch's gradients stay here
+        (first := cross_entropy(model(x[::2]).flatten(0, 1), y[::2].flatten()) / 2).backward()
+    (second := cross_entropy(model(x[1::2]).flatten(0, 1), y[1::2].flatten()) / 2).backward()  # now both travel
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.reduce(loss := (first + second).detach() / size, dst=0)
+    if rank == 0:
+        print("loss", loss.item())
+dist.destroy_process_group()
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 1 take_home_06.py
+print(out.n)
+one = [float(line.split()[-1]) for line in out.grep("loss")]
+
+# %% [markdown]
+# That was one rank. Now four, under torch's profiler, without a change to the file. Each rank leaves a trace, which
+# `ui.perfetto.dev` opens, and `lab.show` too. (Traces of the lab open there as well:
+# `lab.show(trained, save="trained.json")`.)
+
+# %% tags=["take-home"]
+# %%writefile take_home_06_profile.py
+"""Profile a script: torchrun --standalone --nproc-per-node 4 take_home_06_profile.py take_home_06.py"""
+
+import os
+import runpy
+import sys
+
+import torch
+
+with torch.profiler.profile() as profiler:
+    runpy.run_path(sys.argv[1], run_name="__main__")
+name = sys.argv[1].removesuffix(".py")
+profiler.export_chrome_trace(f"{name}_rank{os.environ['RANK']}.json.gz")
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 take_home_06_profile.py take_home_06.py
+print(out.n)
+
+# %% tags=["take-home"]
+lab.show("take_home_06_rank*.json.gz")
+
+# %% [markdown]
+# In every step two forwards and two backwards: nothing is sent during the first, and the buckets travel during the
+# second. The `all_gather` at the beginning is DDP's own check that all ranks have the same model.
+
+# %% tags=["take-home"]
+four = [float(line.split()[-1]) for line in out.grep("loss")]
+assert len(four) == 5 and max(abs(a - b) for a, b in zip(one, four, strict=True)) < 1e-10
+assert abs(four[0] - alone.losses[0]) < 1e-10  # the lab does not clip, so that later steps differ
+
+# %% [markdown]
 # ## Question to discuss
 #
 # In strong scaling every rank has less and less to compute, and the gradients stay as large as they are. From how

@@ -193,7 +193,58 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # %% [markdown]
 # Megatron-LM keeps even less: it drops the gathered input of a layer and gathers it again in backward. That is one
 # more all-gather, which is hidden behind computing.
+
+# %% [markdown]
+# ## Take it home
 #
+# `parallelize_module` replaces the parameters of an unchanged model by sharded ones (DTensors). `ColwiseParallel` is
+# your `column_linear`, `RowwiseParallel` your `row_linear`; f and g come with them. Here the MLPs are cut: attention
+# in this GPT has q, k and v in one matrix, which PyTorch would cut in contiguous pieces, the wrong ones (9.3). With
+# three matrices in the place of one, the plan is `ColwiseParallel()` for each, and `RowwiseParallel()` for `out`.
+
+# %% tags=["take-home"]
+# %%writefile take_home_09.py
+"""Cut the MLPs of a GPT: torchrun --standalone --nproc-per-node 2 take_home_09.py"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from hpdl_lab import data, models
+from hpdl_lab.data.loading import batches
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+text = data.load("text")
+model = models.build_for(text, "gpt", heads=4, dtype="float64")  # the same on all ranks
+for block in model.blocks:  # block.mlp: linear, GELU, linear
+    parallelize_module(block.mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
+for batch, _ in zip(batches(len(text.train_y), 4), range(3), strict=False):
+    loss = torch.nn.functional.cross_entropy(model(text.train_x[batch]).flatten(0, 1), text.train_y[batch].flatten())
+    with CommDebugMode() as backward:
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        print("loss", loss.item())
+with torch.no_grad(), CommDebugMode() as forward:
+    model(text.train_x[:1])
+if dist.get_rank() == 0:
+    print("all-reduces", forward.get_total_counts(), backward.get_total_counts())
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_09.py
+print(out.n)
+
+# %% tags=["take-home"]
+losses = [float(line.split()[-1]) for line in out.grep("loss")]
+assert max(abs(a - b) for a, b in zip(losses, alone.losses, strict=True)) < 1e-10
+assert out.grep("all-reduces") == ["all-reduces 2 2"]  # forward and backward: one for each MLP
+
+# %% [markdown]
 # ## Question to discuss
 #
 # Data parallelism sends gradients, once per step, and backward hides them. Tensor parallelism sends activations, four

@@ -240,7 +240,59 @@ print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {p
 # H. Subramoni, D. K. Panda, R. Machiraju, A. Parwani: "GEMS: GPU-Enabled Memory-Aware Model-Parallelism System for
 # Distributed DNN Training", SC20, abstract; doi 10.1109/SC41405.2020.00049.)* Yours is the inner part of that, on four
 # ranks; notebook 11 puts data parallelism around it.
+
+# %% [markdown]
+# ## Take it home
 #
+# `torch.distributed.pipelining` has your schedules by name: `ScheduleGPipe`, `Schedule1F1B`, `ScheduleInterleaved1F1B`,
+# `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`, `ScheduleDualPipeV`. A `PipelineStage` is the part of the
+# model that this rank has. `schedule.step` does all micro-batches, forward and backward; the first stage gives it the
+# input, the last one what is expected.
+
+# %% tags=["take-home"]
+# %%writefile take_home_10.py
+"""Train in a pipeline by 1F1B: torchrun --standalone --nproc-per-node 2 take_home_10.py"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab import data, models
+from hpdl_lab.data.loading import batches
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+digits = data.load("digits", dtype="float64")
+layers = models.build_for(digits, "mlp", dtype="float64")  # linear, ReLU, linear, ReLU, linear
+mine = layers[:2] if rank == 0 else layers[2:]
+stage = PipelineStage(mine, rank, size, device=torch.device("cpu"))
+schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=cross_entropy)  # or ScheduleGPipe
+optimizer = torch.optim.SGD(mine.parameters(), lr=0.2, momentum=0.9)
+for batch, _ in zip(batches(len(digits.train_y), 128), range(3), strict=False):
+    losses = []  # of the micro-batches, on the last stage
+    if rank == 0:
+        schedule.step(digits.train_x[batch])
+    else:
+        schedule.step(target=digits.train_y[batch], losses=losses)
+        print("loss", torch.stack(losses).mean().item())
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_10.py
+print(out.n)
+
+# %% [markdown]
+# The same model in the lab's pipeline, with the same data:
+
+# %% tags=["take-home"]
+piped = lab.train("mlp", data="digits", dtype="float64", steps=3, mesh={"pp": 2}, micro_batches=8)
+losses = [float(line.split()[-1]) for line in out.grep("loss")]
+assert max(abs(a - b) for a, b in zip(losses, piped.losses, strict=True)) < 1e-10
+
+# %% [markdown]
 # ## Question to discuss
 #
 # You have 32 ranks, a model that needs at least 4, and a batch of 64 examples. With 8 pipelines of 4, or 1 of 32: which

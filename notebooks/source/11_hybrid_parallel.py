@@ -256,6 +256,84 @@ print(
 )
 
 # %% [markdown]
+# ## Take it home
+#
+# PyTorch's own mesh. `init_device_mesh` is `Grid`: the last axis varies fastest. `parallelize_module` cuts layers over
+# "tp" (09). `fully_shard`, FSDP2, replaces `HybridParallel`'s replicas: each rank of "dp" keeps only its share of
+# parameters, gradients and optimizer state; parameters are gathered before a block needs them, and gradients are
+# added by a reduce-scatter. First everything that tp cuts, then FSDP around it: that is also how torchtitan does it.
+
+# %% tags=["take-home"]
+# %%writefile take_home_11.py
+"""Tensor parallel within pairs, FSDP2 across: torchrun --standalone --nproc-per-node 4 take_home_11.py"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab import data, models
+from hpdl_lab.data.loading import batches
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+text = data.load("text")
+model = models.build_for(text, "gpt", dtype="float64")
+for block in model.blocks:
+    parallelize_module(block.mlp, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(block, mesh=mesh["dp"])
+fully_shard(model, mesh=mesh["dp"])
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)  # DTensors of two kinds: one at a time
+for batch, _ in zip(batches(len(text.train_y), 16), range(3), strict=False):
+    mine = batch.tensor_split(mesh["dp"].size())[mesh["dp"].get_local_rank()]
+    loss = cross_entropy(model(text.train_x[mine]).flatten(0, 1), text.train_y[mine].flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(total := loss.detach())
+    if dist.get_rank() == 0:
+        print("loss", total.item() / dist.get_world_size())
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 take_home_11.py
+print(out.n)
+
+# %% tags=["take-home"]
+losses = [float(line.split()[-1]) for line in out.grep("loss")]
+assert max(abs(a - b) for a, b in zip(losses, alone.losses, strict=True)) < 1e-10
+
+# %% [markdown]
+# On GPUs it says `"nccl"` and `"cuda"` in the place of `"gloo"` and `"cpu"`, and, before the mesh,
+# `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`. Slurm starts it on two nodes by the script below: one
+# `torchrun` for each node, which starts the ranks of this node. They find each other at the first node, the
+# *rendezvous*. `--nproc-per-node` is the number of GPUs of a node, so that tp stays within it.
+
+# %% [markdown]
+# %%writefile take_home_11.sbatch
+# ##!/bin/bash
+# #SBATCH --job-name=take_home
+# #SBATCH --nodes=2
+# #SBATCH --ntasks-per-node=1
+# #SBATCH --gpus-per-node=4
+# #SBATCH --cpus-per-task=32
+# #SBATCH --time=00:30:00
+#
+# export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / 4))
+# head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 4 \
+#     --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:29500" take_home_11.py
+
+# %% [markdown]
+# Here it is only parsed. On a cluster, `!sbatch --test-only take_home_11.sbatch` asks Slurm when it could start, and
+# `!sbatch take_home_11.sbatch` starts it.
+
+# %% tags=["take-home"]
+# out = !bash -n take_home_11.sbatch
+assert not out, out.n
+
+# %% [markdown]
 # ## Question to discuss
 #
 # On 1,024 GPUs the published grid has tp 8, and a node has 8 GPUs. What would change in the grid if a node had 4, or
