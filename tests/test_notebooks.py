@@ -97,7 +97,7 @@ def test_notebooks_hold_no_plotting_no_pip_and_no_function_but_the_exercises(pat
 def test_a_notebook_ends_with_a_file_that_is_run_and_whose_numbers_are_asserted(path):
     cells = [cell for cell in cells_of(path, "code") if goes_home(cell)]
     files = dict(filter(None, map(file_of, cells)))
-    assert files or path.stem == "00_why"
+    assert files or path.stem == WITHOUT_EXERCISES
     for name, text in files.items():
         assert re.match(rf"take_home_{path.stem[:2]}\w*\.(py|sbatch)$", name)
         assert len(text.strip().split("\n")) <= MOST_LINES_TO_TAKE_HOME, name
