@@ -68,7 +68,7 @@ def test_a_guess_is_marked_where_it_was_expected(data):
     walks = lab.landscape(gradient_step, *data, rates=(0.1, 0.2), prediction=0.3)
     assert list(walks.verdicts) == [0.1, 0.2, 0.3]
     marked = [any(t.get_text() == "your guess" for t in ax.texts) for ax in walks.figure.axes]
-    assert marked == [False, False, True]
+    assert marked == [False, False, True, False], "the last panel is of the losses"
 
 
 def test_a_landscape_says_how_each_rate_went(data):

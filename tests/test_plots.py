@@ -209,11 +209,20 @@ FIGURES = {
     "network, islands": lambda b: lab.show(Islands(4, nics=2), ranks=9).figure,
     "search": lambda b: lab.search("gpt3").figure,
     "picker": lambda b: lab.grid("gpt3").figure(),
-    "landscape": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps"),
-    "landscape, digits before and after the point": lambda b: filled(
-        landscape.draw, landscape.Bowl(b[0].loss, b[0].best, 0.4), paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps"
+    "landscape": lambda b: filled(
+        landscape.draw, b[0], paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps", height=landscape.TALL
     ),
-    "landscape, first frame": lambda b: filled(landscape.draw, b[0], paths(b, (0.03, 0.5), 0), 20, "20 steps"),
+    "landscape, digits before and after the point": lambda b: filled(
+        landscape.draw,
+        landscape.Bowl(b[0].loss, b[0].best, 0.4),
+        paths(b, (0.03, 0.5, 0.99, 1.1)),
+        20,
+        "20 steps",
+        height=landscape.TALL,
+    ),
+    "landscape, first frame": lambda b: filled(
+        landscape.draw, b[0], paths(b, (0.03, 0.5), 0), 20, "20 steps", height=landscape.TALL
+    ),
     "landscape, overflowing": lambda b: filled(landscape.draw, b[0], paths(b, (1e3,), 200), 200, "200 steps"),
 }
 

@@ -63,7 +63,8 @@ def landscape(
     reach = 1.6 * max(np.abs(path[0] - best).max() for path in paths.values())
     bowl = bowls.Bowl(lambda w: loss(w, x, y), best, reach)
     title = f"{steps} steps of gradient descent"
-    plot = live.Live(bowls.draw, alt="paths of gradient descent on contours of the loss")
+    alt = "paths of gradient descent on contours of the loss"
+    plot = live.Live(bowls.draw, height=bowls.height(len(rates)), alt=alt)
     for k in range(1, steps + 1) if plot.shown else ():
         plot.update(bowl, {rate: path[:k] for rate, path in paths.items()}, steps, title, prediction)
         plot.rest()

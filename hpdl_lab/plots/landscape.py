@@ -7,9 +7,11 @@ from matplotlib.ticker import MaxNLocator
 
 from ..trace import number_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, VERMILION
-from .style import Axes, Figure, heading, x_label
+from .style import HEIGHT, Axes, Figure, heading, label_ends, log_axis, x_label
 
 COLORS = {"too low": BLUE, "good": GREEN, "too high": ORANGE, "diverges": VERMILION}
+TALL = 5.2  # inches, with the losses
+LEAST, MOST = 1e-3, 1e2  # of the loss at the start: what the curves of losses show
 GOOD = 0.05  # of the loss above the least that may be left at the end
 
 
@@ -26,6 +28,11 @@ def verdict(path: np.ndarray, above: np.ndarray) -> str:
     steps = np.diff(path, axis=0)
     turns = (steps[1:] * steps[:-1]).sum(axis=1) < 0  # jumps back across the valley
     return "too high" if len(turns) and turns.mean() > 0.5 else "too low"
+
+
+def height(rates: int) -> float:
+    """Inches of the figure of so many learning rates."""
+    return TALL if rates > 1 else HEIGHT
 
 
 class Bowl:
@@ -56,13 +63,15 @@ def draw(
     title: str = "",
     guess: float | None = None,
 ) -> None:
-    """Fill `figure` with one panel per learning rate, all of the same bowl.
+    """Fill `figure` with one panel per learning rate, all of the same bowl; below several, loss against steps.
 
     Args:    paths: {rate: (k + 1, 2) weights so far}; steps: how many there will be; then the verdict is written.
              guess: the rate of the panel that is marked as the attendee's, or None.
     """
+    several = len(paths) > 1
+    bottom, top = (0.46, 0.785) if several else (0.16, 0.74)  # of the panels
     axes = figure.subplots(1, len(paths), squeeze=False, sharey=True)[0]
-    figure.subplots_adjust(left=0.088, right=0.985, bottom=0.16, top=0.74, wspace=0.1)
+    figure.subplots_adjust(left=0.088, right=0.985, bottom=bottom, top=top, wspace=0.1)
     for ax, (rate, path) in zip(axes, paths.items(), strict=True):
         ax.contour(*bowl.axes, bowl.grid, levels=bowl.levels, colors=[GRAY], linewidths=0.6, alpha=0.7)
         ax.plot(*bowl.best, "*", color=INK, markersize=11, zorder=3)
@@ -74,7 +83,28 @@ def draw(
         ax.yaxis.set_visible(ax is axes[0])
     axes[0].yaxis.set_major_locator(MaxNLocator(5))
     axes[0].set_ylabel("weight 1")
+    if several:
+        losses(figure.add_axes((0.088, 0.115, 0.78, 0.2)), bowl, paths, steps)
     heading(figure, title, "Each dot is a step. The lines join weights of equal loss; the star is where it is least.")
+
+
+def losses(ax: Axes, bowl: Bowl, paths: dict[float, np.ndarray], steps: int) -> None:
+    """The loss above the least against steps, logarithmic: a straight line loses the same share at every step."""
+    curves = {rate: bowl.above(path) for rate, path in paths.items()}
+    start = next(iter(curves.values()))[0] or 1.0
+    most, least = start * MOST, start * LEAST
+    seen = {rate: np.clip(np.nan_to_num(curve, nan=most, posinf=most), least, most) for rate, curve in curves.items()}
+    log_axis(ax, np.concatenate(list(seen.values())))
+    ends = []
+    for rate, above in seen.items():
+        color = COLORS[verdict(paths[rate], curves[rate])] if len(above) > steps else BLUE
+        ax.plot(above, color=color, linewidth=1.8)
+        ends.append((above[-1], f"rate {number_text(rate)}", color, False))
+    ax.set_xlim(0, steps)
+    ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    x_label(ax, "steps")
+    ax.set_title("loss above the least", fontsize=10)
+    label_ends(ax, ends)
 
 
 def walk(ax: Axes, bowl: Bowl, rate: float, path: np.ndarray, done: bool) -> None:

@@ -64,7 +64,8 @@ my_rate = lab.guess("the largest learning rate that still converges", ...)
 #
 # Your step, twenty times from w = (0, 0), for several learning rates; the last one is your guess. The star is the
 # bottom of the bowl. The bowl is a narrow valley, because the two blood values rise and fall together: steep across,
-# flat along. A rate is called good if twenty steps remove 95% of the loss that can be removed.
+# flat along. A rate is called good if twenty steps remove 95% of the loss that can be removed. The curves below show
+# what is left of it: a rate that is nearly too large loses as little as one that is far too small.
 
 # %%
 walks = lab.landscape(gradient_step, x, y, rates=(0.02, 0.5, 1.04, 1.1), prediction=my_rate)
