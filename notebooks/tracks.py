@@ -148,8 +148,8 @@ TABLE = """
     1 homework    20  Exercise 9.4
     1 homework     6  A GPT on four ranks
     1 homework    18  Exercise 9.5
-    1 homework    12  Exercise 9.6
-    1 homework    20  Exercise 9.7
+    1 homework    20  Exercise 9.6
+    1 homework    12  Exercise 9.7
 10_pipeline_parallel  Pipeline parallelism
     stages and bubbles: GPipe, 1F1B, zero bubble, where to cut a model, and GEMS in both directions; a GPT in four
     pieces

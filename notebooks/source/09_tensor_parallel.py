@@ -195,6 +195,23 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # more all-gather, which is hidden behind computing.
 
 # %% [markdown]
+# ## Exercise 9.6 ★★★ Convert this script: tensor parallel
+#
+# The script of 06 on one rank. Share its layers between two ranks with `torch.distributed.tensor.parallel`:
+# `parallelize_module(model, mesh, plan)` takes a dict that says for the name of a layer how it is cut,
+# `ColwiseParallel()` or `RowwiseParallel()`; `*` stands for any part of a name. Like this notebook, PyTorch counts the
+# columns of A in y = x A. Each piece is contiguous, which is why the script first makes three layers of q, k and v
+# (9.3).
+#
+#     torchrun --standalone --nproc-per-node 2 train_tp.py
+#
+# The file that it leaves has to be the whole model, as one rank would save it.
+
+# %% script="train_tp"
+
+# %% check_script="train_tp"
+
+# %% [markdown]
 # ## Take it home
 #
 # `parallelize_module` replaces the parameters of an unchanged model by sharded ones (DTensors). `ColwiseParallel` is
@@ -266,7 +283,7 @@ assert out.grep("all-reduces") == ["all-reduces 2 2"]  # forward and backward: o
 #
 # No other cell of this notebook needs it.
 #
-# ## Exercise 9.6 ★★★ Halos of a convolution
+# ## Exercise 9.7 ★★★ Halos of a convolution
 #
 # Images can be cut, too: each rank has some rows of every image. A kernel of 5 × 5 looks two rows beyond the strip.
 # Those rows belong to a neighbor. `sending(comm, x, dst)` and `receiving(comm, x, src)` are given: lists of one
@@ -285,23 +302,6 @@ from hpdl_lab.parallel.scripts import convolve_strips
 strips = lab.run(convolve_strips, halo_exchange, torch.rand(4, 3, 64, 64), torch.rand(8, 3, 5, 5))
 assert all(strip.off < 1e-4 for strip in strips)
 print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], "of 196,608 bytes in all")
-
-# %% [markdown]
-# ## Exercise 9.7 ★★★ Convert this script: tensor parallel
-#
-# The script of 06 on one rank. Share its layers between two ranks with `torch.distributed.tensor.parallel`:
-# `parallelize_module(model, mesh, plan)` takes a dict that says for the name of a layer how it is cut,
-# `ColwiseParallel()` or `RowwiseParallel()`; `*` stands for any part of a name. PyTorch's words count the columns of
-# A in y = x A, as this notebook does. Each piece is contiguous, which is why the script makes three layers of q, k and
-# v first (9.3).
-#
-#     torchrun --standalone --nproc-per-node 2 train_tp.py
-#
-# The file that it leaves has to be the whole model, as one rank would save it.
-
-# %% script="train_tp"
-
-# %% check_script="train_tp"
 
 # %% [markdown]
 # ## Recap

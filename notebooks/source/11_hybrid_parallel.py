@@ -256,6 +256,21 @@ print(
 )
 
 # %% [markdown]
+# ## Exercise 11.5 ★★★ Convert this script: data and tensor parallel
+#
+# The script of 06 and 09 once more, for four ranks: two replicas of two shards. `init_device_mesh` makes the mesh,
+# `mesh["tp"]` goes to `parallelize_module`, `mesh["dp"]` to whatever averages gradients: `fully_shard` of
+# `torch.distributed.fsdp` does, and shards what is left.
+#
+#     torchrun --standalone --nproc-per-node 4 train_hybrid.py
+#
+# Which ranks see the same examples, and which see others?
+
+# %% script="train_hybrid"
+
+# %% check_script="train_hybrid"
+
+# %% [markdown]
 # ## Take it home
 #
 # PyTorch's own mesh. `init_device_mesh` is `Grid`: the last axis varies fastest. `parallelize_module` cuts layers over
@@ -349,21 +364,6 @@ assert not out, out.n
 # - `hpdl_lab/parallel/grid/simulation.py`, `hpdl_lab/predict/graph.py`: every message of 1,024 ranks.
 # - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
 #   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358.
-
-# %% [markdown]
-# ## Exercise 11.5 ★★★ Convert this script: data and tensor parallel
-#
-# The script of 06 and 09 once more, for four ranks: two replicas of two shards. `init_device_mesh` makes the mesh,
-# `mesh["tp"]` goes to `parallelize_module`, `mesh["dp"]` to whatever averages gradients: `fully_shard` of
-# `torch.distributed.fsdp` does, and shards what is left.
-#
-#     torchrun --standalone --nproc-per-node 4 train_hybrid.py
-#
-# Who sees which examples?
-
-# %% script="train_hybrid"
-
-# %% check_script="train_hybrid"
 
 # %% [markdown]
 # ## Recap
