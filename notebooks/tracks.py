@@ -97,7 +97,7 @@ TABLE = """
     1 half day     2  The same in MPI, PyTorch and NCCL
     2 full day     6  Part two: the deadlock zoo
     2 full day    12  Exercise 3.4
-    2 full day     8  Exercise 3.5
+    2 homework     8  Exercise 3.5
     2 homework     7  Exercise 3.6
     2 homework     7  Exercise 3.7
     2 homework     4  Not stuck, only slow
@@ -134,7 +134,7 @@ TABLE = """
     2 homework     4  Diagnose: one step more
     2 homework    12  Exercise 6.5
     2 homework    15  Exercise 6.6
-    2 homework    20  Exercise 6.7
+    2 full day    20  Exercise 6.7
     2 homework     6  Does it scale? Now the hard way
 09_tensor_parallel  Tensor parallelism
     one layer on several ranks: columns and rows, attention by heads, sequences and images that are cut; a GPT of which
@@ -215,7 +215,7 @@ PLANS = {
         "06_data_parallel 1",
         "06_data_parallel 2",
         "11_hybrid_parallel 1",
-        ("to catch up, questions", 22),
+        ("to catch up, questions", 10),
     ),
 }
 

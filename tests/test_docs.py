@@ -11,7 +11,8 @@ from hpdl_lab import cli, lab
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in PATHS}
 every_page = pytest.mark.parametrize("page", PAGES)
 
 
@@ -32,7 +33,7 @@ def test_commands_are_understood(page, capsys):
 
 @every_page
 def test_what_is_named_is_there(page):
-    text, folder = PAGES[page], ROOT if page == "README.md" else ROOT / "docs"
+    text, folder = PAGES[page], (ROOT / page).parent
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert target.startswith("https://") or (folder / target).exists(), f"link to {target}"
     for path in re.findall(r"`((?:hpdl_lab|cluster|tests|docs|notebooks|csrc)/[\w./-]*)`", text):
@@ -50,7 +51,7 @@ def test_what_is_named_is_there(page):
 
 
 def test_every_claim_about_security_names_a_test():
-    cells = re.findall(r"^\|.*\|(.+?)\|$", PAGES["security.md"].split("## ")[0], re.M)
+    cells = re.findall(r"^\|.*\|(.+?)\|$", PAGES["docs/security.md"].split("## ")[0], re.M)
     rows = [cell for cell in cells if cell.strip(" -") not in ("", "shown by")]
     assert len(rows) > 15 and all("tests/" in row for row in rows)
 

@@ -1,5 +1,7 @@
 """One table of minutes and tracks: it names sections that exist, its plans add up, and pages and headers hold it."""
 
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
@@ -7,11 +9,13 @@ import jupytext
 import nbformat
 import pytest
 
+from tests import answers
 from tests.test_build import imported
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {path.stem: path for path in sorted((ROOT / "notebooks" / "source").glob("*.py"))}
 TRACKS = imported(ROOT / "notebooks", "tracks")
+KIT = (ROOT / "docs" / "teaching" / "README.md").read_text()
 every_notebook = pytest.mark.parametrize("name", SOURCES)
 
 
@@ -117,3 +121,58 @@ def test_every_notebook_has_its_header_its_recap_and_its_links(name):
     assert len(re.findall(r"^\d\. ", recap[1], re.M)) == 5, "five points"
     for heading in ("**What you can do now:**", "| term | what it means |"):
         assert heading in text, heading
+
+
+# -- the teaching kit --------------------------------------------------------------------------------------------------
+
+
+@every_notebook
+def test_every_notebook_has_a_page_for_who_teaches_it(name):
+    page = (ROOT / "docs" / "teaching" / f"{name}.md").read_text()
+    parts = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    assert list(parts) == [
+        "Minutes",
+        "On the board",
+        "The question to discuss",
+        "What goes wrong, and what to say",
+        "Who is late",
+    ]
+    assert TRACKS.marks(name) in parts["Minutes"] and all(len(text.split()) > 10 for text in parts.values())
+    assert f"]({name}.md)" in KIT
+    if any(section.exercise for section in TRACKS.NOTEBOOKS[name].sections):
+        assert f'lab.catch_up("{name[:2]}")' in parts["Who is late"]
+
+
+@every_notebook
+def test_what_the_page_says_that_checks_say_is_said_by_a_check(name):
+    """Each quoted message is one of a wrong answer that CI holds for this notebook."""
+    page = (ROOT / "docs" / "teaching" / f"{name}.md").read_text()
+    said = [wrong for e, table in all_wrong().items() if int(e.split(".")[0]) == int(name[:2]) for wrong in table]
+    quoted = re.findall(r"^\| `(.+?)` \|", page, re.M)
+    assert len(quoted) >= 3 or not said or name == "00_why"
+    for text in quoted:
+        assert any(text in heading for heading in said), text
+
+
+def all_wrong():
+    """{exercise: the heads "invariant: message" of its wrong answers}."""
+    modules = [importlib.import_module(f"tests.answers.{m.name}") for m in pkgutil.iter_modules(answers.__path__)]
+    found = {}
+    for number, text in (pair for module in modules for pair in getattr(module, "WRONG", {}).items()):
+        heads = map(answers.HEAD.match, map(str.strip, text.split("\n")))
+        found[number] = [f"{head['failed']}: {head['says']}" for head in heads if head]
+    return found
+
+
+def test_the_answers_to_the_five_questions_are_computed_from_the_questions():
+    page = (ROOT / "docs" / "teaching" / "questions.md").read_text()
+    day = 86_400
+    ring, days, bubble = (
+        [2 * 3 / 4 * 1, 2 * 7 / 8 * 2],
+        [6 * 7e9 * 1e12 / (256 * 4e14) / day, 6 * 70e9 * 2e12 / (1024 * 4e14) / day],
+        [3 / 7, 7 / 31],
+    )
+    assert f"before {ring[0]} GB, after {ring[1]} GB" in page
+    assert f"before {days[0]:.1f} days, after {days[1]:.0f} days" in page
+    assert f"3/7 = {bubble[0]:.0%}, after 7/31 = {bubble[1]:.0%}" in page
+    assert len(re.findall(r"^\| \d \|", page, re.M)) == len(re.findall(r"^\d\. ", page, re.M)) == 5
