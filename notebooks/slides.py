@@ -23,6 +23,7 @@ SMALL = """<style>
 
 """
 REVEAL = {"reveal_scroll": True, "reveal_theme": "simple", "reveal_number": "c/t", "reveal_width": "1200"}
+LEFT_OUT = re.compile("Measure|Diagnose|Take it home|Part ")
 CELL_SECONDS = 300
 
 
@@ -45,7 +46,9 @@ def chosen(name, notebook):
     """The sections that become slides."""
     lesson = tracks.NOTEBOOKS[name]
     taught = lesson.of("full day") or lesson.sections
-    wanted = [s.heading for s in taught if not s.exercise and not re.match("Measure|Diagnose|Take it home|Part ", s.heading)]
+    wanted = [
+        s.heading for s in taught if not s.exercise and not re.match("Measure|Diagnose|Take it home|Part ", s.heading)
+    ]
     first, *rest = sections(notebook)
     return [first, *(s for s in rest if s[0].startswith((*wanted, "Question to discuss", "Recap")))]
 
