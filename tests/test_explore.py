@@ -132,7 +132,7 @@ assert "ZeroDivisionError" in panel.line.value, "an error of a callback is told 
 def refuse(**values): raise ValueError("that cannot be")
 explored.answer = refuse
 panel.moved["batch"].value = 32
-assert "that cannot be" in panel.line.value and panel.picture.layout.opacity == "0.25"
+assert "that cannot be" in panel.line.value and panel.picture.layout.visibility == "hidden"
 """
 
 

@@ -36,8 +36,8 @@ MEANING = {
 }
 WIDE = {"description_width": "96px"}
 PAGE = {"width": "840px", "max_width": "100%"}
-SAID = '<div aria-live="polite" style="min-height: 1.4em">{}</div>'
-LABELS = {"alpha": "α", "bandwidth": "1/β"}  # of sliders; else their names
+SAID = '<div aria-live="polite" style="min-height: {}em">{}</div>'  # as many lines as it may need: nothing moves
+LABELS = {"alpha": "α", "bandwidth": "1/β", "micro_batches": "micro-batches"}  # of sliders; else their names
 
 
 class Panel:
@@ -139,7 +139,7 @@ def message(picker: "Picker") -> str:
     """What does not fit and why, what has followed what, or how a run ended."""
     why = f"This grid cannot be: {picker.why}." if picker.why else ""
     parts = [f'<span style="color: {VERMILION}">{html.escape(why)}</span>' if why else "", html.escape(picker.said)]
-    return SAID.format(" ".join(filter(None, parts)))
+    return SAID.format(1.4, " ".join(filter(None, parts)))
 
 
 def numbers(picker: "Picker") -> str:
@@ -200,17 +200,17 @@ class Sliders:
             self.refresh()
 
     def refresh(self, scale: float = 1) -> None:
-        """Show the answer; values that cannot be leave the picture, paler, and say why."""
+        """Show the answer; in the place of values that cannot be, why."""
         picture = self.explored.picture
-        self.picture.layout.opacity = "1" if picture else "0.25"
+        self.picture.layout.visibility = "visible" if picture else "hidden"
         if picture is None:
             self.say(self.explored.why)
             return
-        self.line.value = SAID.format(html.escape(picture.text))
+        self.line.value = SAID.format(2.8, html.escape(picture.text))
         self.picture.value = live.png(picture.figure, scale)
 
     def say(self, text: str) -> None:
-        self.line.value = SAID.format(f'<span style="color: {VERMILION}">{html.escape(text)}</span>')
+        self.line.value = SAID.format(2.8, f'<span style="color: {VERMILION}">{html.escape(text)}</span>')
 
 
 def show_explored(explored: "Explored") -> None:

@@ -109,9 +109,7 @@ def gossip(figure: Figure, name: str, weights: np.ndarray, curves: dict[str, np.
     ends = []
     for other, curve in curves.items():
         mine = other == name
-        right.plot(
-            np.maximum(curve, lowest), color=BLUE if mine else GRAY, linewidth=2.4 if mine else 1, zorder=2 + mine
-        )
+        right.plot(curve, color=BLUE if mine else GRAY, linewidth=2.4 if mine else 1, zorder=2 + mine)
         ends.append((max(float(curve[-1]), lowest), other, BLUE if mine else GRAY, mine))
     label_ends(right, ends)
     right.set_xlim(0, len(curves[name]) - 1)

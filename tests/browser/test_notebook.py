@@ -11,11 +11,14 @@ import nbformat
 import pytest
 from playwright.sync_api import expect
 
+from hpdl_lab.lab.explorers import EXPLORERS
+
 pytestmark = pytest.mark.timeout(480)  # five times as long as where cores are busy; what hangs ends by RUN_MS
 SCREENSHOTS = Path(__file__).parent
 IDLE = "Python 3 (ipykernel) | Idle"  # in the status bar
 KERNEL_MS = 120_000  # to open a notebook with its kernel
 RUN_MS = 150_000  # for any one thing to appear
+ANSWER_S = 0.25  # from a key to the new picture
 PICTURES = {  # of 04: {the call in a cell: what its screenshot is called}
     'lab.show("ring"': "ring",
     "lab.check(reduce_scatter)": "correct",
@@ -243,3 +246,56 @@ def test_notebook_04_runs_to_the_finished_plot_and_says_correct(page, served):
     said = page.locator("[data-mime-type='application/vnd.jupyter.stderr']").all_text_contents()
     assert len(said) <= 1 and all(REFUSED in text for text in said), said
     pictures(page)
+
+
+ANSWERED = """image => { window.answered = new Promise(done => document.addEventListener("keydown", () => {
+    const begin = performance.now();
+    image.addEventListener("load", () => done(performance.now() - begin), {once: true});
+}, {once: true, capture: true})) }"""  # ms from a key to the new picture
+
+
+def test_everything_to_explore_follows_its_sliders(page, served, within):
+    """Each in a cell of its own; the median answer, from the key to the new picture, through kernel and browser."""
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    calls = [f'lab.explore("{name}")' for name in EXPLORERS]
+    cells = ["from hpdl_lab import lab", *calls, 'lab.show("ring", ranks=4);']
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    path = served[1] / "sliders.ipynb"
+    nbformat.write(notebook, path)
+    open_notebook(page, served, path.name)
+    menu(page, "Run", "Run All Cells")
+    wait_for_the_end(page, path)
+    medians = {}
+    for call in calls:
+        cell = page.locator(".jp-CodeCell", has_text=call)
+        cell.scroll_into_view_if_needed()
+        slider, picture, times = cell.get_by_role("slider").first, cell.locator("img").last, []
+        line, before = cell.locator(".widget-html-content").first, picture.get_attribute("src")
+        said = line.inner_text()
+        slider.focus()
+        for key in ("ArrowRight", "ArrowLeft", "ArrowRight"):
+            picture.evaluate(ANSWERED)
+            slider.press(key)
+            times.append(page.evaluate("window.answered"))
+        assert picture.get_attribute("src") != before and width_of(picture) == 840
+        expect(line).not_to_have_text(said)
+        medians[call] = sorted(times)[1]
+        screenshot(page, picture, f"{call[13:-2]}.png")
+    print({call: round(ms) for call, ms in medians.items()})
+    assert max(medians.values()) < 1000 * within(ANSWER_S)
+    cell = page.locator(".jp-CodeCell", has_text="lab.show(")
+    cell.get_by_role("slider").press("ArrowRight")
+    expect(cell.get_by_text("ring, step by step: 1 of 6")).to_be_visible()
+    cell.locator("button").first.click()  # play
+    expect(cell.get_by_text(re.compile("ring, step by step: [2-5] of 6"))).to_be_visible()
+    cell.locator("button").first.click()  # pause
+    screenshot(page, cell.locator("img").first, "steps.png")
+    stopped = cell.locator(".widget-html-content").inner_text()
+    page.wait_for_timeout(1500)  # more than a step of the animation
+    assert cell.locator(".widget-html-content").inner_text() == stopped
+    cell = page.locator(".jp-CodeCell", has_text='"tensor"')
+    cell.get_by_role("slider").first.focus()
+    for _ in range(3):
+        cell.get_by_role("slider").first.press("ArrowRight")  # tp 64
+    expect(cell.get_by_text("96 heads of 128 cannot be shared by tp=64 ranks")).to_be_visible()
+    screenshot(page, cell.locator("img").last, "cannot_be.png")
