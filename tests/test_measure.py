@@ -176,7 +176,7 @@ def test_where_two_curves_cross():
 def test_the_share_of_a_link_is_that_of_the_largest_size():
     points = (("yours", 64, 0.2), ("yours", 2**20, 0.1), ("MPI", 64, 0.3), ("MPI", 2**20, 0.05))
     rows = [{"name": n, "size": s, "time_us": 1.0, "busbw_GBps": b, "ranks": 4, "cores": 4} for n, s, b in points]
-    result = MEASURE.MeasureResult("4 engines at 1gbit", rows, 1e-5, 8e-9, 0.0, {"MPI": {64: 5e-7}}, 0.125, None)
+    result = MEASURE.MeasureResult("4 engines at 1gbit", rows, 1e-5, 8e-9, 0.0, {"MPI": {64: 5e-7}}, 0.125, None, None)
     assert result.share("yours") == pytest.approx(0.8)
     assert "at 1 MiB: yours reaches 80%, MPI reaches 40%." in repr(result)
     assert repr(result).split("\n")[5].split() == ["64", "B", "2.00"], "measured over simulated"
@@ -228,3 +228,18 @@ def test_on_engines_the_time_is_real(cluster, monkeypatch):
     monkeypatch.setattr("hpdl_lab.lab.place.run", cluster.run)
     link = lab.ping_pong(sizes=(8, "64KiB", "1MiB"))
     assert "4 engines" in repr(link) and 0 < link.alpha < 0.1 and min(link.seconds) > 0
+
+
+def test_messages_of_all_ranks_at_once_cost_what_links_that_nobody_shares_cost():
+    network = Switch(alpha=5e-6, beta=1e-9)
+    for found in sim.run(4, sweep.all_at_once, 1, 1, network=network):
+        assert found == pytest.approx((5e-6, 1e-9, 0.0), rel=1e-3)
+
+
+def test_the_ring_model_is_that_of_ranks_that_send_at_once():
+    fit = {"alpha": 1e-6, "beta": 1e-9, "gamma": 0.0, "contended": (2e-6, 7e-9, 1e-10)}
+    alone, ring = MEASURE.modelled(4, [2**22], fit)
+    assert (alone.name, ring.name) == ("no contention", "ring model")
+    assert ring.seconds[2**22] / alone.seconds[2**22] == pytest.approx(7, rel=0.02)
+    (only,) = MEASURE.modelled(4, [2**22], fit | {"contended": None})
+    assert only.name == "ring model" and only.seconds == alone.seconds

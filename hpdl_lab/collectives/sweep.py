@@ -40,10 +40,12 @@ def race(
     collective: str = "all_reduce",
     ping_sizes: Any = PING_SIZES,
 ) -> None:
-    """`ping_pong`, reported by rank 0 as {alpha, beta, gamma}, and then `sweep`."""
+    """`ping_pong` and, where time is real, `all_at_once`, reported by rank 0 as {alpha, beta, gamma, contended}, and
+    then `sweep`."""
     alpha, beta, gamma = ping_pong(comm, samples, 20 if sample_ns else 1, ping_sizes)
+    contended = all_at_once(comm, samples, 20, ping_sizes) if sample_ns else None
     if comm.rank == 0:
-        comm.report(alpha=alpha, beta=beta, gamma=gamma)
+        comm.report(alpha=alpha, beta=beta, gamma=gamma, contended=contended)
     sweep(comm, functions, sizes, dtype, samples, sample_ns, rest_s, collective)
 
 
@@ -216,6 +218,37 @@ def ping_pong(
         comm.trace.enabled = recording
         fitted = np.asarray(comm.broadcast(fitted))
     return tuple(float(v) for v in fitted)
+
+
+def all_at_once(comm: Comm, samples: int, repeats: int, sizes: tuple[int, ...] = PING_SIZES) -> tuple[float, ...]:
+    """The three numbers of ping_pong where every rank sends to the next one and adds: they share cores and memory.
+
+    0 --x--> 1 --x--> 2 --x--> 3 --x--> 0      a step of a ring is alpha + beta * bytes
+    """
+    fitted = np.zeros(3)
+    if comm.size > 1:
+        recording, comm.trace.enabled = comm.trace.enabled, False
+        times = [shift(comm, n, samples, max(1, min(repeats, PING_NBYTES // n))) for n in sizes]
+        comm.barrier()
+        fitted[2] = time_of_adding(comm, samples)
+        if min(times) > 0:
+            fitted[:2] = fit_link(sizes, times)
+        comm.trace.enabled = recording
+        fitted = np.asarray(comm.broadcast(fitted))
+    return tuple(float(v) for v in fitted)
+
+
+def shift(comm: Comm, n: int, samples: int, repeats: int) -> float:
+    """Seconds in which every rank hands n bytes to the next one: the median."""
+    x, y = bytes_on(comm.device, n), bytes_on(comm.device, n)
+    clock, times = comm.trace.clock, []
+    for _ in range(samples):
+        comm.barrier()
+        begin = clock()
+        for _ in range(repeats):
+            comm.sendrecv(x, (comm.rank + 1) % comm.size, y, (comm.rank - 1) % comm.size)
+        times.append((clock() - begin) / repeats / 1e9)
+    return float(np.median(times))
 
 
 def bytes_on(device: str, n: int) -> np.ndarray:

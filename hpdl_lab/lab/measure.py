@@ -74,7 +74,8 @@ def asked_sizes(sizes: Sizes, least: int = 1, itemsize: bool = True) -> list[int
 
 @dataclass(frozen=True, repr=False)
 class MeasureResult(Result):
-    """rows: one per function and size, see collectives.sweep.sweep; alpha s, beta s/B, gamma s/B: from ping-pong.
+    """rows: one per function and size, see collectives.sweep.sweep; alpha s, beta s/B, gamma s/B: from ping-pong;
+    contended: the same three while all ranks send and add at once, None where time is virtual.
 
     simulated: {name: {size: seconds}} on simulated ranks with that alpha and beta, if they were asked for.
     link_GBps: what a link carries, if that is known, else None.
@@ -87,6 +88,7 @@ class MeasureResult(Result):
     gamma: float
     simulated: dict[str, dict[int, float]]
     link_GBps: float | None
+    contended: tuple[float, ...] | None
     figure: Any = field(repr=False)
 
     def __repr__(self) -> str:
@@ -194,15 +196,15 @@ def measure(
     times = prediction is None or isinstance(prediction, dict)
     guess = Reference("your guess", asked_times(prediction) if times else {})
     cross = None if times else parse_bytes(prediction, "the size at which curves cross")
-    fit: dict[str, float] = {}
+    fit: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     virtual: dict[str, dict[int, float]] = {}
     plot = live.Live(draw, alt="time and bus bandwidth against message size")
 
     def state() -> tuple[Any, ...]:
-        model = modelled(where.ranks, sizes, fit) if fit and where.alike else None
+        models = modelled(where.ranks, sizes, fit) if fit and where.alike else []
         small = foot(where, fit, bool(virtual))
-        return rows, yours, factor, model, guess, title, small, virtual, where.link_GBps, cross
+        return rows, yours, factor, models, guess, title, small, virtual, where.link_GBps, cross
 
     def on_row(row: dict[str, Any]) -> None:
         fit.update(row) if "alpha" in row else rows.append(row)
@@ -222,7 +224,8 @@ def measure(
     figure = plot.finish(*state())
     if not where.simulated:
         progress().add("measurement", **max((r for r in rows if r["name"] == yours), key=lambda r: r["busbw_GBps"]))
-    return MeasureResult(str(where), rows, fit["alpha"], fit["beta"], fit["gamma"], virtual, where.link_GBps, figure)
+    numbers = fit["alpha"], fit["beta"], fit["gamma"]
+    return MeasureResult(str(where), rows, *numbers, virtual, where.link_GBps, fit["contended"], figure)
 
 
 def named(fn: Any) -> tuple[str, Callable[..., Any]]:
@@ -285,23 +288,33 @@ def refusal(error: BaseException) -> BaseException:
     return error
 
 
-def modelled(p: int, sizes: list[int], fit: dict[str, float]) -> Reference:
-    """The ring's cost on paper, with what ping-pong found, at powers of two between the sizes."""
+def modelled(p: int, sizes: list[int], fit: dict[str, Any]) -> list[Reference]:
+    """The ring's cost on paper at powers of two between the sizes: with what messages and additions cost when all
+    ranks send and add at once, and with what they cost two ranks alone; only that where time is virtual."""
     doublings = range((sizes[-1] // sizes[0]).bit_length())
     points = {*sizes, *(sizes[0] << k for k in doublings if sizes[0] << k < sizes[-1])}
-    costs = {n: cost.all_reduce(p, n).seconds(fit["alpha"], fit["beta"], fit["gamma"]) for n in points}
-    return Reference("ring model", costs)
+    alone = fit["alpha"], fit["beta"], fit["gamma"]
+    models = {"no contention": alone, "ring model": fit["contended"]} if fit["contended"] else {"ring model": alone}
+    return [
+        Reference(name, {n: cost.all_reduce(p, n).seconds(*numbers) for n in points})
+        for name, numbers in models.items()
+    ]
 
 
-def foot(where: Place, fit: dict[str, float], virtual: bool = False) -> str:
+def foot(where: Place, fit: dict[str, Any], virtual: bool = False) -> str:
     """The small print: what the model rests on, and whether time is virtual."""
     parts = [where.remark]
     if fit and fit["beta"] and where.alike:
-        speed = f"1/β = {number_text(1 / fit['beta'] / 1e9)} GB/s"
-        parts.append(f"Model from ping-pong: α = {seconds_text(fit['alpha'])} per message, {speed}.")
+        parts.append(f"Ping-pong: {link_text(fit['alpha'], fit['beta'])}.")
+        if fit.get("contended"):
+            parts.append(f"All ranks at once, which the model takes: {link_text(*fit['contended'][:2])}.")
     if virtual:
         parts.append("Dashed: simulated ranks with the same α and β.")
     return "  ".join(filter(None, parts))
+
+
+def link_text(alpha: float, beta: float) -> str:
+    return f"α = {seconds_text(alpha)}, 1/β = " + (f"{number_text(1e-9 / beta)} GB/s" if beta else "∞")
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------

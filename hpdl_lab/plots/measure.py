@@ -1,7 +1,7 @@
 """Time and bandwidth against message size: of collectives, with peers, model and prediction; of single messages."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from .style import Axes, Figure, Rows, heading, label_ends, log_axis, note, over
 
 LEAST_WIDE = 1024  # bytes
 DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
+SPARSE = (0, (1, 3))  # the model of what is measured alone
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def draw(
     rows: Rows,
     yours: str,
     factor: float,
-    model: Reference | None = None,
+    models: Sequence[Reference] = (),
     prediction: Any = None,
     title: str = "",
     foot: str = "",
@@ -65,12 +66,15 @@ def draw(
 
     Args:    rows: dicts with name, size (bytes), time_us (median), p25_us, p75_us, busbw_GBps, ranks, cores.
              yours: the name drawn in bold; factor: busbw over algbw, which turns times of references into bandwidths.
-             model, prediction: a Reference or None; title, foot: text above and below.
+             models: References, drawn dotted; prediction: one or None; title, foot: text above and below.
              simulated: {name: {size: seconds}}, drawn dashed with the measured curves of these names.
              link_GBps: what a link carries, which no bus bandwidth can exceed; None where that is not known.
              cross: the size at which the attendee expects curves to cross, or None.
     """
-    references = ((model, DOTS, GRAY), (prediction, DASHES, INK))
+    references = [
+        *((model, dash, GRAY) for model, dash in zip(reversed(models), (DOTS, SPARSE), strict=False)),
+        (prediction, DASHES, INK),
+    ]
     references = [(ref, dash, color) for ref, dash, color in references if ref and ref.points(factor)]
     virtual = {name: Reference(name, seconds) for name, seconds in (simulated or {}).items()}
     points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]

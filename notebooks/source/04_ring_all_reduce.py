@@ -102,8 +102,8 @@ print(f"rank 0 sent {sent:,} bytes; you predicted {my_bytes:,}")
 # that a ring has to send / time. busbw can be compared with the speed of a link for any number of ranks; it is what
 # `nccl-tests` prints.
 #
-# The model is 2(p-1)·α + 2(p-1)/p·n·β, with the time α of an empty message and β per byte taken from a ping-pong
-# between two ranks.
+# The model is 2(p-1)·α + 2(p-1)/p·n·β + (p-1)/p·n·γ: α is the time of an empty message, β that of a byte on its way,
+# γ that of adding one.
 
 # %%
 race = lab.measure(all_reduce, prediction=my_times)
@@ -111,9 +111,12 @@ race
 
 # %% [markdown]
 # On the left of the picture latency decides: the ring takes 2(p-1) messages one after another. On the right bandwidth
-# decides, and there it is hard to beat by anything that sends messages at all. Shared memory sends none. The model is
-# faster there than every measurement: its α and β are those of two ranks with a core each, its additions cost
-# nothing, and here four ranks share two cores, which copy and add.
+# decides, and there it is hard to beat by anything that sends messages at all. Shared memory sends none.
+#
+# The two dotted lines are the same formula with different α, β and γ. "No contention" takes them from a ping-pong, in
+# which one message is on its way at a time, and is several times too fast. In a ring all ranks send, copy and add at
+# the same time, and here they share cores and memory: "ring model" measures messages and additions while all ranks do
+# so. Where each rank has a core and a link of its own, the two are nearly one line.
 #
 # ## Train with it
 #
