@@ -56,7 +56,7 @@ TABLE = """
     1 half day     5  Mini-batch, epoch, SGD
 00_engines  Ranks are processes
     what a rank is, that ranks share nothing, and how to stop a cell that hangs
-    two cores
+    [00](00_why.ipynb), which is the beginning; two cores
     1 half day     4  The idea
     1 half day     5  Exercise 0.1
     1 full day     5  Exercise 0.2

@@ -240,6 +240,8 @@ assert np.allclose([float(number) for number in out[-1].split()[-4:]], [*g, *tog
 # - `hpdl_lab/parallel/gradient_descent.py`, `hpdl_lab/parallel/gossip.py`: the functions of this notebook.
 # - `hpdl_lab/parallel/gossip.py`: the graphs, their weights and spectral gaps.
 # - `hpdl_lab/parallel/data_parallel.py`: the same for real models, with all gradients in one message.
+# - Random graph, ring and wheel are the three topologies that SURF's course draws for decentralized training; the star
+#   and the exponential graph are added here.
 
 # %% [markdown]
 # ## Recap

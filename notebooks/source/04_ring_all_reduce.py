@@ -30,6 +30,9 @@ lab.start(4)
 # 1. **reduce-scatter**: each chunk goes around the ring once and collects every rank's contribution. After p-1 steps
 #    rank r holds the whole sum of chunk r.
 # 2. **all-gather**: each finished chunk goes around once more, and everybody keeps a copy. Another p-1 steps.
+#
+# HPC had known this ring (Patarasuk & Yuan 2009) when Baidu brought it to deep learning in 2017 (A. Gibiansky, "Bringing
+# HPC Techniques to Deep Learning"); Horovod began with Baidu's implementation.
 
 # %%
 lab.show("ring", ranks=4)
@@ -148,6 +151,7 @@ lab.show(trained)
 # | halving-doubling | 2 log₂ p | 2(p-1)/p · n | short and long vectors, if every pair of ranks has a fast path |
 # | double binary tree | about 2 log₂ p + segments | about 2n | long vectors on thousands of ranks (NCCL) |
 # | hierarchical | few between hosts | n/g between hosts, with g ranks per host | several ranks per host (S-Caffe) |
+# | grid of d1 × d2 ranks | 2(d1-1) + 2(d2-1) | 2(p-1)/p · n | links of two speeds (IBM's PowerAI DDL) |
 
 # %%
 lab.show("halving_doubling", ranks=8)
@@ -193,7 +197,9 @@ lab.explore("segments")
 # %% [markdown]
 # ## Exercise 4.5 ★★ Choose by size
 #
-# With α and β the time of every algorithm is known before it runs. So the choice can be left to a function.
+# With α and β the time of every algorithm is known before it runs. So the choice can be left to a function. Libraries
+# have one: NCCL chooses among trees, rings and others by the size, the number of ranks and what it knows of the links;
+# Intel's MLSL, today oneCCL, reads a table of sizes, such as `CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max"`.
 
 # %% exercise="hpdl_lab.collectives.cost:choose"
 

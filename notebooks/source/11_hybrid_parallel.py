@@ -363,7 +363,8 @@ assert not out, out.n
 #   `hpdl_lab/parallel/grid/search.py`.
 # - `hpdl_lab/parallel/grid/simulation.py`, `hpdl_lab/predict/graph.py`: every message of 1,024 ranks.
 # - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
-#   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358.
+#   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358, which searches for the fastest way to parallelize a
+#   model. Lu et al. 2017 (HPCA) call a CNN accelerator FlexFlow, too: syllabi that cite it for the search mean Jia.
 
 # %% [markdown]
 # ## Recap
