@@ -31,8 +31,8 @@ lab.start(4)
 #    rank r holds the whole sum of chunk r.
 # 2. **all-gather**: each finished chunk goes around once more, and everybody keeps a copy. Another p-1 steps.
 #
-# HPC had known this ring (Patarasuk & Yuan 2009) when Baidu brought it to deep learning in 2017 (A. Gibiansky, "Bringing
-# HPC Techniques to Deep Learning"); Horovod began with Baidu's implementation.
+# HPC had known this ring (Patarasuk & Yuan 2009) when Baidu brought it to deep learning in 2017 (A. Gibiansky,
+# "Bringing HPC Techniques to Deep Learning"); Horovod began with Baidu's implementation.
 
 # %%
 lab.show("ring", ranks=4)
