@@ -169,6 +169,26 @@ def test_the_stop_button_ends_a_stuck_cell_and_a_wrong_answer_is_explained(page,
     screenshot(page, outputs.get_by_text("4.1 reduce_scatter: not yet"), "wrong_answer.png")
 
 
+def test_a_guess_is_asked_for_in_one_line_typed_and_kept(page, served, eventually):
+    open_notebook(page, served, "01_gradient_descent.ipynb")
+    cell = page.locator(".jp-CodeCell", has_text="my_rate = lab.guess(")
+    cell.locator(".cm-content").click()
+    menu(page, "Run", "Run All Above Selected Cell")
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Control+Enter")
+    said = cell.locator(".jp-OutputArea-output")
+    expect(said).to_have_text("ValueError: write your guess in the place of ...: a wrong one is worth more than none")
+    screenshot(page, said, "guess.png")
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Control+End")
+    for key in ("ArrowLeft", *["Backspace"] * 3, "7", "Control+Enter"):
+        page.keyboard.press(key)
+    expect(said).to_have_count(0)
+    expect(cell.locator(".cm-content")).to_have_text(re.compile(r'converges", 7\)$'))
+    kept = served[1].parent / "home" / ".hpdl" / "progress.jsonl"
+    eventually(lambda: kept.exists() and '"value": 7}' in kept.read_text())
+
+
 def test_a_live_plot_stays_in_the_window_below_its_cell(page, served):
     """Notebook 01: Shift+Enter in a cell of the upper half selects the next one, which must not hold its place."""
     open_notebook(page, served, "solutions/01_gradient_descent.ipynb")
