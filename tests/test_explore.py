@@ -60,6 +60,28 @@ def test_an_answer_takes_less_than_a_tenth_of_a_second(name, within):
     assert statistics.median(times) < within(ANSWER_S)
 
 
+GUESSES = {  # {explorer: (guess, where it is marked)}
+    "days": (1000, [(1, 1000 * 86400)]),
+    "graph": ({"ring": 0.3, "star": 0.1}, [(20, 0.3), (20, 0.1)]),
+    "message": ({"8": 10, "1MiB": 1000}, [(8, 1e-5), (2**20, 1e-3)]),
+    "pipeline": ({"bubble": 0.5, "live": 1}, [(8, 50)]),
+    "share": ({"dp": 32, "pp": 32, "tp": 1, "seconds": 100}, [(50, 100)]),
+}
+
+
+@pytest.mark.parametrize("name", GUESSES)
+def test_a_guess_is_marked_in_every_picture(name):
+    guess, points = GUESSES[name]
+    found = lab.explore(name, prediction=guess)
+    for control in (None, *found.controls):
+        if control:
+            found.set(**{control: found.controls[control].values[-1]})
+        stars = [line for ax in found.picture.figure.axes for line in ax.lines if line.get_marker() == "*"]
+        marked = [(float(star.get_xdata()[0]), float(star.get_ydata()[0])) for star in stars]
+        assert np.allclose(marked, points)
+        assert all(low <= y <= high for star in stars for low, high in [star.axes.get_ylim()] for y in star.get_ydata())
+
+
 def test_sliders_are_checked_and_wrong_ones_named():
     for start, says in (
         ({"rates": 1}, "'rates': rate, batch, seed"),
@@ -70,6 +92,10 @@ def test_sliders_are_checked_and_wrong_ones_named():
             lab.explore("rate", **start)
     with pytest.raises(ValueError, match="A100, H100"):
         lab.explore("days", hardware="VAX")
+    with pytest.raises(ValueError, match="tensor marks no guess"):
+        lab.explore("tensor", prediction=3)
+    with pytest.raises(ValueError, match="'many' is no prediction for share"):
+        lab.explore("share", prediction="many")
     with pytest.raises(LookupError, match="'rats': days"):
         lab.explore("rats")
 

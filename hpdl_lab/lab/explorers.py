@@ -26,12 +26,12 @@ from ..parallel.reducer import assign_buckets
 from ..parallel.scaling import overlap
 from ..parallel.scripts import price
 from ..plots import explore as drawing
-from ..plots.graph import mixing
+from ..plots.graph import GUESSED, mixing
 from ..plots.landscape import Bowl
 from ..trace import number_text, seconds_text
 from ..units import amount_text, bytes_text, counted
 from .explore import Control, Explored, doublings, logarithmic, require_known
-from .measure import last_ping_pong
+from .measure import asked_times, last_ping_pong
 from .result import Picture, drawn
 
 Explorer = tuple[dict[str, Control], Callable[..., Picture]]
@@ -461,7 +461,16 @@ EXPLORERS: dict[str, Explorer] = {
 }
 
 
-def explore(name: str, **start: Any) -> Explored:
+MARKS: dict[str, tuple[int, Callable[[Any], list[tuple[float, float]]]]] = {  # {explorer: (axes, points of a guess)}
+    "days": (0, lambda days: [(1, days * drawing.DAY)]),
+    "graph": (1, lambda apart: [(GUESSED, value) for value in apart.values()]),
+    "message": (0, lambda times: list(asked_times(times).items())),
+    "pipeline": (2, lambda guess: [(8, 100 * guess["bubble"])]),
+    "share": (0, lambda guess: [(100 * EFFICIENCY, guess["seconds"])]),
+}
+
+
+def explore(name: str, prediction: Any = None, **start: Any) -> Explored:
     """Play with a model: sliders above a picture, and its numbers in one line; in a plain terminal the line is printed.
 
         lab.explore("rate")                           gradient descent: learning rate and batch
@@ -469,6 +478,8 @@ def explore(name: str, **start: Any) -> Explored:
         lab.explore("rate").set(rate=0.5)             the same in a terminal
 
     Args:    name: of EXPLORERS; start: {name of a slider: value}.
+             prediction: your guess, which is marked in every picture: as for lab.gossip ("graph"), lab.ping_pong
+             ("message"), lab.pipeline ("pipeline") and lab.search ("share"); days on one accelerator ("days").
     Returns: Explored, with .values, .text, .set(...), .save(path).
     Raises:  LookupError for an unknown name, ValueError for a value or a slider that is none.
     """
@@ -478,6 +489,25 @@ def explore(name: str, **start: Any) -> Explored:
     for key in start:
         require_known(name, controls, key)
     begun = {key: controls[key].at(key, value) for key, value in start.items()}
+    if prediction is not None:
+        answer = functools.partial(marked, answer, *marks_of(name, prediction))
     explored = Explored(name, controls | begun, answer)
     explored.show()
     return explored
+
+
+def marks_of(name: str, prediction: Any) -> tuple[int, list[tuple[float, float]]]:
+    """(axes of the picture, points) of a guess. Raises ValueError for what is none."""
+    if name not in MARKS:
+        raise ValueError(f"{name} marks no guess: {', '.join(MARKS)} do")
+    axes, points_of = MARKS[name]
+    try:
+        return axes, points_of(prediction)
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError(f"{prediction!r} is no prediction for {name}") from None
+
+
+def marked(answer: Callable[..., Picture], axes: int, points: list[tuple[float, float]], **values: Any) -> Picture:
+    picture = answer(**values)
+    drawing.mark(picture.figure.axes[axes], points)
+    return picture

@@ -41,6 +41,16 @@ def decades(ax: Axes, low: float, high: float, unit: str = "") -> None:
     ax.xaxis.set_major_formatter(amounts(unit) if unit else FuncFormatter(lambda v, _: number_text(v)))
 
 
+def mark(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """Stars at what the attendee has guessed, for which the y axis makes room."""
+    low, high = ax.get_ylim()
+    for x, y in points:
+        ax.plot([x], [y], "*", color=INK, markersize=12, zorder=6, clip_on=False)
+        low, high = min(low, y / 1.1), max(high, y * 1.1)
+    ax.set_ylim(low, high)
+    ax.annotate("your guess", points[0], (8, -3), textcoords="offset points", fontweight="bold", zorder=6)
+
+
 # -- training ---------------------------------------------------------------------------------------------------------
 
 

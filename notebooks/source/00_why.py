@@ -42,7 +42,7 @@ print(f"in a month: {np.ceil(days / 30):.0f} accelerators, if nothing is lost wh
 # Now play with it. Which of the sliders brings GPT-3 below a week, and where does that stop being realistic?
 
 # %%
-days = lab.explore("days", share_of_peak=0.5)
+days = lab.explore("days", share_of_peak=0.5, prediction=my_days)
 
 # %% [markdown]
 # The authors of GPT-3 state 3.14 · 10²³ operations (Brown et al. 2020, table D.1): the simple product is right to a

@@ -184,7 +184,7 @@ lab.gossip(("ring", "star"), n=16, steps=120, step=gossip_step, prediction=my_sp
 # times as many steps does it take to bring the differences to a tenth? And how much is luck in a random graph?
 
 # %%
-lab.explore("graph")
+lab.explore("graph", prediction=my_spread)
 
 # %% [markdown]
 # The star overtakes the ring after some 85 steps. Gossip in this form averages at every step. **Local SGD** goes

@@ -73,7 +73,7 @@ print(sentence(alpha, beta))
 # the curve lies on your points, make the link ten times as fast, and see from which size on a message notices it.
 
 # %%
-lab.explore("message")
+lab.explore("message", prediction=my_times)
 
 # %% [markdown]
 # Below that size a message is all latency, above it all bandwidth. Ten messages of 100 bytes cost ten times as much as

@@ -167,7 +167,7 @@ print(plan, schedules.to_strings(plan)[3], sep="\n\n")
 # forward?
 
 # %%
-lab.explore("pipeline")
+lab.explore("pipeline", prediction=my_guess)
 
 # %% [markdown]
 # ## Exercise 10.4 ★★★ What a stage does

@@ -217,7 +217,7 @@ print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as publ
 # which shares does the model stay within it, and does the order of the grids change?
 
 # %%
-lab.explore("share")
+lab.explore("share", prediction=my_gpt3)
 
 # %% [markdown]
 # All grids at once, each with and without recomputing: what lies to the right of the red line does not fit. Some of
